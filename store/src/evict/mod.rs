@@ -1,0 +1,91 @@
+//! Picks victims. A policy sees admissions, touches and removals and says who goes next; it decides
+//! nothing about when (watermarks do) and touches no memory.
+
+mod fifo;
+mod list;
+mod lru;
+mod watermarks;
+mod window;
+
+pub use fifo::Fifo;
+pub use lru::Lru;
+pub use watermarks::Watermarks;
+pub use window::cheapest_window;
+
+use crate::error::StoreError;
+
+/// Which object goes next. Every call is O(1). An object is a slot at an epoch: calls that name
+/// another epoch than the one admitted are late and ignored.
+pub trait Policy: Send {
+    /// A new object of `bytes`. One of an older epoch in the same slot is replaced.
+    fn admit(&mut self, slot: u32, epoch: u32, bytes: u64);
+    /// It was used.
+    fn touch(&mut self, slot: u32, epoch: u32);
+    /// It is gone, or no victim any more.
+    fn forget(&mut self, slot: u32, epoch: u32);
+    /// Takes out the next victim: slot, epoch, bytes.
+    fn victim(&mut self) -> Option<(u32, u32, u64)>;
+    /// Objects held.
+    fn len(&self) -> usize;
+    /// Bytes held.
+    fn bytes(&self) -> u64;
+    /// True if no victim is left.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Touches a batch given in the order of the prefix it belongs to, head first, from its end to
+    /// its start. The head is then the most recent: a block is of no use without those before it,
+    /// so a prefix must lose its tail first, and this order gives that without knowing any tree.
+    fn touch_batch(&mut self, batch: &[(u32, u32)]) {
+        for &(slot, epoch) in batch.iter().rev() {
+            self.touch(slot, epoch);
+        }
+    }
+}
+
+/// The policies a setting can name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PolicyKind {
+    /// Least recently used first.
+    #[default]
+    Lru,
+    /// Oldest first.
+    Fifo,
+}
+
+impl PolicyKind {
+    /// The policy, for slots below `slots`.
+    pub fn build(self, slots: u32) -> Box<dyn Policy> {
+        match self {
+            PolicyKind::Lru => Box::new(Lru::new(slots)),
+            PolicyKind::Fifo => Box::new(Fifo::new(slots)),
+        }
+    }
+}
+
+impl std::fmt::Display for PolicyKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            PolicyKind::Lru => "lru",
+            PolicyKind::Fifo => "fifo",
+        })
+    }
+}
+
+impl std::str::FromStr for PolicyKind {
+    type Err = StoreError;
+
+    fn from_str(text: &str) -> Result<Self, StoreError> {
+        match text {
+            "lru" => Ok(PolicyKind::Lru),
+            "fifo" => Ok(PolicyKind::Fifo),
+            _ => Err(StoreError::InvalidConfig(format!(
+                "no eviction policy is called \"{}\": use lru or fifo",
+                text.escape_debug()
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

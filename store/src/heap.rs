@@ -1,0 +1,359 @@
+//! Carves a segment into regions and says where each lies. Formatting writes the control block and
+//! arms every header slot; opening believes nothing it reads: another process wrote those bytes.
+
+use crate::error::StoreError;
+use crate::incarnation::{boot_id, new_incarnation};
+use crate::layout::{
+    CTL_BYTES, EXT_OFF, HEADER_BYTES, HeapCtl, HeapExt, LAYOUT_VERSION, MAGIC, OWNER_OFF,
+    PAYLOAD_ALIGN, PUBLISH_OFF, Region, RegionKind, flag, word,
+};
+use crate::memory::Memory;
+use crate::object;
+use std::sync::Arc;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Largest managed arena: 8 TiB, so that every 4 KiB unit and every slot has a 31-bit number.
+pub const MAX_ARENA_BYTES: u64 = 1 << 43;
+/// Longest quarantine a segment may ask for.
+pub const MAX_QUARANTINE_MS: u32 = 60_000;
+/// An offset outside every segment, aligned, with room for a header before numbers end.
+pub const NOWHERE: u64 = u64::MAX - 4095;
+/// Epoch at which every slot is armed first.
+pub const FIRST_EPOCH: u32 = 1;
+
+/// What a segment is made of. Sizes in bytes; the header arena comes on top of `arena_bytes`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeapConfig {
+    /// Payload bytes; rounded up to 4 KiB pages.
+    pub arena_bytes: u64,
+    /// Rank that contributes the segment.
+    pub rank: u32,
+    /// Segment id within its rank.
+    pub segment_id: u64,
+    /// Random, never 0 [I3].
+    pub incarnation: u64,
+    /// Boot id of the host's kernel.
+    pub boot_id: u64,
+    /// Quarantine in milliseconds [I8].
+    pub quarantine_ms: u32,
+    /// Eviction starts above this percentage.
+    pub water_hi: u32,
+    /// Eviction ends below this percentage.
+    pub water_lo: u32,
+}
+
+impl Default for HeapConfig {
+    /// 64 MiB, 50 ms, watermarks 95/85, a new random incarnation on this host's boot.
+    fn default() -> Self {
+        Self {
+            arena_bytes: 64 << 20,
+            rank: 0,
+            segment_id: 0,
+            incarnation: new_incarnation(),
+            boot_id: boot_id(),
+            quarantine_ms: 50,
+            water_hi: 95,
+            water_lo: 85,
+        }
+    }
+}
+
+impl HeapConfig {
+    /// Checks every field; the message says which setting to change to what.
+    pub fn validate(&self) -> Result<(), StoreError> {
+        let refuse = |text: String| Err(StoreError::InvalidConfig(text));
+        if self.arena_bytes == 0 || self.arena_bytes > MAX_ARENA_BYTES {
+            return refuse(format!(
+                "a heap of {} bytes cannot be made: give 1 to {MAX_ARENA_BYTES} bytes a segment",
+                self.arena_bytes
+            ));
+        }
+        if self.incarnation == 0 {
+            return refuse("incarnation 0 means none: use a random one".to_string());
+        }
+        if self.quarantine_ms == 0 || self.quarantine_ms > MAX_QUARANTINE_MS {
+            return refuse(format!(
+                "a quarantine of {} ms cannot work: give 1 to {MAX_QUARANTINE_MS} ms",
+                self.quarantine_ms
+            ));
+        }
+        crate::evict::Watermarks {
+            hi: self.water_hi,
+            lo: self.water_lo,
+        }
+        .validate()
+    }
+
+    /// Header slots: one per 4 KiB page of the arena.
+    pub fn slots(&self) -> u32 {
+        u32::try_from(self.arena_bytes.div_ceil(PAYLOAD_ALIGN)).unwrap_or(u32::MAX)
+    }
+
+    /// Length of the whole segment: control block, headers, arena.
+    pub fn segment_bytes(&self) -> u64 {
+        self.arena_base() + u64::from(self.slots()) * PAYLOAD_ALIGN
+    }
+
+    fn arena_base(&self) -> u64 {
+        CTL_BYTES + (u64::from(self.slots()) * HEADER_BYTES).next_multiple_of(PAYLOAD_ALIGN)
+    }
+
+    fn regions(&self) -> [Region; 6] {
+        let mut regions = [Region::default(); 6];
+        let slots = u64::from(self.slots());
+        regions[RegionKind::Ctl as usize] = Region {
+            offset: 0,
+            len: CTL_BYTES,
+        };
+        regions[RegionKind::Headers as usize] = Region {
+            offset: CTL_BYTES,
+            len: slots * HEADER_BYTES,
+        };
+        regions[RegionKind::Arena as usize] = Region {
+            offset: self.arena_base(),
+            len: slots * PAYLOAD_ALIGN,
+        };
+        regions
+    }
+}
+
+/// Where things lie in a segment, checked. Offsets and lengths in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Length of the segment.
+    pub segment_bytes: u64,
+    /// Header slots.
+    pub slots: u32,
+    /// Offset of slot 0.
+    pub header_base: u64,
+    /// Managed payloads.
+    pub arena: Region,
+    /// Quarantine in milliseconds [I8].
+    pub quarantine_ms: u32,
+    /// Incarnation of the segment's rank [I3].
+    pub incarnation: u64,
+    /// Segment id within its rank.
+    pub segment_id: u64,
+    /// Boot id of the kernel it was made under.
+    pub boot_id: u64,
+    /// Rank that contributes it.
+    pub rank: u32,
+    /// Eviction starts above this percentage.
+    pub water_hi: u32,
+    /// Eviction ends below this percentage.
+    pub water_lo: u32,
+}
+
+impl Geometry {
+    /// Segment offset of a slot's header. A slot that does not exist gives [`NOWHERE`], which every
+    /// memory refuses: the number may come from another process.
+    pub fn header_off(&self, slot: u32) -> u64 {
+        if slot >= self.slots {
+            return NOWHERE;
+        }
+        self.header_base + u64::from(slot) * HEADER_BYTES
+    }
+
+    /// The slot whose header starts at this segment offset.
+    pub fn slot_of(&self, header_off: u64) -> Option<u32> {
+        let at = header_off.checked_sub(self.header_base)?;
+        let slot = u32::try_from(at / HEADER_BYTES).ok()?;
+        (at.is_multiple_of(HEADER_BYTES) && slot < self.slots).then_some(slot)
+    }
+
+    /// Quarantine in nanoseconds.
+    pub fn quarantine_ns(&self) -> u64 {
+        u64::from(self.quarantine_ms) * 1_000_000
+    }
+}
+
+/// A formatted segment: its memory and where things lie in it. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Heap {
+    memory: Arc<dyn Memory>,
+    geometry: Geometry,
+}
+
+impl Heap {
+    /// Writes the control block and arms every slot at epoch 1; the magic comes last, so that a
+    /// segment half formatted is never opened. The memory must be at least `segment_bytes()` long.
+    pub fn format(memory: Arc<dyn Memory>, config: &HeapConfig) -> Result<Heap, StoreError> {
+        config.validate()?;
+        let (ctl, ext) = control_block(config);
+        if memory.len() < ext.segment_bytes {
+            return Err(StoreError::OutOfBounds {
+                what: "format",
+                offset: 0,
+                len: ext.segment_bytes,
+                segment_len: memory.len(),
+            });
+        }
+        memory.store(EXT_OFF, 0)?;
+        memory.write(0, ctl.as_bytes())?;
+        memory.write(EXT_OFF + 8, &ext.as_bytes()[8..])?;
+        for slot in 0..config.slots() {
+            let at = CTL_BYTES + u64::from(slot) * HEADER_BYTES;
+            memory.store(at + PUBLISH_OFF, object::reserved(FIRST_EPOCH))?;
+            memory.store(at + OWNER_OFF, word(flag::LIVE, FIRST_EPOCH))?;
+        }
+        memory.store(EXT_OFF, MAGIC)?;
+        Heap::open(memory)
+    }
+
+    /// Reads and checks the control block; anything that does not fit is `BadSegment`.
+    pub fn open(memory: Arc<dyn Memory>) -> Result<Heap, StoreError> {
+        if memory.len() < CTL_BYTES {
+            return Err(bad(format!(
+                "{} bytes are too few for a control block",
+                memory.len()
+            )));
+        }
+        if memory.load(EXT_OFF)? != MAGIC {
+            return Err(bad(
+                "it has no magic: not formatted yet, or not a segment".to_string()
+            ));
+        }
+        let mut page = [0u8; CTL_BYTES as usize];
+        memory.read(0, &mut page)?;
+        let ctl = HeapCtl::read_from_prefix(&page).map(|(c, _)| c);
+        let ext = HeapExt::read_from_prefix(&page[EXT_OFF as usize..]).map(|(e, _)| e);
+        let (Ok(ctl), Ok(ext)) = (ctl, ext) else {
+            return Err(bad("its control block cannot be read".to_string()));
+        };
+        let geometry = check(&ctl, &ext, memory.len())?;
+        Ok(Heap { memory, geometry })
+    }
+
+    /// The segment's memory.
+    pub fn memory(&self) -> &Arc<dyn Memory> {
+        &self.memory
+    }
+
+    /// Where things lie in it.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+}
+
+fn bad(text: String) -> StoreError {
+    StoreError::BadSegment(text)
+}
+
+fn control_block(config: &HeapConfig) -> (HeapCtl, HeapExt) {
+    let regions = config.regions();
+    let ctl = HeapCtl {
+        heap_base: regions[RegionKind::Arena as usize].offset,
+        hdr_base: regions[RegionKind::Headers as usize].offset,
+        hdr_count: config.slots(),
+        water_hi: config.water_hi,
+        water_lo: config.water_lo,
+        ..HeapCtl::default()
+    };
+    let ext = HeapExt {
+        magic: MAGIC,
+        layout_version: LAYOUT_VERSION,
+        segment_id: config.segment_id,
+        incarnation: config.incarnation,
+        boot_id: config.boot_id,
+        quarantine_ms: config.quarantine_ms,
+        log_unit: PAYLOAD_ALIGN as u32,
+        segment_bytes: config.segment_bytes(),
+        rank: config.rank,
+        regions,
+        ..HeapExt::default()
+    };
+    (ctl, ext)
+}
+
+/// Every field that anybody computes an address from, against the bytes that exist.
+fn check(ctl: &HeapCtl, ext: &HeapExt, memory_len: u64) -> Result<Geometry, StoreError> {
+    if ext.layout_version != LAYOUT_VERSION {
+        return Err(bad(format!(
+            "its layout has version {}, this program knows {LAYOUT_VERSION}: use the same build on \
+             every rank",
+            ext.layout_version
+        )));
+    }
+    if ext.segment_bytes > memory_len {
+        return Err(bad(format!(
+            "it claims {} bytes, {memory_len} are mapped",
+            ext.segment_bytes
+        )));
+    }
+    check_regions(&ext.regions, ext.segment_bytes)?;
+    let headers = ext.regions[RegionKind::Headers as usize];
+    let arena = ext.regions[RegionKind::Arena as usize];
+    let slots = ctl.hdr_count;
+    if slots == 0 || headers.len != u64::from(slots) * HEADER_BYTES {
+        return Err(bad(format!(
+            "{slots} slots in a header region of {} bytes",
+            headers.len
+        )));
+    }
+    if arena.len == 0 || arena.len > MAX_ARENA_BYTES {
+        return Err(bad(format!("its arena has {} bytes", arena.len)));
+    }
+    if ctl.hdr_base != headers.offset || ctl.heap_base != arena.offset || ext.log_slots > slots {
+        return Err(bad(
+            "its control block and its region table disagree".to_string()
+        ));
+    }
+    if ext.incarnation == 0 || ext.quarantine_ms == 0 || ext.quarantine_ms > MAX_QUARANTINE_MS {
+        return Err(bad(format!(
+            "incarnation {:016x}, quarantine {} ms",
+            ext.incarnation, ext.quarantine_ms
+        )));
+    }
+    let water = crate::evict::Watermarks {
+        hi: ctl.water_hi,
+        lo: ctl.water_lo,
+    };
+    water.validate().map_err(|e| bad(e.to_string()))?;
+    Ok(Geometry {
+        segment_bytes: ext.segment_bytes,
+        slots,
+        header_base: headers.offset,
+        arena,
+        quarantine_ms: ext.quarantine_ms,
+        incarnation: ext.incarnation,
+        segment_id: ext.segment_id,
+        boot_id: ext.boot_id,
+        rank: ext.rank,
+        water_hi: ctl.water_hi,
+        water_lo: ctl.water_lo,
+    })
+}
+
+fn check_regions(regions: &[Region; 6], segment_bytes: u64) -> Result<(), StoreError> {
+    for (i, r) in regions.iter().enumerate() {
+        let unit = if i == RegionKind::Log as usize || i == RegionKind::Arena as usize {
+            PAYLOAD_ALIGN
+        } else {
+            HEADER_BYTES
+        };
+        let inside = r
+            .offset
+            .checked_add(r.len)
+            .is_some_and(|end| end <= segment_bytes);
+        if !inside || !r.offset.is_multiple_of(unit) || !r.len.is_multiple_of(unit) {
+            return Err(bad(format!(
+                "region {i} ({r:?}) is misaligned or outside the segment"
+            )));
+        }
+        for (j, s) in regions.iter().enumerate().take(i) {
+            let empty = r.len == 0 || s.len == 0;
+            // The sum cannot overflow: `s` was found inside the segment before `r` was looked at.
+            if !empty && r.offset < s.offset + s.len && s.offset < r.offset + r.len {
+                return Err(bad(format!("regions {j} and {i} overlap")));
+            }
+        }
+    }
+    let ctl = regions[RegionKind::Ctl as usize];
+    if ctl.offset != 0 || ctl.len != CTL_BYTES {
+        return Err(bad(format!("its control region is {ctl:?}")));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

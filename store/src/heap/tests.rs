@@ -1,0 +1,264 @@
+//! What a formatted segment looks like, and what an opened one refuses.
+
+use super::*;
+use crate::layout::{HeapExt, ObjHeader};
+use crate::memory::AnonMemory;
+use proptest::prelude::*;
+
+fn small() -> HeapConfig {
+    HeapConfig {
+        arena_bytes: 40_000,
+        rank: 3,
+        ..HeapConfig::default()
+    }
+}
+
+fn memory(bytes: u64) -> Arc<dyn Memory> {
+    Arc::new(AnonMemory::new(bytes).unwrap())
+}
+
+fn formatted(config: &HeapConfig) -> Heap {
+    Heap::format(memory(config.segment_bytes()), config).unwrap()
+}
+
+fn ext_of(heap: &Heap) -> HeapExt {
+    let mut bytes = [0u8; size_of::<HeapExt>()];
+    heap.memory().read(EXT_OFF, &mut bytes).unwrap();
+    HeapExt::read_from_bytes(&bytes).unwrap()
+}
+
+fn with_ext(change: impl FnOnce(&mut HeapExt)) -> Result<Heap, StoreError> {
+    let heap = formatted(&small());
+    let mut ext = ext_of(&heap);
+    change(&mut ext);
+    heap.memory().write(EXT_OFF, ext.as_bytes()).unwrap();
+    Heap::open(heap.memory().clone())
+}
+
+#[test]
+fn a_formatted_segment_opens_with_the_same_geometry() {
+    let config = small();
+    let heap = formatted(&config);
+    let g = *heap.geometry();
+    assert_eq!(*Heap::open(heap.memory().clone()).unwrap().geometry(), g);
+    assert_eq!((g.slots, g.rank, g.header_base), (10, 3, 4096));
+    assert_eq!(
+        g.arena,
+        Region {
+            offset: 8192,
+            len: 40_960
+        }
+    );
+    assert_eq!(g.segment_bytes, config.segment_bytes());
+    assert_eq!(g.incarnation, config.incarnation);
+}
+
+#[test]
+fn every_slot_is_armed_at_epoch_one() {
+    let heap = formatted(&small());
+    let g = heap.geometry();
+    for slot in 0..g.slots {
+        let mut bytes = [0u8; 64];
+        heap.memory().read(g.header_off(slot), &mut bytes).unwrap();
+        let header = ObjHeader::read_from_bytes(&bytes).unwrap();
+        assert_eq!(header.publish, object::reserved(1));
+        assert_eq!(header.owner, word(flag::LIVE, 1));
+        assert_eq!(g.slot_of(g.header_off(slot)), Some(slot));
+    }
+    assert!(heap.memory().load(g.header_off(g.slots) + 56).is_err());
+    assert_eq!(g.slot_of(g.header_off(1) + 8), None);
+    assert_eq!(g.slot_of(g.header_base - 64), None);
+    assert_eq!(g.slot_of(g.header_base + u64::from(g.slots) * 64), None);
+}
+
+#[test]
+fn memory_that_was_never_formatted_is_refused() {
+    let open = Heap::open(memory(1 << 20));
+    assert!(matches!(open, Err(StoreError::BadSegment(_))));
+    assert!(matches!(
+        Heap::open(memory(100)),
+        Err(StoreError::BadSegment(_))
+    ));
+}
+
+#[test]
+fn another_layout_version_is_refused() {
+    let text = with_ext(|e| e.layout_version = 2).unwrap_err().to_string();
+    assert!(text.contains("version 2"), "{text}");
+}
+
+#[test]
+fn regions_outside_misaligned_or_overlapping_are_refused() {
+    let arena = RegionKind::Arena as usize;
+    let headers = RegionKind::Headers as usize;
+    with_ext(|_| ()).unwrap();
+    for change in [
+        (|e| e.segment_bytes += 4096) as fn(&mut HeapExt),
+        |e| e.segment_bytes -= 4096,
+        |e| e.incarnation = 0,
+        |e| e.quarantine_ms = 0,
+        |e| e.log_slots = 11,
+    ] {
+        assert!(matches!(with_ext(change), Err(StoreError::BadSegment(_))));
+    }
+    let twisted = [
+        (
+            arena,
+            Region {
+                offset: 8192,
+                len: 45_056,
+            },
+        ),
+        (
+            arena,
+            Region {
+                offset: 8192,
+                len: 0,
+            },
+        ),
+        (
+            arena,
+            Region {
+                offset: u64::MAX - 4095,
+                len: 8192,
+            },
+        ),
+        (
+            arena,
+            Region {
+                offset: 4096,
+                len: 40_960,
+            },
+        ),
+        (
+            headers,
+            Region {
+                offset: 4096,
+                len: 704,
+            },
+        ),
+        (
+            headers,
+            Region {
+                offset: 0,
+                len: 640,
+            },
+        ),
+        (
+            RegionKind::Log as usize,
+            Region {
+                offset: 8192,
+                len: 4096,
+            },
+        ),
+        (
+            RegionKind::Index as usize,
+            Region {
+                offset: 4097,
+                len: 64,
+            },
+        ),
+    ];
+    for (kind, region) in twisted {
+        let opened = with_ext(|e| e.regions[kind] = region);
+        assert!(
+            matches!(opened, Err(StoreError::BadSegment(_))),
+            "{kind} {region:?}"
+        );
+    }
+}
+
+#[test]
+fn a_region_off_its_alignment_is_refused_even_where_there_is_room() {
+    let beside_a_shorter_arena = |shift: u64| {
+        with_ext(|e| {
+            let arena = &mut e.regions[RegionKind::Arena as usize];
+            arena.len -= 4096;
+            let offset = arena.offset + arena.len + shift;
+            e.regions[RegionKind::Index as usize] = Region { offset, len: 64 };
+        })
+    };
+    beside_a_shorter_arena(64).unwrap();
+    assert!(matches!(
+        beside_a_shorter_arena(8),
+        Err(StoreError::BadSegment(_))
+    ));
+}
+
+#[test]
+fn settings_that_cannot_work_are_refused_with_their_numbers() {
+    let cases = [
+        HeapConfig {
+            arena_bytes: 0,
+            ..small()
+        },
+        HeapConfig {
+            arena_bytes: MAX_ARENA_BYTES + 1,
+            ..small()
+        },
+        HeapConfig {
+            incarnation: 0,
+            ..small()
+        },
+        HeapConfig {
+            quarantine_ms: 0,
+            ..small()
+        },
+        HeapConfig {
+            water_hi: 101,
+            ..small()
+        },
+        HeapConfig {
+            water_hi: 50,
+            water_lo: 60,
+            ..small()
+        },
+    ];
+    for config in cases {
+        assert!(
+            matches!(config.validate(), Err(StoreError::InvalidConfig(_))),
+            "{config:?}"
+        );
+    }
+    HeapConfig::default().validate().unwrap();
+}
+
+#[test]
+fn a_segment_does_not_fit_into_less_memory() {
+    let config = small();
+    let formatted = Heap::format(memory(config.segment_bytes() - 1), &config);
+    assert!(matches!(formatted, Err(StoreError::OutOfBounds { .. })));
+}
+
+proptest! {
+    #[test]
+    fn hostile_bytes_are_refused_or_describe_regions_that_exist(
+        at in 0usize..368, garbage in prop::collection::vec(any::<u8>(), 1..200)
+    ) {
+        let heap = formatted(&small());
+        let end = (at + garbage.len()).min(CTL_BYTES as usize);
+        heap.memory().write(at as u64, &garbage[..end - at]).unwrap();
+        heap.memory().store(EXT_OFF, MAGIC).unwrap();
+        match Heap::open(heap.memory().clone()) {
+            Err(StoreError::BadSegment(_)) => {}
+            Err(other) => prop_assert!(false, "{other}"),
+            Ok(opened) => {
+                let g = opened.geometry();
+                prop_assert!(g.arena.offset + g.arena.len <= heap.memory().len());
+                let headers = g.header_base + u64::from(g.slots) * 64;
+                prop_assert!(headers <= heap.memory().len());
+            }
+        }
+    }
+
+    #[test]
+    fn wholly_random_control_blocks_never_panic(
+        garbage in prop::collection::vec(any::<u8>(), 4096)
+    ) {
+        let m = memory(8192);
+        m.write(0, &garbage).unwrap();
+        m.store(EXT_OFF, MAGIC).unwrap();
+        m.write(EXT_OFF + 8, &LAYOUT_VERSION.to_le_bytes()).unwrap();
+        prop_assert!(matches!(Heap::open(m), Err(StoreError::BadSegment(_))));
+    }
+}

@@ -1,0 +1,249 @@
+//! The single list of structures that lie in shared, device or remote memory, with their offsets
+//! checked at compile time. All integers are little-endian words of the host (x86-64 and aarch64).
+//! Source: core document section 5, extended as docs/PROTOCOL.md section 1 says.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// First bytes of the extension block: "nkvheap1".
+pub const MAGIC: u64 = u64::from_le_bytes(*b"nkvheap1");
+/// Version of everything in this file. A reader refuses any other.
+pub const LAYOUT_VERSION: u32 = 1;
+/// Bytes reserved for [`HeapCtl`] and [`HeapExt`] at offset 0.
+pub const CTL_BYTES: u64 = 4096;
+/// Bytes of one header slot.
+pub const HEADER_BYTES: u64 = 64;
+/// Unit of payload placement: every extent starts and ends on it.
+pub const PAYLOAD_ALIGN: u64 = 4096;
+
+/// The owner-side control block of the source document (144 bytes at offset 0).
+/// `bump_ptr` and `heap_limit` are monotonic byte counts of the device log [I13].
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct HeapCtl {
+    /// Offset of the first payload byte.
+    pub heap_base: u64,
+    /// Device log: bytes that may be claimed, monotonic.
+    pub heap_limit: u64,
+    /// Device log: bytes claimed, monotonic; the only word with several modifiers [I1].
+    pub bump_ptr: u64,
+    /// Offset of the header arena.
+    pub hdr_base: u64,
+    /// Header slots.
+    pub hdr_count: u32,
+    /// Statistics, owner only.
+    pub hdr_head: u32,
+    /// Reserved by the source document.
+    pub free_head: [u64; 8],
+    /// Offset of the announce ring, 0 if none.
+    pub ann_base: u64,
+    /// Records in the announce ring.
+    pub ann_capacity: u32,
+    /// Statistics, owner only.
+    pub ann_head: u32,
+    /// Statistics, owner only.
+    pub ann_tail: u32,
+    /// Statistics, owner only.
+    pub epoch: u32,
+    /// Eviction starts above this percentage.
+    pub water_hi: u32,
+    /// Eviction ends below this percentage.
+    pub water_lo: u32,
+    /// The source document's own tail.
+    pub _pad: [u32; 2],
+}
+
+/// Our extension of the control block, at [`EXT_OFF`].
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct HeapExt {
+    /// [`MAGIC`], written last when a segment is formatted.
+    pub magic: u64,
+    /// [`LAYOUT_VERSION`].
+    pub layout_version: u32,
+    /// [I1]: 0 cpu, 1 nic, 2 gpu.
+    pub atomic_domain: u32,
+    /// Segment id within its rank.
+    pub segment_id: u64,
+    /// Random, never 0, never repeated [I3].
+    pub incarnation: u64,
+    /// First 8 bytes of the kernel's boot id.
+    pub boot_id: u64,
+    /// Master term the owner obeys: number.
+    pub term_number: u64,
+    /// Master term the owner obeys: random master id.
+    pub term_master: u64,
+    /// Quarantine in milliseconds [I8], fixed per incarnation.
+    pub quarantine_ms: u32,
+    /// Log unit in bytes.
+    pub log_unit: u32,
+    /// Length of the whole segment in bytes.
+    pub segment_bytes: u64,
+    /// Rank that contributes the segment.
+    pub rank: u32,
+    /// Header slots [0, log_slots) belong to the device log.
+    pub log_slots: u32,
+    /// One [`Region`] per [`RegionKind`], in its order.
+    pub regions: [Region; 6],
+}
+
+/// One region of a segment: offset and length in bytes; length 0 if absent.
+#[repr(C)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+pub struct Region {
+    /// Byte offset in the segment.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// Index into [`HeapExt::regions`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum RegionKind {
+    /// [`HeapCtl`] and [`HeapExt`].
+    Ctl = 0,
+    /// Header slots.
+    Headers = 1,
+    /// One-sided index buckets.
+    Index = 2,
+    /// Announce ring.
+    Announce = 3,
+    /// Device log payloads.
+    Log = 4,
+    /// Managed payloads.
+    Arena = 5,
+}
+
+/// Offset of [`HeapExt`].
+pub const EXT_OFF: u64 = 192;
+
+/// The object header: one 64-byte slot.
+#[repr(C, align(64))]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+pub struct ObjHeader {
+    /// xxh64 of the key. Producer.
+    pub key_hash: u64,
+    /// Number of pages. Producer.
+    pub n_pages: u32,
+    /// Bytes per page. Producer.
+    pub page_size: u32,
+    /// Segment offset of page 0. Producer.
+    pub payload_base: u64,
+    /// Logical bytes. Producer.
+    pub bytes_total: u64,
+    /// Publish word: state in the low half, epoch in the high half. Producer of that epoch.
+    pub publish: u64,
+    /// Best-effort access time in milliseconds of CLOCK_BOOTTIME. Owner.
+    pub last_access: u64,
+    /// Owner word: flags in the low half, owner epoch in the high half. Owner.
+    pub owner: u64,
+    /// Low half of XXH3-128 of the key. Producer.
+    pub key_check: u64,
+}
+
+/// Offset of the publish word in a header.
+pub const PUBLISH_OFF: u64 = 32;
+/// Offset of `last_access` in a header.
+pub const LAST_ACCESS_OFF: u64 = 40;
+/// Offset of the owner word in a header.
+pub const OWNER_OFF: u64 = 48;
+/// Offset of `key_check` in a header.
+pub const KEY_CHECK_OFF: u64 = 56;
+/// Bytes at the start of a header that the producer writes in one go.
+pub const PRODUCER_FIELDS: u64 = 32;
+
+/// The source document's announce record, with the check and sequence of ours (64 bytes).
+#[repr(C, align(64))]
+#[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Announce {
+    /// xxh64 of the key.
+    pub key_hash: u64,
+    /// Rank that owns the object.
+    pub owner_rank: u32,
+    /// Epoch of the slot.
+    pub epoch: u32,
+    /// Offset of the header.
+    pub header_off: u64,
+    /// Offset of page 0.
+    pub payload_off: u64,
+    /// Number of pages.
+    pub n_pages: u32,
+    /// Bytes per page.
+    pub page_size: u32,
+    /// Logical bytes.
+    pub bytes_total: u64,
+    /// Low half of XXH3-128 of the key.
+    pub key_check: u64,
+    /// Written last, by an ordered write of its own.
+    pub seq: u64,
+}
+
+/// Values of the publish word's low half.
+pub mod state {
+    /// Armed by the owner, nothing written yet.
+    pub const RESERVED: u32 = 0;
+    /// A producer writes.
+    pub const WRITING: u32 = 1;
+    /// Published.
+    pub const READY: u32 = 2;
+    /// A producer's own abort or skip.
+    pub const DEAD: u32 = 3;
+}
+
+/// Bits of the owner word's low half.
+pub mod flag {
+    /// The owner serves this slot at `owner_epoch`. Cleared to retire.
+    pub const LIVE: u32 = 1;
+}
+
+/// Packs a publish word (`state`, epoch) or an owner word (flags, owner epoch).
+pub const fn word(low: u32, epoch: u32) -> u64 {
+    (epoch as u64) << 32 | low as u64
+}
+
+/// Low half of a packed word: state or flags.
+pub const fn low(word: u64) -> u32 {
+    word as u32
+}
+
+/// High half of a packed word: the epoch.
+pub const fn epoch_of(word: u64) -> u32 {
+    (word >> 32) as u32
+}
+
+macro_rules! offsets {
+    ($t:ty, $size:literal, { $($field:ident : $off:literal),+ $(,)? }) => {
+        const _: () = {
+            assert!(size_of::<$t>() == $size);
+            $(assert!(std::mem::offset_of!($t, $field) == $off);)+
+        };
+    };
+}
+
+offsets!(HeapCtl, 144, {
+    heap_base: 0, heap_limit: 8, bump_ptr: 16, hdr_base: 24, hdr_count: 32, hdr_head: 36,
+    free_head: 40, ann_base: 104, ann_capacity: 112, ann_head: 116, ann_tail: 120, epoch: 124,
+    water_hi: 128, water_lo: 132,
+});
+offsets!(HeapExt, 176, {
+    magic: 0, layout_version: 8, atomic_domain: 12, segment_id: 16, incarnation: 24, boot_id: 32,
+    term_number: 40, term_master: 48, quarantine_ms: 56, log_unit: 60, segment_bytes: 64,
+    rank: 72, log_slots: 76, regions: 80,
+});
+offsets!(ObjHeader, 64, {
+    key_hash: 0, n_pages: 8, page_size: 12, payload_base: 16, bytes_total: 24, publish: 32,
+    last_access: 40, owner: 48, key_check: 56,
+});
+offsets!(Announce, 64, {
+    key_hash: 0, owner_rank: 8, epoch: 12, header_off: 16, payload_off: 24, n_pages: 32,
+    page_size: 36, bytes_total: 40, key_check: 48, seq: 56,
+});
+const _: () = {
+    assert!(EXT_OFF as usize >= size_of::<HeapCtl>());
+    assert!(EXT_OFF as usize + size_of::<HeapExt>() <= CTL_BYTES as usize);
+    assert!(align_of::<ObjHeader>() == 64 && align_of::<Announce>() == 64);
+};

@@ -1,0 +1,36 @@
+//! nkv-store: what lies in memory and on disk, and who may change it.
+//!
+//! - [`layout`] is the single list of structures that lie in shared, device or remote memory.
+//! - [`memory`] is the one trait behind which every kind of memory lies; [`shm`] is its host kind.
+//! - [`heap`] carves a segment into regions, [`arena`] places payloads in it.
+//! - [`object`] is the one place that knows an object's life.
+//! - [`evict`] picks victims.
+//!
+//! This crate knows no network and no actor.
+#![expect(
+    unsafe_code,
+    reason = "shared memory is mapped and accessed by raw pointers here"
+)]
+
+pub mod arena;
+pub mod clock;
+pub mod error;
+pub mod evict;
+pub mod heap;
+pub mod incarnation;
+pub mod key;
+pub mod layout;
+pub mod memory;
+pub mod object;
+pub mod shm;
+pub mod threads;
+
+pub use arena::{Arena, Extent};
+pub use error::StoreError;
+pub use evict::{Policy, PolicyKind, Watermarks};
+pub use heap::{Geometry, Heap, HeapConfig};
+pub use incarnation::{boot_id, new_incarnation, random_u64};
+pub use key::{Key, KeyId};
+pub use memory::{AnonMemory, Export, Memory};
+pub use object::{Expect, Slots, Unreadable};
+pub use shm::{SegmentName, ShmMemory};

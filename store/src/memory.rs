@@ -1,0 +1,265 @@
+//! The trait behind which every kind of memory lies (host shared memory here, VRAM in nkv-gpu).
+//! Bytes are copied through raw pointers, never borrowed as slices: another process may write them
+//! at any moment, and only the header protocol [I7] says whether a copy may be believed.
+
+use crate::error::StoreError;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How another process reaches this memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Export {
+    /// Only this process has it.
+    Private,
+    /// A file under /dev/shm that others of this user may map.
+    Shm {
+        /// File name below /dev/shm.
+        name: String,
+    },
+}
+
+/// One contiguous region: bytes and aligned atomic words, by offset.
+///
+/// Words are 8 bytes, aligned; every access is one real atomic instruction [I1].
+pub trait Memory: Send + Sync + std::fmt::Debug {
+    /// Length in bytes.
+    fn len(&self) -> u64;
+    /// How others reach it.
+    fn export(&self) -> Export;
+    /// The first byte, where the host's CPU may touch it. Valid for `len()` bytes while `self` lives.
+    fn host_base(&self) -> Option<NonNull<u8>>;
+    /// Copies `dst.len()` bytes out of the memory.
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError>;
+    /// Copies `src` into the memory.
+    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError>;
+    /// Loads a word with acquire order.
+    fn load(&self, offset: u64) -> Result<u64, StoreError>;
+    /// Stores a word with release order.
+    fn store(&self, offset: u64, value: u64) -> Result<(), StoreError>;
+    /// Compare-and-swap (acquire-release); returns the word found. Done iff it equals `expect`.
+    fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError>;
+    /// Fetch-and-add (acquire-release); returns the word before.
+    fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError>;
+    /// True for memory of no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The verbs over host memory that some mapping keeps alive.
+#[derive(Debug, Clone, Copy)]
+pub struct HostRegion {
+    base: NonNull<u8>,
+    len: u64,
+}
+
+// SAFETY: a HostRegion is an address range; every access goes through raw copies or atomics, and
+// the protocol's words order them [I4] [I7].
+unsafe impl Send for HostRegion {}
+// SAFETY: as above.
+unsafe impl Sync for HostRegion {}
+
+impl HostRegion {
+    /// # Safety
+    /// `base` must be 8-byte aligned and valid for reads and writes of `len` bytes for as long as
+    /// any method of the value is called.
+    pub unsafe fn new(base: NonNull<u8>, len: u64) -> Self {
+        Self { base, len }
+    }
+
+    /// First byte.
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// True for a region of no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn at(&self, what: &'static str, offset: u64, len: u64) -> Result<*mut u8, StoreError> {
+        match offset.checked_add(len) {
+            // SAFETY: offset + len <= self.len, within the range `new` was promised.
+            Some(end) if end <= self.len => Ok(unsafe { self.base.as_ptr().add(offset as usize) }),
+            _ => Err(StoreError::OutOfBounds {
+                what,
+                offset,
+                len,
+                segment_len: self.len,
+            }),
+        }
+    }
+
+    fn word(&self, offset: u64) -> Result<&AtomicU64, StoreError> {
+        let p = self.at("word", offset, 8)?;
+        if !offset.is_multiple_of(8) {
+            return Err(StoreError::Misaligned { offset });
+        }
+        // SAFETY: in bounds, aligned (base is), and only ever accessed atomically or under the
+        // header protocol [I1].
+        Ok(unsafe { AtomicU64::from_ptr(p.cast()) })
+    }
+
+    /// Copies out.
+    pub fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
+        let p = self.at("read", offset, dst.len() as u64)?;
+        // SAFETY: in bounds; a concurrent writer makes the copy stale, which [I7] detects.
+        unsafe { std::ptr::copy_nonoverlapping(p, dst.as_mut_ptr(), dst.len()) };
+        Ok(())
+    }
+
+    /// Copies in.
+    pub fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+        let p = self.at("write", offset, src.len() as u64)?;
+        // SAFETY: in bounds; only the holder of the plan writes an extent [I10].
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), p, src.len()) };
+        Ok(())
+    }
+
+    /// Loads a word (acquire).
+    pub fn load(&self, offset: u64) -> Result<u64, StoreError> {
+        Ok(self.word(offset)?.load(Ordering::Acquire))
+    }
+
+    /// Stores a word (release).
+    pub fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
+        self.word(offset)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    /// Compare-and-swap; the word found.
+    pub fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
+        let w = self.word(offset)?;
+        let r = w.compare_exchange(expect, new, Ordering::AcqRel, Ordering::Acquire);
+        Ok(r.unwrap_or_else(|found| found))
+    }
+
+    /// Fetch-and-add; the word before.
+    pub fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
+        Ok(self.word(offset)?.fetch_add(add, Ordering::AcqRel))
+    }
+}
+
+/// Implements [`Memory`] for a type with a `region: HostRegion` field and an `export_handle()`.
+macro_rules! host_memory {
+    ($t:ty) => {
+        impl $crate::memory::Memory for $t {
+            fn len(&self) -> u64 {
+                self.region.len()
+            }
+            fn export(&self) -> $crate::memory::Export {
+                self.export_handle()
+            }
+            fn host_base(&self) -> Option<std::ptr::NonNull<u8>> {
+                Some(self.region.base())
+            }
+            fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), $crate::error::StoreError> {
+                self.region.read(offset, dst)
+            }
+            fn write(&self, offset: u64, src: &[u8]) -> Result<(), $crate::error::StoreError> {
+                self.region.write(offset, src)
+            }
+            fn load(&self, offset: u64) -> Result<u64, $crate::error::StoreError> {
+                self.region.load(offset)
+            }
+            fn store(&self, offset: u64, value: u64) -> Result<(), $crate::error::StoreError> {
+                self.region.store(offset, value)
+            }
+            fn compare_swap(
+                &self,
+                offset: u64,
+                expect: u64,
+                new: u64,
+            ) -> Result<u64, $crate::error::StoreError> {
+                self.region.compare_swap(offset, expect, new)
+            }
+            fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, $crate::error::StoreError> {
+                self.region.fetch_add(offset, add)
+            }
+        }
+    };
+}
+pub(crate) use host_memory;
+
+/// Anonymous memory of this process only: for tests, models and simulation.
+#[derive(Debug)]
+pub struct AnonMemory {
+    region: HostRegion,
+}
+
+impl AnonMemory {
+    /// Maps `len` zero bytes (page aligned).
+    pub fn new(len: u64) -> Result<Self, StoreError> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        let bytes = (len.max(1)) as usize;
+        // SAFETY: a fresh private mapping at an address of the kernel's choice.
+        let p = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }
+        .map_err(|e| StoreError::os("mmap", format!("{bytes} anonymous bytes"), e))?;
+        let base = NonNull::new(p.cast())
+            .ok_or_else(|| StoreError::BadSegment("mmap returned a null address".to_string()))?;
+        // SAFETY: the mapping is page aligned, `len` long, and unmapped only in Drop.
+        let region = unsafe { HostRegion::new(base, len) };
+        Ok(Self { region })
+    }
+
+    fn export_handle(&self) -> Export {
+        Export::Private
+    }
+}
+
+host_memory!(AnonMemory);
+
+impl Drop for AnonMemory {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new` with this length; no access can follow, `self` is gone.
+        let r = unsafe {
+            rustix::mm::munmap(
+                self.region.base().as_ptr().cast(),
+                self.region.len().max(1) as usize,
+            )
+        };
+        debug_assert!(r.is_ok(), "munmap of our own mapping failed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accesses_outside_or_misaligned_are_refused() {
+        let m = AnonMemory::new(4096).unwrap();
+        assert!(matches!(
+            m.write(4090, &[0; 7]),
+            Err(StoreError::OutOfBounds { .. })
+        ));
+        assert!(matches!(
+            m.read(u64::MAX, &mut [0; 2]),
+            Err(StoreError::OutOfBounds { .. })
+        ));
+        assert!(matches!(m.load(4), Err(StoreError::Misaligned { .. })));
+        m.write(4089, &[1; 7]).unwrap();
+    }
+
+    #[test]
+    fn words_are_what_was_stored() {
+        let m = AnonMemory::new(64).unwrap();
+        m.store(8, 7).unwrap();
+        assert_eq!(m.fetch_add(8, 3).unwrap(), 7);
+        assert_eq!(m.compare_swap(8, 9, 1).unwrap(), 10);
+        assert_eq!(m.compare_swap(8, 10, 1).unwrap(), 10);
+        assert_eq!(m.load(8).unwrap(), 1);
+    }
+}

@@ -1,0 +1,168 @@
+//! The one place that knows an object's life: what the words of a header mean, when an object may
+//! be read [I2] [I7], and the owner's transitions from free to open, live, retired, quarantined
+//! and free again [I3] [I8] [I10] [I11]. Nobody else compares states. It neither places payloads
+//! nor decides when to evict, and waits for nothing: time comes in as an argument.
+
+mod live;
+mod scan;
+mod slots;
+mod transition;
+mod view;
+
+pub use live::{LiveSlot, live_slots};
+pub use scan::OpenSlot;
+pub use slots::{Committed, Freed, Retired, Slots, Was};
+pub use view::{Look, SlotKind, SlotReport, Usage};
+
+use crate::error::StoreError;
+use crate::heap::Heap;
+use crate::key::KeyId;
+use crate::layout::{
+    HEADER_BYTES, OWNER_OFF, ObjHeader, PRODUCER_FIELDS, PUBLISH_OFF, Region, epoch_of, flag, low,
+    state, word,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// What a reader knows of the object it wants, from a location or a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Expect {
+    /// Identity of the key; `None` accepts any.
+    pub key: Option<KeyId>,
+    /// Epoch of the location; `None` accepts the slot's own.
+    pub epoch: Option<u32>,
+    /// Segment offset of page 0 that the copy uses.
+    pub payload_base: u64,
+    /// Logical bytes that the copy uses.
+    pub bytes_total: u64,
+}
+
+/// Why a header may not be believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unreadable {
+    /// The right epoch, RESERVED or WRITING: it may become readable.
+    NotReady,
+    /// Retired, dead, or of another epoch: it will not.
+    Gone,
+    /// A readable object, but of another key.
+    OtherKey,
+    /// The payload lies elsewhere than the copy assumed, or outside the arena.
+    BadExtent,
+}
+
+/// Whether the object in this header is readable as expected [I2]. Pure; the caller owes the order
+/// of its reads [I7] and that the mapping belongs to the incarnation the location names.
+pub fn validate(h: &ObjHeader, e: &Expect, arena: &Region) -> Result<(), Unreadable> {
+    let epoch = epoch_of(h.owner);
+    let served = low(h.owner) & flag::LIVE != 0 && epoch_of(h.publish) == epoch;
+    if !served || e.epoch.is_some_and(|wanted| wanted != epoch) {
+        return Err(Unreadable::Gone);
+    }
+    match low(h.publish) {
+        state::READY => {}
+        state::RESERVED | state::WRITING => return Err(Unreadable::NotReady),
+        _ => return Err(Unreadable::Gone),
+    }
+    if e.key.is_some_and(|key| key != key_of(h)) {
+        return Err(Unreadable::OtherKey);
+    }
+    let as_copied = h.payload_base == e.payload_base && h.bytes_total == e.bytes_total;
+    if !as_copied || !inside(h, arena) {
+        return Err(Unreadable::BadExtent);
+    }
+    Ok(())
+}
+
+/// Whether a header read again is the one read before, in everything but `last_access` [I7].
+pub fn unchanged(before: &ObjHeader, after: &ObjHeader) -> bool {
+    ObjHeader {
+        last_access: 0,
+        ..*before
+    } == ObjHeader {
+        last_access: 0,
+        ..*after
+    }
+}
+
+/// The identity a header carries.
+pub fn key_of(h: &ObjHeader) -> KeyId {
+    KeyId {
+        hash: h.key_hash,
+        check: h.key_check,
+    }
+}
+
+fn inside(h: &ObjHeader, arena: &Region) -> bool {
+    let end = h.payload_base.checked_add(h.bytes_total);
+    let limit = arena.offset.checked_add(arena.len);
+    h.payload_base >= arena.offset && end.zip(limit).is_some_and(|(end, limit)| end <= limit)
+}
+
+/// The first 32 bytes of a header, as the producer writes them in one go. `key.check` goes to
+/// `KEY_CHECK_OFF` by a write of its own, before (WRITING, epoch).
+pub fn producer_fields(
+    key: KeyId,
+    n_pages: u32,
+    page_size: u32,
+    payload_base: u64,
+    bytes_total: u64,
+) -> [u8; 32] {
+    let header = ObjHeader {
+        key_hash: key.hash,
+        n_pages,
+        page_size,
+        payload_base,
+        bytes_total,
+        ..ObjHeader::default()
+    };
+    let mut fields = [0; PRODUCER_FIELDS as usize];
+    fields.copy_from_slice(&header.as_bytes()[..PRODUCER_FIELDS as usize]);
+    fields
+}
+
+/// Publish word of a slot armed by its owner.
+pub fn reserved(epoch: u32) -> u64 {
+    word(state::RESERVED, epoch)
+}
+
+/// Publish word while a producer writes.
+pub fn writing(epoch: u32) -> u64 {
+    word(state::WRITING, epoch)
+}
+
+/// Publish word of a published object.
+pub fn ready(epoch: u32) -> u64 {
+    word(state::READY, epoch)
+}
+
+/// Publish word of a producer's own abort.
+pub fn dead(epoch: u32) -> u64 {
+    word(state::DEAD, epoch)
+}
+
+/// One header, its words first (acquire), then its fields [I7].
+pub fn read_header(heap: &Heap, slot: u32) -> Result<ObjHeader, StoreError> {
+    let geometry = heap.geometry();
+    if slot >= geometry.slots {
+        return Err(StoreError::OutOfBounds {
+            what: "header slot",
+            offset: u64::from(slot),
+            len: 1,
+            segment_len: u64::from(geometry.slots),
+        });
+    }
+    let at = geometry.header_off(slot);
+    let publish = heap.memory().load(at + PUBLISH_OFF)?;
+    let owner = heap.memory().load(at + OWNER_OFF)?;
+    let mut bytes = [0; HEADER_BYTES as usize];
+    heap.memory().read(at, &mut bytes)?;
+    let fields = ObjHeader::read_from_bytes(&bytes)
+        .map_err(|_| StoreError::BadSegment("a header is not 64 bytes".to_string()))?;
+    Ok(ObjHeader {
+        publish,
+        owner,
+        ..fields
+    })
+}
+
+#[cfg(test)]
+mod tests;

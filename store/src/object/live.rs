@@ -1,0 +1,50 @@
+//! Questions about one slot, and the live objects of a heap for those who start cold.
+
+use super::slots::Slots;
+use super::transition::State;
+use super::{read_header, ready};
+use crate::heap::Heap;
+use crate::layout::{epoch_of, flag, word};
+
+/// A live object, read from its header alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LiveSlot {
+    /// Header slot.
+    pub slot: u32,
+    /// Its epoch.
+    pub epoch: u32,
+    /// Logical bytes.
+    pub bytes_total: u64,
+    /// Last noted access, in milliseconds of CLOCK_BOOTTIME.
+    pub last_access_ms: u64,
+}
+
+/// Every slot whose header says READY and LIVE at one epoch. An open plan that is READY but not
+/// committed looks the same: whoever acts on this asks the slot table.
+pub fn live_slots(heap: &Heap) -> impl Iterator<Item = LiveSlot> + '_ {
+    (0..heap.geometry().slots).filter_map(|slot| {
+        let h = read_header(heap, slot).ok()?;
+        let epoch = epoch_of(h.owner);
+        let live = h.owner == word(flag::LIVE, epoch) && h.publish == ready(epoch);
+        live.then_some(LiveSlot {
+            slot,
+            epoch,
+            bytes_total: h.bytes_total,
+            last_access_ms: h.last_access,
+        })
+    })
+}
+
+impl Slots {
+    /// True if the slot holds a committed object at that epoch.
+    pub fn is_live(&self, slot: u32, epoch: u32) -> bool {
+        self.at(slot)
+            .is_some_and(|at| at.epoch == epoch && matches!(at.state, State::Live(_)))
+    }
+
+    /// True if the slot holds an open plan at that epoch.
+    pub fn is_open(&self, slot: u32, epoch: u32) -> bool {
+        self.at(slot)
+            .is_some_and(|at| at.epoch == epoch && matches!(at.state, State::Open(_)))
+    }
+}

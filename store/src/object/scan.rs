@@ -1,0 +1,156 @@
+//! Rebuilds the slot table after the owner's actor panicked: from the headers, which survive it,
+//! and the plan table kept outside the actor. Whatever is in doubt is held, never handed out.
+
+use super::slots::Slots;
+use super::transition::{Place, Slot, State};
+use super::{inside, read_header};
+use crate::arena::{Arena, Extent};
+use crate::heap::Heap;
+use crate::layout::{ObjHeader, PAYLOAD_ALIGN, Region, epoch_of, flag, low, state};
+use std::collections::HashMap;
+use std::sync::atomic::{Ordering, fence};
+
+/// An open plan as the table outside the owner's actor has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpenSlot {
+    /// Header slot.
+    pub slot: u32,
+    /// Epoch of the plan.
+    pub epoch: u32,
+    /// Where its payload lies.
+    pub extent: Extent,
+    /// The plan was being ended: its producer must still be fenced.
+    pub ending: bool,
+}
+
+/// What a header and a plan say a slot is.
+struct Found {
+    slot: Slot,
+    /// LIVE is still set and must go.
+    clear: bool,
+    /// In nobody's books: retired and counted.
+    orphan: bool,
+}
+
+impl Slots {
+    /// The table of a segment whose owner lost its memory. Plans of another epoch than the slot's
+    /// are ignored. Quarantine restarts in full [I8]; call [`Slots::settle`] afterwards. The caller
+    /// fences what [`Slots::fencing`] lists once more.
+    ///
+    /// The extent of a live object is computed from its header, `Arena::rounded` of `bytes_total`:
+    /// right where a producer wrote as many bytes as its plan asked for. The extent of a retired
+    /// slot without a plan may be unknown (length 0 in `Freed`, none in the report).
+    pub fn scan(heap: Heap, open: &[OpenSlot], now_ns: u64) -> Slots {
+        let plans: HashMap<(u32, u32), &OpenSlot> = open
+            .iter()
+            .map(|plan| ((plan.slot, plan.epoch), plan))
+            .collect();
+        let arena = heap.geometry().arena;
+        let mut slots = Vec::with_capacity(heap.geometry().slots as usize);
+        let mut retire = Vec::new();
+        let mut orphans = 0u64;
+        for slot in 0..heap.geometry().slots {
+            let found = match read_header(&heap, slot) {
+                Ok(header) => {
+                    let plan = plans.get(&(slot, epoch_of(header.owner))).copied();
+                    recover(&header, plan, &arena)
+                }
+                Err(error) => {
+                    tracing::error!(slot, %error, "a header cannot be read: its slot is lost");
+                    Found::held(u32::MAX, State::Spent)
+                }
+            };
+            if found.clear {
+                retire.push((slot, found.slot.epoch));
+            }
+            orphans += u64::from(found.orphan);
+            slots.push(found.slot);
+        }
+        let mut table = Slots::of(slots, heap);
+        for (slot, epoch) in retire {
+            if let Err(error) = table.clear_live(slot, epoch) {
+                tracing::error!(slot, epoch, %error, "cannot retire a slot");
+            }
+        }
+        fence(Ordering::SeqCst);
+        (0..orphans).for_each(|_| table.count_orphan());
+        if orphans > 0 {
+            tracing::warn!(orphans, "slots half written with no plan were retired");
+        }
+        table.quarantine_again(now_ns);
+        table
+    }
+
+    fn quarantine_again(&mut self, now_ns: u64) {
+        let held: Vec<(u32, u32)> = self
+            .all()
+            .filter(|(_, at)| matches!(at.state, State::Quarantined(_)))
+            .map(|(slot, at)| (slot, at.epoch))
+            .collect();
+        for (slot, epoch) in held {
+            self.begin_quarantine(slot, epoch, now_ns);
+        }
+    }
+}
+
+impl Found {
+    fn held(epoch: u32, state: State) -> Found {
+        Found {
+            slot: Slot { epoch, state },
+            clear: false,
+            orphan: false,
+        }
+    }
+}
+
+/// What one slot is, from its header and the plan of its epoch.
+fn recover(h: &ObjHeader, plan: Option<&OpenSlot>, arena: &Region) -> Found {
+    let epoch = epoch_of(h.owner);
+    let live = low(h.owner) & flag::LIVE != 0;
+    let published = epoch_of(h.publish) == epoch && low(h.publish) == state::READY;
+    if let Some(plan) = plan {
+        let place = Place::of(plan.extent, arena).unwrap_or(Place::UNKNOWN);
+        // A plan not marked as ending whose LIVE is gone was retired just before the panic: its
+        // producer may still write.
+        let kept = live && !plan.ending;
+        let state = if kept {
+            State::Open(place)
+        } else {
+            State::Fencing(place)
+        };
+        return Found {
+            clear: live && !kept,
+            ..Found::held(epoch, state)
+        };
+    }
+    let place = if published { claimed(h, arena) } else { None };
+    if !live {
+        return Found::held(epoch, State::Quarantined(place.unwrap_or(Place::UNKNOWN)));
+    }
+    let armed = epoch_of(h.publish) == epoch && low(h.publish) == state::RESERVED;
+    match place {
+        Some(place) => Found::held(epoch, State::Live(place)),
+        None if armed => Found::held(epoch, State::Free),
+        None => Found {
+            clear: true,
+            orphan: true,
+            ..Found::held(epoch, State::Quarantined(Place::UNKNOWN))
+        },
+    }
+}
+
+/// The extent of a published object, as its header claims it.
+fn claimed(h: &ObjHeader, arena: &Region) -> Option<Place> {
+    if !inside(h, arena) {
+        return None;
+    }
+    let capacity = arena.len - arena.len % PAYLOAD_ALIGN;
+    let len = Arena::rounded_within(h.bytes_total, capacity);
+    Place::of(
+        Extent {
+            offset: h.payload_base,
+            len,
+        },
+        arena,
+    )
+}

@@ -1,0 +1,377 @@
+//! The owner's slot table: applies what `transition` decides, to the table and to the words in
+//! memory, in the order that readers rely on. The only writer of owner words. Every operation is
+//! O(1), 16 bytes a slot.
+
+use super::transition::{Decision, Event, Place, Slot, State, decide, refusal};
+use super::view::Usage;
+use super::{key_of, read_header, ready, reserved};
+use crate::arena::Extent;
+use crate::error::StoreError;
+use crate::heap::{FIRST_EPOCH, Heap};
+use crate::key::KeyId;
+use crate::layout::{LAST_ACCESS_OFF, OWNER_OFF, PUBLISH_OFF, flag, low, word};
+use std::collections::VecDeque;
+use std::sync::atomic::{Ordering, fence};
+
+/// The answer to a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Committed {
+    /// False if it had been committed before.
+    pub newly: bool,
+    /// Identity the producer wrote; the caller compares it with the key it was told.
+    pub key: KeyId,
+    /// Logical bytes the producer wrote.
+    pub bytes_total: u64,
+    /// Where the payload lies.
+    pub extent: Extent,
+}
+
+/// The answer to a retire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retired {
+    /// Where the payload lies.
+    pub extent: Extent,
+    /// What it was before.
+    pub was: Was,
+}
+
+/// What a retired slot was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Was {
+    /// A committed object.
+    Live,
+    /// An open plan.
+    Open,
+}
+
+/// A slot whose quarantine is over. Its extent may be placed again by whoever placed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Freed {
+    /// Header slot.
+    pub slot: u32,
+    /// The epoch that ended.
+    pub epoch: u32,
+    /// Its extent; of length 0 if the table was rebuilt and could not tell. Whoever placed it
+    /// frees what it remembers for this slot and epoch.
+    pub extent: Extent,
+}
+
+impl Freed {
+    /// The epoch the slot is armed at now; `None` if it was the last and the slot is lost [I3].
+    pub fn next_epoch(&self) -> Option<u32> {
+        self.epoch.checked_add(1)
+    }
+}
+
+/// The slots of one segment, as their owner knows them.
+#[derive(Debug)]
+pub struct Slots {
+    heap: Heap,
+    slots: Vec<Slot>,
+    usage: Usage,
+    /// (end of quarantine, slot, epoch), ends never decreasing.
+    quarantine: VecDeque<(u64, u32, u32)>,
+    /// How many at the back of `quarantine` began since the last `settle`.
+    unsettled: usize,
+}
+
+impl Slots {
+    /// The table of a segment just formatted: every slot free at epoch 1.
+    pub fn fresh(heap: Heap) -> Slots {
+        let free = Slot {
+            epoch: FIRST_EPOCH,
+            state: State::Free,
+        };
+        Slots::of(vec![free; heap.geometry().slots as usize], heap)
+    }
+
+    pub(super) fn of(slots: Vec<Slot>, heap: Heap) -> Slots {
+        let mut usage = Usage::default();
+        for slot in &slots {
+            count(&mut usage, slot.state, Sign::In);
+        }
+        Slots {
+            heap,
+            slots,
+            usage,
+            quarantine: VecDeque::new(),
+            unsettled: 0,
+        }
+    }
+
+    /// Gives a free slot and an extent to a plan. Refused (`WrongState`) at any other epoch or
+    /// state; the same call again is fine. An extent outside the arena is `OutOfBounds`.
+    pub fn open(&mut self, slot: u32, epoch: u32, extent: Extent) -> Result<(), StoreError> {
+        let arena = self.heap.geometry().arena;
+        let Some(place) = Place::of(extent, &arena) else {
+            return Err(StoreError::OutOfBounds {
+                what: "extent of a plan",
+                offset: extent.offset,
+                len: extent.len,
+                segment_len: arena.offset + arena.len,
+            });
+        };
+        self.step(slot, epoch, Event::Open(place), "open").map(drop)
+    }
+
+    /// Makes a published plan a committed object. `WrongState` if the slot is past that epoch or
+    /// retired ([`StoreError::is_already_retired`]: the caller answers `Reclaimed` [I11]), not
+    /// READY, or if the header's payload is not the plan's.
+    pub fn commit(&mut self, slot: u32, epoch: u32) -> Result<Committed, StoreError> {
+        let arena = self.heap.geometry().arena;
+        let at = self.at(slot);
+        let refuse = |what: &str| Err(refusal(slot, at, epoch, what));
+        let held = at
+            .filter(|at| at.epoch == epoch)
+            .and_then(|at| match at.state {
+                State::Open(place) | State::Live(place) => Some(place),
+                _ => None,
+            });
+        let Some(place) = held else {
+            return refuse("commit");
+        };
+        let extent = place.extent(&arena);
+        let header = read_header(&self.heap, slot)?;
+        if header.publish != ready(epoch) || header.owner != word(flag::LIVE, epoch) {
+            return refuse("commit of a plan that is not READY");
+        }
+        if header.payload_base != extent.offset || header.bytes_total > extent.len {
+            return refuse("commit of a payload that is not the plan's");
+        }
+        let newly = self.step(slot, epoch, Event::Commit, "commit")?;
+        Ok(Committed {
+            newly,
+            key: key_of(&header),
+            bytes_total: header.bytes_total,
+            extent,
+        })
+    }
+
+    /// Ends a committed object or an open plan: its owner word loses LIVE at once, so no reader
+    /// accepts it any more. With `fenced` no producer can write and quarantine begins at `now_ns`
+    /// (see [`Slots::settle`]); without, the slot is held until [`Slots::fenced`] [I10]. Again, or
+    /// at an epoch past: [`StoreError::is_already_retired`].
+    pub fn retire(
+        &mut self,
+        slot: u32,
+        epoch: u32,
+        fenced: bool,
+        now_ns: u64,
+    ) -> Result<Retired, StoreError> {
+        let before = self.at(slot);
+        let event = Event::Retire { fenced };
+        let (was, place) = match before.map(|at| (at, decide(at, epoch, event))) {
+            Some((
+                Slot {
+                    state: State::Live(p),
+                    ..
+                },
+                Decision::Become(_),
+            )) => (Was::Live, p),
+            Some((
+                Slot {
+                    state: State::Open(p),
+                    ..
+                },
+                Decision::Become(_),
+            )) => (Was::Open, p),
+            _ => return Err(refusal(slot, before, epoch, "retire")),
+        };
+        self.clear_live(slot, epoch)?;
+        fence(Ordering::SeqCst);
+        self.step(slot, epoch, event, "retire")?;
+        if fenced {
+            self.begin_quarantine(slot, epoch, now_ns);
+        }
+        Ok(Retired {
+            extent: place.extent(&self.heap.geometry().arena),
+            was,
+        })
+    }
+
+    /// The producer of a retired plan can write no more: its quarantine begins. False if the slot
+    /// is not waiting for that at this epoch.
+    pub fn fenced(&mut self, slot: u32, epoch: u32, now_ns: u64) -> bool {
+        let done = self.step(slot, epoch, Event::Fenced, "fence").is_ok();
+        if done {
+            self.begin_quarantine(slot, epoch, now_ns);
+        }
+        done
+    }
+
+    /// Restarts, at `now_ns`, the quarantines begun since the last call. Q counts from when the
+    /// retired word is visible [I8], but the `now_ns` of a retire is read before its store, and a
+    /// process may be stopped in between. An owner that reads its clock once more after a batch
+    /// of retires, and calls this, closes that gap.
+    pub fn settle(&mut self, now_ns: u64) {
+        let from = self.quarantine.len() - self.unsettled;
+        let until = now_ns.saturating_add(self.heap.geometry().quarantine_ns());
+        for entry in self.quarantine.range_mut(from..) {
+            entry.0 = entry.0.max(until);
+        }
+        self.unsettled = 0;
+    }
+
+    /// Arms every slot whose quarantine is over with the next epoch and returns them [I8] [I3].
+    pub fn due(&mut self, now_ns: u64) -> Vec<Freed> {
+        let mut freed = Vec::new();
+        while let Some(&(until, slot, epoch)) = self.quarantine.front() {
+            if until > now_ns {
+                break;
+            }
+            self.quarantine.pop_front();
+            self.unsettled = self.unsettled.min(self.quarantine.len());
+            match self.arm_next(slot, epoch) {
+                Ok(Some(extent)) => freed.push(Freed {
+                    slot,
+                    epoch,
+                    extent,
+                }),
+                Ok(None) => {}
+                Err(error) => {
+                    // Memory that cannot be written (a device lost): held, tried again after Q.
+                    tracing::error!(slot, epoch, %error, "cannot arm a slot");
+                    self.begin_quarantine(slot, epoch, now_ns);
+                }
+            }
+        }
+        freed
+    }
+
+    /// When [`Slots::due`] next has something to return.
+    pub fn next_due_ns(&self) -> Option<u64> {
+        self.quarantine.front().map(|&(until, ..)| until)
+    }
+
+    /// Writes the access time, in milliseconds, of an object live at that epoch.
+    pub fn touch(&mut self, slot: u32, epoch: u32, now_ms: u64) -> bool {
+        let at = self.heap.geometry().header_off(slot);
+        self.is_live(slot, epoch)
+            && self
+                .heap
+                .memory()
+                .store(at + LAST_ACCESS_OFF, now_ms)
+                .is_ok()
+    }
+
+    /// The counters, O(1).
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// The segment.
+    pub fn heap(&self) -> &Heap {
+        &self.heap
+    }
+
+    pub(super) fn at(&self, slot: u32) -> Option<Slot> {
+        self.slots.get(slot as usize).copied()
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = (u32, Slot)> + '_ {
+        (0u32..).zip(self.slots.iter().copied())
+    }
+
+    pub(super) fn count_orphan(&mut self) {
+        self.usage.orphans += 1;
+    }
+
+    pub(super) fn begin_quarantine(&mut self, slot: u32, epoch: u32, now_ns: u64) {
+        let q = self.heap.geometry().quarantine_ns();
+        // A clock of the caller that went back must not let a later entry overtake.
+        let last = self.quarantine.back().map_or(0, |&(until, ..)| until);
+        self.quarantine
+            .push_back((now_ns.saturating_add(q).max(last), slot, epoch));
+        self.unsettled += 1;
+    }
+
+    pub(super) fn clear_live(&self, slot: u32, epoch: u32) -> Result<(), StoreError> {
+        let at = self.heap.geometry().header_off(slot) + OWNER_OFF;
+        let flags = low(self.heap.memory().load(at)?);
+        self.heap
+            .memory()
+            .store(at, word(flags & !flag::LIVE, epoch))
+    }
+
+    /// Ends a quarantine: the publish word, then the owner word, both release. `None` if the slot
+    /// is not in quarantine at that epoch.
+    fn arm_next(&mut self, slot: u32, epoch: u32) -> Result<Option<Extent>, StoreError> {
+        let Some(at) = self.at(slot) else {
+            return Ok(None);
+        };
+        let (Some(place), Decision::Become(next)) =
+            (at.state.place(), decide(at, epoch, Event::Elapsed))
+        else {
+            return Ok(None);
+        };
+        if next.state == State::Free {
+            let header = self.heap.geometry().header_off(slot);
+            let memory = self.heap.memory();
+            memory.store(header + PUBLISH_OFF, reserved(next.epoch))?;
+            memory.store(header + OWNER_OFF, word(flag::LIVE, next.epoch))?;
+        }
+        self.put(slot, next);
+        Ok(Some(place.extent(&self.heap.geometry().arena)))
+    }
+
+    /// Decides and applies one event; true if something changed.
+    fn step(
+        &mut self,
+        slot: u32,
+        epoch: u32,
+        event: Event,
+        asked: &str,
+    ) -> Result<bool, StoreError> {
+        let at = self.at(slot);
+        match at.map(|at| decide(at, epoch, event)) {
+            Some(Decision::Become(next)) => {
+                self.put(slot, next);
+                Ok(true)
+            }
+            Some(Decision::Already) => Ok(false),
+            Some(Decision::Refused) | None => Err(refusal(slot, at, epoch, asked)),
+        }
+    }
+
+    fn put(&mut self, slot: u32, next: Slot) {
+        if let Some(at) = self.slots.get_mut(slot as usize) {
+            count(&mut self.usage, at.state, Sign::Out);
+            count(&mut self.usage, next.state, Sign::In);
+            *at = next;
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Sign {
+    In,
+    Out,
+}
+
+/// Adds a slot's state to the counters, or takes it out.
+fn count(usage: &mut Usage, state: State, sign: Sign) {
+    let add = |counter: &mut u64, n: u64| match sign {
+        Sign::In => *counter += n,
+        Sign::Out => *counter -= n,
+    };
+    match state {
+        State::Free => {}
+        State::Open(p) => {
+            add(&mut usage.open_plans, 1);
+            add(&mut usage.open_bytes, p.bytes());
+        }
+        State::Live(p) => {
+            add(&mut usage.live_objects, 1);
+            add(&mut usage.live_bytes, p.bytes());
+        }
+        State::Fencing(p) => {
+            add(&mut usage.fencing, 1);
+            add(&mut usage.held_bytes, p.bytes());
+        }
+        State::Quarantined(p) => {
+            add(&mut usage.quarantined, 1);
+            add(&mut usage.held_bytes, p.bytes());
+        }
+        State::Spent => add(&mut usage.spent, 1),
+    }
+}

@@ -1,0 +1,110 @@
+//! The order of the stores that other processes rely on, seen by a memory that writes it down.
+
+use super::*;
+use crate::layout::{CTL_BYTES, EXT_OFF, HEADER_BYTES, MAGIC};
+use crate::memory::{Export, Memory};
+use std::ptr::NonNull;
+use std::sync::Mutex;
+
+#[derive(Debug)]
+struct Recorder {
+    memory: AnonMemory,
+    stores: Mutex<Vec<(u64, u64)>>,
+}
+
+impl Recorder {
+    fn new(bytes: u64) -> Arc<Recorder> {
+        let memory = AnonMemory::new(bytes).unwrap();
+        Arc::new(Recorder {
+            memory,
+            stores: Mutex::default(),
+        })
+    }
+
+    /// Word stores since the last call.
+    fn taken(&self) -> Vec<(u64, u64)> {
+        std::mem::take(&mut self.stores.lock().unwrap())
+    }
+}
+
+impl Memory for Recorder {
+    fn len(&self) -> u64 {
+        self.memory.len()
+    }
+    fn export(&self) -> Export {
+        self.memory.export()
+    }
+    fn host_base(&self) -> Option<NonNull<u8>> {
+        None
+    }
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
+        self.memory.read(offset, dst)
+    }
+    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+        self.memory.write(offset, src)
+    }
+    fn load(&self, offset: u64) -> Result<u64, StoreError> {
+        self.memory.load(offset)
+    }
+    fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
+        self.stores.lock().unwrap().push((offset, value));
+        self.memory.store(offset, value)
+    }
+    fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
+        self.memory.compare_swap(offset, expect, new)
+    }
+    fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
+        self.memory.fetch_add(offset, add)
+    }
+}
+
+#[test]
+fn words_are_stored_in_the_order_that_others_rely_on() {
+    let config = HeapConfig {
+        arena_bytes: 8192,
+        quarantine_ms: 5,
+        ..HeapConfig::default()
+    };
+    let memory = Recorder::new(config.segment_bytes());
+    let heap = Heap::format(memory.clone(), &config).unwrap();
+    let (first, second) = (CTL_BYTES, CTL_BYTES + HEADER_BYTES);
+    let armed = |at: u64, epoch| {
+        [
+            (at + PUBLISH_OFF, reserved(epoch)),
+            (at + OWNER_OFF, word(flag::LIVE, epoch)),
+        ]
+    };
+    let mut formatted = vec![(EXT_OFF, 0)];
+    formatted.extend(armed(first, 1).into_iter().chain(armed(second, 1)));
+    formatted.push((EXT_OFF, MAGIC));
+    assert_eq!(
+        memory.taken(),
+        formatted,
+        "the magic is first taken away and comes last"
+    );
+
+    let mut slots = Slots::fresh(heap);
+    let at = put(&mut slots, 1, 1, KeyId::of(b"k"));
+    let key_check = (second + KEY_CHECK_OFF, KeyId::of(b"k").check);
+    let producers = [key_check, (second + PUBLISH_OFF, writing(1))];
+    assert_eq!(
+        memory.taken(),
+        producers,
+        "an owner stores nothing before it retires"
+    );
+    slots.retire(1, 1, true, 0).unwrap();
+    assert_eq!(memory.taken(), [(second + OWNER_OFF, word(0, 1))]);
+    assert_eq!(
+        slots.due(Q),
+        [Freed {
+            slot: 1,
+            epoch: 1,
+            extent: at
+        }]
+    );
+    assert_eq!(
+        memory.taken(),
+        armed(second, 2),
+        "not LIVE before it is RESERVED"
+    );
+}

@@ -1,0 +1,248 @@
+//! The states of a slot as its owner sees them, and every step between them in one match. Decides
+//! only: the slot table applies.
+
+use crate::arena::Extent;
+use crate::error::StoreError;
+use crate::layout::{PAYLOAD_ALIGN, Region};
+
+/// An extent in 4 KiB units of the arena; half the size of an [`Extent`], since there is one per
+/// slot. No units: where the payload lies is not known (after a scan), only whoever placed it
+/// knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    first: u32,
+    units: u32,
+}
+
+impl Place {
+    pub(super) const UNKNOWN: Place = Place { first: 0, units: 0 };
+
+    pub(super) fn of(extent: Extent, arena: &Region) -> Option<Place> {
+        if !extent.within(arena) {
+            return None;
+        }
+        let first = u32::try_from((extent.offset - arena.offset) / PAYLOAD_ALIGN).ok()?;
+        let units = u32::try_from(extent.len / PAYLOAD_ALIGN).ok()?;
+        Some(Place { first, units })
+    }
+
+    pub(super) fn bytes(self) -> u64 {
+        u64::from(self.units) * PAYLOAD_ALIGN
+    }
+
+    /// Length 0 at offset 0 if unknown.
+    pub(super) fn extent(self, arena: &Region) -> Extent {
+        if self.units == 0 {
+            return Extent { offset: 0, len: 0 };
+        }
+        let offset = arena.offset + u64::from(self.first) * PAYLOAD_ALIGN;
+        Extent {
+            offset,
+            len: self.bytes(),
+        }
+    }
+}
+
+/// What a slot is, to its owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// Armed, nothing placed.
+    Free,
+    /// Given to a plan; a producer may write.
+    Open(Place),
+    /// Committed, readable.
+    Live(Place),
+    /// Retired, but a producer may still write: held without limit.
+    Fencing(Place),
+    /// Retired, nobody writes, readers may still be copying: held for Q.
+    Quarantined(Place),
+    /// Out of epochs, never armed again [I3].
+    Spent,
+}
+
+/// State names as errors show them; `is_already_retired` rests on the last four.
+const FREE: &str = "free";
+const OPEN: &str = "open";
+const LIVE: &str = "live";
+const FENCING: &str = "fencing";
+const QUARANTINED: &str = "quarantined";
+const SPENT: &str = "spent";
+const PAST: &str = "past the epoch asked for";
+/// A slot that does not exist.
+const OUTSIDE: &str = "outside the header arena";
+
+impl State {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            State::Free => FREE,
+            State::Open(_) => OPEN,
+            State::Live(_) => LIVE,
+            State::Fencing(_) => FENCING,
+            State::Quarantined(_) => QUARANTINED,
+            State::Spent => SPENT,
+        }
+    }
+
+    pub(super) fn place(self) -> Option<Place> {
+        match self {
+            State::Free | State::Spent => None,
+            State::Open(p) | State::Live(p) | State::Fencing(p) | State::Quarantined(p) => Some(p),
+        }
+    }
+}
+
+/// A slot: its epoch and its state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub(super) epoch: u32,
+    pub(super) state: State,
+}
+
+/// What may happen to a slot.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Event {
+    /// A plan was placed here.
+    Open(Place),
+    /// The plan's producer published and committed; the header was found in order.
+    Commit,
+    /// The object, or the plan, ends; `fenced`: no producer can write any more.
+    Retire { fenced: bool },
+    /// The producer of a retired plan can write no more.
+    Fenced,
+    /// Quarantine is over.
+    Elapsed,
+}
+
+/// The answer to an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Decision {
+    /// The slot becomes this.
+    Become(Slot),
+    /// It has happened before; nothing changes.
+    Already,
+    /// The slot's life does not allow it, or it was about another epoch [I11].
+    Refused,
+}
+
+/// The whole life of a slot. An event about another epoch than the slot's is refused [I11].
+pub(super) fn decide(at: Slot, epoch: u32, event: Event) -> Decision {
+    use Decision::{Already, Become, Refused};
+    if at.epoch != epoch {
+        return Refused;
+    }
+    let to = |state| Become(Slot { epoch, state });
+    match (at.state, event) {
+        (State::Free, Event::Open(place)) => to(State::Open(place)),
+        (State::Open(held), Event::Open(place)) if held == place => Already,
+        (State::Open(place), Event::Commit) => to(State::Live(place)),
+        (State::Live(_), Event::Commit) => Already,
+        (State::Open(place) | State::Live(place), Event::Retire { fenced: true }) => {
+            to(State::Quarantined(place))
+        }
+        (State::Open(place) | State::Live(place), Event::Retire { fenced: false }) => {
+            to(State::Fencing(place))
+        }
+        (State::Fencing(place), Event::Fenced) => to(State::Quarantined(place)),
+        (State::Quarantined(_), Event::Elapsed) => Become(match epoch.checked_add(1) {
+            Some(epoch) => Slot {
+                epoch,
+                state: State::Free,
+            },
+            None => Slot {
+                epoch,
+                state: State::Spent,
+            },
+        }),
+        _ => Refused,
+    }
+}
+
+/// A refusal with the slot's state; `refused` says what was asked.
+pub(super) fn refusal(slot: u32, at: Option<Slot>, asked_epoch: u32, refused: &str) -> StoreError {
+    let (epoch, state) = match at {
+        None => (0, OUTSIDE),
+        Some(at) if asked_epoch < at.epoch => (at.epoch, PAST),
+        Some(at) => (at.epoch, at.state.name()),
+    };
+    StoreError::WrongState {
+        slot,
+        epoch,
+        state,
+        refused: format!("{refused} at epoch {asked_epoch}"),
+    }
+}
+
+impl StoreError {
+    /// True if the refusal says that the slot was retired at the epoch asked for, or has moved past
+    /// it: to a retire this is "done before", to a commit it is `Reclaimed` [I11].
+    pub fn is_already_retired(&self) -> bool {
+        let retired = [FENCING, QUARANTINED, SPENT, PAST];
+        matches!(self, StoreError::WrongState { state, .. } if retired.contains(state))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACE: Place = Place { first: 3, units: 2 };
+
+    #[test]
+    fn i11_every_event_of_another_epoch_is_refused() {
+        let states = [
+            State::Free,
+            State::Open(PLACE),
+            State::Live(PLACE),
+            State::Fencing(PLACE),
+            State::Quarantined(PLACE),
+            State::Spent,
+        ];
+        let events = [
+            Event::Open(PLACE),
+            Event::Commit,
+            Event::Retire { fenced: true },
+            Event::Retire { fenced: false },
+            Event::Fenced,
+            Event::Elapsed,
+        ];
+        for state in states {
+            for event in events {
+                for epoch in [6, 8] {
+                    assert_eq!(
+                        decide(Slot { epoch: 7, state }, epoch, event),
+                        Decision::Refused
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn i3_the_last_epoch_is_never_armed_again() {
+        let last = Slot {
+            epoch: u32::MAX,
+            state: State::Quarantined(PLACE),
+        };
+        let spent = Slot {
+            epoch: u32::MAX,
+            state: State::Spent,
+        };
+        assert_eq!(
+            decide(last, u32::MAX, Event::Elapsed),
+            Decision::Become(spent)
+        );
+        for event in [
+            Event::Open(PLACE),
+            Event::Commit,
+            Event::Elapsed,
+            Event::Fenced,
+        ] {
+            assert_eq!(decide(spent, u32::MAX, event), Decision::Refused);
+        }
+    }
+
+    #[test]
+    fn a_slot_takes_sixteen_bytes() {
+        assert_eq!(size_of::<Slot>(), 16);
+    }
+}

@@ -1,0 +1,169 @@
+//! What others may see of the slot table: counters, one slot's words, reports for the master. It
+//! changes nothing.
+
+use super::slots::Slots;
+use super::transition::State;
+use super::{key_of, read_header};
+use crate::arena::Extent;
+use crate::heap::FIRST_EPOCH;
+use crate::key::KeyId;
+use crate::layout::{ObjHeader, epoch_of, low, state};
+
+/// What a producer has made of an open slot so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// Armed, nothing written.
+    Unwritten,
+    /// Being written.
+    Writing,
+    /// Published.
+    Ready,
+    /// Aborted by its producer.
+    Dead,
+    /// Retired, or of another epoch: the caller's knowledge is old [I11].
+    Stale,
+}
+
+/// Counters of a slot table. Bytes are those of extents, as placed, so that a segment at rest has
+/// `live_bytes` equal to the arena's used bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes of committed objects.
+    pub live_bytes: u64,
+    /// Bytes of open plans.
+    pub open_bytes: u64,
+    /// Bytes retired but not free yet: fencing and in quarantine.
+    pub held_bytes: u64,
+    /// Committed objects.
+    pub live_objects: u64,
+    /// Open plans.
+    pub open_plans: u64,
+    /// Slots in quarantine.
+    pub quarantined: u64,
+    /// Slots whose producer is not fenced yet.
+    pub fencing: u64,
+    /// Slots out of epochs, lost for good [I3].
+    pub spent: u64,
+    /// Slots that a scan found half written with no plan, and retired.
+    pub orphans: u64,
+}
+
+/// One slot as the master is told about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlotReport {
+    /// Header slot.
+    pub slot: u32,
+    /// Epoch the slot is at.
+    pub epoch: u32,
+    /// What it holds.
+    pub kind: SlotKind,
+    /// Its extent; `None` for a free slot, and where a scan could not tell.
+    pub extent: Option<Extent>,
+}
+
+/// What a reported slot holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SlotKind {
+    /// Armed, for a plan to take.
+    Free,
+    /// An open plan.
+    Open,
+    /// A committed object.
+    Live {
+        /// Identity of its key.
+        key: KeyId,
+        /// Logical bytes.
+        bytes_total: u64,
+        /// Bytes per page.
+        page_size: u32,
+        /// Number of pages.
+        n_pages: u32,
+    },
+    /// Retired, or out of epochs: free only by `Freed`.
+    Held,
+}
+
+impl Slots {
+    /// What the producer has made of the slot, if it is open or live at that epoch.
+    pub fn look(&self, slot: u32, epoch: u32) -> Look {
+        let Some(at) = self.at(slot).filter(|at| at.epoch == epoch) else {
+            return Look::Stale;
+        };
+        if !matches!(at.state, State::Free | State::Open(_) | State::Live(_)) {
+            return Look::Stale;
+        }
+        let publish = self.header(slot).publish;
+        match low(publish) {
+            _ if epoch_of(publish) != epoch => Look::Stale,
+            state::RESERVED => Look::Unwritten,
+            state::WRITING => Look::Writing,
+            state::READY => Look::Ready,
+            _ => Look::Dead,
+        }
+    }
+
+    /// A snapshot of a slot's header; of zeros (epoch 0, never served) if it cannot be read.
+    pub fn header(&self, slot: u32) -> ObjHeader {
+        read_header(self.heap(), slot).unwrap_or_default()
+    }
+
+    /// The state's name, for people.
+    pub fn state_name(&self, slot: u32) -> &'static str {
+        self.at(slot).map_or("outside", |at| at.state.name())
+    }
+
+    /// Every slot that is not free at its first epoch: that is what a slot is of which nothing is
+    /// said, so the report of a young segment is short. Walks all slots.
+    pub fn report(&self) -> impl Iterator<Item = SlotReport> + '_ {
+        let arena = self.heap().geometry().arena;
+        self.all().filter_map(move |(slot, at)| {
+            let kind = match at.state {
+                State::Free if at.epoch == FIRST_EPOCH => return None,
+                State::Free => SlotKind::Free,
+                State::Open(_) => SlotKind::Open,
+                State::Live(_) => self.live_kind(slot),
+                State::Fencing(_) | State::Quarantined(_) | State::Spent => SlotKind::Held,
+            };
+            let extent = at
+                .state
+                .place()
+                .map(|p| p.extent(&arena))
+                .filter(|e| e.len > 0);
+            Some(SlotReport {
+                slot,
+                epoch: at.epoch,
+                kind,
+                extent,
+            })
+        })
+    }
+
+    fn live_kind(&self, slot: u32) -> SlotKind {
+        let h = self.header(slot);
+        SlotKind::Live {
+            key: key_of(&h),
+            bytes_total: h.bytes_total,
+            page_size: h.page_size,
+            n_pages: h.n_pages,
+        }
+    }
+
+    /// Every extent that is taken: slot, epoch, extent, and whether it is a live object (what
+    /// eviction may choose). Extents that a scan could not tell are left out. Walks all slots.
+    pub fn extents(&self) -> impl Iterator<Item = (u32, u32, Extent, bool)> + '_ {
+        let arena = self.heap().geometry().arena;
+        self.all().filter_map(move |(slot, at)| {
+            let extent = at.state.place()?.extent(&arena);
+            let live = matches!(at.state, State::Live(_));
+            (extent.len > 0).then_some((slot, at.epoch, extent, live))
+        })
+    }
+
+    /// Slots whose producer must still be fenced: slot and epoch. After a scan the owner starts
+    /// those fences again. Walks all slots.
+    pub fn fencing(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.all().filter_map(|(slot, at)| {
+            matches!(at.state, State::Fencing(_)).then_some((slot, at.epoch))
+        })
+    }
+}

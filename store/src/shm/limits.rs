@@ -1,0 +1,203 @@
+//! How much memory a segment may take here: the least of what /dev/shm, the machine and the
+//! control groups leave. tmpfs is as large as it was told to be, so it alone never refuses in time.
+
+use super::SHM_DIR;
+use crate::error::StoreError;
+use std::path::{Path, PathBuf};
+
+/// v1 controllers report "no limit" as a number near i64::MAX, in pages.
+const NO_LIMIT: u64 = 1 << 62;
+/// Most control groups between a process and the root that are looked at.
+const CGROUP_DEPTH: usize = 64;
+
+/// Refuses a segment that does not fit, with every number and the remedies.
+pub fn check_room(bytes: u64) -> Result<(), StoreError> {
+    check_room_in(Path::new(SHM_DIR), bytes)
+}
+
+pub(super) fn check_room_in(dir: &Path, bytes: u64) -> Result<(), StoreError> {
+    if Room::measure(dir, Path::new("/"))
+        .least()
+        .is_some_and(|room| bytes > room)
+    {
+        return Err(not_enough(dir, bytes, "it does not fit"));
+    }
+    Ok(())
+}
+
+/// Bytes that a segment may take at most, now: the least of the free part of /dev/shm, MemAvailable
+/// and what the control groups leave. 0 where the system tells none of them.
+pub fn available_bytes() -> u64 {
+    Room::measure(Path::new(SHM_DIR), Path::new("/"))
+        .least()
+        .unwrap_or(0)
+}
+
+/// MemAvailable in bytes; 0 where the system does not tell.
+pub fn mem_available() -> u64 {
+    meminfo_available(Path::new("/")).unwrap_or(0)
+}
+
+/// The refusal, with the numbers as they are now.
+pub(super) fn not_enough(dir: &Path, bytes: u64, why: &str) -> StoreError {
+    StoreError::NotEnoughMemory(Room::measure(dir, Path::new("/")).refuse(dir, bytes, why))
+}
+
+/// What each authority leaves, in bytes; `None` where it sets no limit or does not tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Room {
+    shm: Option<u64>,
+    machine: Option<u64>,
+    /// The tightest control group, and its folder.
+    cgroup: Option<(u64, PathBuf)>,
+}
+
+impl Room {
+    /// `root` is the root of the proc and sys file systems: another one in tests.
+    fn measure(shm: &Path, root: &Path) -> Room {
+        Room {
+            shm: free_of(shm),
+            machine: meminfo_available(root),
+            cgroup: cgroup_room(root),
+        }
+    }
+
+    fn least(&self) -> Option<u64> {
+        let cgroup = self.cgroup.as_ref().map(|(room, _)| *room);
+        [self.shm, self.machine, cgroup].into_iter().flatten().min()
+    }
+
+    fn refuse(&self, dir: &Path, bytes: u64, why: &str) -> String {
+        let shown = |room: Option<u64>| room.map_or("unlimited".to_string(), readable);
+        let group = match &self.cgroup {
+            Some((room, path)) => format!("{} (control group {})", readable(*room), path.display()),
+            None => "unlimited".to_string(),
+        };
+        format!(
+            "a segment of {}: {why}. Free in {}: {}; MemAvailable: {}; left by control groups: \
+             {group}. Ask for a smaller heap, or give more: in Docker run with --shm-size={} or \
+             --ipc=host and a --memory above it; in Kubernetes mount an emptyDir with medium: \
+             Memory and a sizeLimit of at least {} at /dev/shm, and raise the container's memory \
+             limit by as much",
+            readable(bytes),
+            dir.display(),
+            shown(self.shm),
+            shown(self.machine),
+            bytes.next_multiple_of(1 << 20),
+            bytes.next_multiple_of(1 << 20),
+        )
+    }
+}
+
+/// Bytes, and GiB or MiB beside them.
+fn readable(bytes: u64) -> String {
+    let gib = bytes as f64 / (1u64 << 30) as f64;
+    if gib >= 1.0 {
+        format!("{bytes} bytes ({gib:.2} GiB)")
+    } else {
+        format!(
+            "{bytes} bytes ({:.1} MiB)",
+            bytes as f64 / (1u64 << 20) as f64
+        )
+    }
+}
+
+/// Free bytes of a file system; `None` for one without a size.
+fn free_of(dir: &Path) -> Option<u64> {
+    let stat = rustix::fs::statvfs(dir).ok()?;
+    (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+fn meminfo_available(root: &Path) -> Option<u64> {
+    let text = std::fs::read_to_string(root.join("proc/meminfo")).ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// The memory controller of one cgroup version.
+struct Controller {
+    limit: &'static str,
+    usage: &'static str,
+    /// Page cache that the kernel gives back before it refuses anything.
+    reclaimable: &'static str,
+}
+
+const V2: Controller = Controller {
+    limit: "memory.max",
+    usage: "memory.current",
+    reclaimable: "inactive_file ",
+};
+const V1: Controller = Controller {
+    limit: "memory.limit_in_bytes",
+    usage: "memory.usage_in_bytes",
+    reclaimable: "total_inactive_file ",
+};
+
+/// The tightest of the control groups this process is in, up to the root of both versions.
+fn cgroup_room(root: &Path) -> Option<(u64, PathBuf)> {
+    let text = std::fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
+    let mount = root.join("sys/fs/cgroup");
+    let mut tightest: Option<(u64, PathBuf)> = None;
+    for line in text.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next())
+        else {
+            continue;
+        };
+        let (mounts, files) = match controllers {
+            "" => (vec![mount.clone(), mount.join("unified")], V2),
+            list if list.split(',').any(|c| c == "memory") => (vec![mount.join("memory")], V1),
+            _ => continue,
+        };
+        for found in mounts.iter().flat_map(|m| walk_up(m, path, &files)) {
+            if tightest.as_ref().is_none_or(|(room, _)| found.0 < *room) {
+                tightest = Some(found);
+            }
+        }
+    }
+    tightest
+}
+
+/// What every group from `path` up to the mount leaves. In a container the path may be the host's,
+/// of which only the mount's root exists here: missing folders are passed over.
+fn walk_up(mount: &Path, path: &str, files: &Controller) -> Vec<(u64, PathBuf)> {
+    let inside = path.trim_start_matches('/');
+    // A group outside our namespace is shown with "..": only the root is ours to see.
+    let inside = if inside.split('/').any(|part| part == "..") {
+        ""
+    } else {
+        inside
+    };
+    let start = mount.join(inside);
+    start
+        .ancestors()
+        .take_while(|folder| folder.starts_with(mount))
+        .take(CGROUP_DEPTH)
+        .filter_map(|folder| Some((room_of(folder, files)?, folder.to_path_buf())))
+        .collect()
+}
+
+fn room_of(folder: &Path, files: &Controller) -> Option<u64> {
+    // "max" is no number: no limit.
+    let number = |file: &str| -> Option<u64> {
+        std::fs::read_to_string(folder.join(file))
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
+    };
+    let limit = number(files.limit).filter(|&limit| limit < NO_LIMIT)?;
+    let usage = number(files.usage).unwrap_or(0);
+    let stat = std::fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+    let cache = stat
+        .lines()
+        .find_map(|line| line.strip_prefix(files.reclaimable)?.trim().parse().ok())
+        .unwrap_or(0);
+    Some(limit.saturating_sub(usage.saturating_sub(cache)))
+}
+
+#[cfg(test)]
+mod tests;

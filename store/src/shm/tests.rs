@@ -1,0 +1,328 @@
+//! Segments between real processes. A lock of a process cannot be seen from within it, so the test
+//! program starts itself: the child runs only `child_process`, which does what its role says.
+
+use super::*;
+use crate::memory::Memory;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+const BYTES: u64 = 3 * 4096 + 100;
+const ROLE: &str = "NKV_STORE_TEST_ROLE";
+const DIR: &str = "NKV_STORE_TEST_DIR";
+/// Before every line that a child says to its parent.
+const SAYS: &str = "child says: ";
+/// Ends a child that nobody ends.
+const CHILD_SECONDS: u32 = 60;
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(SHM_DIR).unwrap()
+}
+
+fn name(rank: u32) -> SegmentName {
+    SegmentName {
+        job: "test".to_string(),
+        rank,
+        incarnation: crate::new_incarnation(),
+    }
+}
+
+struct Role {
+    child: Child,
+    stdin: ChildStdin,
+    out: BufReader<ChildStdout>,
+}
+
+impl Role {
+    fn start(role: &str, dir: &Path) -> Role {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "shm::tests::child_process",
+                "--nocapture",
+                "--test-threads=1",
+            ])
+            .env(ROLE, role)
+            .env(DIR, dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdin = child.stdin.take().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        Role { child, stdin, out }
+    }
+
+    /// The next thing the child says; the end of its output is a failure.
+    fn says(&mut self) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(
+                self.out.read_line(&mut line).unwrap() > 0,
+                "the child ended silently"
+            );
+            if let Some((_, said)) = line.split_once(SAYS) {
+                return said.trim_end().to_string();
+            }
+        }
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Ends the child the gentle way: its standard input closes.
+    fn finish(self) {
+        let Role {
+            mut child,
+            stdin,
+            mut out,
+        } = self;
+        drop(stdin);
+        // To its end: the test program says more, and must be able to.
+        out.read_to_end(&mut Vec::new()).unwrap();
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+/// Names that another process removes as stale.
+fn swept_by_another(dir: &Path) -> Vec<String> {
+    let mut role = Role::start("sweep", dir);
+    let said = role.says();
+    role.finish();
+    said.split_whitespace().map(str::to_string).collect()
+}
+
+#[test]
+fn child_process() {
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
+    let dir = PathBuf::from(std::env::var(DIR).unwrap());
+    // SAFETY: plain system call; SIGALRM's default action ends a child left behind.
+    unsafe { libc::alarm(CHILD_SECONDS) };
+    let mut held = None;
+    match role.as_str() {
+        "hold" | "hold and fork" => {
+            let made = create_in(&dir, &name(1), BYTES, true).unwrap();
+            made.write(4096, b"from the child").unwrap();
+            let forked = if role == "hold" { 0 } else { fork_idle() };
+            println!("{SAYS}{} {forked}", made.file_name());
+            held = Some(made);
+        }
+        "sweep" => println!("{SAYS}{}", remove_stale_in(&dir).join(" ")),
+        other => panic!("no role {other}"),
+    }
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    drop(held);
+}
+
+/// A child that has all our descriptors and does nothing.
+fn fork_idle() -> i32 {
+    // SAFETY: the child makes only async-signal-safe calls until it is killed.
+    match unsafe { libc::fork() } {
+        0 => loop {
+            // SAFETY: as above; alarms are not inherited, so it sets its own.
+            unsafe {
+                libc::alarm(CHILD_SECONDS);
+                libc::close(0);
+                libc::close(1);
+                libc::pause();
+            }
+        },
+        pid => pid,
+    }
+}
+
+#[test]
+fn another_process_reads_what_one_wrote() {
+    let dir = folder();
+    let mut role = Role::start("hold", dir.path());
+    let said = role.says();
+    let file_name = said.split(' ').next().unwrap();
+    let m = attach_in(dir.path(), file_name, true).unwrap();
+    let mut text = [0; 14];
+    m.read(4096, &mut text).unwrap();
+    assert_eq!((&text, m.len()), (b"from the child", BYTES));
+    assert_eq!(
+        m.export(),
+        Export::Shm {
+            name: file_name.to_string()
+        }
+    );
+    role.finish();
+    assert!(attach_in(dir.path(), "nkv.test.9.0", false).is_err());
+    m.read(4096, &mut text).unwrap();
+    assert!(
+        !dir.path().join(file_name).exists(),
+        "its maker ended and removed it"
+    );
+}
+
+#[test]
+fn a_segment_in_use_is_never_removed_and_a_dead_processs_is() {
+    let dir = folder();
+    let mut role = Role::start("hold", dir.path());
+    let said = role.says();
+    let file_name = said.split(' ').next().unwrap().to_string();
+    let socket = dir.path().join(format!("{file_name}.sock"));
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    assert_eq!(remove_stale_in(dir.path()), Vec::<String>::new());
+    assert!(socket.exists() && dir.path().join(&file_name).exists());
+    role.kill();
+    assert_eq!(
+        remove_stale_in(dir.path()),
+        [file_name.clone(), format!("{file_name}.sock")]
+    );
+    assert!(!socket.exists() && !dir.path().join(&file_name).exists());
+    drop(listener);
+}
+
+#[test]
+fn a_forked_child_does_not_keep_the_lock_of_its_dead_parent() {
+    let dir = folder();
+    let mut role = Role::start("hold and fork", dir.path());
+    let said = role.says();
+    let (file_name, forked) = said.split_once(' ').unwrap();
+    let forked: i32 = forked.parse().unwrap();
+    assert!(swept_by_another(dir.path()).is_empty());
+    role.kill();
+    // SAFETY: signal 0 only asks whether the process lives.
+    assert_eq!(unsafe { libc::kill(forked, 0) }, 0);
+    assert_eq!(swept_by_another(dir.path()), [file_name]);
+    // SAFETY: our own grandchild, which ends itself otherwise.
+    unsafe { libc::kill(forked, libc::SIGKILL) };
+}
+
+#[test]
+fn our_own_segment_keeps_its_lock_whatever_we_do_with_its_name() {
+    let dir = folder();
+    let made = create_in(dir.path(), &name(0), BYTES, false).unwrap();
+    let again = attach_in(dir.path(), made.file_name(), false).unwrap();
+    again.write(100, b"same bytes").unwrap();
+    let mut seen = [0; 10];
+    made.read(100, &mut seen).unwrap();
+    assert_eq!(
+        (&seen, again.host_base()),
+        (b"same bytes", made.host_base())
+    );
+    drop(again);
+    assert!(remove_stale_in(dir.path()).is_empty());
+    assert!(swept_by_another(dir.path()).is_empty(), "the lock was lost");
+    let path = dir.path().join(made.file_name());
+    assert!(path.exists());
+    drop(made);
+    assert!(!path.exists());
+}
+
+#[test]
+fn attaches_of_one_name_share_one_mapping() {
+    let dir = folder();
+    let mut role = Role::start("hold", dir.path());
+    let said = role.says();
+    let file_name = said.split(' ').next().unwrap();
+    let a = attach_in(dir.path(), file_name, false).unwrap();
+    let b = attach_in(dir.path(), file_name, true).unwrap();
+    assert_eq!(a.host_base(), b.host_base());
+    drop(a);
+    b.write(0, b"still mapped").unwrap();
+    role.finish();
+}
+
+#[test]
+fn a_mapping_is_not_inherited_by_forked_children() {
+    let dir = folder();
+    let made = create_in(dir.path(), &name(0), BYTES, false).unwrap();
+    let at = format!("{:x}-", made.host_base().unwrap().as_ptr() as usize);
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut lines = smaps.lines().skip_while(|line| !line.starts_with(&at));
+    let flags = lines.find(|line| line.starts_with("VmFlags:")).unwrap();
+    assert!(flags.split(' ').any(|flag| flag == "dc"), "{flags}");
+}
+
+#[test]
+fn a_segment_is_zero_private_to_its_user_and_has_its_size() {
+    let dir = folder();
+    let made = create_in(dir.path(), &name(0), BYTES, true).unwrap();
+    let meta = std::fs::metadata(dir.path().join(made.file_name())).unwrap();
+    assert_eq!(
+        (meta.permissions().mode() & 0o7777, meta.len()),
+        (0o600, BYTES)
+    );
+    let mut bytes = vec![1; BYTES as usize];
+    made.read(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|&b| b == 0));
+    assert!(made.read(BYTES, &mut [0]).is_err());
+}
+
+#[test]
+fn a_name_taken_and_sizes_that_cannot_be_are_refused() {
+    let dir = folder();
+    let name = name(0);
+    let made = create_in(dir.path(), &name, BYTES, false).unwrap();
+    let second = create_in(dir.path(), &name, BYTES, false);
+    assert!(matches!(second, Err(StoreError::InUse(_))), "{second:?}");
+    assert!(dir.path().join(made.file_name()).exists());
+    let none = create_in(dir.path(), &name, 0, false);
+    assert!(
+        matches!(none, Err(StoreError::InvalidConfig(_))),
+        "{none:?}"
+    );
+    let huge = create_in(dir.path(), &name, 1 << 50, true);
+    assert!(
+        matches!(huge, Err(StoreError::NotEnoughMemory(_))),
+        "{huge:?}"
+    );
+}
+
+#[test]
+fn files_that_are_no_segments_of_ours_are_not_mapped() {
+    let dir = folder();
+    let file = |name: &str, mode: u32, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+    };
+    file("nkv.readable", 0o644, b"x");
+    file("nkv.empty", 0o600, b"");
+    file("nkv.fine", 0o600, b"x");
+    std::fs::create_dir(dir.path().join("nkv.folder")).unwrap();
+    std::os::unix::fs::symlink("nkv.fine", dir.path().join("nkv.link")).unwrap();
+    let attach = |name| attach_in(dir.path(), name, false);
+    for bad in ["nkv.readable", "nkv.empty"] {
+        assert!(
+            matches!(attach(bad), Err(StoreError::BadSegment(_))),
+            "{bad}"
+        );
+    }
+    for bad in [
+        "nkv.folder",
+        "nkv.link",
+        "nkv.missing",
+        "../nkv.fine",
+        "fine",
+    ] {
+        assert!(attach(bad).is_err(), "{bad}");
+    }
+    assert_eq!(attach("nkv.fine").unwrap().len(), 1);
+}
+
+#[test]
+fn a_sweep_touches_nothing_but_stale_segments_and_sockets() {
+    let dir = folder();
+    let path = |name: &str| dir.path().join(name);
+    for name in ["other.a", "nkv.test.0.1", "nkv.text.sock"] {
+        std::fs::write(path(name), b"x").unwrap();
+    }
+    std::os::unix::fs::symlink("other.a", path("nkv.link")).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(path("nkv.test.3.2.sock")).unwrap());
+    let mut removed = remove_stale_in(dir.path());
+    removed.sort();
+    assert_eq!(removed, ["nkv.test.0.1", "nkv.test.3.2.sock"]);
+    for kept in ["other.a", "nkv.text.sock", "nkv.link"] {
+        assert!(path(kept).exists(), "{kept}");
+    }
+    assert!(remove_stale_in(&path("missing")).is_empty());
+}
