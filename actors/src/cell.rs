@@ -1,0 +1,495 @@
+//! `Cell`: our one seam to actix. A role is written against [`Role`] and [`On`]; a `Cell` catches
+//! its panics, lets the supervisor restart it and rebuilds it by [`Role::boot`] from the truth that
+//! lies outside it. Nothing else in the workspace may touch actix contexts.
+//!
+//! Why not actix's traits directly: a panic in a handler kills the actor for good, `do_send`
+//! swallows full and closed mailboxes, and a mailbox loop never yields to its neighbours.
+
+use crate::error::{Error, Result};
+use crate::place::Place;
+use actix::prelude::*;
+use actix::{WeakAddr, dev::SendError};
+use nkv_store::clock::{BootClock, Clock};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// Messages a mailbox holds before senders wait.
+pub const MAILBOX_MESSAGES: usize = 1024;
+/// Messages handled before a cell lets its neighbours on the arbiter run.
+pub const MESSAGES_PER_TURN: u32 = 128;
+/// Panics within [`RESTART_WINDOW_MS`] that a role survives; the next one is fatal to the process.
+pub const RESTART_BUDGET: u32 = 8;
+/// Window of the restart budget.
+pub const RESTART_WINDOW_MS: u64 = 60_000;
+/// Pause before the second and later restarts in a window, times their count.
+const RESTART_BACKOFF_MS: u64 = 5;
+/// How long a sender sleeps between tries while a mailbox is full.
+const FULL_RETRY_MS: u64 = 1;
+
+/// A typed message with a typed reply. Its list is `message.rs`.
+pub trait Message: Send + 'static {
+    /// What the role answers.
+    type Reply: Send + 'static;
+}
+
+/// An actor's behaviour: the only writer of its state.
+pub trait Role: Sized + Unpin + 'static {
+    /// What lies outside the actor and survives it: headers, tables, links, configuration.
+    type Truth: Clone + Send + Unpin + 'static;
+    /// Name shown in `/status`.
+    const NAME: &'static str;
+    /// Builds the state from the truth: at start and after every panic.
+    fn boot(truth: &Self::Truth, turn: &mut Turn<'_, Self>) -> Self;
+}
+
+/// A role that answers a message. Synchronous: decide, apply, reply (now or later).
+pub trait On<M: Message>: Role {
+    /// Handles one message. A dropped `reply` reaches the caller as `Internal`.
+    fn on(&mut self, message: M, reply: Reply<M::Reply>, turn: &mut Turn<'_, Self>);
+}
+
+/// The answer slot of one message; may be kept and used later.
+#[derive(Debug)]
+pub struct Reply<T>(Option<oneshot::Sender<T>>);
+
+impl<T> Reply<T> {
+    /// Answers. The caller may have gone; that is its affair.
+    pub fn send(self, value: T) {
+        if let Some(tx) = self.0 {
+            let _ = tx.send(value);
+        }
+    }
+
+    /// A reply nobody waits for.
+    pub fn nobody() -> Self {
+        Self(None)
+    }
+}
+
+/// What `/status` shows of a cell.
+#[derive(Debug)]
+pub struct CellState {
+    name: &'static str,
+    sent: AtomicU64,
+    handled: AtomicU64,
+    panics: AtomicU32,
+    restarts: AtomicU32,
+    busy_since_ns: AtomicU64,
+    last_beat_ns: AtomicU64,
+    last_error: Mutex<Option<String>>,
+}
+
+/// A snapshot of [`CellState`].
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct CellStatus {
+    /// Role name.
+    pub name: &'static str,
+    /// Messages waiting.
+    pub queue: u64,
+    /// Messages handled.
+    pub handled: u64,
+    /// Panics caught.
+    pub panics: u32,
+    /// Times rebuilt.
+    pub restarts: u32,
+    /// Milliseconds the present message has been in its handler; 0 when idle.
+    pub busy_ms: u64,
+    /// Milliseconds since the last sign of life.
+    pub idle_ms: u64,
+    /// Last panic's text.
+    pub last_error: Option<String>,
+}
+
+impl CellState {
+    fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            sent: AtomicU64::new(0),
+            handled: AtomicU64::new(0),
+            panics: AtomicU32::new(0),
+            restarts: AtomicU32::new(0),
+            busy_since_ns: AtomicU64::new(0),
+            last_beat_ns: AtomicU64::new(BootClock.now_ns()),
+            last_error: Mutex::new(None),
+        }
+    }
+
+    /// The present state.
+    pub fn snapshot(&self) -> CellStatus {
+        let now = BootClock.now_ns();
+        let busy = self.busy_since_ns.load(Ordering::Relaxed);
+        let handled = self.handled.load(Ordering::Relaxed);
+        let age = |t: u64| now.saturating_sub(t) / 1_000_000;
+        CellStatus {
+            name: self.name,
+            queue: self.sent.load(Ordering::Relaxed).saturating_sub(handled),
+            handled,
+            panics: self.panics.load(Ordering::Relaxed),
+            restarts: self.restarts.load(Ordering::Relaxed),
+            busy_ms: if busy == 0 { 0 } else { age(busy) },
+            idle_ms: age(self.last_beat_ns.load(Ordering::Relaxed)),
+            last_error: self
+                .last_error
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone(),
+        }
+    }
+
+    fn begin(&self) {
+        self.busy_since_ns
+            .store(BootClock.now_ns(), Ordering::Relaxed);
+    }
+
+    fn end(&self) {
+        self.busy_since_ns.store(0, Ordering::Relaxed);
+        self.last_beat_ns
+            .store(BootClock.now_ns(), Ordering::Relaxed);
+        self.handled.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn panicked(&self, text: String) {
+        tracing::error!(actor = self.name, panic = %text, "an actor panicked; rebuilding it");
+        self.panics.fetch_add(1, Ordering::Relaxed);
+        *self
+            .last_error
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(text);
+    }
+}
+
+/// What a handler may do besides changing its state: know its own address and set timers.
+pub struct Turn<'a, R: Role> {
+    weak: &'a WeakAddr<Cell<R>>,
+    state: &'a Arc<CellState>,
+}
+
+impl<R: Role> Turn<'_, R> {
+    /// Sends `message` to this role after `delay`. A timer is a message, and dies with the actor.
+    pub fn after<M: Message>(&self, delay: Duration, message: M)
+    where
+        R: On<M>,
+    {
+        let (weak, state) = (self.weak.clone(), self.state.clone());
+        tokio::task::spawn_local(async move {
+            tokio::time::sleep(delay).await;
+            if let Some(addr) = weak.upgrade() {
+                // A full mailbox means the role is busy; a later timer finds the same work.
+                if addr
+                    .try_send(Envelope {
+                        message,
+                        reply: Reply::nobody(),
+                    })
+                    .is_ok()
+                {
+                    state.sent.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+    }
+}
+
+impl<R: Role> Turn<'_, R> {
+    /// Runs async work beside the mailbox; its result comes back as a message.
+    pub fn work<M: Message>(&self, work: impl Future<Output = M> + 'static)
+    where
+        R: On<M>,
+    {
+        let (weak, state) = (self.weak.clone(), self.state.clone());
+        tokio::task::spawn_local(async move {
+            let mut envelope = Envelope {
+                message: work.await,
+                reply: Reply::nobody(),
+            };
+            // Unlike a timer, a result must not be lost to a full mailbox.
+            while let Some(addr) = weak.upgrade() {
+                match addr.try_send(envelope) {
+                    Ok(()) => {
+                        state.sent.fetch_add(1, Ordering::Relaxed);
+                        return;
+                    }
+                    Err(SendError::Full(back)) => envelope = back,
+                    Err(SendError::Closed(_)) => return,
+                }
+                drop(addr);
+                tokio::time::sleep(Duration::from_millis(FULL_RETRY_MS)).await;
+            }
+        });
+    }
+}
+
+struct Envelope<M: Message> {
+    message: M,
+    reply: Reply<M::Reply>,
+}
+
+impl<M: Message> actix::Message for Envelope<M> {
+    type Result = ();
+}
+
+/// Makes the role panic inside its handler: fault injection for tests of supervision.
+#[derive(Debug)]
+pub struct Crash;
+
+impl Message for Crash {
+    type Reply = ();
+}
+
+impl<R: Role> On<Crash> for R {
+    fn on(&mut self, _: Crash, _reply: Reply<()>, _: &mut Turn<'_, Self>) {
+        panic!("injected panic");
+    }
+}
+
+/// The wrapper that implements actix's traits for a role.
+struct Cell<R: Role> {
+    role: Option<R>,
+    truth: R::Truth,
+    state: Arc<CellState>,
+    weak: Option<WeakAddr<Cell<R>>>,
+    turns: u32,
+    window_start_ns: u64,
+    window_panics: u32,
+    on_exhausted: Arc<dyn Fn(&'static str) + Send + Sync>,
+}
+
+impl<R: Role> Cell<R> {
+    fn boot(&mut self) {
+        let Some(weak) = self.weak.clone() else {
+            return;
+        };
+        let (truth, state) = (self.truth.clone(), self.state.clone());
+        let built = catch_unwind(AssertUnwindSafe(|| {
+            R::boot(
+                &truth,
+                &mut Turn {
+                    weak: &weak,
+                    state: &state,
+                },
+            )
+        }));
+        match built {
+            Ok(role) => self.role = Some(role),
+            Err(p) => self
+                .state
+                .panicked(format!("while booting: {}", panic_text(&*p))),
+        }
+    }
+
+    /// Counts a panic against the budget; true if the role may be rebuilt.
+    fn spend_budget(&mut self) -> bool {
+        let now = BootClock.now_ns();
+        if now.saturating_sub(self.window_start_ns) > RESTART_WINDOW_MS * 1_000_000 {
+            self.window_start_ns = now;
+            self.window_panics = 0;
+        }
+        self.window_panics += 1;
+        self.window_panics <= RESTART_BUDGET
+    }
+
+    fn run(&mut self, ctx: &mut Context<Self>, body: impl FnOnce(&mut R, &mut Turn<'_, R>)) {
+        if self.role.is_none() {
+            self.boot();
+        }
+        let (Some(role), Some(weak)) = (self.role.as_mut(), self.weak.as_ref()) else {
+            return;
+        };
+        self.state.begin();
+        let mut turn = Turn {
+            weak,
+            state: &self.state,
+        };
+        let outcome = catch_unwind(AssertUnwindSafe(|| body(role, &mut turn)));
+        self.state.end();
+        if let Err(p) = outcome {
+            self.state.panicked(panic_text(&*p));
+            self.role = None;
+            ctx.stop();
+            return;
+        }
+        self.turns += 1;
+        if self.turns.is_multiple_of(MESSAGES_PER_TURN) {
+            pause(ctx, None);
+        }
+    }
+}
+
+/// Holds the mailbox for one scheduler turn, or for `delay`.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place that may hold a mailbox"
+)]
+fn pause<R: Role>(ctx: &mut Context<Cell<R>>, delay: Option<Duration>) {
+    let rest = async move {
+        match delay {
+            Some(d) => tokio::time::sleep(d).await,
+            None => tokio::task::yield_now().await,
+        }
+    };
+    ctx.wait(actix::fut::wrap_future(rest));
+}
+
+fn panic_text(payload: &(dyn std::any::Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|s| (*s).to_string());
+    text.or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "panic without a text".to_string())
+}
+
+impl<R: Role> Actor for Cell<R> {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        self.weak = Some(ctx.address().downgrade());
+        self.boot();
+    }
+}
+
+impl<R: Role> Supervised for Cell<R> {
+    fn restarting(&mut self, ctx: &mut Self::Context) {
+        self.state.restarts.fetch_add(1, Ordering::Relaxed);
+        if !self.spend_budget() {
+            (self.on_exhausted)(R::NAME);
+        }
+        if self.window_panics > 1 {
+            let backoff = RESTART_BACKOFF_MS * u64::from(self.window_panics);
+            pause(ctx, Some(Duration::from_millis(backoff)));
+        }
+        self.boot();
+    }
+}
+
+impl<R: Role + On<M>, M: Message> Handler<Envelope<M>> for Cell<R> {
+    type Result = ();
+
+    fn handle(&mut self, e: Envelope<M>, ctx: &mut Self::Context) {
+        self.run(ctx, |role, turn| role.on(e.message, e.reply, turn));
+    }
+}
+
+/// The address of a cell: cheap to clone, never bypasses the mailbox's capacity.
+pub struct CellAddr<R: Role>(Arc<AddrInner<R>>);
+
+struct AddrInner<R: Role> {
+    // One Addr only: each clone of an actix Addr would add a slot to the mailbox.
+    addr: Addr<Cell<R>>,
+    state: Arc<CellState>,
+}
+
+impl<R: Role> Clone for CellAddr<R> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<R: Role> std::fmt::Debug for CellAddr<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CellAddr({})", R::NAME)
+    }
+}
+
+impl<R: Role> CellAddr<R> {
+    /// Starts a role at a place. `on_exhausted` is called when the restart budget is spent.
+    pub async fn start(
+        place: &Place,
+        truth: R::Truth,
+        on_exhausted: Arc<dyn Fn(&'static str) + Send + Sync>,
+    ) -> Result<Self> {
+        let state = Arc::new(CellState::new(R::NAME));
+        let (tx, rx) = oneshot::channel();
+        let cell_state = state.clone();
+        place.run(move || {
+            let addr = Supervisor::start(move |ctx: &mut Context<Cell<R>>| {
+                ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
+                Cell {
+                    role: None,
+                    truth,
+                    state: cell_state,
+                    weak: None,
+                    turns: 0,
+                    window_start_ns: 0,
+                    window_panics: 0,
+                    on_exhausted,
+                }
+            });
+            let _ = tx.send(addr);
+        });
+        let addr = rx
+            .await
+            .map_err(|_| Error::internal(format!("the thread meant for {} has ended", R::NAME)))?;
+        Ok(Self(Arc::new(AddrInner { addr, state })))
+    }
+
+    /// Sends and waits for the reply, at most `limit` in all.
+    pub async fn call<M: Message>(&self, message: M, limit: Duration) -> Result<M::Reply>
+    where
+        R: On<M>,
+    {
+        let (tx, rx) = oneshot::channel();
+        let work = async {
+            self.push(message, Reply(Some(tx))).await?;
+            rx.await
+                .map_err(|_| Error::internal(format!("the {} actor failed on this call", R::NAME)))
+        };
+        match tokio::time::timeout(limit, work).await {
+            Ok(r) => r,
+            Err(_) => Err(Error::timeout(format!(
+                "the {} actor did not answer within {} ms ({} messages queued)",
+                R::NAME,
+                limit.as_millis(),
+                self.0.state.snapshot().queue
+            ))),
+        }
+    }
+
+    /// Sends without waiting for an answer; waits only while the mailbox is full.
+    pub async fn push<M: Message>(&self, message: M, reply: Reply<M::Reply>) -> Result<()>
+    where
+        R: On<M>,
+    {
+        let mut envelope = Envelope { message, reply };
+        loop {
+            match self.0.addr.try_send(envelope) {
+                Ok(()) => {
+                    self.0.state.sent.fetch_add(1, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Err(SendError::Full(back)) => envelope = back,
+                Err(SendError::Closed(_)) => return Err(closed::<R>()),
+            }
+            tokio::time::sleep(Duration::from_millis(FULL_RETRY_MS)).await;
+        }
+    }
+
+    /// Sends without waiting at all; an error if the mailbox is full or closed.
+    pub fn tell<M: Message>(&self, message: M) -> Result<()>
+    where
+        R: On<M>,
+    {
+        match self.0.addr.try_send(Envelope {
+            message,
+            reply: Reply::nobody(),
+        }) {
+            Ok(()) => {
+                self.0.state.sent.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(SendError::Full(_)) => Err(Error::not_ready(format!(
+                "the {} actor's mailbox is full ({MAILBOX_MESSAGES} messages)",
+                R::NAME
+            ))),
+            Err(SendError::Closed(_)) => Err(closed::<R>()),
+        }
+    }
+
+    /// The observable state.
+    pub fn status(&self) -> CellStatus {
+        self.0.state.snapshot()
+    }
+}
+
+fn closed<R: Role>() -> Error {
+    Error::disconnected(format!("the {} actor has ended with its node", R::NAME))
+}

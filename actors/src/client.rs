@@ -1,0 +1,413 @@
+//! The client handle: the verbs of the API. Control goes to the master in batches of one round
+//! trip; bytes go one-sided between the caller's buffer and the owner's memory, on the caller's
+//! thread. The Producer actor stands behind it for what must go on when no call is running.
+
+mod blocking;
+pub(crate) mod control;
+pub mod peer;
+mod read;
+mod write;
+
+pub use blocking::Blocking;
+pub use peer::TransportChoice;
+pub use write::WritePlan;
+
+use crate::cell::CellAddr;
+use crate::error::{Error, Result};
+use crate::message::{
+    ClusterStats, Existence, KeyBytes, ObjMeta, RankInfo, Request, Response, Settings, View,
+};
+use crate::place::OwnedPlace;
+use crate::plans::OpenPlans;
+use crate::producer::{Attach, Producer, ProducerTruth};
+use control::{ControlPool, MasterPath, contact};
+use hashbrown::HashMap;
+use nkv_store::clock::{BootClock, Clock};
+use nkv_store::shm::boot_id;
+use nkv_transport::wire::{Address, Net, OsNet};
+use peer::Peer;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
+
+/// How a client behaves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientConfig {
+    /// The job; must be the cluster's.
+    pub job: String,
+    /// Which way to the owners.
+    pub transport: TransportChoice,
+    /// Limit of one control call in milliseconds.
+    pub call_timeout_ms: u64,
+}
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        let transport = TransportChoice::Auto;
+        Self {
+            job: "nkv".to_string(),
+            transport,
+            call_timeout_ms: 2_000,
+        }
+    }
+}
+
+/// What all clones of a handle share, and the Producer with them.
+pub struct Shared {
+    pub(crate) net: Arc<dyn Net>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) config: ClientConfig,
+    pub(crate) producer_id: u64,
+    pub(crate) plans: Arc<OpenPlans>,
+    pub(crate) peers: RwLock<HashMap<u64, Arc<Peer>>>,
+    pub(crate) actor: OnceLock<CellAddr<Producer>>,
+    pub(crate) draining: std::sync::atomic::AtomicBool,
+    settings: Mutex<Settings>,
+    view: RwLock<View>,
+    next_request: AtomicU64,
+    // Only a standalone client has one; a node's handle lives on its node's.
+    _place: Option<OwnedPlace>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Shared(producer {:016x})", self.producer_id)
+    }
+}
+
+/// The handle. Cheap to clone; clones share connections. See also [`Client::blocking`].
+#[derive(Debug, Clone)]
+pub struct Client {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) pool: Arc<ControlPool>,
+}
+
+/// What a handle is made from.
+pub(crate) struct Parts {
+    pub net: Arc<dyn Net>,
+    pub clock: Arc<dyn Clock>,
+    pub config: ClientConfig,
+    pub settings: Settings,
+    pub view: View,
+    pub path: MasterPath,
+    pub producer_id: u64,
+    pub place: Option<OwnedPlace>,
+}
+
+impl Client {
+    /// Connects to a cluster through any of its nodes; starts one background thread.
+    pub async fn connect(node: &Address, config: ClientConfig) -> Result<Self> {
+        let net: Arc<dyn Net> = Arc::new(OsNet);
+        let producer_id = nkv_store::random_u64();
+        let limit = Duration::from_millis(config.call_timeout_ms);
+        let found = contact(&*net, node, &config.job, producer_id, limit).await?;
+        let mut addresses = found.master;
+        if let Some((info, _)) = found.view.ranks.iter().find(|(i, _)| i.rank == 0)
+            && info.boot_id == boot_id()
+            && let Some(local) = &info.local
+        {
+            addresses.insert(0, local.clone());
+        }
+        let place = OwnedPlace::arbiter()?;
+        let here = place.place().clone();
+        let parts = Parts {
+            net,
+            clock: Arc::new(BootClock),
+            config,
+            settings: found.settings,
+            view: found.view,
+            path: MasterPath::Remote(Arc::new(Mutex::new(addresses))),
+            producer_id,
+            place: Some(place),
+        };
+        let client = Self::from_parts(parts);
+        client.start_producer(&here).await?;
+        Ok(client)
+    }
+
+    pub(crate) fn from_parts(p: Parts) -> Self {
+        let pool = ControlPool::new(p.net.clone(), p.path, p.config.job.clone(), p.producer_id);
+        let shared = Shared {
+            net: p.net,
+            clock: p.clock,
+            config: p.config,
+            producer_id: p.producer_id,
+            plans: Arc::default(),
+            peers: RwLock::default(),
+            actor: OnceLock::new(),
+            draining: false.into(),
+            settings: Mutex::new(p.settings),
+            view: RwLock::new(p.view),
+            next_request: AtomicU64::new(1),
+            _place: p.place,
+        };
+        Self {
+            shared: Arc::new(shared),
+            pool: Arc::new(pool),
+        }
+    }
+
+    /// Starts the Producer behind this handle.
+    pub(crate) async fn start_producer(
+        &self,
+        place: &crate::place::Place,
+    ) -> Result<CellAddr<Producer>> {
+        let truth = ProducerTruth::new(&self.shared, self.pool.another());
+        let exhausted = Arc::new(|name: &'static str| {
+            tracing::error!(
+                actor = name,
+                "restart budget spent; this handle's background work ends"
+            );
+        });
+        let actor = CellAddr::start(place, truth, exhausted).await?;
+        let _ = self.shared.actor.set(actor.clone());
+        if matches!(self.pool.path(), MasterPath::Remote(_)) {
+            let pool = self.pool.another();
+            let weak = Arc::downgrade(&self.shared);
+            place.task(async move { pool.presence(weak).await });
+        }
+        Ok(actor)
+    }
+
+    /// A synchronous handle for one thread, with connections of its own.
+    pub fn blocking(&self) -> Result<Blocking> {
+        Blocking::new(self.for_another_runtime())
+    }
+
+    /// The same handle with fresh connections: a connection belongs to the runtime that made it.
+    pub fn for_another_runtime(&self) -> Self {
+        Self {
+            shared: self.shared.clone(),
+            pool: Arc::new(self.pool.another()),
+        }
+    }
+
+    pub(crate) fn limit(&self) -> Duration {
+        Duration::from_millis(self.shared.config.call_timeout_ms)
+    }
+
+    pub(crate) async fn call(&self, request: Request) -> Result<Response> {
+        self.pool.call(request, self.limit()).await
+    }
+
+    /// What the cluster told this handle when it connected.
+    pub fn settings(&self) -> Settings {
+        self.shared
+            .settings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    pub(crate) fn next_request(&self) -> u64 {
+        self.shared.next_request.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The owner of an incarnation, attached to on first use.
+    pub(crate) async fn peer(&self, incarnation: u64) -> Result<Arc<Peer>> {
+        let known = {
+            let peers = self
+                .shared
+                .peers
+                .read()
+                .unwrap_or_else(PoisonError::into_inner);
+            peers.get(&incarnation).cloned()
+        };
+        if let Some(p) = known {
+            if p.is_alive() {
+                return Ok(p);
+            }
+            let mut peers = self
+                .shared
+                .peers
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
+            peers.remove(&incarnation);
+        }
+        let info = self.rank_info(incarnation).await?;
+        let actor = self
+            .shared
+            .actor
+            .get()
+            .ok_or_else(|| Error::internal("no producer actor"))?;
+        match actor.call(Attach(info.clone()), self.limit()).await {
+            // The actor was restarted under this call: ask its rebuilt state once.
+            Err(e) if e.kind == crate::ErrorKind::Internal => {
+                actor.call(Attach(info), self.limit()).await?
+            }
+            other => other?,
+        }
+    }
+
+    async fn rank_info(&self, incarnation: u64) -> Result<RankInfo> {
+        let find = |v: &View| {
+            v.ranks
+                .iter()
+                .find(|(i, _)| i.incarnation == incarnation)
+                .map(|(i, _)| i.clone())
+        };
+        let cached = find(
+            &self
+                .shared
+                .view
+                .read()
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+        if let Some(info) = cached {
+            return Ok(info);
+        }
+        let view = self.view().await?;
+        find(&view).ok_or_else(|| {
+            Error::disconnected(format!(
+                "incarnation {incarnation:016x} is no longer a member"
+            ))
+        })
+    }
+
+    /// The members now.
+    pub async fn view(&self) -> Result<View> {
+        match self.call(Request::View).await? {
+            Response::View(v) => {
+                *self
+                    .shared
+                    .view
+                    .write()
+                    .unwrap_or_else(PoisonError::into_inner) = v.clone();
+                Ok(v)
+            }
+            other => Err(unexpected("View", &other)),
+        }
+    }
+
+    /// Figures of every rank, as of their last heartbeats.
+    pub async fn stats(&self) -> Result<ClusterStats> {
+        match self.call(Request::Stats).await? {
+            Response::Stats(s) => Ok(s),
+            other => Err(unexpected("Stats", &other)),
+        }
+    }
+
+    /// Takes a key away for good; returns when no reader can find it any more [I6].
+    pub async fn remove(&self, key: &[u8]) -> Result<()> {
+        one(self.remove_many(&[key]).await)
+    }
+
+    /// Takes keys away; one result per key.
+    pub async fn remove_many(&self, keys: &[&[u8]]) -> Vec<Result<()>> {
+        match self.call(Request::Remove(key_bytes(keys))).await {
+            Ok(Response::Done(list)) if list.len() == keys.len() => list,
+            Ok(other) => spread(keys.len(), unexpected("Remove", &other)),
+            Err(e) => spread(keys.len(), e),
+        }
+    }
+
+    /// Whether keys are there. `prefetch` asks for promotion from slower tiers; with DRAM as the
+    /// only tier every readable key is where it is fastest already.
+    pub async fn exists(&self, keys: &[&[u8]], prefetch: bool) -> Result<Vec<Existence>> {
+        let _no_slower_tier = prefetch;
+        match self.call(Request::Exists(key_bytes(keys))).await? {
+            Response::Existence(list) if list.len() == keys.len() => Ok(list),
+            other => Err(unexpected("Exists", &other)),
+        }
+    }
+
+    /// Locations of the longest run of readable keys from the first one.
+    pub async fn match_prefix(&self, keys: &[&[u8]]) -> Result<Vec<ObjMeta>> {
+        match self.call(Request::MatchPrefix(key_bytes(keys))).await? {
+            Response::Prefix(list) if list.len() <= keys.len() => Ok(list),
+            other => Err(unexpected("MatchPrefix", &other)),
+        }
+    }
+
+    /// Where a key lies.
+    pub async fn get_location(&self, key: &[u8]) -> Result<ObjMeta> {
+        one(self.locate(&[key]).await)
+    }
+
+    pub(crate) async fn locate(&self, keys: &[&[u8]]) -> Vec<Result<ObjMeta>> {
+        match self.call(Request::GetLocation(key_bytes(keys))).await {
+            Ok(Response::Locations(list)) if list.len() == keys.len() => list,
+            Ok(other) => spread(keys.len(), unexpected("GetLocation", &other)),
+            Err(e) => spread(keys.len(), e),
+        }
+    }
+
+    /// Asks every owner to evict until its heap is used to at most this ratio (0 to 1).
+    pub async fn evict_until_below(&self, usage_ratio: f64) -> Result<()> {
+        match self.call(Request::EvictUntilBelow(usage_ratio)).await? {
+            Response::Done(list) => one(list),
+            other => Err(unexpected("EvictUntilBelow", &other)),
+        }
+    }
+
+    fn peers(&self) -> Vec<Arc<Peer>> {
+        let peers = self
+            .shared
+            .peers
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        peers.values().cloned().collect()
+    }
+
+    /// Returns when every touch noted so far has left this process (lost ones of dead ranks aside).
+    pub async fn flush(&self) -> Result<()> {
+        for peer in self.peers().into_iter().filter(|p| p.is_alive()) {
+            tokio::time::timeout(self.limit(), peer.send_touches(true))
+                .await
+                .map_err(|_| Error::timeout(format!("rank {} takes no touches", peer.rank)))??;
+        }
+        Ok(())
+    }
+
+    /// Flushes and says goodbye to every owner. Open plans are aborted first.
+    pub async fn close(&self) {
+        self.abort_open_plans().await;
+        if let Err(error) = self.flush().await {
+            tracing::debug!(%error, "closing");
+        }
+        for peer in self.peers() {
+            peer.detach().await;
+        }
+        self.shared
+            .peers
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
+    }
+
+    /// Plans of this handle that are open now.
+    pub fn open_plans(&self) -> usize {
+        self.shared.plans.len()
+    }
+
+    /// Runs data-plane work that may block on a socket without starving an async runtime.
+    pub(crate) fn run_blocking<T>(peer: &Peer, work: impl FnOnce() -> T) -> T {
+        use tokio::runtime::{Handle, RuntimeFlavor};
+        let multi = || {
+            Handle::try_current().is_ok_and(|h| h.runtime_flavor() == RuntimeFlavor::MultiThread)
+        };
+        if peer.kind() == nkv_transport::verbs::Kind::Tcp && multi() {
+            tokio::task::block_in_place(work)
+        } else {
+            work()
+        }
+    }
+}
+
+fn key_bytes(keys: &[&[u8]]) -> Vec<KeyBytes> {
+    keys.iter().map(|k| KeyBytes(k.to_vec())).collect()
+}
+
+pub(crate) fn unexpected(asked: &str, got: &Response) -> Error {
+    Error::internal(format!("the master answered {asked} with {got:?}"))
+}
+
+pub(crate) fn one<T>(list: Vec<Result<T>>) -> Result<T> {
+    list.into_iter()
+        .next()
+        .unwrap_or_else(|| Err(Error::internal("an empty answer to one item")))
+}
+
+pub(crate) fn spread<T>(n: usize, e: Error) -> Vec<Result<T>> {
+    (0..n).map(|_| Err(e.clone())).collect()
+}

@@ -1,0 +1,270 @@
+//! The way to the master: the actor itself within its process, else a pool of connections, each
+//! used by one call at a time and driven by the caller's own runtime, so that a reply wakes nobody
+//! but the caller.
+
+use crate::cell::CellAddr;
+use crate::error::{Error, ErrorKind, Result};
+use crate::master::{Ask, Master};
+use crate::membership::hello;
+use crate::message::{Purpose, Request, Response, Settings, View, Welcome};
+use nkv_transport::wire::{Address, BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Idle connections a pool keeps.
+const MAX_IDLE: usize = 8;
+/// Pause between tries to reach a master that does not answer, within the call's limit.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+
+/// Where requests go.
+#[derive(Clone)]
+pub(crate) enum MasterPath {
+    /// In this process.
+    Local(CellAddr<Master>),
+    /// Over the wire: addresses, nearest first.
+    Remote(Arc<Mutex<Vec<Address>>>),
+}
+
+impl std::fmt::Debug for MasterPath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Local(_) => f.write_str("in this process"),
+            Self::Remote(a) => write!(f, "{:?}", a.lock().unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
+}
+
+/// A connection with its frame buffer.
+struct Conn {
+    stream: BoxStream,
+    buf: Vec<u8>,
+}
+
+/// One caller's connections. A pool belongs to one runtime.
+pub(crate) struct ControlPool {
+    net: Arc<dyn Net>,
+    path: MasterPath,
+    job: String,
+    producer: u64,
+    idle: Mutex<Vec<Conn>>,
+    next_id: AtomicU64,
+}
+
+impl std::fmt::Debug for ControlPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ControlPool({:?})", self.path)
+    }
+}
+
+/// What a first contact tells.
+#[derive(Debug)]
+pub(crate) struct Contact {
+    pub view: View,
+    pub settings: Settings,
+    pub master: Vec<Address>,
+}
+
+/// Asks any node of the cluster where the master is.
+pub(crate) async fn contact(
+    net: &dyn Net,
+    node: &Address,
+    job: &str,
+    producer: u64,
+    limit: Duration,
+) -> Result<Contact> {
+    let work = async {
+        let mut at = node.clone();
+        // One hop at most: a node that is not the master names the master.
+        for _ in 0..2 {
+            match hello(net, &at, job, Purpose::Client { producer }).await?.1 {
+                Welcome::Client {
+                    master: Some(next), ..
+                } => at = next,
+                Welcome::Client {
+                    master: None,
+                    view,
+                    settings,
+                } => {
+                    return Ok(Contact {
+                        view,
+                        settings,
+                        master: vec![at],
+                    });
+                }
+                Welcome::Refused { why } => return Err(Error::invalid(why.to_string())),
+                other => {
+                    return Err(Error::internal(format!(
+                        "{at} answered a client with {other:?}"
+                    )));
+                }
+            }
+        }
+        Err(Error::internal(format!(
+            "{node} and {at} each say that the other is the master"
+        )))
+    };
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+        Err(Error::timeout(format!(
+            "{node} did not answer within {} ms",
+            limit.as_millis()
+        )))
+    })
+}
+
+/// True if a repeat cannot do harm: everything but Remove, whose repeat would say NotFound.
+fn repeatable(request: &Request) -> bool {
+    !matches!(request, Request::Remove(_))
+}
+
+impl ControlPool {
+    pub(crate) fn new(net: Arc<dyn Net>, path: MasterPath, job: String, producer: u64) -> Self {
+        Self {
+            net,
+            path,
+            job,
+            producer,
+            idle: Mutex::default(),
+            next_id: AtomicU64::new(1),
+        }
+    }
+
+    /// Another pool to the same master, for another runtime.
+    pub(crate) fn another(&self) -> Self {
+        Self::new(
+            self.net.clone(),
+            self.path.clone(),
+            self.job.clone(),
+            self.producer,
+        )
+    }
+
+    /// One request, one response, within `limit`.
+    pub(crate) async fn call(&self, request: Request, limit: Duration) -> Result<Response> {
+        let response = match &self.path {
+            MasterPath::Local(master) => self.call_local(master, request, limit).await?,
+            MasterPath::Remote(_) => {
+                match tokio::time::timeout(limit, self.call_remote(&request)).await {
+                    Ok(r) => r?,
+                    Err(_) => {
+                        return Err(Error::timeout(format!(
+                            "the master at {:?} did not answer within {} ms",
+                            self.path,
+                            limit.as_millis()
+                        )));
+                    }
+                }
+            }
+        };
+        match response {
+            Response::Failed(e) => Err(e),
+            other => Ok(other),
+        }
+    }
+
+    async fn call_local(
+        &self,
+        master: &CellAddr<Master>,
+        request: Request,
+        limit: Duration,
+    ) -> Result<Response> {
+        let producer = self.producer;
+        let again = repeatable(&request).then(|| request.clone());
+        match master.call(Ask { producer, request }, limit).await {
+            // A panic under another caller dropped this one's parked reply: ask the rebuilt state.
+            Err(e)
+                if e.kind == ErrorKind::Internal
+                    && let Some(request) = again =>
+            {
+                master.call(Ask { producer, request }, limit).await
+            }
+            other => other,
+        }
+    }
+
+    async fn call_remote(&self, request: &Request) -> Result<Response> {
+        let idle = self
+            .idle
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
+        if let Some(conn) = idle {
+            match self.exchange(conn, request).await {
+                Ok(r) => return Ok(r),
+                Err(e) if !repeatable(request) => return Err(e),
+                // The master may have restarted since: try a fresh connection.
+                Err(_) => {}
+            }
+        }
+        let conn = self.connect().await?;
+        self.exchange(conn, request).await
+    }
+
+    async fn exchange(&self, mut conn: Conn, request: &Request) -> Result<Response> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let broken = |e: &dyn std::fmt::Display| {
+            Error::disconnected(format!("the connection to the master broke: {e}"))
+        };
+        let Conn { stream, buf } = &mut conn;
+        write_frame(stream, buf, id, request)
+            .await
+            .map_err(|e| broken(&e))?;
+        match read_frame::<_, Response>(stream, buf, MAX_FRAME_BYTES).await {
+            Ok(Some((answered, response))) if answered == id => {
+                let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+                if idle.len() < MAX_IDLE {
+                    idle.push(conn);
+                }
+                Ok(response)
+            }
+            Ok(Some((other, _))) => Err(broken(&format!("answer {other} to request {id}"))),
+            Ok(None) => Err(broken(&"closed by the master")),
+            Err(e) => Err(broken(&e)),
+        }
+    }
+
+    async fn connect(&self) -> Result<Conn> {
+        let MasterPath::Remote(addresses) = &self.path else {
+            return Err(Error::internal("a local master has no address"));
+        };
+        let addresses = addresses
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let mut last = Error::disconnected("no address for the master");
+        for address in &addresses {
+            let purpose = Purpose::Client {
+                producer: self.producer,
+            };
+            match hello(&*self.net, address, &self.job, purpose).await {
+                Ok((stream, Welcome::Client { master: None, .. })) => {
+                    return Ok(Conn {
+                        stream,
+                        buf: Vec::new(),
+                    });
+                }
+                Ok((_, other)) => {
+                    last = Error::disconnected(format!("{address} is no master: {other:?}"));
+                }
+                Err(e) => last = e,
+            }
+        }
+        Err(last)
+    }
+
+    /// The way to the master.
+    pub(crate) fn path(&self) -> &MasterPath {
+        &self.path
+    }
+
+    /// Keeps one connection open for as long as the client lives: the master counts it as alive.
+    pub(crate) async fn presence(self, client: std::sync::Weak<super::Shared>) {
+        while client.strong_count() > 0 {
+            if let Ok(mut conn) = self.connect().await {
+                // Nothing is ever sent on it; the read ends when the master goes.
+                let _ = read_frame::<_, Response>(&mut conn.stream, &mut conn.buf, 64).await;
+            }
+            tokio::time::sleep(RETRY_PAUSE * 5).await;
+        }
+    }
+}

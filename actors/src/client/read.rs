@@ -1,0 +1,297 @@
+//! Reading: header, payload, header again, in one batch per owner; validated by [I7]. A read that
+//! was too slow for its chain re-reads the header strictly; one that found the object changed asks
+//! the master once and then says NotFound. Slowness alone is never NotFound.
+
+use super::peer::Peer;
+use super::{Client, one};
+use crate::error::{Error, ErrorKind, Result};
+use crate::message::{ObjMeta, Touch};
+use nkv_store::KeyId;
+use nkv_store::layout::{HEADER_BYTES, ObjHeader};
+use nkv_store::object::{Expect, Unreadable, unchanged, validate};
+use nkv_transport::verbs::Op;
+use std::collections::BTreeMap;
+use std::sync::atomic::{Ordering, fence};
+use zerocopy::FromBytes;
+
+/// Objects in one batch of verbs.
+const MAX_READS_PER_POST: usize = 256;
+/// Payload bytes in one batch of verbs: a chain must end within 0.8 Q to be believed as it is.
+const MAX_BYTES_PER_POST: u64 = 16 << 20;
+/// Touches kept back until the next timer of the Producer.
+const TOUCH_BATCH: usize = 128;
+
+type RawHeader = [u8; HEADER_BYTES as usize];
+
+/// Why a read found nothing to believe.
+enum Miss {
+    /// Retired, reused or removed: ask the master once.
+    Changed,
+    /// Something a retry does not mend.
+    Fatal(Error),
+}
+
+struct Slot<'a> {
+    index: usize,
+    meta: &'a ObjMeta,
+    dst: &'a mut [u8],
+    before: RawHeader,
+    after: RawHeader,
+}
+
+impl Client {
+    /// Bytes of an object in a fresh buffer.
+    pub async fn get(&self, key: &[u8]) -> Result<Vec<u8>> {
+        let mut meta = self.get_location(key).await?;
+        for last in [false, true] {
+            let mut bytes = vec![0; meta.bytes_total as usize];
+            let read = self.read_all(&mut [(&meta, &mut bytes[..])]).await;
+            match read.into_iter().next().unwrap_or(Err(Miss::Changed)) {
+                Ok(_) => return Ok(bytes),
+                Err(Miss::Fatal(e)) => return Err(e),
+                Err(Miss::Changed) if last => break,
+                Err(Miss::Changed) => meta = self.get_location(key).await?,
+            }
+        }
+        Err(gone(key))
+    }
+
+    /// Reads an object into `dst`; returns its length. A `dst` that is too small is refused.
+    pub async fn get_into(&self, key: &[u8], dst: &mut [u8]) -> Result<usize> {
+        one(self.get_many_into(&mut [(key, dst)]).await)
+    }
+
+    /// Reads many; one result per item, in order.
+    pub async fn get_many_into(&self, items: &mut [(&[u8], &mut [u8])]) -> Vec<Result<usize>> {
+        let keys: Vec<&[u8]> = items.iter().map(|(k, _)| *k).collect();
+        let mut results: Vec<Result<usize>> = (0..items.len())
+            .map(|_| Err(Error::internal("not read")))
+            .collect();
+        let mut todo: Vec<usize> = (0..items.len()).collect();
+        for last in [false, true] {
+            let wanted: Vec<&[u8]> = todo.iter().map(|i| keys[*i]).collect();
+            let located = self.locate(&wanted).await;
+            let mut found = Vec::new();
+            for (i, r) in todo.iter().zip(located) {
+                match r {
+                    Ok(meta) => found.push((*i, meta)),
+                    Err(e) => results[*i] = Err(e),
+                }
+            }
+            let mut reads: Vec<(&ObjMeta, &mut [u8])> = Vec::with_capacity(found.len());
+            let mut f = found.iter().peekable();
+            for (i, (_, dst)) in items.iter_mut().enumerate() {
+                if let Some((_, meta)) = f.next_if(|(at, _)| *at == i) {
+                    reads.push((meta, dst));
+                }
+            }
+            let read = self.read_all(&mut reads).await;
+            todo.clear();
+            for ((i, _), r) in found.iter().zip(read) {
+                results[*i] = match r {
+                    Ok(n) => Ok(n),
+                    Err(Miss::Fatal(e)) => Err(e),
+                    Err(Miss::Changed) => {
+                        todo.push(*i);
+                        Err(gone(keys[*i]))
+                    }
+                };
+            }
+            if todo.is_empty() || last {
+                break;
+            }
+        }
+        results
+    }
+
+    /// Reads an object by its location. NotFound if it is no longer there.
+    pub async fn read_into(&self, meta: &ObjMeta, dst: &mut [u8]) -> Result<usize> {
+        one(self.read_many_into(&mut [(meta, dst)]).await)
+    }
+
+    /// Reads many by location. The batch is touched tail to head: its first object stays longest.
+    pub async fn read_many_into(&self, items: &mut [(&ObjMeta, &mut [u8])]) -> Vec<Result<usize>> {
+        let metas: Vec<ObjMeta> = items.iter().map(|(m, _)| (*m).clone()).collect();
+        let found = self.read_all(items).await;
+        let missing = |m: &ObjMeta| {
+            Error::not_found(format!(
+                "the object {:?} is no longer in slot {} of rank {}",
+                KeyId::from(m.key),
+                m.at.slot,
+                m.rank
+            ))
+        };
+        let result = |(r, m): (std::result::Result<usize, Miss>, &ObjMeta)| match r {
+            Ok(n) => Ok(n),
+            Err(Miss::Fatal(e)) => Err(e),
+            Err(Miss::Changed) => Err(missing(m)),
+        };
+        found.into_iter().zip(&metas).map(result).collect()
+    }
+
+    async fn read_all(
+        &self,
+        items: &mut [(&ObjMeta, &mut [u8])],
+    ) -> Vec<std::result::Result<usize, Miss>> {
+        let mut results: Vec<_> = items
+            .iter()
+            .map(|(m, _)| {
+                Err(Miss::Fatal(Error::internal(format!(
+                    "slot {} unread",
+                    m.at.slot
+                ))))
+            })
+            .collect();
+        let mut groups: BTreeMap<u64, Vec<Slot<'_>>> = BTreeMap::new();
+        for (index, (meta, dst)) in items.iter_mut().enumerate() {
+            if (dst.len() as u64) < meta.bytes_total {
+                results[index] = Err(Miss::Fatal(Error::invalid(format!(
+                    "the object has {} bytes, the buffer {}; get_location tells the size first",
+                    meta.bytes_total,
+                    dst.len()
+                ))));
+                continue;
+            }
+            let dst = &mut dst[..meta.bytes_total as usize];
+            let (before, after) = ([0; 64], [0; 64]);
+            groups.entry(meta.at.incarnation).or_default().push(Slot {
+                index,
+                meta,
+                dst,
+                before,
+                after,
+            });
+        }
+        for (incarnation, mut slots) in groups {
+            let peer = match self.peer(incarnation).await {
+                Ok(p) => p,
+                Err(e) => {
+                    for s in &slots {
+                        results[s.index] = Err(Miss::Fatal(e.clone()));
+                    }
+                    continue;
+                }
+            };
+            Self::run_blocking(&peer, || self.read_group(&peer, &mut slots, &mut results));
+            self.touch_group(&peer, &slots, &results).await;
+        }
+        results
+    }
+
+    fn read_group(
+        &self,
+        peer: &Peer,
+        slots: &mut [Slot<'_>],
+        results: &mut [std::result::Result<usize, Miss>],
+    ) {
+        let mut rest = slots;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = rest.iter().take(MAX_READS_PER_POST).take_while(|s| {
+                bytes += s.meta.bytes_total;
+                bytes <= MAX_BYTES_PER_POST
+            });
+            let n = fits.count().max(1);
+            let (now, later) = rest.split_at_mut(n);
+            rest = later;
+            let outcome = self.read_chain(peer, now);
+            for s in now.iter() {
+                results[s.index] = match &outcome {
+                    Ok(()) => judge(peer, s),
+                    Err(e) => Err(Miss::Fatal(e.clone())),
+                };
+            }
+        }
+    }
+
+    /// One chain: header, payload, header of each; re-reads the headers when the chain was slow.
+    fn read_chain(&self, peer: &Peer, slots: &mut [Slot<'_>]) -> Result<()> {
+        let t0 = self.shared.clock.now_ns();
+        let mut ops = Vec::with_capacity(slots.len() * 3);
+        for s in slots.iter_mut() {
+            ops.push(Op::Read {
+                offset: s.meta.header_off,
+                dst: &mut s.before,
+            });
+            ops.push(Op::Read {
+                offset: s.meta.payload_off,
+                dst: &mut *s.dst,
+            });
+            ops.push(Op::Read {
+                offset: s.meta.header_off,
+                dst: &mut s.after,
+            });
+        }
+        peer.verbs.post(0, &mut ops)?;
+        drop(ops);
+        // [I7]: nothing after this may be believed from before the payload.
+        fence(Ordering::Acquire);
+        let limit = peer.quarantine_ns / 10 * 8;
+        if self.shared.clock.now_ns().saturating_sub(t0) <= limit {
+            return Ok(());
+        }
+        let mut again = Vec::with_capacity(slots.len());
+        for s in slots.iter_mut() {
+            again.push(Op::Read {
+                offset: s.meta.header_off,
+                dst: &mut s.after,
+            });
+        }
+        peer.verbs.post(0, &mut again)?;
+        Ok(())
+    }
+
+    async fn touch_group(
+        &self,
+        peer: &Peer,
+        slots: &[Slot<'_>],
+        results: &[std::result::Result<usize, Miss>],
+    ) {
+        let read = slots
+            .iter()
+            .rev()
+            .filter(|s| results[s.index].is_ok())
+            .map(|s| Touch {
+                slot: s.meta.at.slot,
+                epoch: s.meta.at.epoch,
+                bytes: s.meta.bytes_total,
+            });
+        if peer.touch(read) >= TOUCH_BATCH
+            && let Err(error) = peer.send_touches(false).await
+        {
+            tracing::debug!(%error, "touches lost");
+        }
+    }
+}
+
+/// Accepts a read iff the header was valid before [I2] and identical after [I7].
+fn judge(peer: &Peer, s: &Slot<'_>) -> std::result::Result<usize, Miss> {
+    let parse = |raw: &RawHeader| ObjHeader::read_from_bytes(raw).ok();
+    let (Some(before), Some(after)) = (parse(&s.before), parse(&s.after)) else {
+        return Err(Miss::Fatal(Error::internal("a header has 64 bytes")));
+    };
+    let expect = Expect {
+        key: Some(KeyId::from(s.meta.key)),
+        epoch: Some(s.meta.at.epoch),
+        payload_base: s.meta.payload_off,
+        bytes_total: s.meta.bytes_total,
+    };
+    match validate(&before, &expect, &peer.arena) {
+        Ok(()) if unchanged(&before, &after) => Ok(s.meta.bytes_total as usize),
+        Ok(()) | Err(Unreadable::Gone | Unreadable::OtherKey | Unreadable::BadExtent) => {
+            Err(Miss::Changed)
+        }
+        Err(Unreadable::NotReady) => Err(Miss::Fatal(Error::not_ready(format!(
+            "slot {} of rank {} is still being written",
+            s.meta.at.slot, peer.rank
+        )))),
+    }
+}
+
+fn gone(key: &[u8]) -> Error {
+    let shown = nkv_store::Key::new(key).map_or_else(|e| e.to_string(), |k| k.to_string());
+    Error::new(
+        ErrorKind::NotFound,
+        format!("key {shown} was evicted or removed while it was read"),
+    )
+}

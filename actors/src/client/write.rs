@@ -1,0 +1,441 @@
+//! Writing: open, place bytes one-sided, publish by one compare-and-swap, commit. Every byte goes
+//! through the plan's gate, so an owner that ends the plan knows when nothing is in flight [I10].
+
+use super::{Client, one, spread, unexpected};
+use crate::error::{Error, ErrorKind, Result};
+use crate::message::{OpenItem, PlanDesc, PlanRef, PutOptions, Request, Response};
+use crate::plans::PlanState;
+use crate::producer::Abandon;
+use nkv_store::layout::{KEY_CHECK_OFF, PUBLISH_OFF, epoch_of};
+use nkv_store::object::{producer_fields, ready, writing};
+use nkv_store::{Key, KeyId};
+use nkv_transport::verbs::Op;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Client {
+    /// Stores a value under a new key; returns once it is committed.
+    pub async fn put(&self, key: &[u8], value: &[u8], opts: &PutOptions) -> Result<()> {
+        one(self.put_many(&[(key, value)], opts).await)
+    }
+
+    /// Stores many values: one round trip to open, one-sided writes, one round trip to commit.
+    pub async fn put_many(&self, items: &[(&[u8], &[u8])], opts: &PutOptions) -> Vec<Result<()>> {
+        let open: Vec<(&[u8], u64)> = items.iter().map(|(k, v)| (*k, v.len() as u64)).collect();
+        let plans = self.open_many(&open, opts).await;
+        let mut results: Vec<Result<()>> = Vec::with_capacity(items.len());
+        let mut written = Vec::new();
+        let mut failed = Vec::new();
+        for (i, (plan, (_, value))) in plans.into_iter().zip(items).enumerate() {
+            let placed = match plan {
+                Ok(p) => {
+                    let placed = Self::run_blocking(&p.peer, || self.place_whole(&p, value));
+                    match &placed {
+                        Ok(()) => written.push((i, p)),
+                        Err(_) => failed.push(p),
+                    };
+                    placed
+                }
+                Err(e) => Err(e),
+            };
+            results.push(placed);
+        }
+        self.abandon(&failed);
+        let plans: Vec<_> = written.iter().map(|(_, p)| p.clone()).collect();
+        for ((i, _), r) in written.iter().zip(self.commit_plans(&plans).await) {
+            results[*i] = r;
+        }
+        results
+    }
+
+    /// A plan to write one object page by page, straight into its owner's memory.
+    pub async fn open_for_write(
+        &self,
+        key: &[u8],
+        bytes_total: u64,
+        opts: &PutOptions,
+    ) -> Result<WritePlan> {
+        let plan = one(self.open_many(&[(key, bytes_total)], opts).await)?;
+        Ok(WritePlan {
+            client: self.clone(),
+            plan: Some(plan),
+        })
+    }
+
+    /// Publishes (if the writer has not) and commits the open plan of a key.
+    pub async fn commit(&self, key: &[u8]) -> Result<()> {
+        let key = Key::new(key)?;
+        let plan = self.shared.plans.of_key(&key).ok_or_else(|| {
+            Error::not_found(format!("this handle has no open plan for key {key}"))
+        })?;
+        self.publish_and_commit(&plan).await
+    }
+
+    async fn open_many(
+        &self,
+        items: &[(&[u8], u64)],
+        opts: &PutOptions,
+    ) -> Vec<Result<Arc<PlanState>>> {
+        if self.shared.draining.load(Ordering::Acquire) {
+            let e = Error::disconnected("this node is shutting down and opens no new plans");
+            return spread(items.len(), e);
+        }
+        let asked_ns = self.shared.clock.now_ns();
+        let opening = self.shared.plans.opening();
+        let wire = items.iter().map(|(key, bytes_total)| OpenItem {
+            key: key.to_vec(),
+            bytes_total: *bytes_total,
+            opts: opts.clone(),
+        });
+        let request = Request::OpenForWrite {
+            request: self.next_request(),
+            // Leave the round trip some of the call's limit.
+            wait_ms: self.shared.config.call_timeout_ms / 4 * 3,
+            items: wire.collect(),
+        };
+        let answer = match self.call(request).await {
+            Ok(Response::Plans(list)) if list.len() == items.len() => list,
+            Ok(other) => return spread(items.len(), unexpected("OpenForWrite", &other)),
+            Err(e) => return spread(items.len(), e),
+        };
+        let mut plans = Vec::with_capacity(items.len());
+        for (granted, (key, _)) in answer.into_iter().zip(items) {
+            plans.push(match granted {
+                Ok(desc) => self.take_in(desc, key, asked_ns).await,
+                Err(e) => Err(e),
+            });
+        }
+        drop(opening);
+        plans
+    }
+
+    /// Attaches to the plan's owner and registers the plan; gives it back if that fails.
+    async fn take_in(&self, desc: PlanDesc, key: &[u8], asked_ns: u64) -> Result<Arc<PlanState>> {
+        let reference = PlanRef {
+            plan: desc.plan,
+            at: desc.meta.at,
+            key: desc.meta.key,
+        };
+        let work = async {
+            let peer = self.peer(desc.meta.at.incarnation).await?;
+            // Attached only after asking: the owner may have ended the plan before it knew us.
+            let unsure = peer.attached_ns >= asked_ns;
+            let deadline = asked_ns + desc.write_ttl_ms * 1_000_000;
+            let state = PlanState::new(desc.clone(), Key::new(key)?, peer.clone(), deadline);
+            let plan = self.shared.plans.register(state)?;
+            if unsure && let Err(e) = peer.check_plan(plan.desc.plan, self.limit()).await {
+                self.shared.plans.close(&plan);
+                return Err(e);
+            }
+            Ok(plan)
+        };
+        let taken = work.await;
+        if taken.is_err() {
+            self.tell_abandoned(vec![reference]);
+        }
+        taken
+    }
+
+    /// Header, payload and READY of a whole object as one chain [I4].
+    fn place_whole(&self, p: &PlanState, value: &[u8]) -> Result<()> {
+        let _inside = p.enter(self.shared.clock.now_ns())?;
+        let meta = &p.desc.meta;
+        let (fields, check) = header_of(&p.desc);
+        let epoch = meta.at.epoch;
+        let cas = Op::CompareSwap {
+            offset: meta.header_off + PUBLISH_OFF,
+            expect: writing(epoch),
+            new: ready(epoch),
+            old: 0,
+        };
+        let mut ops = [
+            Op::Write {
+                offset: meta.header_off,
+                src: &fields,
+            },
+            Op::Store {
+                offset: meta.header_off + KEY_CHECK_OFF,
+                value: check,
+            },
+            Op::Store {
+                offset: meta.header_off + PUBLISH_OFF,
+                value: writing(epoch),
+            },
+            Op::Write {
+                offset: meta.payload_off,
+                src: value,
+            },
+            cas,
+        ];
+        p.peer.verbs.post(p.desc.token, &mut ops)?;
+        published(&ops[4], epoch, p)
+    }
+
+    async fn publish_and_commit(&self, plan: &Arc<PlanState>) -> Result<()> {
+        Self::run_blocking(&plan.peer, || self.publish(plan))?;
+        one(self.commit_plans(std::slice::from_ref(plan)).await)
+    }
+
+    fn publish(&self, p: &PlanState) -> Result<()> {
+        p.seal()?;
+        let _inside = p.enter_sealed(self.shared.clock.now_ns())?;
+        let (offset, epoch) = (p.desc.meta.header_off + PUBLISH_OFF, p.desc.meta.at.epoch);
+        let mut now = [0; 8];
+        p.peer.verbs.post(
+            0,
+            &mut [Op::Read {
+                offset,
+                dst: &mut now,
+            }],
+        )?;
+        if u64::from_le_bytes(now) == ready(epoch) {
+            // The writer's own kernel or NIC flipped READY already.
+            return Ok(());
+        }
+        let missing = p.missing();
+        if missing > 0 {
+            p.unseal();
+            return Err(Error::invalid(format!(
+                "{missing} of {} bytes of key {} were never written; write them or abort",
+                p.desc.meta.bytes_total, p.key
+            )));
+        }
+        if p.first_write() {
+            // An empty object: nothing else wrote the header.
+            announce(p)?;
+        }
+        // Pages may have gone over several connections: all of them land before READY [I4].
+        let cas = Op::CompareSwap {
+            offset,
+            expect: writing(epoch),
+            new: ready(epoch),
+            old: 0,
+        };
+        let mut ops = [Op::Flush, cas];
+        p.peer.verbs.post(p.desc.token, &mut ops)?;
+        published(&ops[1], epoch, p)
+    }
+
+    async fn commit_plans(&self, plans: &[Arc<PlanState>]) -> Vec<Result<()>> {
+        if plans.is_empty() {
+            return Vec::new();
+        }
+        let list = plans.iter().map(|p| p.reference()).collect();
+        let results = match self.call(Request::Commit(list)).await {
+            Ok(Response::Done(list)) if list.len() == plans.len() => list,
+            Ok(other) => spread(plans.len(), unexpected("Commit", &other)),
+            Err(e) => spread(plans.len(), e),
+        };
+        for p in plans {
+            self.shared.plans.close(p);
+        }
+        results
+    }
+
+    /// Gives failed plans up in the background; their owner fences and frees them.
+    fn abandon(&self, plans: &[Arc<PlanState>]) {
+        for p in plans {
+            self.shared.plans.close(p);
+        }
+        self.tell_abandoned(plans.iter().map(|p| p.reference()).collect());
+    }
+
+    fn tell_abandoned(&self, list: Vec<PlanRef>) {
+        if let Some(actor) = self.shared.actor.get()
+            && !list.is_empty()
+            && let Err(error) = actor.tell(Abandon(list))
+        {
+            // Their deadline ends them.
+            tracing::debug!(%error, "plans left to their deadline");
+        }
+    }
+
+    pub(crate) async fn abort_open_plans(&self) {
+        let plans = self.shared.plans.all();
+        for p in &plans {
+            self.shared.plans.drop_plan(p.desc.plan);
+            self.shared.plans.close(p);
+        }
+        if !plans.is_empty() {
+            let list = plans.iter().map(|p| p.reference()).collect();
+            let _ = self.call(Request::Abort(list)).await;
+        }
+    }
+}
+
+/// The producer's header fields and check of a plan.
+fn header_of(desc: &PlanDesc) -> ([u8; 32], u64) {
+    let m = &desc.meta;
+    let key = KeyId::from(m.key);
+    (
+        producer_fields(key, m.n_pages, m.page_bytes, m.payload_off, m.bytes_total),
+        key.check,
+    )
+}
+
+/// Writes the header fields, then WRITING.
+fn announce(p: &PlanState) -> Result<()> {
+    let (fields, check) = header_of(&p.desc);
+    let (off, epoch) = (p.desc.meta.header_off, p.desc.meta.at.epoch);
+    let mut ops = [
+        Op::Write {
+            offset: off,
+            src: &fields,
+        },
+        Op::Store {
+            offset: off + KEY_CHECK_OFF,
+            value: check,
+        },
+        Op::Store {
+            offset: off + PUBLISH_OFF,
+            value: writing(epoch),
+        },
+    ];
+    Ok(p.peer.verbs.post(p.desc.token, &mut ops)?)
+}
+
+fn published(cas: &Op<'_>, epoch: u32, p: &PlanState) -> Result<()> {
+    match cas {
+        Op::CompareSwap { old, .. } if *old == writing(epoch) => Ok(()),
+        Op::CompareSwap { old, .. } => Err(Error::reclaimed(format!(
+            "key {}: the slot moved on to epoch {} while it was written",
+            p.key,
+            epoch_of(*old)
+        ))),
+        _ => Err(Error::internal("a publish without a compare-and-swap")),
+    }
+}
+
+/// Permission to write one object, page by page in any order, then publish it. Dropped without
+/// `publish`, it is aborted in the background.
+#[derive(Debug)]
+pub struct WritePlan {
+    client: Client,
+    plan: Option<Arc<PlanState>>,
+}
+
+impl WritePlan {
+    fn state(&self) -> Result<&Arc<PlanState>> {
+        self.plan
+            .as_ref()
+            .ok_or_else(|| Error::invalid("this plan is finished"))
+    }
+
+    /// The plan as the master granted it: rank, offsets, epoch, token. None once finished.
+    pub fn desc(&self) -> Option<&PlanDesc> {
+        self.plan.as_ref().map(|p| &p.desc)
+    }
+
+    /// Which transport the bytes take.
+    pub fn transport(&self) -> Option<nkv_transport::verbs::Kind> {
+        self.plan.as_ref().map(|p| p.peer.kind())
+    }
+
+    /// Number of pages.
+    pub fn n_pages(&self) -> u32 {
+        self.desc().map_or(0, |d| d.meta.n_pages)
+    }
+
+    /// Bytes per page; the last one may be shorter.
+    pub fn page_bytes(&self) -> u32 {
+        self.desc().map_or(0, |d| d.meta.page_bytes)
+    }
+
+    /// Writes one page. Pages may come in any order, from any thread.
+    pub fn write_page(&self, index: u32, page: &[u8]) -> Result<()> {
+        let m = &self.state()?.desc.meta;
+        if index >= m.n_pages {
+            return Err(Error::invalid(format!("page {index} of {}", m.n_pages)));
+        }
+        let offset = u64::from(index) * u64::from(m.page_bytes);
+        let len = u64::from(m.page_bytes).min(m.bytes_total - offset);
+        if page.len() as u64 != len {
+            return Err(Error::invalid(format!(
+                "page {index} has {len} bytes, {} were given",
+                page.len()
+            )));
+        }
+        self.write_from(offset, page)
+    }
+
+    /// Writes bytes at an offset of the object.
+    pub fn write_from(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let p = self.state()?;
+        let total = p.desc.meta.bytes_total;
+        let len = bytes.len() as u64;
+        if offset.checked_add(len).is_none_or(|end| end > total) {
+            return Err(Error::invalid(format!(
+                "bytes {offset}..{} of an object of {total}",
+                offset.saturating_add(len)
+            )));
+        }
+        Client::run_blocking(&p.peer, || {
+            let _inside = p.enter(self.client.shared.clock.now_ns())?;
+            if p.first_write() {
+                announce(p)?;
+            }
+            let op = Op::Write {
+                offset: p.desc.meta.payload_off + offset,
+                src: bytes,
+            };
+            p.peer.verbs.post(p.desc.token, &mut [op])?;
+            p.cover(offset, len);
+            Ok(())
+        })
+    }
+
+    /// Flips READY and commits: afterwards the object is found and read by anyone.
+    pub async fn publish(self) -> Result<()> {
+        let client = self.client.clone();
+        self.publish_with(&client).await
+    }
+
+    /// Publishes over the connections of `client`, a clone of the handle that opened the plan.
+    pub(super) async fn publish_with(mut self, client: &Client) -> Result<()> {
+        let plan = self.state()?.clone();
+        let done = client.publish_and_commit(&plan).await;
+        // A plan with bytes missing stays the caller's to abort; any other end is final.
+        if !matches!(&done, Err(e) if e.kind == ErrorKind::InvalidArgument) {
+            self.plan = None;
+            if done.is_err() {
+                self.client.abandon(&[plan]);
+            }
+        }
+        done
+    }
+
+    /// Gives the plan up; nothing readable is left.
+    pub async fn abort(self) -> Result<()> {
+        let client = self.client.clone();
+        self.abort_with(&client).await
+    }
+
+    pub(super) async fn abort_with(mut self, client: &Client) -> Result<()> {
+        let Some(plan) = self.plan.take() else {
+            return Ok(());
+        };
+        self.client.shared.plans.drop_plan(plan.desc.plan);
+        self.client.shared.plans.close(&plan);
+        match client.call(Request::Abort(vec![plan.reference()])).await? {
+            Response::Done(list) => one(list),
+            other => Err(unexpected("Abort", &other)),
+        }
+    }
+}
+
+impl Drop for WritePlan {
+    fn drop(&mut self) {
+        if let Some(p) = self.plan.take() {
+            // Committed through `commit(key)`: there is nothing to give up.
+            if self
+                .client
+                .shared
+                .plans
+                .of_key(&p.key)
+                .is_some_and(|o| o.desc.plan == p.desc.plan)
+            {
+                self.client.abandon(&[p]);
+            }
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Evictor: picks victims when a heap is above its high watermark or an open waits for room. It
+//! only names them; the Owner retires them. It starts cold: its list is rebuilt from the headers.
+
+use crate::cell::{CellAddr, Message, On, Reply, Role, Turn};
+use crate::owner::tables::OwnerTables;
+use crate::owner::{Evict, EvictWindow, Owner};
+use nkv_store::arena::Arena;
+use nkv_store::evict::{Policy, PolicyKind, Watermarks};
+use nkv_store::heap::Heap;
+use nkv_store::object::live_slots;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+
+/// Victims in one message to the owner.
+const VICTIMS_PER_BATCH: usize = 4096;
+/// From this attempt on, recency does not help: take the cheapest contiguous window.
+const WINDOW_FROM_ATTEMPT: u32 = 1;
+
+/// What outlives the Evictor actor.
+#[derive(Clone)]
+pub struct EvictorTruth {
+    /// The segment, to rebuild from.
+    pub heap: Heap,
+    /// Which policy.
+    pub policy: PolicyKind,
+    /// When to start and stop.
+    pub watermarks: Watermarks,
+    /// The owner's figures.
+    pub tables: Arc<OwnerTables>,
+    /// Who retires.
+    pub owner: Arc<OnceLock<CellAddr<Owner>>>,
+}
+
+/// See the file's first paragraph.
+pub struct Evictor {
+    truth: EvictorTruth,
+    policy: Box<dyn Policy>,
+    capacity: u64,
+}
+
+/// Objects that became live: (slot, epoch, bytes of the extent), oldest first.
+#[derive(Debug)]
+pub struct Admit(pub Vec<(u32, u32, u64)>);
+/// Objects that were read, in the order in which to touch.
+#[derive(Debug)]
+pub struct Touched(pub Vec<(u32, u32)>);
+/// Objects that are no longer live.
+#[derive(Debug)]
+pub struct Forget(pub Vec<(u32, u32)>);
+/// An open waits for so many contiguous bytes.
+#[derive(Debug)]
+pub struct MakeRoom {
+    /// Bytes wanted.
+    pub bytes: u64,
+    /// Times it was asked in vain.
+    pub attempt: u32,
+}
+/// Evict until used bytes are at most this.
+#[derive(Debug)]
+pub struct EvictTo(pub u64);
+
+impl Message for Admit {
+    type Reply = ();
+}
+impl Message for Touched {
+    type Reply = ();
+}
+impl Message for Forget {
+    type Reply = ();
+}
+impl Message for MakeRoom {
+    type Reply = ();
+}
+impl Message for EvictTo {
+    type Reply = ();
+}
+
+impl Role for Evictor {
+    type Truth = EvictorTruth;
+    const NAME: &'static str = "evictor";
+
+    fn boot(truth: &EvictorTruth, _: &mut Turn<'_, Self>) -> Self {
+        let geometry = truth.heap.geometry();
+        let mut policy = truth.policy.build(geometry.slots);
+        let mut live: Vec<_> = live_slots(&truth.heap).collect();
+        live.sort_by_key(|l| l.last_access_ms);
+        for l in live {
+            policy.admit(
+                l.slot,
+                l.epoch,
+                Arena::rounded_within(l.bytes_total, geometry.arena.len),
+            );
+        }
+        Self {
+            truth: truth.clone(),
+            policy,
+            capacity: geometry.arena.len,
+        }
+    }
+}
+
+impl Evictor {
+    /// Decides: pops victims until the policy's bytes are at most `target`, sparing the last `spare`.
+    fn victims_down_to(&mut self, target: u64, spare: usize) -> Vec<(u32, u32)> {
+        let mut victims = Vec::new();
+        while self.policy.bytes() > target && self.policy.len() > spare {
+            let Some((slot, epoch, _)) = self.policy.victim() else {
+                break;
+            };
+            victims.push((slot, epoch));
+        }
+        victims
+    }
+
+    /// Applies: hands the victims to the owner.
+    fn evict_down_to(&mut self, target: u64, spare: usize) {
+        let victims = self.victims_down_to(target, spare);
+        let Some(owner) = self.truth.owner.get() else {
+            return;
+        };
+        for batch in victims.chunks(VICTIMS_PER_BATCH) {
+            if let Err(error) = owner.tell(Evict(batch.to_vec())) {
+                // They stay live but leave the list: the next boot or read brings them back.
+                tracing::warn!(%error, victims = batch.len(), "the owner missed victims");
+            }
+        }
+    }
+
+    fn open_bytes(&self) -> u64 {
+        self.truth.tables.gauges.open_bytes.load(Ordering::Relaxed)
+    }
+
+    fn check_watermark(&mut self) {
+        let open = self.open_bytes();
+        let held = self.truth.tables.gauges.held_bytes.load(Ordering::Relaxed);
+        let marks = self.truth.watermarks;
+        if marks.above_hi(self.policy.bytes() + open + held, self.capacity) {
+            // The newest stays: an object as large as the heap must be stored, not just accepted.
+            self.evict_down_to(marks.target_bytes(self.capacity).saturating_sub(open), 1);
+        }
+    }
+}
+
+impl On<Admit> for Evictor {
+    fn on(&mut self, m: Admit, reply: Reply<()>, _: &mut Turn<'_, Self>) {
+        for (slot, epoch, bytes) in m.0 {
+            self.policy.admit(slot, epoch, bytes);
+        }
+        self.check_watermark();
+        reply.send(());
+    }
+}
+
+impl On<Touched> for Evictor {
+    fn on(&mut self, m: Touched, reply: Reply<()>, _: &mut Turn<'_, Self>) {
+        // The reader already put them tail to head.
+        for (slot, epoch) in m.0 {
+            self.policy.touch(slot, epoch);
+        }
+        reply.send(());
+    }
+}
+
+impl On<Forget> for Evictor {
+    fn on(&mut self, m: Forget, reply: Reply<()>, _: &mut Turn<'_, Self>) {
+        for (slot, epoch) in m.0 {
+            self.policy.forget(slot, epoch);
+        }
+        reply.send(());
+    }
+}
+
+impl On<MakeRoom> for Evictor {
+    fn on(&mut self, m: MakeRoom, reply: Reply<()>, _: &mut Turn<'_, Self>) {
+        let need = Arena::rounded_within(m.bytes, self.capacity);
+        if m.attempt >= WINDOW_FROM_ATTEMPT
+            && let Some(owner) = self.truth.owner.get()
+            && let Err(error) = owner.tell(EvictWindow(need))
+        {
+            tracing::warn!(%error, "the owner missed a window eviction");
+        }
+        let open = self.open_bytes();
+        let room = self.capacity.saturating_sub(need).saturating_sub(open);
+        let mark = self
+            .truth
+            .watermarks
+            .target_bytes(self.capacity)
+            .saturating_sub(open);
+        self.evict_down_to(room.min(mark), 0);
+        reply.send(());
+    }
+}
+
+impl On<EvictTo> for Evictor {
+    fn on(&mut self, m: EvictTo, reply: Reply<()>, _: &mut Turn<'_, Self>) {
+        let open = self.open_bytes();
+        self.evict_down_to(m.0.saturating_sub(open), 0);
+        reply.send(());
+    }
+}

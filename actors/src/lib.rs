@@ -1,0 +1,26 @@
+//! nkv-actors: the control plane of nkv.
+//!
+//! - Actors decide, the data plane moves, and no byte ever waits in a mailbox.
+//! - [`cell`] is the only seam to actix; a role that panics is rebuilt from the truth outside it.
+//! - [`master`], [`owner`], [`producer`] and [`evictor`] are the roles; [`message`] lists what they say.
+//! - [`client`] is the handle, [`node`] a rank with all of it.
+
+pub mod cell;
+pub mod client;
+pub mod error;
+pub mod evictor;
+pub mod master;
+pub mod membership;
+pub mod message;
+pub mod node;
+pub mod owner;
+pub mod place;
+pub mod plans;
+pub mod producer;
+pub mod server;
+
+pub use client::{Blocking, Client, ClientConfig, TransportChoice, WritePlan};
+pub use error::{Error, ErrorKind, Result};
+pub use node::{
+    Cluster, DrainReport, Ended, MemoryChoice, Node, NodeConfig, NodeStatus, StartError,
+};

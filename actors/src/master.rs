@@ -1,0 +1,319 @@
+//! Master: the only writer of the object index, of placement and of membership. One actor on an
+//! arbiter of its own; every request is a batch. Its state is rebuilt from the owners' reports.
+
+mod batch;
+mod finish;
+mod lookup;
+mod membership;
+mod objects;
+mod open;
+mod placement;
+mod recover;
+
+use crate::cell::{Message, On, Reply, Role, Turn};
+use crate::error::Error;
+use crate::message::{
+    ClusterStats, Down, MAX_BATCH, MasterCounters, RankInfo, RankStats, Refusal, Request, Response,
+    Settings, Term, Up,
+};
+use batch::Batches;
+use hashbrown::{HashMap, HashSet};
+use nkv_store::KeyId;
+use nkv_store::clock::Clock;
+use objects::{Entry, IdentityState, PlanInfo};
+use open::Waiting;
+use placement::RankBook;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+pub use membership::{DOWNLINK_FRAMES, Members};
+
+/// Between looks at deadlines, TTLs and waiters.
+const TICK_MS: u64 = 10;
+/// Calls held while the state is being rebuilt.
+const MAX_PARKED: usize = 8192;
+
+/// What outlives the Master actor.
+#[derive(Clone)]
+pub struct MasterTruth {
+    /// Ranks the job has.
+    pub world_size: u32,
+    /// This master's term.
+    pub term: Term,
+    /// Membership TTL.
+    pub ttl_ms: u64,
+    /// How long an open waits for room; 0 is max(3 Q, 250 ms).
+    pub full_wait_ms: u64,
+    /// What clients are told.
+    pub settings: Settings,
+    /// Links, views, producers.
+    pub members: Arc<Members>,
+    /// Plan numbers never repeat within a term.
+    pub next_plan: Arc<AtomicU64>,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// When this master started, in its clock's milliseconds.
+    pub started_ms: u64,
+}
+
+/// See the file's first paragraph.
+pub struct Master {
+    truth: MasterTruth,
+    objects: HashMap<KeyId, Entry, IdentityState>,
+    plans: HashMap<crate::message::PlanId, PlanInfo>,
+    books: BTreeMap<u32, RankBook>,
+    batches: Batches,
+    waiting: VecDeque<Waiting>,
+    removing: HashMap<KeyId, Vec<(u64, usize)>, IdentityState>,
+    commits_out: BTreeMap<u32, Vec<crate::message::PlanRef>>,
+    counters: MasterCounters,
+    // Ranks whose report is still to come after a panic; calls are parked until then.
+    recovering: HashSet<u32>,
+    recover_until_ms: u64,
+    parked: VecDeque<(Ask, Reply<Response>)>,
+    lost_producers: HashSet<u64>,
+}
+
+/// A client's request.
+#[derive(Debug)]
+pub struct Ask {
+    /// Who asks.
+    pub producer: u64,
+    /// What.
+    pub request: Request,
+}
+/// A rank wants to join over a new link.
+#[derive(Debug)]
+pub struct Join {
+    /// Who.
+    pub info: RankInfo,
+    /// Frames to it.
+    pub tx: tokio::sync::mpsc::Sender<Down>,
+}
+/// A frame from a joined rank.
+#[derive(Debug)]
+pub struct FromRank {
+    /// Its number.
+    pub rank: u32,
+    /// Its incarnation.
+    pub incarnation: u64,
+    /// The frame.
+    pub up: Up,
+}
+/// A rank's link ended.
+#[derive(Debug)]
+pub struct LinkDown {
+    /// Its number.
+    pub rank: u32,
+    /// Its incarnation.
+    pub incarnation: u64,
+}
+/// A timer.
+#[derive(Debug)]
+pub struct MasterTick;
+
+impl Message for Ask {
+    type Reply = Response;
+}
+impl Message for Join {
+    type Reply = Result<(Term, Settings), Refusal>;
+}
+impl Message for FromRank {
+    type Reply = ();
+}
+impl Message for LinkDown {
+    type Reply = ();
+}
+impl Message for MasterTick {
+    type Reply = ();
+}
+
+impl Role for Master {
+    type Truth = MasterTruth;
+    const NAME: &'static str = "master";
+
+    fn boot(truth: &MasterTruth, turn: &mut Turn<'_, Self>) -> Self {
+        let mut master = Self {
+            truth: truth.clone(),
+            objects: HashMap::default(),
+            plans: HashMap::new(),
+            books: BTreeMap::new(),
+            batches: Batches::default(),
+            waiting: VecDeque::new(),
+            removing: HashMap::default(),
+            commits_out: BTreeMap::new(),
+            counters: MasterCounters::default(),
+            recovering: HashSet::new(),
+            recover_until_ms: 0,
+            parked: VecDeque::new(),
+            lost_producers: HashSet::new(),
+        };
+        master.recover();
+        turn.after(Duration::from_millis(TICK_MS), MasterTick);
+        master
+    }
+}
+
+impl Master {
+    fn now_ms(&self) -> u64 {
+        self.truth.clock.now_ms()
+    }
+
+    /// True once every rank has reported, or one TTL has passed since the start.
+    fn settled(&self) -> bool {
+        let reported = self.books.values().filter(|b| b.reported).count();
+        reported as u32 >= self.truth.world_size
+            || self.now_ms() >= self.truth.started_ms + self.truth.ttl_ms
+    }
+
+    fn answer(&mut self, ask: Ask, reply: Reply<Response>) {
+        if let Some(e) = refuse_size(&ask.request) {
+            return reply.send(Response::Failed(e));
+        }
+        let settled = self.settled();
+        let early = |what: &str| {
+            Response::Failed(Error::not_ready(format!(
+                "the cluster is starting: {what} must wait until every rank has joined"
+            )))
+        };
+        match ask.request {
+            Request::OpenForWrite { .. } if !settled => reply.send(early("a put")),
+            Request::Remove(_) if !settled => reply.send(early("a remove")),
+            Request::OpenForWrite {
+                request,
+                wait_ms,
+                items,
+            } => {
+                self.open(ask.producer, request, wait_ms, items, reply);
+            }
+            Request::Commit(list) => reply.send(Response::Done(self.commit(&list))),
+            Request::Abort(list) => reply.send(Response::Done(self.abort(&list))),
+            Request::GetLocation(keys) => reply.send(self.get_location(&keys)),
+            Request::MatchPrefix(keys) => reply.send(self.match_prefix(&keys)),
+            Request::Exists(keys) => reply.send(self.exists(&keys)),
+            Request::Remove(keys) => self.remove(&keys, reply),
+            Request::EvictUntilBelow(ratio) => reply.send(self.evict_until_below(ratio)),
+            Request::Stats => reply.send(Response::Stats(self.stats())),
+            Request::View => reply.send(Response::View(self.truth.members.view())),
+        }
+    }
+
+    fn evict_until_below(&mut self, ratio: f64) -> Response {
+        if !(0.0..=1.0).contains(&ratio) {
+            return Response::Failed(Error::invalid(format!(
+                "evict_until_below takes a ratio from 0 to 1, not {ratio}"
+            )));
+        }
+        for (rank, book) in &self.books {
+            let bytes = (book.info.arena_bytes as f64 * ratio) as u64;
+            self.truth.members.send(*rank, Down::EvictTo { bytes });
+        }
+        Response::Done(vec![Ok(())])
+    }
+
+    fn stats(&self) -> ClusterStats {
+        let rows = self.truth.members.rows(self.now_ms());
+        let ranks = rows.into_iter().map(|row| {
+            let book = self.books.get(&row.rank);
+            RankStats {
+                allocated_bytes: book.map_or(0, |b| b.arena.used_bytes()),
+                largest_hole: book.map_or(0, |b| b.arena.largest_hole()),
+                ..row
+            }
+        });
+        ClusterStats {
+            objects: self.objects.values().filter(|e| e.is_live()).count() as u64,
+            plans_open: self.plans.len() as u64,
+            waiting: self.waiting.len() as u64,
+            master: self.counters.clone(),
+            ranks: ranks.collect(),
+        }
+    }
+}
+
+fn refuse_size(request: &Request) -> Option<Error> {
+    let n = match request {
+        Request::OpenForWrite { items, .. } => items.len(),
+        Request::Commit(l) | Request::Abort(l) => l.len(),
+        Request::GetLocation(k)
+        | Request::MatchPrefix(k)
+        | Request::Exists(k)
+        | Request::Remove(k) => k.len(),
+        Request::EvictUntilBelow(_) | Request::Stats | Request::View => 0,
+    };
+    let text = || format!("a batch has at most {MAX_BATCH} items, this one {n}; split it");
+    (n > MAX_BATCH).then(|| Error::invalid(text()))
+}
+
+impl On<Ask> for Master {
+    fn on(&mut self, ask: Ask, reply: Reply<Response>, _: &mut Turn<'_, Self>) {
+        if self.recovering.is_empty() {
+            self.answer(ask, reply);
+            self.flush_commits();
+        } else if self.parked.len() < MAX_PARKED {
+            self.parked.push_back((ask, reply));
+        } else {
+            reply.send(Response::Failed(Error::not_ready(
+                "the master is being rebuilt",
+            )));
+        }
+    }
+}
+
+impl On<FromRank> for Master {
+    fn on(&mut self, m: FromRank, reply: Reply<()>, _: &mut Turn<'_, Self>) {
+        if self
+            .truth
+            .members
+            .heard(m.rank, m.incarnation, self.now_ms())
+        {
+            self.rank_says(m.rank, m.incarnation, m.up);
+        }
+        reply.send(());
+    }
+}
+
+impl On<Join> for Master {
+    fn on(
+        &mut self,
+        m: Join,
+        reply: Reply<Result<(Term, Settings), Refusal>>,
+        _: &mut Turn<'_, Self>,
+    ) {
+        reply.send(self.join(m.info, m.tx));
+    }
+}
+
+impl On<LinkDown> for Master {
+    fn on(&mut self, m: LinkDown, reply: Reply<()>, _: &mut Turn<'_, Self>) {
+        self.truth.members.link_down(m.rank, m.incarnation);
+        reply.send(());
+    }
+}
+
+impl On<MasterTick> for Master {
+    fn on(&mut self, _: MasterTick, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+        turn.after(Duration::from_millis(TICK_MS), MasterTick);
+        self.expire_ranks();
+        self.end_plans_of_lost_producers();
+        self.expire_waiting();
+        self.expire_removes();
+        if !self.recovering.is_empty() && self.now_ms() >= self.recover_until_ms {
+            self.recovering.clear();
+            self.unpark();
+        }
+        reply.send(());
+    }
+}
+
+impl Master {
+    fn next_plan(&self) -> crate::message::PlanId {
+        let seq = self.truth.next_plan.fetch_add(1, Ordering::Relaxed);
+        crate::message::PlanId {
+            term: self.truth.term,
+            seq,
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Requests whose items settle at different times: one reply when the last one has.
+
+use crate::cell::Reply;
+use crate::error::{Error, Result};
+use crate::message::{PlanDesc, Response};
+use hashbrown::HashMap;
+
+enum Results {
+    Plans(Vec<Option<Result<PlanDesc>>>),
+    Done(Vec<Option<Result<()>>>),
+}
+
+struct Batch {
+    results: Results,
+    left: usize,
+    reply: Reply<Response>,
+}
+
+/// All requests in progress.
+#[derive(Default)]
+pub(super) struct Batches {
+    next: u64,
+    open: HashMap<u64, Batch>,
+}
+
+impl Batches {
+    fn start(&mut self, n: usize, results: Results, reply: Reply<Response>) -> u64 {
+        self.next += 1;
+        let batch = Batch {
+            results,
+            left: n,
+            reply,
+        };
+        if n == 0 {
+            finish(batch);
+        } else {
+            self.open.insert(self.next, batch);
+        }
+        self.next
+    }
+
+    pub(super) fn plans(&mut self, n: usize, reply: Reply<Response>) -> u64 {
+        self.start(n, Results::Plans((0..n).map(|_| None).collect()), reply)
+    }
+
+    pub(super) fn done(&mut self, n: usize, reply: Reply<Response>) -> u64 {
+        self.start(n, Results::Done((0..n).map(|_| None).collect()), reply)
+    }
+
+    pub(super) fn settle_plan(&mut self, batch: u64, item: usize, result: Result<PlanDesc>) {
+        self.settle(batch, |r| match r {
+            Results::Plans(v) if v[item].is_none() => {
+                v[item] = Some(result);
+                true
+            }
+            _ => false,
+        });
+    }
+
+    pub(super) fn settle_done(&mut self, batch: u64, item: usize, result: Result<()>) {
+        self.settle(batch, |r| match r {
+            Results::Done(v) if v[item].is_none() => {
+                v[item] = Some(result);
+                true
+            }
+            _ => false,
+        });
+    }
+
+    fn settle(&mut self, batch: u64, put: impl FnOnce(&mut Results) -> bool) {
+        let Some(b) = self.open.get_mut(&batch) else {
+            return;
+        };
+        if put(&mut b.results) {
+            b.left -= 1;
+            if b.left == 0
+                && let Some(b) = self.open.remove(&batch)
+            {
+                finish(b);
+            }
+        }
+    }
+}
+
+fn finish(b: Batch) {
+    let lost = || Error::internal("an item of the batch was never settled");
+    let response = match b.results {
+        Results::Plans(v) => Response::Plans(
+            v.into_iter()
+                .map(|r| r.unwrap_or_else(|| Err(lost())))
+                .collect(),
+        ),
+        Results::Done(v) => Response::Done(
+            v.into_iter()
+                .map(|r| r.unwrap_or_else(|| Err(lost())))
+                .collect(),
+        ),
+    };
+    b.reply.send(response);
+}

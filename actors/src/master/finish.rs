@@ -1,0 +1,206 @@
+//! How objects and plans end at the master: Commit, Abort, Remove, and the owner's words Retired,
+//! Freed and Adopted. Only the owner's word or the owner's death ends a plan [I10]; every word
+//! carries {plan, term, incarnation, slot, epoch}, and a mismatch changes nothing [I11].
+
+use super::Master;
+use super::objects::State;
+use crate::cell::Reply;
+use crate::error::{Error, Result};
+use crate::message::{Down, EndCause, KeyBytes, PlanId, PlanRef, RankState, Response, SlotRef};
+use nkv_store::{Key, KeyId};
+
+/// How long a Remove waits for the owner's word before it says Disconnected.
+const REMOVE_LIMIT_MS: u64 = 1_500;
+
+impl Master {
+    pub(super) fn commit(&mut self, list: &[PlanRef]) -> Vec<Result<()>> {
+        list.iter().map(|c| self.commit_one(c)).collect()
+    }
+
+    fn commit_one(&mut self, c: &PlanRef) -> Result<()> {
+        let id = KeyId::from(c.key);
+        let reclaimed = |why: &str| {
+            Err(Error::reclaimed(format!(
+                "the plan {} of key {id:?} {why}",
+                c.plan.seq
+            )))
+        };
+        let outcome = match self.objects.get_mut(&id) {
+            Some(e) if e.at != c.at => {
+                reclaimed("lost its slot: it ended and the key was written again")
+            }
+            Some(e) if e.state == State::Live => return Ok(()),
+            Some(e) if e.state == State::Writing(c.plan) => {
+                let rank = e.rank;
+                match self.truth.members.state(rank) {
+                    Some(RankState::Alive | RankState::Draining) => {
+                        e.state = State::Live;
+                        self.plans.remove(&c.plan);
+                        self.commits_out.entry(rank).or_default().push(*c);
+                        Ok(())
+                    }
+                    _ => Err(Error::disconnected(format!(
+                        "rank {rank}, which holds it, is down"
+                    ))),
+                }
+            }
+            Some(_) => reclaimed("was aborted by a remove"),
+            None => reclaimed("ended before the commit (deadline, abort or remove)"),
+        };
+        match &outcome {
+            Ok(()) => self.counters.committed += 1,
+            Err(_) => self.counters.commit_refused += 1,
+        }
+        outcome
+    }
+
+    /// Commits of one request go to each owner as one frame.
+    pub(super) fn flush_commits(&mut self) {
+        for (rank, list) in std::mem::take(&mut self.commits_out) {
+            self.truth.members.send(rank, Down::Committed(list));
+        }
+    }
+
+    pub(super) fn abort(&mut self, list: &[PlanRef]) -> Vec<Result<()>> {
+        for a in list {
+            self.end_plan(a.plan, EndCause::Aborted);
+        }
+        list.iter().map(|_| Ok(())).collect()
+    }
+
+    /// Asks the owner to end a plan; its Retired or Adopted does the rest.
+    pub(super) fn end_plan(&mut self, plan: PlanId, cause: EndCause) {
+        if let Some(p) = self.plans.get_mut(&plan) {
+            p.ending = true;
+            let (rank, at) = (p.rank, p.at);
+            self.truth
+                .members
+                .send(rank, Down::EndPlan { plan, at, cause });
+        }
+    }
+
+    pub(super) fn end_plans_of_lost_producers(&mut self) {
+        for lost in self
+            .truth
+            .members
+            .lost_producers(self.now_ms(), self.truth.ttl_ms)
+        {
+            self.lost_producers.insert(lost);
+        }
+        if self.lost_producers.is_empty() {
+            return;
+        }
+        let lost = std::mem::take(&mut self.lost_producers);
+        let theirs: Vec<_> = self
+            .plans
+            .iter()
+            .filter(|(_, p)| !p.ending && lost.contains(&p.producer))
+            .map(|(id, _)| *id)
+            .collect();
+        if !theirs.is_empty() {
+            tracing::info!(plans = theirs.len(), "producers are gone; their plans end");
+        }
+        for plan in theirs {
+            self.end_plan(plan, EndCause::ProducerGone);
+        }
+    }
+
+    pub(super) fn remove(&mut self, keys: &[KeyBytes], reply: Reply<Response>) {
+        let batch = self.batches.done(keys.len(), reply);
+        for (item, key) in keys.iter().enumerate() {
+            match self.start_remove(&key.0) {
+                Ok(id) => self.removing.entry(id).or_default().push((batch, item)),
+                Err(e) => self.batches.settle_done(batch, item, Err(e)),
+            }
+        }
+    }
+
+    fn start_remove(&mut self, bytes: &[u8]) -> Result<KeyId> {
+        let key = Key::new(bytes)?;
+        let id = key.id();
+        let Some(e) = self.entry(bytes)? else {
+            return Err(Error::not_found(format!("no key {key}")));
+        };
+        let (rank, at, state) = (e.rank, e.at, e.state);
+        if let Some(e) = self.objects.get_mut(&id) {
+            e.state = State::Removing;
+            e.remove_until_ms = self.truth.clock.now_ms() + REMOVE_LIMIT_MS;
+        }
+        match state {
+            State::Writing(plan) => self.end_plan(plan, EndCause::Removed),
+            // Said again for a repeated remove: the owner answers it again.
+            State::Live | State::Removing => {
+                self.truth.members.send(rank, Down::Retire(vec![at]));
+            }
+        }
+        Ok(id)
+    }
+
+    /// A remove whose owner does not answer fails, but what was asked to go stays gone [I6].
+    pub(super) fn expire_removes(&mut self) {
+        let now = self.now_ms();
+        let late: Vec<_> = self
+            .removing
+            .keys()
+            .filter(|id| {
+                self.objects
+                    .get(*id)
+                    .is_none_or(|e| e.remove_until_ms <= now)
+            })
+            .copied()
+            .collect();
+        for id in late {
+            let rank = self.objects.get(&id).map(|e| e.rank);
+            for (batch, item) in self.removing.remove(&id).unwrap_or_default() {
+                let result = match rank {
+                    None => Ok(()),
+                    Some(rank) => Err(Error::disconnected(format!(
+                        "rank {rank} did not confirm the removal within {REMOVE_LIMIT_MS} ms"
+                    ))),
+                };
+                self.batches.settle_done(batch, item, result);
+            }
+        }
+    }
+
+    pub(super) fn retired(&mut self, rank: u32, list: &[SlotRef]) {
+        for at in list {
+            let key = self
+                .books
+                .get(&rank)
+                .and_then(|b| b.key_at(at.slot, at.epoch));
+            if let Some(key) = key {
+                self.drop_entry(key, *at);
+            }
+        }
+    }
+
+    pub(super) fn freed(&mut self, rank: u32, list: Vec<SlotRef>) {
+        // Not acknowledged before the report: it would be lost with the old book.
+        if !self.books.get(&rank).is_some_and(|b| b.reported) {
+            return;
+        }
+        self.retired(rank, &list);
+        if let Some(book) = self.books.get_mut(&rank) {
+            for at in &list {
+                book.give_back(at.slot, at.epoch);
+            }
+        }
+        self.truth.members.send(rank, Down::FreedAck(list));
+        self.retry_waiting(rank);
+    }
+
+    pub(super) fn adopted(&mut self, rank: u32, a: PlanRef) {
+        let id = KeyId::from(a.key);
+        match self.objects.get_mut(&id) {
+            Some(e) if e.at == a.at && e.state == State::Writing(a.plan) => {
+                e.state = State::Live;
+                self.plans.remove(&a.plan);
+                self.counters.adopted += 1;
+            }
+            Some(e) if e.at == a.at && e.state == State::Live => {}
+            // Removed meanwhile, or unknown: what was removed never comes back.
+            _ => self.truth.members.send(rank, Down::Retire(vec![a.at])),
+        }
+    }
+}

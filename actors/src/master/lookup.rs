@@ -1,0 +1,81 @@
+//! GetLocation, MatchPrefix, Exists: reads of the index. A rank whose link is down is not offered.
+
+use super::Master;
+use super::objects::{Entry, State};
+use crate::error::{Error, Result};
+use crate::message::{Existence, KeyBytes, ObjMeta, RankState, Response};
+use nkv_store::Key;
+
+impl Master {
+    fn reachable(&self, rank: u32) -> bool {
+        matches!(
+            self.truth.members.state(rank),
+            Some(RankState::Alive | RankState::Draining)
+        )
+    }
+
+    fn readable(&self, key: &[u8]) -> Result<Option<&Entry>> {
+        Ok(self
+            .entry(key)?
+            .filter(|e| e.is_live() && self.reachable(e.rank)))
+    }
+
+    fn locate(&self, key: &[u8]) -> Result<ObjMeta> {
+        let shown = || Key::new(key).map_or_else(|e| e.to_string(), |k| k.to_string());
+        if key.is_empty() || key.len() > nkv_store::key::MAX_KEY_BYTES {
+            return Err(nkv_store::StoreError::BadKey { len: key.len() }.into());
+        }
+        match self.entry(key)? {
+            None => Err(Error::not_found(format!("no key {}", shown()))),
+            Some(e) => match e.state {
+                State::Removing => Err(Error::not_found(format!("key {} is being removed", e.key))),
+                State::Writing(_) => Err(Error::not_ready(format!(
+                    "key {} is being written to rank {}",
+                    e.key, e.rank
+                ))),
+                State::Live if !self.reachable(e.rank) => Err(Error::disconnected(format!(
+                    "key {} lies on rank {}, whose link is down",
+                    e.key, e.rank
+                ))),
+                State::Live => Ok(e.meta()),
+            },
+        }
+    }
+
+    pub(super) fn get_location(&mut self, keys: &[KeyBytes]) -> Response {
+        let found: Vec<_> = keys.iter().map(|k| self.locate(&k.0)).collect();
+        let hits = found.iter().filter(|r| r.is_ok()).count() as u64;
+        self.counters.lookup_hits += hits;
+        self.counters.lookup_misses += found.len() as u64 - hits;
+        Response::Locations(found)
+    }
+
+    pub(super) fn match_prefix(&mut self, keys: &[KeyBytes]) -> Response {
+        let mut run = Vec::new();
+        for key in keys {
+            match self.readable(&key.0) {
+                Ok(Some(e)) => run.push(e.meta()),
+                _ => break,
+            }
+        }
+        self.counters.lookup_hits += run.len() as u64;
+        self.counters.lookup_misses += u64::from(run.len() < keys.len());
+        Response::Prefix(run)
+    }
+
+    pub(super) fn exists(&mut self, keys: &[KeyBytes]) -> Response {
+        let one = |key: &KeyBytes| match self.entry(&key.0) {
+            Ok(Some(e)) if e.is_live() && self.reachable(e.rank) => Existence::Ready,
+            Ok(Some(Entry {
+                state: State::Writing(_),
+                ..
+            })) => Existence::Writing,
+            _ => Existence::Absent,
+        };
+        let found: Vec<_> = keys.iter().map(one).collect();
+        let hits = found.iter().filter(|e| **e == Existence::Ready).count() as u64;
+        self.counters.lookup_hits += hits;
+        self.counters.lookup_misses += found.len() as u64 - hits;
+        Response::Existence(found)
+    }
+}

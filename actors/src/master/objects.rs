@@ -1,0 +1,131 @@
+//! The index: one entry per key, from the grant of its plan to its owner's `Retired`.
+
+use super::Master;
+use crate::error::{Error, Result};
+use crate::message::{ObjMeta, PlanId, SlotRef, WireKeyId};
+use nkv_store::arena::Extent;
+use nkv_store::{Key, KeyId};
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// Where an entry is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Writing(PlanId),
+    Live,
+    Removing,
+}
+
+/// One key.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub key: Key,
+    pub rank: u32,
+    pub at: SlotRef,
+    pub extent: Extent,
+    pub header_off: u64,
+    pub bytes_total: u64,
+    pub page_bytes: u32,
+    pub state: State,
+    // While Removing: when waiting removes give up.
+    pub remove_until_ms: u64,
+}
+
+/// What the master remembers of an open plan.
+#[derive(Debug, Clone)]
+pub(super) struct PlanInfo {
+    pub rank: u32,
+    pub at: SlotRef,
+    pub producer: u64,
+    pub request: u64,
+    pub token: u64,
+    // Its end was asked of the owner already.
+    pub ending: bool,
+}
+
+impl Entry {
+    pub(super) fn is_live(&self) -> bool {
+        self.state == State::Live
+    }
+
+    pub(super) fn meta(&self) -> ObjMeta {
+        ObjMeta {
+            key: WireKeyId::from(self.key.id()),
+            rank: self.rank,
+            at: self.at,
+            header_off: self.header_off,
+            payload_off: self.extent.offset,
+            bytes_total: self.bytes_total,
+            page_bytes: self.page_bytes,
+            n_pages: n_pages(self.bytes_total, self.page_bytes),
+        }
+    }
+}
+
+/// Pages of an object; an empty one has none.
+pub(super) fn n_pages(bytes_total: u64, page_bytes: u32) -> u32 {
+    bytes_total.div_ceil(u64::from(page_bytes.max(1))) as u32
+}
+
+/// Hashes a [`KeyId`] by itself: it is a hash already.
+#[derive(Default)]
+pub(super) struct IdentityHasher(u64);
+
+impl Hasher for IdentityHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u64(&mut self, n: u64) {
+        self.0 = self.0.rotate_left(32) ^ n;
+    }
+}
+
+pub(super) type IdentityState = BuildHasherDefault<IdentityHasher>;
+
+impl Master {
+    /// The entry of a key, refusing another key with the same 128-bit identity [I16].
+    pub(super) fn entry(&self, key: &[u8]) -> Result<Option<&Entry>> {
+        let entry = self.objects.get(&KeyId::of(key));
+        match entry {
+            Some(e) if e.key.as_bytes() != key => Err(Error::corrupt(format!(
+                "two keys with one 128-bit identity ({:?}): {} is stored; use another key",
+                e.key.id(),
+                e.key
+            ))),
+            other => Ok(other),
+        }
+    }
+
+    /// Forgets the entry if it still lies at `at`; resolves removes that wait for it.
+    pub(super) fn drop_entry(&mut self, id: KeyId, at: SlotRef) {
+        if self.objects.get(&id).is_none_or(|e| e.at != at) {
+            return;
+        }
+        if let Some(e) = self.objects.remove(&id) {
+            if let State::Writing(plan) = e.state {
+                self.plan_over(plan);
+            }
+            if e.state == State::Removing {
+                self.counters.removed += 1;
+            }
+        }
+        for (batch, item) in self.removing.remove(&id).unwrap_or_default() {
+            self.batches.settle_done(batch, item, Ok(()));
+        }
+    }
+
+    /// A plan ended without a commit.
+    pub(super) fn plan_over(&mut self, plan: PlanId) {
+        if self.plans.remove(&plan).is_some() {
+            self.counters.plans_ended += 1;
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! OpenForWrite: route, place, grant. When the routed heap is full the owner is asked for room and
+//! the item waits, bounded in number and time, first come first served per rank.
+
+use super::objects::{Entry, PlanInfo, State, n_pages};
+use super::{Master, MasterTruth};
+use crate::cell::Reply;
+use crate::error::{Error, Result};
+use crate::message::{
+    Down, KeyBytes, ObjMeta, OpenItem, PlanDesc, PlanOpened, RankState, Response, SlotRef,
+};
+use hashbrown::HashSet;
+use nkv_store::arena::Extent;
+use nkv_store::layout::HEADER_BYTES;
+use nkv_store::{Key, KeyId, StoreError};
+
+/// Items waiting for room on all ranks together.
+const MAX_WAITING: usize = 65_536;
+/// Least time an open waits for room: less is not measurable on a loaded machine.
+const MIN_FULL_WAIT_MS: u64 = 250;
+/// Pages per object at most (the header's field is 32 bits).
+const MAX_PAGES: u64 = u32::MAX as u64;
+
+/// An item that waits for room.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    batch: u64,
+    item: usize,
+    producer: u64,
+    request: u64,
+    key: Key,
+    open: OpenItem,
+    rank: u32,
+    deadline_ms: u64,
+}
+
+enum Placed {
+    Granted(PlanDesc),
+    Wait(u32),
+}
+
+impl Master {
+    pub(super) fn open(
+        &mut self,
+        producer: u64,
+        request: u64,
+        wait_ms: u64,
+        items: Vec<OpenItem>,
+        reply: Reply<Response>,
+    ) {
+        let batch = self.batches.plans(items.len(), reply);
+        let now = self.now_ms();
+        for (item, open) in items.into_iter().enumerate() {
+            let key = match Key::new(&open.key) {
+                Ok(k) => k,
+                Err(e) => {
+                    self.batches.settle_plan(batch, item, Err(e.into()));
+                    continue;
+                }
+            };
+            match self.place(producer, request, &key, &open) {
+                Ok(Placed::Granted(plan)) => self.batches.settle_plan(batch, item, Ok(plan)),
+                Err(e) => self.batches.settle_plan(batch, item, Err(e)),
+                Ok(Placed::Wait(rank)) => {
+                    let limit = wait_ms.min(full_wait_ms(&self.truth, self.quarantine_of(rank)));
+                    let deadline_ms = now + limit;
+                    let w = Waiting {
+                        batch,
+                        item,
+                        producer,
+                        request,
+                        key,
+                        open,
+                        rank,
+                        deadline_ms,
+                    };
+                    self.wait(w);
+                }
+            }
+        }
+    }
+
+    fn quarantine_of(&self, rank: u32) -> u64 {
+        self.books
+            .get(&rank)
+            .map_or(0, |b| u64::from(b.info.quarantine_ms))
+    }
+
+    fn wait(&mut self, w: Waiting) {
+        if self.waiting.len() >= MAX_WAITING {
+            let text = format!("{MAX_WAITING} puts already wait for room; try again later");
+            return self
+                .batches
+                .settle_plan(w.batch, w.item, Err(Error::out_of_memory(text)));
+        }
+        self.ask_for_room(w.rank, w.open.bytes_total);
+        self.waiting.push_back(w);
+    }
+
+    /// Asks the owner for room, at most once per quarantine.
+    fn ask_for_room(&mut self, rank: u32, bytes: u64) {
+        let now = self.now_ms();
+        let Some(book) = self.books.get_mut(&rank) else {
+            return;
+        };
+        let pause = u64::from(book.info.quarantine_ms) + 10;
+        if book.room_attempt > 0 && now < book.room_asked_ms + pause {
+            return;
+        }
+        book.room_asked_ms = now;
+        let attempt = book.room_attempt;
+        book.room_attempt += 1;
+        self.truth
+            .members
+            .send(rank, Down::MakeRoom { bytes, attempt });
+    }
+
+    fn place(&mut self, producer: u64, request: u64, key: &Key, open: &OpenItem) -> Result<Placed> {
+        let id = key.id();
+        if let Some(e) = self.entry(key.as_bytes())? {
+            return self.existing(e, producer, request).map(Placed::Granted);
+        }
+        let page_bytes = match open.opts.page_bytes {
+            0 => self.truth.settings.page_bytes,
+            n => n,
+        };
+        if open.bytes_total.div_ceil(u64::from(page_bytes)) > MAX_PAGES {
+            return Err(Error::invalid(format!(
+                "{} bytes in pages of {page_bytes} are more than {MAX_PAGES} pages; use larger pages",
+                open.bytes_total
+            )));
+        }
+        let rank = self.route(id, open)?;
+        let Some(book) = self.books.get_mut(&rank) else {
+            return Err(Error::internal(format!(
+                "rank {rank} was routed to but has no book"
+            )));
+        };
+        if open.bytes_total > book.info.arena_bytes {
+            return Err(Error::invalid(format!(
+                "key {key} of {} bytes is larger than the heap of rank {rank} ({} bytes); raise --heap-bytes",
+                open.bytes_total, book.info.arena_bytes
+            )));
+        }
+        match book.take(open.bytes_total, id) {
+            Ok((at, extent)) => {
+                book.room_attempt = 0;
+                let plan = self.grant(producer, request, key, open, (rank, at, extent, page_bytes));
+                Ok(Placed::Granted(plan))
+            }
+            Err(StoreError::ArenaFull { .. }) => Ok(Placed::Wait(rank)),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// A key that is there: the same plan for a repeated request, a clear refusal otherwise [I6].
+    fn existing(&self, e: &Entry, producer: u64, request: u64) -> Result<PlanDesc> {
+        match e.state {
+            State::Live => Err(Error::already_exists(format!(
+                "key {} is stored on rank {}; values are immutable, remove it first",
+                e.key, e.rank
+            ))),
+            State::Removing => Err(Error::not_ready(format!("key {} is being removed", e.key))),
+            State::Writing(plan) => match self.plans.get(&plan) {
+                Some(p) if p.producer == producer && p.request == request && !p.ending => {
+                    Ok(PlanDesc {
+                        plan,
+                        token: p.token,
+                        meta: e.meta(),
+                        extent_len: e.extent.len,
+                        write_ttl_ms: self.truth.settings.write_ttl_ms,
+                    })
+                }
+                _ => Err(Error::not_ready(format!(
+                    "key {} is being written to rank {} by another put",
+                    e.key, e.rank
+                ))),
+            },
+        }
+    }
+
+    /// `preferred_segment`, else the key's hash modulo the world, else the usable rank with most room.
+    fn route(&self, id: KeyId, open: &OpenItem) -> Result<u32> {
+        let world = self.truth.world_size;
+        let wanted = match open.opts.preferred_segment {
+            Some(rank) if rank >= world => {
+                return Err(Error::invalid(format!(
+                    "preferred_segment {rank} does not exist; ranks are 0 to {}",
+                    world - 1
+                )));
+            }
+            Some(rank) => rank,
+            None => (id.hash % u64::from(world)) as u32,
+        };
+        let usable = |rank: u32| {
+            self.books
+                .get(&rank)
+                .is_some_and(|b| b.reported && b.info.arena_bytes > 0)
+                && self.truth.members.state(rank) == Some(RankState::Alive)
+        };
+        if usable(wanted) {
+            return Ok(wanted);
+        }
+        let free = |rank: &u32| self.books.get(rank).map_or(0, |b| b.arena.free_bytes());
+        self.books
+            .keys()
+            .copied()
+            .filter(|r| usable(*r))
+            .max_by_key(free)
+            .ok_or_else(|| {
+                Error::disconnected(format!(
+                    "no rank can take an object now ({} of {world} joined, none alive)",
+                    self.books.len()
+                ))
+            })
+    }
+
+    fn grant(
+        &mut self,
+        producer: u64,
+        request: u64,
+        key: &Key,
+        open: &OpenItem,
+        (rank, at, extent, page_bytes): (u32, SlotRef, Extent, u32),
+    ) -> PlanDesc {
+        let plan = self.next_plan();
+        let token = nkv_store::random_u64();
+        let id = key.id();
+        let header_off = self.header_off(rank, at.slot);
+        let entry = Entry {
+            key: key.clone(),
+            rank,
+            at,
+            extent,
+            header_off,
+            bytes_total: open.bytes_total,
+            page_bytes,
+            state: State::Writing(plan),
+            remove_until_ms: 0,
+        };
+        let write_ttl_ms = self.truth.settings.write_ttl_ms;
+        let desc = PlanDesc {
+            plan,
+            token,
+            meta: entry.meta(),
+            extent_len: extent.len,
+            write_ttl_ms,
+        };
+        let info = PlanInfo {
+            rank,
+            at,
+            producer,
+            request,
+            token,
+            ending: false,
+        };
+        self.plans.insert(plan, info);
+        let opened = opened(&desc, key, producer, request);
+        self.objects.insert(id, entry);
+        self.counters.opened += 1;
+        self.truth.members.send(rank, Down::PlanOpened(opened));
+        desc
+    }
+
+    pub(super) fn header_off(&self, rank: u32, slot: u32) -> u64 {
+        let base = self.books.get(&rank).map_or(0, |b| b.info.header_base);
+        base + u64::from(slot) * HEADER_BYTES
+    }
+
+    /// Room came back on a rank: serve those who wait for it, in order.
+    pub(super) fn retry_waiting(&mut self, rank: u32) {
+        let mut still = std::collections::VecDeque::with_capacity(self.waiting.len());
+        let mut full: HashSet<u32> = HashSet::new();
+        while let Some(w) = self.waiting.pop_front() {
+            if w.rank != rank || full.contains(&w.rank) {
+                still.push_back(w);
+                continue;
+            }
+            match self.place(w.producer, w.request, &w.key, &w.open) {
+                Ok(Placed::Granted(plan)) => self.batches.settle_plan(w.batch, w.item, Ok(plan)),
+                Err(e) => self.batches.settle_plan(w.batch, w.item, Err(e)),
+                Ok(Placed::Wait(to)) => {
+                    full.insert(to);
+                    still.push_back(Waiting { rank: to, ..w });
+                }
+            }
+        }
+        self.waiting = still;
+    }
+
+    pub(super) fn expire_waiting(&mut self) {
+        let now = self.now_ms();
+        let (late, still): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiting)
+            .into_iter()
+            .partition(|w| w.deadline_ms <= now);
+        self.waiting = still.into();
+        for w in late {
+            self.counters.out_of_memory += 1;
+            let (free, hole) = self
+                .books
+                .get(&w.rank)
+                .map_or((0, 0), |b| (b.arena.free_bytes(), b.arena.largest_hole()));
+            let text = format!(
+                "no room for key {} ({} bytes) on rank {} in time: {free} bytes free, largest hole {hole}",
+                w.key, w.open.bytes_total, w.rank
+            );
+            self.batches
+                .settle_plan(w.batch, w.item, Err(Error::out_of_memory(text)));
+        }
+        let asks: Vec<_> = self
+            .waiting
+            .iter()
+            .map(|w| (w.rank, w.open.bytes_total))
+            .collect();
+        let mut asked = HashSet::new();
+        for (rank, bytes) in asks {
+            if asked.insert(rank) {
+                self.ask_for_room(rank, bytes);
+            }
+        }
+    }
+}
+
+/// The owner's side of a plan.
+pub(super) fn opened(desc: &PlanDesc, key: &Key, producer: u64, request: u64) -> PlanOpened {
+    let m: &ObjMeta = &desc.meta;
+    debug_assert_eq!(m.n_pages, n_pages(m.bytes_total, m.page_bytes));
+    PlanOpened {
+        plan: desc.plan,
+        token: desc.token,
+        at: m.at,
+        extent_offset: m.payload_off,
+        extent_len: desc.extent_len,
+        key: KeyBytes(key.as_bytes().to_vec()),
+        producer,
+        request,
+        deadline_ms: desc.write_ttl_ms,
+        bytes_total: m.bytes_total,
+        page_bytes: m.page_bytes,
+    }
+}
+
+fn full_wait_ms(truth: &MasterTruth, quarantine_ms: u64) -> u64 {
+    match truth.full_wait_ms {
+        0 => (3 * quarantine_ms).max(MIN_FULL_WAIT_MS),
+        n => n,
+    }
+}

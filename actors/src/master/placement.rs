@@ -1,0 +1,205 @@
+//! One rank's heap as the master hands it out: slots with their epochs, and the payload arena. A
+//! slot is taken until the owner's `Freed` at that very epoch [I11].
+
+use crate::message::{RankInfo, SlotRef};
+use hashbrown::HashMap;
+use nkv_store::arena::{Arena, Extent};
+use nkv_store::heap::FIRST_EPOCH;
+use nkv_store::layout::Region;
+use nkv_store::{KeyId, StoreError};
+
+/// A taken slot.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Taken {
+    pub epoch: u32,
+    pub extent: Extent,
+    // Nobody's while the slot is held for quarantine after a report.
+    pub key: Option<KeyId>,
+}
+
+/// See the file's first paragraph.
+pub(super) struct RankBook {
+    pub info: RankInfo,
+    pub arena: Arena,
+    pub taken: HashMap<u32, Taken>,
+    // Set by the last part of a report: before it nothing is placed here.
+    pub reported: bool,
+    pub report: Vec<crate::message::SlotEntry>,
+    // When room was last asked for, and how often in vain.
+    pub room_asked_ms: u64,
+    pub room_attempt: u32,
+    free: Vec<u32>,
+    // Slots from here on were never used: they are at the first epoch.
+    untouched: u32,
+    epochs: HashMap<u32, u32>,
+}
+
+fn region(info: &RankInfo) -> Region {
+    Region {
+        offset: info.arena_offset,
+        len: info.arena_bytes,
+    }
+}
+
+impl RankBook {
+    pub(super) fn new(info: RankInfo) -> Self {
+        Self {
+            arena: Arena::new(region(&info), info.slots),
+            info,
+            taken: HashMap::new(),
+            reported: false,
+            report: Vec::new(),
+            room_asked_ms: 0,
+            room_attempt: 0,
+            free: Vec::new(),
+            untouched: 0,
+            epochs: HashMap::new(),
+        }
+    }
+
+    /// Rebuilds from what is taken and from the epochs of used slots that are free.
+    pub(super) fn rebuild(
+        info: RankInfo,
+        taken: HashMap<u32, Taken>,
+        free_epochs: HashMap<u32, u32>,
+    ) -> Result<Self, StoreError> {
+        let extents: Vec<_> = taken
+            .values()
+            .map(|t| t.extent)
+            .filter(|e| e.len > 0)
+            .collect();
+        let arena = Arena::rebuild(region(&info), info.slots, &extents)?;
+        let used = taken
+            .keys()
+            .chain(free_epochs.keys())
+            .max()
+            .map_or(0, |s| s + 1);
+        let mut free: Vec<u32> = (0..used).rev().filter(|s| !taken.contains_key(s)).collect();
+        free.shrink_to_fit();
+        let base = Self::new(info);
+        Ok(Self {
+            arena,
+            taken,
+            free,
+            untouched: used,
+            epochs: free_epochs,
+            reported: true,
+            ..base
+        })
+    }
+
+    /// Takes a slot and an extent for `bytes`, or nothing.
+    pub(super) fn take(&mut self, bytes: u64, key: KeyId) -> Result<(SlotRef, Extent), StoreError> {
+        if self.free.is_empty() && self.untouched >= self.info.slots {
+            return Err(StoreError::ArenaFull {
+                asked: bytes,
+                free: self.arena.free_bytes(),
+                largest_hole: 0,
+            });
+        }
+        let extent = self.arena.alloc(bytes)?;
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.untouched += 1;
+            self.untouched - 1
+        });
+        let epoch = self.epochs.remove(&slot).unwrap_or(FIRST_EPOCH);
+        self.taken.insert(
+            slot,
+            Taken {
+                epoch,
+                extent,
+                key: Some(key),
+            },
+        );
+        Ok((
+            SlotRef {
+                incarnation: self.info.incarnation,
+                slot,
+                epoch,
+            },
+            extent,
+        ))
+    }
+
+    /// Applies a `Freed`: true if the slot was taken at exactly that epoch.
+    pub(super) fn give_back(&mut self, slot: u32, epoch: u32) -> bool {
+        if self.taken.get(&slot).is_none_or(|t| t.epoch != epoch) {
+            return false;
+        }
+        if let Some(t) = self.taken.remove(&slot)
+            && let Err(error) = self.arena.free(t.extent)
+        {
+            tracing::error!(%error, slot, "a taken extent that the arena does not know");
+        }
+        if let Some(next) = epoch.checked_add(1) {
+            self.epochs.insert(slot, next);
+            self.free.push(slot);
+        }
+        true
+    }
+
+    /// The key that holds a slot at an epoch.
+    pub(super) fn key_at(&self, slot: u32, epoch: u32) -> Option<KeyId> {
+        self.taken
+            .get(&slot)
+            .filter(|t| t.epoch == epoch)
+            .and_then(|t| t.key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nkv_transport::wire::Address;
+
+    pub(crate) fn info(arena_bytes: u64) -> RankInfo {
+        RankInfo {
+            rank: 0,
+            world_size: 1,
+            incarnation: 9,
+            boot_id: 1,
+            pid: 1,
+            control: Address::Tcp("127.0.0.1:1".into()),
+            local: None,
+            data: None,
+            segment: String::new(),
+            segment_bytes: 0,
+            slots: (arena_bytes / 4096) as u32,
+            header_base: 4096,
+            arena_offset: 1 << 20,
+            arena_bytes,
+            quarantine_ms: 50,
+        }
+    }
+
+    const K: KeyId = KeyId { hash: 1, check: 2 };
+
+    #[test]
+    fn i11_a_freed_of_another_epoch_frees_nothing() {
+        let mut b = RankBook::new(info(16 * 4096));
+        let (at, _) = b.take(4096, K).unwrap();
+        assert!(!b.give_back(at.slot, at.epoch + 1));
+        assert!(b.give_back(at.slot, at.epoch));
+        assert!(!b.give_back(at.slot, at.epoch), "a duplicate is ignored");
+        let (again, _) = b.take(4096, K).unwrap();
+        assert_eq!(
+            (again.slot, again.epoch),
+            (at.slot, at.epoch + 1),
+            "[I3] the epoch moved on"
+        );
+    }
+
+    #[test]
+    fn a_rebuilt_book_hands_out_only_what_is_free() {
+        let mut b = RankBook::new(info(4 * 4096));
+        let all: Vec<_> = (0..4).map(|_| b.take(4096, K).unwrap()).collect();
+        assert!(b.take(1, K).is_err());
+        let mut taken = b.taken.clone();
+        let gone = taken.remove(&all[2].0.slot).unwrap();
+        let epochs = HashMap::from_iter([(all[2].0.slot, 5)]);
+        let mut r = RankBook::rebuild(info(4 * 4096), taken, epochs).unwrap();
+        let (at, extent) = r.take(4096, K).unwrap();
+        assert_eq!((at.slot, at.epoch, extent), (all[2].0.slot, 5, gone.extent));
+        assert!(r.take(1, K).is_err());
+    }
+}

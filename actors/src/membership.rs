@@ -1,0 +1,267 @@
+//! Membership as a rank lives it: join the master, keep the link, send heartbeats, hand frames to
+//! the Owner, come back when the link breaks. It decides nothing about objects.
+
+use crate::cell::CellAddr;
+use crate::error::{Error, Result};
+use crate::message::{
+    Down, Hello, MESSAGES_VERSION, Purpose, RankInfo, Refusal, Settings, Term, Up, Welcome,
+};
+use crate::owner::tables::OwnerTables;
+use crate::owner::{FromMaster, Owner};
+use nkv_store::clock::Clock;
+use nkv_transport::wire::{Address, BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::io::{ReadHalf, WriteHalf};
+use tokio::sync::{mpsc, watch};
+
+/// Frames waiting for the master; past it the link is cut and the next report says everything.
+const UPLINK_FRAMES: usize = 8192;
+/// A connect or hello that takes longer has failed.
+const HELLO_LIMIT: Duration = Duration::from_secs(2);
+/// Pauses between tries to reach the master.
+const RETRY_FIRST_MS: u64 = 20;
+const RETRY_LAST_MS: u64 = 500;
+/// How long a join may be refused because the old incarnation still looks alive: the master may
+/// learn of a killed process a moment after its successor asks.
+const SUCCESSOR_PATIENCE_MS: u64 = 1_500;
+
+/// The owner's way to the master. Sending never blocks; what cannot be sent is made good by the
+/// report that follows the next join.
+#[derive(Debug, Default)]
+pub struct Uplink {
+    tx: Mutex<Option<mpsc::Sender<Up>>>,
+}
+
+impl Uplink {
+    /// Sends or, when the link is down or choked, drops the frame and cuts the link.
+    pub fn send(&self, up: Up) {
+        let mut tx = self.tx.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(t) = tx.as_ref()
+            && t.try_send(up).is_err()
+        {
+            tracing::warn!("the link to the master is choked; it will be set up again");
+            *tx = None;
+        }
+    }
+
+    fn set(&self, new: Option<mpsc::Sender<Up>>) {
+        *self.tx.lock().unwrap_or_else(PoisonError::into_inner) = new;
+    }
+}
+
+/// What a node learns from its link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LinkState {
+    /// Trying to join for the first time.
+    Joining,
+    /// Joined.
+    Joined,
+    /// Joined once, link down, trying again.
+    Lost(String),
+    /// The first join was refused for good.
+    Refused(Refusal),
+    /// No master answered within the join timeout.
+    NoMaster(String),
+    /// Declared gone: this incarnation is over [I17].
+    Gone,
+    /// Left by its own will.
+    Left,
+}
+
+/// What the link task works with.
+pub struct Membership {
+    /// How to reach others.
+    pub net: Arc<dyn Net>,
+    /// The master's control addresses, nearest first.
+    pub master: Vec<Address>,
+    /// The job.
+    pub job: String,
+    /// Who we are.
+    pub info: RankInfo,
+    /// Receives the master's frames.
+    pub owner: CellAddr<Owner>,
+    /// Its tables, for the heartbeat.
+    pub tables: Arc<OwnerTables>,
+    /// Filled while the link is up.
+    pub uplink: Arc<Uplink>,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// Between heartbeats.
+    pub heartbeat: Duration,
+    /// For the first join.
+    pub join_timeout: Duration,
+    /// Set when the node shuts down: then a broken link is no news.
+    pub closing: Arc<AtomicBool>,
+}
+
+impl Membership {
+    /// Runs until the node closes or the rank is refused or gone.
+    pub async fn run(
+        self,
+        state: watch::Sender<LinkState>,
+        settings: watch::Sender<Option<(Term, Settings)>>,
+    ) {
+        let mut joined_once = false;
+        let mut pause = RETRY_FIRST_MS;
+        let started = self.clock.now_ms();
+        loop {
+            if self.closing.load(Ordering::Acquire) {
+                state.send_replace(LinkState::Left);
+                return;
+            }
+            let why = match self.join().await {
+                Ok((stream, term, set)) => {
+                    joined_once = true;
+                    pause = RETRY_FIRST_MS;
+                    settings.send_replace(Some((term, set)));
+                    let e = self.serve(stream, &state).await;
+                    self.uplink.set(None);
+                    e.message
+                }
+                Err(JoinError::Refused(Refusal::Gone { .. })) => {
+                    state.send_replace(LinkState::Gone);
+                    return;
+                }
+                Err(JoinError::Refused(r)) => {
+                    let waited = self.clock.now_ms() - started;
+                    let again =
+                        matches!(r, Refusal::RankAlive { .. }) && waited < SUCCESSOR_PATIENCE_MS;
+                    if !joined_once && !again {
+                        state.send_replace(LinkState::Refused(r));
+                        return;
+                    }
+                    r.to_string()
+                }
+                Err(JoinError::Unreachable(why)) => why,
+            };
+            let waited = Duration::from_millis(self.clock.now_ms() - started);
+            if !joined_once && waited >= self.join_timeout {
+                state.send_replace(LinkState::NoMaster(why));
+                return;
+            }
+            if self.closing.load(Ordering::Acquire) {
+                continue;
+            }
+            if joined_once {
+                state.send_replace(LinkState::Lost(why));
+            }
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+            pause = (pause * 2).min(RETRY_LAST_MS);
+        }
+    }
+
+    async fn join(&self) -> std::result::Result<(BoxStream, Term, Settings), JoinError> {
+        let mut last = "no address for the master".to_string();
+        for address in &self.master {
+            let work = hello(
+                &*self.net,
+                address,
+                &self.job,
+                Purpose::Rank(self.info.clone()),
+            );
+            match tokio::time::timeout(HELLO_LIMIT, work).await {
+                Ok(Ok((stream, Welcome::Rank { term, settings }))) => {
+                    return Ok((stream, term, settings));
+                }
+                Ok(Ok((_, Welcome::Refused { why }))) => return Err(JoinError::Refused(why)),
+                Ok(Ok((_, other))) => last = format!("{address} answered a join with {other:?}"),
+                Ok(Err(e)) => last = format!("{address}: {}", e.message),
+                Err(_) => last = format!("{address} did not answer within {HELLO_LIMIT:?}"),
+            }
+        }
+        Err(JoinError::Unreachable(last))
+    }
+
+    /// Reports, then moves frames both ways until the link breaks.
+    async fn serve(&self, stream: BoxStream, state: &watch::Sender<LinkState>) -> Error {
+        let (reader, writer) = tokio::io::split(stream);
+        let (tx, rx) = mpsc::channel(UPLINK_FRAMES);
+        self.uplink.set(Some(tx));
+        let report = self
+            .owner
+            .push(FromMaster(Down::ReportPlease), crate::cell::Reply::nobody());
+        if let Err(e) = report.await {
+            return e;
+        }
+        state.send_replace(LinkState::Joined);
+        tokio::select! {
+            e = self.read(reader) => e,
+            e = self.write(writer, rx) => e,
+        }
+    }
+
+    async fn read(&self, mut reader: ReadHalf<BoxStream>) -> Error {
+        let mut buf = Vec::new();
+        loop {
+            match read_frame::<_, Down>(&mut reader, &mut buf, MAX_FRAME_BYTES).await {
+                Ok(Some((_, down))) => {
+                    let sent = self
+                        .owner
+                        .push(FromMaster(down), crate::cell::Reply::nobody());
+                    if let Err(e) = sent.await {
+                        return e;
+                    }
+                }
+                Ok(None) => return Error::disconnected("the master closed the link"),
+                Err(e) => return Error::disconnected(format!("link to the master: {e}")),
+            }
+        }
+    }
+
+    async fn write(&self, mut writer: WriteHalf<BoxStream>, mut rx: mpsc::Receiver<Up>) -> Error {
+        let mut beat = tokio::time::interval(self.heartbeat);
+        beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut buf = Vec::new();
+        loop {
+            let up = tokio::select! {
+                up = rx.recv() => match up {
+                    Some(up) => up,
+                    None => return Error::disconnected("the link was choked"),
+                },
+                _ = beat.tick() => Up::Heartbeat(self.tables.gauges.snapshot()),
+            };
+            if let Err(e) = write_frame(&mut writer, &mut buf, 0, &up).await {
+                return Error::disconnected(format!("link to the master: {e}"));
+            }
+            if matches!(up, Up::Leave) {
+                return Error::disconnected("left");
+            }
+        }
+    }
+}
+
+enum JoinError {
+    Refused(Refusal),
+    Unreachable(String),
+}
+
+/// Connects and says hello; the stream is then the purpose's.
+pub(crate) async fn hello(
+    net: &dyn Net,
+    address: &Address,
+    job: &str,
+    purpose: Purpose,
+) -> Result<(BoxStream, Welcome)> {
+    let mut stream = net
+        .connect(address)
+        .await
+        .map_err(|e| Error::disconnected(format!("cannot connect to {address}: {e}")))?;
+    let mut buf = Vec::new();
+    let hello = Hello {
+        version: MESSAGES_VERSION,
+        job: job.to_string(),
+        purpose,
+    };
+    let broken =
+        |e: &dyn std::fmt::Display| Error::disconnected(format!("hello to {address}: {e}"));
+    write_frame(&mut stream, &mut buf, 0, &hello)
+        .await
+        .map_err(|e| broken(&e))?;
+    match read_frame::<_, Welcome>(&mut stream, &mut buf, MAX_FRAME_BYTES).await {
+        Ok(Some((_, welcome))) => Ok((stream, welcome)),
+        Ok(None) => Err(broken(&"closed without an answer")),
+        Err(e) => Err(broken(&e)),
+    }
+}

@@ -1,0 +1,216 @@
+//! The single list of messages and of what they carry. Verbs ask (`OpenForWrite`), past tense
+//! announces (`Retired`). Everything that crosses a process derives serde and is bounded by the
+//! frame limit of `nkv_transport::wire`.
+
+use crate::error::{Error, Result};
+use nkv_store::KeyId;
+use serde::{Deserialize, Serialize};
+
+mod hello;
+mod link;
+mod members;
+mod stats;
+
+pub use hello::{Hello, Purpose, Refusal, Settings, Welcome};
+pub use link::{Down, EndCause, PlanOpened, SlotContent, SlotEntry, ToClient, ToOwner, Touch, Up};
+pub use members::{RankInfo, RankState, View};
+pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats};
+
+/// Version of this list; both ends of a connection must agree.
+pub const MESSAGES_VERSION: u32 = 1;
+/// Keys or items in one batch message.
+pub const MAX_BATCH: usize = 65_536;
+
+/// (number, random master id), compared in that order.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub struct Term {
+    /// One more than the highest any owner reported.
+    pub number: u64,
+    /// Random id of the master process.
+    pub master: u64,
+}
+
+/// Names one plan for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PlanId {
+    /// Term that granted it.
+    pub term: Term,
+    /// Number within the term.
+    pub seq: u64,
+}
+
+/// One slot of one owner's life: what every message about an object carries [I11].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct SlotRef {
+    /// The owner's incarnation.
+    pub incarnation: u64,
+    /// Header slot.
+    pub slot: u32,
+    /// Epoch of that slot.
+    pub epoch: u32,
+}
+
+/// Serde form of [`KeyId`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct WireKeyId {
+    /// xxh64.
+    pub hash: u64,
+    /// Low half of XXH3-128.
+    pub check: u64,
+}
+
+impl From<KeyId> for WireKeyId {
+    fn from(k: KeyId) -> Self {
+        Self {
+            hash: k.hash,
+            check: k.check,
+        }
+    }
+}
+
+impl From<WireKeyId> for KeyId {
+    fn from(k: WireKeyId) -> Self {
+        Self {
+            hash: k.hash,
+            check: k.check,
+        }
+    }
+}
+
+/// Where a readable object lies (the source document's ObjMeta).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjMeta {
+    /// Identity of the key.
+    pub key: WireKeyId,
+    /// Owner rank.
+    pub rank: u32,
+    /// Owner incarnation, slot and epoch.
+    pub at: SlotRef,
+    /// Offset of the header in the owner's segment.
+    pub header_off: u64,
+    /// Offset of page 0.
+    pub payload_off: u64,
+    /// Logical bytes.
+    pub bytes_total: u64,
+    /// Bytes per page.
+    pub page_bytes: u32,
+    /// Number of pages.
+    pub n_pages: u32,
+}
+
+/// Permission to write one object into one owner's memory (the source document's WritePlan).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanDesc {
+    /// The plan.
+    pub plan: PlanId,
+    /// Random word that tcp writes must show.
+    pub token: u64,
+    /// Where the object will lie.
+    pub meta: ObjMeta,
+    /// Bytes reserved for it.
+    pub extent_len: u64,
+    /// Milliseconds the producer has, counted from before it asked.
+    pub write_ttl_ms: u64,
+}
+
+/// Options of a put.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PutOptions {
+    /// Rank that should own the object; by hash of the key if absent.
+    pub preferred_segment: Option<u32>,
+    /// Bytes per page; the node's default (256 KiB) if 0.
+    pub page_bytes: u32,
+}
+
+/// One object to open.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenItem {
+    /// Key, 1 to 1,024 bytes.
+    #[serde(with = "serde_bytes")]
+    pub key: Vec<u8>,
+    /// Logical bytes.
+    pub bytes_total: u64,
+    /// Options.
+    pub opts: PutOptions,
+}
+
+/// One plan to commit or abort.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanRef {
+    /// The plan.
+    pub plan: PlanId,
+    /// Its slot.
+    pub at: SlotRef,
+    /// The key it was opened for [I16].
+    pub key: WireKeyId,
+}
+
+/// A key as it crosses the wire.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyBytes(#[serde(with = "serde_bytes")] pub Vec<u8>);
+
+/// Whether and how a key is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Existence {
+    /// No such key.
+    Absent,
+    /// A plan for it is open.
+    Writing,
+    /// Readable.
+    Ready,
+}
+
+/// What a client asks of the master; every verb is a batch and one round trip.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Request {
+    /// Plans for new objects. `request` makes a repeat harmless [I11].
+    OpenForWrite {
+        /// Number within the producer's life.
+        request: u64,
+        /// How long the caller waits for room.
+        wait_ms: u64,
+        /// The objects.
+        items: Vec<OpenItem>,
+    },
+    /// The objects are READY: list them.
+    Commit(Vec<PlanRef>),
+    /// Give the plans up.
+    Abort(Vec<PlanRef>),
+    /// Where are they?
+    GetLocation(Vec<KeyBytes>),
+    /// The longest run from the first key that is readable.
+    MatchPrefix(Vec<KeyBytes>),
+    /// Are they there?
+    Exists(Vec<KeyBytes>),
+    /// Take them away for good [I6].
+    Remove(Vec<KeyBytes>),
+    /// Evict on every rank until used bytes are below this ratio of its heap.
+    EvictUntilBelow(f64),
+    /// Figures of every rank.
+    Stats,
+    /// The membership view.
+    View,
+}
+
+/// Answers, in the order of the request's items.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Response {
+    /// To OpenForWrite.
+    Plans(Vec<Result<PlanDesc>>),
+    /// To Commit, Abort, Remove.
+    Done(Vec<Result<()>>),
+    /// To GetLocation.
+    Locations(Vec<Result<ObjMeta>>),
+    /// To MatchPrefix.
+    Prefix(Vec<ObjMeta>),
+    /// To Exists.
+    Existence(Vec<Existence>),
+    /// To Stats.
+    Stats(ClusterStats),
+    /// To View.
+    View(View),
+    /// The request as a whole failed.
+    Failed(Error),
+}

@@ -1,0 +1,136 @@
+//! How a control connection begins: who calls, what for, and why not.
+
+use super::{RankInfo, Term, View};
+use nkv_transport::wire::Address;
+use serde::{Deserialize, Serialize};
+
+/// First frame on a control connection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`MESSAGES_VERSION`].
+    pub version: u32,
+    /// Job id; two jobs never meet.
+    pub job: String,
+    /// What the connection is for.
+    pub purpose: Purpose,
+}
+
+/// What a control connection is for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Purpose {
+    /// Requests of a client (producer incarnation) to the master behind this node.
+    Client {
+        /// Random id of the client.
+        producer: u64,
+    },
+    /// A rank joins and keeps the connection as its link.
+    Rank(RankInfo),
+    /// A client uses this node's segment.
+    Attach {
+        /// Random id of the client.
+        producer: u64,
+        /// The incarnation it means.
+        incarnation: u64,
+        /// True if it maps the memory: then it must answer `Drop` [I10].
+        maps: bool,
+    },
+}
+
+/// Answer to [`Hello`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Welcome {
+    /// To a client: where the master is, and the members.
+    Client {
+        /// Control address of the master as this node reaches it; None if it is this node.
+        master: Option<Address>,
+        /// Present view (empty on a node that is not the master).
+        view: View,
+        /// Call defaults of the cluster.
+        settings: Settings,
+    },
+    /// To a rank: joined.
+    Rank {
+        /// The master's term.
+        term: Term,
+        /// Settings of the cluster.
+        settings: Settings,
+    },
+    /// To an attaching client.
+    Attached,
+    /// No, and why; `again` if it may be tried later.
+    Refused {
+        /// One clear sentence.
+        why: Refusal,
+    },
+}
+
+/// Why a connection was refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum Refusal {
+    /// Other version of the messages.
+    #[error(
+        "this node speaks message version {ours}, the other side {theirs}; use one nkv version in a job"
+    )]
+    Version {
+        /// Ours.
+        ours: u32,
+        /// Theirs.
+        theirs: u32,
+    },
+    /// Other job.
+    #[error(
+        "this is job '{ours}', not '{theirs}'; set NKV_JOB alike on every rank, or use another NKV_PORT"
+    )]
+    Job {
+        /// Ours.
+        ours: String,
+        /// Theirs.
+        theirs: String,
+    },
+    /// Other world size.
+    #[error("rank {rank} was started with world size {theirs}, but the master has {ours}")]
+    WorldSize {
+        /// Who asked.
+        rank: u32,
+        /// The master's.
+        ours: u32,
+        /// The rank's.
+        theirs: u32,
+    },
+    /// The rank number is in use by a living process.
+    #[error(
+        "rank {rank} is already in the cluster and alive (pid {pid}, heard of {heard_ms} ms ago)"
+    )]
+    RankAlive {
+        /// The number.
+        rank: u32,
+        /// Its process.
+        pid: u32,
+        /// Since its last heartbeat.
+        heard_ms: u64,
+    },
+    /// That incarnation was declared gone [I17].
+    #[error("incarnation {incarnation:016x} of rank {rank} was declared gone; start afresh")]
+    Gone {
+        /// Rank number.
+        rank: u32,
+        /// The incarnation.
+        incarnation: u64,
+    },
+    /// Not the node that was meant.
+    #[error("{0}")]
+    NotHere(String),
+}
+
+/// Settings that a cluster shares, told by the master.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Bytes per page if the caller names none.
+    pub page_bytes: u32,
+    /// Milliseconds a producer has from open to commit.
+    pub write_ttl_ms: u64,
+    /// Membership TTL in milliseconds.
+    pub ttl_ms: u64,
+    /// Limit of one control call in milliseconds.
+    pub call_timeout_ms: u64,
+}

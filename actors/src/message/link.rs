@@ -1,0 +1,187 @@
+//! What master and owner say to each other on a rank's link, and what an owner and an attached client
+//! say.
+
+use super::{KeyBytes, OwnerGauges, PlanId, PlanRef, SlotRef};
+use serde::{Deserialize, Serialize};
+
+/// Master to owner, on the rank's link.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Down {
+    /// A plan was granted in your heap.
+    PlanOpened(PlanOpened),
+    /// Plans were committed: the objects are live. In the order of the batch.
+    Committed(Vec<PlanRef>),
+    /// End the plan, whatever it takes [I10].
+    EndPlan {
+        /// The plan.
+        plan: PlanId,
+        /// Its slot.
+        at: SlotRef,
+        /// Why.
+        cause: EndCause,
+    },
+    /// Take these live objects away.
+    Retire(Vec<SlotRef>),
+    /// These Freed were applied.
+    FreedAck(Vec<SlotRef>),
+    /// An open waits for this many contiguous bytes.
+    MakeRoom {
+        /// Contiguous bytes wanted.
+        bytes: u64,
+        /// How often it was asked for in vain.
+        attempt: u32,
+    },
+    /// Evict until used bytes are at most this.
+    EvictTo {
+        /// Bytes.
+        bytes: u64,
+    },
+    /// Report every slot.
+    ReportPlease,
+}
+
+/// A plan as its owner hears of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanOpened {
+    /// The plan.
+    pub plan: PlanId,
+    /// tcp token.
+    pub token: u64,
+    /// Slot and epoch.
+    pub at: SlotRef,
+    /// Payload offset.
+    pub extent_offset: u64,
+    /// Payload bytes reserved.
+    pub extent_len: u64,
+    /// Key string, kept by the owner for reports.
+    pub key: KeyBytes,
+    /// Who writes.
+    pub producer: u64,
+    /// The producer's request that asked for it: a repeat gets this same plan [I11].
+    pub request: u64,
+    /// Milliseconds from now until the owner looks.
+    pub deadline_ms: u64,
+    /// Logical bytes.
+    pub bytes_total: u64,
+    /// Bytes per page.
+    pub page_bytes: u32,
+}
+
+/// Why a plan ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum EndCause {
+    /// Its deadline passed: look first, adopt if READY.
+    Expired,
+    /// Its producer is gone: look first, adopt if READY.
+    ProducerGone,
+    /// The producer gave it up.
+    Aborted,
+    /// The key was removed meanwhile.
+    Removed,
+    /// The master does not know it.
+    Unknown,
+}
+
+/// Owner to master, on the rank's link.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Up {
+    /// Alive, with figures.
+    Heartbeat(OwnerGauges),
+    /// LIVE was cleared: not readable any more.
+    Retired(Vec<SlotRef>),
+    /// Quarantine is over, the slots are armed with the next epoch. Repeated until acknowledged.
+    Freed(Vec<SlotRef>),
+    /// An ended plan was READY: it is live.
+    Adopted(PlanRef),
+    /// Part of the answer to `ReportPlease`, and sent after every join.
+    Report {
+        /// Slots that are not (free at epoch 1).
+        slots: Vec<SlotEntry>,
+        /// True in the last part.
+        last: bool,
+    },
+    /// Shutting down: place nothing here any more.
+    Draining,
+    /// Shut down: gone by its own word.
+    Leave,
+}
+
+/// One slot in a report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotEntry {
+    /// Header slot.
+    pub slot: u32,
+    /// Its epoch.
+    pub epoch: u32,
+    /// What is there.
+    pub what: SlotContent,
+}
+
+/// What lies in a slot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SlotContent {
+    /// Nothing; armed.
+    Free,
+    /// A live object.
+    Live {
+        /// Key string.
+        key: KeyBytes,
+        /// Payload offset.
+        extent_offset: u64,
+        /// Payload bytes reserved.
+        extent_len: u64,
+        /// Logical bytes.
+        bytes_total: u64,
+        /// Bytes per page.
+        page_bytes: u32,
+        /// Number of pages.
+        n_pages: u32,
+    },
+    /// An open plan.
+    Open(PlanOpened),
+    /// Retired, not yet free: only `Freed` frees it.
+    Held {
+        /// Payload offset.
+        extent_offset: u64,
+        /// Payload bytes reserved.
+        extent_len: u64,
+    },
+}
+
+/// Client to owner, on an attach connection. One-way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToOwner {
+    /// Objects read, in the order in which they should be touched.
+    Touched(Vec<Touch>),
+    /// Is this plan, opened before we were attached, still open?
+    CheckPlan(PlanId),
+    /// Nothing is or will be written for this plan by this process.
+    Dropped(PlanId),
+    /// Nothing is or will be written through this attachment.
+    Detach,
+}
+
+/// One read, as its reader reports it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Touch {
+    /// Header slot.
+    pub slot: u32,
+    /// Epoch that was read.
+    pub epoch: u32,
+    /// Bytes that were read.
+    pub bytes: u64,
+}
+
+/// Owner to client, on an attach connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToClient {
+    /// Never start this plan; say `Dropped` once nothing of it is in flight.
+    Drop(PlanId),
+    /// Answer to CheckPlan.
+    Plan {
+        /// The plan.
+        plan: PlanId,
+        /// Whether it may be written.
+        open: bool,
+    },
+}

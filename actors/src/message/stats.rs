@@ -1,0 +1,105 @@
+//! Figures that ranks and the master tell.
+
+use serde::{Deserialize, Serialize};
+
+/// Figures of the whole cluster.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClusterStats {
+    /// Objects listed by the master.
+    pub objects: u64,
+    /// Plans open.
+    pub plans_open: u64,
+    /// Opens waiting for room.
+    pub waiting: u64,
+    /// Counters of the master itself.
+    pub master: MasterCounters,
+    /// One row per rank.
+    pub ranks: Vec<RankStats>,
+}
+
+/// The master's own counters.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MasterCounters {
+    /// Plans granted.
+    pub opened: u64,
+    /// Commits accepted.
+    pub committed: u64,
+    /// Commits refused as Reclaimed.
+    pub commit_refused: u64,
+    /// Plans that ended without a commit.
+    pub plans_ended: u64,
+    /// Objects whose commit came from the owner's look at an expired plan.
+    pub adopted: u64,
+    /// Opens refused for want of room.
+    pub out_of_memory: u64,
+    /// Keys found by GetLocation or MatchPrefix.
+    pub lookup_hits: u64,
+    /// Keys not found.
+    pub lookup_misses: u64,
+    /// Keys removed.
+    pub removed: u64,
+}
+
+/// One rank in [`ClusterStats`].
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankStats {
+    /// Rank number.
+    pub rank: u32,
+    /// Its incarnation.
+    pub incarnation: u64,
+    /// alive, suspect or draining.
+    pub state: String,
+    /// Milliseconds since its last heartbeat.
+    pub heard_ms: u64,
+    /// Bytes the master has handed out on it.
+    pub allocated_bytes: u64,
+    /// Largest hole the master sees.
+    pub largest_hole: u64,
+    /// The owner's own figures, as of its last heartbeat.
+    pub owner: OwnerGauges,
+}
+
+/// An owner's figures: levels first, then counters since its start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnerGauges {
+    /// Payload bytes of the heap.
+    pub heap_total: u64,
+    /// Bytes of live, open, fencing and quarantined objects.
+    pub heap_used: u64,
+    /// Bytes of live objects.
+    pub live_bytes: u64,
+    /// Bytes of objects being written.
+    pub open_bytes: u64,
+    /// Bytes fencing or in quarantine.
+    pub held_bytes: u64,
+    /// Live (READY and listed) objects.
+    pub objects: u64,
+    /// Plans open.
+    pub plans_open: u64,
+    /// Slots that wait for a producer to be fenced.
+    pub fencing: u64,
+    /// Slots in quarantine.
+    pub quarantined: u64,
+    /// Objects evicted.
+    pub evictions: u64,
+    /// Gets that readers reported.
+    pub gets_served: u64,
+    /// Bytes that readers reported.
+    pub bytes_read: u64,
+    /// Objects committed here.
+    pub commits: u64,
+    /// Bytes of objects committed here.
+    pub bytes_written: u64,
+    /// Plans that reached their deadline.
+    pub plans_expired: u64,
+    /// Plans ended because their producer was gone.
+    pub producers_lost: u64,
+    /// Ended plans that turned out READY and were kept.
+    pub adopted: u64,
+    /// Plans ended before READY: the producer was fenced.
+    pub reclaimed: u64,
+    /// Objects retired.
+    pub retired: u64,
+    /// Slots freed after quarantine.
+    pub freed: u64,
+}

@@ -1,0 +1,220 @@
+//! What a node can be told, its defaults, and why it may refuse to start.
+
+use nkv_store::evict::{PolicyKind, Watermarks};
+use nkv_store::heap::{MAX_ARENA_BYTES, MAX_QUARANTINE_MS};
+use std::net::{IpAddr, Ipv4Addr};
+
+/// Longest job id in bytes.
+const MAX_JOB_BYTES: usize = 128;
+/// Longest of the time limits: a day.
+const MAX_MS: u64 = 86_400_000;
+/// Heartbeats per TTL, and the longest pause between two.
+const BEATS_PER_TTL: u64 = 8;
+const MAX_HEARTBEAT_MS: u64 = 250;
+
+/// What kind of memory the heap lies in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum MemoryChoice {
+    /// Named shared memory: processes of this host reach it directly.
+    #[default]
+    Shm,
+    /// This process only; others come by tcp.
+    Private,
+}
+
+/// Settings of one rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeConfig {
+    /// Job id; two jobs never meet.
+    pub job: String,
+    /// This rank.
+    pub rank: u32,
+    /// Ranks in the job.
+    pub world_size: u32,
+    /// Host of rank 0.
+    pub master_host: String,
+    /// Rank 0's control port; 0 on rank 0 takes any.
+    pub port: u16,
+    /// Address to listen at, and to be reached at.
+    pub listen: IpAddr,
+    /// Payload bytes; headers come on top.
+    pub heap_bytes: u64,
+    /// Kind of memory.
+    pub memory: MemoryChoice,
+    /// Take every page at start.
+    pub prefault: bool,
+    /// Quarantine in milliseconds [I8].
+    pub quarantine_ms: u32,
+    /// Membership TTL in milliseconds.
+    pub ttl_ms: u64,
+    /// Between heartbeats; 0 is an eighth of the TTL, at most 250 ms.
+    pub heartbeat_ms: u64,
+    /// Milliseconds a producer has from open to commit.
+    pub write_ttl_ms: u64,
+    /// How long a rank looks for the master.
+    pub join_timeout_ms: u64,
+    /// Limit of one control call.
+    pub call_timeout_ms: u64,
+    /// Eviction starts above this percentage of the heap.
+    pub water_hi: u32,
+    /// Eviction ends at this percentage.
+    pub water_lo: u32,
+    /// Which objects go first.
+    pub policy: PolicyKind,
+    /// Bytes per page if a put names none.
+    pub page_bytes: u32,
+    /// How long an open waits for room; 0 is max(3 quarantines, 250 ms).
+    pub full_wait_ms: u64,
+    /// tcp data connections at once.
+    pub data_connections: usize,
+}
+
+impl Default for NodeConfig {
+    fn default() -> Self {
+        Self {
+            job: "nkv".to_string(),
+            rank: 0,
+            world_size: 1,
+            master_host: "127.0.0.1".to_string(),
+            port: 0,
+            listen: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            heap_bytes: 64 << 20,
+            memory: MemoryChoice::Shm,
+            prefault: true,
+            quarantine_ms: 50,
+            ttl_ms: 10_000,
+            heartbeat_ms: 0,
+            write_ttl_ms: 30_000,
+            join_timeout_ms: 120_000,
+            call_timeout_ms: 2_000,
+            water_hi: 95,
+            water_lo: 85,
+            policy: PolicyKind::Lru,
+            page_bytes: 256 << 10,
+            full_wait_ms: 0,
+            data_connections: 256,
+        }
+    }
+}
+
+impl NodeConfig {
+    /// Says which setting cannot work, and what would.
+    pub fn validate(&self) -> Result<(), StartError> {
+        let bad = |text: String| Err(StartError::Config(text));
+        if self.job.is_empty() || self.job.len() > MAX_JOB_BYTES {
+            return bad(format!(
+                "a job id has 1 to {MAX_JOB_BYTES} bytes, '{}' has not",
+                self.job
+            ));
+        }
+        if self.world_size == 0 || self.rank >= self.world_size {
+            return bad(format!(
+                "rank {} does not exist in a world of {}; ranks count from 0",
+                self.rank, self.world_size
+            ));
+        }
+        if self.rank > 0 && self.port == 0 {
+            return bad(format!(
+                "rank {} needs the control port of rank 0: give --port or NKV_PORT",
+                self.rank
+            ));
+        }
+        if self.heap_bytes == 0 || self.heap_bytes > MAX_ARENA_BYTES {
+            return bad(format!(
+                "heap_bytes is 1 to {MAX_ARENA_BYTES}, not {}",
+                self.heap_bytes
+            ));
+        }
+        if self.quarantine_ms == 0 || self.quarantine_ms > MAX_QUARANTINE_MS {
+            return bad(format!(
+                "quarantine_ms is 1 to {MAX_QUARANTINE_MS}, not {}",
+                self.quarantine_ms
+            ));
+        }
+        for (name, ms) in [
+            ("ttl_ms", self.ttl_ms),
+            ("write_ttl_ms", self.write_ttl_ms),
+            ("call_timeout_ms", self.call_timeout_ms),
+            ("join_timeout_ms", self.join_timeout_ms),
+        ] {
+            if ms == 0 || ms > MAX_MS {
+                return bad(format!("{name} is 1 to {MAX_MS}, not {ms}"));
+            }
+        }
+        if self.heartbeat_ms * 2 > self.ttl_ms {
+            return bad(format!(
+                "heartbeat_ms {} leaves no two heartbeats in ttl_ms {}",
+                self.heartbeat_ms, self.ttl_ms
+            ));
+        }
+        if self.page_bytes == 0 || self.data_connections == 0 {
+            return bad("page_bytes and data_connections are at least 1".to_string());
+        }
+        let marks = Watermarks {
+            hi: self.water_hi,
+            lo: self.water_lo,
+        };
+        marks
+            .validate()
+            .map_err(|e| StartError::Config(e.to_string()))
+    }
+
+    /// Milliseconds between heartbeats.
+    pub fn beat_ms(&self) -> u64 {
+        match self.heartbeat_ms {
+            0 => (self.ttl_ms / BEATS_PER_TTL).clamp(1, MAX_HEARTBEAT_MS),
+            n => n,
+        }
+    }
+}
+
+/// Why a node did not start: one clear sentence each.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StartError {
+    /// A setting that cannot work.
+    #[error("{0}")]
+    Config(String),
+    /// The machine has too little memory.
+    #[error("{0}")]
+    HeapTooLarge(String),
+    /// The master has another world size.
+    #[error("{0}")]
+    WorldSize(String),
+    /// A living rank has this number.
+    #[error("{0}")]
+    RankAlive(String),
+    /// Nobody answered at the master's address in time.
+    #[error("{0}")]
+    NoMaster(String),
+    /// The control port is taken.
+    #[error("{0}")]
+    PortInUse(String),
+    /// The master refused for another reason.
+    #[error("{0}")]
+    Refused(String),
+    /// A defect, or the operating system said no.
+    #[error("{0}")]
+    Internal(String),
+}
+
+impl StartError {
+    /// Exit code of a process that could not start its node.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Config(_) => 2,
+            Self::WorldSize(_) => 4,
+            Self::RankAlive(_) => 5,
+            Self::HeapTooLarge(_) => 6,
+            Self::NoMaster(_) => 7,
+            Self::PortInUse(_) => 8,
+            Self::Refused(_) => 9,
+            Self::Internal(_) => 70,
+        }
+    }
+}
+
+impl From<crate::Error> for StartError {
+    fn from(e: crate::Error) -> Self {
+        Self::Internal(e.to_string())
+    }
+}

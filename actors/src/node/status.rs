@@ -1,0 +1,125 @@
+//! What a node shows of itself: `/status`, `/metrics`, `nkv status`.
+
+use super::Node;
+use crate::cell::CellStatus;
+use crate::membership::LinkState;
+use crate::message::{OwnerGauges, Term, View};
+use serde::Serialize;
+use std::sync::PoisonError;
+
+/// A snapshot of one node.
+#[derive(Debug, Clone, Serialize)]
+pub struct NodeStatus {
+    /// Job id.
+    pub job: String,
+    /// This rank.
+    pub rank: u32,
+    /// Ranks in the job.
+    pub world_size: u32,
+    /// Incarnation, in hexadecimal.
+    pub incarnation: String,
+    /// joining, joined, lost (with the reason), gone or left.
+    pub link: String,
+    /// The master's term.
+    pub term: Term,
+    /// Shutting down.
+    pub draining: bool,
+    /// Milliseconds since start.
+    pub uptime_ms: u64,
+    /// Members as the master sees them; empty on other ranks.
+    pub view: View,
+    /// This rank's heap.
+    pub owner: OwnerGauges,
+    /// Actors.
+    pub actors: Vec<CellStatus>,
+    /// (rank, transport) of every owner this node's handle is attached to.
+    pub attached: Vec<(u32, String)>,
+    /// Processes attached to this node's segment.
+    pub attachments: usize,
+    /// tcp agent: bytes received, bytes sent, requests, refused, connections now.
+    pub agent: AgentStatus,
+}
+
+/// Figures of the tcp agent.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct AgentStatus {
+    /// Payload bytes received.
+    pub bytes_in: u64,
+    /// Payload bytes sent.
+    pub bytes_out: u64,
+    /// Requests served.
+    pub requests: u64,
+    /// Requests refused.
+    pub refused: u64,
+    /// Connections now.
+    pub connections: u64,
+}
+
+impl Node {
+    /// A snapshot.
+    pub fn status(&self) -> NodeStatus {
+        let link = match &*self.link.borrow() {
+            LinkState::Joining => "joining".to_string(),
+            LinkState::Joined => "joined".to_string(),
+            LinkState::Lost(why) => format!("lost: {why}"),
+            LinkState::Refused(why) => format!("refused: {why}"),
+            LinkState::NoMaster(why) => format!("no master: {why}"),
+            LinkState::Gone => "gone".to_string(),
+            LinkState::Left => "left".to_string(),
+        };
+        let term = self
+            .settings
+            .borrow()
+            .as_ref()
+            .map_or(Term::default(), |(t, _)| *t);
+        let mut actors = vec![
+            self.owner.status(),
+            self.evictor.status(),
+            self.producer.status(),
+        ];
+        actors.extend(self.master.as_ref().map(|(m, _)| m.status()));
+        let peers = self
+            .client
+            .shared
+            .peers
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut attached: Vec<_> = peers
+            .values()
+            .map(|p| (p.rank, p.kind().to_string()))
+            .collect();
+        attached.sort();
+        NodeStatus {
+            job: self.config.job.clone(),
+            rank: self.config.rank,
+            world_size: self.config.world_size,
+            incarnation: format!("{:016x}", self.info.incarnation),
+            link,
+            term,
+            draining: self.is_draining(),
+            uptime_ms: self.clock.now_ms() - self.started_ms,
+            view: self
+                .master
+                .as_ref()
+                .map(|(_, m)| m.view())
+                .unwrap_or_default(),
+            owner: self.tables.gauges.snapshot(),
+            actors,
+            attached,
+            attachments: self.tables.attachments.len(),
+            agent: self.agent_status(),
+        }
+    }
+
+    fn agent_status(&self) -> AgentStatus {
+        let c = self.agent.counters();
+        let get = |a: &std::sync::atomic::AtomicU64| a.load(std::sync::atomic::Ordering::Relaxed);
+        AgentStatus {
+            bytes_in: get(&c.bytes_in),
+            bytes_out: get(&c.bytes_out),
+            requests: get(&c.requests),
+            refused: get(&c.refused),
+            connections: get(&c.connections),
+        }
+    }
+}

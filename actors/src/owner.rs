@@ -1,0 +1,451 @@
+//! Owner: the only writer of one segment's owner words. It hears of plans, commits and retirements
+//! from the master, ends plans by [I10], runs quarantine [I8] and frees slots. Its state is rebuilt
+//! from headers and from the tables outside it; it never touches payload bytes.
+
+pub mod attachments;
+mod ending;
+mod report;
+pub mod tables;
+
+use crate::cell::{CellAddr, Message, On, Reply, Role, Turn};
+use crate::evictor::{Admit, EvictTo, Evictor, Forget, MakeRoom, Touched};
+use crate::membership::Uplink;
+use crate::message::{Down, OwnerGauges, PlanId, PlanOpened, PlanRef, SlotRef, Touch, Up};
+use attachments::AttachId;
+use nkv_store::arena::Extent;
+use nkv_store::clock::Clock;
+use nkv_store::heap::Heap;
+use nkv_store::object::{OpenSlot, Slots};
+use nkv_transport::grants::Grant;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tables::{Gauges, OwnerTables, PlanRecord};
+
+/// The owner looks at deadlines and unacknowledged frees this often.
+const IDLE_TICK_MS: u64 = 100;
+/// And this often while a fence is incomplete.
+const FENCE_TICK_MS: u64 = 5;
+/// `Freed` is repeated after this many idle ticks.
+const FREED_REPEAT_TICKS: u64 = 5;
+
+/// What outlives the Owner actor.
+#[derive(Clone)]
+pub struct OwnerTruth {
+    /// The segment.
+    pub heap: Heap,
+    /// Plans, keys, grants, attachments, gauges.
+    pub tables: Arc<OwnerTables>,
+    /// The way to the master.
+    pub uplink: Arc<Uplink>,
+    /// Told of what becomes live and what ceases to be.
+    pub evictor: Arc<OnceLock<CellAddr<Evictor>>>,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// See the file's first paragraph.
+pub struct Owner {
+    truth: OwnerTruth,
+    incarnation: u64,
+    slots: Slots,
+    ending: Vec<PlanId>,
+    next_tick_ns: u64,
+    tick_generation: u64,
+    idle_ticks: u64,
+}
+
+/// A frame from the master.
+#[derive(Debug)]
+pub struct FromMaster(pub Down);
+/// Readers' reports, in the order in which to touch.
+#[derive(Debug)]
+pub struct Touches(pub Vec<Touch>);
+/// An attached process dropped a plan.
+#[derive(Debug)]
+pub struct PlanDropped(pub AttachId, pub PlanId);
+/// The evictor's victims: retire those that are still live.
+#[derive(Debug)]
+pub struct Evict(pub Vec<(u32, u32)>);
+/// Retire the cheapest address-contiguous window of this many bytes.
+#[derive(Debug)]
+pub struct EvictWindow(pub u64);
+/// A timer.
+#[derive(Debug)]
+pub struct OwnerTick(u64);
+/// For embedding programs: figures straight from the owner.
+#[derive(Debug)]
+pub struct GetGauges;
+
+impl Message for FromMaster {
+    type Reply = ();
+}
+impl Message for Touches {
+    type Reply = ();
+}
+impl Message for PlanDropped {
+    type Reply = ();
+}
+impl Message for Evict {
+    type Reply = u64;
+}
+impl Message for EvictWindow {
+    type Reply = u64;
+}
+impl Message for OwnerTick {
+    type Reply = ();
+}
+impl Message for GetGauges {
+    type Reply = OwnerGauges;
+}
+
+impl Role for Owner {
+    type Truth = OwnerTruth;
+    const NAME: &'static str = "owner";
+
+    fn boot(truth: &OwnerTruth, turn: &mut Turn<'_, Self>) -> Self {
+        let now = truth.clock.now_ns();
+        let (open, ending) = {
+            let t = truth.tables.lock();
+            let open: Vec<OpenSlot> = t.plans.values().map(open_slot).collect();
+            let ending = t.plans.iter().filter(|(_, p)| p.ending.is_some());
+            (open, ending.map(|(id, _)| *id).collect())
+        };
+        let mut owner = Self {
+            incarnation: truth.heap.geometry().incarnation,
+            slots: Slots::scan(truth.heap.clone(), &open, now),
+            truth: truth.clone(),
+            ending,
+            next_tick_ns: u64::MAX,
+            tick_generation: 0,
+            idle_ticks: 0,
+        };
+        owner.settle(turn);
+        owner
+    }
+}
+
+fn open_slot(p: &PlanRecord) -> OpenSlot {
+    OpenSlot {
+        slot: p.opened.at.slot,
+        epoch: p.opened.at.epoch,
+        extent: Extent {
+            offset: p.opened.extent_offset,
+            len: p.opened.extent_len,
+        },
+        ending: p.ending.is_some_and(|e| e.retired),
+    }
+}
+
+impl Owner {
+    fn at(&self, slot: u32, epoch: u32) -> SlotRef {
+        SlotRef {
+            incarnation: self.incarnation,
+            slot,
+            epoch,
+        }
+    }
+
+    /// After every message: publish the levels and make sure the next due moment has a timer.
+    fn settle(&mut self, turn: &mut Turn<'_, Self>) {
+        self.truth.tables.gauges.levels(&self.slots.usage());
+        let now = self.truth.clock.now_ns();
+        // Quarantine counts from when the cleared LIVE is visible, which is surely so by now [I8].
+        self.slots.settle(now);
+        let mut due = now + IDLE_TICK_MS * 1_000_000;
+        if !self.ending.is_empty() {
+            due = now + FENCE_TICK_MS * 1_000_000;
+        }
+        if let Some(q) = self.slots.next_due_ns() {
+            due = due.min(q.max(now));
+        }
+        // A timer that a full mailbox swallowed is set again.
+        let lost = self.next_tick_ns.saturating_add(IDLE_TICK_MS * 1_000_000) < now;
+        if due < self.next_tick_ns || lost {
+            self.next_tick_ns = due;
+            self.tick_generation += 1;
+            // Round up: a tick before the due moment would only be repeated.
+            let wait = (due - now).div_ceil(1_000_000).max(1);
+            turn.after(Duration::from_millis(wait), OwnerTick(self.tick_generation));
+        }
+    }
+
+    fn send_up(&self, up: Up) {
+        self.truth.uplink.send(up);
+    }
+
+    fn tell_evictor<M: Message>(&self, message: M)
+    where
+        Evictor: On<M>,
+    {
+        if let Some(e) = self.truth.evictor.get()
+            && let Err(error) = e.tell(message)
+        {
+            // It rebuilds its list from the headers when it finds too few victims.
+            tracing::warn!(%error, "the evictor missed a batch");
+        }
+    }
+
+    fn plan_opened(&mut self, p: PlanOpened) {
+        let extent = Extent {
+            offset: p.extent_offset,
+            len: p.extent_len,
+        };
+        if p.at.incarnation != self.incarnation {
+            return;
+        }
+        if let Err(error) = self.slots.open(p.at.slot, p.at.epoch, extent) {
+            tracing::warn!(%error, plan = ?p.plan, "a plan that this owner cannot open");
+            return;
+        }
+        let header_off = self.truth.heap.geometry().header_off(p.at.slot);
+        let grant = Grant {
+            header_off,
+            epoch: p.at.epoch,
+            extent_offset: p.extent_offset,
+            extent_len: p.extent_len,
+        };
+        let deadline_ns = self.truth.clock.now_ns() + p.deadline_ms * 1_000_000;
+        {
+            let mut t = self.truth.tables.lock();
+            if t.plans.contains_key(&p.plan) {
+                return;
+            }
+            t.last_opened = t.last_opened.max(Some(p.plan));
+            t.keys.insert(p.at.slot, (p.at.epoch, p.key.0.clone()));
+            t.plans.insert(
+                p.plan,
+                PlanRecord {
+                    deadline_ns,
+                    ending: None,
+                    opened: p.clone(),
+                },
+            );
+        }
+        self.truth.tables.grants.open(p.token, grant);
+    }
+
+    fn committed(&mut self, batch: Vec<PlanRef>) {
+        let mut admitted = Vec::with_capacity(batch.len());
+        for c in batch {
+            if c.at.incarnation != self.incarnation {
+                continue;
+            }
+            match self.slots.commit(c.at.slot, c.at.epoch) {
+                Ok(done) if done.newly => {
+                    self.close_plan(c.plan);
+                    let g = &self.truth.tables.gauges;
+                    Gauges::add(&g.commits, 1);
+                    Gauges::add(&g.bytes_written, done.bytes_total);
+                    admitted.push((c.at.slot, c.at.epoch, done.extent.len));
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    // [I11]: not READY or of another epoch. The master believed a wrong commit.
+                    tracing::warn!(%error, plan = ?c.plan, "a commit that the header denies");
+                    self.send_up(Up::Retired(vec![c.at]));
+                }
+            }
+        }
+        // Tail to head, like touches: the head of a prefix stays longest.
+        admitted.reverse();
+        self.tell_evictor(Admit(admitted));
+    }
+
+    /// A plan that ended well: its token is of no more use.
+    fn close_plan(&mut self, plan: PlanId) {
+        let record = self.truth.tables.lock().plans.remove(&plan);
+        self.ending.retain(|p| *p != plan);
+        if let Some(r) = record {
+            self.truth.tables.grants.revoke(r.opened.token);
+            self.truth.tables.grants.forget(r.opened.token);
+        }
+    }
+
+    /// Retires live objects; returns the bytes that will come back after quarantine.
+    fn retire(&mut self, victims: &[(u32, u32)]) -> u64 {
+        let now = self.truth.clock.now_ns();
+        let (mut bytes, mut gone) = (0, Vec::with_capacity(victims.len()));
+        for &(slot, epoch) in victims {
+            if !self.slots.is_live(slot, epoch) {
+                continue;
+            }
+            if let Ok(r) = self.slots.retire(slot, epoch, true, now) {
+                bytes += r.extent.len;
+                gone.push(self.at(slot, epoch));
+            }
+        }
+        if !gone.is_empty() {
+            Gauges::add(&self.truth.tables.gauges.retired, gone.len() as u64);
+            self.forget_keys(&gone);
+            self.tell_evictor(Forget(gone.iter().map(|r| (r.slot, r.epoch)).collect()));
+            self.send_up(Up::Retired(gone));
+        }
+        bytes
+    }
+
+    fn forget_keys(&self, gone: &[SlotRef]) {
+        let mut t = self.truth.tables.lock();
+        for r in gone {
+            if t.keys.get(&r.slot).is_some_and(|(e, _)| *e == r.epoch) {
+                t.keys.remove(&r.slot);
+            }
+        }
+    }
+
+    fn retire_by_master(&mut self, list: Vec<SlotRef>) {
+        let mine: Vec<_> = list
+            .into_iter()
+            .filter(|r| r.incarnation == self.incarnation)
+            .collect();
+        let pairs: Vec<_> = mine.iter().map(|r| (r.slot, r.epoch)).collect();
+        // What is not live (any more) was or will be reported; say so again, it is idempotent.
+        let already: Vec<_> = mine
+            .iter()
+            .filter(|r| {
+                !self.slots.is_live(r.slot, r.epoch) && !self.slots.is_open(r.slot, r.epoch)
+            })
+            .copied()
+            .collect();
+        self.retire(&pairs);
+        if !already.is_empty() {
+            self.send_up(Up::Retired(already));
+        }
+    }
+
+    fn quarantine_over(&mut self) {
+        let freed = self.slots.due(self.truth.clock.now_ns());
+        if freed.is_empty() {
+            return;
+        }
+        Gauges::add(&self.truth.tables.gauges.freed, freed.len() as u64);
+        {
+            let mut t = self.truth.tables.lock();
+            for f in &freed {
+                t.unacked.insert(f.slot, f.epoch);
+            }
+        }
+        self.send_up(Up::Freed(
+            freed.iter().map(|f| self.at(f.slot, f.epoch)).collect(),
+        ));
+    }
+
+    fn repeat_unacked(&self) {
+        let list: Vec<_> = {
+            let t = self.truth.tables.lock();
+            t.unacked.iter().map(|(s, e)| self.at(*s, *e)).collect()
+        };
+        if !list.is_empty() {
+            self.send_up(Up::Freed(list));
+        }
+    }
+}
+
+impl On<FromMaster> for Owner {
+    fn on(&mut self, m: FromMaster, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+        match m.0 {
+            Down::PlanOpened(p) => self.plan_opened(p),
+            Down::Committed(batch) => self.committed(batch),
+            Down::EndPlan { plan, at, cause } => self.end_plan(plan, at, cause),
+            Down::Retire(list) => self.retire_by_master(list),
+            Down::FreedAck(list) => {
+                let mut t = self.truth.tables.lock();
+                for r in list {
+                    if t.unacked.get(&r.slot) == Some(&r.epoch) {
+                        t.unacked.remove(&r.slot);
+                    }
+                }
+            }
+            Down::MakeRoom { bytes, attempt } => self.tell_evictor(MakeRoom { bytes, attempt }),
+            Down::EvictTo { bytes } => self.tell_evictor(EvictTo(bytes)),
+            Down::ReportPlease => self.report(),
+        }
+        self.settle(turn);
+        reply.send(());
+    }
+}
+
+impl On<Touches> for Owner {
+    fn on(&mut self, m: Touches, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+        let now_ms = self.truth.clock.now_ms();
+        let mut fresh = Vec::with_capacity(m.0.len());
+        let (mut bytes, mut gets) = (0, 0);
+        for t in &m.0 {
+            gets += 1;
+            bytes += t.bytes;
+            if self.slots.touch(t.slot, t.epoch, now_ms) {
+                fresh.push((t.slot, t.epoch));
+            }
+        }
+        Gauges::add(&self.truth.tables.gauges.gets_served, gets);
+        Gauges::add(&self.truth.tables.gauges.bytes_read, bytes);
+        self.tell_evictor(Touched(fresh));
+        self.settle(turn);
+        reply.send(());
+    }
+}
+
+impl On<PlanDropped> for Owner {
+    fn on(&mut self, m: PlanDropped, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+        self.truth.tables.attachments.dropped(m.0, m.1);
+        self.pump_fences();
+        self.settle(turn);
+        reply.send(());
+    }
+}
+
+impl On<Evict> for Owner {
+    fn on(&mut self, m: Evict, reply: Reply<u64>, turn: &mut Turn<'_, Self>) {
+        let before = self
+            .truth
+            .tables
+            .gauges
+            .retired
+            .load(std::sync::atomic::Ordering::Relaxed);
+        let bytes = self.retire(&m.0);
+        let after = self
+            .truth
+            .tables
+            .gauges
+            .retired
+            .load(std::sync::atomic::Ordering::Relaxed);
+        Gauges::add(&self.truth.tables.gauges.evictions, after - before);
+        self.settle(turn);
+        reply.send(bytes);
+    }
+}
+
+impl On<EvictWindow> for Owner {
+    fn on(&mut self, m: EvictWindow, reply: Reply<u64>, turn: &mut Turn<'_, Self>) {
+        let arena = self.truth.heap.geometry().arena;
+        let extents: Vec<_> = self.slots.extents().collect();
+        let window = nkv_store::evict::cheapest_window(&extents, arena, m.0, |_| 1);
+        let victims = window.unwrap_or_default();
+        let bytes = self.retire(&victims);
+        Gauges::add(&self.truth.tables.gauges.evictions, victims.len() as u64);
+        self.settle(turn);
+        reply.send(bytes);
+    }
+}
+
+impl On<OwnerTick> for Owner {
+    fn on(&mut self, m: OwnerTick, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+        if m.0 == self.tick_generation {
+            self.next_tick_ns = u64::MAX;
+            self.idle_ticks += 1;
+            self.expire_plans();
+            self.pump_fences();
+            self.quarantine_over();
+            if self.idle_ticks.is_multiple_of(FREED_REPEAT_TICKS) {
+                self.repeat_unacked();
+            }
+        }
+        self.settle(turn);
+        reply.send(());
+    }
+}
+
+impl On<GetGauges> for Owner {
+    fn on(&mut self, _: GetGauges, reply: Reply<OwnerGauges>, _: &mut Turn<'_, Self>) {
+        reply.send(self.truth.tables.gauges.snapshot());
+    }
+}

@@ -1,0 +1,224 @@
+//! Who has this owner's memory mapped, and which of them still have to say that they dropped a
+//! plan [I10]. Lies outside the Owner actor, so a panic does not lose it.
+
+use crate::message::{PlanId, ToClient};
+use crate::plans::OpenPlans;
+use hashbrown::HashMap;
+use nkv_transport::wire::process_alive;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::mpsc;
+
+/// A `Drop` that was not answered is said again after this long.
+const RESEND_NS: u64 = 1_000_000_000;
+/// Frames waiting for one attached process.
+pub const ATTACH_QUEUE: usize = 4096;
+
+/// How an attached producer is told to drop a plan.
+#[derive(Debug, Clone)]
+pub enum Route {
+    /// In this very process.
+    Local(Arc<OpenPlans>),
+    /// Another process of this host, by its attach connection.
+    Process {
+        /// Frames to it.
+        tx: mpsc::Sender<ToClient>,
+        /// Proof of its death.
+        pidfd: Option<Arc<OwnedFd>>,
+    },
+}
+
+#[derive(Debug)]
+struct Attachment {
+    producer: u64,
+    route: Route,
+    // Plans it was told to drop and when; until answered, their extents are held.
+    pending: HashMap<PlanId, u64>,
+    // Its connection ended without `Detach`: only its death frees what is pending.
+    cut: bool,
+}
+
+impl Attachment {
+    fn dead(&self) -> bool {
+        match &self.route {
+            Route::Local(_) => false,
+            Route::Process {
+                pidfd: Some(fd), ..
+            } => !process_alive(fd),
+            // Without a pidfd a broken connection is all the proof there can be.
+            Route::Process { pidfd: None, .. } => self.cut,
+        }
+    }
+}
+
+/// Names one attachment.
+pub type AttachId = u64;
+
+#[derive(Debug, Default)]
+struct Inner {
+    next: AttachId,
+    all: HashMap<AttachId, Attachment>,
+}
+
+/// All attachments of one owner.
+#[derive(Debug, Default)]
+pub struct Attachments(Mutex<Inner>);
+
+impl Attachments {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A producer mapped the memory.
+    pub fn add(&self, producer: u64, route: Route) -> AttachId {
+        let mut inner = self.lock();
+        inner.next += 1;
+        let id = inner.next;
+        let a = Attachment {
+            producer,
+            route,
+            pending: HashMap::new(),
+            cut: false,
+        };
+        inner.all.insert(id, a);
+        id
+    }
+
+    /// It said that nothing of it is or will be written here.
+    pub fn detach(&self, id: AttachId) {
+        self.lock().all.remove(&id);
+    }
+
+    /// Its connection ended without a word.
+    pub fn cut(&self, id: AttachId) {
+        let mut inner = self.lock();
+        if let Some(a) = inner.all.get_mut(&id) {
+            a.cut = true;
+        }
+        inner.all.retain(|_, a| !(a.cut && a.dead()));
+    }
+
+    /// It said that nothing of this plan is or will be written.
+    pub fn dropped(&self, id: AttachId, plan: PlanId) {
+        if let Some(a) = self.lock().all.get_mut(&id) {
+            a.pending.remove(&plan);
+        }
+    }
+
+    /// Tells every attachment of `producer` to drop `plan`.
+    pub fn drop_plan(&self, producer: u64, plan: PlanId, now_ns: u64) {
+        let mut inner = self.lock();
+        for a in inner.all.values_mut().filter(|a| a.producer == producer) {
+            match &a.route {
+                Route::Local(plans) => plans.drop_plan(plan),
+                // A full queue is tried again by `is_dropped`.
+                Route::Process { tx, .. } => drop(tx.try_send(ToClient::Drop(plan))),
+            }
+            a.pending.insert(plan, now_ns);
+        }
+    }
+
+    /// True when no attachment of `producer` can still write for `plan`.
+    pub fn is_dropped(&self, producer: u64, plan: PlanId, now_ns: u64) -> bool {
+        let mut inner = self.lock();
+        let mut all = true;
+        for a in inner.all.values_mut().filter(|a| a.producer == producer) {
+            let Some(sent) = a.pending.get_mut(&plan) else {
+                continue;
+            };
+            let done = match &a.route {
+                Route::Local(plans) => plans.is_out(plan),
+                Route::Process {
+                    pidfd: Some(fd), ..
+                } => !process_alive(fd),
+                Route::Process { pidfd: None, .. } => a.cut,
+            };
+            if done {
+                a.pending.remove(&plan);
+                continue;
+            }
+            all = false;
+            if let Route::Process { tx, .. } = &a.route
+                && now_ns.saturating_sub(*sent) > RESEND_NS
+            {
+                *sent = now_ns;
+                let _ = tx.try_send(ToClient::Drop(plan));
+            }
+        }
+        inner
+            .all
+            .retain(|_, a| !(a.cut && a.pending.is_empty() && a.dead()));
+        all
+    }
+
+    /// Attachments now.
+    pub fn len(&self) -> usize {
+        self.lock().all.len()
+    }
+
+    /// True if nobody is attached.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Term;
+
+    fn plan(seq: u64) -> PlanId {
+        PlanId {
+            term: Term::default(),
+            seq,
+        }
+    }
+
+    #[test]
+    fn i10_a_plan_is_dropped_only_when_every_attachment_of_its_producer_said_so() {
+        let a = Attachments::default();
+        let (tx, mut rx) = mpsc::channel(4);
+        let one = a.add(
+            7,
+            Route::Process {
+                tx: tx.clone(),
+                pidfd: None,
+            },
+        );
+        let two = a.add(7, Route::Process { tx, pidfd: None });
+        a.drop_plan(7, plan(1), 0);
+        assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
+        assert!(!a.is_dropped(7, plan(1), 1));
+        a.dropped(one, plan(1));
+        assert!(!a.is_dropped(7, plan(1), 1));
+        a.dropped(two, plan(1));
+        assert!(a.is_dropped(7, plan(1), 1));
+    }
+
+    #[test]
+    fn i10_a_stopped_process_holds_its_plan_and_is_reminded() {
+        let a = Attachments::default();
+        let (tx, mut rx) = mpsc::channel(4);
+        let fd = rustix::process::pidfd_open(
+            rustix::process::getpid(),
+            rustix::process::PidfdFlags::empty(),
+        )
+        .unwrap();
+        let id = a.add(
+            7,
+            Route::Process {
+                tx,
+                pidfd: Some(Arc::new(fd)),
+            },
+        );
+        a.drop_plan(7, plan(1), 0);
+        a.cut(id);
+        assert!(
+            !a.is_dropped(7, plan(1), 1),
+            "its process lives: a cut connection proves nothing"
+        );
+        assert!(!a.is_dropped(7, plan(1), RESEND_NS + 2));
+        assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
+        assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
+    }
+}

@@ -1,0 +1,138 @@
+//! How a plan ends other than by a commit: the one rule of [I10], for every cause. A plan that only
+//! ran out of time is fenced first and then looked at: READY is kept as if committed. Every other
+//! cause clears LIVE at once, fences, and only then starts quarantine.
+
+use super::Owner;
+use super::tables::{Ending, Gauges};
+use crate::evictor::Admit;
+use crate::message::{EndCause, PlanId, PlanRef, SlotRef, Up, WireKeyId};
+use nkv_store::KeyId;
+use nkv_store::object::Look;
+
+impl Owner {
+    /// Starts the end of a plan; idempotent, and a stronger cause takes over a weaker one.
+    pub(super) fn end_plan(&mut self, plan: PlanId, at: SlotRef, cause: EndCause) {
+        if at.incarnation != self.incarnation {
+            return;
+        }
+        let looks = matches!(cause, EndCause::Expired | EndCause::ProducerGone);
+        let (producer, token, first, retired) = {
+            let mut t = self.truth.tables.lock();
+            let Some(p) = t.plans.get_mut(&plan) else {
+                drop(t);
+                return self.end_unknown(at);
+            };
+            let before = p.ending;
+            let retired = before.is_some_and(|e| e.retired);
+            p.ending = Some(Ending { cause, retired });
+            (p.opened.producer, p.opened.token, before.is_none(), retired)
+        };
+        if first {
+            match cause {
+                EndCause::Expired => Gauges::add(&self.truth.tables.gauges.plans_expired, 1),
+                EndCause::ProducerGone => Gauges::add(&self.truth.tables.gauges.producers_lost, 1),
+                _ => {}
+            }
+            self.ending.push(plan);
+        }
+        if !looks && !retired {
+            self.clear_live(plan, at);
+        }
+        if first {
+            let now = self.truth.clock.now_ns();
+            self.truth.tables.grants.revoke(token);
+            self.truth.tables.attachments.drop_plan(producer, plan, now);
+        }
+        self.pump_fences();
+    }
+
+    /// The master ends a plan that is closed here: if its object is live, the commit came first.
+    fn end_unknown(&mut self, at: SlotRef) {
+        if self.slots.is_live(at.slot, at.epoch) {
+            self.retire(&[(at.slot, at.epoch)]);
+        } else {
+            self.send_up(Up::Retired(vec![at]));
+        }
+    }
+
+    fn clear_live(&mut self, plan: PlanId, at: SlotRef) {
+        let now = self.truth.clock.now_ns();
+        if let Err(error) = self.slots.retire(at.slot, at.epoch, false, now) {
+            tracing::warn!(%error, ?plan, "an ending plan whose slot is not open");
+        }
+        if let Some(p) = self.truth.tables.lock().plans.get_mut(&plan)
+            && let Some(e) = p.ending.as_mut()
+        {
+            e.retired = true;
+        }
+        Gauges::add(&self.truth.tables.gauges.reclaimed, 1);
+        self.forget_keys(&[at]);
+        self.send_up(Up::Retired(vec![at]));
+    }
+
+    pub(super) fn expire_plans(&mut self) {
+        let now = self.truth.clock.now_ns();
+        let due: Vec<_> = {
+            let t = self.truth.tables.lock();
+            let late = t
+                .plans
+                .iter()
+                .filter(|(_, p)| p.ending.is_none() && p.deadline_ns <= now);
+            late.map(|(id, p)| (*id, p.opened.at)).collect()
+        };
+        for (plan, at) in due {
+            self.end_plan(plan, at, EndCause::Expired);
+        }
+    }
+
+    /// Completes every fence whose last writer is out.
+    pub(super) fn pump_fences(&mut self) {
+        let now = self.truth.clock.now_ns();
+        let mut i = 0;
+        while i < self.ending.len() {
+            let plan = self.ending[i];
+            let found = {
+                let t = self.truth.tables.lock();
+                t.plans.get(&plan).map(|p| (p.opened.clone(), p.ending))
+            };
+            let Some((opened, Some(ending))) = found else {
+                self.ending.swap_remove(i);
+                continue;
+            };
+            let tables = &self.truth.tables;
+            let out = tables.grants.is_out(opened.token)
+                && tables.attachments.is_dropped(opened.producer, plan, now);
+            if !out {
+                i += 1;
+                continue;
+            }
+            self.fence_complete(plan, opened.at, ending, opened.extent_len);
+        }
+    }
+
+    fn fence_complete(&mut self, plan: PlanId, at: SlotRef, ending: Ending, extent_len: u64) {
+        let now = self.truth.clock.now_ns();
+        if ending.retired {
+            self.slots.fenced(at.slot, at.epoch, now);
+        } else if self.slots.look(at.slot, at.epoch) == Look::Ready
+            && let Ok(done) = self.slots.commit(at.slot, at.epoch)
+        {
+            Gauges::add(&self.truth.tables.gauges.adopted, 1);
+            let key = WireKeyId::from(KeyId {
+                hash: done.key.hash,
+                check: done.key.check,
+            });
+            self.send_up(Up::Adopted(PlanRef { plan, at, key }));
+            self.tell_evictor(Admit(vec![(at.slot, at.epoch, extent_len)]));
+        } else {
+            // Nobody can write any more, so quarantine may start with LIVE cleared now.
+            if let Err(error) = self.slots.retire(at.slot, at.epoch, true, now) {
+                tracing::warn!(%error, ?plan, "a fenced plan whose slot is not open");
+            }
+            Gauges::add(&self.truth.tables.gauges.reclaimed, 1);
+            self.forget_keys(&[at]);
+            self.send_up(Up::Retired(vec![at]));
+        }
+        self.close_plan(plan);
+    }
+}

@@ -1,0 +1,80 @@
+//! What an owner reports of its slots: after every join, and when a rebuilt master asks.
+
+use super::Owner;
+use crate::message::{KeyBytes, SlotContent, SlotEntry, Up};
+use hashbrown::HashMap;
+use nkv_store::object::{SlotKind, SlotReport};
+
+/// Slots per frame; a frame of 1,024-byte keys stays far below the frame limit.
+const SLOTS_PER_FRAME: usize = 4096;
+
+impl Owner {
+    /// Sends every slot that is not (free at its first epoch), in bounded parts.
+    pub(super) fn report(&mut self) {
+        let entries: Vec<SlotEntry> = {
+            let t = self.truth.tables.lock();
+            let by_slot: HashMap<_, _> =
+                t.plans.values().map(|p| (p.opened.at, &p.opened)).collect();
+            let open =
+                |r: &SlotReport| by_slot.get(&self.at(r.slot, r.epoch)).map(|p| (*p).clone());
+            let key = |r: &SlotReport| match t.keys.get(&r.slot) {
+                Some((epoch, key)) if *epoch == r.epoch => key.clone(),
+                _ => Vec::new(),
+            };
+            self.slots
+                .report()
+                .map(|r| entry(&r, &open, &key))
+                .collect()
+        };
+        let mut parts = entries.chunks(SLOTS_PER_FRAME).peekable();
+        if parts.peek().is_none() {
+            return self.send_up(Up::Report {
+                slots: Vec::new(),
+                last: true,
+            });
+        }
+        while let Some(part) = parts.next() {
+            self.send_up(Up::Report {
+                slots: part.to_vec(),
+                last: parts.peek().is_none(),
+            });
+        }
+    }
+}
+
+fn entry(
+    r: &SlotReport,
+    open: &dyn Fn(&SlotReport) -> Option<crate::message::PlanOpened>,
+    key: &dyn Fn(&SlotReport) -> Vec<u8>,
+) -> SlotEntry {
+    let extent = r
+        .extent
+        .unwrap_or(nkv_store::arena::Extent { offset: 0, len: 0 });
+    let held = SlotContent::Held {
+        extent_offset: extent.offset,
+        extent_len: extent.len,
+    };
+    let what = match &r.kind {
+        SlotKind::Free => SlotContent::Free,
+        SlotKind::Held => held,
+        SlotKind::Open => open(r).map_or(held, SlotContent::Open),
+        SlotKind::Live {
+            bytes_total,
+            page_size,
+            n_pages,
+            ..
+        } => SlotContent::Live {
+            key: KeyBytes(key(r)),
+            extent_offset: extent.offset,
+            extent_len: extent.len,
+            bytes_total: *bytes_total,
+            page_bytes: *page_size,
+            n_pages: *n_pages,
+        },
+    };
+    SlotEntry {
+        slot: r.slot,
+        epoch: r.epoch,
+        what,
+    }
+}

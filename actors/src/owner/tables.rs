@@ -1,0 +1,170 @@
+//! What an owner must not forget when its actor panics: open and ending plans, key strings, and the
+//! `Freed` that the master has not acknowledged. Lies outside the actor; only the actor changes it.
+
+use super::attachments::Attachments;
+use crate::message::{EndCause, OwnerGauges, PlanId, PlanOpened};
+use hashbrown::HashMap;
+use nkv_store::object::Usage;
+use nkv_transport::grants::Grants;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long a question about a plan waits for the master's word of it.
+const PLAN_WORD_LIMIT_MS: u64 = 500;
+
+/// How far an ended plan is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ending {
+    /// Why it ends.
+    pub cause: EndCause,
+    /// LIVE was cleared already (not so while an expired plan is still to be looked at).
+    pub retired: bool,
+}
+
+/// One plan in this owner's heap.
+#[derive(Debug, Clone)]
+pub struct PlanRecord {
+    /// As the master granted it.
+    pub opened: PlanOpened,
+    /// When the owner looks, by its own clock.
+    pub deadline_ns: u64,
+    /// Set once it ends; the record goes when its fence is complete.
+    pub ending: Option<Ending>,
+}
+
+/// The tables proper.
+#[derive(Debug, Default)]
+pub struct Tables {
+    /// Open and ending plans.
+    pub plans: BTreeMap<PlanId, PlanRecord>,
+    /// Key string of every open or live slot, with its epoch.
+    pub keys: HashMap<u32, (u32, Vec<u8>)>,
+    /// The latest plan heard of: plans of one master arrive in order.
+    pub last_opened: Option<PlanId>,
+    /// Slots freed (slot -> epoch that ended) and not yet acknowledged.
+    pub unacked: BTreeMap<u32, u32>,
+}
+
+/// Everything of an owner that outlives its actor.
+#[derive(Debug)]
+pub struct OwnerTables {
+    tables: Mutex<Tables>,
+    /// tcp tokens, shared with the agent.
+    pub grants: Arc<Grants>,
+    /// Local producers.
+    pub attachments: Attachments,
+    /// Figures.
+    pub gauges: Gauges,
+}
+
+impl OwnerTables {
+    /// Empty tables over the agent's grants.
+    pub fn new(grants: Arc<Grants>, heap_total: u64) -> Self {
+        let gauges = Gauges::default();
+        gauges.heap_total.store(heap_total, Ordering::Relaxed);
+        Self {
+            tables: Mutex::default(),
+            grants,
+            attachments: Attachments::default(),
+            gauges,
+        }
+    }
+
+    /// The tables, for the actor.
+    pub fn lock(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a plan may (still) be written.
+    pub fn standing(&self, plan: PlanId) -> Standing {
+        let t = self.lock();
+        match t.plans.get(&plan) {
+            Some(p) if p.ending.is_none() => Standing::Open,
+            Some(_) => Standing::Over,
+            None if t.last_opened.is_none_or(|last| last < plan) => Standing::NotHeardOf,
+            None => Standing::Over,
+        }
+    }
+
+    /// Whether a plan is open; waits, bounded, for the master's word of one not heard of yet.
+    pub async fn wait_open(&self, plan: PlanId) -> bool {
+        for _ in 0..PLAN_WORD_LIMIT_MS {
+            match self.standing(plan) {
+                Standing::Open => return true,
+                Standing::Over => return false,
+                Standing::NotHeardOf => tokio::time::sleep(Duration::from_millis(1)).await,
+            }
+        }
+        false
+    }
+}
+
+/// What an owner knows of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It may be written.
+    Open,
+    /// It ended.
+    Over,
+    /// The master's word of it is still on its way.
+    NotHeardOf,
+}
+
+macro_rules! gauges {
+    ($($name:ident),+ $(,)?) => {
+        /// [`OwnerGauges`] as atomics: written by the owner, read by anyone.
+        #[derive(Debug, Default)]
+        pub struct Gauges { $(#[doc = stringify!($name)] pub $name: AtomicU64),+ }
+        impl Gauges {
+            /// A copy of all figures.
+            pub fn snapshot(&self) -> OwnerGauges {
+                OwnerGauges { $($name: self.$name.load(Ordering::Relaxed)),+ }
+            }
+        }
+    };
+}
+
+gauges!(
+    heap_total,
+    heap_used,
+    live_bytes,
+    open_bytes,
+    held_bytes,
+    objects,
+    plans_open,
+    fencing,
+    quarantined,
+    evictions,
+    gets_served,
+    bytes_read,
+    commits,
+    bytes_written,
+    plans_expired,
+    producers_lost,
+    adopted,
+    reclaimed,
+    retired,
+    freed,
+);
+
+impl Gauges {
+    /// Adds to a counter.
+    pub fn add(counter: &AtomicU64, n: u64) {
+        counter.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Publishes the levels.
+    pub fn levels(&self, u: &Usage) {
+        let set = |g: &AtomicU64, v: u64| g.store(v, Ordering::Relaxed);
+        set(&self.live_bytes, u.live_bytes);
+        set(&self.open_bytes, u.open_bytes);
+        set(&self.held_bytes, u.held_bytes);
+        set(&self.heap_used, u.live_bytes + u.open_bytes + u.held_bytes);
+        set(&self.objects, u.live_objects);
+        set(&self.plans_open, u.open_plans);
+        set(&self.fencing, u.fencing);
+        set(&self.quarantined, u.quarantined);
+    }
+}

@@ -1,0 +1,294 @@
+//! A producer's open plans, shared between the handle that writes and the owner that may end a plan.
+//! A gate per plan says whether bytes are being placed; a plan that was dropped is never started,
+//! even if the reply that grants it arrives later [I10].
+
+use crate::client::peer::Peer;
+use crate::error::{Error, Result};
+use crate::message::{PlanDesc, PlanId, PlanRef};
+use hashbrown::{HashMap, HashSet};
+use nkv_store::Key;
+use nkv_transport::gate::{Gate, Inside};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long a publish waits for writes of other threads.
+const SEAL_LIMIT: Duration = Duration::from_secs(1);
+
+/// One open plan of this process.
+#[derive(Debug)]
+pub struct PlanState {
+    pub(crate) desc: PlanDesc,
+    pub(crate) key: Key,
+    pub(crate) peer: Arc<Peer>,
+    pub(crate) deadline_ns: u64,
+    gate: Gate,
+    announced: AtomicBool,
+    sealed: AtomicBool,
+    covered: Mutex<Ranges>,
+}
+
+impl PlanState {
+    pub(crate) fn new(desc: PlanDesc, key: Key, peer: Arc<Peer>, deadline_ns: u64) -> Self {
+        Self {
+            desc,
+            key,
+            peer,
+            deadline_ns,
+            gate: Gate::new(),
+            announced: AtomicBool::new(false),
+            sealed: AtomicBool::new(false),
+            covered: Mutex::new(Ranges::default()),
+        }
+    }
+
+    /// Enters the gate to write: while the guard lives, the owner does not reuse the extent.
+    pub(crate) fn enter(&self, now_ns: u64) -> Result<Inside<'_>> {
+        let inside = self.enter_sealed(now_ns)?;
+        if self.sealed.load(Ordering::SeqCst) {
+            return Err(Error::invalid(format!(
+                "key {} is being published; its bytes cannot change any more",
+                self.key
+            )));
+        }
+        Ok(inside)
+    }
+
+    /// No write starts from here on; returns once those in flight are done, or Timeout [I6].
+    pub(crate) fn seal(&self) -> Result<()> {
+        self.sealed.store(true, Ordering::SeqCst);
+        for _ in 0..SEAL_LIMIT.as_millis() {
+            if self.gate.is_out() {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Err(Error::timeout(format!(
+            "a write for key {} was still in flight after {SEAL_LIMIT:?}",
+            self.key
+        )))
+    }
+
+    /// The publish failed for want of bytes: writes may go on.
+    pub(crate) fn unseal(&self) {
+        self.sealed.store(false, Ordering::SeqCst);
+    }
+
+    /// Enters the gate to publish.
+    pub(crate) fn enter_sealed(&self, now_ns: u64) -> Result<Inside<'_>> {
+        if now_ns >= self.deadline_ns {
+            return Err(Error::reclaimed(format!(
+                "the {} ms to write key {} are over; open a new plan (or raise write_ttl_ms)",
+                self.desc.write_ttl_ms, self.key
+            )));
+        }
+        self.gate.enter().ok_or_else(|| {
+            Error::reclaimed(format!(
+                "the plan for key {} was ended by rank {} (expired, aborted or removed)",
+                self.key, self.desc.meta.rank
+            ))
+        })
+    }
+
+    /// True for the first caller: the header fields and WRITING are still to be written.
+    pub(crate) fn first_write(&self) -> bool {
+        !self.announced.swap(true, Ordering::AcqRel)
+    }
+
+    pub(crate) fn cover(&self, offset: u64, len: u64) {
+        self.covered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .add(offset, len);
+    }
+
+    /// Bytes of the object that no write has covered yet.
+    pub(crate) fn missing(&self) -> u64 {
+        let covered = self
+            .covered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .total();
+        self.desc.meta.bytes_total.saturating_sub(covered)
+    }
+
+    /// What a commit or abort of it carries.
+    pub(crate) fn reference(&self) -> PlanRef {
+        PlanRef {
+            plan: self.desc.plan,
+            at: self.desc.meta.at,
+            key: self.desc.meta.key,
+        }
+    }
+}
+
+/// Disjoint byte ranges, merged as they grow.
+#[derive(Debug, Default)]
+struct Ranges(BTreeMap<u64, u64>);
+
+impl Ranges {
+    fn add(&mut self, offset: u64, len: u64) {
+        if len == 0 {
+            return;
+        }
+        let (mut start, mut end) = (offset, offset + len);
+        while let Some((&s, &e)) = self.0.range(..=end).next_back() {
+            if e < start {
+                break;
+            }
+            self.0.remove(&s);
+            start = start.min(s);
+            end = end.max(e);
+        }
+        self.0.insert(start, end);
+    }
+
+    fn total(&self) -> u64 {
+        self.0.iter().map(|(s, e)| e - s).sum()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    by_plan: HashMap<PlanId, Arc<PlanState>>,
+    by_key: HashMap<Key, PlanId>,
+    // Plans ended before their grant arrived. Emptied whenever no open is in flight, so its size
+    // is bounded by what the master granted meanwhile.
+    refused: HashSet<PlanId>,
+    opening: usize,
+}
+
+/// All open plans of one producer.
+#[derive(Debug, Default)]
+pub struct OpenPlans(Mutex<Inner>);
+
+/// Marks that an `OpenForWrite` is in flight.
+#[derive(Debug)]
+pub(crate) struct Opening<'a>(&'a OpenPlans);
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.0.lock();
+        inner.opening -= 1;
+        if inner.opening == 0 {
+            inner.refused.clear();
+        }
+    }
+}
+
+impl OpenPlans {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Call before asking for plans; keep the guard until the granted ones are registered.
+    pub(crate) fn opening(&self) -> Opening<'_> {
+        self.lock().opening += 1;
+        Opening(self)
+    }
+
+    /// Takes a granted plan in, unless the owner ended it already.
+    pub(crate) fn register(&self, plan: PlanState) -> Result<Arc<PlanState>> {
+        let mut inner = self.lock();
+        if inner.refused.contains(&plan.desc.plan) {
+            return Err(Error::reclaimed(format!(
+                "the plan for key {} was ended before it could be used",
+                plan.key
+            )));
+        }
+        let plan = Arc::new(plan);
+        inner.by_key.insert(plan.key.clone(), plan.desc.plan);
+        inner.by_plan.insert(plan.desc.plan, plan.clone());
+        Ok(plan)
+    }
+
+    /// The open plan of a key.
+    pub(crate) fn of_key(&self, key: &Key) -> Option<Arc<PlanState>> {
+        let inner = self.lock();
+        inner
+            .by_key
+            .get(key)
+            .and_then(|p| inner.by_plan.get(p))
+            .cloned()
+    }
+
+    /// All open plans.
+    pub(crate) fn all(&self) -> Vec<Arc<PlanState>> {
+        self.lock().by_plan.values().cloned().collect()
+    }
+
+    /// Forgets a plan that was committed, aborted or refused.
+    pub(crate) fn close(&self, plan: &PlanState) {
+        // Whoever still holds it writes no more: the object may be live now [I6].
+        plan.gate.close();
+        let mut inner = self.lock();
+        inner.by_plan.remove(&plan.desc.plan);
+        if inner.by_key.get(&plan.key) == Some(&plan.desc.plan) {
+            inner.by_key.remove(&plan.key);
+        }
+    }
+
+    /// Ends a plan from the owner's side: it will not be started or continued.
+    pub(crate) fn drop_plan(&self, plan: PlanId) {
+        let mut inner = self.lock();
+        match inner.by_plan.get(&plan) {
+            Some(p) => p.gate.close(),
+            None if inner.opening > 0 => {
+                inner.refused.insert(plan);
+            }
+            None => {}
+        }
+    }
+
+    /// True when nothing of a dropped plan is in flight any more.
+    pub(crate) fn is_out(&self, plan: PlanId) -> bool {
+        self.lock()
+            .by_plan
+            .get(&plan)
+            .is_none_or(|p| p.gate.is_out())
+    }
+
+    /// Plans open now.
+    pub fn len(&self) -> usize {
+        self.lock().by_plan.len()
+    }
+
+    /// True if no plan is open.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Term;
+
+    #[test]
+    fn ranges_merge_in_any_order() {
+        let mut r = Ranges::default();
+        for (o, l) in [(10, 5), (0, 5), (5, 5), (20, 1), (12, 9), (0, 1)] {
+            r.add(o, l);
+        }
+        assert_eq!(r.0, BTreeMap::from([(0, 21)]));
+        assert_eq!(r.total(), 21);
+    }
+
+    #[test]
+    fn i10_a_plan_dropped_before_its_grant_arrives_is_remembered_while_an_open_is_in_flight() {
+        let plans = OpenPlans::default();
+        let id = PlanId {
+            term: Term::default(),
+            seq: 7,
+        };
+        let guard = plans.opening();
+        plans.drop_plan(id);
+        assert!(plans.lock().refused.contains(&id));
+        drop(guard);
+        assert!(
+            plans.lock().refused.is_empty(),
+            "bounded: nothing is kept once no open is out"
+        );
+    }
+}

@@ -1,0 +1,393 @@
+//! The control port of a node: accepts connections, checks the hello, and serves clients, ranks and
+//! attached processes. Each connection is a task on the place of the actor that it talks to, so a
+//! request costs no thread hop. A connection that does not decode is closed and harms nobody [I19].
+
+use crate::cell::{CellAddr, Reply};
+use crate::error::Error;
+use crate::master::{Ask, FromRank, Join, LinkDown, Master, Members};
+use crate::message::{
+    Hello, MESSAGES_VERSION, Purpose, RankInfo, Refusal, Request, Response, Settings, ToClient,
+    ToOwner, Up, View, Welcome,
+};
+use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
+use crate::owner::tables::OwnerTables;
+use crate::owner::{Owner, PlanDropped, Touches};
+use crate::place::Place;
+use nkv_store::clock::Clock;
+use nkv_transport::wire::{
+    Address, BoxStream, Listener, MAX_FRAME_BYTES, Peer, WireError, read_frame, write_frame,
+};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{mpsc, watch};
+
+/// Control connections at once; further ones are closed at accept.
+const MAX_CONNECTIONS: usize = 4096;
+/// A connection that has not said hello by then is closed.
+const HELLO_LIMIT: Duration = Duration::from_secs(2);
+/// Largest hello.
+const MAX_HELLO_BYTES: usize = 64 * 1024;
+/// A call to an actor that takes longer is answered with Timeout.
+const ACTOR_LIMIT: Duration = Duration::from_secs(5);
+/// Pause after an accept error (out of file descriptors), so that it cannot spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a node's control port knows.
+pub struct Server {
+    /// The job.
+    pub job: String,
+    /// This rank.
+    pub info: RankInfo,
+    /// The master, on rank 0.
+    pub master: Option<(CellAddr<Master>, Arc<Members>)>,
+    /// Where the master is, on other ranks.
+    pub master_at: Option<Address>,
+    /// Cluster settings, once joined.
+    pub settings: watch::Receiver<Option<(crate::message::Term, Settings)>>,
+    /// Defaults until then.
+    pub defaults: Settings,
+    /// The owner.
+    pub owner: CellAddr<Owner>,
+    /// Its tables.
+    pub tables: Arc<OwnerTables>,
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// Set when the node shuts down.
+    pub closing: Arc<AtomicBool>,
+    /// Connections now.
+    pub connections: AtomicUsize,
+}
+
+/// Counts a connection for as long as it lives.
+struct Counted(Arc<Server>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Server {
+    /// Accepts until the node closes. Run it on the master's place on rank 0, on the owner's else.
+    pub async fn run(self: Arc<Self>, mut listener: Box<dyn Listener>) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, peer)) => {
+                    if self.connections.fetch_add(1, Ordering::Relaxed) >= MAX_CONNECTIONS {
+                        self.connections.fetch_sub(1, Ordering::Relaxed);
+                        tracing::warn!(peer = %peer.text, "closed: {MAX_CONNECTIONS} connections");
+                        continue;
+                    }
+                    let counted = Counted(self.clone());
+                    tokio::task::spawn_local(async move {
+                        let server = &counted.0;
+                        let text = peer.text.clone();
+                        if let Err(why) = server.clone().connection(stream, peer).await {
+                            tracing::debug!(peer = %text, %why, "control connection closed");
+                        }
+                    });
+                }
+                Err(e) => {
+                    tracing::warn!(error = %e, "accept failed");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+            if self.closing.load(Ordering::Acquire) {
+                return;
+            }
+        }
+    }
+
+    async fn connection(
+        self: Arc<Self>,
+        mut stream: BoxStream,
+        peer: Peer,
+    ) -> Result<(), WireError> {
+        let mut buf = Vec::new();
+        let hello = read_frame::<_, Hello>(&mut stream, &mut buf, MAX_HELLO_BYTES);
+        let Ok(hello) = tokio::time::timeout(HELLO_LIMIT, hello).await else {
+            return Ok(());
+        };
+        let Some((_, hello)) = hello? else {
+            return Ok(());
+        };
+        if let Some(why) = self.refusal(&hello) {
+            return write_frame(&mut stream, &mut buf, 0, &Welcome::Refused { why }).await;
+        }
+        match hello.purpose {
+            Purpose::Client { producer } => self.client(stream, producer).await,
+            Purpose::Rank(info) => self.rank(stream, info).await,
+            Purpose::Attach { producer, maps, .. } => {
+                self.attach(stream, peer, producer, maps).await
+            }
+        }
+    }
+
+    fn refusal(&self, hello: &Hello) -> Option<Refusal> {
+        if hello.version != MESSAGES_VERSION {
+            return Some(Refusal::Version {
+                ours: MESSAGES_VERSION,
+                theirs: hello.version,
+            });
+        }
+        if hello.job != self.job {
+            let (ours, theirs) = (self.job.clone(), hello.job.clone());
+            return Some(Refusal::Job { ours, theirs });
+        }
+        match &hello.purpose {
+            Purpose::Rank(_) if self.master.is_none() => Some(Refusal::NotHere(format!(
+                "rank {} is not the master; join at rank 0's control port",
+                self.info.rank
+            ))),
+            Purpose::Attach { incarnation, .. } if *incarnation != self.info.incarnation => {
+                Some(Refusal::NotHere(format!(
+                    "rank {} is incarnation {:016x}, not {incarnation:016x}",
+                    self.info.rank, self.info.incarnation
+                )))
+            }
+            _ => None,
+        }
+    }
+
+    fn settings(&self) -> Settings {
+        self.settings
+            .borrow()
+            .as_ref()
+            .map_or_else(|| self.defaults.clone(), |(_, s)| s.clone())
+    }
+
+    async fn client(
+        self: Arc<Self>,
+        mut stream: BoxStream,
+        producer: u64,
+    ) -> Result<(), WireError> {
+        let view = self
+            .master
+            .as_ref()
+            .map_or_else(View::default, |(_, m)| m.view());
+        let welcome = Welcome::Client {
+            master: self.master_at.clone(),
+            view,
+            settings: self.settings(),
+        };
+        let mut buf = Vec::new();
+        write_frame(&mut stream, &mut buf, 0, &welcome).await?;
+        let Some((master, members)) = &self.master else {
+            // Only told where the master is.
+            return Ok(());
+        };
+        members.producer_up(producer);
+        let served = serve_requests(&mut stream, master, producer).await;
+        members.producer_down(producer, self.clock.now_ms());
+        served
+    }
+
+    async fn rank(self: Arc<Self>, mut stream: BoxStream, info: RankInfo) -> Result<(), WireError> {
+        let Some((master, _)) = &self.master else {
+            return Ok(());
+        };
+        let (rank, incarnation) = (info.rank, info.incarnation);
+        let (tx, mut rx) = mpsc::channel(crate::master::DOWNLINK_FRAMES);
+        let answer = master.call(Join { info, tx }, ACTOR_LIMIT).await;
+        let mut buf = Vec::new();
+        let welcome = match answer {
+            Ok(Ok((term, settings))) => Welcome::Rank { term, settings },
+            Ok(Err(why)) => Welcome::Refused { why },
+            Err(e) => Welcome::Refused {
+                why: Refusal::NotHere(e.to_string()),
+            },
+        };
+        write_frame(&mut stream, &mut buf, 0, &welcome).await?;
+        if !matches!(welcome, Welcome::Rank { .. }) {
+            return Ok(());
+        }
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let down = async {
+            let mut buf = Vec::new();
+            while let Some(frame) = rx.recv().await {
+                write_frame(&mut writer, &mut buf, 0, &frame).await?;
+            }
+            Ok::<(), WireError>(())
+        };
+        let up = read_ups(&mut reader, master, rank, incarnation);
+        let ended = tokio::select! { r = down => r, r = up => r };
+        drop(rx);
+        let _ = master
+            .push(LinkDown { rank, incarnation }, Reply::nobody())
+            .await;
+        ended
+    }
+
+    async fn attach(
+        self: Arc<Self>,
+        mut stream: BoxStream,
+        peer: Peer,
+        producer: u64,
+        maps: bool,
+    ) -> Result<(), WireError> {
+        let (tx, rx) = mpsc::channel(ATTACH_QUEUE);
+        let pidfd = peer.unix.and_then(|u| u.pidfd);
+        // Registered before the welcome: every plan that ends from now on is told to it.
+        let id = maps.then(|| {
+            self.tables.attachments.add(
+                producer,
+                Route::Process {
+                    tx: tx.clone(),
+                    pidfd,
+                },
+            )
+        });
+        let mut buf = Vec::new();
+        write_frame(&mut stream, &mut buf, 0, &Welcome::Attached).await?;
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let out = write_to_client(&mut writer, rx);
+        let inn = self.read_from_client(&mut reader, id, &tx);
+        let ended = tokio::select! { r = out => r, r = inn => r };
+        if let Some(id) = id {
+            self.tables.attachments.cut(id);
+        }
+        ended
+    }
+
+    async fn read_from_client<R: AsyncRead + Unpin>(
+        &self,
+        reader: &mut R,
+        id: Option<AttachId>,
+        tx: &mpsc::Sender<ToClient>,
+    ) -> Result<(), WireError> {
+        let mut buf = Vec::new();
+        while let Some((_, m)) = read_frame::<_, ToOwner>(reader, &mut buf, MAX_FRAME_BYTES).await?
+        {
+            let told = match m {
+                ToOwner::Touched(list) => self.owner.push(Touches(list), Reply::nobody()).await,
+                ToOwner::Dropped(plan) => match id {
+                    Some(id) => {
+                        self.owner
+                            .push(PlanDropped(id, plan), Reply::nobody())
+                            .await
+                    }
+                    None => Ok(()),
+                },
+                ToOwner::CheckPlan(plan) => {
+                    let open = self.tables.wait_open(plan).await;
+                    let full = || Error::not_ready("attach queue full");
+                    tx.try_send(ToClient::Plan { plan, open })
+                        .map_err(|_| full())
+                }
+                ToOwner::Detach => {
+                    if let Some(id) = id {
+                        self.tables.attachments.detach(id);
+                    }
+                    return Ok(());
+                }
+            };
+            if let Err(error) = told {
+                tracing::debug!(%error, "an attached client's frame was lost");
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn serve_requests(
+    stream: &mut BoxStream,
+    master: &CellAddr<Master>,
+    producer: u64,
+) -> Result<(), WireError> {
+    let mut buf = Vec::new();
+    while let Some((id, request)) =
+        read_frame::<_, Request>(stream, &mut buf, MAX_FRAME_BYTES).await?
+    {
+        let answer = master.call(Ask { producer, request }, ACTOR_LIMIT).await;
+        let response = answer.unwrap_or_else(Response::Failed);
+        write_frame(stream, &mut buf, id, &response).await?;
+    }
+    Ok(())
+}
+
+async fn read_ups<R: AsyncRead + Unpin>(
+    reader: &mut R,
+    master: &CellAddr<Master>,
+    rank: u32,
+    incarnation: u64,
+) -> Result<(), WireError> {
+    let mut buf = Vec::new();
+    while let Some((_, up)) = read_frame::<_, Up>(reader, &mut buf, MAX_FRAME_BYTES).await? {
+        let leaves = matches!(up, Up::Leave);
+        let sent = master
+            .push(
+                FromRank {
+                    rank,
+                    incarnation,
+                    up,
+                },
+                Reply::nobody(),
+            )
+            .await;
+        if sent.is_err() || leaves {
+            break;
+        }
+    }
+    Ok(())
+}
+
+async fn write_to_client<W: AsyncWrite + Unpin>(
+    writer: &mut W,
+    mut rx: mpsc::Receiver<ToClient>,
+) -> Result<(), WireError> {
+    let mut buf = Vec::new();
+    while let Some(frame) = rx.recv().await {
+        write_frame(writer, &mut buf, 0, &frame).await?;
+    }
+    Ok(())
+}
+
+/// Owners of this very process, by incarnation: reached without sockets.
+#[derive(Debug, Clone)]
+pub(crate) struct LocalOwner {
+    pub memory: Arc<dyn nkv_store::Memory>,
+    pub alive: nkv_transport::Alive,
+    pub owner: CellAddr<Owner>,
+    pub tables: Arc<OwnerTables>,
+}
+
+static LOCAL: Mutex<std::collections::BTreeMap<u64, LocalOwner>> =
+    Mutex::new(std::collections::BTreeMap::new());
+
+/// An owner of this process is known to its clients for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Published(u64);
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        LOCAL
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&self.0);
+    }
+}
+
+/// Makes an owner of this process known to clients of this process.
+pub(crate) fn publish_local(incarnation: u64, owner: LocalOwner) -> Published {
+    LOCAL
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .insert(incarnation, owner);
+    Published(incarnation)
+}
+
+/// An owner of this process.
+pub(crate) fn local_owner(incarnation: u64) -> Option<LocalOwner> {
+    LOCAL
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .get(&incarnation)
+        .cloned()
+}
+
+/// Runs a server on a place.
+pub(crate) fn serve(place: &Place, server: Arc<Server>, listener: Box<dyn Listener>) {
+    place.task(async move { server.run(listener).await });
+}

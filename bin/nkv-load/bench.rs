@@ -1,0 +1,198 @@
+//! `--bench`: one client, one operation at a time, from 4 KiB to 16 MiB, each beside a plain copy
+//! in the same loop. Puts make new keys; gets read those into one reused buffer. It removes what it
+//! put, and it may not keep a cluster fuller than half of its smallest heap.
+
+use crate::connection::{Embedded, remote};
+use crate::content::Stream;
+use crate::flags::Flags;
+use crate::latency::OpTimes;
+use crate::memcpy::{Yardstick, faulted};
+use crate::progress;
+use crate::report::Report;
+use crate::stop::Stop;
+use crate::stopwatch::{Deadline, timed};
+use crate::tally::Tally;
+use nkv::message::PutOptions;
+use nkv::{Blocking, NodeConfig};
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// Sizes in bytes, each with the operations wanted of it.
+const SIZES: [(usize, usize); 6] = [
+    (4 << 10, 4000),
+    (64 << 10, 2000),
+    (256 << 10, 1000),
+    (1 << 20, 400),
+    (4 << 20, 100),
+    (16 << 20, 32),
+];
+/// Longest time for one size; six of them stay below 12 s with start and end.
+const SIZE_TIME: Duration = Duration::from_millis(1700);
+/// Most bytes of objects that are alive at once.
+const LIVE_BYTES: u64 = 64 << 20;
+/// Payload bytes of the embedded node.
+const HEAP_BYTES: u64 = 256 << 20;
+/// Most objects that are alive at once.
+const LIVE_OBJECTS: u64 = 500;
+/// Added to two quarantines while removed memory becomes free again.
+const SETTLE: Duration = Duration::from_millis(10);
+
+/// Measures every size.
+///
+/// # Errors
+/// If no node can be started or reached.
+pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Report> {
+    match &flags.connect {
+        Some(address) => measure(&remote(flags, address)?, stop),
+        None => {
+            let config = NodeConfig {
+                heap_bytes: HEAP_BYTES,
+                ..NodeConfig::default()
+            };
+            let cluster = Embedded::start(rt, 1, config)?;
+            measure(&cluster.blocking(0)?, stop)
+        }
+    }
+}
+
+fn measure(handle: &Blocking, stop: &Stop) -> anyhow::Result<Report> {
+    let view = handle.view()?;
+    let heaps = || view.ranks.iter().map(|(info, _)| info);
+    let live_bytes = heaps()
+        .map(|i| i.arena_bytes / 2)
+        .min()
+        .unwrap_or(LIVE_BYTES)
+        .min(LIVE_BYTES);
+    let quarantine_ms = heaps().map(|i| i.quarantine_ms).max().unwrap_or(0);
+    let settle = SETTLE + Duration::from_millis(2 * u64::from(quarantine_ms));
+    let bar = progress::bar(SIZES.len() as u64, "sizes");
+    let mut report = Report::default();
+    let mut rows = (Vec::new(), Vec::new());
+    let run_id = nkv_store::random_u64();
+    for (size, wanted) in SIZES {
+        let mut bench = OneSize::new(handle, run_id, size, live_bytes);
+        bench.measure(wanted, settle, stop);
+        report.requests += bench.puts.count() + bench.gets.count();
+        report.blocks += bench.asked;
+        report.hit_blocks += bench.gets.count();
+        report.tally.merge(bench.tally);
+        rows.0.extend(bench.puts.row());
+        rows.1.extend(bench.gets.row());
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    handle.close();
+    report.ops = [rows.0, rows.1].concat();
+    Ok(report)
+}
+
+/// The measurement of one size.
+struct OneSize<'a> {
+    handle: &'a Blocking,
+    run_id: u64,
+    size: usize,
+    /// Objects alive at once.
+    live: usize,
+    source: Vec<u8>,
+    target: Vec<u8>,
+    yardstick: Yardstick,
+    puts: OpTimes,
+    gets: OpTimes,
+    asked: u64,
+    compared: bool,
+    tally: Tally,
+}
+
+impl<'a> OneSize<'a> {
+    fn new(handle: &'a Blocking, run_id: u64, size: usize, live_bytes: u64) -> Self {
+        let live = (live_bytes / size as u64).clamp(1, LIVE_OBJECTS) as usize;
+        let mut source = faulted(size);
+        contents(size).fill(&mut source);
+        Self {
+            handle,
+            run_id,
+            size,
+            live,
+            source,
+            target: faulted(size),
+            yardstick: Yardstick::new(size, live),
+            puts: OpTimes::new("put", size as u64),
+            gets: OpTimes::new("get", size as u64),
+            asked: 0,
+            compared: false,
+            tally: Tally::default(),
+        }
+    }
+
+    /// Rounds of new keys until `wanted` operations are done or the time is over. The first round
+    /// is not recorded: it attaches segments, connects and touches memory.
+    fn measure(&mut self, wanted: usize, settle: Duration, stop: &Stop) {
+        let deadline = Deadline::after(SIZE_TIME);
+        let mut round = 0;
+        while round < 2 || (self.gets.count() < wanted as u64 && !deadline.passed()) {
+            if stop.asked() {
+                return;
+            }
+            let names = 0..self.live.min(wanted);
+            let keys: Vec<Vec<u8>> = names
+                .map(|i| format!("bench/{:016x}/{}/{round}/{i}", self.run_id, self.size).into())
+                .collect();
+            self.round(&keys, round > 0);
+            Deadline::after(settle).sleep(stop);
+            round += 1;
+        }
+    }
+
+    fn round(&mut self, keys: &[Vec<u8>], recorded: bool) {
+        for (index, key) in keys.iter().enumerate() {
+            let (outcome, ns) =
+                timed(|| self.handle.put(key, &self.source, &PutOptions::default()));
+            let copy_ns = self.yardstick.copy_in(index, &self.source);
+            match outcome {
+                Ok(()) if recorded => {
+                    self.puts.record(ns);
+                    self.puts.record_memcpy(copy_ns);
+                }
+                Ok(()) => {}
+                Err(error) => self.tally.failed("put", key, &error),
+            }
+        }
+        for (index, key) in keys.iter().enumerate() {
+            self.get(index, key, recorded);
+        }
+        let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+        for (key, outcome) in keys.iter().zip(self.handle.remove_many(&names)) {
+            if let Err(error) = outcome {
+                self.tally.failed("remove", key, &error);
+            }
+        }
+    }
+
+    fn get(&mut self, index: usize, key: &[u8], recorded: bool) {
+        let (outcome, ns) = timed(|| self.handle.get_into(key, &mut self.target));
+        match outcome {
+            Ok(read) => {
+                if recorded {
+                    self.asked += 1;
+                    self.gets.record(ns);
+                }
+                // Once is enough here, and before the copy overwrites what was read.
+                if !self.compared || read != self.size {
+                    self.compared = true;
+                    let verdict = contents(self.size).verify(&self.target, read, self.size);
+                    self.tally.compared(key, verdict);
+                }
+            }
+            Err(error) => self.tally.failed("get", key, &error),
+        }
+        let copy_ns = self.yardstick.copy_out(index, &mut self.target);
+        if recorded {
+            self.gets.record_memcpy(copy_ns);
+        }
+    }
+}
+
+/// All objects of one size have the same contents: only their keys are new.
+fn contents(size: usize) -> Stream {
+    Stream::of(b"bench", size as u64)
+}

@@ -1,0 +1,98 @@
+//! Where the load goes: a cluster embedded in this process, or running nodes. Both end as handles
+//! of the same kind, each for one thread, so the runs themselves do not know the difference.
+
+use crate::flags::{Flags, Way};
+use crate::sizes::show_bytes;
+use anyhow::Context;
+use nkv::{
+    Address, Blocking, ClientConfig, Cluster, MemoryChoice, Node, NodeConfig, StartError,
+    TransportChoice,
+};
+use tokio::runtime::Runtime;
+
+/// A cluster in this process; stopped when dropped.
+pub(crate) struct Embedded<'a> {
+    rt: &'a Runtime,
+    cluster: Option<Cluster>,
+}
+
+impl<'a> Embedded<'a> {
+    /// Starts `ranks` nodes that share nothing with any other cluster of this machine.
+    ///
+    /// # Errors
+    /// As [`Cluster::start`].
+    pub(crate) fn start(rt: &'a Runtime, ranks: u32, base: NodeConfig) -> Result<Self, StartError> {
+        let job = format!("nkv-load-{}", std::process::id());
+        let memory = memory_for(base.heap_bytes.saturating_mul(u64::from(ranks)));
+        let cluster = rt.block_on(Cluster::start(
+            ranks,
+            NodeConfig {
+                job,
+                memory,
+                ..base
+            },
+        ))?;
+        Ok(Self {
+            rt,
+            cluster: Some(cluster),
+        })
+    }
+
+    /// A node.
+    pub(crate) fn node(&self, rank: u32) -> anyhow::Result<&Node> {
+        Ok(self
+            .cluster
+            .as_ref()
+            .context("the embedded cluster has ended")?
+            .node(rank))
+    }
+
+    /// A handle of a node, for one thread.
+    pub(crate) fn blocking(&self, rank: u32) -> anyhow::Result<Blocking> {
+        Ok(self.node(rank)?.client().blocking()?)
+    }
+}
+
+/// Named shared memory, as real ranks have it; private memory where /dev/shm is small (containers)
+/// but the machine is not. If neither is enough, the node itself says so, with the numbers.
+fn memory_for(payload_bytes: u64) -> MemoryChoice {
+    let wanted = payload_bytes / 8 * 9;
+    let fits_shm = wanted <= nkv_store::shm::available_bytes();
+    if fits_shm || wanted > nkv_store::shm::mem_available() / 2 {
+        return MemoryChoice::Shm;
+    }
+    eprintln!(
+        "nkv-load: /dev/shm has no room for {}, using private memory of this process",
+        show_bytes(wanted)
+    );
+    MemoryChoice::Private
+}
+
+impl Drop for Embedded<'_> {
+    fn drop(&mut self) {
+        if let Some(cluster) = self.cluster.take() {
+            self.rt.block_on(cluster.stop());
+        }
+    }
+}
+
+/// A handle of a running cluster, for one thread.
+///
+/// # Errors
+/// If `address` is none, or the node there does not answer or is of another job.
+pub(crate) fn remote(flags: &Flags, address: &str) -> anyhow::Result<Blocking> {
+    let node: Address = address
+        .parse()
+        .map_err(|e| anyhow::anyhow!("--connect {address}: {e}"))?;
+    let transport = match flags.transport {
+        Way::Auto | Way::Embedded => TransportChoice::Auto,
+        Way::Shm => TransportChoice::Shm,
+        Way::Tcp => TransportChoice::Tcp,
+    };
+    let config = ClientConfig {
+        job: flags.job.clone(),
+        transport,
+        ..ClientConfig::default()
+    };
+    Blocking::connect(&node, config).with_context(|| format!("--connect {address}"))
+}

@@ -1,0 +1,230 @@
+//! The run without an argument: three ranks in this process. A producer at one rank pushes objects
+//! of many sizes into the memory of the rank that will decode them, which reads and compares every
+//! byte. Nothing here knows how the bytes travel.
+
+use crate::connection::Embedded;
+use crate::content::Stream;
+use crate::corrupt;
+use crate::flags::Flags;
+use crate::latency::OpTimes;
+use crate::memcpy::{Yardstick, faulted};
+use crate::progress;
+use crate::report::Report;
+use crate::stop::Stop;
+use crate::stopwatch::{Deadline, timed};
+use crate::tally::Tally;
+use indicatif::MultiProgress;
+use nkv::message::{ObjMeta, PutOptions};
+use nkv::{Blocking, Error, NodeConfig};
+use tokio::runtime::Runtime;
+
+/// Ranks of the cluster.
+const RANKS: u32 = 3;
+/// Rank whose worker produces.
+const PREFILL_RANK: u32 = 0;
+/// Rank that owns the objects and reads them.
+const DECODE_RANK: u32 = 2;
+/// Sizes of the objects in bytes.
+const SIZES: [usize; 7] = [
+    4 << 10,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    4 << 20,
+    16 << 20,
+];
+/// Bytes of one size that are alive at once.
+const PASS_BYTES: usize = 32 << 20;
+/// Most objects of one size that are alive at once.
+const PASS_OBJECTS: usize = 256;
+/// Payload bytes of each rank: one pass of every size fits, so that a pass never waits for the
+/// quarantine of the one before.
+const HEAP_BYTES: u64 = 144 << 20;
+/// The size whose first object is damaged on request.
+const CORRUPTED_SIZE: usize = 64 << 10;
+
+/// Runs until the time is over; every size at least once.
+///
+/// # Errors
+/// If the cluster cannot be started.
+pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Report> {
+    let config = NodeConfig {
+        heap_bytes: HEAP_BYTES,
+        ..NodeConfig::default()
+    };
+    let cluster = Embedded::start(rt, RANKS, config)?;
+    let mut run = Run {
+        producer: cluster.blocking(PREFILL_RANK)?,
+        decoder: cluster.blocking(DECODE_RANK)?,
+        segment: cluster.node(DECODE_RANK)?.info().segment.clone(),
+        corrupt: flags.inject_corruption,
+        tally: Tally::default(),
+        buffer: faulted(SIZES.into_iter().max().unwrap_or(0)),
+    };
+    let mut sizes = SIZES.map(OneSize::new);
+    let deadline = Deadline::after(flags.run_length());
+    let bars = MultiProgress::new();
+    let time = bars.add(progress::time(deadline.length_ms()));
+    let objects = bars.add(progress::bar(
+        sizes.iter().map(|s| s.keys.len() as u64).sum(),
+        "objects",
+    ));
+    let mut pass = 0;
+    'run: loop {
+        objects.set_position(0);
+        objects.set_message(format!("pass {}", pass + 1));
+        for size in &mut sizes {
+            if stop.asked() || (pass > 0 && deadline.passed()) {
+                break 'run;
+            }
+            size.pass(pass, &mut run)?;
+            time.set_position(deadline.elapsed_ms());
+            objects.inc(size.keys.len() as u64);
+        }
+        pass += 1;
+    }
+    bars.clear()?;
+    run.producer.close();
+    run.decoder.close();
+    Ok(report(&sizes, run.tally))
+}
+
+fn report(sizes: &[OneSize], tally: Tally) -> Report {
+    let puts = sizes.iter().filter_map(|s| s.puts.row());
+    let gets = sizes.iter().filter_map(|s| s.gets.row());
+    let ops: Vec<_> = puts.chain(gets).collect();
+    Report {
+        requests: ops.iter().map(|row| row.count).sum(),
+        blocks: sizes.iter().map(|s| s.asked).sum(),
+        hit_blocks: sizes.iter().map(|s| s.gets.count()).sum(),
+        tally,
+        ops,
+    }
+}
+
+/// What all sizes share.
+struct Run {
+    producer: Blocking,
+    decoder: Blocking,
+    /// Name of the decode rank's segment.
+    segment: String,
+    /// Whether a byte is still to be flipped.
+    corrupt: bool,
+    tally: Tally,
+    buffer: Vec<u8>,
+}
+
+/// The objects of one size. The same keys are used in every pass, with another version each time.
+struct OneSize {
+    size: usize,
+    keys: Vec<Vec<u8>>,
+    yardstick: Yardstick,
+    puts: OpTimes,
+    gets: OpTimes,
+    asked: u64,
+}
+
+impl OneSize {
+    fn new(size: usize) -> Self {
+        let objects = (PASS_BYTES / size).clamp(1, PASS_OBJECTS);
+        Self {
+            size,
+            keys: (0..objects)
+                .map(|i| format!("load/{size}/{i}").into_bytes())
+                .collect(),
+            yardstick: Yardstick::new(size, objects),
+            puts: OpTimes::new("put", size as u64),
+            gets: OpTimes::new("get", size as u64),
+            asked: 0,
+        }
+    }
+
+    /// Puts every object, reads and compares every object, removes them.
+    fn pass(&mut self, version: u64, run: &mut Run) -> anyhow::Result<()> {
+        for index in 0..self.keys.len() {
+            self.put(index, version, run);
+        }
+        self.check_place(run);
+        if run.corrupt && self.size == CORRUPTED_SIZE {
+            corrupt::flip_one_byte(&run.segment, &run.decoder.get_location(&self.keys[0])?)?;
+            run.corrupt = false;
+        }
+        for index in 0..self.keys.len() {
+            self.get(index, version, run);
+        }
+        let keys: Vec<&[u8]> = self.keys.iter().map(Vec::as_slice).collect();
+        for (key, outcome) in keys.iter().zip(run.producer.remove_many(&keys)) {
+            if let Err(error) = outcome {
+                run.tally.failed("remove", key, &error);
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, index: usize, version: u64, run: &mut Run) {
+        let key = &self.keys[index];
+        let value = &mut run.buffer[..self.size];
+        Stream::of(key, version).fill(value);
+        let opts = PutOptions {
+            preferred_segment: Some(DECODE_RANK),
+            ..PutOptions::default()
+        };
+        let copy_first = copy_goes_first(index);
+        if copy_first {
+            self.puts
+                .record_memcpy(self.yardstick.copy_in(index, value));
+        }
+        let (outcome, ns) = timed(|| run.producer.put(key, value, &opts));
+        match outcome {
+            Ok(()) => self.puts.record(ns),
+            Err(error) => run.tally.failed("put", key, &error),
+        }
+        if !copy_first {
+            self.puts
+                .record_memcpy(self.yardstick.copy_in(index, value));
+        }
+    }
+
+    fn get(&mut self, index: usize, version: u64, run: &mut Run) {
+        let key = &self.keys[index];
+        let dst = &mut run.buffer[..self.size];
+        let copy_first = copy_goes_first(index);
+        if copy_first {
+            self.gets.record_memcpy(self.yardstick.copy_out(index, dst));
+        }
+        self.asked += 1;
+        let (outcome, ns) = timed(|| run.decoder.get_into(key, dst));
+        match outcome {
+            Ok(read) => {
+                self.gets.record(ns);
+                run.tally
+                    .compared(key, Stream::of(key, version).verify(dst, read, self.size));
+            }
+            Err(error) => run.tally.failed("get", key, &error),
+        }
+        if !copy_first {
+            self.gets.record_memcpy(self.yardstick.copy_out(index, dst));
+        }
+    }
+
+    /// The producer asked for the decode rank's memory; anywhere else is a failure.
+    fn check_place(&self, run: &mut Run) {
+        let key = &self.keys[0];
+        match run.decoder.get_location(key) {
+            Ok(ObjMeta {
+                rank: DECODE_RANK, ..
+            }) => {}
+            Ok(meta) => {
+                let text = format!("lies on rank {}, not on rank {DECODE_RANK}", meta.rank);
+                run.tally.failed("place", key, &Error::internal(text));
+            }
+            Err(error) => run.tally.failed("get_location", key, &error),
+        }
+    }
+}
+
+/// Operation and copy take turns in going first: whoever is second finds the caches warmer.
+fn copy_goes_first(index: usize) -> bool {
+    index % 2 == 1
+}

@@ -1,0 +1,373 @@
+//! The command line: what may be asked for, in which combinations, and what each default is. It
+//! starts nothing; a combination that cannot work is refused here, with the flag to change.
+
+use crate::sizes::parse_bytes;
+use clap::{Parser, ValueEnum};
+use nkv_store::PolicyKind;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Longest run that may be asked for: one day.
+const LONGEST_RUN_S: f64 = 86_400.0;
+/// Most clients of one run: each is a thread with connections of its own.
+pub(crate) const MAX_CLIENTS: u16 = 256;
+/// Largest object or block that may be asked for.
+const MAX_OBJECT_BYTES: u64 = 1 << 30;
+/// How long a run with neither `--trace` nor `--bench` lasts unless `--duration` says otherwise.
+const DEFAULT_RUN: Duration = Duration::from_secs(15);
+
+const LONG_ABOUT: &str = "\
+Puts load on an nkv cluster and compares every byte that comes back.
+
+  nkv-load                                an embedded cluster of three ranks, about 15 s
+  nkv-load --connect HOST:PORT            a mix of puts, gets and exists against running nodes
+  nkv-load --trace FILE [--connect ...]   the prefix-cache requests of a trace
+  nkv-load --bench [--connect ...]        one client, one operation at a time, beside memcpy
+
+Exit status: 0 if every byte was right and nothing failed, 1 if not, 2 for a wrong command line.";
+
+/// The flags.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "nkv-load", version, about = "The load generator of nkv", long_about = LONG_ABOUT)]
+pub(crate) struct Flags {
+    /// Control address of any node of a running cluster
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) connect: Option<String>,
+
+    /// Job of that cluster
+    #[arg(long, env = "NKV_JOB", default_value = "nkv")]
+    pub(crate) job: String,
+
+    /// How bytes travel; `embedded` (in this process) goes with --bench only
+    #[arg(long, value_enum, default_value_t = Way::Auto)]
+    pub(crate) transport: Way,
+
+    /// Also write the outcome as one JSON object to this file ("-": stdout)
+    #[arg(long, value_name = "FILE|-")]
+    pub(crate) json: Option<PathBuf>,
+
+    /// Length of the run in seconds [default: 15]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with_all = ["trace", "bench"])]
+    pub(crate) duration: Option<Duration>,
+
+    /// Clients, each a thread with connections of its own
+    #[arg(long, default_value_t = 1, requires = "connect", conflicts_with_all = ["trace", "bench"],
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_CLIENTS)))]
+    pub(crate) clients: u16,
+
+    /// Size of an object of the mix (KiB, MiB, GiB)
+    #[arg(long, default_value = "64KiB", requires = "connect", value_parser = object_bytes,
+        conflicts_with_all = ["trace", "bench"])]
+    pub(crate) size: u64,
+
+    /// Weights of put, get and exists
+    #[arg(long, value_name = "PUT:GET:EXISTS", default_value = "1:4:1", requires = "connect",
+        conflicts_with_all = ["trace", "bench"])]
+    pub(crate) mix: Weights,
+
+    /// Flip one stored byte of the embedded run, which must then be found
+    #[arg(long, conflicts_with_all = ["connect", "trace", "bench"])]
+    pub(crate) inject_corruption: bool,
+
+    /// Measure single operations of one client from 4 KiB to 16 MiB
+    #[arg(long, conflicts_with = "trace")]
+    pub(crate) bench: bool,
+
+    /// Replay a trace: lines of {"timestamp": ms, "hash_ids": [...]}
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
+
+    /// Bytes of one block of the trace (KiB, MiB, GiB)
+    #[arg(long, value_name = "BYTES", default_value = "256KiB", requires = "trace",
+        value_parser = object_bytes)]
+    pub(crate) block_bytes: u64,
+
+    /// Payload bytes of each embedded rank; headers and index come on top [default: what the trace
+    /// needs, at most half of MemAvailable for all ranks]
+    #[arg(long, value_name = "BYTES", requires = "trace", conflicts_with = "connect",
+        value_parser = parse_bytes)]
+    pub(crate) heap_bytes: Option<u64>,
+
+    /// Percentages of a heap at which eviction starts and ends
+    #[arg(
+        long,
+        value_name = "HI/LO",
+        default_value = "95/85",
+        requires = "trace",
+        conflicts_with = "connect"
+    )]
+    pub(crate) watermarks: Marks,
+
+    /// Milliseconds before retired memory is used again
+    #[arg(
+        long,
+        value_name = "MS",
+        default_value_t = 50,
+        requires = "trace",
+        conflicts_with = "connect"
+    )]
+    pub(crate) quarantine_ms: u32,
+
+    /// Eviction policy: lru or fifo
+    #[arg(
+        long,
+        default_value = "lru",
+        requires = "trace",
+        conflicts_with = "connect"
+    )]
+    pub(crate) policy: PolicyKind,
+
+    /// 0: as fast as possible; else a factor of the trace's own time
+    #[arg(long, default_value = "0", requires = "trace", value_parser = speed)]
+    pub(crate) speed: f64,
+
+    /// Replay only the first N requests
+    #[arg(long, value_name = "N", requires = "trace")]
+    pub(crate) requests: Option<usize>,
+}
+
+/// What a command line asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// The run without an argument.
+    Embedded,
+    /// A mix against running nodes.
+    Mix,
+    /// A trace, embedded or against running nodes.
+    Trace,
+    /// Single operations beside memcpy.
+    Bench,
+}
+
+/// How bytes travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Way {
+    /// The best there is.
+    Auto,
+    /// A node inside this process.
+    Embedded,
+    /// Shared memory of nodes on this host.
+    Shm,
+    /// Sockets.
+    Tcp,
+}
+
+/// Relative frequencies of the mix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Weights {
+    /// Of puts.
+    pub(crate) put: u32,
+    /// Of gets.
+    pub(crate) get: u32,
+    /// Of exists.
+    pub(crate) exists: u32,
+}
+
+/// Eviction watermarks in percent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Marks {
+    /// Eviction starts above this.
+    pub(crate) hi: u32,
+    /// Eviction ends below this.
+    pub(crate) lo: u32,
+}
+
+impl Flags {
+    /// What is asked for.
+    ///
+    /// # Errors
+    /// One sentence if the flags do not fit together.
+    pub(crate) fn mode(&self) -> Result<Mode, String> {
+        let mode = match (&self.trace, self.bench, &self.connect) {
+            (Some(_), _, _) => Mode::Trace,
+            (_, true, _) => Mode::Bench,
+            (_, _, Some(_)) => Mode::Mix,
+            _ => Mode::Embedded,
+        };
+        let connected = self.connect.is_some();
+        match self.transport {
+            Way::Embedded if mode != Mode::Bench || connected => {
+                Err("--transport embedded goes with --bench and without --connect".to_string())
+            }
+            Way::Shm | Way::Tcp if !connected => Err(
+                "--transport shm and tcp need a running node: give --connect HOST:PORT".to_string(),
+            ),
+            _ => Ok(mode),
+        }
+    }
+
+    /// How long the run lasts.
+    pub(crate) fn run_length(&self) -> Duration {
+        self.duration.unwrap_or(DEFAULT_RUN)
+    }
+}
+
+impl std::str::FromStr for Weights {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts: Vec<u32> = text.split(':').map_while(|p| p.parse().ok()).collect();
+        match parts[..] {
+            [put, get, exists]
+                if text.matches(':').count() == 2
+                    && put.max(get).max(exists) > 0
+                    && put.max(get).max(exists) <= 1_000_000 =>
+            {
+                Ok(Self { put, get, exists })
+            }
+            _ => Err("write three weights up to 1000000, not all 0, such as 1:4:1".to_string()),
+        }
+    }
+}
+
+impl std::fmt::Display for Weights {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}:{}", self.put, self.get, self.exists)
+    }
+}
+
+impl std::str::FromStr for Marks {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text
+            .split_once('/')
+            .map(|(hi, lo)| (hi.parse(), lo.parse()));
+        match parts {
+            Some((Ok(hi), Ok(lo))) if 0 < lo && lo <= hi && hi <= 100 => Ok(Self { hi, lo }),
+            _ => Err("write two percentages, the higher first, such as 95/85".to_string()),
+        }
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let number = text.strip_suffix('s').unwrap_or(text).parse::<f64>();
+    match number {
+        Ok(s) if s > 0.0 && s <= LONGEST_RUN_S => Ok(Duration::from_secs_f64(s)),
+        _ => Err(format!(
+            "write a number of seconds above 0 and up to {LONGEST_RUN_S}"
+        )),
+    }
+}
+
+fn speed(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(factor) if factor.is_finite() && factor >= 0.0 => Ok(factor),
+        _ => Err("write 0 (as fast as possible) or a factor such as 1 or 100".to_string()),
+    }
+}
+
+fn object_bytes(text: &str) -> Result<u64, String> {
+    match parse_bytes(text)? {
+        bytes @ 1..=MAX_OBJECT_BYTES => Ok(bytes),
+        bytes => Err(format!("{bytes} bytes: 1 to {MAX_OBJECT_BYTES} are taken")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Flags, Marks, Mode, Weights};
+    use clap::Parser;
+    use std::time::Duration;
+
+    fn mode(args: &[&str]) -> Result<Mode, String> {
+        let flags = Flags::try_parse_from([&["nkv-load"], args].concat());
+        flags.map_err(|e| e.to_string())?.mode()
+    }
+
+    #[test]
+    fn the_flags_say_which_run_is_meant() {
+        assert_eq!(mode(&[]), Ok(Mode::Embedded));
+        assert_eq!(mode(&["--inject-corruption"]), Ok(Mode::Embedded));
+        assert_eq!(
+            mode(&["--connect", "h:1", "--clients", "4", "--mix", "1:1:0"]),
+            Ok(Mode::Mix)
+        );
+        assert_eq!(
+            mode(&["--trace", "f", "--heap-bytes", "64MiB"]),
+            Ok(Mode::Trace)
+        );
+        assert_eq!(mode(&["--trace", "f", "--connect", "h:1"]), Ok(Mode::Trace));
+        assert_eq!(
+            mode(&["--bench", "--transport", "embedded"]),
+            Ok(Mode::Bench)
+        );
+        assert_eq!(
+            mode(&["--bench", "--transport", "tcp", "--connect", "h:1"]),
+            Ok(Mode::Bench)
+        );
+    }
+
+    #[test]
+    fn flags_that_would_be_ignored_are_refused() {
+        for args in [
+            &["--clients", "2"][..],
+            &["--size", "4KiB"],
+            &["--block-bytes", "4KiB"],
+            &["--trace", "f", "--bench"],
+            &["--trace", "f", "--connect", "h:1", "--heap-bytes", "1GiB"],
+            &["--trace", "f", "--connect", "h:1", "--policy", "lru"],
+            &["--trace", "f", "--duration", "3"],
+            &["--connect", "h:1", "--inject-corruption"],
+            &["--transport", "embedded"],
+            &["--bench", "--transport", "shm"],
+            &["--bench", "--transport", "embedded", "--connect", "h:1"],
+        ] {
+            assert!(mode(args).is_err(), "{args:?}");
+        }
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused() {
+        for args in [
+            &["--connect", "h:1", "--clients", "0"][..],
+            &["--connect", "h:1", "--clients", "257"],
+            &["--connect", "h:1", "--size", "0"],
+            &["--connect", "h:1", "--size", "2GiB"],
+            &["--connect", "h:1", "--duration", "0"],
+            &["--connect", "h:1", "--duration", "nan"],
+            &["--trace", "f", "--speed", "-1"],
+            &["--trace", "f", "--policy", "random"],
+        ] {
+            assert!(mode(args).is_err(), "{args:?}");
+        }
+    }
+
+    #[test]
+    fn weights_and_watermarks_are_read_and_checked() {
+        assert_eq!(
+            "2:3:0".parse(),
+            Ok(Weights {
+                put: 2,
+                get: 3,
+                exists: 0
+            })
+        );
+        for text in [
+            "",
+            "1:2",
+            "0:0:0",
+            "1:2:3:4",
+            "a:1:1",
+            "1:a:1:1",
+            "1:-1:1",
+            "2000000:1:1",
+        ] {
+            assert!(text.parse::<Weights>().is_err(), "{text}");
+        }
+        assert_eq!("100/99".parse(), Ok(Marks { hi: 100, lo: 99 }));
+        for text in ["", "95", "85/95", "101/5", "95/0", "95/85/75", "a/b"] {
+            assert!(text.parse::<Marks>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_run_lasts_15_seconds_unless_told() {
+        let flags = |args: &[&str]| Flags::try_parse_from([&["nkv-load"], args].concat()).unwrap();
+        assert_eq!(flags(&[]).run_length(), Duration::from_secs(15));
+        assert_eq!(
+            flags(&["--duration", "1.5s"]).run_length(),
+            Duration::from_millis(1500)
+        );
+    }
+}

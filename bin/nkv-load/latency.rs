@@ -1,0 +1,158 @@
+//! Times of one kind of operation at one size, beside the copies that a plain memcpy needed for
+//! the same bytes. It keeps histograms, not samples, so a run of any length has the same size.
+
+use crate::report::OpRow;
+use hdrhistogram::Histogram;
+
+/// Longest time told apart: one minute, in nanoseconds. Longer ones count as this.
+const LONGEST_NS: u64 = 60_000_000_000;
+/// Significant decimal digits of a percentile.
+const DIGITS: u8 = 3;
+
+/// Times of one operation at one size.
+#[derive(Debug)]
+pub(crate) struct OpTimes {
+    op: &'static str,
+    bytes: u64,
+    times: Histogram<u64>,
+    total_ns: u64,
+    copies: Histogram<u64>,
+}
+
+impl OpTimes {
+    /// Nothing measured yet; `bytes` moved by one operation, 0 for those that move none.
+    pub(crate) fn new(op: &'static str, bytes: u64) -> Self {
+        Self {
+            op,
+            bytes,
+            times: histogram(),
+            total_ns: 0,
+            copies: histogram(),
+        }
+    }
+
+    /// One operation took `ns`.
+    pub(crate) fn record(&mut self, ns: u64) {
+        self.record_batch(ns, 1);
+    }
+
+    /// `items` operations of one batch took `ns` together; each counts with its share.
+    pub(crate) fn record_batch(&mut self, ns: u64, items: u64) {
+        if items == 0 {
+            return;
+        }
+        record(&mut self.times, ns / items, items);
+        self.total_ns += ns;
+    }
+
+    /// A plain copy of the same bytes took `ns`.
+    pub(crate) fn record_memcpy(&mut self, ns: u64) {
+        record(&mut self.copies, ns, 1);
+    }
+
+    /// Adds what another client measured for the same operation.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        for (mine, theirs) in [
+            (&mut self.times, &other.times),
+            (&mut self.copies, &other.copies),
+        ] {
+            // Both have the same bounds, so nothing can be out of range.
+            let merged = mine.add(theirs);
+            debug_assert!(merged.is_ok());
+        }
+        self.total_ns += other.total_ns;
+    }
+
+    /// Operations measured.
+    pub(crate) fn count(&self) -> u64 {
+        self.times.len()
+    }
+
+    /// The row of the report; None if nothing was measured.
+    pub(crate) fn row(&self) -> Option<OpRow> {
+        if self.times.is_empty() {
+            return None;
+        }
+        let p50 = self.times.value_at_quantile(0.5);
+        let moved = self.bytes as f64 * self.count() as f64;
+        let copy = self.copies.value_at_quantile(0.5);
+        Some(OpRow {
+            op: self.op,
+            bytes: self.bytes,
+            count: self.count(),
+            p50_us: micros(p50),
+            p99_us: micros(self.times.value_at_quantile(0.99)),
+            gb_per_s: if self.bytes == 0 {
+                0.0
+            } else {
+                moved / self.total_ns.max(1) as f64
+            },
+            vs_memcpy: (copy > 0).then(|| p50 as f64 / copy as f64),
+        })
+    }
+}
+
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, LONGEST_NS, DIGITS).unwrap_or_else(|_| {
+        unreachable!("1 to {LONGEST_NS} ns with {DIGITS} digits are bounds a histogram takes")
+    })
+}
+
+fn record(histogram: &mut Histogram<u64>, ns: u64, items: u64) {
+    let recorded = histogram.record_n(ns.clamp(1, LONGEST_NS), items);
+    debug_assert!(recorded.is_ok(), "clamped to the bounds");
+}
+
+fn micros(ns: u64) -> f64 {
+    ns as f64 / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::OpTimes;
+
+    #[test]
+    fn a_row_has_percentiles_rate_and_the_ratio_of_medians() {
+        let mut times = OpTimes::new("get", 1000);
+        for ns in 1..=100 {
+            times.record(ns * 1000);
+            times.record_memcpy(25_000);
+        }
+        let row = times.row().unwrap();
+        assert_eq!((row.op, row.bytes, row.count), ("get", 1000, 100));
+        assert!((row.p50_us - 50.0).abs() < 0.1, "{}", row.p50_us);
+        assert!((row.p99_us - 99.0).abs() < 0.2, "{}", row.p99_us);
+        // 100 kB in 5.05 ms.
+        assert!((row.gb_per_s - 0.0198).abs() < 0.0001, "{}", row.gb_per_s);
+        assert!((row.vs_memcpy.unwrap() - 2.0).abs() < 0.01);
+    }
+
+    #[test]
+    fn a_batch_counts_each_of_its_items_with_its_share() {
+        let mut times = OpTimes::new("get", 4096);
+        times.record_batch(80_000, 8);
+        times.record_batch(0, 0);
+        let row = times.row().unwrap();
+        assert_eq!(row.count, 8);
+        assert!((row.p50_us - 10.0).abs() < 0.01);
+        assert_eq!(row.vs_memcpy, None);
+    }
+
+    #[test]
+    fn two_clients_add_up() {
+        let (mut a, mut b) = (OpTimes::new("put", 10), OpTimes::new("put", 10));
+        a.record(1000);
+        b.record(3000);
+        b.record_memcpy(1000);
+        a.merge(&b);
+        let row = a.row().unwrap();
+        assert_eq!(row.count, 2);
+        assert!((row.gb_per_s - 0.005).abs() < 1e-9);
+        assert!(row.vs_memcpy.is_some());
+    }
+
+    #[test]
+    fn nothing_measured_is_no_row() {
+        assert!(OpTimes::new("get", 1).row().is_none());
+    }
+}

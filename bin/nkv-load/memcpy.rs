@@ -1,0 +1,65 @@
+//! The yardstick: plain copies of the same sizes over as many buffers as there are objects, done
+//! between the measured operations, so that a machine that slows down for a second slows both and
+//! the ratio stays. It may not be cheaper than it looks: every page is touched beforehand.
+
+use crate::stopwatch::timed;
+use std::hint::black_box;
+
+/// As many heap buffers as objects, each of one size, every page faulted in.
+#[derive(Debug)]
+pub(crate) struct Yardstick {
+    buffers: Vec<Vec<u8>>,
+}
+
+impl Yardstick {
+    /// `objects` buffers of `size` bytes.
+    pub(crate) fn new(size: usize, objects: usize) -> Self {
+        Self {
+            buffers: (0..objects.max(1)).map(|_| faulted(size)).collect(),
+        }
+    }
+
+    /// What a put must do at least: copies `src` into buffer `index` (modulo their number).
+    /// Returns nanoseconds.
+    pub(crate) fn copy_in(&mut self, index: usize, src: &[u8]) -> u64 {
+        let at = index % self.buffers.len();
+        let dst = &mut self.buffers[at][..src.len()];
+        let ((), ns) = timed(|| black_box(&mut *dst).copy_from_slice(black_box(src)));
+        black_box(dst);
+        ns
+    }
+
+    /// What a get must do at least: copies buffer `index` (modulo their number) into `dst`.
+    /// Returns nanoseconds.
+    pub(crate) fn copy_out(&self, index: usize, dst: &mut [u8]) -> u64 {
+        let src = &self.buffers[index % self.buffers.len()][..dst.len()];
+        let ((), ns) = timed(|| black_box(&mut *dst).copy_from_slice(black_box(src)));
+        black_box(dst);
+        ns
+    }
+}
+
+/// A heap buffer whose pages are really there: a zeroed one is only a promise of the kernel.
+pub(crate) fn faulted(size: usize) -> Vec<u8> {
+    let mut bytes = vec![0; size];
+    bytes.fill(black_box(0x5a));
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Yardstick;
+
+    #[test]
+    fn what_goes_into_a_buffer_comes_out_of_it() {
+        let mut yardstick = Yardstick::new(64, 3);
+        for index in 0..3 {
+            yardstick.copy_in(index, &[index as u8; 64]);
+        }
+        let mut dst = [0; 64];
+        for index in 0..9 {
+            yardstick.copy_out(index, &mut dst);
+            assert_eq!(dst, [(index % 3) as u8; 64]);
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! `--connect`: clients that put, get and ask for objects of running nodes in given proportions for
+//! a given time. It shares the cluster with others: its keys are its own, it keeps to a part of the
+//! memory, and removes what it put.
+
+mod client;
+
+use crate::connection::remote;
+use crate::flags::Flags;
+use crate::progress;
+use crate::report::Report;
+use crate::stop::Stop;
+use crate::stopwatch::{Deadline, now_ns};
+use anyhow::Context;
+use client::{Client, Outcome, Plan};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// The part of all payload memory that the objects of a run may take: one in this many bytes.
+const MEMORY_SHARE: u64 = 4;
+/// Most objects that one client keeps alive.
+const MAX_OBJECTS: u64 = 1024;
+/// Most bytes that one client keeps alive; the yardstick takes as many again.
+const MAX_BYTES: u64 = 256 << 20;
+/// Pause between two drawings of the bar.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Runs the clients.
+///
+/// # Errors
+/// If the cluster cannot be reached, or a client's thread cannot be started.
+pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
+    let address = flags
+        .connect
+        .as_deref()
+        .context("a mix needs --connect HOST:PORT")?;
+    let handles = (0..flags.clients)
+        .map(|_| remote(flags, address))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let view = handles.first().context("--clients is at least 1")?.view()?;
+    let memory: u64 = view.ranks.iter().map(|(info, _)| info.arena_bytes).sum();
+    let objects = objects_per_client(memory, u64::from(flags.clients), flags.size);
+    let plan = Plan {
+        run_id: nkv_store::random_u64(),
+        size: usize::try_from(flags.size).context("--size")?,
+        objects,
+        weights: flags.mix,
+        deadline: Deadline::after(flags.run_length()),
+        stop: stop.clone(),
+        done: Arc::new(AtomicU64::new(0)),
+    };
+    let start = now_ns();
+    let threads = handles
+        .into_iter()
+        .enumerate()
+        .map(|(index, handle)| {
+            let client = Client::new(plan.clone(), index, handle);
+            nkv_store::threads::spawn_named(&format!("nkv-mix-{index}"), move || client.run())
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    show_progress(&plan, &threads);
+    let outcomes = threads
+        .into_iter()
+        .map(|t| {
+            t.join()
+                .map_err(|_| anyhow::anyhow!("a client's thread panicked"))
+        })
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(report(outcomes, now_ns().saturating_sub(start)))
+}
+
+/// Objects that each client keeps: a part of the memory there is, at least one.
+fn objects_per_client(memory: u64, clients: u64, size: u64) -> usize {
+    let bytes = (memory / MEMORY_SHARE / clients.max(1)).min(MAX_BYTES);
+    (bytes / size.max(1)).clamp(1, MAX_OBJECTS) as usize
+}
+
+fn show_progress(plan: &Plan, threads: &[JoinHandle<Outcome>]) {
+    let bar = progress::time(plan.deadline.length_ms());
+    // Ends when the clients do; each of them looks at the deadline and at the stop flag.
+    while threads.iter().any(|t| !t.is_finished()) {
+        bar.set_position(plan.deadline.elapsed_ms());
+        bar.set_message(format!("{} operations", plan.done.load(Ordering::Relaxed)));
+        Deadline::after(TICK).sleep(&Stop::default());
+    }
+    bar.finish_and_clear();
+}
+
+fn report(outcomes: Vec<Outcome>, wall_ns: u64) -> Report {
+    let mut all = Outcome::new(0);
+    for (index, outcome) in outcomes.into_iter().enumerate() {
+        if index == 0 {
+            all = outcome;
+        } else {
+            all.merge(outcome);
+        }
+    }
+    let ops: Vec<_> = all
+        .times()
+        .into_iter()
+        .filter_map(|times| times.row())
+        .collect();
+    let requests = ops.iter().map(|row| row.count).sum();
+    eprintln!(
+        "nkv-load: {requests} operations in {:.1} s ({:.0} a second), {} of {} gets missed",
+        wall_ns as f64 / 1e9,
+        requests as f64 / (wall_ns.max(1) as f64 / 1e9),
+        all.asked - all.found,
+        all.asked
+    );
+    Report {
+        requests,
+        blocks: all.asked,
+        hit_blocks: all.found,
+        tally: all.tally,
+        ops,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::objects_per_client;
+
+    #[test]
+    fn clients_share_a_part_of_the_memory_and_have_one_object_at_least() {
+        assert_eq!(objects_per_client(192 << 20, 4, 64 << 10), 192);
+        assert_eq!(objects_per_client(192 << 20, 4, 64 << 20), 1);
+        assert_eq!(objects_per_client(192 << 30, 1, 4096), 1024);
+        assert_eq!(objects_per_client(192 << 30, 1, 16 << 20), 16);
+    }
+}

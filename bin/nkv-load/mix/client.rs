@@ -1,0 +1,300 @@
+//! One client of the mix: a thread, a handle, some keys that nobody else uses, and for each the
+//! version that is stored. A key is used again with the next version after a remove, so what was
+//! removed would show up as wrong bytes if it ever came back.
+
+use crate::content::Stream;
+use crate::flags::Weights;
+use crate::latency::OpTimes;
+use crate::memcpy::{Yardstick, faulted};
+use crate::stop::Stop;
+use crate::stopwatch::{Deadline, timed};
+use crate::tally::Tally;
+use nkv::message::{Existence, PutOptions};
+use nkv::{Blocking, Error, ErrorKind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Pause after a failure: a cluster that is down must not be hammered.
+const FAILURE_PAUSE: Duration = Duration::from_millis(10);
+
+/// What all clients of a run share.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    /// Random: keys of two runs never meet.
+    pub(super) run_id: u64,
+    /// Bytes of an object.
+    pub(super) size: usize,
+    /// Objects that each client keeps alive.
+    pub(super) objects: usize,
+    /// Frequencies.
+    pub(super) weights: Weights,
+    /// When to end.
+    pub(super) deadline: Deadline,
+    /// Whether to end sooner.
+    pub(super) stop: Stop,
+    /// Operations done by all.
+    pub(super) done: Arc<AtomicU64>,
+}
+
+/// What a client measured and counted.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    puts: OpTimes,
+    gets: OpTimes,
+    exists: OpTimes,
+    removes: OpTimes,
+    /// Gets that were answered, with the value or with NotFound.
+    pub(super) asked: u64,
+    /// Gets that found the value.
+    pub(super) found: u64,
+    /// What went wrong.
+    pub(super) tally: Tally,
+}
+
+impl Outcome {
+    /// Nothing yet, for objects of `size` bytes.
+    pub(super) fn new(size: usize) -> Self {
+        let bytes = size as u64;
+        Self {
+            puts: OpTimes::new("put", bytes),
+            gets: OpTimes::new("get", bytes),
+            exists: OpTimes::new("exists", 0),
+            removes: OpTimes::new("remove", 0),
+            asked: 0,
+            found: 0,
+            tally: Tally::default(),
+        }
+    }
+
+    /// Adds another client's.
+    pub(super) fn merge(&mut self, other: Self) {
+        self.puts.merge(&other.puts);
+        self.gets.merge(&other.gets);
+        self.exists.merge(&other.exists);
+        self.removes.merge(&other.removes);
+        self.asked += other.asked;
+        self.found += other.found;
+        self.tally.merge(other.tally);
+    }
+
+    /// The times, in the order of the report.
+    pub(super) fn times(&self) -> [&OpTimes; 4] {
+        [&self.puts, &self.gets, &self.exists, &self.removes]
+    }
+}
+
+/// A key of this client and what is stored under it.
+#[derive(Debug, Clone, Default)]
+struct Slot {
+    /// Part of the key; a new one after an operation with an unknown end.
+    generation: u64,
+    /// The stored version, if the object is believed to be there.
+    stored: Option<u64>,
+    /// Version of the next put.
+    next: u64,
+}
+
+/// One client.
+pub(super) struct Client {
+    plan: Plan,
+    index: usize,
+    handle: Blocking,
+    slots: Vec<Slot>,
+    random: u64,
+    buffer: Vec<u8>,
+    yardstick: Yardstick,
+    outcome: Outcome,
+}
+
+impl Client {
+    /// Client number `index` of a run.
+    pub(super) fn new(plan: Plan, index: usize, handle: Blocking) -> Self {
+        Self {
+            index,
+            handle,
+            slots: vec![Slot::default(); plan.objects],
+            random: plan.run_id ^ (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            buffer: faulted(plan.size),
+            yardstick: Yardstick::new(plan.size, plan.objects),
+            outcome: Outcome::new(plan.size),
+            plan,
+        }
+    }
+
+    /// Fills its keys, does the mix until the end, removes its keys.
+    pub(super) fn run(mut self) -> Outcome {
+        for slot in 0..self.slots.len() {
+            if self.over() {
+                break;
+            }
+            self.put(slot);
+        }
+        while !self.over() {
+            self.step();
+        }
+        self.remove_all();
+        self.handle.close();
+        self.outcome
+    }
+
+    fn over(&self) -> bool {
+        self.plan.stop.asked() || self.plan.deadline.passed()
+    }
+
+    fn step(&mut self) {
+        let Weights { put, get, exists } = self.plan.weights;
+        let draw = self.draw(u64::from(put) + u64::from(get) + u64::from(exists));
+        let slot = self.draw(self.slots.len() as u64) as usize;
+        if draw < u64::from(put) {
+            self.put(slot);
+        } else if draw < u64::from(put) + u64::from(get) {
+            self.get(slot);
+        } else {
+            self.exists(slot);
+        }
+    }
+
+    /// A number below `limit`, which is at least 1 (splitmix64).
+    fn draw(&mut self, limit: u64) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % limit.max(1)
+    }
+
+    fn key(&self, slot: usize) -> Vec<u8> {
+        let Self {
+            plan, index, slots, ..
+        } = self;
+        let generation = slots[slot].generation;
+        format!("mix/{:016x}/{index}/{slot}/{generation}", plan.run_id).into_bytes()
+    }
+
+    fn counted(&self) {
+        self.plan.done.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Stores the next version, after removing the present one.
+    fn put(&mut self, slot: usize) {
+        if self.slots[slot].stored.is_some() && !self.remove(slot) {
+            return;
+        }
+        let key = self.key(slot);
+        let version = self.slots[slot].next;
+        Stream::of(&key, version).fill(&mut self.buffer);
+        let opts = PutOptions::default();
+        let (outcome, ns) = timed(|| self.handle.put(&key, &self.buffer, &opts));
+        self.slots[slot].next += 1;
+        match outcome {
+            Ok(()) => {
+                self.slots[slot].stored = Some(version);
+                self.outcome.puts.record(ns);
+            }
+            Err(error) => {
+                self.failed("put", slot, &key, &error);
+                // It may be there: whole or absent, nobody knows.
+                let _ = self.handle.remove(&key);
+            }
+        }
+        let copy_ns = self.yardstick.copy_in(slot, &self.buffer);
+        self.outcome.puts.record_memcpy(copy_ns);
+        self.counted();
+    }
+
+    /// Reads and compares. A stored object that is not found was evicted, or its rank is gone.
+    fn get(&mut self, slot: usize) {
+        let Some(version) = self.slots[slot].stored else {
+            return self.put(slot);
+        };
+        let key = self.key(slot);
+        let (outcome, ns) = timed(|| self.handle.get_into(&key, &mut self.buffer));
+        match outcome {
+            Ok(read) => {
+                self.outcome.asked += 1;
+                self.outcome.found += 1;
+                self.outcome.gets.record(ns);
+                let stream = Stream::of(&key, version);
+                let verdict = stream.verify(&self.buffer, read, self.plan.size);
+                self.outcome.tally.compared(&key, verdict);
+            }
+            Err(error) if error.kind == ErrorKind::NotFound => {
+                self.outcome.asked += 1;
+                self.slots[slot].stored = None;
+            }
+            Err(error) => self.failed("get", slot, &key, &error),
+        }
+        let copy_ns = self.yardstick.copy_out(slot, &mut self.buffer);
+        self.outcome.gets.record_memcpy(copy_ns);
+        self.counted();
+    }
+
+    /// Asks for a stored key, or for one that was never put.
+    fn exists(&mut self, slot: usize) {
+        let stored = self.slots[slot].stored.is_some();
+        let key = if stored {
+            self.key(slot)
+        } else {
+            [&self.key(slot)[..], b"/none"].concat()
+        };
+        let (outcome, ns) = timed(|| self.handle.exists(&[&key], false));
+        match outcome.as_deref() {
+            Ok([Existence::Absent]) => {
+                self.slots[slot].stored = None;
+                self.outcome.exists.record(ns);
+            }
+            Ok([Existence::Ready]) if stored => self.outcome.exists.record(ns),
+            Ok(other) => {
+                let text = format!("answered {other:?} for a key that is not being written");
+                self.failed("exists", slot, &key, &Error::internal(text));
+            }
+            Err(error) => {
+                let error = error.clone();
+                self.failed("exists", slot, &key, &error);
+            }
+        }
+        self.counted();
+    }
+
+    /// Whether the key is gone now. That it was evicted before is no failure.
+    fn remove(&mut self, slot: usize) -> bool {
+        let key = self.key(slot);
+        let (outcome, ns) = timed(|| self.handle.remove(&key));
+        match outcome {
+            Ok(()) => self.outcome.removes.record(ns),
+            Err(error) if error.kind == ErrorKind::NotFound => {}
+            Err(error) => {
+                self.failed("remove", slot, &key, &error);
+                return false;
+            }
+        }
+        self.slots[slot].stored = None;
+        true
+    }
+
+    fn remove_all(&mut self) {
+        let stored = (0..self.slots.len()).filter(|slot| self.slots[*slot].stored.is_some());
+        let keys: Vec<Vec<u8>> = stored.map(|slot| self.key(slot)).collect();
+        let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+        if names.is_empty() {
+            return;
+        }
+        for (key, outcome) in keys.iter().zip(self.handle.remove_many(&names)) {
+            match outcome {
+                Ok(()) => {}
+                Err(error) if error.kind == ErrorKind::NotFound => {}
+                Err(error) => self.outcome.tally.failed("remove", key, &error),
+            }
+        }
+    }
+
+    /// Counts a failure and gives the key up: what is stored under it is not known any more.
+    fn failed(&mut self, op: &str, slot: usize, key: &[u8], error: &Error) {
+        self.outcome.tally.failed(op, key, error);
+        let slot = &mut self.slots[slot];
+        slot.stored = None;
+        slot.generation += 1;
+        Deadline::after(FAILURE_PAUSE).sleep(&self.plan.stop);
+    }
+}

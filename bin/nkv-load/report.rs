@@ -1,0 +1,207 @@
+//! What a run tells: a table for people, one JSON object for programs. The names in the JSON are an
+//! interface; nothing may be added to or dropped from it here alone.
+
+use crate::sizes::show_bytes;
+use crate::tally::Tally;
+use anyhow::Context;
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use serde::Serialize;
+use std::path::Path;
+
+/// One operation at one size.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct OpRow {
+    /// put, get, exists, match_prefix.
+    pub(crate) op: &'static str,
+    /// Payload bytes of one operation; 0 if it moves none.
+    pub(crate) bytes: u64,
+    /// Operations measured.
+    pub(crate) count: u64,
+    /// Median time in microseconds.
+    pub(crate) p50_us: f64,
+    /// 99th percentile in microseconds.
+    pub(crate) p99_us: f64,
+    /// Payload bytes per nanosecond spent in the operation (10^9 bytes a second).
+    pub(crate) gb_per_s: f64,
+    /// Median time divided by the median time of a plain copy of the same bytes, measured in
+    /// between: 1 is as fast as a copy, larger is slower. None where nothing is copied.
+    pub(crate) vs_memcpy: Option<f64>,
+}
+
+/// The outcome of a run.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    /// Requests of a trace; operations otherwise.
+    pub(crate) requests: u64,
+    /// Blocks that were asked for.
+    pub(crate) blocks: u64,
+    /// Blocks that were served from the cache (of a trace: within the longest prefix).
+    pub(crate) hit_blocks: u64,
+    /// Wrong bytes and failures.
+    pub(crate) tally: Tally,
+    /// Times.
+    pub(crate) ops: Vec<OpRow>,
+}
+
+#[derive(Serialize)]
+struct Json<'a> {
+    requests: u64,
+    blocks: u64,
+    hit_blocks: u64,
+    prefix_hit_ratio: f64,
+    wrong_bytes: u64,
+    failed: u64,
+    ops: &'a [OpRow],
+}
+
+impl Report {
+    /// Hit blocks per block asked for, over all requests; 0 if none was.
+    pub(crate) fn prefix_hit_ratio(&self) -> f64 {
+        if self.blocks == 0 {
+            0.0
+        } else {
+            self.hit_blocks as f64 / self.blocks as f64
+        }
+    }
+
+    /// The JSON object, in one line.
+    ///
+    /// # Errors
+    /// Never in practice: the object is made of numbers and names.
+    pub(crate) fn json(&self) -> serde_json::Result<String> {
+        serde_json::to_string(&Json {
+            requests: self.requests,
+            blocks: self.blocks,
+            hit_blocks: self.hit_blocks,
+            prefix_hit_ratio: self.prefix_hit_ratio(),
+            wrong_bytes: self.tally.wrong_bytes,
+            failed: self.tally.failed,
+            ops: &self.ops,
+        })
+    }
+
+    /// The table.
+    pub(crate) fn table(&self) -> String {
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_FULL_CONDENSED);
+        table.set_header([
+            "op", "size", "count", "p50 µs", "p99 µs", "GB/s", "x memcpy",
+        ]);
+        for row in &self.ops {
+            let size = if row.bytes == 0 {
+                "-".to_string()
+            } else {
+                show_bytes(row.bytes)
+            };
+            let rate = (row.bytes > 0).then(|| format!("{:.2}", row.gb_per_s));
+            let ratio = row.vs_memcpy.map(|r| format!("{r:.2}"));
+            let figures = [
+                size,
+                row.count.to_string(),
+                format!("{:.1}", row.p50_us),
+                format!("{:.1}", row.p99_us),
+                rate.unwrap_or_else(|| "-".to_string()),
+                ratio.unwrap_or_else(|| "-".to_string()),
+            ];
+            let cells = figures.map(|text| Cell::new(text).set_alignment(CellAlignment::Right));
+            table.add_row(std::iter::once(Cell::new(row.op)).chain(cells));
+        }
+        table.to_string()
+    }
+
+    /// One line of counts, below the table.
+    pub(crate) fn summary(&self) -> String {
+        let mut text = format!("{} requests", self.requests);
+        if self.blocks > 0 {
+            text += &format!(
+                ", {} blocks, {} hit ({:.4})",
+                self.blocks,
+                self.hit_blocks,
+                self.prefix_hit_ratio()
+            );
+        }
+        text + &format!(
+            ", wrong_bytes {}, failed {}",
+            self.tally.wrong_bytes, self.tally.failed
+        )
+    }
+
+    /// Prints everything: the table to stdout (to stderr if the JSON goes to stdout), troubles to
+    /// stderr, the JSON where `json` says ("-" is stdout).
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub(crate) fn print(&self, json: Option<&Path>) -> anyhow::Result<()> {
+        let to_stdout = json == Some(Path::new("-"));
+        let text = format!("{}\n{}", self.table(), self.summary());
+        if to_stdout {
+            eprintln!("{text}");
+        } else {
+            println!("{text}");
+        }
+        for line in self.tally.lines() {
+            eprintln!("nkv-load: {line}");
+        }
+        match json {
+            None => {}
+            Some(_) if to_stdout => println!("{}", self.json()?),
+            Some(path) => std::fs::write(path, self.json()? + "\n")
+                .with_context(|| format!("--json {}", path.display()))?,
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{OpRow, Report};
+
+    fn report() -> Report {
+        let op = |op, bytes, vs_memcpy| OpRow {
+            op,
+            bytes,
+            count: 3,
+            p50_us: 1.5,
+            p99_us: 2.25,
+            gb_per_s: 2.5,
+            vs_memcpy,
+        };
+        Report {
+            requests: 4,
+            blocks: 8,
+            hit_blocks: 2,
+            ops: vec![op("get", 65_536, Some(1.25)), op("match_prefix", 0, None)],
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn the_json_has_exactly_the_promised_names() {
+        let expected = concat!(
+            r#"{"requests":4,"blocks":8,"hit_blocks":2,"prefix_hit_ratio":0.25,"#,
+            r#""wrong_bytes":0,"failed":0,"ops":["#,
+            r#"{"op":"get","bytes":65536,"count":3,"p50_us":1.5,"p99_us":2.25,"#,
+            r#""gb_per_s":2.5,"vs_memcpy":1.25},"#,
+            r#"{"op":"match_prefix","bytes":0,"count":3,"p50_us":1.5,"p99_us":2.25,"#,
+            r#""gb_per_s":2.5,"vs_memcpy":null}]}"#
+        );
+        assert_eq!(report().json().unwrap(), expected);
+    }
+
+    #[test]
+    fn the_table_shows_sizes_and_a_dash_where_nothing_moves() {
+        let table = report().table();
+        assert!(
+            table.contains("64 KiB") && table.contains("1.25"),
+            "{table}"
+        );
+        let line = table.lines().find(|l| l.contains("match_prefix")).unwrap();
+        assert_eq!(line.matches(" - ").count(), 3, "{line:?}");
+    }
+
+    #[test]
+    fn no_blocks_is_a_ratio_of_zero_not_a_nan() {
+        assert_eq!(Report::default().prefix_hit_ratio(), 0.0);
+        assert!(report().summary().contains("2 hit (0.2500)"));
+    }
+}

@@ -1,0 +1,147 @@
+//! `--trace`: replays the prefix-cache requests of a trace over a cluster, its own or a running
+//! one. It says what the cache did, and with what the nodes themselves counted it can be checked
+//! against the arithmetic of the trace alone.
+
+mod file;
+mod replay;
+mod room;
+
+use crate::connection::{Embedded, remote};
+use crate::flags::Flags;
+use crate::progress;
+use crate::report::Report;
+use crate::sizes::show_bytes;
+use crate::stop::Stop;
+use crate::stopwatch::{Deadline, now_ns};
+use anyhow::{Context, bail};
+use file::Request;
+use nkv::message::{ClusterStats, RankStats};
+use nkv::{Blocking, NodeConfig};
+use replay::Replay;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// Ranks of the embedded cluster.
+const RANKS: u32 = 3;
+/// How long to wait for the nodes' counters to show the reads that were done.
+const COUNTERS_WAIT: Duration = Duration::from_secs(3);
+/// Pause between two looks at the nodes' counters.
+const COUNTERS_PAUSE: Duration = Duration::from_millis(50);
+
+/// Replays the trace that the flags name.
+///
+/// # Errors
+/// If the trace cannot be read, or no cluster can be started or reached.
+pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Report> {
+    let path = flags
+        .trace
+        .as_deref()
+        .context("a replay needs --trace FILE")?;
+    let requests = file::load(path, flags.requests.unwrap_or(usize::MAX))?;
+    if requests.is_empty() {
+        bail!("{} holds no request", path.display());
+    }
+    if let Some(address) = &flags.connect {
+        return replay(flags, &requests, &remote(flags, address)?, stop);
+    }
+    let heap_bytes = match flags.heap_bytes {
+        Some(bytes) => bytes,
+        None => room::per_rank(&requests, flags.block_bytes, RANKS)?,
+    };
+    eprintln!(
+        "nkv-load: {RANKS} embedded ranks of {} ({heap_bytes} bytes) payload each",
+        show_bytes(heap_bytes)
+    );
+    let config = NodeConfig {
+        heap_bytes,
+        quarantine_ms: flags.quarantine_ms,
+        water_hi: flags.watermarks.hi,
+        water_lo: flags.watermarks.lo,
+        policy: flags.policy,
+        ..NodeConfig::default()
+    };
+    let cluster = Embedded::start(rt, RANKS, config)?;
+    let handle = cluster.blocking(0)?;
+    let report = replay(flags, &requests, &handle, stop);
+    handle.close();
+    report
+}
+
+fn replay(
+    flags: &Flags,
+    requests: &[Request],
+    handle: &Blocking,
+    stop: &Stop,
+) -> anyhow::Result<Report> {
+    let block_bytes = usize::try_from(flags.block_bytes).context("--block-bytes")?;
+    let before = handle.stats()?;
+    let bar = progress::bar(requests.len() as u64, "requests");
+    let start = now_ns();
+    let mut replay = Replay::new(handle, block_bytes);
+    for request in requests {
+        wait_until_due(request.timestamp_ms, flags.speed, start, stop);
+        if stop.asked() {
+            break;
+        }
+        replay.request(&request.hash_ids);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let reads = replay.blocks_read();
+    let report = replay.into_report();
+    match nodes_after(handle, &before, reads) {
+        Ok(after) => tell_ranks(&before, &after),
+        Err(error) => eprintln!("nkv-load: no figures of the nodes: {error}"),
+    }
+    Ok(report)
+}
+
+/// Waits for the time at which the trace issued a request; at speed 0 not at all.
+fn wait_until_due(timestamp_ms: f64, speed: f64, start_ns: u64, stop: &Stop) {
+    if speed > 0.0 {
+        let due = Duration::try_from_secs_f64(timestamp_ms / speed / 1000.0).unwrap_or_default();
+        let passed = Duration::from_nanos(now_ns().saturating_sub(start_ns));
+        Deadline::after(due.saturating_sub(passed)).sleep(stop);
+    }
+}
+
+/// The nodes' figures once they show `reads` more gets than `before`, or after a bounded wait.
+fn nodes_after(handle: &Blocking, before: &ClusterStats, reads: u64) -> nkv::Result<ClusterStats> {
+    handle.flush()?;
+    let deadline = Deadline::after(COUNTERS_WAIT);
+    loop {
+        let after = handle.stats()?;
+        if gets(&after).saturating_sub(gets(before)) >= reads || deadline.passed() {
+            return Ok(after);
+        }
+        Deadline::after(COUNTERS_PAUSE).sleep(&Stop::default());
+    }
+}
+
+fn gets(stats: &ClusterStats) -> u64 {
+    stats.ranks.iter().map(|r| r.owner.gets_served).sum()
+}
+
+/// One line per rank: what it holds, and what it did since the run began.
+fn tell_ranks(before: &ClusterStats, after: &ClusterStats) {
+    for rank in &after.ranks {
+        let same = |r: &&RankStats| r.incarnation == rank.incarnation;
+        let old = before
+            .ranks
+            .iter()
+            .find(same)
+            .map(|r| r.owner)
+            .unwrap_or_default();
+        let new = rank.owner;
+        eprintln!(
+            "nkv-load: rank {}: {} objects, {} live; this run: {} gets served, {} bytes read, {} commits, {} evictions",
+            rank.rank,
+            new.objects,
+            show_bytes(new.live_bytes),
+            new.gets_served.saturating_sub(old.gets_served),
+            new.bytes_read.saturating_sub(old.bytes_read),
+            new.commits.saturating_sub(old.commits),
+            new.evictions.saturating_sub(old.evictions),
+        );
+    }
+}

@@ -1,0 +1,249 @@
+//! What one request of a trace does: match the longest prefix, read and compare it, put what is
+//! missing. It knows no cluster, only the three verbs it needs, so that tests can lose blocks
+//! between two of them.
+
+use crate::content::Stream;
+use crate::latency::OpTimes;
+use crate::memcpy::{Yardstick, faulted};
+use crate::report::Report;
+use crate::stopwatch::timed;
+use nkv::message::{ObjMeta, PutOptions};
+use nkv::{Blocking, ErrorKind};
+use std::collections::HashSet;
+
+/// Bytes read or put by one call; also the size of the reused buffer.
+const CALL_BYTES: usize = 64 << 20;
+/// Memory of the yardstick.
+const YARDSTICK_BYTES: usize = 64 << 20;
+/// Most buffers of the yardstick.
+const YARDSTICK_BUFFERS: usize = 4096;
+/// Copies made beside one call.
+const COPIES_PER_CALL: usize = 16;
+/// Blocks have one version: a trace never changes one.
+const VERSION: u64 = 0;
+
+/// The verbs a replay needs; each is a batch.
+pub(super) trait Blocks {
+    /// The longest readable run from the first key.
+    fn longest_prefix(&self, keys: &[&[u8]]) -> nkv::Result<Vec<ObjMeta>>;
+    /// Reads objects by location.
+    fn read(&self, items: &mut [(&ObjMeta, &mut [u8])]) -> Vec<nkv::Result<usize>>;
+    /// Puts objects.
+    fn put(&self, items: &[(&[u8], &[u8])]) -> Vec<nkv::Result<()>>;
+}
+
+impl Blocks for Blocking {
+    fn longest_prefix(&self, keys: &[&[u8]]) -> nkv::Result<Vec<ObjMeta>> {
+        self.match_prefix(keys)
+    }
+
+    fn read(&self, items: &mut [(&ObjMeta, &mut [u8])]) -> Vec<nkv::Result<usize>> {
+        self.read_many_into(items)
+    }
+
+    fn put(&self, items: &[(&[u8], &[u8])]) -> Vec<nkv::Result<()>> {
+        self.put_many(items, &PutOptions::default())
+    }
+}
+
+/// What became of a block of the matched prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// Read.
+    Read,
+    /// Evicted between the match and the read: put again.
+    Lost,
+    /// Reading it failed; the failure is counted and nothing is put.
+    Failed,
+}
+
+/// A replay in progress.
+pub(super) struct Replay<'a, B> {
+    blocks: &'a B,
+    block_bytes: usize,
+    /// Blocks in one call.
+    per_call: usize,
+    buffer: Vec<u8>,
+    yardstick: Yardstick,
+    copies: usize,
+    matches: OpTimes,
+    gets: OpTimes,
+    puts: OpTimes,
+    report: Report,
+}
+
+impl<'a, B: Blocks> Replay<'a, B> {
+    /// Nothing replayed yet; `block_bytes` is at least 1.
+    pub(super) fn new(blocks: &'a B, block_bytes: usize) -> Self {
+        let bytes = block_bytes as u64;
+        let ring = (YARDSTICK_BYTES / block_bytes).clamp(2, YARDSTICK_BUFFERS);
+        Self {
+            blocks,
+            block_bytes,
+            per_call: (CALL_BYTES / block_bytes).max(1),
+            buffer: Vec::new(),
+            yardstick: Yardstick::new(block_bytes, ring),
+            copies: 0,
+            matches: OpTimes::new("match_prefix", 0),
+            gets: OpTimes::new("get", bytes),
+            puts: OpTimes::new("put", bytes),
+            report: Report::default(),
+        }
+    }
+
+    /// One request, given the ids of its blocks, first to last.
+    pub(super) fn request(&mut self, ids: &[u64]) {
+        let keys: Vec<Vec<u8>> = ids
+            .iter()
+            .map(|id| block_key(self.block_bytes, *id))
+            .collect();
+        let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+        self.report.requests += 1;
+        self.report.blocks += ids.len() as u64;
+        if names.is_empty() {
+            return;
+        }
+        let metas = self.matched(&names);
+        let fates = self.read_prefix(&names[..metas.len()], &metas);
+        let run = fates.iter().take_while(|fate| **fate == Fate::Read).count();
+        self.report.hit_blocks += run as u64;
+
+        let lost = fates
+            .iter()
+            .enumerate()
+            .filter(|(_, fate)| **fate == Fate::Lost);
+        let missing = lost.map(|(at, _)| at).chain(metas.len()..names.len());
+        let mut seen = HashSet::new();
+        let missing: Vec<&[u8]> = missing
+            .map(|at| names[at])
+            .filter(|name| seen.insert(*name))
+            .collect();
+        self.put_missing(&missing);
+    }
+
+    /// Blocks read so far, whether they count as hits or lay behind a lost one.
+    pub(super) fn blocks_read(&self) -> u64 {
+        self.gets.count()
+    }
+
+    /// The outcome.
+    pub(super) fn into_report(mut self) -> Report {
+        let rows = [self.matches.row(), self.gets.row(), self.puts.row()];
+        self.report.ops.extend(rows.into_iter().flatten());
+        self.report
+    }
+
+    fn matched(&mut self, names: &[&[u8]]) -> Vec<ObjMeta> {
+        let (outcome, ns) = timed(|| self.blocks.longest_prefix(names));
+        match outcome {
+            Ok(mut metas) => {
+                self.matches.record(ns);
+                metas.truncate(names.len());
+                metas
+            }
+            Err(error) => {
+                self.report.tally.failed("match_prefix", names[0], &error);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Reads and compares the matched blocks. Calls go from the end of the prefix to its start, as
+    /// the touches within a call do: the head must end up the most recently used.
+    fn read_prefix(&mut self, names: &[&[u8]], metas: &[ObjMeta]) -> Vec<Fate> {
+        let mut fates = vec![Fate::Failed; metas.len()];
+        self.grow_buffer(metas.len());
+        for call in (0..metas.len().div_ceil(self.per_call)).rev() {
+            let start = call * self.per_call;
+            let end = metas.len().min(start + self.per_call);
+            self.read_call(
+                &names[start..end],
+                &metas[start..end],
+                &mut fates[start..end],
+            );
+        }
+        fates
+    }
+
+    fn read_call(&mut self, names: &[&[u8]], metas: &[ObjMeta], fates: &mut [Fate]) {
+        let mut items: Vec<(&ObjMeta, &mut [u8])> = metas
+            .iter()
+            .zip(self.buffer.chunks_mut(self.block_bytes))
+            .collect();
+        let (outcomes, ns) = timed(|| self.blocks.read(&mut items));
+        let mut read = 0;
+        for (at, outcome) in outcomes.iter().enumerate().take(names.len()) {
+            fates[at] = match outcome {
+                Ok(bytes) => {
+                    read += 1;
+                    let block = &self.buffer[at * self.block_bytes..][..self.block_bytes];
+                    let stream = Stream::of(names[at], VERSION);
+                    let verdict = stream.verify(block, *bytes, self.block_bytes);
+                    self.report.tally.compared(names[at], verdict);
+                    Fate::Read
+                }
+                Err(error) if error.kind == ErrorKind::NotFound => Fate::Lost,
+                Err(error) => {
+                    self.report.tally.failed("get", names[at], error);
+                    Fate::Failed
+                }
+            };
+        }
+        self.gets.record_batch(ns, read);
+        for at in 0..names.len().min(COPIES_PER_CALL) {
+            let dst = &mut self.buffer[at * self.block_bytes..][..self.block_bytes];
+            self.gets
+                .record_memcpy(self.yardstick.copy_out(self.copies, dst));
+            self.copies += 1;
+        }
+    }
+
+    /// Puts blocks; that another client was faster is no failure.
+    fn put_missing(&mut self, names: &[&[u8]]) {
+        self.grow_buffer(names.len());
+        for call in (0..names.len().div_ceil(self.per_call)).rev() {
+            let start = call * self.per_call;
+            self.put_call(&names[start..names.len().min(start + self.per_call)]);
+        }
+    }
+
+    fn put_call(&mut self, names: &[&[u8]]) {
+        for (name, block) in names.iter().zip(self.buffer.chunks_mut(self.block_bytes)) {
+            Stream::of(name, VERSION).fill(block);
+        }
+        let blocks = self.buffer.chunks(self.block_bytes);
+        let items: Vec<(&[u8], &[u8])> = names.iter().copied().zip(blocks).collect();
+        let (outcomes, ns) = timed(|| self.blocks.put(&items));
+        let mut put = 0;
+        for (name, outcome) in names.iter().zip(&outcomes) {
+            match outcome {
+                Ok(()) => put += 1,
+                Err(error) if error.kind == ErrorKind::AlreadyExists => {}
+                Err(error) => self.report.tally.failed("put", name, error),
+            }
+        }
+        self.puts.record_batch(ns, put);
+        for at in 0..names.len().min(COPIES_PER_CALL) {
+            let src = &self.buffer[at * self.block_bytes..][..self.block_bytes];
+            self.puts
+                .record_memcpy(self.yardstick.copy_in(self.copies, src));
+            self.copies += 1;
+        }
+    }
+
+    /// Makes the reused buffer large enough for `blocks` blocks, up to one call.
+    fn grow_buffer(&mut self, blocks: usize) {
+        let bytes = blocks.min(self.per_call) * self.block_bytes;
+        if self.buffer.len() < bytes {
+            self.buffer = faulted(bytes);
+        }
+    }
+}
+
+/// The key of a block. Its size is part of it: replays with other sizes share nothing.
+fn block_key(block_bytes: usize, id: u64) -> Vec<u8> {
+    format!("trace/{block_bytes}/{id}").into_bytes()
+}
+
+#[cfg(test)]
+mod tests;

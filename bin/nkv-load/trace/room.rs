@@ -1,0 +1,65 @@
+//! How much payload memory an embedded replay gives each rank when nobody said: what the trace's
+//! unique blocks need, bounded by what is available now (the least of MemAvailable, the free part of
+//! /dev/shm and what control groups leave).
+
+use super::file::Request;
+use crate::sizes::show_bytes;
+use anyhow::ensure;
+use std::collections::HashSet;
+
+/// Payloads are placed in units of this many bytes.
+const UNIT: u64 = 4096;
+/// Percent of all blocks that one of several ranks may have to hold, spread by hash, with room for
+/// rounding to the allocator's bins and for the watermark.
+const SHARE_PERCENT: u64 = 55;
+/// Least room that is worth starting with.
+const LEAST: u64 = 16 << 20;
+
+/// Payload bytes for each of `ranks` ranks. Prints where the number comes from.
+///
+/// # Errors
+/// If the machine does not say what it has.
+pub(super) fn per_rank(requests: &[Request], block_bytes: u64, ranks: u32) -> anyhow::Result<u64> {
+    let available = nkv_store::shm::available_bytes();
+    ensure!(
+        available > 0,
+        "this machine does not say what memory is available: give --heap-bytes"
+    );
+    let unique: HashSet<u64> = requests.iter().flat_map(|r| &r.hash_ids).copied().collect();
+    let need = needed(unique.len() as u64, block_bytes, ranks);
+    let limit = available / 2 / u64::from(ranks);
+    eprintln!(
+        "nkv-load: {} unique blocks want {} a rank; {} are available, half of that allows {} a rank",
+        unique.len(),
+        show_bytes(need),
+        show_bytes(available),
+        show_bytes(limit)
+    );
+    Ok(need.min(limit))
+}
+
+fn needed(unique_blocks: u64, block_bytes: u64, ranks: u32) -> u64 {
+    let all = unique_blocks.saturating_mul(block_bytes.next_multiple_of(UNIT));
+    let share = if ranks == 1 {
+        all / 10 * 11
+    } else {
+        all / 100 * SHARE_PERCENT
+    };
+    share
+        .max(LEAST)
+        .max(block_bytes.saturating_mul(4))
+        .next_multiple_of(UNIT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LEAST, needed};
+
+    #[test]
+    fn small_blocks_are_counted_as_the_units_they_take() {
+        assert_eq!(needed(0, 4096, 3), LEAST);
+        let all = 100_000 * 4096;
+        assert_eq!(needed(100_000, 1, 3), needed(100_000, 4096, 3));
+        assert!(needed(100_000, 4096, 3) * 3 > all + all / 2);
+    }
+}

@@ -1,0 +1,203 @@
+//! What the launcher of this process says about it: a pure function from the environment to facts.
+//! It reads nothing else, decides nothing about other settings, and never guesses: half a set of
+//! variables is an error that names what is missing.
+
+mod hosts;
+
+use hosts::HostList;
+use std::collections::BTreeMap;
+
+/// An environment: variables by name. Empty values count as unset.
+pub(crate) type Env = BTreeMap<String, String>;
+
+/// Exit code for an environment that says half of what a rank must know.
+pub(crate) const EXIT_HALF_SET: u8 = 3;
+
+/// Who started this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Family {
+    /// torchrun (PyTorch's elastic launcher), or anything that sets the same variables.
+    Torchrun,
+    /// Open MPI's mpirun.
+    OpenMpi,
+    /// A step of Slurm: srun.
+    Slurm,
+}
+
+impl std::fmt::Display for Family {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Torchrun => "torchrun",
+            Self::OpenMpi => "Open MPI",
+            Self::Slurm => "Slurm",
+        })
+    }
+}
+
+/// What a launcher told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Launcher {
+    /// Which one.
+    pub(crate) family: Family,
+    /// This process's rank.
+    pub(crate) rank: u32,
+    /// Ranks in all.
+    pub(crate) world_size: u32,
+    /// Ranks on this host, where it says so.
+    pub(crate) local_world_size: Option<u32>,
+    /// Host of rank 0, where it says so.
+    pub(crate) master_host: Option<String>,
+    /// True if every rank runs on this host.
+    pub(crate) one_host: bool,
+}
+
+/// An environment that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum LauncherError {
+    /// Some of a launcher's variables are there and some are not.
+    #[error(
+        "{family} set {} but not {}: set what is missing, or unset all of it and give --rank and \
+         --world-size",
+        .present.join(", "), .missing.join(", ")
+    )]
+    Half {
+        /// Whose variables.
+        family: Family,
+        /// Those that are set.
+        present: Vec<&'static str>,
+        /// Those that are not.
+        missing: Vec<&'static str>,
+    },
+    /// A variable holds what it cannot mean.
+    #[error("{name}=\"{}\": {why}", .value.escape_debug())]
+    Bad {
+        /// The variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What was expected.
+        why: String,
+    },
+}
+
+/// One launcher's variables: those it must set, in the order rank, world size, then the master.
+struct Names {
+    family: Family,
+    needed: &'static [&'static str],
+}
+
+/// In the order in which a complete set wins.
+const FAMILIES: [Names; 3] = [
+    Names { family: Family::Torchrun, needed: &["RANK", "WORLD_SIZE", "MASTER_ADDR"] },
+    Names {
+        family: Family::OpenMpi,
+        needed: &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
+    },
+    Names {
+        family: Family::Slurm,
+        needed: &["SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NODELIST"],
+    },
+];
+
+/// The launcher's facts; `None` if no launcher started this process.
+///
+/// # Errors
+/// If no set is complete and one is half there, or if a variable of the set that counts is no
+/// number or no list of hosts.
+pub(crate) fn detect(env: &Env) -> Result<Option<Launcher>, LauncherError> {
+    let mut half = None;
+    for names in &FAMILIES {
+        // Outside a step (in a batch script) Slurm's numbers mean nothing.
+        if names.family == Family::Slurm && get(env, "SLURM_STEP_ID").is_none() {
+            continue;
+        }
+        let (present, missing): (Vec<_>, Vec<_>) =
+            names.needed.iter().partition(|name| get(env, name).is_some());
+        if missing.is_empty() {
+            return facts(names, env).map(Some);
+        }
+        // A step id alone is no half set: every shell within a step has one, with the rest.
+        if !present.is_empty() {
+            half.get_or_insert(LauncherError::Half { family: names.family, present, missing });
+        }
+    }
+    half.map_or(Ok(None), Err)
+}
+
+/// The job's name as the launcher gives it: torchrun's run id, else Slurm's job and step.
+pub(crate) fn job(env: &Env) -> Option<(String, &'static str)> {
+    // "none" is torchrun's own placeholder: every job without an id has it.
+    let run_id = get(env, "TORCHELASTIC_RUN_ID").filter(|id| *id != "none");
+    if let Some(id) = run_id {
+        return Some((id.to_string(), "TORCHELASTIC_RUN_ID"));
+    }
+    let (job, step) = (get(env, "SLURM_JOB_ID")?, get(env, "SLURM_STEP_ID")?);
+    Some((format!("{job}.{step}"), "SLURM_JOB_ID, SLURM_STEP_ID"))
+}
+
+/// A variable that is set and not empty.
+pub(crate) fn get<'a>(env: &'a Env, name: &str) -> Option<&'a str> {
+    env.get(name).map(String::as_str).filter(|value| !value.is_empty())
+}
+
+fn facts(names: &Names, env: &Env) -> Result<Launcher, LauncherError> {
+    let (rank, world_size) = (number(env, names.needed[0])?, number(env, names.needed[1])?);
+    if rank >= world_size {
+        return Err(LauncherError::Bad {
+            name: names.needed[0],
+            value: rank.to_string(),
+            why: format!("ranks go from 0 to {}={world_size} less one", names.needed[1]),
+        });
+    }
+    let plain = Launcher {
+        family: names.family,
+        rank,
+        world_size,
+        local_world_size: None,
+        master_host: None,
+        one_host: world_size == 1,
+    };
+    match names.family {
+        Family::Torchrun => {
+            let local = optional_number(env, "LOCAL_WORLD_SIZE")?;
+            let master_host = get(env, "MASTER_ADDR").map(str::to_string);
+            Ok(on_this_host(Launcher { master_host, ..plain }, local))
+        }
+        Family::OpenMpi => {
+            let local = optional_number(env, "OMPI_COMM_WORLD_LOCAL_SIZE")?;
+            Ok(on_this_host(plain, local))
+        }
+        Family::Slurm => slurm(plain, env),
+    }
+}
+
+fn on_this_host(plain: Launcher, local_world_size: Option<u32>) -> Launcher {
+    let one_host = plain.one_host || local_world_size == Some(plain.world_size);
+    Launcher { local_world_size, one_host, ..plain }
+}
+
+fn slurm(plain: Launcher, env: &Env) -> Result<Launcher, LauncherError> {
+    let name = "SLURM_STEP_NODELIST";
+    let list = get(env, name).unwrap_or_default();
+    let bad = |why| LauncherError::Bad { name, value: list.to_string(), why };
+    let hosts: HostList = list.parse().map_err(bad)?;
+    let one_host = plain.one_host || hosts.count == 1;
+    let local_world_size = one_host.then_some(plain.world_size);
+    Ok(Launcher { master_host: Some(hosts.first), one_host, local_world_size, ..plain })
+}
+
+fn number(env: &Env, name: &'static str) -> Result<u32, LauncherError> {
+    let value = get(env, name).unwrap_or_default();
+    value.trim().parse().map_err(|_| LauncherError::Bad {
+        name,
+        value: value.to_string(),
+        why: "a whole number from 0 to 4294967295 is expected".to_string(),
+    })
+}
+
+fn optional_number(env: &Env, name: &'static str) -> Result<Option<u32>, LauncherError> {
+    get(env, name).map(|_| number(env, name)).transpose()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+//! `/metrics`: a node's status as Prometheus text. Every name stands in one table here; a scrape is
+//! a picture of the status at that moment, so nothing can go stale and a rank that started afresh
+//! begins at zero, as Prometheus expects.
+
+use ::metrics::{Key, KeyName, Label, Level, Metadata, Recorder};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
+use nkv::NodeStatus;
+use nkv::cell::CellStatus;
+use nkv::message::ClusterStats;
+
+/// What a scrape is.
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Whether a figure may fall.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sort {
+    /// It may.
+    Gauge,
+    /// It only grows; its name ends in `_total`.
+    Counter,
+}
+
+/// One figure of a `T`.
+struct Metric<T> {
+    name: &'static str,
+    sort: Sort,
+    help: &'static str,
+    value: fn(&T) -> u64,
+}
+
+const fn gauge<T>(name: &'static str, help: &'static str, value: fn(&T) -> u64) -> Metric<T> {
+    Metric { name, sort: Sort::Gauge, help, value }
+}
+
+const fn counter<T>(name: &'static str, help: &'static str, value: fn(&T) -> u64) -> Metric<T> {
+    Metric { name, sort: Sort::Counter, help, value }
+}
+
+/// Of the rank itself.
+const NODE: &[Metric<NodeStatus>] = &[
+    gauge("nkv_heap_total_bytes", "Payload bytes of the heap", |s| s.owner.heap_total),
+    gauge("nkv_heap_used_bytes", "Bytes live, open, fencing and in quarantine", |s| s.owner.heap_used),
+    gauge("nkv_heap_live_bytes", "Bytes of READY objects", |s| s.owner.live_bytes),
+    gauge("nkv_heap_open_bytes", "Bytes of objects being written", |s| s.owner.open_bytes),
+    gauge("nkv_heap_held_bytes", "Bytes fencing or in quarantine", |s| s.owner.held_bytes),
+    gauge("nkv_objects_ready", "READY objects", |s| s.owner.objects),
+    gauge("nkv_plans_open", "Plans open on this rank", |s| s.owner.plans_open),
+    gauge("nkv_slots_fencing", "Slots that wait for a producer to be fenced", |s| s.owner.fencing),
+    gauge("nkv_slots_quarantined", "Slots in quarantine", |s| s.owner.quarantined),
+    counter("nkv_evictions_total", "Objects evicted", |s| s.owner.evictions),
+    counter("nkv_gets_served_total", "Gets that readers reported", |s| s.owner.gets_served),
+    counter("nkv_bytes_read_total", "Bytes that readers reported", |s| s.owner.bytes_read),
+    counter("nkv_commits_total", "Objects committed here", |s| s.owner.commits),
+    counter("nkv_bytes_written_total", "Bytes of objects committed here", |s| s.owner.bytes_written),
+    counter("nkv_plans_expired_total", "Plans that reached their deadline", |s| s.owner.plans_expired),
+    counter("nkv_producers_lost_total", "Plans ended because their producer was gone", |s| s.owner.producers_lost),
+    counter("nkv_adopted_total", "Ended plans that were READY and were kept", |s| s.owner.adopted),
+    counter("nkv_reclaimed_total", "Plans ended before READY, their producer fenced", |s| s.owner.reclaimed),
+    counter("nkv_retired_total", "Objects retired", |s| s.owner.retired),
+    counter("nkv_freed_total", "Slots freed after quarantine", |s| s.owner.freed),
+    gauge("nkv_uptime_ms", "Milliseconds since this incarnation started", |s| s.uptime_ms),
+    gauge("nkv_joined", "1 while the link to the master is up", |s| u64::from(s.link == "joined")),
+    gauge("nkv_draining", "1 while the rank drains", |s| u64::from(s.draining)),
+    gauge("nkv_world_size", "Ranks the job has", |s| u64::from(s.world_size)),
+    gauge("nkv_attachments", "Processes attached to the segment", |s| s.attachments as u64),
+    counter("nkv_tcp_bytes_received_total", "Payload bytes the tcp agent received", |s| s.agent.bytes_in),
+    counter("nkv_tcp_bytes_sent_total", "Payload bytes the tcp agent sent", |s| s.agent.bytes_out),
+    counter("nkv_tcp_requests_total", "Requests the tcp agent served", |s| s.agent.requests),
+    counter("nkv_tcp_refused_total", "Requests the tcp agent refused", |s| s.agent.refused),
+    gauge("nkv_tcp_connections", "Connections of the tcp agent", |s| s.agent.connections),
+];
+
+/// Of the master, on rank 0.
+const MASTER: &[Metric<ClusterStats>] = &[
+    gauge("nkv_master_ranks", "Ranks that are members", |c| c.ranks.len() as u64),
+    gauge("nkv_master_objects", "Objects listed by the master", |c| c.objects),
+    gauge("nkv_master_plans_open", "Plans open in the cluster", |c| c.plans_open),
+    gauge("nkv_master_waiting", "Opens that wait for room", |c| c.waiting),
+    counter("nkv_master_opened_total", "Plans granted", |c| c.master.opened),
+    counter("nkv_master_committed_total", "Commits accepted", |c| c.master.committed),
+    counter("nkv_master_commit_refused_total", "Commits refused as Reclaimed", |c| c.master.commit_refused),
+    counter("nkv_master_plans_ended_total", "Plans that ended without a commit", |c| c.master.plans_ended),
+    counter("nkv_master_adopted_total", "Expired plans found READY", |c| c.master.adopted),
+    counter("nkv_master_out_of_memory_total", "Opens refused for want of room", |c| c.master.out_of_memory),
+    counter("nkv_master_lookup_hits_total", "Keys found", |c| c.master.lookup_hits),
+    counter("nkv_master_lookup_misses_total", "Keys not found", |c| c.master.lookup_misses),
+    counter("nkv_master_removed_total", "Keys removed", |c| c.master.removed),
+];
+
+/// Of each actor, labelled `actor`.
+const ACTOR: &[Metric<CellStatus>] = &[
+    gauge("nkv_actor_queue", "Messages that wait", |a| a.queue),
+    gauge("nkv_actor_busy_ms", "Milliseconds in the present message", |a| a.busy_ms),
+    gauge("nkv_actor_idle_ms", "Milliseconds since the last sign of life", |a| a.idle_ms),
+    counter("nkv_actor_handled_total", "Messages handled", |a| a.handled),
+    counter("nkv_actor_restarts_total", "Times rebuilt", |a| u64::from(a.restarts)),
+    counter("nkv_actor_panics_total", "Panics caught", |a| u64::from(a.panics)),
+];
+
+/// The status as Prometheus text, every line labelled with the rank.
+pub(crate) fn render(status: &NodeStatus, cluster: Option<&ClusterStats>) -> String {
+    let builder = PrometheusBuilder::new().add_global_label("rank", status.rank.to_string());
+    let recorder = builder.build_recorder();
+    record(&recorder, NODE, status, &[]);
+    if let Some(cluster) = cluster {
+        record(&recorder, MASTER, cluster, &[]);
+    }
+    for actor in &status.actors {
+        record(&recorder, ACTOR, actor, &[Label::new("actor", actor.name)]);
+    }
+    recorder.handle().render()
+}
+
+fn record<T>(recorder: &PrometheusRecorder, table: &[Metric<T>], of: &T, labels: &[Label]) {
+    let metadata = Metadata::new(module_path!(), Level::INFO, None);
+    for metric in table {
+        let (name, value) = (KeyName::from(metric.name), (metric.value)(of));
+        let key = Key::from_parts(metric.name, labels.to_vec());
+        match metric.sort {
+            Sort::Counter => {
+                recorder.describe_counter(name, None, metric.help.into());
+                recorder.register_counter(&key, &metadata).absolute(value);
+            }
+            #[expect(clippy::cast_precision_loss, reason = "Prometheus has no other numbers")]
+            Sort::Gauge => {
+                recorder.describe_gauge(name, None, metric.help.into());
+                recorder.register_gauge(&key, &metadata).set(value as f64);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ACTOR, MASTER, NODE, Sort};
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_are_unique_and_say_what_they_count() {
+        let node = NODE.iter().map(|m| (m.name, m.sort, m.help));
+        let master = MASTER.iter().map(|m| (m.name, m.sort, m.help));
+        let actor = ACTOR.iter().map(|m| (m.name, m.sort, m.help));
+        let mut seen = BTreeSet::new();
+        for (name, sort, help) in node.chain(master).chain(actor) {
+            assert!(seen.insert(name), "{name} twice");
+            assert!(name.starts_with("nkv_") && !help.is_empty(), "{name}");
+            assert_eq!(name.ends_with("_total"), sort == Sort::Counter, "{name}");
+        }
+    }
+}

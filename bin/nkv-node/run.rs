@@ -1,0 +1,202 @@
+//! A rank's life: join, serve, and one of three ends. Asked by a signal it drains and leaves; declared
+//! gone it starts afresh under a new incarnation; with an actor that failed for good it exits, so
+//! that whoever supervises the process starts it again.
+
+use crate::ready::Standing;
+use crate::settings::Settings;
+use crate::signals::{Leftovers, Signals};
+use crate::{EXIT_INTERNAL, http, say, start_lines};
+use nkv::message::RankInfo;
+use nkv::{Address, Ended, Node};
+use nkv_store::clock::{BootClock, Clock};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Exit code after an actor failed more often than it may.
+const EXIT_ACTOR_FAILED: u8 = 71;
+/// Exit code if the HTTP address is in use, as for the control port.
+const EXIT_PORT_IN_USE: u8 = 8;
+/// How long leaving the cluster may take after the drain.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+/// Pause before a fresh start, doubled with each one in a row, up to the longest.
+const REJOIN_PAUSE: Duration = Duration::from_millis(100);
+/// Longest such pause.
+const REJOIN_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// A node that lived for so long was no part of a row of failures.
+const STEADY_MS: u64 = 60_000;
+
+/// Why the process ends other than as asked.
+#[derive(Debug)]
+pub(crate) struct End {
+    /// Exit code.
+    pub(crate) code: u8,
+    /// One clear sentence.
+    pub(crate) why: String,
+}
+
+impl End {
+    fn new(code: u8, why: impl Into<String>) -> Self {
+        Self { code, why: why.into() }
+    }
+}
+
+/// How one node's time ended.
+enum Outcome {
+    /// As a signal asked.
+    Stopped,
+    /// It cannot go on, but a fresh one can.
+    Afresh(String),
+}
+
+/// Runs until asked to end.
+///
+/// # Errors
+/// With the exit code and the sentence.
+pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
+    say(start_lines::before(&settings).trim_end());
+    let leftovers = Leftovers::default();
+    let mut signals = Signals::listen(leftovers.clone())
+        .map_err(|e| End::new(EXIT_INTERNAL, format!("signals cannot be handled: {e}")))?;
+    let standing = Standing::joining();
+    let http = serve_http(&settings, &standing).await?;
+    let mut row = 0;
+    loop {
+        standing.joins();
+        let node = tokio::select! {
+            name = signals.asked() => {
+                say(&format!("nkv-node: {name} before joining: nothing to drain"));
+                return Ok(());
+            }
+            started = Node::start(settings.node.clone()) => {
+                Arc::new(started.map_err(|e| End::new(e.exit_code(), e.to_string()))?)
+            }
+        };
+        let since = BootClock.now_ms();
+        leftovers.set(files_of(node.info()));
+        tell_joined(&settings, &node, http);
+        keep_port(&mut settings, node.info());
+        standing.runs(&node);
+        let outcome = serve(&node, &settings, &standing, &mut signals).await;
+        standing.is_without("stopping");
+        stop(node).await;
+        leftovers.set(Vec::new());
+        let why = match outcome? {
+            Outcome::Stopped => return Ok(()),
+            Outcome::Afresh(why) => why,
+        };
+        let steady = BootClock.now_ms().saturating_sub(since) >= STEADY_MS;
+        row = if steady { 1 } else { row + 1 };
+        if row > settings.rejoins {
+            let why = format!("{why}; {row} times in a row: give --rejoins to try more often");
+            return Err(End::new(EXIT_INTERNAL, why));
+        }
+        say(&format!("nkv-node: {why}; starting afresh ({row} of {})", settings.rejoins));
+        tokio::select! {
+            _ = signals.asked() => return Ok(()),
+            () = tokio::time::sleep(pause_before(row)) => {}
+        }
+    }
+}
+
+async fn serve_http(
+    settings: &Settings,
+    standing: &Standing,
+) -> Result<Option<SocketAddr>, End> {
+    let Some(address) = settings.http else { return Ok(None) };
+    match http::serve(address, standing.clone()).await {
+        Ok(local) => Ok(Some(local)),
+        Err(e) => {
+            let in_use = e.kind() == std::io::ErrorKind::AddrInUse;
+            let code = if in_use { EXIT_PORT_IN_USE } else { crate::settings::EXIT_CONFIG };
+            Err(End::new(code, format!("--http {address}: {e}; give another address, or off")))
+        }
+    }
+}
+
+/// Serves until a signal or the node's own end.
+async fn serve(
+    node: &Arc<Node>,
+    settings: &Settings,
+    standing: &Standing,
+    signals: &mut Signals,
+) -> Result<Outcome, End> {
+    tokio::select! {
+        name = signals.asked() => {
+            standing.drains(node);
+            drain(node, settings, name).await;
+            Ok(Outcome::Stopped)
+        }
+        ended = node.ended() => match ended {
+            Ended::Gone => Ok(Outcome::Afresh("this rank was declared gone".to_string())),
+            Ended::ActorFailed(name) => Err(End::new(
+                EXIT_ACTOR_FAILED,
+                format!("the {name} actor failed more often than it may: start this rank again"),
+            )),
+        },
+    }
+}
+
+async fn drain(node: &Node, settings: &Settings, name: &str) {
+    let limit = Duration::from_millis(settings.drain_ms);
+    say(&format!("nkv-node: {name}: no new plans; finishing what is in flight within {} ms", settings.drain_ms));
+    let report = node.drain(limit).await;
+    say(&format!(
+        "nkv-node: drained in {} ms: {} plans finished, {} given up",
+        report.waited_ms, report.plans_finished, report.plans_left
+    ));
+}
+
+/// Leaves the cluster and unlinks. A node that does not get done is dropped, which unlinks too.
+async fn stop(node: Arc<Node>) {
+    // HTTP handlers hold it only under the lock that `is_without` took.
+    let Some(node) = Arc::into_inner(node) else { return };
+    if tokio::time::timeout(STOP_LIMIT, node.stop()).await.is_err() {
+        say(&format!("nkv-node: leaving took more than {} ms", STOP_LIMIT.as_millis()));
+    }
+}
+
+fn tell_joined(settings: &Settings, node: &Node, http: Option<SocketAddr>) {
+    let info = node.info();
+    say(start_lines::joined(settings, info, http).trim_end());
+    start_lines::tell_programs(&start_lines::ready_line(settings, info, http));
+}
+
+/// A rank 0 that starts afresh must be found where the others look for it.
+fn keep_port(settings: &mut Settings, info: &RankInfo) {
+    if settings.node.rank == 0
+        && let Address::Tcp(host_port) = &info.control
+        && let Some(port) = host_port.rsplit_once(':').and_then(|(_, port)| port.parse().ok())
+    {
+        settings.node.port = port;
+    }
+}
+
+/// What lies in the file system for as long as a node lives.
+fn files_of(info: &RankInfo) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    if !info.segment.is_empty() {
+        files.push(Path::new(nkv_store::shm::SHM_DIR).join(&info.segment));
+    }
+    if let Some(Address::Unix(path)) = &info.local {
+        files.push(path.clone());
+    }
+    files
+}
+
+fn pause_before(row: u32) -> Duration {
+    REJOIN_PAUSE.saturating_mul(1 << (row - 1).min(16)).min(REJOIN_PAUSE_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{REJOIN_PAUSE, REJOIN_PAUSE_MAX, pause_before};
+
+    #[test]
+    fn the_pause_before_a_fresh_start_grows_to_a_bound() {
+        assert_eq!(pause_before(1), REJOIN_PAUSE);
+        assert_eq!(pause_before(3), REJOIN_PAUSE * 4);
+        assert_eq!(pause_before(u32::MAX), REJOIN_PAUSE_MAX);
+    }
+}

@@ -1,0 +1,239 @@
+//! Which source wins for which setting, as tables; and the errors that stop a rank before it starts.
+
+use super::{Machine, Settings, SettingsError, resolve};
+use crate::flags::{self, Flags, SETTINGS};
+use crate::launcher::Env;
+use std::ffi::OsString;
+use std::io::Write;
+
+const MACHINE: Machine = Machine { memory_bytes: 16 << 30, cores: 4 };
+const TORCHRUN: &[(&str, &str)] = &[
+    ("RANK", "2"),
+    ("WORLD_SIZE", "3"),
+    ("LOCAL_WORLD_SIZE", "3"),
+    ("MASTER_ADDR", "box.lan"),
+    ("TORCHELASTIC_RUN_ID", "run7"),
+];
+
+fn flags(args: &[&str]) -> Flags {
+    let args = [&["nkv-node"], args].concat();
+    flags::parse(args.iter().map(OsString::from)).unwrap()
+}
+
+fn env(pairs: &[(&str, &str)]) -> Env {
+    pairs.iter().map(|(k, v)| ((*k).to_string(), (*v).to_string())).collect()
+}
+
+fn settle(args: &[&str], pairs: &[(&str, &str)]) -> Result<Settings, SettingsError> {
+    resolve(&flags(args), &env(pairs), MACHINE)
+}
+
+fn source(settings: &Settings, key: &str) -> String {
+    settings.lines.iter().find(|line| line.key == key).unwrap().source.clone()
+}
+
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
+}
+
+#[test]
+fn alone_a_rank_is_the_whole_world_on_loopback() {
+    let s = settle(&[], &[]).unwrap();
+    assert_eq!((s.node.rank, s.node.world_size, s.node.port), (0, 1, 0));
+    assert_eq!((s.node.job.as_str(), s.node.master_host.as_str()), ("nkv", "127.0.0.1"));
+    assert!(s.node.listen.is_loopback() && s.warnings.is_empty());
+    assert_eq!(s.http, Some("127.0.0.1:0".parse().unwrap()));
+    assert_eq!((s.node.join_timeout_ms, s.threads), (120_000, 4));
+    assert!(s.lines.iter().all(|line| line.source.starts_with("default")));
+}
+
+#[test]
+fn every_setting_of_the_table_is_taken_once() {
+    let s = settle(&[], &[]).unwrap();
+    let taken: Vec<&str> = s.lines.iter().map(|line| line.key).collect();
+    let table: Vec<&str> = SETTINGS.iter().map(|setting| setting.key).collect();
+    assert_eq!(taken, table);
+}
+
+#[test]
+fn flags_win_over_variables_over_the_file_over_the_launcher_over_defaults() {
+    let file = file("rank = 1\nworld_size = 9\nttl_ms = 3333\n");
+    let path = file.path().to_str().unwrap();
+    let torchrun = [TORCHRUN, &[("NKV_PORT", "7")]].concat();
+    let with_variable = [&torchrun[..], &[("NKV_RANK", "4")]].concat();
+    for (args, pairs, rank, from) in [
+        (&["--config", path, "--rank", "5"][..], &with_variable[..], 5, "--rank"),
+        (&["--config", path], &with_variable[..], 4, "NKV_RANK"),
+        (&["--config", path], &torchrun[..], 1, path),
+        (&[], &torchrun[..], 2, "torchrun"),
+        (&[], &[][..], 0, "default"),
+    ] {
+        let s = settle(args, pairs).unwrap();
+        assert_eq!((s.node.rank, source(&s, "rank").as_str()), (rank, from), "{args:?}");
+    }
+    let s = settle(&["--port", "7"], &[("NKV_CONFIG", path)]).unwrap();
+    assert_eq!((s.node.ttl_ms, source(&s, "ttl_ms").as_str()), (3333, path));
+}
+
+#[test]
+fn an_empty_variable_counts_as_unset() {
+    assert_eq!(settle(&[], &[("NKV_JOB", ""), ("NKV_RANK", "")]).unwrap().node.job, "nkv");
+}
+
+#[test]
+fn the_job_is_the_users_else_the_launchers_else_nkv() {
+    let slurm = [("SLURM_JOB_ID", "77"), ("SLURM_STEP_ID", "0")];
+    let given = [&slurm[..], &[("NKV_JOB", "mine")]].concat();
+    let run_id = [&slurm[..], &[("TORCHELASTIC_RUN_ID", "run7")]].concat();
+    for (pairs, job) in
+        [(&slurm[..], "77.0"), (&run_id[..], "run7"), (&given[..], "mine"), (&[][..], "nkv")]
+    {
+        assert_eq!(settle(&[], pairs).unwrap().node.job, job);
+    }
+}
+
+#[test]
+fn on_one_host_rank_0_is_where_the_ranks_listen() {
+    let port = ("NKV_PORT", "7000");
+    let torchrun = [TORCHRUN, &[port]].concat();
+    for (args, pairs, expected) in [
+        (&[][..], &torchrun[..], "127.0.0.1"),
+        (&["--listen", "::1"], &torchrun[..], "::1"),
+        (&["--listen", "10.0.0.5"], &torchrun[..], "10.0.0.5"),
+        (&["--master-addr", "other"], &torchrun[..], "other"),
+        (&["--rank", "1", "--world-size", "2"], &[port][..], "127.0.0.1"),
+    ] {
+        let s = settle(args, pairs).unwrap();
+        assert_eq!(s.node.master_host, expected, "{args:?}");
+    }
+    let many = [TORCHRUN, &[port, ("LOCAL_WORLD_SIZE", "1")]].concat();
+    assert_eq!(settle(&[], &many).unwrap().node.master_host, "box.lan");
+}
+
+#[test]
+fn open_mpi_over_several_hosts_needs_to_be_told_where_rank_0_is() {
+    let pairs =
+        [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("NKV_PORT", "7")];
+    let error = settle(&[], &pairs).unwrap_err();
+    assert!(error.to_string().contains("--master-addr"), "{error}");
+    assert_eq!(settle(&["--master-addr", "n1"], &pairs).unwrap().node.master_host, "n1");
+    let local = [&pairs[..], &[("OMPI_COMM_WORLD_LOCAL_SIZE", "2")]].concat();
+    assert_eq!(settle(&[], &local).unwrap().node.master_host, "127.0.0.1");
+}
+
+#[test]
+fn half_a_launcher_environment_ends_with_3_unless_both_numbers_are_given() {
+    let half = [("RANK", "0"), ("WORLD_SIZE", "2")];
+    let error = settle(&[], &half).unwrap_err();
+    assert_eq!(error.exit_code(), 3);
+    assert!(error.to_string().contains("MASTER_ADDR"), "{error}");
+    assert_eq!(settle(&["--rank", "0"], &half).unwrap_err().exit_code(), 3);
+    let s = settle(&["--rank", "0", "--world-size", "1"], &half).unwrap();
+    assert_eq!((s.node.world_size, s.warnings.len()), (1, 1));
+}
+
+#[test]
+fn a_world_of_several_needs_a_port_that_all_know() {
+    for args in [
+        &["--world-size", "3"][..],
+        &["--world-size", "3", "--rank", "1"],
+        &["--world-size", "3", "--rank", "1", "--port", "0"],
+    ] {
+        let error = settle(args, &[]).unwrap_err();
+        assert!(error.to_string().contains("NKV_PORT"), "{error}");
+        assert_eq!(error.exit_code(), 2);
+    }
+    assert_eq!(settle(&["--world-size", "3", "--port", "0"], &[]).unwrap().node.port, 0);
+}
+
+#[test]
+fn wrong_values_are_refused_with_their_source() {
+    let file = file("ttl_ms = \"soon\"\n");
+    let path = file.path().to_str().unwrap();
+    for (args, pairs, named) in [
+        (&["--rank", "x"][..], &[][..], "--rank"),
+        (&["--rank", "1"], &[], "world of 1"),
+        (&["--world-size", "0"], &[], "world of 0"),
+        (&["--heap-bytes", "64MB"], &[], "--heap-bytes"),
+        (&["--watermarks", "85/95"], &[], "--watermarks"),
+        (&["--policy", "random"], &[], "--policy"),
+        (&["--memory", "disk"], &[], "--memory"),
+        (&["--listen", "localhost"], &[], "--listen"),
+        (&["--listen", "0.0.0.0"], &[], "--listen"),
+        (&["--http", "8080"], &[], "--http"),
+        (&["--threads", "257"], &[], "threads"),
+        (&["--page-bytes", "4GiB"], &[], "--page-bytes"),
+        (&["--job", "two words"], &[], "--job"),
+        (&[], &[("NKV_PORT", "65536")], "NKV_PORT"),
+        (&[], &[("NKV_PREFAULT", "maybe")], "NKV_PREFAULT"),
+        (&["--config", path], &[], "ttl_ms"),
+        (&["--config", "/nowhere/nkv.toml"], &[], "/nowhere/nkv.toml"),
+    ] {
+        let error = settle(args, pairs).unwrap_err();
+        let sentence = error.to_string();
+        assert!(sentence.contains(named) && !sentence.contains('\n'), "{sentence}");
+        assert_eq!(error.exit_code(), 2, "{sentence}");
+    }
+}
+
+#[test]
+fn every_value_reaches_what_it_sets() {
+    let args = "--job j --rank 1 --world-size 2 --master-addr h --port 9 --listen 127.0.0.2 \
+                --http off --heap-bytes 3MiB --memory private --no-prefault --page-bytes 4KiB \
+                --policy fifo --watermarks 100/99 --quarantine-ms 5 --write-ttl-ms 6000 --ttl-ms 7000 \
+                --heartbeat-ms 80 --join-timeout-ms 90 --call-timeout-ms 100 --full-wait-ms 110 \
+                --data-connections 12 --drain-ms 13 --rejoins 14 --threads 15 --log debug";
+    let s = settle(&args.split_whitespace().collect::<Vec<_>>(), &[]).unwrap();
+    let n = &s.node;
+    assert_eq!((n.job.as_str(), n.rank, n.world_size, n.port), ("j", 1, 2, 9));
+    assert_eq!((n.master_host.as_str(), n.listen.to_string().as_str()), ("h", "127.0.0.2"));
+    assert_eq!((n.heap_bytes, n.page_bytes, n.prefault), (3 << 20, 4096, false));
+    assert_eq!((n.memory, n.policy), (nkv::MemoryChoice::Private, nkv_store::PolicyKind::Fifo));
+    assert_eq!((n.water_hi, n.water_lo, n.quarantine_ms), (100, 99, 5));
+    assert_eq!((n.write_ttl_ms, n.ttl_ms, n.heartbeat_ms), (6000, 7000, 80));
+    assert_eq!((n.join_timeout_ms, n.call_timeout_ms, n.full_wait_ms), (90, 100, 110));
+    assert_eq!((n.data_connections, s.drain_ms, s.rejoins, s.threads), (12, 13, 14, 15));
+    assert_eq!((s.http, s.log.as_str()), (None, "debug"));
+}
+
+#[test]
+fn the_default_heap_is_shared_by_the_ranks_of_the_host() {
+    let heap = |args: &[&str], pairs: &[(&str, &str)], memory_bytes| {
+        let machine = Machine { memory_bytes, ..MACHINE };
+        resolve(&flags(args), &env(pairs), machine).map(|s| s.node.heap_bytes)
+    };
+    let three = &["--world-size", "3", "--port", "0"][..];
+    assert_eq!(heap(&[], &[], 16 << 30), Ok(1 << 30));
+    assert_eq!(heap(&[], &[], 1 << 30), Ok(256 << 20));
+    assert_eq!(heap(three, &[], 12 << 30), Ok(1 << 30));
+    assert_eq!(heap(three, &[], 1 << 30), Ok(85 << 20));
+    let far = &["--world-size", "3", "--rank", "1", "--port", "1", "--master-addr", "n1"][..];
+    assert_eq!(heap(far, &[], 1 << 30), Ok(256 << 20));
+    let local = [TORCHRUN, &[("LOCAL_WORLD_SIZE", "2"), ("NKV_PORT", "1")]].concat();
+    assert_eq!(heap(&[], &local, 1 << 30), Ok(128 << 20));
+    assert!(heap(&[], &[], 0).is_err());
+}
+
+#[test]
+fn what_listens_beyond_this_host_is_warned_of() {
+    let warnings = |args: &[&str], pairs: &[(&str, &str)]| settle(args, pairs).unwrap().warnings;
+    assert!(warnings(&["--listen", "10.0.0.5"], &[])[0].contains("not authenticated"));
+    assert!(warnings(&["--http", "0.0.0.0:80"], &[])[0].contains("HTTP"));
+    let many = [TORCHRUN, &[("LOCAL_WORLD_SIZE", "1"), ("NKV_PORT", "7")]].concat();
+    assert!(warnings(&[], &many)[0].contains("--listen"));
+    assert!(warnings(&[], &[TORCHRUN, &[("NKV_PORT", "7")]].concat()).is_empty());
+}
+
+#[test]
+fn the_effective_configuration_can_be_read_back_as_a_file() {
+    let args = ["--job", "007", "--heap-bytes", "64MiB", "--watermarks", "90/80", "--http", "off"];
+    let first = settle(&args, &[]).unwrap();
+    let text: String =
+        first.lines.iter().map(|line| format!("{} = {}\n", line.key, line.value)).collect();
+    let file = file(&text);
+    let again = settle(&["--config", file.path().to_str().unwrap()], &[]).unwrap();
+    let values = |s: &Settings| s.lines.iter().map(|l| l.value.clone()).collect::<Vec<_>>();
+    assert_eq!(values(&first), values(&again));
+}

@@ -1,0 +1,98 @@
+//! How each kind of value is read from text. The text's source (flag, variable, file) does not
+//! matter here; the caller adds it to the error.
+
+use nkv::node::MemoryChoice;
+use std::net::SocketAddr;
+use std::str::FromStr;
+
+/// A whole number of the type asked for.
+pub(super) fn number<T: FromStr>(text: &str) -> Result<T, String> {
+    let bits = 8 * size_of::<T>();
+    text.trim()
+        .parse()
+        .map_err(|_| format!("a whole number of at most {bits} bits and without a unit is expected"))
+}
+
+/// On or off.
+pub(super) fn boolean(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "true" | "1" | "yes" | "on" => Ok(true),
+        "false" | "0" | "no" | "off" => Ok(false),
+        _ => Err("true or false is expected".to_string()),
+    }
+}
+
+/// A job id: any text without blanks, since it stands in lines that programs read.
+pub(super) fn job_name(text: &str) -> Result<String, String> {
+    if text.chars().any(|c| c.is_whitespace() || c.is_control()) {
+        return Err("a job id has no blanks or control characters".to_string());
+    }
+    Ok(text.to_string())
+}
+
+/// Where HTTP is served, if at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Http(pub(super) Option<SocketAddr>);
+
+impl std::fmt::Display for Http {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(address) => write!(f, "{address}"),
+            None => f.write_str("off"),
+        }
+    }
+}
+
+pub(super) fn http_address(text: &str) -> Result<Http, String> {
+    if text == "off" {
+        return Ok(Http(None));
+    }
+    let address = text.parse();
+    address
+        .map(|a| Http(Some(a)))
+        .map_err(|_| "IP:PORT such as 127.0.0.1:0 is expected, or off".to_string())
+}
+
+/// Eviction watermarks in percent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Marks {
+    /// Eviction starts above this.
+    pub(super) hi: u32,
+    /// Eviction ends below this.
+    pub(super) lo: u32,
+}
+
+impl std::fmt::Display for Marks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.hi, self.lo)
+    }
+}
+
+pub(super) fn watermarks(text: &str) -> Result<Marks, String> {
+    let parts = text.split_once('/').map(|(hi, lo)| (hi.trim().parse(), lo.trim().parse()));
+    match parts {
+        Some((Ok(hi), Ok(lo))) if 0 < lo && lo <= hi && hi <= 100 => Ok(Marks { hi, lo }),
+        _ => Err("two percentages are expected, the higher first, such as 95/85".to_string()),
+    }
+}
+
+/// The kind of memory, with its spelling.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kind(pub(super) MemoryChoice);
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self.0 {
+            MemoryChoice::Shm => "shm",
+            MemoryChoice::Private => "private",
+        })
+    }
+}
+
+pub(super) fn memory(text: &str) -> Result<Kind, String> {
+    match text {
+        "shm" => Ok(Kind(MemoryChoice::Shm)),
+        "private" => Ok(Kind(MemoryChoice::Private)),
+        _ => Err("shm or private is expected".to_string()),
+    }
+}

@@ -1,0 +1,130 @@
+//! What a rank tells when it starts: its configuration with sources, what it found on this machine
+//! and every address, for people on stderr; and one line for programs on stdout.
+
+use crate::settings::{Line, Settings};
+use crate::sizes::show_bytes;
+use nkv::Address;
+use nkv::message::RankInfo;
+use nkv::node::MemoryChoice;
+use std::io::Write;
+use std::net::SocketAddr;
+
+/// Width of the column of keys.
+const KEY_WIDTH: usize = 16;
+/// Width of the column of values, unless one is longer.
+const VALUE_WIDTH: usize = 18;
+
+/// The effective configuration: valid TOML, each value with its source behind it.
+pub(crate) fn configuration(lines: &[Line]) -> String {
+    let row = |l: &Line| {
+        format!("{:KEY_WIDTH$} = {:VALUE_WIDTH$} # {}\n", l.key, l.value, l.source)
+    };
+    lines.iter().map(row).collect()
+}
+
+/// What is said before joining.
+pub(crate) fn before(settings: &Settings) -> String {
+    let node = &settings.node;
+    let mut text = format!(
+        "nkv-node {} (pid {}), rank {} of {} in job {}\n",
+        env!("CARGO_PKG_VERSION"),
+        std::process::id(),
+        node.rank,
+        node.world_size,
+        node.job
+    );
+    for line in configuration(&settings.lines).lines() {
+        text += &format!("  {line}\n");
+    }
+    for warning in &settings.warnings {
+        text += &format!("nkv-node: warning: {warning}\n");
+    }
+    text
+}
+
+/// What is said once joined: what was found here, why the rest was not chosen, and every address.
+pub(crate) fn joined(
+    settings: &Settings,
+    info: &RankInfo,
+    http: Option<SocketAddr>,
+) -> String {
+    let node = &settings.node;
+    let (memory, other, transports, unused) = match node.memory {
+        MemoryChoice::Shm => (
+            format!("shm, /dev/shm/{} of {}", info.segment, show_bytes(info.segment_bytes)),
+            "private (shm was chosen)",
+            "local, shm, tcp",
+            "",
+        ),
+        MemoryChoice::Private => (
+            format!("private, {}", show_bytes(info.segment_bytes)),
+            "shm (private was chosen)",
+            "local, tcp",
+            "shm (the memory is private); ",
+        ),
+    };
+    let rows = [
+        ("memory", memory),
+        ("  not chosen", format!("{other}; vram (not in this build)")),
+        ("transports", transports.to_string()),
+        ("  not chosen", format!("{unused}rdma, cuda_ipc (not in this build)")),
+        ("incarnation", format!("{:016x}", info.incarnation)),
+        ("control", info.control.to_string()),
+        ("unix", shown(info.local.as_ref().map(Address::to_string))),
+        ("data", shown(info.data.clone())),
+        ("http", shown(http.map(|h| format!("http://{h}")))),
+    ];
+    rows.iter().map(|(name, text)| format!("  {name:KEY_WIDTH$} {text}\n")).collect()
+}
+
+/// The line for programs: fields are `name=value` without blanks, `-` for what there is not.
+pub(crate) fn ready_line(settings: &Settings, info: &RankInfo, http: Option<SocketAddr>) -> String {
+    let unix = info.local.as_ref().map(bare);
+    let segment = Some(info.segment.clone()).filter(|s| !s.is_empty());
+    format!(
+        "nkv-node ready rank={} world={} control={} http={} data={} unix={} segment={} pid={} job={}",
+        info.rank,
+        info.world_size,
+        bare(&info.control),
+        shown(http.map(|h| h.to_string())),
+        shown(info.data.clone()),
+        shown(unix),
+        shown(segment),
+        std::process::id(),
+        settings.node.job,
+    )
+}
+
+/// Writes the line for programs. Nobody has to read it.
+pub(crate) fn tell_programs(line: &str) {
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+fn shown(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".to_string())
+}
+
+/// `host:port` or a path, without the scheme.
+fn bare(address: &Address) -> String {
+    match address {
+        Address::Tcp(host_port) => host_port.clone(),
+        Address::Unix(path) => path.display().to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::configuration;
+    use crate::settings::Line;
+
+    #[test]
+    fn the_configuration_is_toml_with_sources_as_comments() {
+        let line = |key, value: &str| Line { key, value: value.into(), source: "--x".into() };
+        let text = configuration(&[line("rank", "3"), line("job", "\"a b\"")]);
+        let table: toml::Table = text.parse().unwrap();
+        assert_eq!(table["rank"].as_integer(), Some(3));
+        assert_eq!(table["job"].as_str(), Some("a b"));
+        assert!(text.lines().all(|l| l.ends_with("# --x")), "{text}");
+    }
+}

@@ -1,0 +1,146 @@
+//! The command line: six commands, and the options that all of them share.
+
+use crate::sizes::parse_bytes;
+use clap::{Parser, Subcommand};
+use nkv::{Address, TransportChoice};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Longest limit of a call that may be asked for: an hour.
+const MAX_TIMEOUT_MS: u64 = 3_600_000;
+
+const LONG_ABOUT: &str = "\
+Looks at a running nkv cluster and moves single values in and out of it.
+
+  nkv --connect HOST:PORT status            the members, their heaps and addresses
+  nkv --connect HOST:PORT put KEY FILE      (or - for stdin)
+  nkv --connect HOST:PORT get KEY -o FILE   (or - for stdout)
+
+Any node of the cluster will do. Exit status: 0 done; 1 a key is not there; 2 wrong command line;
+3 anything else.";
+
+/// The command line.
+#[derive(Debug, Parser)]
+#[command(name = "nkv", version, about = "Looks at an nkv cluster", long_about = LONG_ABOUT)]
+pub(crate) struct Flags {
+    /// Control address of any node: HOST:PORT, or unix:///PATH
+    #[arg(long, global = true, env = "NKV_CONNECT", value_name = "HOST:PORT",
+        default_value = "127.0.0.1:7000")]
+    pub(crate) connect: Address,
+
+    /// Job of that cluster
+    #[arg(long, global = true, env = "NKV_JOB", default_value = "nkv")]
+    pub(crate) job: String,
+
+    /// One JSON object instead of text
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    /// Which way bytes go: auto, shm or tcp
+    #[arg(long, global = true, default_value = "auto")]
+    pub(crate) transport: TransportChoice,
+
+    /// Limit of one call to the cluster
+    #[arg(long, global = true, value_name = "MS", default_value_t = 2_000,
+        value_parser = clap::value_parser!(u64).range(1..=MAX_TIMEOUT_MS))]
+    pub(crate) timeout_ms: u64,
+
+    /// What to do
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// The members: state, addresses, heap, objects
+    Status,
+    /// The counters of the master and of every rank
+    Stats,
+    /// Stores a value; a key that is there already keeps its value
+    Put {
+        /// 1 to 1024 bytes of anything
+        key: OsString,
+        /// File to store; - is stdin
+        #[arg(default_value = "-")]
+        file: Option<PathBuf>,
+        /// Rank that should own the value [default: by hash of the key]
+        #[arg(long, value_name = "N")]
+        rank: Option<u32>,
+        /// Bytes per page (KiB, MiB) [default: the cluster's]
+        #[arg(long, value_name = "BYTES", value_parser = page_bytes)]
+        page_bytes: Option<u32>,
+    },
+    /// Reads a value
+    Get {
+        /// The key
+        key: OsString,
+        /// File to write; - is stdout. It appears whole or not at all
+        #[arg(short, long, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
+    /// Takes keys away for good
+    Rm {
+        /// The keys
+        #[arg(required = true, value_name = "KEY")]
+        keys: Vec<OsString>,
+    },
+    /// Says which keys are there; exit status 1 unless all of them can be read
+    Exists {
+        /// The keys
+        #[arg(required = true, value_name = "KEY")]
+        keys: Vec<OsString>,
+    },
+}
+
+fn page_bytes(text: &str) -> Result<u32, String> {
+    let bytes = parse_bytes(text)?;
+    match u32::try_from(bytes) {
+        Ok(bytes) if bytes > 0 => Ok(bytes),
+        _ => Err(format!("{bytes} bytes: 1 to {} are taken", u32::MAX)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Command, Flags};
+    use clap::{CommandFactory, Parser};
+    use std::path::Path;
+
+    fn flags(text: &str) -> Result<Flags, clap::Error> {
+        Flags::try_parse_from(["nkv"].into_iter().chain(text.split_whitespace()))
+    }
+
+    #[test]
+    fn the_parser_is_sound() {
+        Flags::command().debug_assert();
+    }
+
+    #[test]
+    fn shared_options_stand_before_or_after_the_command() {
+        for text in ["--connect h:1 --json get k", "get --connect h:1 k --json"] {
+            let flags = flags(text).unwrap();
+            assert!(flags.json, "{text}");
+            assert_eq!(flags.connect.to_string(), "tcp://h:1");
+        }
+    }
+
+    #[test]
+    fn stdin_is_the_default_of_put_and_stdout_of_get() {
+        let Command::Put { file, .. } = flags("put k").unwrap().command else { panic!() };
+        assert_eq!(file.as_deref(), Some(Path::new("-")));
+        let Command::Get { output, .. } = flags("get k").unwrap().command else { panic!() };
+        assert_eq!(output, None);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for text in [
+            "", "rm", "exists", "put", "get", "ls", "--connect nowhere status",
+            "--transport rdma status", "--timeout-ms 0 status", "put k f --page-bytes 4GiB",
+            "put k f g",
+        ] {
+            assert!(flags(text).is_err(), "{text}");
+        }
+    }
+}

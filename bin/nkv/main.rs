@@ -1,0 +1,79 @@
+//! nkv: looks at a running cluster and moves single values in and out of it, for people and for
+//! scripts. It owns no memory and holds nothing open after its one command.
+
+mod flags;
+mod objects;
+mod output;
+#[path = "../sizes.rs"]
+mod sizes;
+mod stats;
+mod status;
+mod transfer;
+mod trouble;
+
+use clap::Parser;
+use flags::{Command, Flags};
+use nkv::{Blocking, ClientConfig};
+use std::io::Write;
+use std::process::ExitCode;
+use trouble::{Answer, Trouble};
+
+fn main() -> ExitCode {
+    let flags = match Flags::try_parse() {
+        Ok(flags) => flags,
+        Err(said) => {
+            // A closed stdout or stderr changes nothing about the outcome.
+            let _ = said.print();
+            let usage = u8::try_from(said.exit_code()).unwrap_or(trouble::EXIT_USAGE);
+            return ExitCode::from(usage);
+        }
+    };
+    match run(&flags) {
+        Ok(Answer::Found) => ExitCode::SUCCESS,
+        Ok(Answer::Absent) => ExitCode::from(trouble::EXIT_ABSENT),
+        // Whoever read the output has seen enough.
+        Err(trouble) if trouble.is_closed_pipe() => ExitCode::SUCCESS,
+        Err(trouble) => {
+            let _ = writeln!(std::io::stderr(), "nkv: {trouble}");
+            ExitCode::from(trouble.exit_code())
+        }
+    }
+}
+
+fn run(flags: &Flags) -> Result<Answer, Trouble> {
+    let config = ClientConfig {
+        job: flags.job.clone(),
+        transport: flags.transport,
+        call_timeout_ms: flags.timeout_ms,
+    };
+    let node = &flags.connect;
+    let connect = || {
+        Blocking::connect(node, config.clone()).map_err(|error| Trouble::connecting(node, error))
+    };
+    match &flags.command {
+        Command::Status => status::show(&connect()?, flags.json),
+        Command::Stats => stats::show(&connect()?, flags.json),
+        Command::Put { key, file, rank, page_bytes } => {
+            let put = objects::Put { key, file: file.as_deref(), rank: *rank, page_bytes: *page_bytes };
+            with(&connect()?, |handle| put.run(handle, flags.json))
+        }
+        Command::Get { key, output } => {
+            let to = output.as_deref();
+            with(&connect()?, |handle| objects::get(handle, key, to, flags.json))
+        }
+        Command::Rm { keys } => with(&connect()?, |handle| objects::rm(handle, keys, flags.json)),
+        Command::Exists { keys } => {
+            with(&connect()?, |handle| objects::exists(handle, keys, flags.json))
+        }
+    }
+}
+
+/// Runs a command and says goodbye to the owners it met, so that they need not notice it themselves.
+fn with(
+    handle: &Blocking,
+    work: impl FnOnce(&Blocking) -> Result<Answer, Trouble>,
+) -> Result<Answer, Trouble> {
+    let outcome = work(handle);
+    handle.close();
+    outcome
+}

@@ -1,0 +1,70 @@
+//! What goes to stdout: tables for people, one JSON object for programs. A reader that went away is
+//! an error to end with, never a panic.
+
+use crate::trouble::Trouble;
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+use std::ffi::OsStr;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+
+/// Writes to stdout, all of it.
+pub(crate) fn write(bytes: &[u8]) -> Result<(), Trouble> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(bytes).and_then(|()| out.flush()).map_err(|e| Trouble::io("stdout", e))
+}
+
+/// Writes one JSON object.
+pub(crate) fn json(value: &impl Serialize) -> Result<(), Trouble> {
+    let mut text =
+        serde_json::to_vec(value).map_err(|e| Trouble::io("stdout", std::io::Error::other(e)))?;
+    text.push(b'\n');
+    write(&text)
+}
+
+/// A table without frames; columns from `right_from` on hold numbers.
+pub(crate) fn table(header: &[&str], right_from: usize) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(header.to_vec());
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    for column in table.column_iter_mut().skip(right_from) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// The table's text, without blanks at the ends of lines.
+pub(crate) fn lines(table: &Table) -> String {
+    table.to_string().lines().map(|line| line.trim_end().to_string() + "\n").collect()
+}
+
+/// A key as people read it: its text, or its bytes escaped.
+pub(crate) fn key(key: &OsStr) -> String {
+    match key.to_str() {
+        Some(text) if !text.chars().any(char::is_control) => text.to_string(),
+        _ => key.as_bytes().escape_ascii().to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{key, lines, table};
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn keys_that_are_no_text_are_escaped() {
+        assert_eq!(key(OsStr::new("a/ü")), "a/ü");
+        assert_eq!(key(OsStr::from_bytes(b"a\xff\n")), "a\\xff\\n");
+        assert_eq!(key(OsStr::new("a\x1b[1m")), "a\\x1b[1m");
+    }
+
+    #[test]
+    fn a_table_is_plain_lines() {
+        let mut table = table(&["rank", "bytes"], 1);
+        table.add_row(vec!["0", "12345678"]).add_row(vec!["1", "9"]);
+        assert_eq!(lines(&table), "rank     bytes\n0     12345678\n1            9\n");
+    }
+}

@@ -1,0 +1,182 @@
+//! `nkv status`: who is a member, where, and how full.
+
+use crate::output;
+use crate::sizes::show_bytes;
+use crate::trouble::{Answer, Trouble};
+use nkv::message::{ClusterStats, View};
+use nkv::{Address, Blocking};
+use serde::Serialize;
+
+/// What is shown, and what `--json` prints.
+#[derive(Debug, Serialize)]
+struct Status {
+    world_size: u32,
+    members: usize,
+    view: u64,
+    term: u64,
+    objects: u64,
+    plans_open: u64,
+    ranks: Vec<Rank>,
+    missing: Vec<u32>,
+}
+
+#[derive(Debug, Serialize)]
+struct Rank {
+    rank: u32,
+    state: String,
+    incarnation: String,
+    pid: u32,
+    control: String,
+    local: Option<String>,
+    data: Option<String>,
+    segment: String,
+    heap_used: u64,
+    heap_total: u64,
+    objects: u64,
+    heard_ms: Option<u64>,
+}
+
+/// Prints it.
+pub(crate) fn show(handle: &Blocking, json: bool) -> Result<Answer, Trouble> {
+    let status = status(&handle.view()?, &handle.stats()?);
+    if json {
+        output::json(&status)?;
+    } else {
+        output::write(text(&status).as_bytes())?;
+    }
+    Ok(Answer::Found)
+}
+
+fn status(view: &View, stats: &ClusterStats) -> Status {
+    let mut ranks: Vec<Rank> = Vec::new();
+    for (info, state) in &view.ranks {
+        // The two answers are of two moments: a rank may be in only one of them.
+        let figures = stats.ranks.iter().find(|r| r.incarnation == info.incarnation);
+        ranks.push(Rank {
+            rank: info.rank,
+            state: state.to_string(),
+            incarnation: format!("{:016x}", info.incarnation),
+            pid: info.pid,
+            control: bare(&info.control),
+            local: info.local.as_ref().map(bare),
+            data: info.data.clone(),
+            segment: info.segment.clone(),
+            heap_used: figures.map_or(0, |f| f.owner.heap_used),
+            heap_total: figures.map_or(info.arena_bytes, |f| f.owner.heap_total),
+            objects: figures.map_or(0, |f| f.owner.objects),
+            heard_ms: figures.map(|f| f.heard_ms),
+        });
+    }
+    ranks.sort_by_key(|r| r.rank);
+    let missing = (0..view.world_size).filter(|n| !ranks.iter().any(|r| r.rank == *n)).collect();
+    Status {
+        world_size: view.world_size,
+        members: ranks.len(),
+        view: view.number,
+        term: view.term.number,
+        objects: stats.objects,
+        plans_open: stats.plans_open,
+        ranks,
+        missing,
+    }
+}
+
+fn text(status: &Status) -> String {
+    let header =
+        ["rank", "state", "control", "data", "incarnation", "pid", "heap", "of", "objects", "heard"];
+    let mut table = output::table(&header, 5);
+    for r in &status.ranks {
+        let heard = r.heard_ms.map_or("-".to_string(), |ms| format!("{ms} ms ago"));
+        table.add_row(vec![
+            r.rank.to_string(),
+            r.state.clone(),
+            r.control.clone(),
+            r.data.clone().unwrap_or_else(|| "-".to_string()),
+            r.incarnation.clone(),
+            r.pid.to_string(),
+            show_bytes(r.heap_used),
+            show_bytes(r.heap_total),
+            r.objects.to_string(),
+            heard,
+        ]);
+    }
+    for rank in &status.missing {
+        let blanks = ["-"; 8].map(str::to_string);
+        table.add_row([vec![rank.to_string(), "missing".to_string()], blanks.to_vec()].concat());
+    }
+    format!(
+        "{}\n{} of {} ranks, {} objects, {} plans open\n",
+        output::lines(&table),
+        status.members,
+        status.world_size,
+        status.objects,
+        status.plans_open
+    )
+}
+
+/// `host:port` or a path, without the scheme.
+fn bare(address: &Address) -> String {
+    match address {
+        Address::Tcp(host_port) => host_port.clone(),
+        Address::Unix(path) => path.display().to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{status, text};
+    use nkv::message::{ClusterStats, OwnerGauges, RankInfo, RankState, RankStats, View};
+
+    fn info(rank: u32) -> RankInfo {
+        RankInfo {
+            rank,
+            world_size: 3,
+            incarnation: 16 + u64::from(rank),
+            boot_id: 1,
+            pid: 7,
+            control: "127.0.0.1:1".parse().unwrap(),
+            local: Some("unix:///s".parse().unwrap()),
+            data: None,
+            segment: "nkv.j.0.1".to_string(),
+            segment_bytes: 0,
+            slots: 0,
+            header_base: 0,
+            arena_offset: 0,
+            arena_bytes: 1 << 20,
+            quarantine_ms: 50,
+        }
+    }
+
+    fn cluster() -> (View, ClusterStats) {
+        let ranks = vec![(info(2), RankState::Draining), (info(0), RankState::Alive)];
+        let owner = OwnerGauges { heap_total: 4096, heap_used: 1024, objects: 5, ..OwnerGauges::default() };
+        let known = RankStats { rank: 2, incarnation: 18, heard_ms: 9, owner, ..RankStats::default() };
+        let view = View { world_size: 3, ranks, ..View::default() };
+        (view, ClusterStats { objects: 5, ranks: vec![known], ..ClusterStats::default() })
+    }
+
+    #[test]
+    fn ranks_are_shown_in_order_with_their_figures_and_who_is_missing() {
+        let (view, stats) = cluster();
+        let found = status(&view, &stats);
+        let numbers: Vec<_> = found.ranks.iter().map(|r| (r.rank, r.objects, r.heap_total)).collect();
+        assert_eq!(numbers, [(0, 0, 1 << 20), (2, 5, 4096)]);
+        assert_eq!((found.missing.as_slice(), found.members), (&[1][..], 2));
+        assert_eq!((found.ranks[0].heard_ms, found.ranks[1].heard_ms), (None, Some(9)));
+        let text = text(&found);
+        assert!(text.contains("missing") && text.contains("9 ms ago"), "{text}");
+        assert!(text.ends_with("2 of 3 ranks, 5 objects, 0 plans open\n"), "{text}");
+    }
+
+    #[test]
+    fn the_json_names_what_scripts_read() {
+        let (view, stats) = cluster();
+        let json = serde_json::to_value(status(&view, &stats)).unwrap();
+        assert_eq!(json["ranks"][1]["rank"], 2);
+        assert_eq!(json["ranks"][1]["objects"], 5);
+        assert_eq!(json["ranks"][1]["state"], "draining");
+        assert_eq!(json["ranks"][1]["incarnation"], "0000000000000012");
+        assert_eq!(json["ranks"][1]["local"], "/s");
+        assert_eq!(json["world_size"], 3);
+    }
+}

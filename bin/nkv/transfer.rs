@@ -1,0 +1,141 @@
+//! Values between the local file system and memory. A value is read whole, up to a bound; a file is
+//! written beside its name and moved there, so that a failure leaves what was there before.
+
+use crate::sizes::show_bytes;
+use crate::trouble::Trouble;
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// Mode of a new file, before the user's umask.
+const NEW_FILE_MODE: u32 = 0o666;
+
+/// Reads a file, or stdin for `-` and for none. At most `limit` bytes: the cluster's largest heap.
+pub(crate) fn read(file: Option<&Path>, limit: u64) -> Result<Vec<u8>, Trouble> {
+    match file.filter(|path| *path != Path::new("-")) {
+        Some(path) => {
+            let named = |e| Trouble::io(path.display().to_string(), e);
+            let file = File::open(path).map_err(named)?;
+            let metadata = file.metadata().map_err(named)?;
+            if metadata.is_file() && metadata.len() > limit {
+                return Err(too_large(path, limit));
+            }
+            read_up_to(file, path, limit)
+        }
+        None => read_up_to(io::stdin().lock(), Path::new("stdin"), limit),
+    }
+}
+
+fn read_up_to(from: impl Read, name: &Path, limit: u64) -> Result<Vec<u8>, Trouble> {
+    let mut value = Vec::new();
+    from.take(limit.saturating_add(1))
+        .read_to_end(&mut value)
+        .map_err(|e| Trouble::io(name.display().to_string(), e))?;
+    if value.len() as u64 > limit {
+        return Err(too_large(name, limit));
+    }
+    Ok(value)
+}
+
+fn too_large(name: &Path, limit: u64) -> Trouble {
+    Trouble::TooLarge(format!(
+        "{} is larger than the largest heap of the cluster, {limit} bytes ({}): split it, or start \
+         ranks with a larger --heap-bytes",
+        name.display(),
+        show_bytes(limit)
+    ))
+}
+
+/// Writes a file, whole or not at all.
+pub(crate) fn write(path: &Path, value: &[u8]) -> Result<(), Trouble> {
+    let named = |e| Trouble::io(path.display().to_string(), e);
+    // Through a link, what it points at is written. What cannot be resolved is new.
+    let target = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    match target.metadata() {
+        // A device or a pipe has no other file to be moved over it.
+        Ok(there) if !there.is_file() => {
+            let mut out = OpenOptions::new().write(true).open(&target).map_err(named)?;
+            out.write_all(value).map_err(named)
+        }
+        there => replace(&target, value, there.ok().map(|m| m.permissions())).map_err(named),
+    }
+}
+
+fn replace(target: &Path, value: &[u8], mode: Option<Permissions>) -> io::Result<()> {
+    let folder = match target.parent() {
+        Some(folder) if folder != Path::new("") => folder.to_path_buf(),
+        _ => PathBuf::from("."),
+    };
+    let mut beside = tempfile::Builder::new()
+        .prefix(".nkv-get.")
+        .permissions(Permissions::from_mode(NEW_FILE_MODE))
+        .tempfile_in(folder)?;
+    beside.write_all(value)?;
+    if let Some(mode) = mode {
+        beside.as_file().set_permissions(mode)?;
+    }
+    beside.persist(target).map_err(|e| e.error)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{read, read_up_to, write};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::path::Path;
+
+    fn names_in(folder: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(folder).unwrap();
+        entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_value_up_to_the_limit_is_read_and_one_above_is_refused_with_the_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("f");
+        std::fs::write(&file, [7; 100]).unwrap();
+        assert_eq!(read(Some(&file), 100).unwrap(), [7; 100]);
+        let error = read(Some(&file), 99).unwrap_err().to_string();
+        assert!(error.contains("--heap-bytes") && error.contains("99 bytes"), "{error}");
+        // A stream's size shows only while it is read.
+        assert_eq!(read_up_to(&[7; 100][..], Path::new("stdin"), 100).unwrap().len(), 100);
+        assert!(read_up_to(&[7; 101][..], Path::new("stdin"), 100).is_err());
+        assert!(read(Some(&folder.path().join("none")), 1).is_err());
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_and_keeps_its_mode() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("f");
+        write(&file, b"one").unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o640)).unwrap();
+        write(&file, b"two").unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"two");
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(names_in(folder.path()), ["f"]);
+    }
+
+    #[test]
+    fn through_a_link_its_target_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("f"), folder.path().join("l"));
+        std::fs::write(&file, b"old").unwrap();
+        symlink(&file, &link).unwrap();
+        write(&link, b"new").unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"new");
+        assert!(link.symlink_metadata().unwrap().is_symlink());
+    }
+
+    #[test]
+    fn a_device_is_written_to_not_replaced() {
+        write(Path::new("/dev/null"), b"gone").unwrap();
+        assert!(!Path::new("/dev/null").metadata().unwrap().is_file());
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_is_an_error_that_names_the_file() {
+        let error = write(Path::new("/nowhere/f"), b"x").unwrap_err().to_string();
+        assert!(error.starts_with("/nowhere/f: "), "{error}");
+    }
+}

@@ -1,0 +1,47 @@
+"""Measures one peer in one mode on this machine and prints {mode: {size: {put_p50_us, get_p50_us}}}.
+
+Started by `scripts/peers/run MODE`, which provides the packages. One mode per process and seconds each, so that
+`scripts/bench` can take turns between the peers and nkv.
+"""
+
+import json
+import os
+import sys
+import traceback
+
+import memory_copy
+import mooncake_store
+import redis_socket
+
+MODES = {
+    "memcpy": memory_copy.memcpy,
+    "mooncake-local": mooncake_store.local,
+    "mooncake-dummy": mooncake_store.dummy,
+    "mooncake-tcp": mooncake_store.tcp,
+    "redis": redis_socket.redis,
+}
+
+
+def main():
+    if len(sys.argv) != 2 or sys.argv[1] not in MODES:
+        print(f"usage: scripts/peers/run {' | '.join(MODES)}", file=sys.stderr)
+        return 2
+    os.environ.setdefault("GLOG_minloglevel", "2")
+    mode = sys.argv[1]
+    # A library that writes to standard output must not spoil the one JSON line there.
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        table = MODES[mode]()
+    except Exception:
+        traceback.print_exc()
+        return 1
+    os.write(answer, (json.dumps({mode: table}) + "\n").encode())
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    # Native threads of the peers' libraries do not survive an orderly shutdown.
+    os._exit(status)

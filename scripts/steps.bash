@@ -1,0 +1,151 @@
+# Steps: one command each, with what it needs, a time limit, a log, and one line of output.
+# Sourced by scripts/test and .ci/run, which set LOGS to a folder first.
+#
+# A step whose need is missing is skipped and listed at the end with what to install. With CI=true
+# the need is installed instead, and whatever is skipped all the same, a single test included, has failed.
+
+PASSED=0 FAILED=0 SKIPPED=0
+MISSING=()
+running=""
+
+readonly TAIL_LINES=60
+# The whole run ends within this many seconds: a step gets its own limit or what is left.
+readonly BUDGET_S=${NKV_BUDGET_S:-7200}
+
+rm -rf "$LOGS"
+mkdir -p "$LOGS"
+trap 'end_running; exit 130' INT TERM
+
+end_running() {
+    if [ -n "$running" ]; then kill -TERM "$running" 2>/dev/null || true; fi
+}
+
+# --- needs: have_X tells, hint_X says what to install, install_X does it --------------------------
+
+have_python3() { command -v python3 >/dev/null; }
+hint_python3() { echo "apt-get install python3"; }
+install_python3() { apt_install python3; }
+
+have_slurm() {
+    local tool
+    for tool in slurmctld slurmd srun sbatch scancel sinfo munged; do
+        command -v "$tool" >/dev/null || return 1
+    done
+    [ "$(id -u)" = 0 ]
+}
+hint_slurm() { echo "apt-get install slurmctld slurmd slurm-client munge, and run as root"; }
+install_slurm() { apt_install slurmctld slurmd slurm-client munge; }
+
+have_cargo_deny() { cargo deny --version >/dev/null 2>&1; }
+hint_cargo_deny() { echo "cargo install --locked cargo-deny"; }
+install_cargo_deny() { cargo install --locked cargo-deny; }
+
+apt_install() {
+    local as_root=()
+    [ "$(id -u)" = 0 ] || as_root=(sudo -n)
+    "${as_root[@]}" apt-get update -q &&
+        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"
+}
+
+# --- steps ----------------------------------------------------------------------------------------
+
+# step "name" "needs" LIMIT_SECONDS COMMAND...
+step() {
+    local name=$1 needs=$2 limit=$3 log need started status=0 left
+    shift 3
+    log=$LOGS/${name//[^a-z0-9]/-}.log
+    printf '%-28s ' "$name"
+    for need in $needs; do
+        provide "$need" "$log" || { skip_step "$name" "$need" "$log"; return; }
+    done
+    left=$((BUDGET_S - SECONDS))
+    [ "$limit" -le "$left" ] || limit=$((left > 1 ? left : 1))
+    started=$SECONDS
+    # In the background, so that an interrupt reaches this shell and, by it, the step's whole group.
+    timeout --kill-after=30 "$limit" "$@" >>"$log" 2>&1 </dev/null &
+    running=$!
+    wait "$running" || status=$?
+    running=""
+    count "$status" "$log"
+    if [ "$status" = 0 ] && [ "$COUNTED_FAILED" = 0 ]; then
+        printf 'ok       %5d s   %s\n' $((SECONDS - started)) "$COUNTED"
+        return
+    fi
+    printf 'FAILED   %5d s   %s' $((SECONDS - started)) "$COUNTED"
+    case $status in 124 | 137) printf ' (ran past %d s)' "$limit" ;; esac
+    printf '\n'
+    tail -n $TAIL_LINES "$log" | sed 's/^/    | /'
+    printf '    whole log: %s\n' "$log"
+}
+
+# provide NEED LOG: there, or installed where CI=true.
+provide() {
+    "have_$1" && return
+    [ "${CI:-}" = true ] || return 1
+    echo "installing: $("hint_$1")" >>"$2"
+    "install_$1" >>"$2" 2>&1
+    "have_$1"
+}
+
+skip_step() {
+    local hint
+    hint=$("hint_$2")
+    MISSING+=("$1: $hint")
+    if [ "${CI:-}" = true ]; then
+        FAILED=$((FAILED + 1))
+        printf 'FAILED             needs: %s\n' "$hint"
+        [ ! -s "$3" ] || tail -n $TAIL_LINES "$3" | sed 's/^/    | /'
+    else
+        SKIPPED=$((SKIPPED + 1))
+        printf 'skipped\n'
+    fi
+}
+
+# count STATUS LOG: adds the tests that the log tells of, or one for a step that is a test by itself.
+count() {
+    local passed=0 failed=0 skipped=0
+    read -r passed failed skipped < <(tests_in "$2")
+    COUNTED=""
+    if [ $((passed + failed + skipped)) -gt 0 ]; then
+        COUNTED="$passed passed"
+        [ "$skipped" = 0 ] || COUNTED+=", $skipped ignored"
+        [ "$failed" = 0 ] || COUNTED+=", $failed failed"
+    elif [ "$1" = 0 ]; then
+        passed=1
+    fi
+    if [ "${CI:-}" = true ]; then
+        failed=$((failed + skipped)) skipped=0
+    fi
+    if [ "$1" != 0 ] && [ "$failed" = 0 ]; then failed=1; fi
+    PASSED=$((PASSED + passed)) FAILED=$((FAILED + failed)) SKIPPED=$((SKIPPED + skipped))
+    COUNTED_FAILED=$failed
+}
+
+# "passed failed skipped" from nextest's summary, else from the lines of cargo test.
+tests_in() {
+    awk '
+        function number_before(word,   at) {
+            return match($0, "[0-9]+ " word) ? substr($0, RSTART, RLENGTH) + 0 : 0
+        }
+        /^ +Summary \[/ {
+            nextest = 1
+            p = number_before("passed"); s = number_before("skipped")
+            f = number_before("failed") + number_before("timed out") + number_before("exec failed")
+        }
+        /^test result: / && !nextest {
+            p += number_before("passed"); f += number_before("failed"); s += number_before("ignored")
+        }
+        END { print p + 0, f + 0, s + 0 }
+    ' "$1"
+}
+
+# The last lines: what was missing, then "N passed, N failed, N skipped".
+summary() {
+    local line
+    if [ "${#MISSING[@]}" -gt 0 ]; then
+        printf '\nNot run, and what to install:\n'
+        for line in "${MISSING[@]}"; do printf '  %s\n' "$line"; done
+    fi
+    printf '\n%d passed, %d failed, %d skipped\n' "$PASSED" "$FAILED" "$SKIPPED"
+    [ "$FAILED" = 0 ]
+}

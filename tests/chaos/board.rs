@@ -1,0 +1,131 @@
+//! What the load knows to be stored, and which rank is about to die: the yardstick of every answer.
+//! A key of a living rank is served, always; only what touches the doomed rank may fail, and only
+//! in ways that tell the caller what to do.
+
+use super::calls::Calls;
+use super::random::Random;
+use nkv::{Error, ErrorKind, ObjMeta};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Keys that the load leaves stored; past it what it puts it takes away again, so that nothing is
+/// ever evicted.
+pub const POOL_KEYS: usize = 400;
+
+/// One committed object.
+#[derive(Debug, Clone)]
+pub struct Stored {
+    /// Its key.
+    pub key: Vec<u8>,
+    /// Version of its contents.
+    pub version: u64,
+    /// Its bytes.
+    pub len: usize,
+    /// Where it lies, if this process asked.
+    pub meta: Option<ObjMeta>,
+}
+
+/// The rank that is killed: its number and incarnation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Doomed {
+    /// Rank number.
+    pub rank: u32,
+    /// Incarnation that dies.
+    pub incarnation: u64,
+}
+
+/// See the file's first paragraph.
+#[derive(Debug, Default)]
+pub struct Board {
+    stored: Mutex<Vec<Arc<Stored>>>,
+    // Puts and removes that failed by the doomed rank: whole or absent, to be found out.
+    unsure: Mutex<Vec<Stored>>,
+    doomed: Mutex<Option<Doomed>>,
+    stop: AtomicBool,
+    /// The book of calls.
+    pub calls: Calls,
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How a call may end that needs a dead rank: never hanging, never `Internal`, never wrong.
+pub fn tells_of_death(e: &Error) -> bool {
+    matches!(
+        e.kind,
+        ErrorKind::Disconnected
+            | ErrorKind::Timeout
+            | ErrorKind::NotFound
+            | ErrorKind::NotReady
+            | ErrorKind::Reclaimed
+    )
+}
+
+impl Board {
+    /// Committed from now on.
+    pub fn add(&self, stored: Stored) {
+        lock(&self.stored).push(Arc::new(stored));
+    }
+
+    /// Whole or absent.
+    pub fn add_unsure(&self, stored: Stored) {
+        lock(&self.unsure).push(stored);
+    }
+
+    /// Number of keys.
+    pub fn len(&self) -> usize {
+        lock(&self.stored).len()
+    }
+
+    /// Any of the keys.
+    pub fn pick(&self, random: &mut Random) -> Option<Arc<Stored>> {
+        let stored = lock(&self.stored);
+        (!stored.is_empty()).then(|| stored[random.below(stored.len() as u64) as usize].clone())
+    }
+
+    /// All keys.
+    pub fn all(&self) -> Vec<Arc<Stored>> {
+        lock(&self.stored).clone()
+    }
+
+    /// All keys, which are forgotten here.
+    pub fn take_all(&self) -> Vec<Arc<Stored>> {
+        std::mem::take(&mut *lock(&self.stored))
+    }
+
+    /// The keys of an incarnation, which are forgotten here.
+    pub fn take_of(&self, incarnation: u64) -> Vec<Arc<Stored>> {
+        let mut stored = lock(&self.stored);
+        let (theirs, others) = std::mem::take(&mut *stored)
+            .into_iter()
+            .partition(|s| s.meta.as_ref().is_some_and(|m| m.at.incarnation == incarnation));
+        *stored = others;
+        theirs
+    }
+
+    /// What may be whole or absent, which is forgotten here.
+    pub fn take_unsure(&self) -> Vec<Stored> {
+        std::mem::take(&mut *lock(&self.unsure))
+    }
+
+    /// Says, before it happens, which rank dies.
+    pub fn doom(&self, doomed: Option<Doomed>) {
+        *lock(&self.doomed) = doomed;
+    }
+
+    /// The rank that dies or is dead.
+    pub fn doomed(&self) -> Option<Doomed> {
+        *lock(&self.doomed)
+    }
+
+    /// Asks the load to end.
+    pub fn stop(&self, stop: bool) {
+        self.stop.store(stop, Ordering::Release);
+    }
+
+    /// Whether it was asked to.
+    pub fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,118 @@
+//! The book of every call that the load makes: how long it took, how it ended, whether a byte was
+//! wrong. It does not stop at the first fault: a run tells all it saw, bounded.
+
+use super::content;
+use nkv::store::clock::{BootClock, Clock};
+use nkv::{Error, Result};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Within this a call has ended, whoever died.
+pub const CALL_LIMIT_MS: u64 = 2_000;
+/// What the machine may add: three ranks, the load and the checks share two cores.
+pub const CALL_MARGIN_MS: u64 = 300;
+/// A call that takes longer is given up as hung, so that the run itself ends.
+const HUNG: Duration = Duration::from_secs(10);
+/// Faults that are told word by word.
+const MAX_FAULTS: usize = 20;
+
+/// What was seen so far.
+#[derive(Debug, Clone, Default)]
+pub struct Sums {
+    /// Calls ended.
+    pub calls: u64,
+    /// The slowest.
+    pub slowest_ms: u64,
+    /// What it was.
+    pub slowest: String,
+    /// Bytes that were not what was written.
+    pub wrong_bytes: u64,
+    /// How calls ended, by verb and outcome.
+    pub outcomes: BTreeMap<String, u64>,
+    /// What may not happen.
+    pub faults: Vec<String>,
+    /// How often it did.
+    pub faults_seen: u64,
+}
+
+/// See the file's first paragraph.
+#[derive(Debug, Default)]
+pub struct Calls(Mutex<Sums>);
+
+impl Calls {
+    fn lock(&self) -> MutexGuard<'_, Sums> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// So far.
+    pub fn sums(&self) -> Sums {
+        self.lock().clone()
+    }
+
+    /// Something that may not happen.
+    pub fn fault(&self, what: String) {
+        let mut sums = self.lock();
+        sums.faults_seen += 1;
+        if sums.faults.len() < MAX_FAULTS {
+            sums.faults.push(what);
+        }
+    }
+
+    /// A call ended; `end` is `Ok` or the kind of its error.
+    pub fn ended(&self, verb: &str, end: &str, what: &str, took_ms: u64) {
+        {
+            let mut sums = self.lock();
+            sums.calls += 1;
+            *sums.outcomes.entry(format!("{verb}:{end}")).or_default() += 1;
+            if took_ms > sums.slowest_ms {
+                sums.slowest_ms = took_ms;
+                sums.slowest = format!("{verb} {what} -> {end}");
+            }
+        }
+        if took_ms > CALL_LIMIT_MS + CALL_MARGIN_MS {
+            self.fault(format!("{verb} {what} took {took_ms} ms and ended with {end}"));
+        }
+    }
+
+    /// Makes a call and writes it down.
+    pub async fn make<T>(
+        &self,
+        verb: &str,
+        what: &str,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let since = BootClock.now_ms();
+        let result = tokio::time::timeout(HUNG, work).await.unwrap_or_else(|_| {
+            Err(Error::internal(format!("{verb} {what} hung for {HUNG:?}")))
+        });
+        let end = result.as_ref().map_or_else(|e| e.kind.to_string(), |_| "Ok".to_string());
+        self.ended(verb, &end, what, BootClock.now_ms() - since);
+        result
+    }
+
+    /// Compares what a read brought; true if it is right.
+    pub fn compare(&self, key: &[u8], version: u64, len: usize, got: &[u8]) -> bool {
+        let wrong = content::wrong(key, version, len, got);
+        if wrong > 0 {
+            self.lock().wrong_bytes += wrong;
+            let (shown, n) = (String::from_utf8_lossy(key), got.len());
+            self.fault(format!("{wrong} wrong bytes: read {n} of key {shown}, which has {len}"));
+        }
+        wrong == 0
+    }
+
+    /// Fails the test if anything happened that may not.
+    pub fn assert_no_fault(&self, told: &str) {
+        let sums = self.sums();
+        assert!(
+            sums.faults_seen == 0,
+            "{told}: {} faults, wrong_bytes={}, slowest_call_ms={}\n  {}\noutcomes: {:?}",
+            sums.faults_seen,
+            sums.wrong_bytes,
+            sums.slowest_ms,
+            sums.faults.join("\n  "),
+            sums.outcomes
+        );
+    }
+}

@@ -1,0 +1,254 @@
+//! The first requests of a published workload, replayed by the real `nkv-load`, against the
+//! arithmetic of a plain set: with room for all blocks a cache may not hit one block more or less.
+//! Without the published trace the test makes one of the same shape.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use nkv::message::OwnerGauges;
+use nkv::{Cluster, NodeConfig};
+use serde_json::Value;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
+
+/// Requests that are replayed.
+const REQUESTS: usize = 1000;
+/// Bytes of a block: the unit of placement, so that a test needs little memory.
+const BLOCK_BYTES: u64 = 4096;
+/// Payload bytes of each of three ranks: all blocks fit even if one rank gets half of them.
+const HEAP_BYTES: u64 = 64 << 20;
+/// How long the nodes' counters may take to show what was read.
+const COUNTERS_LIMIT: Duration = Duration::from_secs(5);
+const COUNTERS_PAUSE: Duration = Duration::from_millis(20);
+
+/// What the cache must do, from the trace alone.
+#[derive(Debug, Default, PartialEq)]
+struct Arithmetic {
+    requests: u64,
+    blocks: u64,
+    hit_blocks: u64,
+    unique: u64,
+}
+
+fn arithmetic(requests: &[Vec<u64>]) -> Arithmetic {
+    let mut seen = HashSet::new();
+    let mut sums = Arithmetic::default();
+    for ids in requests {
+        sums.requests += 1;
+        sums.blocks += ids.len() as u64;
+        sums.hit_blocks += ids.iter().take_while(|id| seen.contains(*id)).count() as u64;
+        seen.extend(ids.iter().copied());
+    }
+    Arithmetic {
+        unique: seen.len() as u64,
+        ..sums
+    }
+}
+
+/// The trace beside the repository, or a made one in `dir`.
+fn trace(dir: &Path) -> (PathBuf, Vec<Vec<u64>>) {
+    let published =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/traces/conversation_trace.jsonl");
+    let path = if published.is_file() {
+        published
+    } else {
+        made_trace(dir)
+    };
+    let requests = requests_of(&path);
+    (path, requests)
+}
+
+/// The blocks of the first requests of a trace.
+fn requests_of(path: &Path) -> Vec<Vec<u64>> {
+    let text = std::fs::read_to_string(path).unwrap();
+    let ids_of = |line: &str| {
+        let request: Value = serde_json::from_str(line).unwrap();
+        serde_json::from_value(request["hash_ids"].clone()).unwrap()
+    };
+    text.lines().take(REQUESTS).map(ids_of).collect()
+}
+
+/// Conversations that go on: a request repeats the blocks of an earlier one, a recent one more
+/// likely, and adds some of its own; all begin with the same block.
+fn made_trace(dir: &Path) -> PathBuf {
+    let mut random = 1u64;
+    let mut draw = |limit: usize| {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        ((random >> 33) as usize) % limit
+    };
+    let (mut conversations, mut next, mut text) = (Vec::<Vec<u64>>::new(), 1, String::new());
+    for timestamp in 0..REQUESTS {
+        // How far back: a heavy tail, as the distance between two turns of a conversation has.
+        let recent = conversations.len();
+        let back = if recent == 0 {
+            0
+        } else {
+            recent / (1 + draw(recent))
+        };
+        let goes_on = back > 0 && draw(100) < 40;
+        let mut ids = if goes_on {
+            conversations[recent - back].clone()
+        } else {
+            vec![0]
+        };
+        for _ in 0..1 + draw(30) {
+            ids.push(next);
+            next += 1;
+        }
+        text += &format!("{{\"timestamp\": {timestamp}, \"hash_ids\": {ids:?}}}\n");
+        conversations.push(ids);
+    }
+    let path = dir.join("made_trace.jsonl");
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// Runs `nkv-load` to its end; its outcome as JSON.
+fn replay(trace: &Path, flags: &[&str]) -> (Output, Value) {
+    let output = Command::new(env!("CARGO_BIN_EXE_nkv-load"))
+        .arg("--trace")
+        .arg(trace)
+        .args(["--requests", &REQUESTS.to_string(), "--json", "-"])
+        .args(["--block-bytes", &BLOCK_BYTES.to_string()])
+        .args(flags)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let json = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|e| panic!("no JSON ({e}): {}", String::from_utf8_lossy(&output.stderr)));
+    (output, json)
+}
+
+fn assert_agrees(output: &Output, json: &Value, expected: &Arithmetic) {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let figure = |name: &str| json[name].as_u64();
+    assert_eq!(figure("wrong_bytes"), Some(0), "{stderr}");
+    assert_eq!(figure("failed"), Some(0), "{stderr}");
+    assert_eq!(figure("requests"), Some(expected.requests));
+    assert_eq!(figure("blocks"), Some(expected.blocks));
+    assert_eq!(figure("hit_blocks"), Some(expected.hit_blocks), "{stderr}");
+    let ratio = expected.hit_blocks as f64 / expected.blocks as f64;
+    assert!((json["prefix_hit_ratio"].as_f64().unwrap() - ratio).abs() < 1e-9);
+}
+
+/// Figures of all owners once they show `gets`, or at the end of a bounded wait.
+fn owners(rt: &Runtime, cluster: &Cluster, gets: u64) -> Vec<OwnerGauges> {
+    let client = cluster.client();
+    rt.block_on(async {
+        let look = async {
+            loop {
+                let stats = client.stats().await.unwrap();
+                let all: Vec<OwnerGauges> = stats.ranks.iter().map(|r| r.owner).collect();
+                let settled = all.iter().map(|o| o.gets_served).sum::<u64>() >= gets
+                    && all.iter().map(|o| o.objects).sum::<u64>() >= stats.objects;
+                if settled {
+                    return;
+                }
+                tokio::time::sleep(COUNTERS_PAUSE).await;
+            }
+        };
+        let _ = tokio::time::timeout(COUNTERS_LIMIT, look).await;
+        client
+            .stats()
+            .await
+            .unwrap()
+            .ranks
+            .iter()
+            .map(|r| r.owner)
+            .collect()
+    })
+}
+
+#[test]
+fn over_running_ranks_the_replay_hits_what_the_arithmetic_says_and_the_owners_agree() {
+    let dir = TempDir::new().unwrap();
+    let (path, requests) = trace(dir.path());
+    let expected = arithmetic(&requests);
+    assert!(
+        expected.hit_blocks > expected.blocks / 10,
+        "{expected:?} shares too little"
+    );
+
+    let job = format!("trace-test-{}", std::process::id());
+    let rt = Runtime::new().unwrap();
+    let config = NodeConfig {
+        job: job.clone(),
+        heap_bytes: HEAP_BYTES,
+        ..NodeConfig::default()
+    };
+    let cluster = rt.block_on(Cluster::start(3, config)).unwrap();
+    let address = cluster.node(0).info().control.to_string();
+    let (output, json) = replay(&path, &["--connect", &address, "--job", &job]);
+    assert_agrees(&output, &json, &expected);
+
+    let owners = owners(&rt, &cluster, expected.hit_blocks);
+    let sum = |figure: fn(&OwnerGauges) -> u64| owners.iter().map(figure).sum::<u64>();
+    assert_eq!(sum(|o| o.gets_served), expected.hit_blocks);
+    assert_eq!(sum(|o| o.bytes_read), expected.hit_blocks * BLOCK_BYTES);
+    assert_eq!(sum(|o| o.objects), expected.unique);
+    assert_eq!(sum(|o| o.evictions), 0);
+    for owner in &owners {
+        let percent = owner.objects * 100 / expected.unique;
+        assert!(
+            (25..=45).contains(&percent),
+            "a rank holds {percent}% of the blocks"
+        );
+    }
+    rt.block_on(cluster.stop());
+}
+
+#[test]
+fn embedded_with_room_for_all_the_replay_hits_what_the_arithmetic_says() {
+    let dir = TempDir::new().unwrap();
+    let (path, requests) = trace(dir.path());
+    let expected = arithmetic(&requests);
+    let (output, json) = replay(&path, &["--heap-bytes", &HEAP_BYTES.to_string()]);
+    assert_agrees(&output, &json, &expected);
+}
+
+#[test]
+fn with_little_room_blocks_are_evicted_and_no_byte_is_wrong() {
+    let dir = TempDir::new().unwrap();
+    let (path, requests) = trace(dir.path());
+    let expected = arithmetic(&requests);
+    let heap_bytes = (expected.unique / 5 * BLOCK_BYTES / 3).to_string();
+    let flags = [
+        "--heap-bytes",
+        &heap_bytes,
+        "--watermarks",
+        "100/99",
+        "--quarantine-ms",
+        "5",
+    ];
+    let (output, json) = replay(&path, &flags);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert_eq!(json["wrong_bytes"], 0, "{stderr}");
+    let hits = json["hit_blocks"].as_u64().unwrap();
+    assert!(hits < expected.hit_blocks, "{hits}: nothing was evicted");
+    assert!(
+        hits > expected.hit_blocks / 4,
+        "{hits} of {}: too little is kept",
+        expected.hit_blocks
+    );
+}
+
+#[test]
+fn the_made_trace_shares_prefixes_and_replays_like_the_published_one() {
+    let dir = TempDir::new().unwrap();
+    let path = made_trace(dir.path());
+    let expected = arithmetic(&requests_of(&path));
+    let ratio = expected.hit_blocks as f64 / expected.blocks as f64;
+    assert!((0.15..0.75).contains(&ratio), "{ratio}");
+    assert!(
+        expected.unique * BLOCK_BYTES < 3 * HEAP_BYTES / 2,
+        "{expected:?} is too large"
+    );
+    let (output, json) = replay(&path, &["--heap-bytes", &HEAP_BYTES.to_string()]);
+    assert_agrees(&output, &json, &expected);
+}

@@ -1,0 +1,181 @@
+//! One gate per plan: whoever places bytes for the plan is inside while it does; a fence closes the
+//! gate and then waits until everybody is out [I10]. It knows neither plan nor memory, and it never
+//! spins: waiting is a futex with a deadline.
+
+use nkv_store::clock::{BootClock, Clock};
+use rustix::thread::futex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+const CLOSED: u32 = 1 << 31;
+
+/// A gate that is open until closed, for ever. Bit 31: closed; the rest: how many are inside.
+#[derive(Debug, Default)]
+pub struct Gate(AtomicU32);
+
+/// Proof of being inside. Every byte placed before it is dropped is visible to whoever then sees
+/// the gate empty.
+#[derive(Debug)]
+#[must_use = "the gate is left when this is dropped"]
+pub struct Inside<'a>(&'a Gate);
+
+impl Gate {
+    /// An open gate with nobody inside.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Goes in; `None` once the gate is closed.
+    pub fn enter(&self) -> Option<Inside<'_>> {
+        self.go_in().then(|| Inside(self))
+    }
+
+    /// Goes in without a guard: for an owner of the gate, who must `go_out` once for every true.
+    pub(crate) fn go_in(&self) -> bool {
+        // SeqCst against `close`: either we see the gate closed or the closer sees us inside.
+        let went = self
+            .0
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |w| {
+                // 2^31 - 1 inside at once cannot be: refusing is the safe answer all the same.
+                (w & CLOSED == 0 && w + 1 < CLOSED).then_some(w + 1)
+            });
+        went.is_ok()
+    }
+
+    /// Leaves; every byte placed inside is visible to whoever then sees the gate empty.
+    pub(crate) fn go_out(&self) {
+        let before = self.0.fetch_sub(1, Ordering::SeqCst);
+        debug_assert!(before & !CLOSED > 0, "left a gate that nobody was inside");
+        // Only a fence waits, and it closes first: leaving an open gate costs no system call.
+        if before == CLOSED | 1 {
+            let _ = futex::wake(&self.0, futex::Flags::PRIVATE, i32::MAX as u32);
+        }
+    }
+
+    /// Nobody enters any more. Idempotent.
+    pub fn close(&self) {
+        self.0.fetch_or(CLOSED, Ordering::SeqCst);
+    }
+
+    /// True once closed.
+    pub fn is_closed(&self) -> bool {
+        self.0.load(Ordering::SeqCst) & CLOSED != 0
+    }
+
+    /// True if nobody is inside now. Final only once the gate is closed.
+    pub fn is_out(&self) -> bool {
+        self.0.load(Ordering::SeqCst) & !CLOSED == 0
+    }
+
+    /// Waits until nobody is inside; false if somebody still is after `timeout`. Close
+    /// first: on an open gate the answer is neither prompt nor final.
+    pub fn wait_out(&self, timeout: Duration) -> bool {
+        let clock = BootClock;
+        let deadline = clock.now_ns().saturating_add(timeout.as_nanos() as u64);
+        loop {
+            let word = self.0.load(Ordering::SeqCst);
+            if word & !CLOSED == 0 {
+                return true;
+            }
+            let left = deadline.saturating_sub(clock.now_ns());
+            if left == 0 {
+                return false;
+            }
+            let left = futex::Timespec {
+                tv_sec: (left / 1_000_000_000) as i64,
+                tv_nsec: (left % 1_000_000_000) as i64,
+            };
+            // Any return (woken, word changed, timed out, signal) is answered by looking again.
+            let _ = futex::wait(&self.0, futex::Flags::PRIVATE, word, Some(&left));
+        }
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.go_out();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nkv_store::threads::spawn_named;
+    use nkv_store::{AnonMemory, Memory};
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn a_closed_gate_lets_nobody_in_and_counts_who_is_inside() {
+        let g = Gate::new();
+        let a = g.enter().unwrap();
+        let b = g.enter().unwrap();
+        assert!(!g.is_out() && !g.is_closed());
+        g.close();
+        assert!(g.enter().is_none());
+        drop(a);
+        assert!(!g.is_out());
+        assert!(!g.wait_out(Duration::from_millis(5)));
+        drop(b);
+        assert!(g.is_out() && g.is_closed());
+        assert!(g.wait_out(Duration::ZERO));
+    }
+
+    #[test]
+    fn the_last_one_out_wakes_who_waits() {
+        let g = Arc::new(Gate::new());
+        let (g2, started) = (g.clone(), Arc::new(AtomicBool::new(false)));
+        let inside = g.enter().unwrap();
+        g.close();
+        let s2 = started.clone();
+        let waiter = spawn_named("waiter", move || {
+            s2.store(true, Ordering::SeqCst);
+            g2.wait_out(Duration::from_secs(10))
+        })
+        .unwrap();
+        while !started.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        let clock = BootClock;
+        let t0 = clock.now_ms();
+        drop(inside);
+        assert!(waiter.join().unwrap());
+        assert!(clock.now_ms() - t0 < 5_000, "it slept through the wake");
+    }
+
+    #[test]
+    fn i10_after_closed_and_out_no_byte_is_written() {
+        for round in 0..200 {
+            let g = Arc::new(Gate::new());
+            let entries = Arc::new(AtomicU32::new(0));
+            let m = Arc::new(AnonMemory::new(4096).unwrap());
+            let writers: Vec<_> = (0..2)
+                .map(|t| {
+                    let (g, m, entries) = (g.clone(), m.clone(), entries.clone());
+                    spawn_named("writer", move || {
+                        let mut n = 0u64;
+                        while let Some(_inside) = g.enter() {
+                            n += 1;
+                            entries.fetch_add(1, Ordering::Relaxed);
+                            m.write(t * 2048, &n.to_le_bytes().repeat(8)).unwrap();
+                        }
+                    })
+                    .unwrap()
+                })
+                .collect();
+            while entries.load(Ordering::Relaxed) < (round % 7) * 100 {
+                std::thread::yield_now();
+            }
+            g.close();
+            assert!(g.wait_out(Duration::from_secs(10)));
+            let mut before = [0u8; 4096];
+            m.read(0, &mut before).unwrap();
+            for w in writers {
+                w.join().unwrap();
+            }
+            let mut after = [0u8; 4096];
+            m.read(0, &mut after).unwrap();
+            assert!(before == after, "a byte changed after the gate was empty");
+        }
+    }
+}

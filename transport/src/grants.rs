@@ -1,0 +1,261 @@
+//! The tokens of open plans: what each may change, and the fence that ends it [I10]. Lies outside
+//! the Owner actor and is shared with the tcp agent, so a panicking actor loses no fence. It places
+//! no byte itself and forgets a token as soon as its fence is complete: an unknown one is refused.
+
+use crate::access::{Access, Cut, Intent, Permit};
+use crate::gate::Gate;
+use hashbrown::HashMap;
+use nkv_store::clock::{BootClock, Clock};
+use nkv_store::layout::{KEY_CHECK_OFF, PRODUCER_FIELDS, PUBLISH_OFF, epoch_of, low, state, word};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long a request waits for its token to appear: the producer may hear of the plan from the
+/// master a moment before the owner does.
+pub const TOKEN_WAIT: Duration = Duration::from_millis(500);
+
+/// What one open plan may change in the owner's segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// Segment offset of the object's header.
+    pub header_off: u64,
+    /// Epoch of the slot: the only one the publish word may get.
+    pub epoch: u32,
+    /// Segment offset of the payload's extent.
+    pub extent_offset: u64,
+    /// Length of the extent in bytes.
+    pub extent_len: u64,
+}
+
+fn within(offset: u64, len: u64, start: u64, room: u64) -> bool {
+    offset >= start
+        && offset
+            .checked_add(len)
+            .is_some_and(|end| end <= start.saturating_add(room))
+}
+
+impl Grant {
+    /// Whether a producer of this plan may do this. Nothing else of the segment is its to change.
+    pub fn check(&self, intent: &Intent) -> Result<(), String> {
+        let publish = self.header_off.saturating_add(PUBLISH_OFF);
+        let key_check = self.header_off.saturating_add(KEY_CHECK_OFF);
+        let allowed = match *intent {
+            Intent::Write { offset, len } => {
+                within(offset, len, self.extent_offset, self.extent_len)
+                    || within(offset, len, self.header_off, PRODUCER_FIELDS)
+                    || (offset == key_check && len == 8)
+            }
+            Intent::Store { offset, value } => {
+                let may = [
+                    word(state::WRITING, self.epoch),
+                    word(state::DEAD, self.epoch),
+                ];
+                offset == key_check || (offset == publish && may.contains(&value))
+            }
+            Intent::CompareSwap {
+                offset,
+                expect,
+                new,
+            } => {
+                let from = matches!(low(expect), state::RESERVED | state::WRITING);
+                let to = matches!(low(new), state::WRITING | state::READY | state::DEAD);
+                let epochs = epoch_of(expect) == self.epoch && epoch_of(new) == self.epoch;
+                offset == publish && from && to && epochs
+            }
+            Intent::FetchAdd { .. } => false,
+        };
+        if allowed {
+            return Ok(());
+        }
+        Err(format!(
+            "{intent:?} is not covered by the plan: header at {}, epoch {}, {} payload bytes at {}",
+            self.header_off, self.epoch, self.extent_len, self.extent_offset
+        ))
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    grant: Grant,
+    gate: Gate,
+    // Connections inside the gate now; bounded by the agent's connections.
+    inside: Mutex<Vec<Arc<dyn Cut>>>,
+}
+
+impl Entry {
+    fn inside(&self) -> MutexGuard<'_, Vec<Arc<dyn Cut>>> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// All tokens of one owner.
+#[derive(Debug, Default)]
+pub struct Grants {
+    entries: Mutex<HashMap<u64, Arc<Entry>>>,
+    opened: Condvar,
+    clock: BootClock,
+}
+
+/// A request inside its plan's gate.
+#[derive(Debug)]
+pub struct Admitted {
+    entry: Arc<Entry>,
+    cut: Arc<dyn Cut>,
+}
+
+impl Grants {
+    /// No tokens.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Entry>>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on `token` may change what `grant` covers. A token known already stays as it is: a
+    /// repeated open neither widens a grant nor lifts a fence. Token 0 is never granted.
+    pub fn open(&self, token: u64, grant: Grant) {
+        if token == 0 {
+            tracing::error!(
+                ?grant,
+                "a plan with token 0: its tcp writes will be refused"
+            );
+            return;
+        }
+        self.lock().entry(token).or_insert_with(|| {
+            Arc::new(Entry {
+                grant,
+                gate: Gate::new(),
+                inside: Mutex::new(Vec::new()),
+            })
+        });
+        self.opened.notify_all();
+    }
+
+    /// Fences a token: no request is admitted any more, and connections that are inside are cut, so
+    /// that not even a stalled one stays. False if the token is unknown, which is refused anyway.
+    /// The fence is complete when [`Grants::is_out`].
+    pub fn revoke(&self, token: u64) -> bool {
+        let Some(entry) = self.lock().get(&token).cloned() else {
+            return false;
+        };
+        // Closed first: who enters the list after we looked at it sees the gate closed and leaves.
+        entry.gate.close();
+        for connection in entry.inside().iter() {
+            connection.cut();
+        }
+        true
+    }
+
+    /// True if no byte of this token is or will be placed: it is unknown, or revoked with nobody
+    /// left inside.
+    pub fn is_out(&self, token: u64) -> bool {
+        self.lock()
+            .get(&token)
+            .is_none_or(|e| e.gate.is_closed() && e.gate.is_out())
+    }
+
+    /// Waits for [`Grants::is_out`] of a revoked token; false if somebody is inside after `timeout`.
+    pub fn wait_out(&self, token: u64, timeout: Duration) -> bool {
+        let Some(entry) = self.lock().get(&token).cloned() else {
+            return true;
+        };
+        entry.gate.is_closed() && entry.gate.wait_out(timeout)
+    }
+
+    /// Drops a token whose fence is complete or whose plan ended well. It is closed by this at the
+    /// latest.
+    pub fn forget(&self, token: u64) {
+        if let Some(entry) = self.lock().remove(&token) {
+            entry.gate.close();
+        }
+    }
+
+    /// Tokens known now, revoked ones included.
+    pub fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// True if no token is known.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The entry of a token, waited for if need be.
+    fn find(&self, token: u64, wait: Duration) -> Option<Arc<Entry>> {
+        let deadline = self.clock.now_ns().saturating_add(wait.as_nanos() as u64);
+        let mut entries = self.lock();
+        loop {
+            if let Some(e) = entries.get(&token) {
+                return Some(e.clone());
+            }
+            let left = deadline.saturating_sub(self.clock.now_ns());
+            if token == 0 || left == 0 {
+                return None;
+            }
+            let waited = self
+                .opened
+                .wait_timeout(entries, Duration::from_nanos(left));
+            entries = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Admits one request of `token`, waiting up to `wait` for the token to become known.
+    pub fn enter(
+        &self,
+        token: u64,
+        wait: Duration,
+        cut: &Arc<dyn Cut>,
+    ) -> Result<Admitted, String> {
+        let entry = self.find(token, wait).ok_or_else(|| {
+            format!(
+                "token {token:#018x} is of no open plan (waited {} ms)",
+                wait.as_millis()
+            )
+        })?;
+        let revoked = || format!("token {token:#018x} was revoked: its plan has ended");
+        if !entry.gate.go_in() {
+            return Err(revoked());
+        }
+        entry.inside().push(cut.clone());
+        let admitted = Admitted {
+            entry,
+            cut: cut.clone(),
+        };
+        if admitted.entry.gate.is_closed() {
+            return Err(revoked());
+        }
+        Ok(admitted)
+    }
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        let mut inside = self.entry.inside();
+        if let Some(i) = inside.iter().position(|c| Arc::ptr_eq(c, &self.cut)) {
+            inside.swap_remove(i);
+        }
+        drop(inside);
+        self.entry.gate.go_out();
+    }
+}
+
+impl Permit for Admitted {
+    fn check(&self, intent: &Intent) -> Result<(), String> {
+        self.entry.grant.check(intent)
+    }
+
+    fn is_revoked(&self) -> bool {
+        self.entry.gate.is_closed()
+    }
+}
+
+impl Access for Grants {
+    fn admit<'a>(&'a self, token: u64, cut: &Arc<dyn Cut>) -> Result<Box<dyn Permit + 'a>, String> {
+        Ok(Box::new(self.enter(token, TOKEN_WAIT, cut)?))
+    }
+}
+
+#[cfg(test)]
+mod tests;

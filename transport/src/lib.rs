@@ -1,0 +1,29 @@
+//! nkv-transport: how bytes and words move.
+//!
+//! - [`verbs`] is the data plane's one trait of one-sided verbs; [`local`], [`shm`] and [`tcp`]
+//!   implement it and pass one conformance suite.
+//! - [`gate`], [`grants`] and [`access`] say who may place bytes, and let a fence be sure that nobody does.
+//! - [`wire`] carries the control plane: frames, and the network seam.
+//!
+//! This crate knows segments, offsets and tokens; keys, objects and actors are others' business.
+#![expect(
+    unsafe_code,
+    reason = "payload moves between sockets and shared memory by raw pointers"
+)]
+
+pub mod access;
+pub mod error;
+pub mod gate;
+pub mod grants;
+pub mod local;
+mod mapped;
+pub mod shm;
+pub mod tcp;
+pub mod verbs;
+pub mod wire;
+
+pub use error::TransportError;
+pub use local::LocalVerbs;
+pub use shm::ShmVerbs;
+pub use tcp::{AgentLimits, TcpAgent, TcpCounters, TcpOptions, TcpVerbs};
+pub use verbs::{Alive, Kind, Op, Verbs};

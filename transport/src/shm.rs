@@ -1,0 +1,44 @@
+//! Verbs over another process's named shared memory, mapped here. As with `local`, whoever posts has
+//! entered its plan's gate; the owner learns of a dead process by its pidfd [I9] [I10].
+
+use crate::error::TransportError;
+use crate::mapped::Mapped;
+use crate::verbs::{Alive, Kind, Op, Verbs};
+use nkv_store::Memory;
+use std::sync::Arc;
+
+/// A segment of another process of this host.
+#[derive(Debug, Clone)]
+pub struct ShmVerbs {
+    mapped: Mapped,
+    alive: Alive,
+}
+
+impl ShmVerbs {
+    /// `alive` is marked dead by whoever watches the owner (pidfd, socket end).
+    pub fn new(memory: Arc<dyn Memory>, alive: Alive) -> Self {
+        Self {
+            mapped: Mapped::new(memory),
+            alive,
+        }
+    }
+}
+
+impl Verbs for ShmVerbs {
+    fn kind(&self) -> Kind {
+        Kind::Shm
+    }
+
+    fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
+        self.mapped
+            .post(token, ops, &self.alive, &"the shared segment")
+    }
+
+    fn is_alive(&self) -> bool {
+        self.alive.is_alive()
+    }
+
+    fn segment_len(&self) -> u64 {
+        self.mapped.len()
+    }
+}

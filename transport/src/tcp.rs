@@ -1,0 +1,17 @@
+//! One-sided verbs over tcp: a client that posts batches, and an agent beside the segment that
+//! executes them with real memory accesses in its own threads. Blocking sockets and one thread per
+//! connection: measured faster than any event loop for payloads. No actor takes part; the agent
+//! asks its [`crate::access::Access`] and nothing else.
+
+mod agent;
+mod batch;
+mod client;
+mod frame;
+mod line;
+mod pool;
+mod request;
+mod serve;
+
+pub use agent::{AgentLimits, TcpAgent, TcpCounters};
+pub use client::{TcpOptions, TcpVerbs};
+pub use frame::{MAX_OPS, MAX_REQUEST_BYTES, TCP_VERSION};

@@ -1,0 +1,258 @@
+//! The agent's life: it listens beside a segment, gives each connection a thread, counts, and ends
+//! with every thread joined. It decides nothing about tokens and understands no request itself.
+
+use super::frame::{MAX_REQUEST_BYTES, Status};
+use super::line::{Interrupt, Line, listen};
+use super::serve::{Connection, End, send_welcome};
+use crate::access::Access;
+use crate::error::TransportError;
+use crate::mapped::Mapped;
+use hashbrown::HashMap;
+use nkv_store::Memory;
+use nkv_store::threads::spawn_named;
+use socket2::Socket;
+use std::net::{Shutdown, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 256;
+/// Pause after a failed accept (too many open files), so that it is not tried in a tight loop.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Bounds of one agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentLimits {
+    /// Connections at a time, each with a thread; more are turned away with a message.
+    pub max_connections: usize,
+    /// A connection without a request for so long is closed.
+    pub idle_ms: u64,
+    /// A peer that moves nothing for so long in the middle of a request is dropped.
+    pub stall_ms: u64,
+    /// Payload bytes of one request, each way. Clients learn it and split.
+    pub max_request_bytes: u64,
+}
+
+impl Default for AgentLimits {
+    fn default() -> Self {
+        Self {
+            max_connections: 256,
+            idle_ms: 300_000,
+            stall_ms: 5_000,
+            max_request_bytes: MAX_REQUEST_BYTES,
+        }
+    }
+}
+
+/// What an agent has done. Monotonic, but for `connections`.
+#[derive(Debug, Default)]
+pub struct TcpCounters {
+    /// Payload bytes placed by whole requests.
+    pub bytes_in: AtomicU64,
+    /// Payload bytes read.
+    pub bytes_out: AtomicU64,
+    /// Requests understood.
+    pub requests: AtomicU64,
+    /// Requests refused: token, grant, bounds, fence.
+    pub refused: AtomicU64,
+    /// Connections open now.
+    pub connections: AtomicU64,
+    /// Connections turned away: limit, job, incarnation, version.
+    pub turned_away: AtomicU64,
+    /// Connections dropped for garbage, a stall or an error.
+    pub dropped: AtomicU64,
+}
+
+/// What the connections of one agent share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub segment: Mapped,
+    pub incarnation: u64,
+    pub job: String,
+    pub access: Arc<dyn Access>,
+    pub limits: AgentLimits,
+    pub counters: Arc<TcpCounters>,
+    stopping: AtomicBool,
+    open: Mutex<HashMap<u64, Open>>,
+}
+
+#[derive(Debug)]
+struct Open {
+    interrupt: Arc<Interrupt>,
+    thread: JoinHandle<()>,
+}
+
+impl Shared {
+    fn open(&self) -> MutexGuard<'_, HashMap<u64, Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A running agent; stops when dropped.
+#[derive(Debug)]
+pub struct TcpAgent {
+    shared: Arc<Shared>,
+    local: SocketAddr,
+    listener: Arc<Socket>,
+    acceptor: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl TcpAgent {
+    /// Serves `segment` at `at` (port 0: any free one) to clients that name this `job` and
+    /// `incarnation`; `access` decides over their tokens.
+    pub fn start(
+        at: SocketAddr,
+        segment: Arc<dyn Memory>,
+        incarnation: u64,
+        job: &str,
+        access: Arc<dyn Access>,
+        limits: AgentLimits,
+    ) -> Result<Self, TransportError> {
+        let failed = |e| TransportError::io("listen", at.to_string(), e);
+        let listener = Arc::new(listen(at, BACKLOG).map_err(failed)?);
+        let local = listener
+            .local_addr()
+            .map_err(failed)?
+            .as_socket()
+            .unwrap_or(at);
+        let shared = Arc::new(Shared {
+            segment: Mapped::new(segment),
+            incarnation,
+            job: job.to_string(),
+            access,
+            limits,
+            counters: Arc::default(),
+            stopping: AtomicBool::new(false),
+            open: Mutex::default(),
+        });
+        let (s, l) = (shared.clone(), listener.clone());
+        let acceptor = Mutex::new(Some(spawn_named("nkv-tcp-accept", move || {
+            accept_all(&s, &l)
+        })?));
+        Ok(Self {
+            shared,
+            local,
+            listener,
+            acceptor,
+        })
+    }
+
+    /// Where it really listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// What it has done.
+    pub fn counters(&self) -> Arc<TcpCounters> {
+        self.shared.counters.clone()
+    }
+
+    /// Stops listening, shuts every connection down and joins their threads. No byte is placed
+    /// afterwards. Idempotent.
+    pub fn stop(&self) {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        // On Linux this wakes a blocked accept.
+        let _ = self.listener.shutdown(Shutdown::Both);
+        let acceptor = self
+            .acceptor
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = acceptor {
+            let _ = thread.join();
+        }
+        let open: Vec<Open> = self.shared.open().drain().map(|(_, o)| o).collect();
+        open.iter().for_each(|o| o.interrupt.shut());
+        for o in open {
+            let _ = o.thread.join();
+        }
+    }
+}
+
+impl Drop for TcpAgent {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn accept_all(shared: &Arc<Shared>, listener: &Socket) {
+    let mut id = 0;
+    while !shared.stopping.load(Ordering::SeqCst) {
+        match listener.accept() {
+            Ok((socket, from)) => {
+                id += 1;
+                let from = from.as_socket().map_or_else(String::new, |a| a.to_string());
+                if let Err(error) = admit(shared, id, socket, &from) {
+                    tracing::warn!(%from, %error, "a data connection could not be served");
+                }
+            }
+            Err(_) if shared.stopping.load(Ordering::SeqCst) => {}
+            Err(error) => {
+                tracing::warn!(%error, "accept failed");
+                std::thread::sleep(ACCEPT_PAUSE);
+            }
+        }
+    }
+}
+
+fn admit(shared: &Arc<Shared>, id: u64, socket: Socket, from: &str) -> Result<(), TransportError> {
+    let failed = |e| TransportError::io("configure", from, e);
+    let line = Line::new(socket, shared.limits.stall_ms).map_err(failed)?;
+    // Held until the thread is in the table: it takes itself out when it ends.
+    let mut open = shared.open();
+    if open.len() >= shared.limits.max_connections {
+        drop(open);
+        shared.counters.turned_away.fetch_add(1, Ordering::Relaxed);
+        let max = shared.limits.max_connections;
+        let why = format!("all {max} data connections of this agent are in use; try again later");
+        tracing::warn!(%from, max, "turned a data connection away");
+        // A few bytes into an empty socket buffer: does not block the acceptor.
+        let _ = send_welcome(&line, shared, Status::Busy, &why);
+        line.finish_sending();
+        return Ok(());
+    }
+    let interrupt = line.shared().clone();
+    let (shared2, from) = (shared.clone(), from.to_string());
+    let thread = spawn_named(&format!("nkv-tcp-{id}"), move || {
+        shared2.counters.connections.fetch_add(1, Ordering::Relaxed);
+        let ended = serve(&shared2, line);
+        shared2.counters.connections.fetch_sub(1, Ordering::Relaxed);
+        report(&shared2, &from, &ended);
+        // Dropping our own handle detaches us; `stop` may have taken it already.
+        let own = shared2.open().remove(&id);
+        drop(own);
+    })?;
+    open.insert(id, Open { interrupt, thread });
+    Ok(())
+}
+
+fn serve(shared: &Shared, line: Line) -> End {
+    let interrupt = line.shared().clone();
+    let mut connection = Connection::new(shared, line);
+    // A panic here would be a bug of ours; it must not keep the connection in the table.
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| connection.serve()));
+    let ended = ended.unwrap_or_else(|_| End::Broken("a panic in the agent".to_string()));
+    interrupt.shut();
+    ended
+}
+
+fn report(shared: &Shared, from: &str, ended: &End) {
+    if shared.stopping.load(Ordering::SeqCst) {
+        return;
+    }
+    let counters = &shared.counters;
+    match ended {
+        End::Left => tracing::debug!(%from, "data connection ended"),
+        End::Fenced => tracing::info!(%from, "data connection cut by a fence"),
+        End::TurnedAway(why) => {
+            counters.turned_away.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(%from, %why, "turned a data connection away");
+        }
+        End::Garbage(why) | End::Broken(why) => {
+            counters.dropped.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(%from, %why, "dropped a data connection");
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! How a batch of any size becomes requests that an agent accepts: split by number of verbs, by
+//! payload bytes, and where a large read stands before a change. Order is kept: requests go one
+//! after the other on one connection [I4].
+
+use super::frame::{
+    MAX_EARLY_BYTES, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FLUSH, OP_READ, OP_STORE, OP_WRITE, OpDesc,
+    REQUEST_BYTES, REQUEST_MAGIC, Request,
+};
+use crate::verbs::Op;
+use zerocopy::IntoBytes;
+
+/// What one request may hold.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub ops: usize,
+    pub bytes: u64,
+}
+
+/// A part of one verb: bytes `from..from + len` of its payload; len 0 for words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub op: usize,
+    pub from: usize,
+    pub len: usize,
+}
+
+/// One request under construction, reused for the next.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing {
+    /// Header and descriptors.
+    pub head: Vec<u8>,
+    /// What the descriptors stand for, in order.
+    pub pieces: Vec<Piece>,
+    /// Atomics among them.
+    pub results: usize,
+    /// Payload to send.
+    pub write_bytes: u64,
+    /// Payload to receive.
+    pub read_bytes: u64,
+}
+
+/// Where the next request starts.
+#[derive(Debug, Default)]
+pub(super) struct Cursor {
+    op: usize,
+    from: usize,
+}
+
+impl Outgoing {
+    /// Fills in the next request; false if nothing is left.
+    pub(super) fn next(
+        &mut self,
+        ops: &[Op<'_>],
+        cursor: &mut Cursor,
+        limits: Limits,
+        id: u64,
+        token: u64,
+    ) -> bool {
+        self.head.clear();
+        self.head.resize(REQUEST_BYTES, 0);
+        self.pieces.clear();
+        (self.results, self.write_bytes, self.read_bytes) = (0, 0, 0);
+        while let Some(op) = ops.get(cursor.op) {
+            let Some(len) = self.room(op, cursor.from, limits) else {
+                break;
+            };
+            let whole = payload_len(op);
+            // Nothing to move is nothing to ask for.
+            if len > 0 || whole.is_none() {
+                self.push(
+                    op,
+                    Piece {
+                        op: cursor.op,
+                        from: cursor.from,
+                        len,
+                    },
+                );
+            }
+            cursor.from += len;
+            if cursor.from >= whole.unwrap_or(0) {
+                *cursor = Cursor {
+                    op: cursor.op + 1,
+                    from: 0,
+                };
+            }
+        }
+        let header = Request {
+            magic: REQUEST_MAGIC.into(),
+            n_ops: (self.pieces.len() as u32).into(),
+            id: id.into(),
+            token: token.into(),
+            write_bytes: self.write_bytes.into(),
+            read_bytes: self.read_bytes.into(),
+        };
+        self.head[..REQUEST_BYTES].copy_from_slice(header.as_bytes());
+        !self.pieces.is_empty()
+    }
+
+    /// How many payload bytes of this verb fit (0 for words and empty payloads); `None` if the verb
+    /// has to wait for the next request.
+    fn room(&self, op: &Op<'_>, from: usize, limits: Limits) -> Option<usize> {
+        let early = op.changes() && self.read_bytes > MAX_EARLY_BYTES;
+        if self.pieces.len() >= limits.ops || early {
+            return None;
+        }
+        let used = match op {
+            Op::Read { .. } => self.read_bytes,
+            Op::Write { .. } => self.write_bytes,
+            _ => return Some(0),
+        };
+        let left = payload_len(op).unwrap_or(0) - from;
+        let room = limits.bytes.saturating_sub(used).min(left as u64) as usize;
+        (room > 0 || left == 0).then_some(room)
+    }
+
+    fn push(&mut self, op: &Op<'_>, piece: Piece) {
+        let len = piece.len as u64;
+        let (code, a, b) = match op {
+            Op::Read { .. } => (OP_READ, len, 0),
+            Op::Write { .. } => (OP_WRITE, len, 0),
+            Op::Store { value, .. } => (OP_STORE, *value, 0),
+            Op::FetchAdd { add, .. } => (OP_FETCH_ADD, *add, 0),
+            Op::CompareSwap { expect, new, .. } => (OP_COMPARE_SWAP, *expect, *new),
+            Op::Flush => (OP_FLUSH, 0, 0),
+        };
+        match code {
+            OP_READ => self.read_bytes += len,
+            OP_WRITE => self.write_bytes += len,
+            OP_FETCH_ADD | OP_COMPARE_SWAP => self.results += 1,
+            _ => {}
+        }
+        let desc = OpDesc {
+            code: code.into(),
+            reserved: 0.into(),
+            offset: (op.range().0 + piece.from as u64).into(),
+            a: a.into(),
+            b: b.into(),
+        };
+        self.head.extend_from_slice(desc.as_bytes());
+        self.pieces.push(piece);
+    }
+}
+
+/// Payload bytes of a read or write.
+fn payload_len(op: &Op<'_>) -> Option<usize> {
+    match op {
+        Op::Read { dst, .. } => Some(dst.len()),
+        Op::Write { src, .. } => Some(src.len()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::{Steps, check_header};
+    use super::*;
+    use proptest::prelude::*;
+    use zerocopy::FromBytes;
+
+    fn batch<'a>(shape: &[(u8, usize)], bytes: &'a [u8], room: &'a mut [Vec<u8>]) -> Vec<Op<'a>> {
+        let sizes = shape.iter().zip(room);
+        sizes
+            .map(|((kind, len), room)| match kind {
+                0 => {
+                    *room = vec![0; *len];
+                    Op::Read {
+                        offset: 8,
+                        dst: room,
+                    }
+                }
+                1 => Op::Write {
+                    offset: 8,
+                    src: &bytes[..*len],
+                },
+                2 => Op::Store {
+                    offset: 8,
+                    value: 1,
+                },
+                3 => Op::FetchAdd {
+                    offset: 8,
+                    add: 1,
+                    old: 0,
+                },
+                4 => Op::CompareSwap {
+                    offset: 8,
+                    expect: 1,
+                    new: 2,
+                    old: 0,
+                },
+                _ => Op::Flush,
+            })
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn i4_split_requests_cover_a_batch_once_and_in_order_and_the_agent_accepts_each(
+            shape in proptest::collection::vec((0u8..6, 0usize..200_000), 0..40),
+            ops_limit in 1usize..9,
+            bytes_limit in 1u64..150_000,
+        ) {
+            let bytes = vec![0; 200_000];
+            let mut room = vec![Vec::new(); shape.len()];
+            let ops = batch(&shape, &bytes, &mut room);
+            let limits = Limits { ops: ops_limit, bytes: bytes_limit };
+            let (mut out, mut cursor, mut all) = (Outgoing::default(), Cursor::default(), Vec::new());
+            while out.next(&ops, &mut cursor, limits, 1, 1) {
+                prop_assert!(out.pieces.len() <= ops_limit);
+                let (header, descs) = Request::read_from_prefix(&out.head).unwrap();
+                check_header(&header, bytes_limit).unwrap();
+                let mut steps = Steps::default();
+                steps.decode(&header, descs).unwrap();
+                all.extend_from_slice(&out.pieces);
+            }
+            let mut pieces = all.into_iter().peekable();
+            for (i, op) in ops.iter().enumerate() {
+                let mut from = 0;
+                let whole = payload_len(op);
+                while whole.is_none_or(|w| from < w) {
+                    let p = pieces.next().unwrap();
+                    prop_assert_eq!((p.op, p.from), (i, from));
+                    from += p.len;
+                    if whole.is_none() {
+                        break;
+                    }
+                }
+                prop_assert_eq!(from, whole.unwrap_or(0));
+            }
+            prop_assert!(pieces.next().is_none());
+        }
+    }
+}

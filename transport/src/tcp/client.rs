@@ -1,0 +1,232 @@
+//! The client's end: posts a batch as one or more requests over one connection, payloads straight
+//! between the caller's memory and the socket. It retries nothing: whether a failed batch may be
+//! repeated is for those to say who know what it meant.
+
+use super::batch::{Cursor, Outgoing};
+use super::frame::{MAX_MESSAGE_BYTES, RESPONSE_MAGIC, Response, Status};
+use super::line::{Broken, Line};
+use super::pool::{Conn, Pool};
+use crate::error::TransportError;
+use crate::verbs::{Alive, Kind, Op, Verbs, check_batch};
+use std::sync::Arc;
+
+/// Bounds of one client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TcpOptions {
+    /// For connecting and the handshake together.
+    pub connect_ms: u64,
+    /// A post in which nothing moves for so long ends with `Timeout`.
+    pub stall_ms: u64,
+    /// Connections at a time; a post takes one for itself.
+    pub max_connections: usize,
+}
+
+impl Default for TcpOptions {
+    fn default() -> Self {
+        Self {
+            connect_ms: 1_000,
+            stall_ms: 1_500,
+            max_connections: 16,
+        }
+    }
+}
+
+/// Verbs over a segment that a [`super::TcpAgent`] serves.
+#[derive(Debug)]
+pub struct TcpVerbs {
+    pool: Arc<Pool>,
+    segment_len: u64,
+}
+
+impl TcpVerbs {
+    /// Connects to the agent of this `incarnation` of this `job` at `host:port`.
+    ///
+    /// `Disconnected` if nobody listens there or it is another incarnation's or job's; `Timeout` if
+    /// the agent is full; `Protocol` if it is no agent of this version. Blocks up to `connect_ms`
+    /// (and for the name's resolution).
+    pub fn connect(
+        addr: &str,
+        incarnation: u64,
+        job: &str,
+        opts: TcpOptions,
+    ) -> Result<Self, TransportError> {
+        let pool = Arc::new(Pool::new(addr, incarnation, job, opts)?);
+        // Weak: the flag outlives the handle in others' hands.
+        let weak = Arc::downgrade(&pool);
+        pool.alive.on_death(move || {
+            if let Some(pool) = weak.upgrade() {
+                pool.interrupt();
+            }
+        });
+        let lease = pool.lease()?;
+        let segment_len = lease.segment_len();
+        lease.healthy();
+        Ok(Self { pool, segment_len })
+    }
+
+    /// The flag with which others tell that the owner is gone; posts in flight end at once then.
+    pub fn alive(&self) -> Alive {
+        self.pool.alive.clone()
+    }
+
+    fn run(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
+        let mut lease = self.pool.lease()?;
+        let mut cursor = Cursor::default();
+        let conn = lease.conn()?;
+        let mut usable = true;
+        loop {
+            let id = conn.next_id;
+            if !conn.out.next(ops, &mut cursor, conn.limits, id, token) {
+                break;
+            }
+            if !usable {
+                // The agent closes after a fence of another plan met this connection.
+                let why = format!("{} closed the connection", self.pool.target);
+                return Err(TransportError::Disconnected(why));
+            }
+            conn.next_id += 1;
+            match self.exchange(conn, id, ops)? {
+                Answer::Done { closing } => usable = !closing,
+                Answer::Denied { error, closing } => {
+                    // Refused in good order: the connection is in step.
+                    if !closing {
+                        lease.healthy();
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        if usable {
+            lease.healthy();
+        }
+        Ok(())
+    }
+
+    /// One request and its response.
+    fn exchange(
+        &self,
+        conn: &mut Conn,
+        id: u64,
+        ops: &mut [Op<'_>],
+    ) -> Result<Answer, TransportError> {
+        let lost = |e| self.pool.lost(e);
+        let sent = send(&conn.line, &conn.out, ops);
+        if let Err(Broken::Stalled(_)) = sent {
+            return sent.map_err(lost).map(|()| Answer::Done { closing: true });
+        }
+        // An agent that was told to fence us answers before it has read all and closes: its answer
+        // says more than the broken pipe.
+        let head: Response = conn
+            .line
+            .take_struct()
+            .map_err(|e| lost(sent.err().unwrap_or(e)))?;
+        let closing = head.closing.get() != 0;
+        let garbled = |why: &str| {
+            Err(TransportError::Protocol(format!(
+                "{}: {why}",
+                self.pool.target
+            )))
+        };
+        if head.magic.get() != RESPONSE_MAGIC || head.id.get() != id {
+            return garbled("an answer to another question");
+        }
+        let status = Status::from_wire(head.status.get());
+        if status != Some(Status::Ok) {
+            let len = head.message_len.get() as usize;
+            if len > MAX_MESSAGE_BYTES {
+                return garbled("a message beyond any limit");
+            }
+            let mut text = vec![0; len];
+            conn.line.take(&mut text).map_err(lost)?;
+            let text = String::from_utf8_lossy(&text).into_owned();
+            let error = match status {
+                Some(Status::Refused) => TransportError::Refused(text),
+                Some(Status::OutOfBounds) => TransportError::OutOfBounds(text),
+                _ => TransportError::Protocol(format!("{}: {text}", self.pool.target)),
+            };
+            return Ok(Answer::Denied { error, closing });
+        }
+        let due = (conn.out.results as u32, conn.out.read_bytes);
+        if (head.n_results.get(), head.read_bytes.get()) != due {
+            return garbled("an answer of another length");
+        }
+        receive(&mut conn.line, &conn.out, ops).map_err(lost)?;
+        Ok(Answer::Done { closing })
+    }
+}
+
+enum Answer {
+    Done {
+        closing: bool,
+    },
+    Denied {
+        error: TransportError,
+        closing: bool,
+    },
+}
+
+/// Header, descriptors and payloads in as few calls as the kernel takes.
+fn send(line: &Line, request: &Outgoing, ops: &[Op<'_>]) -> Result<(), Broken> {
+    let mut out = line.gather();
+    // SAFETY: `request` and the payloads of `ops` are borrowed until the send returns.
+    unsafe { out.add(request.head.as_ptr(), request.head.len()) }?;
+    for p in &request.pieces {
+        if let Some(Op::Write { src, .. }) = ops.get(p.op)
+            && let Some(payload) = src.get(p.from..p.from + p.len)
+        {
+            // SAFETY: as above.
+            unsafe { out.add(payload.as_ptr(), payload.len()) }?;
+        }
+    }
+    out.send(false)
+}
+
+/// Results of the atomics, then payloads of the reads.
+fn receive(line: &mut Line, request: &Outgoing, ops: &mut [Op<'_>]) -> Result<(), Broken> {
+    for p in &request.pieces {
+        if let Some(Op::FetchAdd { old, .. } | Op::CompareSwap { old, .. }) = ops.get_mut(p.op) {
+            let mut word = [0; 8];
+            line.take(&mut word)?;
+            *old = u64::from_le_bytes(word);
+        }
+    }
+    for p in &request.pieces {
+        if let Some(Op::Read { dst, .. }) = ops.get_mut(p.op)
+            && let Some(part) = dst.get_mut(p.from..p.from + p.len)
+        {
+            line.take(part)?;
+        }
+    }
+    Ok(())
+}
+
+impl Verbs for TcpVerbs {
+    fn kind(&self) -> Kind {
+        Kind::Tcp
+    }
+
+    fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
+        let pool = &self.pool;
+        pool.alive.check(&pool.target)?;
+        check_batch(ops, token, self.segment_len)?;
+        if !ops.is_empty() {
+            self.run(token, ops)?;
+        }
+        pool.alive.check(&pool.target)
+    }
+
+    fn is_alive(&self) -> bool {
+        self.pool.alive.is_alive()
+    }
+
+    fn segment_len(&self) -> u64 {
+        self.segment_len
+    }
+}
+
+impl Drop for TcpVerbs {
+    fn drop(&mut self) {
+        // A flag kept by others must not keep sockets open.
+        self.pool.close_idle();
+    }
+}

@@ -1,0 +1,157 @@
+//! What travels between client and agent: fixed-size little-endian structures, so that nothing is
+//! parsed that was not counted first. One request is header, descriptors, payloads of the writes in
+//! order; one response is header, message or results of the atomics in order, payloads of the reads
+//! in order. The first 12 bytes of a hello and a welcome never change: they carry the version.
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Version of everything below.
+pub const TCP_VERSION: u32 = 1;
+/// Verbs in one request; the client splits longer batches.
+pub const MAX_OPS: usize = 4096;
+/// Payload bytes of one request, each way; the client splits larger verbs. Default of
+/// [`super::AgentLimits::max_request_bytes`].
+pub const MAX_REQUEST_BYTES: u64 = 1 << 30;
+/// Bytes that reads before the last change of a request may return: the agent holds them back
+/// until the changes are done. The client starts a new request instead of exceeding it.
+pub(super) const MAX_EARLY_BYTES: u64 = 64 << 10;
+/// Longest job name.
+pub(super) const MAX_JOB_BYTES: usize = 256;
+/// Longest text in a welcome or a response.
+pub(super) const MAX_MESSAGE_BYTES: usize = 1024;
+
+pub(super) const HELLO_MAGIC: u64 = u64::from_le_bytes(*b"nkvtcp-h");
+pub(super) const WELCOME_MAGIC: u64 = u64::from_le_bytes(*b"nkvtcp-w");
+pub(super) const REQUEST_MAGIC: u32 = u32::from_le_bytes(*b"nkvq");
+pub(super) const RESPONSE_MAGIC: u32 = u32::from_le_bytes(*b"nkvr");
+
+/// First bytes of a connection; followed by the job's name.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub(super) struct Hello {
+    pub magic: U64,
+    pub version: U32,
+    pub job_len: U32,
+    /// The owner's incarnation that the client means.
+    pub incarnation: U64,
+}
+
+/// The agent's answer; followed by a message.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub(super) struct Welcome {
+    pub magic: U64,
+    pub version: U32,
+    pub status: U32,
+    pub incarnation: U64,
+    pub segment_len: U64,
+    pub max_request_bytes: U64,
+    pub message_len: U32,
+    pub max_ops: U32,
+}
+
+/// First bytes of a request.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub(super) struct Request {
+    pub magic: U32,
+    pub n_ops: U32,
+    /// Chosen by the client, returned in the response.
+    pub id: U64,
+    pub token: U64,
+    /// Sum over the Write descriptors.
+    pub write_bytes: U64,
+    /// Sum over the Read descriptors.
+    pub read_bytes: U64,
+}
+
+/// One verb. `a` and `b` by code: length; value; add; expect and new.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub(super) struct OpDesc {
+    pub code: U32,
+    pub reserved: U32,
+    pub offset: U64,
+    pub a: U64,
+    pub b: U64,
+}
+
+/// First bytes of a response.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub(super) struct Response {
+    pub magic: U32,
+    pub status: U32,
+    pub id: U64,
+    /// Text that follows a status other than Ok.
+    pub message_len: U32,
+    /// Results of atomics that follow, 8 bytes each.
+    pub n_results: U32,
+    /// Read payload that follows the results.
+    pub read_bytes: U64,
+    /// 1: the agent closes the connection after this response.
+    pub closing: U32,
+    pub reserved: U32,
+}
+
+pub(super) const OP_READ: u32 = 1;
+pub(super) const OP_WRITE: u32 = 2;
+pub(super) const OP_STORE: u32 = 3;
+pub(super) const OP_FETCH_ADD: u32 = 4;
+pub(super) const OP_COMPARE_SWAP: u32 = 5;
+pub(super) const OP_FLUSH: u32 = 6;
+
+pub(super) const REQUEST_BYTES: usize = size_of::<Request>();
+pub(super) const RESPONSE_BYTES: usize = size_of::<Response>();
+pub(super) const DESC_BYTES: usize = size_of::<OpDesc>();
+
+const _: () = {
+    assert!(size_of::<Hello>() == 24 && size_of::<Welcome>() == 48);
+    assert!(REQUEST_BYTES == 40 && RESPONSE_BYTES == 40 && DESC_BYTES == 32);
+};
+
+/// How a handshake or a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Status {
+    /// Done.
+    Ok = 0,
+    /// Token unknown, revoked, or not covering a verb.
+    Refused = 1,
+    /// A verb outside the segment or misaligned.
+    OutOfBounds = 2,
+    /// Not a request of this version.
+    Protocol = 3,
+    /// Every connection of the agent is in use.
+    Busy = 4,
+    /// The segment is of another incarnation.
+    Incarnation = 5,
+    /// The segment is of another job.
+    Job = 6,
+    /// The memory itself failed.
+    Failed = 7,
+}
+
+impl Status {
+    pub(super) fn from_wire(n: u32) -> Option<Self> {
+        use Status::{Busy, Failed, Incarnation, Job, Ok, OutOfBounds, Protocol, Refused};
+        [
+            Ok,
+            Refused,
+            OutOfBounds,
+            Protocol,
+            Busy,
+            Incarnation,
+            Job,
+            Failed,
+        ]
+        .into_iter()
+        .find(|s| *s as u32 == n)
+    }
+}
+
+/// A text cut to what a message may be, on a character boundary.
+pub(super) fn message(text: &str) -> &[u8] {
+    &text.as_bytes()[..text.floor_char_boundary(MAX_MESSAGE_BYTES)]
+}

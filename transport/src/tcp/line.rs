@@ -1,0 +1,429 @@
+//! One tcp connection under both ends: raw receive and send with a bound on how long nothing may
+//! move. Raw pointers, because the kernel copies straight between socket and shared memory; no
+//! buffer here ever holds a payload.
+
+use crate::access::Cut;
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Socket buffers: with 1 MiB each way loopback reaches what `iperf3 -l 1M` does.
+const SOCKET_BUFFER_BYTES: usize = 1 << 20;
+/// A stall is noticed within its limit plus one of so many parts: each blocking call waits a part.
+const STALL_PARTS: u32 = 10;
+/// Slices handed to the kernel in one call.
+const GATHER_SLICES: usize = 64;
+/// Small things are received through a buffer of this size, one call for many.
+const INPUT_BYTES: usize = 16 << 10;
+
+/// Why nothing more comes or goes.
+#[derive(Debug)]
+pub(super) enum Broken {
+    /// The peer closed or reset the connection, or it was shut down here.
+    Closed(String),
+    /// Nothing moved for so many milliseconds.
+    Stalled(u64),
+    /// The system failed otherwise.
+    Io(io::Error),
+}
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Broken::Closed(why) => write!(f, "connection closed ({why})"),
+            Broken::Stalled(ms) => write!(f, "no progress for {ms} ms"),
+            Broken::Io(e) => write!(f, "{e}"),
+        }
+    }
+}
+
+fn broken(e: io::Error) -> Broken {
+    use io::ErrorKind as K;
+    match e.kind() {
+        K::ConnectionReset
+        | K::ConnectionAborted
+        | K::ConnectionRefused
+        | K::BrokenPipe
+        | K::NotConnected
+        | K::TimedOut
+        | K::HostUnreachable
+        | K::NetworkUnreachable
+        | K::NetworkDown
+        | K::UnexpectedEof => Broken::Closed(e.to_string()),
+        _ => Broken::Io(e),
+    }
+}
+
+/// A socket that others may interrupt while its thread blocks in it.
+#[derive(Debug)]
+pub(super) struct Interrupt {
+    socket: Socket,
+    cut: AtomicBool,
+}
+
+impl Interrupt {
+    /// Ends every blocking call, now and later.
+    pub(super) fn shut(&self) {
+        // An error means that it is closed already.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    /// True if a fence stopped the reception: answer and close.
+    pub(super) fn was_cut(&self) -> bool {
+        self.cut.load(Ordering::SeqCst)
+    }
+}
+
+impl Cut for Interrupt {
+    fn cut(&self) {
+        self.cut.store(true, Ordering::SeqCst);
+        // Sending stays possible, so that the producer can be told why.
+        let _ = self.socket.shutdown(Shutdown::Read);
+    }
+}
+
+fn prepare(socket: &Socket) -> io::Result<()> {
+    socket.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
+    socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES)
+}
+
+/// Connects within `limit`.
+pub(super) fn dial(to: SocketAddr, limit: Duration) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
+    // Before connecting: the window scale is negotiated there.
+    prepare(&socket)?;
+    socket.connect_timeout(&SockAddr::from(to), limit)?;
+    Ok(socket)
+}
+
+/// Listens; accepted sockets inherit the buffers.
+pub(super) fn listen(at: SocketAddr, backlog: i32) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    prepare(&socket)?;
+    socket.bind(&SockAddr::from(at))?;
+    socket.listen(backlog)?;
+    Ok(socket)
+}
+
+/// A connection, used by one thread at a time.
+#[derive(Debug)]
+pub(super) struct Line {
+    shared: Arc<Interrupt>,
+    stall_ms: u64,
+    input: Box<[u8]>,
+    // What was received and not yet taken lies in input[start..end].
+    start: usize,
+    end: usize,
+}
+
+impl Line {
+    pub(super) fn new(socket: Socket, stall_ms: u64) -> io::Result<Self> {
+        socket.set_tcp_nodelay(true)?;
+        let shared = Arc::new(Interrupt {
+            socket,
+            cut: AtomicBool::new(false),
+        });
+        let input = vec![0; INPUT_BYTES].into_boxed_slice();
+        let mut line = Self {
+            shared,
+            stall_ms: 0,
+            input,
+            start: 0,
+            end: 0,
+        };
+        line.set_stall_ms(stall_ms)?;
+        Ok(line)
+    }
+
+    /// Changes how long nothing may move.
+    pub(super) fn set_stall_ms(&mut self, stall_ms: u64) -> io::Result<()> {
+        self.stall_ms = stall_ms.max(u64::from(STALL_PARTS));
+        let part = Some(Duration::from_millis(self.stall_ms) / STALL_PARTS);
+        self.shared.socket.set_read_timeout(part)?;
+        self.shared.socket.set_write_timeout(part)
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Interrupt> {
+        &self.shared
+    }
+
+    /// One receive call with the stall limit. `Ok(0)` is the end of the stream.
+    ///
+    /// # Safety
+    /// `dst` must be writable for `len` bytes.
+    unsafe fn receive(&self, dst: *mut u8, len: usize, flags: i32) -> Result<usize, Broken> {
+        let fd = self.shared.socket.as_raw_fd();
+        let mut idle = 0;
+        loop {
+            // SAFETY: the caller's promise; the kernel writes at most `len` bytes.
+            let n = unsafe { libc::recv(fd, dst.cast(), len, flags) };
+            if n >= 0 {
+                return Ok(n as usize);
+            }
+            self.after_error(&mut idle)?;
+        }
+    }
+
+    /// Decides over a failed call: nothing moved for a part of the limit, or it is over.
+    fn after_error(&self, idle_parts: &mut u32) -> Result<(), Broken> {
+        let e = io::Error::last_os_error();
+        match e.kind() {
+            io::ErrorKind::Interrupted => Ok(()),
+            io::ErrorKind::WouldBlock => {
+                *idle_parts += 1;
+                if *idle_parts < STALL_PARTS {
+                    Ok(())
+                } else {
+                    Err(Broken::Stalled(self.stall_ms))
+                }
+            }
+            _ => Err(broken(e)),
+        }
+    }
+
+    /// Waits up to `idle` for the peer to begin something; false if it did not or hung up.
+    pub(super) fn wait_begin(&mut self, idle: Duration) -> Result<bool, Broken> {
+        if self.start < self.end {
+            return Ok(true);
+        }
+        // The common case is one call that both waits and receives.
+        match self.fill(1) {
+            Ok(()) => return Ok(true),
+            Err(Broken::Stalled(_)) => {}
+            Err(Broken::Closed(_)) if self.start == self.end => return Ok(false),
+            Err(e) => return Err(e),
+        }
+        let left = idle.saturating_sub(Duration::from_millis(self.stall_ms));
+        let left = rustix::event::Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let events = rustix::event::PollFlags::IN;
+        let mut fds = [rustix::event::PollFd::new(&self.shared.socket, events)];
+        match rustix::event::poll(&mut fds, Some(&left)) {
+            Ok(0) => Ok(false),
+            Ok(_) => match self.fill(1) {
+                Ok(()) => Ok(true),
+                Err(Broken::Closed(_)) => Ok(false),
+                Err(e) => Err(e),
+            },
+            Err(rustix::io::Errno::INTR) => Ok(true),
+            Err(e) => Err(broken(e.into())),
+        }
+    }
+
+    /// Receives until at least `want` bytes (at most the buffer's size) can be taken.
+    fn fill(&mut self, want: usize) -> Result<(), Broken> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.start + want > self.input.len() {
+            self.input.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        while self.end - self.start < want {
+            let room = &mut self.input[self.end..];
+            let (dst, len) = (room.as_mut_ptr(), room.len());
+            // SAFETY: `room` is our own buffer.
+            match unsafe { self.receive(dst, len, 0) }? {
+                0 => return Err(Broken::Closed("the peer ended it".to_string())),
+                n => self.end += n,
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes exactly `dst.len()` bytes into private memory.
+    pub(super) fn take(&mut self, dst: &mut [u8]) -> Result<(), Broken> {
+        // SAFETY: `dst` is borrowed for us alone.
+        unsafe { self.take_raw(dst.as_mut_ptr(), dst.len(), dst.len().max(1), &|| false) }.map(drop)
+    }
+
+    /// Takes a structure.
+    pub(super) fn take_struct<T: zerocopy::FromBytes>(&mut self) -> Result<T, Broken> {
+        let n = size_of::<T>();
+        debug_assert!(n <= INPUT_BYTES);
+        if self.end - self.start < n {
+            self.fill(n)?;
+        }
+        let at = self.start;
+        self.start += n;
+        T::read_from_bytes(&self.input[at..at + n])
+            .map_err(|_| Broken::Io(io::Error::other("a structure of another size")))
+    }
+
+    /// Up to `len` bytes that were received already, taken.
+    pub(super) fn take_received(&mut self, len: usize) -> &[u8] {
+        let n = len.min(self.end - self.start);
+        self.start += n;
+        &self.input[self.start - n..self.start]
+    }
+
+    /// Takes `len` bytes to an address: what was received already, then straight from the kernel in
+    /// calls of at most `piece` bytes. Asks `stop` before each; false if it stopped.
+    ///
+    /// # Safety
+    /// `dst` must be writable for `len` bytes, by us, until this returns.
+    pub(super) unsafe fn take_raw(
+        &mut self,
+        dst: *mut u8,
+        len: usize,
+        piece: usize,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<bool, Broken> {
+        let mut done = 0;
+        while done < len {
+            if stop() {
+                return Ok(false);
+            }
+            let left = len - done;
+            if self.start == self.end && left < INPUT_BYTES {
+                self.fill(1)?;
+            }
+            let ready = self.take_received(left);
+            // SAFETY: done + ready.len() <= len, within what the caller promised.
+            let at = unsafe { dst.add(done) };
+            if !ready.is_empty() {
+                // SAFETY: as above; the input buffer is private and cannot overlap.
+                unsafe { std::ptr::copy_nonoverlapping(ready.as_ptr(), at, ready.len()) };
+                done += ready.len();
+                continue;
+            }
+            // SAFETY: at most `left` bytes from `at` on.
+            match unsafe { self.receive(at, left.min(piece), libc::MSG_WAITALL) }? {
+                0 => return Err(Broken::Closed("the peer ended it".to_string())),
+                n => done += n,
+            }
+        }
+        Ok(true)
+    }
+
+    /// Receives and drops `len` bytes.
+    pub(super) fn discard(&mut self, mut len: u64) -> Result<(), Broken> {
+        while len > 0 {
+            if self.start == self.end {
+                self.fill(1)?;
+            }
+            let n = len.min((self.end - self.start) as u64);
+            self.start += n as usize;
+            len -= n;
+        }
+        Ok(())
+    }
+
+    /// True if the peer has closed an unused connection, or sent what nobody asked for.
+    pub(super) fn is_stale(&self) -> bool {
+        let mut byte = 0u8;
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        // SAFETY: one byte into a local.
+        let n = unsafe {
+            libc::recv(
+                self.shared.socket.as_raw_fd(),
+                (&raw mut byte).cast(),
+                1,
+                flags,
+            )
+        };
+        n >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::WouldBlock
+    }
+
+    /// Nothing more will be sent: the peer reads what was, then the end.
+    pub(super) fn finish_sending(&self) {
+        let _ = self.shared.socket.shutdown(Shutdown::Write);
+    }
+
+    /// Starts a send of several pieces.
+    pub(super) fn gather(&self) -> Gather<'_> {
+        let none = libc::iovec {
+            iov_base: std::ptr::null_mut(),
+            iov_len: 0,
+        };
+        Gather {
+            line: self,
+            slices: [none; GATHER_SLICES],
+            n: 0,
+        }
+    }
+}
+
+/// Pieces collected for as few send calls as possible.
+pub(super) struct Gather<'a> {
+    line: &'a Line,
+    slices: [libc::iovec; GATHER_SLICES],
+    n: usize,
+}
+
+impl Gather<'_> {
+    /// Adds a piece; sends first if there is no room.
+    ///
+    /// # Safety
+    /// `src` must stay readable for `len` bytes until `send` returns or the value is dropped.
+    pub(super) unsafe fn add(&mut self, src: *const u8, len: usize) -> Result<(), Broken> {
+        if self.n > 0 {
+            // Small pieces lie side by side in one buffer: one slice for all of them.
+            let last = &mut self.slices[self.n - 1];
+            if last
+                .iov_base
+                .cast::<u8>()
+                .wrapping_add(last.iov_len)
+                .cast_const()
+                == src
+            {
+                last.iov_len += len;
+                return Ok(());
+            }
+        }
+        if self.n == GATHER_SLICES {
+            self.send(true)?;
+        }
+        self.slices[self.n] = libc::iovec {
+            iov_base: src.cast_mut().cast(),
+            iov_len: len,
+        };
+        self.n += 1;
+        Ok(())
+    }
+
+    /// Sends everything added. `more`: something follows at once, so a short segment may wait.
+    pub(super) fn send(&mut self, more: bool) -> Result<(), Broken> {
+        let flags = libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
+        let fd = self.line.shared.socket.as_raw_fd();
+        let mut first = 0;
+        let mut idle = 0;
+        while first < self.n {
+            // SAFETY: a msghdr of zeros is a valid empty one.
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            message.msg_iov = self.slices[first..].as_mut_ptr();
+            message.msg_iovlen = self.n - first;
+            // SAFETY: slices[first..n] name memory that `add` was promised to be readable.
+            let sent = unsafe { libc::sendmsg(fd, &raw const message, flags) };
+            if sent < 0 {
+                self.line.after_error(&mut idle)?;
+                continue;
+            }
+            idle = 0;
+            first = self.advance(first, sent as usize);
+        }
+        self.n = 0;
+        Ok(())
+    }
+
+    /// Drops the first `sent` bytes; the index of the first slice that has some left.
+    fn advance(&mut self, mut first: usize, mut sent: usize) -> usize {
+        while first < self.n && sent >= self.slices[first].iov_len {
+            sent -= self.slices[first].iov_len;
+            first += 1;
+        }
+        if sent > 0 {
+            let s = &mut self.slices[first];
+            // SAFETY: sent < iov_len: still inside the slice.
+            s.iov_base = unsafe { s.iov_base.cast::<u8>().add(sent) }.cast();
+            s.iov_len -= sent;
+        }
+        first
+    }
+}

@@ -1,0 +1,309 @@
+//! The client's connections to one agent: made on demand, bounded, used by one post at a time, and
+//! all of them interrupted when the owner is found dead. A connection that failed is never reused.
+
+use super::batch::{Limits, Outgoing};
+use super::client::TcpOptions;
+use super::frame::{
+    HELLO_MAGIC, Hello, MAX_JOB_BYTES, MAX_MESSAGE_BYTES, MAX_OPS, Status, TCP_VERSION,
+    WELCOME_MAGIC, Welcome,
+};
+use super::line::{Broken, Interrupt, Line, dial};
+use crate::error::TransportError;
+use crate::verbs::Alive;
+use hashbrown::HashMap;
+use nkv_store::clock::{BootClock, Clock};
+use socket2::Socket;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// A connection unused for longer is looked at before it is used: the agent may have closed it.
+const FRESH_NS: u64 = 1_000_000_000;
+
+/// One connection after its handshake, with the scratch of its posts.
+#[derive(Debug)]
+pub(super) struct Conn {
+    pub line: Line,
+    pub out: Outgoing,
+    pub limits: Limits,
+    pub next_id: u64,
+    number: u64,
+    segment_len: u64,
+    used_ns: u64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    idle: Vec<Conn>,
+    // Every connection that exists or is being made, by number, for interruption.
+    open: HashMap<u64, Option<Arc<Interrupt>>>,
+    next_number: u64,
+}
+
+/// All connections of one handle.
+#[derive(Debug)]
+pub(super) struct Pool {
+    pub target: String,
+    pub alive: Alive,
+    pub opts: TcpOptions,
+    at: Vec<SocketAddr>,
+    incarnation: u64,
+    job: String,
+    state: Mutex<State>,
+    freed: Condvar,
+    clock: BootClock,
+}
+
+/// A connection checked out for one post; goes back only if `healthy` was said.
+pub(super) struct Lease<'a> {
+    pool: &'a Pool,
+    conn: Option<Conn>,
+    number: u64,
+    healthy: bool,
+}
+
+impl Pool {
+    /// Resolves the address; connects to nothing yet.
+    pub(super) fn new(
+        target: &str,
+        incarnation: u64,
+        job: &str,
+        opts: TcpOptions,
+    ) -> Result<Self, TransportError> {
+        if job.len() > MAX_JOB_BYTES {
+            let n = job.len();
+            let why = format!("a job name of {n} bytes; at most {MAX_JOB_BYTES} are allowed");
+            return Err(TransportError::Protocol(why));
+        }
+        let at: Vec<SocketAddr> = target
+            .to_socket_addrs()
+            .map_err(|e| TransportError::Disconnected(format!("cannot resolve {target:?}: {e}")))?
+            .collect();
+        Ok(Self {
+            target: target.to_string(),
+            alive: Alive::new(),
+            opts,
+            at,
+            incarnation,
+            job: job.to_string(),
+            state: Mutex::default(),
+            freed: Condvar::new(),
+            clock: BootClock,
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Interrupts every post in flight and drops idle connections; for when the owner is dead.
+    pub(super) fn interrupt(&self) {
+        let mut state = self.state();
+        for open in state.open.values().flatten() {
+            open.shut();
+        }
+        for c in std::mem::take(&mut state.idle) {
+            state.open.remove(&c.number);
+        }
+        drop(state);
+        self.freed.notify_all();
+    }
+
+    /// Closes idle connections.
+    pub(super) fn close_idle(&self) {
+        let mut state = self.state();
+        for c in std::mem::take(&mut state.idle) {
+            state.open.remove(&c.number);
+        }
+    }
+
+    /// A connection: an idle one, a new one, or the next that comes free within the stall limit.
+    pub(super) fn lease(&self) -> Result<Lease<'_>, TransportError> {
+        let limit = Duration::from_millis(self.opts.stall_ms);
+        let deadline = self.clock.now_ns().saturating_add(limit.as_nanos() as u64);
+        let mut state = self.state();
+        loop {
+            self.alive.check(&self.target)?;
+            let now = self.clock.now_ns();
+            while let Some(conn) = state.idle.pop() {
+                if now.saturating_sub(conn.used_ns) > FRESH_NS && conn.line.is_stale() {
+                    state.open.remove(&conn.number);
+                    continue;
+                }
+                let number = conn.number;
+                return Ok(Lease {
+                    pool: self,
+                    conn: Some(conn),
+                    number,
+                    healthy: false,
+                });
+            }
+            if state.open.len() < self.opts.max_connections {
+                let number = state.next_number;
+                state.next_number += 1;
+                state.open.insert(number, None);
+                drop(state);
+                let mut lease = Lease {
+                    pool: self,
+                    conn: None,
+                    number,
+                    healthy: false,
+                };
+                lease.conn = Some(self.connect(number)?);
+                return Ok(lease);
+            }
+            let left = deadline.saturating_sub(now);
+            if left == 0 {
+                return Err(TransportError::Timeout(format!(
+                    "all {} connections to {} stayed busy for {} ms; raise max_connections",
+                    self.opts.max_connections, self.target, self.opts.stall_ms
+                )));
+            }
+            let waited = self.freed.wait_timeout(state, Duration::from_nanos(left));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Connects and shakes hands, all within `connect_ms`.
+    fn connect(&self, number: u64) -> Result<Conn, TransportError> {
+        let limit = Duration::from_millis(self.opts.connect_ms);
+        let deadline = self.clock.now_ns().saturating_add(limit.as_nanos() as u64);
+        let left = || deadline.saturating_sub(self.clock.now_ns());
+        let socket = self.dial(&left)?;
+        let configure = |e| TransportError::io("configure", &self.target, e);
+        let hand_ms = (left() / 1_000_000).max(1);
+        let mut line = Line::new(socket, hand_ms).map_err(configure)?;
+        self.state()
+            .open
+            .insert(number, Some(line.shared().clone()));
+        // Died meanwhile: the interruption may have missed this socket.
+        self.alive.check(&self.target)?;
+        let welcome = self.shake_hands(&mut line)?;
+        line.set_stall_ms(self.opts.stall_ms).map_err(configure)?;
+        let ops = (welcome.max_ops.get() as usize).clamp(1, MAX_OPS);
+        let bytes = welcome.max_request_bytes.get().max(1);
+        Ok(Conn {
+            line,
+            out: Outgoing::default(),
+            limits: Limits { ops, bytes },
+            next_id: 1,
+            number,
+            segment_len: welcome.segment_len.get(),
+            used_ns: self.clock.now_ns(),
+        })
+    }
+
+    fn dial(&self, left: &dyn Fn() -> u64) -> Result<Socket, TransportError> {
+        let mut last = "the name has no address".to_string();
+        for at in &self.at {
+            let limit = Duration::from_nanos(left().max(1_000_000));
+            match dial(*at, limit) {
+                Ok(socket) => return Ok(socket),
+                Err(e) => last = e.to_string(),
+            }
+            if left() == 0 {
+                break;
+            }
+        }
+        let (target, ms) = (&self.target, self.opts.connect_ms);
+        Err(TransportError::Disconnected(format!(
+            "cannot connect to {target} in {ms} ms: {last}"
+        )))
+    }
+
+    fn shake_hands(&self, line: &mut Line) -> Result<Welcome, TransportError> {
+        let hello = Hello {
+            magic: HELLO_MAGIC.into(),
+            version: TCP_VERSION.into(),
+            job_len: (self.job.len() as u32).into(),
+            incarnation: self.incarnation.into(),
+        };
+        let mut bytes = hello.as_bytes().to_vec();
+        bytes.extend_from_slice(self.job.as_bytes());
+        let mut out = line.gather();
+        // SAFETY: `bytes` lives until the send returns.
+        let sent = unsafe { out.add(bytes.as_ptr(), bytes.len()) }.and_then(|()| out.send(false));
+        // An agent that is full answers and closes without reading: look for its answer first.
+        let welcome: Welcome = line
+            .take_struct()
+            .map_err(|e| self.lost(sent.err().unwrap_or(e)))?;
+        let protocol = |why| Err(TransportError::Protocol(format!("{}: {why}", self.target)));
+        if welcome.magic.get() != WELCOME_MAGIC {
+            return protocol("what listens there is no nkv tcp agent".to_string());
+        }
+        if welcome.version.get() != TCP_VERSION {
+            let theirs = welcome.version.get();
+            return protocol(format!(
+                "it speaks version {theirs}, this end {TCP_VERSION}"
+            ));
+        }
+        let len = welcome.message_len.get() as usize;
+        if len > MAX_MESSAGE_BYTES {
+            return protocol(format!("a message of {len} bytes"));
+        }
+        let mut text = vec![0; len];
+        line.take(&mut text).map_err(|e| self.lost(e))?;
+        let text = String::from_utf8_lossy(&text);
+        match Status::from_wire(welcome.status.get()) {
+            Some(Status::Ok) if welcome.incarnation.get() == self.incarnation => Ok(welcome),
+            Some(Status::Ok | Status::Incarnation | Status::Job) => {
+                // Whoever listens there now, the owner we meant is gone for good [I17].
+                self.alive.mark_dead();
+                Err(TransportError::Disconnected(format!(
+                    "{} serves another segment: {text}",
+                    self.target
+                )))
+            }
+            Some(Status::Busy) => Err(TransportError::Timeout(format!("{}: {text}", self.target))),
+            _ => protocol(format!("handshake refused: {text}")),
+        }
+    }
+
+    /// What a broken connection means for the verb that met it.
+    pub(super) fn lost(&self, e: Broken) -> TransportError {
+        if let Err(dead) = self.alive.check(&self.target) {
+            return dead;
+        }
+        match e {
+            Broken::Closed(_) => TransportError::Disconnected(format!("{}: {e}", self.target)),
+            Broken::Stalled(_) => TransportError::Timeout(format!("{}: {e}", self.target)),
+            Broken::Io(source) => TransportError::io("tcp", &self.target, source),
+        }
+    }
+}
+
+impl Lease<'_> {
+    /// The connection.
+    pub(super) fn conn(&mut self) -> Result<&mut Conn, TransportError> {
+        // Present from `lease` to drop; an error instead of a panic all the same.
+        self.conn
+            .as_mut()
+            .ok_or_else(|| TransportError::Protocol("a lease without a connection".to_string()))
+    }
+
+    /// Length of the segment that the handshake told.
+    pub(super) fn segment_len(&self) -> u64 {
+        self.conn.as_ref().map_or(0, |c| c.segment_len)
+    }
+
+    /// The connection is in step and may be used again.
+    pub(super) fn healthy(mut self) {
+        self.healthy = true;
+    }
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        let mut state = self.pool.state();
+        match self.conn.take() {
+            Some(mut conn) if self.healthy && self.pool.alive.is_alive() => {
+                conn.used_ns = self.pool.clock.now_ns();
+                state.idle.push(conn);
+            }
+            _ => drop(state.open.remove(&self.number)),
+        }
+        drop(state);
+        self.pool.freed.notify_one();
+    }
+}

@@ -1,0 +1,262 @@
+//! A request as the agent understands it: descriptors decoded, counted and checked before one byte
+//! is placed. Nothing here touches the segment or the socket.
+
+use super::frame::{
+    MAX_EARLY_BYTES, MAX_OPS, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FLUSH, OP_READ, OP_STORE, OP_WRITE,
+    OpDesc, REQUEST_MAGIC, Request, Status,
+};
+use crate::access::{Intent, Permit};
+use zerocopy::FromBytes;
+
+/// One verb of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    Read { offset: u64, len: u64 },
+    Write { offset: u64, len: u64 },
+    Store { offset: u64, value: u64 },
+    FetchAdd { offset: u64, add: u64 },
+    CompareSwap { offset: u64, expect: u64, new: u64 },
+    Flush,
+}
+
+impl Step {
+    fn from_desc(d: &OpDesc) -> Option<Self> {
+        let (offset, a, b) = (d.offset.get(), d.a.get(), d.b.get());
+        Some(match d.code.get() {
+            OP_READ => Step::Read { offset, len: a },
+            OP_WRITE => Step::Write { offset, len: a },
+            OP_STORE => Step::Store { offset, value: a },
+            OP_FETCH_ADD => Step::FetchAdd { offset, add: a },
+            OP_COMPARE_SWAP => Step::CompareSwap {
+                offset,
+                expect: a,
+                new: b,
+            },
+            OP_FLUSH => Step::Flush,
+            _ => return None,
+        })
+    }
+
+    /// What it wants to change, if anything.
+    pub(super) fn intent(&self) -> Option<Intent> {
+        match *self {
+            Step::Read { .. } | Step::Flush => None,
+            Step::Write { offset, len } => Some(Intent::Write { offset, len }),
+            Step::Store { offset, value } => Some(Intent::Store { offset, value }),
+            Step::FetchAdd { offset, .. } => Some(Intent::FetchAdd { offset }),
+            Step::CompareSwap {
+                offset,
+                expect,
+                new,
+            } => Some(Intent::CompareSwap {
+                offset,
+                expect,
+                new,
+            }),
+        }
+    }
+
+    fn fits(&self, segment_len: u64) -> Result<(), String> {
+        let (offset, len, is_word) = match *self {
+            Step::Read { offset, len } | Step::Write { offset, len } => (offset, len, false),
+            Step::Store { offset, .. }
+            | Step::FetchAdd { offset, .. }
+            | Step::CompareSwap { offset, .. } => (offset, 8, true),
+            Step::Flush => return Ok(()),
+        };
+        if offset.checked_add(len).is_none_or(|end| end > segment_len) {
+            return Err(format!(
+                "{len} bytes at offset {offset} are outside the segment of {segment_len} bytes"
+            ));
+        }
+        if is_word && !offset.is_multiple_of(8) {
+            return Err(format!("a word at offset {offset} is not 8-byte aligned"));
+        }
+        Ok(())
+    }
+}
+
+/// Checks a request's header alone: what it claims is within the limits.
+pub(super) fn check_header(r: &Request, max_bytes: u64) -> Result<(), String> {
+    if r.magic.get() != REQUEST_MAGIC {
+        return Err(format!("{:#010x} is no request", r.magic.get()));
+    }
+    if r.n_ops.get() as usize > MAX_OPS {
+        return Err(format!(
+            "{} verbs in one request, at most {MAX_OPS}",
+            r.n_ops.get()
+        ));
+    }
+    for bytes in [r.write_bytes.get(), r.read_bytes.get()] {
+        if bytes > max_bytes {
+            return Err(format!("{bytes} bytes in one request, at most {max_bytes}"));
+        }
+    }
+    Ok(())
+}
+
+/// The verbs of one request, reused between requests.
+#[derive(Debug, Default)]
+pub(super) struct Steps {
+    all: Vec<Step>,
+    // Everything from here on only reads.
+    tail: usize,
+}
+
+impl Steps {
+    /// Decodes the descriptors and checks that they add up to what the header claims. An error
+    /// means that the peer does not speak this protocol.
+    pub(super) fn decode(&mut self, header: &Request, descs: &[u8]) -> Result<(), String> {
+        self.all.clear();
+        self.tail = 0;
+        let (mut writes, mut reads, mut early) = (0u64, 0u64, 0);
+        let (descs, rest) =
+            <[OpDesc]>::ref_from_prefix_with_elems(descs, header.n_ops.get() as usize)
+                .map_err(|_| "descriptors of another length".to_string())?;
+        debug_assert!(rest.is_empty());
+        for d in descs {
+            let step = Step::from_desc(d).ok_or_else(|| format!("verb {}", d.code.get()))?;
+            match step {
+                Step::Read { len, .. } => reads = reads.saturating_add(len),
+                Step::Write { len, .. } => writes = writes.saturating_add(len),
+                _ => {}
+            }
+            self.all.push(step);
+            if step.intent().is_some() {
+                self.tail = self.all.len();
+                early = reads;
+            }
+        }
+        if writes != header.write_bytes.get() || reads != header.read_bytes.get() {
+            return Err(format!(
+                "descriptors of {writes} and {reads} bytes under a header of {} and {}",
+                header.write_bytes.get(),
+                header.read_bytes.get()
+            ));
+        }
+        if early > MAX_EARLY_BYTES {
+            return Err(format!(
+                "{early} bytes to read before a change, at most {MAX_EARLY_BYTES}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks bounds and alignment of every verb.
+    pub(super) fn check_bounds(&self, segment_len: u64) -> Result<(), (Status, String)> {
+        self.all.iter().try_for_each(|s| {
+            s.fits(segment_len)
+                .map_err(|why| (Status::OutOfBounds, why))
+        })
+    }
+
+    /// Asks the permit for every change.
+    pub(super) fn check_permit(&self, permit: &dyn Permit) -> Result<(), (Status, String)> {
+        self.leading()
+            .iter()
+            .filter_map(Step::intent)
+            .try_for_each(|i| permit.check(&i).map_err(|why| (Status::Refused, why)))
+    }
+
+    /// True if anything is to be changed.
+    pub(super) fn changes(&self) -> bool {
+        self.tail > 0
+    }
+
+    /// Everything up to and including the last change.
+    pub(super) fn leading(&self) -> &[Step] {
+        &self.all[..self.tail]
+    }
+
+    /// The rest, which only reads: offset and length of each.
+    pub(super) fn trailing(&self) -> impl Iterator<Item = (u64, usize)> + '_ {
+        self.all[self.tail..].iter().filter_map(|s| match *s {
+            Step::Read { offset, len } if len > 0 => Some((offset, len as usize)),
+            _ => None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::IntoBytes;
+
+    fn desc(code: u32, offset: u64, a: u64) -> OpDesc {
+        let (code, offset, a) = (code.into(), offset.into(), a.into());
+        OpDesc {
+            code,
+            reserved: 0.into(),
+            offset,
+            a,
+            b: 0.into(),
+        }
+    }
+
+    fn header(n: u32, write: u64, read: u64) -> Request {
+        Request {
+            magic: REQUEST_MAGIC.into(),
+            n_ops: n.into(),
+            id: 1.into(),
+            token: 1.into(),
+            write_bytes: write.into(),
+            read_bytes: read.into(),
+        }
+    }
+
+    fn decode(write: u64, read: u64, descs: &[OpDesc]) -> Result<Steps, String> {
+        let mut s = Steps::default();
+        s.decode(&header(descs.len() as u32, write, read), descs.as_bytes())
+            .map(|()| s)
+    }
+
+    #[test]
+    fn i19_a_request_that_does_not_add_up_is_no_request() {
+        decode(8, 16, &[desc(OP_WRITE, 0, 8), desc(OP_READ, 0, 16)]).unwrap();
+        assert!(decode(9, 0, &[desc(OP_WRITE, 0, 8)]).is_err());
+        assert!(decode(0, 0, &[desc(OP_READ, 0, 8)]).is_err());
+        assert!(decode(0, 0, &[desc(99, 0, 8)]).is_err());
+        assert!(
+            decode(
+                0,
+                u64::MAX,
+                &[desc(OP_READ, 0, u64::MAX), desc(OP_READ, 0, 2)]
+            )
+            .is_ok()
+        );
+        let mut s = Steps::default();
+        assert!(
+            s.decode(&header(2, 0, 0), desc(OP_FLUSH, 0, 0).as_bytes())
+                .is_err()
+        );
+        let early = MAX_EARLY_BYTES + 1;
+        assert!(decode(0, early, &[desc(OP_READ, 0, early), desc(OP_STORE, 0, 0)]).is_err());
+        decode(0, early, &[desc(OP_STORE, 0, 0), desc(OP_READ, 0, early)]).unwrap();
+    }
+
+    #[test]
+    fn i19_claims_above_the_limits_are_refused_by_the_header_alone() {
+        check_header(&header(MAX_OPS as u32, 100, 100), 100).unwrap();
+        assert!(check_header(&header(MAX_OPS as u32 + 1, 0, 0), 100).is_err());
+        assert!(check_header(&header(1, 101, 0), 100).is_err());
+        assert!(check_header(&header(1, 0, 101), 100).is_err());
+        let mut h = header(1, 0, 0);
+        h.magic = 7.into();
+        assert!(check_header(&h, 100).is_err());
+    }
+
+    #[test]
+    fn bounds_are_checked_without_overflow_and_words_are_aligned() {
+        let check = |d| decode_any(d).check_bounds(4096).is_ok();
+        assert!(check(desc(OP_WRITE, 4088, 8)) && check(desc(OP_READ, 4096, 0)));
+        assert!(!check(desc(OP_WRITE, 4089, 8)) && !check(desc(OP_READ, u64::MAX, 2)));
+        assert!(check(desc(OP_STORE, 4088, 0)));
+        assert!(!check(desc(OP_STORE, 4084, 0)) && !check(desc(OP_FETCH_ADD, 4096, 0)));
+        assert!(!check(desc(OP_COMPARE_SWAP, u64::MAX - 7, 0)));
+    }
+
+    fn decode_any(d: OpDesc) -> Steps {
+        let len = |code| if d.code.get() == code { d.a.get() } else { 0 };
+        decode(len(OP_WRITE), len(OP_READ), &[d]).unwrap()
+    }
+}

@@ -1,0 +1,451 @@
+//! One connection of the agent: greet, then requests until the peer leaves, stalls or talks
+//! nonsense, which ends this connection and no other [I19]. Bytes of a plan are placed only while
+//! its permit is held, and the permit is dropped before the answer is sent, so a peer that does not
+//! read cannot hold up a fence [I10].
+
+use super::agent::Shared;
+use super::frame::{
+    DESC_BYTES, HELLO_MAGIC, Hello, MAX_JOB_BYTES, MAX_OPS, RESPONSE_MAGIC, Request, Response,
+    Status, TCP_VERSION, WELCOME_MAGIC, Welcome, message,
+};
+use super::line::{Broken, Gather, Line};
+use super::request::{Step, Steps, check_header};
+use crate::access::{Cut, Permit};
+use crate::mapped::Mapped;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// Bytes received by one call into the segment; a fence is looked for between calls.
+const PLACE_BYTES: usize = 4 << 20;
+/// Reads up to this length are collected and sent together.
+const SMALL_READ_BYTES: usize = 4 << 10;
+/// What is collected at most before a send.
+const SMALL_BYTES: usize = 16 << 10;
+/// Pieces in which memory that the CPU cannot address is staged.
+const STAGE_BYTES: usize = 256 << 10;
+
+/// Why a connection ended.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The peer left, or was idle for too long.
+    Left,
+    /// It was turned away, with an answer.
+    TurnedAway(String),
+    /// A fence cut it.
+    Fenced,
+    /// It does not speak this protocol.
+    Garbage(String),
+    /// The connection or the memory failed.
+    Broken(String),
+}
+
+impl From<Broken> for End {
+    fn from(b: Broken) -> Self {
+        End::Broken(b.to_string())
+    }
+}
+
+/// State of one connection; buffers are bounded and reused.
+pub(super) struct Connection<'a> {
+    shared: &'a Shared,
+    line: Line,
+    cut: Arc<dyn Cut>,
+    steps: Steps,
+    descs: Vec<u8>,
+    results: Vec<u64>,
+    early: Vec<u8>,
+    small: Box<[u8]>,
+    stage: Vec<u8>,
+}
+
+/// How the changes of a request ended.
+enum Outcome {
+    Done,
+    No(Status, String),
+    /// Fenced with part of the payload still to come.
+    CutShort,
+}
+
+impl<'a> Connection<'a> {
+    pub(super) fn new(shared: &'a Shared, line: Line) -> Self {
+        let cut = line.shared().clone();
+        Self {
+            shared,
+            line,
+            cut,
+            steps: Steps::default(),
+            descs: Vec::new(),
+            results: Vec::new(),
+            early: Vec::new(),
+            small: vec![0; SMALL_BYTES].into_boxed_slice(),
+            stage: Vec::new(),
+        }
+    }
+
+    /// Serves until the connection ends.
+    pub(super) fn serve(&mut self) -> End {
+        if let Err(end) = self.greet() {
+            return end;
+        }
+        let idle = Duration::from_millis(self.shared.limits.idle_ms);
+        loop {
+            match self.line.wait_begin(idle) {
+                Ok(true) => {}
+                Ok(false) => return End::Left,
+                Err(e) => return e.into(),
+            }
+            if let Err(end) = self.request() {
+                return end;
+            }
+        }
+    }
+
+    fn greet(&mut self) -> Result<(), End> {
+        let hello: Hello = self.line.take_struct()?;
+        if hello.magic.get() != HELLO_MAGIC {
+            return Err(End::Garbage(format!(
+                "{:#018x} is no hello",
+                hello.magic.get()
+            )));
+        }
+        if hello.version.get() != TCP_VERSION {
+            let theirs = hello.version.get();
+            let why = format!("you speak version {theirs}, this agent {TCP_VERSION}");
+            return self.turn_away(Status::Protocol, why);
+        }
+        let job_len = hello.job_len.get() as usize;
+        if job_len > MAX_JOB_BYTES {
+            return Err(End::Garbage(format!("a job name of {job_len} bytes")));
+        }
+        let mut job = vec![0; job_len];
+        self.line.take(&mut job)?;
+        if job != self.shared.job.as_bytes() {
+            let theirs = String::from_utf8_lossy(&job).into_owned();
+            let why = format!(
+                "this segment is of job {:?}, not {theirs:?}",
+                self.shared.job
+            );
+            return self.turn_away(Status::Job, why);
+        }
+        if hello.incarnation.get() != self.shared.incarnation {
+            let why = format!(
+                "this segment is incarnation {:#018x}, not {:#018x}",
+                self.shared.incarnation,
+                hello.incarnation.get()
+            );
+            return self.turn_away(Status::Incarnation, why);
+        }
+        Ok(send_welcome(&self.line, self.shared, Status::Ok, "")?)
+    }
+
+    fn turn_away(&self, status: Status, why: String) -> Result<(), End> {
+        send_welcome(&self.line, self.shared, status, &why)?;
+        self.line.finish_sending();
+        Err(End::TurnedAway(why))
+    }
+
+    fn request(&mut self) -> Result<(), End> {
+        let header: Request = self.line.take_struct()?;
+        check_header(&header, self.shared.limits.max_request_bytes).map_err(End::Garbage)?;
+        self.descs
+            .resize(header.n_ops.get() as usize * DESC_BYTES, 0);
+        self.line.take(&mut self.descs)?;
+        self.steps
+            .decode(&header, &self.descs)
+            .map_err(End::Garbage)?;
+        add(&self.shared.counters.requests, 1);
+        let id = header.id.get();
+        match self.change(&header)? {
+            Outcome::Done => self.answer(id, header.read_bytes.get()),
+            Outcome::No(status, why) => {
+                add(&self.shared.counters.refused, 1);
+                self.deny(id, status, &why, false)
+            }
+            Outcome::CutShort => {
+                add(&self.shared.counters.refused, 1);
+                self.deny(
+                    id,
+                    Status::Refused,
+                    "the plan was ended while it was written",
+                    true,
+                )?;
+                self.line.finish_sending();
+                Err(End::Fenced)
+            }
+        }
+    }
+
+    /// Checks everything, then executes up to the last change.
+    fn change(&mut self, header: &Request) -> Result<Outcome, End> {
+        self.results.clear();
+        self.early.clear();
+        let (shared, token) = (self.shared, header.token.get());
+        let checked = self.steps.check_bounds(shared.segment.len());
+        if !self.steps.changes() {
+            return Ok(checked.map_or_else(|(s, why)| Outcome::No(s, why), |()| Outcome::Done));
+        }
+        let admitted = checked.and_then(|()| {
+            if token == 0 {
+                return Err((Status::Refused, "token 0 allows reads only".to_string()));
+            }
+            let permit = shared
+                .access
+                .admit(token, &self.cut)
+                .map_err(|w| (Status::Refused, w))?;
+            self.steps.check_permit(&*permit).map(|()| permit)
+        });
+        let permit = match admitted {
+            Ok(permit) => permit,
+            Err((status, why)) => {
+                // Payload that nobody wants: past it the connection is in step again.
+                self.line.discard(header.write_bytes.get())?;
+                return Ok(Outcome::No(status, why));
+            }
+        };
+        let mut executor = Executor {
+            line: &mut self.line,
+            segment: &shared.segment,
+            permit: &*permit,
+            results: &mut self.results,
+            early: &mut self.early,
+            stage: &mut self.stage,
+        };
+        let whole = self
+            .steps
+            .leading()
+            .iter()
+            .try_fold(true, |on, s| if on { executor.step(s) } else { Ok(false) });
+        match whole {
+            Ok(true) => {
+                add(&shared.counters.bytes_in, header.write_bytes.get());
+                Ok(Outcome::Done)
+            }
+            Ok(false) => Ok(Outcome::CutShort),
+            // The cut looks like the peer's end of the stream.
+            Err(_) if permit.is_revoked() => Ok(Outcome::CutShort),
+            Err(end) => Err(end),
+        }
+    }
+
+    /// Answers with results and payloads; the trailing reads happen here, in order, each copied
+    /// into the socket before the next begins [I7].
+    fn answer(&mut self, id: u64, read_bytes: u64) -> Result<(), End> {
+        let closing = self.line.shared().was_cut();
+        let head = Response {
+            magic: RESPONSE_MAGIC.into(),
+            status: (Status::Ok as u32).into(),
+            id: id.into(),
+            message_len: 0.into(),
+            n_results: (self.results.len() as u32).into(),
+            read_bytes: read_bytes.into(),
+            closing: u32::from(closing).into(),
+            reserved: 0.into(),
+        };
+        let mut out = self.line.gather();
+        self.results.iter_mut().for_each(|r| *r = r.to_le());
+        for piece in [head.as_bytes(), self.results.as_bytes(), &self.early] {
+            if !piece.is_empty() {
+                // SAFETY: head, results and early are not touched before the last send below.
+                unsafe { out.add(piece.as_ptr(), piece.len())? };
+            }
+        }
+        let segment = &self.shared.segment;
+        let base = self.small.as_mut_ptr();
+        let mut used = 0;
+        let mut reads = self.steps.trailing().peekable();
+        while let Some((offset, len)) = reads.next() {
+            let more = reads.peek().is_some();
+            if len > SMALL_READ_BYTES {
+                send_large(&mut out, segment, offset, len, more, &mut self.stage)?;
+                used = 0;
+                continue;
+            }
+            if used + len > SMALL_BYTES {
+                out.send(true)?;
+                used = 0;
+            }
+            // SAFETY: used + len <= SMALL_BYTES; earlier pieces that are still to be sent lie below
+            // `used`; `small` is used through `base` alone here.
+            let piece = unsafe { std::slice::from_raw_parts_mut(base.add(used), len) };
+            segment
+                .copy_out(offset, piece)
+                .map_err(|e| End::Broken(e.to_string()))?;
+            // SAFETY: as above: not overwritten before it is sent.
+            unsafe { out.add(base.add(used), len)? };
+            used += len;
+        }
+        out.send(false)?;
+        add(&self.shared.counters.bytes_out, read_bytes);
+        if closing { Err(End::Fenced) } else { Ok(()) }
+    }
+
+    fn deny(&self, id: u64, status: Status, why: &str, closing: bool) -> Result<(), End> {
+        let why = message(why);
+        let head = Response {
+            magic: RESPONSE_MAGIC.into(),
+            status: (status as u32).into(),
+            id: id.into(),
+            message_len: (why.len() as u32).into(),
+            n_results: 0.into(),
+            read_bytes: 0.into(),
+            closing: u32::from(closing || self.line.shared().was_cut()).into(),
+            reserved: 0.into(),
+        };
+        send_two(&self.line, head.as_bytes(), why)?;
+        Ok(())
+    }
+}
+
+/// Sends the agent's half of the handshake.
+pub(super) fn send_welcome(
+    line: &Line,
+    shared: &Shared,
+    status: Status,
+    why: &str,
+) -> Result<(), Broken> {
+    let why = message(why);
+    let head = Welcome {
+        magic: WELCOME_MAGIC.into(),
+        version: TCP_VERSION.into(),
+        status: (status as u32).into(),
+        incarnation: shared.incarnation.into(),
+        segment_len: shared.segment.len().into(),
+        max_request_bytes: shared.limits.max_request_bytes.into(),
+        message_len: (why.len() as u32).into(),
+        max_ops: (MAX_OPS as u32).into(),
+    };
+    send_two(line, head.as_bytes(), why)
+}
+
+fn send_two(line: &Line, a: &[u8], b: &[u8]) -> Result<(), Broken> {
+    let mut out = line.gather();
+    // SAFETY: both are borrowed until the send below returns.
+    unsafe {
+        out.add(a.as_ptr(), a.len())?;
+        if !b.is_empty() {
+            out.add(b.as_ptr(), b.len())?;
+        }
+    }
+    out.send(false)
+}
+
+fn send_large(
+    out: &mut Gather<'_>,
+    segment: &Mapped,
+    offset: u64,
+    len: usize,
+    more: bool,
+    stage: &mut Vec<u8>,
+) -> Result<(), End> {
+    if let Some(src) = segment.at(offset, len) {
+        // SAFETY: mapped while the segment lives; that others may write it meanwhile is what the
+        // reader's second look at the header is for [I7].
+        unsafe { out.add(src, len)? };
+        return Ok(out.send(more)?);
+    }
+    // What was collected may lie in other buffers, but nothing of it in the stage.
+    stage.resize(STAGE_BYTES, 0);
+    let mut done = 0;
+    while done < len {
+        let n = STAGE_BYTES.min(len - done);
+        let at = offset + done as u64;
+        segment
+            .copy_out(at, &mut stage[..n])
+            .map_err(|e| End::Broken(e.to_string()))?;
+        done += n;
+        // SAFETY: the stage is not touched before this send returns.
+        unsafe { out.add(stage.as_ptr(), n)? };
+        out.send(more || done < len)?;
+    }
+    Ok(())
+}
+
+/// Executes changes in order under one permit.
+struct Executor<'a> {
+    line: &'a mut Line,
+    segment: &'a Mapped,
+    permit: &'a dyn Permit,
+    results: &'a mut Vec<u64>,
+    early: &'a mut Vec<u8>,
+    stage: &'a mut Vec<u8>,
+}
+
+impl Executor<'_> {
+    /// One verb; false if a fence stopped it.
+    fn step(&mut self, step: &Step) -> Result<bool, End> {
+        let failed = |e: crate::TransportError| End::Broken(e.to_string());
+        if self.permit.is_revoked() {
+            return Ok(false);
+        }
+        match *step {
+            Step::Write { offset, len } => return self.place(offset, len as usize),
+            Step::Read { offset, len } => {
+                let start = self.early.len();
+                self.early.resize(start + len as usize, 0);
+                self.segment
+                    .copy_out(offset, &mut self.early[start..])
+                    .map_err(failed)?;
+            }
+            Step::Store { offset, value } => self.segment.store(offset, value).map_err(failed)?,
+            Step::FetchAdd { offset, add } => {
+                self.results
+                    .push(self.segment.fetch_add(offset, add).map_err(failed)?);
+            }
+            Step::CompareSwap {
+                offset,
+                expect,
+                new,
+            } => {
+                let found = self
+                    .segment
+                    .compare_swap(offset, expect, new)
+                    .map_err(failed)?;
+                self.results.push(found);
+            }
+            Step::Flush => std::sync::atomic::fence(Ordering::SeqCst),
+        }
+        Ok(true)
+    }
+
+    /// Puts the next `len` bytes of the connection at `offset`.
+    fn place(&mut self, offset: u64, len: usize) -> Result<bool, End> {
+        let failed = |e: crate::TransportError| End::Broken(e.to_string());
+        let mut words = [0; 64];
+        if len <= words.len() {
+            self.line.take(&mut words[..len])?;
+            self.segment
+                .copy_in(offset, &words[..len])
+                .map_err(failed)?;
+            return Ok(true);
+        }
+        if let Some(dst) = self.segment.at(offset, len) {
+            let permit = self.permit;
+            // SAFETY: mapped for `len` bytes, and ours to write while the permit is held [I10].
+            let whole = unsafe {
+                self.line
+                    .take_raw(dst, len, PLACE_BYTES, &|| permit.is_revoked())
+            }?;
+            return Ok(whole);
+        }
+        self.stage.resize(STAGE_BYTES, 0);
+        let mut done = 0;
+        while done < len {
+            let n = STAGE_BYTES.min(len - done);
+            self.line.take(&mut self.stage[..n])?;
+            if self.permit.is_revoked() {
+                return Ok(false);
+            }
+            self.segment
+                .copy_in(offset + done as u64, &self.stage[..n])
+                .map_err(failed)?;
+            done += n;
+        }
+        Ok(true)
+    }
+}
+
+fn add(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Ordering::Relaxed);
+}

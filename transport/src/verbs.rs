@@ -1,0 +1,340 @@
+//! The data plane's one trait: one-sided verbs over one remote segment. Every transport implements
+//! it and passes the same conformance suite. A verb never waits for an actor, and nothing here
+//! knows keys, plans or objects.
+
+use crate::error::TransportError;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// One verb of a batch. Offsets are bytes from the start of the segment.
+#[derive(Debug)]
+pub enum Op<'a> {
+    /// Copies `dst.len()` bytes out. Aligned 8-byte reads are one atomic load (acquire) [I1].
+    Read {
+        /// Where to read.
+        offset: u64,
+        /// Filled when `post` returns Ok; unspecified after an error.
+        dst: &'a mut [u8],
+    },
+    /// Copies `src` in. Aligned 8-byte writes are one atomic store (release) [I1].
+    Write {
+        /// Where to write.
+        offset: u64,
+        /// The bytes.
+        src: &'a [u8],
+    },
+    /// Stores an aligned word with release order.
+    Store {
+        /// Where, a multiple of 8.
+        offset: u64,
+        /// The word.
+        value: u64,
+    },
+    /// Adds to an aligned word.
+    FetchAdd {
+        /// Where, a multiple of 8.
+        offset: u64,
+        /// What to add.
+        add: u64,
+        /// Result: the word before.
+        old: u64,
+    },
+    /// Replaces an aligned word if it equals `expect`.
+    CompareSwap {
+        /// Where, a multiple of 8.
+        offset: u64,
+        /// The word that must be found.
+        expect: u64,
+        /// Its replacement.
+        new: u64,
+        /// Result: the word found; the swap was done iff it equals `expect`.
+        old: u64,
+    },
+    /// Everything before it in the batch has landed before anything after it starts (full fence).
+    Flush,
+}
+
+impl Op<'_> {
+    /// Offset and length in bytes of what it touches.
+    pub fn range(&self) -> (u64, u64) {
+        match self {
+            Op::Read { offset, dst } => (*offset, dst.len() as u64),
+            Op::Write { offset, src } => (*offset, src.len() as u64),
+            Op::Store { offset, .. }
+            | Op::FetchAdd { offset, .. }
+            | Op::CompareSwap { offset, .. } => (*offset, 8),
+            Op::Flush => (0, 0),
+        }
+    }
+
+    /// True for what needs a token: writes and atomics.
+    pub fn changes(&self) -> bool {
+        !matches!(self, Op::Read { .. } | Op::Flush)
+    }
+
+    fn is_word(&self) -> bool {
+        matches!(
+            self,
+            Op::Store { .. } | Op::FetchAdd { .. } | Op::CompareSwap { .. }
+        )
+    }
+}
+
+/// Checks a whole batch before its first byte moves: bounds, alignment, and that a token is shown
+/// for what changes memory.
+pub(crate) fn check_batch(
+    ops: &[Op<'_>],
+    token: u64,
+    segment_len: u64,
+) -> Result<(), TransportError> {
+    for op in ops {
+        let (offset, len) = op.range();
+        if offset.checked_add(len).is_none_or(|end| end > segment_len) {
+            return Err(TransportError::OutOfBounds(format!(
+                "{len} bytes at offset {offset} are outside the segment of {segment_len} bytes"
+            )));
+        }
+        if op.is_word() && !offset.is_multiple_of(8) {
+            return Err(TransportError::OutOfBounds(format!(
+                "a word at offset {offset} is not 8-byte aligned"
+            )));
+        }
+        if op.changes() && token == 0 {
+            return Err(TransportError::Refused(
+                "token 0 allows reads only; show the token of an open plan".to_string(),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Which transport a handle uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Memory of this very process.
+    Local,
+    /// Named shared memory of this host.
+    Shm,
+    /// A tcp agent beside the segment.
+    Tcp,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Local => "local",
+            Kind::Shm => "shm",
+            Kind::Tcp => "tcp",
+        })
+    }
+}
+
+impl FromStr for Kind {
+    type Err = TransportError;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        match s {
+            "local" => Ok(Kind::Local),
+            "shm" => Ok(Kind::Shm),
+            "tcp" => Ok(Kind::Tcp),
+            _ => Err(TransportError::Protocol(format!(
+                "unknown transport {s:?}; known are local, shm and tcp"
+            ))),
+        }
+    }
+}
+
+/// One-sided verbs over one remote segment. Blocking: call it from a thread that may wait.
+pub trait Verbs: Send + Sync + fmt::Debug {
+    /// Which transport this is.
+    fn kind(&self) -> Kind;
+
+    /// Executes the batch strictly in order [I4] and returns when all of it has happened in the
+    /// target memory and every result is filled in. `token` authorises writes and atomics; 0 reads
+    /// only. The whole batch is checked before its first byte moves.
+    ///
+    /// Errors: see [`TransportError`]. After `Disconnected` and `Timeout` any prefix of the batch
+    /// may have happened; after `OutOfBounds` nothing of it has. A tcp batch that needs several
+    /// requests may be `Refused` after a prefix if its plan ends meanwhile.
+    fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError>;
+
+    /// False once the owner of the segment is known to be gone; never true again after that.
+    fn is_alive(&self) -> bool;
+
+    /// Length of the segment in bytes.
+    fn segment_len(&self) -> u64;
+
+    /// Reads `dst.len()` bytes at `offset`.
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), TransportError> {
+        self.post(0, &mut [Op::Read { offset, dst }])
+    }
+
+    /// Reads an aligned word (acquire).
+    fn load(&self, offset: u64) -> Result<u64, TransportError> {
+        let mut word = [0; 8];
+        self.read(offset, &mut word)?;
+        Ok(u64::from_ne_bytes(word))
+    }
+
+    /// Writes `src` at `offset`.
+    fn write(&self, token: u64, offset: u64, src: &[u8]) -> Result<(), TransportError> {
+        self.post(token, &mut [Op::Write { offset, src }])
+    }
+
+    /// Stores an aligned word (release).
+    fn store(&self, token: u64, offset: u64, value: u64) -> Result<(), TransportError> {
+        self.post(token, &mut [Op::Store { offset, value }])
+    }
+
+    /// Adds to an aligned word; returns the word before.
+    fn fetch_add(&self, token: u64, offset: u64, add: u64) -> Result<u64, TransportError> {
+        let mut ops = [Op::FetchAdd {
+            offset,
+            add,
+            old: 0,
+        }];
+        self.post(token, &mut ops)?;
+        Ok(result_of(&ops[0]))
+    }
+
+    /// Compare-and-swap; returns the word found. Done iff it equals `expect`.
+    fn compare_swap(
+        &self,
+        token: u64,
+        offset: u64,
+        expect: u64,
+        new: u64,
+    ) -> Result<u64, TransportError> {
+        let mut ops = [Op::CompareSwap {
+            offset,
+            expect,
+            new,
+            old: 0,
+        }];
+        self.post(token, &mut ops)?;
+        Ok(result_of(&ops[0]))
+    }
+
+    /// Returns when everything this thread posted before has landed.
+    fn flush(&self) -> Result<(), TransportError> {
+        self.post(0, &mut [Op::Flush])
+    }
+}
+
+fn result_of(op: &Op<'_>) -> u64 {
+    match op {
+        Op::FetchAdd { old, .. } | Op::CompareSwap { old, .. } => *old,
+        _ => 0,
+    }
+}
+
+type Hook = Box<dyn Fn() + Send>;
+
+#[derive(Default)]
+struct AliveInner {
+    dead: AtomicBool,
+    // Run once, by whoever marks it dead: they interrupt posts that wait for a peer.
+    hooks: Mutex<Vec<Hook>>,
+}
+
+/// Whether the owner of a segment is still there. Clones share one flag; it only ever goes from
+/// alive to dead. Every verb checks it after its work and before it reports success (PROTOCOL 4).
+#[derive(Clone, Default)]
+pub struct Alive(Arc<AliveInner>);
+
+impl Alive {
+    /// A flag that says alive.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The owner is gone: every post from now on, and every one in flight, ends `Disconnected`.
+    pub fn mark_dead(&self) {
+        if self.0.dead.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let hooks = std::mem::take(&mut *self.hooks());
+        for hook in hooks {
+            hook();
+        }
+    }
+
+    /// True until `mark_dead`.
+    pub fn is_alive(&self) -> bool {
+        !self.0.dead.load(Ordering::SeqCst)
+    }
+
+    /// Runs `hook` when it dies; at once if it has. Hooks live as long as the flag, so one per
+    /// handle, not one per call.
+    pub(crate) fn on_death(&self, hook: impl Fn() + Send + 'static) {
+        if self.is_alive() {
+            self.hooks().push(Box::new(hook));
+            if self.is_alive() {
+                return;
+            }
+            // It died meanwhile and may have missed the hook just pushed.
+            let late = std::mem::take(&mut *self.hooks());
+            late.iter().for_each(|h| h());
+        } else {
+            hook();
+        }
+    }
+
+    pub(crate) fn check(&self, who: &dyn fmt::Display) -> Result<(), TransportError> {
+        if self.is_alive() {
+            return Ok(());
+        }
+        Err(TransportError::Disconnected(format!(
+            "the owner of {who} is gone"
+        )))
+    }
+
+    fn hooks(&self) -> std::sync::MutexGuard<'_, Vec<Hook>> {
+        self.0.hooks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Alive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Alive({})", self.is_alive())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    #[test]
+    fn a_kind_is_written_as_it_is_read() {
+        for k in [Kind::Local, Kind::Shm, Kind::Tcp] {
+            assert_eq!(k.to_string().parse::<Kind>().unwrap(), k);
+        }
+        assert!("rdma2".parse::<Kind>().is_err());
+    }
+
+    #[test]
+    fn a_flag_marked_dead_stays_dead_and_runs_every_hook_once() {
+        let (alive, runs) = (Alive::new(), Arc::new(AtomicUsize::new(0)));
+        let count = |runs: &Arc<AtomicUsize>| {
+            let runs = runs.clone();
+            move || {
+                runs.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        alive.on_death(count(&runs));
+        alive.clone().mark_dead();
+        alive.mark_dead();
+        alive.on_death(count(&runs));
+        assert_eq!(runs.load(Ordering::SeqCst), 2);
+        assert!(!alive.is_alive());
+        assert!(matches!(
+            alive.check(&"x"),
+            Err(TransportError::Disconnected(_))
+        ));
+    }
+}

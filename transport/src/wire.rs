@@ -1,0 +1,16 @@
+//! The control plane's frames and the network seam under them. Frames are small, bounded and
+//! decoded without trust; payload bytes never travel here. Everything that opens a control
+//! connection does it through [`Net`], so that a simulation can put its own network underneath.
+
+mod address;
+mod frame;
+mod net;
+mod peer;
+
+pub use address::Address;
+pub use frame::{
+    FRAME_HEADER_BYTES, MAX_FRAME_BYTES, WIRE_VERSION, WireError, decode_frame, encode_frame,
+    read_frame, write_frame,
+};
+pub use net::{BoxFuture, BoxStream, Listener, Net, OsNet, Stream};
+pub use peer::{Peer, UnixPeer, process_alive};

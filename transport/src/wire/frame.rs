@@ -1,0 +1,235 @@
+//! Frames: a 16-byte header {body length u32, version u16, flags u16, request id u64}, little
+//! endian, then a bincode body (1.3, fixed-width integers). A claimed length is never believed
+//! further than bytes have arrived, and what does not decode is an error that closes the
+//! connection [I19]; nothing here may panic on input.
+
+use bincode::Options;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// Version of header and encoding; both ends must agree.
+pub const WIRE_VERSION: u16 = 1;
+/// Bytes before the body.
+pub const FRAME_HEADER_BYTES: usize = 16;
+/// Largest body. Batches are cut to fit; a payload never comes near a frame.
+pub const MAX_FRAME_BYTES: usize = 32 << 20;
+/// A body buffer grows by at most this or by what it already holds, whichever is more.
+const GROW_BYTES: usize = 64 << 10;
+/// A reused buffer gives back what it holds above this after an unusually large frame.
+const KEEP_BYTES: usize = 1 << 20;
+
+/// Why a frame could not be read or written. Any of them ends the connection.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// The stream failed.
+    #[error("stream: {0}")]
+    Io(#[from] std::io::Error),
+    /// The stream ended inside a frame.
+    #[error("the stream ended {missing} bytes before the end of a frame")]
+    Truncated {
+        /// Bytes still expected.
+        missing: usize,
+    },
+    /// The body is longer than the limit.
+    #[error("a frame of {claimed} bytes exceeds the limit of {limit}")]
+    TooLarge {
+        /// Its length in bytes.
+        claimed: u64,
+        /// The limit in bytes.
+        limit: usize,
+    },
+    /// The other end speaks another version.
+    #[error("the peer speaks wire version {got}, this end {WIRE_VERSION}: run the same release")]
+    Version {
+        /// What the frame says.
+        got: u16,
+    },
+    /// Flags that this version does not define.
+    #[error("a frame with unknown flags {flags:#06x}")]
+    Flags {
+        /// What the frame says.
+        flags: u16,
+    },
+    /// The body is not what was expected here.
+    #[error("a frame body of {bytes} bytes does not decode: {reason}")]
+    Decode {
+        /// Its length in bytes.
+        bytes: usize,
+        /// What the decoder said.
+        reason: String,
+    },
+    /// The value cannot be encoded.
+    #[error("cannot encode a frame: {0}")]
+    Encode(String),
+}
+
+fn options(limit: usize) -> impl Options {
+    // DefaultOptions also rejects trailing bytes.
+    bincode::DefaultOptions::new()
+        .with_fixint_encoding()
+        .with_limit(limit as u64)
+}
+
+struct Header {
+    body: usize,
+    id: u64,
+}
+
+fn parse_header(bytes: &[u8; FRAME_HEADER_BYTES], limit: usize) -> Result<Header, WireError> {
+    let u16_at = |i: usize| u16::from_le_bytes([bytes[i], bytes[i + 1]]);
+    let u32_at = |i: usize| u32::from(u16_at(i)) | u32::from(u16_at(i + 2)) << 16;
+    let (body, got, flags) = (u32_at(0), u16_at(4), u16_at(6));
+    if got != WIRE_VERSION {
+        return Err(WireError::Version { got });
+    }
+    if flags != 0 {
+        return Err(WireError::Flags { flags });
+    }
+    if body as usize > limit {
+        return Err(WireError::TooLarge {
+            claimed: u64::from(body),
+            limit,
+        });
+    }
+    let id = u64::from(u32_at(8)) | u64::from(u32_at(12)) << 32;
+    Ok(Header {
+        body: body as usize,
+        id,
+    })
+}
+
+fn decode_body<T: DeserializeOwned>(body: &[u8], limit: usize) -> Result<T, WireError> {
+    options(limit)
+        .deserialize(body)
+        .map_err(|e| WireError::Decode {
+            bytes: body.len(),
+            reason: e.to_string(),
+        })
+}
+
+/// Appends one whole frame to `buf`. On error `buf` is as it was.
+pub fn encode_frame<T: Serialize + ?Sized>(
+    buf: &mut Vec<u8>,
+    id: u64,
+    value: &T,
+) -> Result<(), WireError> {
+    let start = buf.len();
+    buf.resize(start + FRAME_HEADER_BYTES, 0);
+    if let Err(e) = options(MAX_FRAME_BYTES).serialize_into(&mut *buf, value) {
+        buf.truncate(start);
+        return Err(match *e {
+            bincode::ErrorKind::SizeLimit => WireError::TooLarge {
+                claimed: MAX_FRAME_BYTES as u64 + 1,
+                limit: MAX_FRAME_BYTES,
+            },
+            other => WireError::Encode(other.to_string()),
+        });
+    }
+    let body = (buf.len() - start - FRAME_HEADER_BYTES) as u32;
+    buf[start..start + 4].copy_from_slice(&body.to_le_bytes());
+    buf[start + 4..start + 6].copy_from_slice(&WIRE_VERSION.to_le_bytes());
+    buf[start + 8..start + 16].copy_from_slice(&id.to_le_bytes());
+    Ok(())
+}
+
+/// Decodes one frame from the front of `bytes`: its request id, its value, and how many bytes it
+/// took. `Truncated` if `bytes` ends too early.
+pub fn decode_frame<T: DeserializeOwned>(bytes: &[u8]) -> Result<(u64, T, usize), WireError> {
+    let header = bytes
+        .first_chunk::<FRAME_HEADER_BYTES>()
+        .ok_or_else(|| WireError::Truncated {
+            missing: FRAME_HEADER_BYTES - bytes.len(),
+        })?;
+    let header = parse_header(header, MAX_FRAME_BYTES)?;
+    let end = FRAME_HEADER_BYTES + header.body;
+    let body = bytes
+        .get(FRAME_HEADER_BYTES..end)
+        .ok_or_else(|| WireError::Truncated {
+            missing: end - bytes.len(),
+        })?;
+    Ok((header.id, decode_body(body, MAX_FRAME_BYTES)?, end))
+}
+
+/// Writes one frame with one write call where the stream takes it whole. `buf` is scratch, reused
+/// between calls and empty afterwards. Not cancel-safe: a future dropped in the middle leaves half
+/// a frame on the stream, which must then be closed.
+pub async fn write_frame<W, T>(
+    w: &mut W,
+    buf: &mut Vec<u8>,
+    id: u64,
+    value: &T,
+) -> Result<(), WireError>
+where
+    W: AsyncWrite + Unpin,
+    T: Serialize + ?Sized,
+{
+    buf.clear();
+    encode_frame(buf, id, value)?;
+    let written = w.write_all(buf).await;
+    recycle(buf);
+    written?;
+    w.flush().await?;
+    Ok(())
+}
+
+/// Reads one frame; `None` if the stream ended cleanly between frames. Never reads past the frame
+/// it returns. `limit` bounds the body (at most [`MAX_FRAME_BYTES`]).
+///
+/// Cancel-safe if called again with the same `buf`: it keeps the bytes of a frame that is not yet
+/// whole. It is empty whenever a frame was returned. After an error the stream must be closed.
+pub async fn read_frame<R, T>(
+    r: &mut R,
+    buf: &mut Vec<u8>,
+    limit: usize,
+) -> Result<Option<(u64, T)>, WireError>
+where
+    R: AsyncRead + Unpin,
+    T: DeserializeOwned,
+{
+    let limit = limit.min(MAX_FRAME_BYTES);
+    while buf.len() < FRAME_HEADER_BYTES {
+        if !fill(r, buf, FRAME_HEADER_BYTES).await? {
+            if buf.is_empty() {
+                return Ok(None);
+            }
+            return Err(WireError::Truncated {
+                missing: FRAME_HEADER_BYTES - buf.len(),
+            });
+        }
+    }
+    let mut first = [0; FRAME_HEADER_BYTES];
+    first.copy_from_slice(&buf[..FRAME_HEADER_BYTES]);
+    let header = parse_header(&first, limit)?;
+    let end = FRAME_HEADER_BYTES + header.body;
+    while buf.len() < end {
+        if !fill(r, buf, end).await? {
+            return Err(WireError::Truncated {
+                missing: end - buf.len(),
+            });
+        }
+    }
+    let value = decode_body(&buf[FRAME_HEADER_BYTES..end], limit);
+    recycle(buf);
+    Ok(Some((header.id, value?)))
+}
+
+/// Reads some bytes, up to `end` in the buffer; false at the end of the stream.
+async fn fill<R: AsyncRead + Unpin>(
+    r: &mut R,
+    buf: &mut Vec<u8>,
+    end: usize,
+) -> Result<bool, WireError> {
+    let room = (end - buf.len()).min(GROW_BYTES.max(buf.len()));
+    buf.reserve(room);
+    let n = (&mut *r).take(room as u64).read_buf(buf).await?;
+    Ok(n > 0)
+}
+
+fn recycle(buf: &mut Vec<u8>) {
+    buf.clear();
+    buf.shrink_to(KEEP_BYTES);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+//! Who is at the other end of a unix socket, and whether it still lives. A pid alone names nobody
+//! for long: only a pidfd taken while the peer certainly lived is proof of its death later [I9].
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+/// `getsockopt` name that returns a pidfd of the peer (Linux 6.5); not in libc yet.
+const SO_PEERPIDFD: libc::c_int = 77;
+
+/// The process at the other end of a unix socket.
+#[derive(Debug, Clone)]
+pub struct UnixPeer {
+    /// Its pid when it connected; 0 if it lives in a pid namespace that we cannot see.
+    pub pid: i32,
+    /// Its effective user when it connected.
+    pub uid: u32,
+    /// Names the process for ever; absent where the kernel gives none.
+    pub pidfd: Option<Arc<OwnedFd>>,
+}
+
+/// The other end of a control connection.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    /// Present on unix sockets.
+    pub unix: Option<UnixPeer>,
+    /// For logs.
+    pub text: String,
+}
+
+const NO_WAIT: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
+/// False once the process has exited (a pidfd becomes readable then, a zombie included). An error
+/// of the poll itself counts as alive: it proves nothing.
+pub fn process_alive(pidfd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    match poll(&mut fds, Some(&NO_WAIT)) {
+        Ok(n) => n == 0,
+        Err(_) => true,
+    }
+}
+
+/// The peer of a connected unix socket, from its credentials (pid, uid).
+pub(super) fn unix_peer(socket: &impl AsFd, pid: i32, uid: u32) -> UnixPeer {
+    let pidfd = peer_pidfd(socket.as_fd().as_raw_fd()).or_else(|| pidfd_by_pid(socket, pid));
+    UnixPeer {
+        pid,
+        uid,
+        pidfd: pidfd.map(Arc::new),
+    }
+}
+
+fn peer_pidfd(socket: RawFd) -> Option<OwnedFd> {
+    let mut fd: libc::c_int = -1;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: both pointers name locals of the length given.
+    let r = unsafe {
+        libc::getsockopt(
+            socket,
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &raw mut len,
+        )
+    };
+    // SAFETY: on success the kernel made a descriptor for us, which nobody else owns.
+    (r == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// For older kernels: open by pid, then check again that the peer was there all along. While its
+/// end of the socket is open its pid cannot have passed to another process.
+fn pidfd_by_pid(socket: &impl AsFd, pid: i32) -> Option<OwnedFd> {
+    let pid = rustix::process::Pid::from_raw(pid)?;
+    let fd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()?;
+    let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
+    let hung_up = poll(&mut fds, Some(&NO_WAIT)).ok()? > 0;
+    (!hung_up && process_alive(&fd)).then_some(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn i9_a_pidfd_says_alive_until_the_process_exits() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        let fd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        assert!(process_alive(&fd));
+        drop(child.stdin.take());
+        // Not yet waited for: even as a zombie it is dead.
+        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        poll(
+            &mut fds,
+            Some(&Timespec {
+                tv_sec: 10,
+                tv_nsec: 0,
+            }),
+        )
+        .unwrap();
+        assert!(!process_alive(&fd));
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn i9_both_ways_to_a_pidfd_name_the_living_peer() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let me = std::process::id() as i32;
+        let by_pid = pidfd_by_pid(&a, me).unwrap();
+        assert!(process_alive(&by_pid));
+        if let Some(fd) = peer_pidfd(a.as_raw_fd()) {
+            assert!(process_alive(&fd));
+        }
+        drop(b);
+        assert!(
+            pidfd_by_pid(&a, me).is_none(),
+            "the peer hung up: its pid may be another's"
+        );
+        assert!(pidfd_by_pid(&a, 0).is_none());
+    }
+}

@@ -1,0 +1,132 @@
+//! A segment, the target's own view of it, and a handle to it, per transport.
+
+use nkv_store::shm;
+use nkv_store::{AnonMemory, Export, Memory, StoreError, new_incarnation};
+use nkv_transport::access::OpenAccess;
+use nkv_transport::{
+    AgentLimits, Alive, LocalVerbs, ShmVerbs, TcpAgent, TcpOptions, TcpVerbs, Verbs,
+};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Room for the largest operation of the suite, twice.
+pub const SEGMENT_BYTES: u64 = 40 << 20;
+/// Any token: access is open here.
+pub const TOKEN: u64 = 0xfeed;
+
+/// What a property works with.
+pub struct Fixture {
+    /// The handle under test.
+    pub verbs: Arc<dyn Verbs>,
+    /// The target memory, as its owner sees it.
+    pub memory: Arc<dyn Memory>,
+    /// The handle's flag.
+    pub alive: Alive,
+    /// The owner dies.
+    pub kill: Box<dyn FnOnce() + Send>,
+    /// Whatever must live as long.
+    pub keep: Vec<Box<dyn std::any::Any>>,
+}
+
+pub fn local() -> Fixture {
+    let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
+    let alive = Alive::new();
+    let verbs = Arc::new(LocalVerbs::new(memory.clone(), alive.clone()));
+    let dies = alive.clone();
+    Fixture {
+        verbs,
+        memory,
+        alive,
+        kill: Box::new(move || dies.mark_dead()),
+        keep: vec![],
+    }
+}
+
+pub fn shm() -> Fixture {
+    // A folder of its own below /dev/shm: the suite must not meet segments of a running node.
+    let dir = tempfile::tempdir_in(shm::SHM_DIR).unwrap();
+    let name = shm::SegmentName {
+        job: "conformance".to_string(),
+        rank: 0,
+        incarnation: new_incarnation(),
+    };
+    let owner = shm::create_in(dir.path(), &name, SEGMENT_BYTES, false).unwrap();
+    let mapped = shm::attach_in(dir.path(), owner.file_name(), false).unwrap();
+    let alive = Alive::new();
+    let verbs = Arc::new(ShmVerbs::new(mapped, alive.clone()));
+    let dies = alive.clone();
+    Fixture {
+        verbs,
+        memory: Arc::new(owner),
+        alive,
+        kill: Box::new(move || dies.mark_dead()),
+        keep: vec![Box::new(dir)],
+    }
+}
+
+pub fn tcp() -> Fixture {
+    over_tcp(Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap()))
+}
+
+/// Behind an agent whose memory the CPU cannot address, as VRAM: everything is staged.
+pub fn tcp_unaddressable() -> Fixture {
+    over_tcp(Arc::new(Unaddressable(
+        AnonMemory::new(SEGMENT_BYTES).unwrap(),
+    )))
+}
+
+fn over_tcp(memory: Arc<dyn Memory>) -> Fixture {
+    let incarnation = new_incarnation();
+    // A request limit below the largest operation: splitting is part of what is tested.
+    let limits = AgentLimits {
+        max_request_bytes: 5_000_001,
+        ..AgentLimits::default()
+    };
+    let access = Arc::new(OpenAccess);
+    let at = "127.0.0.1:0".parse().unwrap();
+    let agent = TcpAgent::start(at, memory.clone(), incarnation, "job", access, limits).unwrap();
+    let to = agent.local_addr().to_string();
+    let verbs = TcpVerbs::connect(&to, incarnation, "job", TcpOptions::default()).unwrap();
+    let alive = verbs.alive();
+    Fixture {
+        verbs: Arc::new(verbs),
+        memory,
+        alive,
+        kill: Box::new(move || agent.stop()),
+        keep: vec![],
+    }
+}
+
+/// Memory without an address.
+#[derive(Debug)]
+struct Unaddressable(AnonMemory);
+
+impl Memory for Unaddressable {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+    fn export(&self) -> Export {
+        self.0.export()
+    }
+    fn host_base(&self) -> Option<NonNull<u8>> {
+        None
+    }
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
+        self.0.read(offset, dst)
+    }
+    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+        self.0.write(offset, src)
+    }
+    fn load(&self, offset: u64) -> Result<u64, StoreError> {
+        self.0.load(offset)
+    }
+    fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
+        self.0.store(offset, value)
+    }
+    fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
+        self.0.compare_swap(offset, expect, new)
+    }
+    fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
+        self.0.fetch_add(offset, add)
+    }
+}

@@ -1,0 +1,238 @@
+//! How a client's posts end when the agent is gone, frozen, or another one [I18].
+
+use super::{INCARNATION, JOB, SEGMENT_BYTES, TOKEN, eventually, ms_of, rig_with};
+use nkv_store::AnonMemory;
+use nkv_store::threads::spawn_named;
+use nkv_transport::access::OpenAccess;
+use nkv_transport::{AgentLimits, Op, TcpAgent, TcpOptions, TcpVerbs, TransportError, Verbs};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// An agent that shakes hands and then does whatever `then` does.
+fn impostor(then: impl FnOnce(TcpStream) + Send + 'static) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    spawn_named("impostor", move || {
+        let (mut s, _) = listener.accept().unwrap();
+        let mut hello = vec![0; 24 + JOB.len()];
+        s.read_exact(&mut hello).unwrap();
+        let mut welcome = b"nkvtcp-w".to_vec();
+        for word in [1u32, 0] {
+            welcome.extend(word.to_le_bytes());
+        }
+        for word in [INCARNATION, SEGMENT_BYTES, 1 << 30] {
+            welcome.extend(word.to_le_bytes());
+        }
+        welcome.extend([0; 4]);
+        welcome.extend(4096u32.to_le_bytes());
+        s.write_all(&welcome).unwrap();
+        then(s);
+    })
+    .unwrap();
+    at
+}
+
+/// Keeps a connection open and never says anything until the peer leaves.
+fn freeze(s: TcpStream) {
+    let mut fds = [PollFd::new(&s, PollFlags::RDHUP)];
+    let limit = Timespec {
+        tv_sec: 30,
+        tv_nsec: 0,
+    };
+    poll(&mut fds, Some(&limit)).unwrap();
+}
+
+fn connect(to: SocketAddr, opts: TcpOptions) -> Result<TcpVerbs, TransportError> {
+    TcpVerbs::connect(&to.to_string(), INCARNATION, JOB, opts)
+}
+
+#[test]
+fn i18_a_frozen_agent_ends_a_post_by_timeout_within_two_seconds() {
+    let client = connect(impostor(freeze), TcpOptions::default()).unwrap();
+    let (r, ms) = ms_of(|| client.read(0, &mut [0; 100]));
+    assert!(matches!(r, Err(TransportError::Timeout(_))), "{r:?}");
+    assert!((1_400..2_000).contains(&ms), "{ms} ms");
+    assert!(client.is_alive(), "a timeout proves no death");
+}
+
+#[test]
+fn i18_a_large_write_to_a_frozen_agent_ends_within_two_seconds() {
+    let client = connect(impostor(freeze), TcpOptions::default()).unwrap();
+    let big = vec![1; SEGMENT_BYTES as usize];
+    let (r, ms) = ms_of(|| {
+        client.post(
+            TOKEN,
+            &mut [Op::Write {
+                offset: 0,
+                src: &big,
+            }; 1],
+        )
+    });
+    assert!(matches!(r, Err(TransportError::Timeout(_))), "{r:?}");
+    assert!((1_400..2_000).contains(&ms), "{ms} ms");
+}
+
+#[test]
+fn i18_a_listener_that_never_shakes_hands_ends_connect_in_time() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    let opts = TcpOptions {
+        connect_ms: 400,
+        ..TcpOptions::default()
+    };
+    let (r, ms) = ms_of(|| connect(to, opts.clone()));
+    assert!(matches!(r, Err(TransportError::Timeout(_))), "{r:?}");
+    assert!((300..1_000).contains(&ms), "{ms} ms");
+    drop(listener);
+    let (r, ms) = ms_of(|| connect(to, opts));
+    assert!(matches!(r, Err(TransportError::Disconnected(_))), "{r:?}");
+    assert!(ms < 300);
+}
+
+#[test]
+fn what_listens_there_may_be_something_else() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    spawn_named("http", move || {
+        let (mut s, _) = listener.accept().unwrap();
+        let _ = s.write_all(
+            b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+        );
+    })
+    .unwrap();
+    let r = connect(to, TcpOptions::default());
+    assert!(matches!(r, Err(TransportError::Protocol(_))), "{r:?}");
+}
+
+#[test]
+fn marking_the_owner_dead_interrupts_a_post_in_flight() {
+    let opts = TcpOptions {
+        stall_ms: 60_000,
+        ..TcpOptions::default()
+    };
+    let (tx, rx) = std::sync::mpsc::channel();
+    let at = impostor(move |mut s| {
+        s.read_exact(&mut [0; 40]).unwrap();
+        tx.send(()).unwrap();
+        freeze(s);
+    });
+    let client = connect(at, opts).unwrap();
+    let alive = client.alive();
+    let post = spawn_named("post", move || client.read(0, &mut [0; 100])).unwrap();
+    rx.recv().unwrap();
+    let (r, ms) = ms_of(|| {
+        alive.mark_dead();
+        post.join().unwrap()
+    });
+    assert!(matches!(r, Err(TransportError::Disconnected(_))), "{r:?}");
+    assert!(ms < 1_000, "{ms} ms");
+}
+
+#[test]
+fn an_answer_that_is_none_is_a_protocol_error() {
+    let at = impostor(|mut s| {
+        s.read_exact(&mut [0; 72]).unwrap();
+        s.write_all(&[0x55; 40]).unwrap();
+        let _ = s.read(&mut [0; 1]);
+    });
+    let r = connect(at, TcpOptions::default())
+        .unwrap()
+        .read(0, &mut [0; 100]);
+    assert!(matches!(r, Err(TransportError::Protocol(_))), "{r:?}");
+}
+
+#[test]
+fn i17_a_restarted_owner_is_another_one_and_the_handle_stays_dead() {
+    let rig = rig_with(AgentLimits::default(), true);
+    let (client, at) = (rig.client(), rig.agent.local_addr());
+    client.write(TOKEN, 0, &[1; 8]).unwrap();
+    rig.agent.stop();
+    let r = client.read(0, &mut [0; 8]);
+    assert!(matches!(r, Err(TransportError::Disconnected(_))), "{r:?}");
+    assert!(
+        client.is_alive(),
+        "a broken connection alone proves no death"
+    );
+    let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
+    let access = Arc::new(OpenAccess);
+    let successor = TcpAgent::start(
+        at,
+        memory,
+        INCARNATION + 1,
+        JOB,
+        access,
+        AgentLimits::default(),
+    )
+    .unwrap();
+    let r = client.read(0, &mut [0; 8]);
+    assert!(matches!(r, Err(TransportError::Disconnected(_))), "{r:?}");
+    assert!(!client.is_alive());
+    drop(successor);
+}
+
+#[test]
+fn the_pool_is_bounded_and_a_waiter_waits_bounded() {
+    let rig = rig_with(AgentLimits::default(), true);
+    let opts = TcpOptions {
+        max_connections: 2,
+        ..TcpOptions::default()
+    };
+    let client = Arc::new(rig.client_with(opts).unwrap());
+    let threads: Vec<_> = (0..8u64)
+        .map(|t| {
+            let client = client.clone();
+            spawn_named("poster", move || {
+                for _ in 0..50 {
+                    client.write(TOKEN, t * 4096, &[t as u8; 4096]).unwrap();
+                }
+            })
+            .unwrap()
+        })
+        .collect();
+    threads.into_iter().for_each(|t| t.join().unwrap());
+    assert!(rig.agent.counters().connections.load(Ordering::Relaxed) <= 2);
+
+    let opts = TcpOptions {
+        max_connections: 1,
+        stall_ms: 60_000,
+        ..TcpOptions::default()
+    };
+    let (tx, rx) = std::sync::mpsc::channel();
+    let at = impostor(move |mut s| {
+        s.read_exact(&mut [0; 40]).unwrap();
+        tx.send(()).unwrap();
+        freeze(s);
+    });
+    let busy = Arc::new(connect(at, opts).unwrap());
+    let (b2, b3) = (busy.clone(), busy.clone());
+    let first = spawn_named("first", move || b2.read(0, &mut [0; 8])).unwrap();
+    rx.recv().unwrap();
+    let second = spawn_named("second", move || b3.read(0, &mut [0; 8])).unwrap();
+    busy.alive().mark_dead();
+    for t in [first, second] {
+        assert!(matches!(
+            t.join().unwrap(),
+            Err(TransportError::Disconnected(_))
+        ));
+    }
+}
+
+#[test]
+fn a_stopped_agent_has_no_thread_left_and_its_port_is_free() {
+    let rig = rig_with(AgentLimits::default(), true);
+    let at = rig.agent.local_addr();
+    let clients: Vec<_> = (0..5).map(|_| rig.client()).collect();
+    let counters = rig.agent.counters();
+    eventually("all are served", || {
+        counters.connections.load(Ordering::Relaxed) == 5
+    });
+    let ((), ms) = ms_of(|| rig.agent.stop());
+    assert!(ms < 2_000);
+    assert_eq!(counters.connections.load(Ordering::Relaxed), 0);
+    rig.agent.stop();
+    assert!(TcpStream::connect(at).is_err());
+    assert!(clients[0].read(0, &mut [0; 8]).is_err());
+}

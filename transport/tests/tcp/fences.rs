@@ -1,0 +1,279 @@
+//! Tokens: what they cover, and that after a fence not a byte of the old plan arrives.
+
+use super::raw::{FETCH_ADD, OK, READ, REFUSED, STORE, WRITE, request};
+use super::{GRANT, SEGMENT_BYTES, TOKEN, eventually, granted, ms_of};
+use nkv_store::layout::{state, word};
+use nkv_store::threads::spawn_named;
+use nkv_store::{Memory, new_incarnation};
+use nkv_transport::{Op, TransportError, Verbs};
+use std::io::Write;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+const PUBLISH: u64 = GRANT.header_off + 32;
+
+fn refused<T: std::fmt::Debug>(r: Result<T, TransportError>) -> String {
+    match r {
+        Err(TransportError::Refused(why)) => why,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[test]
+fn a_plan_writes_its_object_and_publishes_it() {
+    let rig = granted();
+    let client = rig.client();
+    let payload = vec![7u8; GRANT.extent_len as usize];
+    let mut ops = [
+        Op::Write {
+            offset: GRANT.header_off,
+            src: &[1; 32],
+        },
+        Op::Store {
+            offset: GRANT.header_off + 56,
+            value: 99,
+        },
+        Op::Store {
+            offset: PUBLISH,
+            value: word(state::WRITING, 7),
+        },
+        Op::Write {
+            offset: GRANT.extent_offset,
+            src: &payload,
+        },
+        Op::CompareSwap {
+            offset: PUBLISH,
+            expect: word(state::WRITING, 7),
+            new: word(state::READY, 7),
+            old: 0,
+        },
+    ];
+    client.post(TOKEN, &mut ops).unwrap();
+    assert!(matches!(ops[4], Op::CompareSwap { old, .. } if old == word(state::WRITING, 7)));
+    assert_eq!(rig.memory.load(PUBLISH).unwrap(), word(state::READY, 7));
+    let counters = rig.agent.counters();
+    assert_eq!(
+        counters.bytes_in.load(Ordering::Relaxed),
+        GRANT.extent_len + 32
+    );
+    assert_eq!(counters.requests.load(Ordering::Relaxed), 1);
+    eventually("the permit is given back", || {
+        rig.grants.revoke(TOKEN);
+        rig.grants.is_out(TOKEN)
+    });
+}
+
+#[test]
+fn i10_a_batch_with_one_verb_outside_its_grant_places_no_byte() {
+    let rig = granted();
+    let client = rig.client();
+    let big = vec![7u8; 3 << 20];
+    for bad in [
+        Op::Write {
+            offset: GRANT.extent_offset + GRANT.extent_len - 1,
+            src: &[1, 1],
+        },
+        Op::Write {
+            offset: GRANT.header_off + 48,
+            src: &[1; 8],
+        },
+        Op::Write {
+            offset: PUBLISH,
+            src: &[1; 8],
+        },
+        Op::Store {
+            offset: PUBLISH,
+            value: word(state::READY, 7),
+        },
+        Op::FetchAdd {
+            offset: 16,
+            add: 1,
+            old: 0,
+        },
+    ] {
+        let mut ops = [
+            Op::Write {
+                offset: GRANT.header_off,
+                src: &[1; 32],
+            },
+            Op::Write {
+                offset: GRANT.extent_offset,
+                src: &big,
+            },
+            bad,
+        ];
+        let why = refused(client.post(TOKEN, &mut ops));
+        assert!(why.contains("epoch 7"), "{why}");
+    }
+    assert!(rig.is_untouched());
+    assert_eq!(rig.agent.counters().refused.load(Ordering::Relaxed), 5);
+    // The connection stayed in step, payload and all.
+    client.write(TOKEN, GRANT.extent_offset, &big).unwrap();
+    assert_eq!(rig.agent.counters().connections.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn an_unknown_token_is_refused_after_a_moment_and_a_late_one_is_waited_for() {
+    let rig = granted();
+    let client = rig.client();
+    let (r, ms) = ms_of(|| client.write(TOKEN + 1, GRANT.extent_offset, &[1; 100]));
+    assert!(refused(r).contains("no open plan"));
+    assert!((400..1_500).contains(&ms), "{ms} ms");
+    let late = spawn_named("late", move || {
+        client
+            .write(TOKEN + 2, GRANT.extent_offset, &[1; 100])
+            .map(|()| client)
+    })
+    .unwrap();
+    eventually("the agent has the request", || {
+        rig.agent.counters().requests.load(Ordering::Relaxed) == 2
+    });
+    rig.grants.open(TOKEN + 2, GRANT);
+    late.join().unwrap().unwrap();
+}
+
+#[test]
+fn i10_a_revoked_token_is_refused_at_once_and_forever() {
+    let rig = granted();
+    let client = rig.client();
+    client.write(TOKEN, GRANT.extent_offset, &[1; 100]).unwrap();
+    assert!(rig.grants.revoke(TOKEN));
+    assert!(rig.grants.wait_out(TOKEN, Duration::from_secs(2)));
+    for _ in 0..2 {
+        let (r, ms) = ms_of(|| client.write(TOKEN, GRANT.extent_offset, &[2; 100]));
+        assert!(refused(r).contains("ended") && ms < 400);
+    }
+    rig.grants.forget(TOKEN);
+    assert!(client.write(TOKEN, GRANT.extent_offset, &[2; 100]).is_err());
+    let mut now = [0; 100];
+    client.read(GRANT.extent_offset, &mut now).unwrap();
+    assert_eq!(now, [1; 100]);
+}
+
+/// A peer sends half of a payload and stalls; the fence must not wait for it.
+#[test]
+fn i10_revoking_frees_the_gate_from_a_stalled_write_and_later_bytes_change_nothing() {
+    const HALF: usize = 1 << 20;
+    let rig = granted();
+    let mut peer = rig.raw();
+    let write = (WRITE, GRANT.extent_offset, 2 * HALF as u64, 0);
+    let ready = (STORE, PUBLISH, word(state::WRITING, 7), 0);
+    peer.send(&request(3, TOKEN, &[write, ready]));
+    peer.send(&vec![0xaa; HALF]);
+    let last = GRANT.extent_offset + HALF as u64 - 8;
+    eventually("the first half has landed", || {
+        rig.memory.load(last).unwrap() == u64::from_ne_bytes([0xaa; 8])
+    });
+    assert!(!rig.grants.is_out(TOKEN));
+    assert!(rig.grants.revoke(TOKEN));
+    let (out, ms) = ms_of(|| rig.grants.wait_out(TOKEN, Duration::from_secs(5)));
+    assert!(out && ms < 1_000, "the fence took {ms} ms");
+    let before = rig.bytes();
+    // It goes on as if nothing had happened; at some point it is told.
+    let _ = peer.0.write_all(&vec![0xbb; HALF]);
+    let answer = peer.answer().unwrap();
+    assert_eq!(
+        (answer.status, answer.id, answer.closing),
+        (REFUSED, 3, true)
+    );
+    assert!(answer.text.contains("ended"), "{}", answer.text);
+    assert!(peer.is_closed());
+    let after = rig.bytes();
+    assert!(before == after, "a byte arrived after the fence");
+    assert_eq!(rig.memory.load(PUBLISH).unwrap(), 0);
+}
+
+#[test]
+fn i10_no_byte_arrives_after_a_fence_among_busy_writers() {
+    for _ in 0..30 {
+        let rig = granted();
+        let token = new_incarnation();
+        rig.grants.open(token, GRANT);
+        let client = std::sync::Arc::new(rig.client());
+        let writers: Vec<_> = (0..2u8)
+            .map(|t| {
+                let client = client.clone();
+                spawn_named("writer", move || {
+                    for round in 1u8.. {
+                        let at = GRANT.extent_offset + (u64::from(t) << 20);
+                        let r = client.write(token, at, &vec![round; 700_000]);
+                        if let Err(e) = r {
+                            return e;
+                        }
+                    }
+                    panic!("256 writes and no fence");
+                })
+                .unwrap()
+            })
+            .collect();
+        eventually("both write", || {
+            rig.memory.load(GRANT.extent_offset).unwrap() != 0
+                && rig.memory.load(GRANT.extent_offset + (1 << 20)).unwrap() != 0
+        });
+        rig.grants.revoke(token);
+        assert!(rig.grants.wait_out(token, Duration::from_secs(5)));
+        let before = rig.bytes();
+        for w in writers {
+            let e = w.join().unwrap();
+            assert!(matches!(e, TransportError::Refused(_)), "{e:?}");
+        }
+        assert!(before == rig.bytes());
+    }
+}
+
+#[test]
+fn a_fence_of_one_plan_leaves_other_plans_and_reads_alone() {
+    let rig = granted();
+    rig.grants.open(TOKEN + 1, GRANT);
+    let mut stalled = rig.raw();
+    stalled.send(&request(1, TOKEN, &[(WRITE, GRANT.extent_offset, 1000, 0)]));
+    stalled.send(&[1; 500]);
+    let mut other = rig.raw();
+    other.send(&request(
+        1,
+        TOKEN + 1,
+        &[(WRITE, GRANT.extent_offset + 4096, 1000, 0)],
+    ));
+    other.send(&[2; 500]);
+    eventually("both are inside", || {
+        rig.memory.load(GRANT.extent_offset + 488).unwrap() != 0
+            && rig.memory.load(GRANT.extent_offset + 4096 + 488).unwrap() != 0
+    });
+    rig.grants.revoke(TOKEN);
+    assert!(rig.grants.wait_out(TOKEN, Duration::from_secs(5)));
+    other.send(&[2; 500]);
+    assert_eq!(other.answer().unwrap().status, OK);
+    other.send(&request(
+        2,
+        0,
+        &[(READ, GRANT.extent_offset + 4096, 1000, 0)],
+    ));
+    assert_eq!(other.answer().unwrap().payload, [2; 1000]);
+}
+
+#[test]
+fn a_peer_that_does_not_read_its_answer_holds_no_gate() {
+    let rig = granted();
+    let mut peer = rig.raw();
+    // The answer is larger than any socket buffer and is not read.
+    let mut descs = vec![(WRITE, GRANT.extent_offset, 8, 0)];
+    descs.extend([(READ, 0, SEGMENT_BYTES, 0); 8]);
+    peer.send(&request(1, TOKEN, &descs));
+    peer.send(&[5; 8]);
+    eventually("the write has landed", || {
+        rig.memory.load(GRANT.extent_offset).unwrap() != 0
+    });
+    rig.grants.revoke(TOKEN);
+    assert!(rig.grants.wait_out(TOKEN, Duration::from_secs(1)));
+    let answer = peer.answer().unwrap();
+    assert_eq!((answer.status, answer.payload.len()), (OK, 64 << 20));
+}
+
+#[test]
+fn i1_no_atomic_addition_is_granted_by_a_plan() {
+    let rig = granted();
+    let mut peer = rig.raw();
+    peer.send(&request(1, TOKEN, &[(FETCH_ADD, 16, 1, 0)]));
+    assert_eq!(peer.answer().unwrap().status, REFUSED);
+    assert!(rig.is_untouched());
+}

@@ -1,0 +1,97 @@
+//! What is special about tcp: tokens and fences, bad peers, limits, and how a client ends when its
+//! agent does not answer.
+
+mod ends;
+mod fences;
+mod hostile;
+mod raw;
+
+use nkv_store::clock::{BootClock, Clock};
+use nkv_store::{AnonMemory, Memory};
+use nkv_transport::access::{Access, OpenAccess};
+use nkv_transport::grants::{Grant, Grants};
+use nkv_transport::{AgentLimits, TcpAgent, TcpOptions, TcpVerbs, TransportError};
+use raw::Raw;
+use std::sync::Arc;
+
+const SEGMENT_BYTES: u64 = 8 << 20;
+const INCARNATION: u64 = 0x1234_5678_9abc_def0;
+const JOB: &str = "job-a";
+const TOKEN: u64 = 0xfeed;
+const GRANT: Grant = Grant {
+    header_off: 4096,
+    epoch: 7,
+    extent_offset: 1 << 20,
+    extent_len: 4 << 20,
+};
+
+/// An agent beside a fresh segment.
+struct Rig {
+    agent: TcpAgent,
+    memory: Arc<AnonMemory>,
+    grants: Arc<Grants>,
+}
+
+fn rig_with(limits: AgentLimits, open: bool) -> Rig {
+    let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
+    let grants = Arc::new(Grants::new());
+    grants.open(TOKEN, GRANT);
+    let access: Arc<dyn Access> = if open {
+        Arc::new(OpenAccess)
+    } else {
+        grants.clone()
+    };
+    let at = "127.0.0.1:0".parse().unwrap();
+    let agent = TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, limits).unwrap();
+    Rig {
+        agent,
+        memory,
+        grants,
+    }
+}
+
+/// Production's access: one open plan, [`GRANT`] under [`TOKEN`].
+fn granted() -> Rig {
+    rig_with(AgentLimits::default(), false)
+}
+
+impl Rig {
+    fn client(&self) -> TcpVerbs {
+        self.client_with(TcpOptions::default()).unwrap()
+    }
+
+    fn client_with(&self, opts: TcpOptions) -> Result<TcpVerbs, TransportError> {
+        TcpVerbs::connect(&self.agent.local_addr().to_string(), INCARNATION, JOB, opts)
+    }
+
+    fn raw(&self) -> Raw {
+        Raw::connect(self.agent.local_addr(), INCARNATION, JOB)
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut v = vec![0; SEGMENT_BYTES as usize];
+        self.memory.read(0, &mut v).unwrap();
+        v
+    }
+
+    fn is_untouched(&self) -> bool {
+        self.bytes().iter().all(|b| *b == 0)
+    }
+}
+
+/// Waits, bounded, for something that must come true.
+fn eventually(what: &str, mut cond: impl FnMut() -> bool) {
+    let clock = BootClock;
+    let deadline = clock.now_ms() + 20_000;
+    while !cond() {
+        assert!(clock.now_ms() < deadline, "it never came true that {what}");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+fn ms_of<T>(f: impl FnOnce() -> T) -> (T, u64) {
+    let clock = BootClock;
+    let t0 = clock.now_ms();
+    let r = f();
+    (r, clock.now_ms() - t0)
+}

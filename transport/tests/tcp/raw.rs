@@ -1,0 +1,129 @@
+//! A peer that speaks the tcp data protocol byte by byte, so that it can also speak it badly. The
+//! numbers are written out on purpose: they pin the format.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+pub const READ: u32 = 1;
+pub const WRITE: u32 = 2;
+pub const STORE: u32 = 3;
+pub const FETCH_ADD: u32 = 4;
+
+pub const OK: u32 = 0;
+pub const REFUSED: u32 = 1;
+pub const OUT_OF_BOUNDS: u32 = 2;
+
+pub struct Raw(pub TcpStream);
+
+/// One descriptor: verb, offset, a, b.
+pub type Desc = (u32, u64, u64, u64);
+
+pub fn hello(version: u32, incarnation: u64, job: &str) -> Vec<u8> {
+    let mut b = b"nkvtcp-h".to_vec();
+    b.extend(version.to_le_bytes());
+    b.extend((job.len() as u32).to_le_bytes());
+    b.extend(incarnation.to_le_bytes());
+    b.extend(job.as_bytes());
+    b
+}
+
+pub fn request(id: u64, token: u64, descs: &[Desc]) -> Vec<u8> {
+    let sum = |code| {
+        descs
+            .iter()
+            .filter(|d| d.0 == code)
+            .map(|d| d.2)
+            .sum::<u64>()
+    };
+    let mut b = b"nkvq".to_vec();
+    b.extend((descs.len() as u32).to_le_bytes());
+    for word in [id, token, sum(WRITE), sum(READ)] {
+        b.extend(word.to_le_bytes());
+    }
+    for (code, offset, a, c) in descs {
+        b.extend(code.to_le_bytes());
+        b.extend([0; 4]);
+        for word in [offset, a, c] {
+            b.extend(word.to_le_bytes());
+        }
+    }
+    b
+}
+
+pub struct Answer {
+    pub status: u32,
+    pub id: u64,
+    pub text: String,
+    pub results: Vec<u64>,
+    pub payload: Vec<u8>,
+    pub closing: bool,
+}
+
+impl Raw {
+    /// Connects without a word.
+    pub fn dial(to: SocketAddr) -> Self {
+        let s = TcpStream::connect(to).unwrap();
+        s.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        Self(s)
+    }
+
+    /// Connects and shakes hands.
+    pub fn connect(to: SocketAddr, incarnation: u64, job: &str) -> Self {
+        let mut r = Self::dial(to);
+        r.send(&hello(1, incarnation, job));
+        let (status, text) = r.welcome();
+        assert_eq!(status, OK, "{text}");
+        r
+    }
+
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.0.write_all(bytes).unwrap();
+    }
+
+    fn take(&mut self, n: usize) -> std::io::Result<Vec<u8>> {
+        let mut b = vec![0; n];
+        self.0.read_exact(&mut b)?;
+        Ok(b)
+    }
+
+    pub fn welcome(&mut self) -> (u32, String) {
+        let b = self.take(48).unwrap();
+        assert_eq!(&b[..8], b"nkvtcp-w");
+        let text = self.take(u32_at(&b, 40) as usize).unwrap();
+        (u32_at(&b, 12), String::from_utf8(text).unwrap())
+    }
+
+    pub fn answer(&mut self) -> std::io::Result<Answer> {
+        let b = self.take(40)?;
+        assert_eq!(&b[..4], b"nkvr");
+        let text = self.take(u32_at(&b, 16) as usize)?;
+        let results = self.take(8 * u32_at(&b, 20) as usize)?;
+        let payload = self.take(u64_at(&b, 24) as usize)?;
+        Ok(Answer {
+            status: u32_at(&b, 4),
+            id: u64_at(&b, 8),
+            text: String::from_utf8(text).unwrap(),
+            results: results.chunks(8).map(|c| u64_at(c, 0)).collect(),
+            payload,
+            closing: u32_at(&b, 32) == 1,
+        })
+    }
+
+    /// True if the agent closed the connection (within the read timeout).
+    pub fn is_closed(&mut self) -> bool {
+        let mut rest = Vec::new();
+        match self.0.read_to_end(&mut rest) {
+            Ok(_) => true,
+            Err(e) => e.kind() == std::io::ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+fn u32_at(b: &[u8], i: usize) -> u32 {
+    u32::from_le_bytes(b[i..i + 4].try_into().unwrap())
+}
+
+fn u64_at(b: &[u8], i: usize) -> u64 {
+    u64::from_le_bytes(b[i..i + 8].try_into().unwrap())
+}
