@@ -3,12 +3,8 @@
 //! readers disagree about what those mean.
 
 /// The suffixes taken, largest first, with their factors.
-const UNITS: [(&str, u64); 4] = [
-    ("TiB", 1 << 40),
-    ("GiB", 1 << 30),
-    ("MiB", 1 << 20),
-    ("KiB", 1 << 10),
-];
+const UNITS: [(&str, u64); 4] =
+    [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
 /// Bytes of a text like `4096`, `4096B`, `64KiB`, `64 MiB` or `1.5GiB`. Case does not matter.
 ///
@@ -16,9 +12,7 @@ const UNITS: [(&str, u64); 4] = [
 /// One sentence that names what was read and what would be taken.
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let trimmed = text.trim();
-    let digits = trimmed
-        .find(|c: char| !(c.is_ascii_digit() || c == '.'))
-        .unwrap_or(trimmed.len());
+    let digits = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
     let (number, suffix) = (&trimmed[..digits], trimmed[digits..].trim_start());
     if number.is_empty() {
         return Err(format!(
@@ -29,10 +23,7 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
         format!("{text:?} has the unknown suffix {suffix:?}: KiB, MiB, GiB and TiB are taken")
     })?;
     scaled(number, factor).ok_or_else(|| {
-        format!(
-            "{text:?} is not a whole number of bytes between 0 and {}",
-            u64::MAX
-        )
+        format!("{text:?} is not a whole number of bytes between 0 and {}", u64::MAX)
     })
 }
 
@@ -40,10 +31,7 @@ fn factor_of(suffix: &str) -> Option<u64> {
     if suffix.is_empty() || suffix.eq_ignore_ascii_case("B") {
         return Some(1);
     }
-    UNITS
-        .iter()
-        .find(|(unit, _)| unit.eq_ignore_ascii_case(suffix))
-        .map(|(_, factor)| *factor)
+    UNITS.iter().find(|(unit, _)| unit.eq_ignore_ascii_case(suffix)).map(|(_, factor)| *factor)
 }
 
 /// `number * factor` with a decimal point allowed as long as the product is whole; no rounding is done silently.
@@ -111,14 +99,7 @@ mod tests {
 
     #[test]
     fn a_size_that_is_not_whole_or_does_not_fit_is_refused() {
-        for text in [
-            "0.3KiB",
-            "1.5",
-            "1.",
-            "1.2.3KiB",
-            "99999999999999999999",
-            "99999999TiB",
-        ] {
+        for text in ["0.3KiB", "1.5", "1.", "1.2.3KiB", "99999999999999999999", "99999999TiB"] {
             assert!(parse_bytes(text).is_err(), "{text}");
         }
     }

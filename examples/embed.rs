@@ -22,11 +22,7 @@ const PAGES: u8 = 4;
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A job of its own: two programs that embed nkv on one machine never meet by accident.
     let job = format!("embed-{}", std::process::id());
-    let node = Node::start(NodeConfig {
-        job,
-        ..NodeConfig::default()
-    })
-    .await?;
+    let node = Node::start(NodeConfig { job, ..NodeConfig::default() }).await?;
     println!(
         "rank {} at {}, segment {}",
         node.info().rank,
@@ -58,9 +54,7 @@ async fn wait_until_ready(node: &Node) -> Result<(), tokio::time::error::Elapsed
 
 /// Whole values in and out.
 async fn put_and_get(client: &Client) -> nkv::Result<()> {
-    client
-        .put(b"greeting", b"hello", &PutOptions::default())
-        .await?;
+    client.put(b"greeting", b"hello", &PutOptions::default()).await?;
     let value = client.get(b"greeting").await?;
     println!("get: {}", value.escape_ascii());
 
@@ -74,10 +68,7 @@ async fn put_and_get(client: &Client) -> nkv::Result<()> {
 /// An object that is written page by page, in any order, as a prefill worker produces it. Nobody
 /// sees it before it is published.
 async fn write_in_pages(client: &Client) -> nkv::Result<()> {
-    let opts = PutOptions {
-        page_bytes: PAGE_BYTES,
-        ..PutOptions::default()
-    };
+    let opts = PutOptions { page_bytes: PAGE_BYTES, ..PutOptions::default() };
     let bytes_total = u64::from(PAGE_BYTES) * u64::from(PAGES);
     let plan = client.open_for_write(b"layers", bytes_total, &opts).await?;
     for page in (0..PAGES).rev() {
@@ -86,19 +77,11 @@ async fn write_in_pages(client: &Client) -> nkv::Result<()> {
     plan.publish().await?;
 
     let meta = client.get_location(b"layers").await?;
-    println!(
-        "layers: {} pages on rank {}, {} bytes",
-        meta.n_pages, meta.rank, meta.bytes_total
-    );
+    println!("layers: {} pages on rank {}, {} bytes", meta.n_pages, meta.rank, meta.bytes_total);
     let mut value = vec![0; meta.bytes_total as usize];
     client.read_into(&meta, &mut value).await?;
     let page_of = |at: usize| (at / PAGE_BYTES as usize) as u8;
-    assert!(
-        value
-            .iter()
-            .enumerate()
-            .all(|(at, byte)| *byte == page_of(at))
-    );
+    assert!(value.iter().enumerate().all(|(at, byte)| *byte == page_of(at)));
     Ok(())
 }
 
@@ -121,22 +104,12 @@ async fn ask_actors(node: &Node) -> nkv::Result<()> {
     // What readers did is sent in batches; a flush makes the owner's figures current.
     node.client().flush().await?;
     let gauges = node.owner().call(GetGauges, ANSWER_LIMIT).await?;
-    println!(
-        "owner: {} objects, {} live bytes",
-        gauges.objects, gauges.live_bytes
-    );
+    println!("owner: {} objects, {} live bytes", gauges.objects, gauges.live_bytes);
 
     if let Some(master) = node.master() {
-        let ask = Ask {
-            producer: 0,
-            request: Request::Stats,
-        };
+        let ask = Ask { producer: 0, request: Request::Stats };
         if let Response::Stats(stats) = master.call(ask, ANSWER_LIMIT).await? {
-            println!(
-                "master: {} objects on {} rank(s)",
-                stats.objects,
-                stats.ranks.len()
-            );
+            println!("master: {} objects on {} rank(s)", stats.objects, stats.ranks.len());
         }
     }
     Ok(())

@@ -8,6 +8,8 @@ readonly KEYS=30
 readonly READY_S=60
 readonly DRAIN_S=20
 readonly CALL_S=20
+# Owners report their counts with their heartbeats.
+readonly REPORT_S=10
 
 fail() {
     echo "FAILED: $*" >&2
@@ -90,10 +92,21 @@ all_ended() {
     done
 }
 
+# check_job ID: every rank took its job from the launcher, so two jobs on one host never meet.
+check_job() {
+    local rank job
+    for ((rank = 0; rank < RANKS; rank++)); do
+        job=$(ready_field "$rank" job)
+        [ "$job" = "$1" ] || fail "rank $rank is of job '$job', expected '$1' of the launcher"
+    done
+}
+
 # Puts KEYS values through rank 0, reads each through rank 2 and compares; then every rank must own
 # at least one object and have a segment in shared memory.
 check_data() {
-    local first last key rank objects
+    local first last key rank
+    local -x NKV_JOB
+    NKV_JOB=$(ready_field 0 job)
     first=$(ready_field 0 control) last=$(ready_field $((RANKS - 1)) control)
     for ((key = 0; key < KEYS; key++)); do
         head -c $((1000 * (key + 1))) /dev/urandom >"$SCRATCH/value"
@@ -103,15 +116,19 @@ check_data() {
     done
     echo "$KEYS values put through rank 0 and read through rank $((RANKS - 1)): equal"
     for ((rank = 0; rank < RANKS; rank++)); do
-        objects=$(objects_of_rank "$rank" "$first")
-        [ "${objects:-0}" -ge 1 ] || fail "rank $rank owns no object: $(cat "$SCRATCH/status")"
-        echo "rank $rank owns $objects objects"
+        wait_until $REPORT_S "rank $rank to own an object" owns_an_object "$rank" "$first"
+        echo "rank $rank owns $(objects_of_rank "$rank") objects"
         [ -e "/dev/shm/$(ready_field "$rank" segment)" ] || fail "rank $rank names a segment that is not in /dev/shm: $(ready_field "$rank" segment)"
     done
 }
 
-objects_of_rank() {
+owns_an_object() {
     timeout $CALL_S "$NKV" status --connect "$2" --json >"$SCRATCH/status" || fail "nkv status"
+    [ "$(objects_of_rank "$1")" -ge 1 ]
+}
+
+# From the status that was asked for last.
+objects_of_rank() {
     python3 - "$1" "$SCRATCH/status" <<'PYTHON'
 import json, sys
 rank, path = int(sys.argv[1]), sys.argv[2]

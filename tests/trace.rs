@@ -41,21 +41,14 @@ fn arithmetic(requests: &[Vec<u64>]) -> Arithmetic {
         sums.hit_blocks += ids.iter().take_while(|id| seen.contains(*id)).count() as u64;
         seen.extend(ids.iter().copied());
     }
-    Arithmetic {
-        unique: seen.len() as u64,
-        ..sums
-    }
+    Arithmetic { unique: seen.len() as u64, ..sums }
 }
 
 /// The trace beside the repository, or a made one in `dir`.
 fn trace(dir: &Path) -> (PathBuf, Vec<Vec<u64>>) {
     let published =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/traces/conversation_trace.jsonl");
-    let path = if published.is_file() {
-        published
-    } else {
-        made_trace(dir)
-    };
+    let path = if published.is_file() { published } else { made_trace(dir) };
     let requests = requests_of(&path);
     (path, requests)
 }
@@ -75,26 +68,16 @@ fn requests_of(path: &Path) -> Vec<Vec<u64>> {
 fn made_trace(dir: &Path) -> PathBuf {
     let mut random = 1u64;
     let mut draw = |limit: usize| {
-        random = random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         ((random >> 33) as usize) % limit
     };
     let (mut conversations, mut next, mut text) = (Vec::<Vec<u64>>::new(), 1, String::new());
     for timestamp in 0..REQUESTS {
         // How far back: a heavy tail, as the distance between two turns of a conversation has.
         let recent = conversations.len();
-        let back = if recent == 0 {
-            0
-        } else {
-            recent / (1 + draw(recent))
-        };
+        let back = if recent == 0 { 0 } else { recent / (1 + draw(recent)) };
         let goes_on = back > 0 && draw(100) < 40;
-        let mut ids = if goes_on {
-            conversations[recent - back].clone()
-        } else {
-            vec![0]
-        };
+        let mut ids = if goes_on { conversations[recent - back].clone() } else { vec![0] };
         for _ in 0..1 + draw(30) {
             ids.push(next);
             next += 1;
@@ -153,14 +136,7 @@ fn owners(rt: &Runtime, cluster: &Cluster, gets: u64) -> Vec<OwnerGauges> {
             }
         };
         let _ = tokio::time::timeout(COUNTERS_LIMIT, look).await;
-        client
-            .stats()
-            .await
-            .unwrap()
-            .ranks
-            .iter()
-            .map(|r| r.owner)
-            .collect()
+        client.stats().await.unwrap().ranks.iter().map(|r| r.owner).collect()
     })
 }
 
@@ -169,18 +145,11 @@ fn over_running_ranks_the_replay_hits_what_the_arithmetic_says_and_the_owners_ag
     let dir = TempDir::new().unwrap();
     let (path, requests) = trace(dir.path());
     let expected = arithmetic(&requests);
-    assert!(
-        expected.hit_blocks > expected.blocks / 10,
-        "{expected:?} shares too little"
-    );
+    assert!(expected.hit_blocks > expected.blocks / 10, "{expected:?} shares too little");
 
     let job = format!("trace-test-{}", std::process::id());
     let rt = Runtime::new().unwrap();
-    let config = NodeConfig {
-        job: job.clone(),
-        heap_bytes: HEAP_BYTES,
-        ..NodeConfig::default()
-    };
+    let config = NodeConfig { job: job.clone(), heap_bytes: HEAP_BYTES, ..NodeConfig::default() };
     let cluster = rt.block_on(Cluster::start(3, config)).unwrap();
     let address = cluster.node(0).info().control.to_string();
     let (output, json) = replay(&path, &["--connect", &address, "--job", &job]);
@@ -194,10 +163,7 @@ fn over_running_ranks_the_replay_hits_what_the_arithmetic_says_and_the_owners_ag
     assert_eq!(sum(|o| o.evictions), 0);
     for owner in &owners {
         let percent = owner.objects * 100 / expected.unique;
-        assert!(
-            (25..=45).contains(&percent),
-            "a rank holds {percent}% of the blocks"
-        );
+        assert!((25..=45).contains(&percent), "a rank holds {percent}% of the blocks");
     }
     rt.block_on(cluster.stop());
 }
@@ -217,14 +183,7 @@ fn with_little_room_blocks_are_evicted_and_no_byte_is_wrong() {
     let (path, requests) = trace(dir.path());
     let expected = arithmetic(&requests);
     let heap_bytes = (expected.unique / 5 * BLOCK_BYTES / 3).to_string();
-    let flags = [
-        "--heap-bytes",
-        &heap_bytes,
-        "--watermarks",
-        "100/99",
-        "--quarantine-ms",
-        "5",
-    ];
+    let flags = ["--heap-bytes", &heap_bytes, "--watermarks", "100/99", "--quarantine-ms", "5"];
     let (output, json) = replay(&path, &flags);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{stderr}");
@@ -245,10 +204,7 @@ fn the_made_trace_shares_prefixes_and_replays_like_the_published_one() {
     let expected = arithmetic(&requests_of(&path));
     let ratio = expected.hit_blocks as f64 / expected.blocks as f64;
     assert!((0.15..0.75).contains(&ratio), "{ratio}");
-    assert!(
-        expected.unique * BLOCK_BYTES < 3 * HEAP_BYTES / 2,
-        "{expected:?} is too large"
-    );
+    assert!(expected.unique * BLOCK_BYTES < 3 * HEAP_BYTES / 2, "{expected:?} is too large");
     let (output, json) = replay(&path, &["--heap-bytes", &HEAP_BYTES.to_string()]);
     assert_agrees(&output, &json, &expected);
 }

@@ -131,33 +131,24 @@ impl CellState {
             restarts: self.restarts.load(Ordering::Relaxed),
             busy_ms: if busy == 0 { 0 } else { age(busy) },
             idle_ms: age(self.last_beat_ns.load(Ordering::Relaxed)),
-            last_error: self
-                .last_error
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone(),
+            last_error: self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
 
     fn begin(&self) {
-        self.busy_since_ns
-            .store(BootClock.now_ns(), Ordering::Relaxed);
+        self.busy_since_ns.store(BootClock.now_ns(), Ordering::Relaxed);
     }
 
     fn end(&self) {
         self.busy_since_ns.store(0, Ordering::Relaxed);
-        self.last_beat_ns
-            .store(BootClock.now_ns(), Ordering::Relaxed);
+        self.last_beat_ns.store(BootClock.now_ns(), Ordering::Relaxed);
         self.handled.fetch_add(1, Ordering::Relaxed);
     }
 
     fn panicked(&self, text: String) {
         tracing::error!(actor = self.name, panic = %text, "an actor panicked; rebuilding it");
         self.panics.fetch_add(1, Ordering::Relaxed);
-        *self
-            .last_error
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Some(text);
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
     }
 }
 
@@ -178,13 +169,7 @@ impl<R: Role> Turn<'_, R> {
             tokio::time::sleep(delay).await;
             if let Some(addr) = weak.upgrade() {
                 // A full mailbox means the role is busy; a later timer finds the same work.
-                if addr
-                    .try_send(Envelope {
-                        message,
-                        reply: Reply::nobody(),
-                    })
-                    .is_ok()
-                {
+                if addr.try_send(Envelope { message, reply: Reply::nobody() }).is_ok() {
                     state.sent.fetch_add(1, Ordering::Relaxed);
                 }
             }
@@ -200,10 +185,7 @@ impl<R: Role> Turn<'_, R> {
     {
         let (weak, state) = (self.weak.clone(), self.state.clone());
         tokio::task::spawn_local(async move {
-            let mut envelope = Envelope {
-                message: work.await,
-                reply: Reply::nobody(),
-            };
+            let mut envelope = Envelope { message: work.await, reply: Reply::nobody() };
             // Unlike a timer, a result must not be lost to a full mailbox.
             while let Some(addr) = weak.upgrade() {
                 match addr.try_send(envelope) {
@@ -263,19 +245,16 @@ impl<R: Role> Cell<R> {
         };
         let (truth, state) = (self.truth.clone(), self.state.clone());
         let built = catch_unwind(AssertUnwindSafe(|| {
-            R::boot(
-                &truth,
-                &mut Turn {
-                    weak: &weak,
-                    state: &state,
-                },
-            )
+            R::boot(&truth, &mut Turn { weak: &weak, state: &state })
         }));
         match built {
             Ok(role) => self.role = Some(role),
-            Err(p) => self
-                .state
-                .panicked(format!("while booting: {}", panic_text(&*p))),
+            Err(p) => {
+                self.state.panicked(format!("while booting: {}", panic_text(&*p)));
+                if !self.spend_budget() {
+                    (self.on_exhausted)(R::NAME);
+                }
+            }
         }
     }
 
@@ -298,10 +277,7 @@ impl<R: Role> Cell<R> {
             return;
         };
         self.state.begin();
-        let mut turn = Turn {
-            weak,
-            state: &self.state,
-        };
+        let mut turn = Turn { weak, state: &self.state };
         let outcome = catch_unwind(AssertUnwindSafe(|| body(role, &mut turn)));
         self.state.end();
         if let Err(p) = outcome {
@@ -318,10 +294,7 @@ impl<R: Role> Cell<R> {
 }
 
 /// Holds the mailbox for one scheduler turn, or for `delay`.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the one place that may hold a mailbox"
-)]
+#[expect(clippy::disallowed_methods, reason = "the one place that may hold a mailbox")]
 fn pause<R: Role>(ctx: &mut Context<Cell<R>>, delay: Option<Duration>) {
     let rest = async move {
         match delay {
@@ -468,10 +441,7 @@ impl<R: Role> CellAddr<R> {
     where
         R: On<M>,
     {
-        match self.0.addr.try_send(Envelope {
-            message,
-            reply: Reply::nobody(),
-        }) {
+        match self.0.addr.try_send(Envelope { message, reply: Reply::nobody() }) {
             Ok(()) => {
                 self.0.state.sent.fetch_add(1, Ordering::Relaxed);
                 Ok(())

@@ -26,7 +26,7 @@ use nkv_store::clock::{BootClock, Clock};
 use nkv_store::shm::boot_id;
 use nkv_transport::wire::{Address, Net, OsNet};
 use peer::Peer;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -44,11 +44,7 @@ pub struct ClientConfig {
 impl Default for ClientConfig {
     fn default() -> Self {
         let transport = TransportChoice::Auto;
-        Self {
-            job: "nkv".to_string(),
-            transport,
-            call_timeout_ms: 2_000,
-        }
+        Self { job: "nkv".to_string(), transport, call_timeout_ms: 2_000 }
     }
 }
 
@@ -61,12 +57,27 @@ pub struct Shared {
     pub(crate) plans: Arc<OpenPlans>,
     pub(crate) peers: RwLock<HashMap<u64, Arc<Peer>>>,
     pub(crate) actor: OnceLock<CellAddr<Producer>>,
-    pub(crate) draining: std::sync::atomic::AtomicBool,
+    pub(crate) draining: Arc<AtomicBool>,
     settings: Mutex<Settings>,
     view: RwLock<View>,
     next_request: AtomicU64,
     // Only a standalone client has one; a node's handle lives on its node's.
-    _place: Option<OwnedPlace>,
+    place: Option<OwnedPlace>,
+}
+
+/// After the last handle is gone its links still say Detach before their thread ends.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(place) = self.place.take() {
+            let here = place.place().clone();
+            here.task(async move {
+                tokio::time::sleep(LAST_WORDS).await;
+                drop(place);
+            });
+        }
+    }
 }
 
 impl std::fmt::Debug for Shared {
@@ -90,6 +101,7 @@ pub(crate) struct Parts {
     pub settings: Settings,
     pub view: View,
     pub path: MasterPath,
+    pub draining: Arc<AtomicBool>,
     pub producer_id: u64,
     pub place: Option<OwnedPlace>,
 }
@@ -117,6 +129,7 @@ impl Client {
             settings: found.settings,
             view: found.view,
             path: MasterPath::Remote(Arc::new(Mutex::new(addresses))),
+            draining: Arc::default(),
             producer_id,
             place: Some(place),
         };
@@ -135,16 +148,13 @@ impl Client {
             plans: Arc::default(),
             peers: RwLock::default(),
             actor: OnceLock::new(),
-            draining: false.into(),
+            draining: p.draining,
             settings: Mutex::new(p.settings),
             view: RwLock::new(p.view),
             next_request: AtomicU64::new(1),
-            _place: p.place,
+            place: p.place,
         };
-        Self {
-            shared: Arc::new(shared),
-            pool: Arc::new(pool),
-        }
+        Self { shared: Arc::new(shared), pool: Arc::new(pool) }
     }
 
     /// Starts the Producer behind this handle.
@@ -176,10 +186,7 @@ impl Client {
 
     /// The same handle with fresh connections: a connection belongs to the runtime that made it.
     pub fn for_another_runtime(&self) -> Self {
-        Self {
-            shared: self.shared.clone(),
-            pool: Arc::new(self.pool.another()),
-        }
+        Self { shared: self.shared.clone(), pool: Arc::new(self.pool.another()) }
     }
 
     pub(crate) fn limit(&self) -> Duration {
@@ -192,11 +199,7 @@ impl Client {
 
     /// What the cluster told this handle when it connected.
     pub fn settings(&self) -> Settings {
-        self.shared
-            .settings
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.shared.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn next_request(&self) -> u64 {
@@ -206,30 +209,18 @@ impl Client {
     /// The owner of an incarnation, attached to on first use.
     pub(crate) async fn peer(&self, incarnation: u64) -> Result<Arc<Peer>> {
         let known = {
-            let peers = self
-                .shared
-                .peers
-                .read()
-                .unwrap_or_else(PoisonError::into_inner);
+            let peers = self.shared.peers.read().unwrap_or_else(PoisonError::into_inner);
             peers.get(&incarnation).cloned()
         };
         if let Some(p) = known {
             if p.is_alive() {
                 return Ok(p);
             }
-            let mut peers = self
-                .shared
-                .peers
-                .write()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut peers = self.shared.peers.write().unwrap_or_else(PoisonError::into_inner);
             peers.remove(&incarnation);
         }
         let info = self.rank_info(incarnation).await?;
-        let actor = self
-            .shared
-            .actor
-            .get()
-            .ok_or_else(|| Error::internal("no producer actor"))?;
+        let actor = self.shared.actor.get().ok_or_else(|| Error::internal("no producer actor"))?;
         match actor.call(Attach(info.clone()), self.limit()).await {
             // The actor was restarted under this call: ask its rebuilt state once.
             Err(e) if e.kind == crate::ErrorKind::Internal => {
@@ -241,26 +232,15 @@ impl Client {
 
     async fn rank_info(&self, incarnation: u64) -> Result<RankInfo> {
         let find = |v: &View| {
-            v.ranks
-                .iter()
-                .find(|(i, _)| i.incarnation == incarnation)
-                .map(|(i, _)| i.clone())
+            v.ranks.iter().find(|(i, _)| i.incarnation == incarnation).map(|(i, _)| i.clone())
         };
-        let cached = find(
-            &self
-                .shared
-                .view
-                .read()
-                .unwrap_or_else(PoisonError::into_inner),
-        );
+        let cached = find(&self.shared.view.read().unwrap_or_else(PoisonError::into_inner));
         if let Some(info) = cached {
             return Ok(info);
         }
         let view = self.view().await?;
         find(&view).ok_or_else(|| {
-            Error::disconnected(format!(
-                "incarnation {incarnation:016x} is no longer a member"
-            ))
+            Error::disconnected(format!("incarnation {incarnation:016x} is no longer a member"))
         })
     }
 
@@ -268,11 +248,7 @@ impl Client {
     pub async fn view(&self) -> Result<View> {
         match self.call(Request::View).await? {
             Response::View(v) => {
-                *self
-                    .shared
-                    .view
-                    .write()
-                    .unwrap_or_else(PoisonError::into_inner) = v.clone();
+                *self.shared.view.write().unwrap_or_else(PoisonError::into_inner) = v.clone();
                 Ok(v)
             }
             other => Err(unexpected("View", &other)),
@@ -341,11 +317,7 @@ impl Client {
     }
 
     fn peers(&self) -> Vec<Arc<Peer>> {
-        let peers = self
-            .shared
-            .peers
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
+        let peers = self.shared.peers.read().unwrap_or_else(PoisonError::into_inner);
         peers.values().cloned().collect()
     }
 
@@ -361,18 +333,18 @@ impl Client {
 
     /// Flushes and says goodbye to every owner. Open plans are aborted first.
     pub async fn close(&self) {
-        self.abort_open_plans().await;
+        if !self.abort_open_plans().await {
+            // A copy is still in flight: no owner may be told that nothing is. Their links stay.
+            tracing::warn!("closed with a write in flight; its space is held until it ends");
+            return;
+        }
         if let Err(error) = self.flush().await {
             tracing::debug!(%error, "closing");
         }
         for peer in self.peers() {
             peer.detach().await;
         }
-        self.shared
-            .peers
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        self.shared.peers.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Plans of this handle that are open now.
@@ -403,9 +375,7 @@ pub(crate) fn unexpected(asked: &str, got: &Response) -> Error {
 }
 
 pub(crate) fn one<T>(list: Vec<Result<T>>) -> Result<T> {
-    list.into_iter()
-        .next()
-        .unwrap_or_else(|| Err(Error::internal("an empty answer to one item")))
+    list.into_iter().next().unwrap_or_else(|| Err(Error::internal("an empty answer to one item")))
 }
 
 pub(crate) fn spread<T>(n: usize, e: Error) -> Vec<Result<T>> {

@@ -54,10 +54,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// An error of a kind.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            message: message.into(),
-        }
+        Self { kind, message: message.into() }
     }
 }
 

@@ -82,32 +82,28 @@ impl Role for Evictor {
     fn boot(truth: &EvictorTruth, _: &mut Turn<'_, Self>) -> Self {
         let geometry = truth.heap.geometry();
         let mut policy = truth.policy.build(geometry.slots);
-        let mut live: Vec<_> = live_slots(&truth.heap).collect();
-        live.sort_by_key(|l| l.last_access_ms);
-        for l in live {
-            policy.admit(
-                l.slot,
-                l.epoch,
-                Arena::rounded_within(l.bytes_total, geometry.arena.len),
-            );
-        }
-        Self {
-            truth: truth.clone(),
-            policy,
-            capacity: geometry.arena.len,
-        }
+        fill(&mut *policy, &truth.heap);
+        Self { truth: truth.clone(), policy, capacity: geometry.arena.len }
+    }
+}
+
+/// Every live object, the least recently used first.
+fn fill(policy: &mut dyn Policy, heap: &Heap) {
+    let capacity = heap.geometry().arena.len;
+    let mut live: Vec<_> = live_slots(heap).collect();
+    live.sort_by_key(|l| l.last_access_ms);
+    for l in live {
+        policy.admit(l.slot, l.epoch, Arena::rounded_within(l.bytes_total, capacity));
     }
 }
 
 impl Evictor {
     /// Decides: pops victims until the policy's bytes are at most `target`, sparing the last `spare`.
-    fn victims_down_to(&mut self, target: u64, spare: usize) -> Vec<(u32, u32)> {
+    fn victims_down_to(&mut self, target: u64, spare: usize) -> Vec<(u32, u32, u64)> {
         let mut victims = Vec::new();
         while self.policy.bytes() > target && self.policy.len() > spare {
-            let Some((slot, epoch, _)) = self.policy.victim() else {
-                break;
-            };
-            victims.push((slot, epoch));
+            let Some(victim) = self.policy.victim() else { break };
+            victims.push(victim);
         }
         victims
     }
@@ -118,11 +114,30 @@ impl Evictor {
         let Some(owner) = self.truth.owner.get() else {
             return;
         };
-        for batch in victims.chunks(VICTIMS_PER_BATCH) {
-            if let Err(error) = owner.tell(Evict(batch.to_vec())) {
-                // They stay live but leave the list: the next boot or read brings them back.
-                tracing::warn!(%error, victims = batch.len(), "the owner missed victims");
+        let mut batches = victims.chunks(VICTIMS_PER_BATCH);
+        for batch in batches.by_ref() {
+            let names = batch.iter().map(|(slot, epoch, _)| (*slot, *epoch)).collect();
+            if let Err(error) = owner.tell(Evict(names)) {
+                tracing::warn!(%error, victims = batch.len(), "the owner is busy: victims kept");
+                self.take_back(batch);
+                break;
             }
+        }
+        batches.for_each(|batch| self.take_back(batch));
+    }
+
+    /// Victims that the owner did not hear of go on as the newest; better than never again.
+    fn take_back(&mut self, victims: &[(u32, u32, u64)]) {
+        for (slot, epoch, bytes) in victims {
+            self.policy.admit(*slot, *epoch, *bytes);
+        }
+    }
+
+    /// Reads the list from the headers again when it lost sight of objects (a batch missed).
+    fn rebuild_if_blind(&mut self) {
+        let objects = self.truth.tables.gauges.objects.load(Ordering::Relaxed);
+        if self.policy.is_empty() && objects > 0 {
+            fill(&mut *self.policy, &self.truth.heap);
         }
     }
 
@@ -173,6 +188,7 @@ impl On<Forget> for Evictor {
 impl On<MakeRoom> for Evictor {
     fn on(&mut self, m: MakeRoom, reply: Reply<()>, _: &mut Turn<'_, Self>) {
         let need = Arena::rounded_within(m.bytes, self.capacity);
+        self.rebuild_if_blind();
         if m.attempt >= WINDOW_FROM_ATTEMPT
             && let Some(owner) = self.truth.owner.get()
             && let Err(error) = owner.tell(EvictWindow(need))
@@ -181,11 +197,7 @@ impl On<MakeRoom> for Evictor {
         }
         let open = self.open_bytes();
         let room = self.capacity.saturating_sub(need).saturating_sub(open);
-        let mark = self
-            .truth
-            .watermarks
-            .target_bytes(self.capacity)
-            .saturating_sub(open);
+        let mark = self.truth.watermarks.target_bytes(self.capacity).saturating_sub(open);
         self.evict_down_to(room.min(mark), 0);
         reply.send(());
     }
@@ -193,6 +205,7 @@ impl On<MakeRoom> for Evictor {
 
 impl On<EvictTo> for Evictor {
     fn on(&mut self, m: EvictTo, reply: Reply<()>, _: &mut Turn<'_, Self>) {
+        self.rebuild_if_blind();
         let open = self.open_bytes();
         self.evict_down_to(m.0.saturating_sub(open), 0);
         reply.send(());

@@ -28,10 +28,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-pub use membership::{DOWNLINK_FRAMES, Members};
+pub use membership::{DOWNLINK_FRAMES, Joined, Members};
 
 /// Between looks at deadlines, TTLs and waiters.
 const TICK_MS: u64 = 10;
+/// A pause of the master longer than this part of the TTL is forgiven to everybody.
+const PAUSES_PER_TTL: u64 = 4;
 /// Calls held while the state is being rebuilt.
 const MAX_PARKED: usize = 8192;
 
@@ -74,6 +76,7 @@ pub struct Master {
     recover_until_ms: u64,
     parked: VecDeque<(Ask, Reply<Response>)>,
     lost_producers: HashSet<u64>,
+    last_tick_ms: u64,
 }
 
 /// A client's request.
@@ -99,6 +102,8 @@ pub struct FromRank {
     pub rank: u32,
     /// Its incarnation.
     pub incarnation: u64,
+    /// Which link of it.
+    pub link: u64,
     /// The frame.
     pub up: Up,
 }
@@ -107,8 +112,8 @@ pub struct FromRank {
 pub struct LinkDown {
     /// Its number.
     pub rank: u32,
-    /// Its incarnation.
-    pub incarnation: u64,
+    /// Which link of it.
+    pub link: u64,
 }
 /// A timer.
 #[derive(Debug)]
@@ -118,7 +123,7 @@ impl Message for Ask {
     type Reply = Response;
 }
 impl Message for Join {
-    type Reply = Result<(Term, Settings), Refusal>;
+    type Reply = Result<Joined, Refusal>;
 }
 impl Message for FromRank {
     type Reply = ();
@@ -149,6 +154,7 @@ impl Role for Master {
             recover_until_ms: 0,
             parked: VecDeque::new(),
             lost_producers: HashSet::new(),
+            last_tick_ms: truth.clock.now_ms(),
         };
         master.recover();
         turn.after(Duration::from_millis(TICK_MS), MasterTick);
@@ -181,15 +187,15 @@ impl Master {
         match ask.request {
             Request::OpenForWrite { .. } if !settled => reply.send(early("a put")),
             Request::Remove(_) if !settled => reply.send(early("a remove")),
-            Request::OpenForWrite {
-                request,
-                wait_ms,
-                items,
-            } => {
+            Request::OpenForWrite { request, wait_ms, items } => {
                 self.open(ask.producer, request, wait_ms, items, reply);
             }
             Request::Commit(list) => reply.send(Response::Done(self.commit(&list))),
             Request::Abort(list) => reply.send(Response::Done(self.abort(&list))),
+            Request::Withdraw { request } => {
+                self.withdraw(ask.producer, request);
+                reply.send(Response::Done(Vec::new()));
+            }
             Request::GetLocation(keys) => reply.send(self.get_location(&keys)),
             Request::MatchPrefix(keys) => reply.send(self.match_prefix(&keys)),
             Request::Exists(keys) => reply.send(self.exists(&keys)),
@@ -241,7 +247,9 @@ fn refuse_size(request: &Request) -> Option<Error> {
         | Request::MatchPrefix(k)
         | Request::Exists(k)
         | Request::Remove(k) => k.len(),
-        Request::EvictUntilBelow(_) | Request::Stats | Request::View => 0,
+        Request::Withdraw { .. } | Request::EvictUntilBelow(_) | Request::Stats | Request::View => {
+            0
+        }
     };
     let text = || format!("a batch has at most {MAX_BATCH} items, this one {n}; split it");
     (n > MAX_BATCH).then(|| Error::invalid(text()))
@@ -255,20 +263,14 @@ impl On<Ask> for Master {
         } else if self.parked.len() < MAX_PARKED {
             self.parked.push_back((ask, reply));
         } else {
-            reply.send(Response::Failed(Error::not_ready(
-                "the master is being rebuilt",
-            )));
+            reply.send(Response::Failed(Error::not_ready("the master is being rebuilt")));
         }
     }
 }
 
 impl On<FromRank> for Master {
     fn on(&mut self, m: FromRank, reply: Reply<()>, _: &mut Turn<'_, Self>) {
-        if self
-            .truth
-            .members
-            .heard(m.rank, m.incarnation, self.now_ms())
-        {
+        if self.truth.members.heard(m.rank, m.link, self.now_ms()) {
             self.rank_says(m.rank, m.incarnation, m.up);
         }
         reply.send(());
@@ -276,19 +278,14 @@ impl On<FromRank> for Master {
 }
 
 impl On<Join> for Master {
-    fn on(
-        &mut self,
-        m: Join,
-        reply: Reply<Result<(Term, Settings), Refusal>>,
-        _: &mut Turn<'_, Self>,
-    ) {
+    fn on(&mut self, m: Join, reply: Reply<Result<Joined, Refusal>>, _: &mut Turn<'_, Self>) {
         reply.send(self.join(m.info, m.tx));
     }
 }
 
 impl On<LinkDown> for Master {
     fn on(&mut self, m: LinkDown, reply: Reply<()>, _: &mut Turn<'_, Self>) {
-        self.truth.members.link_down(m.rank, m.incarnation);
+        self.truth.members.link_down(m.rank, m.link);
         reply.send(());
     }
 }
@@ -296,7 +293,16 @@ impl On<LinkDown> for Master {
 impl On<MasterTick> for Master {
     fn on(&mut self, _: MasterTick, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
         turn.after(Duration::from_millis(TICK_MS), MasterTick);
+        // Stopped, suspended or starved: heartbeats wait in the sockets, they are not missing.
+        let now = self.now_ms();
+        let pause = now.saturating_sub(self.last_tick_ms);
+        self.last_tick_ms = now;
+        if pause > self.truth.ttl_ms / PAUSES_PER_TTL {
+            tracing::warn!(pause_ms = pause, "the master stood still; deadlines of others move on");
+            self.truth.members.forgive(pause);
+        }
         self.expire_ranks();
+        self.ask_again_for_reports();
         self.end_plans_of_lost_producers();
         self.expire_waiting();
         self.expire_removes();
@@ -311,9 +317,6 @@ impl On<MasterTick> for Master {
 impl Master {
     fn next_plan(&self) -> crate::message::PlanId {
         let seq = self.truth.next_plan.fetch_add(1, Ordering::Relaxed);
-        crate::message::PlanId {
-            term: self.truth.term,
-            seq,
-        }
+        crate::message::PlanId { term: self.truth.term, seq }
     }
 }

@@ -92,6 +92,8 @@ pub struct Membership {
     pub heartbeat: Duration,
     /// For the first join.
     pub join_timeout: Duration,
+    /// Set while the node drains: said again after every join.
+    pub draining: Arc<AtomicBool>,
     /// Set when the node shuts down: then a broken link is no news.
     pub closing: Arc<AtomicBool>,
 }
@@ -155,12 +157,7 @@ impl Membership {
     async fn join(&self) -> std::result::Result<(BoxStream, Term, Settings), JoinError> {
         let mut last = "no address for the master".to_string();
         for address in &self.master {
-            let work = hello(
-                &*self.net,
-                address,
-                &self.job,
-                Purpose::Rank(self.info.clone()),
-            );
+            let work = hello(&*self.net, address, &self.job, Purpose::Rank(self.info.clone()));
             match tokio::time::timeout(HELLO_LIMIT, work).await {
                 Ok(Ok((stream, Welcome::Rank { term, settings }))) => {
                     return Ok((stream, term, settings));
@@ -174,16 +171,13 @@ impl Membership {
         Err(JoinError::Unreachable(last))
     }
 
-    /// Reports, then moves frames both ways until the link breaks.
+    /// Moves frames both ways until the link breaks. The master asks for a report first.
     async fn serve(&self, stream: BoxStream, state: &watch::Sender<LinkState>) -> Error {
         let (reader, writer) = tokio::io::split(stream);
         let (tx, rx) = mpsc::channel(UPLINK_FRAMES);
         self.uplink.set(Some(tx));
-        let report = self
-            .owner
-            .push(FromMaster(Down::ReportPlease), crate::cell::Reply::nobody());
-        if let Err(e) = report.await {
-            return e;
+        if self.draining.load(Ordering::Acquire) {
+            self.uplink.send(Up::Draining);
         }
         state.send_replace(LinkState::Joined);
         tokio::select! {
@@ -197,9 +191,11 @@ impl Membership {
         loop {
             match read_frame::<_, Down>(&mut reader, &mut buf, MAX_FRAME_BYTES).await {
                 Ok(Some((_, down))) => {
-                    let sent = self
-                        .owner
-                        .push(FromMaster(down), crate::cell::Reply::nobody());
+                    if let Down::PlanOpened(p) = &down {
+                        // Outside the actor first: a panic must not lose a plan [I10].
+                        self.tables.record(p, self.info.header_base, self.clock.now_ns());
+                    }
+                    let sent = self.owner.push(FromMaster(down), crate::cell::Reply::nobody());
                     if let Err(e) = sent.await {
                         return e;
                     }
@@ -249,16 +245,10 @@ pub(crate) async fn hello(
         .await
         .map_err(|e| Error::disconnected(format!("cannot connect to {address}: {e}")))?;
     let mut buf = Vec::new();
-    let hello = Hello {
-        version: MESSAGES_VERSION,
-        job: job.to_string(),
-        purpose,
-    };
+    let hello = Hello { version: MESSAGES_VERSION, job: job.to_string(), purpose };
     let broken =
         |e: &dyn std::fmt::Display| Error::disconnected(format!("hello to {address}: {e}"));
-    write_frame(&mut stream, &mut buf, 0, &hello)
-        .await
-        .map_err(|e| broken(&e))?;
+    write_frame(&mut stream, &mut buf, 0, &hello).await.map_err(|e| broken(&e))?;
     match read_frame::<_, Welcome>(&mut stream, &mut buf, MAX_FRAME_BYTES).await {
         Ok(Some((_, welcome))) => Ok((stream, welcome)),
         Ok(None) => Err(broken(&"closed without an answer")),

@@ -63,19 +63,13 @@ pub struct WireKeyId {
 
 impl From<KeyId> for WireKeyId {
     fn from(k: KeyId) -> Self {
-        Self {
-            hash: k.hash,
-            check: k.check,
-        }
+        Self { hash: k.hash, check: k.check }
     }
 }
 
 impl From<WireKeyId> for KeyId {
     fn from(k: WireKeyId) -> Self {
-        Self {
-            hash: k.hash,
-            check: k.check,
-        }
+        Self { hash: k.hash, check: k.check }
     }
 }
 
@@ -178,6 +172,11 @@ pub enum Request {
     Commit(Vec<PlanRef>),
     /// Give the plans up.
     Abort(Vec<PlanRef>),
+    /// The caller of this OpenForWrite is gone: whatever it was or will be granted is given up.
+    Withdraw {
+        /// Its number.
+        request: u64,
+    },
     /// Where are they?
     GetLocation(Vec<KeyBytes>),
     /// The longest run from the first key that is readable.

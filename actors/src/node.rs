@@ -88,11 +88,7 @@ pub struct Node {
 
 impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "Node(rank {} of job {})",
-            self.config.rank, self.config.job
-        )
+        write!(f, "Node(rank {} of job {})", self.config.rank, self.config.job)
     }
 }
 
@@ -212,11 +208,7 @@ impl Cluster {
     pub async fn start(ranks: u32, base: NodeConfig) -> Result<Self, StartError> {
         let mut nodes: Vec<Node> = Vec::with_capacity(ranks as usize);
         for rank in 0..ranks {
-            let mut config = NodeConfig {
-                rank,
-                world_size: ranks,
-                ..base.clone()
-            };
+            let mut config = NodeConfig { rank, world_size: ranks, ..base.clone() };
             match nodes.first() {
                 None => config.port = 0,
                 Some(first) => {
@@ -234,9 +226,7 @@ impl Cluster {
             }
             tokio::time::sleep(READY_LOOK).await;
         }
-        Err(StartError::Internal(format!(
-            "{ranks} ranks joined but not all reported in time"
-        )))
+        Err(StartError::Internal(format!("{ranks} ranks joined but not all reported in time")))
     }
 
     /// One of the nodes.

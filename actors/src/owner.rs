@@ -10,13 +10,13 @@ pub mod tables;
 use crate::cell::{CellAddr, Message, On, Reply, Role, Turn};
 use crate::evictor::{Admit, EvictTo, Evictor, Forget, MakeRoom, Touched};
 use crate::membership::Uplink;
-use crate::message::{Down, OwnerGauges, PlanId, PlanOpened, PlanRef, SlotRef, Touch, Up};
-use attachments::AttachId;
+use crate::message::{
+    Down, EndCause, OwnerGauges, PlanId, PlanOpened, PlanRef, SlotRef, Touch, Up,
+};
 use nkv_store::arena::Extent;
 use nkv_store::clock::Clock;
 use nkv_store::heap::Heap;
 use nkv_store::object::{OpenSlot, Slots};
-use nkv_transport::grants::Grant;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tables::{Gauges, OwnerTables, PlanRecord};
@@ -25,6 +25,8 @@ use tables::{Gauges, OwnerTables, PlanRecord};
 const IDLE_TICK_MS: u64 = 100;
 /// And this often while a fence is incomplete.
 const FENCE_TICK_MS: u64 = 5;
+/// Slots in one frame to the master.
+const SLOTS_PER_FRAME: usize = 65_536;
 /// `Freed` is repeated after this many idle ticks.
 const FREED_REPEAT_TICKS: u64 = 5;
 
@@ -60,9 +62,9 @@ pub struct FromMaster(pub Down);
 /// Readers' reports, in the order in which to touch.
 #[derive(Debug)]
 pub struct Touches(pub Vec<Touch>);
-/// An attached process dropped a plan.
+/// A producer (all its attachments at once) dropped a plan.
 #[derive(Debug)]
-pub struct PlanDropped(pub AttachId, pub PlanId);
+pub struct PlanDropped(pub u64, pub PlanId);
 /// The evictor's victims: retire those that are still live.
 #[derive(Debug)]
 pub struct Evict(pub Vec<(u32, u32)>);
@@ -112,13 +114,14 @@ impl Role for Owner {
         };
         let mut owner = Self {
             incarnation: truth.heap.geometry().incarnation,
-            slots: Slots::scan(truth.heap.clone(), &open, now),
+            slots: Slots::scan(truth.heap.clone(), &open, |s, e| truth.tables.has_key(s, e), now),
             truth: truth.clone(),
             ending,
             next_tick_ns: u64::MAX,
             tick_generation: 0,
             idle_ticks: 0,
         };
+        owner.fence_again();
         owner.settle(turn);
         owner
     }
@@ -128,21 +131,14 @@ fn open_slot(p: &PlanRecord) -> OpenSlot {
     OpenSlot {
         slot: p.opened.at.slot,
         epoch: p.opened.at.epoch,
-        extent: Extent {
-            offset: p.opened.extent_offset,
-            len: p.opened.extent_len,
-        },
+        extent: Extent { offset: p.opened.extent_offset, len: p.opened.extent_len },
         ending: p.ending.is_some_and(|e| e.retired),
     }
 }
 
 impl Owner {
     fn at(&self, slot: u32, epoch: u32) -> SlotRef {
-        SlotRef {
-            incarnation: self.incarnation,
-            slot,
-            epoch,
-        }
+        SlotRef { incarnation: self.incarnation, slot, epoch }
     }
 
     /// After every message: publish the levels and make sure the next due moment has a timer.
@@ -186,42 +182,22 @@ impl Owner {
     }
 
     fn plan_opened(&mut self, p: PlanOpened) {
-        let extent = Extent {
-            offset: p.extent_offset,
-            len: p.extent_len,
-        };
+        let extent = Extent { offset: p.extent_offset, len: p.extent_len };
         if p.at.incarnation != self.incarnation {
             return;
         }
+        // The link recorded plan and token already; this makes the slot agree.
+        let header_base = self.truth.heap.geometry().header_base;
+        self.truth.tables.record(&p, header_base, self.truth.clock.now_ns());
+        if self.slots.is_live(p.at.slot, p.at.epoch) {
+            // Told again after a lost link, and committed meanwhile.
+            return self.close_plan(p.plan);
+        }
         if let Err(error) = self.slots.open(p.at.slot, p.at.epoch, extent) {
             tracing::warn!(%error, plan = ?p.plan, "a plan that this owner cannot open");
-            return;
+            self.close_plan(p.plan);
+            self.send_up(Up::Retired(vec![p.at]));
         }
-        let header_off = self.truth.heap.geometry().header_off(p.at.slot);
-        let grant = Grant {
-            header_off,
-            epoch: p.at.epoch,
-            extent_offset: p.extent_offset,
-            extent_len: p.extent_len,
-        };
-        let deadline_ns = self.truth.clock.now_ns() + p.deadline_ms * 1_000_000;
-        {
-            let mut t = self.truth.tables.lock();
-            if t.plans.contains_key(&p.plan) {
-                return;
-            }
-            t.last_opened = t.last_opened.max(Some(p.plan));
-            t.keys.insert(p.at.slot, (p.at.epoch, p.key.0.clone()));
-            t.plans.insert(
-                p.plan,
-                PlanRecord {
-                    deadline_ns,
-                    ending: None,
-                    opened: p.clone(),
-                },
-            );
-        }
-        self.truth.tables.grants.open(p.token, grant);
     }
 
     fn committed(&mut self, batch: Vec<PlanRef>) {
@@ -293,11 +269,17 @@ impl Owner {
     }
 
     fn retire_by_master(&mut self, list: Vec<SlotRef>) {
-        let mine: Vec<_> = list
-            .into_iter()
-            .filter(|r| r.incarnation == self.incarnation)
-            .collect();
+        let mine: Vec<_> = list.into_iter().filter(|r| r.incarnation == self.incarnation).collect();
         let pairs: Vec<_> = mine.iter().map(|r| (r.slot, r.epoch)).collect();
+        // Still open here: its commit was lost with a panic or a link. Then the plan ends instead.
+        let open: Vec<_> = {
+            let t = self.truth.tables.lock();
+            let hit = |p: &&PlanRecord| mine.contains(&p.opened.at);
+            t.plans.values().filter(hit).map(|p| (p.opened.plan, p.opened.at)).collect()
+        };
+        for (plan, at) in open {
+            self.end_plan(plan, at, EndCause::Removed);
+        }
         // What is not live (any more) was or will be reported; say so again, it is idempotent.
         let already: Vec<_> = mine
             .iter()
@@ -324,9 +306,7 @@ impl Owner {
                 t.unacked.insert(f.slot, f.epoch);
             }
         }
-        self.send_up(Up::Freed(
-            freed.iter().map(|f| self.at(f.slot, f.epoch)).collect(),
-        ));
+        self.send_freed(freed.iter().map(|f| self.at(f.slot, f.epoch)).collect());
     }
 
     fn repeat_unacked(&self) {
@@ -334,8 +314,12 @@ impl Owner {
             let t = self.truth.tables.lock();
             t.unacked.iter().map(|(s, e)| self.at(*s, *e)).collect()
         };
-        if !list.is_empty() {
-            self.send_up(Up::Freed(list));
+        self.send_freed(list);
+    }
+
+    fn send_freed(&self, list: Vec<SlotRef>) {
+        for part in list.chunks(SLOTS_PER_FRAME) {
+            self.send_up(Up::Freed(part.to_vec()));
         }
     }
 }
@@ -357,7 +341,7 @@ impl On<FromMaster> for Owner {
             }
             Down::MakeRoom { bytes, attempt } => self.tell_evictor(MakeRoom { bytes, attempt }),
             Down::EvictTo { bytes } => self.tell_evictor(EvictTo(bytes)),
-            Down::ReportPlease => self.report(),
+            Down::ReportPlease { number } => self.report(number),
         }
         self.settle(turn);
         reply.send(());
@@ -395,19 +379,9 @@ impl On<PlanDropped> for Owner {
 
 impl On<Evict> for Owner {
     fn on(&mut self, m: Evict, reply: Reply<u64>, turn: &mut Turn<'_, Self>) {
-        let before = self
-            .truth
-            .tables
-            .gauges
-            .retired
-            .load(std::sync::atomic::Ordering::Relaxed);
+        let before = self.truth.tables.gauges.retired.load(std::sync::atomic::Ordering::Relaxed);
         let bytes = self.retire(&m.0);
-        let after = self
-            .truth
-            .tables
-            .gauges
-            .retired
-            .load(std::sync::atomic::Ordering::Relaxed);
+        let after = self.truth.tables.gauges.retired.load(std::sync::atomic::Ordering::Relaxed);
         Gauges::add(&self.truth.tables.gauges.evictions, after - before);
         self.settle(turn);
         reply.send(bytes);

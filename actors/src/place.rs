@@ -31,9 +31,7 @@ fn system() -> Result<System> {
             tracing::error!(error = %e, "the actor system ended");
         }
     })?;
-    let s = rx
-        .recv()
-        .map_err(|_| Error::internal("the actor system did not start"))?;
+    let s = rx.recv().map_err(|_| Error::internal("the actor system did not start"))?;
     *slot = Some(s.clone());
     Ok(s)
 }

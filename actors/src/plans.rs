@@ -26,6 +26,7 @@ pub struct PlanState {
     gate: Gate,
     announced: AtomicBool,
     sealed: AtomicBool,
+    broken: AtomicBool,
     covered: Mutex<Ranges>,
 }
 
@@ -39,6 +40,7 @@ impl PlanState {
             gate: Gate::new(),
             announced: AtomicBool::new(false),
             sealed: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
             covered: Mutex::new(Ranges::default()),
         }
     }
@@ -70,6 +72,23 @@ impl PlanState {
         )))
     }
 
+    /// A write failed midway: what lies in the extent is unknown, and over tcp its bytes may still
+    /// arrive. Such a plan is never published.
+    pub(crate) fn break_off(&self) {
+        self.broken.store(true, Ordering::SeqCst);
+    }
+
+    /// An error if a write of this plan failed.
+    pub(crate) fn check_whole(&self) -> Result<()> {
+        if self.broken.load(Ordering::SeqCst) {
+            return Err(Error::reclaimed(format!(
+                "a write for key {} failed before; abort it and put it again",
+                self.key
+            )));
+        }
+        Ok(())
+    }
+
     /// The publish failed for want of bytes: writes may go on.
     pub(crate) fn unseal(&self) {
         self.sealed.store(false, Ordering::SeqCst);
@@ -97,29 +116,18 @@ impl PlanState {
     }
 
     pub(crate) fn cover(&self, offset: u64, len: u64) {
-        self.covered
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .add(offset, len);
+        self.covered.lock().unwrap_or_else(PoisonError::into_inner).add(offset, len);
     }
 
     /// Bytes of the object that no write has covered yet.
     pub(crate) fn missing(&self) -> u64 {
-        let covered = self
-            .covered
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .total();
+        let covered = self.covered.lock().unwrap_or_else(PoisonError::into_inner).total();
         self.desc.meta.bytes_total.saturating_sub(covered)
     }
 
     /// What a commit or abort of it carries.
     pub(crate) fn reference(&self) -> PlanRef {
-        PlanRef {
-            plan: self.desc.plan,
-            at: self.desc.meta.at,
-            key: self.desc.meta.key,
-        }
+        PlanRef { plan: self.desc.plan, at: self.desc.meta.at, key: self.desc.meta.key }
     }
 }
 
@@ -152,6 +160,8 @@ impl Ranges {
 #[derive(Debug, Default)]
 struct Inner {
     by_plan: HashMap<PlanId, Arc<PlanState>>,
+    // Closed with a write still in flight.
+    leaving: HashMap<PlanId, Arc<PlanState>>,
     by_key: HashMap<Key, PlanId>,
     // Plans ended before their grant arrived. Emptied whenever no open is in flight, so its size
     // is bounded by what the master granted meanwhile.
@@ -206,11 +216,7 @@ impl OpenPlans {
     /// The open plan of a key.
     pub(crate) fn of_key(&self, key: &Key) -> Option<Arc<PlanState>> {
         let inner = self.lock();
-        inner
-            .by_key
-            .get(key)
-            .and_then(|p| inner.by_plan.get(p))
-            .cloned()
+        inner.by_key.get(key).and_then(|p| inner.by_plan.get(p)).cloned()
     }
 
     /// All open plans.
@@ -223,7 +229,12 @@ impl OpenPlans {
         // Whoever still holds it writes no more: the object may be live now [I6].
         plan.gate.close();
         let mut inner = self.lock();
-        inner.by_plan.remove(&plan.desc.plan);
+        // With a writer still inside it stays known, or its owner would be told that all are out.
+        inner.leaving.retain(|_, p| !p.gate.is_out());
+        let known = inner.by_plan.remove(&plan.desc.plan);
+        if let Some(p) = known.filter(|p| !p.gate.is_out()) {
+            inner.leaving.insert(plan.desc.plan, p);
+        }
         if inner.by_key.get(&plan.key) == Some(&plan.desc.plan) {
             inner.by_key.remove(&plan.key);
         }
@@ -243,10 +254,14 @@ impl OpenPlans {
 
     /// True when nothing of a dropped plan is in flight any more.
     pub(crate) fn is_out(&self, plan: PlanId) -> bool {
-        self.lock()
-            .by_plan
-            .get(&plan)
-            .is_none_or(|p| p.gate.is_out())
+        let inner = self.lock();
+        let out = |p: &Arc<PlanState>| p.gate.is_out();
+        inner.by_plan.get(&plan).is_none_or(out) && inner.leaving.get(&plan).is_none_or(out)
+    }
+
+    /// True when no write is in flight for any plan that was closed.
+    pub(crate) fn all_out(&self) -> bool {
+        self.lock().leaving.values().all(|p| p.gate.is_out())
     }
 
     /// Plans open now.
@@ -278,17 +293,11 @@ mod tests {
     #[test]
     fn i10_a_plan_dropped_before_its_grant_arrives_is_remembered_while_an_open_is_in_flight() {
         let plans = OpenPlans::default();
-        let id = PlanId {
-            term: Term::default(),
-            seq: 7,
-        };
+        let id = PlanId { term: Term::default(), seq: 7 };
         let guard = plans.opening();
         plans.drop_plan(id);
         assert!(plans.lock().refused.contains(&id));
         drop(guard);
-        assert!(
-            plans.lock().refused.is_empty(),
-            "bounded: nothing is kept once no open is out"
-        );
+        assert!(plans.lock().refused.is_empty(), "bounded: nothing is kept once no open is out");
     }
 }

@@ -17,6 +17,8 @@ use std::time::Duration;
 const FLUSH_MS: u64 = 20;
 /// An abort that takes longer is left to the plan's deadline.
 const ABORT_LIMIT: Duration = Duration::from_secs(2);
+/// When a withdrawal is said again.
+const WITHDRAW_AGAIN: Duration = Duration::from_millis(250);
 /// Callers that wait for one attachment.
 const MAX_WAITERS: usize = 4096;
 
@@ -29,10 +31,7 @@ pub struct ProducerTruth {
 
 impl ProducerTruth {
     pub(crate) fn new(shared: &Arc<Shared>, pool: ControlPool) -> Self {
-        Self {
-            shared: Arc::downgrade(shared),
-            pool: Arc::new(pool),
-        }
+        Self { shared: Arc::downgrade(shared), pool: Arc::new(pool) }
     }
 }
 
@@ -52,6 +51,9 @@ struct Attached(u64, Result<Arc<Peer>>);
 /// Plans that nobody will finish.
 #[derive(Debug)]
 pub struct Abandon(pub Vec<PlanRef>);
+/// The caller of this open is gone before its answer came.
+#[derive(Debug)]
+pub struct Withdrawn(pub u64);
 /// A timer.
 struct ProducerTick;
 
@@ -64,6 +66,9 @@ impl Message for Attached {
 impl Message for Abandon {
     type Reply = ();
 }
+impl Message for Withdrawn {
+    type Reply = ();
+}
 impl Message for ProducerTick {
     type Reply = ();
 }
@@ -74,10 +79,7 @@ impl Role for Producer {
 
     fn boot(truth: &ProducerTruth, turn: &mut Turn<'_, Self>) -> Self {
         turn.after(Duration::from_millis(FLUSH_MS), ProducerTick);
-        Self {
-            truth: truth.clone(),
-            attaching: HashMap::new(),
-        }
+        Self { truth: truth.clone(), attaching: HashMap::new() }
     }
 }
 
@@ -144,6 +146,23 @@ impl On<Abandon> for Producer {
     }
 }
 
+impl On<Withdrawn> for Producer {
+    fn on(&mut self, m: Withdrawn, reply: Reply<()>, _: &mut Turn<'_, Self>) {
+        let pool = self.truth.pool.clone();
+        tokio::task::spawn_local(async move {
+            // Twice: the open itself may be overtaken, it travels on another connection.
+            for pause in [Duration::ZERO, WITHDRAW_AGAIN] {
+                tokio::time::sleep(pause).await;
+                if let Err(error) = pool.call(Request::Withdraw { request: m.0 }, ABORT_LIMIT).await
+                {
+                    tracing::debug!(%error, "an open left to its deadline");
+                }
+            }
+        });
+        reply.send(());
+    }
+}
+
 impl On<ProducerTick> for Producer {
     fn on(&mut self, _: ProducerTick, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
         turn.after(Duration::from_millis(FLUSH_MS), ProducerTick);
@@ -152,8 +171,10 @@ impl On<ProducerTick> for Producer {
             return;
         };
         let peers: Vec<_> = {
-            let peers = shared.peers.read().unwrap_or_else(PoisonError::into_inner);
-            peers.values().filter(|p| p.is_alive()).cloned().collect()
+            let mut peers = shared.peers.write().unwrap_or_else(PoisonError::into_inner);
+            // A dead owner's segment must not stay mapped here.
+            peers.retain(|_, p| p.is_alive());
+            peers.values().cloned().collect()
         };
         for peer in peers.into_iter().filter(|p| p.has_touches()) {
             tokio::task::spawn_local(async move {

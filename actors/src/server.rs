@@ -3,7 +3,6 @@
 //! request costs no thread hop. A connection that does not decode is closed and harms nobody [I19].
 
 use crate::cell::{CellAddr, Reply};
-use crate::error::Error;
 use crate::master::{Ask, FromRank, Join, LinkDown, Master, Members};
 use crate::message::{
     Hello, MESSAGES_VERSION, Purpose, RankInfo, Refusal, Request, Response, Settings, ToClient,
@@ -114,7 +113,7 @@ impl Server {
             return Ok(());
         };
         if let Some(why) = self.refusal(&hello) {
-            return write_frame(&mut stream, &mut buf, 0, &Welcome::Refused { why }).await;
+            return refuse(&mut stream, why).await;
         }
         match hello.purpose {
             Purpose::Client { producer } => self.client(stream, producer).await,
@@ -127,10 +126,7 @@ impl Server {
 
     fn refusal(&self, hello: &Hello) -> Option<Refusal> {
         if hello.version != MESSAGES_VERSION {
-            return Some(Refusal::Version {
-                ours: MESSAGES_VERSION,
-                theirs: hello.version,
-            });
+            return Some(Refusal::Version { ours: MESSAGES_VERSION, theirs: hello.version });
         }
         if hello.job != self.job {
             let (ours, theirs) = (self.job.clone(), hello.job.clone());
@@ -152,10 +148,7 @@ impl Server {
     }
 
     fn settings(&self) -> Settings {
-        self.settings
-            .borrow()
-            .as_ref()
-            .map_or_else(|| self.defaults.clone(), |(_, s)| s.clone())
+        self.settings.borrow().as_ref().map_or_else(|| self.defaults.clone(), |(_, s)| s.clone())
     }
 
     async fn client(
@@ -163,15 +156,9 @@ impl Server {
         mut stream: BoxStream,
         producer: u64,
     ) -> Result<(), WireError> {
-        let view = self
-            .master
-            .as_ref()
-            .map_or_else(View::default, |(_, m)| m.view());
-        let welcome = Welcome::Client {
-            master: self.master_at.clone(),
-            view,
-            settings: self.settings(),
-        };
+        let view = self.master.as_ref().map_or_else(View::default, |(_, m)| m.view());
+        let welcome =
+            Welcome::Client { master: self.master_at.clone(), view, settings: self.settings() };
         let mut buf = Vec::new();
         write_frame(&mut stream, &mut buf, 0, &welcome).await?;
         let Some((master, members)) = &self.master else {
@@ -190,33 +177,29 @@ impl Server {
         };
         let (rank, incarnation) = (info.rank, info.incarnation);
         let (tx, mut rx) = mpsc::channel(crate::master::DOWNLINK_FRAMES);
-        let answer = master.call(Join { info, tx }, ACTOR_LIMIT).await;
-        let mut buf = Vec::new();
-        let welcome = match answer {
-            Ok(Ok((term, settings))) => Welcome::Rank { term, settings },
-            Ok(Err(why)) => Welcome::Refused { why },
-            Err(e) => Welcome::Refused {
-                why: Refusal::NotHere(e.to_string()),
-            },
+        let joined = match master.call(Join { info, tx }, ACTOR_LIMIT).await {
+            Ok(Ok(joined)) => joined,
+            Ok(Err(why)) => return refuse(&mut stream, why).await,
+            // The master was restarted under this call: the rank may try again.
+            Err(e) => return refuse(&mut stream, Refusal::Later(e.to_string())).await,
         };
-        write_frame(&mut stream, &mut buf, 0, &welcome).await?;
-        if !matches!(welcome, Welcome::Rank { .. }) {
-            return Ok(());
+        let link = joined.link;
+        let ended = async {
+            let welcome = Welcome::Rank { term: joined.term, settings: joined.settings };
+            write_frame(&mut stream, &mut Vec::new(), 0, &welcome).await?;
+            let (mut reader, mut writer) = tokio::io::split(stream);
+            let down = async {
+                let mut buf = Vec::new();
+                while let Some(frame) = rx.recv().await {
+                    write_frame(&mut writer, &mut buf, 0, &frame).await?;
+                }
+                Ok::<(), WireError>(())
+            };
+            let up = read_ups(&mut reader, master, (rank, incarnation, link));
+            tokio::select! { r = down => r, r = up => r }
         }
-        let (mut reader, mut writer) = tokio::io::split(stream);
-        let down = async {
-            let mut buf = Vec::new();
-            while let Some(frame) = rx.recv().await {
-                write_frame(&mut writer, &mut buf, 0, &frame).await?;
-            }
-            Ok::<(), WireError>(())
-        };
-        let up = read_ups(&mut reader, master, rank, incarnation);
-        let ended = tokio::select! { r = down => r, r = up => r };
-        drop(rx);
-        let _ = master
-            .push(LinkDown { rank, incarnation }, Reply::nobody())
-            .await;
+        .await;
+        let _ = master.push(LinkDown { rank, link }, Reply::nobody()).await;
         ended
     }
 
@@ -231,19 +214,13 @@ impl Server {
         let pidfd = peer.unix.and_then(|u| u.pidfd);
         // Registered before the welcome: every plan that ends from now on is told to it.
         let id = maps.then(|| {
-            self.tables.attachments.add(
-                producer,
-                Route::Process {
-                    tx: tx.clone(),
-                    pidfd,
-                },
-            )
+            self.tables.attachments.add(producer, Route::Process { tx: tx.clone(), pidfd })
         });
         let mut buf = Vec::new();
         write_frame(&mut stream, &mut buf, 0, &Welcome::Attached).await?;
         let (mut reader, mut writer) = tokio::io::split(stream);
         let out = write_to_client(&mut writer, rx);
-        let inn = self.read_from_client(&mut reader, id, &tx);
+        let inn = self.read_from_client(&mut reader, producer, id, &tx);
         let ended = tokio::select! { r = out => r, r = inn => r };
         if let Some(id) = id {
             self.tables.attachments.cut(id);
@@ -254,6 +231,7 @@ impl Server {
     async fn read_from_client<R: AsyncRead + Unpin>(
         &self,
         reader: &mut R,
+        producer: u64,
         id: Option<AttachId>,
         tx: &mpsc::Sender<ToClient>,
     ) -> Result<(), WireError> {
@@ -262,19 +240,18 @@ impl Server {
         {
             let told = match m {
                 ToOwner::Touched(list) => self.owner.push(Touches(list), Reply::nobody()).await,
-                ToOwner::Dropped(plan) => match id {
-                    Some(id) => {
-                        self.owner
-                            .push(PlanDropped(id, plan), Reply::nobody())
-                            .await
-                    }
-                    None => Ok(()),
-                },
+                ToOwner::Dropped(plan) if id.is_some() => {
+                    self.owner.push(PlanDropped(producer, plan), Reply::nobody()).await
+                }
+                ToOwner::Dropped(_) => Ok(()),
                 ToOwner::CheckPlan(plan) => {
-                    let open = self.tables.wait_open(plan).await;
-                    let full = || Error::not_ready("attach queue full");
-                    tx.try_send(ToClient::Plan { plan, open })
-                        .map_err(|_| full())
+                    // Beside this loop: a Dropped must not wait behind it.
+                    let (tables, tx) = (self.tables.clone(), tx.clone());
+                    tokio::task::spawn_local(async move {
+                        let open = tables.wait_open(plan).await;
+                        let _ = tx.send(ToClient::Plan { plan, open }).await;
+                    });
+                    Ok(())
                 }
                 ToOwner::Detach => {
                     if let Some(id) = id {
@@ -289,6 +266,10 @@ impl Server {
         }
         Ok(())
     }
+}
+
+async fn refuse(stream: &mut BoxStream, why: Refusal) -> Result<(), WireError> {
+    write_frame(stream, &mut Vec::new(), 0, &Welcome::Refused { why }).await
 }
 
 async fn serve_requests(
@@ -310,22 +291,12 @@ async fn serve_requests(
 async fn read_ups<R: AsyncRead + Unpin>(
     reader: &mut R,
     master: &CellAddr<Master>,
-    rank: u32,
-    incarnation: u64,
+    (rank, incarnation, link): (u32, u64, u64),
 ) -> Result<(), WireError> {
     let mut buf = Vec::new();
     while let Some((_, up)) = read_frame::<_, Up>(reader, &mut buf, MAX_FRAME_BYTES).await? {
         let leaves = matches!(up, Up::Leave);
-        let sent = master
-            .push(
-                FromRank {
-                    rank,
-                    incarnation,
-                    up,
-                },
-                Reply::nobody(),
-            )
-            .await;
+        let sent = master.push(FromRank { rank, incarnation, link, up }, Reply::nobody()).await;
         if sent.is_err() || leaves {
             break;
         }
@@ -362,29 +333,19 @@ pub(crate) struct Published(u64);
 
 impl Drop for Published {
     fn drop(&mut self) {
-        LOCAL
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&self.0);
+        LOCAL.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
     }
 }
 
 /// Makes an owner of this process known to clients of this process.
 pub(crate) fn publish_local(incarnation: u64, owner: LocalOwner) -> Published {
-    LOCAL
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .insert(incarnation, owner);
+    LOCAL.lock().unwrap_or_else(PoisonError::into_inner).insert(incarnation, owner);
     Published(incarnation)
 }
 
 /// An owner of this process.
 pub(crate) fn local_owner(incarnation: u64) -> Option<LocalOwner> {
-    LOCAL
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .get(&incarnation)
-        .cloned()
+    LOCAL.lock().unwrap_or_else(PoisonError::into_inner).get(&incarnation).cloned()
 }
 
 /// Runs a server on a place.

@@ -16,16 +16,11 @@ fn config(job: &str) -> NodeConfig {
 }
 
 fn on(rank: u32) -> PutOptions {
-    PutOptions {
-        preferred_segment: Some(rank),
-        ..PutOptions::default()
-    }
+    PutOptions { preferred_segment: Some(rank), ..PutOptions::default() }
 }
 
 fn bytes(n: usize, seed: u8) -> Vec<u8> {
-    (0..n)
-        .map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed))
-        .collect()
+    (0..n).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()
 }
 
 /// Looks every few milliseconds until `done`, at most five seconds.
@@ -45,19 +40,11 @@ async fn used_is_live(cluster: &Cluster) {
         eprintln!("{stats:?} {:?}", cluster.nodes().last().unwrap().status());
         cluster.nodes().iter().all(|n| {
             let o = n.status().owner;
-            let row = stats
-                .ranks
-                .iter()
-                .find(|r| r.rank == n.info().rank)
-                .unwrap();
+            let row = stats.ranks.iter().find(|r| r.rank == n.info().rank).unwrap();
             o.heap_used == o.live_bytes && row.allocated_bytes == o.live_bytes
         })
     };
-    eventually(
-        "used bytes = live bytes on every rank, at owner and master",
-        all,
-    )
-    .await;
+    eventually("used bytes = live bytes on every rank, at owner and master", all).await;
 }
 
 async fn round_trip(client: &Client, key: &[u8], value: &[u8], opts: &PutOptions) {
@@ -73,22 +60,14 @@ async fn what_is_put_is_got_from_every_rank() {
         let key = format!("key-{n}");
         let value = bytes(n, i as u8);
         let owner = (i % 3) as u32;
-        round_trip(
-            &cluster.node(owner).client(),
-            key.as_bytes(),
-            &value,
-            &on((owner + 1) % 3),
-        )
-        .await;
+        round_trip(&cluster.node(owner).client(), key.as_bytes(), &value, &on((owner + 1) % 3))
+            .await;
         for node in cluster.nodes() {
             let client = node.client();
             assert_eq!(client.get(key.as_bytes()).await.unwrap(), value);
             let mut small = vec![0; n.saturating_sub(1)];
             if n > 0 {
-                let e = client
-                    .get_into(key.as_bytes(), &mut small)
-                    .await
-                    .unwrap_err();
+                let e = client.get_into(key.as_bytes(), &mut small).await.unwrap_err();
                 assert_eq!(e.kind, ErrorKind::InvalidArgument);
             }
         }
@@ -109,18 +88,12 @@ async fn keys_are_anything_from_1_to_1024_bytes_and_an_object_may_fill_the_heap(
     for key in [vec![], vec![1; 1025]] {
         let e = client.put(&key, b"v", &none).await.unwrap_err();
         assert_eq!(e.kind, ErrorKind::InvalidArgument);
-        assert_eq!(
-            client.get(&key).await.unwrap_err().kind,
-            ErrorKind::InvalidArgument
-        );
+        assert_eq!(client.get(&key).await.unwrap_err().kind, ErrorKind::InvalidArgument);
     }
     used_is_live(&cluster).await;
     let whole = bytes(8 << 20, 3);
     round_trip(&client, b"whole", &whole, &none).await;
-    let e = client
-        .put(b"more", &bytes((8 << 20) + 1, 0), &none)
-        .await
-        .unwrap_err();
+    let e = client.put(b"more", &bytes((8 << 20) + 1, 0), &none).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::InvalidArgument, "{e}");
     cluster.stop().await;
 }
@@ -137,11 +110,7 @@ async fn i6_an_object_is_immutable_and_what_was_removed_never_comes_back() {
     assert_eq!(b.get(b"k").await.unwrap_err().kind, ErrorKind::NotFound);
     let mut buf = [0; 8];
     let stale = b.read_into(&meta, &mut buf).await.unwrap_err();
-    assert_eq!(
-        stale.kind,
-        ErrorKind::NotFound,
-        "an old location is no way in"
-    );
+    assert_eq!(stale.kind, ErrorKind::NotFound, "an old location is no way in");
     assert_eq!(a.remove(b"k").await.unwrap_err().kind, ErrorKind::NotFound);
     b.put(b"k", b"three", &on(1)).await.unwrap();
     assert_eq!(a.get(b"k").await.unwrap(), b"three");
@@ -154,20 +123,11 @@ async fn a_plan_is_written_in_pages_of_any_order_and_found_only_once_committed()
     let cluster = Cluster::start(2, config("plans")).await.unwrap();
     let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
     let value = bytes(1_000_000, 9);
-    let opts = PutOptions {
-        preferred_segment: Some(1),
-        page_bytes: 65_536,
-    };
-    let plan = a
-        .open_for_write(b"k", value.len() as u64, &opts)
-        .await
-        .unwrap();
+    let opts = PutOptions { preferred_segment: Some(1), page_bytes: 65_536 };
+    let plan = a.open_for_write(b"k", value.len() as u64, &opts).await.unwrap();
     assert_eq!((plan.n_pages(), plan.page_bytes()), (16, 65_536));
     assert_eq!(b.get(b"k").await.unwrap_err().kind, ErrorKind::NotReady);
-    assert_eq!(
-        b.exists(&[b"k"], false).await.unwrap(),
-        [Existence::Writing]
-    );
+    assert_eq!(b.exists(&[b"k"], false).await.unwrap(), [Existence::Writing]);
     let e = b.put(b"k", b"x", &opts).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::NotReady);
     assert!(plan.write_page(16, &[]).is_err() && plan.write_page(0, &[0; 10]).is_err());
@@ -181,17 +141,9 @@ async fn a_plan_is_written_in_pages_of_any_order_and_found_only_once_committed()
     a.commit(b"k").await.unwrap();
     assert_eq!(b.get(b"k").await.unwrap(), value);
     let late = plan.write_page(0, pages[1]).unwrap_err();
-    assert_eq!(
-        late.kind,
-        ErrorKind::Reclaimed,
-        "[I6] published bytes do not change: {late}"
-    );
+    assert_eq!(late.kind, ErrorKind::Reclaimed, "[I6] published bytes do not change: {late}");
     drop(plan);
-    assert_eq!(
-        b.get(b"k").await.unwrap(),
-        value,
-        "a committed plan's drop aborts nothing"
-    );
+    assert_eq!(b.get(b"k").await.unwrap(), value, "a committed plan's drop aborts nothing");
     cluster.stop().await;
 }
 
@@ -219,25 +171,15 @@ async fn i12_an_aborted_or_dropped_plan_leaves_nothing_and_its_space_comes_back(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i10_an_expired_plan_is_adopted_if_ready_and_reclaimed_if_not() {
-    let base = NodeConfig {
-        write_ttl_ms: 200,
-        ..config("expire")
-    };
+    let base = NodeConfig { write_ttl_ms: 200, ..config("expire") };
     let cluster = Cluster::start(2, base).await.unwrap();
     let a = cluster.node(0).client();
     let unfinished = a.open_for_write(b"unfinished", 8192, &on(1)).await.unwrap();
     unfinished.write_from(0, &[1; 4096]).unwrap();
     let owner = cluster.node(1).owner();
-    let gauges = async || {
-        owner
-            .call(nkv_actors::owner::GetGauges, Duration::from_secs(1))
-            .await
-            .unwrap()
-    };
-    eventually("the plan is reclaimed", async || {
-        gauges().await.reclaimed == 1
-    })
-    .await;
+    let gauges =
+        async || owner.call(nkv_actors::owner::GetGauges, Duration::from_secs(1)).await.unwrap();
+    eventually("the plan is reclaimed", async || gauges().await.reclaimed == 1).await;
     let e = unfinished.write_from(4096, &[1; 4096]).unwrap_err();
     assert_eq!(e.kind, ErrorKind::Reclaimed);
     let e = unfinished.publish().await.unwrap_err();
@@ -250,9 +192,7 @@ async fn i10_an_expired_plan_is_adopted_if_ready_and_reclaimed_if_not() {
     use nkv_store::{Memory, object};
     let word = d.meta.header_off + nkv_store::layout::PUBLISH_OFF;
     let epoch = d.meta.at.epoch;
-    let found = segment
-        .compare_swap(word, object::writing(epoch), object::ready(epoch))
-        .unwrap();
+    let found = segment.compare_swap(word, object::writing(epoch), object::ready(epoch)).unwrap();
     assert_eq!(found, object::writing(epoch));
     eventually("the plan is adopted", async || gauges().await.adopted == 1).await;
     assert_eq!(a.get(b"ready").await.unwrap(), bytes(4096, 1));
@@ -269,10 +209,7 @@ async fn a_full_heap_evicts_the_coldest_and_keeps_what_was_read() {
     let none = PutOptions::default();
     let key = |i: usize| format!("k{i}").into_bytes();
     for i in 0..400 {
-        client
-            .put(&key(i), &bytes(64 << 10, i as u8), &none)
-            .await
-            .unwrap();
+        client.put(&key(i), &bytes(64 << 10, i as u8), &none).await.unwrap();
         let mut buf = vec![0; 64 << 10];
         client.get_into(&key(0), &mut buf).await.unwrap();
         assert_eq!(buf, bytes(64 << 10, 0), "the hot key stays");
@@ -280,10 +217,7 @@ async fn a_full_heap_evicts_the_coldest_and_keeps_what_was_read() {
     }
     let o = cluster.node(0).status().owner;
     assert!(o.evictions > 250, "{o:?}");
-    assert_eq!(
-        client.get(&key(1)).await.unwrap_err().kind,
-        ErrorKind::NotFound
-    );
+    assert_eq!(client.get(&key(1)).await.unwrap_err().kind, ErrorKind::NotFound);
     client.evict_until_below(0.1).await.unwrap();
     eventually("the heap is down to a tenth", async || {
         cluster.node(0).status().owner.heap_used <= (8 << 20) / 10
@@ -299,12 +233,8 @@ async fn batches_and_prefixes() {
     let client = cluster.client();
     let keys: Vec<Vec<u8>> = (0..50).map(|i| format!("b{i}").into_bytes()).collect();
     let values: Vec<Vec<u8>> = (0..50).map(|i| bytes(1000 + i, i as u8)).collect();
-    let items: Vec<(&[u8], &[u8])> = keys
-        .iter()
-        .zip(&values)
-        .take(40)
-        .map(|(k, v)| (&k[..], &v[..]))
-        .collect();
+    let items: Vec<(&[u8], &[u8])> =
+        keys.iter().zip(&values).take(40).map(|(k, v)| (&k[..], &v[..])).collect();
     for r in client.put_many(&items, &PutOptions::default()).await {
         r.unwrap();
     }
@@ -312,43 +242,21 @@ async fn batches_and_prefixes() {
     let run = client.match_prefix(&all).await.unwrap();
     assert_eq!(run.len(), 40);
     let mut bufs = vec![vec![0u8; 2000]; 40];
-    let mut reads: Vec<_> = run
-        .iter()
-        .zip(&mut bufs)
-        .map(|(m, b)| (m, &mut b[..]))
-        .collect();
-    for (i, r) in client
-        .read_many_into(&mut reads)
-        .await
-        .into_iter()
-        .enumerate()
-    {
+    let mut reads: Vec<_> = run.iter().zip(&mut bufs).map(|(m, b)| (m, &mut b[..])).collect();
+    for (i, r) in client.read_many_into(&mut reads).await.into_iter().enumerate() {
         assert_eq!(r.unwrap(), 1000 + i);
     }
     for (b, v) in bufs.iter().zip(&values) {
         assert_eq!(&b[..v.len()], &v[..]);
     }
     let mut bufs = vec![vec![0u8; 2000]; 50];
-    let mut gets: Vec<_> = all
-        .iter()
-        .copied()
-        .zip(bufs.iter_mut().map(|b| &mut b[..]))
-        .collect();
+    let mut gets: Vec<_> = all.iter().copied().zip(bufs.iter_mut().map(|b| &mut b[..])).collect();
     let got = client.get_many_into(&mut gets).await;
     assert!(got[..40].iter().all(Result::is_ok));
-    assert!(
-        got[40..]
-            .iter()
-            .all(|r| r.as_ref().unwrap_err().kind == ErrorKind::NotFound)
-    );
+    assert!(got[40..].iter().all(|r| r.as_ref().unwrap_err().kind == ErrorKind::NotFound));
     client.flush().await.unwrap();
     eventually("readers' reports reached the owners", async || {
-        cluster
-            .nodes()
-            .iter()
-            .map(|n| n.status().owner.gets_served)
-            .sum::<u64>()
-            == 80
+        cluster.nodes().iter().map(|n| n.status().owner.gets_served).sum::<u64>() == 80
     })
     .await;
     let removed = client.remove_many(&all).await;
@@ -363,25 +271,17 @@ async fn the_same_verbs_over_tcp_from_a_client_that_owns_nothing() {
     use nkv_actors::{ClientConfig, TransportChoice};
     let base = config("overtcp");
     let cluster = Cluster::start(2, base.clone()).await.unwrap();
-    let config = ClientConfig {
-        job: base.job,
-        transport: TransportChoice::Tcp,
-        ..ClientConfig::default()
-    };
+    let config =
+        ClientConfig { job: base.job, transport: TransportChoice::Tcp, ..ClientConfig::default() };
     // Through rank 1, which only says where the master is.
-    let client = Client::connect(&cluster.node(1).info().control, config)
-        .await
-        .unwrap();
+    let client = Client::connect(&cluster.node(1).info().control, config).await.unwrap();
     for (i, n) in [0, 1, 4096, 70_000, 3 << 20].into_iter().enumerate() {
         let key = format!("k{n}");
         let value = bytes(n, i as u8);
         round_trip(&client, key.as_bytes(), &value, &on((i % 2) as u32)).await;
         assert_eq!(cluster.client().get(key.as_bytes()).await.unwrap(), value);
     }
-    let plan = client
-        .open_for_write(b"pages", 600_000, &on(1))
-        .await
-        .unwrap();
+    let plan = client.open_for_write(b"pages", 600_000, &on(1)).await.unwrap();
     assert_eq!(plan.transport(), Some(nkv_transport::Kind::Tcp));
     let value = bytes(600_000, 77);
     for (i, page) in value.chunks(256 << 10).enumerate().rev() {
@@ -390,10 +290,7 @@ async fn the_same_verbs_over_tcp_from_a_client_that_owns_nothing() {
     plan.publish().await.unwrap();
     assert_eq!(client.get(b"pages").await.unwrap(), value);
     client.remove(b"pages").await.unwrap();
-    assert_eq!(
-        client.get(b"pages").await.unwrap_err().kind,
-        ErrorKind::NotFound
-    );
+    assert_eq!(client.get(b"pages").await.unwrap_err().kind, ErrorKind::NotFound);
     client.close().await;
     used_is_live(&cluster).await;
     cluster.stop().await;
@@ -402,55 +299,109 @@ async fn the_same_verbs_over_tcp_from_a_client_that_owns_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i10_a_late_tcp_writer_changes_nothing_after_its_plan_was_ended() {
     use nkv_actors::{ClientConfig, TransportChoice};
-    let base = NodeConfig {
-        write_ttl_ms: 150,
-        ..config("latetcp")
-    };
+    let base = NodeConfig { write_ttl_ms: 150, ..config("latetcp") };
     let cluster = Cluster::start(1, base.clone()).await.unwrap();
-    let config = ClientConfig {
-        job: base.job,
-        transport: TransportChoice::Tcp,
-        ..ClientConfig::default()
-    };
-    let client = Client::connect(&cluster.node(0).info().control, config)
-        .await
-        .unwrap();
+    let config =
+        ClientConfig { job: base.job, transport: TransportChoice::Tcp, ..ClientConfig::default() };
+    let client = Client::connect(&cluster.node(0).info().control, config).await.unwrap();
     let plan = client.open_for_write(b"late", 4096, &on(0)).await.unwrap();
     plan.write_from(0, &[1; 100]).unwrap();
     let d = plan.desc().unwrap().clone();
-    eventually(
-        "the plan is reclaimed and its slot armed again",
-        async || {
-            let o = cluster.node(0).status().owner;
-            o.reclaimed == 1 && o.heap_used == 0
-        },
-    )
+    eventually("the plan is reclaimed, its slot armed again and the master told", async || {
+        let o = cluster.node(0).status().owner;
+        let row = cluster.client().stats().await.unwrap().ranks.remove(0);
+        o.reclaimed == 1 && o.heap_used == 0 && row.allocated_bytes == 0
+    })
     .await;
     // The extent now belongs to somebody else; the old token must not reach it.
     let value = bytes(4096, 5);
     cluster.client().put(b"next", &value, &on(0)).await.unwrap();
     let meta = cluster.client().get_location(b"next").await.unwrap();
-    assert_eq!(
-        (meta.at.slot, meta.payload_off),
-        (d.meta.at.slot, d.meta.payload_off)
-    );
+    assert_eq!((meta.at.slot, meta.payload_off), (d.meta.at.slot, d.meta.payload_off));
     assert!(meta.at.epoch > d.meta.at.epoch, "[I3]");
     let data = cluster.node(0).info().data.clone().unwrap();
     let (incarnation, job) = (d.meta.at.incarnation, cluster.node(0).config().job.clone());
     let refused = tokio::task::spawn_blocking(move || {
         use nkv_transport::{Op, TcpOptions, TcpVerbs, Verbs};
         let late = TcpVerbs::connect(&data, incarnation, &job, TcpOptions::default()).unwrap();
-        late.post(
-            d.token,
-            &mut [Op::Write {
-                offset: d.meta.payload_off,
-                src: &[9; 4096],
-            }],
-        )
+        late.post(d.token, &mut [Op::Write { offset: d.meta.payload_off, src: &[9; 4096] }])
     })
     .await
     .unwrap();
     assert!(refused.is_err(), "a fenced token was accepted");
     assert_eq!(cluster.client().get(b"next").await.unwrap(), value);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i6_one_key_twice_in_a_batch_is_written_once_and_overwrites_nobody() {
+    let cluster = Cluster::start(1, config("twice")).await.unwrap();
+    let client = cluster.client();
+    let (small, large, other) = (bytes(4096, 1), bytes(32 << 10, 2), bytes(32 << 10, 3));
+    let items: [(&[u8], &[u8]); 3] = [(b"a", &small), (b"b", &other), (b"a", &large)];
+    let results = client.put_many(&items, &PutOptions::default()).await;
+    assert!(results[0].is_ok() && results[1].is_ok(), "{results:?}");
+    assert_eq!(results[2].as_ref().unwrap_err().kind, ErrorKind::NotReady);
+    assert_eq!(client.get(b"a").await.unwrap(), small);
+    assert_eq!(client.get(b"b").await.unwrap(), other);
+    used_is_live(&cluster).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i12_a_cancelled_put_gives_its_plan_back() {
+    let cluster = Cluster::start(2, config("cancel")).await.unwrap();
+    let client = cluster.node(1).client();
+    let value = bytes(64 << 10, 1);
+    for i in 0..200u32 {
+        let key = format!("k{i}");
+        let opts = PutOptions::default();
+        let put = client.put(key.as_bytes(), &value, &opts);
+        let _ = tokio::time::timeout(Duration::from_micros(u64::from(i) * 3), put).await;
+    }
+    eventually("no plan is left at client, owner or master", async || {
+        let stats = cluster.client().stats().await.unwrap();
+        let owners: u64 = cluster.nodes().iter().map(|n| n.status().owner.plans_open).sum();
+        client.open_plans() == 0 && stats.plans_open == 0 && owners == 0
+    })
+    .await;
+    used_is_live(&cluster).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i6_a_key_that_is_being_written_can_be_removed_and_its_plan_is_over() {
+    let cluster = Cluster::start(2, config("rmwriting")).await.unwrap();
+    let client = cluster.client();
+    for round in 0..3 {
+        let plan = client.open_for_write(b"k", 8192, &on(1)).await.unwrap();
+        plan.write_from(0, &bytes(8192, round)).unwrap();
+        cluster.node(1).client().remove(b"k").await.unwrap();
+        let e = plan.publish().await.unwrap_err();
+        assert_eq!(e.kind, ErrorKind::Reclaimed, "{e}");
+        assert_eq!(client.exists(&[b"k"], false).await.unwrap(), [Existence::Absent]);
+    }
+    eventually("no plan is left at the master", async || {
+        client.stats().await.unwrap().plans_open == 0
+    })
+    .await;
+    used_is_live(&cluster).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closed_and_dropped_clients_leave_no_attachment() {
+    use nkv_actors::ClientConfig;
+    let base = config("attachments");
+    let cluster = Cluster::start(1, base.clone()).await.unwrap();
+    for i in 0..6 {
+        let config = ClientConfig { job: base.job.clone(), ..ClientConfig::default() };
+        let client = Client::connect(&cluster.node(0).info().control, config).await.unwrap();
+        client.put(format!("k{i}").as_bytes(), b"v", &PutOptions::default()).await.unwrap();
+        if i % 2 == 0 {
+            client.close().await;
+        }
+    }
+    eventually("nobody is attached", async || cluster.node(0).status().attachments == 0).await;
     cluster.stop().await;
 }

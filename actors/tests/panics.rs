@@ -26,14 +26,8 @@ fn config(job: &str) -> NodeConfig {
 
 async fn fill(client: &Client) {
     for i in 0..CALLERS {
-        let opts = PutOptions {
-            preferred_segment: Some((i % 2) as u32),
-            ..PutOptions::default()
-        };
-        client
-            .put(format!("k{i}").as_bytes(), &value(i), &opts)
-            .await
-            .unwrap();
+        let opts = PutOptions { preferred_segment: Some((i % 2) as u32), ..PutOptions::default() };
+        client.put(format!("k{i}").as_bytes(), &value(i), &opts).await.unwrap();
     }
 }
 
@@ -63,10 +57,7 @@ async fn a_panic_in_the_master_is_survived_with_every_object_found() {
     let cluster = Arc::new(Cluster::start(2, config("panic-master")).await.unwrap());
     let client = cluster.client();
     fill(&client).await;
-    let open = client
-        .open_for_write(b"half", 4096, &PutOptions::default())
-        .await
-        .unwrap();
+    let open = client.open_for_write(b"half", 4096, &PutOptions::default()).await.unwrap();
     open.write_from(0, &[7; 4096]).unwrap();
     let before = client.stats().await.unwrap();
     for _ in 0..3 {
@@ -82,29 +73,15 @@ async fn a_panic_in_the_master_is_survived_with_every_object_found() {
         }
     }
     let after = client.stats().await.unwrap();
-    assert_eq!(
-        (before.objects, before.plans_open),
-        (after.objects, after.plans_open)
-    );
+    assert_eq!((before.objects, before.plans_open), (after.objects, after.plans_open));
     for (b, a) in before.ranks.iter().zip(&after.ranks) {
-        assert_eq!(
-            b.allocated_bytes, a.allocated_bytes,
-            "the arena is rebuilt from the reports"
-        );
+        assert_eq!(b.allocated_bytes, a.allocated_bytes, "the arena is rebuilt from the reports");
     }
-    open.publish()
-        .await
-        .expect("an open plan outlives the master's panic");
+    open.publish().await.expect("an open plan outlives the master's panic");
     assert_eq!(client.get(b"half").await.unwrap(), vec![7; 4096]);
-    let e = client
-        .put(b"k1", b"other", &PutOptions::default())
-        .await
-        .unwrap_err();
+    let e = client.put(b"k1", b"other", &PutOptions::default()).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::AlreadyExists);
-    client
-        .put(b"new", &[1; 9000], &PutOptions::default())
-        .await
-        .unwrap();
+    client.put(b"new", &[1; 9000], &PutOptions::default()).await.unwrap();
     let status = cluster.node(0).status();
     let master = status.actors.iter().find(|a| a.name == "master").unwrap();
     assert_eq!((master.panics, master.restarts), (3, 3));
@@ -116,10 +93,7 @@ async fn a_panic_in_an_owner_is_survived_with_its_slots_as_they_were() {
     let cluster = Arc::new(Cluster::start(2, config("panic-owner")).await.unwrap());
     let client = cluster.client();
     fill(&client).await;
-    let on1 = PutOptions {
-        preferred_segment: Some(1),
-        ..PutOptions::default()
-    };
+    let on1 = PutOptions { preferred_segment: Some(1), ..PutOptions::default() };
     let open = client.open_for_write(b"half", 4096, &on1).await.unwrap();
     open.write_from(0, &[7; 4096]).unwrap();
     let owner = cluster.node(1).owner().clone();
@@ -140,18 +114,12 @@ async fn a_panic_in_an_owner_is_survived_with_its_slots_as_they_were() {
     .await;
     for a in answers {
         let a = a.unwrap();
-        assert_eq!(
-            (a.objects, a.live_bytes),
-            (before.objects, before.live_bytes)
-        );
+        assert_eq!((a.objects, a.live_bytes), (before.objects, before.live_bytes));
         assert_eq!((a.plans_open, a.open_bytes), (1, before.open_bytes));
     }
     open.publish().await.unwrap();
     for i in 0..CALLERS {
-        assert_eq!(
-            client.get(format!("k{i}").as_bytes()).await.unwrap(),
-            value(i)
-        );
+        assert_eq!(client.get(format!("k{i}").as_bytes()).await.unwrap(), value(i));
         client.remove(format!("k{i}").as_bytes()).await.unwrap();
     }
     client.remove(b"half").await.unwrap();
@@ -161,10 +129,7 @@ async fn a_panic_in_an_owner_is_survived_with_its_slots_as_they_were() {
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    panic!(
-        "space did not come back after the owner's panic: {:?}",
-        o.call(GetGauges, LIMIT).await
-    );
+    panic!("space did not come back after the owner's panic: {:?}", o.call(GetGauges, LIMIT).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -211,9 +176,6 @@ async fn a_panic_in_a_producer_is_survived_with_its_attachments() {
     .await;
     assert!(answers.into_iter().all(|a| matches!(a, Ok(Ok(_)))));
     for i in 0..CALLERS {
-        assert_eq!(
-            client.get(format!("k{i}").as_bytes()).await.unwrap(),
-            value(i)
-        );
+        assert_eq!(client.get(format!("k{i}").as_bytes()).await.unwrap(), value(i));
     }
 }

@@ -27,7 +27,7 @@ const SIZES: [(usize, usize); 6] = [
     (16 << 20, 32),
 ];
 /// Longest time for one size; six of them stay below 12 s with start and end.
-const SIZE_TIME: Duration = Duration::from_millis(1700);
+const SIZE_TIME: Duration = Duration::from_millis(1500);
 /// Most bytes of objects that are alive at once.
 const LIVE_BYTES: u64 = 64 << 20;
 /// Payload bytes of the embedded node.
@@ -45,10 +45,7 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
     match &flags.connect {
         Some(address) => measure(&remote(flags, address)?, stop),
         None => {
-            let config = NodeConfig {
-                heap_bytes: HEAP_BYTES,
-                ..NodeConfig::default()
-            };
+            let config = NodeConfig { heap_bytes: HEAP_BYTES, ..NodeConfig::default() };
             let cluster = Embedded::start(rt, 1, config)?;
             measure(&cluster.blocking(0)?, stop)
         }
@@ -58,11 +55,7 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
 fn measure(handle: &Blocking, stop: &Stop) -> anyhow::Result<Report> {
     let view = handle.view()?;
     let heaps = || view.ranks.iter().map(|(info, _)| info);
-    let live_bytes = heaps()
-        .map(|i| i.arena_bytes / 2)
-        .min()
-        .unwrap_or(LIVE_BYTES)
-        .min(LIVE_BYTES);
+    let live_bytes = heaps().map(|i| i.arena_bytes / 2).min().unwrap_or(LIVE_BYTES).min(LIVE_BYTES);
     let quarantine_ms = heaps().map(|i| i.quarantine_ms).max().unwrap_or(0);
     let settle = SETTLE + Duration::from_millis(2 * u64::from(quarantine_ms));
     let bar = progress::bar(SIZES.len() as u64, "sizes");

@@ -24,27 +24,13 @@ impl<'a> Embedded<'a> {
     pub(crate) fn start(rt: &'a Runtime, ranks: u32, base: NodeConfig) -> Result<Self, StartError> {
         let job = format!("nkv-load-{}", std::process::id());
         let memory = memory_for(base.heap_bytes.saturating_mul(u64::from(ranks)));
-        let cluster = rt.block_on(Cluster::start(
-            ranks,
-            NodeConfig {
-                job,
-                memory,
-                ..base
-            },
-        ))?;
-        Ok(Self {
-            rt,
-            cluster: Some(cluster),
-        })
+        let cluster = rt.block_on(Cluster::start(ranks, NodeConfig { job, memory, ..base }))?;
+        Ok(Self { rt, cluster: Some(cluster) })
     }
 
     /// A node.
     pub(crate) fn node(&self, rank: u32) -> anyhow::Result<&Node> {
-        Ok(self
-            .cluster
-            .as_ref()
-            .context("the embedded cluster has ended")?
-            .node(rank))
+        Ok(self.cluster.as_ref().context("the embedded cluster has ended")?.node(rank))
     }
 
     /// A handle of a node, for one thread.
@@ -81,18 +67,12 @@ impl Drop for Embedded<'_> {
 /// # Errors
 /// If `address` is none, or the node there does not answer or is of another job.
 pub(crate) fn remote(flags: &Flags, address: &str) -> anyhow::Result<Blocking> {
-    let node: Address = address
-        .parse()
-        .map_err(|e| anyhow::anyhow!("--connect {address}: {e}"))?;
+    let node: Address = address.parse().map_err(|e| anyhow::anyhow!("--connect {address}: {e}"))?;
     let transport = match flags.transport {
         Way::Auto | Way::Embedded => TransportChoice::Auto,
         Way::Shm => TransportChoice::Shm,
         Way::Tcp => TransportChoice::Tcp,
     };
-    let config = ClientConfig {
-        job: flags.job.clone(),
-        transport,
-        ..ClientConfig::default()
-    };
+    let config = ClientConfig { job: flags.job.clone(), transport, ..ClientConfig::default() };
     Blocking::connect(&node, config).with_context(|| format!("--connect {address}"))
 }

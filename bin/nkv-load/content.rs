@@ -30,9 +30,7 @@ pub(crate) struct Verdict {
 impl Stream {
     /// The stream of version `version` of `key`.
     pub(crate) fn of(key: &[u8], version: u64) -> Self {
-        Self {
-            seed: xxh3_64_with_seed(key, version),
-        }
+        Self { seed: xxh3_64_with_seed(key, version) }
     }
 
     /// Writes the stream's first `dst.len()` bytes.
@@ -122,11 +120,7 @@ mod tests {
     fn what_was_filled_is_right_at_every_length() {
         for len in (0..3 * BLOCK).chain([4096, 4097, 65_537]) {
             let bytes = filled(b"key", 7, len);
-            assert_eq!(
-                Stream::of(b"key", 7).verify(&bytes, len, len),
-                Verdict::default(),
-                "{len}"
-            );
+            assert_eq!(Stream::of(b"key", 7).verify(&bytes, len, len), Verdict::default(), "{len}");
         }
     }
 
@@ -146,13 +140,7 @@ mod tests {
                 let mut bytes = right.clone();
                 bytes[at] ^= 1 << bit;
                 let found = Stream::of(b"key", 1).verify(&bytes, bytes.len(), bytes.len());
-                assert_eq!(
-                    found,
-                    Verdict {
-                        wrong: 1,
-                        first: Some(at as u64)
-                    }
-                );
+                assert_eq!(found, Verdict { wrong: 1, first: Some(at as u64) });
             }
         }
     }
@@ -162,12 +150,7 @@ mod tests {
         let len = 4096;
         let stream = Stream::of(b"key", 1);
         let shifted = &filled(b"key", 1, len + 8)[8..];
-        for foreign in [
-            &filled(b"kez", 1, len),
-            &filled(b"key", 2, len),
-            &vec![0; len],
-            shifted,
-        ] {
+        for foreign in [&filled(b"kez", 1, len), &filled(b"key", 2, len), &vec![0; len], shifted] {
             let found = stream.verify(foreign, len, len);
             assert!(found.wrong > len as u64 * 9 / 10, "{found:?}");
         }
@@ -177,10 +160,7 @@ mod tests {
     fn missing_and_surplus_bytes_are_wrong_bytes() {
         let bytes = filled(b"key", 1, 100);
         let stream = Stream::of(b"key", 1);
-        let ten_from_90 = Verdict {
-            wrong: 10,
-            first: Some(90),
-        };
+        let ten_from_90 = Verdict { wrong: 10, first: Some(90) };
         assert_eq!(stream.verify(&bytes, 90, 100), ten_from_90);
         assert_eq!(stream.verify(&bytes, 100, 90), ten_from_90);
         assert_eq!(stream.verify(&bytes[..90], 100, 90), ten_from_90);

@@ -12,10 +12,7 @@ use nkv_store::Memory;
 /// # Errors
 /// If the segment has no name (private memory), or is not where the location says.
 pub(crate) fn flip_one_byte(segment: &str, meta: &ObjMeta) -> anyhow::Result<()> {
-    ensure!(
-        !segment.is_empty(),
-        "--inject-corruption needs a segment in named shared memory"
-    );
+    ensure!(!segment.is_empty(), "--inject-corruption needs a segment in named shared memory");
     let memory = nkv_store::shm::attach(segment, false)?;
     let at = meta.payload_off + meta.bytes_total / 2;
     let mut byte = [0];

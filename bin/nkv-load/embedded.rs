@@ -25,22 +25,14 @@ const PREFILL_RANK: u32 = 0;
 /// Rank that owns the objects and reads them.
 const DECODE_RANK: u32 = 2;
 /// Sizes of the objects in bytes.
-const SIZES: [usize; 7] = [
-    4 << 10,
-    16 << 10,
-    64 << 10,
-    256 << 10,
-    1 << 20,
-    4 << 20,
-    16 << 20,
-];
+const SIZES: [usize; 7] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
 /// Bytes of one size that are alive at once.
 const PASS_BYTES: usize = 32 << 20;
 /// Most objects of one size that are alive at once.
 const PASS_OBJECTS: usize = 256;
-/// Payload bytes of each rank: one pass of every size fits, so that a pass never waits for the
-/// quarantine of the one before.
-const HEAP_BYTES: u64 = 144 << 20;
+/// Payload bytes of each rank: one pass of every size (149 MiB) stays below the upper watermark, so
+/// that no pass waits for the quarantine of the one before, and nothing is evicted.
+const HEAP_BYTES: u64 = 176 << 20;
 /// The size whose first object is damaged on request.
 const CORRUPTED_SIZE: usize = 64 << 10;
 
@@ -49,10 +41,7 @@ const CORRUPTED_SIZE: usize = 64 << 10;
 /// # Errors
 /// If the cluster cannot be started.
 pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Report> {
-    let config = NodeConfig {
-        heap_bytes: HEAP_BYTES,
-        ..NodeConfig::default()
-    };
+    let config = NodeConfig { heap_bytes: HEAP_BYTES, ..NodeConfig::default() };
     let cluster = Embedded::start(rt, RANKS, config)?;
     let mut run = Run {
         producer: cluster.blocking(PREFILL_RANK)?,
@@ -66,10 +55,8 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
     let deadline = Deadline::after(flags.run_length());
     let bars = MultiProgress::new();
     let time = bars.add(progress::time(deadline.length_ms()));
-    let objects = bars.add(progress::bar(
-        sizes.iter().map(|s| s.keys.len() as u64).sum(),
-        "objects",
-    ));
+    let objects =
+        bars.add(progress::bar(sizes.iter().map(|s| s.keys.len() as u64).sum(), "objects"));
     let mut pass = 0;
     'run: loop {
         objects.set_position(0);
@@ -130,9 +117,7 @@ impl OneSize {
         let objects = (PASS_BYTES / size).clamp(1, PASS_OBJECTS);
         Self {
             size,
-            keys: (0..objects)
-                .map(|i| format!("load/{size}/{i}").into_bytes())
-                .collect(),
+            keys: (0..objects).map(|i| format!("load/{size}/{i}").into_bytes()).collect(),
             yardstick: Yardstick::new(size, objects),
             puts: OpTimes::new("put", size as u64),
             gets: OpTimes::new("get", size as u64),
@@ -166,14 +151,10 @@ impl OneSize {
         let key = &self.keys[index];
         let value = &mut run.buffer[..self.size];
         Stream::of(key, version).fill(value);
-        let opts = PutOptions {
-            preferred_segment: Some(DECODE_RANK),
-            ..PutOptions::default()
-        };
+        let opts = PutOptions { preferred_segment: Some(DECODE_RANK), ..PutOptions::default() };
         let copy_first = copy_goes_first(index);
         if copy_first {
-            self.puts
-                .record_memcpy(self.yardstick.copy_in(index, value));
+            self.puts.record_memcpy(self.yardstick.copy_in(index, value));
         }
         let (outcome, ns) = timed(|| run.producer.put(key, value, &opts));
         match outcome {
@@ -181,8 +162,7 @@ impl OneSize {
             Err(error) => run.tally.failed("put", key, &error),
         }
         if !copy_first {
-            self.puts
-                .record_memcpy(self.yardstick.copy_in(index, value));
+            self.puts.record_memcpy(self.yardstick.copy_in(index, value));
         }
     }
 
@@ -198,8 +178,7 @@ impl OneSize {
         match outcome {
             Ok(read) => {
                 self.gets.record(ns);
-                run.tally
-                    .compared(key, Stream::of(key, version).verify(dst, read, self.size));
+                run.tally.compared(key, Stream::of(key, version).verify(dst, read, self.size));
             }
             Err(error) => run.tally.failed("get", key, &error),
         }
@@ -212,9 +191,7 @@ impl OneSize {
     fn check_place(&self, run: &mut Run) {
         let key = &self.keys[0];
         match run.decoder.get_location(key) {
-            Ok(ObjMeta {
-                rank: DECODE_RANK, ..
-            }) => {}
+            Ok(ObjMeta { rank: DECODE_RANK, .. }) => {}
             Ok(meta) => {
                 let text = format!("lies on rank {}, not on rank {DECODE_RANK}", meta.rank);
                 run.tally.failed("place", key, &Error::internal(text));

@@ -109,12 +109,7 @@ pub(crate) struct Flags {
     pub(crate) quarantine_ms: u32,
 
     /// Eviction policy: lru or fifo
-    #[arg(
-        long,
-        default_value = "lru",
-        requires = "trace",
-        conflicts_with = "connect"
-    )]
+    #[arg(long, default_value = "lru", requires = "trace", conflicts_with = "connect")]
     pub(crate) policy: PolicyKind,
 
     /// 0: as fast as possible; else a factor of the trace's own time
@@ -189,9 +184,10 @@ impl Flags {
             Way::Embedded if mode != Mode::Bench || connected => {
                 Err("--transport embedded goes with --bench and without --connect".to_string())
             }
-            Way::Shm | Way::Tcp if !connected => Err(
-                "--transport shm and tcp need a running node: give --connect HOST:PORT".to_string(),
-            ),
+            Way::Shm | Way::Tcp if !connected => {
+                Err("--transport shm and tcp need a running node: give --connect HOST:PORT"
+                    .to_string())
+            }
             _ => Ok(mode),
         }
     }
@@ -230,9 +226,7 @@ impl std::str::FromStr for Marks {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let parts = text
-            .split_once('/')
-            .map(|(hi, lo)| (hi.parse(), lo.parse()));
+        let parts = text.split_once('/').map(|(hi, lo)| (hi.parse(), lo.parse()));
         match parts {
             Some((Ok(hi), Ok(lo))) if 0 < lo && lo <= hi && hi <= 100 => Ok(Self { hi, lo }),
             _ => Err("write two percentages, the higher first, such as 95/85".to_string()),
@@ -244,9 +238,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     let number = text.strip_suffix('s').unwrap_or(text).parse::<f64>();
     match number {
         Ok(s) if s > 0.0 && s <= LONGEST_RUN_S => Ok(Duration::from_secs_f64(s)),
-        _ => Err(format!(
-            "write a number of seconds above 0 and up to {LONGEST_RUN_S}"
-        )),
+        _ => Err(format!("write a number of seconds above 0 and up to {LONGEST_RUN_S}")),
     }
 }
 
@@ -279,23 +271,11 @@ mod tests {
     fn the_flags_say_which_run_is_meant() {
         assert_eq!(mode(&[]), Ok(Mode::Embedded));
         assert_eq!(mode(&["--inject-corruption"]), Ok(Mode::Embedded));
-        assert_eq!(
-            mode(&["--connect", "h:1", "--clients", "4", "--mix", "1:1:0"]),
-            Ok(Mode::Mix)
-        );
-        assert_eq!(
-            mode(&["--trace", "f", "--heap-bytes", "64MiB"]),
-            Ok(Mode::Trace)
-        );
+        assert_eq!(mode(&["--connect", "h:1", "--clients", "4", "--mix", "1:1:0"]), Ok(Mode::Mix));
+        assert_eq!(mode(&["--trace", "f", "--heap-bytes", "64MiB"]), Ok(Mode::Trace));
         assert_eq!(mode(&["--trace", "f", "--connect", "h:1"]), Ok(Mode::Trace));
-        assert_eq!(
-            mode(&["--bench", "--transport", "embedded"]),
-            Ok(Mode::Bench)
-        );
-        assert_eq!(
-            mode(&["--bench", "--transport", "tcp", "--connect", "h:1"]),
-            Ok(Mode::Bench)
-        );
+        assert_eq!(mode(&["--bench", "--transport", "embedded"]), Ok(Mode::Bench));
+        assert_eq!(mode(&["--bench", "--transport", "tcp", "--connect", "h:1"]), Ok(Mode::Bench));
     }
 
     #[test]
@@ -335,24 +315,8 @@ mod tests {
 
     #[test]
     fn weights_and_watermarks_are_read_and_checked() {
-        assert_eq!(
-            "2:3:0".parse(),
-            Ok(Weights {
-                put: 2,
-                get: 3,
-                exists: 0
-            })
-        );
-        for text in [
-            "",
-            "1:2",
-            "0:0:0",
-            "1:2:3:4",
-            "a:1:1",
-            "1:a:1:1",
-            "1:-1:1",
-            "2000000:1:1",
-        ] {
+        assert_eq!("2:3:0".parse(), Ok(Weights { put: 2, get: 3, exists: 0 }));
+        for text in ["", "1:2", "0:0:0", "1:2:3:4", "a:1:1", "1:a:1:1", "1:-1:1", "2000000:1:1"] {
             assert!(text.parse::<Weights>().is_err(), "{text}");
         }
         assert_eq!("100/99".parse(), Ok(Marks { hi: 100, lo: 99 }));
@@ -365,9 +329,6 @@ mod tests {
     fn a_run_lasts_15_seconds_unless_told() {
         let flags = |args: &[&str]| Flags::try_parse_from([&["nkv-load"], args].concat()).unwrap();
         assert_eq!(flags(&[]).run_length(), Duration::from_secs(15));
-        assert_eq!(
-            flags(&["--duration", "1.5s"]).run_length(),
-            Duration::from_millis(1500)
-        );
+        assert_eq!(flags(&["--duration", "1.5s"]).run_length(), Duration::from_millis(1500));
     }
 }

@@ -22,13 +22,7 @@ pub(crate) struct OpTimes {
 impl OpTimes {
     /// Nothing measured yet; `bytes` moved by one operation, 0 for those that move none.
     pub(crate) fn new(op: &'static str, bytes: u64) -> Self {
-        Self {
-            op,
-            bytes,
-            times: histogram(),
-            total_ns: 0,
-            copies: histogram(),
-        }
+        Self { op, bytes, times: histogram(), total_ns: 0, copies: histogram() }
     }
 
     /// One operation took `ns`.
@@ -52,10 +46,7 @@ impl OpTimes {
 
     /// Adds what another client measured for the same operation.
     pub(crate) fn merge(&mut self, other: &Self) {
-        for (mine, theirs) in [
-            (&mut self.times, &other.times),
-            (&mut self.copies, &other.copies),
-        ] {
+        for (mine, theirs) in [(&mut self.times, &other.times), (&mut self.copies, &other.copies)] {
             // Both have the same bounds, so nothing can be out of range.
             let merged = mine.add(theirs);
             debug_assert!(merged.is_ok());
@@ -82,11 +73,7 @@ impl OpTimes {
             count: self.count(),
             p50_us: micros(p50),
             p99_us: micros(self.times.value_at_quantile(0.99)),
-            gb_per_s: if self.bytes == 0 {
-                0.0
-            } else {
-                moved / self.total_ns.max(1) as f64
-            },
+            gb_per_s: if self.bytes == 0 { 0.0 } else { moved / self.total_ns.max(1) as f64 },
             vs_memcpy: (copy > 0).then(|| p50 as f64 / copy as f64),
         })
     }

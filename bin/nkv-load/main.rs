@@ -60,9 +60,7 @@ fn main() -> ExitCode {
 }
 
 fn run(flags: &Flags, mode: Mode) -> anyhow::Result<Report> {
-    let rt = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()?;
+    let rt = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let stop = Stop::default();
     rt.block_on(async { stop.on_signals() })?;
     let report = match mode {

@@ -14,9 +14,7 @@ pub(crate) struct Yardstick {
 impl Yardstick {
     /// `objects` buffers of `size` bytes.
     pub(crate) fn new(size: usize, objects: usize) -> Self {
-        Self {
-            buffers: (0..objects.max(1)).map(|_| faulted(size)).collect(),
-        }
+        Self { buffers: (0..objects.max(1)).map(|_| faulted(size)).collect() }
     }
 
     /// What a put must do at least: copies `src` into buffer `index` (modulo their number).

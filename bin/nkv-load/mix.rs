@@ -31,13 +31,9 @@ const TICK: Duration = Duration::from_millis(100);
 /// # Errors
 /// If the cluster cannot be reached, or a client's thread cannot be started.
 pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
-    let address = flags
-        .connect
-        .as_deref()
-        .context("a mix needs --connect HOST:PORT")?;
-    let handles = (0..flags.clients)
-        .map(|_| remote(flags, address))
-        .collect::<anyhow::Result<Vec<_>>>()?;
+    let address = flags.connect.as_deref().context("a mix needs --connect HOST:PORT")?;
+    let handles =
+        (0..flags.clients).map(|_| remote(flags, address)).collect::<anyhow::Result<Vec<_>>>()?;
     let view = handles.first().context("--clients is at least 1")?.view()?;
     let memory: u64 = view.ranks.iter().map(|(info, _)| info.arena_bytes).sum();
     let objects = objects_per_client(memory, u64::from(flags.clients), flags.size);
@@ -62,10 +58,7 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     show_progress(&plan, &threads);
     let outcomes = threads
         .into_iter()
-        .map(|t| {
-            t.join()
-                .map_err(|_| anyhow::anyhow!("a client's thread panicked"))
-        })
+        .map(|t| t.join().map_err(|_| anyhow::anyhow!("a client's thread panicked")))
         .collect::<anyhow::Result<Vec<_>>>()?;
     Ok(report(outcomes, now_ns().saturating_sub(start)))
 }
@@ -96,11 +89,7 @@ fn report(outcomes: Vec<Outcome>, wall_ns: u64) -> Report {
             all.merge(outcome);
         }
     }
-    let ops: Vec<_> = all
-        .times()
-        .into_iter()
-        .filter_map(|times| times.row())
-        .collect();
+    let ops: Vec<_> = all.times().into_iter().filter_map(|times| times.row()).collect();
     let requests = ops.iter().map(|row| row.count).sum();
     eprintln!(
         "nkv-load: {requests} operations in {:.1} s ({:.0} a second), {} of {} gets missed",
@@ -109,13 +98,7 @@ fn report(outcomes: Vec<Outcome>, wall_ns: u64) -> Report {
         all.asked - all.found,
         all.asked
     );
-    Report {
-        requests,
-        blocks: all.asked,
-        hit_blocks: all.found,
-        tally: all.tally,
-        ops,
-    }
+    Report { requests, blocks: all.asked, hit_blocks: all.found, tally: all.tally, ops }
 }
 
 #[cfg(test)]

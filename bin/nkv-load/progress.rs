@@ -11,10 +11,7 @@ pub(crate) fn bar(length: u64, what: &str) -> ProgressBar {
 
 /// A bar over `length_ms` milliseconds.
 pub(crate) fn time(length_ms: u64) -> ProgressBar {
-    styled(
-        ProgressBar::new(length_ms),
-        "{bar:40} {percent}% [{elapsed} gone] {msg}",
-    )
+    styled(ProgressBar::new(length_ms), "{bar:40} {percent}% [{elapsed} gone] {msg}")
 }
 
 fn styled(bar: ProgressBar, template: &str) -> ProgressBar {

@@ -57,11 +57,7 @@ struct Json<'a> {
 impl Report {
     /// Hit blocks per block asked for, over all requests; 0 if none was.
     pub(crate) fn prefix_hit_ratio(&self) -> f64 {
-        if self.blocks == 0 {
-            0.0
-        } else {
-            self.hit_blocks as f64 / self.blocks as f64
-        }
+        if self.blocks == 0 { 0.0 } else { self.hit_blocks as f64 / self.blocks as f64 }
     }
 
     /// The JSON object, in one line.
@@ -84,15 +80,9 @@ impl Report {
     pub(crate) fn table(&self) -> String {
         let mut table = Table::new();
         table.load_preset(presets::UTF8_FULL_CONDENSED);
-        table.set_header([
-            "op", "size", "count", "p50 µs", "p99 µs", "GB/s", "x memcpy",
-        ]);
+        table.set_header(["op", "size", "count", "p50 µs", "p99 µs", "GB/s", "x memcpy"]);
         for row in &self.ops {
-            let size = if row.bytes == 0 {
-                "-".to_string()
-            } else {
-                show_bytes(row.bytes)
-            };
+            let size = if row.bytes == 0 { "-".to_string() } else { show_bytes(row.bytes) };
             let rate = (row.bytes > 0).then(|| format!("{:.2}", row.gb_per_s));
             let ratio = row.vs_memcpy.map(|r| format!("{r:.2}"));
             let figures = [
@@ -120,10 +110,7 @@ impl Report {
                 self.prefix_hit_ratio()
             );
         }
-        text + &format!(
-            ", wrong_bytes {}, failed {}",
-            self.tally.wrong_bytes, self.tally.failed
-        )
+        text + &format!(", wrong_bytes {}, failed {}", self.tally.wrong_bytes, self.tally.failed)
     }
 
     /// Prints everything: the table to stdout (to stderr if the JSON goes to stdout), troubles to
@@ -191,10 +178,7 @@ mod tests {
     #[test]
     fn the_table_shows_sizes_and_a_dash_where_nothing_moves() {
         let table = report().table();
-        assert!(
-            table.contains("64 KiB") && table.contains("1.25"),
-            "{table}"
-        );
+        assert!(table.contains("64 KiB") && table.contains("1.25"), "{table}");
         let line = table.lines().find(|l| l.contains("match_prefix")).unwrap();
         assert_eq!(line.matches(" - ").count(), 3, "{line:?}");
     }

@@ -28,10 +28,8 @@ impl Stop {
     /// # Errors
     /// If the operating system refuses the handlers.
     pub(crate) fn on_signals(&self) -> std::io::Result<()> {
-        let (mut interrupt, mut terminate) = (
-            signal(SignalKind::interrupt())?,
-            signal(SignalKind::terminate())?,
-        );
+        let (mut interrupt, mut terminate) =
+            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         let stop = self.clone();
         tokio::spawn(async move {
             loop {

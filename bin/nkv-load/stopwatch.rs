@@ -31,10 +31,7 @@ impl Deadline {
     /// `length` from now.
     pub(crate) fn after(length: Duration) -> Self {
         let length_ns = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
-        Self {
-            start_ns: now_ns(),
-            length_ns,
-        }
+        Self { start_ns: now_ns(), length_ns }
     }
 
     /// Whether it has passed.

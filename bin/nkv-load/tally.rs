@@ -81,13 +81,7 @@ mod tests {
         let mut tally = Tally::default();
         tally.compared(b"fine", Verdict::default());
         assert!(tally.is_clean());
-        tally.compared(
-            b"bad\n",
-            Verdict {
-                wrong: 3,
-                first: Some(17),
-            },
-        );
+        tally.compared(b"bad\n", Verdict { wrong: 3, first: Some(17) });
         for _ in 0..LISTED + 4 {
             tally.failed("get", b"k", &Error::timeout("late"));
         }
@@ -95,10 +89,7 @@ mod tests {
         let lines = tally.lines();
         assert_eq!(lines[0], "3 wrong bytes in bad\\n, the first at offset 17");
         assert_eq!(lines[1], "get k: Timeout: late");
-        assert_eq!(
-            (lines.len(), lines[LISTED].as_str()),
-            (LISTED + 1, "and 5 more")
-        );
+        assert_eq!((lines.len(), lines[LISTED].as_str()), (LISTED + 1, "and 5 more"));
     }
 
     #[test]

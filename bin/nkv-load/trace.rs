@@ -33,10 +33,7 @@ const COUNTERS_PAUSE: Duration = Duration::from_millis(50);
 /// # Errors
 /// If the trace cannot be read, or no cluster can be started or reached.
 pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Report> {
-    let path = flags
-        .trace
-        .as_deref()
-        .context("a replay needs --trace FILE")?;
+    let path = flags.trace.as_deref().context("a replay needs --trace FILE")?;
     let requests = file::load(path, flags.requests.unwrap_or(usize::MAX))?;
     if requests.is_empty() {
         bail!("{} holds no request", path.display());
@@ -126,12 +123,7 @@ fn gets(stats: &ClusterStats) -> u64 {
 fn tell_ranks(before: &ClusterStats, after: &ClusterStats) {
     for rank in &after.ranks {
         let same = |r: &&RankStats| r.incarnation == rank.incarnation;
-        let old = before
-            .ranks
-            .iter()
-            .find(same)
-            .map(|r| r.owner)
-            .unwrap_or_default();
+        let old = before.ranks.iter().find(same).map(|r| r.owner).unwrap_or_default();
         let new = rank.owner;
         eprintln!(
             "nkv-load: rank {}: {} objects, {} live; this run: {} gets served, {} bytes read, {} commits, {} evictions",

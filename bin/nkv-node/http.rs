@@ -110,7 +110,9 @@ impl Listener for Bounded {
             // The semaphore is never closed; were it, refusing everybody is what a pause does.
             if let Ok(permit) = self.room.clone().acquire_owned().await {
                 match self.listener.accept().await {
-                    Ok((stream, peer)) => return (Counted { stream, _permit: permit }, peer),
+                    Ok((stream, peer)) => {
+                        return (Counted { stream, _permit: permit }, peer);
+                    }
                     Err(error) => tracing::debug!(%error, "HTTP accept failed"),
                 }
             }

@@ -89,10 +89,7 @@ struct Names {
 /// In the order in which a complete set wins.
 const FAMILIES: [Names; 3] = [
     Names { family: Family::Torchrun, needed: &["RANK", "WORLD_SIZE", "MASTER_ADDR"] },
-    Names {
-        family: Family::OpenMpi,
-        needed: &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
-    },
+    Names { family: Family::OpenMpi, needed: &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"] },
     Names {
         family: Family::Slurm,
         needed: &["SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NODELIST"],

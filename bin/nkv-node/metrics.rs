@@ -39,7 +39,9 @@ const fn counter<T>(name: &'static str, help: &'static str, value: fn(&T) -> u64
 /// Of the rank itself.
 const NODE: &[Metric<NodeStatus>] = &[
     gauge("nkv_heap_total_bytes", "Payload bytes of the heap", |s| s.owner.heap_total),
-    gauge("nkv_heap_used_bytes", "Bytes live, open, fencing and in quarantine", |s| s.owner.heap_used),
+    gauge("nkv_heap_used_bytes", "Bytes live, open, fencing and in quarantine", |s| {
+        s.owner.heap_used
+    }),
     gauge("nkv_heap_live_bytes", "Bytes of READY objects", |s| s.owner.live_bytes),
     gauge("nkv_heap_open_bytes", "Bytes of objects being written", |s| s.owner.open_bytes),
     gauge("nkv_heap_held_bytes", "Bytes fencing or in quarantine", |s| s.owner.held_bytes),
@@ -51,11 +53,19 @@ const NODE: &[Metric<NodeStatus>] = &[
     counter("nkv_gets_served_total", "Gets that readers reported", |s| s.owner.gets_served),
     counter("nkv_bytes_read_total", "Bytes that readers reported", |s| s.owner.bytes_read),
     counter("nkv_commits_total", "Objects committed here", |s| s.owner.commits),
-    counter("nkv_bytes_written_total", "Bytes of objects committed here", |s| s.owner.bytes_written),
-    counter("nkv_plans_expired_total", "Plans that reached their deadline", |s| s.owner.plans_expired),
-    counter("nkv_producers_lost_total", "Plans ended because their producer was gone", |s| s.owner.producers_lost),
+    counter("nkv_bytes_written_total", "Bytes of objects committed here", |s| {
+        s.owner.bytes_written
+    }),
+    counter("nkv_plans_expired_total", "Plans that reached their deadline", |s| {
+        s.owner.plans_expired
+    }),
+    counter("nkv_producers_lost_total", "Plans ended because their producer was gone", |s| {
+        s.owner.producers_lost
+    }),
     counter("nkv_adopted_total", "Ended plans that were READY and were kept", |s| s.owner.adopted),
-    counter("nkv_reclaimed_total", "Plans ended before READY, their producer fenced", |s| s.owner.reclaimed),
+    counter("nkv_reclaimed_total", "Plans ended before READY, their producer fenced", |s| {
+        s.owner.reclaimed
+    }),
     counter("nkv_retired_total", "Objects retired", |s| s.owner.retired),
     counter("nkv_freed_total", "Slots freed after quarantine", |s| s.owner.freed),
     gauge("nkv_uptime_ms", "Milliseconds since this incarnation started", |s| s.uptime_ms),
@@ -63,7 +73,9 @@ const NODE: &[Metric<NodeStatus>] = &[
     gauge("nkv_draining", "1 while the rank drains", |s| u64::from(s.draining)),
     gauge("nkv_world_size", "Ranks the job has", |s| u64::from(s.world_size)),
     gauge("nkv_attachments", "Processes attached to the segment", |s| s.attachments as u64),
-    counter("nkv_tcp_bytes_received_total", "Payload bytes the tcp agent received", |s| s.agent.bytes_in),
+    counter("nkv_tcp_bytes_received_total", "Payload bytes the tcp agent received", |s| {
+        s.agent.bytes_in
+    }),
     counter("nkv_tcp_bytes_sent_total", "Payload bytes the tcp agent sent", |s| s.agent.bytes_out),
     counter("nkv_tcp_requests_total", "Requests the tcp agent served", |s| s.agent.requests),
     counter("nkv_tcp_refused_total", "Requests the tcp agent refused", |s| s.agent.refused),
@@ -78,10 +90,16 @@ const MASTER: &[Metric<ClusterStats>] = &[
     gauge("nkv_master_waiting", "Opens that wait for room", |c| c.waiting),
     counter("nkv_master_opened_total", "Plans granted", |c| c.master.opened),
     counter("nkv_master_committed_total", "Commits accepted", |c| c.master.committed),
-    counter("nkv_master_commit_refused_total", "Commits refused as Reclaimed", |c| c.master.commit_refused),
-    counter("nkv_master_plans_ended_total", "Plans that ended without a commit", |c| c.master.plans_ended),
+    counter("nkv_master_commit_refused_total", "Commits refused as Reclaimed", |c| {
+        c.master.commit_refused
+    }),
+    counter("nkv_master_plans_ended_total", "Plans that ended without a commit", |c| {
+        c.master.plans_ended
+    }),
     counter("nkv_master_adopted_total", "Expired plans found READY", |c| c.master.adopted),
-    counter("nkv_master_out_of_memory_total", "Opens refused for want of room", |c| c.master.out_of_memory),
+    counter("nkv_master_out_of_memory_total", "Opens refused for want of room", |c| {
+        c.master.out_of_memory
+    }),
     counter("nkv_master_lookup_hits_total", "Keys found", |c| c.master.lookup_hits),
     counter("nkv_master_lookup_misses_total", "Keys not found", |c| c.master.lookup_misses),
     counter("nkv_master_removed_total", "Keys removed", |c| c.master.removed),

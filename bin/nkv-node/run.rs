@@ -100,11 +100,10 @@ pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
     }
 }
 
-async fn serve_http(
-    settings: &Settings,
-    standing: &Standing,
-) -> Result<Option<SocketAddr>, End> {
-    let Some(address) = settings.http else { return Ok(None) };
+async fn serve_http(settings: &Settings, standing: &Standing) -> Result<Option<SocketAddr>, End> {
+    let Some(address) = settings.http else {
+        return Ok(None);
+    };
     match http::serve(address, standing.clone()).await {
         Ok(local) => Ok(Some(local)),
         Err(e) => {
@@ -140,7 +139,10 @@ async fn serve(
 
 async fn drain(node: &Node, settings: &Settings, name: &str) {
     let limit = Duration::from_millis(settings.drain_ms);
-    say(&format!("nkv-node: {name}: no new plans; finishing what is in flight within {} ms", settings.drain_ms));
+    say(&format!(
+        "nkv-node: {name}: no new plans; finishing what is in flight within {} ms",
+        settings.drain_ms
+    ));
     let report = node.drain(limit).await;
     say(&format!(
         "nkv-node: drained in {} ms: {} plans finished, {} given up",
@@ -151,7 +153,9 @@ async fn drain(node: &Node, settings: &Settings, name: &str) {
 /// Leaves the cluster and unlinks. A node that does not get done is dropped, which unlinks too.
 async fn stop(node: Arc<Node>) {
     // HTTP handlers hold it only under the lock that `is_without` took.
-    let Some(node) = Arc::into_inner(node) else { return };
+    let Some(node) = Arc::into_inner(node) else {
+        return;
+    };
     if tokio::time::timeout(STOP_LIMIT, node.stop()).await.is_err() {
         say(&format!("nkv-node: leaving took more than {} ms", STOP_LIMIT.as_millis()));
     }

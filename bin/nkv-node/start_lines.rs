@@ -16,9 +16,8 @@ const VALUE_WIDTH: usize = 18;
 
 /// The effective configuration: valid TOML, each value with its source behind it.
 pub(crate) fn configuration(lines: &[Line]) -> String {
-    let row = |l: &Line| {
-        format!("{:KEY_WIDTH$} = {:VALUE_WIDTH$} # {}\n", l.key, l.value, l.source)
-    };
+    let row =
+        |l: &Line| format!("{:KEY_WIDTH$} = {:VALUE_WIDTH$} # {}\n", l.key, l.value, l.source);
     lines.iter().map(row).collect()
 }
 
@@ -43,11 +42,7 @@ pub(crate) fn before(settings: &Settings) -> String {
 }
 
 /// What is said once joined: what was found here, why the rest was not chosen, and every address.
-pub(crate) fn joined(
-    settings: &Settings,
-    info: &RankInfo,
-    http: Option<SocketAddr>,
-) -> String {
+pub(crate) fn joined(settings: &Settings, info: &RankInfo, http: Option<SocketAddr>) -> String {
     let node = &settings.node;
     let (memory, other, transports, unused) = match node.memory {
         MemoryChoice::Shm => (

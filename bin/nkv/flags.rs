@@ -24,9 +24,8 @@ Any node of the cluster will do. Exit status: 0 done; 1 a key is not there; 2 wr
 #[command(name = "nkv", version, about = "Looks at an nkv cluster", long_about = LONG_ABOUT)]
 pub(crate) struct Flags {
     /// Control address of any node: HOST:PORT, or unix:///PATH
-    #[arg(long, global = true, env = "NKV_CONNECT", value_name = "HOST:PORT",
-        default_value = "127.0.0.1:7000")]
-    pub(crate) connect: Address,
+    #[arg(long, global = true, env = "NKV_CONNECT", value_name = "HOST:PORT")]
+    pub(crate) connect: Option<Address>,
 
     /// Job of that cluster
     #[arg(long, global = true, env = "NKV_JOB", default_value = "nkv")]
@@ -121,7 +120,7 @@ mod tests {
         for text in ["--connect h:1 --json get k", "get --connect h:1 k --json"] {
             let flags = flags(text).unwrap();
             assert!(flags.json, "{text}");
-            assert_eq!(flags.connect.to_string(), "tcp://h:1");
+            assert_eq!(flags.connect.unwrap().to_string(), "tcp://h:1");
         }
     }
 
@@ -136,8 +135,16 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused() {
         for text in [
-            "", "rm", "exists", "put", "get", "ls", "--connect nowhere status",
-            "--transport rdma status", "--timeout-ms 0 status", "put k f --page-bytes 4GiB",
+            "",
+            "rm",
+            "exists",
+            "put",
+            "get",
+            "ls",
+            "--connect nowhere status",
+            "--transport rdma status",
+            "--timeout-ms 0 status",
+            "put k f --page-bytes 4GiB",
             "put k f g",
         ] {
             assert!(flags(text).is_err(), "{text}");

@@ -46,15 +46,16 @@ fn run(flags: &Flags) -> Result<Answer, Trouble> {
         transport: flags.transport,
         call_timeout_ms: flags.timeout_ms,
     };
-    let node = &flags.connect;
     let connect = || {
+        let node = flags.connect.as_ref().ok_or_else(Trouble::nowhere)?;
         Blocking::connect(node, config.clone()).map_err(|error| Trouble::connecting(node, error))
     };
     match &flags.command {
         Command::Status => status::show(&connect()?, flags.json),
         Command::Stats => stats::show(&connect()?, flags.json),
         Command::Put { key, file, rank, page_bytes } => {
-            let put = objects::Put { key, file: file.as_deref(), rank: *rank, page_bytes: *page_bytes };
+            let put =
+                objects::Put { key, file: file.as_deref(), rank: *rank, page_bytes: *page_bytes };
             with(&connect()?, |handle| put.run(handle, flags.json))
         }
         Command::Get { key, output } => {

@@ -28,10 +28,8 @@ impl Put<'_> {
     /// Stores the value.
     pub(crate) fn run(&self, handle: &Blocking, json: bool) -> Result<Answer, Trouble> {
         let value = transfer::read(self.file, largest_heap(handle)?)?;
-        let opts = PutOptions {
-            preferred_segment: self.rank,
-            page_bytes: self.page_bytes.unwrap_or(0),
-        };
+        let opts =
+            PutOptions { preferred_segment: self.rank, page_bytes: self.page_bytes.unwrap_or(0) };
         handle.put(self.key.as_bytes(), &value, &opts)?;
         if json {
             output::json(&json!({ "key": shown(self.key), "bytes": value.len() }))?;
@@ -118,13 +116,10 @@ pub(crate) fn exists(handle: &Blocking, keys: &[OsString], json: bool) -> Result
 /// What happened to each key.
 fn report(rows: &[(&OsString, &str)], json: bool) -> Result<(), Trouble> {
     if json {
-        let keys: Vec<_> = rows
-            .iter()
-            .map(|(key, word)| json!({ "key": shown(key), "state": word }))
-            .collect();
+        let keys: Vec<_> =
+            rows.iter().map(|(key, word)| json!({ "key": shown(key), "state": word })).collect();
         return output::json(&json!({ "keys": keys }));
     }
-    let text: String =
-        rows.iter().map(|(key, word)| format!("{}: {word}\n", shown(key))).collect();
+    let text: String = rows.iter().map(|(key, word)| format!("{}: {word}\n", shown(key))).collect();
     output::write(text.as_bytes())
 }

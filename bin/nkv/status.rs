@@ -82,8 +82,18 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
 }
 
 fn text(status: &Status) -> String {
-    let header =
-        ["rank", "state", "control", "data", "incarnation", "pid", "heap", "of", "objects", "heard"];
+    let header = [
+        "rank",
+        "state",
+        "control",
+        "data",
+        "incarnation",
+        "pid",
+        "heap",
+        "of",
+        "objects",
+        "heard",
+    ];
     let mut table = output::table(&header, 5);
     for r in &status.ranks {
         let heard = r.heard_ms.map_or("-".to_string(), |ms| format!("{ms} ms ago"));
@@ -143,14 +153,17 @@ mod tests {
             header_base: 0,
             arena_offset: 0,
             arena_bytes: 1 << 20,
+            prefault: true,
             quarantine_ms: 50,
         }
     }
 
     fn cluster() -> (View, ClusterStats) {
         let ranks = vec![(info(2), RankState::Draining), (info(0), RankState::Alive)];
-        let owner = OwnerGauges { heap_total: 4096, heap_used: 1024, objects: 5, ..OwnerGauges::default() };
-        let known = RankStats { rank: 2, incarnation: 18, heard_ms: 9, owner, ..RankStats::default() };
+        let owner =
+            OwnerGauges { heap_total: 4096, heap_used: 1024, objects: 5, ..OwnerGauges::default() };
+        let known =
+            RankStats { rank: 2, incarnation: 18, heard_ms: 9, owner, ..RankStats::default() };
         let view = View { world_size: 3, ranks, ..View::default() };
         (view, ClusterStats { objects: 5, ranks: vec![known], ..ClusterStats::default() })
     }
@@ -159,7 +172,8 @@ mod tests {
     fn ranks_are_shown_in_order_with_their_figures_and_who_is_missing() {
         let (view, stats) = cluster();
         let found = status(&view, &stats);
-        let numbers: Vec<_> = found.ranks.iter().map(|r| (r.rank, r.objects, r.heap_total)).collect();
+        let numbers: Vec<_> =
+            found.ranks.iter().map(|r| (r.rank, r.objects, r.heap_total)).collect();
         assert_eq!(numbers, [(0, 0, 1 << 20), (2, 5, 4096)]);
         assert_eq!((found.missing.as_slice(), found.members), (&[1][..], 2));
         assert_eq!((found.ranks[0].heard_ms, found.ranks[1].heard_ms), (None, Some(9)));

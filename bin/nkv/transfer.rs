@@ -82,6 +82,7 @@ fn replace(target: &Path, value: &[u8], mode: Option<Permissions>) -> io::Result
 #[cfg(test)]
 mod tests {
     use super::{read, read_up_to, write};
+    use std::io::Read;
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::path::Path;
 
@@ -110,7 +111,12 @@ mod tests {
         let file = folder.path().join("f");
         write(&file, b"one").unwrap();
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o640)).unwrap();
+        let mut reader = std::fs::File::open(&file).unwrap();
         write(&file, b"two").unwrap();
+        // Who had the old file open still reads it: nothing was cut off or overwritten.
+        let mut old = String::new();
+        reader.read_to_string(&mut old).unwrap();
+        assert_eq!(old, "one");
         assert_eq!(std::fs::read(&file).unwrap(), b"two");
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o640);
         assert_eq!(names_in(folder.path()), ["f"]);

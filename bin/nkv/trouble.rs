@@ -26,8 +26,10 @@ pub(crate) enum Trouble {
     #[error("{0}; {hint}", hint = hint(.0))]
     Call(#[from] Error),
     /// No node there, or not of this job.
-    #[error("no cluster at {node}: {error}; give --connect the control address of any node (it \
-             is in its ready line) and --job its job")]
+    #[error(
+        "no cluster at {node}: {error}; give --connect the control address of any node (it \
+             is in its ready line) and --job its job"
+    )]
     Connect {
         /// Where.
         node: Address,
@@ -54,6 +56,15 @@ impl Trouble {
     /// Connecting failed.
     pub(crate) fn connecting(node: &Address, error: Error) -> Self {
         Self::Connect { node: node.clone(), error }
+    }
+
+    /// Nobody said where the cluster is.
+    pub(crate) fn nowhere() -> Self {
+        Self::Usage(
+            "where is the cluster? Give --connect HOST:PORT, or NKV_CONNECT: the control address \
+             of any node"
+                .to_string(),
+        )
     }
 
     /// A file or stream failed.

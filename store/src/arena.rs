@@ -35,10 +35,7 @@ impl Extent {
             && self.offset.is_multiple_of(PAYLOAD_ALIGN)
             && self.len.is_multiple_of(PAYLOAD_ALIGN)
             && self.offset >= region.offset
-            && self
-                .offset
-                .checked_add(self.len)
-                .is_some_and(|e| e <= region.offset + region.len)
+            && self.offset.checked_add(self.len).is_some_and(|e| e <= region.offset + region.len)
     }
 }
 
@@ -80,10 +77,7 @@ impl Arena {
         let units = (region.len / PAYLOAD_ALIGN).min(MAX_UNITS) as u32;
         // An extent has at least one unit, so more extents than units can never be.
         let max_extents = max_extents.min(units);
-        let nodes = max_extents
-            .saturating_mul(2)
-            .min(units)
-            .saturating_add(SPARE_NODES);
+        let nodes = max_extents.saturating_mul(2).min(units).saturating_add(SPARE_NODES);
         Arena {
             region,
             units,
@@ -105,11 +99,7 @@ impl Arena {
     /// itself fits: the length that its extent has.
     pub fn rounded_within(bytes: u64, capacity: u64) -> u64 {
         let rounded = Arena::rounded(bytes);
-        if rounded > capacity && bytes <= capacity {
-            capacity
-        } else {
-            rounded
-        }
+        if rounded > capacity && bytes <= capacity { capacity } else { rounded }
     }
 
     /// Bytes that an object of `bytes` takes in this arena.
@@ -212,9 +202,7 @@ impl Arena {
             return Ok(arena);
         }
         if extents.len() > arena.max_extents as usize {
-            let asked = extents
-                .iter()
-                .fold(0u64, |sum, e| sum.saturating_add(e.len));
+            let asked = extents.iter().fold(0u64, |sum, e| sum.saturating_add(e.len));
             return Err(arena.full(asked));
         }
         let mut sorted = extents.to_vec();
@@ -247,9 +235,7 @@ impl Arena {
                 return Err(bad("has a length that is never placed"));
             }
             while next < first {
-                let filler = self
-                    .filler(first - next)
-                    .ok_or_else(|| bad("cannot be reached"))?;
+                let filler = self.filler(first - next).ok_or_else(|| bad("cannot be reached"))?;
                 next += self.allocator.allocation_size(filler);
                 fillers.push(filler);
             }
@@ -268,9 +254,7 @@ impl Arena {
     /// A filler of at most `gap` units from the hole at the end: in one piece where that hole's bin
     /// allows, else the largest bin that fits.
     fn filler(&mut self, gap: u32) -> Option<Allocation> {
-        self.allocator
-            .allocate(gap)
-            .or_else(|| self.allocator.allocate(bin_down(gap)))
+        self.allocator.allocate(gap).or_else(|| self.allocator.allocate(bin_down(gap)))
     }
 
     fn alloc_whole(&mut self, asked: u64) -> Result<Extent, StoreError> {
@@ -285,8 +269,7 @@ impl Arena {
     fn take(&mut self, allocation: Allocation) -> Extent {
         let units = u64::from(self.allocator.allocation_size(allocation));
         self.used_units += units;
-        self.taken
-            .insert_unique(hash(allocation.offset), allocation, |a| hash(a.offset));
+        self.taken.insert_unique(hash(allocation.offset), allocation, |a| hash(a.offset));
         Extent {
             offset: self.region.offset + u64::from(allocation.offset) * PAYLOAD_ALIGN,
             len: units * PAYLOAD_ALIGN,
@@ -294,18 +277,11 @@ impl Arena {
     }
 
     fn everything(&self) -> Extent {
-        Extent {
-            offset: self.region.offset,
-            len: self.capacity(),
-        }
+        Extent { offset: self.region.offset, len: self.capacity() }
     }
 
     fn full(&self, asked: u64) -> StoreError {
-        StoreError::ArenaFull {
-            asked,
-            free: self.free_bytes(),
-            largest_hole: self.largest_hole(),
-        }
+        StoreError::ArenaFull { asked, free: self.free_bytes(), largest_hole: self.largest_hole() }
     }
 }
 

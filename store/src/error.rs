@@ -82,10 +82,6 @@ impl StoreError {
         path: impl Into<String>,
         source: impl Into<std::io::Error>,
     ) -> Self {
-        Self::Os {
-            call,
-            path: path.into(),
-            source: source.into(),
-        }
+        Self::Os { call, path: path.into(), source: source.into() }
     }
 }

@@ -77,11 +77,7 @@ impl HeapConfig {
                 self.quarantine_ms
             ));
         }
-        crate::evict::Watermarks {
-            hi: self.water_hi,
-            lo: self.water_lo,
-        }
-        .validate()
+        crate::evict::Watermarks { hi: self.water_hi, lo: self.water_lo }.validate()
     }
 
     /// Header slots: one per 4 KiB page of the arena.
@@ -101,18 +97,11 @@ impl HeapConfig {
     fn regions(&self) -> [Region; 6] {
         let mut regions = [Region::default(); 6];
         let slots = u64::from(self.slots());
-        regions[RegionKind::Ctl as usize] = Region {
-            offset: 0,
-            len: CTL_BYTES,
-        };
-        regions[RegionKind::Headers as usize] = Region {
-            offset: CTL_BYTES,
-            len: slots * HEADER_BYTES,
-        };
-        regions[RegionKind::Arena as usize] = Region {
-            offset: self.arena_base(),
-            len: slots * PAYLOAD_ALIGN,
-        };
+        regions[RegionKind::Ctl as usize] = Region { offset: 0, len: CTL_BYTES };
+        regions[RegionKind::Headers as usize] =
+            Region { offset: CTL_BYTES, len: slots * HEADER_BYTES };
+        regions[RegionKind::Arena as usize] =
+            Region { offset: self.arena_base(), len: slots * PAYLOAD_ALIGN };
         regions
     }
 }
@@ -203,15 +192,10 @@ impl Heap {
     /// Reads and checks the control block; anything that does not fit is `BadSegment`.
     pub fn open(memory: Arc<dyn Memory>) -> Result<Heap, StoreError> {
         if memory.len() < CTL_BYTES {
-            return Err(bad(format!(
-                "{} bytes are too few for a control block",
-                memory.len()
-            )));
+            return Err(bad(format!("{} bytes are too few for a control block", memory.len())));
         }
         if memory.load(EXT_OFF)? != MAGIC {
-            return Err(bad(
-                "it has no magic: not formatted yet, or not a segment".to_string()
-            ));
+            return Err(bad("it has no magic: not formatted yet, or not a segment".to_string()));
         }
         let mut page = [0u8; CTL_BYTES as usize];
         memory.read(0, &mut page)?;
@@ -275,28 +259,20 @@ fn check(ctl: &HeapCtl, ext: &HeapExt, memory_len: u64) -> Result<Geometry, Stor
         )));
     }
     if ext.segment_bytes > memory_len {
-        return Err(bad(format!(
-            "it claims {} bytes, {memory_len} are mapped",
-            ext.segment_bytes
-        )));
+        return Err(bad(format!("it claims {} bytes, {memory_len} are mapped", ext.segment_bytes)));
     }
     check_regions(&ext.regions, ext.segment_bytes)?;
     let headers = ext.regions[RegionKind::Headers as usize];
     let arena = ext.regions[RegionKind::Arena as usize];
     let slots = ctl.hdr_count;
     if slots == 0 || headers.len != u64::from(slots) * HEADER_BYTES {
-        return Err(bad(format!(
-            "{slots} slots in a header region of {} bytes",
-            headers.len
-        )));
+        return Err(bad(format!("{slots} slots in a header region of {} bytes", headers.len)));
     }
     if arena.len == 0 || arena.len > MAX_ARENA_BYTES {
         return Err(bad(format!("its arena has {} bytes", arena.len)));
     }
     if ctl.hdr_base != headers.offset || ctl.heap_base != arena.offset || ext.log_slots > slots {
-        return Err(bad(
-            "its control block and its region table disagree".to_string()
-        ));
+        return Err(bad("its control block and its region table disagree".to_string()));
     }
     if ext.incarnation == 0 || ext.quarantine_ms == 0 || ext.quarantine_ms > MAX_QUARANTINE_MS {
         return Err(bad(format!(
@@ -304,10 +280,7 @@ fn check(ctl: &HeapCtl, ext: &HeapExt, memory_len: u64) -> Result<Geometry, Stor
             ext.incarnation, ext.quarantine_ms
         )));
     }
-    let water = crate::evict::Watermarks {
-        hi: ctl.water_hi,
-        lo: ctl.water_lo,
-    };
+    let water = crate::evict::Watermarks { hi: ctl.water_hi, lo: ctl.water_lo };
     water.validate().map_err(|e| bad(e.to_string()))?;
     Ok(Geometry {
         segment_bytes: ext.segment_bytes,
@@ -331,14 +304,9 @@ fn check_regions(regions: &[Region; 6], segment_bytes: u64) -> Result<(), StoreE
         } else {
             HEADER_BYTES
         };
-        let inside = r
-            .offset
-            .checked_add(r.len)
-            .is_some_and(|end| end <= segment_bytes);
+        let inside = r.offset.checked_add(r.len).is_some_and(|end| end <= segment_bytes);
         if !inside || !r.offset.is_multiple_of(unit) || !r.len.is_multiple_of(unit) {
-            return Err(bad(format!(
-                "region {i} ({r:?}) is misaligned or outside the segment"
-            )));
+            return Err(bad(format!("region {i} ({r:?}) is misaligned or outside the segment")));
         }
         for (j, s) in regions.iter().enumerate().take(i) {
             let empty = r.len == 0 || s.len == 0;

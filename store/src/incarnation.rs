@@ -31,14 +31,8 @@ pub fn boot_id() -> u64 {
 }
 
 fn parse_boot_id(text: &str) -> Option<u64> {
-    let digits: String = text
-        .chars()
-        .filter(char::is_ascii_hexdigit)
-        .take(16)
-        .collect();
-    (digits.len() == 16)
-        .then(|| u64::from_str_radix(&digits, 16).ok())
-        .flatten()
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    (digits.len() == 16).then(|| u64::from_str_radix(&digits, 16).ok()).flatten()
 }
 
 #[cfg(test)]

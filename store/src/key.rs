@@ -20,10 +20,7 @@ impl KeyId {
     /// Identity of the key bytes.
     pub fn of(key: &[u8]) -> Self {
         let check = xxhash_rust::xxh3::xxh3_128(key) as u64;
-        Self {
-            hash: xxhash_rust::xxh64::xxh64(key, 0),
-            check,
-        }
+        Self { hash: xxhash_rust::xxh64::xxh64(key, 0), check }
     }
 }
 

@@ -7,10 +7,7 @@
 //! - [`evict`] picks victims.
 //!
 //! This crate knows no network and no actor.
-#![expect(
-    unsafe_code,
-    reason = "shared memory is mapped and accessed by raw pointers here"
-)]
+#![expect(unsafe_code, reason = "shared memory is mapped and accessed by raw pointers here")]
 
 pub mod arena;
 pub mod clock;
@@ -23,6 +20,7 @@ pub mod layout;
 pub mod memory;
 pub mod object;
 pub mod shm;
+pub mod streaming;
 pub mod threads;
 
 pub use arena::{Arena, Extent};

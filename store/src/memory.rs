@@ -86,12 +86,7 @@ impl HostRegion {
         match offset.checked_add(len) {
             // SAFETY: offset + len <= self.len, within the range `new` was promised.
             Some(end) if end <= self.len => Ok(unsafe { self.base.as_ptr().add(offset as usize) }),
-            _ => Err(StoreError::OutOfBounds {
-                what,
-                offset,
-                len,
-                segment_len: self.len,
-            }),
+            _ => Err(StoreError::OutOfBounds { what, offset, len, segment_len: self.len }),
         }
     }
 
@@ -117,7 +112,7 @@ impl HostRegion {
     pub fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
         let p = self.at("write", offset, src.len() as u64)?;
         // SAFETY: in bounds; only the holder of the plan writes an extent [I10].
-        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), p, src.len()) };
+        unsafe { crate::streaming::copy_in(src.as_ptr(), p, src.len()) };
         Ok(())
     }
 
@@ -241,14 +236,8 @@ mod tests {
     #[test]
     fn accesses_outside_or_misaligned_are_refused() {
         let m = AnonMemory::new(4096).unwrap();
-        assert!(matches!(
-            m.write(4090, &[0; 7]),
-            Err(StoreError::OutOfBounds { .. })
-        ));
-        assert!(matches!(
-            m.read(u64::MAX, &mut [0; 2]),
-            Err(StoreError::OutOfBounds { .. })
-        ));
+        assert!(matches!(m.write(4090, &[0; 7]), Err(StoreError::OutOfBounds { .. })));
+        assert!(matches!(m.read(u64::MAX, &mut [0; 2]), Err(StoreError::OutOfBounds { .. })));
         assert!(matches!(m.load(4), Err(StoreError::Misaligned { .. })));
         m.write(4089, &[1; 7]).unwrap();
     }

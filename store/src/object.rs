@@ -74,21 +74,12 @@ pub fn validate(h: &ObjHeader, e: &Expect, arena: &Region) -> Result<(), Unreada
 
 /// Whether a header read again is the one read before, in everything but `last_access` [I7].
 pub fn unchanged(before: &ObjHeader, after: &ObjHeader) -> bool {
-    ObjHeader {
-        last_access: 0,
-        ..*before
-    } == ObjHeader {
-        last_access: 0,
-        ..*after
-    }
+    ObjHeader { last_access: 0, ..*before } == ObjHeader { last_access: 0, ..*after }
 }
 
 /// The identity a header carries.
 pub fn key_of(h: &ObjHeader) -> KeyId {
-    KeyId {
-        hash: h.key_hash,
-        check: h.key_check,
-    }
+    KeyId { hash: h.key_hash, check: h.key_check }
 }
 
 fn inside(h: &ObjHeader, arena: &Region) -> bool {
@@ -157,11 +148,7 @@ pub fn read_header(heap: &Heap, slot: u32) -> Result<ObjHeader, StoreError> {
     heap.memory().read(at, &mut bytes)?;
     let fields = ObjHeader::read_from_bytes(&bytes)
         .map_err(|_| StoreError::BadSegment("a header is not 64 bytes".to_string()))?;
-    Ok(ObjHeader {
-        publish,
-        owner,
-        ..fields
-    })
+    Ok(ObjHeader { publish, owner, ..fields })
 }
 
 #[cfg(test)]

@@ -56,12 +56,7 @@ host_memory!(ShmMemory);
 impl ShmMemory {
     fn new(mapping: Arc<Mapping>, file_name: &str, created: Option<PathBuf>) -> Self {
         let region = mapping.region();
-        Self {
-            region,
-            mapping,
-            file_name: file_name.to_string(),
-            created,
-        }
+        Self { region, mapping, file_name: file_name.to_string(), created }
     }
 
     /// Name of the file under /dev/shm.
@@ -70,9 +65,7 @@ impl ShmMemory {
     }
 
     fn export_handle(&self) -> Export {
-        Export::Shm {
-            name: self.file_name.clone(),
-        }
+        Export::Shm { name: self.file_name.clone() }
     }
 }
 
@@ -107,9 +100,7 @@ pub fn create_in(
     let file_name = name.file_name();
     let path = dir.join(&file_name);
     if bytes == 0 {
-        return Err(StoreError::InvalidConfig(format!(
-            "segment {file_name} would have 0 bytes"
-        )));
+        return Err(StoreError::InvalidConfig(format!("segment {file_name} would have 0 bytes")));
     }
     limits::check_room_in(dir, bytes)?;
     let fd = unnamed_file(dir, bytes)?;

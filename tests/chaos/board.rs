@@ -4,7 +4,8 @@
 
 use super::calls::Calls;
 use super::random::Random;
-use nkv::{Error, ErrorKind, ObjMeta};
+use nkv::message::ObjMeta;
+use nkv::{Error, ErrorKind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -83,9 +83,9 @@ impl Calls {
         work: impl Future<Output = Result<T>>,
     ) -> Result<T> {
         let since = BootClock.now_ms();
-        let result = tokio::time::timeout(HUNG, work).await.unwrap_or_else(|_| {
-            Err(Error::internal(format!("{verb} {what} hung for {HUNG:?}")))
-        });
+        let result = tokio::time::timeout(HUNG, work)
+            .await
+            .unwrap_or_else(|_| Err(Error::internal(format!("{verb} {what} hung for {HUNG:?}"))));
         let end = result.as_ref().map_or_else(|e| e.kind.to_string(), |_| "Ok".to_string());
         self.ended(verb, &end, what, BootClock.now_ms() - since);
         result

@@ -36,7 +36,8 @@ impl Wanted {
                 Some((flag, value)) if flag.starts_with("--") => (flag, Some(value.to_string())),
                 _ => (arg.as_str(), None),
             };
-            let mut value = || value.take().or_else(|| args.next()).ok_or(format!("{arg}: no value"));
+            let mut value =
+                || value.take().or_else(|| args.next()).ok_or(format!("{arg}: no value"));
             match flag {
                 "--list" => wanted.list = true,
                 "--exact" => wanted.exact = true,
@@ -55,7 +56,9 @@ impl Wanted {
     }
 
     fn includes(&self, name: &str) -> bool {
-        let hit = |f: &String| if self.exact { name == f } else { name.contains(f.as_str()) };
+        let hit = |f: &String| {
+            if self.exact { name == f } else { name.contains(f.as_str()) }
+        };
         let picked = self.filters.is_empty() || self.filters.iter().any(hit);
         // No case is ever ignored.
         picked && !self.skip.iter().any(hit) && !self.only_ignored

@@ -1,10 +1,11 @@
 //! The load: tasks that put, get, look up and remove through their own handles and judge every
 //! answer at once. They pause between calls, so that two cores leave room for what is tested.
 
-use super::board::{Board, Doomed, Stored, tells_of_death};
+use super::board::{Board, Doomed, POOL_KEYS, Stored, tells_of_death};
 use super::content;
 use super::random::Random;
-use nkv::{Address, Client, ClientConfig, Error, ErrorKind, Existence, PutOptions, TransportChoice};
+use nkv::message::{Existence, PutOptions};
+use nkv::{Address, Client, ClientConfig, Error, ErrorKind, TransportChoice};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use std::time::Duration;
 const MAX_BYTES: u64 = 256 << 10;
 const PAGE_BYTES: u32 = 64 << 10;
 /// Longest pause between two calls of a task.
-const MAX_PAUSE_US: u64 = 3_000;
+const MAX_PAUSE_US: u64 = 2_000;
 /// Keys in one batch of `exists`.
 const EXISTS_KEYS: u64 = 8;
 
@@ -36,17 +37,20 @@ pub struct Worker {
     pub ranks: u32,
     /// Keys it made.
     pub made: u64,
+    /// What it removed.
+    pub gone: Vec<Stored>,
 }
 
 impl Worker {
     /// Works until the board says stop.
     pub async fn run(mut self) -> Self {
         while !self.board.stopped() {
-            match self.random.below(10) {
-                0..=2 => self.get().await,
-                3..=5 => self.read_where_it_lay().await,
-                6 => self.exists().await,
-                7..=8 if self.board.len() < super::board::POOL_KEYS => drop(self.put().await),
+            match self.random.below(20) {
+                0..=5 => self.get().await,
+                6..=11 => self.read_where_it_lay().await,
+                12..=13 => self.exists().await,
+                14 => self.read_what_is_gone().await,
+                15..=17 if self.board.len() < POOL_KEYS => self.put().await,
                 _ => self.put_and_remove().await,
             }
             let pause = Duration::from_micros(self.random.below(MAX_PAUSE_US));
@@ -70,7 +74,9 @@ impl Worker {
     }
 
     async fn get(&mut self) {
-        let Some(s) = self.board.pick(&mut self.random) else { return };
+        let Some(s) = self.board.pick(&mut self.random) else {
+            return;
+        };
         let (before, what) = (self.board.doomed(), shown(&s.key));
         match self.board.calls.make("get", &what, self.client.get(&s.key)).await {
             Ok(got) => drop(self.board.calls.compare(&s.key, s.version, s.len, &got)),
@@ -83,8 +89,12 @@ impl Worker {
 
     /// One-sided, without asking anyone where it lies now.
     async fn read_where_it_lay(&mut self) {
-        let Some(s) = self.board.pick(&mut self.random) else { return };
-        let Some(meta) = &s.meta else { return self.get().await };
+        let Some(s) = self.board.pick(&mut self.random) else {
+            return;
+        };
+        let Some(meta) = &s.meta else {
+            return self.get().await;
+        };
         let (before, what) = (self.board.doomed(), shown(&s.key));
         let mut dst = vec![0; s.len];
         let read = self.client.read_into(meta, &mut dst);
@@ -119,10 +129,10 @@ impl Worker {
     }
 
     /// Puts a fresh key somewhere, and learns where.
-    async fn put(&mut self) -> Option<Stored> {
-        let put = self.put_fresh().await?;
-        self.board.add(put.clone());
-        Some(put)
+    async fn put(&mut self) {
+        if let Some(put) = self.put_fresh().await {
+            self.board.add(put);
+        }
     }
 
     async fn put_fresh(&mut self) -> Option<Stored> {
@@ -130,7 +140,8 @@ impl Worker {
         let key = format!("{}/{}", self.name, self.made).into_bytes();
         let version = self.random.next();
         let len = self.object_len();
-        let preferred = self.random.percent(70).then(|| self.random.below(self.ranks.into()) as u32);
+        let preferred =
+            self.random.percent(70).then(|| self.random.below(self.ranks.into()) as u32);
         let bytes = content::bytes(&key, version, len);
         let opts = PutOptions { preferred_segment: preferred, page_bytes: PAGE_BYTES };
         let (before, what) = (self.board.doomed(), shown(&key));
@@ -159,6 +170,23 @@ impl Worker {
         Some(stored)
     }
 
+    /// A location never comes back, whatever lies there by now [I3].
+    async fn read_what_is_gone(&mut self) {
+        if self.gone.is_empty() {
+            return;
+        }
+        let s = &self.gone[self.random.below(self.gone.len() as u64) as usize];
+        let Some(meta) = &s.meta else { return };
+        let (what, mut dst) = (shown(&s.key), vec![0; s.len]);
+        let read = self.client.read_into(meta, &mut dst);
+        match self.board.calls.make("read_into gone", &what, read).await {
+            // Disconnected: its owner died since, in this round or an earlier one.
+            Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::Disconnected) => {}
+            Ok(_) => self.board.calls.fault(format!("{what} was removed and is read where it lay")),
+            Err(e) => self.board.calls.fault(format!("{what}, removed, read where it lay: {e}")),
+        }
+    }
+
     fn object_len(&mut self) -> usize {
         let len = match self.random.below(10) {
             0 => self.random.below(2),
@@ -170,7 +198,9 @@ impl Worker {
 
     /// What was removed never comes back.
     async fn put_and_remove(&mut self) {
-        let Some(s) = self.put_fresh().await else { return };
+        let Some(s) = self.put_fresh().await else {
+            return;
+        };
         let (before, what) = (self.board.doomed(), shown(&s.key));
         let gone = self.board.calls.make("remove", &what, self.client.remove(&s.key)).await;
         let excused = |s: &Stored, board: &Board| Self::on_doomed(s, before, board.doomed());
@@ -180,7 +210,7 @@ impl Worker {
             return;
         }
         match self.board.calls.make("get removed", &what, self.client.get(&s.key)).await {
-            Err(e) if e.kind == ErrorKind::NotFound => {}
+            Err(e) if e.kind == ErrorKind::NotFound => self.gone.push(s),
             Ok(_) => self.board.calls.fault(format!("{what} was removed and is read")),
             Err(e) => self.judge("get removed", &s.key, &e, excused(&s, &self.board)),
         }

@@ -44,11 +44,7 @@ impl TransportError {
         target: impl Into<String>,
         source: impl Into<std::io::Error>,
     ) -> Self {
-        Self::Io {
-            call,
-            target: target.into(),
-            source: source.into(),
-        }
+        Self::Io { call, target: target.into(), source: source.into() }
     }
 }
 
@@ -58,11 +54,7 @@ impl From<StoreError> for TransportError {
             StoreError::OutOfBounds { .. } | StoreError::Misaligned { .. } => {
                 Self::OutOfBounds(e.to_string())
             }
-            StoreError::Os { call, path, source } => Self::Io {
-                call,
-                target: path,
-                source,
-            },
+            StoreError::Os { call, path, source } => Self::Io { call, target: path, source },
             other => Self::Protocol(other.to_string()),
         }
     }

@@ -33,12 +33,10 @@ impl Gate {
     /// Goes in without a guard: for an owner of the gate, who must `go_out` once for every true.
     pub(crate) fn go_in(&self) -> bool {
         // SeqCst against `close`: either we see the gate closed or the closer sees us inside.
-        let went = self
-            .0
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |w| {
-                // 2^31 - 1 inside at once cannot be: refusing is the safe answer all the same.
-                (w & CLOSED == 0 && w + 1 < CLOSED).then_some(w + 1)
-            });
+        let went = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |w| {
+            // 2^31 - 1 inside at once cannot be: refusing is the safe answer all the same.
+            (w & CLOSED == 0 && w + 1 < CLOSED).then_some(w + 1)
+        });
         went.is_ok()
     }
 

@@ -28,10 +28,7 @@ pub struct Grant {
 }
 
 fn within(offset: u64, len: u64, start: u64, room: u64) -> bool {
-    offset >= start
-        && offset
-            .checked_add(len)
-            .is_some_and(|end| end <= start.saturating_add(room))
+    offset >= start && offset.checked_add(len).is_some_and(|end| end <= start.saturating_add(room))
 }
 
 impl Grant {
@@ -46,17 +43,10 @@ impl Grant {
                     || (offset == key_check && len == 8)
             }
             Intent::Store { offset, value } => {
-                let may = [
-                    word(state::WRITING, self.epoch),
-                    word(state::DEAD, self.epoch),
-                ];
+                let may = [word(state::WRITING, self.epoch), word(state::DEAD, self.epoch)];
                 offset == key_check || (offset == publish && may.contains(&value))
             }
-            Intent::CompareSwap {
-                offset,
-                expect,
-                new,
-            } => {
+            Intent::CompareSwap { offset, expect, new } => {
                 let from = matches!(low(expect), state::RESERVED | state::WRITING);
                 let to = matches!(low(new), state::WRITING | state::READY | state::DEAD);
                 let epochs = epoch_of(expect) == self.epoch && epoch_of(new) == self.epoch;
@@ -117,18 +107,11 @@ impl Grants {
     /// repeated open neither widens a grant nor lifts a fence. Token 0 is never granted.
     pub fn open(&self, token: u64, grant: Grant) {
         if token == 0 {
-            tracing::error!(
-                ?grant,
-                "a plan with token 0: its tcp writes will be refused"
-            );
+            tracing::error!(?grant, "a plan with token 0: its tcp writes will be refused");
             return;
         }
         self.lock().entry(token).or_insert_with(|| {
-            Arc::new(Entry {
-                grant,
-                gate: Gate::new(),
-                inside: Mutex::new(Vec::new()),
-            })
+            Arc::new(Entry { grant, gate: Gate::new(), inside: Mutex::new(Vec::new()) })
         });
         self.opened.notify_all();
     }
@@ -151,9 +134,7 @@ impl Grants {
     /// True if no byte of this token is or will be placed: it is unknown, or revoked with nobody
     /// left inside.
     pub fn is_out(&self, token: u64) -> bool {
-        self.lock()
-            .get(&token)
-            .is_none_or(|e| e.gate.is_closed() && e.gate.is_out())
+        self.lock().get(&token).is_none_or(|e| e.gate.is_closed() && e.gate.is_out())
     }
 
     /// Waits for [`Grants::is_out`] of a revoked token; false if somebody is inside after `timeout`.
@@ -194,9 +175,7 @@ impl Grants {
             if token == 0 || left == 0 {
                 return None;
             }
-            let waited = self
-                .opened
-                .wait_timeout(entries, Duration::from_nanos(left));
+            let waited = self.opened.wait_timeout(entries, Duration::from_nanos(left));
             entries = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -209,20 +188,14 @@ impl Grants {
         cut: &Arc<dyn Cut>,
     ) -> Result<Admitted, String> {
         let entry = self.find(token, wait).ok_or_else(|| {
-            format!(
-                "token {token:#018x} is of no open plan (waited {} ms)",
-                wait.as_millis()
-            )
+            format!("token {token:#018x} is of no open plan (waited {} ms)", wait.as_millis())
         })?;
         let revoked = || format!("token {token:#018x} was revoked: its plan has ended");
         if !entry.gate.go_in() {
             return Err(revoked());
         }
         entry.inside().push(cut.clone());
-        let admitted = Admitted {
-            entry,
-            cut: cut.clone(),
-        };
+        let admitted = Admitted { entry, cut: cut.clone() };
         if admitted.entry.gate.is_closed() {
             return Err(revoked());
         }

@@ -6,10 +6,7 @@
 //! - [`wire`] carries the control plane: frames, and the network seam.
 //!
 //! This crate knows segments, offsets and tokens; keys, objects and actors are others' business.
-#![expect(
-    unsafe_code,
-    reason = "payload moves between sockets and shared memory by raw pointers"
-)]
+#![expect(unsafe_code, reason = "payload moves between sockets and shared memory by raw pointers")]
 
 pub mod access;
 pub mod error;

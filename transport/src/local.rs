@@ -17,10 +17,7 @@ pub struct LocalVerbs {
 impl LocalVerbs {
     /// `alive` is marked dead when the owner in this process stops.
     pub fn new(memory: Arc<dyn Memory>, alive: Alive) -> Self {
-        Self {
-            mapped: Mapped::new(memory),
-            alive,
-        }
+        Self { mapped: Mapped::new(memory), alive }
     }
 }
 
@@ -30,8 +27,7 @@ impl Verbs for LocalVerbs {
     }
 
     fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
-        self.mapped
-            .post(token, ops, &self.alive, &"this process's segment")
+        self.mapped.post(token, ops, &self.alive, &"this process's segment")
     }
 
     fn is_alive(&self) -> bool {
@@ -40,5 +36,60 @@ impl Verbs for LocalVerbs {
 
     fn segment_len(&self) -> u64 {
         self.mapped.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nkv_store::{AnonMemory, Export, StoreError};
+    use std::ptr::NonNull;
+
+    /// Memory whose owner dies while it is written.
+    #[derive(Debug)]
+    struct Dying(AnonMemory, Alive);
+
+    impl Memory for Dying {
+        fn len(&self) -> u64 {
+            self.0.len()
+        }
+        fn export(&self) -> Export {
+            self.0.export()
+        }
+        fn host_base(&self) -> Option<NonNull<u8>> {
+            None
+        }
+        fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
+            self.1.mark_dead();
+            self.0.read(offset, dst)
+        }
+        fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+            self.1.mark_dead();
+            self.0.write(offset, src)
+        }
+        fn load(&self, offset: u64) -> Result<u64, StoreError> {
+            self.0.load(offset)
+        }
+        fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
+            self.0.store(offset, value)
+        }
+        fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
+            self.0.compare_swap(offset, expect, new)
+        }
+        fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
+            self.0.fetch_add(offset, add)
+        }
+    }
+
+    #[test]
+    fn success_is_not_reported_if_the_owner_died_during_the_work() {
+        for read in [false, true] {
+            let alive = Alive::new();
+            let memory = Dying(AnonMemory::new(4096).unwrap(), alive.clone());
+            let verbs = LocalVerbs::new(Arc::new(memory), alive);
+            let mut dst = [0; 100];
+            let r = if read { verbs.read(0, &mut dst) } else { verbs.write(1, 0, &[1; 100]) };
+            assert!(matches!(r, Err(TransportError::Disconnected(_))), "{r:?}");
+        }
     }
 }

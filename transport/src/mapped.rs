@@ -31,9 +31,7 @@ impl Mapped {
     pub(crate) fn new(memory: Arc<dyn Memory>) -> Self {
         // SAFETY: `host_base` is valid for `len` bytes while the memory lives, which `memory`
         // beside it ensures; mappings are page aligned.
-        let host = memory
-            .host_base()
-            .map(|b| unsafe { HostRegion::new(b, memory.len()) });
+        let host = memory.host_base().map(|b| unsafe { HostRegion::new(b, memory.len()) });
         Self { memory, host }
     }
 
@@ -132,14 +130,9 @@ impl Mapped {
             Op::FetchAdd { offset, add, old } => {
                 self.fetch_add(*offset, *add).map(|found| *old = found)
             }
-            Op::CompareSwap {
-                offset,
-                expect,
-                new,
-                old,
-            } => self
-                .compare_swap(*offset, *expect, *new)
-                .map(|found| *old = found),
+            Op::CompareSwap { offset, expect, new, old } => {
+                self.compare_swap(*offset, *expect, *new).map(|found| *old = found)
+            }
             Op::Flush => {
                 fence(Ordering::SeqCst);
                 Ok(())
@@ -178,22 +171,10 @@ mod tests {
     fn copies_of_any_length_and_alignment_arrive_whole_and_touch_nothing_else() {
         const LEN: usize = 300 << 10;
         let m = Mapped::new(Arc::new(AnonMemory::new(LEN as u64).unwrap()));
-        let src: Vec<u8> = (0..LEN as u32)
-            .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
-            .collect();
-        for len in [
-            0,
-            1,
-            7,
-            8,
-            16,
-            64,
-            72,
-            4096,
-            STREAM_BYTES - 1,
-            STREAM_BYTES,
-            STREAM_BYTES + 77,
-        ] {
+        let src: Vec<u8> =
+            (0..LEN as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        for len in [0, 1, 7, 8, 16, 64, 72, 4096, STREAM_BYTES - 1, STREAM_BYTES, STREAM_BYTES + 77]
+        {
             for offset in [0u64, 1, 8, 13, 63, 4095] {
                 for shift in [0, 3] {
                     m.copy_in(0, &vec![0xee; LEN]).unwrap();

@@ -17,10 +17,7 @@ pub struct ShmVerbs {
 impl ShmVerbs {
     /// `alive` is marked dead by whoever watches the owner (pidfd, socket end).
     pub fn new(memory: Arc<dyn Memory>, alive: Alive) -> Self {
-        Self {
-            mapped: Mapped::new(memory),
-            alive,
-        }
+        Self { mapped: Mapped::new(memory), alive }
     }
 }
 
@@ -30,8 +27,7 @@ impl Verbs for ShmVerbs {
     }
 
     fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
-        self.mapped
-            .post(token, ops, &self.alive, &"the shared segment")
+        self.mapped.post(token, ops, &self.alive, &"the shared segment")
     }
 
     fn is_alive(&self) -> bool {

@@ -76,10 +76,7 @@ impl Op<'_> {
     }
 
     fn is_word(&self) -> bool {
-        matches!(
-            self,
-            Op::Store { .. } | Op::FetchAdd { .. } | Op::CompareSwap { .. }
-        )
+        matches!(self, Op::Store { .. } | Op::FetchAdd { .. } | Op::CompareSwap { .. })
     }
 }
 
@@ -192,11 +189,7 @@ pub trait Verbs: Send + Sync + fmt::Debug {
 
     /// Adds to an aligned word; returns the word before.
     fn fetch_add(&self, token: u64, offset: u64, add: u64) -> Result<u64, TransportError> {
-        let mut ops = [Op::FetchAdd {
-            offset,
-            add,
-            old: 0,
-        }];
+        let mut ops = [Op::FetchAdd { offset, add, old: 0 }];
         self.post(token, &mut ops)?;
         Ok(result_of(&ops[0]))
     }
@@ -209,12 +202,7 @@ pub trait Verbs: Send + Sync + fmt::Debug {
         expect: u64,
         new: u64,
     ) -> Result<u64, TransportError> {
-        let mut ops = [Op::CompareSwap {
-            offset,
-            expect,
-            new,
-            old: 0,
-        }];
+        let mut ops = [Op::CompareSwap { offset, expect, new, old: 0 }];
         self.post(token, &mut ops)?;
         Ok(result_of(&ops[0]))
     }
@@ -288,9 +276,7 @@ impl Alive {
         if self.is_alive() {
             return Ok(());
         }
-        Err(TransportError::Disconnected(format!(
-            "the owner of {who} is gone"
-        )))
+        Err(TransportError::Disconnected(format!("the owner of {who} is gone")))
     }
 
     fn hooks(&self) -> std::sync::MutexGuard<'_, Vec<Hook>> {
@@ -332,9 +318,6 @@ mod tests {
         alive.on_death(count(&runs));
         assert_eq!(runs.load(Ordering::SeqCst), 2);
         assert!(!alive.is_alive());
-        assert!(matches!(
-            alive.check(&"x"),
-            Err(TransportError::Disconnected(_))
-        ));
+        assert!(matches!(alive.check(&"x"), Err(TransportError::Disconnected(_))));
     }
 }

@@ -101,8 +101,7 @@ impl Blocking {
     /// See [`Client::open_for_write`]. Finish the plan with [`Blocking::publish`] or
     /// [`Blocking::abort`].
     pub fn open_for_write(&self, key: &[u8], bytes: u64, opts: &PutOptions) -> Result<WritePlan> {
-        self.runtime
-            .block_on(self.client.open_for_write(key, bytes, opts))
+        self.runtime.block_on(self.client.open_for_write(key, bytes, opts))
     }
 
     /// See [`WritePlan::publish`].
@@ -132,8 +131,7 @@ impl Blocking {
 
     /// See [`Client::evict_until_below`].
     pub fn evict_until_below(&self, usage_ratio: f64) -> Result<()> {
-        self.runtime
-            .block_on(self.client.evict_until_below(usage_ratio))
+        self.runtime.block_on(self.client.evict_until_below(usage_ratio))
     }
 
     /// See [`Client::flush`].

@@ -7,7 +7,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::master::{Ask, Master};
 use crate::membership::hello;
 use crate::message::{Purpose, Request, Response, Settings, View, Welcome};
-use nkv_transport::wire::{Address, BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
+use nkv_transport::wire::{
+    Address, BoxStream, MAX_FRAME_BYTES, Net, WireError, read_frame, write_frame,
+};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -78,37 +80,20 @@ pub(crate) async fn contact(
         // One hop at most: a node that is not the master names the master.
         for _ in 0..2 {
             match hello(net, &at, job, Purpose::Client { producer }).await?.1 {
-                Welcome::Client {
-                    master: Some(next), ..
-                } => at = next,
-                Welcome::Client {
-                    master: None,
-                    view,
-                    settings,
-                } => {
-                    return Ok(Contact {
-                        view,
-                        settings,
-                        master: vec![at],
-                    });
+                Welcome::Client { master: Some(next), .. } => at = next,
+                Welcome::Client { master: None, view, settings } => {
+                    return Ok(Contact { view, settings, master: vec![at] });
                 }
                 Welcome::Refused { why } => return Err(Error::invalid(why.to_string())),
                 other => {
-                    return Err(Error::internal(format!(
-                        "{at} answered a client with {other:?}"
-                    )));
+                    return Err(Error::internal(format!("{at} answered a client with {other:?}")));
                 }
             }
         }
-        Err(Error::internal(format!(
-            "{node} and {at} each say that the other is the master"
-        )))
+        Err(Error::internal(format!("{node} and {at} each say that the other is the master")))
     };
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
-        Err(Error::timeout(format!(
-            "{node} did not answer within {} ms",
-            limit.as_millis()
-        )))
+        Err(Error::timeout(format!("{node} did not answer within {} ms", limit.as_millis())))
     })
 }
 
@@ -119,24 +104,12 @@ fn repeatable(request: &Request) -> bool {
 
 impl ControlPool {
     pub(crate) fn new(net: Arc<dyn Net>, path: MasterPath, job: String, producer: u64) -> Self {
-        Self {
-            net,
-            path,
-            job,
-            producer,
-            idle: Mutex::default(),
-            next_id: AtomicU64::new(1),
-        }
+        Self { net, path, job, producer, idle: Mutex::default(), next_id: AtomicU64::new(1) }
     }
 
     /// Another pool to the same master, for another runtime.
     pub(crate) fn another(&self) -> Self {
-        Self::new(
-            self.net.clone(),
-            self.path.clone(),
-            self.job.clone(),
-            self.producer,
-        )
+        Self::new(self.net.clone(), self.path.clone(), self.job.clone(), self.producer)
     }
 
     /// One request, one response, within `limit`.
@@ -183,21 +156,28 @@ impl ControlPool {
     }
 
     async fn call_remote(&self, request: &Request) -> Result<Response> {
-        let idle = self
-            .idle
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         if let Some(conn) = idle {
             match self.exchange(conn, request).await {
+                Ok(Response::Failed(e)) if e.kind == ErrorKind::Internal && repeatable(request) => {
+                }
                 Ok(r) => return Ok(r),
-                Err(e) if !repeatable(request) => return Err(e),
+                Err(e) if !repeatable(request) || e.kind == ErrorKind::InvalidArgument => {
+                    return Err(e);
+                }
                 // The master may have restarted since: try a fresh connection.
                 Err(_) => {}
             }
         }
         let conn = self.connect().await?;
-        self.exchange(conn, request).await
+        match self.exchange(conn, request).await {
+            // A panic under another caller dropped this one's parked reply: ask the rebuilt state.
+            Ok(Response::Failed(e)) if e.kind == ErrorKind::Internal && repeatable(request) => {
+                let conn = self.connect().await?;
+                self.exchange(conn, request).await
+            }
+            other => other,
+        }
     }
 
     async fn exchange(&self, mut conn: Conn, request: &Request) -> Result<Response> {
@@ -206,9 +186,12 @@ impl ControlPool {
             Error::disconnected(format!("the connection to the master broke: {e}"))
         };
         let Conn { stream, buf } = &mut conn;
-        write_frame(stream, buf, id, request)
-            .await
-            .map_err(|e| broken(&e))?;
+        write_frame(stream, buf, id, request).await.map_err(|e| match e {
+            WireError::TooLarge { .. } | WireError::Encode(_) => Error::invalid(format!(
+                "this batch does not fit a frame of {MAX_FRAME_BYTES} bytes; split it ({e})"
+            )),
+            other => broken(&other),
+        })?;
         match read_frame::<_, Response>(stream, buf, MAX_FRAME_BYTES).await {
             Ok(Some((answered, response))) if answered == id => {
                 let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -227,21 +210,13 @@ impl ControlPool {
         let MasterPath::Remote(addresses) = &self.path else {
             return Err(Error::internal("a local master has no address"));
         };
-        let addresses = addresses
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let addresses = addresses.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut last = Error::disconnected("no address for the master");
         for address in &addresses {
-            let purpose = Purpose::Client {
-                producer: self.producer,
-            };
+            let purpose = Purpose::Client { producer: self.producer };
             match hello(&*self.net, address, &self.job, purpose).await {
                 Ok((stream, Welcome::Client { master: None, .. })) => {
-                    return Ok(Conn {
-                        stream,
-                        buf: Vec::new(),
-                    });
+                    return Ok(Conn { stream, buf: Vec::new() });
                 }
                 Ok((_, other)) => {
                     last = Error::disconnected(format!("{address} is no master: {other:?}"));

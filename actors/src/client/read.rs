@@ -64,9 +64,8 @@ impl Client {
     /// Reads many; one result per item, in order.
     pub async fn get_many_into(&self, items: &mut [(&[u8], &mut [u8])]) -> Vec<Result<usize>> {
         let keys: Vec<&[u8]> = items.iter().map(|(k, _)| *k).collect();
-        let mut results: Vec<Result<usize>> = (0..items.len())
-            .map(|_| Err(Error::internal("not read")))
-            .collect();
+        let mut results: Vec<Result<usize>> =
+            (0..items.len()).map(|_| Err(Error::internal("not read"))).collect();
         let mut todo: Vec<usize> = (0..items.len()).collect();
         for last in [false, true] {
             let wanted: Vec<&[u8]> = todo.iter().map(|i| keys[*i]).collect();
@@ -135,12 +134,7 @@ impl Client {
     ) -> Vec<std::result::Result<usize, Miss>> {
         let mut results: Vec<_> = items
             .iter()
-            .map(|(m, _)| {
-                Err(Miss::Fatal(Error::internal(format!(
-                    "slot {} unread",
-                    m.at.slot
-                ))))
-            })
+            .map(|(m, _)| Err(Miss::Fatal(Error::internal(format!("slot {} unread", m.at.slot)))))
             .collect();
         let mut groups: BTreeMap<u64, Vec<Slot<'_>>> = BTreeMap::new();
         for (index, (meta, dst)) in items.iter_mut().enumerate() {
@@ -209,18 +203,9 @@ impl Client {
         let t0 = self.shared.clock.now_ns();
         let mut ops = Vec::with_capacity(slots.len() * 3);
         for s in slots.iter_mut() {
-            ops.push(Op::Read {
-                offset: s.meta.header_off,
-                dst: &mut s.before,
-            });
-            ops.push(Op::Read {
-                offset: s.meta.payload_off,
-                dst: &mut *s.dst,
-            });
-            ops.push(Op::Read {
-                offset: s.meta.header_off,
-                dst: &mut s.after,
-            });
+            ops.push(Op::Read { offset: s.meta.header_off, dst: &mut s.before });
+            ops.push(Op::Read { offset: s.meta.payload_off, dst: &mut *s.dst });
+            ops.push(Op::Read { offset: s.meta.header_off, dst: &mut s.after });
         }
         peer.verbs.post(0, &mut ops)?;
         drop(ops);
@@ -232,10 +217,7 @@ impl Client {
         }
         let mut again = Vec::with_capacity(slots.len());
         for s in slots.iter_mut() {
-            again.push(Op::Read {
-                offset: s.meta.header_off,
-                dst: &mut s.after,
-            });
+            again.push(Op::Read { offset: s.meta.header_off, dst: &mut s.after });
         }
         peer.verbs.post(0, &mut again)?;
         Ok(())
@@ -247,15 +229,11 @@ impl Client {
         slots: &[Slot<'_>],
         results: &[std::result::Result<usize, Miss>],
     ) {
-        let read = slots
-            .iter()
-            .rev()
-            .filter(|s| results[s.index].is_ok())
-            .map(|s| Touch {
-                slot: s.meta.at.slot,
-                epoch: s.meta.at.epoch,
-                bytes: s.meta.bytes_total,
-            });
+        let read = slots.iter().rev().filter(|s| results[s.index].is_ok()).map(|s| Touch {
+            slot: s.meta.at.slot,
+            epoch: s.meta.at.epoch,
+            bytes: s.meta.bytes_total,
+        });
         if peer.touch(read) >= TOUCH_BATCH
             && let Err(error) = peer.send_touches(false).await
         {
@@ -290,8 +268,5 @@ fn judge(peer: &Peer, s: &Slot<'_>) -> std::result::Result<usize, Miss> {
 
 fn gone(key: &[u8]) -> Error {
     let shown = nkv_store::Key::new(key).map_or_else(|e| e.to_string(), |k| k.to_string());
-    Error::new(
-        ErrorKind::NotFound,
-        format!("key {shown} was evicted or removed while it was read"),
-    )
+    Error::new(ErrorKind::NotFound, format!("key {shown} was evicted or removed while it was read"))
 }

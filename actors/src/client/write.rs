@@ -5,13 +5,19 @@ use super::{Client, one, spread, unexpected};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{OpenItem, PlanDesc, PlanRef, PutOptions, Request, Response};
 use crate::plans::PlanState;
-use crate::producer::Abandon;
+use crate::producer::{Abandon, Withdrawn};
+use futures_util::future::join_all;
 use nkv_store::layout::{KEY_CHECK_OFF, PUBLISH_OFF, epoch_of};
 use nkv_store::object::{producer_fields, ready, writing};
 use nkv_store::{Key, KeyId};
 use nkv_transport::verbs::Op;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How often, and after which pause, a commit is repeated while its owner is unsure.
+const COMMIT_RETRIES: u32 = 40;
+const COMMIT_PAUSE: Duration = Duration::from_millis(20);
 
 impl Client {
     /// Stores a value under a new key; returns once it is committed.
@@ -23,26 +29,19 @@ impl Client {
     pub async fn put_many(&self, items: &[(&[u8], &[u8])], opts: &PutOptions) -> Vec<Result<()>> {
         let open: Vec<(&[u8], u64)> = items.iter().map(|(k, v)| (*k, v.len() as u64)).collect();
         let plans = self.open_many(&open, opts).await;
+        let mut unfinished = Unfinished::new(self, &plans);
         let mut results: Vec<Result<()>> = Vec::with_capacity(items.len());
         let mut written = Vec::new();
-        let mut failed = Vec::new();
         for (i, (plan, (_, value))) in plans.into_iter().zip(items).enumerate() {
-            let placed = match plan {
-                Ok(p) => {
-                    let placed = Self::run_blocking(&p.peer, || self.place_whole(&p, value));
-                    match &placed {
-                        Ok(()) => written.push((i, p)),
-                        Err(_) => failed.push(p),
-                    };
-                    placed
-                }
-                Err(e) => Err(e),
-            };
-            results.push(placed);
+            results.push(plan.and_then(|p| {
+                Self::run_blocking(&p.peer, || self.place_whole(&p, value))?;
+                written.push((i, p));
+                Ok(())
+            }));
         }
-        self.abandon(&failed);
         let plans: Vec<_> = written.iter().map(|(_, p)| p.clone()).collect();
-        for ((i, _), r) in written.iter().zip(self.commit_plans(&plans).await) {
+        for ((i, p), r) in written.iter().zip(self.commit_plans(&plans).await) {
+            unfinished.done(p);
             results[*i] = r;
         }
         results
@@ -56,10 +55,7 @@ impl Client {
         opts: &PutOptions,
     ) -> Result<WritePlan> {
         let plan = one(self.open_many(&[(key, bytes_total)], opts).await)?;
-        Ok(WritePlan {
-            client: self.clone(),
-            plan: Some(plan),
-        })
+        Ok(WritePlan { client: self.clone(), plan: Some(plan) })
     }
 
     /// Publishes (if the writer has not) and commits the open plan of a key.
@@ -87,8 +83,9 @@ impl Client {
             bytes_total: *bytes_total,
             opts: opts.clone(),
         });
+        let mut asked = Asked { client: self, request: Some(self.next_request()) };
         let request = Request::OpenForWrite {
-            request: self.next_request(),
+            request: asked.request.unwrap_or_default(),
             // Leave the round trip some of the call's limit.
             wait_ms: self.shared.config.call_timeout_ms / 4 * 3,
             items: wire.collect(),
@@ -98,24 +95,21 @@ impl Client {
             Ok(other) => return spread(items.len(), unexpected("OpenForWrite", &other)),
             Err(e) => return spread(items.len(), e),
         };
-        let mut plans = Vec::with_capacity(items.len());
-        for (granted, (key, _)) in answer.into_iter().zip(items) {
-            plans.push(match granted {
-                Ok(desc) => self.take_in(desc, key, asked_ns).await,
-                Err(e) => Err(e),
-            });
-        }
+        asked.request = None;
+        // Together: a slow owner delays its own plans only, and by one limit for all of them.
+        let taking = answer
+            .into_iter()
+            .zip(items)
+            .map(|(granted, (key, _))| async move { self.take_in(granted?, key, asked_ns).await });
+        let plans = join_all(taking).await;
         drop(opening);
         plans
     }
 
     /// Attaches to the plan's owner and registers the plan; gives it back if that fails.
     async fn take_in(&self, desc: PlanDesc, key: &[u8], asked_ns: u64) -> Result<Arc<PlanState>> {
-        let reference = PlanRef {
-            plan: desc.plan,
-            at: desc.meta.at,
-            key: desc.meta.key,
-        };
+        let reference = PlanRef { plan: desc.plan, at: desc.meta.at, key: desc.meta.key };
+        let mut granted = Granted { client: self, reference: Some(reference) };
         let work = async {
             let peer = self.peer(desc.meta.at.incarnation).await?;
             // Attached only after asking: the owner may have ended the plan before it knew us.
@@ -130,8 +124,8 @@ impl Client {
             Ok(plan)
         };
         let taken = work.await;
-        if taken.is_err() {
-            self.tell_abandoned(vec![reference]);
+        if taken.is_ok() {
+            granted.reference = None;
         }
         taken
     }
@@ -140,6 +134,15 @@ impl Client {
     fn place_whole(&self, p: &PlanState, value: &[u8]) -> Result<()> {
         let _inside = p.enter(self.shared.clock.now_ns())?;
         let meta = &p.desc.meta;
+        if value.len() as u64 != meta.bytes_total || meta.bytes_total > p.desc.extent_len {
+            return Err(Error::internal(format!(
+                "a plan of {} bytes in an extent of {} was granted for {} bytes of key {}",
+                meta.bytes_total,
+                p.desc.extent_len,
+                value.len(),
+                p.key
+            )));
+        }
         let (fields, check) = header_of(&p.desc);
         let epoch = meta.at.epoch;
         let cas = Op::CompareSwap {
@@ -149,22 +152,10 @@ impl Client {
             old: 0,
         };
         let mut ops = [
-            Op::Write {
-                offset: meta.header_off,
-                src: &fields,
-            },
-            Op::Store {
-                offset: meta.header_off + KEY_CHECK_OFF,
-                value: check,
-            },
-            Op::Store {
-                offset: meta.header_off + PUBLISH_OFF,
-                value: writing(epoch),
-            },
-            Op::Write {
-                offset: meta.payload_off,
-                src: value,
-            },
+            Op::Write { offset: meta.header_off, src: &fields },
+            Op::Store { offset: meta.header_off + KEY_CHECK_OFF, value: check },
+            Op::Store { offset: meta.header_off + PUBLISH_OFF, value: writing(epoch) },
+            Op::Write { offset: meta.payload_off, src: value },
             cas,
         ];
         p.peer.verbs.post(p.desc.token, &mut ops)?;
@@ -177,17 +168,12 @@ impl Client {
     }
 
     fn publish(&self, p: &PlanState) -> Result<()> {
+        p.check_whole()?;
         p.seal()?;
         let _inside = p.enter_sealed(self.shared.clock.now_ns())?;
         let (offset, epoch) = (p.desc.meta.header_off + PUBLISH_OFF, p.desc.meta.at.epoch);
         let mut now = [0; 8];
-        p.peer.verbs.post(
-            0,
-            &mut [Op::Read {
-                offset,
-                dst: &mut now,
-            }],
-        )?;
+        p.peer.verbs.post(0, &mut [Op::Read { offset, dst: &mut now }])?;
         if u64::from_le_bytes(now) == ready(epoch) {
             // The writer's own kernel or NIC flipped READY already.
             return Ok(());
@@ -202,15 +188,10 @@ impl Client {
         }
         if p.first_write() {
             // An empty object: nothing else wrote the header.
-            announce(p)?;
+            announce(p).inspect_err(|_| p.break_off())?;
         }
         // Pages may have gone over several connections: all of them land before READY [I4].
-        let cas = Op::CompareSwap {
-            offset,
-            expect: writing(epoch),
-            new: ready(epoch),
-            old: 0,
-        };
+        let cas = Op::CompareSwap { offset, expect: writing(epoch), new: ready(epoch), old: 0 };
         let mut ops = [Op::Flush, cas];
         p.peer.verbs.post(p.desc.token, &mut ops)?;
         published(&ops[1], epoch, p)
@@ -220,16 +201,34 @@ impl Client {
         if plans.is_empty() {
             return Vec::new();
         }
-        let list = plans.iter().map(|p| p.reference()).collect();
-        let results = match self.call(Request::Commit(list)).await {
-            Ok(Response::Done(list)) if list.len() == plans.len() => list,
-            Ok(other) => spread(plans.len(), unexpected("Commit", &other)),
-            Err(e) => spread(plans.len(), e),
-        };
+        let mut results = self.commit_once(plans).await;
+        // NotReady: the owner is reporting, or is looking at a plan that ran out of time. It settles.
+        for _ in 0..COMMIT_RETRIES {
+            let unsure: Vec<usize> = (0..plans.len())
+                .filter(|i| matches!(&results[*i], Err(e) if e.kind == ErrorKind::NotReady))
+                .collect();
+            if unsure.is_empty() {
+                break;
+            }
+            tokio::time::sleep(COMMIT_PAUSE).await;
+            let again: Vec<_> = unsure.iter().map(|i| plans[*i].clone()).collect();
+            for (i, r) in unsure.into_iter().zip(self.commit_once(&again).await) {
+                results[i] = r;
+            }
+        }
         for p in plans {
             self.shared.plans.close(p);
         }
         results
+    }
+
+    async fn commit_once(&self, plans: &[Arc<PlanState>]) -> Vec<Result<()>> {
+        let list = plans.iter().map(|p| p.reference()).collect();
+        match self.call(Request::Commit(list)).await {
+            Ok(Response::Done(list)) if list.len() == plans.len() => list,
+            Ok(other) => spread(plans.len(), unexpected("Commit", &other)),
+            Err(e) => spread(plans.len(), e),
+        }
     }
 
     /// Gives failed plans up in the background; their owner fences and frees them.
@@ -250,16 +249,73 @@ impl Client {
         }
     }
 
-    pub(crate) async fn abort_open_plans(&self) {
+    /// False if a write of another thread is still in flight at the call's limit.
+    pub(crate) async fn abort_open_plans(&self) -> bool {
         let plans = self.shared.plans.all();
-        for p in &plans {
-            self.shared.plans.drop_plan(p.desc.plan);
-            self.shared.plans.close(p);
-        }
+        plans.iter().for_each(|p| self.shared.plans.close(p));
         if !plans.is_empty() {
             let list = plans.iter().map(|p| p.reference()).collect();
+            // Unanswered, their deadline ends them.
             let _ = self.call(Request::Abort(list)).await;
         }
+        for _ in 0..self.limit().as_millis() {
+            if self.shared.plans.all_out() {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        false
+    }
+}
+
+/// Plans of a call that is not over: given up if it fails or its future is dropped.
+struct Unfinished<'a> {
+    client: &'a Client,
+    plans: Vec<Arc<PlanState>>,
+}
+
+impl<'a> Unfinished<'a> {
+    fn new(client: &'a Client, plans: &[Result<Arc<PlanState>>]) -> Self {
+        Self { client, plans: plans.iter().filter_map(|p| p.as_ref().ok()).cloned().collect() }
+    }
+
+    /// Its commit was answered, whatever the answer.
+    fn done(&mut self, plan: &Arc<PlanState>) {
+        self.plans.retain(|p| !Arc::ptr_eq(p, plan));
+    }
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.client.abandon(&self.plans);
+    }
+}
+
+/// An open whose answer has not come: withdrawn if its future is dropped or the answer is lost.
+struct Asked<'a> {
+    client: &'a Client,
+    request: Option<u64>,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        if let (Some(request), Some(actor)) = (self.request, self.client.shared.actor.get())
+            && let Err(error) = actor.tell(Withdrawn(request))
+        {
+            tracing::debug!(%error, "an open left to its deadline");
+        }
+    }
+}
+
+/// A grant that is not registered yet: given back if attaching fails or the future is dropped.
+struct Granted<'a> {
+    client: &'a Client,
+    reference: Option<PlanRef>,
+}
+
+impl Drop for Granted<'_> {
+    fn drop(&mut self) {
+        self.client.tell_abandoned(self.reference.take().into_iter().collect());
     }
 }
 
@@ -267,10 +323,7 @@ impl Client {
 fn header_of(desc: &PlanDesc) -> ([u8; 32], u64) {
     let m = &desc.meta;
     let key = KeyId::from(m.key);
-    (
-        producer_fields(key, m.n_pages, m.page_bytes, m.payload_off, m.bytes_total),
-        key.check,
-    )
+    (producer_fields(key, m.n_pages, m.page_bytes, m.payload_off, m.bytes_total), key.check)
 }
 
 /// Writes the header fields, then WRITING.
@@ -278,18 +331,9 @@ fn announce(p: &PlanState) -> Result<()> {
     let (fields, check) = header_of(&p.desc);
     let (off, epoch) = (p.desc.meta.header_off, p.desc.meta.at.epoch);
     let mut ops = [
-        Op::Write {
-            offset: off,
-            src: &fields,
-        },
-        Op::Store {
-            offset: off + KEY_CHECK_OFF,
-            value: check,
-        },
-        Op::Store {
-            offset: off + PUBLISH_OFF,
-            value: writing(epoch),
-        },
+        Op::Write { offset: off, src: &fields },
+        Op::Store { offset: off + KEY_CHECK_OFF, value: check },
+        Op::Store { offset: off + PUBLISH_OFF, value: writing(epoch) },
     ];
     Ok(p.peer.verbs.post(p.desc.token, &mut ops)?)
 }
@@ -316,9 +360,7 @@ pub struct WritePlan {
 
 impl WritePlan {
     fn state(&self) -> Result<&Arc<PlanState>> {
-        self.plan
-            .as_ref()
-            .ok_or_else(|| Error::invalid("this plan is finished"))
+        self.plan.as_ref().ok_or_else(|| Error::invalid("this plan is finished"))
     }
 
     /// The plan as the master granted it: rank, offsets, epoch, token. None once finished.
@@ -371,14 +413,12 @@ impl WritePlan {
         }
         Client::run_blocking(&p.peer, || {
             let _inside = p.enter(self.client.shared.clock.now_ns())?;
+            p.check_whole()?;
             if p.first_write() {
-                announce(p)?;
+                announce(p).inspect_err(|_| p.break_off())?;
             }
-            let op = Op::Write {
-                offset: p.desc.meta.payload_off + offset,
-                src: bytes,
-            };
-            p.peer.verbs.post(p.desc.token, &mut [op])?;
+            let op = Op::Write { offset: p.desc.meta.payload_off + offset, src: bytes };
+            p.peer.verbs.post(p.desc.token, &mut [op]).inspect_err(|_| p.break_off())?;
             p.cover(offset, len);
             Ok(())
         })
@@ -427,13 +467,7 @@ impl Drop for WritePlan {
     fn drop(&mut self) {
         if let Some(p) = self.plan.take() {
             // Committed through `commit(key)`: there is nothing to give up.
-            if self
-                .client
-                .shared
-                .plans
-                .of_key(&p.key)
-                .is_some_and(|o| o.desc.plan == p.desc.plan)
-            {
+            if self.client.shared.plans.of_key(&p.key).is_some_and(|o| o.desc.plan == p.desc.plan) {
                 self.client.abandon(&[p]);
             }
         }

@@ -26,11 +26,7 @@ pub(super) struct Batches {
 impl Batches {
     fn start(&mut self, n: usize, results: Results, reply: Reply<Response>) -> u64 {
         self.next += 1;
-        let batch = Batch {
-            results,
-            left: n,
-            reply,
-        };
+        let batch = Batch { results, left: n, reply };
         if n == 0 {
             finish(batch);
         } else {
@@ -85,16 +81,12 @@ impl Batches {
 fn finish(b: Batch) {
     let lost = || Error::internal("an item of the batch was never settled");
     let response = match b.results {
-        Results::Plans(v) => Response::Plans(
-            v.into_iter()
-                .map(|r| r.unwrap_or_else(|| Err(lost())))
-                .collect(),
-        ),
-        Results::Done(v) => Response::Done(
-            v.into_iter()
-                .map(|r| r.unwrap_or_else(|| Err(lost())))
-                .collect(),
-        ),
+        Results::Plans(v) => {
+            Response::Plans(v.into_iter().map(|r| r.unwrap_or_else(|| Err(lost()))).collect())
+        }
+        Results::Done(v) => {
+            Response::Done(v.into_iter().map(|r| r.unwrap_or_else(|| Err(lost()))).collect())
+        }
     };
     b.reply.send(response);
 }

@@ -18,40 +18,57 @@ impl Master {
     }
 
     fn commit_one(&mut self, c: &PlanRef) -> Result<()> {
-        let id = KeyId::from(c.key);
-        let reclaimed = |why: &str| {
-            Err(Error::reclaimed(format!(
-                "the plan {} of key {id:?} {why}",
-                c.plan.seq
-            )))
-        };
-        let outcome = match self.objects.get_mut(&id) {
-            Some(e) if e.at != c.at => {
-                reclaimed("lost its slot: it ended and the key was written again")
-            }
-            Some(e) if e.state == State::Live => return Ok(()),
-            Some(e) if e.state == State::Writing(c.plan) => {
-                let rank = e.rank;
-                match self.truth.members.state(rank) {
-                    Some(RankState::Alive | RankState::Draining) => {
-                        e.state = State::Live;
-                        self.plans.remove(&c.plan);
-                        self.commits_out.entry(rank).or_default().push(*c);
-                        Ok(())
-                    }
-                    _ => Err(Error::disconnected(format!(
-                        "rank {rank}, which holds it, is down"
-                    ))),
-                }
-            }
-            Some(_) => reclaimed("was aborted by a remove"),
-            None => reclaimed("ended before the commit (deadline, abort or remove)"),
-        };
+        let outcome = self.accept_commit(c);
         match &outcome {
-            Ok(()) => self.counters.committed += 1,
+            Ok(true) => {
+                self.plans.remove(&c.plan);
+                self.counters.committed += 1;
+            }
+            Ok(false) => {}
             Err(_) => self.counters.commit_refused += 1,
         }
-        outcome
+        outcome.map(drop)
+    }
+
+    /// True if it is newly live, false if it was already.
+    fn accept_commit(&mut self, c: &PlanRef) -> Result<bool> {
+        let id = KeyId::from(c.key);
+        let reclaimed = |why: &str| {
+            Err(Error::reclaimed(format!("the plan {} of key {id:?} {why}", c.plan.seq)))
+        };
+        let ending = self.plans.get(&c.plan).and_then(|p| p.ending);
+        let Some(e) = self.objects.get_mut(&id) else {
+            return reclaimed("ended before the commit (deadline, abort or remove)");
+        };
+        if e.at != c.at {
+            return reclaimed("lost its slot: it ended and the key was written again");
+        }
+        if e.state == State::Live {
+            return Ok(false);
+        }
+        if e.state != State::Writing(c.plan) {
+            return reclaimed("was aborted by a remove");
+        }
+        match ending {
+            None => {}
+            // The owner is looking: it says Adopted or Retired in a moment.
+            Some(EndCause::ProducerGone | EndCause::Expired) => {
+                return Err(Error::not_ready(format!("the plan of key {id:?} is being ended")));
+            }
+            Some(_) => return reclaimed("was aborted"),
+        }
+        let rank = e.rank;
+        if !matches!(self.truth.members.state(rank), Some(RankState::Alive | RankState::Draining)) {
+            return Err(Error::disconnected(format!("rank {rank}, which holds it, is down")));
+        }
+        // Between a join and its report it is not known whether the owner ever heard of the plan.
+        if !self.books.get(&rank).is_some_and(|b| b.reported) {
+            return Err(Error::not_ready(format!("rank {rank} is still reporting")));
+        }
+        e.state = State::Live;
+        e.plan = None;
+        self.commits_out.entry(rank).or_default().push(*c);
+        Ok(true)
     }
 
     /// Commits of one request go to each owner as one frame.
@@ -68,23 +85,30 @@ impl Master {
         list.iter().map(|_| Ok(())).collect()
     }
 
+    pub(super) fn withdraw(&mut self, producer: u64, request: u64) {
+        self.waiting.retain(|w| !w.is_of(producer, request));
+        let granted: Vec<_> = self
+            .plans
+            .iter()
+            .filter(|(_, p)| (p.producer, p.request) == (producer, request) && p.ending.is_none())
+            .map(|(id, _)| *id)
+            .collect();
+        for plan in granted {
+            self.end_plan(plan, EndCause::Aborted);
+        }
+    }
+
     /// Asks the owner to end a plan; its Retired or Adopted does the rest.
     pub(super) fn end_plan(&mut self, plan: PlanId, cause: EndCause) {
         if let Some(p) = self.plans.get_mut(&plan) {
-            p.ending = true;
+            p.ending = Some(cause);
             let (rank, at) = (p.rank, p.at);
-            self.truth
-                .members
-                .send(rank, Down::EndPlan { plan, at, cause });
+            self.truth.members.send(rank, Down::EndPlan { plan, at, cause });
         }
     }
 
     pub(super) fn end_plans_of_lost_producers(&mut self) {
-        for lost in self
-            .truth
-            .members
-            .lost_producers(self.now_ms(), self.truth.ttl_ms)
-        {
+        for lost in self.truth.members.lost_producers(self.now_ms(), self.truth.ttl_ms) {
             self.lost_producers.insert(lost);
         }
         if self.lost_producers.is_empty() {
@@ -94,7 +118,7 @@ impl Master {
         let theirs: Vec<_> = self
             .plans
             .iter()
-            .filter(|(_, p)| !p.ending && lost.contains(&p.producer))
+            .filter(|(_, p)| p.ending.is_none() && lost.contains(&p.producer))
             .map(|(id, _)| *id)
             .collect();
         if !theirs.is_empty() {
@@ -127,7 +151,9 @@ impl Master {
             e.remove_until_ms = self.truth.clock.now_ms() + REMOVE_LIMIT_MS;
         }
         match state {
-            State::Writing(plan) => self.end_plan(plan, EndCause::Removed),
+            State::Writing(plan) => {
+                self.end_plan(plan, EndCause::Removed);
+            }
             // Said again for a repeated remove: the owner answers it again.
             State::Live | State::Removing => {
                 self.truth.members.send(rank, Down::Retire(vec![at]));
@@ -142,11 +168,7 @@ impl Master {
         let late: Vec<_> = self
             .removing
             .keys()
-            .filter(|id| {
-                self.objects
-                    .get(*id)
-                    .is_none_or(|e| e.remove_until_ms <= now)
-            })
+            .filter(|id| self.objects.get(*id).is_none_or(|e| e.remove_until_ms <= now))
             .copied()
             .collect();
         for id in late {
@@ -165,10 +187,7 @@ impl Master {
 
     pub(super) fn retired(&mut self, rank: u32, list: &[SlotRef]) {
         for at in list {
-            let key = self
-                .books
-                .get(&rank)
-                .and_then(|b| b.key_at(at.slot, at.epoch));
+            let key = self.books.get(&rank).and_then(|b| b.key_at(at.slot, at.epoch));
             if let Some(key) = key {
                 self.drop_entry(key, *at);
             }
@@ -191,10 +210,15 @@ impl Master {
     }
 
     pub(super) fn adopted(&mut self, rank: u32, a: PlanRef) {
+        // Before its report nothing is known of it; the report itself will say Live.
+        if !self.books.get(&rank).is_some_and(|b| b.reported) {
+            return;
+        }
         let id = KeyId::from(a.key);
         match self.objects.get_mut(&id) {
             Some(e) if e.at == a.at && e.state == State::Writing(a.plan) => {
                 e.state = State::Live;
+                e.plan = None;
                 self.plans.remove(&a.plan);
                 self.counters.adopted += 1;
             }

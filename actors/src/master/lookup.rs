@@ -8,16 +8,11 @@ use nkv_store::Key;
 
 impl Master {
     fn reachable(&self, rank: u32) -> bool {
-        matches!(
-            self.truth.members.state(rank),
-            Some(RankState::Alive | RankState::Draining)
-        )
+        matches!(self.truth.members.state(rank), Some(RankState::Alive | RankState::Draining))
     }
 
     fn readable(&self, key: &[u8]) -> Result<Option<&Entry>> {
-        Ok(self
-            .entry(key)?
-            .filter(|e| e.is_live() && self.reachable(e.rank)))
+        Ok(self.entry(key)?.filter(|e| e.is_live() && self.reachable(e.rank)))
     }
 
     fn locate(&self, key: &[u8]) -> Result<ObjMeta> {
@@ -66,10 +61,7 @@ impl Master {
     pub(super) fn exists(&mut self, keys: &[KeyBytes]) -> Response {
         let one = |key: &KeyBytes| match self.entry(&key.0) {
             Ok(Some(e)) if e.is_live() && self.reachable(e.rank) => Existence::Ready,
-            Ok(Some(Entry {
-                state: State::Writing(_),
-                ..
-            })) => Existence::Writing,
+            Ok(Some(Entry { state: State::Writing(_), .. })) => Existence::Writing,
             _ => Existence::Absent,
         };
         let found: Vec<_> = keys.iter().map(one).collect();

@@ -21,6 +21,8 @@ struct Member {
     info: RankInfo,
     state: RankState,
     tx: Option<mpsc::Sender<Down>>,
+    // Names the connection behind `tx`: frames of an older one are no longer heard.
+    link: u64,
     heard_ms: u64,
     gauges: OwnerGauges,
     // Its report arrived: plans may be placed there.
@@ -39,6 +41,7 @@ struct Inner {
     gone: HashSet<u64>,
     producers: HashMap<u64, Producer>,
     number: u64,
+    links: u64,
 }
 
 /// See the file's first paragraph.
@@ -52,11 +55,7 @@ pub struct Members {
 impl Members {
     /// Nobody yet.
     pub fn new(term: Term, world_size: u32) -> Self {
-        Self {
-            inner: Mutex::default(),
-            term,
-            world_size,
-        }
+        Self { inner: Mutex::default(), term, world_size }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -70,11 +69,7 @@ impl Members {
             number: inner.number,
             term: self.term,
             world_size: self.world_size,
-            ranks: inner
-                .ranks
-                .values()
-                .map(|m| (m.info.clone(), m.state))
-                .collect(),
+            ranks: inner.ranks.values().map(|m| (m.info.clone(), m.state)).collect(),
         }
     }
 
@@ -124,12 +119,19 @@ impl Members {
         }
     }
 
-    /// A sign of life; false if it comes from an incarnation that is not a member.
-    pub(super) fn heard(&self, rank: u32, incarnation: u64, now_ms: u64) -> bool {
+    /// The master itself stood still for so long: nobody is the worse for its silence.
+    pub(super) fn forgive(&self, ms: u64) {
+        let mut inner = self.lock();
+        inner.ranks.values_mut().for_each(|m| m.heard_ms += ms);
+        inner.producers.values_mut().for_each(|p| p.since_ms += ms);
+    }
+
+    /// A sign of life; false if it comes over any but the present link of the rank.
+    pub(super) fn heard(&self, rank: u32, link: u64, now_ms: u64) -> bool {
         let mut inner = self.lock();
         match inner.ranks.get_mut(&rank) {
-            Some(m) if m.info.incarnation == incarnation => {
-                m.heard_ms = now_ms;
+            Some(m) if m.link == link => {
+                m.heard_ms = m.heard_ms.max(now_ms);
                 true
             }
             _ => false,
@@ -153,11 +155,7 @@ impl Members {
 
     /// A client connection began.
     pub fn producer_up(&self, producer: u64) {
-        self.lock()
-            .producers
-            .entry(producer)
-            .or_default()
-            .connections += 1;
+        self.lock().producers.entry(producer).or_default().connections += 1;
     }
 
     /// A client connection ended.
@@ -172,12 +170,8 @@ impl Members {
     pub(super) fn lost_producers(&self, now_ms: u64, ttl_ms: u64) -> Vec<u64> {
         let mut inner = self.lock();
         let late = |p: &Producer| p.connections == 0 && now_ms >= p.since_ms + ttl_ms;
-        let lost: Vec<_> = inner
-            .producers
-            .iter()
-            .filter(|(_, p)| late(p))
-            .map(|(id, _)| *id)
-            .collect();
+        let lost: Vec<_> =
+            inner.producers.iter().filter(|(_, p)| late(p)).map(|(id, _)| *id).collect();
         for id in &lost {
             inner.producers.remove(id);
         }
@@ -190,29 +184,33 @@ impl Members {
     }
 }
 
+/// What a rank that joined is told, and the number of its link.
+#[derive(Debug)]
+pub struct Joined {
+    /// The master's term.
+    pub term: Term,
+    /// Settings of the cluster.
+    pub settings: Settings,
+    /// Names the link in [`super::FromRank`] and [`super::LinkDown`].
+    pub link: u64,
+}
+
 impl Master {
     pub(super) fn join(
         &mut self,
         info: RankInfo,
         tx: mpsc::Sender<Down>,
-    ) -> Result<(Term, Settings), Refusal> {
+    ) -> Result<Joined, Refusal> {
         let (rank, ours) = (info.rank, self.truth.world_size);
         if info.world_size != ours || rank >= ours {
-            return Err(Refusal::WorldSize {
-                rank,
-                ours,
-                theirs: info.world_size,
-            });
+            return Err(Refusal::WorldSize { rank, ours, theirs: info.world_size });
         }
         let now = self.now_ms();
         let mut replaced = None;
-        {
+        let link = {
             let mut inner = self.truth.members.lock();
             if inner.gone.contains(&info.incarnation) {
-                return Err(Refusal::Gone {
-                    rank,
-                    incarnation: info.incarnation,
-                });
+                return Err(Refusal::Gone { rank, incarnation: info.incarnation });
             }
             if let Some(m) = inner.ranks.get(&rank)
                 && m.info.incarnation != info.incarnation
@@ -220,11 +218,7 @@ impl Master {
                 let linked = m.tx.as_ref().is_some_and(|t| !t.is_closed());
                 if linked {
                     let heard_ms = now.saturating_sub(m.heard_ms);
-                    return Err(Refusal::RankAlive {
-                        rank,
-                        pid: m.info.pid,
-                        heard_ms,
-                    });
+                    return Err(Refusal::RankAlive { rank, pid: m.info.pid, heard_ms });
                 }
                 replaced = Some(m.info.incarnation);
             }
@@ -235,34 +229,25 @@ impl Master {
                 info: info.clone(),
                 state: RankState::Alive,
                 tx: Some(tx),
+                link: inner.links + 1,
                 heard_ms: now,
                 gauges: OwnerGauges::default(),
                 reported: false,
             };
             inner.ranks.insert(rank, member);
             inner.number += 1;
-        }
+            inner.links += 1;
+            inner.links
+        };
         if let Some(old) = replaced {
-            tracing::info!(
-                rank,
-                old = format!("{old:016x}"),
-                "replaced by a new incarnation"
-            );
+            tracing::info!(rank, old = format!("{old:016x}"), "replaced by a new incarnation");
             self.drop_rank_objects(rank);
             self.books.remove(&rank);
         }
-        tracing::info!(
-            rank,
-            incarnation = format!("{:016x}", info.incarnation),
-            "joined"
-        );
-        let book = self
-            .books
-            .entry(rank)
-            .or_insert_with(|| RankBook::new(info));
-        book.reported = false;
-        book.report.clear();
-        Ok((self.truth.term, self.truth.settings.clone()))
+        tracing::info!(rank, incarnation = format!("{:016x}", info.incarnation), "joined");
+        self.books.entry(rank).or_insert_with(|| RankBook::new(info));
+        self.ask_for_report(rank);
+        Ok(Joined { term: self.truth.term, settings: self.truth.settings.clone(), link })
     }
 
     pub(super) fn rank_says(&mut self, rank: u32, incarnation: u64, up: Up) {
@@ -275,7 +260,7 @@ impl Master {
             Up::Retired(list) => self.retired(rank, &list),
             Up::Freed(list) => self.freed(rank, list),
             Up::Adopted(a) => self.adopted(rank, a),
-            Up::Report { slots, last } => self.report(rank, slots, last),
+            Up::Report { number, slots, last } => self.report(rank, number, slots, last),
             Up::Draining => {
                 let mut inner = self.truth.members.lock();
                 if let Some(m) = inner.ranks.get_mut(&rank) {
@@ -293,12 +278,7 @@ impl Master {
         let late: Vec<_> = {
             let inner = self.truth.members.lock();
             let late = |m: &&Member| now >= m.heard_ms + ttl;
-            inner
-                .ranks
-                .values()
-                .filter(late)
-                .map(|m| (m.info.rank, m.info.incarnation))
-                .collect()
+            inner.ranks.values().filter(late).map(|m| (m.info.rank, m.info.incarnation)).collect()
         };
         for (rank, incarnation) in late {
             self.gone(rank, incarnation, "not heard of for a TTL");
@@ -308,11 +288,7 @@ impl Master {
     fn gone(&mut self, rank: u32, incarnation: u64, why: &str) {
         {
             let mut inner = self.truth.members.lock();
-            if inner
-                .ranks
-                .get(&rank)
-                .is_none_or(|m| m.info.incarnation != incarnation)
-            {
+            if inner.ranks.get(&rank).is_none_or(|m| m.info.incarnation != incarnation) {
                 return;
             }
             forget_member(&mut inner, rank, incarnation);

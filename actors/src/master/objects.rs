@@ -2,7 +2,7 @@
 
 use super::Master;
 use crate::error::{Error, Result};
-use crate::message::{ObjMeta, PlanId, SlotRef, WireKeyId};
+use crate::message::{EndCause, ObjMeta, PlanId, SlotRef, WireKeyId};
 use nkv_store::arena::Extent;
 use nkv_store::{Key, KeyId};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -26,6 +26,8 @@ pub(super) struct Entry {
     pub bytes_total: u64,
     pub page_bytes: u32,
     pub state: State,
+    // The open plan behind it, until it is committed or over.
+    pub plan: Option<PlanId>,
     // While Removing: when waiting removes give up.
     pub remove_until_ms: u64,
 }
@@ -37,9 +39,10 @@ pub(super) struct PlanInfo {
     pub at: SlotRef,
     pub producer: u64,
     pub request: u64,
+    pub item: u32,
     pub token: u64,
     // Its end was asked of the owner already.
-    pub ending: bool,
+    pub ending: Option<EndCause>,
 }
 
 impl Entry {
@@ -110,7 +113,7 @@ impl Master {
             return;
         }
         if let Some(e) = self.objects.remove(&id) {
-            if let State::Writing(plan) = e.state {
+            if let Some(plan) = e.plan {
                 self.plan_over(plan);
             }
             if e.state == State::Removing {

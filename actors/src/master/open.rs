@@ -33,6 +33,22 @@ pub(super) struct Waiting {
     deadline_ms: u64,
 }
 
+impl Waiting {
+    pub(super) fn is_of(&self, producer: u64, request: u64) -> bool {
+        (self.producer, self.request) == (producer, request)
+    }
+}
+
+/// Which item of which request of which producer: names an open for repeats [I11].
+type Asked = (u64, u64, u32);
+
+/// Whether an open lines up behind those that wait for the same rank, or is the first of them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turnstile {
+    Join,
+    First,
+}
+
 enum Placed {
     Granted(PlanDesc),
     Wait(u32),
@@ -57,22 +73,14 @@ impl Master {
                     continue;
                 }
             };
-            match self.place(producer, request, &key, &open) {
+            match self.place((producer, request, item as u32), &key, &open, Turnstile::Join) {
                 Ok(Placed::Granted(plan)) => self.batches.settle_plan(batch, item, Ok(plan)),
                 Err(e) => self.batches.settle_plan(batch, item, Err(e)),
                 Ok(Placed::Wait(rank)) => {
                     let limit = wait_ms.min(full_wait_ms(&self.truth, self.quarantine_of(rank)));
                     let deadline_ms = now + limit;
-                    let w = Waiting {
-                        batch,
-                        item,
-                        producer,
-                        request,
-                        key,
-                        open,
-                        rank,
-                        deadline_ms,
-                    };
+                    let w =
+                        Waiting { batch, item, producer, request, key, open, rank, deadline_ms };
                     self.wait(w);
                 }
             }
@@ -80,17 +88,13 @@ impl Master {
     }
 
     fn quarantine_of(&self, rank: u32) -> u64 {
-        self.books
-            .get(&rank)
-            .map_or(0, |b| u64::from(b.info.quarantine_ms))
+        self.books.get(&rank).map_or(0, |b| u64::from(b.info.quarantine_ms))
     }
 
     fn wait(&mut self, w: Waiting) {
         if self.waiting.len() >= MAX_WAITING {
             let text = format!("{MAX_WAITING} puts already wait for room; try again later");
-            return self
-                .batches
-                .settle_plan(w.batch, w.item, Err(Error::out_of_memory(text)));
+            return self.batches.settle_plan(w.batch, w.item, Err(Error::out_of_memory(text)));
         }
         self.ask_for_room(w.rank, w.open.bytes_total);
         self.waiting.push_back(w);
@@ -109,15 +113,19 @@ impl Master {
         book.room_asked_ms = now;
         let attempt = book.room_attempt;
         book.room_attempt += 1;
-        self.truth
-            .members
-            .send(rank, Down::MakeRoom { bytes, attempt });
+        self.truth.members.send(rank, Down::MakeRoom { bytes, attempt });
     }
 
-    fn place(&mut self, producer: u64, request: u64, key: &Key, open: &OpenItem) -> Result<Placed> {
+    fn place(
+        &mut self,
+        asked: Asked,
+        key: &Key,
+        open: &OpenItem,
+        turnstile: Turnstile,
+    ) -> Result<Placed> {
         let id = key.id();
         if let Some(e) = self.entry(key.as_bytes())? {
-            return self.existing(e, producer, request).map(Placed::Granted);
+            return self.existing(e, asked, open).map(Placed::Granted);
         }
         let page_bytes = match open.opts.page_bytes {
             0 => self.truth.settings.page_bytes,
@@ -131,9 +139,7 @@ impl Master {
         }
         let rank = self.route(id, open)?;
         let Some(book) = self.books.get_mut(&rank) else {
-            return Err(Error::internal(format!(
-                "rank {rank} was routed to but has no book"
-            )));
+            return Err(Error::internal(format!("rank {rank} was routed to but has no book")));
         };
         if open.bytes_total > book.info.arena_bytes {
             return Err(Error::invalid(format!(
@@ -141,10 +147,14 @@ impl Master {
                 open.bytes_total, book.info.arena_bytes
             )));
         }
+        // First come, first served: a small object does not overtake a large one for ever.
+        if turnstile == Turnstile::Join && self.waiting.iter().any(|w| w.rank == rank) {
+            return Ok(Placed::Wait(rank));
+        }
         match book.take(open.bytes_total, id) {
             Ok((at, extent)) => {
                 book.room_attempt = 0;
-                let plan = self.grant(producer, request, key, open, (rank, at, extent, page_bytes));
+                let plan = self.grant(asked, key, open, (rank, at, extent, page_bytes));
                 Ok(Placed::Granted(plan))
             }
             Err(StoreError::ArenaFull { .. }) => Ok(Placed::Wait(rank)),
@@ -153,7 +163,7 @@ impl Master {
     }
 
     /// A key that is there: the same plan for a repeated request, a clear refusal otherwise [I6].
-    fn existing(&self, e: &Entry, producer: u64, request: u64) -> Result<PlanDesc> {
+    fn existing(&self, e: &Entry, asked: Asked, open: &OpenItem) -> Result<PlanDesc> {
         match e.state {
             State::Live => Err(Error::already_exists(format!(
                 "key {} is stored on rank {}; values are immutable, remove it first",
@@ -161,7 +171,11 @@ impl Master {
             ))),
             State::Removing => Err(Error::not_ready(format!("key {} is being removed", e.key))),
             State::Writing(plan) => match self.plans.get(&plan) {
-                Some(p) if p.producer == producer && p.request == request && !p.ending => {
+                Some(p)
+                    if (p.producer, p.request, p.item) == asked
+                        && e.bytes_total == open.bytes_total
+                        && p.ending.is_none() =>
+                {
                     Ok(PlanDesc {
                         plan,
                         token: p.token,
@@ -192,32 +206,24 @@ impl Master {
             None => (id.hash % u64::from(world)) as u32,
         };
         let usable = |rank: u32| {
-            self.books
-                .get(&rank)
-                .is_some_and(|b| b.reported && b.info.arena_bytes > 0)
+            self.books.get(&rank).is_some_and(|b| b.reported && b.info.arena_bytes > 0)
                 && self.truth.members.state(rank) == Some(RankState::Alive)
         };
         if usable(wanted) {
             return Ok(wanted);
         }
         let free = |rank: &u32| self.books.get(rank).map_or(0, |b| b.arena.free_bytes());
-        self.books
-            .keys()
-            .copied()
-            .filter(|r| usable(*r))
-            .max_by_key(free)
-            .ok_or_else(|| {
-                Error::disconnected(format!(
-                    "no rank can take an object now ({} of {world} joined, none alive)",
-                    self.books.len()
-                ))
-            })
+        self.books.keys().copied().filter(|r| usable(*r)).max_by_key(free).ok_or_else(|| {
+            Error::disconnected(format!(
+                "no rank can take an object now ({} of {world} joined, none alive)",
+                self.books.len()
+            ))
+        })
     }
 
     fn grant(
         &mut self,
-        producer: u64,
-        request: u64,
+        (producer, request, item): Asked,
         key: &Key,
         open: &OpenItem,
         (rank, at, extent, page_bytes): (u32, SlotRef, Extent, u32),
@@ -235,26 +241,15 @@ impl Master {
             bytes_total: open.bytes_total,
             page_bytes,
             state: State::Writing(plan),
+            plan: Some(plan),
             remove_until_ms: 0,
         };
         let write_ttl_ms = self.truth.settings.write_ttl_ms;
-        let desc = PlanDesc {
-            plan,
-            token,
-            meta: entry.meta(),
-            extent_len: extent.len,
-            write_ttl_ms,
-        };
-        let info = PlanInfo {
-            rank,
-            at,
-            producer,
-            request,
-            token,
-            ending: false,
-        };
+        let desc =
+            PlanDesc { plan, token, meta: entry.meta(), extent_len: extent.len, write_ttl_ms };
+        let info = PlanInfo { rank, at, producer, request, item, token, ending: None };
         self.plans.insert(plan, info);
-        let opened = opened(&desc, key, producer, request);
+        let opened = opened(&desc, key, (producer, request, item));
         self.objects.insert(id, entry);
         self.counters.opened += 1;
         self.truth.members.send(rank, Down::PlanOpened(opened));
@@ -275,7 +270,8 @@ impl Master {
                 still.push_back(w);
                 continue;
             }
-            match self.place(w.producer, w.request, &w.key, &w.open) {
+            let asked = (w.producer, w.request, w.item as u32);
+            match self.place(asked, &w.key, &w.open, Turnstile::First) {
                 Ok(Placed::Granted(plan)) => self.batches.settle_plan(w.batch, w.item, Ok(plan)),
                 Err(e) => self.batches.settle_plan(w.batch, w.item, Err(e)),
                 Ok(Placed::Wait(to)) => {
@@ -289,10 +285,10 @@ impl Master {
 
     pub(super) fn expire_waiting(&mut self) {
         let now = self.now_ms();
-        let (late, still): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiting)
-            .into_iter()
-            .partition(|w| w.deadline_ms <= now);
+        let (late, still): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.waiting).into_iter().partition(|w| w.deadline_ms <= now);
         self.waiting = still.into();
+        let behind: HashSet<u32> = late.iter().map(|w| w.rank).collect();
         for w in late {
             self.counters.out_of_memory += 1;
             let (free, hole) = self
@@ -303,14 +299,13 @@ impl Master {
                 "no room for key {} ({} bytes) on rank {} in time: {free} bytes free, largest hole {hole}",
                 w.key, w.open.bytes_total, w.rank
             );
-            self.batches
-                .settle_plan(w.batch, w.item, Err(Error::out_of_memory(text)));
+            self.batches.settle_plan(w.batch, w.item, Err(Error::out_of_memory(text)));
         }
-        let asks: Vec<_> = self
-            .waiting
-            .iter()
-            .map(|w| (w.rank, w.open.bytes_total))
-            .collect();
+        // Those behind a large one that gave up may fit.
+        for rank in behind {
+            self.retry_waiting(rank);
+        }
+        let asks: Vec<_> = self.waiting.iter().map(|w| (w.rank, w.open.bytes_total)).collect();
         let mut asked = HashSet::new();
         for (rank, bytes) in asks {
             if asked.insert(rank) {
@@ -321,7 +316,7 @@ impl Master {
 }
 
 /// The owner's side of a plan.
-pub(super) fn opened(desc: &PlanDesc, key: &Key, producer: u64, request: u64) -> PlanOpened {
+fn opened(desc: &PlanDesc, key: &Key, (producer, request, item): Asked) -> PlanOpened {
     let m: &ObjMeta = &desc.meta;
     debug_assert_eq!(m.n_pages, n_pages(m.bytes_total, m.page_bytes));
     PlanOpened {
@@ -333,6 +328,7 @@ pub(super) fn opened(desc: &PlanDesc, key: &Key, producer: u64, request: u64) ->
         key: KeyBytes(key.as_bytes().to_vec()),
         producer,
         request,
+        item,
         deadline_ms: desc.write_ttl_ms,
         bytes_total: m.bytes_total,
         page_bytes: m.page_bytes,

@@ -25,6 +25,8 @@ pub(super) struct RankBook {
     // Set by the last part of a report: before it nothing is placed here.
     pub reported: bool,
     pub report: Vec<crate::message::SlotEntry>,
+    pub report_number: u64,
+    pub report_asked_ms: u64,
     // When room was last asked for, and how often in vain.
     pub room_asked_ms: u64,
     pub room_attempt: u32,
@@ -35,10 +37,7 @@ pub(super) struct RankBook {
 }
 
 fn region(info: &RankInfo) -> Region {
-    Region {
-        offset: info.arena_offset,
-        len: info.arena_bytes,
-    }
+    Region { offset: info.arena_offset, len: info.arena_bytes }
 }
 
 impl RankBook {
@@ -49,6 +48,8 @@ impl RankBook {
             taken: HashMap::new(),
             reported: false,
             report: Vec::new(),
+            report_number: 0,
+            report_asked_ms: 0,
             room_asked_ms: 0,
             room_attempt: 0,
             free: Vec::new(),
@@ -63,17 +64,9 @@ impl RankBook {
         taken: HashMap<u32, Taken>,
         free_epochs: HashMap<u32, u32>,
     ) -> Result<Self, StoreError> {
-        let extents: Vec<_> = taken
-            .values()
-            .map(|t| t.extent)
-            .filter(|e| e.len > 0)
-            .collect();
+        let extents: Vec<_> = taken.values().map(|t| t.extent).filter(|e| e.len > 0).collect();
         let arena = Arena::rebuild(region(&info), info.slots, &extents)?;
-        let used = taken
-            .keys()
-            .chain(free_epochs.keys())
-            .max()
-            .map_or(0, |s| s + 1);
+        let used = taken.keys().chain(free_epochs.keys()).max().map_or(0, |s| s + 1);
         let mut free: Vec<u32> = (0..used).rev().filter(|s| !taken.contains_key(s)).collect();
         free.shrink_to_fit();
         let base = Self::new(info);
@@ -103,22 +96,8 @@ impl RankBook {
             self.untouched - 1
         });
         let epoch = self.epochs.remove(&slot).unwrap_or(FIRST_EPOCH);
-        self.taken.insert(
-            slot,
-            Taken {
-                epoch,
-                extent,
-                key: Some(key),
-            },
-        );
-        Ok((
-            SlotRef {
-                incarnation: self.info.incarnation,
-                slot,
-                epoch,
-            },
-            extent,
-        ))
+        self.taken.insert(slot, Taken { epoch, extent, key: Some(key) });
+        Ok((SlotRef { incarnation: self.info.incarnation, slot, epoch }, extent))
     }
 
     /// Applies a `Freed`: true if the slot was taken at exactly that epoch.
@@ -140,10 +119,7 @@ impl RankBook {
 
     /// The key that holds a slot at an epoch.
     pub(super) fn key_at(&self, slot: u32, epoch: u32) -> Option<KeyId> {
-        self.taken
-            .get(&slot)
-            .filter(|t| t.epoch == epoch)
-            .and_then(|t| t.key)
+        self.taken.get(&slot).filter(|t| t.epoch == epoch).and_then(|t| t.key)
     }
 }
 
@@ -169,6 +145,7 @@ mod tests {
             arena_offset: 1 << 20,
             arena_bytes,
             quarantine_ms: 50,
+            prefault: false,
         }
     }
 
@@ -182,11 +159,7 @@ mod tests {
         assert!(b.give_back(at.slot, at.epoch));
         assert!(!b.give_back(at.slot, at.epoch), "a duplicate is ignored");
         let (again, _) = b.take(4096, K).unwrap();
-        assert_eq!(
-            (again.slot, again.epoch),
-            (at.slot, at.epoch + 1),
-            "[I3] the epoch moved on"
-        );
+        assert_eq!((again.slot, again.epoch), (at.slot, at.epoch + 1), "[I3] the epoch moved on");
     }
 
     #[test]

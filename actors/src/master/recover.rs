@@ -4,10 +4,25 @@
 use super::Master;
 use super::objects::{Entry, PlanInfo, State};
 use super::placement::{RankBook, Taken};
-use crate::message::{Down, EndCause, PlanOpened, SlotContent, SlotEntry, SlotRef};
-use hashbrown::HashMap;
-use nkv_store::Key;
+use crate::message::{
+    Down, EndCause, KeyBytes, PlanOpened, PlanRef, SlotContent, SlotEntry, SlotRef,
+};
+use hashbrown::{HashMap, HashSet};
 use nkv_store::arena::Extent;
+use nkv_store::heap::FIRST_EPOCH;
+use nkv_store::{Key, KeyId, StoreError};
+use std::sync::atomic::Ordering;
+
+/// A report that takes longer is asked for again.
+const REPORT_LIMIT_MS: u64 = 500;
+/// Slots in one frame to an owner.
+const SLOTS_PER_FRAME: usize = 65_536;
+
+/// A plan that its owner has not heard of.
+struct Unmet {
+    opened: PlanOpened,
+    committed: bool,
+}
 
 /// A rebuilt master waits so long for reports; ranks that are silent by then report when they join.
 const RECOVER_LIMIT_MS: u64 = 1_000;
@@ -22,22 +37,46 @@ impl Master {
             let rank = info.rank;
             self.books.insert(rank, RankBook::new(info));
             self.recovering.insert(rank);
-            self.truth.members.send(rank, Down::ReportPlease);
+            self.ask_for_report(rank);
+        }
+    }
+
+    /// Asks for a report under a fresh number: parts of older ones are ignored from here on.
+    pub(super) fn ask_for_report(&mut self, rank: u32) {
+        let (now, number) = (self.now_ms(), self.truth.next_plan.fetch_add(1, Ordering::Relaxed));
+        let Some(book) = self.books.get_mut(&rank) else { return };
+        book.reported = false;
+        book.report.clear();
+        book.report_number = number;
+        book.report_asked_ms = now;
+        self.truth.members.send(rank, Down::ReportPlease { number });
+    }
+
+    /// An owner that panicked on the question, or on the answer, is asked again.
+    pub(super) fn ask_again_for_reports(&mut self) {
+        let now = self.now_ms();
+        let silent: Vec<_> = self
+            .books
+            .iter()
+            .filter(|(_, b)| !b.reported && now >= b.report_asked_ms + REPORT_LIMIT_MS)
+            .map(|(rank, _)| *rank)
+            .collect();
+        for rank in silent {
+            self.ask_for_report(rank);
         }
     }
 
     pub(super) fn unpark(&mut self) {
         while let Some((ask, reply)) = self.parked.pop_front() {
             self.answer(ask, reply);
+            // Before the next ask: a remove must not overtake a commit on the owner's link.
+            self.flush_commits();
         }
-        self.flush_commits();
     }
 
-    pub(super) fn report(&mut self, rank: u32, slots: Vec<SlotEntry>, last: bool) {
-        let Some(book) = self.books.get_mut(&rank) else {
-            return;
-        };
-        if book.report.len() + slots.len() > MAX_REPORT_SLOTS {
+    pub(super) fn report(&mut self, rank: u32, number: u64, slots: Vec<SlotEntry>, last: bool) {
+        let Some(book) = self.books.get_mut(&rank) else { return };
+        if book.report_number != number || book.report.len() + slots.len() > MAX_REPORT_SLOTS {
             return;
         }
         book.report.extend(slots);
@@ -45,7 +84,11 @@ impl Master {
             return;
         }
         let report = std::mem::take(&mut book.report);
-        self.apply_report(rank, report);
+        if let Err(error) = self.apply_report(rank, report) {
+            // Nothing was placed by it; the owner is asked once more.
+            tracing::error!(rank, %error, "a report that contradicts itself");
+            return;
+        }
         self.recovering.remove(&rank);
         self.truth.members.set_reported(rank);
         self.retry_waiting(rank);
@@ -55,57 +98,28 @@ impl Master {
     }
 
     /// The report is the truth of this rank: its entries replace what was known of it.
-    fn apply_report(&mut self, rank: u32, report: Vec<SlotEntry>) {
-        let Some(info) = self.books.get(&rank).map(|b| b.info.clone()) else {
-            return;
-        };
+    fn apply_report(&mut self, rank: u32, report: Vec<SlotEntry>) -> Result<(), StoreError> {
+        let Some(info) = self.books.get(&rank).map(|b| b.info.clone()) else { return Ok(()) };
         let lost = self.plans_the_owner_never_met(rank, &report);
-        let kept: Vec<_> = lost.iter().map(|p| p.at).collect();
+        let kept: HashSet<SlotRef> = lost.iter().map(|u| u.opened.at).collect();
         self.forget_what_the_report_lacks(rank, &report, &kept);
         let (mut taken, mut free) = (HashMap::new(), HashMap::new());
         let mut duplicates = Vec::new();
         for e in report {
-            let at = SlotRef {
-                incarnation: info.incarnation,
-                slot: e.slot,
-                epoch: e.epoch,
-            };
+            let at = SlotRef { incarnation: info.incarnation, slot: e.slot, epoch: e.epoch };
             match e.what {
                 SlotContent::Free if kept.contains(&at) => {}
                 SlotContent::Free => {
                     free.insert(e.slot, e.epoch);
                 }
-                SlotContent::Held {
-                    extent_offset,
-                    extent_len,
-                } => {
-                    let extent = Extent {
-                        offset: extent_offset,
-                        len: extent_len,
-                    };
-                    taken.insert(
-                        e.slot,
-                        Taken {
-                            epoch: e.epoch,
-                            extent,
-                            key: None,
-                        },
-                    );
+                SlotContent::Held { extent_offset, extent_len } => {
+                    let extent = Extent { offset: extent_offset, len: extent_len };
+                    taken.insert(e.slot, Taken { epoch: e.epoch, extent, key: None });
                 }
                 SlotContent::Open(p) => {
-                    let extent = Extent {
-                        offset: p.extent_offset,
-                        len: p.extent_len,
-                    };
+                    let extent = Extent { offset: p.extent_offset, len: p.extent_len };
                     let key = self.reported_plan(rank, &p);
-                    taken.insert(
-                        e.slot,
-                        Taken {
-                            epoch: e.epoch,
-                            extent,
-                            key,
-                        },
-                    );
+                    taken.insert(e.slot, Taken { epoch: e.epoch, extent, key });
                 }
                 SlotContent::Live {
                     key,
@@ -115,20 +129,10 @@ impl Master {
                     page_bytes,
                     ..
                 } => {
-                    let extent = Extent {
-                        offset: extent_offset,
-                        len: extent_len,
-                    };
+                    let extent = Extent { offset: extent_offset, len: extent_len };
                     let key = Key::new(&key.0).ok();
                     let id = key.as_ref().map(Key::id);
-                    taken.insert(
-                        e.slot,
-                        Taken {
-                            epoch: e.epoch,
-                            extent,
-                            key: id,
-                        },
-                    );
+                    taken.insert(e.slot, Taken { epoch: e.epoch, extent, key: id });
                     let live = (extent, bytes_total, page_bytes);
                     if !key.is_some_and(|k| self.reported_live(rank, at, k, live)) {
                         duplicates.push(at);
@@ -136,89 +140,81 @@ impl Master {
                 }
             }
         }
-        for p in &lost {
-            let extent = Extent {
-                offset: p.extent_offset,
-                len: p.extent_len,
-            };
+        for p in lost.iter().map(|u| &u.opened) {
+            let extent = Extent { offset: p.extent_offset, len: p.extent_len };
             let key = Key::new(&p.key.0).ok().map(|k| k.id());
-            taken.insert(
-                p.at.slot,
-                Taken {
-                    epoch: p.at.epoch,
-                    extent,
-                    key,
-                },
-            );
+            taken.insert(p.at.slot, Taken { epoch: p.at.epoch, extent, key });
         }
-        match RankBook::rebuild(info, taken, free) {
-            Ok(book) => drop(self.books.insert(rank, book)),
-            Err(error) => tracing::error!(rank, %error, "a report that contradicts itself"),
+        let mut book = RankBook::rebuild(info, taken, free)?;
+        if let Some(old) = self.books.get(&rank) {
+            book.report_number = old.report_number;
         }
-        if !duplicates.is_empty() {
-            self.truth.members.send(rank, Down::Retire(duplicates));
+        self.books.insert(rank, book);
+        for part in duplicates.chunks(SLOTS_PER_FRAME) {
+            self.truth.members.send(rank, Down::Retire(part.to_vec()));
         }
-        for p in lost {
-            let (plan, at) = (p.plan, p.at);
-            self.truth.members.send(rank, Down::PlanOpened(p));
-            self.truth.members.send(
-                rank,
-                Down::EndPlan {
-                    plan,
-                    at,
-                    cause: EndCause::Unknown,
-                },
-            );
+        for Unmet { opened, committed } in lost {
+            let (plan, at, id) = (opened.plan, opened.at, KeyId::of(&opened.key.0));
+            let ending = self.plans.get(&plan).and_then(|p| p.ending);
+            self.truth.members.send(rank, Down::PlanOpened(opened));
+            if committed {
+                let done = PlanRef { plan, at, key: id.into() };
+                self.truth.members.send(rank, Down::Committed(vec![done]));
+            } else if let Some(cause) = ending {
+                self.truth.members.send(rank, Down::EndPlan { plan, at, cause });
+            }
         }
+        Ok(())
     }
 
-    /// Plans granted over a link that broke before the owner heard of them: their slots stay taken,
-    /// and the owner opens them only to fence their producers [I10].
-    fn plans_the_owner_never_met(&self, rank: u32, report: &[SlotEntry]) -> Vec<PlanOpened> {
-        let known: HashMap<(u32, u32), bool> = report
+    /// Plans granted (and perhaps committed) over a link that broke before the owner heard of them:
+    /// their slots stay taken and the owner is told again, so that nothing acknowledged is lost and
+    /// no producer writes to an extent that another was given [I10].
+    fn plans_the_owner_never_met(&self, rank: u32, report: &[SlotEntry]) -> Vec<Unmet> {
+        let known: HashMap<u32, (u32, bool)> = report
             .iter()
-            .map(|e| ((e.slot, e.epoch), !matches!(e.what, SlotContent::Free)))
+            .map(|e| (e.slot, (e.epoch, matches!(e.what, SlotContent::Free))))
             .collect();
-        let higher: HashMap<u32, u32> = report.iter().map(|e| (e.slot, e.epoch)).collect();
+        // A slot that the report leaves out is free at its first epoch.
         let unmet = |e: &&Entry| {
-            let at = (e.at.slot, e.at.epoch);
-            let moved_on = higher
-                .get(&e.at.slot)
-                .is_some_and(|epoch| *epoch > e.at.epoch);
-            !known.get(&at).copied().unwrap_or(false) && !moved_on
+            let (epoch, free) = known.get(&e.at.slot).copied().unwrap_or((FIRST_EPOCH, true));
+            free && epoch == e.at.epoch
         };
-        let mut lost = Vec::new();
-        for e in self
-            .objects
-            .values()
-            .filter(|e| e.rank == rank)
-            .filter(unmet)
-        {
-            let State::Writing(plan) = e.state else {
-                continue;
+        let mine = self.objects.values().filter(|e| e.rank == rank).filter(unmet);
+        mine.filter_map(|e| {
+            let (plan, info) = match (e.plan, e.state) {
+                (Some(plan), _) => (plan, Some(self.plans.get(&plan)?)),
+                // Committed: its plan is over here, any fresh name will do.
+                (None, State::Live) => (self.next_plan(), None),
+                (None, _) => return None,
             };
-            let Some(p) = self.plans.get(&plan) else {
-                continue;
-            };
-            lost.push(PlanOpened {
+            let asked = info.map_or((0, 0, 0), |p| (p.producer, p.request, p.item));
+            let opened = PlanOpened {
                 plan,
-                token: p.token,
+                token: info.map_or_else(nkv_store::random_u64, |p| p.token),
                 at: e.at,
                 extent_offset: e.extent.offset,
                 extent_len: e.extent.len,
-                key: crate::message::KeyBytes(e.key.as_bytes().to_vec()),
-                producer: p.producer,
-                request: p.request,
+                key: KeyBytes(e.key.as_bytes().to_vec()),
+                producer: asked.0,
+                request: asked.1,
+                item: asked.2,
                 deadline_ms: self.truth.settings.write_ttl_ms,
                 bytes_total: e.bytes_total,
                 page_bytes: e.page_bytes,
-            });
-        }
-        lost
+            };
+            Some(Unmet { opened, committed: info.is_none() })
+        })
+        .collect()
     }
 
-    fn forget_what_the_report_lacks(&mut self, rank: u32, report: &[SlotEntry], kept: &[SlotRef]) {
-        let present: hashbrown::HashSet<(u32, u32)> = report
+    fn forget_what_the_report_lacks(
+        &mut self,
+        rank: u32,
+        report: &[SlotEntry],
+        kept: &HashSet<SlotRef>,
+    ) {
+        let present: HashSet<(u32, u32)> = report
             .iter()
             .filter(|e| matches!(e.what, SlotContent::Live { .. } | SlotContent::Open(_)))
             .map(|e| (e.slot, e.epoch))
@@ -235,25 +231,23 @@ impl Master {
         }
     }
 
-    fn reported_plan(&mut self, rank: u32, p: &PlanOpened) -> Option<nkv_store::KeyId> {
+    fn reported_plan(&mut self, rank: u32, p: &PlanOpened) -> Option<KeyId> {
         let key = Key::new(&p.key.0).ok()?;
         let id = key.id();
         if let Some(e) = self.objects.get(&id) {
-            // Another plan won, or its EndPlan was lost with the link: say it again.
+            // Another plan won, or what was said last was lost with the link: say it again.
+            if e.at == p.at && e.state == State::Live {
+                let done = PlanRef { plan: p.plan, at: p.at, key: id.into() };
+                self.truth.members.send(rank, Down::Committed(vec![done]));
+                return Some(id);
+            }
             let cause = match e.state {
                 State::Removing => Some(EndCause::Removed),
                 _ if e.at != p.at => Some(EndCause::Unknown),
                 _ => None,
             };
             if let Some(cause) = cause {
-                self.truth.members.send(
-                    rank,
-                    Down::EndPlan {
-                        plan: p.plan,
-                        at: p.at,
-                        cause,
-                    },
-                );
+                self.truth.members.send(rank, Down::EndPlan { plan: p.plan, at: p.at, cause });
             }
             return Some(id);
         }
@@ -261,26 +255,17 @@ impl Master {
             key,
             rank,
             at: p.at,
-            extent: Extent {
-                offset: p.extent_offset,
-                len: p.extent_len,
-            },
+            extent: Extent { offset: p.extent_offset, len: p.extent_len },
             header_off: self.header_off(rank, p.at.slot),
             bytes_total: p.bytes_total,
             page_bytes: p.page_bytes,
             state: State::Writing(p.plan),
+            plan: Some(p.plan),
             remove_until_ms: 0,
         };
         self.objects.insert(id, entry);
-        let (producer, request, token) = (p.producer, p.request, p.token);
-        let info = PlanInfo {
-            rank,
-            at: p.at,
-            producer,
-            request,
-            token,
-            ending: false,
-        };
+        let (producer, request, item, token) = (p.producer, p.request, p.item, p.token);
+        let info = PlanInfo { rank, at: p.at, producer, request, item, token, ending: None };
         self.plans.insert(p.plan, info);
         Some(id)
     }
@@ -297,7 +282,7 @@ impl Master {
         if let Some(e) = self.objects.get_mut(&id) {
             if e.at == at && matches!(e.state, State::Writing(_)) {
                 // Its Committed or Adopted crossed the report.
-                if let State::Writing(plan) = e.state {
+                if let Some(plan) = e.plan.take() {
                     self.plans.remove(&plan);
                 }
                 e.state = State::Live;
@@ -307,7 +292,7 @@ impl Master {
         }
         let header_off = self.header_off(rank, at.slot);
         let state = State::Live;
-        let remove_until_ms = 0;
+        let (plan, remove_until_ms) = (None, 0);
         let entry = Entry {
             key,
             rank,
@@ -317,6 +302,7 @@ impl Master {
             bytes_total,
             page_bytes,
             state,
+            plan,
             remove_until_ms,
         };
         self.objects.insert(id, entry);

@@ -117,6 +117,9 @@ pub enum Refusal {
         /// The incarnation.
         incarnation: u64,
     },
+    /// Not now.
+    #[error("not now: {0}")]
+    Later(String),
     /// Not the node that was meant.
     #[error("{0}")]
     NotHere(String),

@@ -36,8 +36,11 @@ pub enum Down {
         /// Bytes.
         bytes: u64,
     },
-    /// Report every slot.
-    ReportPlease,
+    /// Report every slot, under this number.
+    ReportPlease {
+        /// Parts of an older report are ignored.
+        number: u64,
+    },
 }
 
 /// A plan as its owner hears of it.
@@ -59,6 +62,8 @@ pub struct PlanOpened {
     pub producer: u64,
     /// The producer's request that asked for it: a repeat gets this same plan [I11].
     pub request: u64,
+    /// Which item of that request.
+    pub item: u32,
     /// Milliseconds from now until the owner looks.
     pub deadline_ms: u64,
     /// Logical bytes.
@@ -93,8 +98,10 @@ pub enum Up {
     Freed(Vec<SlotRef>),
     /// An ended plan was READY: it is live.
     Adopted(PlanRef),
-    /// Part of the answer to `ReportPlease`, and sent after every join.
+    /// Part of the answer to `ReportPlease`.
     Report {
+        /// The number asked for.
+        number: u64,
         /// Slots that are not (free at epoch 1).
         slots: Vec<SlotEntry>,
         /// True in the last part.

@@ -58,6 +58,8 @@ pub struct RankInfo {
     pub arena_bytes: u64,
     /// Quarantine of this incarnation.
     pub quarantine_ms: u32,
+    /// The owner took every page at start; who maps the segment does the same.
+    pub prefault: bool,
 }
 
 /// The members as the master sees them.

@@ -102,15 +102,18 @@ impl NodeConfig {
     pub fn validate(&self) -> Result<(), StartError> {
         let bad = |text: String| Err(StartError::Config(text));
         if self.job.is_empty() || self.job.len() > MAX_JOB_BYTES {
-            return bad(format!(
-                "a job id has 1 to {MAX_JOB_BYTES} bytes, '{}' has not",
-                self.job
-            ));
+            return bad(format!("a job id has 1 to {MAX_JOB_BYTES} bytes, '{}' has not", self.job));
         }
         if self.world_size == 0 || self.rank >= self.world_size {
             return bad(format!(
                 "rank {} does not exist in a world of {}; ranks count from 0",
                 self.rank, self.world_size
+            ));
+        }
+        if self.listen.is_unspecified() {
+            return bad(format!(
+                "listen {} names no address that others could reach; give this host's own address",
+                self.listen
             ));
         }
         if self.rank > 0 && self.port == 0 {
@@ -120,10 +123,7 @@ impl NodeConfig {
             ));
         }
         if self.heap_bytes == 0 || self.heap_bytes > MAX_ARENA_BYTES {
-            return bad(format!(
-                "heap_bytes is 1 to {MAX_ARENA_BYTES}, not {}",
-                self.heap_bytes
-            ));
+            return bad(format!("heap_bytes is 1 to {MAX_ARENA_BYTES}, not {}", self.heap_bytes));
         }
         if self.quarantine_ms == 0 || self.quarantine_ms > MAX_QUARANTINE_MS {
             return bad(format!(
@@ -150,13 +150,8 @@ impl NodeConfig {
         if self.page_bytes == 0 || self.data_connections == 0 {
             return bad("page_bytes and data_connections are at least 1".to_string());
         }
-        let marks = Watermarks {
-            hi: self.water_hi,
-            lo: self.water_lo,
-        };
-        marks
-            .validate()
-            .map_err(|e| StartError::Config(e.to_string()))
+        let marks = Watermarks { hi: self.water_hi, lo: self.water_lo };
+        marks.validate().map_err(|e| StartError::Config(e.to_string()))
     }
 
     /// Milliseconds between heartbeats.

@@ -70,6 +70,7 @@ struct Building {
     agent: TcpAgent,
     roles: Roles,
     master: Option<(CellAddr<Master>, Arc<Members>)>,
+    draining: Arc<AtomicBool>,
     closing: Arc<AtomicBool>,
 }
 
@@ -92,12 +93,8 @@ impl Node {
         let link = building.join(&info, settings.0);
         let client = building.client();
         let producer = client.start_producer(building.place.place()).await?;
-        let node = building.finish(
-            info,
-            (alive, published),
-            (client, producer),
-            (link, settings.1),
-        );
+        let node =
+            building.finish(info, (alive, published), (client, producer), (link, settings.1));
         node.wait_joined().await?;
         Ok(node)
     }
@@ -137,11 +134,7 @@ impl Building {
             .await
             .map_err(|e| StartError::Internal(format!("segment task: {e}")))??;
         let place = OwnedPlace::arbiter()?;
-        let master_place = if config.rank == 0 {
-            Some(OwnedPlace::arbiter()?)
-        } else {
-            None
-        };
+        let master_place = if config.rank == 0 { Some(OwnedPlace::arbiter()?) } else { None };
         let grants = Arc::new(Grants::new());
         let memory = segment.heap.memory().clone();
         let agent = start_agent(&config, memory, incarnation, grants.clone())?;
@@ -150,7 +143,9 @@ impl Building {
             Some(p) => Some(start_master(&config, &clock, &roles.failed, p.place()).await?),
             None => None,
         };
-        let (net, closing) = (Arc::new(OsNet), Arc::new(AtomicBool::new(false)));
+        let (draining, closing) =
+            (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let net = Arc::new(OsNet);
         Ok(Self {
             config,
             clock,
@@ -161,6 +156,7 @@ impl Building {
             agent,
             roles,
             master,
+            draining,
             closing,
         })
     }
@@ -172,13 +168,7 @@ impl Building {
     /// Opens the control port and the unix socket, and serves both.
     async fn listen(
         &self,
-    ) -> Result<
-        (
-            RankInfo,
-            (watch::Sender<JoinedAs>, watch::Receiver<JoinedAs>),
-        ),
-        StartError,
-    > {
+    ) -> Result<(RankInfo, (watch::Sender<JoinedAs>, watch::Receiver<JoinedAs>)), StartError> {
         let c = &self.config;
         let place = self.master_place.as_ref().unwrap_or(&self.place).place();
         let port = if c.rank == 0 { c.port } else { 0 };
@@ -216,11 +206,7 @@ impl Building {
         let near = info.local.clone().into_iter().chain([info.control.clone()]);
         let membership = Membership {
             net: self.net.clone(),
-            master: if self.master.is_some() {
-                near.collect()
-            } else {
-                vec![self.master_at()]
-            },
+            master: if self.master.is_some() { near.collect() } else { vec![self.master_at()] },
             job: self.config.job.clone(),
             info: info.clone(),
             owner: self.roles.owner.clone(),
@@ -229,11 +215,10 @@ impl Building {
             clock: self.clock.clone(),
             heartbeat: Duration::from_millis(self.config.beat_ms()),
             join_timeout: Duration::from_millis(self.config.join_timeout_ms),
+            draining: self.draining.clone(),
             closing: self.closing.clone(),
         };
-        self.place
-            .place()
-            .task(async move { membership.run(state, told).await });
+        self.place.place().task(async move { membership.run(state, told).await });
         link
     }
 
@@ -253,6 +238,7 @@ impl Building {
             settings: defaults(&self.config),
             view: View::default(),
             path,
+            draining: self.draining.clone(),
             producer_id: random_u64(),
             place: None,
         })
@@ -313,21 +299,12 @@ fn make_segment(config: &NodeConfig, incarnation: u64) -> Result<Segment, StartE
     if config.memory == MemoryChoice::Private {
         let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(bytes).map_err(internal)?);
         let heap = Heap::format(memory, &wanted).map_err(internal)?;
-        return Ok(Segment {
-            heap,
-            named: None,
-            file_name: String::new(),
-            socket: None,
-        });
+        return Ok(Segment { heap, named: None, file_name: String::new(), socket: None });
     }
     for name in shm::remove_stale() {
         tracing::info!(name, "removed what a dead process left behind");
     }
-    let name = SegmentName {
-        job: config.job.clone(),
-        rank: config.rank,
-        incarnation,
-    };
+    let name = SegmentName { job: config.job.clone(), rank: config.rank, incarnation };
     let named = shm::create(&name, bytes, config.prefault).map_err(internal)?;
     // The node keeps the handle that unlinks; the heap lives on its own, for those still using it.
     let memory = shm::attach(named.file_name(), false).map_err(internal)?;
@@ -347,10 +324,7 @@ fn start_agent(
     incarnation: u64,
     grants: Arc<Grants>,
 ) -> Result<TcpAgent, StartError> {
-    let limits = AgentLimits {
-        max_connections: config.data_connections,
-        ..AgentLimits::default()
-    };
+    let limits = AgentLimits { max_connections: config.data_connections, ..AgentLimits::default() };
     let at = SocketAddr::new(config.listen, 0);
     TcpAgent::start(at, memory, incarnation, &config.job, grants, limits)
         .map_err(|e| StartError::Internal(format!("cannot start the tcp agent at {at}: {e}")))
@@ -378,23 +352,14 @@ async fn start_roles(
     let evictor_truth = EvictorTruth {
         heap: segment.heap.clone(),
         policy: config.policy,
-        watermarks: Watermarks {
-            hi: config.water_hi,
-            lo: config.water_lo,
-        },
+        watermarks: Watermarks { hi: config.water_hi, lo: config.water_lo },
         tables: tables.clone(),
         owner: owner_slot.clone(),
     };
     let evictor = CellAddr::<Evictor>::start(place, evictor_truth, report_to(&failed)).await?;
     let _ = owner_slot.set(owner.clone());
     let _ = evictor_slot.set(evictor.clone());
-    Ok(Roles {
-        owner,
-        evictor,
-        tables,
-        uplink,
-        failed,
-    })
+    Ok(Roles { owner, evictor, tables, uplink, failed })
 }
 
 fn report_to(failed: &watch::Sender<Option<String>>) -> Arc<dyn Fn(&'static str) + Send + Sync> {
@@ -408,10 +373,7 @@ async fn start_master(
     failed: &watch::Sender<Option<String>>,
     place: &Place,
 ) -> Result<(CellAddr<Master>, Arc<Members>), StartError> {
-    let term = Term {
-        number: 1,
-        master: random_u64(),
-    };
+    let term = Term { number: 1, master: random_u64() };
     let members = Arc::new(Members::new(term, config.world_size));
     let truth = MasterTruth {
         world_size: config.world_size,
@@ -424,10 +386,7 @@ async fn start_master(
         clock: clock.clone(),
         started_ms: clock.now_ms(),
     };
-    Ok((
-        CellAddr::start(place, truth, report_to(failed)).await?,
-        members,
-    ))
+    Ok((CellAddr::start(place, truth, report_to(failed)).await?, members))
 }
 
 fn defaults(config: &NodeConfig) -> Settings {
@@ -450,9 +409,7 @@ async fn listen(
     place.task(async move {
         let _ = tx.send(net.listen(&address).await);
     });
-    let bound = rx
-        .await
-        .map_err(|_| Error::internal("the control thread ended"))?;
+    let bound = rx.await.map_err(|_| Error::internal("the control thread ended"))?;
     bound.map_err(|e| match e.kind() {
         std::io::ErrorKind::AddrInUse => StartError::PortInUse(format!(
             "{at} is in use; give another --port (NKV_PORT), or end the job that has it"
@@ -485,5 +442,6 @@ fn rank_info(
         arena_offset: g.arena.offset,
         arena_bytes: g.arena.len,
         quarantine_ms: config.quarantine_ms,
+        prefault: config.prefault && config.memory == MemoryChoice::Shm,
     }
 }

@@ -67,27 +67,11 @@ impl Node {
             LinkState::Gone => "gone".to_string(),
             LinkState::Left => "left".to_string(),
         };
-        let term = self
-            .settings
-            .borrow()
-            .as_ref()
-            .map_or(Term::default(), |(t, _)| *t);
-        let mut actors = vec![
-            self.owner.status(),
-            self.evictor.status(),
-            self.producer.status(),
-        ];
+        let term = self.settings.borrow().as_ref().map_or(Term::default(), |(t, _)| *t);
+        let mut actors = vec![self.owner.status(), self.evictor.status(), self.producer.status()];
         actors.extend(self.master.as_ref().map(|(m, _)| m.status()));
-        let peers = self
-            .client
-            .shared
-            .peers
-            .read()
-            .unwrap_or_else(PoisonError::into_inner);
-        let mut attached: Vec<_> = peers
-            .values()
-            .map(|p| (p.rank, p.kind().to_string()))
-            .collect();
+        let peers = self.client.shared.peers.read().unwrap_or_else(PoisonError::into_inner);
+        let mut attached: Vec<_> = peers.values().map(|p| (p.rank, p.kind().to_string())).collect();
         attached.sort();
         NodeStatus {
             job: self.config.job.clone(),
@@ -98,11 +82,7 @@ impl Node {
             term,
             draining: self.is_draining(),
             uptime_ms: self.clock.now_ms() - self.started_ms,
-            view: self
-                .master
-                .as_ref()
-                .map(|(_, m)| m.view())
-                .unwrap_or_default(),
+            view: self.master.as_ref().map(|(_, m)| m.view()).unwrap_or_default(),
             owner: self.tables.gauges.snapshot(),
             actors,
             attached,

@@ -42,9 +42,7 @@ impl Attachment {
     fn dead(&self) -> bool {
         match &self.route {
             Route::Local(_) => false,
-            Route::Process {
-                pidfd: Some(fd), ..
-            } => !process_alive(fd),
+            Route::Process { pidfd: Some(fd), .. } => !process_alive(fd),
             // Without a pidfd a broken connection is all the proof there can be.
             Route::Process { pidfd: None, .. } => self.cut,
         }
@@ -74,12 +72,7 @@ impl Attachments {
         let mut inner = self.lock();
         inner.next += 1;
         let id = inner.next;
-        let a = Attachment {
-            producer,
-            route,
-            pending: HashMap::new(),
-            cut: false,
-        };
+        let a = Attachment { producer, route, pending: HashMap::new(), cut: false };
         inner.all.insert(id, a);
         id
     }
@@ -98,9 +91,10 @@ impl Attachments {
         inner.all.retain(|_, a| !(a.cut && a.dead()));
     }
 
-    /// It said that nothing of this plan is or will be written.
-    pub fn dropped(&self, id: AttachId, plan: PlanId) {
-        if let Some(a) = self.lock().all.get_mut(&id) {
+    /// The producer said, over any of its attachments, that nothing of this plan is or will be
+    /// written: its gate is one for all of them, broken ones included.
+    pub fn dropped(&self, producer: u64, plan: PlanId) {
+        for a in self.lock().all.values_mut().filter(|a| a.producer == producer) {
             a.pending.remove(&plan);
         }
     }
@@ -128,9 +122,7 @@ impl Attachments {
             };
             let done = match &a.route {
                 Route::Local(plans) => plans.is_out(plan),
-                Route::Process {
-                    pidfd: Some(fd), ..
-                } => !process_alive(fd),
+                Route::Process { pidfd: Some(fd), .. } => !process_alive(fd),
                 Route::Process { pidfd: None, .. } => a.cut,
             };
             if done {
@@ -145,9 +137,7 @@ impl Attachments {
                 let _ = tx.try_send(ToClient::Drop(plan));
             }
         }
-        inner
-            .all
-            .retain(|_, a| !(a.cut && a.pending.is_empty() && a.dead()));
+        inner.all.retain(|_, a| !(a.cut && a.pending.is_empty() && a.dead()));
         all
     }
 
@@ -168,31 +158,23 @@ mod tests {
     use crate::message::Term;
 
     fn plan(seq: u64) -> PlanId {
-        PlanId {
-            term: Term::default(),
-            seq,
-        }
+        PlanId { term: Term::default(), seq }
     }
 
     #[test]
-    fn i10_a_plan_is_dropped_only_when_every_attachment_of_its_producer_said_so() {
+    fn i10_a_plan_is_dropped_only_when_its_producer_said_so() {
         let a = Attachments::default();
         let (tx, mut rx) = mpsc::channel(4);
-        let one = a.add(
-            7,
-            Route::Process {
-                tx: tx.clone(),
-                pidfd: None,
-            },
-        );
-        let two = a.add(7, Route::Process { tx, pidfd: None });
+        a.add(7, Route::Process { tx: tx.clone(), pidfd: None });
+        a.add(7, Route::Process { tx: tx.clone(), pidfd: None });
+        a.add(8, Route::Process { tx, pidfd: None });
         a.drop_plan(7, plan(1), 0);
         assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
         assert!(!a.is_dropped(7, plan(1), 1));
-        a.dropped(one, plan(1));
-        assert!(!a.is_dropped(7, plan(1), 1));
-        a.dropped(two, plan(1));
-        assert!(a.is_dropped(7, plan(1), 1));
+        a.dropped(8, plan(1));
+        assert!(!a.is_dropped(7, plan(1), 1), "another producer's word does not count");
+        a.dropped(7, plan(1));
+        assert!(a.is_dropped(7, plan(1), 1), "one gate stands for all its attachments");
     }
 
     #[test]
@@ -204,19 +186,10 @@ mod tests {
             rustix::process::PidfdFlags::empty(),
         )
         .unwrap();
-        let id = a.add(
-            7,
-            Route::Process {
-                tx,
-                pidfd: Some(Arc::new(fd)),
-            },
-        );
+        let id = a.add(7, Route::Process { tx, pidfd: Some(Arc::new(fd)) });
         a.drop_plan(7, plan(1), 0);
         a.cut(id);
-        assert!(
-            !a.is_dropped(7, plan(1), 1),
-            "its process lives: a cut connection proves nothing"
-        );
+        assert!(!a.is_dropped(7, plan(1), 1), "its process lives: a cut connection proves nothing");
         assert!(!a.is_dropped(7, plan(1), RESEND_NS + 2));
         assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
         assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));

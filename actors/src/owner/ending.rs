@@ -46,6 +46,21 @@ impl Owner {
         self.pump_fences();
     }
 
+    /// After a panic: a fence may have been noted and not started. Both halves are idempotent.
+    pub(super) fn fence_again(&mut self) {
+        let now = self.truth.clock.now_ns();
+        for plan in self.ending.clone() {
+            let found = {
+                let t = self.truth.tables.lock();
+                t.plans.get(&plan).map(|p| (p.opened.producer, p.opened.token))
+            };
+            if let Some((producer, token)) = found {
+                self.truth.tables.grants.revoke(token);
+                self.truth.tables.attachments.drop_plan(producer, plan, now);
+            }
+        }
+    }
+
     /// The master ends a plan that is closed here: if its object is live, the commit came first.
     fn end_unknown(&mut self, at: SlotRef) {
         if self.slots.is_live(at.slot, at.epoch) {
@@ -74,10 +89,7 @@ impl Owner {
         let now = self.truth.clock.now_ns();
         let due: Vec<_> = {
             let t = self.truth.tables.lock();
-            let late = t
-                .plans
-                .iter()
-                .filter(|(_, p)| p.ending.is_none() && p.deadline_ns <= now);
+            let late = t.plans.iter().filter(|(_, p)| p.ending.is_none() && p.deadline_ns <= now);
             late.map(|(id, p)| (*id, p.opened.at)).collect()
         };
         for (plan, at) in due {
@@ -118,10 +130,7 @@ impl Owner {
             && let Ok(done) = self.slots.commit(at.slot, at.epoch)
         {
             Gauges::add(&self.truth.tables.gauges.adopted, 1);
-            let key = WireKeyId::from(KeyId {
-                hash: done.key.hash,
-                check: done.key.check,
-            });
+            let key = WireKeyId::from(KeyId { hash: done.key.hash, check: done.key.check });
             self.send_up(Up::Adopted(PlanRef { plan, at, key }));
             self.tell_evictor(Admit(vec![(at.slot, at.epoch, extent_len)]));
         } else {

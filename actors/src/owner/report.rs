@@ -10,7 +10,7 @@ const SLOTS_PER_FRAME: usize = 4096;
 
 impl Owner {
     /// Sends every slot that is not (free at its first epoch), in bounded parts.
-    pub(super) fn report(&mut self) {
+    pub(super) fn report(&mut self, number: u64) {
         let entries: Vec<SlotEntry> = {
             let t = self.truth.tables.lock();
             let by_slot: HashMap<_, _> =
@@ -21,23 +21,15 @@ impl Owner {
                 Some((epoch, key)) if *epoch == r.epoch => key.clone(),
                 _ => Vec::new(),
             };
-            self.slots
-                .report()
-                .map(|r| entry(&r, &open, &key))
-                .collect()
+            self.slots.report().map(|r| entry(&r, &open, &key)).collect()
         };
         let mut parts = entries.chunks(SLOTS_PER_FRAME).peekable();
         if parts.peek().is_none() {
-            return self.send_up(Up::Report {
-                slots: Vec::new(),
-                last: true,
-            });
+            return self.send_up(Up::Report { number, slots: Vec::new(), last: true });
         }
         while let Some(part) = parts.next() {
-            self.send_up(Up::Report {
-                slots: part.to_vec(),
-                last: parts.peek().is_none(),
-            });
+            let last = parts.peek().is_none();
+            self.send_up(Up::Report { number, slots: part.to_vec(), last });
         }
     }
 }
@@ -47,23 +39,13 @@ fn entry(
     open: &dyn Fn(&SlotReport) -> Option<crate::message::PlanOpened>,
     key: &dyn Fn(&SlotReport) -> Vec<u8>,
 ) -> SlotEntry {
-    let extent = r
-        .extent
-        .unwrap_or(nkv_store::arena::Extent { offset: 0, len: 0 });
-    let held = SlotContent::Held {
-        extent_offset: extent.offset,
-        extent_len: extent.len,
-    };
+    let extent = r.extent.unwrap_or(nkv_store::arena::Extent { offset: 0, len: 0 });
+    let held = SlotContent::Held { extent_offset: extent.offset, extent_len: extent.len };
     let what = match &r.kind {
         SlotKind::Free => SlotContent::Free,
         SlotKind::Held => held,
         SlotKind::Open => open(r).map_or(held, SlotContent::Open),
-        SlotKind::Live {
-            bytes_total,
-            page_size,
-            n_pages,
-            ..
-        } => SlotContent::Live {
+        SlotKind::Live { bytes_total, page_size, n_pages, .. } => SlotContent::Live {
             key: KeyBytes(key(r)),
             extent_offset: extent.offset,
             extent_len: extent.len,
@@ -72,9 +54,5 @@ fn entry(
             n_pages: *n_pages,
         },
     };
-    SlotEntry {
-        slot: r.slot,
-        epoch: r.epoch,
-        what,
-    }
+    SlotEntry { slot: r.slot, epoch: r.epoch, what }
 }

@@ -4,8 +4,9 @@
 use super::attachments::Attachments;
 use crate::message::{EndCause, OwnerGauges, PlanId, PlanOpened};
 use hashbrown::HashMap;
+use nkv_store::layout::HEADER_BYTES;
 use nkv_store::object::Usage;
-use nkv_transport::grants::Grants;
+use nkv_transport::grants::{Grant, Grants};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -64,17 +65,38 @@ impl OwnerTables {
     pub fn new(grants: Arc<Grants>, heap_total: u64) -> Self {
         let gauges = Gauges::default();
         gauges.heap_total.store(heap_total, Ordering::Relaxed);
-        Self {
-            tables: Mutex::default(),
-            grants,
-            attachments: Attachments::default(),
-            gauges,
-        }
+        Self { tables: Mutex::default(), grants, attachments: Attachments::default(), gauges }
     }
 
     /// The tables, for the actor.
     pub fn lock(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a plan in, with its tcp token, before the actor hears of it; idempotent.
+    pub fn record(&self, p: &PlanOpened, header_base: u64, now_ns: u64) {
+        let deadline_ns = now_ns + p.deadline_ms * 1_000_000;
+        {
+            let mut t = self.lock();
+            if t.plans.contains_key(&p.plan) {
+                return;
+            }
+            t.last_opened = t.last_opened.max(Some(p.plan));
+            t.keys.insert(p.at.slot, (p.at.epoch, p.key.0.clone()));
+            t.plans.insert(p.plan, PlanRecord { deadline_ns, ending: None, opened: p.clone() });
+        }
+        let grant = Grant {
+            header_off: header_base + u64::from(p.at.slot) * HEADER_BYTES,
+            epoch: p.at.epoch,
+            extent_offset: p.extent_offset,
+            extent_len: p.extent_len,
+        };
+        self.grants.open(p.token, grant);
+    }
+
+    /// Whether the table has a key string for a slot at an epoch: then a plan was opened there.
+    pub fn has_key(&self, slot: u32, epoch: u32) -> bool {
+        self.lock().keys.get(&slot).is_some_and(|(e, _)| *e == epoch)
     }
 
     /// Whether a plan may (still) be written.

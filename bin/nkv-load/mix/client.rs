@@ -165,9 +165,7 @@ impl Client {
     }
 
     fn key(&self, slot: usize) -> Vec<u8> {
-        let Self {
-            plan, index, slots, ..
-        } = self;
+        let Self { plan, index, slots, .. } = self;
         let generation = slots[slot].generation;
         format!("mix/{:016x}/{index}/{slot}/{generation}", plan.run_id).into_bytes()
     }
@@ -233,11 +231,7 @@ impl Client {
     /// Asks for a stored key, or for one that was never put.
     fn exists(&mut self, slot: usize) {
         let stored = self.slots[slot].stored.is_some();
-        let key = if stored {
-            self.key(slot)
-        } else {
-            [&self.key(slot)[..], b"/none"].concat()
-        };
+        let key = if stored { self.key(slot) } else { [&self.key(slot)[..], b"/none"].concat() };
         let (outcome, ns) = timed(|| self.handle.exists(&[&key], false));
         match outcome.as_deref() {
             Ok([Existence::Absent]) => {

@@ -72,9 +72,6 @@ mod tests {
     fn a_line_that_is_no_request_is_named() {
         let text = "{\"timestamp\": 3, \"hash_ids\": [0]}\n{\"timestamp\": 3}\n";
         let error = format!("{:#}", parse(text.as_bytes(), usize::MAX).unwrap_err());
-        assert!(
-            error.contains("line 2") && error.contains("hash_ids"),
-            "{error}"
-        );
+        assert!(error.contains("line 2") && error.contains("hash_ids"), "{error}");
     }
 }

@@ -93,10 +93,7 @@ impl<'a, B: Blocks> Replay<'a, B> {
 
     /// One request, given the ids of its blocks, first to last.
     pub(super) fn request(&mut self, ids: &[u64]) {
-        let keys: Vec<Vec<u8>> = ids
-            .iter()
-            .map(|id| block_key(self.block_bytes, *id))
-            .collect();
+        let keys: Vec<Vec<u8>> = ids.iter().map(|id| block_key(self.block_bytes, *id)).collect();
         let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
         self.report.requests += 1;
         self.report.blocks += ids.len() as u64;
@@ -108,16 +105,11 @@ impl<'a, B: Blocks> Replay<'a, B> {
         let run = fates.iter().take_while(|fate| **fate == Fate::Read).count();
         self.report.hit_blocks += run as u64;
 
-        let lost = fates
-            .iter()
-            .enumerate()
-            .filter(|(_, fate)| **fate == Fate::Lost);
+        let lost = fates.iter().enumerate().filter(|(_, fate)| **fate == Fate::Lost);
         let missing = lost.map(|(at, _)| at).chain(metas.len()..names.len());
         let mut seen = HashSet::new();
-        let missing: Vec<&[u8]> = missing
-            .map(|at| names[at])
-            .filter(|name| seen.insert(*name))
-            .collect();
+        let missing: Vec<&[u8]> =
+            missing.map(|at| names[at]).filter(|name| seen.insert(*name)).collect();
         self.put_missing(&missing);
     }
 
@@ -156,20 +148,14 @@ impl<'a, B: Blocks> Replay<'a, B> {
         for call in (0..metas.len().div_ceil(self.per_call)).rev() {
             let start = call * self.per_call;
             let end = metas.len().min(start + self.per_call);
-            self.read_call(
-                &names[start..end],
-                &metas[start..end],
-                &mut fates[start..end],
-            );
+            self.read_call(&names[start..end], &metas[start..end], &mut fates[start..end]);
         }
         fates
     }
 
     fn read_call(&mut self, names: &[&[u8]], metas: &[ObjMeta], fates: &mut [Fate]) {
-        let mut items: Vec<(&ObjMeta, &mut [u8])> = metas
-            .iter()
-            .zip(self.buffer.chunks_mut(self.block_bytes))
-            .collect();
+        let mut items: Vec<(&ObjMeta, &mut [u8])> =
+            metas.iter().zip(self.buffer.chunks_mut(self.block_bytes)).collect();
         let (outcomes, ns) = timed(|| self.blocks.read(&mut items));
         let mut read = 0;
         for (at, outcome) in outcomes.iter().enumerate().take(names.len()) {
@@ -192,8 +178,7 @@ impl<'a, B: Blocks> Replay<'a, B> {
         self.gets.record_batch(ns, read);
         for at in 0..names.len().min(COPIES_PER_CALL) {
             let dst = &mut self.buffer[at * self.block_bytes..][..self.block_bytes];
-            self.gets
-                .record_memcpy(self.yardstick.copy_out(self.copies, dst));
+            self.gets.record_memcpy(self.yardstick.copy_out(self.copies, dst));
             self.copies += 1;
         }
     }
@@ -225,8 +210,7 @@ impl<'a, B: Blocks> Replay<'a, B> {
         self.puts.record_batch(ns, put);
         for at in 0..names.len().min(COPIES_PER_CALL) {
             let src = &self.buffer[at * self.block_bytes..][..self.block_bytes];
-            self.puts
-                .record_memcpy(self.yardstick.copy_in(self.copies, src));
+            self.puts.record_memcpy(self.yardstick.copy_in(self.copies, src));
             self.copies += 1;
         }
     }

@@ -21,10 +21,7 @@ const LEAST: u64 = 16 << 20;
 /// If the machine does not say what it has.
 pub(super) fn per_rank(requests: &[Request], block_bytes: u64, ranks: u32) -> anyhow::Result<u64> {
     let available = nkv_store::shm::available_bytes();
-    ensure!(
-        available > 0,
-        "this machine does not say what memory is available: give --heap-bytes"
-    );
+    ensure!(available > 0, "this machine does not say what memory is available: give --heap-bytes");
     let unique: HashSet<u64> = requests.iter().flat_map(|r| &r.hash_ids).copied().collect();
     let need = needed(unique.len() as u64, block_bytes, ranks);
     let limit = available / 2 / u64::from(ranks);
@@ -40,15 +37,8 @@ pub(super) fn per_rank(requests: &[Request], block_bytes: u64, ranks: u32) -> an
 
 fn needed(unique_blocks: u64, block_bytes: u64, ranks: u32) -> u64 {
     let all = unique_blocks.saturating_mul(block_bytes.next_multiple_of(UNIT));
-    let share = if ranks == 1 {
-        all / 10 * 11
-    } else {
-        all / 100 * SHARE_PERCENT
-    };
-    share
-        .max(LEAST)
-        .max(block_bytes.saturating_mul(4))
-        .next_multiple_of(UNIT)
+    let share = if ranks == 1 { all / 10 * 11 } else { all / 100 * SHARE_PERCENT };
+    share.max(LEAST).max(block_bytes.saturating_mul(4)).next_multiple_of(UNIT)
 }
 
 #[cfg(test)]

@@ -92,9 +92,8 @@ fn bracket(ranges: &str) -> Result<(String, u64), String> {
 }
 
 fn digits(text: &str) -> Result<u64, String> {
-    let plain = !text.is_empty()
-        && text.len() <= MAX_DIGITS
-        && text.bytes().all(|c| c.is_ascii_digit());
+    let plain =
+        !text.is_empty() && text.len() <= MAX_DIGITS && text.bytes().all(|c| c.is_ascii_digit());
     let number = if plain { text.parse().ok() } else { None };
     number.ok_or_else(|| format!("\"{}\" in brackets is no number", text.escape_debug()))
 }
@@ -131,8 +130,23 @@ mod tests {
     #[test]
     fn what_is_no_list_is_refused_with_a_reason() {
         for text in [
-            "", ",", "n1,", "n[", "n]", "n[1", "n[]", "n[a]", "n[1-]", "n[-1]", "n[3-1]",
-            "n[1-2-3]", "n[[1]]", "n[1],,m1", "n 1", "n[1,]", "n[9999999999999999999]",
+            "",
+            ",",
+            "n1,",
+            "n[",
+            "n]",
+            "n[1",
+            "n[]",
+            "n[a]",
+            "n[1-]",
+            "n[-1]",
+            "n[3-1]",
+            "n[1-2-3]",
+            "n[[1]]",
+            "n[1],,m1",
+            "n 1",
+            "n[1,]",
+            "n[9999999999999999999]",
         ] {
             let error = text.parse::<HostList>().expect_err(text);
             assert!(!error.is_empty(), "{text}");

@@ -167,10 +167,7 @@ fn a_launcher_that_keeps_to_one_host_is_known_to() {
         ("RANK=0 WORLD_SIZE=3 LOCAL_WORLD_SIZE=1 MASTER_ADDR=box.lan", false),
         ("RANK=0 WORLD_SIZE=3 MASTER_ADDR=box.lan", false),
         ("RANK=0 WORLD_SIZE=1 MASTER_ADDR=box.lan", true),
-        (
-            "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2",
-            true,
-        ),
+        ("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2", true),
         ("SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=3 SLURM_STEP_NODELIST=box", true),
         ("SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=3 SLURM_STEP_NODELIST=n[1-2]", false),
     ] {

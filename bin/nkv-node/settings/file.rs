@@ -31,11 +31,7 @@ pub(super) fn parse(text: &str) -> Result<BTreeMap<String, String>, String> {
     let unknown: Vec<&str> = table.keys().map(String::as_str).filter(|k| !known(k)).collect();
     if !unknown.is_empty() {
         let names: Vec<&str> = SETTINGS.iter().map(|s| s.key).collect();
-        return Err(format!(
-            "unknown keys {}; known are {}",
-            unknown.join(", "),
-            names.join(", ")
-        ));
+        return Err(format!("unknown keys {}; known are {}", unknown.join(", "), names.join(", ")));
     }
     table.into_iter().map(|(key, value)| as_text(&value).map(|text| (key, text))).collect()
 }

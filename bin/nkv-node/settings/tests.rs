@@ -114,8 +114,7 @@ fn on_one_host_rank_0_is_where_the_ranks_listen() {
 
 #[test]
 fn open_mpi_over_several_hosts_needs_to_be_told_where_rank_0_is() {
-    let pairs =
-        [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("NKV_PORT", "7")];
+    let pairs = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("NKV_PORT", "7")];
     let error = settle(&[], &pairs).unwrap_err();
     assert!(error.to_string().contains("--master-addr"), "{error}");
     assert_eq!(settle(&["--master-addr", "n1"], &pairs).unwrap().node.master_host, "n1");

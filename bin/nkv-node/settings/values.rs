@@ -8,9 +8,9 @@ use std::str::FromStr;
 /// A whole number of the type asked for.
 pub(super) fn number<T: FromStr>(text: &str) -> Result<T, String> {
     let bits = 8 * size_of::<T>();
-    text.trim()
-        .parse()
-        .map_err(|_| format!("a whole number of at most {bits} bits and without a unit is expected"))
+    text.trim().parse().map_err(|_| {
+        format!("a whole number of at most {bits} bits and without a unit is expected")
+    })
 }
 
 /// On or off.

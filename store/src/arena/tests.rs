@@ -7,10 +7,7 @@ use std::collections::BTreeMap;
 const BASE: u64 = 1 << 20;
 
 fn region(units: u64) -> Region {
-    Region {
-        offset: BASE,
-        len: units * PAYLOAD_ALIGN,
-    }
+    Region { offset: BASE, len: units * PAYLOAD_ALIGN }
 }
 
 fn arena(units: u64) -> Arena {
@@ -23,10 +20,7 @@ fn sizes_are_rounded_up_to_eight_bins_per_power_of_two() {
     assert_eq!(Arena::rounded(0), PAYLOAD_ALIGN);
     assert_eq!(Arena::rounded(1), PAYLOAD_ALIGN);
     assert_eq!(Arena::rounded(PAYLOAD_ALIGN + 1), 2 * PAYLOAD_ALIGN);
-    assert_eq!(
-        [15, 16, 17, 18, 19, 33, 1025].map(units),
-        [15, 16, 18, 18, 20, 36, 1152]
-    );
+    assert_eq!([15, 16, 17, 18, 19, 33, 1025].map(units), [15, 16, 18, 18, 20, 36, 1152]);
     for n in 1..5000 {
         assert_eq!(units(n), u64::from(min_size(n as u32)), "{n}");
         assert!(units(n) * 8 <= n * 9, "{n}: more than 1/8 is lost");
@@ -43,18 +37,9 @@ fn an_object_of_exactly_the_capacity_fits_an_empty_arena() {
     for units in [1, 2, 15, 16, 17, 19, 100, 1000, 1023, 4097] {
         let mut a = arena(units);
         let all = a.alloc(units * PAYLOAD_ALIGN).unwrap();
-        assert_eq!(
-            all,
-            Extent {
-                offset: BASE,
-                len: a.capacity()
-            }
-        );
+        assert_eq!(all, Extent { offset: BASE, len: a.capacity() });
         assert_eq!((a.free_bytes(), a.largest_hole()), (0, 0));
-        assert!(matches!(
-            a.alloc(1),
-            Err(StoreError::ArenaFull { free: 0, .. })
-        ));
+        assert!(matches!(a.alloc(1), Err(StoreError::ArenaFull { free: 0, .. })));
         let again = Arena::rebuild(region(units), units as u32, &[all]).unwrap();
         assert_eq!(again.used_bytes(), a.used_bytes());
         a.free(all).unwrap();
@@ -86,13 +71,7 @@ fn the_bound_on_extents_holds() {
     let first = a.alloc(1).unwrap();
     a.alloc(1).unwrap();
     a.alloc(1).unwrap();
-    assert!(matches!(
-        a.alloc(1),
-        Err(StoreError::ArenaFull {
-            largest_hole: 0,
-            ..
-        })
-    ));
+    assert!(matches!(a.alloc(1), Err(StoreError::ArenaFull { largest_hole: 0, .. })));
     a.free(first).unwrap();
     a.alloc(1).unwrap();
 }
@@ -121,25 +100,13 @@ fn a_rebuild_refuses_what_cannot_have_been_placed() {
         &[e(5, 2), e(5, 2)],
         &[e(98, 4)],
         &[e(0, 17)],
-        &[Extent {
-            offset: BASE + 1,
-            len: 4096,
-        }],
-        &[Extent {
-            offset: 0,
-            len: 4096,
-        }],
-        &[Extent {
-            offset: u64::MAX - 4095,
-            len: 4096,
-        }],
+        &[Extent { offset: BASE + 1, len: 4096 }],
+        &[Extent { offset: 0, len: 4096 }],
+        &[Extent { offset: u64::MAX - 4095, len: 4096 }],
     ];
     for extents in refused {
         let rebuilt = Arena::rebuild(region(100), 100, extents);
-        assert!(
-            matches!(rebuilt, Err(StoreError::BadSegment(_))),
-            "{extents:?}"
-        );
+        assert!(matches!(rebuilt, Err(StoreError::BadSegment(_))), "{extents:?}");
     }
     Arena::rebuild(region(100), 100, &[e(84, 16), e(0, 1)]).unwrap();
     assert!(Arena::rebuild(region(100), 1, &[e(84, 16), e(0, 1)]).is_err());
@@ -155,9 +122,7 @@ impl Model {
     }
 
     fn overlaps(&self, e: &Extent) -> bool {
-        self.0
-            .iter()
-            .any(|(&at, &len)| at < e.end() && e.offset < at + len)
+        self.0.iter().any(|(&at, &len)| at < e.end() && e.offset < at + len)
     }
 
     /// The largest object that some hole can take.
@@ -216,21 +181,14 @@ fn apply(a: &mut Arena, model: &mut Model, region: Region, op: Op) -> Result<(),
         }
         Op::Free(_) => {}
         Op::FreeWrong(at, len) => {
-            let e = Extent {
-                offset: BASE + at * PAYLOAD_ALIGN,
-                len: len * PAYLOAD_ALIGN,
-            };
+            let e = Extent { offset: BASE + at * PAYLOAD_ALIGN, len: len * PAYLOAD_ALIGN };
             if model.0.get(&e.offset) != Some(&e.len) {
                 prop_assert!(a.free(e).is_err(), "{e:?} was never placed");
             }
         }
         Op::Rebuild => {
-            let extents: Vec<Extent> = model
-                .0
-                .iter()
-                .rev()
-                .map(|(&offset, &len)| Extent { offset, len })
-                .collect();
+            let extents: Vec<Extent> =
+                model.0.iter().rev().map(|(&offset, &len)| Extent { offset, len }).collect();
             *a = Arena::rebuild(region, a.max_extents, &extents).unwrap();
         }
     }
@@ -265,9 +223,7 @@ fn random_eviction_keeps_nine_tenths_of_the_arena_in_use() {
     let mut live: Vec<Extent> = Vec::new();
     let mut seed = 0x5eed_u64;
     let mut random = move |n: u64| {
-        seed = seed
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (seed >> 33) % n
     };
     let (mut sum, mut samples) = (0.0, 0u32);

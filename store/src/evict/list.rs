@@ -13,13 +13,7 @@ struct Node {
     bytes: u64,
 }
 
-const EMPTY: Node = Node {
-    older: NONE,
-    newer: NONE,
-    epoch: 0,
-    held: false,
-    bytes: 0,
-};
+const EMPTY: Node = Node { older: NONE, newer: NONE, epoch: 0, held: false, bytes: 0 };
 
 /// Objects from oldest to newest. The array grows to the highest slot ever held, at most `slots`.
 #[derive(Debug)]
@@ -34,14 +28,7 @@ pub(super) struct SlotList {
 
 impl SlotList {
     pub(super) fn new(slots: u32) -> Self {
-        Self {
-            nodes: Vec::new(),
-            slots,
-            oldest: NONE,
-            newest: NONE,
-            len: 0,
-            bytes: 0,
-        }
+        Self { nodes: Vec::new(), slots, oldest: NONE, newest: NONE, len: 0, bytes: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -67,11 +54,7 @@ impl SlotList {
             }
             self.unlink(slot);
         }
-        self.nodes[at] = Node {
-            epoch,
-            bytes,
-            ..EMPTY
-        };
+        self.nodes[at] = Node { epoch, bytes, ..EMPTY };
         self.link_newest(slot);
     }
 
@@ -99,9 +82,7 @@ impl SlotList {
     }
 
     fn holds(&self, slot: u32, epoch: u32) -> bool {
-        self.nodes
-            .get(slot as usize)
-            .is_some_and(|n| n.held && n.epoch == epoch)
+        self.nodes.get(slot as usize).is_some_and(|n| n.held && n.epoch == epoch)
     }
 
     fn link_newest(&mut self, slot: u32) {
@@ -120,12 +101,7 @@ impl SlotList {
     }
 
     fn unlink(&mut self, slot: u32) {
-        let Node {
-            older,
-            newer,
-            bytes,
-            ..
-        } = self.nodes[slot as usize];
+        let Node { older, newer, bytes, .. } = self.nodes[slot as usize];
         match self.nodes.get_mut(older as usize) {
             Some(n) => n.newer = newer,
             None => self.oldest = newer,

@@ -58,21 +58,9 @@ fn calls_about_another_epoch_are_ignored() {
 #[test]
 fn policies_and_watermarks_are_read_from_settings() {
     assert_eq!("lru".parse::<PolicyKind>().unwrap(), PolicyKind::Lru);
-    assert_eq!(
-        PolicyKind::Fifo.to_string().parse::<PolicyKind>().unwrap(),
-        PolicyKind::Fifo
-    );
-    assert!(
-        "arc"
-            .parse::<PolicyKind>()
-            .unwrap_err()
-            .to_string()
-            .contains("lru or fifo")
-    );
-    assert_eq!(
-        "95/85".parse::<Watermarks>().unwrap(),
-        Watermarks::default()
-    );
+    assert_eq!(PolicyKind::Fifo.to_string().parse::<PolicyKind>().unwrap(), PolicyKind::Fifo);
+    assert!("arc".parse::<PolicyKind>().unwrap_err().to_string().contains("lru or fifo"));
+    assert_eq!("95/85".parse::<Watermarks>().unwrap(), Watermarks::default());
     for bad in ["95", "85/95", "101/50", "50/0", "a/b", "-1/-2", ""] {
         assert!(bad.parse::<Watermarks>().is_err(), "{bad}");
     }
@@ -85,10 +73,7 @@ fn eviction_starts_above_hi_and_aims_at_lo() {
     assert_eq!(w.target_bytes(1000), 850);
     let full = Watermarks { hi: 100, lo: 99 };
     assert!(!full.above_hi(u64::MAX, u64::MAX));
-    assert_eq!(
-        full.target_bytes(u64::MAX),
-        (u128::from(u64::MAX) * 99 / 100) as u64
-    );
+    assert_eq!(full.target_bytes(u64::MAX), (u128::from(u64::MAX) * 99 / 100) as u64);
 }
 
 /// Slots in order of eviction, as a policy should have them.

@@ -52,10 +52,7 @@ impl std::str::FromStr for Watermarks {
     /// Reads "HI/LO" in percent and validates it.
     fn from_str(text: &str) -> Result<Self, StoreError> {
         let parsed = text.split_once('/').and_then(|(hi, lo)| {
-            Some(Watermarks {
-                hi: hi.trim().parse().ok()?,
-                lo: lo.trim().parse().ok()?,
-            })
+            Some(Watermarks { hi: hi.trim().parse().ok()?, lo: lo.trim().parse().ok()? })
         });
         let Some(marks) = parsed else {
             return Err(StoreError::InvalidConfig(format!(

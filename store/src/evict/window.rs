@@ -28,21 +28,13 @@ pub fn cheapest_window(
     let mut best: Option<Best> = None;
     let mut run: Vec<Piece> = Vec::new();
     let mut next = arena.offset;
-    let free = |from: u64, to: u64| Piece {
-        len: to - from,
-        occupant: None,
-        cost: 0,
-    };
+    let free = |from: u64, to: u64| Piece { len: to - from, occupant: None, cost: 0 };
     for &(slot, epoch, extent, evictable) in &sorted {
         if extent.offset > next {
             run.push(free(next, extent.offset));
         }
         if evictable {
-            run.push(Piece {
-                len: extent.len,
-                occupant: Some((slot, epoch)),
-                cost: cost(slot),
-            });
+            run.push(Piece { len: extent.len, occupant: Some((slot, epoch)), cost: cost(slot) });
         } else {
             best = Best::of(best, &run, need);
             run.clear();
@@ -86,10 +78,7 @@ impl Best {
         }
         match (window, price) {
             (Some((first, last)), Some((cost, _))) => {
-                let victims = run[first..=last]
-                    .iter()
-                    .filter_map(|p| p.occupant)
-                    .collect();
+                let victims = run[first..=last].iter().filter_map(|p| p.occupant).collect();
                 Some(Best { cost, victims })
             }
             _ => best,

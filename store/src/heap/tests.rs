@@ -6,11 +6,7 @@ use crate::memory::AnonMemory;
 use proptest::prelude::*;
 
 fn small() -> HeapConfig {
-    HeapConfig {
-        arena_bytes: 40_000,
-        rank: 3,
-        ..HeapConfig::default()
-    }
+    HeapConfig { arena_bytes: 40_000, rank: 3, ..HeapConfig::default() }
 }
 
 fn memory(bytes: u64) -> Arc<dyn Memory> {
@@ -42,13 +38,7 @@ fn a_formatted_segment_opens_with_the_same_geometry() {
     let g = *heap.geometry();
     assert_eq!(*Heap::open(heap.memory().clone()).unwrap().geometry(), g);
     assert_eq!((g.slots, g.rank, g.header_base), (10, 3, 4096));
-    assert_eq!(
-        g.arena,
-        Region {
-            offset: 8192,
-            len: 40_960
-        }
-    );
+    assert_eq!(g.arena, Region { offset: 8192, len: 40_960 });
     assert_eq!(g.segment_bytes, config.segment_bytes());
     assert_eq!(g.incarnation, config.incarnation);
 }
@@ -75,10 +65,7 @@ fn every_slot_is_armed_at_epoch_one() {
 fn memory_that_was_never_formatted_is_refused() {
     let open = Heap::open(memory(1 << 20));
     assert!(matches!(open, Err(StoreError::BadSegment(_))));
-    assert!(matches!(
-        Heap::open(memory(100)),
-        Err(StoreError::BadSegment(_))
-    ));
+    assert!(matches!(Heap::open(memory(100)), Err(StoreError::BadSegment(_))));
 }
 
 #[test]
@@ -102,69 +89,18 @@ fn regions_outside_misaligned_or_overlapping_are_refused() {
         assert!(matches!(with_ext(change), Err(StoreError::BadSegment(_))));
     }
     let twisted = [
-        (
-            arena,
-            Region {
-                offset: 8192,
-                len: 45_056,
-            },
-        ),
-        (
-            arena,
-            Region {
-                offset: 8192,
-                len: 0,
-            },
-        ),
-        (
-            arena,
-            Region {
-                offset: u64::MAX - 4095,
-                len: 8192,
-            },
-        ),
-        (
-            arena,
-            Region {
-                offset: 4096,
-                len: 40_960,
-            },
-        ),
-        (
-            headers,
-            Region {
-                offset: 4096,
-                len: 704,
-            },
-        ),
-        (
-            headers,
-            Region {
-                offset: 0,
-                len: 640,
-            },
-        ),
-        (
-            RegionKind::Log as usize,
-            Region {
-                offset: 8192,
-                len: 4096,
-            },
-        ),
-        (
-            RegionKind::Index as usize,
-            Region {
-                offset: 4097,
-                len: 64,
-            },
-        ),
+        (arena, Region { offset: 8192, len: 45_056 }),
+        (arena, Region { offset: 8192, len: 0 }),
+        (arena, Region { offset: u64::MAX - 4095, len: 8192 }),
+        (arena, Region { offset: 4096, len: 40_960 }),
+        (headers, Region { offset: 4096, len: 704 }),
+        (headers, Region { offset: 0, len: 640 }),
+        (RegionKind::Log as usize, Region { offset: 8192, len: 4096 }),
+        (RegionKind::Index as usize, Region { offset: 4097, len: 64 }),
     ];
     for (kind, region) in twisted {
         let opened = with_ext(|e| e.regions[kind] = region);
-        assert!(
-            matches!(opened, Err(StoreError::BadSegment(_))),
-            "{kind} {region:?}"
-        );
+        assert!(matches!(opened, Err(StoreError::BadSegment(_))), "{kind} {region:?}");
     }
 }
 
@@ -179,46 +115,21 @@ fn a_region_off_its_alignment_is_refused_even_where_there_is_room() {
         })
     };
     beside_a_shorter_arena(64).unwrap();
-    assert!(matches!(
-        beside_a_shorter_arena(8),
-        Err(StoreError::BadSegment(_))
-    ));
+    assert!(matches!(beside_a_shorter_arena(8), Err(StoreError::BadSegment(_))));
 }
 
 #[test]
 fn settings_that_cannot_work_are_refused_with_their_numbers() {
     let cases = [
-        HeapConfig {
-            arena_bytes: 0,
-            ..small()
-        },
-        HeapConfig {
-            arena_bytes: MAX_ARENA_BYTES + 1,
-            ..small()
-        },
-        HeapConfig {
-            incarnation: 0,
-            ..small()
-        },
-        HeapConfig {
-            quarantine_ms: 0,
-            ..small()
-        },
-        HeapConfig {
-            water_hi: 101,
-            ..small()
-        },
-        HeapConfig {
-            water_hi: 50,
-            water_lo: 60,
-            ..small()
-        },
+        HeapConfig { arena_bytes: 0, ..small() },
+        HeapConfig { arena_bytes: MAX_ARENA_BYTES + 1, ..small() },
+        HeapConfig { incarnation: 0, ..small() },
+        HeapConfig { quarantine_ms: 0, ..small() },
+        HeapConfig { water_hi: 101, ..small() },
+        HeapConfig { water_hi: 50, water_lo: 60, ..small() },
     ];
     for config in cases {
-        assert!(
-            matches!(config.validate(), Err(StoreError::InvalidConfig(_))),
-            "{config:?}"
-        );
+        assert!(matches!(config.validate(), Err(StoreError::InvalidConfig(_))), "{config:?}");
     }
     HeapConfig::default().validate().unwrap();
 }

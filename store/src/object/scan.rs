@@ -28,8 +28,8 @@ struct Found {
     slot: Slot,
     /// LIVE is still set and must go.
     clear: bool,
-    /// In nobody's books: retired and counted.
-    orphan: bool,
+    /// A producer wrote here for a plan that the owner has not heard of: counted.
+    unheard: bool,
 }
 
 impl Slots {
@@ -37,23 +37,31 @@ impl Slots {
     /// are ignored. Quarantine restarts in full [I8]; call [`Slots::settle`] afterwards. The caller
     /// fences what [`Slots::fencing`] lists once more.
     ///
+    /// `committed` says which (slot, epoch) the caller knows to be committed: a header alone cannot
+    /// tell a committed object from one that is READY under a plan not heard of yet. What is written
+    /// but neither planned nor committed stays free at its epoch for that plan to open: the master,
+    /// who granted it, has slot and extent taken, so nobody else gets them.
+    ///
     /// The extent of a live object is computed from its header, `Arena::rounded` of `bytes_total`:
     /// right where a producer wrote as many bytes as its plan asked for. The extent of a retired
     /// slot without a plan may be unknown (length 0 in `Freed`, none in the report).
-    pub fn scan(heap: Heap, open: &[OpenSlot], now_ns: u64) -> Slots {
-        let plans: HashMap<(u32, u32), &OpenSlot> = open
-            .iter()
-            .map(|plan| ((plan.slot, plan.epoch), plan))
-            .collect();
+    pub fn scan(
+        heap: Heap,
+        open: &[OpenSlot],
+        committed: impl Fn(u32, u32) -> bool,
+        now_ns: u64,
+    ) -> Slots {
+        let plans: HashMap<(u32, u32), &OpenSlot> =
+            open.iter().map(|plan| ((plan.slot, plan.epoch), plan)).collect();
         let arena = heap.geometry().arena;
         let mut slots = Vec::with_capacity(heap.geometry().slots as usize);
         let mut retire = Vec::new();
-        let mut orphans = 0u64;
+        let mut unheard = 0u64;
         for slot in 0..heap.geometry().slots {
             let found = match read_header(&heap, slot) {
                 Ok(header) => {
                     let plan = plans.get(&(slot, epoch_of(header.owner))).copied();
-                    recover(&header, plan, &arena)
+                    recover(&header, plan, committed(slot, epoch_of(header.owner)), &arena)
                 }
                 Err(error) => {
                     tracing::error!(slot, %error, "a header cannot be read: its slot is lost");
@@ -63,7 +71,7 @@ impl Slots {
             if found.clear {
                 retire.push((slot, found.slot.epoch));
             }
-            orphans += u64::from(found.orphan);
+            unheard += u64::from(found.unheard);
             slots.push(found.slot);
         }
         let mut table = Slots::of(slots, heap);
@@ -73,9 +81,9 @@ impl Slots {
             }
         }
         fence(Ordering::SeqCst);
-        (0..orphans).for_each(|_| table.count_orphan());
-        if orphans > 0 {
-            tracing::warn!(orphans, "slots half written with no plan were retired");
+        (0..unheard).for_each(|_| table.count_unheard());
+        if unheard > 0 {
+            tracing::warn!(unheard, "slots written to for plans not heard of yet");
         }
         table.quarantine_again(now_ns);
         table
@@ -95,16 +103,12 @@ impl Slots {
 
 impl Found {
     fn held(epoch: u32, state: State) -> Found {
-        Found {
-            slot: Slot { epoch, state },
-            clear: false,
-            orphan: false,
-        }
+        Found { slot: Slot { epoch, state }, clear: false, unheard: false }
     }
 }
 
 /// What one slot is, from its header and the plan of its epoch.
-fn recover(h: &ObjHeader, plan: Option<&OpenSlot>, arena: &Region) -> Found {
+fn recover(h: &ObjHeader, plan: Option<&OpenSlot>, committed: bool, arena: &Region) -> Found {
     let epoch = epoch_of(h.owner);
     let live = low(h.owner) & flag::LIVE != 0;
     let published = epoch_of(h.publish) == epoch && low(h.publish) == state::READY;
@@ -113,15 +117,8 @@ fn recover(h: &ObjHeader, plan: Option<&OpenSlot>, arena: &Region) -> Found {
         // A plan not marked as ending whose LIVE is gone was retired just before the panic: its
         // producer may still write.
         let kept = live && !plan.ending;
-        let state = if kept {
-            State::Open(place)
-        } else {
-            State::Fencing(place)
-        };
-        return Found {
-            clear: live && !kept,
-            ..Found::held(epoch, state)
-        };
+        let state = if kept { State::Open(place) } else { State::Fencing(place) };
+        return Found { clear: live && !kept, ..Found::held(epoch, state) };
     }
     let place = if published { claimed(h, arena) } else { None };
     if !live {
@@ -129,13 +126,8 @@ fn recover(h: &ObjHeader, plan: Option<&OpenSlot>, arena: &Region) -> Found {
     }
     let armed = epoch_of(h.publish) == epoch && low(h.publish) == state::RESERVED;
     match place {
-        Some(place) => Found::held(epoch, State::Live(place)),
-        None if armed => Found::held(epoch, State::Free),
-        None => Found {
-            clear: true,
-            orphan: true,
-            ..Found::held(epoch, State::Quarantined(Place::UNKNOWN))
-        },
+        Some(place) if committed => Found::held(epoch, State::Live(place)),
+        _ => Found { unheard: !armed, ..Found::held(epoch, State::Free) },
     }
 }
 
@@ -146,11 +138,5 @@ fn claimed(h: &ObjHeader, arena: &Region) -> Option<Place> {
     }
     let capacity = arena.len - arena.len % PAYLOAD_ALIGN;
     let len = Arena::rounded_within(h.bytes_total, capacity);
-    Place::of(
-        Extent {
-            offset: h.payload_base,
-            len,
-        },
-        arena,
-    )
+    Place::of(Extent { offset: h.payload_base, len }, arena)
 }

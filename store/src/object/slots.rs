@@ -78,10 +78,7 @@ pub struct Slots {
 impl Slots {
     /// The table of a segment just formatted: every slot free at epoch 1.
     pub fn fresh(heap: Heap) -> Slots {
-        let free = Slot {
-            epoch: FIRST_EPOCH,
-            state: State::Free,
-        };
+        let free = Slot { epoch: FIRST_EPOCH, state: State::Free };
         Slots::of(vec![free; heap.geometry().slots as usize], heap)
     }
 
@@ -90,13 +87,7 @@ impl Slots {
         for slot in &slots {
             count(&mut usage, slot.state, Sign::In);
         }
-        Slots {
-            heap,
-            slots,
-            usage,
-            quarantine: VecDeque::new(),
-            unsettled: 0,
-        }
+        Slots { heap, slots, usage, quarantine: VecDeque::new(), unsettled: 0 }
     }
 
     /// Gives a free slot and an extent to a plan. Refused (`WrongState`) at any other epoch or
@@ -121,12 +112,10 @@ impl Slots {
         let arena = self.heap.geometry().arena;
         let at = self.at(slot);
         let refuse = |what: &str| Err(refusal(slot, at, epoch, what));
-        let held = at
-            .filter(|at| at.epoch == epoch)
-            .and_then(|at| match at.state {
-                State::Open(place) | State::Live(place) => Some(place),
-                _ => None,
-            });
+        let held = at.filter(|at| at.epoch == epoch).and_then(|at| match at.state {
+            State::Open(place) | State::Live(place) => Some(place),
+            _ => None,
+        });
         let Some(place) = held else {
             return refuse("commit");
         };
@@ -139,12 +128,7 @@ impl Slots {
             return refuse("commit of a payload that is not the plan's");
         }
         let newly = self.step(slot, epoch, Event::Commit, "commit")?;
-        Ok(Committed {
-            newly,
-            key: key_of(&header),
-            bytes_total: header.bytes_total,
-            extent,
-        })
+        Ok(Committed { newly, key: key_of(&header), bytes_total: header.bytes_total, extent })
     }
 
     /// Ends a committed object or an open plan: its owner word loses LIVE at once, so no reader
@@ -161,20 +145,8 @@ impl Slots {
         let before = self.at(slot);
         let event = Event::Retire { fenced };
         let (was, place) = match before.map(|at| (at, decide(at, epoch, event))) {
-            Some((
-                Slot {
-                    state: State::Live(p),
-                    ..
-                },
-                Decision::Become(_),
-            )) => (Was::Live, p),
-            Some((
-                Slot {
-                    state: State::Open(p),
-                    ..
-                },
-                Decision::Become(_),
-            )) => (Was::Open, p),
+            Some((Slot { state: State::Live(p), .. }, Decision::Become(_))) => (Was::Live, p),
+            Some((Slot { state: State::Open(p), .. }, Decision::Become(_))) => (Was::Open, p),
             _ => return Err(refusal(slot, before, epoch, "retire")),
         };
         self.clear_live(slot, epoch)?;
@@ -183,10 +155,7 @@ impl Slots {
         if fenced {
             self.begin_quarantine(slot, epoch, now_ns);
         }
-        Ok(Retired {
-            extent: place.extent(&self.heap.geometry().arena),
-            was,
-        })
+        Ok(Retired { extent: place.extent(&self.heap.geometry().arena), was })
     }
 
     /// The producer of a retired plan can write no more: its quarantine begins. False if the slot
@@ -222,11 +191,7 @@ impl Slots {
             self.quarantine.pop_front();
             self.unsettled = self.unsettled.min(self.quarantine.len());
             match self.arm_next(slot, epoch) {
-                Ok(Some(extent)) => freed.push(Freed {
-                    slot,
-                    epoch,
-                    extent,
-                }),
+                Ok(Some(extent)) => freed.push(Freed { slot, epoch, extent }),
                 Ok(None) => {}
                 Err(error) => {
                     // Memory that cannot be written (a device lost): held, tried again after Q.
@@ -246,12 +211,7 @@ impl Slots {
     /// Writes the access time, in milliseconds, of an object live at that epoch.
     pub fn touch(&mut self, slot: u32, epoch: u32, now_ms: u64) -> bool {
         let at = self.heap.geometry().header_off(slot);
-        self.is_live(slot, epoch)
-            && self
-                .heap
-                .memory()
-                .store(at + LAST_ACCESS_OFF, now_ms)
-                .is_ok()
+        self.is_live(slot, epoch) && self.heap.memory().store(at + LAST_ACCESS_OFF, now_ms).is_ok()
     }
 
     /// The counters, O(1).
@@ -272,25 +232,22 @@ impl Slots {
         (0u32..).zip(self.slots.iter().copied())
     }
 
-    pub(super) fn count_orphan(&mut self) {
-        self.usage.orphans += 1;
+    pub(super) fn count_unheard(&mut self) {
+        self.usage.unheard += 1;
     }
 
     pub(super) fn begin_quarantine(&mut self, slot: u32, epoch: u32, now_ns: u64) {
         let q = self.heap.geometry().quarantine_ns();
         // A clock of the caller that went back must not let a later entry overtake.
         let last = self.quarantine.back().map_or(0, |&(until, ..)| until);
-        self.quarantine
-            .push_back((now_ns.saturating_add(q).max(last), slot, epoch));
+        self.quarantine.push_back((now_ns.saturating_add(q).max(last), slot, epoch));
         self.unsettled += 1;
     }
 
     pub(super) fn clear_live(&self, slot: u32, epoch: u32) -> Result<(), StoreError> {
         let at = self.heap.geometry().header_off(slot) + OWNER_OFF;
         let flags = low(self.heap.memory().load(at)?);
-        self.heap
-            .memory()
-            .store(at, word(flags & !flag::LIVE, epoch))
+        self.heap.memory().store(at, word(flags & !flag::LIVE, epoch))
     }
 
     /// Ends a quarantine: the publish word, then the owner word, both release. `None` if the slot

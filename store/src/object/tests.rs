@@ -18,48 +18,29 @@ use std::sync::Arc;
 const Q: u64 = 5_000_000;
 
 fn heap(slots: u64) -> Heap {
-    let config = HeapConfig {
-        arena_bytes: slots * 4096,
-        quarantine_ms: 5,
-        ..HeapConfig::default()
-    };
-    Heap::format(
-        Arc::new(AnonMemory::new(config.segment_bytes()).unwrap()),
-        &config,
-    )
-    .unwrap()
+    let config =
+        HeapConfig { arena_bytes: slots * 4096, quarantine_ms: 5, ..HeapConfig::default() };
+    Heap::format(Arc::new(AnonMemory::new(config.segment_bytes()).unwrap()), &config).unwrap()
 }
 
 /// The extent of `units` from the slot's own page on.
 fn extent(heap: &Heap, slot: u32, units: u64) -> Extent {
     let offset = heap.geometry().arena.offset + u64::from(slot) * 4096;
-    Extent {
-        offset,
-        len: units * 4096,
-    }
+    Extent { offset, len: units * 4096 }
 }
 
 /// A producer's header fields and (WRITING, epoch).
 fn begin(heap: &Heap, slot: u32, epoch: u32, key: KeyId, at: Extent, bytes: u64) {
     let header = heap.geometry().header_off(slot);
-    heap.memory()
-        .write(header, &producer_fields(key, 1, 4096, at.offset, bytes))
-        .unwrap();
-    heap.memory()
-        .store(header + KEY_CHECK_OFF, key.check)
-        .unwrap();
-    heap.memory()
-        .store(header + PUBLISH_OFF, writing(epoch))
-        .unwrap();
+    heap.memory().write(header, &producer_fields(key, 1, 4096, at.offset, bytes)).unwrap();
+    heap.memory().store(header + KEY_CHECK_OFF, key.check).unwrap();
+    heap.memory().store(header + PUBLISH_OFF, writing(epoch)).unwrap();
 }
 
 /// A producer's last step; true if it took.
 fn publish(heap: &Heap, slot: u32, epoch: u32) -> bool {
     let at = heap.geometry().header_off(slot) + PUBLISH_OFF;
-    heap.memory()
-        .compare_swap(at, writing(epoch), ready(epoch))
-        .unwrap()
-        == writing(epoch)
+    heap.memory().compare_swap(at, writing(epoch), ready(epoch)).unwrap() == writing(epoch)
 }
 
 fn put(slots: &mut Slots, slot: u32, epoch: u32, key: KeyId) -> Extent {
@@ -73,12 +54,7 @@ fn put(slots: &mut Slots, slot: u32, epoch: u32, key: KeyId) -> Extent {
 }
 
 fn expect(key: KeyId, epoch: u32, at: Extent) -> Expect {
-    Expect {
-        key: Some(key),
-        epoch: Some(epoch),
-        payload_base: at.offset,
-        bytes_total: 100,
-    }
+    Expect { key: Some(key), epoch: Some(epoch), payload_base: at.offset, bytes_total: 100 }
 }
 
 #[test]
@@ -91,41 +67,19 @@ fn i2_an_object_is_readable_only_between_ready_and_retired() {
     let read = |e: &Expect| validate(&read_header(&heap, 0).unwrap(), e, &arena);
     assert_eq!(read(&wanted), Err(Unreadable::NotReady));
     slots.open(0, 1, at).unwrap();
-    assert_eq!(
-        (read(&wanted), slots.look(0, 1)),
-        (Err(Unreadable::NotReady), Look::Unwritten)
-    );
+    assert_eq!((read(&wanted), slots.look(0, 1)), (Err(Unreadable::NotReady), Look::Unwritten));
     begin(&heap, 0, 1, key, at, 100);
-    assert_eq!(
-        (read(&wanted), slots.look(0, 1)),
-        (Err(Unreadable::NotReady), Look::Writing)
-    );
+    assert_eq!((read(&wanted), slots.look(0, 1)), (Err(Unreadable::NotReady), Look::Writing));
     assert!(publish(&heap, 0, 1));
     assert_eq!((read(&wanted), slots.look(0, 1)), (Ok(()), Look::Ready));
     slots.commit(0, 1).unwrap();
     assert_eq!(read(&wanted), Ok(()));
-    assert_eq!(
-        read(&Expect {
-            key: None,
-            epoch: None,
-            ..wanted
-        }),
-        Ok(())
-    );
+    assert_eq!(read(&Expect { key: None, epoch: None, ..wanted }), Ok(()));
     slots.retire(0, 1, true, 0).unwrap();
-    assert_eq!(
-        (read(&wanted), slots.look(0, 1)),
-        (Err(Unreadable::Gone), Look::Stale)
-    );
+    assert_eq!((read(&wanted), slots.look(0, 1)), (Err(Unreadable::Gone), Look::Stale));
     assert_eq!(slots.due(Q).len(), 1);
     assert_eq!(read(&wanted), Err(Unreadable::Gone));
-    assert_eq!(
-        read(&Expect {
-            epoch: None,
-            ..wanted
-        }),
-        Err(Unreadable::NotReady)
-    );
+    assert_eq!(read(&Expect { epoch: None, ..wanted }), Err(Unreadable::NotReady));
 }
 
 #[test]
@@ -143,23 +97,13 @@ fn i11_a_stale_commit_is_reclaimed() {
     assert!(reclaimed(&mut slots));
     assert!(slots.fenced(2, 1, 10));
     assert!(reclaimed(&mut slots));
-    assert_eq!(
-        slots.due(10 + Q),
-        [Freed {
-            slot: 2,
-            epoch: 1,
-            extent: at
-        }]
-    );
+    assert_eq!(slots.due(10 + Q), [Freed { slot: 2, epoch: 1, extent: at }]);
     assert!(reclaimed(&mut slots));
     put(&mut slots, 2, 2, KeyId::of(b"new"));
     assert!(reclaimed(&mut slots));
     assert!(!publish(&heap, 2, 1), "a late publish has no effect");
     assert_eq!(slots.usage().live_objects, 1);
-    assert!(
-        !slots.commit(2, 3).unwrap_err().is_already_retired(),
-        "epoch 3 is yet to come"
-    );
+    assert!(!slots.commit(2, 3).unwrap_err().is_already_retired(), "epoch 3 is yet to come");
 }
 
 #[test]
@@ -167,24 +111,11 @@ fn i8_a_retired_extent_is_not_reused_before_quarantine_ends() {
     let mut slots = Slots::fresh(heap(4));
     let at = put(&mut slots, 0, 1, KeyId::of(b"k"));
     let retired = slots.retire(0, 1, true, 1000).unwrap();
-    assert_eq!(
-        retired,
-        Retired {
-            extent: at,
-            was: Was::Live
-        }
-    );
+    assert_eq!(retired, Retired { extent: at, was: Was::Live });
     assert_eq!(slots.next_due_ns(), Some(1000 + Q));
     assert_eq!(slots.due(1000 + Q - 1), []);
     assert!(slots.open(0, 1, at).is_err() && slots.open(0, 2, at).is_err());
-    assert_eq!(
-        slots.due(1000 + Q),
-        [Freed {
-            slot: 0,
-            epoch: 1,
-            extent: at
-        }]
-    );
+    assert_eq!(slots.due(1000 + Q), [Freed { slot: 0, epoch: 1, extent: at }]);
     assert_eq!((slots.due(u64::MAX), slots.next_due_ns()), (vec![], None));
     slots.open(0, 2, at).unwrap();
 }
@@ -213,26 +144,13 @@ fn i10_an_unfenced_plan_is_held_without_limit() {
     let mut slots = Slots::fresh(heap(4));
     let at = extent(slots.heap(), 0, 2);
     slots.open(0, 1, at).unwrap();
-    assert_eq!(
-        slots.retire(0, 1, false, 0).unwrap(),
-        Retired {
-            extent: at,
-            was: Was::Open
-        }
-    );
+    assert_eq!(slots.retire(0, 1, false, 0).unwrap(), Retired { extent: at, was: Was::Open });
     assert_eq!((slots.due(u64::MAX), slots.next_due_ns()), (vec![], None));
     assert_eq!(slots.fencing().collect::<Vec<_>>(), [(0, 1)]);
     assert_eq!((slots.usage().fencing, slots.usage().held_bytes), (1, 8192));
     assert!(!slots.fenced(0, 2, 5) && !slots.fenced(1, 1, 5));
     assert!(slots.fenced(0, 1, 5) && !slots.fenced(0, 1, 5));
-    assert_eq!(
-        slots.due(5 + Q),
-        [Freed {
-            slot: 0,
-            epoch: 1,
-            extent: at
-        }]
-    );
+    assert_eq!(slots.due(5 + Q), [Freed { slot: 0, epoch: 1, extent: at }]);
 }
 
 #[test]
@@ -242,60 +160,22 @@ fn every_call_may_come_twice() {
     let (at, elsewhere) = (extent(&heap, 0, 1), extent(&heap, 1, 1));
     slots.open(0, 1, at).unwrap();
     slots.open(0, 1, at).unwrap();
-    assert!(
-        slots.open(0, 1, elsewhere).is_err(),
-        "another extent is another plan"
-    );
+    assert!(slots.open(0, 1, elsewhere).is_err(), "another extent is another plan");
     let early = slots.commit(0, 1).unwrap_err();
-    assert!(
-        !early.is_already_retired() && early.to_string().contains("not READY"),
-        "{early}"
-    );
+    assert!(!early.is_already_retired() && early.to_string().contains("not READY"), "{early}");
     begin(&heap, 0, 1, KeyId::of(b"k"), at, 100);
     assert!(publish(&heap, 0, 1));
     let first = slots.commit(0, 1).unwrap();
-    let wanted = Committed {
-        newly: true,
-        key: KeyId::of(b"k"),
-        bytes_total: 100,
-        extent: at,
-    };
+    let wanted = Committed { newly: true, key: KeyId::of(b"k"), bytes_total: 100, extent: at };
     assert_eq!(first, wanted);
-    assert_eq!(
-        slots.commit(0, 1).unwrap(),
-        Committed {
-            newly: false,
-            ..wanted
-        }
-    );
+    assert_eq!(slots.commit(0, 1).unwrap(), Committed { newly: false, ..wanted });
     slots.retire(0, 1, true, 0).unwrap();
     let again = slots.retire(0, 1, false, 99).unwrap_err();
     assert!(again.is_already_retired(), "{again}");
-    assert_eq!(
-        slots.due(Q).len(),
-        1,
-        "the second retire did not prolong anything"
-    );
-    assert!(
-        slots
-            .retire(0, 1, true, 0)
-            .unwrap_err()
-            .is_already_retired()
-    );
-    assert!(
-        !slots
-            .retire(0, 2, true, 0)
-            .unwrap_err()
-            .is_already_retired(),
-        "free, not retired"
-    );
-    assert!(
-        !slots
-            .retire(9, 1, true, 0)
-            .unwrap_err()
-            .is_already_retired(),
-        "no such slot"
-    );
+    assert_eq!(slots.due(Q).len(), 1, "the second retire did not prolong anything");
+    assert!(slots.retire(0, 1, true, 0).unwrap_err().is_already_retired());
+    assert!(!slots.retire(0, 2, true, 0).unwrap_err().is_already_retired(), "free, not retired");
+    assert!(!slots.retire(9, 1, true, 0).unwrap_err().is_already_retired(), "no such slot");
 }
 
 #[test]
@@ -303,11 +183,9 @@ fn a_commit_must_carry_its_own_plans_payload() {
     let mut slots = Slots::fresh(heap(4));
     let heap = slots.heap().clone();
     let (at, elsewhere) = (extent(&heap, 0, 1), extent(&heap, 1, 1));
-    for (slot, payload, bytes, fits) in [
-        (0, at, 4097, false),
-        (1, elsewhere, 4096, true),
-        (2, at, 1, false),
-    ] {
+    for (slot, payload, bytes, fits) in
+        [(0, at, 4097, false), (1, elsewhere, 4096, true), (2, at, 1, false)]
+    {
         let plan = extent(&heap, slot, 1);
         slots.open(slot, 1, plan).unwrap();
         begin(&heap, slot, 1, KeyId::of(b"k"), payload, bytes);
@@ -315,20 +193,8 @@ fn a_commit_must_carry_its_own_plans_payload() {
         assert_eq!(slots.commit(slot, 1).is_ok(), fits, "slot {slot}");
     }
     let arena = heap.geometry().arena;
-    for bad in [
-        Extent {
-            offset: 0,
-            len: 4096,
-        },
-        Extent {
-            offset: arena.offset,
-            len: 0,
-        },
-    ] {
-        assert!(matches!(
-            slots.open(3, 1, bad),
-            Err(StoreError::OutOfBounds { .. })
-        ));
+    for bad in [Extent { offset: 0, len: 4096 }, Extent { offset: arena.offset, len: 0 }] {
+        assert!(matches!(slots.open(3, 1, bad), Err(StoreError::OutOfBounds { .. })));
     }
 }
 

@@ -36,10 +36,7 @@ impl Place {
             return Extent { offset: 0, len: 0 };
         }
         let offset = arena.offset + u64::from(self.first) * PAYLOAD_ALIGN;
-        Extent {
-            offset,
-            len: self.bytes(),
-        }
+        Extent { offset, len: self.bytes() }
     }
 }
 
@@ -144,14 +141,8 @@ pub(super) fn decide(at: Slot, epoch: u32, event: Event) -> Decision {
         }
         (State::Fencing(place), Event::Fenced) => to(State::Quarantined(place)),
         (State::Quarantined(_), Event::Elapsed) => Become(match epoch.checked_add(1) {
-            Some(epoch) => Slot {
-                epoch,
-                state: State::Free,
-            },
-            None => Slot {
-                epoch,
-                state: State::Spent,
-            },
+            Some(epoch) => Slot { epoch, state: State::Free },
+            None => Slot { epoch, state: State::Spent },
         }),
         _ => Refused,
     }
@@ -208,10 +199,7 @@ mod tests {
         for state in states {
             for event in events {
                 for epoch in [6, 8] {
-                    assert_eq!(
-                        decide(Slot { epoch: 7, state }, epoch, event),
-                        Decision::Refused
-                    );
+                    assert_eq!(decide(Slot { epoch: 7, state }, epoch, event), Decision::Refused);
                 }
             }
         }
@@ -219,24 +207,10 @@ mod tests {
 
     #[test]
     fn i3_the_last_epoch_is_never_armed_again() {
-        let last = Slot {
-            epoch: u32::MAX,
-            state: State::Quarantined(PLACE),
-        };
-        let spent = Slot {
-            epoch: u32::MAX,
-            state: State::Spent,
-        };
-        assert_eq!(
-            decide(last, u32::MAX, Event::Elapsed),
-            Decision::Become(spent)
-        );
-        for event in [
-            Event::Open(PLACE),
-            Event::Commit,
-            Event::Elapsed,
-            Event::Fenced,
-        ] {
+        let last = Slot { epoch: u32::MAX, state: State::Quarantined(PLACE) };
+        let spent = Slot { epoch: u32::MAX, state: State::Spent };
+        assert_eq!(decide(last, u32::MAX, Event::Elapsed), Decision::Become(spent));
+        for event in [Event::Open(PLACE), Event::Commit, Event::Elapsed, Event::Fenced] {
             assert_eq!(decide(spent, u32::MAX, event), Decision::Refused);
         }
     }

@@ -44,8 +44,8 @@ pub struct Usage {
     pub fencing: u64,
     /// Slots out of epochs, lost for good [I3].
     pub spent: u64,
-    /// Slots that a scan found half written with no plan, and retired.
-    pub orphans: u64,
+    /// Slots that a scan found written to for plans that the owner had not heard of.
+    pub unheard: u64,
 }
 
 /// One slot as the master is told about it.
@@ -124,17 +124,8 @@ impl Slots {
                 State::Live(_) => self.live_kind(slot),
                 State::Fencing(_) | State::Quarantined(_) | State::Spent => SlotKind::Held,
             };
-            let extent = at
-                .state
-                .place()
-                .map(|p| p.extent(&arena))
-                .filter(|e| e.len > 0);
-            Some(SlotReport {
-                slot,
-                epoch: at.epoch,
-                kind,
-                extent,
-            })
+            let extent = at.state.place().map(|p| p.extent(&arena)).filter(|e| e.len > 0);
+            Some(SlotReport { slot, epoch: at.epoch, kind, extent })
         })
     }
 

@@ -16,10 +16,7 @@ pub fn check_room(bytes: u64) -> Result<(), StoreError> {
 }
 
 pub(super) fn check_room_in(dir: &Path, bytes: u64) -> Result<(), StoreError> {
-    if Room::measure(dir, Path::new("/"))
-        .least()
-        .is_some_and(|room| bytes > room)
-    {
+    if Room::measure(dir, Path::new("/")).least().is_some_and(|room| bytes > room) {
         return Err(not_enough(dir, bytes, "it does not fit"));
     }
     Ok(())
@@ -28,9 +25,7 @@ pub(super) fn check_room_in(dir: &Path, bytes: u64) -> Result<(), StoreError> {
 /// Bytes that a segment may take at most, now: the least of the free part of /dev/shm, MemAvailable
 /// and what the control groups leave. 0 where the system tells none of them.
 pub fn available_bytes() -> u64 {
-    Room::measure(Path::new(SHM_DIR), Path::new("/"))
-        .least()
-        .unwrap_or(0)
+    Room::measure(Path::new(SHM_DIR), Path::new("/")).least().unwrap_or(0)
 }
 
 /// MemAvailable in bytes; 0 where the system does not tell.
@@ -55,11 +50,7 @@ struct Room {
 impl Room {
     /// `root` is the root of the proc and sys file systems: another one in tests.
     fn measure(shm: &Path, root: &Path) -> Room {
-        Room {
-            shm: free_of(shm),
-            machine: meminfo_available(root),
-            cgroup: cgroup_room(root),
-        }
+        Room { shm: free_of(shm), machine: meminfo_available(root), cgroup: cgroup_room(root) }
     }
 
     fn least(&self) -> Option<u64> {
@@ -95,10 +86,7 @@ fn readable(bytes: u64) -> String {
     if gib >= 1.0 {
         format!("{bytes} bytes ({gib:.2} GiB)")
     } else {
-        format!(
-            "{bytes} bytes ({:.1} MiB)",
-            bytes as f64 / (1u64 << 20) as f64
-        )
+        format!("{bytes} bytes ({:.1} MiB)", bytes as f64 / (1u64 << 20) as f64)
     }
 }
 
@@ -110,9 +98,7 @@ fn free_of(dir: &Path) -> Option<u64> {
 
 fn meminfo_available(root: &Path) -> Option<u64> {
     let text = std::fs::read_to_string(root.join("proc/meminfo")).ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
     kib.checked_mul(1024)
 }
@@ -125,11 +111,8 @@ struct Controller {
     reclaimable: &'static str,
 }
 
-const V2: Controller = Controller {
-    limit: "memory.max",
-    usage: "memory.current",
-    reclaimable: "inactive_file ",
-};
+const V2: Controller =
+    Controller { limit: "memory.max", usage: "memory.current", reclaimable: "inactive_file " };
 const V1: Controller = Controller {
     limit: "memory.limit_in_bytes",
     usage: "memory.usage_in_bytes",
@@ -166,11 +149,7 @@ fn cgroup_room(root: &Path) -> Option<(u64, PathBuf)> {
 fn walk_up(mount: &Path, path: &str, files: &Controller) -> Vec<(u64, PathBuf)> {
     let inside = path.trim_start_matches('/');
     // A group outside our namespace is shown with "..": only the root is ours to see.
-    let inside = if inside.split('/').any(|part| part == "..") {
-        ""
-    } else {
-        inside
-    };
+    let inside = if inside.split('/').any(|part| part == "..") { "" } else { inside };
     let start = mount.join(inside);
     start
         .ancestors()
@@ -183,11 +162,7 @@ fn walk_up(mount: &Path, path: &str, files: &Controller) -> Vec<(u64, PathBuf)> 
 fn room_of(folder: &Path, files: &Controller) -> Option<u64> {
     // "max" is no number: no limit.
     let number = |file: &str| -> Option<u64> {
-        std::fs::read_to_string(folder.join(file))
-            .ok()?
-            .trim()
-            .parse()
-            .ok()
+        std::fs::read_to_string(folder.join(file)).ok()?.trim().parse().ok()
     };
     let limit = number(files.limit).filter(|&limit| limit < NO_LIMIT)?;
     let usage = number(files.usage).unwrap_or(0);

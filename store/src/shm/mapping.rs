@@ -38,14 +38,7 @@ impl Mapping {
         // SAFETY: a new mapping at an address of the kernel's choice; it aliases no Rust object, and
         // its bytes are reached only through HostRegion [I7].
         let at = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                len,
-                protection,
-                MapFlags::SHARED,
-                &fd,
-                0,
-            )
+            rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &fd, 0)
         }
         .map_err(|e| StoreError::os("mmap", shown(), e))?;
         let base = NonNull::new(at.cast::<u8>())
@@ -53,14 +46,8 @@ impl Mapping {
         // SAFETY: page aligned and `bytes` long; unmapped only when this value is dropped, and every
         // user of the region holds the Arc that owns it.
         let region = unsafe { HostRegion::new(base, bytes) };
-        let mapping = Mapping {
-            region,
-            fd,
-            pid: rustix::process::getpid(),
-        };
-        mapping
-            .advise(Advice::LinuxDontFork)
-            .map_err(|e| StoreError::os("madvise", shown(), e))?;
+        let mapping = Mapping { region, fd, pid: rustix::process::getpid() };
+        mapping.advise(Advice::LinuxDontFork).map_err(|e| StoreError::os("madvise", shown(), e))?;
         Ok(mapping)
     }
 
@@ -92,11 +79,9 @@ impl Mapping {
                 bytes,
                 "memory ran out while its pages were taken",
             )),
-            Err(e) => Err(StoreError::os(
-                "madvise(MADV_POPULATE_WRITE)",
-                path.display().to_string(),
-                e,
-            )),
+            Err(e) => {
+                Err(StoreError::os("madvise(MADV_POPULATE_WRITE)", path.display().to_string(), e))
+            }
         }
     }
 
@@ -108,12 +93,7 @@ impl Mapping {
 
     fn touch_pages(&self) -> Result<(), Errno> {
         // Reserves the file's pages first: touching what cannot be had would be SIGBUS.
-        rustix::fs::fallocate(
-            &self.fd,
-            rustix::fs::FallocateFlags::empty(),
-            0,
-            self.region.len(),
-        )?;
+        rustix::fs::fallocate(&self.fd, rustix::fs::FallocateFlags::empty(), 0, self.region.len())?;
         for at in (0..self.region.len() as usize / 8 * 8).step_by(PAGE) {
             // SAFETY: inside the mapping and page aligned; adding nothing changes no byte [I1].
             let word = unsafe { AtomicU64::from_ptr(self.region.base().as_ptr().add(at).cast()) };
@@ -123,10 +103,7 @@ impl Mapping {
     }
 
     fn range(&self) -> (*mut c_void, usize) {
-        (
-            self.region.base().as_ptr().cast(),
-            self.region.len() as usize,
-        )
+        (self.region.base().as_ptr().cast(), self.region.len() as usize)
     }
 }
 

@@ -32,12 +32,7 @@ impl SegmentName {
     /// digits. The job keeps [A-Za-z0-9_-] and at most 40 bytes; one that had to be changed, or
     /// that looks as if it had been, ends in its hash, so that two jobs never share a name.
     pub fn file_name(&self) -> String {
-        format!(
-            "{PREFIX}{}.{}.{:016x}",
-            job_part(&self.job),
-            self.rank,
-            self.incarnation
-        )
+        format!("{PREFIX}{}.{}.{:016x}", job_part(&self.job), self.rank, self.incarnation)
     }
 
     /// Path of the node's unix socket, below the kernel's limit of 108 bytes. To be bound after the
@@ -54,11 +49,7 @@ fn job_part(job: &str) -> String {
         return job.to_string();
     }
     let shown = JOB_BYTES - HASH_DIGITS - 1;
-    let safe: String = job
-        .chars()
-        .take(shown)
-        .map(|c| if kept(c) { c } else { '_' })
-        .collect();
+    let safe: String = job.chars().take(shown).map(|c| if kept(c) { c } else { '_' }).collect();
     let hash = xxhash_rust::xxh3::xxh3_64(job.as_bytes());
     format!("{safe}-{hash:016x}")
 }
@@ -85,11 +76,7 @@ pub(super) fn check_file_name(file_name: &str) -> Result<(), StoreError> {
     }
     Err(StoreError::BadSegment(format!(
         "\"{}\" is not the name of one: those are {PREFIX}<job>.<rank>.<incarnation>",
-        file_name
-            .chars()
-            .take(NAME_MAX)
-            .collect::<String>()
-            .escape_debug()
+        file_name.chars().take(NAME_MAX).collect::<String>().escape_debug()
     )))
 }
 
@@ -99,24 +86,14 @@ mod tests {
     use proptest::prelude::*;
 
     fn named(job: &str) -> SegmentName {
-        SegmentName {
-            job: job.to_string(),
-            rank: 3,
-            incarnation: 0x12ab,
-        }
+        SegmentName { job: job.to_string(), rank: 3, incarnation: 0x12ab }
     }
 
     #[test]
     fn plain_jobs_keep_their_name() {
-        assert_eq!(
-            named("train_7-b").file_name(),
-            "nkv.train_7-b.3.00000000000012ab"
-        );
+        assert_eq!(named("train_7-b").file_name(), "nkv.train_7-b.3.00000000000012ab");
         let path = named("train_7-b").socket_path();
-        assert_eq!(
-            path,
-            PathBuf::from("/dev/shm/nkv.train_7-b.3.00000000000012ab.sock")
-        );
+        assert_eq!(path, PathBuf::from("/dev/shm/nkv.train_7-b.3.00000000000012ab.sock"));
     }
 
     #[test]
@@ -133,19 +110,8 @@ mod tests {
 
     #[test]
     fn names_that_reach_elsewhere_are_refused() {
-        for bad in [
-            "",
-            "nkv",
-            "nkv./../x",
-            "../nkv.a",
-            "x.nkv.",
-            "nkv.a.0.1.sock",
-            "nkv.\0",
-        ] {
-            assert!(
-                matches!(check_file_name(bad), Err(StoreError::BadSegment(_))),
-                "{bad:?}"
-            );
+        for bad in ["", "nkv", "nkv./../x", "../nkv.a", "x.nkv.", "nkv.a.0.1.sock", "nkv.\0"] {
+            assert!(matches!(check_file_name(bad), Err(StoreError::BadSegment(_))), "{bad:?}");
         }
         check_file_name(&named("a").file_name()).unwrap();
     }

@@ -15,17 +15,13 @@ pub fn remove_stale() -> Vec<String> {
 /// [`remove_stale`] in another folder: for tests.
 pub fn remove_stale_in(dir: &Path) -> Vec<String> {
     let names = match std::fs::read_dir(dir) {
-        Ok(entries) => entries
-            .flatten()
-            .filter_map(|e| e.file_name().into_string().ok()),
+        Ok(entries) => entries.flatten().filter_map(|e| e.file_name().into_string().ok()),
         Err(error) => {
             tracing::warn!(dir = %dir.display(), %error, "cannot look for stale segments");
             return Vec::new();
         }
     };
-    let names: Vec<String> = names
-        .filter(|n| n.starts_with(super::name::PREFIX))
-        .collect();
+    let names: Vec<String> = names.filter(|n| n.starts_with(super::name::PREFIX)).collect();
     // Held throughout: no thread of ours makes or maps a segment while this one opens files.
     let registry = registry();
     let mut removed = Vec::new();
@@ -48,9 +44,7 @@ pub fn remove_stale_in(dir: &Path) -> Vec<String> {
 fn remove_segment(dir: &Path, name: &str, registry: &Registry) -> bool {
     let path = dir.join(name);
     // Opening and closing a segment of our own would drop its lock.
-    let ours = registry
-        .get(&path)
-        .is_some_and(|mapping| mapping.strong_count() > 0);
+    let ours = registry.get(&path).is_some_and(|mapping| mapping.strong_count() > 0);
     if ours || !mine(&path, FileType::RegularFile) {
         return false;
     }

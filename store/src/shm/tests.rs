@@ -20,11 +20,7 @@ fn folder() -> tempfile::TempDir {
 }
 
 fn name(rank: u32) -> SegmentName {
-    SegmentName {
-        job: "test".to_string(),
-        rank,
-        incarnation: crate::new_incarnation(),
-    }
+    SegmentName { job: "test".to_string(), rank, incarnation: crate::new_incarnation() }
 }
 
 struct Role {
@@ -36,12 +32,7 @@ struct Role {
 impl Role {
     fn start(role: &str, dir: &Path) -> Role {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "shm::tests::child_process",
-                "--nocapture",
-                "--test-threads=1",
-            ])
+            .args(["--exact", "shm::tests::child_process", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .env(DIR, dir)
             .stdin(Stdio::piped())
@@ -58,10 +49,7 @@ impl Role {
         let mut line = String::new();
         loop {
             line.clear();
-            assert!(
-                self.out.read_line(&mut line).unwrap() > 0,
-                "the child ended silently"
-            );
+            assert!(self.out.read_line(&mut line).unwrap() > 0, "the child ended silently");
             if let Some((_, said)) = line.split_once(SAYS) {
                 return said.trim_end().to_string();
             }
@@ -75,11 +63,7 @@ impl Role {
 
     /// Ends the child the gentle way: its standard input closes.
     fn finish(self) {
-        let Role {
-            mut child,
-            stdin,
-            mut out,
-        } = self;
+        let Role { mut child, stdin, mut out } = self;
         drop(stdin);
         // To its end: the test program says more, and must be able to.
         out.read_to_end(&mut Vec::new()).unwrap();
@@ -146,19 +130,11 @@ fn another_process_reads_what_one_wrote() {
     let mut text = [0; 14];
     m.read(4096, &mut text).unwrap();
     assert_eq!((&text, m.len()), (b"from the child", BYTES));
-    assert_eq!(
-        m.export(),
-        Export::Shm {
-            name: file_name.to_string()
-        }
-    );
+    assert_eq!(m.export(), Export::Shm { name: file_name.to_string() });
     role.finish();
     assert!(attach_in(dir.path(), "nkv.test.9.0", false).is_err());
     m.read(4096, &mut text).unwrap();
-    assert!(
-        !dir.path().join(file_name).exists(),
-        "its maker ended and removed it"
-    );
+    assert!(!dir.path().join(file_name).exists(), "its maker ended and removed it");
 }
 
 #[test]
@@ -172,10 +148,7 @@ fn a_segment_in_use_is_never_removed_and_a_dead_processs_is() {
     assert_eq!(remove_stale_in(dir.path()), Vec::<String>::new());
     assert!(socket.exists() && dir.path().join(&file_name).exists());
     role.kill();
-    assert_eq!(
-        remove_stale_in(dir.path()),
-        [file_name.clone(), format!("{file_name}.sock")]
-    );
+    assert_eq!(remove_stale_in(dir.path()), [file_name.clone(), format!("{file_name}.sock")]);
     assert!(!socket.exists() && !dir.path().join(&file_name).exists());
     drop(listener);
 }
@@ -204,10 +177,7 @@ fn our_own_segment_keeps_its_lock_whatever_we_do_with_its_name() {
     again.write(100, b"same bytes").unwrap();
     let mut seen = [0; 10];
     made.read(100, &mut seen).unwrap();
-    assert_eq!(
-        (&seen, again.host_base()),
-        (b"same bytes", made.host_base())
-    );
+    assert_eq!((&seen, again.host_base()), (b"same bytes", made.host_base()));
     drop(again);
     assert!(remove_stale_in(dir.path()).is_empty());
     assert!(swept_by_another(dir.path()).is_empty(), "the lock was lost");
@@ -247,10 +217,7 @@ fn a_segment_is_zero_private_to_its_user_and_has_its_size() {
     let dir = folder();
     let made = create_in(dir.path(), &name(0), BYTES, true).unwrap();
     let meta = std::fs::metadata(dir.path().join(made.file_name())).unwrap();
-    assert_eq!(
-        (meta.permissions().mode() & 0o7777, meta.len()),
-        (0o600, BYTES)
-    );
+    assert_eq!((meta.permissions().mode() & 0o7777, meta.len()), (0o600, BYTES));
     let mut bytes = vec![1; BYTES as usize];
     made.read(0, &mut bytes).unwrap();
     assert!(bytes.iter().all(|&b| b == 0));
@@ -266,15 +233,9 @@ fn a_name_taken_and_sizes_that_cannot_be_are_refused() {
     assert!(matches!(second, Err(StoreError::InUse(_))), "{second:?}");
     assert!(dir.path().join(made.file_name()).exists());
     let none = create_in(dir.path(), &name, 0, false);
-    assert!(
-        matches!(none, Err(StoreError::InvalidConfig(_))),
-        "{none:?}"
-    );
+    assert!(matches!(none, Err(StoreError::InvalidConfig(_))), "{none:?}");
     let huge = create_in(dir.path(), &name, 1 << 50, true);
-    assert!(
-        matches!(huge, Err(StoreError::NotEnoughMemory(_))),
-        "{huge:?}"
-    );
+    assert!(matches!(huge, Err(StoreError::NotEnoughMemory(_))), "{huge:?}");
 }
 
 #[test]
@@ -292,18 +253,9 @@ fn files_that_are_no_segments_of_ours_are_not_mapped() {
     std::os::unix::fs::symlink("nkv.fine", dir.path().join("nkv.link")).unwrap();
     let attach = |name| attach_in(dir.path(), name, false);
     for bad in ["nkv.readable", "nkv.empty"] {
-        assert!(
-            matches!(attach(bad), Err(StoreError::BadSegment(_))),
-            "{bad}"
-        );
+        assert!(matches!(attach(bad), Err(StoreError::BadSegment(_))), "{bad}");
     }
-    for bad in [
-        "nkv.folder",
-        "nkv.link",
-        "nkv.missing",
-        "../nkv.fine",
-        "fine",
-    ] {
+    for bad in ["nkv.folder", "nkv.link", "nkv.missing", "../nkv.fine", "fine"] {
         assert!(attach(bad).is_err(), "{bad}");
     }
     assert_eq!(attach("nkv.fine").unwrap().len(), 1);

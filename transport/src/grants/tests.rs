@@ -4,12 +4,7 @@ use super::*;
 use nkv_store::threads::spawn_named;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-const GRANT: Grant = Grant {
-    header_off: 4096,
-    epoch: 7,
-    extent_offset: 1 << 20,
-    extent_len: 8192,
-};
+const GRANT: Grant = Grant { header_off: 4096, epoch: 7, extent_offset: 1 << 20, extent_len: 8192 };
 
 #[derive(Debug, Default)]
 struct CountCuts(AtomicUsize);
@@ -32,13 +27,8 @@ fn write(offset: u64, len: u64) -> Intent {
 #[test]
 fn i10_a_grant_covers_its_header_fields_and_extent_and_nothing_else() {
     let (h, x) = (GRANT.header_off, GRANT.extent_offset);
-    for ok in [
-        write(h, 32),
-        write(h + 8, 8),
-        write(h + 56, 8),
-        write(x, 8192),
-        write(x + 8191, 1),
-    ] {
+    for ok in [write(h, 32), write(h + 8, 8), write(h + 56, 8), write(x, 8192), write(x + 8191, 1)]
+    {
         GRANT.check(&ok).unwrap();
     }
     for bad in [
@@ -65,10 +55,7 @@ fn i10_a_grant_covers_its_header_fields_and_extent_and_nothing_else() {
 fn i3_the_publish_word_takes_only_this_epoch_and_only_a_producers_steps() {
     use state::{DEAD, READY, RESERVED, WRITING};
     let publish = GRANT.header_off + 32;
-    let store = |low, epoch| Intent::Store {
-        offset: publish,
-        value: word(low, epoch),
-    };
+    let store = |low, epoch| Intent::Store { offset: publish, value: word(low, epoch) };
     for (low, epoch, ok) in [
         (WRITING, 7, true),
         (DEAD, 7, true),
@@ -77,34 +64,11 @@ fn i3_the_publish_word_takes_only_this_epoch_and_only_a_producers_steps() {
         (WRITING, 8, false),
         (DEAD, 6, false),
     ] {
-        assert_eq!(
-            GRANT.check(&store(low, epoch)).is_ok(),
-            ok,
-            "store {low} {epoch}"
-        );
+        assert_eq!(GRANT.check(&store(low, epoch)).is_ok(), ok, "store {low} {epoch}");
     }
-    GRANT
-        .check(&Intent::Store {
-            offset: GRANT.header_off + 56,
-            value: 99,
-        })
-        .unwrap();
-    assert!(
-        GRANT
-            .check(&Intent::Store {
-                offset: GRANT.header_off + 48,
-                value: 0
-            })
-            .is_err()
-    );
-    assert!(
-        GRANT
-            .check(&Intent::Store {
-                offset: GRANT.extent_offset,
-                value: 0
-            })
-            .is_err()
-    );
+    GRANT.check(&Intent::Store { offset: GRANT.header_off + 56, value: 99 }).unwrap();
+    assert!(GRANT.check(&Intent::Store { offset: GRANT.header_off + 48, value: 0 }).is_err());
+    assert!(GRANT.check(&Intent::Store { offset: GRANT.extent_offset, value: 0 }).is_err());
     for from in [RESERVED, WRITING, READY, DEAD] {
         for to in [RESERVED, WRITING, READY, DEAD] {
             for (e1, e2) in [(7, 7), (7, 8), (6, 7)] {
@@ -138,28 +102,15 @@ fn i10_revoke_refuses_the_next_and_cuts_whoever_is_inside() {
     assert_eq!(count.0.load(Ordering::SeqCst), 1);
     assert!(inside.is_revoked() && !grants.is_out(5));
     assert!(!grants.wait_out(5, Duration::from_millis(1)));
-    assert!(
-        grants
-            .enter(5, Duration::ZERO, &cut)
-            .unwrap_err()
-            .contains("revoked")
-    );
+    assert!(grants.enter(5, Duration::ZERO, &cut).unwrap_err().contains("revoked"));
     grants.open(5, GRANT);
-    assert!(
-        grants.enter(5, Duration::ZERO, &cut).is_err(),
-        "a repeated open lifted the fence"
-    );
+    assert!(grants.enter(5, Duration::ZERO, &cut).is_err(), "a repeated open lifted the fence");
     drop(inside);
     assert!(grants.is_out(5) && grants.wait_out(5, Duration::ZERO));
     grants.forget(5);
     assert_eq!(grants.len(), 0);
     assert!(grants.is_out(5) && !grants.revoke(5));
-    assert!(
-        grants
-            .enter(5, Duration::ZERO, &cut)
-            .unwrap_err()
-            .contains("no open plan")
-    );
+    assert!(grants.enter(5, Duration::ZERO, &cut).unwrap_err().contains("no open plan"));
 }
 
 #[test]
@@ -191,10 +142,7 @@ fn a_request_waits_a_moment_for_a_plan_that_the_owner_has_not_heard_of() {
     let clock = BootClock;
     let t0 = clock.now_ms();
     assert!(grants.enter(10, Duration::from_millis(20), &cut).is_err());
-    assert!(
-        grants.enter(0, Duration::from_secs(60), &cut).is_err(),
-        "token 0 waits for nothing"
-    );
+    assert!(grants.enter(0, Duration::from_secs(60), &cut).is_err(), "token 0 waits for nothing");
     assert!((20..5_000).contains(&(clock.now_ms() - t0)));
 }
 
@@ -227,4 +175,27 @@ fn i10_no_permit_is_held_once_a_revoked_token_is_out() {
         }
         assert_eq!(placed.load(Ordering::SeqCst), before);
     }
+}
+
+#[test]
+fn i10_a_request_that_enters_while_its_token_is_revoked_is_refused() {
+    let grants = Arc::new(Grants::new());
+    grants.open(5, GRANT);
+    let entry = grants.lock().get(&5).cloned().unwrap();
+    // As revoke sees it when a request has passed the gate and is not yet in the list.
+    let list = entry.inside();
+    let g = grants.clone();
+    let request = spawn_named("request", move || {
+        let (_, cut) = connection();
+        g.enter(5, Duration::from_secs(10), &cut).map(drop)
+    })
+    .unwrap();
+    while entry.gate.is_out() {
+        std::thread::yield_now();
+    }
+    entry.gate.close();
+    assert!(list.is_empty(), "nobody to cut");
+    drop(list);
+    assert!(request.join().unwrap().unwrap_err().contains("revoked"));
+    assert!(grants.is_out(5));
 }

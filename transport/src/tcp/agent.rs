@@ -112,11 +112,7 @@ impl TcpAgent {
     ) -> Result<Self, TransportError> {
         let failed = |e| TransportError::io("listen", at.to_string(), e);
         let listener = Arc::new(listen(at, BACKLOG).map_err(failed)?);
-        let local = listener
-            .local_addr()
-            .map_err(failed)?
-            .as_socket()
-            .unwrap_or(at);
+        let local = listener.local_addr().map_err(failed)?.as_socket().unwrap_or(at);
         let shared = Arc::new(Shared {
             segment: Mapped::new(segment),
             incarnation,
@@ -128,15 +124,8 @@ impl TcpAgent {
             open: Mutex::default(),
         });
         let (s, l) = (shared.clone(), listener.clone());
-        let acceptor = Mutex::new(Some(spawn_named("nkv-tcp-accept", move || {
-            accept_all(&s, &l)
-        })?));
-        Ok(Self {
-            shared,
-            local,
-            listener,
-            acceptor,
-        })
+        let acceptor = Mutex::new(Some(spawn_named("nkv-tcp-accept", move || accept_all(&s, &l))?));
+        Ok(Self { shared, local, listener, acceptor })
     }
 
     /// Where it really listens.
@@ -155,11 +144,7 @@ impl TcpAgent {
         self.shared.stopping.store(true, Ordering::SeqCst);
         // On Linux this wakes a blocked accept.
         let _ = self.listener.shutdown(Shutdown::Both);
-        let acceptor = self
-            .acceptor
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let acceptor = self.acceptor.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = acceptor {
             let _ = thread.join();
         }

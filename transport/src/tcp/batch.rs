@@ -67,21 +67,11 @@ impl Outgoing {
             let whole = payload_len(op);
             // Nothing to move is nothing to ask for.
             if len > 0 || whole.is_none() {
-                self.push(
-                    op,
-                    Piece {
-                        op: cursor.op,
-                        from: cursor.from,
-                        len,
-                    },
-                );
+                self.push(op, Piece { op: cursor.op, from: cursor.from, len });
             }
             cursor.from += len;
             if cursor.from >= whole.unwrap_or(0) {
-                *cursor = Cursor {
-                    op: cursor.op + 1,
-                    from: 0,
-                };
+                *cursor = Cursor { op: cursor.op + 1, from: 0 };
             }
         }
         let header = Request {
@@ -163,30 +153,12 @@ mod tests {
             .map(|((kind, len), room)| match kind {
                 0 => {
                     *room = vec![0; *len];
-                    Op::Read {
-                        offset: 8,
-                        dst: room,
-                    }
+                    Op::Read { offset: 8, dst: room }
                 }
-                1 => Op::Write {
-                    offset: 8,
-                    src: &bytes[..*len],
-                },
-                2 => Op::Store {
-                    offset: 8,
-                    value: 1,
-                },
-                3 => Op::FetchAdd {
-                    offset: 8,
-                    add: 1,
-                    old: 0,
-                },
-                4 => Op::CompareSwap {
-                    offset: 8,
-                    expect: 1,
-                    new: 2,
-                    old: 0,
-                },
+                1 => Op::Write { offset: 8, src: &bytes[..*len] },
+                2 => Op::Store { offset: 8, value: 1 },
+                3 => Op::FetchAdd { offset: 8, add: 1, old: 0 },
+                4 => Op::CompareSwap { offset: 8, expect: 1, new: 2, old: 0 },
                 _ => Op::Flush,
             })
             .collect()

@@ -23,11 +23,7 @@ pub struct TcpOptions {
 
 impl Default for TcpOptions {
     fn default() -> Self {
-        Self {
-            connect_ms: 1_000,
-            stall_ms: 1_500,
-            max_connections: 16,
-        }
+        Self { connect_ms: 1_000, stall_ms: 1_500, max_connections: 16 }
     }
 }
 
@@ -116,17 +112,10 @@ impl TcpVerbs {
         }
         // An agent that was told to fence us answers before it has read all and closes: its answer
         // says more than the broken pipe.
-        let head: Response = conn
-            .line
-            .take_struct()
-            .map_err(|e| lost(sent.err().unwrap_or(e)))?;
+        let head: Response = conn.line.take_struct().map_err(|e| lost(sent.err().unwrap_or(e)))?;
         let closing = head.closing.get() != 0;
-        let garbled = |why: &str| {
-            Err(TransportError::Protocol(format!(
-                "{}: {why}",
-                self.pool.target
-            )))
-        };
+        let garbled =
+            |why: &str| Err(TransportError::Protocol(format!("{}: {why}", self.pool.target)));
         if head.magic.get() != RESPONSE_MAGIC || head.id.get() != id {
             return garbled("an answer to another question");
         }
@@ -156,13 +145,8 @@ impl TcpVerbs {
 }
 
 enum Answer {
-    Done {
-        closing: bool,
-    },
-    Denied {
-        error: TransportError,
-        closing: bool,
-    },
+    Done { closing: bool },
+    Denied { error: TransportError, closing: bool },
 }
 
 /// Header, descriptors and payloads in as few calls as the kernel takes.

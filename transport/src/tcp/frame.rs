@@ -136,18 +136,9 @@ pub(super) enum Status {
 impl Status {
     pub(super) fn from_wire(n: u32) -> Option<Self> {
         use Status::{Busy, Failed, Incarnation, Job, Ok, OutOfBounds, Protocol, Refused};
-        [
-            Ok,
-            Refused,
-            OutOfBounds,
-            Protocol,
-            Busy,
-            Incarnation,
-            Job,
-            Failed,
-        ]
-        .into_iter()
-        .find(|s| *s as u32 == n)
+        [Ok, Refused, OutOfBounds, Protocol, Busy, Incarnation, Job, Failed]
+            .into_iter()
+            .find(|s| *s as u32 == n)
     }
 }
 

@@ -132,24 +132,14 @@ impl Pool {
                     continue;
                 }
                 let number = conn.number;
-                return Ok(Lease {
-                    pool: self,
-                    conn: Some(conn),
-                    number,
-                    healthy: false,
-                });
+                return Ok(Lease { pool: self, conn: Some(conn), number, healthy: false });
             }
             if state.open.len() < self.opts.max_connections {
                 let number = state.next_number;
                 state.next_number += 1;
                 state.open.insert(number, None);
                 drop(state);
-                let mut lease = Lease {
-                    pool: self,
-                    conn: None,
-                    number,
-                    healthy: false,
-                };
+                let mut lease = Lease { pool: self, conn: None, number, healthy: false };
                 lease.conn = Some(self.connect(number)?);
                 return Ok(lease);
             }
@@ -174,9 +164,7 @@ impl Pool {
         let configure = |e| TransportError::io("configure", &self.target, e);
         let hand_ms = (left() / 1_000_000).max(1);
         let mut line = Line::new(socket, hand_ms).map_err(configure)?;
-        self.state()
-            .open
-            .insert(number, Some(line.shared().clone()));
+        self.state().open.insert(number, Some(line.shared().clone()));
         // Died meanwhile: the interruption may have missed this socket.
         self.alive.check(&self.target)?;
         let welcome = self.shake_hands(&mut line)?;
@@ -207,9 +195,7 @@ impl Pool {
             }
         }
         let (target, ms) = (&self.target, self.opts.connect_ms);
-        Err(TransportError::Disconnected(format!(
-            "cannot connect to {target} in {ms} ms: {last}"
-        )))
+        Err(TransportError::Disconnected(format!("cannot connect to {target} in {ms} ms: {last}")))
     }
 
     fn shake_hands(&self, line: &mut Line) -> Result<Welcome, TransportError> {
@@ -225,18 +211,15 @@ impl Pool {
         // SAFETY: `bytes` lives until the send returns.
         let sent = unsafe { out.add(bytes.as_ptr(), bytes.len()) }.and_then(|()| out.send(false));
         // An agent that is full answers and closes without reading: look for its answer first.
-        let welcome: Welcome = line
-            .take_struct()
-            .map_err(|e| self.lost(sent.err().unwrap_or(e)))?;
+        let welcome: Welcome =
+            line.take_struct().map_err(|e| self.lost(sent.err().unwrap_or(e)))?;
         let protocol = |why| Err(TransportError::Protocol(format!("{}: {why}", self.target)));
         if welcome.magic.get() != WELCOME_MAGIC {
             return protocol("what listens there is no nkv tcp agent".to_string());
         }
         if welcome.version.get() != TCP_VERSION {
             let theirs = welcome.version.get();
-            return protocol(format!(
-                "it speaks version {theirs}, this end {TCP_VERSION}"
-            ));
+            return protocol(format!("it speaks version {theirs}, this end {TCP_VERSION}"));
         }
         let len = welcome.message_len.get() as usize;
         if len > MAX_MESSAGE_BYTES {

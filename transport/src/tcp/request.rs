@@ -27,11 +27,7 @@ impl Step {
             OP_WRITE => Step::Write { offset, len: a },
             OP_STORE => Step::Store { offset, value: a },
             OP_FETCH_ADD => Step::FetchAdd { offset, add: a },
-            OP_COMPARE_SWAP => Step::CompareSwap {
-                offset,
-                expect: a,
-                new: b,
-            },
+            OP_COMPARE_SWAP => Step::CompareSwap { offset, expect: a, new: b },
             OP_FLUSH => Step::Flush,
             _ => return None,
         })
@@ -44,15 +40,9 @@ impl Step {
             Step::Write { offset, len } => Some(Intent::Write { offset, len }),
             Step::Store { offset, value } => Some(Intent::Store { offset, value }),
             Step::FetchAdd { offset, .. } => Some(Intent::FetchAdd { offset }),
-            Step::CompareSwap {
-                offset,
-                expect,
-                new,
-            } => Some(Intent::CompareSwap {
-                offset,
-                expect,
-                new,
-            }),
+            Step::CompareSwap { offset, expect, new } => {
+                Some(Intent::CompareSwap { offset, expect, new })
+            }
         }
     }
 
@@ -82,10 +72,7 @@ pub(super) fn check_header(r: &Request, max_bytes: u64) -> Result<(), String> {
         return Err(format!("{:#010x} is no request", r.magic.get()));
     }
     if r.n_ops.get() as usize > MAX_OPS {
-        return Err(format!(
-            "{} verbs in one request, at most {MAX_OPS}",
-            r.n_ops.get()
-        ));
+        return Err(format!("{} verbs in one request, at most {MAX_OPS}", r.n_ops.get()));
     }
     for bytes in [r.write_bytes.get(), r.read_bytes.get()] {
         if bytes > max_bytes {
@@ -144,10 +131,9 @@ impl Steps {
 
     /// Checks bounds and alignment of every verb.
     pub(super) fn check_bounds(&self, segment_len: u64) -> Result<(), (Status, String)> {
-        self.all.iter().try_for_each(|s| {
-            s.fits(segment_len)
-                .map_err(|why| (Status::OutOfBounds, why))
-        })
+        self.all
+            .iter()
+            .try_for_each(|s| s.fits(segment_len).map_err(|why| (Status::OutOfBounds, why)))
     }
 
     /// Asks the permit for every change.
@@ -184,13 +170,7 @@ mod tests {
 
     fn desc(code: u32, offset: u64, a: u64) -> OpDesc {
         let (code, offset, a) = (code.into(), offset.into(), a.into());
-        OpDesc {
-            code,
-            reserved: 0.into(),
-            offset,
-            a,
-            b: 0.into(),
-        }
+        OpDesc { code, reserved: 0.into(), offset, a, b: 0.into() }
     }
 
     fn header(n: u32, write: u64, read: u64) -> Request {
@@ -206,8 +186,7 @@ mod tests {
 
     fn decode(write: u64, read: u64, descs: &[OpDesc]) -> Result<Steps, String> {
         let mut s = Steps::default();
-        s.decode(&header(descs.len() as u32, write, read), descs.as_bytes())
-            .map(|()| s)
+        s.decode(&header(descs.len() as u32, write, read), descs.as_bytes()).map(|()| s)
     }
 
     #[test]
@@ -216,19 +195,9 @@ mod tests {
         assert!(decode(9, 0, &[desc(OP_WRITE, 0, 8)]).is_err());
         assert!(decode(0, 0, &[desc(OP_READ, 0, 8)]).is_err());
         assert!(decode(0, 0, &[desc(99, 0, 8)]).is_err());
-        assert!(
-            decode(
-                0,
-                u64::MAX,
-                &[desc(OP_READ, 0, u64::MAX), desc(OP_READ, 0, 2)]
-            )
-            .is_ok()
-        );
+        assert!(decode(0, u64::MAX, &[desc(OP_READ, 0, u64::MAX), desc(OP_READ, 0, 2)]).is_ok());
         let mut s = Steps::default();
-        assert!(
-            s.decode(&header(2, 0, 0), desc(OP_FLUSH, 0, 0).as_bytes())
-                .is_err()
-        );
+        assert!(s.decode(&header(2, 0, 0), desc(OP_FLUSH, 0, 0).as_bytes()).is_err());
         let early = MAX_EARLY_BYTES + 1;
         assert!(decode(0, early, &[desc(OP_READ, 0, early), desc(OP_STORE, 0, 0)]).is_err());
         decode(0, early, &[desc(OP_STORE, 0, 0), desc(OP_READ, 0, early)]).unwrap();

@@ -105,10 +105,7 @@ impl<'a> Connection<'a> {
     fn greet(&mut self) -> Result<(), End> {
         let hello: Hello = self.line.take_struct()?;
         if hello.magic.get() != HELLO_MAGIC {
-            return Err(End::Garbage(format!(
-                "{:#018x} is no hello",
-                hello.magic.get()
-            )));
+            return Err(End::Garbage(format!("{:#018x} is no hello", hello.magic.get())));
         }
         if hello.version.get() != TCP_VERSION {
             let theirs = hello.version.get();
@@ -123,10 +120,7 @@ impl<'a> Connection<'a> {
         self.line.take(&mut job)?;
         if job != self.shared.job.as_bytes() {
             let theirs = String::from_utf8_lossy(&job).into_owned();
-            let why = format!(
-                "this segment is of job {:?}, not {theirs:?}",
-                self.shared.job
-            );
+            let why = format!("this segment is of job {:?}, not {theirs:?}", self.shared.job);
             return self.turn_away(Status::Job, why);
         }
         if hello.incarnation.get() != self.shared.incarnation {
@@ -149,12 +143,9 @@ impl<'a> Connection<'a> {
     fn request(&mut self) -> Result<(), End> {
         let header: Request = self.line.take_struct()?;
         check_header(&header, self.shared.limits.max_request_bytes).map_err(End::Garbage)?;
-        self.descs
-            .resize(header.n_ops.get() as usize * DESC_BYTES, 0);
+        self.descs.resize(header.n_ops.get() as usize * DESC_BYTES, 0);
         self.line.take(&mut self.descs)?;
-        self.steps
-            .decode(&header, &self.descs)
-            .map_err(End::Garbage)?;
+        self.steps.decode(&header, &self.descs).map_err(End::Garbage)?;
         add(&self.shared.counters.requests, 1);
         let id = header.id.get();
         match self.change(&header)? {
@@ -165,12 +156,7 @@ impl<'a> Connection<'a> {
             }
             Outcome::CutShort => {
                 add(&self.shared.counters.refused, 1);
-                self.deny(
-                    id,
-                    Status::Refused,
-                    "the plan was ended while it was written",
-                    true,
-                )?;
+                self.deny(id, Status::Refused, "the plan was ended while it was written", true)?;
                 self.line.finish_sending();
                 Err(End::Fenced)
             }
@@ -190,10 +176,7 @@ impl<'a> Connection<'a> {
             if token == 0 {
                 return Err((Status::Refused, "token 0 allows reads only".to_string()));
             }
-            let permit = shared
-                .access
-                .admit(token, &self.cut)
-                .map_err(|w| (Status::Refused, w))?;
+            let permit = shared.access.admit(token, &self.cut).map_err(|w| (Status::Refused, w))?;
             self.steps.check_permit(&*permit).map(|()| permit)
         });
         let permit = match admitted {
@@ -269,9 +252,7 @@ impl<'a> Connection<'a> {
             // SAFETY: used + len <= SMALL_BYTES; earlier pieces that are still to be sent lie below
             // `used`; `small` is used through `base` alone here.
             let piece = unsafe { std::slice::from_raw_parts_mut(base.add(used), len) };
-            segment
-                .copy_out(offset, piece)
-                .map_err(|e| End::Broken(e.to_string()))?;
+            segment.copy_out(offset, piece).map_err(|e| End::Broken(e.to_string()))?;
             // SAFETY: as above: not overwritten before it is sent.
             unsafe { out.add(base.add(used), len)? };
             used += len;
@@ -351,9 +332,7 @@ fn send_large(
     while done < len {
         let n = STAGE_BYTES.min(len - done);
         let at = offset + done as u64;
-        segment
-            .copy_out(at, &mut stage[..n])
-            .map_err(|e| End::Broken(e.to_string()))?;
+        segment.copy_out(at, &mut stage[..n]).map_err(|e| End::Broken(e.to_string()))?;
         done += n;
         // SAFETY: the stage is not touched before this send returns.
         unsafe { out.add(stage.as_ptr(), n)? };
@@ -384,24 +363,14 @@ impl Executor<'_> {
             Step::Read { offset, len } => {
                 let start = self.early.len();
                 self.early.resize(start + len as usize, 0);
-                self.segment
-                    .copy_out(offset, &mut self.early[start..])
-                    .map_err(failed)?;
+                self.segment.copy_out(offset, &mut self.early[start..]).map_err(failed)?;
             }
             Step::Store { offset, value } => self.segment.store(offset, value).map_err(failed)?,
             Step::FetchAdd { offset, add } => {
-                self.results
-                    .push(self.segment.fetch_add(offset, add).map_err(failed)?);
+                self.results.push(self.segment.fetch_add(offset, add).map_err(failed)?);
             }
-            Step::CompareSwap {
-                offset,
-                expect,
-                new,
-            } => {
-                let found = self
-                    .segment
-                    .compare_swap(offset, expect, new)
-                    .map_err(failed)?;
+            Step::CompareSwap { offset, expect, new } => {
+                let found = self.segment.compare_swap(offset, expect, new).map_err(failed)?;
                 self.results.push(found);
             }
             Step::Flush => std::sync::atomic::fence(Ordering::SeqCst),
@@ -415,18 +384,14 @@ impl Executor<'_> {
         let mut words = [0; 64];
         if len <= words.len() {
             self.line.take(&mut words[..len])?;
-            self.segment
-                .copy_in(offset, &words[..len])
-                .map_err(failed)?;
+            self.segment.copy_in(offset, &words[..len]).map_err(failed)?;
             return Ok(true);
         }
         if let Some(dst) = self.segment.at(offset, len) {
             let permit = self.permit;
             // SAFETY: mapped for `len` bytes, and ours to write while the permit is held [I10].
-            let whole = unsafe {
-                self.line
-                    .take_raw(dst, len, PLACE_BYTES, &|| permit.is_revoked())
-            }?;
+            let whole =
+                unsafe { self.line.take_raw(dst, len, PLACE_BYTES, &|| permit.is_revoked()) }?;
             return Ok(whole);
         }
         self.stage.resize(STAGE_BYTES, 0);
@@ -437,9 +402,7 @@ impl Executor<'_> {
             if self.permit.is_revoked() {
                 return Ok(false);
             }
-            self.segment
-                .copy_in(offset + done as u64, &self.stage[..n])
-                .map_err(failed)?;
+            self.segment.copy_in(offset + done as u64, &self.stage[..n]).map_err(failed)?;
             done += n;
         }
         Ok(true)

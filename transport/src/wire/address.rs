@@ -50,25 +50,12 @@ mod tests {
 
     #[test]
     fn an_address_is_read_as_it_is_written() {
-        for s in [
-            "tcp://node-3:7400",
-            "tcp://[::1]:7400",
-            "unix:///tmp/a b.sock",
-        ] {
+        for s in ["tcp://node-3:7400", "tcp://[::1]:7400", "unix:///tmp/a b.sock"] {
             assert_eq!(s.parse::<Address>().unwrap().to_string(), s);
         }
         let bare: Address = "127.0.0.1:80".parse().unwrap();
         assert_eq!(bare, Address::Tcp("127.0.0.1:80".to_string()));
-        for s in [
-            "",
-            "host",
-            "host:",
-            ":80",
-            "host:65536",
-            "::1:80",
-            "http://host:80",
-            "unix://",
-        ] {
+        for s in ["", "host", "host:", ":80", "host:65536", "::1:80", "http://host:80", "unix://"] {
             assert!(s.parse::<Address>().is_err(), "{s}");
         }
     }

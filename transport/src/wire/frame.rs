@@ -66,9 +66,7 @@ pub enum WireError {
 
 fn options(limit: usize) -> impl Options {
     // DefaultOptions also rejects trailing bytes.
-    bincode::DefaultOptions::new()
-        .with_fixint_encoding()
-        .with_limit(limit as u64)
+    bincode::DefaultOptions::new().with_fixint_encoding().with_limit(limit as u64)
 }
 
 struct Header {
@@ -87,25 +85,16 @@ fn parse_header(bytes: &[u8; FRAME_HEADER_BYTES], limit: usize) -> Result<Header
         return Err(WireError::Flags { flags });
     }
     if body as usize > limit {
-        return Err(WireError::TooLarge {
-            claimed: u64::from(body),
-            limit,
-        });
+        return Err(WireError::TooLarge { claimed: u64::from(body), limit });
     }
     let id = u64::from(u32_at(8)) | u64::from(u32_at(12)) << 32;
-    Ok(Header {
-        body: body as usize,
-        id,
-    })
+    Ok(Header { body: body as usize, id })
 }
 
 fn decode_body<T: DeserializeOwned>(body: &[u8], limit: usize) -> Result<T, WireError> {
     options(limit)
         .deserialize(body)
-        .map_err(|e| WireError::Decode {
-            bytes: body.len(),
-            reason: e.to_string(),
-        })
+        .map_err(|e| WireError::Decode { bytes: body.len(), reason: e.to_string() })
 }
 
 /// Appends one whole frame to `buf`. On error `buf` is as it was.
@@ -119,10 +108,9 @@ pub fn encode_frame<T: Serialize + ?Sized>(
     if let Err(e) = options(MAX_FRAME_BYTES).serialize_into(&mut *buf, value) {
         buf.truncate(start);
         return Err(match *e {
-            bincode::ErrorKind::SizeLimit => WireError::TooLarge {
-                claimed: MAX_FRAME_BYTES as u64 + 1,
-                limit: MAX_FRAME_BYTES,
-            },
+            bincode::ErrorKind::SizeLimit => {
+                WireError::TooLarge { claimed: MAX_FRAME_BYTES as u64 + 1, limit: MAX_FRAME_BYTES }
+            }
             other => WireError::Encode(other.to_string()),
         });
     }
@@ -138,16 +126,12 @@ pub fn encode_frame<T: Serialize + ?Sized>(
 pub fn decode_frame<T: DeserializeOwned>(bytes: &[u8]) -> Result<(u64, T, usize), WireError> {
     let header = bytes
         .first_chunk::<FRAME_HEADER_BYTES>()
-        .ok_or_else(|| WireError::Truncated {
-            missing: FRAME_HEADER_BYTES - bytes.len(),
-        })?;
+        .ok_or_else(|| WireError::Truncated { missing: FRAME_HEADER_BYTES - bytes.len() })?;
     let header = parse_header(header, MAX_FRAME_BYTES)?;
     let end = FRAME_HEADER_BYTES + header.body;
     let body = bytes
         .get(FRAME_HEADER_BYTES..end)
-        .ok_or_else(|| WireError::Truncated {
-            missing: end - bytes.len(),
-        })?;
+        .ok_or_else(|| WireError::Truncated { missing: end - bytes.len() })?;
     Ok((header.id, decode_body(body, MAX_FRAME_BYTES)?, end))
 }
 
@@ -193,9 +177,7 @@ where
             if buf.is_empty() {
                 return Ok(None);
             }
-            return Err(WireError::Truncated {
-                missing: FRAME_HEADER_BYTES - buf.len(),
-            });
+            return Err(WireError::Truncated { missing: FRAME_HEADER_BYTES - buf.len() });
         }
     }
     let mut first = [0; FRAME_HEADER_BYTES];
@@ -204,9 +186,7 @@ where
     let end = FRAME_HEADER_BYTES + header.body;
     while buf.len() < end {
         if !fill(r, buf, end).await? {
-            return Err(WireError::Truncated {
-                missing: end - buf.len(),
-            });
+            return Err(WireError::Truncated { missing: end - buf.len() });
         }
     }
     let value = decode_body(&buf[FRAME_HEADER_BYTES..end], limit);

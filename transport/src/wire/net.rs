@@ -92,13 +92,7 @@ impl Listener for TcpAccept {
                     Ok((s, from)) => {
                         // A peer that hung up already cannot be configured; that is its matter.
                         let Ok(stream) = boxed_tcp(s) else { continue };
-                        return Ok((
-                            stream,
-                            Peer {
-                                unix: None,
-                                text: format!("tcp {from}"),
-                            },
-                        ));
+                        return Ok((stream, Peer { unix: None, text: format!("tcp {from}") }));
                     }
                     Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
                     Err(e) => return Err(e),
@@ -108,11 +102,7 @@ impl Listener for TcpAccept {
     }
 
     fn local(&self) -> Address {
-        Address::Tcp(
-            self.0
-                .local_addr()
-                .map_or_else(|e| e.to_string(), |a| a.to_string()),
-        )
+        Address::Tcp(self.0.local_addr().map_or_else(|e| e.to_string(), |a| a.to_string()))
     }
 }
 
@@ -148,11 +138,7 @@ impl UnixAccept {
         let listener = UnixListener::from_std(std::os::fd::OwnedFd::from(socket).into())?;
         let inode = std::fs::symlink_metadata(own)?.ino();
         std::fs::rename(own, path)?;
-        Ok(Self {
-            listener,
-            path: path.to_path_buf(),
-            inode,
-        })
+        Ok(Self { listener, path: path.to_path_buf(), inode })
     }
 }
 
@@ -205,13 +191,7 @@ impl Listener for UnixAccept {
                 }
                 let unix = unix_peer(&stream, cred.pid().unwrap_or(0), cred.uid());
                 let text = format!("unix pid {} uid {}", unix.pid, unix.uid);
-                return Ok((
-                    boxed(stream),
-                    Peer {
-                        unix: Some(unix),
-                        text,
-                    },
-                ));
+                return Ok((boxed(stream), Peer { unix: Some(unix), text }));
             }
         })
     }

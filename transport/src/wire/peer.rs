@@ -28,10 +28,7 @@ pub struct Peer {
     pub text: String,
 }
 
-const NO_WAIT: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 0,
-};
+const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// False once the process has exited (a pidfd becomes readable then, a zombie included). An error
 /// of the poll itself counts as alive: it proves nothing.
@@ -46,11 +43,7 @@ pub fn process_alive(pidfd: &OwnedFd) -> bool {
 /// The peer of a connected unix socket, from its credentials (pid, uid).
 pub(super) fn unix_peer(socket: &impl AsFd, pid: i32, uid: u32) -> UnixPeer {
     let pidfd = peer_pidfd(socket.as_fd().as_raw_fd()).or_else(|| pidfd_by_pid(socket, pid));
-    UnixPeer {
-        pid,
-        uid,
-        pidfd: pidfd.map(Arc::new),
-    }
+    UnixPeer { pid, uid, pidfd: pidfd.map(Arc::new) }
 }
 
 fn peer_pidfd(socket: RawFd) -> Option<OwnedFd> {
@@ -58,13 +51,7 @@ fn peer_pidfd(socket: RawFd) -> Option<OwnedFd> {
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
     // SAFETY: both pointers name locals of the length given.
     let r = unsafe {
-        libc::getsockopt(
-            socket,
-            libc::SOL_SOCKET,
-            SO_PEERPIDFD,
-            (&raw mut fd).cast(),
-            &raw mut len,
-        )
+        libc::getsockopt(socket, libc::SOL_SOCKET, SO_PEERPIDFD, (&raw mut fd).cast(), &raw mut len)
     };
     // SAFETY: on success the kernel made a descriptor for us, which nobody else owns.
     (r == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
@@ -95,14 +82,7 @@ mod tests {
         drop(child.stdin.take());
         // Not yet waited for: even as a zombie it is dead.
         let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-        poll(
-            &mut fds,
-            Some(&Timespec {
-                tv_sec: 10,
-                tv_nsec: 0,
-            }),
-        )
-        .unwrap();
+        poll(&mut fds, Some(&Timespec { tv_sec: 10, tv_nsec: 0 })).unwrap();
         assert!(!process_alive(&fd));
         child.wait().unwrap();
     }
@@ -117,10 +97,7 @@ mod tests {
             assert!(process_alive(&fd));
         }
         drop(b);
-        assert!(
-            pidfd_by_pid(&a, me).is_none(),
-            "the peer hung up: its pid may be another's"
-        );
+        assert!(pidfd_by_pid(&a, me).is_none(), "the peer hung up: its pid may be another's");
         assert!(pidfd_by_pid(&a, 0).is_none());
     }
 }

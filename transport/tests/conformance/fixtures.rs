@@ -33,13 +33,7 @@ pub fn local() -> Fixture {
     let alive = Alive::new();
     let verbs = Arc::new(LocalVerbs::new(memory.clone(), alive.clone()));
     let dies = alive.clone();
-    Fixture {
-        verbs,
-        memory,
-        alive,
-        kill: Box::new(move || dies.mark_dead()),
-        keep: vec![],
-    }
+    Fixture { verbs, memory, alive, kill: Box::new(move || dies.mark_dead()), keep: vec![] }
 }
 
 pub fn shm() -> Fixture {
@@ -70,18 +64,13 @@ pub fn tcp() -> Fixture {
 
 /// Behind an agent whose memory the CPU cannot address, as VRAM: everything is staged.
 pub fn tcp_unaddressable() -> Fixture {
-    over_tcp(Arc::new(Unaddressable(
-        AnonMemory::new(SEGMENT_BYTES).unwrap(),
-    )))
+    over_tcp(Arc::new(Unaddressable(AnonMemory::new(SEGMENT_BYTES).unwrap())))
 }
 
 fn over_tcp(memory: Arc<dyn Memory>) -> Fixture {
     let incarnation = new_incarnation();
     // A request limit below the largest operation: splitting is part of what is tested.
-    let limits = AgentLimits {
-        max_request_bytes: 5_000_001,
-        ..AgentLimits::default()
-    };
+    let limits = AgentLimits { max_request_bytes: 5_000_001, ..AgentLimits::default() };
     let access = Arc::new(OpenAccess);
     let at = "127.0.0.1:0".parse().unwrap();
     let agent = TcpAgent::start(at, memory.clone(), incarnation, "job", access, limits).unwrap();

@@ -38,10 +38,7 @@ fn impostor(then: impl FnOnce(TcpStream) + Send + 'static) -> SocketAddr {
 /// Keeps a connection open and never says anything until the peer leaves.
 fn freeze(s: TcpStream) {
     let mut fds = [PollFd::new(&s, PollFlags::RDHUP)];
-    let limit = Timespec {
-        tv_sec: 30,
-        tv_nsec: 0,
-    };
+    let limit = Timespec { tv_sec: 30, tv_nsec: 0 };
     poll(&mut fds, Some(&limit)).unwrap();
 }
 
@@ -62,15 +59,7 @@ fn i18_a_frozen_agent_ends_a_post_by_timeout_within_two_seconds() {
 fn i18_a_large_write_to_a_frozen_agent_ends_within_two_seconds() {
     let client = connect(impostor(freeze), TcpOptions::default()).unwrap();
     let big = vec![1; SEGMENT_BYTES as usize];
-    let (r, ms) = ms_of(|| {
-        client.post(
-            TOKEN,
-            &mut [Op::Write {
-                offset: 0,
-                src: &big,
-            }; 1],
-        )
-    });
+    let (r, ms) = ms_of(|| client.post(TOKEN, &mut [Op::Write { offset: 0, src: &big }; 1]));
     assert!(matches!(r, Err(TransportError::Timeout(_))), "{r:?}");
     assert!((1_400..2_000).contains(&ms), "{ms} ms");
 }
@@ -79,10 +68,7 @@ fn i18_a_large_write_to_a_frozen_agent_ends_within_two_seconds() {
 fn i18_a_listener_that_never_shakes_hands_ends_connect_in_time() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = listener.local_addr().unwrap();
-    let opts = TcpOptions {
-        connect_ms: 400,
-        ..TcpOptions::default()
-    };
+    let opts = TcpOptions { connect_ms: 400, ..TcpOptions::default() };
     let (r, ms) = ms_of(|| connect(to, opts.clone()));
     assert!(matches!(r, Err(TransportError::Timeout(_))), "{r:?}");
     assert!((300..1_000).contains(&ms), "{ms} ms");
@@ -109,10 +95,7 @@ fn what_listens_there_may_be_something_else() {
 
 #[test]
 fn marking_the_owner_dead_interrupts_a_post_in_flight() {
-    let opts = TcpOptions {
-        stall_ms: 60_000,
-        ..TcpOptions::default()
-    };
+    let opts = TcpOptions { stall_ms: 60_000, ..TcpOptions::default() };
     let (tx, rx) = std::sync::mpsc::channel();
     let at = impostor(move |mut s| {
         s.read_exact(&mut [0; 40]).unwrap();
@@ -138,9 +121,7 @@ fn an_answer_that_is_none_is_a_protocol_error() {
         s.write_all(&[0x55; 40]).unwrap();
         let _ = s.read(&mut [0; 1]);
     });
-    let r = connect(at, TcpOptions::default())
-        .unwrap()
-        .read(0, &mut [0; 100]);
+    let r = connect(at, TcpOptions::default()).unwrap().read(0, &mut [0; 100]);
     assert!(matches!(r, Err(TransportError::Protocol(_))), "{r:?}");
 }
 
@@ -152,21 +133,11 @@ fn i17_a_restarted_owner_is_another_one_and_the_handle_stays_dead() {
     rig.agent.stop();
     let r = client.read(0, &mut [0; 8]);
     assert!(matches!(r, Err(TransportError::Disconnected(_))), "{r:?}");
-    assert!(
-        client.is_alive(),
-        "a broken connection alone proves no death"
-    );
+    assert!(client.is_alive(), "a broken connection alone proves no death");
     let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
     let access = Arc::new(OpenAccess);
-    let successor = TcpAgent::start(
-        at,
-        memory,
-        INCARNATION + 1,
-        JOB,
-        access,
-        AgentLimits::default(),
-    )
-    .unwrap();
+    let successor =
+        TcpAgent::start(at, memory, INCARNATION + 1, JOB, access, AgentLimits::default()).unwrap();
     let r = client.read(0, &mut [0; 8]);
     assert!(matches!(r, Err(TransportError::Disconnected(_))), "{r:?}");
     assert!(!client.is_alive());
@@ -176,10 +147,7 @@ fn i17_a_restarted_owner_is_another_one_and_the_handle_stays_dead() {
 #[test]
 fn the_pool_is_bounded_and_a_waiter_waits_bounded() {
     let rig = rig_with(AgentLimits::default(), true);
-    let opts = TcpOptions {
-        max_connections: 2,
-        ..TcpOptions::default()
-    };
+    let opts = TcpOptions { max_connections: 2, ..TcpOptions::default() };
     let client = Arc::new(rig.client_with(opts).unwrap());
     let threads: Vec<_> = (0..8u64)
         .map(|t| {
@@ -195,11 +163,7 @@ fn the_pool_is_bounded_and_a_waiter_waits_bounded() {
     threads.into_iter().for_each(|t| t.join().unwrap());
     assert!(rig.agent.counters().connections.load(Ordering::Relaxed) <= 2);
 
-    let opts = TcpOptions {
-        max_connections: 1,
-        stall_ms: 60_000,
-        ..TcpOptions::default()
-    };
+    let opts = TcpOptions { max_connections: 1, stall_ms: 60_000, ..TcpOptions::default() };
     let (tx, rx) = std::sync::mpsc::channel();
     let at = impostor(move |mut s| {
         s.read_exact(&mut [0; 40]).unwrap();
@@ -213,10 +177,7 @@ fn the_pool_is_bounded_and_a_waiter_waits_bounded() {
     let second = spawn_named("second", move || b3.read(0, &mut [0; 8])).unwrap();
     busy.alive().mark_dead();
     for t in [first, second] {
-        assert!(matches!(
-            t.join().unwrap(),
-            Err(TransportError::Disconnected(_))
-        ));
+        assert!(matches!(t.join().unwrap(), Err(TransportError::Disconnected(_))));
     }
 }
 
@@ -226,9 +187,7 @@ fn a_stopped_agent_has_no_thread_left_and_its_port_is_free() {
     let at = rig.agent.local_addr();
     let clients: Vec<_> = (0..5).map(|_| rig.client()).collect();
     let counters = rig.agent.counters();
-    eventually("all are served", || {
-        counters.connections.load(Ordering::Relaxed) == 5
-    });
+    eventually("all are served", || counters.connections.load(Ordering::Relaxed) == 5);
     let ((), ms) = ms_of(|| rig.agent.stop());
     assert!(ms < 2_000);
     assert_eq!(counters.connections.load(Ordering::Relaxed), 0);

@@ -1,12 +1,14 @@
 //! Tokens: what they cover, and that after a fence not a byte of the old plan arrives.
 
-use super::raw::{FETCH_ADD, OK, READ, REFUSED, STORE, WRITE, request};
-use super::{GRANT, SEGMENT_BYTES, TOKEN, eventually, granted, ms_of};
+use super::raw::{FETCH_ADD, OK, READ, REFUSED, Raw, STORE, WRITE, request};
+use super::{GRANT, INCARNATION, JOB, SEGMENT_BYTES, TOKEN, eventually, granted, ms_of};
 use nkv_store::layout::{state, word};
 use nkv_store::threads::spawn_named;
-use nkv_store::{Memory, new_incarnation};
-use nkv_transport::{Op, TransportError, Verbs};
+use nkv_store::{AnonMemory, Memory, new_incarnation};
+use nkv_transport::access::{Access, Cut, Intent, Permit};
+use nkv_transport::{AgentLimits, Op, TcpAgent, TcpOptions, TcpVerbs, TransportError, Verbs};
 use std::io::Write;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -25,22 +27,10 @@ fn a_plan_writes_its_object_and_publishes_it() {
     let client = rig.client();
     let payload = vec![7u8; GRANT.extent_len as usize];
     let mut ops = [
-        Op::Write {
-            offset: GRANT.header_off,
-            src: &[1; 32],
-        },
-        Op::Store {
-            offset: GRANT.header_off + 56,
-            value: 99,
-        },
-        Op::Store {
-            offset: PUBLISH,
-            value: word(state::WRITING, 7),
-        },
-        Op::Write {
-            offset: GRANT.extent_offset,
-            src: &payload,
-        },
+        Op::Write { offset: GRANT.header_off, src: &[1; 32] },
+        Op::Store { offset: GRANT.header_off + 56, value: 99 },
+        Op::Store { offset: PUBLISH, value: word(state::WRITING, 7) },
+        Op::Write { offset: GRANT.extent_offset, src: &payload },
         Op::CompareSwap {
             offset: PUBLISH,
             expect: word(state::WRITING, 7),
@@ -52,10 +42,7 @@ fn a_plan_writes_its_object_and_publishes_it() {
     assert!(matches!(ops[4], Op::CompareSwap { old, .. } if old == word(state::WRITING, 7)));
     assert_eq!(rig.memory.load(PUBLISH).unwrap(), word(state::READY, 7));
     let counters = rig.agent.counters();
-    assert_eq!(
-        counters.bytes_in.load(Ordering::Relaxed),
-        GRANT.extent_len + 32
-    );
+    assert_eq!(counters.bytes_in.load(Ordering::Relaxed), GRANT.extent_len + 32);
     assert_eq!(counters.requests.load(Ordering::Relaxed), 1);
     eventually("the permit is given back", || {
         rig.grants.revoke(TOKEN);
@@ -69,37 +56,15 @@ fn i10_a_batch_with_one_verb_outside_its_grant_places_no_byte() {
     let client = rig.client();
     let big = vec![7u8; 3 << 20];
     for bad in [
-        Op::Write {
-            offset: GRANT.extent_offset + GRANT.extent_len - 1,
-            src: &[1, 1],
-        },
-        Op::Write {
-            offset: GRANT.header_off + 48,
-            src: &[1; 8],
-        },
-        Op::Write {
-            offset: PUBLISH,
-            src: &[1; 8],
-        },
-        Op::Store {
-            offset: PUBLISH,
-            value: word(state::READY, 7),
-        },
-        Op::FetchAdd {
-            offset: 16,
-            add: 1,
-            old: 0,
-        },
+        Op::Write { offset: GRANT.extent_offset + GRANT.extent_len - 1, src: &[1, 1] },
+        Op::Write { offset: GRANT.header_off + 48, src: &[1; 8] },
+        Op::Write { offset: PUBLISH, src: &[1; 8] },
+        Op::Store { offset: PUBLISH, value: word(state::READY, 7) },
+        Op::FetchAdd { offset: 16, add: 1, old: 0 },
     ] {
         let mut ops = [
-            Op::Write {
-                offset: GRANT.header_off,
-                src: &[1; 32],
-            },
-            Op::Write {
-                offset: GRANT.extent_offset,
-                src: &big,
-            },
+            Op::Write { offset: GRANT.header_off, src: &[1; 32] },
+            Op::Write { offset: GRANT.extent_offset, src: &big },
             bad,
         ];
         let why = refused(client.post(TOKEN, &mut ops));
@@ -120,9 +85,7 @@ fn an_unknown_token_is_refused_after_a_moment_and_a_late_one_is_waited_for() {
     assert!(refused(r).contains("no open plan"));
     assert!((400..1_500).contains(&ms), "{ms} ms");
     let late = spawn_named("late", move || {
-        client
-            .write(TOKEN + 2, GRANT.extent_offset, &[1; 100])
-            .map(|()| client)
+        client.write(TOKEN + 2, GRANT.extent_offset, &[1; 100]).map(|()| client)
     })
     .unwrap();
     eventually("the agent has the request", || {
@@ -172,10 +135,7 @@ fn i10_revoking_frees_the_gate_from_a_stalled_write_and_later_bytes_change_nothi
     // It goes on as if nothing had happened; at some point it is told.
     let _ = peer.0.write_all(&vec![0xbb; HALF]);
     let answer = peer.answer().unwrap();
-    assert_eq!(
-        (answer.status, answer.id, answer.closing),
-        (REFUSED, 3, true)
-    );
+    assert_eq!((answer.status, answer.id, answer.closing), (REFUSED, 3, true));
     assert!(answer.text.contains("ended"), "{}", answer.text);
     assert!(peer.is_closed());
     let after = rig.bytes();
@@ -189,7 +149,7 @@ fn i10_no_byte_arrives_after_a_fence_among_busy_writers() {
         let rig = granted();
         let token = new_incarnation();
         rig.grants.open(token, GRANT);
-        let client = std::sync::Arc::new(rig.client());
+        let client = Arc::new(rig.client());
         let writers: Vec<_> = (0..2u8)
             .map(|t| {
                 let client = client.clone();
@@ -229,11 +189,7 @@ fn a_fence_of_one_plan_leaves_other_plans_and_reads_alone() {
     stalled.send(&request(1, TOKEN, &[(WRITE, GRANT.extent_offset, 1000, 0)]));
     stalled.send(&[1; 500]);
     let mut other = rig.raw();
-    other.send(&request(
-        1,
-        TOKEN + 1,
-        &[(WRITE, GRANT.extent_offset + 4096, 1000, 0)],
-    ));
+    other.send(&request(1, TOKEN + 1, &[(WRITE, GRANT.extent_offset + 4096, 1000, 0)]));
     other.send(&[2; 500]);
     eventually("both are inside", || {
         rig.memory.load(GRANT.extent_offset + 488).unwrap() != 0
@@ -243,12 +199,11 @@ fn a_fence_of_one_plan_leaves_other_plans_and_reads_alone() {
     assert!(rig.grants.wait_out(TOKEN, Duration::from_secs(5)));
     other.send(&[2; 500]);
     assert_eq!(other.answer().unwrap().status, OK);
-    other.send(&request(
-        2,
-        0,
-        &[(READ, GRANT.extent_offset + 4096, 1000, 0)],
-    ));
+    other.send(&request(2, 0, &[(READ, GRANT.extent_offset + 4096, 1000, 0)]));
     assert_eq!(other.answer().unwrap().payload, [2; 1000]);
+    let told = stalled.answer().unwrap();
+    assert_eq!((told.status, told.closing), (REFUSED, true));
+    assert!(stalled.is_closed());
 }
 
 #[test]
@@ -260,9 +215,7 @@ fn a_peer_that_does_not_read_its_answer_holds_no_gate() {
     descs.extend([(READ, 0, SEGMENT_BYTES, 0); 8]);
     peer.send(&request(1, TOKEN, &descs));
     peer.send(&[5; 8]);
-    eventually("the write has landed", || {
-        rig.memory.load(GRANT.extent_offset).unwrap() != 0
-    });
+    eventually("the write has landed", || rig.memory.load(GRANT.extent_offset).unwrap() != 0);
     rig.grants.revoke(TOKEN);
     assert!(rig.grants.wait_out(TOKEN, Duration::from_secs(1)));
     let answer = peer.answer().unwrap();
@@ -276,4 +229,49 @@ fn i1_no_atomic_addition_is_granted_by_a_plan() {
     peer.send(&request(1, TOKEN, &[(FETCH_ADD, 16, 1, 0)]));
     assert_eq!(peer.answer().unwrap().status, REFUSED);
     assert!(rig.is_untouched());
+}
+
+/// A fence that meets a request just as its last byte was placed.
+#[derive(Debug)]
+struct CutsWhileInside;
+
+impl Access for CutsWhileInside {
+    fn admit<'a>(&'a self, _: u64, cut: &Arc<dyn Cut>) -> Result<Box<dyn Permit + 'a>, String> {
+        Ok(Box::new(CutOnCheck(cut.clone())))
+    }
+}
+
+struct CutOnCheck(Arc<dyn Cut>);
+
+impl Permit for CutOnCheck {
+    fn check(&self, _: &Intent) -> Result<(), String> {
+        self.0.cut();
+        Ok(())
+    }
+
+    fn is_revoked(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_request_done_in_spite_of_a_cut_is_answered_and_its_connection_not_used_again() {
+    let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
+    let (at, limits) = ("127.0.0.1:0".parse().unwrap(), AgentLimits::default());
+    let access = Arc::new(CutsWhileInside);
+    let agent = TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, limits).unwrap();
+    let to = agent.local_addr();
+    let mut peer = Raw::connect(to, INCARNATION, JOB);
+    let mut bytes = request(1, TOKEN, &[(WRITE, 0, 100, 0)]);
+    bytes.extend([7; 100]);
+    peer.send(&bytes);
+    let answer = peer.answer().unwrap();
+    assert_eq!((answer.status, answer.closing), (OK, true));
+    assert!(peer.is_closed());
+    let client = TcpVerbs::connect(&to.to_string(), INCARNATION, JOB, TcpOptions::default());
+    let client = client.unwrap();
+    for round in 1..10u8 {
+        client.write(TOKEN, 8, &[round; 64]).unwrap();
+        assert_eq!(memory.load(8).unwrap(), u64::from_ne_bytes([round; 8]));
+    }
 }

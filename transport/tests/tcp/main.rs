@@ -1,5 +1,6 @@
 //! What is special about tcp: tokens and fences, bad peers, limits, and how a client ends when its
 //! agent does not answer.
+#![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 
 mod ends;
 mod fences;
@@ -18,12 +19,8 @@ const SEGMENT_BYTES: u64 = 8 << 20;
 const INCARNATION: u64 = 0x1234_5678_9abc_def0;
 const JOB: &str = "job-a";
 const TOKEN: u64 = 0xfeed;
-const GRANT: Grant = Grant {
-    header_off: 4096,
-    epoch: 7,
-    extent_offset: 1 << 20,
-    extent_len: 4 << 20,
-};
+const GRANT: Grant =
+    Grant { header_off: 4096, epoch: 7, extent_offset: 1 << 20, extent_len: 4 << 20 };
 
 /// An agent beside a fresh segment.
 struct Rig {
@@ -36,18 +33,10 @@ fn rig_with(limits: AgentLimits, open: bool) -> Rig {
     let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
     let grants = Arc::new(Grants::new());
     grants.open(TOKEN, GRANT);
-    let access: Arc<dyn Access> = if open {
-        Arc::new(OpenAccess)
-    } else {
-        grants.clone()
-    };
+    let access: Arc<dyn Access> = if open { Arc::new(OpenAccess) } else { grants.clone() };
     let at = "127.0.0.1:0".parse().unwrap();
     let agent = TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, limits).unwrap();
-    Rig {
-        agent,
-        memory,
-        grants,
-    }
+    Rig { agent, memory, grants }
 }
 
 /// Production's access: one open plan, [`GRANT`] under [`TOKEN`].

@@ -29,13 +29,7 @@ pub fn hello(version: u32, incarnation: u64, job: &str) -> Vec<u8> {
 }
 
 pub fn request(id: u64, token: u64, descs: &[Desc]) -> Vec<u8> {
-    let sum = |code| {
-        descs
-            .iter()
-            .filter(|d| d.0 == code)
-            .map(|d| d.2)
-            .sum::<u64>()
-    };
+    let sum = |code| descs.iter().filter(|d| d.0 == code).map(|d| d.2).sum::<u64>();
     let mut b = b"nkvq".to_vec();
     b.extend((descs.len() as u32).to_le_bytes());
     for word in [id, token, sum(WRITE), sum(READ)] {

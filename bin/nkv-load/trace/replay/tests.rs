@@ -33,10 +33,7 @@ impl Blocks for Pretended {
     fn longest_prefix(&self, keys: &[&[u8]]) -> nkv::Result<Vec<ObjMeta>> {
         let stored = self.stored.borrow();
         let ids = keys.iter().map(|key| KeyId::of(key));
-        Ok(ids
-            .take_while(|id| stored.contains_key(id))
-            .map(meta)
-            .collect())
+        Ok(ids.take_while(|id| stored.contains_key(id)).map(meta).collect())
     }
 
     fn read(&self, items: &mut [(&ObjMeta, &mut [u8])]) -> Vec<nkv::Result<usize>> {
@@ -48,9 +45,7 @@ impl Blocks for Pretended {
             if let Some(kind) = self.reads_fail.get() {
                 return Err(fail(kind));
             }
-            let value = stored
-                .get(&at.key.into())
-                .ok_or_else(|| fail(ErrorKind::NotFound))?;
+            let value = stored.get(&at.key.into()).ok_or_else(|| fail(ErrorKind::NotFound))?;
             let fits = value.len().min(dst.len());
             dst[..fits].copy_from_slice(&value[..fits]);
             Ok(value.len())
@@ -78,11 +73,7 @@ fn meta(id: KeyId) -> ObjMeta {
     ObjMeta {
         key: WireKeyId::from(id),
         rank: 0,
-        at: SlotRef {
-            incarnation: 1,
-            slot: 0,
-            epoch: 1,
-        },
+        at: SlotRef { incarnation: 1, slot: 0, epoch: 1 },
         header_off: 0,
         payload_off: 0,
         bytes_total: BLOCK as u64,
@@ -107,9 +98,7 @@ fn replay(blocks: &Pretended, requests: &[&[u64]]) -> Report {
 fn conversations(requests: u64) -> Vec<Vec<u64>> {
     let (mut all, mut next, mut random): (Vec<Vec<u64>>, u64, u64) = (Vec::new(), 1, 1);
     for _ in 0..requests {
-        random = random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let draw = (random >> 33) as usize;
         let mut ids = match all.len() {
             0 => vec![0],
@@ -135,19 +124,10 @@ fn with_room_for_all_the_ratio_is_that_of_a_plain_set() {
         seen.extend(ids);
     }
     let cache = Pretended::default();
-    let report = replay(
-        &cache,
-        &requests.iter().map(Vec::as_slice).collect::<Vec<_>>(),
-    );
-    assert_eq!(
-        (report.requests, report.blocks, report.hit_blocks),
-        (1000, blocks, hits)
-    );
+    let report = replay(&cache, &requests.iter().map(Vec::as_slice).collect::<Vec<_>>());
+    assert_eq!((report.requests, report.blocks, report.hit_blocks), (1000, blocks, hits));
     assert!((report.prefix_hit_ratio() - hits as f64 / blocks as f64).abs() < 1e-12);
-    assert!(
-        hits > blocks / 10,
-        "the requests share too little to test anything"
-    );
+    assert!(hits > blocks / 10, "the requests share too little to test anything");
     assert!(report.tally.is_clean(), "{:?}", report.tally.lines());
     assert_eq!(cache.stored.borrow().len(), seen.len());
     assert_eq!(cache.put_keys.borrow().len(), seen.len());
@@ -186,11 +166,7 @@ fn a_put_that_another_client_did_first_is_no_failure_but_no_room_is() {
     cache.puts_fail.set(Some(ErrorKind::OutOfMemory));
     let report = replay(&cache, &[&[1, 2]]);
     assert_eq!(report.tally.failed, 2);
-    assert!(
-        report.tally.lines()[0].contains("OutOfMemory"),
-        "{:?}",
-        report.tally.lines()
-    );
+    assert!(report.tally.lines()[0].contains("OutOfMemory"), "{:?}", report.tally.lines());
 }
 
 #[test]
@@ -204,12 +180,7 @@ fn a_changed_a_short_and_a_long_block_are_wrong_bytes() {
         stored.get_mut(&id_of(3)).unwrap().push(0);
     }
     let report = replay(&cache, &[&[1, 2, 3]]);
-    assert_eq!(
-        report.tally.wrong_bytes,
-        1 + 3 + 1,
-        "{:?}",
-        report.tally.lines()
-    );
+    assert_eq!(report.tally.wrong_bytes, 1 + 3 + 1, "{:?}", report.tally.lines());
     assert_eq!(report.hit_blocks, 3);
 }
 
@@ -217,10 +188,7 @@ fn a_changed_a_short_and_a_long_block_are_wrong_bytes() {
 fn a_block_named_twice_in_one_request_is_put_once() {
     let cache = Pretended::default();
     let report = replay(&cache, &[&[1, 2, 1], &[]]);
-    assert_eq!(
-        (report.requests, report.blocks, report.hit_blocks),
-        (2, 3, 0)
-    );
+    assert_eq!((report.requests, report.blocks, report.hit_blocks), (2, 3, 0));
     assert_eq!(cache.put_keys.borrow().len(), 2);
 }
 

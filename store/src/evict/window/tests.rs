@@ -6,17 +6,11 @@ use proptest::prelude::*;
 const UNIT: u64 = 4096;
 
 fn extent(unit: u64, units: u64) -> Extent {
-    Extent {
-        offset: UNIT * (10 + unit),
-        len: UNIT * units,
-    }
+    Extent { offset: UNIT * (10 + unit), len: UNIT * units }
 }
 
 fn region(units: u64) -> Region {
-    Region {
-        offset: UNIT * 10,
-        len: UNIT * units,
-    }
+    Region { offset: UNIT * 10, len: UNIT * units }
 }
 
 #[test]
@@ -29,10 +23,8 @@ fn a_hole_that_exists_costs_nothing() {
 #[test]
 fn neighbours_go_together_and_the_cheapest_stretch_is_taken() {
     // 4 units each; slots 0..6 in address order, slot 3 may not go.
-    let extents: Vec<_> = (0..6)
-        .rev()
-        .map(|s| (s, 7, extent(u64::from(s) * 4, 4), s != 3))
-        .collect();
+    let extents: Vec<_> =
+        (0..6).rev().map(|s| (s, 7, extent(u64::from(s) * 4, 4), s != 3)).collect();
     let cost = |slot: u32| [5, 1, 1, 0, 2, 1][slot as usize];
     let find = |units: u64| cheapest_window(&extents, region(24), units * UNIT, cost);
     assert_eq!(find(4), Some(vec![(1, 7)]));
@@ -52,15 +44,10 @@ fn by_trying_all(
     let need = need.div_ceil(UNIT);
     (0..=units.checked_sub(need)?)
         .filter_map(|first| {
-            let (from, to) = (
-                arena.offset + first * UNIT,
-                arena.offset + (first + need) * UNIT,
-            );
+            let (from, to) = (arena.offset + first * UNIT, arena.offset + (first + need) * UNIT);
             let hit = |e: &&(u32, u32, Extent, bool)| e.2.offset < to && from < e.2.end();
             let hits: Vec<_> = extents.iter().filter(hit).collect();
-            hits.iter()
-                .all(|e| e.3)
-                .then(|| (hits.iter().map(|e| cost(e.0)).sum(), hits.len()))
+            hits.iter().all(|e| e.3).then(|| (hits.iter().map(|e| cost(e.0)).sum(), hits.len()))
         })
         .min()
 }

@@ -15,10 +15,7 @@ struct Recorder {
 impl Recorder {
     fn new(bytes: u64) -> Arc<Recorder> {
         let memory = AnonMemory::new(bytes).unwrap();
-        Arc::new(Recorder {
-            memory,
-            stores: Mutex::default(),
-        })
+        Arc::new(Recorder { memory, stores: Mutex::default() })
     }
 
     /// Word stores since the last call.
@@ -60,51 +57,25 @@ impl Memory for Recorder {
 
 #[test]
 fn words_are_stored_in_the_order_that_others_rely_on() {
-    let config = HeapConfig {
-        arena_bytes: 8192,
-        quarantine_ms: 5,
-        ..HeapConfig::default()
-    };
+    let config = HeapConfig { arena_bytes: 8192, quarantine_ms: 5, ..HeapConfig::default() };
     let memory = Recorder::new(config.segment_bytes());
     let heap = Heap::format(memory.clone(), &config).unwrap();
     let (first, second) = (CTL_BYTES, CTL_BYTES + HEADER_BYTES);
     let armed = |at: u64, epoch| {
-        [
-            (at + PUBLISH_OFF, reserved(epoch)),
-            (at + OWNER_OFF, word(flag::LIVE, epoch)),
-        ]
+        [(at + PUBLISH_OFF, reserved(epoch)), (at + OWNER_OFF, word(flag::LIVE, epoch))]
     };
     let mut formatted = vec![(EXT_OFF, 0)];
     formatted.extend(armed(first, 1).into_iter().chain(armed(second, 1)));
     formatted.push((EXT_OFF, MAGIC));
-    assert_eq!(
-        memory.taken(),
-        formatted,
-        "the magic is first taken away and comes last"
-    );
+    assert_eq!(memory.taken(), formatted, "the magic is first taken away and comes last");
 
     let mut slots = Slots::fresh(heap);
     let at = put(&mut slots, 1, 1, KeyId::of(b"k"));
     let key_check = (second + KEY_CHECK_OFF, KeyId::of(b"k").check);
     let producers = [key_check, (second + PUBLISH_OFF, writing(1))];
-    assert_eq!(
-        memory.taken(),
-        producers,
-        "an owner stores nothing before it retires"
-    );
+    assert_eq!(memory.taken(), producers, "an owner stores nothing before it retires");
     slots.retire(1, 1, true, 0).unwrap();
     assert_eq!(memory.taken(), [(second + OWNER_OFF, word(0, 1))]);
-    assert_eq!(
-        slots.due(Q),
-        [Freed {
-            slot: 1,
-            epoch: 1,
-            extent: at
-        }]
-    );
-    assert_eq!(
-        memory.taken(),
-        armed(second, 2),
-        "not LIVE before it is RESERVED"
-    );
+    assert_eq!(slots.due(Q), [Freed { slot: 1, epoch: 1, extent: at }]);
+    assert_eq!(memory.taken(), armed(second, 2), "not LIVE before it is RESERVED");
 }

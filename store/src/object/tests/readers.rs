@@ -18,9 +18,7 @@ fn reuse(mut slots: Slots, key: KeyId, stop: &AtomicBool) {
     for epoch in (1..=LIVES).take_while(|_| !stop.load(Ordering::Relaxed)) {
         slots.open(0, epoch, at).unwrap();
         begin(&heap, 0, epoch, key, at, PAYLOAD as u64);
-        heap.memory()
-            .write(at.offset, &[epoch as u8; PAYLOAD])
-            .unwrap();
+        heap.memory().write(at.offset, &[epoch as u8; PAYLOAD]).unwrap();
         assert!(publish(&heap, 0, epoch));
         slots.commit(0, epoch).unwrap();
         // Long enough for some readers and too short for others.
@@ -44,12 +42,7 @@ fn i7_a_reader_accepts_no_torn_payload() {
     let key = KeyId::of(b"k");
     let at = extent(&heap, 0, 16);
     let bytes_total = PAYLOAD as u64;
-    let wanted = Expect {
-        key: Some(key),
-        epoch: None,
-        payload_base: at.offset,
-        bytes_total,
-    };
+    let wanted = Expect { key: Some(key), epoch: None, payload_base: at.offset, bytes_total };
     let stop = Arc::new(AtomicBool::new(false));
     let told = stop.clone();
     let owner = spawn_named("owner", move || reuse(slots, key, &told)).unwrap();

@@ -10,10 +10,7 @@ struct Machine(tempfile::TempDir);
 impl Machine {
     fn new(cgroup: &str) -> Machine {
         let m = Machine(tempfile::tempdir().unwrap());
-        m.file(
-            "proc/meminfo",
-            "MemTotal: 9000 kB\nMemAvailable:    8192 kB\nBuffers: 1 kB\n",
-        );
+        m.file("proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:    8192 kB\nBuffers: 1 kB\n");
         m.file("proc/self/cgroup", cgroup);
         m
     }
@@ -48,10 +45,7 @@ fn the_tightest_group_up_to_the_root_counts() {
     m.file("sys/fs/cgroup/job/step/memory.max", "2097152\n");
     m.file("sys/fs/cgroup/job/step/memory.current", "1572864\n");
     assert_eq!(m.cgroup(), Some(MIB / 2));
-    m.file(
-        "sys/fs/cgroup/job/step/memory.stat",
-        "file 1\ninactive_file 1048576\nslab 0\n",
-    );
+    m.file("sys/fs/cgroup/job/step/memory.stat", "file 1\ninactive_file 1048576\nslab 0\n");
     assert_eq!(m.cgroup(), Some(3 * MIB / 2), "page cache is given back");
     m.file("sys/fs/cgroup/job/memory.current", "9999999\n");
     assert_eq!(m.cgroup(), Some(0), "over its limit");
@@ -60,18 +54,12 @@ fn the_tightest_group_up_to_the_root_counts() {
 #[test]
 fn version_one_limits_count_and_its_no_limit_does_not() {
     let m = Machine::new("9:cpu:/x\n4:memory:/docker/abc\n0::/\n");
-    m.file(
-        "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes",
-        "9223372036854771712\n",
-    );
+    m.file("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", "9223372036854771712\n");
     assert_eq!(m.cgroup(), None);
     // Inside a container the host's path does not exist: the mount's root is ours.
     m.file("sys/fs/cgroup/memory/memory.limit_in_bytes", "5242880\n");
     m.file("sys/fs/cgroup/memory/memory.usage_in_bytes", "2097152\n");
-    m.file(
-        "sys/fs/cgroup/memory/memory.stat",
-        "inactive_file 9\ntotal_inactive_file 1048576\n",
-    );
+    m.file("sys/fs/cgroup/memory/memory.stat", "inactive_file 9\ntotal_inactive_file 1048576\n");
     assert_eq!(m.cgroup(), Some(4 * MIB));
 }
 
@@ -86,28 +74,10 @@ fn a_path_outside_the_namespace_does_not_leave_the_mount() {
 #[test]
 fn the_least_room_decides() {
     let cgroup = Some((2 * MIB, PathBuf::from("/g")));
-    let room = Room {
-        shm: Some(5 * MIB),
-        machine: Some(3 * MIB),
-        cgroup,
-    };
+    let room = Room { shm: Some(5 * MIB), machine: Some(3 * MIB), cgroup };
     assert_eq!(room.least(), Some(2 * MIB));
-    assert_eq!(
-        Room {
-            cgroup: None,
-            ..room.clone()
-        }
-        .least(),
-        Some(3 * MIB)
-    );
-    assert_eq!(
-        Room {
-            shm: Some(MIB),
-            ..room
-        }
-        .least(),
-        Some(MIB)
-    );
+    assert_eq!(Room { cgroup: None, ..room.clone() }.least(), Some(3 * MIB));
+    assert_eq!(Room { shm: Some(MIB), ..room }.least(), Some(MIB));
 }
 
 #[test]
@@ -116,13 +86,7 @@ fn the_refusal_has_the_numbers_and_the_remedies() {
     let refused = check_room(1 << 50).unwrap_err();
     assert!(matches!(refused, StoreError::NotEnoughMemory(_)));
     let text = refused.to_string();
-    for part in [
-        "1125899906842624",
-        "MemAvailable",
-        "/dev/shm",
-        "--shm-size=",
-        "--ipc=host",
-    ] {
+    for part in ["1125899906842624", "MemAvailable", "/dev/shm", "--shm-size=", "--ipc=host"] {
         assert!(text.contains(part), "{part} in {text}");
     }
     for part in ["emptyDir", "medium: Memory", "sizeLimit", "control groups"] {

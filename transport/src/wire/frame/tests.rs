@@ -10,11 +10,7 @@ use tokio::io::ReadBuf;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 enum Message {
     Ping,
-    Put {
-        key: Vec<u8>,
-        sizes: Vec<u64>,
-        name: Option<String>,
-    },
+    Put { key: Vec<u8>, sizes: Vec<u64>, name: Option<String> },
 }
 
 fn message() -> impl Strategy<Value = Message> {
@@ -30,11 +26,7 @@ fn message() -> impl Strategy<Value = Message> {
 }
 
 fn block_on<F: Future>(f: F) -> F::Output {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(f)
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(f)
 }
 
 /// Yields its bytes in pieces and counts how much was taken and how large the requests were.
@@ -47,12 +39,7 @@ struct Pieces {
 
 impl Pieces {
     fn new(bytes: Vec<u8>, piece: usize) -> Self {
-        Self {
-            bytes,
-            at: 0,
-            piece,
-            largest_request: 0,
-        }
+        Self { bytes, at: 0, piece, largest_request: 0 }
     }
 }
 
@@ -63,10 +50,7 @@ impl AsyncRead for Pieces {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<std::io::Result<()>> {
         self.largest_request = self.largest_request.max(buf.remaining());
-        let n = self
-            .piece
-            .min(buf.remaining())
-            .min(self.bytes.len() - self.at);
+        let n = self.piece.min(buf.remaining()).min(self.bytes.len() - self.at);
         let at = self.at;
         buf.put_slice(&self.bytes[at..at + n]);
         self.at += n;
@@ -143,16 +127,7 @@ fn i19_an_oversize_claim_is_refused_before_anything_is_allocated() {
     let mut buf = Vec::new();
     let mut stream = Pieces::new(header(5000, WIRE_VERSION, 0), 64);
     let r = block_on(read_frame::<_, Message>(&mut stream, &mut buf, 4096));
-    assert!(
-        matches!(
-            r,
-            Err(WireError::TooLarge {
-                claimed: 5000,
-                limit: 4096
-            })
-        ),
-        "{r:?}"
-    );
+    assert!(matches!(r, Err(WireError::TooLarge { claimed: 5000, limit: 4096 })), "{r:?}");
     let r = decode_frame::<Message>(&header(u32::MAX, WIRE_VERSION, 0));
     assert!(matches!(r, Err(WireError::TooLarge { .. })));
 }
@@ -163,17 +138,9 @@ fn i19_a_claimed_length_alone_allocates_little() {
     bytes.extend_from_slice(&[0; 1000]);
     let mut buf = Vec::new();
     let mut stream = Pieces::new(bytes, usize::MAX);
-    let r = block_on(read_frame::<_, Message>(
-        &mut stream,
-        &mut buf,
-        MAX_FRAME_BYTES,
-    ));
+    let r = block_on(read_frame::<_, Message>(&mut stream, &mut buf, MAX_FRAME_BYTES));
     assert!(matches!(r, Err(WireError::Truncated { .. })));
-    assert!(
-        buf.capacity() <= 4 * GROW_BYTES,
-        "{} bytes for a claim",
-        buf.capacity()
-    );
+    assert!(buf.capacity() <= 4 * GROW_BYTES, "{} bytes for a claim", buf.capacity());
     assert!(stream.largest_request <= 2 * GROW_BYTES);
 }
 
@@ -183,10 +150,7 @@ fn i19_a_length_inside_the_body_cannot_allocate_more_than_arrived() {
     let mut bytes = header(12, WIRE_VERSION, 0);
     bytes.extend_from_slice(&1u32.to_le_bytes());
     bytes.extend_from_slice(&(1u64 << 40).to_le_bytes());
-    assert!(matches!(
-        decode_frame::<Message>(&bytes),
-        Err(WireError::Decode { .. })
-    ));
+    assert!(matches!(decode_frame::<Message>(&bytes), Err(WireError::Decode { .. })));
 }
 
 #[test]
@@ -199,10 +163,7 @@ fn i19_another_version_unknown_flags_and_trailing_bytes_are_errors() {
     encode_frame(&mut bytes, 0, &Message::Ping).unwrap();
     bytes[0] += 1;
     bytes.push(0);
-    assert!(matches!(
-        decode_frame::<Message>(&bytes),
-        Err(WireError::Decode { .. })
-    ));
+    assert!(matches!(decode_frame::<Message>(&bytes), Err(WireError::Decode { .. })));
 }
 
 #[test]
@@ -219,11 +180,7 @@ fn a_cancelled_read_goes_on_where_it_stopped() {
     block_on(async {
         let (mut a, mut b) = tokio::io::duplex(1 << 16);
         let mut bytes = Vec::new();
-        let m = Message::Put {
-            key: vec![7; 100],
-            sizes: vec![1],
-            name: None,
-        };
+        let m = Message::Put { key: vec![7; 100], sizes: vec![1], name: None };
         encode_frame(&mut bytes, 9, &m).unwrap();
         let mut buf = Vec::new();
         for chunk in bytes.chunks(11) {
@@ -234,9 +191,7 @@ fn a_cancelled_read_goes_on_where_it_stopped() {
             }
             a.write_all(chunk).await.unwrap();
         }
-        let got = read_frame::<_, Message>(&mut b, &mut buf, 4096)
-            .await
-            .unwrap();
+        let got = read_frame::<_, Message>(&mut b, &mut buf, 4096).await.unwrap();
         assert_eq!(got, Some((9, m)));
     });
 }

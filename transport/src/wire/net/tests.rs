@@ -5,11 +5,7 @@ use crate::wire::{process_alive, read_frame, write_frame};
 use tokio::io::AsyncWriteExt;
 
 fn block_on<F: Future>(f: F) -> F::Output {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(f)
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(f)
 }
 
 async fn exchange(at: &Address) -> Peer {
@@ -17,21 +13,15 @@ async fn exchange(at: &Address) -> Peer {
     let local = listener.local();
     let client = async {
         let mut c = OsNet.connect(&local).await.unwrap();
-        write_frame(&mut c, &mut Vec::new(), 5, "hello")
-            .await
-            .unwrap();
+        write_frame(&mut c, &mut Vec::new(), 5, "hello").await.unwrap();
         let r: Option<(u64, String)> = read_frame(&mut c, &mut Vec::new(), 100).await.unwrap();
         assert_eq!(r, Some((5, "HELLO".to_string())));
     };
     let server = async {
         let (mut s, peer) = listener.accept().await.unwrap();
-        let (id, text): (u64, String) = read_frame(&mut s, &mut Vec::new(), 100)
-            .await
-            .unwrap()
-            .unwrap();
-        write_frame(&mut s, &mut Vec::new(), id, &text.to_uppercase())
-            .await
-            .unwrap();
+        let (id, text): (u64, String) =
+            read_frame(&mut s, &mut Vec::new(), 100).await.unwrap().unwrap();
+        write_frame(&mut s, &mut Vec::new(), id, &text.to_uppercase()).await.unwrap();
         s.shutdown().await.unwrap();
         peer
     };

@@ -1,0 +1,52 @@
+//! SIGKILL under load, again and again: of owners and of producers, at moments that follow from a
+//! printed seed. Within two seconds every call has ended; keys on living ranks are served; no byte is
+//! wrong; after the TTLs used bytes are live bytes on every rank.
+//!
+//! `NKV_CHAOS_ROUNDS` (5) rounds each; `NKV_CHAOS_SEED` repeats a run's choices. See scripts/chaos.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+#[path = "chaos/board.rs"]
+mod board;
+#[path = "chaos/calls.rs"]
+mod calls;
+#[allow(unused_imports, reason = "each test program uses a part of it")]
+mod cluster_process;
+#[path = "chaos/content.rs"]
+mod content;
+#[path = "chaos/harness.rs"]
+mod harness;
+#[path = "chaos/load.rs"]
+mod load;
+#[path = "chaos/owner_rounds.rs"]
+mod owner_rounds;
+#[path = "chaos/producer.rs"]
+mod producer;
+#[path = "chaos/producer_rounds.rs"]
+mod producer_rounds;
+#[path = "chaos/random.rs"]
+mod random;
+#[path = "chaos/stage.rs"]
+mod stage;
+#[path = "chaos/victim.rs"]
+mod victim;
+
+use harness::Case;
+use std::process::ExitCode;
+
+const CASES: [Case; 2] = [
+    Case {
+        name: "sigkill_of_a_producer_under_load",
+        run: producer_rounds::sigkill_of_a_producer_under_load,
+    },
+    Case {
+        name: "sigkill_of_an_owner_under_load",
+        run: owner_rounds::sigkill_of_an_owner_under_load,
+    },
+];
+
+fn main() -> ExitCode {
+    match std::env::var(producer::TASK_VARIABLE) {
+        Ok(task) => producer::main(&task),
+        Err(_) => harness::main(&CASES),
+    }
+}

@@ -1,0 +1,223 @@
+//! SIGKILL of an owner: its keys are gone, everybody else's are served, and its successor is taken in
+//! at once. Rank 0, the master, has rounds of its own elsewhere.
+
+use super::board::{Doomed, Stored};
+use super::load::shown;
+use super::random::{Random, rounds, seed};
+use super::stage::{LOOK, RANKS, SLACK_MS, Stage, TTL_MS};
+use nkv::ErrorKind;
+use nkv::message::PutOptions;
+use nkv::store::clock::{BootClock, Clock};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Tasks in this process.
+const WORKERS: u32 = 4;
+/// The kill falls on a cluster that holds so many keys at least.
+const KEYS_BEFORE: usize = 90;
+const KEYS_LIMIT_MS: u64 = 15_000;
+/// And so long after that.
+const KILL_AFTER_MS: (u64, u64) = (0, 500);
+/// The load goes on so long after the kill: every call that met it ends meanwhile.
+const AFTERWARDS_MS: u64 = 1_200;
+/// In every other round, as the seed has it, the successor starts so soon after the kill.
+const SUCCESSOR_AFTER_MS: u64 = 300;
+/// A successor takes new objects within this of its start: less than what is left of its
+/// predecessor's TTL, which is not waited for.
+const JOIN_MS: u64 = TTL_MS - SUCCESSOR_AFTER_MS;
+/// The load on the whole cluster afterwards.
+const WHOLE_AGAIN_MS: u64 = 300;
+/// Puts to the successor that are checked.
+const NEW_KEYS: u64 = 8;
+
+/// What the rounds saw.
+#[derive(Default)]
+struct Seen {
+    keys_lost: u64,
+    unsure_whole: u64,
+    slowest_join_ms: u64,
+}
+
+/// The test.
+pub fn sigkill_of_an_owner_under_load() {
+    let (seed, rounds) = (seed(), rounds());
+    println!("chaos: owners: seed={seed} rounds={rounds}");
+    let mut stage = Stage::start();
+    let mut seen = Seen::default();
+    for number in 0..rounds {
+        round(&mut stage, &mut seen, seed, number);
+        stage.board.calls.assert_no_fault(&format!("owner round {number} of seed {seed}"));
+    }
+    let sums = stage.board.calls.sums();
+    println!(
+        "chaos: seed={seed} rounds={rounds} owner_kills={rounds} wrong_bytes={} calls={} \
+         slowest_call_ms={} slowest_settle_ms={} slowest_join_ms={} keys_lost={} unsure_whole={}",
+        sums.wrong_bytes,
+        sums.calls,
+        sums.slowest_ms,
+        stage.slowest_settle_ms,
+        seen.slowest_join_ms,
+        seen.keys_lost,
+        seen.unsure_whole
+    );
+    println!("chaos: the slowest call was {}", sums.slowest);
+    println!("chaos: calls {:?}", sums.outcomes);
+    assert_eq!(sums.wrong_bytes, 0);
+}
+
+fn round(stage: &mut Stage, seen: &mut Seen, seed: u64, number: u64) {
+    let mut random = Random::new(seed, number);
+    let rank = random.between(1, u64::from(RANKS) - 1) as u32;
+    let soon = (seed + number).is_multiple_of(2);
+    let kill_after = random.between(KILL_AFTER_MS.0, KILL_AFTER_MS.1);
+    let successor_after = random.below(SUCCESSOR_AFTER_MS);
+    println!(
+        "chaos: owner round {number}: rank {rank} is killed after {kill_after} ms, its successor starts {}",
+        if soon { "at once" } else { "after the TTL" }
+    );
+    let workers = stage.workers(WORKERS, &format!("o{number}"), &mut random);
+    let load = stage.load(workers);
+    wait_for_keys(stage);
+    std::thread::sleep(Duration::from_millis(kill_after));
+
+    let doomed = doom(stage, rank);
+    stage.cluster.kill9(rank);
+    let killed = BootClock.now_ms();
+    if soon {
+        std::thread::sleep(Duration::from_millis(successor_after));
+        restart(stage, seen, rank);
+    }
+    let rest = AFTERWARDS_MS.saturating_sub(BootClock.now_ms() - killed);
+    std::thread::sleep(Duration::from_millis(rest));
+    let workers = stage.quiet(load);
+
+    let lost = stage.board.take_of(doomed.incarnation);
+    seen.keys_lost += lost.len() as u64;
+    wait_until_gone(stage, doomed, killed);
+    stage.settle(if soon { RANKS } else { RANKS - 1 });
+    check_lost(stage, &lost);
+    seen.unsure_whole += stage.check_unsure("after the TTL");
+    stage.check_stored("after the TTL");
+    if !soon {
+        restart(stage, seen, rank);
+    }
+    check_successor(stage, number, rank);
+
+    // The same handles, now on a whole cluster: nothing may fail any more.
+    stage.board.doom(None);
+    let load = stage.load(workers);
+    std::thread::sleep(Duration::from_millis(WHOLE_AGAIN_MS));
+    drop(stage.quiet(load));
+    stage.settle(RANKS);
+    stage.check_unsure("on the whole cluster");
+    stage.check_stored("on the whole cluster");
+    stage.remove_all("at the round's end");
+}
+
+fn wait_for_keys(stage: &Stage) {
+    let until = BootClock.now_ms() + KEYS_LIMIT_MS;
+    while stage.board.len() < KEYS_BEFORE {
+        let n = stage.board.len();
+        assert!(BootClock.now_ms() < until, "{n} keys: {:?}", stage.board.calls.sums());
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// From now on, what needs this rank may fail.
+fn doom(stage: &Stage, rank: u32) -> Doomed {
+    let view = stage.rt.block_on(stage.observer.view()).unwrap();
+    let found = view.ranks.iter().find(|(info, _)| info.rank == rank);
+    let (info, _) = found.unwrap_or_else(|| panic!("rank {rank} is not in {view:?}"));
+    let doomed = Doomed { rank, incarnation: info.incarnation };
+    stage.board.doom(Some(doomed));
+    doomed
+}
+
+/// Starts the dead rank's successor; it must be in, and take objects, at once.
+fn restart(stage: &mut Stage, seen: &mut Seen, rank: u32) {
+    let since = BootClock.now_ms();
+    stage.cluster.restart(rank);
+    let opts = PutOptions { preferred_segment: Some(rank), page_bytes: 0 };
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let key = format!("successor/{since}/{tries}").into_bytes();
+        let (version, len) = (tries, 100);
+        let value = super::content::bytes(&key, version, len);
+        let put = stage.observer.put(&key, &value, &opts);
+        let put = stage.rt.block_on(stage.board.calls.make("put", "to the successor", put));
+        let meta = stage.rt.block_on(stage.observer.get_location(&key)).ok();
+        let took = BootClock.now_ms() - since;
+        let there = meta.as_ref().is_some_and(|m| m.rank == rank);
+        if let Err(e) = put {
+            if e.kind != ErrorKind::NotReady {
+                stage.board.calls.fault(format!("a put to the successor of rank {rank}: {e}"));
+            }
+            stage.board.add_unsure(Stored { key, version, len, meta: None });
+        } else {
+            stage.board.add(Stored { key, version, len, meta });
+        }
+        if there {
+            seen.slowest_join_ms = seen.slowest_join_ms.max(took);
+            return;
+        }
+        assert!(took < JOIN_MS, "rank {rank} takes no objects {took} ms after it started again");
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Past the TTL the dead incarnation is no member.
+fn wait_until_gone(stage: &Stage, doomed: Doomed, killed: u64) {
+    let since_kill = BootClock.now_ms() - killed;
+    let limit = (TTL_MS + SLACK_MS).saturating_sub(since_kill);
+    stage.wait_for("the dead rank to be gone", limit, |s| {
+        s.ranks.iter().all(|r| r.incarnation != doomed.incarnation)
+    });
+}
+
+/// What lay on the dead rank is not there: neither by name nor where it lay.
+fn check_lost(stage: &Stage, lost: &[Arc<Stored>]) {
+    let calls = &stage.board.calls;
+    for s in lost {
+        match stage.read(s) {
+            Some(e) if e.kind == ErrorKind::NotFound => {}
+            other => {
+                let found = other.map_or("it is read".to_string(), |e| e.to_string());
+                calls.fault(format!("{} lay on the dead rank: {found}", shown(&s.key)));
+            }
+        }
+        let Some(meta) = &s.meta else { continue };
+        let mut dst = vec![0; s.len];
+        let read = calls.make("read_into lost", "", stage.observer.read_into(meta, &mut dst));
+        match stage.rt.block_on(read) {
+            Err(e) if matches!(e.kind, ErrorKind::Disconnected | ErrorKind::NotFound) => {}
+            Ok(_) => calls.fault(format!("{} is read from a dead incarnation", shown(&s.key))),
+            Err(e) => calls.fault(format!("{} read where it lay: {e}", shown(&s.key))),
+        }
+    }
+}
+
+/// New objects go to the successor, and nothing of its predecessor is left on this host.
+fn check_successor(stage: &Stage, number: u64, rank: u32) {
+    let calls = &stage.board.calls;
+    let opts = PutOptions { preferred_segment: Some(rank), page_bytes: 0 };
+    for i in 0..NEW_KEYS {
+        let key = format!("new/{number}/{i}").into_bytes();
+        let (version, len) = (i, 5_000);
+        let value = super::content::bytes(&key, version, len);
+        let put = calls.make("put", "new", stage.observer.put(&key, &value, &opts));
+        let placed = stage.rt.block_on(put);
+        let meta = stage.rt.block_on(stage.observer.get_location(&key));
+        match (placed, meta) {
+            (Ok(()), Ok(meta)) if meta.rank == rank => {
+                stage.board.add(Stored { key, version, len, meta: Some(meta) });
+            }
+            other => calls.fault(format!("a new object for rank {rank}: {other:?}")),
+        }
+    }
+    let mut left = stage.cluster.left_in_shm();
+    left.retain(|name| !name.ends_with(".sock"));
+    if left.len() != RANKS as usize {
+        calls.fault(format!("{RANKS} ranks have these segments: {left:?}"));
+    }
+}

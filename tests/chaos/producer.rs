@@ -1,0 +1,205 @@
+//! The process that is killed: this test's own binary, started again. It writes objects page by page,
+//! slowly, so that it spends most of its time between open and READY, and says each step on stdout
+//! before it takes the next: its last line tells where the kill fell. It ends when stdin does.
+
+use super::content;
+use super::random::Random;
+use nkv::message::{PlanDesc, PutOptions};
+use nkv::store::clock::{BootClock, Clock};
+use nkv::store::layout::PUBLISH_OFF;
+use nkv::store::object::{ready, writing};
+use nkv::store::shm;
+use nkv::store::threads::spawn_named;
+use nkv::transport::Alive;
+use nkv::transport::shm::ShmVerbs;
+use nkv::transport::tcp::{TcpOptions, TcpVerbs};
+use nkv::transport::verbs::{Op, Verbs};
+use nkv::{Address, Blocking, ClientConfig, Error, Result, TransportChoice};
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Holds the producer's task, blanks between its fields; the variable makes a process one.
+pub const TASK_VARIABLE: &str = "NKV_CHAOS_PRODUCER";
+
+/// Largest object, and its pages; of a hundred objects so many are of one large page, so that a kill
+/// can fall into the middle of its bytes.
+const MAX_BYTES: u64 = 512 << 10;
+const PAGE_BYTES: u32 = 32 << 10;
+const LARGE_PAGE_BYTES: u32 = 4 << 20;
+const LARGE_PERCENT: u64 = 20;
+/// Writing one object takes about so long, spread over its pages.
+const WRITE_MS: (u64, u64) = (20, 70);
+/// Longest rest between READY and commit, where the producer flips READY itself.
+const READY_MS: u64 = 20;
+
+/// What a producer is told.
+#[derive(Debug, Clone)]
+pub struct Task {
+    /// Any node of the cluster.
+    pub node: Address,
+    /// The job.
+    pub job: String,
+    /// How its bytes travel.
+    pub transport: TransportChoice,
+    /// Its choices.
+    pub seed: u64,
+    /// Begins its keys.
+    pub name: String,
+    /// Ranks of the cluster.
+    pub ranks: u32,
+}
+
+impl Task {
+    /// As the variable holds it.
+    pub fn to_text(&self) -> String {
+        let Self { node, job, transport, seed, name, ranks } = self;
+        format!("{node} {job} {transport} {seed} {name} {ranks}")
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut fields = text.split(' ');
+        let mut next = || fields.next();
+        Some(Self {
+            node: next()?.parse().ok()?,
+            job: next()?.to_string(),
+            transport: next()?.parse().ok()?,
+            seed: next()?.parse().ok()?,
+            name: next()?.to_string(),
+            ranks: next()?.parse().ok()?,
+        })
+    }
+}
+
+/// Key of a producer's object.
+pub fn key(name: &str, number: u64) -> Vec<u8> {
+    format!("{name}/{number}").into_bytes()
+}
+
+/// Works until stdin ends.
+pub fn main(task: &str) -> ExitCode {
+    let Some(task) = Task::parse(task) else {
+        eprintln!("{TASK_VARIABLE}: not a task: {task}");
+        return ExitCode::FAILURE;
+    };
+    match work(&task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            say(&format!("failed {} {e}", e.kind));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// One line, one write: a reader of the pipe sees it whole or not at all.
+fn say(line: &str) {
+    let text = format!("{line}\n");
+    // If nobody reads any more, stdin has ended too.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+}
+
+fn work(task: &Task) -> Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopper = stop.clone();
+    spawn_named("chaos-stdin", move || {
+        let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
+        stopper.store(true, Ordering::Release);
+    })?;
+    let transport = task.transport;
+    let config = ClientConfig { job: task.job.clone(), transport, ..ClientConfig::default() };
+    let mut producer = Producer {
+        client: Blocking::connect(&task.node, config)?,
+        task: task.clone(),
+        random: Random::new(task.seed, 0),
+        own: HashMap::new(),
+    };
+    let mut number = 0;
+    while !stop.load(Ordering::Acquire) {
+        number += 1;
+        producer.produce(number)?;
+    }
+    producer.client.close();
+    say("ended");
+    Ok(())
+}
+
+struct Producer {
+    client: Blocking,
+    task: Task,
+    random: Random,
+    // Verbs past the handle, as a kernel or NIC of the writer's has them, by incarnation.
+    own: HashMap<u64, Box<dyn Verbs>>,
+}
+
+impl Producer {
+    fn produce(&mut self, number: u64) -> Result<()> {
+        let key = key(&self.task.name, number);
+        let (max, page_bytes) = match self.random.percent(LARGE_PERCENT) {
+            true => (u64::from(LARGE_PAGE_BYTES), LARGE_PAGE_BYTES),
+            false => (MAX_BYTES, PAGE_BYTES),
+        };
+        let len = self.random.between(1, max);
+        let preferred = self.random.below(self.task.ranks.into()) as u32;
+        let opts = PutOptions { preferred_segment: Some(preferred), page_bytes };
+        let value = content::bytes(&key, number, len as usize);
+
+        let since = BootClock.now_ms();
+        let plan = self.client.open_for_write(&key, len, &opts)?;
+        say(&format!("open {number} {len} {}", BootClock.now_ms() - since));
+
+        let mut pages: Vec<(u32, &[u8])> = (0..).zip(value.chunks(page_bytes as usize)).collect();
+        self.random.shuffle(&mut pages);
+        let pause_us = self.random.between(WRITE_MS.0, WRITE_MS.1) * 1_000 / pages.len() as u64;
+        for (index, page) in pages {
+            std::thread::sleep(Duration::from_micros(pause_us));
+            plan.write_page(index, page)?;
+        }
+        if self.random.percent(50)
+            && let Some(desc) = plan.desc().cloned()
+        {
+            self.flip(&desc)?;
+            say(&format!("ready {number}"));
+            std::thread::sleep(Duration::from_millis(self.random.below(READY_MS)));
+        } else {
+            say(&format!("publishing {number}"));
+        }
+        let since = BootClock.now_ms();
+        self.client.publish(plan)?;
+        say(&format!("committed {number} {}", BootClock.now_ms() - since));
+        Ok(())
+    }
+
+    /// Flips READY past the handle: `publish` then finds it done and only commits.
+    fn flip(&mut self, desc: &PlanDesc) -> Result<()> {
+        let (at, offset) = (desc.meta.at, desc.meta.header_off + PUBLISH_OFF);
+        let verbs = match self.own.entry(at.incarnation) {
+            std::collections::hash_map::Entry::Occupied(e) => e.into_mut(),
+            std::collections::hash_map::Entry::Vacant(e) => {
+                e.insert(own_verbs(&self.client, &self.task, at.incarnation)?)
+            }
+        };
+        let (expect, new) = (writing(at.epoch), ready(at.epoch));
+        let mut ops = [Op::Flush, Op::CompareSwap { offset, expect, new, old: 0 }];
+        verbs.post(desc.token, &mut ops)?;
+        match ops {
+            [_, Op::CompareSwap { old, .. }] if old == expect => Ok(()),
+            other => Err(Error::internal(format!("READY of {at:?} was not flipped: {other:?}"))),
+        }
+    }
+}
+
+fn own_verbs(client: &Blocking, task: &Task, incarnation: u64) -> Result<Box<dyn Verbs>> {
+    let view = client.view()?;
+    let info = view.ranks.into_iter().map(|(info, _)| info).find(|i| i.incarnation == incarnation);
+    let info = info.ok_or_else(|| Error::internal(format!("no {incarnation:016x} in the view")))?;
+    if task.transport == TransportChoice::Shm {
+        let memory = shm::attach(&info.segment, false)?;
+        return Ok(Box::new(ShmVerbs::new(memory, Alive::new())));
+    }
+    let data = info.data.ok_or_else(|| Error::internal("a rank without a tcp agent"))?;
+    let options = TcpOptions::default();
+    Ok(Box::new(TcpVerbs::connect(&data, incarnation, &task.job, options)?))
+}

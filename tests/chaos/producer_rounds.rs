@@ -1,0 +1,169 @@
+//! SIGKILL of a producer: what it had committed stays, what it had made READY is adopted, what it had
+//! opened leaves nothing, and nobody else notices.
+
+use super::board::Stored;
+use super::load::shown;
+use super::producer::{Task, key};
+use super::random::{Random, rounds, seed};
+use super::stage::{RANKS, Stage};
+use super::victim::{Journal, Phase, ProducerProcess};
+use nkv::message::PutOptions;
+use nkv::store::clock::{BootClock, Clock};
+use nkv::{ErrorKind, TransportChoice};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Tasks in this process.
+const WORKERS: u32 = 3;
+/// A producer has committed something within this.
+const FIRST_COMMIT_MS: u64 = 10_000;
+const LOOK: Duration = Duration::from_millis(2);
+/// The kill falls so long after the victim's first commit.
+const KILL_AFTER_MS: (u64, u64) = (50, 900);
+/// One round in so many waits for READY before it kills, and so meets what must be adopted.
+const AIMED_EVERY: u64 = 5;
+/// A producer comes past READY within this.
+const READY_MS: u64 = 5_000;
+/// The load goes on so long after the kill.
+const AFTERWARDS_MS: u64 = 300;
+/// Of a hundred kills at least so many fall between open and READY ...
+const MIN_BETWEEN_PERCENT: u64 = 20;
+/// ... which so few kills cannot show.
+const FEW_KILLS: u64 = 5;
+/// A version that no producer wrote.
+const SECOND_VERSION: u64 = u64::MAX;
+
+/// The test.
+pub fn sigkill_of_a_producer_under_load() {
+    let (seed, rounds) = (seed(), rounds());
+    println!("chaos: producers: seed={seed} rounds={rounds}");
+    let mut stage = Stage::start();
+    let mut fell: BTreeMap<&str, u64> = BTreeMap::new();
+    for number in 0..rounds {
+        *fell.entry(round(&mut stage, seed, number)).or_default() += 1;
+        stage.board.calls.assert_no_fault(&format!("producer round {number} of seed {seed}"));
+    }
+    let between = fell.get(BETWEEN).copied().unwrap_or(0);
+    let sums = stage.board.calls.sums();
+    println!(
+        "chaos: seed={seed} rounds={rounds} producer_kills={rounds} between_open_and_ready={between} \
+         wrong_bytes={} calls={} slowest_call_ms={} slowest_settle_ms={}",
+        sums.wrong_bytes, sums.calls, sums.slowest_ms, stage.slowest_settle_ms
+    );
+    println!("chaos: kills fell {fell:?}; the slowest call was {}", sums.slowest);
+    println!("chaos: calls {:?}", sums.outcomes);
+    assert_eq!(sums.wrong_bytes, 0);
+    assert!(
+        rounds < FEW_KILLS || between * 100 >= rounds * MIN_BETWEEN_PERCENT,
+        "only {between} of {rounds} kills fell between open and READY"
+    );
+}
+
+const BETWEEN: &str = "between open and READY";
+
+fn where_it_fell(journal: &Journal) -> &'static str {
+    match journal.objects.last().map(|w| w.phase) {
+        None => "before the first open",
+        Some(Phase::Open) => BETWEEN,
+        Some(Phase::Publishing) => "around READY",
+        Some(Phase::Ready) => "between READY and the commit's answer",
+        Some(Phase::Committed) => "between two objects",
+    }
+}
+
+fn round(stage: &mut Stage, seed: u64, number: u64) -> &'static str {
+    use TransportChoice::{Shm, Tcp};
+    let mut random = Random::new(seed, number);
+    let (dies, lives) = if (seed + number).is_multiple_of(2) { (Shm, Tcp) } else { (Tcp, Shm) };
+    let kill_after = random.between(KILL_AFTER_MS.0, KILL_AFTER_MS.1);
+    let start = |stage: &Stage, transport, role: &str, seed| {
+        let task = Task {
+            node: stage.cluster.address(0),
+            job: stage.cluster.job().to_string(),
+            transport,
+            seed,
+            name: format!("{role}{number}"),
+            ranks: RANKS,
+        };
+        ProducerProcess::start(task, &stage.board)
+    };
+    let mut victim = start(stage, dies, "victim", random.next());
+    let mut survivor = start(stage, lives, "survivor", random.next());
+    let workers = stage.workers(WORKERS, &format!("p{number}"), &mut random);
+    let load = stage.load(workers);
+    wait_for(&victim, FIRST_COMMIT_MS, has_committed);
+    wait_for(&survivor, FIRST_COMMIT_MS, has_committed);
+
+    std::thread::sleep(Duration::from_millis(kill_after));
+    if (seed + number).is_multiple_of(AIMED_EVERY) {
+        wait_for(&victim, READY_MS, |j| j.objects.last().is_some_and(|w| w.phase == Phase::Ready));
+    }
+    let journal = victim.kill();
+    let fell = where_it_fell(&journal);
+    println!("chaos: producer round {number}: by {dies}, after {kill_after} ms, {fell}");
+    std::thread::sleep(Duration::from_millis(AFTERWARDS_MS));
+
+    let survived = survivor.end();
+    stage.quiet(load);
+    stage.settle(RANKS);
+    check_survivor(stage, &survived);
+    check_victim(stage, &victim.task.name, &journal);
+    stage.check_stored("after the TTLs");
+    stage.remove_all("at the round's end");
+    fell
+}
+
+fn has_committed(journal: &Journal) -> bool {
+    journal.objects.iter().any(|w| w.phase == Phase::Committed)
+}
+
+fn wait_for(producer: &ProducerProcess, limit_ms: u64, holds: impl Fn(&Journal) -> bool) {
+    let until = BootClock.now_ms() + limit_ms;
+    while !holds(&producer.journal()) {
+        let told = producer.journal();
+        assert!(BootClock.now_ms() < until, "{} got no further: {told:?}", producer.task.name);
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Whoever lives finishes all it began.
+fn check_survivor(stage: &Stage, journal: &Journal) {
+    let unfinished: Vec<_> =
+        journal.objects.iter().filter(|w| w.phase != Phase::Committed).collect();
+    if !journal.ended || !unfinished.is_empty() {
+        let text = format!("the surviving producer did not finish: {unfinished:?}");
+        stage.board.calls.fault(text);
+    }
+}
+
+/// What the victim committed is on the board and checked with it; the rest is judged here. Only its
+/// last object can be unfinished.
+fn check_victim(stage: &Stage, name: &str, journal: &Journal) {
+    let Some(last) = journal.objects.last().filter(|w| w.phase != Phase::Committed) else {
+        return;
+    };
+    let key = key(name, last.number);
+    let stored = Stored { key, version: last.number, len: last.len, meta: None };
+    let (calls, found) = (&stage.board.calls, stage.read(&stored));
+    let what = shown(&stored.key);
+    match (last.phase, found) {
+        (Phase::Open, None) => calls.fault(format!("{what} was never READY and is read")),
+        (_, None) => stage.board.add(stored),
+        // READY was set: whoever looks afterwards keeps it [I10].
+        (Phase::Ready, Some(e)) => calls.fault(format!("{what} was READY and is lost: {e}")),
+        (_, Some(e)) if e.kind == ErrorKind::NotFound => write_again(stage, stored),
+        (_, Some(e)) => calls.fault(format!("{what} is neither whole nor absent: {e}")),
+    }
+}
+
+/// Its key is free again.
+fn write_again(stage: &Stage, lost: Stored) {
+    let again = Stored { version: SECOND_VERSION, ..lost };
+    let bytes = super::content::bytes(&again.key, again.version, again.len);
+    let opts = PutOptions::default();
+    let put = stage.observer.put(&again.key, &bytes, &opts);
+    match stage.rt.block_on(stage.board.calls.make("put again", "", put)) {
+        Ok(()) => stage.board.add(again),
+        Err(e) => stage.board.calls.fault(format!("{}: put again: {e}", shown(&again.key))),
+    }
+}

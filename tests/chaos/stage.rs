@@ -1,0 +1,219 @@
+//! Three ranks in processes of their own, a load on them, and the checks that hold once it is quiet:
+//! what is stored is served, what is used is live, what is removed leaves nothing.
+
+use super::board::{Board, Stored};
+use super::cluster_process::ProcessCluster;
+use super::load::{Worker, connect, shown};
+use super::random::Random;
+use nkv::message::ClusterStats;
+use nkv::store::clock::{BootClock, Clock};
+use nkv::{Client, Error, ErrorKind, TransportChoice};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
+
+/// Ranks of the cluster.
+pub const RANKS: u32 = 3;
+/// Membership TTL.
+pub const TTL_MS: u64 = 1_000;
+/// From open to commit.
+pub const DEADLINE_MS: u64 = 2_000;
+/// Retired memory rests.
+pub const QUARANTINE_MS: u64 = 50;
+/// Owners and master look at their deadlines this often at least, and heartbeats carry the figures.
+const LOOKS_MS: u64 = 500;
+/// What a loaded machine with two cores may add to a wait.
+pub const SLACK_MS: u64 = 1_000;
+/// Within this used bytes are live bytes again: the producer's TTL or the deadline, whichever is
+/// later, then quarantine.
+pub const SETTLE_MS: u64 = TTL_MS + DEADLINE_MS + QUARANTINE_MS + LOOKS_MS + SLACK_MS;
+/// Payload bytes of a rank: the load never fills it.
+const HEAP_BYTES: u64 = 64 << 20;
+/// Threads of this process that carry the load; a tcp call blocks one.
+const THREADS: usize = 4;
+/// The load ends within this once it is asked to.
+const STOP_LIMIT: Duration = Duration::from_secs(15);
+/// Pause of a bounded wait.
+pub const LOOK: Duration = Duration::from_millis(10);
+/// Any other bounded wait.
+const WAIT_MS: u64 = 15_000;
+/// Keys per batch of removes.
+const REMOVE_KEYS: usize = 256;
+
+/// See the file's first paragraph.
+pub struct Stage {
+    /// Runs the load.
+    pub rt: Runtime,
+    /// The ranks.
+    pub cluster: ProcessCluster,
+    /// The handle of the checks.
+    pub observer: Client,
+    /// What the load knows.
+    pub board: Arc<Board>,
+    /// Slowest wait for used bytes to be live bytes.
+    pub slowest_settle_ms: u64,
+}
+
+impl Stage {
+    /// Starts the ranks; returns once all are in.
+    pub fn start() -> Self {
+        let rt = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .enable_all()
+            .build()
+            .unwrap();
+        let flags = [
+            ("--heap-bytes", HEAP_BYTES),
+            ("--ttl-ms", TTL_MS),
+            ("--write-ttl-ms", DEADLINE_MS),
+            ("--quarantine-ms", QUARANTINE_MS),
+        ];
+        let cluster = ProcessCluster::start(RANKS, move |command| {
+            for (flag, value) in flags {
+                command.arg(flag).arg(value.to_string());
+            }
+        });
+        let node = cluster.address(0);
+        let observer = rt.block_on(connect(&node, cluster.job(), TransportChoice::Auto));
+        let board = Arc::new(Board::default());
+        let slowest_settle_ms = 0;
+        let stage = Self { rt, cluster, observer, board, slowest_settle_ms };
+        stage.wait_for("all ranks to be in", WAIT_MS, |s| s.ranks.len() == RANKS as usize);
+        stage
+    }
+
+    /// Half of the handles by shared memory, half by tcp, each through another node.
+    pub fn workers(&self, n: u32, name: &str, random: &mut Random) -> Vec<Worker> {
+        let one = |i: u32| {
+            let transport = [TransportChoice::Shm, TransportChoice::Tcp][i as usize % 2];
+            let node = self.cluster.address(random.below(RANKS.into()) as u32);
+            Worker {
+                client: self.rt.block_on(connect(&node, self.cluster.job(), transport)),
+                board: self.board.clone(),
+                random: Random::new(random.next(), i.into()),
+                name: format!("{name}/{i}"),
+                ranks: RANKS,
+                made: 0,
+                gone: Vec::new(),
+            }
+        };
+        (0..n).map(one).collect()
+    }
+
+    /// Sets workers to work.
+    pub fn load(&self, workers: Vec<Worker>) -> Vec<JoinHandle<Worker>> {
+        self.board.stop(false);
+        workers.into_iter().map(|w| self.rt.spawn(w.run())).collect()
+    }
+
+    /// Ends the load; its workers with their handles.
+    pub fn quiet(&self, load: Vec<JoinHandle<Worker>>) -> Vec<Worker> {
+        self.board.stop(true);
+        let ended = async {
+            let mut workers = Vec::new();
+            for task in load {
+                workers.push(task.await.unwrap());
+            }
+            workers
+        };
+        let ended = self.rt.block_on(async { tokio::time::timeout(STOP_LIMIT, ended).await });
+        ended.unwrap_or_else(|_| panic!("the load does not end within {STOP_LIMIT:?}"))
+    }
+
+    /// Waits for a condition on the cluster's figures; how long it took.
+    pub fn wait_for(
+        &self,
+        what: &str,
+        limit_ms: u64,
+        holds: impl Fn(&ClusterStats) -> bool,
+    ) -> u64 {
+        let since = BootClock.now_ms();
+        self.rt.block_on(async {
+            loop {
+                let stats = self.observer.stats().await.unwrap();
+                let waited = BootClock.now_ms() - since;
+                if holds(&stats) {
+                    return waited;
+                }
+                assert!(waited < limit_ms, "waited {waited} ms for {what}: {stats:#?}");
+                tokio::time::sleep(LOOK).await;
+            }
+        })
+    }
+
+    /// Used bytes become live bytes on every one of `ranks` ranks, by the owners' figures and by the
+    /// master's, and no plan is open.
+    pub fn settle(&mut self, ranks: u32) {
+        let waited = self.wait_for("used bytes = live bytes", SETTLE_MS, |s| balanced(s, ranks));
+        self.slowest_settle_ms = self.slowest_settle_ms.max(waited);
+    }
+
+    /// One checked read by the observer: `Some` if it is there and right.
+    pub fn read(&self, s: &Stored) -> Option<Error> {
+        let calls = &self.board.calls;
+        let get = calls.make("check", "", self.observer.get(&s.key));
+        match self.rt.block_on(get) {
+            Ok(got) => {
+                calls.compare(&s.key, s.version, s.len, &got);
+                None
+            }
+            Err(e) => Some(e),
+        }
+    }
+
+    /// Everything on the board is served, to the byte.
+    pub fn check_stored(&self, told: &str) {
+        for s in self.board.all() {
+            if let Some(e) = self.read(&s) {
+                self.board.calls.fault(format!("{told}: {} is stored: {e}", shown(&s.key)));
+            }
+        }
+    }
+
+    /// What is whole or absent is found to be either, and goes on the board if it is whole.
+    pub fn check_unsure(&self, told: &str) -> u64 {
+        let mut whole = 0;
+        for s in self.board.take_unsure() {
+            match self.read(&s) {
+                None => {
+                    whole += 1;
+                    self.board.add(s);
+                }
+                Some(e) if e.kind == ErrorKind::NotFound => {}
+                Some(e) => {
+                    let text =
+                        format!("{told}: {} is neither whole nor absent: {e}", shown(&s.key));
+                    self.board.calls.fault(text);
+                }
+            }
+        }
+        whole
+    }
+
+    /// Takes everything on the board away; then nothing is used anywhere.
+    pub fn remove_all(&mut self, told: &str) {
+        let stored = self.board.take_all();
+        for some in stored.chunks(REMOVE_KEYS) {
+            let keys: Vec<&[u8]> = some.iter().map(|s| &s.key[..]).collect();
+            for (s, gone) in some.iter().zip(self.rt.block_on(self.observer.remove_many(&keys))) {
+                if let Err(e) = gone {
+                    self.board.calls.fault(format!("{told}: remove {}: {e}", shown(&s.key)));
+                }
+            }
+        }
+        self.wait_for("an empty cluster", SETTLE_MS, |s| {
+            let empty = |r: &nkv::message::RankStats| r.allocated_bytes == 0;
+            balanced(s, RANKS) && s.objects == 0 && s.ranks.iter().all(empty)
+        });
+    }
+}
+
+fn balanced(s: &ClusterStats, ranks: u32) -> bool {
+    let at_rest = |r: &nkv::message::RankStats| {
+        let o = &r.owner;
+        o.heap_used == o.live_bytes && r.allocated_bytes == o.live_bytes && o.fencing == 0
+    };
+    let no_plan = s.plans_open == 0 && s.waiting == 0;
+    s.ranks.len() == ranks as usize && no_plan && s.ranks.iter().all(at_rest)
+}

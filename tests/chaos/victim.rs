@@ -1,0 +1,154 @@
+//! The parent's end of a producer process: starts it, keeps its journal, kills it. The process never
+//! outlives this handle.
+
+use super::board::{Board, Stored};
+use super::producer::{TASK_VARIABLE, Task, key};
+use nkv::store::clock::{BootClock, Clock};
+use nkv::store::threads::spawn_named;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Asked to end, a producer finishes its object and closes its handle within this.
+const END_LIMIT_MS: u64 = 5_000;
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How far an object was when its producer's last line about it left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Between open and READY.
+    Open,
+    /// READY may be set, or committed even.
+    Publishing,
+    /// READY is set; not known to be committed.
+    Ready,
+    /// Committed.
+    Committed,
+}
+
+/// One object of a producer.
+#[derive(Debug, Clone, Copy)]
+pub struct Written {
+    /// Its number, which is its version too.
+    pub number: u64,
+    /// Its bytes.
+    pub len: usize,
+    /// How far it came.
+    pub phase: Phase,
+}
+
+/// What a producer told.
+#[derive(Debug, Clone, Default)]
+pub struct Journal {
+    /// Its objects, in order.
+    pub objects: Vec<Written>,
+    /// It ended as asked.
+    pub ended: bool,
+}
+
+/// See the file's first paragraph.
+pub struct ProducerProcess {
+    /// What it was told.
+    pub task: Task,
+    child: Child,
+    journal: Arc<Mutex<Journal>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl ProducerProcess {
+    /// Starts it. What it commits goes on the board, what it reports into the board's book.
+    pub fn start(task: Task, board: &Arc<Board>) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .env(TASK_VARIABLE, task.to_text())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let journal = Arc::new(Mutex::new(Journal::default()));
+        let (board, name, shared) = (board.clone(), task.name.clone(), journal.clone());
+        let reader = spawn_named("chaos-journal", move || {
+            for line in lines.map_while(Result::ok) {
+                note(&line, &name, &shared, &board);
+            }
+        });
+        Self { task, child, journal, reader: Some(reader.unwrap()) }
+    }
+
+    /// What it told so far.
+    pub fn journal(&self) -> Journal {
+        self.journal.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Kills it with SIGKILL; its whole journal.
+    pub fn kill(&mut self) -> Journal {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.journal_to_the_end()
+    }
+
+    /// Lets it end as asked; its whole journal.
+    pub fn end(&mut self) -> Journal {
+        drop(self.child.stdin.take());
+        let until = BootClock.now_ms() + END_LIMIT_MS;
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(
+                BootClock.now_ms() < until,
+                "{} does not end: {:?}",
+                self.task.name,
+                self.journal()
+            );
+            std::thread::sleep(LOOK);
+        }
+        self.journal_to_the_end()
+    }
+
+    fn journal_to_the_end(&mut self) -> Journal {
+        // The pipe ends with the process, and the reader with the pipe.
+        if let Some(reader) = self.reader.take() {
+            reader.join().unwrap();
+        }
+        self.journal()
+    }
+}
+
+impl Drop for ProducerProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn note(line: &str, name: &str, journal: &Mutex<Journal>, board: &Board) {
+    let mut journal = journal.lock().unwrap_or_else(PoisonError::into_inner);
+    let fields: Vec<&str> = line.split(' ').collect();
+    let number = |i: usize| fields.get(i).and_then(|f| f.parse::<u64>().ok());
+    match (fields[0], number(1), number(2)) {
+        ("open", Some(n), Some(len)) => {
+            let (number_, len, phase) = (n, len as usize, Phase::Open);
+            journal.objects.push(Written { number: number_, len, phase });
+            board.calls.ended("open", "Ok", line, number(3).unwrap_or(u64::MAX));
+        }
+        ("publishing", Some(_), None) => set(&mut journal, Phase::Publishing),
+        ("ready", Some(_), None) => set(&mut journal, Phase::Ready),
+        ("committed", Some(_), Some(took_ms)) => {
+            set(&mut journal, Phase::Committed);
+            board.calls.ended("publish", "Ok", line, took_ms);
+            if let Some(w) = journal.objects.last() {
+                let (key, version) = (key(name, w.number), w.number);
+                board.add(Stored { key, version, len: w.len, meta: None });
+            }
+        }
+        ("ended", None, None) => journal.ended = true,
+        // No rank dies in a producer's round: none of its calls may fail.
+        _ => board.calls.fault(format!("producer {name}: {line}")),
+    }
+}
+
+fn set(journal: &mut Journal, phase: Phase) {
+    if let Some(w) = journal.objects.last_mut() {
+        w.phase = phase;
+    }
+}

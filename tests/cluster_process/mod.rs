@@ -1,0 +1,279 @@
+//! Clusters of real `nkv-node` processes for whole-system tests: started with ports of their own and
+//! a job of their own, waited for with bounds, ended when dropped. It must leave nothing behind, and
+//! says so if a rank did: neither processes nor names in shared memory.
+#![allow(dead_code, unused_imports, reason = "each test program uses a part of it")]
+
+mod process;
+mod web;
+
+pub use process::{EXIT_LIMIT, Ended, Process, READY_LIMIT, run_to_end};
+pub use web::http_get;
+
+use nkv::{Address, Blocking, ClientConfig, TransportChoice};
+use nkv_store::clock::{BootClock, Clock};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Pause between two looks at a condition that is waited for.
+const LOOK: Duration = Duration::from_millis(5);
+/// Heap of a rank unless the test says otherwise.
+const HEAP: &str = "16MiB";
+
+/// What a test changes in the command of every rank.
+type Customise = Box<dyn Fn(u32, &mut Command)>;
+
+/// `n` ranks in a process each. Ranks are numbered from 0; rank 0 is the master.
+pub struct ProcessCluster {
+    job: String,
+    ranks: u32,
+    port: u16,
+    customise: Customise,
+    nodes: Vec<Option<Process>>,
+    killed: bool,
+}
+
+impl ProcessCluster {
+    /// Starts `n` ranks and waits until all are ready. `customise` may add flags and variables to
+    /// each command: the last of a flag given twice wins nowhere, so it only adds.
+    pub fn start(n: u32, customise: impl Fn(&mut Command) + 'static) -> Self {
+        Self::start_each(n, move |_, command| customise(command))
+    }
+
+    /// As [`Self::start`], with the rank's number.
+    pub fn start_each(n: u32, customise: impl Fn(u32, &mut Command) + 'static) -> Self {
+        let mut cluster = Self::none(n, customise);
+        for rank in 0..n {
+            cluster.restart(rank);
+        }
+        cluster.wait_ready(READY_LIMIT);
+        cluster
+    }
+
+    /// A cluster of `n` ranks none of which runs yet: start them with [`Self::restart`], 0 first.
+    pub fn none(n: u32, customise: impl Fn(u32, &mut Command) + 'static) -> Self {
+        let nodes = (0..n).map(|_| None).collect();
+        let customise = Box::new(customise);
+        Self { job: new_job(), ranks: n, port: 0, customise, nodes, killed: false }
+    }
+
+    /// The job's name.
+    pub fn job(&self) -> &str {
+        &self.job
+    }
+
+    /// Rank 0's control port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// A rank that runs.
+    pub fn node(&self, rank: u32) -> &Process {
+        self.nodes[rank as usize].as_ref().unwrap_or_else(|| panic!("rank {rank} does not run"))
+    }
+
+    fn node_mut(&mut self, rank: u32) -> &mut Process {
+        self.nodes[rank as usize].as_mut().unwrap_or_else(|| panic!("rank {rank} does not run"))
+    }
+
+    /// A rank's HTTP address.
+    pub fn http(&self, rank: u32) -> &str {
+        self.node(rank).http()
+    }
+
+    /// GETs a path of a rank: status and body.
+    pub fn get(&self, rank: u32, path: &str) -> (u16, String) {
+        http_get(self.http(rank), path)
+    }
+
+    /// The command of a rank, complete but for what a test adds.
+    pub fn command(&self, rank: u32) -> Command {
+        let mut command = node_command(&self.job);
+        command.args(["--rank", &rank.to_string(), "--world-size", &self.ranks.to_string()]);
+        command.args(["--port", &self.port.to_string()]);
+        command
+    }
+
+    /// Starts a rank that does not run (any more) and waits until it has joined. Rank 0 gets the
+    /// port it had.
+    pub fn restart(&mut self, rank: u32) {
+        assert!(self.nodes[rank as usize].is_none(), "rank {rank} runs");
+        let mut command = self.command(rank);
+        (self.customise)(rank, &mut command);
+        if !command.get_args().any(|a| a == "--heap-bytes") {
+            command.args(["--heap-bytes", HEAP]);
+        }
+        let node = Process::start(command);
+        if rank == 0 {
+            let port = node.control().rsplit(':').next().and_then(|p| p.parse().ok());
+            self.port = port.expect("a port in rank 0's control address");
+        }
+        self.nodes[rank as usize] = Some(node);
+    }
+
+    /// Waits until every rank that runs says it is ready.
+    pub fn wait_ready(&self, limit: Duration) {
+        for node in self.nodes.iter().flatten() {
+            let mut last = String::new();
+            let ready = || {
+                let (code, body) = http_get(node.http(), "/readyz");
+                last = body;
+                code == 200
+            };
+            if !holds_within(limit, ready) {
+                panic!("rank {} is not ready: {last}\n{}", node.rank(), node.stderr());
+            }
+        }
+    }
+
+    /// SIGKILL; returns when the process is gone. Its segment stays until another rank starts.
+    pub fn kill9(&mut self, rank: u32) {
+        self.killed = true;
+        self.node_mut(rank).kill9();
+        self.nodes[rank as usize] = None;
+    }
+
+    /// Waits until a rank that could not go on has joined afresh and is ready.
+    pub fn joined_again(&mut self, rank: u32) {
+        self.node_mut(rank).joined_again(READY_LIMIT);
+        self.wait_ready(READY_LIMIT);
+    }
+
+    /// SIGTERM; returns at once.
+    pub fn term(&self, rank: u32) {
+        self.node(rank).signal(rustix::process::Signal::TERM);
+    }
+
+    /// Waits for a rank to end by itself. The rank does not run any more then.
+    pub fn wait_exit(&mut self, rank: u32, limit: Duration) -> Ended {
+        let ended = self.node_mut(rank).wait_exit(limit);
+        self.nodes[rank as usize] = None;
+        ended
+    }
+
+    /// A client of the cluster through a rank.
+    pub fn connect(&self, rank: u32) -> Blocking {
+        self.connect_by(rank, TransportChoice::Auto)
+    }
+
+    /// A client that takes a certain way to the owners.
+    pub fn connect_by(&self, rank: u32, transport: TransportChoice) -> Blocking {
+        let config = ClientConfig { job: self.job.clone(), transport, ..ClientConfig::default() };
+        Blocking::connect(&self.address(rank), config)
+            .unwrap_or_else(|e| panic!("no client through rank {rank}: {e}"))
+    }
+
+    /// A rank's control address.
+    pub fn address(&self, rank: u32) -> Address {
+        self.node(rank).control().parse().expect("a control address")
+    }
+
+    /// `nkv` with this cluster's address and job.
+    pub fn cli(&self, rank: u32, args: &[&str]) -> Command {
+        let mut command = clean_command(env!("CARGO_BIN_EXE_nkv"));
+        command.env("NKV_CONNECT", self.node(rank).control()).env("NKV_JOB", &self.job);
+        command.args(args);
+        command
+    }
+
+    /// What of this job lies in shared memory now.
+    pub fn left_in_shm(&self) -> Vec<String> {
+        left_in_shm(&self.job)
+    }
+}
+
+impl Drop for ProcessCluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for node in self.nodes.iter_mut().flatten() {
+                eprintln!("--- rank {} (pid {})\n{}", node.rank(), node.pid(), node.stderr());
+                node.kill9();
+            }
+            remove_from_shm(&self.job);
+            return;
+        }
+        let mut late = Vec::new();
+        for node in self.nodes.iter().flatten() {
+            node.signal(rustix::process::Signal::TERM);
+        }
+        // The master last: the others say goodbye to it.
+        for node in self.nodes.iter_mut().flatten().rev() {
+            if !node.ends_within(EXIT_LIMIT) {
+                late.push(format!("rank {}:\n{}", node.rank(), node.stderr()));
+                node.kill9();
+            }
+        }
+        let left = left_in_shm(&self.job);
+        remove_from_shm(&self.job);
+        assert!(late.is_empty(), "SIGTERM did not end {}", late.join("\n"));
+        assert!(self.killed || left.is_empty(), "left in shared memory: {left:?}");
+    }
+}
+
+/// A job that no other test of this machine has.
+pub fn new_job() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let random = nkv_store::random_u64() as u32;
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("test-{}-{number}-{random:08x}", std::process::id())
+}
+
+/// A program with nothing of this process's environment that could change what it does.
+pub fn clean_command(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear();
+    for kept in ["PATH", "HOME", "TMPDIR", "RUST_BACKTRACE", "LLVM_PROFILE_FILE"] {
+        if let Some(value) = std::env::var_os(kept) {
+            command.env(kept, value);
+        }
+    }
+    command
+}
+
+/// `nkv-node` of a job, in a clean environment and without rank, world or heap.
+pub fn node_command(job: &str) -> Command {
+    let mut command = clean_command(env!("CARGO_BIN_EXE_nkv-node"));
+    command.env("NKV_JOB", job);
+    command
+}
+
+/// What of a job lies in shared memory now.
+pub fn left_in_shm(job: &str) -> Vec<String> {
+    let prefix = format!("nkv.{job}.");
+    let entries = std::fs::read_dir(nkv_store::shm::SHM_DIR).expect("shared memory");
+    let names = entries.filter_map(|e| e.ok()?.file_name().into_string().ok());
+    names.filter(|name| name.starts_with(&prefix)).collect()
+}
+
+/// Removes what a killed rank left; others may have done it first.
+fn remove_from_shm(job: &str) {
+    for name in left_in_shm(job) {
+        let _ = std::fs::remove_file(format!("{}/{name}", nkv_store::shm::SHM_DIR));
+    }
+}
+
+/// True as soon as `condition` holds; false if it does not within `limit`.
+pub fn holds_within(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let start = BootClock.now_ms();
+    loop {
+        if condition() {
+            return true;
+        }
+        if u128::from(BootClock.now_ms() - start) >= limit.as_millis() {
+            return false;
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Waits until `condition` holds; panics with `what` if it does not within `limit`.
+pub fn until(limit: Duration, what: &str, condition: impl FnMut() -> bool) {
+    assert!(holds_within(limit, condition), "not within {} ms: {what}", limit.as_millis());
+}
+
+/// Milliseconds that `work` takes, and its result.
+pub fn timed<T>(work: impl FnOnce() -> T) -> (T, u64) {
+    let start = BootClock.now_ms();
+    let result = work();
+    (result, BootClock.now_ms() - start)
+}

@@ -1,0 +1,80 @@
+//! The run of `nkv-load` without arguments, shortened: every byte is compared, a damaged one is
+//! found, and an interrupt still ends with the outcome.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+use serde_json::Value;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+/// Sizes of the embedded run.
+const SIZES: usize = 7;
+/// Looks at /dev/shm while a run starts, and the pause between them: 30 s in all.
+const LOOKS: u32 = 600;
+const PAUSE: Duration = Duration::from_millis(50);
+
+fn start(flags: &[&str]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_nkv-load"))
+        .args(["--json", "-"])
+        .args(flags)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn outcome(child: Child) -> (Output, Value) {
+    let output = child.wait_with_output().unwrap();
+    let json = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|e| panic!("no JSON ({e}): {}", String::from_utf8_lossy(&output.stderr)));
+    (output, json)
+}
+
+/// Segments of the clusters that process `pid` embeds.
+fn segments(pid: u32) -> usize {
+    let job = format!(".nkv-load-{pid}.");
+    let files = std::fs::read_dir("/dev/shm").unwrap().flatten();
+    files.filter(|file| file.file_name().to_string_lossy().contains(&job)).count()
+}
+
+#[test]
+fn a_run_reads_back_every_byte_of_every_size_and_leaves_no_segment() {
+    let child = start(&["--duration", "1"]);
+    let pid = child.id();
+    let (output, json) = outcome(child);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!((&json["wrong_bytes"], &json["failed"]), (&Value::from(0), &Value::from(0)));
+    assert_eq!(json["prefix_hit_ratio"], 1.0);
+    let rows = |op: &str| {
+        let ops = json["ops"].as_array().unwrap().iter();
+        ops.filter(|row| row["op"] == op && row["vs_memcpy"].as_f64().unwrap() > 0.0).count()
+    };
+    assert_eq!((rows("put"), rows("get")), (SIZES, SIZES));
+    assert_eq!(segments(pid), 0);
+}
+
+#[test]
+fn one_damaged_byte_is_found_and_the_run_fails() {
+    let (output, json) = outcome(start(&["--duration", "1", "--inject-corruption"]));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert_eq!((&json["wrong_bytes"], &json["failed"]), (&Value::from(1), &Value::from(0)));
+    assert!(stderr.contains("1 wrong bytes in load/65536/0"), "{stderr}");
+}
+
+#[test]
+fn an_interrupt_ends_a_run_with_its_outcome() {
+    let child = start(&["--duration", "600"]);
+    let pid = child.id();
+    // The handlers are installed before the first segment appears.
+    assert!((0..LOOKS).any(|_| {
+        std::thread::sleep(PAUSE);
+        segments(pid) > 0
+    }));
+    let target = rustix::process::Pid::from_raw(pid.try_into().unwrap()).unwrap();
+    rustix::process::kill_process(target, rustix::process::Signal::INT).unwrap();
+    let (output, json) = outcome(child);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!((&json["wrong_bytes"], &json["failed"]), (&Value::from(0), &Value::from(0)));
+    assert_eq!(segments(pid), 0);
+}

@@ -1,0 +1,195 @@
+//! Bytes: order within a batch, sizes, alignment, and payloads before READY.
+
+use super::{bytes_at, pattern};
+use crate::fixtures::{Fixture, SEGMENT_BYTES, TOKEN};
+use nkv_store::clock::{BootClock, Clock};
+use nkv_store::threads::spawn_named;
+use nkv_transport::Op;
+use std::sync::Arc;
+
+pub fn a_batch_is_executed_in_order(f: Fixture) {
+    let (mut a, mut b, mut c, mut d) = ([9; 16], [9; 16], [9; 8], [9; 16]);
+    let mut ops = [
+        Op::Read { offset: 64, dst: &mut a },
+        Op::Write { offset: 64, src: &[1; 16] },
+        Op::Read { offset: 64, dst: &mut b },
+        Op::Store { offset: 64, value: 5 },
+        Op::FetchAdd { offset: 64, add: 2, old: 0 },
+        Op::Flush,
+        Op::CompareSwap { offset: 64, expect: 7, new: 8, old: 0 },
+        Op::Read { offset: 64, dst: &mut c },
+        Op::Write { offset: 66, src: &[3; 4] },
+        Op::Read { offset: 64, dst: &mut d },
+    ];
+    f.verbs.post(TOKEN, &mut ops).unwrap();
+    assert!(matches!(ops[4], Op::FetchAdd { old: 5, .. }));
+    assert!(matches!(ops[6], Op::CompareSwap { old: 7, .. }));
+    assert_eq!((a, b, c), ([0; 16], [1; 16], 8u64.to_ne_bytes()));
+    assert_eq!(d, [8, 0, 3, 3, 3, 3, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1]);
+}
+
+pub fn an_empty_batch_succeeds(f: Fixture) {
+    f.verbs.post(0, &mut []).unwrap();
+    f.verbs.post(TOKEN, &mut [Op::Flush]).unwrap();
+    f.verbs.flush().unwrap();
+    assert_eq!(f.verbs.segment_len(), SEGMENT_BYTES);
+    assert!(f.verbs.is_alive());
+}
+
+pub fn operations_of_no_bytes_succeed_and_change_nothing(f: Fixture) {
+    for offset in [0, 13, SEGMENT_BYTES] {
+        let mut ops = [
+            Op::Write { offset, src: &[] },
+            Op::Read { offset, dst: &mut [] },
+            Op::Store { offset: 8, value: 1 },
+            Op::Write { offset, src: &[] },
+        ];
+        f.verbs.post(TOKEN, &mut ops).unwrap();
+    }
+    f.verbs.write(TOKEN, 16, &[]).unwrap();
+    f.verbs.read(16, &mut []).unwrap();
+    assert!(f.verbs.write(TOKEN, SEGMENT_BYTES + 1, &[]).is_err());
+    assert_eq!(
+        bytes_at(&*f.memory, 0, 64),
+        [vec![0; 8], 1u64.to_ne_bytes().to_vec(), vec![0; 48]].concat()
+    );
+}
+
+pub fn unaligned_ranges_arrive_whole_and_touch_nothing_else(f: Fixture) {
+    const AROUND: usize = 100;
+    for (i, len) in [1, 2, 7, 8, 9, 63, 64, 65, 4095, 4097, 70_001].into_iter().enumerate() {
+        for (j, offset) in [101u64, 104, 4096, 8191].into_iter().enumerate() {
+            let whole = len + 2 * AROUND;
+            f.memory.write(offset - AROUND as u64, &vec![0xaa; whole]).unwrap();
+            let src = pattern((i * 10 + j) as u64, len);
+            f.verbs.write(TOKEN, offset, &src).unwrap();
+            let mut want = vec![0xaa; whole];
+            want[AROUND..AROUND + len].copy_from_slice(&src);
+            assert!(
+                bytes_at(&*f.memory, offset - AROUND as u64, whole) == want,
+                "{len} at {offset}"
+            );
+            let mut back = vec![0; len];
+            f.verbs.read(offset, &mut back).unwrap();
+            assert!(back == src, "{len} at {offset}");
+        }
+    }
+}
+
+pub fn operations_larger_than_any_socket_buffer_arrive_whole(f: Fixture) {
+    const LEN: usize = (16 << 20) + 3;
+    let (a, b) = (pattern(1, LEN), pattern(2, LEN));
+    let mut ops = [
+        Op::Write { offset: 5, src: &a },
+        Op::Store { offset: SEGMENT_BYTES - 8, value: 7 },
+        Op::Write { offset: 20 << 20, src: &b },
+    ];
+    f.verbs.post(TOKEN, &mut ops).unwrap();
+    assert!(bytes_at(&*f.memory, 5, LEN) == a);
+    assert!(bytes_at(&*f.memory, 20 << 20, LEN) == b);
+    let (mut x, mut y, mut word) = (vec![0; LEN], vec![0; LEN], [0; 8]);
+    let mut ops = [
+        Op::Read { offset: 5, dst: &mut x },
+        Op::Read { offset: SEGMENT_BYTES - 8, dst: &mut word },
+        Op::Read { offset: 20 << 20, dst: &mut y },
+    ];
+    f.verbs.post(0, &mut ops).unwrap();
+    assert!(x == a && y == b && word == 7u64.to_ne_bytes());
+}
+
+pub fn a_batch_of_many_operations_is_executed_whole(f: Fixture) {
+    const N: usize = 10_000;
+    let src = pattern(3, N * 24);
+    let mut ops: Vec<Op> = Vec::new();
+    for i in 0..N {
+        ops.push(Op::Write { offset: 4096 + 24 * i as u64, src: &src[24 * i..24 * (i + 1)] });
+        ops.push(Op::FetchAdd { offset: 8, add: i as u64, old: 0 });
+    }
+    f.verbs.post(TOKEN, &mut ops).unwrap();
+    let olds: Vec<u64> = ops
+        .iter()
+        .filter_map(|o| if let Op::FetchAdd { old, .. } = o { Some(*old) } else { None })
+        .collect();
+    assert!(olds.iter().enumerate().all(|(i, old)| *old == (i * i.saturating_sub(1) / 2) as u64));
+    assert!(bytes_at(&*f.memory, 4096, N * 24) == src);
+    let mut back = vec![0; N * 24];
+    let mut ops: Vec<Op> = back
+        .chunks_mut(24)
+        .enumerate()
+        .map(|(i, dst)| Op::Read { offset: 4096 + 24 * i as u64, dst })
+        .collect();
+    f.verbs.post(0, &mut ops).unwrap();
+    assert!(back == src);
+}
+
+pub fn a_large_read_before_a_change_sees_the_old_bytes(f: Fixture) {
+    const LEN: usize = 1 << 20;
+    let (old, new) = (pattern(4, LEN), pattern(5, LEN));
+    f.memory.write(4096, &old).unwrap();
+    let (mut before, mut after) = (vec![0; LEN], vec![0; LEN]);
+    let mut ops = [
+        Op::Read { offset: 4096, dst: &mut before },
+        Op::Write { offset: 4096, src: &new },
+        Op::Read { offset: 4096, dst: &mut after },
+    ];
+    f.verbs.post(TOKEN, &mut ops).unwrap();
+    assert!(before == old && after == new);
+}
+
+pub fn i4_a_ready_word_is_never_seen_before_its_payload(f: Fixture) {
+    const READY: u64 = 0x0000_0007_0000_0002;
+    const SLOTS: usize = 120;
+    // Sizes on both sides of every threshold; the last one is streamed past the cache.
+    const SIZES: [usize; 5] = [40, 4096, 33_000, 64 << 10, 300_001];
+    let at = |slot: usize| (64 * slot as u64, (1 << 20) + (slot * 301_056) as u64);
+    let (verbs, memory) = (f.verbs.clone(), f.memory.clone());
+    let payloads: Arc<Vec<Vec<u8>>> =
+        Arc::new((0..SLOTS).map(|s| pattern(s as u64 + 9, SIZES[s % SIZES.len()])).collect());
+    let src = payloads.clone();
+    let producer = spawn_named("producer", move || {
+        for (slot, payload) in src.iter().enumerate() {
+            let (word, extent) = at(slot);
+            let mut ops = [
+                Op::Store { offset: word, value: 1 },
+                Op::Write { offset: extent, src: payload },
+                Op::CompareSwap { offset: word, expect: 1, new: READY, old: 0 },
+            ];
+            verbs.post(TOKEN, &mut ops).unwrap();
+        }
+    })
+    .unwrap();
+    let clock = BootClock;
+    for (slot, payload) in payloads.iter().enumerate() {
+        let (word, extent) = at(slot);
+        let deadline = clock.now_ms() + 20_000;
+        while memory.load(word).unwrap() != READY {
+            assert!(clock.now_ms() < deadline, "slot {slot} was never published");
+            std::hint::spin_loop();
+        }
+        let mut seen = vec![0; payload.len()];
+        memory.read(extent, &mut seen).unwrap();
+        assert!(&seen == payload, "slot {slot} was READY without its payload");
+    }
+    producer.join().unwrap();
+}
+
+pub fn posts_of_several_threads_do_not_mix(f: Fixture) {
+    let threads: Vec<_> = (0..4u64)
+        .map(|t| {
+            let verbs = f.verbs.clone();
+            spawn_named("poster", move || {
+                for round in 0..20 {
+                    let src = pattern(t * 100 + round, 100_000 + 777 * t as usize);
+                    let offset = (t << 20) + 3;
+                    let mut back = vec![0; src.len()];
+                    let mut ops =
+                        [Op::Write { offset, src: &src }, Op::Read { offset, dst: &mut back }];
+                    verbs.post(TOKEN, &mut ops).unwrap();
+                    assert!(back == src);
+                }
+            })
+            .unwrap()
+        })
+        .collect();
+    threads.into_iter().for_each(|t| t.join().unwrap());
+}
