@@ -56,7 +56,7 @@ impl Uplink {
 pub enum LinkState {
     /// Trying to join for the first time.
     Joining,
-    /// Joined.
+    /// Joined, and the master has taken the report in.
     Joined,
     /// Joined once, link down, trying again.
     Lost(String),
@@ -179,17 +179,23 @@ impl Membership {
         if self.draining.load(Ordering::Acquire) {
             self.uplink.send(Up::Draining);
         }
-        state.send_replace(LinkState::Joined);
         tokio::select! {
-            e = self.read(reader) => e,
+            e = self.read(reader, state) => e,
             e = self.write(writer, rx) => e,
         }
     }
 
-    async fn read(&self, mut reader: ReadHalf<BoxStream>) -> Error {
+    async fn read(
+        &self,
+        mut reader: ReadHalf<BoxStream>,
+        state: &watch::Sender<LinkState>,
+    ) -> Error {
         let mut buf = Vec::new();
         loop {
             match read_frame::<_, Down>(&mut reader, &mut buf, MAX_FRAME_BYTES).await {
+                Ok(Some((_, Down::ReportTaken))) => {
+                    state.send_replace(LinkState::Joined);
+                }
                 Ok(Some((_, down))) => {
                     if let Down::PlanOpened(p) = &down {
                         // Outside the actor first: a panic must not lose a plan [I10].

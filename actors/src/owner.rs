@@ -342,6 +342,8 @@ impl On<FromMaster> for Owner {
             Down::MakeRoom { bytes, attempt } => self.tell_evictor(MakeRoom { bytes, attempt }),
             Down::EvictTo { bytes } => self.tell_evictor(EvictTo(bytes)),
             Down::ReportPlease { number } => self.report(number),
+            // The link's matter.
+            Down::ReportTaken => {}
         }
         self.settle(turn);
         reply.send(());

@@ -35,7 +35,7 @@ pub struct ProcessCluster {
 
 impl ProcessCluster {
     /// Starts `n` ranks and waits until all are ready. `customise` may add flags and variables to
-    /// each command: the last of a flag given twice wins nowhere, so it only adds.
+    /// each command; a flag that is there already (rank, world size, port) may not be given again.
     pub fn start(n: u32, customise: impl Fn(&mut Command) + 'static) -> Self {
         Self::start_each(n, move |_, command| customise(command))
     }

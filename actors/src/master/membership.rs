@@ -13,6 +13,8 @@ use tokio::sync::mpsc;
 
 /// Frames waiting for one owner; past it the link is cut and its next report says everything.
 pub const DOWNLINK_FRAMES: usize = 65_536;
+/// Why a rank is gone that said so itself.
+const LEFT: &str = "left";
 /// Incarnations remembered as gone; older ones cannot come back in practice.
 const MAX_GONE: usize = 65_536;
 
@@ -268,7 +270,7 @@ impl Master {
                 }
                 inner.number += 1;
             }
-            Up::Leave => self.gone(rank, incarnation, "left"),
+            Up::Leave => self.gone(rank, incarnation, LEFT),
         }
     }
 
@@ -293,7 +295,11 @@ impl Master {
             }
             forget_member(&mut inner, rank, incarnation);
         }
-        tracing::warn!(rank, why, "the rank is gone");
+        if why == LEFT {
+            tracing::info!(rank, "the rank left");
+        } else {
+            tracing::warn!(rank, why, "the rank is gone");
+        }
         self.drop_rank_objects(rank);
         self.books.remove(&rank);
         self.recovering.remove(&rank);

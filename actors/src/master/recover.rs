@@ -91,6 +91,7 @@ impl Master {
         }
         self.recovering.remove(&rank);
         self.truth.members.set_reported(rank);
+        self.truth.members.send(rank, Down::ReportTaken);
         self.retry_waiting(rank);
         if self.recovering.is_empty() {
             self.unpark();

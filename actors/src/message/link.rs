@@ -36,6 +36,8 @@ pub enum Down {
         /// Bytes.
         bytes: u64,
     },
+    /// Your report was taken in: objects may be placed on you now.
+    ReportTaken,
     /// Report every slot, under this number.
     ReportPlease {
         /// Parts of an older report are ignored.
