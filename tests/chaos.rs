@@ -9,7 +9,6 @@
 mod board;
 #[path = "chaos/calls.rs"]
 mod calls;
-#[allow(unused_imports, reason = "each test program uses a part of it")]
 mod cluster_process;
 #[path = "chaos/content.rs"]
 mod content;

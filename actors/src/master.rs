@@ -169,9 +169,8 @@ impl Master {
 
     /// True once every rank has reported, or one TTL has passed since the start.
     fn settled(&self) -> bool {
-        let reported = self.books.values().filter(|b| b.reported).count();
-        reported as u32 >= self.truth.world_size
-            || self.now_ms() >= self.truth.started_ms + self.truth.ttl_ms
+        // Latched outside the actor: a rank that leaves later does not make the cluster new.
+        self.truth.members.settled(self.now_ms() >= self.truth.started_ms + self.truth.ttl_ms)
     }
 
     fn answer(&mut self, ask: Ask, reply: Reply<Response>) {

@@ -21,10 +21,12 @@ const KILL_AFTER_MS: (u64, u64) = (0, 500);
 /// The load goes on so long after the kill: every call that met it ends meanwhile.
 const AFTERWARDS_MS: u64 = 1_200;
 /// In every other round, as the seed has it, the successor starts so soon after the kill.
-const SUCCESSOR_AFTER_MS: u64 = 300;
+const SUCCESSOR_AFTER_MS: u64 = 100;
 /// A successor takes new objects within this of its start: less than what is left of its
-/// predecessor's TTL, which is not waited for.
-const JOIN_MS: u64 = TTL_MS - SUCCESSOR_AFTER_MS;
+/// predecessor's TTL, which is not waited for. Heartbeats come eight to a TTL.
+const JOIN_MS: u64 = TTL_MS - TTL_MS / 8 - SUCCESSOR_AFTER_MS;
+/// The master sees the broken link within this, and offers the rank to nobody from then on.
+const SUSPECT_MS: u64 = 500;
 /// The load on the whole cluster afterwards.
 const WHOLE_AGAIN_MS: u64 = 300;
 /// Puts to the successor that are checked.
@@ -83,6 +85,9 @@ fn round(stage: &mut Stage, seen: &mut Seen, seed: u64, number: u64) {
     let doomed = doom(stage, rank);
     stage.cluster.kill9(rank);
     let killed = BootClock.now_ms();
+    stage.wait_for("the dead rank to be suspect", SUSPECT_MS, |s| {
+        s.ranks.iter().all(|r| r.incarnation != doomed.incarnation || r.state == "suspect")
+    });
     if soon {
         std::thread::sleep(Duration::from_millis(successor_after));
         restart(stage, seen, rank);

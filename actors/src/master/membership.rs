@@ -8,6 +8,7 @@ use crate::message::{
 };
 use hashbrown::{HashMap, HashSet};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 
@@ -50,6 +51,7 @@ struct Inner {
 #[derive(Debug)]
 pub struct Members {
     inner: Mutex<Inner>,
+    settled: AtomicBool,
     term: Term,
     world_size: u32,
 }
@@ -57,7 +59,7 @@ pub struct Members {
 impl Members {
     /// Nobody yet.
     pub fn new(term: Term, world_size: u32) -> Self {
-        Self { inner: Mutex::default(), term, world_size }
+        Self { inner: Mutex::default(), settled: AtomicBool::new(false), term, world_size }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -78,6 +80,15 @@ impl Members {
     /// Ranks that joined and reported.
     pub fn ready_ranks(&self) -> usize {
         self.lock().ranks.values().filter(|m| m.reported).count()
+    }
+
+    /// True once every rank has reported, or when `late` was once true; stays so.
+    pub(super) fn settled(&self, late: bool) -> bool {
+        if self.settled.load(Ordering::Relaxed) {
+            return true;
+        }
+        let now = late || self.ready_ranks() >= self.world_size as usize;
+        self.settled.fetch_or(now, Ordering::Relaxed) || now
     }
 
     pub(super) fn set_reported(&self, rank: u32) {
