@@ -32,7 +32,7 @@ mod victim;
 use harness::Case;
 use std::process::ExitCode;
 
-const CASES: [Case; 2] = [
+const CASES: [Case; 3] = [
     Case {
         name: "sigkill_of_a_producer_under_load",
         run: producer_rounds::sigkill_of_a_producer_under_load,
@@ -40,6 +40,10 @@ const CASES: [Case; 2] = [
     Case {
         name: "sigkill_of_an_owner_under_load",
         run: owner_rounds::sigkill_of_an_owner_under_load,
+    },
+    Case {
+        name: "sigkill_of_an_idle_owner_is_seen_at_once",
+        run: owner_rounds::sigkill_of_an_idle_owner_is_seen_at_once,
     },
 ];
 

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-pub use membership::{DOWNLINK_FRAMES, Joined, Members};
+pub use membership::{DOWNLINK_FRAMES, Joined, LinkId, Members};
 
 /// Between looks at deadlines, TTLs and waiters.
 const TICK_MS: u64 = 10;
@@ -103,7 +103,7 @@ pub struct FromRank {
     /// Its incarnation.
     pub incarnation: u64,
     /// Which link of it.
-    pub link: u64,
+    pub link: LinkId,
     /// The frame.
     pub up: Up,
 }
@@ -113,7 +113,7 @@ pub struct LinkDown {
     /// Its number.
     pub rank: u32,
     /// Which link of it.
-    pub link: u64,
+    pub link: LinkId,
 }
 /// A timer.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 //! request costs no thread hop. A connection that does not decode is closed and harms nobody [I19].
 
 use crate::cell::{CellAddr, Reply};
-use crate::master::{Ask, FromRank, Join, LinkDown, Master, Members};
+use crate::master::{Ask, FromRank, Join, LinkDown, LinkId, Master, Members};
 use crate::message::{
     Hello, MESSAGES_VERSION, Purpose, RankInfo, Refusal, Request, Response, Settings, ToClient,
     ToOwner, Up, View, Welcome,
@@ -291,7 +291,7 @@ async fn serve_requests(
 async fn read_ups<R: AsyncRead + Unpin>(
     reader: &mut R,
     master: &CellAddr<Master>,
-    (rank, incarnation, link): (u32, u64, u64),
+    (rank, incarnation, link): (u32, u64, LinkId),
 ) -> Result<(), WireError> {
     let mut buf = Vec::new();
     while let Some((_, up)) = read_frame::<_, Up>(reader, &mut buf, MAX_FRAME_BYTES).await? {

@@ -13,6 +13,7 @@ use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
 use crate::tally::Tally;
 use nkv::message::PutOptions;
+use nkv::store::Buffer;
 use nkv::{Blocking, NodeConfig};
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -86,8 +87,8 @@ struct OneSize<'a> {
     size: usize,
     /// Objects alive at once.
     live: usize,
-    source: Vec<u8>,
-    target: Vec<u8>,
+    source: Buffer,
+    target: Buffer,
     yardstick: Yardstick,
     puts: OpTimes,
     gets: OpTimes,

@@ -15,6 +15,7 @@ use crate::stopwatch::{Deadline, timed};
 use crate::tally::Tally;
 use indicatif::MultiProgress;
 use nkv::message::{ObjMeta, PutOptions};
+use nkv::store::Buffer;
 use nkv::{Blocking, Error, NodeConfig};
 use tokio::runtime::Runtime;
 
@@ -99,7 +100,7 @@ struct Run {
     /// Whether a byte is still to be flipped.
     corrupt: bool,
     tally: Tally,
-    buffer: Vec<u8>,
+    buffer: Buffer,
 }
 
 /// The objects of one size. The same keys are used in every pass, with another version each time.

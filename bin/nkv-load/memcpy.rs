@@ -3,12 +3,13 @@
 //! the ratio stays. It may not be cheaper than it looks: every page is touched beforehand.
 
 use crate::stopwatch::timed;
+use nkv::store::Buffer;
 use std::hint::black_box;
 
 /// As many heap buffers as objects, each of one size, every page faulted in.
 #[derive(Debug)]
 pub(crate) struct Yardstick {
-    buffers: Vec<Vec<u8>>,
+    buffers: Vec<Buffer>,
 }
 
 impl Yardstick {
@@ -37,9 +38,10 @@ impl Yardstick {
     }
 }
 
-/// A heap buffer whose pages are really there: a zeroed one is only a promise of the kernel.
-pub(crate) fn faulted(size: usize) -> Vec<u8> {
-    let mut bytes = vec![0; size];
+/// A buffer whose pages are really there, huge ones if there are any: what a user of the cache would
+/// register once and use again.
+pub(crate) fn faulted(size: usize) -> Buffer {
+    let mut bytes = Buffer::new(size).expect("the machine has memory for the load's own buffers");
     bytes.fill(black_box(0x5a));
     bytes
 }

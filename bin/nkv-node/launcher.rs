@@ -121,15 +121,20 @@ pub(crate) fn detect(env: &Env) -> Result<Option<Launcher>, LauncherError> {
     half.map_or(Ok(None), Err)
 }
 
-/// The job's name as the launcher gives it: torchrun's run id, else Slurm's job and step.
+/// The job's name as the launcher gives it: torchrun's run id, else Slurm's job and step, else the
+/// port of torchrun's agent, which no two jobs of a host share.
 pub(crate) fn job(env: &Env) -> Option<(String, &'static str)> {
     // "none" is torchrun's own placeholder: every job without an id has it.
     let run_id = get(env, "TORCHELASTIC_RUN_ID").filter(|id| *id != "none");
     if let Some(id) = run_id {
         return Some((id.to_string(), "TORCHELASTIC_RUN_ID"));
     }
-    let (job, step) = (get(env, "SLURM_JOB_ID")?, get(env, "SLURM_STEP_ID")?);
-    Some((format!("{job}.{step}"), "SLURM_JOB_ID, SLURM_STEP_ID"))
+    if let (Some(job), Some(step)) = (get(env, "SLURM_JOB_ID"), get(env, "SLURM_STEP_ID")) {
+        return Some((format!("{job}.{step}"), "SLURM_JOB_ID, SLURM_STEP_ID"));
+    }
+    get(env, "TORCHELASTIC_RUN_ID")?;
+    let port = get(env, "MASTER_PORT")?;
+    Some((format!("torchrun-{port}"), "MASTER_PORT"))
 }
 
 /// A variable that is set and not empty.

@@ -10,6 +10,7 @@
 #![expect(unsafe_code, reason = "shared memory is mapped and accessed by raw pointers here")]
 
 pub mod arena;
+pub mod buffer;
 pub mod clock;
 pub mod error;
 pub mod evict;
@@ -24,6 +25,7 @@ pub mod streaming;
 pub mod threads;
 
 pub use arena::{Arena, Extent};
+pub use buffer::Buffer;
 pub use error::StoreError;
 pub use evict::{Policy, PolicyKind, Watermarks};
 pub use heap::{Geometry, Heap, HeapConfig};

@@ -104,7 +104,7 @@ impl HostRegion {
     pub fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
         let p = self.at("read", offset, dst.len() as u64)?;
         // SAFETY: in bounds; a concurrent writer makes the copy stale, which [I7] detects.
-        unsafe { std::ptr::copy_nonoverlapping(p, dst.as_mut_ptr(), dst.len()) };
+        unsafe { crate::streaming::copy_out(p, dst.as_mut_ptr(), dst.len()) };
         Ok(())
     }
 

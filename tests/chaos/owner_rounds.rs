@@ -85,9 +85,7 @@ fn round(stage: &mut Stage, seen: &mut Seen, seed: u64, number: u64) {
     let doomed = doom(stage, rank);
     stage.cluster.kill9(rank);
     let killed = BootClock.now_ms();
-    stage.wait_for("the dead rank to be suspect", SUSPECT_MS, |s| {
-        s.ranks.iter().all(|r| r.incarnation != doomed.incarnation || r.state == "suspect")
-    });
+    wait_until_suspect(stage, doomed);
     if soon {
         std::thread::sleep(Duration::from_millis(successor_after));
         restart(stage, seen, rank);
@@ -117,6 +115,24 @@ fn round(stage: &mut Stage, seen: &mut Seen, seed: u64, number: u64) {
     stage.check_unsure("on the whole cluster");
     stage.check_stored("on the whole cluster");
     stage.remove_all("at the round's end");
+}
+
+/// Without a load no frame to the dead rank fails: its broken link alone must tell.
+pub fn sigkill_of_an_idle_owner_is_seen_at_once() {
+    let mut random = Random::new(seed(), 0);
+    let mut stage = Stage::start();
+    let rank = random.between(1, u64::from(RANKS) - 1) as u32;
+    let doomed = doom(&stage, rank);
+    stage.cluster.kill9(rank);
+    wait_until_suspect(&stage, doomed);
+    restart(&mut stage, &mut Seen::default(), rank);
+    stage.board.calls.assert_no_fault("an idle owner");
+}
+
+fn wait_until_suspect(stage: &Stage, doomed: Doomed) {
+    stage.wait_for("the dead rank to be suspect", SUSPECT_MS, |s| {
+        s.ranks.iter().all(|r| r.incarnation != doomed.incarnation || r.state == "suspect")
+    });
 }
 
 fn wait_for_keys(stage: &Stage) {

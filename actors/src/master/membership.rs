@@ -19,13 +19,23 @@ const LEFT: &str = "left";
 /// Incarnations remembered as gone; older ones cannot come back in practice.
 const MAX_GONE: usize = 65_536;
 
+/// Names one connection of one rank. A type of its own: incarnations are numbers, too.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LinkId(u64);
+
+impl LinkId {
+    fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
 #[derive(Debug)]
 struct Member {
     info: RankInfo,
     state: RankState,
     tx: Option<mpsc::Sender<Down>>,
     // Names the connection behind `tx`: frames of an older one are no longer heard.
-    link: u64,
+    link: LinkId,
     heard_ms: u64,
     gauges: OwnerGauges,
     // Its report arrived: plans may be placed there.
@@ -44,7 +54,7 @@ struct Inner {
     gone: HashSet<u64>,
     producers: HashMap<u64, Producer>,
     number: u64,
-    links: u64,
+    links: LinkId,
 }
 
 /// See the file's first paragraph.
@@ -140,7 +150,7 @@ impl Members {
     }
 
     /// A sign of life; false if it comes over any but the present link of the rank.
-    pub(super) fn heard(&self, rank: u32, link: u64, now_ms: u64) -> bool {
+    pub(super) fn heard(&self, rank: u32, link: LinkId, now_ms: u64) -> bool {
         let mut inner = self.lock();
         match inner.ranks.get_mut(&rank) {
             Some(m) if m.link == link => {
@@ -151,14 +161,11 @@ impl Members {
         }
     }
 
-    pub(super) fn link_down(&self, rank: u32, incarnation: u64) {
+    /// A link ended. An older one than the present says nothing of the rank.
+    pub(super) fn link_down(&self, rank: u32, link: LinkId) {
         let mut inner = self.lock();
-        let Some(m) = inner.ranks.get_mut(&rank) else {
-            return;
-        };
-        // A newer link of the same incarnation may have replaced the one that ended.
-        let ended = m.tx.as_ref().is_none_or(mpsc::Sender::is_closed);
-        if m.info.incarnation == incarnation && ended && m.state != RankState::Suspect {
+        let Some(m) = inner.ranks.get_mut(&rank) else { return };
+        if m.link == link && m.state != RankState::Suspect {
             m.state = RankState::Suspect;
             m.tx = None;
             inner.number += 1;
@@ -205,7 +212,7 @@ pub struct Joined {
     /// Settings of the cluster.
     pub settings: Settings,
     /// Names the link in [`super::FromRank`] and [`super::LinkDown`].
-    pub link: u64,
+    pub link: LinkId,
 }
 
 impl Master {
@@ -242,14 +249,14 @@ impl Master {
                 info: info.clone(),
                 state: RankState::Alive,
                 tx: Some(tx),
-                link: inner.links + 1,
+                link: inner.links.next(),
                 heard_ms: now,
                 gauges: OwnerGauges::default(),
                 reported: false,
             };
             inner.ranks.insert(rank, member);
             inner.number += 1;
-            inner.links += 1;
+            inner.links = inner.links.next();
             inner.links
         };
         if let Some(old) = replaced {

@@ -10,6 +10,7 @@ use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
 use crate::tally::Tally;
 use nkv::message::{Existence, PutOptions};
+use nkv::store::Buffer;
 use nkv::{Blocking, Error, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -102,7 +103,7 @@ pub(super) struct Client {
     handle: Blocking,
     slots: Vec<Slot>,
     random: u64,
-    buffer: Vec<u8>,
+    buffer: Buffer,
     yardstick: Yardstick,
     outcome: Outcome,
 }

@@ -8,6 +8,7 @@ use crate::memcpy::{Yardstick, faulted};
 use crate::report::Report;
 use crate::stopwatch::timed;
 use nkv::message::{ObjMeta, PutOptions};
+use nkv::store::Buffer;
 use nkv::{Blocking, ErrorKind};
 use std::collections::HashSet;
 
@@ -63,7 +64,7 @@ pub(super) struct Replay<'a, B> {
     block_bytes: usize,
     /// Blocks in one call.
     per_call: usize,
-    buffer: Vec<u8>,
+    buffer: Buffer,
     yardstick: Yardstick,
     copies: usize,
     matches: OpTimes,
@@ -81,7 +82,7 @@ impl<'a, B: Blocks> Replay<'a, B> {
             blocks,
             block_bytes,
             per_call: (CALL_BYTES / block_bytes).max(1),
-            buffer: Vec::new(),
+            buffer: faulted(0),
             yardstick: Yardstick::new(block_bytes, ring),
             copies: 0,
             matches: OpTimes::new("match_prefix", 0),

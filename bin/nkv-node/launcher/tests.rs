@@ -180,6 +180,8 @@ fn the_job_is_torchruns_run_id_else_slurms_job_and_step() {
     for (text, expected) in [
         ("", None),
         ("TORCHELASTIC_RUN_ID=none", None),
+        ("TORCHELASTIC_RUN_ID=none MASTER_PORT=29500", Some("torchrun-29500")),
+        ("MASTER_PORT=29500", None),
         ("TORCHELASTIC_RUN_ID=train7", Some("train7")),
         ("TORCHELASTIC_RUN_ID=train7 SLURM_JOB_ID=77 SLURM_STEP_ID=1", Some("train7")),
         ("TORCHELASTIC_RUN_ID=none SLURM_JOB_ID=77 SLURM_STEP_ID=1", Some("77.1")),
