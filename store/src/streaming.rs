@@ -44,8 +44,8 @@ pub unsafe fn copy_out(src: *const u8, dst: *mut u8, len: usize) {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m256i, _MM_HINT_NTA, _MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm256_loadu_si256,
-        _mm256_storeu_si256, _mm256_stream_si256,
+        __m256i, _MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm256_loadu_si256, _mm256_storeu_si256,
+        _mm256_stream_si256,
     };
 
     const VECTOR: usize = size_of::<__m256i>();
@@ -98,8 +98,8 @@ mod x86 {
             std::ptr::copy_nonoverlapping(src, dst, head);
             let (mut s, mut d) = (src.add(head), dst.add(head));
             for _ in 0..blocks {
-                _mm_prefetch::<_MM_HINT_NTA>(s.wrapping_add(AHEAD).cast());
-                _mm_prefetch::<_MM_HINT_NTA>(s.wrapping_add(AHEAD + BLOCK / 2).cast());
+                _mm_prefetch::<_MM_HINT_T0>(s.wrapping_add(AHEAD).cast());
+                _mm_prefetch::<_MM_HINT_T0>(s.wrapping_add(AHEAD + BLOCK / 2).cast());
                 let a = _mm256_loadu_si256(s.cast());
                 let b = _mm256_loadu_si256(s.add(VECTOR).cast());
                 let c = _mm256_loadu_si256(s.add(2 * VECTOR).cast());
