@@ -74,6 +74,8 @@ pub struct Master {
     // Ranks whose report is still to come after a panic; calls are parked until then.
     recovering: HashSet<u32>,
     recover_until_ms: u64,
+    // Those whose report did not come in time: what they hold is not known.
+    blind: HashSet<u32>,
     parked: VecDeque<(Ask, Reply<Response>)>,
     lost_producers: HashSet<u64>,
     last_tick_ms: u64,
@@ -152,6 +154,7 @@ impl Role for Master {
             counters: MasterCounters::default(),
             recovering: HashSet::new(),
             recover_until_ms: 0,
+            blind: HashSet::new(),
             parked: VecDeque::new(),
             lost_producers: HashSet::new(),
             last_tick_ms: truth.clock.now_ms(),
@@ -179,8 +182,11 @@ impl Master {
         }
         let settled = self.settled();
         let early = |what: &str| {
+            let joined = |r: &u32| self.books.get(r).is_some_and(|b| b.reported);
+            let missing: Vec<u32> = (0..self.truth.world_size).filter(|r| !joined(r)).collect();
             Response::Failed(Error::not_ready(format!(
-                "the cluster is starting: {what} must wait until every rank has joined"
+                "the cluster is starting: {what} waits for ranks {missing:?} of {} to join, or {} ms",
+                self.truth.world_size, self.truth.ttl_ms
             )))
         };
         match ask.request {
@@ -298,7 +304,7 @@ impl On<MasterTick> for Master {
         self.last_tick_ms = now;
         if pause > self.truth.ttl_ms / PAUSES_PER_TTL {
             tracing::warn!(pause_ms = pause, "the master stood still; deadlines of others move on");
-            self.truth.members.forgive(pause);
+            self.truth.members.forgive(pause, now);
         }
         self.expire_ranks();
         self.ask_again_for_reports();
@@ -306,7 +312,7 @@ impl On<MasterTick> for Master {
         self.expire_waiting();
         self.expire_removes();
         if !self.recovering.is_empty() && self.now_ms() >= self.recover_until_ms {
-            self.recovering.clear();
+            self.blind = std::mem::take(&mut self.recovering);
             self.unpark();
         }
         reply.send(());

@@ -167,6 +167,8 @@ struct Inner {
     // is bounded by what the master granted meanwhile.
     refused: HashSet<PlanId>,
     opening: usize,
+    // The handle is closed: nothing is registered any more.
+    shut: bool,
 }
 
 /// All open plans of one producer.
@@ -201,6 +203,9 @@ impl OpenPlans {
     /// Takes a granted plan in, unless the owner ended it already.
     pub(crate) fn register(&self, plan: PlanState) -> Result<Arc<PlanState>> {
         let mut inner = self.lock();
+        if inner.shut {
+            return Err(Error::disconnected(format!("this handle is closed; key {}", plan.key)));
+        }
         if inner.refused.contains(&plan.desc.plan) {
             return Err(Error::reclaimed(format!(
                 "the plan for key {} was ended before it could be used",
@@ -217,6 +222,11 @@ impl OpenPlans {
     pub(crate) fn of_key(&self, key: &Key) -> Option<Arc<PlanState>> {
         let inner = self.lock();
         inner.by_key.get(key).and_then(|p| inner.by_plan.get(p)).cloned()
+    }
+
+    /// Registers no plan from here on: the handle is being closed.
+    pub(crate) fn shut(&self) {
+        self.lock().shut = true;
     }
 
     /// All open plans.
@@ -254,14 +264,17 @@ impl OpenPlans {
 
     /// True when nothing of a dropped plan is in flight any more.
     pub(crate) fn is_out(&self, plan: PlanId) -> bool {
-        let inner = self.lock();
+        let mut inner = self.lock();
+        inner.leaving.retain(|_, p| !p.gate.is_out());
         let out = |p: &Arc<PlanState>| p.gate.is_out();
         inner.by_plan.get(&plan).is_none_or(out) && inner.leaving.get(&plan).is_none_or(out)
     }
 
     /// True when no write is in flight for any plan that was closed.
     pub(crate) fn all_out(&self) -> bool {
-        self.lock().leaving.values().all(|p| p.gate.is_out())
+        let mut inner = self.lock();
+        inner.leaving.retain(|_, p| !p.gate.is_out());
+        inner.leaving.is_empty() && inner.by_plan.values().all(|p| p.gate.is_out())
     }
 
     /// Plans open now.

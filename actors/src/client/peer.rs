@@ -2,7 +2,7 @@
 //! touches go out and plans are dropped. Made by the Producer actor, used without it.
 
 use crate::cell::{CellAddr, Reply};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::membership::hello;
 use crate::message::{PlanId, Purpose, RankInfo, ToClient, ToOwner, Touch, Welcome};
 use crate::owner::attachments::{AttachId, Route};
@@ -120,6 +120,8 @@ impl Attaching {
             match self.shared().await {
                 Ok(Some(peer)) => return Ok(peer),
                 Ok(None) => {}
+                // It does not answer: by tcp it would not either, and the call's limit is near.
+                Err(e) if e.kind == ErrorKind::Timeout => return Err(e),
                 Err(e) if self.choice == TransportChoice::Shm => return Err(e),
                 Err(error) => tracing::info!(rank = self.info.rank, %error, "not by shm"),
             }
@@ -218,9 +220,13 @@ impl Attaching {
             Ok(Ok((stream, Welcome::Attached))) => Ok(stream),
             Ok(Ok((_, Welcome::Refused { why }))) => Err(Error::disconnected(why.to_string())),
             Ok(Ok((_, other))) => Err(Error::internal(format!("{address} said {other:?}"))),
-            Ok(Err(e)) => Err(e),
-            Err(_) => Err(Error::disconnected(format!(
-                "rank {} at {address} did not answer within {ATTACH_LIMIT:?}",
+            Ok(Err(e)) => Err(Error::new(
+                e.kind,
+                format!("rank {} is not reachable: {}", self.info.rank, e.message),
+            )),
+            Err(_) => Err(Error::timeout(format!(
+                "rank {} at {address} did not answer within {ATTACH_LIMIT:?}: stopped or overloaded? \
+                 nkv status says when it was last heard of",
                 self.info.rank
             ))),
         }

@@ -3,10 +3,11 @@
 
 use super::{Client, one, spread, unexpected};
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{OpenItem, PlanDesc, PlanRef, PutOptions, Request, Response};
+use crate::message::{OpenItem, PlanDesc, PlanId, PlanRef, PutOptions, Request, Response};
 use crate::plans::PlanState;
 use crate::producer::{Abandon, Withdrawn};
 use futures_util::future::join_all;
+use hashbrown::HashSet;
 use nkv_store::layout::{KEY_CHECK_OFF, PUBLISH_OFF, epoch_of};
 use nkv_store::object::{producer_fields, ready, writing};
 use nkv_store::{Key, KeyId};
@@ -40,10 +41,10 @@ impl Client {
             }));
         }
         let plans: Vec<_> = written.iter().map(|(_, p)| p.clone()).collect();
-        for ((i, p), r) in written.iter().zip(self.commit_plans(&plans).await) {
-            unfinished.done(p);
+        for ((i, _), r) in written.iter().zip(self.commit_plans(&plans).await) {
             results[*i] = r;
         }
+        unfinished.answered(&plans);
         results
     }
 
@@ -101,33 +102,26 @@ impl Client {
             .into_iter()
             .zip(items)
             .map(|(granted, (key, _))| async move { self.take_in(granted?, key, asked_ns).await });
-        let plans = join_all(taking).await;
+        let granted = join_all(taking).await;
         drop(opening);
-        plans
+        granted.into_iter().map(|g| g.and_then(Granted::keep)).collect()
     }
 
     /// Attaches to the plan's owner and registers the plan; gives it back if that fails.
-    async fn take_in(&self, desc: PlanDesc, key: &[u8], asked_ns: u64) -> Result<Arc<PlanState>> {
+    async fn take_in(&self, desc: PlanDesc, key: &[u8], asked_ns: u64) -> Result<Granted<'_>> {
         let reference = PlanRef { plan: desc.plan, at: desc.meta.at, key: desc.meta.key };
-        let mut granted = Granted { client: self, reference: Some(reference) };
-        let work = async {
-            let peer = self.peer(desc.meta.at.incarnation).await?;
-            // Attached only after asking: the owner may have ended the plan before it knew us.
-            let unsure = peer.attached_ns >= asked_ns;
-            let deadline = asked_ns + desc.write_ttl_ms * 1_000_000;
-            let state = PlanState::new(desc.clone(), Key::new(key)?, peer.clone(), deadline);
-            let plan = self.shared.plans.register(state)?;
-            if unsure && let Err(e) = peer.check_plan(plan.desc.plan, self.limit()).await {
-                self.shared.plans.close(&plan);
-                return Err(e);
-            }
-            Ok(plan)
-        };
-        let taken = work.await;
-        if taken.is_ok() {
-            granted.reference = None;
+        let mut granted = Granted { client: self, reference: Some(reference), plan: None };
+        let peer = self.peer(desc.meta.at.incarnation).await?;
+        // Attached only after asking: the owner may have ended the plan before it knew us.
+        let unsure = peer.attached_ns >= asked_ns;
+        let deadline = asked_ns + desc.write_ttl_ms * 1_000_000;
+        let plan_id = desc.plan;
+        let state = PlanState::new(desc, Key::new(key)?, peer.clone(), deadline);
+        granted.plan = Some(self.shared.plans.register(state)?);
+        if unsure {
+            peer.check_plan(plan_id, self.limit()).await?;
         }
-        taken
+        Ok(granted)
     }
 
     /// Header, payload and READY of a whole object as one chain [I4].
@@ -201,13 +195,14 @@ impl Client {
         if plans.is_empty() {
             return Vec::new();
         }
+        let until_ns = self.shared.clock.now_ns() + self.limit().as_nanos() as u64;
         let mut results = self.commit_once(plans).await;
         // NotReady: the owner is reporting, or is looking at a plan that ran out of time. It settles.
         for _ in 0..COMMIT_RETRIES {
             let unsure: Vec<usize> = (0..plans.len())
                 .filter(|i| matches!(&results[*i], Err(e) if e.kind == ErrorKind::NotReady))
                 .collect();
-            if unsure.is_empty() {
+            if unsure.is_empty() || self.shared.clock.now_ns() >= until_ns {
                 break;
             }
             tokio::time::sleep(COMMIT_PAUSE).await;
@@ -216,9 +211,17 @@ impl Client {
                 results[i] = r;
             }
         }
-        for p in plans {
-            self.shared.plans.close(p);
-        }
+        // Without a final answer it is given up, lest it become readable after its put failed. Where
+        // the commit was accepted after all, that changes nothing: the plan is over.
+        let open_end = |r: &Result<()>| matches!(r, Err(e) if e.kind != ErrorKind::Reclaimed);
+        let failed: Vec<_> = plans
+            .iter()
+            .zip(&results)
+            .filter(|(_, r)| open_end(r))
+            .map(|(p, _)| p.clone())
+            .collect();
+        plans.iter().for_each(|p| self.shared.plans.close(p));
+        self.abandon(&failed);
         results
     }
 
@@ -251,6 +254,7 @@ impl Client {
 
     /// False if a write of another thread is still in flight at the call's limit.
     pub(crate) async fn abort_open_plans(&self) -> bool {
+        self.shared.plans.shut();
         let plans = self.shared.plans.all();
         plans.iter().for_each(|p| self.shared.plans.close(p));
         if !plans.is_empty() {
@@ -279,9 +283,10 @@ impl<'a> Unfinished<'a> {
         Self { client, plans: plans.iter().filter_map(|p| p.as_ref().ok()).cloned().collect() }
     }
 
-    /// Its commit was answered, whatever the answer.
-    fn done(&mut self, plan: &Arc<PlanState>) {
-        self.plans.retain(|p| !Arc::ptr_eq(p, plan));
+    /// Their commit was answered; what that means for each was seen to.
+    fn answered(&mut self, plans: &[Arc<PlanState>]) {
+        let answered: HashSet<PlanId> = plans.iter().map(|p| p.desc.plan).collect();
+        self.plans.retain(|p| !answered.contains(&p.desc.plan));
     }
 }
 
@@ -307,14 +312,26 @@ impl Drop for Asked<'_> {
     }
 }
 
-/// A grant that is not registered yet: given back if attaching fails or the future is dropped.
+/// A grant on its way to the caller: given back if attaching fails or the future is dropped.
 struct Granted<'a> {
     client: &'a Client,
     reference: Option<PlanRef>,
+    plan: Option<Arc<PlanState>>,
+}
+
+impl Granted<'_> {
+    /// Hands the registered plan over.
+    fn keep(mut self) -> Result<Arc<PlanState>> {
+        self.reference = None;
+        self.plan.take().ok_or_else(|| Error::internal("a grant that was never registered"))
+    }
 }
 
 impl Drop for Granted<'_> {
     fn drop(&mut self) {
+        if let Some(plan) = self.plan.take() {
+            self.client.shared.plans.close(&plan);
+        }
         self.client.tell_abandoned(self.reference.take().into_iter().collect());
     }
 }

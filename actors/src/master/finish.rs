@@ -4,6 +4,7 @@
 
 use super::Master;
 use super::objects::State;
+use super::recover::given_up;
 use crate::cell::Reply;
 use crate::error::{Error, Result};
 use crate::message::{Down, EndCause, KeyBytes, PlanId, PlanRef, RankState, Response, SlotRef};
@@ -37,6 +38,9 @@ impl Master {
             Err(Error::reclaimed(format!("the plan {} of key {id:?} {why}", c.plan.seq)))
         };
         let ending = self.plans.get(&c.plan).and_then(|p| p.ending);
+        if !self.objects.contains_key(&id) {
+            self.check_sight()?;
+        }
         let Some(e) = self.objects.get_mut(&id) else {
             return reclaimed("ended before the commit (deadline, abort or remove)");
         };
@@ -86,7 +90,7 @@ impl Master {
     }
 
     pub(super) fn withdraw(&mut self, producer: u64, request: u64) {
-        self.waiting.retain(|w| !w.is_of(producer, request));
+        self.give_up_waiting(producer, request);
         let granted: Vec<_> = self
             .plans
             .iter()
@@ -143,12 +147,15 @@ impl Master {
         let key = Key::new(bytes)?;
         let id = key.id();
         let Some(e) = self.entry(bytes)? else {
+            self.check_sight()?;
             return Err(Error::not_found(format!("no key {key}")));
         };
         let (rank, at, state) = (e.rank, e.at, e.state);
         if let Some(e) = self.objects.get_mut(&id) {
+            if state != State::Removing || e.remove_until_ms <= self.truth.clock.now_ms() {
+                e.remove_until_ms = self.truth.clock.now_ms() + REMOVE_LIMIT_MS;
+            }
             e.state = State::Removing;
-            e.remove_until_ms = self.truth.clock.now_ms() + REMOVE_LIMIT_MS;
         }
         match state {
             State::Writing(plan) => {
@@ -216,6 +223,15 @@ impl Master {
         }
         let id = KeyId::from(a.key);
         match self.objects.get_mut(&id) {
+            Some(e)
+                if e.at == a.at
+                    && e.state == State::Writing(a.plan)
+                    && given_up(self.plans.get(&a.plan).and_then(|p| p.ending)) =>
+            {
+                // Given up before the owner heard so: what was aborted does not become readable.
+                e.state = State::Removing;
+                self.truth.members.send(rank, Down::Retire(vec![a.at]));
+            }
             Some(e) if e.at == a.at && e.state == State::Writing(a.plan) => {
                 e.state = State::Live;
                 e.plan = None;

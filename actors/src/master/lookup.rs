@@ -21,7 +21,10 @@ impl Master {
             return Err(nkv_store::StoreError::BadKey { len: key.len() }.into());
         }
         match self.entry(key)? {
-            None => Err(Error::not_found(format!("no key {}", shown()))),
+            None => {
+                self.check_sight()?;
+                Err(Error::not_found(format!("no key {}", shown())))
+            }
             Some(e) => match e.state {
                 State::Removing => Err(Error::not_found(format!("key {} is being removed", e.key))),
                 State::Writing(_) => Err(Error::not_ready(format!(

@@ -143,10 +143,11 @@ impl Members {
     }
 
     /// The master itself stood still for so long: nobody is the worse for its silence.
-    pub(super) fn forgive(&self, ms: u64) {
+    pub(super) fn forgive(&self, ms: u64, now_ms: u64) {
         let mut inner = self.lock();
-        inner.ranks.values_mut().for_each(|m| m.heard_ms += ms);
-        inner.producers.values_mut().for_each(|p| p.since_ms += ms);
+        // Not into the future: a rank that is silent from now on is gone a TTL from now.
+        inner.ranks.values_mut().for_each(|m| m.heard_ms = (m.heard_ms + ms).min(now_ms));
+        inner.producers.values_mut().for_each(|p| p.since_ms = (p.since_ms + ms).min(now_ms));
     }
 
     /// A sign of life; false if it comes over any but the present link of the rank.
@@ -321,6 +322,7 @@ impl Master {
         self.drop_rank_objects(rank);
         self.books.remove(&rank);
         self.recovering.remove(&rank);
+        self.blind.remove(&rank);
         // Those who waited for its room are routed elsewhere or told why not.
         self.retry_waiting(rank);
     }

@@ -33,12 +33,6 @@ pub(super) struct Waiting {
     deadline_ms: u64,
 }
 
-impl Waiting {
-    pub(super) fn is_of(&self, producer: u64, request: u64) -> bool {
-        (self.producer, self.request) == (producer, request)
-    }
-}
-
 /// Which item of which request of which producer: names an open for repeats [I11].
 type Asked = (u64, u64, u32);
 
@@ -127,6 +121,7 @@ impl Master {
         if let Some(e) = self.entry(key.as_bytes())? {
             return self.existing(e, asked, open).map(Placed::Granted);
         }
+        self.check_sight()?;
         let page_bytes = match open.opts.page_bytes {
             0 => self.truth.settings.page_bytes,
             n => n,
@@ -209,8 +204,18 @@ impl Master {
             self.books.get(&rank).is_some_and(|b| b.reported && b.info.arena_bytes > 0)
                 && self.truth.members.state(rank) == Some(RankState::Alive)
         };
-        if usable(wanted) {
+        let fits = |rank: u32| {
+            self.books.get(&rank).is_some_and(|b| open.bytes_total <= b.info.arena_bytes)
+        };
+        // Heaps may differ in size: a hash does not send an object where it can never lie.
+        if usable(wanted) && (open.opts.preferred_segment.is_some() || fits(wanted)) {
             return Ok(wanted);
+        }
+        let roomy = self.books.keys().copied().filter(|r| usable(*r) && fits(*r));
+        if let Some(rank) =
+            roomy.max_by_key(|r| self.books.get(r).map_or(0, |b| b.arena.free_bytes()))
+        {
+            return Ok(rank);
         }
         let free = |rank: &u32| self.books.get(rank).map_or(0, |b| b.arena.free_bytes());
         self.books.keys().copied().filter(|r| usable(*r)).max_by_key(free).ok_or_else(|| {
@@ -283,6 +288,18 @@ impl Master {
         self.waiting = still;
     }
 
+    /// The caller of a request is gone: its items wait no longer, and its batch is over.
+    pub(super) fn give_up_waiting(&mut self, producer: u64, request: u64) {
+        let (gone, still): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiting)
+            .into_iter()
+            .partition(|w| (w.producer, w.request) == (producer, request));
+        self.waiting = still.into();
+        for w in gone {
+            let text = format!("the put of key {} was given up by its caller", w.key);
+            self.batches.settle_plan(w.batch, w.item, Err(Error::reclaimed(text)));
+        }
+    }
+
     pub(super) fn expire_waiting(&mut self) {
         let now = self.now_ms();
         let (late, still): (Vec<_>, Vec<_>) =
@@ -290,6 +307,19 @@ impl Master {
         self.waiting = still.into();
         let behind: HashSet<u32> = late.iter().map(|w| w.rank).collect();
         for w in late {
+            // It may only have stood behind a large one: one look before it is refused.
+            let asked = (w.producer, w.request, w.item as u32);
+            match self.place(asked, &w.key, &w.open, Turnstile::First) {
+                Ok(Placed::Granted(plan)) => {
+                    self.batches.settle_plan(w.batch, w.item, Ok(plan));
+                    continue;
+                }
+                Err(e) => {
+                    self.batches.settle_plan(w.batch, w.item, Err(e));
+                    continue;
+                }
+                Ok(Placed::Wait(_)) => {}
+            }
             self.counters.out_of_memory += 1;
             let (free, hole) = self
                 .books

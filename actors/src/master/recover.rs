@@ -14,7 +14,7 @@ use nkv_store::{Key, KeyId, StoreError};
 use std::sync::atomic::Ordering;
 
 /// A report that takes longer is asked for again.
-const REPORT_LIMIT_MS: u64 = 500;
+const REPORT_LIMIT_MS: u64 = 2_000;
 /// Slots in one frame to an owner.
 const SLOTS_PER_FRAME: usize = 65_536;
 
@@ -66,6 +66,17 @@ impl Master {
         }
     }
 
+    /// After a panic, with ranks that have not reported: a key that is not known may well be there.
+    pub(super) fn check_sight(&self) -> crate::error::Result<()> {
+        if self.blind.is_empty() {
+            return Ok(());
+        }
+        Err(crate::error::Error::not_ready(format!(
+            "the master was restarted and ranks {:?} have not reported yet",
+            self.blind
+        )))
+    }
+
     pub(super) fn unpark(&mut self) {
         while let Some((ask, reply)) = self.parked.pop_front() {
             self.answer(ask, reply);
@@ -80,6 +91,8 @@ impl Master {
             return;
         }
         book.report.extend(slots);
+        // Every part is a sign that the rest is on its way.
+        book.report_asked_ms = self.truth.clock.now_ms();
         if !last {
             return;
         }
@@ -90,6 +103,7 @@ impl Master {
             return;
         }
         self.recovering.remove(&rank);
+        self.blind.remove(&rank);
         self.truth.members.set_reported(rank);
         self.truth.members.send(rank, Down::ReportTaken);
         self.retry_waiting(rank);
@@ -101,7 +115,9 @@ impl Master {
     /// The report is the truth of this rank: its entries replace what was known of it.
     fn apply_report(&mut self, rank: u32, report: Vec<SlotEntry>) -> Result<(), StoreError> {
         let Some(info) = self.books.get(&rank).map(|b| b.info.clone()) else { return Ok(()) };
-        let lost = self.plans_the_owner_never_met(rank, &report);
+        let mut lost = self.plans_the_owner_never_met(rank, &report);
+        // In the order of their grants: the owner takes a later one as word of all earlier ones.
+        lost.sort_by_key(|u| u.opened.plan);
         let kept: HashSet<SlotRef> = lost.iter().map(|u| u.opened.at).collect();
         self.forget_what_the_report_lacks(rank, &report, &kept);
         let (mut taken, mut free) = (HashMap::new(), HashMap::new());
@@ -242,10 +258,11 @@ impl Master {
                 self.truth.members.send(rank, Down::Committed(vec![done]));
                 return Some(id);
             }
+            let said = self.plans.get(&p.plan).and_then(|i| i.ending);
             let cause = match e.state {
                 State::Removing => Some(EndCause::Removed),
                 _ if e.at != p.at => Some(EndCause::Unknown),
-                _ => None,
+                _ => said,
             };
             if let Some(cause) = cause {
                 self.truth.members.send(rank, Down::EndPlan { plan: p.plan, at: p.at, cause });
@@ -282,7 +299,12 @@ impl Master {
         let id = key.id();
         if let Some(e) = self.objects.get_mut(&id) {
             if e.at == at && matches!(e.state, State::Writing(_)) {
-                // Its Committed or Adopted crossed the report.
+                // Its Committed or Adopted crossed the report; given up meanwhile, it goes.
+                let ending = e.plan.and_then(|p| self.plans.get(&p)).and_then(|p| p.ending);
+                if given_up(ending) {
+                    e.state = State::Removing;
+                    return false;
+                }
                 if let Some(plan) = e.plan.take() {
                     self.plans.remove(&plan);
                 }
@@ -309,4 +331,9 @@ impl Master {
         self.objects.insert(id, entry);
         true
     }
+}
+
+/// True if a plan was ended for good: READY or not, its object must not become readable.
+pub(super) fn given_up(ending: Option<EndCause>) -> bool {
+    matches!(ending, Some(EndCause::Aborted | EndCause::Removed | EndCause::Unknown))
 }

@@ -72,8 +72,18 @@ impl Attachments {
         let mut inner = self.lock();
         inner.next += 1;
         let id = inner.next;
-        let a = Attachment { producer, route, pending: HashMap::new(), cut: false };
-        inner.all.insert(id, a);
+        // What an attachment that broke off was still asked, this one is asked now.
+        let mut pending = HashMap::new();
+        for old in inner.all.values().filter(|a| a.producer == producer && a.cut) {
+            pending.extend(old.pending.iter().map(|(plan, sent)| (*plan, *sent)));
+        }
+        for plan in pending.keys() {
+            match &route {
+                Route::Local(plans) => plans.drop_plan(*plan),
+                Route::Process { tx, .. } => drop(tx.try_send(ToClient::Drop(*plan))),
+            }
+        }
+        inner.all.insert(id, Attachment { producer, route, pending, cut: false });
         id
     }
 

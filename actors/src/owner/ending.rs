@@ -124,9 +124,11 @@ impl Owner {
 
     fn fence_complete(&mut self, plan: PlanId, at: SlotRef, ending: Ending, extent_len: u64) {
         let now = self.truth.clock.now_ns();
+        let may_adopt = matches!(ending.cause, EndCause::Expired | EndCause::ProducerGone);
         if ending.retired {
             self.slots.fenced(at.slot, at.epoch, now);
-        } else if self.slots.look(at.slot, at.epoch) == Look::Ready
+        } else if may_adopt
+            && self.slots.look(at.slot, at.epoch) == Look::Ready
             && let Ok(done) = self.slots.commit(at.slot, at.epoch)
         {
             Gauges::add(&self.truth.tables.gauges.adopted, 1);

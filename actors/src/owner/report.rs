@@ -3,6 +3,7 @@
 use super::Owner;
 use crate::message::{KeyBytes, SlotContent, SlotEntry, Up};
 use hashbrown::HashMap;
+use nkv_store::arena::Extent;
 use nkv_store::object::{SlotKind, SlotReport};
 
 /// Slots per frame; a frame of 1,024-byte keys stays far below the frame limit.
@@ -11,6 +12,17 @@ const SLOTS_PER_FRAME: usize = 4096;
 impl Owner {
     /// Sends every slot that is not (free at its first epoch), in bounded parts.
     pub(super) fn report(&mut self, number: u64) {
+        // A plan that the link recorded and whose message is still to come is open all the same.
+        let recorded: Vec<_> = {
+            let t = self.truth.tables.lock();
+            let open = t.plans.values().filter(|p| p.ending.is_none());
+            open.map(|p| (p.opened.at, p.opened.extent_offset, p.opened.extent_len)).collect()
+        };
+        for (at, offset, len) in recorded {
+            if let Err(error) = self.slots.open(at.slot, at.epoch, Extent { offset, len }) {
+                tracing::debug!(%error, "a recorded plan whose slot is past it");
+            }
+        }
         let entries: Vec<SlotEntry> = {
             let t = self.truth.tables.lock();
             let by_slot: HashMap<_, _> =
@@ -39,7 +51,7 @@ fn entry(
     open: &dyn Fn(&SlotReport) -> Option<crate::message::PlanOpened>,
     key: &dyn Fn(&SlotReport) -> Vec<u8>,
 ) -> SlotEntry {
-    let extent = r.extent.unwrap_or(nkv_store::arena::Extent { offset: 0, len: 0 });
+    let extent = r.extent.unwrap_or(Extent { offset: 0, len: 0 });
     let held = SlotContent::Held { extent_offset: extent.offset, extent_len: extent.len };
     let what = match &r.kind {
         SlotKind::Free => SlotContent::Free,
