@@ -80,7 +80,8 @@ fn streams_and_keys_of_any_bytes_work() {
 #[test]
 fn exit_codes_tell_there_from_absent_from_wrong() {
     let cluster = ProcessCluster::start(3, |_| {});
-    assert!(piped(cluster.cli(0, &["put", "a", "--rank", "2"]), b"1").status.success());
+    let put = piped(cluster.cli(0, &["put", "a", "--rank", "2"]), b"1");
+    assert_eq!(String::from_utf8(put.stdout).unwrap(), "a: 1 B stored on rank 2\n");
     assert!(piped(cluster.cli(0, &["put", "b", "-", "--rank", "1"]), b"2").status.success());
 
     let both = nkv(&cluster, 1, &["exists", "a", "b"]);
@@ -91,13 +92,13 @@ fn exit_codes_tell_there_from_absent_from_wrong() {
     let again = piped(cluster.cli(1, &["put", "a"]), b"other");
     assert_eq!(again.status.code(), Some(3));
     let told = String::from_utf8(again.stderr).unwrap();
-    assert!(told.contains("AlreadyExists") && told.contains("nkv rm"), "{told}");
+    assert_eq!(told, "nkv: a exists on rank 2; values never change: nkv rm it first\n");
 
     let rm = nkv(&cluster, 2, &["rm", "a", "none", "b"]);
     assert_eq!((rm.code, rm.stdout.as_str()), (1, "a: removed\nnone: absent\nb: removed\n"));
     let gone = nkv(&cluster, 0, &["get", "a"]);
     assert_eq!((gone.code, gone.stdout.as_str()), (1, ""));
-    assert!(gone.sentence().contains("NotFound"), "{}", gone.stderr);
+    assert!(gone.sentence().contains("no key a (never put,"), "{}", gone.stderr);
     assert_eq!(nkv(&cluster, 0, &["rm", "a"]).code, 1);
 
     for wrong in [&["put"][..], &["frob"], &["get", "a", "--json"], &["put", ""]] {
@@ -174,7 +175,14 @@ fn who_cannot_be_reached_is_named_with_what_to_do() {
 
     let other = nkv(&cluster, 0, &["status", "--job", "another"]);
     assert_eq!(other.code, 3);
-    assert!(other.sentence().contains(cluster.job()), "it names the job: {}", other.stderr);
+    let remedy = format!("serves job '{0}', not 'another': give --job {0}", cluster.job());
+    assert!(other.sentence().contains(&remedy), "{}", other.stderr);
+
+    let mut http = clean_command(env!("CARGO_BIN_EXE_nkv"));
+    http.args(["status", "--job", cluster.job(), "--connect", cluster.http(0)]);
+    let ended = run_to_end(http, LIMIT);
+    assert_eq!(ended.code, 3);
+    assert!(ended.sentence().contains("use control= of the ready line"), "{}", ended.stderr);
 
     let mut unsaid = clean_command(env!("CARGO_BIN_EXE_nkv"));
     unsaid.arg("status");

@@ -75,7 +75,8 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
     bars.clear()?;
     run.producer.close();
     run.decoder.close();
-    Ok(report(&sizes, run.tally))
+    let damaged = flags.inject_corruption && !run.corrupt;
+    Ok(Report { damaged, ..report(&sizes, run.tally) })
 }
 
 fn report(sizes: &[OneSize], tally: Tally) -> Report {
@@ -88,6 +89,7 @@ fn report(sizes: &[OneSize], tally: Tally) -> Report {
         hit_blocks: sizes.iter().map(|s| s.gets.count()).sum(),
         tally,
         ops,
+        damaged: false,
     }
 }
 

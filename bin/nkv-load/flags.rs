@@ -26,6 +26,9 @@ Puts load on an nkv cluster and compares every byte that comes back.
 
 Exit status: 0 if every byte was right and nothing failed, 1 if not, 2 for a wrong command line.";
 
+// `requires` says nothing if what is required conflicts with another flag that is given: flags of one
+// run name those of the others as conflicts besides.
+
 /// The flags.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "nkv-load", version, about = "The load generator of nkv", long_about = LONG_ABOUT)]
@@ -51,18 +54,18 @@ pub(crate) struct Flags {
     pub(crate) duration: Option<Duration>,
 
     /// Clients, each a thread with connections of its own
-    #[arg(long, default_value_t = 1, requires = "connect", conflicts_with_all = ["trace", "bench"],
+    #[arg(long, default_value_t = 1, requires = "connect", conflicts_with_all = ["trace", "bench", "inject_corruption"],
         value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_CLIENTS)))]
     pub(crate) clients: u16,
 
     /// Size of an object of the mix (KiB, MiB, GiB)
     #[arg(long, default_value = "64KiB", requires = "connect", value_parser = object_bytes,
-        conflicts_with_all = ["trace", "bench"])]
+        conflicts_with_all = ["trace", "bench", "inject_corruption"])]
     pub(crate) size: u64,
 
     /// Weights of put, get and exists
     #[arg(long, value_name = "PUT:GET:EXISTS", default_value = "1:4:1", requires = "connect",
-        conflicts_with_all = ["trace", "bench"])]
+        conflicts_with_all = ["trace", "bench", "inject_corruption"])]
     pub(crate) mix: Weights,
 
     /// Flip one stored byte of the embedded run, which must then be found
@@ -79,12 +82,12 @@ pub(crate) struct Flags {
 
     /// Bytes of one block of the trace (KiB, MiB, GiB)
     #[arg(long, value_name = "BYTES", default_value = "256KiB", requires = "trace",
-        value_parser = object_bytes)]
+        value_parser = object_bytes, conflicts_with_all = ["bench", "duration", "inject_corruption"])]
     pub(crate) block_bytes: u64,
 
     /// Payload bytes of each embedded rank; headers and index come on top [default: what the trace
     /// needs, at most half of MemAvailable for all ranks]
-    #[arg(long, value_name = "BYTES", requires = "trace", conflicts_with = "connect",
+    #[arg(long, value_name = "BYTES", requires = "trace", conflicts_with_all = ["connect", "bench", "duration", "inject_corruption"],
         value_parser = parse_bytes)]
     pub(crate) heap_bytes: Option<u64>,
 
@@ -94,7 +97,7 @@ pub(crate) struct Flags {
         value_name = "HI/LO",
         default_value = "95/85",
         requires = "trace",
-        conflicts_with = "connect"
+        conflicts_with_all = ["connect", "bench", "duration", "inject_corruption"]
     )]
     pub(crate) watermarks: Marks,
 
@@ -104,20 +107,22 @@ pub(crate) struct Flags {
         value_name = "MS",
         default_value_t = 50,
         requires = "trace",
-        conflicts_with = "connect"
+        conflicts_with_all = ["connect", "bench", "duration", "inject_corruption"]
     )]
     pub(crate) quarantine_ms: u32,
 
     /// Eviction policy: lru or fifo
-    #[arg(long, default_value = "lru", requires = "trace", conflicts_with = "connect")]
+    #[arg(long, default_value = "lru", requires = "trace", conflicts_with_all = ["connect", "bench", "duration", "inject_corruption"])]
     pub(crate) policy: PolicyKind,
 
     /// 0: as fast as possible; else a factor of the trace's own time
-    #[arg(long, default_value = "0", requires = "trace", value_parser = speed)]
+    #[arg(long, default_value = "0", requires = "trace", value_parser = speed,
+        conflicts_with_all = ["bench", "duration", "inject_corruption"])]
     pub(crate) speed: f64,
 
     /// Replay only the first N requests
-    #[arg(long, value_name = "N", requires = "trace")]
+    #[arg(long, value_name = "N", requires = "trace",
+        conflicts_with_all = ["bench", "duration", "inject_corruption"])]
     pub(crate) requests: Option<usize>,
 }
 
@@ -284,6 +289,7 @@ mod tests {
             &["--clients", "2"][..],
             &["--size", "4KiB"],
             &["--block-bytes", "4KiB"],
+            &["--clients", "2", "--inject-corruption"],
             &["--trace", "f", "--bench"],
             &["--trace", "f", "--connect", "h:1", "--heap-bytes", "1GiB"],
             &["--trace", "f", "--connect", "h:1", "--policy", "lru"],
@@ -294,6 +300,24 @@ mod tests {
             &["--bench", "--transport", "embedded", "--connect", "h:1"],
         ] {
             assert!(mode(args).is_err(), "{args:?}");
+        }
+    }
+
+    #[test]
+    fn flags_of_a_trace_are_refused_in_every_other_run() {
+        let flags = "--block-bytes 4KiB --heap-bytes 1MiB --watermarks 90/80 --quarantine-ms 3 \
+                     --policy fifo --speed 2 --requests 5";
+        let flags: Vec<&str> = flags.split_whitespace().collect();
+        let runs: [&[&str]; 5] = [
+            &[],
+            &["--duration", "1"],
+            &["--bench"],
+            &["--inject-corruption"],
+            &["--connect", "h:1"],
+        ];
+        for (flag, run) in flags.chunks(2).flat_map(|f| runs.map(|run| (f, run))) {
+            assert!(mode(&[flag, run].concat()).is_err(), "{flag:?} {run:?}");
+            assert_eq!(mode(&[&["--trace", "f"], flag].concat()), Ok(Mode::Trace));
         }
     }
 

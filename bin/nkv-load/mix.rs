@@ -98,7 +98,14 @@ fn report(outcomes: Vec<Outcome>, wall_ns: u64) -> Report {
         all.asked - all.found,
         all.asked
     );
-    Report { requests, blocks: all.asked, hit_blocks: all.found, tally: all.tally, ops }
+    Report {
+        requests,
+        blocks: all.asked,
+        hit_blocks: all.found,
+        tally: all.tally,
+        ops,
+        damaged: false,
+    }
 }
 
 #[cfg(test)]

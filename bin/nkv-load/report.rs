@@ -41,6 +41,8 @@ pub(crate) struct Report {
     pub(crate) tally: Tally,
     /// Times.
     pub(crate) ops: Vec<OpRow>,
+    /// Whether a byte was damaged on request.
+    pub(crate) damaged: bool,
 }
 
 #[derive(Serialize)]
@@ -113,6 +115,14 @@ impl Report {
         text + &format!(", wrong_bytes {}, failed {}", self.tally.wrong_bytes, self.tally.failed)
     }
 
+    /// What became of the byte damaged on request.
+    fn damage(&self) -> Option<&'static str> {
+        self.damaged.then_some(match self.tally.wrong_bytes {
+            0 => "the byte flipped on request was NOT found: the check is broken",
+            _ => "the byte flipped on request was found, as it should be (exit status 1)",
+        })
+    }
+
     /// Prints everything: the table to stdout (to stderr if the JSON goes to stdout), troubles to
     /// stderr, the JSON where `json` says ("-" is stdout).
     ///
@@ -127,6 +137,9 @@ impl Report {
             println!("{text}");
         }
         for line in self.tally.lines() {
+            eprintln!("nkv-load: {line}");
+        }
+        if let Some(line) = self.damage() {
             eprintln!("nkv-load: {line}");
         }
         match json {
@@ -181,6 +194,16 @@ mod tests {
         assert!(table.contains("64 KiB") && table.contains("1.25"), "{table}");
         let line = table.lines().find(|l| l.contains("match_prefix")).unwrap();
         assert_eq!(line.matches(" - ").count(), 3, "{line:?}");
+    }
+
+    #[test]
+    fn a_flipped_byte_is_found_as_it_should_be_or_said_to_be_missed() {
+        assert_eq!(report().damage(), None);
+        let missed = Report { damaged: true, ..report() };
+        assert!(missed.damage().unwrap().contains("NOT found"));
+        let mut found = Report { damaged: true, ..report() };
+        found.tally.wrong_bytes = 1;
+        assert!(found.damage().unwrap().contains("found, as it should be"));
     }
 
     #[test]

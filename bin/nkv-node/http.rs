@@ -26,6 +26,13 @@ const MAX_CONNECTIONS: usize = 64;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// An actor that is in one message for so long is frozen: the process is not healthy.
 const FROZEN_MS: u64 = 10_000;
+/// What is at `/`.
+const INDEX: &str = "\
+/healthz  the process works
+/readyz   the rank is ready for work
+/status   everything, as JSON
+/metrics  for Prometheus
+";
 
 /// Serves in the background until the process ends; returns where.
 ///
@@ -35,6 +42,7 @@ pub(crate) async fn serve(address: SocketAddr, standing: Standing) -> io::Result
     let listener = TcpListener::bind(address).await?;
     let local = listener.local_addr()?;
     let app = Router::new()
+        .route("/", get(index))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/status", get(status))
@@ -47,6 +55,10 @@ pub(crate) async fn serve(address: SocketAddr, standing: Standing) -> io::Result
         }
     });
     Ok(local)
+}
+
+async fn index() -> &'static str {
+    INDEX
 }
 
 async fn healthz(State(standing): State<Standing>) -> Response {

@@ -9,7 +9,7 @@ use crate::{EXIT_INTERNAL, http, say, start_lines};
 use nkv::message::RankInfo;
 use nkv::{Address, Ended, Node};
 use nkv_store::clock::{BootClock, Clock};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,6 +56,7 @@ enum Outcome {
 /// With the exit code and the sentence.
 pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
     say(start_lines::before(&settings).trim_end());
+    listens_here(settings.node.listen)?;
     let leftovers = Leftovers::default();
     let mut signals = Signals::listen(leftovers.clone())
         .map_err(|e| End::new(EXIT_INTERNAL, format!("signals cannot be handled: {e}")))?;
@@ -97,6 +98,18 @@ pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
             _ = signals.asked() => return Ok(()),
             () = tokio::time::sleep(pause_before(row)) => {}
         }
+    }
+}
+
+/// An address of another host would only show as a bind error later, with nothing to do about it.
+fn listens_here(listen: IpAddr) -> Result<(), End> {
+    match TcpListener::bind((listen, 0)) {
+        Err(e) if e.kind() == std::io::ErrorKind::AddrNotAvailable => {
+            let why = format!("--listen {listen} is no address of this host (see ip addr)");
+            Err(End::new(crate::settings::EXIT_CONFIG, why))
+        }
+        // Whatever else is wrong is for the node to say, with its own port.
+        _ => Ok(()),
     }
 }
 

@@ -9,6 +9,7 @@ use crate::flags::{Flags, PREFAULT};
 use crate::launcher::{self, Env, Launcher, LauncherError};
 use crate::sizes::{parse_bytes, show_bytes};
 use nkv::NodeConfig;
+use nkv_store::heap::MAX_ARENA_BYTES;
 use resolve::{Layers, Resolver};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use values::{boolean, http_address, job_name, memory, number, watermarks};
@@ -192,11 +193,7 @@ impl Place {
             show_bytes(machine.memory_bytes)
         );
         let heap_bytes = r.take_or("heap_bytes", parse_bytes, share, why)?;
-        if heap_bytes == 0 {
-            return Err(SettingsError::Config(
-                "there is no memory for a heap by default: give --heap-bytes".to_string(),
-            ));
-        }
+        heap_fits(heap_bytes, r.has("heap_bytes"))?;
         Ok(NodeConfig {
             job: self.job.clone(),
             rank: self.rank,
@@ -228,6 +225,22 @@ impl Place {
             found.push("the HTTP address is open to other hosts and not authenticated".into());
         }
         found
+    }
+}
+
+/// Bounds of a heap, in the units that people give.
+fn heap_fits(bytes: u64, given: bool) -> Result<(), SettingsError> {
+    match bytes {
+        0 if given => Err(SettingsError::Config("heap_bytes 0: at least 1 byte".to_string())),
+        0 => Err(SettingsError::Config(
+            "there is no memory for a heap by default: give --heap-bytes".to_string(),
+        )),
+        1..=MAX_ARENA_BYTES => Ok(()),
+        _ => Err(SettingsError::Config(format!(
+            "heap_bytes {}: at most {} a rank",
+            show_bytes(bytes),
+            show_bytes(MAX_ARENA_BYTES)
+        ))),
     }
 }
 

@@ -4,6 +4,7 @@
 mod flags;
 mod objects;
 mod output;
+mod patience;
 #[path = "../sizes.rs"]
 mod sizes;
 mod stats;
@@ -14,6 +15,7 @@ mod trouble;
 use clap::Parser;
 use flags::{Command, Flags};
 use nkv::{Blocking, ClientConfig};
+use patience::Patience;
 use std::io::Write;
 use std::process::ExitCode;
 use trouble::{Answer, Trouble};
@@ -46,9 +48,12 @@ fn run(flags: &Flags) -> Result<Answer, Trouble> {
         transport: flags.transport,
         call_timeout_ms: flags.timeout_ms,
     };
+    let patience = Patience::starting(flags.timeout_ms);
     let connect = || {
         let node = flags.connect.as_ref().ok_or_else(Trouble::nowhere)?;
-        Blocking::connect(node, config.clone()).map_err(|error| Trouble::connecting(node, error))
+        patience
+            .call(|| Blocking::connect(node, config.clone()))
+            .map_err(|error| Trouble::connecting(node, error, &config.job))
     };
     match &flags.command {
         Command::Status => status::show(&connect()?, flags.json),
@@ -56,11 +61,11 @@ fn run(flags: &Flags) -> Result<Answer, Trouble> {
         Command::Put { key, file, rank, page_bytes } => {
             let put =
                 objects::Put { key, file: file.as_deref(), rank: *rank, page_bytes: *page_bytes };
-            with(&connect()?, |handle| put.run(handle, flags.json))
+            with(&connect()?, |handle| put.run(handle, &patience, flags.json))
         }
         Command::Get { key, output } => {
             let to = output.as_deref();
-            with(&connect()?, |handle| objects::get(handle, key, to, flags.json))
+            with(&connect()?, |handle| objects::get(handle, &patience, key, to, flags.json))
         }
         Command::Rm { keys } => with(&connect()?, |handle| objects::rm(handle, keys, flags.json)),
         Command::Exists { keys } => {

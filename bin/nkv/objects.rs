@@ -2,11 +2,12 @@
 //! what the cluster is asked, and what is said about the answer.
 
 use crate::output::{self, key as shown};
+use crate::patience::Patience;
 use crate::sizes::show_bytes;
 use crate::transfer;
 use crate::trouble::{Answer, Trouble};
 use nkv::message::{Existence, PutOptions};
-use nkv::{Blocking, ErrorKind};
+use nkv::{Blocking, Error, ErrorKind};
 use serde_json::json;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -26,30 +27,44 @@ pub(crate) struct Put<'a> {
 
 impl Put<'_> {
     /// Stores the value.
-    pub(crate) fn run(&self, handle: &Blocking, json: bool) -> Result<Answer, Trouble> {
-        let value = transfer::read(self.file, largest_heap(handle)?)?;
+    pub(crate) fn run(
+        &self,
+        handle: &Blocking,
+        patience: &Patience,
+        json: bool,
+    ) -> Result<Answer, Trouble> {
+        let value = transfer::read(self.file, patience.call(|| largest_heap(handle))?)?;
         let opts =
             PutOptions { preferred_segment: self.rank, page_bytes: self.page_bytes.unwrap_or(0) };
-        handle.put(self.key.as_bytes(), &value, &opts)?;
+        let key = self.key.as_bytes();
+        // None if it is gone again by now: it was stored all the same.
+        let place = || handle.get_location(key).ok().map(|meta| meta.rank);
+        patience
+            .call(|| handle.put(key, &value, &opts))
+            .map_err(|e| Trouble::about(shown(self.key), e, place))?;
+        let (rank, bytes) = (place(), value.len());
         if json {
-            output::json(&json!({ "key": shown(self.key), "bytes": value.len() }))?;
+            output::json(&json!({ "key": shown(self.key), "bytes": bytes, "rank": rank }))?;
         } else {
-            let size = show_bytes(value.len() as u64);
-            output::write(format!("{}: {size} stored\n", shown(self.key)).as_bytes())?;
+            let at = rank.map(|rank| format!(" on rank {rank}")).unwrap_or_default();
+            let size = show_bytes(bytes as u64);
+            output::write(format!("{}: {size} stored{at}\n", shown(self.key)).as_bytes())?;
         }
         Ok(Answer::Found)
     }
 }
 
 /// Payload bytes of the largest heap: no value can be larger.
-fn largest_heap(handle: &Blocking) -> Result<u64, Trouble> {
+fn largest_heap(handle: &Blocking) -> Result<u64, Error> {
     let view = handle.view()?;
-    Ok(view.ranks.iter().map(|(info, _)| info.arena_bytes).max().unwrap_or(0))
+    let heaps = view.ranks.iter().map(|(info, _)| info.arena_bytes);
+    heaps.max().ok_or_else(|| Error::not_ready("the cluster is starting: no rank has joined yet"))
 }
 
 /// `nkv get`.
 pub(crate) fn get(
     handle: &Blocking,
+    patience: &Patience,
     key: &OsStr,
     to: Option<&Path>,
     json: bool,
@@ -60,7 +75,9 @@ pub(crate) fn get(
             "get --json would mix JSON with the value: give -o FILE for the value".to_string(),
         ));
     }
-    let value = handle.get(key.as_bytes())?;
+    let value = patience
+        .call(|| handle.get(key.as_bytes()))
+        .map_err(|e| Trouble::about(shown(key), e, || None))?;
     let Some(path) = to else {
         output::write(&value)?;
         return Ok(Answer::Found);

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 /// Mode of a new file, before the user's umask.
 const NEW_FILE_MODE: u32 = 0o666;
+/// Links followed to a file that is not there yet; as many as the kernel follows.
+const MAX_LINKS: usize = 40;
 
 /// Reads a file, or stdin for `-` and for none. At most `limit` bytes: the cluster's largest heap.
 pub(crate) fn read(file: Option<&Path>, limit: u64) -> Result<Vec<u8>, Trouble> {
@@ -50,8 +52,7 @@ fn too_large(name: &Path, limit: u64) -> Trouble {
 /// Writes a file, whole or not at all.
 pub(crate) fn write(path: &Path, value: &[u8]) -> Result<(), Trouble> {
     let named = |e| Trouble::io(path.display().to_string(), e);
-    // Through a link, what it points at is written. What cannot be resolved is new.
-    let target = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let target = resolved(path);
     match target.metadata() {
         // A device or a pipe has no other file to be moved over it.
         Ok(there) if !there.is_file() => {
@@ -60,6 +61,19 @@ pub(crate) fn write(path: &Path, value: &[u8]) -> Result<(), Trouble> {
         }
         there => replace(&target, value, there.ok().map(|m| m.permissions())).map_err(named),
     }
+}
+
+/// Through a link, what it points at is written, there already or not. What is no link is new.
+fn resolved(path: &Path) -> PathBuf {
+    let mut at = path.to_path_buf();
+    for _ in 0..MAX_LINKS {
+        if let Ok(there) = at.canonicalize() {
+            return there;
+        }
+        let Ok(next) = at.read_link() else { break };
+        at = at.parent().map_or_else(|| next.clone(), |folder| folder.join(&next));
+    }
+    at
 }
 
 fn replace(target: &Path, value: &[u8], mode: Option<Permissions>) -> io::Result<()> {
@@ -128,6 +142,17 @@ mod tests {
         let (file, link) = (folder.path().join("f"), folder.path().join("l"));
         std::fs::write(&file, b"old").unwrap();
         symlink(&file, &link).unwrap();
+        write(&link, b"new").unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"new");
+        assert!(link.symlink_metadata().unwrap().is_symlink());
+    }
+
+    #[test]
+    fn through_a_link_to_nothing_yet_its_target_is_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("f"), folder.path().join("l"));
+        symlink("f", folder.path().join("m")).unwrap();
+        symlink("m", &link).unwrap();
         write(&link, b"new").unwrap();
         assert_eq!(std::fs::read(&file).unwrap(), b"new");
         assert!(link.symlink_metadata().unwrap().is_symlink());

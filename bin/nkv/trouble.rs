@@ -25,11 +25,27 @@ pub(crate) enum Trouble {
     /// The cluster said no.
     #[error("{0}; {hint}", hint = hint(.0))]
     Call(#[from] Error),
-    /// No node there, or not of this job.
-    #[error(
-        "no cluster at {node}: {error}; give --connect the control address of any node (it \
-             is in its ready line) and --job its job"
-    )]
+    /// No such key.
+    #[error("no key {0} (never put, evicted or removed)")]
+    Absent(String),
+    /// The key has a value already.
+    #[error("{key} exists{place}; values never change: nkv rm it first")]
+    Exists {
+        /// The key, as shown.
+        key: String,
+        /// " on rank N", or nothing if it is gone by now.
+        place: String,
+    },
+    /// A node there that does not take this client.
+    #[error("{node} {why}")]
+    Refused {
+        /// Where.
+        node: Address,
+        /// What it said, and what to do.
+        why: String,
+    },
+    /// No node there.
+    #[error("no cluster at {node}: {error}; {advice}", advice = advice(.error))]
     Connect {
         /// Where.
         node: Address,
@@ -54,8 +70,32 @@ pub(crate) enum Trouble {
 
 impl Trouble {
     /// Connecting failed.
-    pub(crate) fn connecting(node: &Address, error: Error) -> Self {
-        Self::Connect { node: node.clone(), error }
+    pub(crate) fn connecting(node: &Address, error: Error, job: &str) -> Self {
+        let node = node.clone();
+        if error.kind != ErrorKind::InvalidArgument {
+            return Self::Connect { node, error };
+        }
+        let why = match serves(&error.message) {
+            Some(theirs) => format!("serves job '{theirs}', not '{job}': give --job {theirs}"),
+            None => format!("refused: {}", error.message),
+        };
+        Self::Refused { node, why }
+    }
+
+    /// A call about one key failed; `place` says where it is, if that is known.
+    pub(crate) fn about(key: String, error: Error, place: impl FnOnce() -> Option<u32>) -> Self {
+        match error.kind {
+            ErrorKind::NotFound => Self::Absent(key),
+            ErrorKind::AlreadyExists => {
+                let place = place().map(|rank| format!(" on rank {rank}")).unwrap_or_default();
+                Self::Exists { key, place }
+            }
+            // The message says which heap and what to raise.
+            ErrorKind::InvalidArgument if error.message.contains("--heap-bytes") => {
+                Self::TooLarge(error.message)
+            }
+            _ => Self::Call(error),
+        }
     }
 
     /// Nobody said where the cluster is.
@@ -76,6 +116,7 @@ impl Trouble {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Call(e) if e.kind == ErrorKind::NotFound => EXIT_ABSENT,
+            Self::Absent(_) => EXIT_ABSENT,
             Self::Call(e) if e.kind == ErrorKind::InvalidArgument => EXIT_USAGE,
             Self::Usage(_) => EXIT_USAGE,
             _ => EXIT_OTHER,
@@ -88,10 +129,26 @@ impl Trouble {
     }
 }
 
+/// The job that a node says it serves, if it refused because of that.
+fn serves(refusal: &str) -> Option<&str> {
+    let (theirs, rest) = refusal.strip_prefix("this is job '")?.split_once("', not '")?;
+    rest.contains('\'').then_some(theirs)
+}
+
+/// What to do about a node that is not there.
+fn advice(error: &Error) -> &'static str {
+    // Something answered, or took the connection, but does not speak like a node's control port.
+    if error.message.starts_with("hello to ") {
+        "is that a control port? use control= of the ready line"
+    } else {
+        "give --connect the control address of any node (it is in its ready line)"
+    }
+}
+
 /// What to do next.
 fn hint(error: &Error) -> &'static str {
     match error.kind {
-        ErrorKind::NotFound => "put it first, or list what is there with nkv status",
+        ErrorKind::NotFound => "it was never put, evicted or removed",
         ErrorKind::AlreadyExists => "values do not change: nkv rm it first to store another",
         ErrorKind::NotReady => "try again in a moment",
         ErrorKind::OutOfMemory => "remove something, wait for eviction, or give ranks larger heaps",
@@ -119,7 +176,10 @@ mod tests {
             (Trouble::Usage("x".into()), 2),
             (Trouble::from(Error::timeout("x")), 3),
             (Trouble::TooLarge("x".into()), 3),
-            (Trouble::connecting(&"h:1".parse().unwrap(), Error::not_found("x")), 3),
+            (Trouble::Absent("x".into()), 1),
+            (Trouble::about("x".into(), Error::already_exists("x"), || Some(1)), 3),
+            (Trouble::connecting(&"h:1".parse().unwrap(), Error::disconnected("x"), "j"), 3),
+            (Trouble::connecting(&"h:1".parse().unwrap(), Error::invalid("x"), "j"), 3),
             (Trouble::io("f", io::Error::from(io::ErrorKind::NotFound)), 3),
         ] {
             assert_eq!(trouble.exit_code(), code, "{trouble}");
@@ -130,7 +190,37 @@ mod tests {
     fn every_error_says_what_to_do_next() {
         let error = Error::already_exists("key \"a\"");
         assert_eq!(Trouble::from(error.clone()).to_string(), format!("{error}; {}", hint(&error)));
-        assert!(Trouble::connecting(&"h:1".parse().unwrap(), error).to_string().contains("--job"));
+    }
+
+    #[test]
+    fn a_node_that_refuses_is_told_from_a_port_that_is_no_control_port_and_from_nothing() {
+        let at = "h:1".parse().unwrap();
+        let said = |error| Trouble::connecting(&at, error, "mine").to_string();
+        let job = Error::invalid("this is job 'theirs', not 'mine'; set NKV_JOB alike");
+        assert_eq!(said(job), "tcp://h:1 serves job 'theirs', not 'mine': give --job theirs");
+        let other = said(Error::invalid("this end speaks version 2"));
+        assert_eq!(other, "tcp://h:1 refused: this end speaks version 2");
+        let http = said(Error::disconnected("hello to tcp://h:1: closed without an answer"));
+        assert!(http.ends_with("is that a control port? use control= of the ready line"), "{http}");
+        let nothing = said(Error::disconnected("cannot connect to tcp://h:1: refused"));
+        assert!(nothing.contains("--connect"), "{nothing}");
+    }
+
+    #[test]
+    fn what_a_key_met_is_said_once() {
+        let said = |error, at| Trouble::about("k".to_string(), error, || at).to_string();
+        assert_eq!(
+            said(Error::already_exists("x"), Some(2)),
+            "k exists on rank 2; values never change: nkv rm it first"
+        );
+        assert_eq!(
+            said(Error::already_exists("x"), None),
+            "k exists; values never change: nkv rm it first"
+        );
+        assert_eq!(said(Error::not_found("x"), None), "no key k (never put, evicted or removed)");
+        let large = Error::invalid("larger than the heap; raise --heap-bytes");
+        assert_eq!(Trouble::about("k".into(), large.clone(), || None).exit_code(), 3);
+        assert_eq!(said(large, None), "larger than the heap; raise --heap-bytes");
     }
 
     #[test]

@@ -156,6 +156,8 @@ fn wrong_values_are_refused_with_their_source() {
         (&["--rank", "1"], &[], "world of 1"),
         (&["--world-size", "0"], &[], "world of 0"),
         (&["--heap-bytes", "64MB"], &[], "--heap-bytes"),
+        (&["--heap-bytes", "0"], &[], "heap_bytes 0: at least 1 byte"),
+        (&["--heap-bytes", "100TiB"], &[], "heap_bytes 100 TiB: at most 8 TiB a rank"),
         (&["--watermarks", "85/95"], &[], "--watermarks"),
         (&["--policy", "random"], &[], "--policy"),
         (&["--memory", "disk"], &[], "--memory"),

@@ -1,0 +1,82 @@
+//! Waiting for nodes that were started a moment ago: a command given right after them finds nothing
+//! that listens yet, or ranks that have not joined. Nothing else is tried again here.
+
+use nkv::{Error, ErrorKind};
+use nkv_store::clock::{BootClock, Clock};
+use std::time::Duration;
+
+/// Shortest time that a starting cluster is given, in milliseconds.
+const AT_LEAST_MS: u64 = 5_000;
+/// Pause between two tries.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How long one command waits for a cluster that is starting, over all its calls.
+pub(crate) struct Patience {
+    until_ms: u64,
+}
+
+impl Patience {
+    /// From now on: the limit of one call, or [`AT_LEAST_MS`] if that is more.
+    pub(crate) fn starting(timeout_ms: u64) -> Self {
+        Self { until_ms: BootClock.now_ms().saturating_add(timeout_ms.max(AT_LEAST_MS)) }
+    }
+
+    /// Calls until the answer is another than that the cluster is starting, or the time is over.
+    pub(crate) fn call<T>(&self, mut work: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+        loop {
+            match work() {
+                Err(e) if is_starting(&e) && BootClock.now_ms() < self.until_ms => {
+                    std::thread::sleep(PAUSE);
+                }
+                other => return other,
+            }
+        }
+    }
+}
+
+/// Nobody listens yet, or not all ranks are there yet. A key that is being written is neither.
+fn is_starting(error: &Error) -> bool {
+    match error.kind {
+        ErrorKind::NotReady => error.message.starts_with("the cluster is starting"),
+        ErrorKind::Disconnected => {
+            error.message.starts_with("cannot connect to")
+                && error.message.contains("Connection refused")
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Patience;
+    use nkv::Error;
+
+    #[test]
+    fn a_starting_cluster_is_asked_again_and_other_refusals_are_final() {
+        for (first, tries) in [
+            (Error::disconnected("cannot connect to h:1: Connection refused (os error 111)"), 2),
+            (Error::not_ready("the cluster is starting: put waits for ranks [1]"), 2),
+            (Error::not_ready("key a is being written to rank 1"), 1),
+            (Error::disconnected("hello to h:1: closed without an answer"), 1),
+            (Error::not_found("no key a"), 1),
+        ] {
+            let mut calls = 0;
+            let outcome = Patience::starting(1).call(|| {
+                calls += 1;
+                if calls == 1 { Err(first.clone()) } else { Ok(()) }
+            });
+            assert_eq!((calls, outcome.is_ok()), (tries, tries == 2), "{first}");
+        }
+    }
+
+    #[test]
+    fn patience_ends() {
+        let mut calls = 0;
+        let over = Patience { until_ms: 0 };
+        let outcome: Result<(), _> = over.call(|| {
+            calls += 1;
+            Err(Error::not_ready("the cluster is starting"))
+        });
+        assert!(outcome.is_err() && calls == 1);
+    }
+}
