@@ -74,13 +74,13 @@ pub(crate) fn joined(settings: &Settings, info: &RankInfo, http: Option<SocketAd
 
 /// The line for programs: fields are `name=value` without blanks, `-` for what there is not.
 pub(crate) fn ready_line(settings: &Settings, info: &RankInfo, http: Option<SocketAddr>) -> String {
-    let unix = info.local.as_ref().map(bare);
+    let unix = info.local.as_ref().map(Address::bare);
     let segment = Some(info.segment.clone()).filter(|s| !s.is_empty());
     format!(
         "nkv-node ready rank={} world={} control={} http={} data={} unix={} segment={} pid={} job={}",
         info.rank,
         info.world_size,
-        bare(&info.control),
+        info.control.bare(),
         shown(http.map(|h| h.to_string())),
         shown(info.data.clone()),
         shown(unix),
@@ -98,14 +98,6 @@ pub(crate) fn tell_programs(line: &str) {
 
 fn shown(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_string())
-}
-
-/// `host:port` or a path, without the scheme.
-fn bare(address: &Address) -> String {
-    match address {
-        Address::Tcp(host_port) => host_port.clone(),
-        Address::Unix(path) => path.display().to_string(),
-    }
 }
 
 #[cfg(test)]

@@ -57,8 +57,8 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
             state: state.to_string(),
             incarnation: format!("{:016x}", info.incarnation),
             pid: info.pid,
-            control: bare(&info.control),
-            local: info.local.as_ref().map(bare),
+            control: info.control.bare(),
+            local: info.local.as_ref().map(Address::bare),
             data: info.data.clone(),
             segment: info.segment.clone(),
             heap_used: figures.map_or(0, |f| f.owner.heap_used),
@@ -122,14 +122,6 @@ fn text(status: &Status) -> String {
         status.objects,
         status.plans_open
     )
-}
-
-/// `host:port` or a path, without the scheme.
-fn bare(address: &Address) -> String {
-    match address {
-        Address::Tcp(host_port) => host_port.clone(),
-        Address::Unix(path) => path.display().to_string(),
-    }
 }
 
 #[cfg(test)]

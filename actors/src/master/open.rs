@@ -211,14 +211,9 @@ impl Master {
         if usable(wanted) && (open.opts.preferred_segment.is_some() || fits(wanted)) {
             return Ok(wanted);
         }
-        let roomy = self.books.keys().copied().filter(|r| usable(*r) && fits(*r));
-        if let Some(rank) =
-            roomy.max_by_key(|r| self.books.get(r).map_or(0, |b| b.arena.free_bytes()))
-        {
-            return Ok(rank);
-        }
-        let free = |rank: &u32| self.books.get(rank).map_or(0, |b| b.arena.free_bytes());
-        self.books.keys().copied().filter(|r| usable(*r)).max_by_key(free).ok_or_else(|| {
+        let free = |rank: u32| self.books.get(&rank).map_or(0, |b| b.arena.free_bytes());
+        let usable = self.books.keys().copied().filter(|r| usable(*r));
+        usable.max_by_key(|r| (fits(*r), free(*r))).ok_or_else(|| {
             Error::disconnected(format!(
                 "no rank can take an object now ({} of {world} joined, none alive)",
                 self.books.len()

@@ -23,6 +23,16 @@ impl fmt::Display for Address {
     }
 }
 
+impl Address {
+    /// `host:port` or a path, without the scheme.
+    pub fn bare(&self) -> String {
+        match self {
+            Self::Tcp(host_port) => host_port.clone(),
+            Self::Unix(path) => path.display().to_string(),
+        }
+    }
+}
+
 impl FromStr for Address {
     type Err = String;
 
