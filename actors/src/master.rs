@@ -4,17 +4,19 @@
 mod batch;
 mod finish;
 mod lookup;
+mod members;
 mod membership;
 mod objects;
 mod open;
 mod placement;
 mod recover;
+mod terms;
 
 use crate::cell::{Message, On, Reply, Role, Turn};
 use crate::error::Error;
 use crate::message::{
     ClusterStats, Down, MAX_BATCH, MasterCounters, RankInfo, RankStats, Refusal, Request, Response,
-    Settings, Term, Up,
+    SeenView, Settings, Term, Up,
 };
 use batch::Batches;
 use hashbrown::{HashMap, HashSet};
@@ -28,7 +30,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-pub use membership::{DOWNLINK_FRAMES, Joined, LinkId, Members};
+pub use members::{DOWNLINK_FRAMES, LinkId, Members};
+pub use membership::Joined;
 
 /// Between looks at deadlines, TTLs and waiters.
 const TICK_MS: u64 = 10;
@@ -42,8 +45,6 @@ const MAX_PARKED: usize = 8192;
 pub struct MasterTruth {
     /// Ranks the job has.
     pub world_size: u32,
-    /// This master's term.
-    pub term: Term,
     /// Membership TTL.
     pub ttl_ms: u64,
     /// How long an open waits for room; 0 is max(3 Q, 250 ms).
@@ -56,8 +57,6 @@ pub struct MasterTruth {
     pub next_plan: Arc<AtomicU64>,
     /// The time.
     pub clock: Arc<dyn Clock>,
-    /// When this master started, in its clock's milliseconds.
-    pub started_ms: u64,
 }
 
 /// See the file's first paragraph.
@@ -69,6 +68,8 @@ pub struct Master {
     batches: Batches,
     waiting: VecDeque<Waiting>,
     removing: HashMap<KeyId, Vec<(u64, usize)>, IdentityState>,
+    // Answers to removes that wait for views to be kept.
+    deferred: Vec<terms::Deferred>,
     commits_out: BTreeMap<u32, Vec<crate::message::PlanRef>>,
     counters: MasterCounters,
     // Ranks whose report is still to come after a panic; calls are parked until then.
@@ -94,6 +95,10 @@ pub struct Ask {
 pub struct Join {
     /// Who.
     pub info: RankInfo,
+    /// The highest term its owner obeyed.
+    pub obeyed: Term,
+    /// The last view it kept.
+    pub seen: SeenView,
     /// Frames to it.
     pub tx: tokio::sync::mpsc::Sender<Down>,
 }
@@ -150,6 +155,7 @@ impl Role for Master {
             batches: Batches::default(),
             waiting: VecDeque::new(),
             removing: HashMap::default(),
+            deferred: Vec::new(),
             commits_out: BTreeMap::new(),
             counters: MasterCounters::default(),
             recovering: HashSet::new(),
@@ -173,25 +179,39 @@ impl Master {
     /// True once every rank has reported, or one TTL has passed since the start.
     fn settled(&self) -> bool {
         // Latched outside the actor: a rank that leaves later does not make the cluster new.
-        self.truth.members.settled(self.now_ms() >= self.truth.started_ms + self.truth.ttl_ms)
+        self.truth.members.settled(self.now_ms(), self.truth.ttl_ms)
+    }
+
+    fn early(&self, what: &str) -> Error {
+        let joined = |r: &u32| self.books.get(r).is_some_and(|b| b.reported);
+        let missing: Vec<u32> = (0..self.truth.world_size).filter(|r| !joined(r)).collect();
+        Error::not_ready(format!(
+            "the cluster is starting: {what} waits for ranks {missing:?} of {} to join, or {} ms",
+            self.truth.world_size, self.truth.ttl_ms
+        ))
+    }
+
+    /// Why a request cannot be served now, if so.
+    fn refuse(&self, request: &Request) -> Option<Error> {
+        let (puts, removes) = match request {
+            Request::OpenForWrite { .. } => (true, false),
+            Request::Remove(_) => (false, true),
+            Request::GetLocation(_) | Request::MatchPrefix(_) | Request::Exists(_) => (false, false),
+            _ => return refuse_size(request),
+        };
+        refuse_size(request).or_else(|| match (puts, removes) {
+            (true, _) if !self.settled() => Some(self.early("a put")),
+            (_, true) if !self.settled() => Some(self.early("a remove")),
+            (false, false) if !self.settled() => None,
+            _ => self.check_quorum().err(),
+        })
     }
 
     fn answer(&mut self, ask: Ask, reply: Reply<Response>) {
-        if let Some(e) = refuse_size(&ask.request) {
+        if let Some(e) = self.refuse(&ask.request) {
             return reply.send(Response::Failed(e));
         }
-        let settled = self.settled();
-        let early = |what: &str| {
-            let joined = |r: &u32| self.books.get(r).is_some_and(|b| b.reported);
-            let missing: Vec<u32> = (0..self.truth.world_size).filter(|r| !joined(r)).collect();
-            Response::Failed(Error::not_ready(format!(
-                "the cluster is starting: {what} waits for ranks {missing:?} of {} to join, or {} ms",
-                self.truth.world_size, self.truth.ttl_ms
-            )))
-        };
         match ask.request {
-            Request::OpenForWrite { .. } if !settled => reply.send(early("a put")),
-            Request::Remove(_) if !settled => reply.send(early("a remove")),
             Request::OpenForWrite { request, wait_ms, items } => {
                 self.open(ask.producer, request, wait_ms, items, reply);
             }
@@ -284,7 +304,7 @@ impl On<FromRank> for Master {
 
 impl On<Join> for Master {
     fn on(&mut self, m: Join, reply: Reply<Result<Joined, Refusal>>, _: &mut Turn<'_, Self>) {
-        reply.send(self.join(m.info, m.tx));
+        reply.send(self.join(m));
     }
 }
 
@@ -311,6 +331,7 @@ impl On<MasterTick> for Master {
         self.end_plans_of_lost_producers();
         self.expire_waiting();
         self.expire_removes();
+        self.settle_deferred();
         if !self.recovering.is_empty() && self.now_ms() >= self.recover_until_ms {
             self.blind = std::mem::take(&mut self.recovering);
             self.unpark();
@@ -322,6 +343,6 @@ impl On<MasterTick> for Master {
 impl Master {
     fn next_plan(&self) -> crate::message::PlanId {
         let seq = self.truth.next_plan.fetch_add(1, Ordering::Relaxed);
-        crate::message::PlanId { term: self.truth.term, seq }
+        crate::message::PlanId { term: self.truth.members.term(), seq }
     }
 }

@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 use crate::message::{
     Down, Hello, MESSAGES_VERSION, Purpose, RankInfo, Refusal, Settings, Term, Up, Welcome,
 };
-use crate::owner::tables::OwnerTables;
-use crate::owner::{FromMaster, Owner};
+use crate::owner::tables::{Obey, OwnerTables};
+use crate::owner::{FromMaster, NewTerm, Owner};
 use nkv_store::clock::Clock;
 use nkv_transport::wire::{Address, BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -114,14 +114,18 @@ impl Membership {
                 return;
             }
             let why = match self.join().await {
-                Ok((stream, term, set)) => {
-                    joined_once = true;
-                    pause = RETRY_FIRST_MS;
-                    settings.send_replace(Some((term, set)));
-                    let e = self.serve(stream, &state).await;
-                    self.uplink.set(None);
-                    e.message
-                }
+                Ok((stream, term, set)) => match self.obey(term).await {
+                    Ok(()) => {
+                        joined_once = true;
+                        pause = RETRY_FIRST_MS;
+                        let silence = Duration::from_millis(set.ttl_ms);
+                        settings.send_replace(Some((term, set)));
+                        let e = self.serve(stream, silence, &state).await;
+                        self.uplink.set(None);
+                        e.message
+                    }
+                    Err(e) => e.message,
+                },
                 Err(JoinError::Refused(Refusal::Gone { .. })) => {
                     state.send_replace(LinkState::Gone);
                     return;
@@ -157,7 +161,9 @@ impl Membership {
     async fn join(&self) -> std::result::Result<(BoxStream, Term, Settings), JoinError> {
         let mut last = "no address for the master".to_string();
         for address in &self.master {
-            let work = hello(&*self.net, address, &self.job, Purpose::Rank(self.info.clone()));
+            let (obeyed, seen) = self.tables.memory();
+            let purpose = Purpose::Rank { info: self.info.clone(), obeyed, seen };
+            let work = hello(&*self.net, address, &self.job, purpose);
             match tokio::time::timeout(HELLO_LIMIT, work).await {
                 Ok(Ok((stream, Welcome::Rank { term, settings }))) => {
                     return Ok((stream, term, settings));
@@ -171,8 +177,25 @@ impl Membership {
         Err(JoinError::Unreachable(last))
     }
 
+    /// Before the first frame: only the highest term is obeyed.
+    async fn obey(&self, term: Term) -> Result<()> {
+        match self.tables.obey(term) {
+            Obey::Same => Ok(()),
+            Obey::New => self.owner.push(NewTerm, crate::cell::Reply::nobody()).await,
+            Obey::Older(obeyed) => Err(Error::disconnected(format!(
+                "the master is of term {}, and this rank obeys term {}",
+                term.number, obeyed.number
+            ))),
+        }
+    }
+
     /// Moves frames both ways until the link breaks. The master asks for a report first.
-    async fn serve(&self, stream: BoxStream, state: &watch::Sender<LinkState>) -> Error {
+    async fn serve(
+        &self,
+        stream: BoxStream,
+        silence: Duration,
+        state: &watch::Sender<LinkState>,
+    ) -> Error {
         let (reader, writer) = tokio::io::split(stream);
         let (tx, rx) = mpsc::channel(UPLINK_FRAMES);
         self.uplink.set(Some(tx));
@@ -180,7 +203,7 @@ impl Membership {
             self.uplink.send(Up::Draining);
         }
         tokio::select! {
-            e = self.read(reader, state) => e,
+            e = self.read(reader, silence, state) => e,
             e = self.write(writer, rx) => e,
         }
     }
@@ -188,11 +211,23 @@ impl Membership {
     async fn read(
         &self,
         mut reader: ReadHalf<BoxStream>,
+        silence: Duration,
         state: &watch::Sender<LinkState>,
     ) -> Error {
         let mut buf = Vec::new();
         loop {
-            match read_frame::<_, Down>(&mut reader, &mut buf, MAX_FRAME_BYTES).await {
+            let frame = read_frame::<_, Down>(&mut reader, &mut buf, MAX_FRAME_BYTES);
+            // A master that lives says so often enough.
+            let Ok(frame) = tokio::time::timeout(silence, frame).await else {
+                return Error::disconnected(format!("the master was silent for {silence:?}"));
+            };
+            match frame {
+                Ok(Some((_, Down::Beat))) => {}
+                Ok(Some((_, Down::View(view)))) => {
+                    let number = view.number;
+                    self.tables.keep_view(view);
+                    self.uplink.send(Up::ViewSeen { number });
+                }
                 Ok(Some((_, Down::ReportTaken))) => {
                     state.send_replace(LinkState::Joined);
                 }

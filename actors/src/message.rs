@@ -13,11 +13,11 @@ mod stats;
 
 pub use hello::{Hello, Purpose, Refusal, Settings, Welcome};
 pub use link::{Down, EndCause, PlanOpened, SlotContent, SlotEntry, ToClient, ToOwner, Touch, Up};
-pub use members::{RankInfo, RankState, View};
+pub use members::{RankInfo, RankState, SeenView, View};
 pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 1;
+pub const MESSAGES_VERSION: u32 = 2;
 /// Keys or items in one batch message.
 pub const MAX_BATCH: usize = 65_536;
 

@@ -6,12 +6,13 @@ pub mod attachments;
 mod ending;
 mod report;
 pub mod tables;
+mod terms;
 
 use crate::cell::{CellAddr, Message, On, Reply, Role, Turn};
 use crate::evictor::{Admit, EvictTo, Evictor, Forget, MakeRoom, Touched};
 use crate::membership::Uplink;
 use crate::message::{
-    Down, EndCause, OwnerGauges, PlanId, PlanOpened, PlanRef, SlotRef, Touch, Up,
+    Down, EndCause, OwnerGauges, PlanId, PlanOpened, PlanRef, SlotRef, Term, Touch, Up,
 };
 use nkv_store::arena::Extent;
 use nkv_store::clock::Clock;
@@ -54,8 +55,16 @@ pub struct Owner {
     next_tick_ns: u64,
     tick_generation: u64,
     idle_ticks: u64,
+    // The report that is asked for and waits for the term to be fenced.
+    report_wanted: Option<u64>,
 }
 
+/// A higher term is obeyed (the tables say which): fence what went before.
+#[derive(Debug)]
+pub struct NewTerm;
+/// A producer writes for no plan of a lower term.
+#[derive(Debug)]
+pub struct TermObeyed(pub u64, pub Term);
 /// A frame from the master.
 #[derive(Debug)]
 pub struct FromMaster(pub Down);
@@ -79,6 +88,12 @@ pub struct OwnerTick(u64);
 pub struct GetGauges;
 
 impl Message for FromMaster {
+    type Reply = ();
+}
+impl Message for NewTerm {
+    type Reply = ();
+}
+impl Message for TermObeyed {
     type Reply = ();
 }
 impl Message for Touches {
@@ -120,8 +135,10 @@ impl Role for Owner {
             next_tick_ns: u64::MAX,
             tick_generation: 0,
             idle_ticks: 0,
+            report_wanted: None,
         };
         owner.fence_again();
+        owner.begin_term();
         owner.settle(turn);
         owner
     }
@@ -148,7 +165,7 @@ impl Owner {
         // Quarantine counts from when the cleared LIVE is visible, which is surely so by now [I8].
         self.slots.settle(now);
         let mut due = now + IDLE_TICK_MS * 1_000_000;
-        if !self.ending.is_empty() {
+        if !self.ending.is_empty() || self.term_pending() {
             due = now + FENCE_TICK_MS * 1_000_000;
         }
         if let Some(q) = self.slots.next_due_ns() {
@@ -341,9 +358,9 @@ impl On<FromMaster> for Owner {
             }
             Down::MakeRoom { bytes, attempt } => self.tell_evictor(MakeRoom { bytes, attempt }),
             Down::EvictTo { bytes } => self.tell_evictor(EvictTo(bytes)),
-            Down::ReportPlease { number } => self.report(number),
+            Down::ReportPlease { number } => self.report_when_fenced(number),
             // The link's matter.
-            Down::ReportTaken => {}
+            Down::ReportTaken | Down::Beat | Down::View(_) => {}
         }
         self.settle(turn);
         reply.send(());
@@ -374,6 +391,23 @@ impl On<PlanDropped> for Owner {
     fn on(&mut self, m: PlanDropped, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
         self.truth.tables.attachments.dropped(m.0, m.1);
         self.pump_fences();
+        self.settle(turn);
+        reply.send(());
+    }
+}
+
+impl On<NewTerm> for Owner {
+    fn on(&mut self, _: NewTerm, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+        self.begin_term();
+        self.settle(turn);
+        reply.send(());
+    }
+}
+
+impl On<TermObeyed> for Owner {
+    fn on(&mut self, m: TermObeyed, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+        self.truth.tables.attachments.term_obeyed(m.0, m.1);
+        self.pump_term();
         self.settle(turn);
         reply.send(());
     }
@@ -410,6 +444,7 @@ impl On<OwnerTick> for Owner {
             self.idle_ticks += 1;
             self.expire_plans();
             self.pump_fences();
+            self.pump_term();
             self.quarantine_over();
             if self.idle_ticks.is_multiple_of(FREED_REPEAT_TICKS) {
                 self.repeat_unacked();

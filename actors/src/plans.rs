@@ -4,7 +4,7 @@
 
 use crate::client::peer::Peer;
 use crate::error::{Error, Result};
-use crate::message::{PlanDesc, PlanId, PlanRef};
+use crate::message::{PlanDesc, PlanId, PlanRef, Term};
 use hashbrown::{HashMap, HashSet};
 use nkv_store::Key;
 use nkv_transport::gate::{Gate, Inside};
@@ -125,9 +125,36 @@ impl PlanState {
         self.desc.meta.bytes_total.saturating_sub(covered)
     }
 
+    fn is_below(&self, incarnation: u64, term: Term) -> bool {
+        self.desc.meta.at.incarnation == incarnation && self.desc.plan.term < term
+    }
+
     /// What a commit or abort of it carries.
     pub(crate) fn reference(&self) -> PlanRef {
         PlanRef { plan: self.desc.plan, at: self.desc.meta.at, key: self.desc.meta.key }
+    }
+}
+
+/// The term that an owner obeys, as one attachment to it was told. Changed under the lock of
+/// [`OpenPlans`], so that no plan slips in between.
+#[derive(Debug)]
+pub struct Obeyed {
+    incarnation: u64,
+    term: Mutex<Term>,
+}
+
+impl Obeyed {
+    pub(crate) fn new(incarnation: u64) -> Arc<Self> {
+        Arc::new(Self { incarnation, term: Mutex::default() })
+    }
+
+    fn get(&self) -> Term {
+        *self.term.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn raise(&self, to: Term) {
+        let mut term = self.term.lock().unwrap_or_else(PoisonError::into_inner);
+        *term = to.max(*term);
     }
 }
 
@@ -206,7 +233,8 @@ impl OpenPlans {
         if inner.shut {
             return Err(Error::disconnected(format!("this handle is closed; key {}", plan.key)));
         }
-        if inner.refused.contains(&plan.desc.plan) {
+        let obeyed = plan.peer.obeyed.get();
+        if inner.refused.contains(&plan.desc.plan) || plan.desc.plan.term < obeyed {
             return Err(Error::reclaimed(format!(
                 "the plan for key {} was ended before it could be used",
                 plan.key
@@ -248,6 +276,26 @@ impl OpenPlans {
         if inner.by_key.get(&plan.key) == Some(&plan.desc.plan) {
             inner.by_key.remove(&plan.key);
         }
+    }
+
+    /// An owner obeys this term: no plan of a lower one is started or continued there, not even one
+    /// whose grant is still on its way.
+    pub(crate) fn obey(&self, owner: &Obeyed, term: Term) {
+        let inner = self.lock();
+        owner.raise(term);
+        let below = |p: &&Arc<PlanState>| p.is_below(owner.incarnation, term);
+        inner.by_plan.values().filter(below).for_each(|p| p.gate.close());
+    }
+
+    /// True when no write for a plan below this term is in flight at that owner.
+    pub(crate) fn obeys(&self, owner: &Obeyed, term: Term) -> bool {
+        let inner = self.lock();
+        if owner.get() < term {
+            return false;
+        }
+        let incarnation = owner.incarnation;
+        let mut known = inner.by_plan.values().chain(inner.leaving.values());
+        known.all(|p| !p.is_below(incarnation, term) || p.gate.is_out())
     }
 
     /// Ends a plan from the owner's side: it will not be started or continued.

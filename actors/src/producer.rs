@@ -8,6 +8,7 @@ use crate::client::control::ControlPool;
 use crate::client::peer::{Attaching, Peer};
 use crate::error::Result;
 use crate::message::{PlanRef, RankInfo, Request};
+use crate::plans::Obeyed;
 use hashbrown::HashMap;
 use nkv_store::shm::boot_id;
 use std::sync::{Arc, PoisonError, Weak};
@@ -114,6 +115,7 @@ impl On<Attach> for Producer {
             boot_id: boot_id(),
             choice: shared.config.transport,
             plans: shared.plans.clone(),
+            obeyed: Obeyed::new(incarnation),
         };
         turn.work(async move { Attached(incarnation, attaching.run().await) });
     }

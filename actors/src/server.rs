@@ -5,12 +5,12 @@
 use crate::cell::{CellAddr, Reply};
 use crate::master::{Ask, FromRank, Join, LinkDown, LinkId, Master, Members};
 use crate::message::{
-    Hello, MESSAGES_VERSION, Purpose, RankInfo, Refusal, Request, Response, Settings, ToClient,
-    ToOwner, Up, View, Welcome,
+    Down, Hello, MESSAGES_VERSION, Purpose, RankInfo, Refusal, Request, Response, SeenView,
+    Settings, Term, ToClient, ToOwner, Up, View, Welcome,
 };
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
 use crate::owner::tables::OwnerTables;
-use crate::owner::{Owner, PlanDropped, Touches};
+use crate::owner::{Owner, PlanDropped, TermObeyed, Touches};
 use crate::place::Place;
 use nkv_store::clock::Clock;
 use nkv_transport::wire::{
@@ -30,6 +30,9 @@ const HELLO_LIMIT: Duration = Duration::from_secs(2);
 const MAX_HELLO_BYTES: usize = 64 * 1024;
 /// A call to an actor that takes longer is answered with Timeout.
 const ACTOR_LIMIT: Duration = Duration::from_secs(5);
+/// Signs of life on a rank's link per TTL, and the longest pause between two.
+const BEATS_PER_TTL: u64 = 4;
+const LONGEST_BEAT: Duration = Duration::from_millis(250);
 /// Pause after an accept error (out of file descriptors), so that it cannot spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -117,7 +120,7 @@ impl Server {
         }
         match hello.purpose {
             Purpose::Client { producer } => self.client(stream, producer).await,
-            Purpose::Rank(info) => self.rank(stream, info).await,
+            Purpose::Rank { info, obeyed, seen } => self.rank(stream, (info, obeyed, seen)).await,
             Purpose::Attach { producer, maps, .. } => {
                 self.attach(stream, peer, producer, maps).await
             }
@@ -133,7 +136,7 @@ impl Server {
             return Some(Refusal::Job { ours, theirs });
         }
         match &hello.purpose {
-            Purpose::Rank(_) if self.master.is_none() => Some(Refusal::NotHere(format!(
+            Purpose::Rank { .. } if self.master.is_none() => Some(Refusal::NotHere(format!(
                 "rank {} is not the master; join at rank 0's control port",
                 self.info.rank
             ))),
@@ -171,29 +174,40 @@ impl Server {
         served
     }
 
-    async fn rank(self: Arc<Self>, mut stream: BoxStream, info: RankInfo) -> Result<(), WireError> {
+    async fn rank(
+        self: Arc<Self>,
+        mut stream: BoxStream,
+        (info, obeyed, seen): (RankInfo, Term, SeenView),
+    ) -> Result<(), WireError> {
         let Some((master, _)) = &self.master else {
             return Ok(());
         };
         let (rank, incarnation) = (info.rank, info.incarnation);
         let (tx, mut rx) = mpsc::channel(crate::master::DOWNLINK_FRAMES);
-        let joined = match master.call(Join { info, tx }, ACTOR_LIMIT).await {
+        let joined = match master.call(Join { info, obeyed, seen, tx }, ACTOR_LIMIT).await {
             Ok(Ok(joined)) => joined,
             Ok(Err(why)) => return refuse(&mut stream, why).await,
             // The master was restarted under this call: the rank may try again.
             Err(e) => return refuse(&mut stream, Refusal::Later(e.to_string())).await,
         };
         let link = joined.link;
+        let beat = Duration::from_millis(joined.settings.ttl_ms / BEATS_PER_TTL).min(LONGEST_BEAT);
         let ended = async {
             let welcome = Welcome::Rank { term: joined.term, settings: joined.settings };
             write_frame(&mut stream, &mut Vec::new(), 0, &welcome).await?;
             let (mut reader, mut writer) = tokio::io::split(stream);
             let down = async {
                 let mut buf = Vec::new();
-                while let Some(frame) = rx.recv().await {
-                    write_frame(&mut writer, &mut buf, 0, &frame).await?;
+                loop {
+                    match tokio::time::timeout(beat, rx.recv()).await {
+                        Ok(Some(frame)) => {
+                            write_frame(&mut writer, &mut buf, 0, &frame).await?;
+                            joined.written.fetch_add(1, Ordering::Release);
+                        }
+                        Ok(None) => return Ok::<(), WireError>(()),
+                        Err(_) => write_frame(&mut writer, &mut buf, 0, &Down::Beat).await?,
+                    }
                 }
-                Ok::<(), WireError>(())
             };
             let up = read_ups(&mut reader, master, (rank, incarnation, link));
             tokio::select! { r = down => r, r = up => r }
@@ -217,7 +231,9 @@ impl Server {
             self.tables.attachments.add(producer, Route::Process { tx: tx.clone(), pidfd })
         });
         let mut buf = Vec::new();
-        write_frame(&mut stream, &mut buf, 0, &Welcome::Attached).await?;
+        // Read after it is registered: a later term is told to it.
+        let term = self.tables.term();
+        write_frame(&mut stream, &mut buf, 0, &Welcome::Attached { term }).await?;
         let (mut reader, mut writer) = tokio::io::split(stream);
         let out = write_to_client(&mut writer, rx);
         let inn = self.read_from_client(&mut reader, producer, id, &tx);
@@ -243,7 +259,10 @@ impl Server {
                 ToOwner::Dropped(plan) if id.is_some() => {
                     self.owner.push(PlanDropped(producer, plan), Reply::nobody()).await
                 }
-                ToOwner::Dropped(_) => Ok(()),
+                ToOwner::TermObeyed(term) if id.is_some() => {
+                    self.owner.push(TermObeyed(producer, term), Reply::nobody()).await
+                }
+                ToOwner::Dropped(_) | ToOwner::TermObeyed(_) => Ok(()),
                 ToOwner::CheckPlan(plan) => {
                     // Beside this loop: a Dropped must not wait behind it.
                     let (tables, tx) = (self.tables.clone(), tx.clone());

@@ -4,8 +4,8 @@
 use crate::error::StoreError;
 use crate::incarnation::{boot_id, new_incarnation};
 use crate::layout::{
-    CTL_BYTES, EXT_OFF, HEADER_BYTES, HeapCtl, HeapExt, LAYOUT_VERSION, MAGIC, OWNER_OFF,
-    PAYLOAD_ALIGN, PUBLISH_OFF, Region, RegionKind, flag, word,
+    CTL_BYTES, EXT_OFF, HEADER_BYTES, HeapCtl, HeapExt, LAYOUT_VERSION, MAGIC, PAYLOAD_ALIGN, Region,
+    RegionKind,
 };
 use crate::memory::Memory;
 use crate::object;
@@ -182,8 +182,7 @@ impl Heap {
         memory.write(EXT_OFF + 8, &ext.as_bytes()[8..])?;
         for slot in 0..config.slots() {
             let at = CTL_BYTES + u64::from(slot) * HEADER_BYTES;
-            memory.store(at + PUBLISH_OFF, object::reserved(FIRST_EPOCH))?;
-            memory.store(at + OWNER_OFF, word(flag::LIVE, FIRST_EPOCH))?;
+            object::arm(memory.as_ref(), at, FIRST_EPOCH)?;
         }
         memory.store(EXT_OFF, MAGIC)?;
         Heap::open(memory)

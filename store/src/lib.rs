@@ -2,6 +2,7 @@
 //!
 //! - [`layout`] is the single list of structures that lie in shared, device or remote memory.
 //! - [`memory`] is the one trait behind which every kind of memory lies; [`shm`] is its host kind.
+//! - [`words`] chooses the memory orders of every access to it; [`op`] is such an access as a value.
 //! - [`heap`] carves a segment into regions, [`arena`] places payloads in it.
 //! - [`object`] is the one place that knows an object's life.
 //! - [`evict`] picks victims.
@@ -20,9 +21,11 @@ pub mod key;
 pub mod layout;
 pub mod memory;
 pub mod object;
+pub mod op;
 pub mod shm;
 pub mod streaming;
 pub mod threads;
+pub mod words;
 
 pub use arena::{Arena, Extent};
 pub use buffer::Buffer;

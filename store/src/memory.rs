@@ -3,8 +3,9 @@
 //! at any moment, and only the header protocol [I7] says whether a copy may be believed.
 
 use crate::error::StoreError;
+use crate::words::{self, Words};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// How another process reaches this memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,9 +29,11 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
     fn export(&self) -> Export;
     /// The first byte, where the host's CPU may touch it. Valid for `len()` bytes while `self` lives.
     fn host_base(&self) -> Option<NonNull<u8>>;
-    /// Copies `dst.len()` bytes out of the memory.
+    /// Copies `dst.len()` bytes out of the memory. Nothing read afterwards is older than what the
+    /// writers of these bytes had written before them [I7].
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError>;
-    /// Copies `src` into the memory.
+    /// Copies `src` into the memory: not seen before a word stored earlier, and seen whole by
+    /// whoever sees a word stored later [I4].
     fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError>;
     /// Loads a word with acquire order.
     fn load(&self, offset: u64) -> Result<u64, StoreError>;
@@ -40,6 +43,10 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
     fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError>;
     /// Fetch-and-add (acquire-release); returns the word before.
     fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError>;
+    /// A full fence: everything before it has happened before anything after it.
+    fn flush(&self) {
+        fence(Ordering::SeqCst);
+    }
     /// True for memory of no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
@@ -100,43 +107,89 @@ impl HostRegion {
         Ok(unsafe { AtomicU64::from_ptr(p.cast()) })
     }
 
-    /// Copies out.
+    /// Copies out, as [`Memory::read`].
     pub fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
+        words::read(self, offset, dst)
+    }
+
+    /// Copies in, as [`Memory::write`].
+    pub fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+        words::write(self, offset, src)
+    }
+
+    /// Loads a word (acquire).
+    pub fn load(&self, offset: u64) -> Result<u64, StoreError> {
+        words::load(self, offset)
+    }
+
+    /// Stores a word (release).
+    pub fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
+        words::store(self, offset, value)
+    }
+
+    /// Compare-and-swap (acquire-release); the word found.
+    pub fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
+        words::compare_swap(self, offset, expect, new)
+    }
+
+    /// Fetch-and-add (acquire-release); the word before.
+    pub fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
+        words::fetch_add(self, offset, add)
+    }
+}
+
+impl Words for HostRegion {
+    #[inline]
+    fn check(&self, what: &'static str, offset: u64, len: u64) -> Result<(), StoreError> {
+        self.at(what, offset, len).map(drop)
+    }
+
+    #[inline]
+    fn load_word(&self, offset: u64, order: Ordering) -> Result<u64, StoreError> {
+        Ok(self.word(offset)?.load(order))
+    }
+
+    #[inline]
+    fn store_word(&self, offset: u64, value: u64, order: Ordering) -> Result<(), StoreError> {
+        self.word(offset)?.store(value, order);
+        Ok(())
+    }
+
+    #[inline]
+    fn swap_word(
+        &self,
+        offset: u64,
+        expect: u64,
+        new: u64,
+        done: Ordering,
+        failed: Ordering,
+    ) -> Result<u64, StoreError> {
+        let found = self.word(offset)?.compare_exchange(expect, new, done, failed);
+        Ok(found.unwrap_or_else(|found| found))
+    }
+
+    #[inline]
+    fn add_word(&self, offset: u64, add: u64, order: Ordering) -> Result<u64, StoreError> {
+        Ok(self.word(offset)?.fetch_add(add, order))
+    }
+
+    fn copy_out(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
         let p = self.at("read", offset, dst.len() as u64)?;
         // SAFETY: in bounds; a concurrent writer makes the copy stale, which [I7] detects.
         unsafe { crate::streaming::copy_out(p, dst.as_mut_ptr(), dst.len()) };
         Ok(())
     }
 
-    /// Copies in.
-    pub fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+    fn copy_in(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
         let p = self.at("write", offset, src.len() as u64)?;
         // SAFETY: in bounds; only the holder of the plan writes an extent [I10].
         unsafe { crate::streaming::copy_in(src.as_ptr(), p, src.len()) };
         Ok(())
     }
 
-    /// Loads a word (acquire).
-    pub fn load(&self, offset: u64) -> Result<u64, StoreError> {
-        Ok(self.word(offset)?.load(Ordering::Acquire))
-    }
-
-    /// Stores a word (release).
-    pub fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
-        self.word(offset)?.store(value, Ordering::Release);
-        Ok(())
-    }
-
-    /// Compare-and-swap; the word found.
-    pub fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
-        let w = self.word(offset)?;
-        let r = w.compare_exchange(expect, new, Ordering::AcqRel, Ordering::Acquire);
-        Ok(r.unwrap_or_else(|found| found))
-    }
-
-    /// Fetch-and-add; the word before.
-    pub fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
-        Ok(self.word(offset)?.fetch_add(add, Ordering::AcqRel))
+    #[inline]
+    fn fence(&self, order: Ordering) {
+        fence(order);
     }
 }
 

@@ -3,12 +3,15 @@
 //! and free again [I3] [I8] [I10] [I11]. Nobody else compares states. It neither places payloads
 //! nor decides when to evict, and waits for nothing: time comes in as an argument.
 
+mod chain;
 mod live;
 mod scan;
 mod slots;
 mod transition;
+mod unheard;
 mod view;
 
+pub use chain::{Publication, Reading, chain_in_time};
 pub use live::{LiveSlot, live_slots};
 pub use scan::OpenSlot;
 pub use slots::{Committed, Freed, Retired, Slots, Was};
@@ -17,6 +20,7 @@ pub use view::{Look, SlotKind, SlotReport, Usage};
 use crate::error::StoreError;
 use crate::heap::Heap;
 use crate::key::KeyId;
+use crate::memory::Memory;
 use crate::layout::{
     HEADER_BYTES, OWNER_OFF, ObjHeader, PRODUCER_FIELDS, PUBLISH_OFF, Region, epoch_of, flag, low,
     state, word,
@@ -128,6 +132,13 @@ pub fn ready(epoch: u32) -> u64 {
 /// Publish word of a producer's own abort.
 pub fn dead(epoch: u32) -> u64 {
     word(state::DEAD, epoch)
+}
+
+/// Arms a slot: the publish word, then the owner word, so that a slot seen LIVE at an epoch is never
+/// seen with what an older epoch published.
+pub(crate) fn arm(memory: &dyn Memory, header_off: u64, epoch: u32) -> Result<(), StoreError> {
+    memory.store(header_off + PUBLISH_OFF, reserved(epoch))?;
+    memory.store(header_off + OWNER_OFF, word(flag::LIVE, epoch))
 }
 
 /// One header, its words first (acquire), then its fields [I7].

@@ -22,6 +22,11 @@ pub unsafe fn copy_in(src: *const u8, dst: *mut u8, len: usize) {
         // SAFETY: as promised by the caller; AVX2 was just detected.
         return unsafe { x86::stream(src, dst, len) };
     }
+    #[cfg(target_arch = "x86_64")]
+    if len >= STREAM_FROM_BYTES {
+        // SAFETY: as promised by the caller; every x86-64 has SSE.
+        return unsafe { x86::plain(src, dst, len) };
+    }
     // SAFETY: as promised by the caller.
     unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
 }
@@ -83,6 +88,19 @@ mod x86 {
                 }
             }
             std::ptr::copy_nonoverlapping(src.add(done), dst.add(done), len - done);
+        }
+    }
+
+    /// Memcpy, which streams very large copies on its own: fenced for that as `stream` is.
+    ///
+    /// # Safety
+    /// As [`super::copy_in`].
+    pub unsafe fn plain(src: *const u8, dst: *mut u8, len: usize) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            _mm_sfence();
+            std::ptr::copy_nonoverlapping(src, dst, len);
+            _mm_sfence();
         }
     }
 

@@ -8,7 +8,7 @@ use crate::message::{PlanId, Purpose, RankInfo, ToClient, ToOwner, Touch, Welcom
 use crate::owner::attachments::{AttachId, Route};
 use crate::owner::tables::OwnerTables;
 use crate::owner::{Owner, Touches};
-use crate::plans::OpenPlans;
+use crate::plans::{Obeyed, OpenPlans};
 use crate::server::local_owner;
 use nkv_store::layout::Region;
 use nkv_store::shm;
@@ -87,6 +87,7 @@ pub struct Peer {
     pub(crate) verbs: Arc<dyn Verbs>,
     // Plans asked for before this moment must be checked with the owner before their first byte.
     pub(crate) attached_ns: u64,
+    pub(crate) obeyed: Arc<Obeyed>,
     link: Link,
     alive: Alive,
     touches: Mutex<Vec<Touch>>,
@@ -108,6 +109,7 @@ pub(crate) struct Attaching {
     pub boot_id: u64,
     pub choice: TransportChoice,
     pub plans: Arc<OpenPlans>,
+    pub obeyed: Arc<Obeyed>,
 }
 
 impl Attaching {
@@ -142,6 +144,7 @@ impl Attaching {
             quarantine_ns: u64::from(self.info.quarantine_ms) * 1_000_000,
             verbs,
             attached_ns: self.clock.now_ns(),
+            obeyed: self.obeyed.clone(),
             link,
             alive,
             touches: Mutex::default(),
@@ -150,7 +153,10 @@ impl Attaching {
 
     fn local(&self) -> Option<Arc<Peer>> {
         let l = local_owner(self.info.incarnation)?;
-        let id = l.tables.attachments.add(self.producer, Route::Local(self.plans.clone()));
+        let route = Route::Local(self.plans.clone(), self.obeyed.clone());
+        let id = l.tables.attachments.add(self.producer, route);
+        // Read after it is registered: a later term reaches the route.
+        self.plans.obey(&self.obeyed, l.tables.term());
         let verbs = LocalVerbs::new(l.memory.clone(), l.alive.clone());
         let link = Link::Local(l.owner.clone(), l.tables.clone(), id);
         Some(Arc::new(self.peer(Arc::new(verbs), link, l.alive.clone())))
@@ -217,7 +223,10 @@ impl Attaching {
         let purpose = Purpose::Attach { producer, incarnation, maps };
         let work = hello(&*self.net, address, &self.job, purpose);
         match tokio::time::timeout(ATTACH_LIMIT, work).await {
-            Ok(Ok((stream, Welcome::Attached))) => Ok(stream),
+            Ok(Ok((stream, Welcome::Attached { term }))) => {
+                self.plans.obey(&self.obeyed, term);
+                Ok(stream)
+            }
             Ok(Ok((_, Welcome::Refused { why }))) => Err(Error::disconnected(why.to_string())),
             Ok(Ok((_, other))) => Err(Error::internal(format!("{address} said {other:?}"))),
             Ok(Err(e)) => Err(Error::new(
@@ -234,7 +243,8 @@ impl Attaching {
 
     fn linked(&self, stream: BoxStream, verbs: Arc<dyn Verbs>, alive: Alive) -> Arc<Peer> {
         let (tx, rx) = mpsc::channel(LINK_FRAMES);
-        let (rank, plans, weak) = (self.info.rank, self.plans.clone(), tx.downgrade());
+        let (rank, weak) = (self.info.rank, tx.downgrade());
+        let plans = (self.plans.clone(), self.obeyed.clone());
         let peer = Arc::new(self.peer(verbs, Link::Remote(tx), alive.clone()));
         tokio::task::spawn_local(async move {
             let why = run_link(stream, rx, weak, plans).await;
@@ -354,7 +364,7 @@ async fn run_link(
     stream: BoxStream,
     mut rx: mpsc::Receiver<Outgoing>,
     tx: mpsc::WeakSender<Outgoing>,
-    plans: Arc<OpenPlans>,
+    (plans, obeyed): (Arc<OpenPlans>, Arc<Obeyed>),
 ) -> String {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let checks: Checks = Arc::default();
@@ -392,7 +402,18 @@ async fn run_link(
             match read_frame::<_, ToClient>(&mut reader, &mut buf, MAX_FRAME_BYTES).await {
                 Ok(Some((_, ToClient::Drop(plan)))) => {
                     plans.drop_plan(plan);
-                    tokio::task::spawn_local(confirm(plans.clone(), plan, tx.clone()));
+                    let (plans, tx) = (plans.clone(), tx.clone());
+                    tokio::task::spawn_local(async move {
+                        say_when(|| plans.is_out(plan), ToOwner::Dropped(plan), tx).await;
+                    });
+                }
+                Ok(Some((_, ToClient::Term(term)))) => {
+                    plans.obey(&obeyed, term);
+                    let (plans, obeyed, tx) = (plans.clone(), obeyed.clone(), tx.clone());
+                    tokio::task::spawn_local(async move {
+                        let obeys = || plans.obeys(&obeyed, term);
+                        say_when(obeys, ToOwner::TermObeyed(term), tx).await;
+                    });
                 }
                 Ok(Some((_, ToClient::Plan { plan, open }))) => {
                     let mut waiting = checks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -408,12 +429,12 @@ async fn run_link(
     tokio::select! { why = out => why, why = inn => why }
 }
 
-/// Says `Dropped` once no copy for the plan is in flight. A copy is bounded by its size.
-async fn confirm(plans: Arc<OpenPlans>, plan: PlanId, tx: mpsc::WeakSender<Outgoing>) {
-    while !plans.is_out(plan) {
+/// Says a word once no copy is in flight that it would deny. A copy is bounded by its size.
+async fn say_when(out: impl Fn() -> bool, word: ToOwner, tx: mpsc::WeakSender<Outgoing>) {
+    while !out() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     if let Some(tx) = tx.upgrade() {
-        let _ = tx.send(Outgoing::Frame(ToOwner::Dropped(plan))).await;
+        let _ = tx.send(Outgoing::Frame(word)).await;
     }
 }

@@ -69,6 +69,11 @@ impl Master {
         if !self.books.get(&rank).is_some_and(|b| b.reported) {
             return Err(Error::not_ready(format!("rank {rank} is still reporting")));
         }
+        // The owner's word of the plan must outlive this process: with it goes the key string.
+        let told = self.plans.get(&c.plan).map(|p| p.told).unwrap_or_default();
+        if !self.truth.members.has_left(rank, told) {
+            return Err(Error::not_ready(format!("the word to rank {rank} is still on its way")));
+        }
         e.state = State::Live;
         e.plan = None;
         self.commits_out.entry(rank).or_default().push(*c);
@@ -138,7 +143,7 @@ impl Master {
         for (item, key) in keys.iter().enumerate() {
             match self.start_remove(&key.0) {
                 Ok(id) => self.removing.entry(id).or_default().push((batch, item)),
-                Err(e) => self.batches.settle_done(batch, item, Err(e)),
+                Err(e) => self.settle_removed(batch, item, Err(e)),
             }
         }
     }
@@ -240,7 +245,7 @@ impl Master {
             }
             Some(e) if e.at == a.at && e.state == State::Live => {}
             // Removed meanwhile, or unknown: what was removed never comes back.
-            _ => self.truth.members.send(rank, Down::Retire(vec![a.at])),
+            _ => drop(self.truth.members.send(rank, Down::Retire(vec![a.at]))),
         }
     }
 }

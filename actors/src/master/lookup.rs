@@ -68,6 +68,11 @@ impl Master {
             _ => Existence::Absent,
         };
         let found: Vec<_> = keys.iter().map(one).collect();
+        if found.contains(&Existence::Absent)
+            && let Err(e) = self.check_sight()
+        {
+            return Response::Failed(e);
+        }
         let hits = found.iter().filter(|e| **e == Existence::Ready).count() as u64;
         self.counters.lookup_hits += hits;
         self.counters.lookup_misses += found.len() as u64 - hits;

@@ -1,209 +1,14 @@
-//! Membership as the master keeps it: who is in, by which link, since when; the view; the producers.
-//! The table lies outside the actor: connection tasks read it, and it survives a panic.
+//! Membership as the master decides it: who may join, who is gone, and what each rank says.
 
-use super::Master;
+use super::{Join, Master};
+use super::members::{LinkId, Member};
 use super::placement::RankBook;
-use crate::message::{
-    Down, OwnerGauges, RankInfo, RankState, RankStats, Refusal, Settings, Term, Up, View,
-};
-use hashbrown::{HashMap, HashSet};
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use tokio::sync::mpsc;
+use crate::message::{OwnerGauges, RankState, Refusal, Settings, Term, Up};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
-/// Frames waiting for one owner; past it the link is cut and its next report says everything.
-pub const DOWNLINK_FRAMES: usize = 65_536;
 /// Why a rank is gone that said so itself.
 const LEFT: &str = "left";
-/// Incarnations remembered as gone; older ones cannot come back in practice.
-const MAX_GONE: usize = 65_536;
-
-/// Names one connection of one rank. A type of its own: incarnations are numbers, too.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct LinkId(u64);
-
-impl LinkId {
-    fn next(self) -> Self {
-        Self(self.0 + 1)
-    }
-}
-
-#[derive(Debug)]
-struct Member {
-    info: RankInfo,
-    state: RankState,
-    tx: Option<mpsc::Sender<Down>>,
-    // Names the connection behind `tx`: frames of an older one are no longer heard.
-    link: LinkId,
-    heard_ms: u64,
-    gauges: OwnerGauges,
-    // Its report arrived: plans may be placed there.
-    reported: bool,
-}
-
-#[derive(Debug, Default)]
-struct Producer {
-    connections: usize,
-    since_ms: u64,
-}
-
-#[derive(Debug, Default)]
-struct Inner {
-    ranks: BTreeMap<u32, Member>,
-    gone: HashSet<u64>,
-    producers: HashMap<u64, Producer>,
-    number: u64,
-    links: LinkId,
-}
-
-/// See the file's first paragraph.
-#[derive(Debug)]
-pub struct Members {
-    inner: Mutex<Inner>,
-    settled: AtomicBool,
-    term: Term,
-    world_size: u32,
-}
-
-impl Members {
-    /// Nobody yet.
-    pub fn new(term: Term, world_size: u32) -> Self {
-        Self { inner: Mutex::default(), settled: AtomicBool::new(false), term, world_size }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The present view.
-    pub fn view(&self) -> View {
-        let inner = self.lock();
-        View {
-            number: inner.number,
-            term: self.term,
-            world_size: self.world_size,
-            ranks: inner.ranks.values().map(|m| (m.info.clone(), m.state)).collect(),
-        }
-    }
-
-    /// Ranks that joined and reported.
-    pub fn ready_ranks(&self) -> usize {
-        self.lock().ranks.values().filter(|m| m.reported).count()
-    }
-
-    /// True once every rank has reported, or when `late` was once true; stays so.
-    pub(super) fn settled(&self, late: bool) -> bool {
-        if self.settled.load(Ordering::Relaxed) {
-            return true;
-        }
-        let now = late || self.ready_ranks() >= self.world_size as usize;
-        self.settled.fetch_or(now, Ordering::Relaxed) || now
-    }
-
-    pub(super) fn set_reported(&self, rank: u32) {
-        if let Some(m) = self.lock().ranks.get_mut(&rank) {
-            m.reported = true;
-        }
-    }
-
-    /// State of a rank.
-    pub fn state(&self, rank: u32) -> Option<RankState> {
-        self.lock().ranks.get(&rank).map(|m| m.state)
-    }
-
-    /// Rows for the statistics.
-    pub fn rows(&self, now_ms: u64) -> Vec<RankStats> {
-        let inner = self.lock();
-        let row = |m: &Member| RankStats {
-            rank: m.info.rank,
-            incarnation: m.info.incarnation,
-            state: m.state.to_string(),
-            heard_ms: now_ms.saturating_sub(m.heard_ms),
-            owner: m.gauges,
-            ..RankStats::default()
-        };
-        inner.ranks.values().map(row).collect()
-    }
-
-    /// Sends to an owner; a choked link is cut, its next report repairs what was lost.
-    pub(super) fn send(&self, rank: u32, down: Down) {
-        let mut inner = self.lock();
-        let Some(m) = inner.ranks.get_mut(&rank) else {
-            return;
-        };
-        if let Some(tx) = &m.tx
-            && tx.try_send(down).is_err()
-        {
-            tracing::warn!(rank, "the link to this rank is choked or down");
-            m.tx = None;
-            m.state = RankState::Suspect;
-            inner.number += 1;
-        }
-    }
-
-    /// The master itself stood still for so long: nobody is the worse for its silence.
-    pub(super) fn forgive(&self, ms: u64, now_ms: u64) {
-        let mut inner = self.lock();
-        // Not into the future: a rank that is silent from now on is gone a TTL from now.
-        inner.ranks.values_mut().for_each(|m| m.heard_ms = (m.heard_ms + ms).min(now_ms));
-        inner.producers.values_mut().for_each(|p| p.since_ms = (p.since_ms + ms).min(now_ms));
-    }
-
-    /// A sign of life; false if it comes over any but the present link of the rank.
-    pub(super) fn heard(&self, rank: u32, link: LinkId, now_ms: u64) -> bool {
-        let mut inner = self.lock();
-        match inner.ranks.get_mut(&rank) {
-            Some(m) if m.link == link => {
-                m.heard_ms = m.heard_ms.max(now_ms);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// A link ended. An older one than the present says nothing of the rank.
-    pub(super) fn link_down(&self, rank: u32, link: LinkId) {
-        let mut inner = self.lock();
-        let Some(m) = inner.ranks.get_mut(&rank) else { return };
-        if m.link == link && m.state != RankState::Suspect {
-            m.state = RankState::Suspect;
-            m.tx = None;
-            inner.number += 1;
-            tracing::warn!(rank, "link down: the rank is suspect");
-        }
-    }
-
-    /// A client connection began.
-    pub fn producer_up(&self, producer: u64) {
-        self.lock().producers.entry(producer).or_default().connections += 1;
-    }
-
-    /// A client connection ended.
-    pub fn producer_down(&self, producer: u64, now_ms: u64) {
-        if let Some(p) = self.lock().producers.get_mut(&producer) {
-            p.connections = p.connections.saturating_sub(1);
-            p.since_ms = now_ms;
-        }
-    }
-
-    /// Producers without a connection for a TTL; each is told once.
-    pub(super) fn lost_producers(&self, now_ms: u64, ttl_ms: u64) -> Vec<u64> {
-        let mut inner = self.lock();
-        let late = |p: &Producer| p.connections == 0 && now_ms >= p.since_ms + ttl_ms;
-        let lost: Vec<_> =
-            inner.producers.iter().filter(|(_, p)| late(p)).map(|(id, _)| *id).collect();
-        for id in &lost {
-            inner.producers.remove(id);
-        }
-        lost
-    }
-
-    /// Members with their links, for a rebuilt master.
-    pub(super) fn infos(&self) -> Vec<RankInfo> {
-        self.lock().ranks.values().map(|m| m.info.clone()).collect()
-    }
-}
 
 /// What a rank that joined is told, and the number of its link.
 #[derive(Debug)]
@@ -214,25 +19,26 @@ pub struct Joined {
     pub settings: Settings,
     /// Names the link in [`super::FromRank`] and [`super::LinkDown`].
     pub link: LinkId,
+    /// The link's task counts here the frames that left this process.
+    pub written: Arc<AtomicU64>,
 }
 
 impl Master {
-    pub(super) fn join(
-        &mut self,
-        info: RankInfo,
-        tx: mpsc::Sender<Down>,
-    ) -> Result<Joined, Refusal> {
+    pub(super) fn join(&mut self, m: Join) -> Result<Joined, Refusal> {
+        let Join { info, obeyed, seen, tx } = m;
         let (rank, ours) = (info.rank, self.truth.world_size);
         if info.world_size != ours || rank >= ours {
             return Err(Refusal::WorldSize { rank, ours, theirs: info.world_size });
         }
+        if !self.truth.members.lock().gone.contains(&info.incarnation) {
+            self.rise_above(obeyed)?;
+        }
+        self.refuse_the_lost((rank, info.incarnation), obeyed, &seen)?;
         let now = self.now_ms();
+        let written = Arc::new(AtomicU64::new(0));
         let mut replaced = None;
-        let link = {
+        let (link, term) = {
             let mut inner = self.truth.members.lock();
-            if inner.gone.contains(&info.incarnation) {
-                return Err(Refusal::Gone { rank, incarnation: info.incarnation });
-            }
             if let Some(m) = inner.ranks.get(&rank)
                 && m.info.incarnation != info.incarnation
             {
@@ -243,22 +49,26 @@ impl Master {
                 }
                 replaced = Some(m.info.incarnation);
             }
-            if let Some(old) = replaced {
-                forget_member(&mut inner, rank, old);
+            if replaced.is_some() {
+                inner.forget(rank);
             }
+            inner.links = inner.links.next();
             let member = Member {
                 info: info.clone(),
                 state: RankState::Alive,
                 tx: Some(tx),
-                link: inner.links.next(),
+                link: inner.links,
+                sent: 0,
+                written: written.clone(),
                 heard_ms: now,
                 gauges: OwnerGauges::default(),
                 reported: false,
+                brought: seen,
+                keeps_view: 0,
             };
             inner.ranks.insert(rank, member);
-            inner.number += 1;
-            inner.links = inner.links.next();
-            inner.links
+            inner.spread_view();
+            (inner.links, inner.term)
         };
         if let Some(old) = replaced {
             tracing::info!(rank, old = format!("{old:016x}"), "replaced by a new incarnation");
@@ -268,7 +78,7 @@ impl Master {
         tracing::info!(rank, incarnation = format!("{:016x}", info.incarnation), "joined");
         self.books.entry(rank).or_insert_with(|| RankBook::new(info));
         self.ask_for_report(rank);
-        Ok(Joined { term: self.truth.term, settings: self.truth.settings.clone(), link })
+        Ok(Joined { term, settings: self.truth.settings.clone(), link, written })
     }
 
     pub(super) fn rank_says(&mut self, rank: u32, incarnation: u64, up: Up) {
@@ -289,7 +99,11 @@ impl Master {
                 }
                 inner.number += 1;
             }
-            Up::Leave => self.gone(rank, incarnation, LEFT),
+            Up::ViewSeen { number } => {
+                self.truth.members.keeps_view(rank, number);
+                self.settle_deferred();
+            }
+            Up::Leave => self.gone(rank, Some(incarnation), LEFT),
         }
     }
 
@@ -302,17 +116,19 @@ impl Master {
             inner.ranks.values().filter(late).map(|m| (m.info.rank, m.info.incarnation)).collect()
         };
         for (rank, incarnation) in late {
-            self.gone(rank, incarnation, "not heard of for a TTL");
+            self.gone(rank, Some(incarnation), "not heard of for a TTL");
         }
     }
 
-    fn gone(&mut self, rank: u32, incarnation: u64, why: &str) {
+    /// `incarnation` guards against a word that was meant for an earlier one.
+    pub(super) fn gone(&mut self, rank: u32, incarnation: Option<u64>, why: &str) {
         {
             let mut inner = self.truth.members.lock();
-            if inner.ranks.get(&rank).is_none_or(|m| m.info.incarnation != incarnation) {
+            let Some(m) = inner.ranks.get(&rank) else { return };
+            if incarnation.is_some_and(|i| i != m.info.incarnation) {
                 return;
             }
-            forget_member(&mut inner, rank, incarnation);
+            inner.forget(rank);
         }
         if why == LEFT {
             tracing::info!(rank, "the rank left");
@@ -339,13 +155,4 @@ impl Master {
             self.drop_entry(id, at);
         }
     }
-}
-
-fn forget_member(inner: &mut Inner, rank: u32, incarnation: u64) {
-    inner.ranks.remove(&rank);
-    if inner.gone.len() >= MAX_GONE {
-        inner.gone.clear();
-    }
-    inner.gone.insert(incarnation);
-    inner.number += 1;
 }

@@ -1,6 +1,7 @@
 //! The index: one entry per key, from the grant of its plan to its owner's `Retired`.
 
 use super::Master;
+use super::members::Told;
 use crate::error::{Error, Result};
 use crate::message::{EndCause, ObjMeta, PlanId, SlotRef, WireKeyId};
 use nkv_store::arena::Extent;
@@ -41,6 +42,8 @@ pub(super) struct PlanInfo {
     pub request: u64,
     pub item: u32,
     pub token: u64,
+    // When its owner was told of it.
+    pub told: Told,
     // Its end was asked of the owner already.
     pub ending: Option<EndCause>,
 }
@@ -121,7 +124,7 @@ impl Master {
             }
         }
         for (batch, item) in self.removing.remove(&id).unwrap_or_default() {
-            self.batches.settle_done(batch, item, Ok(()));
+            self.settle_removed(batch, item, Ok(()));
         }
     }
 

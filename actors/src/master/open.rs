@@ -33,6 +33,13 @@ pub(super) struct Waiting {
     deadline_ms: u64,
 }
 
+impl Waiting {
+    /// Its batch and its place therein.
+    pub(super) fn names(&self) -> (u64, usize) {
+        (self.batch, self.item)
+    }
+}
+
 /// Which item of which request of which producer: names an open for repeats [I11].
 type Asked = (u64, u64, u32);
 
@@ -247,12 +254,12 @@ impl Master {
         let write_ttl_ms = self.truth.settings.write_ttl_ms;
         let desc =
             PlanDesc { plan, token, meta: entry.meta(), extent_len: extent.len, write_ttl_ms };
-        let info = PlanInfo { rank, at, producer, request, item, token, ending: None };
-        self.plans.insert(plan, info);
         let opened = opened(&desc, key, (producer, request, item));
+        let told = self.truth.members.send(rank, Down::PlanOpened(opened));
+        let info = PlanInfo { rank, at, producer, request, item, token, told, ending: None };
+        self.plans.insert(plan, info);
         self.objects.insert(id, entry);
         self.counters.opened += 1;
-        self.truth.members.send(rank, Down::PlanOpened(opened));
         desc
     }
 

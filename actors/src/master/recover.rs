@@ -2,6 +2,7 @@
 //! Master actor. Calls that arrive meanwhile are parked and answered from the rebuilt state.
 
 use super::Master;
+use super::members::Told;
 use super::objects::{Entry, PlanInfo, State};
 use super::placement::{RankBook, Taken};
 use crate::message::{
@@ -66,8 +67,11 @@ impl Master {
         }
     }
 
-    /// After a panic, with ranks that have not reported: a key that is not known may well be there.
+    /// With ranks that have not reported, a key that is not known may well be there.
     pub(super) fn check_sight(&self) -> crate::error::Result<()> {
+        if !self.settled() {
+            return Err(self.early("this key"));
+        }
         if self.blind.is_empty() {
             return Ok(());
         }
@@ -173,7 +177,10 @@ impl Master {
         for Unmet { opened, committed } in lost {
             let (plan, at, id) = (opened.plan, opened.at, KeyId::of(&opened.key.0));
             let ending = self.plans.get(&plan).and_then(|p| p.ending);
-            self.truth.members.send(rank, Down::PlanOpened(opened));
+            let told = self.truth.members.send(rank, Down::PlanOpened(opened));
+            if let Some(p) = self.plans.get_mut(&plan) {
+                p.told = told;
+            }
             if committed {
                 let done = PlanRef { plan, at, key: id.into() };
                 self.truth.members.send(rank, Down::Committed(vec![done]));
@@ -283,7 +290,8 @@ impl Master {
         };
         self.objects.insert(id, entry);
         let (producer, request, item, token) = (p.producer, p.request, p.item, p.token);
-        let info = PlanInfo { rank, at: p.at, producer, request, item, token, ending: None };
+        let (at, told) = (p.at, Told::default());
+        let info = PlanInfo { rank, at, producer, request, item, token, told, ending: None };
         self.plans.insert(p.plan, info);
         Some(id)
     }

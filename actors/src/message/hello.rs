@@ -1,6 +1,6 @@
 //! How a control connection begins: who calls, what for, and why not.
 
-use super::{RankInfo, Term, View};
+use super::{RankInfo, SeenView, Term, View};
 use nkv_transport::wire::Address;
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +24,14 @@ pub enum Purpose {
         producer: u64,
     },
     /// A rank joins and keeps the connection as its link.
-    Rank(RankInfo),
+    Rank {
+        /// Who.
+        info: RankInfo,
+        /// The highest term its owner obeyed; the default if it never had a master.
+        obeyed: Term,
+        /// The last membership it was told of.
+        seen: SeenView,
+    },
     /// A client uses this node's segment.
     Attach {
         /// Random id of the client.
@@ -56,7 +63,10 @@ pub enum Welcome {
         settings: Settings,
     },
     /// To an attaching client.
-    Attached,
+    Attached {
+        /// The term the owner obeys: a plan of a lower one is refused before its first byte.
+        term: Term,
+    },
     /// No, and why; `again` if it may be tried later.
     Refused {
         /// One clear sentence.

@@ -1,7 +1,7 @@
 //! What master and owner say to each other on a rank's link, and what an owner and an attached client
 //! say.
 
-use super::{KeyBytes, OwnerGauges, PlanId, PlanRef, SlotRef};
+use super::{KeyBytes, OwnerGauges, PlanId, PlanRef, SeenView, SlotRef, Term};
 use serde::{Deserialize, Serialize};
 
 /// Master to owner, on the rank's link.
@@ -36,6 +36,10 @@ pub enum Down {
         /// Bytes.
         bytes: u64,
     },
+    /// The members now. Kept outside the Owner and acknowledged by `ViewSeen` [I17].
+    View(SeenView),
+    /// Nothing to say, but alive.
+    Beat,
     /// Your report was taken in: objects may be placed on you now.
     ReportTaken,
     /// Report every slot, under this number.
@@ -87,6 +91,8 @@ pub enum EndCause {
     Removed,
     /// The master does not know it.
     Unknown,
+    /// A later term began: look first, keep if READY.
+    TermOver,
 }
 
 /// Owner to master, on the rank's link.
@@ -108,6 +114,11 @@ pub enum Up {
         slots: Vec<SlotEntry>,
         /// True in the last part.
         last: bool,
+    },
+    /// The view of this number is kept.
+    ViewSeen {
+        /// Its number.
+        number: u64,
     },
     /// Shutting down: place nothing here any more.
     Draining,
@@ -166,6 +177,8 @@ pub enum ToOwner {
     CheckPlan(PlanId),
     /// Nothing is or will be written for this plan by this process.
     Dropped(PlanId),
+    /// No plan of a term below this one is or will be written by this process.
+    TermObeyed(Term),
     /// Nothing is or will be written through this attachment.
     Detach,
 }
@@ -186,6 +199,8 @@ pub struct Touch {
 pub enum ToClient {
     /// Never start this plan; say `Dropped` once nothing of it is in flight.
     Drop(PlanId),
+    /// Never start a plan of a lower term; say `TermObeyed` once none is in flight.
+    Term(Term),
     /// Answer to CheckPlan.
     Plan {
         /// The plan.

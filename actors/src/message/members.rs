@@ -62,6 +62,24 @@ pub struct RankInfo {
     pub prefault: bool,
 }
 
+/// Who was a member when, as owners keep it and report it to a later master [I17].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeenView {
+    /// Term of the master that said so.
+    pub term: Term,
+    /// Grows with every change within the term; 0 for none.
+    pub number: u64,
+    /// Incarnations that were members.
+    pub incarnations: Vec<u64>,
+}
+
+impl SeenView {
+    /// Later views are greater, across masters.
+    pub fn order(&self) -> (Term, u64) {
+        (self.term, self.number)
+    }
+}
+
 /// The members as the master sees them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct View {

@@ -374,17 +374,15 @@ async fn start_master(
     place: &Place,
 ) -> Result<(CellAddr<Master>, Arc<Members>), StartError> {
     let term = Term { number: 1, master: random_u64() };
-    let members = Arc::new(Members::new(term, config.world_size));
+    let members = Arc::new(Members::new(term, config.world_size, clock.now_ms()));
     let truth = MasterTruth {
         world_size: config.world_size,
-        term,
         ttl_ms: config.ttl_ms,
         full_wait_ms: config.full_wait_ms,
         settings: defaults(config),
         members: members.clone(),
         next_plan: Arc::new(AtomicU64::new(1)),
         clock: clock.clone(),
-        started_ms: clock.now_ms(),
     };
     Ok((CellAddr::start(place, truth, report_to(failed)).await?, members))
 }

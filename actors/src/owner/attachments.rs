@@ -1,8 +1,8 @@
 //! Who has this owner's memory mapped, and which of them still have to say that they dropped a
 //! plan [I10]. Lies outside the Owner actor, so a panic does not lose it.
 
-use crate::message::{PlanId, ToClient};
-use crate::plans::OpenPlans;
+use crate::message::{PlanId, Term, ToClient};
+use crate::plans::{Obeyed, OpenPlans};
 use hashbrown::HashMap;
 use nkv_transport::wire::process_alive;
 use std::os::fd::OwnedFd;
@@ -18,7 +18,7 @@ pub const ATTACH_QUEUE: usize = 4096;
 #[derive(Debug, Clone)]
 pub enum Route {
     /// In this very process.
-    Local(Arc<OpenPlans>),
+    Local(Arc<OpenPlans>, Arc<Obeyed>),
     /// Another process of this host, by its attach connection.
     Process {
         /// Frames to it.
@@ -34,6 +34,8 @@ struct Attachment {
     route: Route,
     // Plans it was told to drop and when; until answered, their extents are held.
     pending: HashMap<PlanId, u64>,
+    // The term it was told to obey and when, until it said that it does.
+    term: Option<(Term, u64)>,
     // Its connection ended without `Detach`: only its death frees what is pending.
     cut: bool,
 }
@@ -41,7 +43,7 @@ struct Attachment {
 impl Attachment {
     fn dead(&self) -> bool {
         match &self.route {
-            Route::Local(_) => false,
+            Route::Local(..) => false,
             Route::Process { pidfd: Some(fd), .. } => !process_alive(fd),
             // Without a pidfd a broken connection is all the proof there can be.
             Route::Process { pidfd: None, .. } => self.cut,
@@ -73,17 +75,21 @@ impl Attachments {
         inner.next += 1;
         let id = inner.next;
         // What an attachment that broke off was still asked, this one is asked now.
-        let mut pending = HashMap::new();
+        let (mut pending, mut term) = (HashMap::new(), None);
         for old in inner.all.values().filter(|a| a.producer == producer && a.cut) {
             pending.extend(old.pending.iter().map(|(plan, sent)| (*plan, *sent)));
+            term = term.max(old.term);
+        }
+        if let (Some((term, _)), Route::Process { tx, .. }) = (term, &route) {
+            let _ = tx.try_send(ToClient::Term(term));
         }
         for plan in pending.keys() {
             match &route {
-                Route::Local(plans) => plans.drop_plan(*plan),
+                Route::Local(plans, _) => plans.drop_plan(*plan),
                 Route::Process { tx, .. } => drop(tx.try_send(ToClient::Drop(*plan))),
             }
         }
-        inner.all.insert(id, Attachment { producer, route, pending, cut: false });
+        inner.all.insert(id, Attachment { producer, route, pending, term, cut: false });
         id
     }
 
@@ -114,7 +120,7 @@ impl Attachments {
         let mut inner = self.lock();
         for a in inner.all.values_mut().filter(|a| a.producer == producer) {
             match &a.route {
-                Route::Local(plans) => plans.drop_plan(plan),
+                Route::Local(plans, _) => plans.drop_plan(plan),
                 // A full queue is tried again by `is_dropped`.
                 Route::Process { tx, .. } => drop(tx.try_send(ToClient::Drop(plan))),
             }
@@ -131,7 +137,7 @@ impl Attachments {
                 continue;
             };
             let done = match &a.route {
-                Route::Local(plans) => plans.is_out(plan),
+                Route::Local(plans, _) => plans.is_out(plan),
                 Route::Process { pidfd: Some(fd), .. } => !process_alive(fd),
                 Route::Process { pidfd: None, .. } => a.cut,
             };
@@ -149,6 +155,59 @@ impl Attachments {
         }
         inner.all.retain(|_, a| !(a.cut && a.pending.is_empty() && a.dead()));
         all
+    }
+
+    /// Tells every attachment that plans of lower terms are over: those in flight, those not
+    /// started, and those whose grant is still on its way, which the owner may never have heard of.
+    pub fn new_term(&self, term: Term, now_ns: u64) {
+        for a in self.lock().all.values_mut() {
+            match &a.route {
+                Route::Local(plans, obeyed) => plans.obey(obeyed, term),
+                Route::Process { tx, .. } => drop(tx.try_send(ToClient::Term(term))),
+            }
+            a.term = Some((term, now_ns));
+        }
+    }
+
+    /// A producer said, over any of its attachments, that it obeys a term with all of them.
+    pub fn term_obeyed(&self, producer: u64, term: Term) {
+        for a in self.lock().all.values_mut().filter(|a| a.producer == producer) {
+            if a.term.is_some_and(|(asked, _)| asked <= term) {
+                a.term = None;
+            }
+        }
+    }
+
+    /// True when no attachment can still write for a plan of a lower term.
+    pub fn all_obey(&self, now_ns: u64) -> bool {
+        let mut inner = self.lock();
+        let mut all = true;
+        for a in inner.all.values_mut() {
+            let Some((term, sent)) = &mut a.term else { continue };
+            let done = match &a.route {
+                Route::Local(plans, obeyed) => plans.obeys(obeyed, *term),
+                Route::Process { pidfd: Some(fd), .. } => !process_alive(fd),
+                Route::Process { pidfd: None, .. } => a.cut,
+            };
+            if done {
+                a.term = None;
+                continue;
+            }
+            all = false;
+            if let Route::Process { tx, .. } = &a.route
+                && now_ns.saturating_sub(*sent) > RESEND_NS
+            {
+                *sent = now_ns;
+                let _ = tx.try_send(ToClient::Term(*term));
+            }
+        }
+        inner.all.retain(|_, a| !(a.cut && a.pending.is_empty() && a.dead()));
+        all
+    }
+
+    /// Attachments that have not said yet that they obey the present term.
+    pub fn behind(&self) -> usize {
+        self.lock().all.values().filter(|a| a.term.is_some()).count()
     }
 
     /// Attachments now.

@@ -15,7 +15,7 @@ impl Owner {
         if at.incarnation != self.incarnation {
             return;
         }
-        let looks = matches!(cause, EndCause::Expired | EndCause::ProducerGone);
+        let looks = looks_first(cause);
         let (producer, token, first, retired) = {
             let mut t = self.truth.tables.lock();
             let Some(p) = t.plans.get_mut(&plan) else {
@@ -124,7 +124,7 @@ impl Owner {
 
     fn fence_complete(&mut self, plan: PlanId, at: SlotRef, ending: Ending, extent_len: u64) {
         let now = self.truth.clock.now_ns();
-        let may_adopt = matches!(ending.cause, EndCause::Expired | EndCause::ProducerGone);
+        let may_adopt = looks_first(ending.cause);
         if ending.retired {
             self.slots.fenced(at.slot, at.epoch, now);
         } else if may_adopt
@@ -133,7 +133,10 @@ impl Owner {
         {
             Gauges::add(&self.truth.tables.gauges.adopted, 1);
             let key = WireKeyId::from(KeyId { hash: done.key.hash, check: done.key.check });
-            self.send_up(Up::Adopted(PlanRef { plan, at, key }));
+            // One of a lower term is listed by the report that this very fence holds back.
+            if plan.term == self.truth.tables.term() {
+                self.send_up(Up::Adopted(PlanRef { plan, at, key }));
+            }
             self.tell_evictor(Admit(vec![(at.slot, at.epoch, extent_len)]));
         } else {
             // Nobody can write any more, so quarantine may start with LIVE cleared now.
@@ -146,4 +149,9 @@ impl Owner {
         }
         self.close_plan(plan);
     }
+}
+
+/// Causes that say nothing against the object: if it is READY once its writer is fenced, it is kept.
+fn looks_first(cause: EndCause) -> bool {
+    matches!(cause, EndCause::Expired | EndCause::ProducerGone | EndCause::TermOver)
 }

@@ -2,7 +2,7 @@
 //! `Freed` that the master has not acknowledged. Lies outside the actor; only the actor changes it.
 
 use super::attachments::Attachments;
-use crate::message::{EndCause, OwnerGauges, PlanId, PlanOpened};
+use crate::message::{EndCause, OwnerGauges, PlanId, PlanOpened, SeenView, Term};
 use hashbrown::HashMap;
 use nkv_store::layout::HEADER_BYTES;
 use nkv_store::object::Usage;
@@ -46,6 +46,23 @@ pub struct Tables {
     pub last_opened: Option<PlanId>,
     /// Slots freed (slot -> epoch that ended) and not yet acknowledged.
     pub unacked: BTreeMap<u32, u32>,
+    /// The highest term obeyed.
+    pub term: Term,
+    /// The term up to which no lower one's writer is left: below `term`, nothing is reported.
+    pub fenced: Term,
+    /// The members as last told, kept for a later master.
+    pub seen: SeenView,
+}
+
+/// How a term compares with the one obeyed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Obey {
+    /// Obeyed already.
+    Same,
+    /// Obeyed from now on; the Owner must fence what went before.
+    New,
+    /// Of a master that another one superseded.
+    Older(Term),
 }
 
 /// Everything of an owner that outlives its actor.
@@ -73,12 +90,45 @@ impl OwnerTables {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Obeys a term unless a higher one is obeyed.
+    pub fn obey(&self, term: Term) -> Obey {
+        let mut t = self.lock();
+        match term.cmp(&t.term) {
+            std::cmp::Ordering::Less => Obey::Older(t.term),
+            std::cmp::Ordering::Equal => Obey::Same,
+            std::cmp::Ordering::Greater => {
+                t.term = term;
+                Obey::New
+            }
+        }
+    }
+
+    /// The term obeyed.
+    pub fn term(&self) -> Term {
+        self.lock().term
+    }
+
+    /// What a joining rank tells: the term it obeyed and the view it keeps.
+    pub fn memory(&self) -> (Term, SeenView) {
+        let t = self.lock();
+        (t.term, t.seen.clone())
+    }
+
+    /// Keeps a view, unless a later one is kept.
+    pub fn keep_view(&self, view: SeenView) {
+        let mut t = self.lock();
+        if view.order() > t.seen.order() {
+            t.seen = view;
+        }
+    }
+
     /// Takes a plan in, with its tcp token, before the actor hears of it; idempotent.
     pub fn record(&self, p: &PlanOpened, header_base: u64, now_ns: u64) {
         let deadline_ns = now_ns + p.deadline_ms * 1_000_000;
         {
             let mut t = self.lock();
-            if t.plans.contains_key(&p.plan) {
+            // Of a lower term: its master is superseded, and nobody may write for it [I10].
+            if t.plans.contains_key(&p.plan) || p.plan.term < t.term {
                 return;
             }
             t.last_opened = t.last_opened.max(Some(p.plan));
@@ -105,6 +155,7 @@ impl OwnerTables {
         match t.plans.get(&plan) {
             Some(p) if p.ending.is_none() => Standing::Open,
             Some(_) => Standing::Over,
+            None if plan.term < t.term => Standing::Over,
             None if t.last_opened.is_none_or(|last| last < plan) => Standing::NotHeardOf,
             None => Standing::Over,
         }

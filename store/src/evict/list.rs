@@ -58,19 +58,22 @@ impl SlotList {
         self.link_newest(slot);
     }
 
-    /// Moves to the newest end.
-    pub(super) fn renew(&mut self, slot: u32, epoch: u32) {
-        if self.holds(slot, epoch) {
+    /// Moves to the newest end; false if it is not held.
+    pub(super) fn renew(&mut self, slot: u32, epoch: u32) -> bool {
+        let held = self.holds(slot, epoch);
+        if held {
             self.unlink(slot);
             self.link_newest(slot);
         }
+        held
     }
 
-    /// Takes out.
-    pub(super) fn remove(&mut self, slot: u32, epoch: u32) {
-        if self.holds(slot, epoch) {
+    /// Takes out; its bytes, or None if it is not held.
+    pub(super) fn remove(&mut self, slot: u32, epoch: u32) -> Option<u64> {
+        self.holds(slot, epoch).then(|| {
             self.unlink(slot);
-        }
+            self.nodes[slot as usize].bytes
+        })
     }
 
     /// Takes out the oldest.
@@ -81,8 +84,13 @@ impl SlotList {
         Some((slot, node.epoch, node.bytes))
     }
 
+    /// The epoch held of a slot.
+    pub(super) fn epoch_of(&self, slot: u32) -> Option<u32> {
+        self.nodes.get(slot as usize).filter(|n| n.held).map(|n| n.epoch)
+    }
+
     fn holds(&self, slot: u32, epoch: u32) -> bool {
-        self.nodes.get(slot as usize).is_some_and(|n| n.held && n.epoch == epoch)
+        self.epoch_of(slot) == Some(epoch)
     }
 
     fn link_newest(&mut self, slot: u32) {

@@ -4,17 +4,19 @@
 mod fifo;
 mod list;
 mod lru;
+mod lru2;
 mod watermarks;
 mod window;
 
 pub use fifo::Fifo;
 pub use lru::Lru;
+pub use lru2::Lru2;
 pub use watermarks::Watermarks;
 pub use window::cheapest_window;
 
 use crate::error::StoreError;
 
-/// Which object goes next. Every call is O(1). An object is a slot at an epoch: calls that name
+/// Which object goes next. Every call is O(1), some only on average. An object is a slot at an epoch: calls that name
 /// another epoch than the one admitted are late and ignored.
 pub trait Policy: Send {
     /// A new object of `bytes`. One of an older epoch in the same slot is replaced.
@@ -49,6 +51,8 @@ pub enum PolicyKind {
     /// Least recently used first.
     #[default]
     Lru,
+    /// Least recently used first, what was used only once before the rest.
+    Lru2,
     /// Oldest first.
     Fifo,
 }
@@ -58,6 +62,7 @@ impl PolicyKind {
     pub fn build(self, slots: u32) -> Box<dyn Policy> {
         match self {
             PolicyKind::Lru => Box::new(Lru::new(slots)),
+            PolicyKind::Lru2 => Box::new(Lru2::new(slots)),
             PolicyKind::Fifo => Box::new(Fifo::new(slots)),
         }
     }
@@ -67,6 +72,7 @@ impl std::fmt::Display for PolicyKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             PolicyKind::Lru => "lru",
+            PolicyKind::Lru2 => "lru2",
             PolicyKind::Fifo => "fifo",
         })
     }
@@ -78,9 +84,10 @@ impl std::str::FromStr for PolicyKind {
     fn from_str(text: &str) -> Result<Self, StoreError> {
         match text {
             "lru" => Ok(PolicyKind::Lru),
+            "lru2" => Ok(PolicyKind::Lru2),
             "fifo" => Ok(PolicyKind::Fifo),
             _ => Err(StoreError::InvalidConfig(format!(
-                "no eviction policy is called \"{}\": use lru or fifo",
+                "no eviction policy is called \"{}\": use lru, lru2 or fifo",
                 text.escape_debug()
             ))),
         }

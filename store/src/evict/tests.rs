@@ -3,6 +3,8 @@
 use super::*;
 use proptest::prelude::*;
 
+const KINDS: [PolicyKind; 3] = [PolicyKind::Lru, PolicyKind::Lru2, PolicyKind::Fifo];
+
 fn victims(policy: &mut dyn Policy) -> Vec<u32> {
     std::iter::from_fn(|| policy.victim().map(|(slot, ..)| slot)).collect()
 }
@@ -36,8 +38,57 @@ fn a_prefix_loses_its_tail_before_its_head() {
 }
 
 #[test]
+fn what_was_used_once_goes_before_what_was_used_again() {
+    let mut p = PolicyKind::Lru2.build(16);
+    for slot in 0..10 {
+        p.admit(slot, 1, 10);
+    }
+    p.touch_batch(&[(0, 1), (1, 1), (2, 1)]);
+    // A scan of new objects, each later than the last touch, takes its own kind's room only.
+    for slot in 10..16 {
+        p.admit(slot, 1, 10);
+    }
+    assert_eq!((p.len(), p.bytes()), (16, 160));
+    assert_eq!(victims(p.as_mut())[13..], [2, 1, 0], "protected, the head last");
+}
+
+#[test]
+fn the_protected_segment_gives_back_what_is_too_much() {
+    let mut p = PolicyKind::Lru2.build(16);
+    for slot in 0..10 {
+        p.admit(slot, 1, 10);
+    }
+    for slot in 0..5 {
+        p.touch(slot, 1);
+    }
+    // Three of ten stay protected; 0 and 1 are the newest on probation.
+    assert_eq!(victims(p.as_mut()), [5, 6, 7, 8, 9, 0, 1, 2, 3, 4]);
+    p.admit(0, 2, 1000);
+    p.touch(0, 2);
+    p.admit(1, 2, 1);
+    assert_eq!(victims(p.as_mut()), [0, 1], "what is larger than the segment is not protected");
+}
+
+#[test]
+fn a_new_epoch_of_a_protected_slot_starts_on_probation() {
+    let mut p = PolicyKind::Lru2.build(8);
+    for slot in 0..8 {
+        p.admit(slot, 1, 10);
+    }
+    p.touch(0, 1);
+    p.admit(0, 1, 99);
+    assert_eq!(p.bytes(), 80, "it is held already");
+    p.admit(0, 2, 10);
+    assert_eq!((p.len(), p.bytes()), (8, 80));
+    p.touch(1, 1);
+    p.forget(1, 1);
+    p.forget(1, 1);
+    assert_eq!(victims(p.as_mut()), [2, 3, 4, 5, 6, 7, 0]);
+}
+
+#[test]
 fn calls_about_another_epoch_are_ignored() {
-    for kind in [PolicyKind::Lru, PolicyKind::Fifo] {
+    for kind in KINDS {
         let mut p = kind.build(4);
         p.admit(0, 5, 10);
         p.admit(1, 1, 10);
@@ -57,9 +108,11 @@ fn calls_about_another_epoch_are_ignored() {
 
 #[test]
 fn policies_and_watermarks_are_read_from_settings() {
-    assert_eq!("lru".parse::<PolicyKind>().unwrap(), PolicyKind::Lru);
-    assert_eq!(PolicyKind::Fifo.to_string().parse::<PolicyKind>().unwrap(), PolicyKind::Fifo);
-    assert!("arc".parse::<PolicyKind>().unwrap_err().to_string().contains("lru or fifo"));
+    for kind in KINDS {
+        assert_eq!(kind.to_string().parse::<PolicyKind>().unwrap(), kind);
+    }
+    assert_eq!("lru2".parse::<PolicyKind>().unwrap(), PolicyKind::Lru2);
+    assert!("arc".parse::<PolicyKind>().unwrap_err().to_string().contains("lru, lru2 or fifo"));
     assert_eq!("95/85".parse::<Watermarks>().unwrap(), Watermarks::default());
     for bad in ["95", "85/95", "101/50", "50/0", "a/b", "-1/-2", ""] {
         assert!(bad.parse::<Watermarks>().is_err(), "{bad}");
@@ -95,6 +148,50 @@ impl Queue {
     }
 }
 
+/// Two queues, as two-segment LRU should have them.
+#[derive(Default)]
+struct Queues {
+    probation: Queue,
+    protected: Queue,
+}
+
+impl Queues {
+    fn bytes(&self) -> u64 {
+        self.probation.0.iter().chain(&self.protected.0).map(|v| v.2).sum()
+    }
+
+    fn admit(&mut self, slot: u32, epoch: u32, bytes: u64) {
+        if self.protected.0.iter().any(|v| v.0 == slot && v.1 >= epoch) {
+            return;
+        }
+        self.protected.0.retain(|v| v.0 != slot);
+        self.probation.admit(slot, epoch, bytes);
+    }
+
+    fn touch(&mut self, slot: u32, epoch: u32) {
+        let used = match (self.probation.find(slot, epoch), self.protected.find(slot, epoch)) {
+            (Some(at), _) => self.probation.0.remove(at),
+            (None, Some(at)) => self.protected.0.remove(at),
+            (None, None) => return,
+        };
+        self.protected.0.push(used);
+        while self.protected.0.iter().map(|v| v.2).sum::<u64>() > self.bytes() * 30 / 100 {
+            self.probation.0.push(self.protected.0.remove(0));
+        }
+    }
+
+    fn forget(&mut self, slot: u32, epoch: u32) {
+        for queue in [&mut self.probation, &mut self.protected] {
+            queue.0.retain(|&(s, e, _)| (s, e) != (slot, epoch));
+        }
+    }
+
+    fn victim(&mut self) -> Option<(u32, u32, u64)> {
+        let queues = [&mut self.probation, &mut self.protected];
+        queues.into_iter().find(|q| !q.0.is_empty()).map(|q| q.0.remove(0))
+    }
+}
+
 proptest! {
     #[test]
     fn a_policy_is_a_queue(
@@ -121,5 +218,27 @@ proptest! {
             prop_assert_eq!(p.len(), q.0.len());
             prop_assert_eq!(p.bytes(), q.0.iter().map(|v| v.2).sum::<u64>());
         }
+    }
+
+    #[test]
+    fn two_segments_are_two_queues(
+        ops in prop::collection::vec((0u8..6, 0u32..12, 1u32..3, 0u64..100), 0..300)
+    ) {
+        let mut p = PolicyKind::Lru2.build(12);
+        let mut q = Queues::default();
+        for (op, slot, epoch, bytes) in ops {
+            match op {
+                0 | 1 => { p.admit(slot, epoch, bytes); q.admit(slot, epoch, bytes); }
+                2 | 3 => { p.touch(slot, epoch); q.touch(slot, epoch); }
+                4 => { p.forget(slot, epoch); q.forget(slot, epoch); }
+                _ => prop_assert_eq!(p.victim(), q.victim()),
+            }
+            prop_assert_eq!(p.len(), q.probation.0.len() + q.protected.0.len());
+            prop_assert_eq!(p.bytes(), q.bytes());
+        }
+        prop_assert_eq!(
+            std::iter::from_fn(|| p.victim()).collect::<Vec<_>>(),
+            std::iter::from_fn(|| q.victim()).collect::<Vec<_>>()
+        );
     }
 }

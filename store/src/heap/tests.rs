@@ -1,7 +1,7 @@
 //! What a formatted segment looks like, and what an opened one refuses.
 
 use super::*;
-use crate::layout::{HeapExt, ObjHeader};
+use crate::layout::{HeapExt, ObjHeader, flag, word};
 use crate::memory::AnonMemory;
 use proptest::prelude::*;
 

@@ -8,7 +8,6 @@ use crate::arena::{Arena, Extent};
 use crate::heap::Heap;
 use crate::layout::{ObjHeader, PAYLOAD_ALIGN, Region, epoch_of, flag, low, state};
 use std::collections::HashMap;
-use std::sync::atomic::{Ordering, fence};
 
 /// An open plan as the table outside the owner's actor has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +79,7 @@ impl Slots {
                 tracing::error!(slot, epoch, %error, "cannot retire a slot");
             }
         }
-        fence(Ordering::SeqCst);
+        table.heap().memory().flush();
         (0..unheard).for_each(|_| table.count_unheard());
         if unheard > 0 {
             tracing::warn!(unheard, "slots written to for plans not heard of yet");
@@ -132,7 +131,7 @@ fn recover(h: &ObjHeader, plan: Option<&OpenSlot>, committed: bool, arena: &Regi
 }
 
 /// The extent of a published object, as its header claims it.
-fn claimed(h: &ObjHeader, arena: &Region) -> Option<Place> {
+pub(super) fn claimed(h: &ObjHeader, arena: &Region) -> Option<Place> {
     if !inside(h, arena) {
         return None;
     }

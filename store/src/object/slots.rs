@@ -4,14 +4,13 @@
 
 use super::transition::{Decision, Event, Place, Slot, State, decide, refusal};
 use super::view::Usage;
-use super::{key_of, read_header, ready, reserved};
+use super::{arm, key_of, read_header, ready};
 use crate::arena::Extent;
 use crate::error::StoreError;
 use crate::heap::{FIRST_EPOCH, Heap};
 use crate::key::KeyId;
-use crate::layout::{LAST_ACCESS_OFF, OWNER_OFF, PUBLISH_OFF, flag, low, word};
+use crate::layout::{LAST_ACCESS_OFF, OWNER_OFF, flag, low, word};
 use std::collections::VecDeque;
-use std::sync::atomic::{Ordering, fence};
 
 /// The answer to a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,7 +149,7 @@ impl Slots {
             _ => return Err(refusal(slot, before, epoch, "retire")),
         };
         self.clear_live(slot, epoch)?;
-        fence(Ordering::SeqCst);
+        self.heap.memory().flush();
         self.step(slot, epoch, event, "retire")?;
         if fenced {
             self.begin_quarantine(slot, epoch, now_ns);
@@ -250,8 +249,7 @@ impl Slots {
         self.heap.memory().store(at, word(flags & !flag::LIVE, epoch))
     }
 
-    /// Ends a quarantine: the publish word, then the owner word, both release. `None` if the slot
-    /// is not in quarantine at that epoch.
+    /// Ends a quarantine. `None` if the slot is not in quarantine at that epoch.
     fn arm_next(&mut self, slot: u32, epoch: u32) -> Result<Option<Extent>, StoreError> {
         let Some(at) = self.at(slot) else {
             return Ok(None);
@@ -263,9 +261,7 @@ impl Slots {
         };
         if next.state == State::Free {
             let header = self.heap.geometry().header_off(slot);
-            let memory = self.heap.memory();
-            memory.store(header + PUBLISH_OFF, reserved(next.epoch))?;
-            memory.store(header + OWNER_OFF, word(flag::LIVE, next.epoch))?;
+            arm(self.heap.memory().as_ref(), header, next.epoch)?;
         }
         self.put(slot, next);
         Ok(Some(place.extent(&self.heap.geometry().arena)))

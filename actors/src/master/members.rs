@@ -1,0 +1,287 @@
+//! The table of members: term, links, views, producers. It lies outside the Master actor: connection
+//! tasks read it, and it survives a panic.
+
+use crate::message::{
+    Down, OwnerGauges, RankInfo, RankState, RankStats, SeenView, Term, View,
+};
+use hashbrown::{HashMap, HashSet};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::mpsc;
+
+/// Frames waiting for one owner; past it the link is cut and its next report says everything.
+pub const DOWNLINK_FRAMES: usize = 65_536;
+/// Incarnations remembered as gone; older ones cannot come back in practice.
+const MAX_GONE: usize = 65_536;
+
+/// Names one connection of one rank. A type of its own: incarnations are numbers, too.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LinkId(u64);
+
+impl LinkId {
+    pub(super) fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+/// When a frame was handed to a link: to ask later whether it left this process.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Told {
+    link: LinkId,
+    frame: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Member {
+    pub info: RankInfo,
+    pub state: RankState,
+    pub tx: Option<mpsc::Sender<Down>>,
+    // Names the connection behind `tx`: frames of an older one are no longer heard.
+    pub link: LinkId,
+    // Frames handed to the link, and frames that left this process.
+    pub sent: u64,
+    pub written: Arc<AtomicU64>,
+    pub heard_ms: u64,
+    pub gauges: OwnerGauges,
+    // Its report arrived: plans may be placed there.
+    pub reported: bool,
+    // The view it brought from an earlier master, and the latest of ours it keeps.
+    pub brought: SeenView,
+    pub keeps_view: u64,
+}
+
+#[derive(Debug, Default)]
+struct Producer {
+    connections: usize,
+    since_ms: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Inner {
+    pub term: Term,
+    // When the term began, and whether every rank was met since, or a TTL has passed; latched.
+    pub began_ms: u64,
+    pub settled: bool,
+    pub ranks: BTreeMap<u32, Member>,
+    pub gone: HashSet<u64>,
+    // Views of earlier masters, as ranks brought them.
+    pub past: Vec<SeenView>,
+    producers: HashMap<u64, Producer>,
+    pub number: u64,
+    // The view that first lacked the member lost last: removes wait until others keep it.
+    pub loss: u64,
+    pub links: LinkId,
+}
+
+/// See the file's first paragraph.
+#[derive(Debug)]
+pub struct Members {
+    inner: Mutex<Inner>,
+    world_size: u32,
+}
+
+impl Members {
+    /// Nobody yet.
+    pub fn new(term: Term, world_size: u32, now_ms: u64) -> Self {
+        let inner = Inner { term, began_ms: now_ms, ..Inner::default() };
+        Self { inner: Mutex::new(inner), world_size }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The master's term.
+    pub fn term(&self) -> Term {
+        self.lock().term
+    }
+
+    /// The present view.
+    pub fn view(&self) -> View {
+        let inner = self.lock();
+        View {
+            number: inner.number,
+            term: inner.term,
+            world_size: self.world_size,
+            ranks: inner.ranks.values().map(|m| (m.info.clone(), m.state)).collect(),
+        }
+    }
+
+    /// Ranks that joined and reported.
+    pub fn ready_ranks(&self) -> usize {
+        self.lock().reported()
+    }
+
+    /// True once every rank has reported since the term began, or one TTL has passed; stays so.
+    pub(super) fn settled(&self, now_ms: u64, ttl_ms: u64) -> bool {
+        let mut inner = self.lock();
+        if !inner.settled {
+            let all = inner.reported() >= self.world_size as usize;
+            inner.settled = all || now_ms >= inner.began_ms + ttl_ms;
+        }
+        inner.settled
+    }
+
+    /// Ranks that obey now, if they are no quorum: more than half, or half with rank 0.
+    pub(super) fn too_few(&self) -> Option<usize> {
+        let inner = self.lock();
+        let obeys = |m: &&Member| m.tx.is_some() && m.state != RankState::Suspect;
+        let (n, world) = (inner.ranks.values().filter(obeys).count(), self.world_size as usize);
+        let with_first = inner.ranks.get(&0).is_some_and(|m| obeys(&m));
+        (n * 2 < world || (n * 2 == world && !with_first)).then_some(n)
+    }
+
+    pub(super) fn set_reported(&self, rank: u32) {
+        if let Some(m) = self.lock().ranks.get_mut(&rank) {
+            m.reported = true;
+        }
+    }
+
+    /// State of a rank.
+    pub fn state(&self, rank: u32) -> Option<RankState> {
+        self.lock().ranks.get(&rank).map(|m| m.state)
+    }
+
+    /// Rows for the statistics.
+    pub fn rows(&self, now_ms: u64) -> Vec<RankStats> {
+        let inner = self.lock();
+        let row = |m: &Member| RankStats {
+            rank: m.info.rank,
+            incarnation: m.info.incarnation,
+            state: m.state.to_string(),
+            heard_ms: now_ms.saturating_sub(m.heard_ms),
+            owner: m.gauges,
+            ..RankStats::default()
+        };
+        inner.ranks.values().map(row).collect()
+    }
+
+    /// Sends to an owner; a choked link is cut, its next report repairs what was lost.
+    pub(super) fn send(&self, rank: u32, down: Down) -> Told {
+        let mut inner = self.lock();
+        let Some(m) = inner.ranks.get_mut(&rank) else {
+            return Told::default();
+        };
+        let sent = m.send(down);
+        let told = Told { link: m.link, frame: m.sent };
+        if !sent {
+            inner.number += 1;
+        }
+        told
+    }
+
+    /// True if the frame left this process, or the link it went by was followed by a report.
+    pub(super) fn has_left(&self, rank: u32, told: Told) -> bool {
+        self.lock().ranks.get(&rank).is_some_and(|m| {
+            m.link != told.link || m.written.load(Ordering::Acquire) >= told.frame
+        })
+    }
+
+    /// The master itself stood still for so long: nobody is the worse for its silence.
+    pub(super) fn forgive(&self, ms: u64, now_ms: u64) {
+        let mut inner = self.lock();
+        // Not into the future: a rank that is silent from now on is gone a TTL from now.
+        inner.ranks.values_mut().for_each(|m| m.heard_ms = (m.heard_ms + ms).min(now_ms));
+        inner.producers.values_mut().for_each(|p| p.since_ms = (p.since_ms + ms).min(now_ms));
+        inner.began_ms = (inner.began_ms + ms).min(now_ms);
+    }
+
+    /// A sign of life; false if it comes over any but the present link of the rank.
+    pub(super) fn heard(&self, rank: u32, link: LinkId, now_ms: u64) -> bool {
+        let mut inner = self.lock();
+        match inner.ranks.get_mut(&rank) {
+            Some(m) if m.link == link => {
+                m.heard_ms = m.heard_ms.max(now_ms);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A link ended. An older one than the present says nothing of the rank.
+    pub(super) fn link_down(&self, rank: u32, link: LinkId) {
+        let mut inner = self.lock();
+        let Some(m) = inner.ranks.get_mut(&rank) else { return };
+        if m.link == link && m.state != RankState::Suspect {
+            m.cut();
+            inner.number += 1;
+            tracing::warn!(rank, "link down: the rank is suspect");
+        }
+    }
+
+    /// A client connection began.
+    pub fn producer_up(&self, producer: u64) {
+        self.lock().producers.entry(producer).or_default().connections += 1;
+    }
+
+    /// A client connection ended.
+    pub fn producer_down(&self, producer: u64, now_ms: u64) {
+        if let Some(p) = self.lock().producers.get_mut(&producer) {
+            p.connections = p.connections.saturating_sub(1);
+            p.since_ms = now_ms;
+        }
+    }
+
+    /// Producers without a connection for a TTL; each is told once.
+    pub(super) fn lost_producers(&self, now_ms: u64, ttl_ms: u64) -> Vec<u64> {
+        let mut inner = self.lock();
+        let late = |p: &Producer| p.connections == 0 && now_ms >= p.since_ms + ttl_ms;
+        let lost: Vec<_> =
+            inner.producers.iter().filter(|(_, p)| late(p)).map(|(id, _)| *id).collect();
+        for id in &lost {
+            inner.producers.remove(id);
+        }
+        lost
+    }
+
+    /// Members with their links, for a rebuilt master.
+    pub(super) fn infos(&self) -> Vec<RankInfo> {
+        self.lock().ranks.values().map(|m| m.info.clone()).collect()
+    }
+}
+
+impl Member {
+    fn send(&mut self, down: Down) -> bool {
+        let Some(tx) = &self.tx else { return true };
+        self.sent += 1;
+        if tx.try_send(down).is_err() {
+            tracing::warn!(rank = self.info.rank, "the link to this rank is choked or down");
+            self.cut();
+            return false;
+        }
+        true
+    }
+
+    pub(super) fn cut(&mut self) {
+        self.state = RankState::Suspect;
+        self.tx = None;
+    }
+}
+
+impl Inner {
+    fn reported(&self) -> usize {
+        self.ranks.values().filter(|m| m.reported).count()
+    }
+
+    /// Forgets a member for good [I17] and tells the others.
+    pub(super) fn forget(&mut self, rank: u32) {
+        let Some(m) = self.ranks.remove(&rank) else { return };
+        if self.gone.len() >= MAX_GONE {
+            self.gone.clear();
+        }
+        self.gone.insert(m.info.incarnation);
+        self.spread_view();
+        self.loss = self.number;
+    }
+
+    /// The membership changed: every rank keeps the new view.
+    pub(super) fn spread_view(&mut self) {
+        self.number += 1;
+        let incarnations = self.ranks.values().map(|m| m.info.incarnation).collect();
+        let view = SeenView { term: self.term, number: self.number, incarnations };
+        for m in self.ranks.values_mut() {
+            m.send(Down::View(view.clone()));
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Terms across master processes, and what makes a second master harmless: a term above every one
+//! that an owner ever obeyed, a quorum of ranks that obey it, views that owners keep, and removes
+//! that wait until a loss is known to those who may have to tell a later master of it.
+
+use super::Master;
+use super::members::{Inner, Members};
+use crate::error::{Error, Result};
+use crate::message::{Refusal, SeenView, Term};
+
+/// An answer to a remove that waits until the loss of a rank is known to the others.
+#[derive(Debug)]
+pub(super) struct Deferred {
+    batch: u64,
+    item: usize,
+    result: Result<()>,
+    until_ms: u64,
+}
+
+/// How long such an answer waits before it becomes Disconnected.
+const DEFER_LIMIT_MS: u64 = 1_500;
+
+impl Inner {
+    /// True if a later view than the one it keeps lacks this incarnation: an earlier master
+    /// declared it gone, and it was not told.
+    fn was_lost(&self, incarnation: u64, brought: &SeenView) -> bool {
+        let lacks = |v: &&SeenView| !v.incarnations.contains(&incarnation);
+        let earlier = self.past.iter().filter(|v| v.term < self.term);
+        earlier.filter(|v| v.order() > brought.order()).any(|v| lacks(&v))
+    }
+
+    /// Takes in a view of an earlier master; returns the ranks it proves lost.
+    fn learn(&mut self, seen: &SeenView) -> Vec<u32> {
+        let ours = seen.term.master == self.term.master && seen.term >= self.term;
+        if seen.number == 0 || ours || self.past.iter().any(|v| v.order() == seen.order()) {
+            return Vec::new();
+        }
+        self.past.push(seen.clone());
+        let lost = |m: &&super::members::Member| {
+            m.brought.number > 0 && self.was_lost(m.info.incarnation, &m.brought)
+        };
+        self.ranks.values().filter(lost).map(|m| m.info.rank).collect()
+    }
+}
+
+impl Members {
+    /// Ranks that do not keep the view that lacks the rank lost last.
+    fn unaware_of_loss(&self) -> Vec<u32> {
+        let inner = self.lock();
+        let unaware = |m: &&super::members::Member| m.tx.is_some() && m.keeps_view < inner.loss;
+        inner.ranks.values().filter(unaware).map(|m| m.info.rank).collect()
+    }
+
+    pub(super) fn keeps_view(&self, rank: u32, number: u64) {
+        if let Some(m) = self.lock().ranks.get_mut(&rank) {
+            m.keeps_view = m.keeps_view.max(number);
+        }
+    }
+}
+
+impl Master {
+    /// Makes sure that our term is above the one a joining rank obeyed. If it was not, another
+    /// master ran before or beside us: what we know is void, and every rank joins again.
+    pub(super) fn rise_above(&mut self, obeyed: Term) -> std::result::Result<(), Refusal> {
+        let ours = self.truth.members.term();
+        if obeyed.master == ours.master || obeyed.number < ours.number {
+            return Ok(());
+        }
+        let number = obeyed.number.checked_add(1).ok_or_else(|| {
+            Refusal::NotHere("this rank claims to obey the last term there can be".to_string())
+        })?;
+        {
+            let mut inner = self.truth.members.lock();
+            inner.term.number = number;
+            inner.began_ms = self.truth.clock.now_ms();
+            inner.settled = false;
+            inner.ranks.clear();
+            inner.number += 1;
+            inner.loss = 0;
+        }
+        tracing::warn!(term = number, "another master ran before: a new term begins");
+        self.forget_all();
+        Ok(())
+    }
+
+    /// Refuses an incarnation that was, or must be taken to have been, declared gone [I17].
+    pub(super) fn refuse_the_lost(
+        &mut self,
+        (rank, incarnation): (u32, u64),
+        obeyed: Term,
+        brought: &SeenView,
+    ) -> std::result::Result<(), Refusal> {
+        let settled = self.settled();
+        let lost = {
+            let mut inner = self.truth.members.lock();
+            let lost = inner.learn(brought);
+            let has_memory = obeyed != Term::default();
+            // Whoever was not met while we waited for everybody was counted as gone.
+            let unmet = settled && obeyed.master != inner.term.master;
+            let gone = inner.gone.contains(&incarnation);
+            if gone || (has_memory && (unmet || inner.was_lost(incarnation, brought))) {
+                return Err(Refusal::Gone { rank, incarnation });
+            }
+            lost
+        };
+        for rank in lost {
+            tracing::warn!(rank, "an earlier master had declared this rank gone");
+            self.gone(rank, None, "lost before this master began");
+        }
+        Ok(())
+    }
+
+    /// Serves only while more than half of the ranks, or half with rank 0, obey this master.
+    pub(super) fn check_quorum(&self) -> Result<()> {
+        let Some(n) = self.truth.members.too_few() else { return Ok(()) };
+        Err(Error::disconnected(format!(
+            "only {n} of {} ranks obey this master, and it serves with more than half, or half \
+             with rank 0: start the missing ranks",
+            self.truth.world_size
+        )))
+    }
+
+    /// Answers an item of a remove, once every rank knows of the ranks lost meanwhile.
+    pub(super) fn settle_removed(&mut self, batch: u64, item: usize, result: Result<()>) {
+        if self.truth.members.unaware_of_loss().is_empty() {
+            return self.batches.settle_done(batch, item, result);
+        }
+        let until_ms = self.now_ms() + DEFER_LIMIT_MS;
+        self.deferred.push(Deferred { batch, item, result, until_ms });
+    }
+
+    /// After an acknowledgement and at every tick: answers that need wait no longer.
+    pub(super) fn settle_deferred(&mut self) {
+        if self.deferred.is_empty() {
+            return;
+        }
+        let (unaware, now) = (self.truth.members.unaware_of_loss(), self.now_ms());
+        for d in std::mem::take(&mut self.deferred) {
+            if unaware.is_empty() {
+                self.batches.settle_done(d.batch, d.item, d.result);
+            } else if now >= d.until_ms {
+                let text = format!("ranks {unaware:?} did not confirm the loss of a rank in time");
+                self.batches.settle_done(d.batch, d.item, Err(Error::disconnected(text)));
+            } else {
+                self.deferred.push(d);
+            }
+        }
+    }
+
+    /// A new term: nothing that was known is true any more; reports say what is.
+    fn forget_all(&mut self) {
+        let again = || Error::not_ready("a new term of the master began; try again");
+        for w in std::mem::take(&mut self.waiting) {
+            let (batch, item) = w.names();
+            self.batches.settle_plan(batch, item, Err(again()));
+        }
+        let open = std::mem::take(&mut self.removing).into_values().flatten();
+        let deferred = std::mem::take(&mut self.deferred);
+        for (batch, item) in open.chain(deferred.iter().map(|d| (d.batch, d.item))) {
+            let text = "a new term of the master began before the removal was confirmed";
+            self.batches.settle_done(batch, item, Err(Error::disconnected(text)));
+        }
+        self.objects.clear();
+        self.plans.clear();
+        self.books.clear();
+        self.commits_out.clear();
+        self.recovering.clear();
+        self.blind.clear();
+        self.unpark();
+    }
+}

@@ -1,0 +1,95 @@
+//! A new term at its owner: plans of lower terms are fenced and looked at, every attached process
+//! says that it writes for none of them, and only then is the segment reported. One-sided reads
+//! never notice.
+
+use super::Owner;
+use crate::message::{EndCause, SlotRef, Up};
+use nkv_store::arena::Extent;
+use std::collections::BTreeMap;
+
+impl Owner {
+    /// Starts what a new term asks for; idempotent, also after a panic.
+    pub(super) fn begin_term(&mut self) {
+        let (term, old) = {
+            let t = self.truth.tables.lock();
+            if t.fenced == t.term {
+                return;
+            }
+            let old = t.plans.values().filter(|p| p.opened.plan.term < t.term);
+            let old: Vec<_> = old.map(|p| (p.opened.plan, p.opened.at, p.ending)).collect();
+            (t.term, old)
+        };
+        tracing::info!(term = term.number, plans = old.len(), "a new term: earlier plans end");
+        for (plan, at, ending) in old {
+            if ending.is_none() {
+                self.end_plan(plan, at, EndCause::TermOver);
+            }
+        }
+        self.truth.tables.attachments.new_term(term, self.truth.clock.now_ns());
+        self.pump_term();
+    }
+
+    /// Completes the change of terms once nobody is left who could write for a lower one.
+    pub(super) fn pump_term(&mut self) {
+        let term = {
+            let t = self.truth.tables.lock();
+            let left = t.plans.values().any(|p| p.opened.plan.term < t.term);
+            if t.fenced == t.term || left {
+                return;
+            }
+            t.term
+        };
+        if !self.truth.tables.attachments.all_obey(self.truth.clock.now_ns()) {
+            return;
+        }
+        self.retire_unheard();
+        self.truth.tables.lock().fenced = term;
+        if let Some(number) = self.report_wanted.take() {
+            self.report(number);
+        }
+    }
+
+    /// True while a writer of a lower term may be left.
+    pub(super) fn term_pending(&self) -> bool {
+        let t = self.truth.tables.lock();
+        t.fenced != t.term
+    }
+
+    /// Reports, or notes that a report is wanted as soon as the term is fenced.
+    pub(super) fn report_when_fenced(&mut self, number: u64) {
+        if self.term_pending() {
+            self.report_wanted = Some(number);
+        } else {
+            self.report(number);
+        }
+    }
+
+    /// Slots that a producer wrote to for a plan that this owner never heard of: the master that
+    /// granted it is gone, and with it the key string. Readers it sent here may still be reading, so
+    /// the extent that the header claims is held through quarantine.
+    fn retire_unheard(&mut self) {
+        let now = self.truth.clock.now_ns();
+        let mut taken: BTreeMap<u64, u64> =
+            self.slots.extents().map(|(.., e, _)| (e.offset, e.offset + e.len)).collect();
+        let mut gone = Vec::new();
+        for (slot, epoch, claimed) in self.slots.written_but_free() {
+            let free = |e: &Extent| {
+                let before = taken.range(..e.offset + e.len).next_back();
+                before.is_none_or(|(_, end)| *end <= e.offset)
+            };
+            let arena = self.truth.heap.geometry().arena;
+            let none = Extent { offset: arena.offset, len: 0 };
+            let extent = claimed.filter(free).unwrap_or(none);
+            taken.insert(extent.offset, extent.offset + extent.len);
+            let done = self.slots.open(slot, epoch, extent);
+            match done.and_then(|()| self.slots.retire(slot, epoch, true, now)) {
+                Ok(_) => gone.push(SlotRef { incarnation: self.incarnation, slot, epoch }),
+                Err(error) => tracing::error!(slot, epoch, %error, "a slot that cannot be retired"),
+            }
+        }
+        if !gone.is_empty() {
+            tracing::warn!(slots = gone.len(), "written to for plans never heard of: retired");
+            self.send_up(Up::Retired(gone));
+        }
+    }
+}

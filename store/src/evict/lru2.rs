@@ -1,0 +1,77 @@
+//! Two-segment LRU: what was used once may be a page that nobody asks for again, so it only takes the
+//! room of its like; what was used again is protected from them. Objects enter probation, a touch
+//! moves them to the protected segment, and what that one has no room for goes on as the newest on
+//! probation. Victims come from probation first.
+
+use super::Policy;
+use super::list::SlotList;
+
+/// Percent of the bytes held that the protected segment may have. Of 20 to 90, the best hit ratio on
+/// the conversation trace at a tenth of its blocks; from 50 on it falls below that of plain LRU.
+const PROTECTED_PERCENT: u128 = 30;
+
+/// Two-segment LRU.
+#[derive(Debug)]
+pub struct Lru2 {
+    /// Used once, or demoted.
+    probation: SlotList,
+    /// Used again.
+    protected: SlotList,
+}
+
+impl Lru2 {
+    /// For slots below `slots`.
+    pub fn new(slots: u32) -> Self {
+        Self { probation: SlotList::new(slots), protected: SlotList::new(slots) }
+    }
+
+    /// Gives back what is too much, the least recently used first. Each object demoted was promoted
+    /// by a touch before, so a touch costs O(1) on average.
+    fn demote_overflow(&mut self) {
+        let limit = (u128::from(self.bytes()) * PROTECTED_PERCENT / 100) as u64;
+        while self.protected.bytes() > limit {
+            let Some((slot, epoch, bytes)) = self.protected.pop() else { return };
+            self.probation.push(slot, epoch, bytes);
+        }
+    }
+}
+
+impl Policy for Lru2 {
+    fn admit(&mut self, slot: u32, epoch: u32, bytes: u64) {
+        match self.protected.epoch_of(slot) {
+            Some(held) if held >= epoch => return,
+            Some(held) => {
+                self.protected.remove(slot, held);
+            }
+            None => {}
+        }
+        self.probation.push(slot, epoch, bytes);
+    }
+
+    fn touch(&mut self, slot: u32, epoch: u32) {
+        if let Some(bytes) = self.probation.remove(slot, epoch) {
+            self.protected.push(slot, epoch, bytes);
+        } else if !self.protected.renew(slot, epoch) {
+            return;
+        }
+        self.demote_overflow();
+    }
+
+    fn forget(&mut self, slot: u32, epoch: u32) {
+        if self.probation.remove(slot, epoch).is_none() {
+            self.protected.remove(slot, epoch);
+        }
+    }
+
+    fn victim(&mut self) -> Option<(u32, u32, u64)> {
+        self.probation.pop().or_else(|| self.protected.pop())
+    }
+
+    fn len(&self) -> usize {
+        self.probation.len() + self.protected.len()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.probation.bytes() + self.protected.bytes()
+    }
+}

@@ -1,0 +1,129 @@
+//! The verbs of a producer and of a reader, in the order that keeps a reader from believing what is
+//! not whole [I4] [I7]. They are the same over every transport and in the models; who may post
+//! them, and when, is not decided here.
+
+use super::{Expect, Unreadable, producer_fields, ready, unchanged, validate, writing};
+use crate::key::KeyId;
+use crate::layout::{HEADER_BYTES, KEY_CHECK_OFF, ObjHeader, PUBLISH_OFF, Region};
+use crate::op::Op;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// What one producer writes for one plan.
+#[derive(Debug, Clone, Copy)]
+pub struct Publication {
+    header_off: u64,
+    payload_base: u64,
+    epoch: u32,
+    fields: [u8; 32],
+    key_check: u64,
+}
+
+impl Publication {
+    /// An object of `bytes_total` bytes at segment offset `payload_base`, whose header lies at
+    /// segment offset `header_off` and was armed with `epoch`.
+    pub fn new(
+        (header_off, epoch): (u64, u32),
+        key: KeyId,
+        (n_pages, page_size): (u32, u32),
+        payload_base: u64,
+        bytes_total: u64,
+    ) -> Self {
+        let fields = producer_fields(key, n_pages, page_size, payload_base, bytes_total);
+        Self { header_off, payload_base, epoch, fields, key_check: key.check }
+    }
+
+    /// The header, then (WRITING, epoch): before the first page.
+    pub fn announce(&self) -> [Op<'_>; 3] {
+        let publish = self.header_off + PUBLISH_OFF;
+        [
+            Op::Write { offset: self.header_off, src: &self.fields },
+            Op::Store { offset: self.header_off + KEY_CHECK_OFF, value: self.key_check },
+            Op::Store { offset: publish, value: writing(self.epoch) },
+        ]
+    }
+
+    /// `bytes` at an offset of the object. Between `announce` and `publish`, in any order.
+    pub fn page<'a>(&self, offset: u64, bytes: &'a [u8]) -> Op<'a> {
+        Op::Write { offset: self.payload_base + offset, src: bytes }
+    }
+
+    /// READY, after pages that may have gone over several connections: all of them land first [I4].
+    pub fn publish(&self) -> [Op<'static>; 2] {
+        [Op::Flush, self.ready()]
+    }
+
+    /// Header, payload and READY as one chain on one connection [I4].
+    pub fn whole<'a>(&'a self, payload: &'a [u8]) -> [Op<'a>; 5] {
+        let [fields, key_check, writing] = self.announce();
+        [fields, key_check, writing, self.page(0, payload), self.ready()]
+    }
+
+    /// Always a compare-and-swap with the epoch: on a slot that moved on it changes nothing.
+    fn ready(&self) -> Op<'static> {
+        Op::CompareSwap {
+            offset: self.header_off + PUBLISH_OFF,
+            expect: writing(self.epoch),
+            new: ready(self.epoch),
+            old: 0,
+        }
+    }
+
+    /// `Ok` if the last verb of a batch that ended with READY took, else the word it found: the
+    /// plan is `Reclaimed`.
+    pub fn took(&self, batch: &[Op<'_>]) -> Result<(), u64> {
+        match batch.last() {
+            Some(Op::CompareSwap { old, .. }) if *old == writing(self.epoch) => Ok(()),
+            Some(Op::CompareSwap { old, .. }) => Err(*old),
+            _ => Err(0),
+        }
+    }
+}
+
+/// One read of one object by its location.
+#[derive(Debug)]
+pub struct Reading {
+    header_off: u64,
+    expect: Expect,
+    before: ObjHeader,
+    after: ObjHeader,
+}
+
+impl Reading {
+    /// Reads what `expect` says, under the header at segment offset `header_off`.
+    pub fn new(header_off: u64, expect: Expect) -> Self {
+        let unread = ObjHeader::new_zeroed();
+        Self { header_off, expect, before: unread, after: unread }
+    }
+
+    /// Header, payload, header again; `dst` has `bytes_total` bytes.
+    pub fn chain<'a>(&'a mut self, dst: &'a mut [u8]) -> [Op<'a>; 3] {
+        debug_assert_eq!(dst.len() as u64, self.expect.bytes_total, "of another object");
+        let (offset, payload_base) = (self.header_off, self.expect.payload_base);
+        [
+            Op::Read { offset, dst: self.before.as_mut_bytes() },
+            Op::Read { offset: payload_base, dst },
+            Op::Read { offset, dst: self.after.as_mut_bytes() },
+        ]
+    }
+
+    /// The header once more, for a chain that was too slow: posted after the chain has ended.
+    pub fn again(&mut self) -> Op<'_> {
+        Op::Read { offset: self.header_off, dst: self.after.as_mut_bytes() }
+    }
+
+    /// Whether the copy may be believed: valid before [I2] and the same after [I7]. A header that
+    /// changed meanwhile is `Gone`.
+    pub fn judge(&self, arena: &Region) -> Result<(), Unreadable> {
+        validate(&self.before, &self.expect, arena)?;
+        if unchanged(&self.before, &self.after) { Ok(()) } else { Err(Unreadable::Gone) }
+    }
+}
+
+/// Whether a chain that began and ended at these times is believed as it is [I7]: within 0.8 of the
+/// quarantine nothing it copied was reused, in whatever order its reads were served. A slower one
+/// reads its headers once more.
+pub fn chain_in_time(began_ns: u64, ended_ns: u64, quarantine_ns: u64) -> bool {
+    ended_ns.saturating_sub(began_ns) <= quarantine_ns / 10 * 8
+}
+
+const _: () = assert!(size_of::<ObjHeader>() == HEADER_BYTES as usize);

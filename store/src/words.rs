@@ -1,0 +1,111 @@
+//! The memory orders of every access to a segment, chosen here and nowhere else. Generic over what
+//! the words are, the real atomics of a mapping or those of a model checker, so that a model runs
+//! the very code that production runs. Knows neither headers nor states.
+
+use crate::error::StoreError;
+use std::sync::atomic::Ordering;
+
+/// Aligned copies up to this many bytes are done word by word, each one atomic access: headers and
+/// ring records are never seen with half a word changed [I1].
+pub const WORDWISE_BYTES: usize = 64;
+
+/// Raw access to the words and bytes of one region, with the order that the caller names. Offsets
+/// are bytes from its start. Use the functions of this module instead: they name the orders.
+pub trait Words {
+    /// `OutOfBounds` unless `len` bytes at `offset` are inside.
+    fn check(&self, what: &'static str, offset: u64, len: u64) -> Result<(), StoreError>;
+    /// Loads an aligned word.
+    fn load_word(&self, offset: u64, order: Ordering) -> Result<u64, StoreError>;
+    /// Stores an aligned word.
+    fn store_word(&self, offset: u64, value: u64, order: Ordering) -> Result<(), StoreError>;
+    /// Replaces an aligned word that equals `expect`, in order `done`, else loads it in order
+    /// `failed`. The word found.
+    fn swap_word(
+        &self,
+        offset: u64,
+        expect: u64,
+        new: u64,
+        done: Ordering,
+        failed: Ordering,
+    ) -> Result<u64, StoreError>;
+    /// Adds to an aligned word; the word before.
+    fn add_word(&self, offset: u64, add: u64, order: Ordering) -> Result<u64, StoreError>;
+    /// Copies out, in no order.
+    fn copy_out(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError>;
+    /// Copies in, in no order.
+    fn copy_in(&self, offset: u64, src: &[u8]) -> Result<(), StoreError>;
+    /// A fence among the accesses above.
+    fn fence(&self, order: Ordering);
+}
+
+/// Loads a word: nothing read afterwards is older than what its writer had written before it.
+#[inline]
+pub fn load<W: Words + ?Sized>(words: &W, offset: u64) -> Result<u64, StoreError> {
+    words.load_word(offset, Ordering::Acquire)
+}
+
+/// Stores a word: whoever sees it sees everything written before it [I4].
+#[inline]
+pub fn store<W: Words + ?Sized>(words: &W, offset: u64, value: u64) -> Result<(), StoreError> {
+    words.store_word(offset, value, Ordering::Release)
+}
+
+/// Compare-and-swap, both of the above; the word found.
+#[inline]
+pub fn compare_swap<W: Words + ?Sized>(
+    words: &W,
+    offset: u64,
+    expect: u64,
+    new: u64,
+) -> Result<u64, StoreError> {
+    words.swap_word(offset, expect, new, Ordering::AcqRel, Ordering::Acquire)
+}
+
+/// Fetch-and-add, both of the above; the word before.
+#[inline]
+pub fn fetch_add<W: Words + ?Sized>(words: &W, offset: u64, add: u64) -> Result<u64, StoreError> {
+    words.add_word(offset, add, Ordering::AcqRel)
+}
+
+/// Copies out: nothing read afterwards is older than what the writers of these bytes had written
+/// before them. The second look at a header rests on it [I7].
+#[inline]
+pub fn read<W: Words + ?Sized>(words: &W, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
+    if wordwise(offset, dst.len()) {
+        words.check("read", offset, dst.len() as u64)?;
+        for (at, word) in (offset..).step_by(8).zip(dst.chunks_exact_mut(8)) {
+            word.copy_from_slice(&load(words, at)?.to_ne_bytes());
+        }
+        return Ok(());
+    }
+    words.copy_out(offset, dst)?;
+    words.fence(Ordering::Acquire);
+    Ok(())
+}
+
+/// Copies in: none of the bytes is seen before a word stored earlier [I7], and whoever sees a word
+/// stored later sees them all [I4].
+#[inline]
+pub fn write<W: Words + ?Sized>(words: &W, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+    words.fence(Ordering::Release);
+    if wordwise(offset, src.len()) {
+        words.check("write", offset, src.len() as u64)?;
+        for (at, chunk) in (offset..).step_by(8).zip(src.chunks_exact(8)) {
+            let mut word = [0; 8];
+            word.copy_from_slice(chunk);
+            store(words, at, u64::from_ne_bytes(word))?;
+        }
+        return Ok(());
+    }
+    words.copy_in(offset, src)
+}
+
+/// Everything before it has happened before anything after it, in one order of all such fences.
+#[inline]
+pub fn flush<W: Words + ?Sized>(words: &W) {
+    words.fence(Ordering::SeqCst);
+}
+
+fn wordwise(offset: u64, len: usize) -> bool {
+    len <= WORDWISE_BYTES && len.is_multiple_of(8) && offset.is_multiple_of(8)
+}
