@@ -5,14 +5,21 @@
 //! Why not actix's traits directly: a panic in a handler kills the actor for good, `do_send`
 //! swallows full and closed mailboxes, and a mailbox loop never yields to its neighbours.
 
+mod faults;
+mod state;
+
+pub use faults::{Crash, Freeze};
+pub use state::{BEAT_MS, CellStatus, CellWatch, FROZEN_MS};
+
 use crate::error::{Error, Result};
 use crate::place::Place;
 use actix::prelude::*;
 use actix::{WeakAddr, dev::SendError};
 use nkv_store::clock::{BootClock, Clock};
+use state::CellState;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
@@ -69,89 +76,6 @@ impl<T> Reply<T> {
     }
 }
 
-/// What `/status` shows of a cell.
-#[derive(Debug)]
-pub struct CellState {
-    name: &'static str,
-    sent: AtomicU64,
-    handled: AtomicU64,
-    panics: AtomicU32,
-    restarts: AtomicU32,
-    busy_since_ns: AtomicU64,
-    last_beat_ns: AtomicU64,
-    last_error: Mutex<Option<String>>,
-}
-
-/// A snapshot of [`CellState`].
-#[derive(Debug, Clone, serde::Serialize)]
-pub struct CellStatus {
-    /// Role name.
-    pub name: &'static str,
-    /// Messages waiting.
-    pub queue: u64,
-    /// Messages handled.
-    pub handled: u64,
-    /// Panics caught.
-    pub panics: u32,
-    /// Times rebuilt.
-    pub restarts: u32,
-    /// Milliseconds the present message has been in its handler; 0 when idle.
-    pub busy_ms: u64,
-    /// Milliseconds since the last sign of life.
-    pub idle_ms: u64,
-    /// Last panic's text.
-    pub last_error: Option<String>,
-}
-
-impl CellState {
-    fn new(name: &'static str) -> Self {
-        Self {
-            name,
-            sent: AtomicU64::new(0),
-            handled: AtomicU64::new(0),
-            panics: AtomicU32::new(0),
-            restarts: AtomicU32::new(0),
-            busy_since_ns: AtomicU64::new(0),
-            last_beat_ns: AtomicU64::new(BootClock.now_ns()),
-            last_error: Mutex::new(None),
-        }
-    }
-
-    /// The present state.
-    pub fn snapshot(&self) -> CellStatus {
-        let now = BootClock.now_ns();
-        let busy = self.busy_since_ns.load(Ordering::Relaxed);
-        let handled = self.handled.load(Ordering::Relaxed);
-        let age = |t: u64| now.saturating_sub(t) / 1_000_000;
-        CellStatus {
-            name: self.name,
-            queue: self.sent.load(Ordering::Relaxed).saturating_sub(handled),
-            handled,
-            panics: self.panics.load(Ordering::Relaxed),
-            restarts: self.restarts.load(Ordering::Relaxed),
-            busy_ms: if busy == 0 { 0 } else { age(busy) },
-            idle_ms: age(self.last_beat_ns.load(Ordering::Relaxed)),
-            last_error: self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-        }
-    }
-
-    fn begin(&self) {
-        self.busy_since_ns.store(BootClock.now_ns(), Ordering::Relaxed);
-    }
-
-    fn end(&self) {
-        self.busy_since_ns.store(0, Ordering::Relaxed);
-        self.last_beat_ns.store(BootClock.now_ns(), Ordering::Relaxed);
-        self.handled.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn panicked(&self, text: String) {
-        tracing::error!(actor = self.name, panic = %text, "an actor panicked; rebuilding it");
-        self.panics.fetch_add(1, Ordering::Relaxed);
-        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
-    }
-}
-
 /// What a handler may do besides changing its state: know its own address and set timers.
 pub struct Turn<'a, R: Role> {
     weak: &'a WeakAddr<Cell<R>>,
@@ -170,7 +94,7 @@ impl<R: Role> Turn<'_, R> {
             if let Some(addr) = weak.upgrade() {
                 // A full mailbox means the role is busy; a later timer finds the same work.
                 if addr.try_send(Envelope { message, reply: Reply::nobody() }).is_ok() {
-                    state.sent.fetch_add(1, Ordering::Relaxed);
+                    state.sent();
                 }
             }
         });
@@ -190,7 +114,7 @@ impl<R: Role> Turn<'_, R> {
             while let Some(addr) = weak.upgrade() {
                 match addr.try_send(envelope) {
                     Ok(()) => {
-                        state.sent.fetch_add(1, Ordering::Relaxed);
+                        state.sent();
                         return;
                     }
                     Err(SendError::Full(back)) => envelope = back,
@@ -212,18 +136,11 @@ impl<M: Message> actix::Message for Envelope<M> {
     type Result = ();
 }
 
-/// Makes the role panic inside its handler: fault injection for tests of supervision.
-#[derive(Debug)]
-pub struct Crash;
+/// A heartbeat, through the mailbox like any other message.
+struct Beat;
 
-impl Message for Crash {
-    type Reply = ();
-}
-
-impl<R: Role> On<Crash> for R {
-    fn on(&mut self, _: Crash, _reply: Reply<()>, _: &mut Turn<'_, Self>) {
-        panic!("injected panic");
-    }
+impl actix::Message for Beat {
+    type Result = ();
 }
 
 /// The wrapper that implements actix's traits for a role.
@@ -269,14 +186,14 @@ impl<R: Role> Cell<R> {
         self.window_panics <= RESTART_BUDGET
     }
 
-    fn run(&mut self, ctx: &mut Context<Self>, body: impl FnOnce(&mut R, &mut Turn<'_, R>)) {
+    fn run<M>(&mut self, ctx: &mut Context<Self>, body: impl FnOnce(&mut R, &mut Turn<'_, R>)) {
         if self.role.is_none() {
             self.boot();
         }
         let (Some(role), Some(weak)) = (self.role.as_mut(), self.weak.as_ref()) else {
             return;
         };
-        self.state.begin();
+        self.state.begin(std::any::type_name::<M>());
         let mut turn = Turn { weak, state: &self.state };
         let outcome = catch_unwind(AssertUnwindSafe(|| body(role, &mut turn)));
         self.state.end();
@@ -338,7 +255,25 @@ impl<R: Role + On<M>, M: Message> Handler<Envelope<M>> for Cell<R> {
     type Result = ();
 
     fn handle(&mut self, e: Envelope<M>, ctx: &mut Self::Context) {
-        self.run(ctx, |role, turn| role.on(e.message, e.reply, turn));
+        self.run::<M>(ctx, |role, turn| role.on(e.message, e.reply, turn));
+    }
+}
+
+impl<R: Role> Handler<Beat> for Cell<R> {
+    type Result = ();
+
+    fn handle(&mut self, _: Beat, _: &mut Self::Context) {
+        self.state.beat();
+    }
+}
+
+/// Sends a cell its heartbeats for as long as it lives. A full mailbox needs none: it moves, or the
+/// cell is frozen.
+async fn beats<R: Role>(cell: WeakAddr<Cell<R>>) {
+    while let Some(addr) = cell.upgrade() {
+        let _ = addr.try_send(Beat);
+        drop(addr);
+        tokio::time::sleep(Duration::from_millis(BEAT_MS)).await;
     }
 }
 
@@ -387,6 +322,7 @@ impl<R: Role> CellAddr<R> {
                     on_exhausted,
                 }
             });
+            tokio::task::spawn_local(beats(addr.downgrade()));
             let _ = tx.send(addr);
         });
         let addr = rx
@@ -426,7 +362,7 @@ impl<R: Role> CellAddr<R> {
         loop {
             match self.0.addr.try_send(envelope) {
                 Ok(()) => {
-                    self.0.state.sent.fetch_add(1, Ordering::Relaxed);
+                    self.0.state.sent();
                     return Ok(());
                 }
                 Err(SendError::Full(back)) => envelope = back,
@@ -443,7 +379,7 @@ impl<R: Role> CellAddr<R> {
     {
         match self.0.addr.try_send(Envelope { message, reply: Reply::nobody() }) {
             Ok(()) => {
-                self.0.state.sent.fetch_add(1, Ordering::Relaxed);
+                self.0.state.sent();
                 Ok(())
             }
             Err(SendError::Full(_)) => Err(Error::not_ready(format!(
@@ -452,6 +388,11 @@ impl<R: Role> CellAddr<R> {
             ))),
             Err(SendError::Closed(_)) => Err(closed::<R>()),
         }
+    }
+
+    /// Looks at the cell without keeping it alive.
+    pub fn watch(&self) -> CellWatch {
+        CellWatch(self.0.state.clone())
     }
 
     /// The observable state.

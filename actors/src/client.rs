@@ -4,11 +4,14 @@
 
 mod blocking;
 pub(crate) mod control;
+mod counters;
+mod locations;
 pub mod peer;
 mod read;
 mod write;
 
 pub use blocking::Blocking;
+pub use counters::ReadCounters;
 pub use peer::TransportChoice;
 pub use write::WritePlan;
 
@@ -21,7 +24,10 @@ use crate::place::OwnedPlace;
 use crate::plans::OpenPlans;
 use crate::producer::{Attach, Producer, ProducerTruth};
 use control::{ControlPool, MasterPath, contact};
+use counters::Reads;
+use locations::Locations;
 use hashbrown::HashMap;
+use nkv_store::KeyId;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::shm::boot_id;
 use nkv_transport::wire::{Address, Net, OsNet};
@@ -57,6 +63,8 @@ pub struct Shared {
     pub(crate) plans: Arc<OpenPlans>,
     pub(crate) peers: RwLock<HashMap<u64, Arc<Peer>>>,
     pub(crate) actor: OnceLock<CellAddr<Producer>>,
+    pub(crate) locations: Locations,
+    pub(crate) reads: Reads,
     pub(crate) draining: Arc<AtomicBool>,
     settings: Mutex<Settings>,
     view: RwLock<View>,
@@ -148,6 +156,8 @@ impl Client {
             plans: Arc::default(),
             peers: RwLock::default(),
             actor: OnceLock::new(),
+            locations: Locations::default(),
+            reads: Reads::default(),
             draining: p.draining,
             settings: Mutex::new(p.settings),
             view: RwLock::new(p.view),
@@ -244,6 +254,11 @@ impl Client {
         })
     }
 
+    /// How reads went so far.
+    pub fn read_counters(&self) -> ReadCounters {
+        self.shared.reads.snapshot()
+    }
+
     /// The members now.
     pub async fn view(&self) -> Result<View> {
         match self.call(Request::View).await? {
@@ -300,12 +315,42 @@ impl Client {
         one(self.locate(&[key]).await)
     }
 
+    /// Asks the master; where it does not answer, or cannot know, the last known location stands
+    /// in: whoever reads there finds out whether it still holds.
     pub(crate) async fn locate(&self, keys: &[&[u8]]) -> Vec<Result<ObjMeta>> {
-        match self.call(Request::GetLocation(key_bytes(keys))).await {
+        let kept = &self.shared.locations;
+        if kept.spare_master(self.shared.clock.now_ns()) {
+            let known: Vec<_> = keys.iter().map_while(|k| kept.known(KeyId::of(k))).collect();
+            if known.len() == keys.len() {
+                Reads::count(&self.shared.reads.stood_in, known.len() as u64);
+                return known.into_iter().map(Ok).collect();
+            }
+        }
+        let told = match self.call(Request::GetLocation(key_bytes(keys))).await {
             Ok(Response::Locations(list)) if list.len() == keys.len() => list,
             Ok(other) => spread(keys.len(), unexpected("GetLocation", &other)),
-            Err(e) => spread(keys.len(), e),
-        }
+            Err(e) => {
+                if locations::unknown(e.kind) {
+                    kept.master_silent(self.shared.clock.now_ns());
+                }
+                spread(keys.len(), e)
+            }
+        };
+        let stand_in = |(told, key): (Result<ObjMeta>, &&[u8])| match told {
+            Ok(meta) => {
+                kept.keep(&meta);
+                Ok(meta)
+            }
+            Err(e) if locations::unknown(e.kind) => match kept.known(KeyId::of(key)) {
+                Some(meta) => {
+                    Reads::count(&self.shared.reads.stood_in, 1);
+                    Ok(meta)
+                }
+                None => Err(e),
+            },
+            Err(e) => Err(e),
+        };
+        told.into_iter().zip(keys).map(stand_in).collect()
     }
 
     /// Asks every owner to evict until its heap is used to at most this ratio (0 to 1).

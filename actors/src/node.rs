@@ -4,6 +4,7 @@
 mod config;
 mod start;
 mod status;
+mod watchdog;
 
 pub use config::{MemoryChoice, NodeConfig, StartError};
 use start::SocketFile;
@@ -42,7 +43,7 @@ const LEAVE_LIMIT: Duration = Duration::from_millis(500);
 pub enum Ended {
     /// The master declared this incarnation gone: start a fresh node [I17].
     Gone,
-    /// An actor spent its restart budget.
+    /// An actor spent its restart budget, or is frozen: which, and how.
     ActorFailed(String),
 }
 
@@ -150,8 +151,8 @@ impl Node {
                 Err(_) => Ended::ActorFailed("the membership task ended".to_string()),
             },
             r = failed.wait_for(Option::is_some) => {
-                let name = r.ok().and_then(|f| f.clone()).unwrap_or_default();
-                Ended::ActorFailed(name)
+                let what = r.ok().and_then(|f| f.clone()).unwrap_or_default();
+                Ended::ActorFailed(what)
             }
         }
     }

@@ -142,10 +142,9 @@ async fn serve(
         }
         ended = node.ended() => match ended {
             Ended::Gone => Ok(Outcome::Afresh("this rank was declared gone".to_string())),
-            Ended::ActorFailed(name) => Err(End::new(
-                EXIT_ACTOR_FAILED,
-                format!("the {name} actor failed more often than it may: start this rank again"),
-            )),
+            Ended::ActorFailed(what) => {
+                Err(End::new(EXIT_ACTOR_FAILED, format!("{what}: start this rank again")))
+            }
         },
     }
 }

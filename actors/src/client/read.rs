@@ -2,6 +2,7 @@
 //! was too slow for its chain re-reads the header strictly; one that found the object changed asks
 //! the master once and then says NotFound. Slowness alone is never NotFound.
 
+use super::counters::Reads;
 use super::peer::Peer;
 use super::{Client, one};
 use crate::error::{Error, ErrorKind, Result};
@@ -49,7 +50,10 @@ impl Client {
             match read.into_iter().next().unwrap_or(Err(Miss::Changed)) {
                 Ok(_) => return Ok(bytes),
                 Err(Miss::Fatal(e)) => return Err(e),
-                Err(Miss::Changed) if last => break,
+                Err(Miss::Changed) if last => {
+                    Reads::count(&self.shared.reads.lost, 1);
+                    break;
+                }
                 Err(Miss::Changed) => meta = self.get_location(key).await?,
             }
         }
@@ -91,6 +95,7 @@ impl Client {
                     Ok(n) => Ok(n),
                     Err(Miss::Fatal(e)) => Err(e),
                     Err(Miss::Changed) => {
+                        Reads::count(&self.shared.reads.lost, u64::from(last));
                         todo.push(*i);
                         Err(gone(keys[*i]))
                     }
@@ -194,6 +199,15 @@ impl Client {
                     Ok(()) => judge(peer, s),
                     Err(e) => Err(Miss::Fatal(e.clone())),
                 };
+                let reads = &self.shared.reads;
+                match &results[s.index] {
+                    Ok(_) => Reads::count(&reads.accepted, 1),
+                    Err(Miss::Fatal(_)) => Reads::count(&reads.failed, 1),
+                    Err(Miss::Changed) => {
+                        Reads::count(&reads.changed, 1);
+                        self.shared.locations.forget(s.meta);
+                    }
+                }
             }
         }
     }
@@ -215,6 +229,7 @@ impl Client {
         if self.shared.clock.now_ns().saturating_sub(t0) <= limit {
             return Ok(());
         }
+        Reads::count(&self.shared.reads.strict, 1);
         let mut again = Vec::with_capacity(slots.len());
         for s in slots.iter_mut() {
             again.push(Op::Read { offset: s.meta.header_off, dst: &mut s.after });

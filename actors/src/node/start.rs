@@ -1,8 +1,8 @@
 //! Starting a node, step by step; whatever was made before a step that fails is taken down again by
 //! its owner's Drop.
 
-use super::{MemoryChoice, Node, NodeConfig, StartError};
-use crate::cell::CellAddr;
+use super::{MemoryChoice, Node, NodeConfig, StartError, watchdog};
+use crate::cell::{CellAddr, RESTART_BUDGET, RESTART_WINDOW_MS};
 use crate::client::control::MasterPath;
 use crate::client::{Client, ClientConfig, Parts};
 use crate::error::Error;
@@ -93,6 +93,7 @@ impl Node {
         let link = building.join(&info, settings.0);
         let client = building.client();
         let producer = client.start_producer(building.place.place()).await?;
+        building.watch(&producer)?;
         let node =
             building.finish(info, (alive, published), (client, producer), (link, settings.1));
         node.wait_joined().await?;
@@ -220,6 +221,16 @@ impl Building {
         };
         self.place.place().task(async move { membership.run(state, told).await });
         link
+    }
+
+    /// From here on somebody sees actors that no longer move.
+    fn watch(&self, producer: &CellAddr<Producer>) -> Result<(), StartError> {
+        let r = &self.roles;
+        let mut cells = vec![r.owner.watch(), r.evictor.watch(), producer.watch()];
+        cells.extend(self.master.iter().map(|(m, _)| m.watch()));
+        // A rank whose owner is frozen sends no heartbeats: by then it is gone anyway.
+        watchdog::start(cells, self.config.ttl_ms, r.failed.clone(), self.closing.clone())
+            .map_err(|e| StartError::Internal(e.to_string()))
     }
 
     fn client(&self) -> Client {
@@ -364,7 +375,13 @@ async fn start_roles(
 
 fn report_to(failed: &watch::Sender<Option<String>>) -> Arc<dyn Fn(&'static str) + Send + Sync> {
     let failed = failed.clone();
-    Arc::new(move |name| drop(failed.send_replace(Some(name.to_string()))))
+    Arc::new(move |name| {
+        let text = format!(
+            "the {name} actor failed more than {RESTART_BUDGET} times in {} s",
+            RESTART_WINDOW_MS / 1_000
+        );
+        failed.send_replace(Some(text));
+    })
 }
 
 async fn start_master(

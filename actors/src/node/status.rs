@@ -2,6 +2,7 @@
 
 use super::Node;
 use crate::cell::CellStatus;
+use crate::client::ReadCounters;
 use crate::membership::LinkState;
 use crate::message::{OwnerGauges, Term, View};
 use serde::Serialize;
@@ -36,6 +37,8 @@ pub struct NodeStatus {
     pub attached: Vec<(u32, String)>,
     /// Processes attached to this node's segment.
     pub attachments: usize,
+    /// How reads through this node's own handle went.
+    pub reads: ReadCounters,
     /// tcp agent: bytes received, bytes sent, requests, refused, connections now.
     pub agent: AgentStatus,
 }
@@ -87,6 +90,7 @@ impl Node {
             actors,
             attached,
             attachments: self.tables.attachments.len(),
+            reads: self.client.read_counters(),
             agent: self.agent_status(),
         }
     }

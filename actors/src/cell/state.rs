@@ -1,0 +1,131 @@
+//! What can be seen of a cell from outside its thread: queue, panics, and whether it still moves.
+
+use nkv_store::clock::{BootClock, Clock};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A cell without a sign of life for so long is frozen. It gives one every [`BEAT_MS`].
+pub const FROZEN_MS: u64 = 1_500;
+/// Between two heartbeats of a cell, through its own mailbox.
+pub const BEAT_MS: u64 = 250;
+
+/// The counters behind [`CellStatus`].
+#[derive(Debug)]
+pub(super) struct CellState {
+    name: &'static str,
+    sent: AtomicU64,
+    handled: AtomicU64,
+    panics: AtomicU32,
+    pub(super) restarts: AtomicU32,
+    busy_since_ns: AtomicU64,
+    last_beat_ns: AtomicU64,
+    doing: Mutex<&'static str>,
+    last_error: Mutex<Option<String>>,
+}
+
+/// A snapshot of a cell, as `/status` shows it.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct CellStatus {
+    /// Role name.
+    pub name: &'static str,
+    /// `running` or `frozen`.
+    pub state: &'static str,
+    /// Messages waiting.
+    pub queue: u64,
+    /// Messages handled.
+    pub handled: u64,
+    /// Panics caught.
+    pub panics: u32,
+    /// Times rebuilt.
+    pub restarts: u32,
+    /// Milliseconds the present message has been in its handler; 0 when idle.
+    pub busy_ms: u64,
+    /// Milliseconds since the last sign of life.
+    pub idle_ms: u64,
+    /// If frozen: in which message, or that another actor holds the thread.
+    pub frozen_in: Option<String>,
+    /// Last panic's text.
+    pub last_error: Option<String>,
+}
+
+/// Looks at a cell without keeping it alive.
+#[derive(Debug, Clone)]
+pub struct CellWatch(pub(super) Arc<CellState>);
+
+impl CellWatch {
+    /// The present state.
+    pub fn status(&self) -> CellStatus {
+        self.0.snapshot()
+    }
+}
+
+impl CellState {
+    pub(super) fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            sent: AtomicU64::new(0),
+            handled: AtomicU64::new(0),
+            panics: AtomicU32::new(0),
+            restarts: AtomicU32::new(0),
+            busy_since_ns: AtomicU64::new(0),
+            last_beat_ns: AtomicU64::new(BootClock.now_ns()),
+            doing: Mutex::new(""),
+            last_error: Mutex::new(None),
+        }
+    }
+
+    pub(super) fn snapshot(&self) -> CellStatus {
+        let now = BootClock.now_ns();
+        let busy = self.busy_since_ns.load(Ordering::Relaxed);
+        let handled = self.handled.load(Ordering::Relaxed);
+        let age = |t: u64| now.saturating_sub(t) / 1_000_000;
+        let busy_ms = if busy == 0 { 0 } else { age(busy) };
+        let idle_ms = age(self.last_beat_ns.load(Ordering::Relaxed));
+        let frozen = idle_ms >= FROZEN_MS;
+        let frozen_in = || match busy {
+            0 => "another actor holds its thread".to_string(),
+            _ => {
+                let doing = *self.doing.lock().unwrap_or_else(PoisonError::into_inner);
+                format!("{} for {busy_ms} ms", doing.rsplit("::").next().unwrap_or(doing))
+            }
+        };
+        CellStatus {
+            name: self.name,
+            state: if frozen { "frozen" } else { "running" },
+            queue: self.sent.load(Ordering::Relaxed).saturating_sub(handled),
+            handled,
+            panics: self.panics.load(Ordering::Relaxed),
+            restarts: self.restarts.load(Ordering::Relaxed),
+            busy_ms,
+            idle_ms,
+            frozen_in: frozen.then(frozen_in),
+            last_error: self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+
+    pub(super) fn sent(&self) {
+        self.sent.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn begin(&self, message: &'static str) {
+        *self.doing.lock().unwrap_or_else(PoisonError::into_inner) = message;
+        self.busy_since_ns.store(BootClock.now_ns(), Ordering::Relaxed);
+    }
+
+    pub(super) fn end(&self) {
+        self.busy_since_ns.store(0, Ordering::Relaxed);
+        self.beat();
+        self.handled.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A sign of life.
+    pub(super) fn beat(&self) {
+        self.last_beat_ns.store(BootClock.now_ns(), Ordering::Relaxed);
+    }
+
+    pub(super) fn panicked(&self, text: String) {
+        tracing::error!(actor = self.name, panic = %text, "an actor panicked; rebuilding it");
+        self.panics.fetch_add(1, Ordering::Relaxed);
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+    }
+}

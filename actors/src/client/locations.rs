@@ -1,0 +1,71 @@
+//! Locations this handle has seen: what lets reads go on while the master does not answer. A
+//! location is a hint, never an answer: the header it leads to decides [I2].
+
+use crate::error::ErrorKind;
+use crate::message::ObjMeta;
+use hashbrown::HashMap;
+use nkv_store::KeyId;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Locations per generation; two generations are kept.
+const MAX_PER_GENERATION: usize = 65_536;
+/// After a master did not answer, known keys are not asked for again for so long.
+const SPARE_NS: u64 = 500_000_000;
+
+#[derive(Debug, Default)]
+struct Generations {
+    young: HashMap<KeyId, ObjMeta>,
+    old: HashMap<KeyId, ObjMeta>,
+}
+
+/// See the file's first paragraph.
+#[derive(Debug, Default)]
+pub(crate) struct Locations {
+    kept: Mutex<Generations>,
+    silent_until_ns: AtomicU64,
+}
+
+impl Locations {
+    /// Keeps a location the master told.
+    pub(crate) fn keep(&self, meta: &ObjMeta) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.young.len() >= MAX_PER_GENERATION {
+            kept.old = std::mem::take(&mut kept.young);
+        }
+        kept.young.insert(meta.key.into(), meta.clone());
+    }
+
+    /// The last known location of a key.
+    pub(crate) fn known(&self, key: KeyId) -> Option<ObjMeta> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.young.get(&key).or_else(|| kept.old.get(&key)).cloned()
+    }
+
+    /// There is nothing at this location any more.
+    pub(crate) fn forget(&self, meta: &ObjMeta) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let Generations { young, old } = &mut *kept;
+        for generation in [young, old] {
+            let key = KeyId::from(meta.key);
+            if generation.get(&key).is_some_and(|m| m.at == meta.at) {
+                generation.remove(&key);
+            }
+        }
+    }
+
+    /// The master did not answer.
+    pub(crate) fn master_silent(&self, now_ns: u64) {
+        self.silent_until_ns.store(now_ns + SPARE_NS, Ordering::Relaxed);
+    }
+
+    /// True while it is not worth asking.
+    pub(crate) fn spare_master(&self, now_ns: u64) -> bool {
+        now_ns < self.silent_until_ns.load(Ordering::Relaxed)
+    }
+}
+
+/// Errors that say nothing of the object, only that nobody could tell where it is.
+pub(crate) fn unknown(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Disconnected | ErrorKind::Timeout | ErrorKind::NotReady)
+}
