@@ -97,6 +97,8 @@ pub struct Join {
     pub info: RankInfo,
     /// The highest term its owner obeyed.
     pub obeyed: Term,
+    /// Whether a plan was ever granted on it.
+    pub holds: bool,
     /// The last view it kept.
     pub seen: SeenView,
     /// Frames to it.
@@ -196,7 +198,9 @@ impl Master {
         let (puts, removes) = match request {
             Request::OpenForWrite { .. } => (true, false),
             Request::Remove(_) => (false, true),
-            Request::GetLocation(_) | Request::MatchPrefix(_) | Request::Exists(_) => (false, false),
+            Request::GetLocation(_) | Request::MatchPrefix(_) | Request::Exists(_) => {
+                (false, false)
+            }
             _ => return refuse_size(request),
         };
         refuse_size(request).or_else(|| match (puts, removes) {
@@ -346,3 +350,6 @@ impl Master {
         crate::message::PlanId { term: self.truth.members.term(), seq }
     }
 }
+
+#[cfg(test)]
+mod tests;

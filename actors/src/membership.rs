@@ -46,6 +46,14 @@ impl Uplink {
         }
     }
 
+    /// What would be sent, for a test that plays the master.
+    #[cfg(test)]
+    pub(crate) fn capture(&self) -> mpsc::Receiver<Up> {
+        let (tx, rx) = mpsc::channel(UPLINK_FRAMES);
+        self.set(Some(tx));
+        rx
+    }
+
     fn set(&self, new: Option<mpsc::Sender<Up>>) {
         *self.tx.lock().unwrap_or_else(PoisonError::into_inner) = new;
     }
@@ -161,8 +169,8 @@ impl Membership {
     async fn join(&self) -> std::result::Result<(BoxStream, Term, Settings), JoinError> {
         let mut last = "no address for the master".to_string();
         for address in &self.master {
-            let (obeyed, seen) = self.tables.memory();
-            let purpose = Purpose::Rank { info: self.info.clone(), obeyed, seen };
+            let (obeyed, holds, seen) = self.tables.memory();
+            let purpose = Purpose::Rank { info: Box::new(self.info.clone()), obeyed, holds, seen };
             let work = hello(&*self.net, address, &self.job, purpose);
             match tokio::time::timeout(HELLO_LIMIT, work).await {
                 Ok(Ok((stream, Welcome::Rank { term, settings }))) => {

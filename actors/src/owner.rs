@@ -460,3 +460,6 @@ impl On<GetGauges> for Owner {
         reply.send(self.truth.tables.gauges.snapshot());
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -339,7 +339,7 @@ impl OpenPlans {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Term;
+    use crate::message::{ObjMeta, SlotRef, Term};
 
     #[test]
     fn ranges_merge_in_any_order() {
@@ -351,8 +351,56 @@ mod tests {
         assert_eq!(r.total(), 21);
     }
 
+    const OWNER: u64 = 9;
+
+    fn granted(term: Term, peer: &Arc<Peer>) -> PlanState {
+        let at = SlotRef { incarnation: OWNER, slot: 0, epoch: 1 };
+        let key = Key::new(b"k").unwrap();
+        let meta = ObjMeta {
+            key: key.id().into(),
+            rank: 0,
+            at,
+            header_off: 0,
+            payload_off: 0,
+            bytes_total: 0,
+            page_bytes: 4096,
+            n_pages: 0,
+        };
+        let plan = PlanId { term, seq: 7 };
+        let desc = PlanDesc { plan, token: 1, meta, extent_len: 0, write_ttl_ms: 1 };
+        PlanState::new(desc, key, peer.clone(), u64::MAX)
+    }
+
     #[test]
-    fn i10_a_plan_dropped_before_its_grant_arrives_is_remembered_while_an_open_is_in_flight() {
+    fn model_attachterm_a_plan_below_the_term_of_its_owner_is_refused_before_its_first_byte() {
+        let (plans, obeyed) = (OpenPlans::default(), Obeyed::new(OWNER));
+        let peer = Peer::nowhere(obeyed.clone());
+        let (old, new) = (Term { number: 1, master: 4 }, Term { number: 2, master: 3 });
+        plans.obey(&obeyed, new);
+        let e = plans.register(granted(old, &peer)).unwrap_err();
+        assert_eq!(e.kind, crate::ErrorKind::Reclaimed, "{e}");
+        plans.register(granted(new, &peer)).unwrap();
+    }
+
+    #[test]
+    fn model_dropmem_i10_a_term_ends_plans_in_flight_and_waits_for_who_is_inside() {
+        let (plans, obeyed) = (OpenPlans::default(), Obeyed::new(OWNER));
+        let peer = Peer::nowhere(obeyed.clone());
+        let (old, new) = (Term { number: 1, master: 4 }, Term { number: 2, master: 3 });
+        let plan = plans.register(granted(old, &peer)).unwrap();
+        let inside = plan.enter(0).unwrap();
+        plans.obey(&obeyed, new);
+        assert!(plan.enter(0).is_err(), "no further write starts");
+        assert!(!plans.obeys(&obeyed, new), "one is still inside");
+        plans.close(&plan);
+        assert!(!plans.obeys(&obeyed, new), "also after its caller gave it up");
+        drop(inside);
+        assert!(plans.obeys(&obeyed, new));
+    }
+
+    #[test]
+    fn model_dropmem_i10_a_plan_dropped_before_its_grant_arrives_is_remembered_while_an_open_is_in_flight()
+     {
         let plans = OpenPlans::default();
         let id = PlanId { term: Term::default(), seq: 7 };
         let guard = plans.opening();

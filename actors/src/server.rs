@@ -5,8 +5,8 @@
 use crate::cell::{CellAddr, Reply};
 use crate::master::{Ask, FromRank, Join, LinkDown, LinkId, Master, Members};
 use crate::message::{
-    Down, Hello, MESSAGES_VERSION, Purpose, RankInfo, Refusal, Request, Response, SeenView,
-    Settings, Term, ToClient, ToOwner, Up, View, Welcome,
+    Down, Hello, MESSAGES_VERSION, Purpose, RankInfo, Refusal, Request, Response, Settings,
+    ToClient, ToOwner, Up, View, Welcome,
 };
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
 use crate::owner::tables::OwnerTables;
@@ -120,7 +120,9 @@ impl Server {
         }
         match hello.purpose {
             Purpose::Client { producer } => self.client(stream, producer).await,
-            Purpose::Rank { info, obeyed, seen } => self.rank(stream, (info, obeyed, seen)).await,
+            Purpose::Rank { info, obeyed, holds, seen } => {
+                self.rank(stream, |tx| Join { info: *info, obeyed, holds, seen, tx }).await
+            }
             Purpose::Attach { producer, maps, .. } => {
                 self.attach(stream, peer, producer, maps).await
             }
@@ -177,14 +179,15 @@ impl Server {
     async fn rank(
         self: Arc<Self>,
         mut stream: BoxStream,
-        (info, obeyed, seen): (RankInfo, Term, SeenView),
+        join: impl FnOnce(mpsc::Sender<Down>) -> Join,
     ) -> Result<(), WireError> {
         let Some((master, _)) = &self.master else {
             return Ok(());
         };
-        let (rank, incarnation) = (info.rank, info.incarnation);
         let (tx, mut rx) = mpsc::channel(crate::master::DOWNLINK_FRAMES);
-        let joined = match master.call(Join { info, obeyed, seen, tx }, ACTOR_LIMIT).await {
+        let join = join(tx);
+        let (rank, incarnation) = (join.info.rank, join.info.incarnation);
+        let joined = match master.call(join, ACTOR_LIMIT).await {
             Ok(Ok(joined)) => joined,
             Ok(Err(why)) => return refuse(&mut stream, why).await,
             // The master was restarted under this call: the rank may try again.

@@ -261,6 +261,24 @@ impl Peer {
         self.alive.is_alive() && self.verbs.is_alive()
     }
 
+    /// A peer that reaches nothing, for tests of plans.
+    #[cfg(test)]
+    pub(crate) fn nowhere(obeyed: Arc<Obeyed>) -> Arc<Self> {
+        let memory = nkv_store::AnonMemory::new(4096).expect("a page of memory");
+        let alive = Alive::new();
+        Arc::new(Self {
+            rank: 0,
+            arena: Region { offset: 0, len: 0 },
+            quarantine_ns: 0,
+            verbs: Arc::new(LocalVerbs::new(Arc::new(memory), alive.clone())),
+            attached_ns: 0,
+            obeyed,
+            link: Link::Remote(mpsc::channel(1).0),
+            alive,
+            touches: Mutex::default(),
+        })
+    }
+
     /// Which transport it uses.
     pub fn kind(&self) -> Kind {
         self.verbs.kind()

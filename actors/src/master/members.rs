@@ -1,9 +1,7 @@
 //! The table of members: term, links, views, producers. It lies outside the Master actor: connection
 //! tasks read it, and it survives a panic.
 
-use crate::message::{
-    Down, OwnerGauges, RankInfo, RankState, RankStats, SeenView, Term, View,
-};
+use crate::message::{Down, OwnerGauges, RankInfo, RankState, RankStats, SeenView, Term, View};
 use hashbrown::{HashMap, HashSet};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,6 +44,8 @@ pub(super) struct Member {
     pub gauges: OwnerGauges,
     // Its report arrived: plans may be placed there.
     pub reported: bool,
+    // Whether a plan was ever granted on it before it joined.
+    pub holds: bool,
     // The view it brought from an earlier master, and the latest of ours it keeps.
     pub brought: SeenView,
     pub keeps_view: u64,
@@ -173,9 +173,10 @@ impl Members {
 
     /// True if the frame left this process, or the link it went by was followed by a report.
     pub(super) fn has_left(&self, rank: u32, told: Told) -> bool {
-        self.lock().ranks.get(&rank).is_some_and(|m| {
-            m.link != told.link || m.written.load(Ordering::Acquire) >= told.frame
-        })
+        self.lock()
+            .ranks
+            .get(&rank)
+            .is_some_and(|m| m.link != told.link || m.written.load(Ordering::Acquire) >= told.frame)
     }
 
     /// The master itself stood still for so long: nobody is the worse for its silence.

@@ -1,8 +1,8 @@
 //! Membership as the master decides it: who may join, who is gone, and what each rank says.
 
-use super::{Join, Master};
 use super::members::{LinkId, Member};
 use super::placement::RankBook;
+use super::{Join, Master};
 use crate::message::{OwnerGauges, RankState, Refusal, Settings, Term, Up};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -25,15 +25,12 @@ pub struct Joined {
 
 impl Master {
     pub(super) fn join(&mut self, m: Join) -> Result<Joined, Refusal> {
-        let Join { info, obeyed, seen, tx } = m;
-        let (rank, ours) = (info.rank, self.truth.world_size);
-        if info.world_size != ours || rank >= ours {
-            return Err(Refusal::WorldSize { rank, ours, theirs: info.world_size });
+        let (rank, ours) = (m.info.rank, self.truth.world_size);
+        if m.info.world_size != ours || rank >= ours {
+            return Err(Refusal::WorldSize { rank, ours, theirs: m.info.world_size });
         }
-        if !self.truth.members.lock().gone.contains(&info.incarnation) {
-            self.rise_above(obeyed)?;
-        }
-        self.refuse_the_lost((rank, info.incarnation), obeyed, &seen)?;
+        self.refuse_the_lost(&m)?;
+        let Join { info, seen, tx, holds, .. } = m;
         let now = self.now_ms();
         let written = Arc::new(AtomicU64::new(0));
         let mut replaced = None;
@@ -63,6 +60,7 @@ impl Master {
                 heard_ms: now,
                 gauges: OwnerGauges::default(),
                 reported: false,
+                holds,
                 brought: seen,
                 keeps_view: 0,
             };

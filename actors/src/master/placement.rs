@@ -138,6 +138,7 @@ mod tests {
             control: Address::Tcp("127.0.0.1:1".into()),
             local: None,
             data: None,
+            http: None,
             segment: String::new(),
             segment_bytes: 0,
             slots: (arena_bytes / 4096) as u32,

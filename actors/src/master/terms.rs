@@ -2,8 +2,8 @@
 //! that an owner ever obeyed, a quorum of ranks that obey it, views that owners keep, and removes
 //! that wait until a loss is known to those who may have to tell a later master of it.
 
-use super::Master;
 use super::members::{Inner, Members};
+use super::{Join, Master};
 use crate::error::{Error, Result};
 use crate::message::{Refusal, SeenView, Term};
 
@@ -30,14 +30,14 @@ impl Inner {
 
     /// Takes in a view of an earlier master; returns the ranks it proves lost.
     fn learn(&mut self, seen: &SeenView) -> Vec<u32> {
-        let ours = seen.term.master == self.term.master && seen.term >= self.term;
+        // Whom this process declared gone in a lower term of its own stands in `gone`.
+        let ours = seen.term.master == self.term.master;
         if seen.number == 0 || ours || self.past.iter().any(|v| v.order() == seen.order()) {
             return Vec::new();
         }
         self.past.push(seen.clone());
-        let lost = |m: &&super::members::Member| {
-            m.brought.number > 0 && self.was_lost(m.info.incarnation, &m.brought)
-        };
+        let lost =
+            |m: &&super::members::Member| m.holds && self.was_lost(m.info.incarnation, &m.brought);
         self.ranks.values().filter(lost).map(|m| m.info.rank).collect()
     }
 }
@@ -58,11 +58,42 @@ impl Members {
 }
 
 impl Master {
+    /// Refuses an incarnation that was, or must be taken to have been, declared gone [I17].
+    pub(super) fn refuse_the_lost(&mut self, m: &Join) -> std::result::Result<(), Refusal> {
+        let (rank, incarnation) = (m.info.rank, m.info.incarnation);
+        let gone = Err(Refusal::Gone { rank, incarnation });
+        let members = self.truth.members.clone();
+        if members.lock().gone.contains(&incarnation) {
+            return gone;
+        }
+        let others = m.obeyed != Term::default() && m.obeyed.master != members.term().master;
+        if others && self.settled() && members.too_few().is_none() {
+            // Everybody else was met, or waited for in vain: it was counted as gone. Without a
+            // quorum it may be we who are late.
+            return gone;
+        }
+        if others {
+            self.rise_above(m.obeyed)?;
+        }
+        let lost = {
+            let mut inner = members.lock();
+            let lost = inner.learn(&m.seen);
+            if m.holds && inner.was_lost(incarnation, &m.seen) {
+                return gone;
+            }
+            lost
+        };
+        for rank in lost {
+            tracing::warn!(rank, "an earlier master had declared this rank gone");
+            self.gone(rank, None, "lost before this master began");
+        }
+        Ok(())
+    }
+
     /// Makes sure that our term is above the one a joining rank obeyed. If it was not, another
     /// master ran before or beside us: what we know is void, and every rank joins again.
-    pub(super) fn rise_above(&mut self, obeyed: Term) -> std::result::Result<(), Refusal> {
-        let ours = self.truth.members.term();
-        if obeyed.master == ours.master || obeyed.number < ours.number {
+    fn rise_above(&mut self, obeyed: Term) -> std::result::Result<(), Refusal> {
+        if obeyed.number < self.truth.members.term().number {
             return Ok(());
         }
         let number = obeyed.number.checked_add(1).ok_or_else(|| {
@@ -79,33 +110,6 @@ impl Master {
         }
         tracing::warn!(term = number, "another master ran before: a new term begins");
         self.forget_all();
-        Ok(())
-    }
-
-    /// Refuses an incarnation that was, or must be taken to have been, declared gone [I17].
-    pub(super) fn refuse_the_lost(
-        &mut self,
-        (rank, incarnation): (u32, u64),
-        obeyed: Term,
-        brought: &SeenView,
-    ) -> std::result::Result<(), Refusal> {
-        let settled = self.settled();
-        let lost = {
-            let mut inner = self.truth.members.lock();
-            let lost = inner.learn(brought);
-            let has_memory = obeyed != Term::default();
-            // Whoever was not met while we waited for everybody was counted as gone.
-            let unmet = settled && obeyed.master != inner.term.master;
-            let gone = inner.gone.contains(&incarnation);
-            if gone || (has_memory && (unmet || inner.was_lost(incarnation, brought))) {
-                return Err(Refusal::Gone { rank, incarnation });
-            }
-            lost
-        };
-        for rank in lost {
-            tracing::warn!(rank, "an earlier master had declared this rank gone");
-            self.gone(rank, None, "lost before this master began");
-        }
         Ok(())
     }
 

@@ -26,9 +26,11 @@ pub enum Purpose {
     /// A rank joins and keeps the connection as its link.
     Rank {
         /// Who.
-        info: RankInfo,
+        info: Box<RankInfo>,
         /// The highest term its owner obeyed; the default if it never had a master.
         obeyed: Term,
+        /// Whether a plan was ever granted on it: if not, it has nothing to lose or to bring.
+        holds: bool,
         /// The last membership it was told of.
         seen: SeenView,
     },

@@ -44,6 +44,8 @@ pub struct RankInfo {
     pub local: Option<Address>,
     /// host:port of the tcp agent.
     pub data: Option<String>,
+    /// host:port of the HTTP server with this rank's `/status`, for people's tools.
+    pub http: Option<String>,
     /// File name of the shared segment; empty if private to the process.
     pub segment: String,
     /// Length of the segment.

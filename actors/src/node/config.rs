@@ -67,6 +67,8 @@ pub struct NodeConfig {
     pub full_wait_ms: u64,
     /// tcp data connections at once.
     pub data_connections: usize,
+    /// Where whoever runs the node serves its `/status`: told to the others, not served here.
+    pub http: Option<String>,
 }
 
 impl Default for NodeConfig {
@@ -93,6 +95,7 @@ impl Default for NodeConfig {
             page_bytes: 256 << 10,
             full_wait_ms: 0,
             data_connections: 256,
+            http: None,
         }
     }
 }

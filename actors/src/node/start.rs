@@ -450,6 +450,7 @@ fn rank_info(
         control: control.local(),
         local: local.map(|l| l.local()),
         data: Some(agent.local_addr().to_string()),
+        http: config.http.clone(),
         segment: segment.file_name.clone(),
         segment_bytes: g.segment_bytes,
         slots: g.slots,

@@ -108,10 +108,11 @@ impl OwnerTables {
         self.lock().term
     }
 
-    /// What a joining rank tells: the term it obeyed and the view it keeps.
-    pub fn memory(&self) -> (Term, SeenView) {
+    /// What a joining rank tells: the term it obeyed, whether a plan was ever granted on it, and the
+    /// view it keeps.
+    pub fn memory(&self) -> (Term, bool, SeenView) {
         let t = self.lock();
-        (t.term, t.seen.clone())
+        (t.term, t.last_opened.is_some(), t.seen.clone())
     }
 
     /// Keeps a view, unless a later one is kept.

@@ -1,0 +1,7 @@
+//! The Master against ranks played by hand, frame by frame: the conditions under which a model of
+//! the first protocol failed. `model_NAME` is the switch of that model which a test stands for.
+
+mod bench;
+mod late;
+mod objects;
+mod terms;

@@ -1,0 +1,329 @@
+//! A Master on an arbiter of its own, time by hand, and ranks that say only what a test has them say.
+
+use crate::cell::{CellAddr, Reply};
+use crate::master::{Ask, FromRank, Join, LinkId, Master, MasterTruth, Members};
+use crate::message::{
+    Down, KeyBytes, OpenItem, PlanDesc, PlanRef, PutOptions, RankInfo, Refusal, Request, Response,
+    SeenView, Settings, SlotContent, SlotEntry, SlotRef, Term, Up,
+};
+use crate::place::OwnedPlace;
+use crate::{ErrorKind, Result};
+use nkv_store::clock::{Clock, ManualClock};
+use nkv_transport::wire::Address;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+pub(super) const LIMIT: Duration = Duration::from_secs(5);
+pub(super) const TTL_MS: u64 = 1_000;
+pub(super) const UNIT: u64 = 4096;
+/// Slots of a fake rank, and pages of its arena.
+pub(super) const SLOTS: u32 = 4;
+const BASE: u64 = 1 << 20;
+
+pub(super) struct Bench {
+    pub master: CellAddr<Master>,
+    pub members: Arc<Members>,
+    pub clock: ManualClock,
+    world: u32,
+    _place: OwnedPlace,
+}
+
+/// One rank, played by hand. It keeps views when told so.
+pub(super) struct Rank {
+    pub info: RankInfo,
+    pub rx: mpsc::Receiver<Down>,
+    pub term: Term,
+    pub written: Arc<AtomicU64>,
+    link: LinkId,
+    master: CellAddr<Master>,
+    pub keeps_views: bool,
+}
+
+pub(super) fn info(rank: u32, incarnation: u64, world: u32) -> RankInfo {
+    RankInfo {
+        rank,
+        world_size: world,
+        incarnation,
+        boot_id: 1,
+        pid: 1,
+        control: Address::Tcp("127.0.0.1:1".into()),
+        local: None,
+        data: None,
+        segment: String::new(),
+        segment_bytes: BASE + u64::from(SLOTS) * UNIT,
+        slots: SLOTS,
+        header_base: UNIT,
+        arena_offset: BASE,
+        arena_bytes: u64::from(SLOTS) * UNIT,
+        quarantine_ms: 5,
+        prefault: false,
+        http: None,
+    }
+}
+
+pub(super) fn term(number: u64, master: u64) -> Term {
+    Term { number, master }
+}
+
+pub(super) fn view(term: Term, number: u64, incarnations: &[u64]) -> SeenView {
+    SeenView { term, number, incarnations: incarnations.to_vec() }
+}
+
+pub(super) fn key(k: &str) -> KeyBytes {
+    KeyBytes(k.as_bytes().to_vec())
+}
+
+pub(super) fn extent_of(slot: u32) -> u64 {
+    BASE + u64::from(slot) * UNIT
+}
+
+pub(super) fn live(slot: u32, epoch: u32, k: &str) -> SlotEntry {
+    let what = SlotContent::Live {
+        key: key(k),
+        extent_offset: extent_of(slot),
+        extent_len: UNIT,
+        bytes_total: UNIT,
+        page_bytes: 4096,
+        n_pages: 1,
+    };
+    SlotEntry { slot, epoch, what }
+}
+
+pub(super) fn held(slot: u32, epoch: u32) -> SlotEntry {
+    let what = SlotContent::Held { extent_offset: extent_of(slot), extent_len: UNIT };
+    SlotEntry { slot, epoch, what }
+}
+
+impl Bench {
+    pub(super) async fn new(world: u32) -> Self {
+        let place = OwnedPlace::arbiter().unwrap();
+        let clock = ManualClock::default();
+        clock.advance_ms(1_000_000);
+        let members = Arc::new(Members::new(term(1, 50), world, clock.now_ms()));
+        let truth = MasterTruth {
+            world_size: world,
+            ttl_ms: TTL_MS,
+            full_wait_ms: 50,
+            settings: Settings {
+                page_bytes: 4096,
+                write_ttl_ms: 100,
+                ttl_ms: TTL_MS,
+                call_timeout_ms: 500,
+            },
+            members: members.clone(),
+            next_plan: Arc::new(AtomicU64::new(1)),
+            clock: Arc::new(clock.clone()),
+        };
+        let master = CellAddr::start(place.place(), truth, Arc::new(|_| {})).await.unwrap();
+        Self { master, members, clock, world, _place: place }
+    }
+
+    /// All ranks joined fresh, and their empty heaps reported.
+    pub(super) async fn whole(world: u32) -> (Self, Vec<Rank>) {
+        let bench = Self::new(world).await;
+        let mut ranks = Vec::new();
+        for rank in 0..world {
+            ranks.push(bench.join(rank, 100 + u64::from(rank)).await.unwrap());
+        }
+        for r in &mut ranks {
+            r.reports(Vec::new()).await;
+        }
+        (bench, ranks)
+    }
+
+    pub(super) async fn join(
+        &self,
+        rank: u32,
+        incarnation: u64,
+    ) -> std::result::Result<Rank, Refusal> {
+        self.joins(rank, incarnation, Term::default(), false, SeenView::default()).await
+    }
+
+    /// Again, with nothing ever placed on it.
+    pub(super) async fn rejoin(&self, rank: u32, incarnation: u64) -> Rank {
+        let obeyed = self.members.term();
+        self.joins(rank, incarnation, obeyed, false, SeenView::default()).await.unwrap()
+    }
+
+    /// With objects of an earlier master.
+    pub(super) async fn join_from(
+        &self,
+        rank: u32,
+        incarnation: u64,
+        obeyed: Term,
+        seen: SeenView,
+    ) -> std::result::Result<Rank, Refusal> {
+        self.joins(rank, incarnation, obeyed, true, seen).await
+    }
+
+    async fn joins(
+        &self,
+        rank: u32,
+        incarnation: u64,
+        obeyed: Term,
+        holds: bool,
+        seen: SeenView,
+    ) -> std::result::Result<Rank, Refusal> {
+        let (tx, rx) = mpsc::channel(1024);
+        let info = info(rank, incarnation, self.world);
+        let join = Join { info: info.clone(), obeyed, holds, seen, tx };
+        let joined = self.master.call(join, LIMIT).await.unwrap()?;
+        // Played by hand, everything has left this process at once.
+        joined.written.store(u64::MAX / 2, std::sync::atomic::Ordering::SeqCst);
+        Ok(Rank {
+            info,
+            rx,
+            term: joined.term,
+            written: joined.written,
+            link: joined.link,
+            master: self.master.clone(),
+            keeps_views: true,
+        })
+    }
+
+    pub(super) async fn ask(&self, request: Request) -> Response {
+        self.master.call(Ask { producer: 7, request }, LIMIT).await.unwrap()
+    }
+
+    /// Starts a call whose answer comes later.
+    pub(super) fn asks(&self, request: Request) -> tokio::task::JoinHandle<Response> {
+        let master = self.master.clone();
+        tokio::spawn(async move { master.call(Ask { producer: 7, request }, LIMIT).await.unwrap() })
+    }
+
+    pub(super) async fn open(&self, request: u64, k: &str, rank: u32) -> Result<PlanDesc> {
+        match self.ask(opening(request, k, rank)).await {
+            Response::Plans(mut list) => list.remove(0),
+            Response::Failed(e) => Err(e),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(super) async fn done(&self, request: Request) -> Result<()> {
+        done(self.ask(request).await)
+    }
+
+    pub(super) async fn commit(&self, plan: &PlanDesc) -> Result<()> {
+        self.done(Request::Commit(vec![plan_ref(plan)])).await
+    }
+
+    pub(super) async fn found(&self, k: &str) -> std::result::Result<SlotRef, ErrorKind> {
+        match self.ask(Request::GetLocation(vec![key(k)])).await {
+            Response::Locations(mut list) => list.remove(0).map(|m| m.at).map_err(|e| e.kind),
+            Response::Failed(e) => Err(e.kind),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// An object of 4 KiB, put by the book.
+    pub(super) async fn put(&self, request: u64, k: &str, rank: &mut Rank) -> PlanDesc {
+        let plan = self.open(request, k, rank.info.rank).await.unwrap();
+        self.commit(&plan).await.unwrap();
+        plan
+    }
+}
+
+pub(super) fn done(response: Response) -> Result<()> {
+    match response {
+        Response::Done(mut list) => list.remove(0),
+        Response::Failed(e) => Err(e),
+        other => panic!("{other:?}"),
+    }
+}
+
+pub(super) fn opening(request: u64, k: &str, rank: u32) -> Request {
+    let opts = PutOptions { preferred_segment: Some(rank), page_bytes: 4096 };
+    let item = OpenItem { key: k.as_bytes().to_vec(), bytes_total: UNIT, opts };
+    Request::OpenForWrite { request, wait_ms: 100, items: vec![item] }
+}
+
+pub(super) fn plan_ref(p: &PlanDesc) -> PlanRef {
+    PlanRef { plan: p.plan, at: p.meta.at, key: p.meta.key }
+}
+
+impl Rank {
+    pub(super) async fn says(&self, up: Up) {
+        let (rank, incarnation, link) = (self.info.rank, self.info.incarnation, self.link);
+        self.master.call(FromRank { rank, incarnation, link, up }, LIMIT).await.unwrap();
+    }
+
+    /// The next frame that `want` picks; views are kept on the way.
+    pub(super) async fn hears<T>(&mut self, want: impl Fn(&Down) -> Option<T>) -> T {
+        let work = async {
+            loop {
+                let down = self.rx.recv().await.expect("the link was cut");
+                if let Down::View(v) = &down
+                    && self.keeps_views
+                {
+                    self.says(Up::ViewSeen { number: v.number }).await;
+                }
+                if let Some(t) = want(&down) {
+                    return t;
+                }
+            }
+        };
+        tokio::time::timeout(LIMIT, work).await.expect("a frame that never came")
+    }
+
+    /// Handles what waits, without waiting for more; returns it.
+    pub(super) async fn drain(&mut self) -> Vec<Down> {
+        let mut all = Vec::new();
+        while let Ok(down) = self.rx.try_recv() {
+            if let Down::View(v) = &down
+                && self.keeps_views
+            {
+                self.says(Up::ViewSeen { number: v.number }).await;
+            }
+            all.push(down);
+        }
+        all
+    }
+
+    /// True once the master has cut this link.
+    pub(super) async fn is_cut(&mut self) -> bool {
+        tokio::time::timeout(LIMIT, async { while self.rx.recv().await.is_some() {} }).await.is_ok()
+    }
+
+    /// Answers the question for a report.
+    pub(super) async fn reports(&mut self, slots: Vec<SlotEntry>) {
+        let number = self
+            .hears(|d| match d {
+                Down::ReportPlease { number } => Some(*number),
+                _ => None,
+            })
+            .await;
+        self.says(Up::Report { number, slots, last: true }).await;
+        self.hears(|d| matches!(d, Down::ReportTaken).then_some(())).await;
+    }
+
+    pub(super) fn at(&self, slot: u32, epoch: u32) -> SlotRef {
+        SlotRef { incarnation: self.info.incarnation, slot, epoch }
+    }
+
+    /// Retires as asked: LIVE is gone, quarantine is over.
+    pub(super) async fn retires(&mut self) -> SlotRef {
+        let at = self
+            .hears(|d| match d {
+                Down::Retire(list) => list.first().copied(),
+                _ => None,
+            })
+            .await;
+        self.says(Up::Retired(vec![at])).await;
+        self.says(Up::Freed(vec![at])).await;
+        at
+    }
+
+    pub(super) fn leaves_the_link(&self) -> (CellAddr<Master>, crate::master::LinkDown) {
+        let down = crate::master::LinkDown { rank: self.info.rank, link: self.link };
+        (self.master.clone(), down)
+    }
+
+    /// Its connection ends.
+    pub(super) async fn hangs_up(self) {
+        let (master, down) = self.leaves_the_link();
+        drop(self.rx);
+        master.push(down, Reply::nobody()).await.unwrap();
+    }
+}

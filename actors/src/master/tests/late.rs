@@ -1,0 +1,123 @@
+//! Ranks that were declared gone, and what an earlier master knew [I17].
+
+use super::bench::{Bench, TTL_MS, done, key, live, term, view};
+use crate::ErrorKind;
+use crate::message::{Down, Refusal, Request, SeenView, Up};
+use std::time::Duration;
+
+fn is_gone<T>(r: Result<T, Refusal>) -> bool {
+    matches!(r, Err(Refusal::Gone { .. }))
+}
+
+#[tokio::test]
+async fn model_goneinc_an_incarnation_declared_gone_is_refused_for_good() {
+    let (bench, mut ranks) = Bench::whole(2).await;
+    let second = ranks.pop().unwrap();
+    second.says(Up::Leave).await;
+    let ours = bench.members.term();
+    assert!(is_gone(bench.join_from(1, 101, ours, SeenView::default()).await));
+    assert!(is_gone(bench.join(1, 101).await));
+    bench.join(1, 102).await.unwrap();
+}
+
+#[tokio::test]
+async fn model_lateempty_a_rank_not_met_in_time_comes_back_empty_or_not_at_all() {
+    let bench = Bench::new(2).await;
+    let old = term(3, 9);
+    let mut first = bench.join_from(0, 100, old, SeenView::default()).await.unwrap();
+    first.reports(Vec::new()).await;
+    for _ in 0..10 {
+        bench.clock.advance_ms(TTL_MS / 8);
+        first.says(Up::Retired(Vec::new())).await;
+    }
+    bench.open(1, "k", 0).await.unwrap();
+    let late = bench.join_from(1, 101, old, view(old, 2, &[100, 101])).await;
+    assert!(is_gone(late), "it may hold what was removed, or written again, meanwhile");
+    bench.join(1, 102).await.unwrap();
+}
+
+#[tokio::test]
+async fn model_views_a_rank_that_an_earlier_master_lost_is_refused_whoever_comes_first() {
+    let old = term(3, 9);
+    let (with, without) = (view(old, 5, &[100, 101, 102]), view(old, 6, &[100, 102]));
+    // The one who knows of the loss comes first.
+    let bench = Bench::new(3).await;
+    bench.join_from(2, 102, old, without.clone()).await.unwrap();
+    assert!(is_gone(bench.join_from(1, 101, old, with.clone()).await));
+    // It comes second: what was let in is put out again, with its objects.
+    let bench = Bench::new(3).await;
+    let mut lost = bench.join_from(1, 101, old, with.clone()).await.unwrap();
+    lost.reports(vec![live(0, 1, "removed-meanwhile")]).await;
+    let mut knows = bench.join_from(2, 102, old, without).await.unwrap();
+    assert!(lost.is_cut().await);
+    knows.reports(Vec::new()).await;
+    let mut first = bench.join(0, 200).await.unwrap();
+    first.reports(Vec::new()).await;
+    assert!(is_gone(bench.join_from(1, 101, bench.members.term(), with).await));
+    let mut fresh = bench.join(1, 103).await.unwrap();
+    fresh.reports(Vec::new()).await;
+    assert_eq!(bench.found("removed-meanwhile").await, Err(ErrorKind::NotFound));
+}
+
+#[tokio::test]
+async fn model_views_a_rank_that_joined_after_the_view_another_keeps_is_no_lost_one() {
+    let old = term(3, 9);
+    let bench = Bench::new(2).await;
+    bench.join_from(0, 100, old, view(old, 5, &[100])).await.unwrap();
+    assert!(bench.join_from(1, 101, old, view(old, 6, &[100, 101])).await.is_ok());
+}
+
+#[tokio::test]
+async fn model_views_a_remove_waits_until_the_others_keep_the_loss_of_a_rank() {
+    let (bench, mut ranks) = Bench::whole(3).await;
+    bench.put(1, "k", &mut ranks[1]).await;
+    ranks[2].drain().await;
+    ranks[2].keeps_views = false;
+    ranks.remove(1).says(Up::Leave).await;
+    ranks[0].drain().await;
+    let removal = bench.asks(Request::Remove(vec![key("k")]));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!removal.is_finished(), "rank 2 does not keep the view that lacks rank 1 yet");
+    let number = ranks[1]
+        .hears(|d| match d {
+            Down::View(v) if !v.incarnations.contains(&101) => Some(v.number),
+            _ => None,
+        })
+        .await;
+    ranks[1].says(Up::ViewSeen { number }).await;
+    let e = done(removal.await.unwrap()).unwrap_err();
+    assert_eq!(e.kind, ErrorKind::NotFound, "it went with its rank: {e}");
+}
+
+#[tokio::test]
+async fn model_views_a_remove_that_nobody_confirms_is_disconnected() {
+    let (bench, mut ranks) = Bench::whole(3).await;
+    bench.put(1, "k", &mut ranks[1]).await;
+    ranks[2].drain().await;
+    ranks[2].keeps_views = false;
+    ranks[0].drain().await;
+    let waits = bench.asks(Request::Remove(vec![key("k")]));
+    ranks[1].hears(|d| matches!(d, Down::Retire(_)).then_some(())).await;
+    ranks.remove(1).says(Up::Leave).await;
+    ranks[0].drain().await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    bench.clock.advance_ms(1_600);
+    for r in &ranks {
+        r.says(Up::Retired(Vec::new())).await;
+    }
+    let e = done(waits.await.unwrap()).unwrap_err();
+    assert_eq!(e.kind, ErrorKind::Disconnected, "{e}");
+}
+
+#[tokio::test]
+async fn model_rejoinempty_a_fresh_incarnation_brings_nothing_and_is_welcome() {
+    let bench = Bench::new(1).await;
+    let old = term(3, 9);
+    // What an earlier master knew says nothing against an incarnation that never obeyed anybody.
+    let mut r = bench.join_from(0, 100, old, view(old, 9, &[100])).await.unwrap();
+    r.reports(vec![live(0, 1, "k")]).await;
+    r.says(Up::Leave).await;
+    let mut fresh = bench.join(0, 101).await.unwrap();
+    fresh.reports(Vec::new()).await;
+    assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound));
+}

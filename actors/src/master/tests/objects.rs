@@ -1,0 +1,148 @@
+//! Slots, plans and words that come late, twice or not at all [I10] [I11].
+
+use super::bench::{Bench, SLOTS, done, held, key, live, opening, plan_ref};
+use crate::ErrorKind;
+use crate::message::{Down, EndCause, PlanOpened, Request, Response, SeenView, Up};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+fn opened(d: &Down) -> Option<PlanOpened> {
+    match d {
+        Down::PlanOpened(p) => Some(p.clone()),
+        _ => None,
+    }
+}
+
+fn ended(d: &Down) -> Option<EndCause> {
+    match d {
+        Down::EndPlan { cause, .. } => Some(*cause),
+        _ => None,
+    }
+}
+
+#[tokio::test]
+async fn model_heldrep_i8_a_slot_reported_as_held_is_not_handed_out_before_freed() {
+    let bench = Bench::new(1).await;
+    let mut r = bench.join(0, 100).await.unwrap();
+    r.reports((0..SLOTS - 1).map(|s| held(s, 4)).collect()).await;
+    let only = bench.open(1, "a", 0).await.unwrap();
+    assert_eq!(only.meta.at.slot, SLOTS - 1);
+    let waits = bench.asks(opening(2, "b", 0));
+    r.hears(|d| matches!(d, Down::MakeRoom { .. }).then_some(())).await;
+    r.says(Up::Freed(vec![r.at(1, 4)])).await;
+    let Response::Plans(list) = waits.await.unwrap() else { panic!() };
+    assert_eq!(list[0].as_ref().unwrap().meta.at, r.at(1, 5));
+}
+
+#[tokio::test]
+async fn model_freedck_i11_a_duplicated_and_a_delayed_freed_free_nothing() {
+    let (bench, mut ranks) = Bench::whole(1).await;
+    let r = &mut ranks[0];
+    let first = bench.put(1, "k", r).await;
+    let removal = bench.asks(Request::Remove(vec![key("k")]));
+    let at = r.retires().await;
+    done(removal.await.unwrap()).unwrap();
+    assert_eq!(at, first.meta.at);
+    let second = bench.open(2, "k", 0).await.unwrap();
+    assert_eq!((second.meta.at.slot, second.meta.at.epoch), (at.slot, at.epoch + 1));
+    // Said again, as it is until acknowledged, and once more much later.
+    for _ in 0..2 {
+        r.says(Up::Freed(vec![at])).await;
+        let third = bench.open(3, "other", 0).await.unwrap();
+        assert_ne!(third.meta.at.slot, second.meta.at.slot);
+        assert_ne!(third.meta.payload_off, second.meta.payload_off);
+    }
+}
+
+#[tokio::test]
+async fn model_freedack_a_freed_before_the_report_is_not_acknowledged() {
+    let bench = Bench::new(1).await;
+    let mut r = bench.join(0, 100).await.unwrap();
+    r.says(Up::Freed(vec![r.at(0, 1)])).await;
+    let heard = r.drain().await;
+    assert!(!heard.iter().any(|d| matches!(d, Down::FreedAck(_))), "{heard:?}");
+    drop(r);
+    let mut r = bench.join_from(0, 100, bench.members.term(), SeenView::default()).await.unwrap();
+    r.reports(vec![held(0, 1)]).await;
+    r.says(Up::Freed(vec![r.at(0, 1)])).await;
+    r.hears(|d| matches!(d, Down::FreedAck(_)).then_some(())).await;
+}
+
+#[tokio::test]
+async fn model_onlyowner_i10_the_masters_clock_ends_no_plan() {
+    let (bench, mut ranks) = Bench::whole(1).await;
+    let r = &mut ranks[0];
+    let plan = bench.open(1, "k", 0).await.unwrap();
+    for _ in 0..30 {
+        bench.clock.advance_ms(100);
+        r.says(Up::Retired(Vec::new())).await;
+    }
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let e = bench.open(2, "k", 0).await.unwrap_err();
+    assert_eq!(e.kind, ErrorKind::NotReady, "its owner said nothing yet: {e}");
+    bench.commit(&plan).await.unwrap();
+}
+
+#[tokio::test]
+async fn model_repairplan_i6_a_remove_ends_the_open_plan_of_its_key_and_its_commit_is_reclaimed() {
+    let (bench, mut ranks) = Bench::whole(1).await;
+    let r = &mut ranks[0];
+    let plan = bench.open(1, "k", 0).await.unwrap();
+    let removal = bench.asks(Request::Remove(vec![key("k")]));
+    assert_eq!(r.hears(ended).await, EndCause::Removed);
+    let e = bench.commit(&plan).await.unwrap_err();
+    assert_eq!(e.kind, ErrorKind::Reclaimed, "{e}");
+    assert!(!removal.is_finished(), "LIVE is not gone yet");
+    r.says(Up::Retired(vec![plan.meta.at])).await;
+    done(removal.await.unwrap()).unwrap();
+}
+
+#[tokio::test]
+async fn i11_a_replayed_open_gets_the_same_plan_and_another_producers_does_not() {
+    let (bench, mut ranks) = Bench::whole(1).await;
+    let first = bench.open(1, "k", 0).await.unwrap();
+    let again = bench.open(1, "k", 0).await.unwrap();
+    assert_eq!(first, again);
+    let heard = ranks[0].drain().await;
+    assert_eq!(heard.iter().filter_map(opened).count(), 1);
+    assert_eq!(bench.open(2, "k", 0).await.unwrap_err().kind, ErrorKind::NotReady);
+}
+
+#[tokio::test]
+async fn i11_a_commit_of_an_expired_plan_is_reclaimed() {
+    let (bench, ranks) = Bench::whole(1).await;
+    let plan = bench.open(1, "k", 0).await.unwrap();
+    ranks[0].says(Up::Retired(vec![plan.meta.at])).await;
+    assert_eq!(bench.commit(&plan).await.unwrap_err().kind, ErrorKind::Reclaimed);
+}
+
+#[tokio::test]
+async fn a_commit_is_not_acknowledged_before_the_owners_word_left_this_process() {
+    let (bench, ranks) = Bench::whole(1).await;
+    let sent = ranks[0].written.swap(0, Ordering::SeqCst);
+    let plan = bench.open(1, "k", 0).await.unwrap();
+    let e = bench.commit(&plan).await.unwrap_err();
+    assert_eq!(e.kind, ErrorKind::NotReady, "killed now, nobody would know the key: {e}");
+    ranks[0].written.store(sent, Ordering::SeqCst);
+    bench.commit(&plan).await.unwrap();
+}
+
+#[tokio::test]
+async fn i6_remove_racing_a_put_leaves_the_key_removed_or_the_put_refused() {
+    let (bench, mut ranks) = Bench::whole(1).await;
+    let r = &mut ranks[0];
+    let plan = bench.open(1, "k", 0).await.unwrap();
+    // Commit first, then the remove: it is retired, not merely ended.
+    bench.commit(&plan).await.unwrap();
+    let removal = bench.asks(Request::Remove(vec![key("k")]));
+    r.retires().await;
+    done(removal.await.unwrap()).unwrap();
+    assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound));
+    // An Adopted that was on its way does not bring it back.
+    r.says(Up::Adopted(plan_ref(&plan))).await;
+    assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound));
+    // Nor does a report that was written before the owner heard of it.
+    let mut r = bench.join_from(0, 100, bench.members.term(), SeenView::default()).await.unwrap();
+    r.reports(vec![live(1, 1, "other")]).await;
+    assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound));
+}

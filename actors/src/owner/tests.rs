@@ -1,0 +1,337 @@
+//! The Owner against a master and attached processes played by hand: what a new term asks of it, and
+//! late words. `model_NAME` is the switch of the model of the protocol that a test stands for.
+
+use super::attachments::Route;
+use super::tables::{Obey, OwnerTables};
+use super::{FromMaster, NewTerm, Owner, OwnerTruth, PlanDropped, TermObeyed};
+use crate::cell::CellAddr;
+use crate::membership::Uplink;
+use crate::message::{
+    Down, EndCause, KeyBytes, PlanId, PlanOpened, PlanRef, SlotContent, SlotEntry, SlotRef, Term,
+    ToClient, Up,
+};
+use crate::place::OwnedPlace;
+use nkv_store::clock::{BootClock, Clock};
+use nkv_store::heap::{Heap, HeapConfig};
+use nkv_store::layout::{KEY_CHECK_OFF, PUBLISH_OFF};
+use nkv_store::object::{producer_fields, ready, reserved, writing};
+use nkv_store::{AnonMemory, KeyId};
+use nkv_transport::grants::Grants;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+const LIMIT: Duration = Duration::from_secs(5);
+const OLD: Term = Term { number: 1, master: 70 };
+const NEW: Term = Term { number: 2, master: 5 };
+const PRODUCER: u64 = 7;
+const Q_MS: u64 = 20;
+
+struct Bench {
+    owner: CellAddr<Owner>,
+    tables: Arc<OwnerTables>,
+    heap: Heap,
+    up: mpsc::Receiver<Up>,
+    incarnation: u64,
+    _place: OwnedPlace,
+}
+
+impl Bench {
+    async fn new() -> Self {
+        let config = HeapConfig {
+            arena_bytes: 8 * 4096,
+            quarantine_ms: Q_MS as u32,
+            ..HeapConfig::default()
+        };
+        let memory = Arc::new(AnonMemory::new(config.segment_bytes()).unwrap());
+        let heap = Heap::format(memory, &config).unwrap();
+        let tables = Arc::new(OwnerTables::new(Arc::new(Grants::new()), heap.geometry().arena.len));
+        let uplink = Arc::new(Uplink::default());
+        let up = uplink.capture();
+        let truth = OwnerTruth {
+            heap: heap.clone(),
+            tables: tables.clone(),
+            uplink,
+            evictor: Arc::new(OnceLock::new()),
+            clock: Arc::new(BootClock),
+        };
+        let place = OwnedPlace::arbiter().unwrap();
+        let owner = CellAddr::start(place.place(), truth, Arc::new(|_| {})).await.unwrap();
+        let incarnation = heap.geometry().incarnation;
+        let bench = Self { owner, tables, heap, up, incarnation, _place: place };
+        bench.obeys(OLD).await;
+        bench
+    }
+
+    async fn obeys(&self, term: Term) {
+        assert_eq!(self.tables.obey(term), Obey::New);
+        self.owner.call(NewTerm, LIMIT).await.unwrap();
+    }
+
+    fn at(&self, slot: u32, epoch: u32) -> SlotRef {
+        SlotRef { incarnation: self.incarnation, slot, epoch }
+    }
+
+    async fn hears(&self, down: Down) {
+        self.owner.call(FromMaster(down), LIMIT).await.unwrap();
+    }
+
+    /// Opens a plan of 4 KiB in a slot, as the link does: recorded first, then told.
+    async fn opens(&self, term: Term, seq: u64, slot: u32, epoch: u32) -> PlanRef {
+        let p = PlanOpened {
+            plan: PlanId { term, seq },
+            token: 1000 + seq,
+            at: self.at(slot, epoch),
+            extent_offset: self.heap.geometry().arena.offset + u64::from(slot) * 4096,
+            extent_len: 4096,
+            key: KeyBytes(format!("k{seq}").into_bytes()),
+            producer: PRODUCER,
+            request: seq,
+            item: 0,
+            deadline_ms: 60_000,
+            bytes_total: 4096,
+            page_bytes: 4096,
+        };
+        let key = KeyId::of(&p.key.0);
+        self.tables.record(&p, self.heap.geometry().header_base, BootClock.now_ns());
+        self.hears(Down::PlanOpened(p.clone())).await;
+        PlanRef { plan: p.plan, at: p.at, key: key.into() }
+    }
+
+    /// What a producer writes into a slot, up to a publish word.
+    fn writes(&self, slot: u32, key: &str, word: u64) {
+        let g = self.heap.geometry();
+        let (memory, off) = (self.heap.memory(), g.header_off(slot));
+        let key = KeyId::of(key.as_bytes());
+        let fields = producer_fields(key, 1, 4096, g.arena.offset + u64::from(slot) * 4096, 4096);
+        memory.write(off, &fields).unwrap();
+        memory.store(off + KEY_CHECK_OFF, key.check).unwrap();
+        memory.store(off + PUBLISH_OFF, word).unwrap();
+    }
+
+    fn word(&self, slot: u32) -> u64 {
+        self.heap.memory().load(self.heap.geometry().header_off(slot) + PUBLISH_OFF).unwrap()
+    }
+
+    /// The next frame to the master that `want` picks.
+    async fn says<T>(&mut self, want: impl Fn(&Up) -> Option<T>) -> T {
+        let work = async {
+            loop {
+                let up = self.up.recv().await.expect("the uplink was cut");
+                if let Some(t) = want(&up) {
+                    return t;
+                }
+            }
+        };
+        tokio::time::timeout(LIMIT, work).await.expect("a frame that never came")
+    }
+
+    async fn report(&mut self) -> Vec<SlotEntry> {
+        self.hears(Down::ReportPlease { number: 1 }).await;
+        self.says(reported).await
+    }
+
+    fn said(&mut self) -> Vec<Up> {
+        std::iter::from_fn(|| self.up.try_recv().ok()).collect()
+    }
+
+    /// A process of this machine that has the segment mapped: this one.
+    fn attaches(&self) -> mpsc::Receiver<ToClient> {
+        self.attaches_as(rustix::process::getpid())
+    }
+
+    fn attaches_as(&self, pid: rustix::process::Pid) -> mpsc::Receiver<ToClient> {
+        let (tx, rx) = mpsc::channel(16);
+        let fd: OwnedFd =
+            rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        self.tables.attachments.add(PRODUCER, Route::Process { tx, pidfd: Some(Arc::new(fd)) });
+        rx
+    }
+}
+
+fn reported(up: &Up) -> Option<Vec<SlotEntry>> {
+    match up {
+        Up::Report { slots, .. } => Some(slots.clone()),
+        _ => None,
+    }
+}
+
+fn freed(up: &Up) -> Option<SlotRef> {
+    match up {
+        Up::Freed(list) => list.first().copied(),
+        _ => None,
+    }
+}
+
+async fn told(rx: &mut mpsc::Receiver<ToClient>) -> ToClient {
+    tokio::time::timeout(LIMIT, rx.recv()).await.unwrap().unwrap()
+}
+
+async fn longer_than_quarantine() {
+    tokio::time::sleep(Duration::from_millis(Q_MS * 5)).await;
+}
+
+#[tokio::test]
+async fn model_openterm_a_slot_with_an_open_plan_is_not_free_after_a_term_though_nothing_was_written()
+ {
+    let mut b = Bench::new().await;
+    b.opens(OLD, 1, 0, 1).await;
+    assert_eq!(b.word(0), reserved(1));
+    b.obeys(NEW).await;
+    let slots = b.report().await;
+    assert!(
+        matches!(&slots[..], [SlotEntry { slot: 0, epoch: 1, what: SlotContent::Held { .. } }]),
+        "{slots:?}"
+    );
+    assert_eq!(b.says(freed).await, b.at(0, 1));
+    assert_eq!(b.word(0), reserved(2), "[I3] armed with the next epoch");
+}
+
+#[tokio::test]
+async fn what_was_ready_at_a_new_term_is_kept_with_its_key_and_reported_not_announced() {
+    let mut b = Bench::new().await;
+    b.opens(OLD, 1, 0, 1).await;
+    b.writes(0, "k1", ready(1));
+    b.opens(OLD, 2, 1, 1).await;
+    b.writes(1, "k2", writing(1));
+    b.obeys(NEW).await;
+    let slots = b.report().await;
+    let live = slots.iter().find(|s| s.slot == 0).unwrap();
+    assert!(matches!(&live.what, SlotContent::Live { key, .. } if key.0 == b"k1"), "{slots:?}");
+    let torn = slots.iter().find(|s| s.slot == 1).unwrap();
+    assert!(matches!(torn.what, SlotContent::Held { .. }), "{slots:?}");
+    let other = b.said();
+    assert!(!other.iter().any(|u| matches!(u, Up::Adopted(_))), "{other:?}");
+}
+
+#[tokio::test]
+async fn a_report_waits_until_every_attached_process_obeys_the_term() {
+    let mut b = Bench::new().await;
+    let mut process = b.attaches();
+    b.obeys(NEW).await;
+    b.hears(Down::ReportPlease { number: 1 }).await;
+    assert_eq!(told(&mut process).await, ToClient::Term(NEW));
+    longer_than_quarantine().await;
+    assert_eq!(b.said(), vec![], "a write for a plan never heard of may be in flight");
+    b.owner.call(TermObeyed(PRODUCER, OLD), LIMIT).await.unwrap();
+    assert_eq!(b.said(), vec![], "a word about an earlier term is no answer");
+    b.owner.call(TermObeyed(PRODUCER, NEW), LIMIT).await.unwrap();
+    b.says(reported).await;
+}
+
+#[tokio::test]
+async fn a_report_waits_for_a_stopped_process_until_it_dies() {
+    let mut b = Bench::new().await;
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let pid = rustix::process::Pid::from_child(&child);
+    let _process = b.attaches_as(pid);
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    b.obeys(NEW).await;
+    b.hears(Down::ReportPlease { number: 1 }).await;
+    longer_than_quarantine().await;
+    assert_eq!(b.said(), vec![]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    b.says(reported).await;
+}
+
+#[tokio::test]
+async fn a_slot_written_for_a_plan_never_heard_of_is_retired_and_held() {
+    let mut b = Bench::new().await;
+    b.writes(3, "who knows", ready(1));
+    b.obeys(NEW).await;
+    let slots = b.report().await;
+    let [SlotEntry { slot: 3, epoch: 1, what: SlotContent::Held { extent_len, .. } }] = &slots[..]
+    else {
+        panic!("{slots:?}");
+    };
+    assert_eq!(*extent_len, 4096, "[I8] readers that the dead master sent may be reading");
+    assert_eq!(b.says(freed).await, b.at(3, 1));
+}
+
+#[tokio::test]
+async fn model_tie_an_owner_obeys_the_greater_of_two_terms_with_one_number() {
+    let b = Bench::new().await;
+    assert_eq!(b.tables.obey(OLD), Obey::Same);
+    let (lower, higher) = (Term { master: 69, ..OLD }, Term { master: 71, ..OLD });
+    assert_eq!(b.tables.obey(lower), Obey::Older(OLD));
+    assert_eq!(b.tables.obey(higher), Obey::New);
+    assert_eq!(b.tables.obey(OLD), Obey::Older(higher));
+}
+
+#[tokio::test]
+async fn a_plan_of_a_superseded_master_gets_no_grant() {
+    let b = Bench::new().await;
+    b.obeys(NEW).await;
+    b.opens(OLD, 1, 0, 1).await;
+    assert!(b.tables.lock().plans.is_empty());
+    assert!(!b.tables.wait_open(PlanId { term: OLD, seq: 1 }).await, "asked, it is over");
+}
+
+#[tokio::test]
+async fn model_abortfence_i10_an_aborted_plans_slot_is_held_until_its_producer_dropped_it() {
+    let mut b = Bench::new().await;
+    let mut process = b.attaches();
+    let p = b.opens(OLD, 1, 0, 1).await;
+    b.writes(0, "k1", writing(1));
+    b.hears(Down::EndPlan { plan: p.plan, at: p.at, cause: EndCause::Aborted }).await;
+    assert_eq!(told(&mut process).await, ToClient::Drop(p.plan));
+    longer_than_quarantine().await;
+    assert_eq!(b.tables.gauges.snapshot().fencing, 1, "held, and counted");
+    assert!(b.said().iter().all(|u| freed(u).is_none()));
+    assert_eq!(b.word(0), writing(1));
+    b.owner.call(PlanDropped(PRODUCER, p.plan), LIMIT).await.unwrap();
+    assert_eq!(b.says(freed).await, p.at);
+}
+
+#[tokio::test]
+async fn model_closeck_i11_a_commit_of_a_slot_that_moved_on_is_denied() {
+    let mut b = Bench::new().await;
+    let p = b.opens(OLD, 1, 0, 1).await;
+    b.writes(0, "k1", ready(1));
+    b.hears(Down::EndPlan { plan: p.plan, at: p.at, cause: EndCause::Removed }).await;
+    assert_eq!(b.says(freed).await, p.at);
+    b.said();
+    let second = b.opens(OLD, 2, 0, 2).await;
+    b.writes(0, "k2", ready(2));
+    b.hears(Down::Committed(vec![p])).await;
+    assert!(b.said().contains(&Up::Retired(vec![p.at])), "the master believed a wrong commit");
+    b.hears(Down::Committed(vec![second])).await;
+    assert_eq!(b.tables.gauges.snapshot().objects, 1);
+}
+
+#[tokio::test]
+async fn i10_a_plan_that_expired_is_fenced_first_and_kept_only_if_ready() {
+    let mut b = Bench::new().await;
+    for (seq, word) in [(1, ready(1)), (2, writing(1))] {
+        let slot = seq as u32 - 1;
+        let p = b.opens(OLD, seq, slot, 1).await;
+        b.writes(slot, &format!("k{seq}"), word);
+        b.hears(Down::EndPlan { plan: p.plan, at: p.at, cause: EndCause::Expired }).await;
+    }
+    let adopted = b
+        .says(|u| match u {
+            Up::Adopted(p) => Some(p.at),
+            _ => None,
+        })
+        .await;
+    assert_eq!(adopted, b.at(0, 1));
+    assert_eq!(b.says(freed).await, b.at(1, 1));
+}
+
+#[tokio::test]
+async fn a_panic_in_mid_change_of_terms_changes_terms_all_the_same() {
+    let mut b = Bench::new().await;
+    let mut process = b.attaches();
+    b.opens(OLD, 1, 0, 1).await;
+    b.writes(0, "k1", ready(1));
+    b.obeys(NEW).await;
+    b.owner.call(crate::cell::Crash, LIMIT).await.unwrap_err();
+    b.hears(Down::ReportPlease { number: 2 }).await;
+    assert_eq!(told(&mut process).await, ToClient::Drop(PlanId { term: OLD, seq: 1 }));
+    b.owner.call(PlanDropped(PRODUCER, PlanId { term: OLD, seq: 1 }), LIMIT).await.unwrap();
+    b.owner.call(TermObeyed(PRODUCER, NEW), LIMIT).await.unwrap();
+    let slots = b.says(reported).await;
+    assert!(matches!(slots[0].what, SlotContent::Live { .. }), "{slots:?}");
+}
