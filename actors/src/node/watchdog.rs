@@ -1,7 +1,7 @@
 //! The watchdog: a thread that no actor can hold up. It sees actors that no longer move, says so in
 //! the log, and ends the node when one stays frozen: only a fresh process frees its thread.
 
-use crate::cell::{BEAT_MS, CellWatch};
+use crate::cell::{BEAT_MS, CellStatus, CellWatch};
 use nkv_store::StoreError;
 use nkv_store::clock::{BootClock, Clock};
 use std::sync::Arc;
@@ -30,23 +30,37 @@ pub(super) fn start(
                 frozen_since.fill(None);
             }
             last_look = now;
-            for (cell, since) in cells.iter().zip(&mut frozen_since) {
-                let status = cell.status();
-                let Some(what) = status.frozen_in else {
-                    *since = None;
-                    continue;
-                };
-                if since.is_none() {
-                    tracing::error!(actor = status.name, %what, "an actor is frozen");
-                }
-                let began = *since.get_or_insert(now);
-                if now - began >= limit_ms {
-                    let text = format!("the {} actor is frozen ({what})", status.name);
-                    failed.send_replace(Some(text));
-                    return;
-                }
+            if let Some(status) = longest_frozen(&cells, &mut frozen_since, now, limit_ms) {
+                let what = status.frozen_in.unwrap_or_default();
+                let text = format!("the {} actor is frozen ({what})", status.name);
+                failed.send_replace(Some(text));
+                return;
             }
         }
     })
     .map(drop)
+}
+
+/// Of those frozen past the limit the one that holds the thread, not one that merely shares it.
+fn longest_frozen(
+    cells: &[CellWatch],
+    frozen_since: &mut [Option<u64>],
+    now_ms: u64,
+    limit_ms: u64,
+) -> Option<CellStatus> {
+    let mut past = Vec::new();
+    for (cell, since) in cells.iter().zip(frozen_since) {
+        let status = cell.status();
+        let Some(what) = &status.frozen_in else {
+            *since = None;
+            continue;
+        };
+        if since.is_none() {
+            tracing::error!(actor = status.name, %what, "an actor is frozen");
+        }
+        if now_ms - *since.get_or_insert(now_ms) >= limit_ms {
+            past.push(status);
+        }
+    }
+    past.into_iter().max_by_key(|s| s.busy_ms)
 }

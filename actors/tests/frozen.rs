@@ -1,0 +1,93 @@
+//! Actors that neither answer nor die: seen within 2 s, told to callers as Timeout, and in the end
+//! the node's end, since only a fresh process frees their thread.
+
+use nkv_actors::cell::{CellStatus, Crash, Freeze, RESTART_BUDGET};
+use nkv_actors::message::PutOptions;
+use nkv_actors::owner::GetGauges;
+use nkv_actors::{Cluster, Ended, ErrorKind, Node, NodeConfig};
+use std::time::{Duration, Instant};
+
+fn config(job: &str) -> NodeConfig {
+    NodeConfig {
+        job: format!("{job}-{}", std::process::id()),
+        heap_bytes: 4 << 20,
+        quarantine_ms: 5,
+        ttl_ms: 4_000,
+        call_timeout_ms: 400,
+        ..NodeConfig::default()
+    }
+}
+
+fn actor(node: &Node, name: &str) -> CellStatus {
+    node.status().actors.into_iter().find(|a| a.name == name).unwrap()
+}
+
+/// Waits until an actor is in a state; the time it took.
+async fn becomes(node: &Node, name: &str, state: &str) -> Duration {
+    #[expect(clippy::disallowed_methods, reason = "measures real time")]
+    let start = Instant::now();
+    while actor(node, name).state != state {
+        assert!(start.elapsed() < Duration::from_secs(8), "{:?}", actor(node, name));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    start.elapsed()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_owner_is_seen_within_two_seconds_with_what_it_does_and_thaws() {
+    let cluster = Cluster::start(1, config("frozen-owner")).await.unwrap();
+    let node = cluster.node(0);
+    node.owner().tell(Freeze(Duration::from_millis(2_500))).unwrap();
+    let seen = becomes(node, "owner", "frozen").await;
+    assert!(seen < Duration::from_secs(2), "{seen:?}");
+    let what = actor(node, "owner").frozen_in.unwrap();
+    assert!(what.starts_with("Freeze for "), "{what}");
+    let neighbour = actor(node, "evictor").frozen_in.unwrap();
+    assert_eq!(neighbour, "another actor holds its thread");
+    let e = node.owner().call(GetGauges, Duration::from_millis(100)).await.unwrap_err();
+    assert_eq!(e.kind, ErrorKind::Timeout, "{e}");
+    becomes(node, "owner", "running").await;
+    becomes(node, "evictor", "running").await;
+    let client = cluster.client();
+    client.put(b"after", b"thaw", &PutOptions::default()).await.unwrap();
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn callers_of_a_frozen_master_get_timeout_in_time_and_known_keys_are_still_read() {
+    let cluster = Cluster::start(1, config("frozen-master")).await.unwrap();
+    let node = cluster.node(0);
+    let client = cluster.client();
+    client.put(b"k", b"value", &PutOptions::default()).await.unwrap();
+    assert_eq!(client.get(b"k").await.unwrap(), b"value");
+    node.master().unwrap().tell(Freeze(Duration::from_secs(3))).unwrap();
+    let e = client.put(b"new", b"x", &PutOptions::default()).await.unwrap_err();
+    assert_eq!(e.kind, ErrorKind::Timeout, "{e}");
+    assert_eq!(client.get(b"k").await.unwrap(), b"value", "by the location it had seen");
+    assert!(client.read_counters().stood_in > 0);
+    becomes(node, "master", "frozen").await;
+    becomes(node, "master", "running").await;
+    client.put(b"new", b"x", &PutOptions::default()).await.unwrap();
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_actor_frozen_for_a_ttl_ends_its_node_with_a_reason() {
+    let config = NodeConfig { ttl_ms: 2_000, ..config("frozen-long") };
+    let node = Node::start(config).await.unwrap();
+    node.evictor().tell(Freeze(Duration::from_secs(6))).unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(6), node.ended()).await.unwrap();
+    let Ended::ActorFailed(why) = ended else { panic!("{ended:?}") };
+    assert!(why.starts_with("the evictor actor is frozen (Freeze for "), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_actor_past_its_restart_budget_ends_its_node_with_a_reason() {
+    let node = Node::start(config("budget")).await.unwrap();
+    for _ in 0..=RESTART_BUDGET {
+        node.evictor().call(Crash, Duration::from_secs(2)).await.unwrap_err();
+    }
+    let ended = tokio::time::timeout(Duration::from_secs(2), node.ended()).await.unwrap();
+    let Ended::ActorFailed(why) = ended else { panic!("{ended:?}") };
+    assert!(why.starts_with("the evictor actor failed more than 8 times"), "{why}");
+}
