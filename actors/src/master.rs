@@ -331,6 +331,8 @@ impl On<MasterTick> for Master {
             self.truth.members.forgive(pause, now);
         }
         self.expire_ranks();
+        // Also without anybody asking: ranks are told of the view.
+        self.settled();
         self.ask_again_for_reports();
         self.end_plans_of_lost_producers();
         self.expire_waiting();

@@ -119,6 +119,11 @@ impl Members {
         if !inner.settled {
             let all = inner.reported() >= self.world_size as usize;
             inner.settled = all || now_ms >= inner.began_ms + ttl_ms;
+            if inner.settled {
+                // From here on a rank that is not in the view is a lost one.
+                inner.spread_view();
+                inner.loss = inner.number;
+            }
         }
         inner.settled
     }
@@ -273,12 +278,18 @@ impl Inner {
         }
         self.gone.insert(m.info.incarnation);
         self.spread_view();
-        self.loss = self.number;
+        if self.settled {
+            self.loss = self.number;
+        }
     }
 
-    /// The membership changed: every rank keeps the new view.
+    /// The membership changed: every rank keeps the new view. Not before the term is settled: who is
+    /// still to be met is not lost, and nothing was granted or removed that a later master must know.
     pub(super) fn spread_view(&mut self) {
         self.number += 1;
+        if !self.settled {
+            return;
+        }
         let incarnations = self.ranks.values().map(|m| m.info.incarnation).collect();
         let view = SeenView { term: self.term, number: self.number, incarnations };
         for m in self.ranks.values_mut() {

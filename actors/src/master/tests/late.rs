@@ -121,3 +121,23 @@ async fn model_rejoinempty_a_fresh_incarnation_brings_nothing_and_is_welcome() {
     fresh.reports(Vec::new()).await;
     assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound));
 }
+
+#[tokio::test]
+async fn a_rank_still_to_be_met_is_in_no_view_as_lost() {
+    let bench = Bench::new(2).await;
+    let mut first = bench.join(0, 100).await.unwrap();
+    first.reports(Vec::new()).await;
+    let heard = first.drain().await;
+    assert!(!heard.iter().any(|d| matches!(d, Down::View(_))), "{heard:?}");
+    let mut second = bench.join(1, 101).await.unwrap();
+    second.reports(Vec::new()).await;
+    for r in [&mut first, &mut second] {
+        let incarnations = r
+            .hears(|d| match d {
+                Down::View(v) => Some(v.incarnations.clone()),
+                _ => None,
+            })
+            .await;
+        assert_eq!(incarnations, [100, 101]);
+    }
+}
