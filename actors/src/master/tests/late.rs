@@ -10,7 +10,7 @@ fn is_gone<T>(r: Result<T, Refusal>) -> bool {
 }
 
 #[tokio::test]
-async fn model_goneinc_an_incarnation_declared_gone_is_refused_for_good() {
+async fn model_goneinc_i17_an_incarnation_declared_gone_is_refused_for_good() {
     let (bench, mut ranks) = Bench::whole(2).await;
     let second = ranks.pop().unwrap();
     second.says(Up::Leave).await;
@@ -21,7 +21,7 @@ async fn model_goneinc_an_incarnation_declared_gone_is_refused_for_good() {
 }
 
 #[tokio::test]
-async fn model_lateempty_a_rank_not_met_in_time_comes_back_empty_or_not_at_all() {
+async fn model_lateempty_i17_a_rank_not_met_in_time_comes_back_empty_or_not_at_all() {
     let bench = Bench::new(2).await;
     let old = term(3, 9);
     let mut first = bench.join_from(0, 100, old, SeenView::default()).await.unwrap();
@@ -37,7 +37,7 @@ async fn model_lateempty_a_rank_not_met_in_time_comes_back_empty_or_not_at_all()
 }
 
 #[tokio::test]
-async fn model_views_a_rank_that_an_earlier_master_lost_is_refused_whoever_comes_first() {
+async fn model_views_i17_a_rank_that_an_earlier_master_lost_is_refused_whoever_comes_first() {
     let old = term(3, 9);
     let (with, without) = (view(old, 5, &[100, 101, 102]), view(old, 6, &[100, 102]));
     // The one who knows of the loss comes first.
