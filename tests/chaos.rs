@@ -1,6 +1,6 @@
-//! SIGKILL under load, again and again: of owners and of producers, at moments that follow from a
-//! printed seed. Within two seconds every call has ended; keys on living ranks are served; no byte is
-//! wrong; after the TTLs used bytes are live bytes on every rank.
+//! SIGKILL under load, again and again: of rank 0, of owners and of producers, at moments that follow
+//! from a printed seed. Within two seconds every call has ended; keys on living ranks are served; no
+//! byte is wrong; after the TTLs used bytes are live bytes on every rank.
 //!
 //! `NKV_CHAOS_ROUNDS` (5) rounds each; `NKV_CHAOS_SEED` repeats a run's choices. See scripts/chaos.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
@@ -16,8 +16,12 @@ mod content;
 mod harness;
 #[path = "chaos/load.rs"]
 mod load;
+#[path = "chaos/master_rounds.rs"]
+mod master_rounds;
 #[path = "chaos/owner_rounds.rs"]
 mod owner_rounds;
+#[path = "chaos/past_the_handle.rs"]
+mod past_the_handle;
 #[path = "chaos/producer.rs"]
 mod producer;
 #[path = "chaos/producer_rounds.rs"]
@@ -32,7 +36,8 @@ mod victim;
 use harness::Case;
 use std::process::ExitCode;
 
-const CASES: [Case; 3] = [
+const CASES: [Case; 4] = [
+    Case { name: "sigkill_of_rank_0_under_load", run: master_rounds::sigkill_of_rank_0_under_load },
     Case {
         name: "sigkill_of_a_producer_under_load",
         run: producer_rounds::sigkill_of_a_producer_under_load,

@@ -69,7 +69,12 @@ fn wrong_flags_and_wrong_files_are_refused_with_2() {
         (&[], &[("NKV_QUARANTINE_MS", "soon")], "NKV_QUARANTINE_MS"),
         (&["--config", path], &[], "heap, quarantine"),
         (&["--log", "nkv=[loud"], &[], "--log"),
-        (&["--listen", "192.0.2.1"], &[], "--listen 192.0.2.1 is no address of this host"),
+        (&["--listen", "192.0.2.1"], &[], "NKV_SECRET"),
+        (
+            &["--listen", "192.0.2.1"],
+            &[("NKV_SECRET", "of no importance")],
+            "--listen 192.0.2.1 is no address of this host",
+        ),
         (&["--world-size", "2"], &[], "NKV_PORT"),
     ] {
         let (job, ended) = alone(args, env);

@@ -54,6 +54,28 @@ fn a_run_reads_back_every_byte_of_every_size_and_leaves_no_segment() {
 }
 
 #[test]
+fn a_report_is_a_page_of_its_own_with_every_size_and_an_unwritable_one_is_told_before_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.html");
+    let (output, json) = outcome(start(&["--duration", "1", "--report", path.to_str().unwrap()]));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let page = std::fs::read_to_string(&path).unwrap();
+    for row in json["ops"].as_array().unwrap() {
+        let cell = format!("<td>{}</td>", row["count"]);
+        assert!(page.contains(&cell), "{row} is not in the table");
+    }
+    assert_eq!(page.matches("class=\"ridge ").count(), 2 * SIZES);
+    assert!(page.contains("16 MiB") && page.contains("Throughput over time"));
+    assert!(!page.contains("http:") && !page.contains("https:") && !page.contains("<script"));
+
+    let nowhere = dir.path().join("no/folder.html");
+    let output = start(&["--report", nowhere.to_str().unwrap()]).wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("--report") && stderr.contains("no folder"), "{stderr}");
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "no run, no outcome");
+}
+
+#[test]
 fn one_damaged_byte_is_found_and_the_run_fails() {
     let (output, json) = outcome(start(&["--duration", "1", "--inject-corruption"]));
     let stderr = String::from_utf8_lossy(&output.stderr);

@@ -5,6 +5,7 @@
 mod blocking;
 pub(crate) mod control;
 mod counters;
+mod listing;
 mod locations;
 pub mod peer;
 mod read;
@@ -30,11 +31,15 @@ use hashbrown::HashMap;
 use nkv_store::KeyId;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::shm::boot_id;
+use nkv_transport::wire::auth::{Credentials, Secret};
 use nkv_transport::wire::{Address, Net, OsNet};
 use peer::Peer;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
+
+/// Part of a call's limit that a master gets whose answer the client can do without.
+const STAND_IN_SHARE: u32 = 4;
 
 /// How a client behaves.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,12 +50,14 @@ pub struct ClientConfig {
     pub transport: TransportChoice,
     /// Limit of one control call in milliseconds.
     pub call_timeout_ms: u64,
+    /// The job's secret [I20]; without it the nodes must be this user's, on this host.
+    pub secret: Option<Secret>,
 }
 
 impl Default for ClientConfig {
     fn default() -> Self {
         let transport = TransportChoice::Auto;
-        Self { job: "nkv".to_string(), transport, call_timeout_ms: 2_000 }
+        Self { job: "nkv".to_string(), transport, call_timeout_ms: 2_000, secret: None }
     }
 }
 
@@ -59,6 +66,7 @@ pub struct Shared {
     pub(crate) net: Arc<dyn Net>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) config: ClientConfig,
+    pub(crate) credentials: Credentials,
     pub(crate) producer_id: u64,
     pub(crate) plans: Arc<OpenPlans>,
     pub(crate) peers: RwLock<HashMap<u64, Arc<Peer>>>,
@@ -106,6 +114,7 @@ pub(crate) struct Parts {
     pub net: Arc<dyn Net>,
     pub clock: Arc<dyn Clock>,
     pub config: ClientConfig,
+    pub credentials: Credentials,
     pub settings: Settings,
     pub view: View,
     pub path: MasterPath,
@@ -120,7 +129,8 @@ impl Client {
         let net: Arc<dyn Net> = Arc::new(OsNet);
         let producer_id = nkv_store::random_u64();
         let limit = Duration::from_millis(config.call_timeout_ms);
-        let found = contact(&*net, node, &config.job, producer_id, limit).await?;
+        let credentials = Credentials::of_client(&config.job, config.secret.clone());
+        let found = contact(&*net, node, &credentials, producer_id, limit).await?;
         let mut addresses = found.master;
         if let Some((info, _)) = found.view.ranks.iter().find(|(i, _)| i.rank == 0)
             && info.boot_id == boot_id()
@@ -134,6 +144,7 @@ impl Client {
             net,
             clock: Arc::new(BootClock),
             config,
+            credentials,
             settings: found.settings,
             view: found.view,
             path: MasterPath::Remote(Arc::new(Mutex::new(addresses))),
@@ -147,11 +158,12 @@ impl Client {
     }
 
     pub(crate) fn from_parts(p: Parts) -> Self {
-        let pool = ControlPool::new(p.net.clone(), p.path, p.config.job.clone(), p.producer_id);
+        let pool = ControlPool::new(p.net.clone(), p.path, p.credentials.clone(), p.producer_id);
         let shared = Shared {
             net: p.net,
             clock: p.clock,
             config: p.config,
+            credentials: p.credentials,
             producer_id: p.producer_id,
             plans: Arc::default(),
             peers: RwLock::default(),
@@ -319,14 +331,16 @@ impl Client {
     /// in: whoever reads there finds out whether it still holds.
     pub(crate) async fn locate(&self, keys: &[&[u8]]) -> Vec<Result<ObjMeta>> {
         let kept = &self.shared.locations;
-        if kept.spare_master(self.shared.clock.now_ns()) {
-            let known: Vec<_> = keys.iter().map_while(|k| kept.known(KeyId::of(k))).collect();
-            if known.len() == keys.len() {
-                Reads::count(&self.shared.reads.stood_in, known.len() as u64);
-                return known.into_iter().map(Ok).collect();
-            }
+        let known: Vec<_> = keys.iter().map_while(|k| kept.known(KeyId::of(k))).collect();
+        let all_known = known.len() == keys.len();
+        if all_known && kept.spare_master(self.shared.clock.now_ns()) {
+            Reads::count(&self.shared.reads.stood_in, known.len() as u64);
+            return known.into_iter().map(Ok).collect();
         }
-        let told = match self.call(Request::GetLocation(key_bytes(keys))).await {
+        // A read that needs no answer leaves its owner the rest of the call's time.
+        let limit = self.limit() / if all_known { STAND_IN_SHARE } else { 1 };
+        let request = Request::GetLocation(key_bytes(keys));
+        let told = match self.pool.call(request, limit).await {
             Ok(Response::Locations(list)) if list.len() == keys.len() => list,
             Ok(other) => spread(keys.len(), unexpected("GetLocation", &other)),
             Err(e) => {

@@ -97,7 +97,10 @@ impl From<StoreError> for Error {
 impl From<TransportError> for Error {
     fn from(e: TransportError) -> Self {
         let kind = match &e {
-            TransportError::Disconnected(_) => ErrorKind::Disconnected,
+            // The master let this client in: an owner that does not is not the one that was meant.
+            TransportError::Disconnected(_) | TransportError::Unauthenticated(_) => {
+                ErrorKind::Disconnected
+            }
             TransportError::Timeout(_) => ErrorKind::Timeout,
             TransportError::Refused(_) => ErrorKind::Reclaimed,
             TransportError::OutOfBounds(_) => ErrorKind::InvalidArgument,

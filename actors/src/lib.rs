@@ -20,6 +20,7 @@ pub mod producer;
 pub mod server;
 
 pub use client::{Blocking, Client, ClientConfig, TransportChoice, WritePlan};
+pub use nkv_transport::wire::auth::{Credentials, Secret, SecretError};
 pub use error::{Error, ErrorKind, Result};
 pub use node::{
     Cluster, DrainReport, Ended, MemoryChoice, Node, NodeConfig, NodeStatus, StartError,

@@ -3,7 +3,9 @@
 
 mod batch;
 mod finish;
+mod index;
 mod lookup;
+mod matching;
 mod members;
 mod membership;
 mod objects;
@@ -20,6 +22,8 @@ use crate::message::{
 };
 use batch::Batches;
 use hashbrown::{HashMap, HashSet};
+use index::Index;
+use matching::Rounds;
 use nkv_store::KeyId;
 use nkv_store::clock::Clock;
 use objects::{Entry, IdentityState, PlanInfo};
@@ -62,11 +66,12 @@ pub struct MasterTruth {
 /// See the file's first paragraph.
 pub struct Master {
     truth: MasterTruth,
-    objects: HashMap<KeyId, Entry, IdentityState>,
+    objects: Index<Entry>,
     plans: HashMap<crate::message::PlanId, PlanInfo>,
     books: BTreeMap<u32, RankBook>,
     batches: Batches,
     waiting: VecDeque<Waiting>,
+    rounds: Rounds,
     removing: HashMap<KeyId, Vec<(u64, usize)>, IdentityState>,
     // Answers to removes that wait for views to be kept.
     deferred: Vec<terms::Deferred>,
@@ -151,11 +156,12 @@ impl Role for Master {
     fn boot(truth: &MasterTruth, turn: &mut Turn<'_, Self>) -> Self {
         let mut master = Self {
             truth: truth.clone(),
-            objects: HashMap::default(),
+            objects: Index::default(),
             plans: HashMap::new(),
             books: BTreeMap::new(),
             batches: Batches::default(),
             waiting: VecDeque::new(),
+            rounds: Rounds::default(),
             removing: HashMap::default(),
             deferred: Vec::new(),
             commits_out: BTreeMap::new(),
@@ -197,10 +203,11 @@ impl Master {
     fn refuse(&self, request: &Request) -> Option<Error> {
         let (puts, removes) = match request {
             Request::OpenForWrite { .. } => (true, false),
-            Request::Remove(_) => (false, true),
-            Request::GetLocation(_) | Request::MatchPrefix(_) | Request::Exists(_) => {
-                (false, false)
-            }
+            Request::Remove(_) | Request::RemoveMatching(_) => (false, true),
+            Request::GetLocation(_)
+            | Request::MatchPrefix(_)
+            | Request::Exists(_)
+            | Request::List { .. } => (false, false),
             _ => return refuse_size(request),
         };
         refuse_size(request).or_else(|| match (puts, removes) {
@@ -232,6 +239,7 @@ impl Master {
             Request::EvictUntilBelow(ratio) => reply.send(self.evict_until_below(ratio)),
             Request::Stats => reply.send(Response::Stats(self.stats())),
             Request::View => reply.send(Response::View(self.truth.members.view())),
+            Request::List { .. } | Request::RemoveMatching(_) => self.enter_round(ask, reply),
         }
     }
 
@@ -276,19 +284,23 @@ fn refuse_size(request: &Request) -> Option<Error> {
         | Request::MatchPrefix(k)
         | Request::Exists(k)
         | Request::Remove(k) => k.len(),
-        Request::Withdraw { .. } | Request::EvictUntilBelow(_) | Request::Stats | Request::View => {
-            0
-        }
+        Request::Withdraw { .. }
+        | Request::EvictUntilBelow(_)
+        | Request::Stats
+        | Request::View
+        | Request::List { .. }
+        | Request::RemoveMatching(_) => 0,
     };
     let text = || format!("a batch has at most {MAX_BATCH} items, this one {n}; split it");
     (n > MAX_BATCH).then(|| Error::invalid(text()))
 }
 
 impl On<Ask> for Master {
-    fn on(&mut self, ask: Ask, reply: Reply<Response>, _: &mut Turn<'_, Self>) {
+    fn on(&mut self, ask: Ask, reply: Reply<Response>, turn: &mut Turn<'_, Self>) {
         if self.recovering.is_empty() {
             self.answer(ask, reply);
             self.flush_commits();
+            self.start_rounds(turn);
         } else if self.parked.len() < MAX_PARKED {
             self.parked.push_back((ask, reply));
         } else {
@@ -342,6 +354,7 @@ impl On<MasterTick> for Master {
             self.blind = std::mem::take(&mut self.recovering);
             self.unpark();
         }
+        self.start_rounds(turn);
         reply.send(());
     }
 }

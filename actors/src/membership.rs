@@ -9,6 +9,7 @@ use crate::message::{
 use crate::owner::tables::{Obey, OwnerTables};
 use crate::owner::{FromMaster, NewTerm, Owner};
 use nkv_store::clock::Clock;
+use nkv_transport::wire::auth::{AuthError, Channel, Credentials, prove};
 use nkv_transport::wire::{Address, BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -84,8 +85,8 @@ pub struct Membership {
     pub net: Arc<dyn Net>,
     /// The master's control addresses, nearest first.
     pub master: Vec<Address>,
-    /// The job.
-    pub job: String,
+    /// What to prove to the master; names the job.
+    pub credentials: Credentials,
     /// Who we are.
     pub info: RankInfo,
     /// Receives the master's frames.
@@ -171,7 +172,7 @@ impl Membership {
         for address in &self.master {
             let (obeyed, holds, seen) = self.tables.memory();
             let purpose = Purpose::Rank { info: Box::new(self.info.clone()), obeyed, holds, seen };
-            let work = hello(&*self.net, address, &self.job, purpose);
+            let work = hello(&*self.net, address, &self.credentials, purpose);
             match tokio::time::timeout(HELLO_LIMIT, work).await {
                 Ok(Ok((stream, Welcome::Rank { term, settings }))) => {
                     return Ok((stream, term, settings));
@@ -282,11 +283,12 @@ enum JoinError {
     Unreachable(String),
 }
 
-/// Connects and says hello; the stream is then the purpose's.
+/// Connects, authenticates and says hello; the stream is then the purpose's. What no repeat would
+/// mend is a refusal, as if the other end had said it.
 pub(crate) async fn hello(
     net: &dyn Net,
     address: &Address,
-    job: &str,
+    credentials: &Credentials,
     purpose: Purpose,
 ) -> Result<(BoxStream, Welcome)> {
     let mut stream = net
@@ -294,9 +296,24 @@ pub(crate) async fn hello(
         .await
         .map_err(|e| Error::disconnected(format!("cannot connect to {address}: {e}")))?;
     let mut buf = Vec::new();
+    let job = credentials.job();
     let hello = Hello { version: MESSAGES_VERSION, job: job.to_string(), purpose };
     let broken =
         |e: &dyn std::fmt::Display| Error::disconnected(format!("hello to {address}: {e}"));
+    let proven = async {
+        let means = credentials.means(address)?;
+        prove(&mut stream, means, Channel::Control, job).await
+    };
+    match proven.await {
+        Ok(()) => {}
+        Err(AuthError::Job { node: ours, client: theirs }) => {
+            return Ok((stream, Welcome::Refused { why: Refusal::Job { ours, theirs } }));
+        }
+        Err(e) if e.is_final() && !matches!(e, AuthError::Channel(_)) => {
+            return Ok((stream, Welcome::Refused { why: Refusal::Untrusted(e.to_string()) }));
+        }
+        Err(e) => return Err(broken(&e)),
+    }
     write_frame(&mut stream, &mut buf, 0, &hello).await.map_err(|e| broken(&e))?;
     match read_frame::<_, Welcome>(&mut stream, &mut buf, MAX_FRAME_BYTES).await {
         Ok(Some((_, welcome))) => Ok((stream, welcome)),

@@ -8,11 +8,13 @@ use serde::{Deserialize, Serialize};
 
 mod hello;
 mod link;
+mod listing;
 mod members;
 mod stats;
 
 pub use hello::{Hello, Purpose, Refusal, Settings, Welcome};
 pub use link::{Down, EndCause, PlanOpened, SlotContent, SlotEntry, ToClient, ToOwner, Touch, Up};
+pub use listing::{KEYS_PER_ROUND, KeyState, Listed, MAX_PATTERN_BYTES, Selection, Swept};
 pub use members::{RankInfo, RankState, SeenView, View};
 pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats};
 
@@ -191,6 +193,17 @@ pub enum Request {
     Stats,
     /// The membership view.
     View,
+    /// One round of a listing.
+    List {
+        /// Which keys.
+        of: Selection,
+        /// Only keys after this one, in the order of bytes.
+        after: Option<KeyBytes>,
+        /// Of these, the first so many.
+        limit: u32,
+    },
+    /// One round of a removal: keys that match go as by `Remove` [I6].
+    RemoveMatching(Selection),
 }
 
 /// Answers, in the order of the request's items.
@@ -212,4 +225,13 @@ pub enum Response {
     View(View),
     /// The request as a whole failed.
     Failed(Error),
+    /// To List.
+    Listed {
+        /// In the order of their bytes.
+        keys: Vec<Listed>,
+        /// Where the next round begins; absent at the end.
+        next: Option<WireKeyId>,
+    },
+    /// To RemoveMatching.
+    Swept(Swept),
 }

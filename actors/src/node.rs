@@ -25,6 +25,7 @@ use nkv_store::clock::Clock;
 use nkv_store::shm::ShmMemory;
 use nkv_transport::Alive;
 use nkv_transport::tcp::TcpAgent;
+use nkv_transport::wire::auth::{Credentials, Guard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -61,6 +62,7 @@ pub struct DrainReport {
 /// One rank of a cluster. Dropping it takes it down at once; see [`Node::drain`] and [`Node::stop`].
 pub struct Node {
     config: NodeConfig,
+    guard: Arc<Guard>,
     info: RankInfo,
     client: Client,
     producer: CellAddr<Producer>,
@@ -103,6 +105,11 @@ impl Node {
     /// Addresses, segment, incarnation.
     pub fn info(&self) -> &RankInfo {
         &self.info
+    }
+
+    /// What this node proves to others and demands of them.
+    pub fn credentials(&self) -> &Credentials {
+        self.guard.credentials()
     }
 
     /// The effective configuration.

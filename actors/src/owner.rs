@@ -14,6 +14,7 @@ use crate::membership::Uplink;
 use crate::message::{
     Down, EndCause, OwnerGauges, PlanId, PlanOpened, PlanRef, SlotRef, Term, Touch, Up,
 };
+use hashbrown::HashSet;
 use nkv_store::arena::Extent;
 use nkv_store::clock::Clock;
 use nkv_store::heap::Heap;
@@ -160,7 +161,10 @@ impl Owner {
 
     /// After every message: publish the levels and make sure the next due moment has a timer.
     fn settle(&mut self, turn: &mut Turn<'_, Self>) {
-        self.truth.tables.gauges.levels(&self.slots.usage());
+        let g = &self.truth.tables.gauges;
+        g.levels(&self.slots.usage());
+        // A plan that ran out of time is fenced before its slot is: its writer holds it all the same.
+        g.fencing.store(self.ending.len() as u64, std::sync::atomic::Ordering::Relaxed);
         let now = self.truth.clock.now_ns();
         // Quarantine counts from when the cleared LIVE is visible, which is surely so by now [I8].
         self.slots.settle(now);
@@ -291,7 +295,8 @@ impl Owner {
         // Still open here: its commit was lost with a panic or a link. Then the plan ends instead.
         let open: Vec<_> = {
             let t = self.truth.tables.lock();
-            let hit = |p: &&PlanRecord| mine.contains(&p.opened.at);
+            let wanted: HashSet<_> = mine.iter().collect();
+            let hit = |p: &&PlanRecord| wanted.contains(&p.opened.at);
             t.plans.values().filter(hit).map(|p| (p.opened.plan, p.opened.at)).collect()
         };
         for (plan, at) in open {

@@ -109,7 +109,7 @@ impl On<Attach> for Producer {
         let attaching = Attaching {
             net: shared.net.clone(),
             clock: shared.clock.clone(),
-            job: shared.config.job.clone(),
+            credentials: shared.credentials.clone(),
             producer: shared.producer_id,
             info: m.0,
             boot_id: boot_id(),

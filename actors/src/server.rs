@@ -13,6 +13,7 @@ use crate::owner::tables::OwnerTables;
 use crate::owner::{Owner, PlanDropped, TermObeyed, Touches};
 use crate::place::Place;
 use nkv_store::clock::Clock;
+use nkv_transport::wire::auth::Guard;
 use nkv_transport::wire::{
     Address, BoxStream, Listener, MAX_FRAME_BYTES, Peer, WireError, read_frame, write_frame,
 };
@@ -24,7 +25,8 @@ use tokio::sync::{mpsc, watch};
 
 /// Control connections at once; further ones are closed at accept.
 const MAX_CONNECTIONS: usize = 4096;
-/// A connection that has not said hello by then is closed.
+/// A connection that has not proven what the job shares by then is closed, and one that has and
+/// does not say hello for as long again.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// Largest hello.
 const MAX_HELLO_BYTES: usize = 64 * 1024;
@@ -40,6 +42,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct Server {
     /// The job.
     pub job: String,
+    /// Whom it lets in.
+    pub guard: Arc<Guard>,
     /// This rank.
     pub info: RankInfo,
     /// The master, on rank 0.
@@ -107,6 +111,10 @@ impl Server {
         mut stream: BoxStream,
         peer: Peer,
     ) -> Result<(), WireError> {
+        // A stranger's words are read no further; the guard has counted and logged it [I20].
+        if self.guard.admit(&mut stream, &peer, HELLO_LIMIT).await.is_err() {
+            return Ok(());
+        }
         let mut buf = Vec::new();
         let hello = read_frame::<_, Hello>(&mut stream, &mut buf, MAX_HELLO_BYTES);
         let Ok(hello) = tokio::time::timeout(HELLO_LIMIT, hello).await else {

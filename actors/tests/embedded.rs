@@ -321,9 +321,11 @@ async fn i10_a_late_tcp_writer_changes_nothing_after_its_plan_was_ended() {
     assert!(meta.at.epoch > d.meta.at.epoch, "[I3]");
     let data = cluster.node(0).info().data.clone().unwrap();
     let (incarnation, job) = (d.meta.at.incarnation, cluster.node(0).config().job.clone());
+    let credentials = Some(cluster.node(0).credentials().clone());
     let refused = tokio::task::spawn_blocking(move || {
         use nkv_transport::{Op, TcpOptions, TcpVerbs, Verbs};
-        let late = TcpVerbs::connect(&data, incarnation, &job, TcpOptions::default()).unwrap();
+        let opts = TcpOptions { credentials, ..TcpOptions::default() };
+        let late = TcpVerbs::connect(&data, incarnation, &job, opts).unwrap();
         late.post(d.token, &mut [Op::Write { offset: d.meta.payload_off, src: &[9; 4096] }])
     })
     .await

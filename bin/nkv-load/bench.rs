@@ -9,6 +9,7 @@ use crate::latency::OpTimes;
 use crate::memcpy::{Yardstick, faulted};
 use crate::progress;
 use crate::report::Report;
+use crate::sizes::show_bytes;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
 use crate::tally::Tally;
@@ -48,7 +49,10 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
         None => {
             let config = NodeConfig { heap_bytes: HEAP_BYTES, ..NodeConfig::default() };
             let cluster = Embedded::start(rt, 1, config)?;
-            measure(&cluster.blocking(0)?, stop)
+            let mut report = measure(&cluster.blocking(0)?, stop)?;
+            report.facts.push(("ranks", "1, embedded in the generator's process".to_string()));
+            report.facts.push(("heap of a rank", show_bytes(HEAP_BYTES)));
+            Ok(report)
         }
     }
 }
@@ -70,13 +74,13 @@ fn measure(handle: &Blocking, stop: &Stop) -> anyhow::Result<Report> {
         report.blocks += bench.asked;
         report.hit_blocks += bench.gets.count();
         report.tally.merge(bench.tally);
-        rows.0.extend(bench.puts.row());
-        rows.1.extend(bench.gets.row());
+        rows.0.push(bench.puts);
+        rows.1.push(bench.gets);
         bar.inc(1);
     }
     bar.finish_and_clear();
     handle.close();
-    report.ops = [rows.0, rows.1].concat();
+    rows.0.into_iter().chain(rows.1).for_each(|times| report.measured(times));
     Ok(report)
 }
 

@@ -5,7 +5,7 @@ use crate::flags::{Flags, Way};
 use crate::sizes::show_bytes;
 use anyhow::Context;
 use nkv::{
-    Address, Blocking, ClientConfig, Cluster, MemoryChoice, Node, NodeConfig, StartError,
+    Address, Blocking, ClientConfig, Cluster, MemoryChoice, Node, NodeConfig, Secret, StartError,
     TransportChoice,
 };
 use tokio::runtime::Runtime;
@@ -73,6 +73,8 @@ pub(crate) fn remote(flags: &Flags, address: &str) -> anyhow::Result<Blocking> {
         Way::Shm => TransportChoice::Shm,
         Way::Tcp => TransportChoice::Tcp,
     };
-    let config = ClientConfig { job: flags.job.clone(), transport, ..ClientConfig::default() };
+    let secret = Secret::find(flags.secret_file.as_deref())?;
+    let job = flags.job.clone();
+    let config = ClientConfig { job, transport, secret, ..ClientConfig::default() };
     Blocking::connect(&node, config).with_context(|| format!("--connect {address}"))
 }

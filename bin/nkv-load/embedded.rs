@@ -10,6 +10,7 @@ use crate::latency::OpTimes;
 use crate::memcpy::{Yardstick, faulted};
 use crate::progress;
 use crate::report::Report;
+use crate::sizes::show_bytes;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
 use crate::tally::Tally;
@@ -76,21 +77,28 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
     run.producer.close();
     run.decoder.close();
     let damaged = flags.inject_corruption && !run.corrupt;
-    Ok(Report { damaged, ..report(&sizes, run.tally) })
+    Ok(Report { damaged, ..report(sizes, run.tally) })
 }
 
-fn report(sizes: &[OneSize], tally: Tally) -> Report {
-    let puts = sizes.iter().filter_map(|s| s.puts.row());
-    let gets = sizes.iter().filter_map(|s| s.gets.row());
-    let ops: Vec<_> = puts.chain(gets).collect();
-    Report {
-        requests: ops.iter().map(|row| row.count).sum(),
+fn report(sizes: [OneSize; SIZES.len()], tally: Tally) -> Report {
+    let mut report = Report {
         blocks: sizes.iter().map(|s| s.asked).sum(),
         hit_blocks: sizes.iter().map(|s| s.gets.count()).sum(),
         tally,
-        ops,
-        damaged: false,
-    }
+        facts: vec![
+            ("ranks", format!("{RANKS}, embedded in the generator's process")),
+            ("heap of a rank", show_bytes(HEAP_BYTES)),
+            (
+                "who puts where",
+                format!("rank {PREFILL_RANK} into the memory of rank {DECODE_RANK}"),
+            ),
+        ],
+        ..Report::default()
+    };
+    let (puts, gets): (Vec<_>, Vec<_>) = sizes.into_iter().map(|s| (s.puts, s.gets)).unzip();
+    puts.into_iter().chain(gets).for_each(|times| report.measured(times));
+    report.requests = report.ops.iter().map(|row| row.count).sum();
+    report
 }
 
 /// What all sizes share.

@@ -41,6 +41,11 @@ pub(crate) struct Flags {
     #[arg(long, env = "NKV_JOB", default_value = "nkv")]
     pub(crate) job: String,
 
+    /// File with the job's secret, if it has one; NKV_SECRET_FILE names it, too, or NKV_SECRET
+    /// holds the secret itself
+    #[arg(long, value_name = "FILE", requires = "connect")]
+    pub(crate) secret_file: Option<PathBuf>,
+
     /// How bytes travel; `embedded` (in this process) goes with --bench only
     #[arg(long, value_enum, default_value_t = Way::Auto)]
     pub(crate) transport: Way,
@@ -48,6 +53,10 @@ pub(crate) struct Flags {
     /// Also write the outcome as one JSON object to this file ("-": stdout)
     #[arg(long, value_name = "FILE|-")]
     pub(crate) json: Option<PathBuf>,
+
+    /// Also write a page with plots of latency and throughput to this file
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
 
     /// Length of the run in seconds [default: 15]
     #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with_all = ["trace", "bench"])]
@@ -111,7 +120,7 @@ pub(crate) struct Flags {
     )]
     pub(crate) quarantine_ms: u32,
 
-    /// Eviction policy: lru or fifo
+    /// Eviction policy: lru, lru2 (two-segment) or fifo
     #[arg(long, default_value = "lru", requires = "trace", conflicts_with_all = ["connect", "bench", "duration", "inject_corruption"])]
     pub(crate) policy: PolicyKind,
 

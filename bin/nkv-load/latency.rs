@@ -2,6 +2,8 @@
 //! the same bytes. It keeps histograms, not samples, so a run of any length has the same size.
 
 use crate::report::OpRow;
+use crate::stopwatch::now_ns;
+use crate::timeline::Timeline;
 use hdrhistogram::Histogram;
 
 /// Longest time told apart: one minute, in nanoseconds. Longer ones count as this.
@@ -17,26 +19,29 @@ pub(crate) struct OpTimes {
     times: Histogram<u64>,
     total_ns: u64,
     copies: Histogram<u64>,
+    done: Timeline,
 }
 
 impl OpTimes {
     /// Nothing measured yet; `bytes` moved by one operation, 0 for those that move none.
     pub(crate) fn new(op: &'static str, bytes: u64) -> Self {
-        Self { op, bytes, times: histogram(), total_ns: 0, copies: histogram() }
+        let done = Timeline::default();
+        Self { op, bytes, times: histogram(), total_ns: 0, copies: histogram(), done }
     }
 
-    /// One operation took `ns`.
+    /// One operation, done just now, took `ns`.
     pub(crate) fn record(&mut self, ns: u64) {
         self.record_batch(ns, 1);
     }
 
-    /// `items` operations of one batch took `ns` together; each counts with its share.
+    /// `items` operations of one batch, done just now, took `ns` together; each counts with its share.
     pub(crate) fn record_batch(&mut self, ns: u64, items: u64) {
         if items == 0 {
             return;
         }
         record(&mut self.times, ns / items, items);
         self.total_ns += ns;
+        self.done.add(now_ns(), items);
     }
 
     /// A plain copy of the same bytes took `ns`.
@@ -52,6 +57,32 @@ impl OpTimes {
             debug_assert!(merged.is_ok());
         }
         self.total_ns += other.total_ns;
+        self.done.merge(&other.done);
+    }
+
+    /// What was measured: put, get, ...
+    pub(crate) fn op(&self) -> &'static str {
+        self.op
+    }
+
+    /// Payload bytes of one operation; 0 if it moves none.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Nanoseconds of each operation.
+    pub(crate) fn times(&self) -> &Histogram<u64> {
+        &self.times
+    }
+
+    /// Nanoseconds of each plain copy of the same bytes; empty where nothing is copied.
+    pub(crate) fn copies(&self) -> &Histogram<u64> {
+        &self.copies
+    }
+
+    /// When the operations were done.
+    pub(crate) fn done(&self) -> &Timeline {
+        &self.done
     }
 
     /// Operations measured.

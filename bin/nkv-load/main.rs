@@ -5,24 +5,30 @@ mod bench;
 mod connection;
 mod content;
 mod corrupt;
+mod destination;
 mod embedded;
 mod flags;
+mod html;
 mod latency;
 mod memcpy;
 mod mix;
 mod progress;
 mod report;
+mod setting;
 #[path = "../sizes.rs"]
 mod sizes;
 mod stop;
 mod stopwatch;
 mod tally;
+mod timeline;
 mod trace;
 
 use clap::Parser;
+use destination::Destination;
 use flags::{Flags, Mode};
 use nkv::StartError;
 use report::Report;
+use setting::Beginning;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use stop::Stop;
@@ -60,6 +66,8 @@ fn main() -> ExitCode {
 }
 
 fn run(flags: &Flags, mode: Mode) -> anyhow::Result<Report> {
+    let page = flags.report.as_deref().map(Destination::reserve).transpose()?;
+    let beginning = Beginning::now();
     let rt = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let stop = Stop::default();
     rt.block_on(async { stop.on_signals() })?;
@@ -70,5 +78,8 @@ fn run(flags: &Flags, mode: Mode) -> anyhow::Result<Report> {
         Mode::Bench => bench::run(flags, &rt, &stop)?,
     };
     report.print(flags.json.as_deref())?;
+    if let Some(page) = page {
+        page.write(&html::page(&report, &beginning.setting(flags, mode)))?;
+    }
     Ok(report)
 }

@@ -89,23 +89,20 @@ fn report(outcomes: Vec<Outcome>, wall_ns: u64) -> Report {
             all.merge(outcome);
         }
     }
-    let ops: Vec<_> = all.times().into_iter().filter_map(|times| times.row()).collect();
-    let requests = ops.iter().map(|row| row.count).sum();
+    let mut report = Report { blocks: all.asked, hit_blocks: all.found, ..Report::default() };
+    let Outcome { puts, gets, exists, removes, tally, .. } = all;
+    [puts, gets, exists, removes].into_iter().for_each(|times| report.measured(times));
+    report.tally = tally;
+    report.requests = report.ops.iter().map(|row| row.count).sum();
+    let requests = report.requests;
     eprintln!(
         "nkv-load: {requests} operations in {:.1} s ({:.0} a second), {} of {} gets missed",
         wall_ns as f64 / 1e9,
         requests as f64 / (wall_ns.max(1) as f64 / 1e9),
-        all.asked - all.found,
-        all.asked
+        report.blocks - report.hit_blocks,
+        report.blocks
     );
-    Report {
-        requests,
-        blocks: all.asked,
-        hit_blocks: all.found,
-        tally: all.tally,
-        ops,
-        damaged: false,
-    }
+    report
 }
 
 #[cfg(test)]

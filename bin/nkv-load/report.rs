@@ -1,6 +1,7 @@
 //! What a run tells: a table for people, one JSON object for programs. The names in the JSON are an
 //! interface; nothing may be added to or dropped from it here alone.
 
+use crate::latency::OpTimes;
 use crate::sizes::show_bytes;
 use crate::tally::Tally;
 use anyhow::Context;
@@ -28,6 +29,27 @@ pub(crate) struct OpRow {
     pub(crate) vs_memcpy: Option<f64>,
 }
 
+impl OpRow {
+    /// Names of the columns.
+    pub(crate) const HEADER: [&str; 7] =
+        ["op", "size", "count", "p50 µs", "p99 µs", "GB/s", "x memcpy"];
+
+    /// The row as people read it; a dash where there is nothing.
+    pub(crate) fn cells(&self) -> [String; 7] {
+        let dash = || "-".to_string();
+        let moves = self.bytes > 0;
+        [
+            self.op.to_string(),
+            if moves { show_bytes(self.bytes) } else { dash() },
+            self.count.to_string(),
+            format!("{:.1}", self.p50_us),
+            format!("{:.1}", self.p99_us),
+            if moves { format!("{:.2}", self.gb_per_s) } else { dash() },
+            self.vs_memcpy.map_or_else(dash, |r| format!("{r:.2}")),
+        ]
+    }
+}
+
 /// The outcome of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
@@ -41,6 +63,10 @@ pub(crate) struct Report {
     pub(crate) tally: Tally,
     /// Times.
     pub(crate) ops: Vec<OpRow>,
+    /// What the rows were made of, in their order, for plots.
+    pub(crate) times: Vec<OpTimes>,
+    /// What the run chose or found by itself, in words; flags say the rest.
+    pub(crate) facts: Vec<(&'static str, String)>,
     /// Whether a byte was damaged on request.
     pub(crate) damaged: bool,
 }
@@ -57,6 +83,14 @@ struct Json<'a> {
 }
 
 impl Report {
+    /// Takes in what was measured of one operation at one size, unless that is nothing.
+    pub(crate) fn measured(&mut self, times: OpTimes) {
+        if let Some(row) = times.row() {
+            self.ops.push(row);
+            self.times.push(times);
+        }
+    }
+
     /// Hit blocks per block asked for, over all requests; 0 if none was.
     pub(crate) fn prefix_hit_ratio(&self) -> f64 {
         if self.blocks == 0 { 0.0 } else { self.hit_blocks as f64 / self.blocks as f64 }
@@ -82,21 +116,11 @@ impl Report {
     pub(crate) fn table(&self) -> String {
         let mut table = Table::new();
         table.load_preset(presets::UTF8_FULL_CONDENSED);
-        table.set_header(["op", "size", "count", "p50 µs", "p99 µs", "GB/s", "x memcpy"]);
+        table.set_header(OpRow::HEADER);
         for row in &self.ops {
-            let size = if row.bytes == 0 { "-".to_string() } else { show_bytes(row.bytes) };
-            let rate = (row.bytes > 0).then(|| format!("{:.2}", row.gb_per_s));
-            let ratio = row.vs_memcpy.map(|r| format!("{r:.2}"));
-            let figures = [
-                size,
-                row.count.to_string(),
-                format!("{:.1}", row.p50_us),
-                format!("{:.1}", row.p99_us),
-                rate.unwrap_or_else(|| "-".to_string()),
-                ratio.unwrap_or_else(|| "-".to_string()),
-            ];
+            let [op, figures @ ..] = row.cells();
             let cells = figures.map(|text| Cell::new(text).set_alignment(CellAlignment::Right));
-            table.add_row(std::iter::once(Cell::new(row.op)).chain(cells));
+            table.add_row(std::iter::once(Cell::new(op)).chain(cells));
         }
         table.to_string()
     }

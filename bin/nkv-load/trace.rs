@@ -61,7 +61,12 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
     let handle = cluster.blocking(0)?;
     let report = replay(flags, &requests, &handle, stop);
     handle.close();
+    let mut report = report?;
+    report.facts.push(("ranks", format!("{RANKS}, embedded in the generator's process")));
     report
+        .facts
+        .push(("heap of a rank", format!("{} ({heap_bytes} bytes)", show_bytes(heap_bytes))));
+    Ok(report)
 }
 
 fn replay(

@@ -23,7 +23,7 @@ const fn setting(key: &'static str, value: &'static str, help: &'static str) -> 
 pub(crate) const PREFAULT: &str = "prefault";
 
 /// Every setting, in the order in which they are shown.
-pub(crate) const SETTINGS: [Setting; 25] = [
+pub(crate) const SETTINGS: [Setting; 26] = [
     setting(
         "job",
         "NAME",
@@ -41,6 +41,11 @@ pub(crate) const SETTINGS: [Setting; 25] = [
         "listen",
         "IP",
         "Address of this host to listen on and to be reached at [default: 127.0.0.1]",
+    ),
+    setting(
+        "secret_file",
+        "FILE|none",
+        "File with the job's secret, its user's alone (or NKV_SECRET holds the secret itself) [default: none: this user's processes on this host connect]",
     ),
     setting(
         "http",
@@ -63,7 +68,7 @@ pub(crate) const SETTINGS: [Setting; 25] = [
         "Touch every page at start, so that memory is refused then or never [default: on]",
     ),
     setting("page_bytes", "BYTES", "Bytes per page where a put names none [default: 256KiB]"),
-    setting("policy", "lru|fifo", "Who is evicted first [default: lru]"),
+    setting("policy", "lru|lru2|fifo", "Who is evicted first [default: lru]"),
     setting(
         "watermarks",
         "HI/LO",
@@ -133,12 +138,16 @@ Flags win over NKV_* variables over --config FILE over what torchrun, Open MPI o
 defaults. Every flag has a variable (--heap-bytes: NKV_HEAP_BYTES) and a key in the file (heap_bytes).
 The effective configuration is printed at start, with where each value came from.
 
+Every connection is authenticated: by the job's secret, the same on every rank and client, or, without
+one, by a file that only this user on this host can read. Listening on anything but loopback needs a
+secret. It is never a flag, since others see those.
+
 SIGTERM or SIGINT: no new plans, what is in flight is finished within --drain-ms, the segment is
 unlinked, exit 0. A second signal ends the process at once.
 
 Exit status: 0 stopped as asked; 2 wrong flags or configuration; 3 half a launcher environment;
 4 wrong world size; 5 the rank number is in use; 6 the heap is too large; 7 no master in time;
-8 a port is in use; 9 refused by the master; 70 internal error; 71 an actor failed for good.";
+8 a port is in use; 9 refused by the master (such as another secret); 70 internal error; 71 an actor failed for good.";
 
 /// The parser.
 pub(crate) fn command() -> Command {

@@ -14,6 +14,7 @@ mod signals;
 mod sizes;
 mod start_lines;
 
+use nkv::transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use settings::{Machine, Settings};
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -34,9 +35,16 @@ fn main() -> ExitCode {
             return ExitCode::from(u8::try_from(said.exit_code()).unwrap_or(settings::EXIT_CONFIG));
         }
     };
-    let env = std::env::vars_os()
+    let env: launcher::Env = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
         .collect();
+    // Dropped above without a word, which a secret must not be.
+    for secret in [SECRET_VARIABLE, SECRET_FILE_VARIABLE] {
+        if std::env::var_os(secret).is_some() && !env.contains_key(secret) {
+            let why = format!("{secret} is no text: put the secret into a file for --secret-file");
+            return fail(settings::EXIT_CONFIG, &why);
+        }
+    }
     let settings = match settings::resolve(&flags, &env, Machine::measure()) {
         Ok(settings) => settings,
         Err(error) => return fail(error.exit_code(), &error),

@@ -79,6 +79,9 @@ const NODE: &[Metric<NodeStatus>] = &[
     counter("nkv_tcp_bytes_sent_total", "Payload bytes the tcp agent sent", |s| s.agent.bytes_out),
     counter("nkv_tcp_requests_total", "Requests the tcp agent served", |s| s.agent.requests),
     counter("nkv_tcp_refused_total", "Requests the tcp agent refused", |s| s.agent.refused),
+    counter("nkv_auth_refused_total", "Connections turned away unauthenticated", |s| {
+        s.auth_refused
+    }),
     gauge("nkv_tcp_connections", "Connections of the tcp agent", |s| s.agent.connections),
 ];
 

@@ -62,6 +62,7 @@ pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
         .map_err(|e| End::new(EXIT_INTERNAL, format!("signals cannot be handled: {e}")))?;
     let standing = Standing::joining();
     let http = serve_http(&settings, &standing).await?;
+    settings.node.http = http.map(|at| reachable(at, settings.node.listen).to_string());
     let mut row = 0;
     loop {
         standing.joins();
@@ -111,6 +112,11 @@ fn listens_here(listen: IpAddr) -> Result<(), End> {
         // Whatever else is wrong is for the node to say, with its own port.
         _ => Ok(()),
     }
+}
+
+/// Where others reach a server at `at`: an address that means all of this host's means `listen`.
+fn reachable(at: SocketAddr, listen: IpAddr) -> SocketAddr {
+    if at.ip().is_unspecified() { SocketAddr::new(listen, at.port()) } else { at }
 }
 
 async fn serve_http(settings: &Settings, standing: &Standing) -> Result<Option<SocketAddr>, End> {
@@ -175,7 +181,7 @@ async fn stop(node: Arc<Node>) {
 
 fn tell_joined(settings: &Settings, node: &Node, http: Option<SocketAddr>) {
     let info = node.info();
-    say(start_lines::joined(settings, info, http).trim_end());
+    say(start_lines::joined(settings, node, http).trim_end());
     start_lines::tell_programs(&start_lines::ready_line(settings, info, http));
 }
 
@@ -207,7 +213,14 @@ fn pause_before(row: u32) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::{REJOIN_PAUSE, REJOIN_PAUSE_MAX, pause_before};
+    use super::{REJOIN_PAUSE, REJOIN_PAUSE_MAX, pause_before, reachable};
+
+    #[test]
+    fn a_server_at_all_addresses_is_told_by_one_that_others_reach() {
+        let told = |at: &str| reachable(at.parse().unwrap(), [10, 0, 0, 7].into()).to_string();
+        assert_eq!(told("0.0.0.0:80"), "10.0.0.7:80");
+        assert_eq!(told("127.0.0.1:80"), "127.0.0.1:80");
+    }
 
     #[test]
     fn the_pause_before_a_fresh_start_grows_to_a_bound() {

@@ -1,5 +1,6 @@
 //! The effective configuration: flags over `NKV_*` variables over the file over the launcher over
-//! defaults, each value with where it came from. It starts nothing and opens nothing but the file.
+//! defaults, each value with where it came from. It starts nothing and opens nothing but the file and
+//! the one that holds the secret.
 
 mod file;
 mod resolve;
@@ -8,10 +9,13 @@ mod values;
 use crate::flags::{Flags, PREFAULT};
 use crate::launcher::{self, Env, Launcher, LauncherError};
 use crate::sizes::{parse_bytes, show_bytes};
-use nkv::NodeConfig;
+use nkv::transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
+use nkv::{NodeConfig, Secret};
 use nkv_store::heap::MAX_ARENA_BYTES;
 use resolve::{Layers, Resolver};
+use std::ffi::OsStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
 use values::{boolean, http_address, job_name, memory, number, watermarks};
 
 pub(crate) use resolve::Line;
@@ -30,6 +34,8 @@ const DEFAULT_DRAIN_MS: u64 = 5_000;
 const DEFAULT_REJOINS: u32 = 8;
 /// What is logged.
 const DEFAULT_LOG: &str = "info";
+/// How the absence of a file with a secret is written.
+const NO_SECRET_FILE: &str = "none";
 /// The job of ranks that nobody gave one.
 const DEFAULT_JOB: &str = "nkv";
 /// Most and least worker threads chosen by default.
@@ -121,6 +127,7 @@ pub(crate) fn resolve(
     let mut node = place.config(&mut r, launcher.as_ref(), machine)?;
     heap_use(&mut r, &mut node)?;
     limits(&mut r, &mut node)?;
+    node.secret = secret(&mut r, env)?;
     let settings = Settings {
         node,
         http: place.http,
@@ -208,13 +215,7 @@ impl Place {
 
     fn warnings(&self, launcher: Option<&Launcher>) -> Vec<String> {
         let mut found = Vec::new();
-        if !self.listen.is_loopback() {
-            found.push(format!(
-                "listening on {}: connections are not authenticated yet, so whoever reaches this \
-                 address can read and write the cache",
-                self.listen
-            ));
-        } else if launcher.is_some_and(|l| !l.one_host) {
+        if self.listen.is_loopback() && launcher.is_some_and(|l| !l.one_host) {
             found.push(format!(
                 "the ranks may run on several hosts, but this one listens on {} only: give \
                  --listen an address that the other hosts reach",
@@ -309,6 +310,32 @@ fn limits(r: &mut Resolver<'_>, node: &mut NodeConfig) -> Result<(), SettingsErr
     node.full_wait_ms = r.take("full_wait_ms", number, node.full_wait_ms)?;
     node.data_connections = r.take("data_connections", number, node.data_connections)?;
     Ok(())
+}
+
+/// The job's secret, from the variable or a file. A flag wins over the variable, which wins over the
+/// file of settings; the two variables together are a contradiction.
+fn secret(r: &mut Resolver<'_>, env: &Env) -> Result<Option<Secret>, SettingsError> {
+    let wrong = |e: &dyn std::fmt::Display| SettingsError::Config(e.to_string());
+    let variable = env.get(SECRET_VARIABLE).map(OsStr::new);
+    let source = r.source("secret_file").unwrap_or_default();
+    if variable.is_some() && !source.starts_with("--") {
+        let named = (source == SECRET_FILE_VARIABLE).then(|| OsStr::new("another"));
+        let found = Secret::choose(None, variable, named).map_err(|e| wrong(&e))?;
+        r.note("secret_file", NO_SECRET_FILE, SECRET_VARIABLE);
+        return Ok(found);
+    }
+    let path = r.take("secret_file", secret_file, NO_SECRET_FILE.to_string())?;
+    if path == NO_SECRET_FILE {
+        return Ok(None);
+    }
+    Secret::read(Path::new(&path)).map(Some).map_err(|e| wrong(&e))
+}
+
+fn secret_file(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err(format!("a file is expected, or {NO_SECRET_FILE}")),
+        _ => Ok(text.to_string()),
+    }
 }
 
 fn threads(r: &mut Resolver<'_>, machine: Machine) -> Result<usize, SettingsError> {

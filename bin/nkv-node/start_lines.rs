@@ -4,6 +4,7 @@
 use crate::settings::{Line, Settings};
 use crate::sizes::show_bytes;
 use nkv::Address;
+use nkv::Node;
 use nkv::message::RankInfo;
 use nkv::node::MemoryChoice;
 use std::io::Write;
@@ -42,7 +43,12 @@ pub(crate) fn before(settings: &Settings) -> String {
 }
 
 /// What is said once joined: what was found here, why the rest was not chosen, and every address.
-pub(crate) fn joined(settings: &Settings, info: &RankInfo, http: Option<SocketAddr>) -> String {
+pub(crate) fn joined(
+    settings: &Settings,
+    node: &Node,
+    http: Option<SocketAddr>,
+) -> String {
+    let (info, trusted) = (node.info(), node.credentials().shown());
     let node = &settings.node;
     let (memory, other, transports, unused) = match node.memory {
         MemoryChoice::Shm => (
@@ -68,6 +74,7 @@ pub(crate) fn joined(settings: &Settings, info: &RankInfo, http: Option<SocketAd
         ("unix", shown(info.local.as_ref().map(Address::to_string))),
         ("data", shown(info.data.clone())),
         ("http", shown(http.map(|h| format!("http://{h}")))),
+        ("who may connect", trusted),
     ];
     rows.iter().map(|(name, text)| format!("  {name:KEY_WIDTH$} {text}\n")).collect()
 }

@@ -1,20 +1,27 @@
-//! The command line: six commands, and the options that all of them share.
+//! The command line: the commands, and the options that all of them share.
 
 use crate::sizes::parse_bytes;
 use clap::{Parser, Subcommand};
 use nkv::{Address, TransportChoice};
 use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Longest limit of a call that may be asked for: an hour.
 const MAX_TIMEOUT_MS: u64 = 3_600_000;
+
+/// Seconds that may lie between two looks at the cluster.
+const INTERVAL_S: RangeInclusive<f64> = 0.2..=60.0;
 
 const LONG_ABOUT: &str = "\
 Looks at a running nkv cluster and moves single values in and out of it.
 
   nkv --connect HOST:PORT status            the members, their heaps and addresses
+  nkv --connect HOST:PORT top               the same and more, live; q quits
   nkv --connect HOST:PORT put KEY FILE      (or - for stdin)
   nkv --connect HOST:PORT get KEY -o FILE   (or - for stdout)
+  nkv --connect HOST:PORT ls '^run-1/'      the keys that a regular expression matches, or all
 
 Any node of the cluster will do. Exit status: 0 done; 1 a key is not there; 2 wrong command line;
 3 anything else.";
@@ -30,6 +37,11 @@ pub(crate) struct Flags {
     /// Job of that cluster
     #[arg(long, global = true, env = "NKV_JOB", default_value = "nkv")]
     pub(crate) job: String,
+
+    /// File with the job's secret, if it has one; NKV_SECRET_FILE names it, too, or NKV_SECRET
+    /// holds the secret itself
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) secret_file: Option<PathBuf>,
 
     /// One JSON object instead of text
     #[arg(long, global = true)]
@@ -56,6 +68,15 @@ pub(crate) enum Command {
     Status,
     /// The counters of the master and of every rank
     Stats,
+    /// A live view of ranks, heaps, traffic and actors; without a terminal, one picture as text
+    Top {
+        /// Between two looks, 0.2 to 60
+        #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+        interval: Duration,
+        /// Print one picture and end (so does --json)
+        #[arg(long)]
+        once: bool,
+    },
     /// Stores a value; a key that is there already keeps its value
     Put {
         /// 1 to 1024 bytes of anything
@@ -81,8 +102,30 @@ pub(crate) enum Command {
     /// Takes keys away for good
     Rm {
         /// The keys
-        #[arg(required = true, value_name = "KEY")]
+        #[arg(value_name = "KEY", required_unless_present_any = ["matching", "all"])]
         keys: Vec<OsString>,
+        /// Every key in which this regular expression is found; ^ and $ anchor it. Exit status 1 if
+        /// there is none
+        #[arg(long, value_name = "RE", conflicts_with_all = ["keys", "all"])]
+        matching: Option<String>,
+        /// Every key of the cluster
+        #[arg(long, conflicts_with = "keys")]
+        all: bool,
+        /// Do not ask before --all
+        #[arg(long, requires = "all")]
+        yes: bool,
+    },
+    /// Lists the keys in the order of their bytes
+    Ls {
+        /// Only keys in which this regular expression is found; ^ and $ anchor it. Exit status 1 if
+        /// there is none
+        pattern: Option<String>,
+        /// Bytes, rank and state of each, too
+        #[arg(short, long)]
+        long: bool,
+        /// At most so many
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+        limit: Option<u64>,
     },
     /// Says which keys are there; exit status 1 unless all of them can be read
     Exists {
@@ -90,6 +133,13 @@ pub(crate) enum Command {
         #[arg(required = true, value_name = "KEY")]
         keys: Vec<OsString>,
     },
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    match text.strip_suffix('s').unwrap_or(text).parse::<f64>() {
+        Ok(seconds) if INTERVAL_S.contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err(format!("give {} to {} seconds", INTERVAL_S.start(), INTERVAL_S.end())),
+    }
 }
 
 fn page_bytes(text: &str) -> Result<u32, String> {
@@ -140,11 +190,19 @@ mod tests {
             "exists",
             "put",
             "get",
-            "ls",
+            "ls a b",
+            "ls --limit 0",
+            "rm a --all",
+            "rm a --matching b",
+            "rm --matching a --all",
+            "rm a --yes",
             "--connect nowhere status",
             "--transport rdma status",
             "--timeout-ms 0 status",
             "put k f --page-bytes 4GiB",
+            "top --interval 0",
+            "top --interval 61",
+            "top --interval nan",
             "put k f g",
         ] {
             assert!(flags(text).is_err(), "{text}");

@@ -2,19 +2,22 @@
 //! scripts. It owns no memory and holds nothing open after its one command.
 
 mod flags;
+mod listing;
 mod objects;
 mod output;
 mod patience;
+mod removing;
 #[path = "../sizes.rs"]
 mod sizes;
 mod stats;
 mod status;
+mod top;
 mod transfer;
 mod trouble;
 
 use clap::Parser;
 use flags::{Command, Flags};
-use nkv::{Blocking, ClientConfig};
+use nkv::{Blocking, ClientConfig, Secret};
 use patience::Patience;
 use std::io::Write;
 use std::process::ExitCode;
@@ -43,10 +46,12 @@ fn main() -> ExitCode {
 }
 
 fn run(flags: &Flags) -> Result<Answer, Trouble> {
+    let secret = Secret::find(flags.secret_file.as_deref());
     let config = ClientConfig {
         job: flags.job.clone(),
         transport: flags.transport,
         call_timeout_ms: flags.timeout_ms,
+        secret: secret.map_err(|e| Trouble::Usage(e.to_string()))?,
     };
     let patience = Patience::starting(flags.timeout_ms);
     let connect = || {
@@ -58,6 +63,11 @@ fn run(flags: &Flags) -> Result<Answer, Trouble> {
     match &flags.command {
         Command::Status => status::show(&connect()?, flags.json),
         Command::Stats => stats::show(&connect()?, flags.json),
+        Command::Top { interval, once } => {
+            let node = flags.connect.as_ref().ok_or_else(Trouble::nowhere)?;
+            let top = top::Top { interval: *interval, once: *once, json: flags.json };
+            top.run(node, config.clone(), &patience)
+        }
         Command::Put { key, file, rank, page_bytes } => {
             let put =
                 objects::Put { key, file: file.as_deref(), rank: *rank, page_bytes: *page_bytes };
@@ -67,7 +77,20 @@ fn run(flags: &Flags) -> Result<Answer, Trouble> {
             let to = output.as_deref();
             with(&connect()?, |handle| objects::get(handle, &patience, key, to, flags.json))
         }
-        Command::Rm { keys } => with(&connect()?, |handle| objects::rm(handle, keys, flags.json)),
+        Command::Rm { all: true, yes, .. } => {
+            removing::all(&connect()?, &patience, &flags.job, (*yes, flags.json))
+        }
+        Command::Rm { matching: Some(pattern), .. } => {
+            removing::matching(&connect()?, &patience, pattern, flags.json)
+        }
+        Command::Rm { keys, .. } => {
+            with(&connect()?, |handle| objects::rm(handle, keys, flags.json))
+        }
+        Command::Ls { pattern, long, limit } => {
+            let (pattern, limit) = (pattern.as_deref(), limit.map(|n| n as usize));
+            let ls = listing::Ls { pattern, long: *long, limit, json: flags.json };
+            ls.run(&connect()?, &patience)
+        }
         Command::Exists { keys } => {
             with(&connect()?, |handle| objects::exists(handle, keys, flags.json))
         }

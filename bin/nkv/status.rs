@@ -139,6 +139,7 @@ mod tests {
             control: "127.0.0.1:1".parse().unwrap(),
             local: Some("unix:///s".parse().unwrap()),
             data: None,
+            http: None,
             segment: "nkv.j.0.1".to_string(),
             segment_bytes: 0,
             slots: 0,

@@ -98,6 +98,14 @@ impl Trouble {
         }
     }
 
+    /// A call with a pattern failed; a wrong one is shown with what is wrong about it.
+    pub(crate) fn pattern(error: Error) -> Self {
+        match error.kind {
+            ErrorKind::InvalidArgument => Self::Usage(error.message),
+            _ => Self::Call(error),
+        }
+    }
+
     /// Nobody said where the cluster is.
     pub(crate) fn nowhere() -> Self {
         Self::Usage(

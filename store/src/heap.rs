@@ -4,8 +4,8 @@
 use crate::error::StoreError;
 use crate::incarnation::{boot_id, new_incarnation};
 use crate::layout::{
-    CTL_BYTES, EXT_OFF, HEADER_BYTES, HeapCtl, HeapExt, LAYOUT_VERSION, MAGIC, PAYLOAD_ALIGN, Region,
-    RegionKind,
+    CTL_BYTES, EXT_OFF, HEADER_BYTES, HeapCtl, HeapExt, LAYOUT_VERSION, MAGIC, PAYLOAD_ALIGN,
+    Region, RegionKind,
 };
 use crate::memory::Memory;
 use crate::object;

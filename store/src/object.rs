@@ -20,11 +20,11 @@ pub use view::{Look, SlotKind, SlotReport, Usage};
 use crate::error::StoreError;
 use crate::heap::Heap;
 use crate::key::KeyId;
-use crate::memory::Memory;
 use crate::layout::{
     HEADER_BYTES, OWNER_OFF, ObjHeader, PRODUCER_FIELDS, PUBLISH_OFF, Region, epoch_of, flag, low,
     state, word,
 };
+use crate::memory::Memory;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// What a reader knows of the object it wants, from a location or a cache.

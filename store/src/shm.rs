@@ -14,7 +14,7 @@ mod stale;
 
 pub use crate::incarnation::boot_id;
 pub use limits::{available_bytes, check_room, mem_available};
-pub use name::SegmentName;
+pub use name::{SegmentName, job_part};
 pub use stale::{remove_stale, remove_stale_in};
 
 use crate::error::StoreError;

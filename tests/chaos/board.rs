@@ -26,6 +26,17 @@ pub struct Stored {
     pub meta: Option<ObjMeta>,
 }
 
+/// What is known of an object whose put or remove did not end well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// Acknowledged, and then the master went: it is there.
+    Whole,
+    /// Its put was told that it left nothing [I12].
+    Absent,
+    /// One or the other.
+    Either,
+}
+
 /// The rank that is killed: its number and incarnation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Doomed {
@@ -39,8 +50,8 @@ pub struct Doomed {
 #[derive(Debug, Default)]
 pub struct Board {
     stored: Mutex<Vec<Arc<Stored>>>,
-    // Puts and removes that failed by the doomed rank: whole or absent, to be found out.
-    unsure: Mutex<Vec<Stored>>,
+    // Puts and removes that failed by the doomed rank: to be found out.
+    unsure: Mutex<Vec<(Stored, Fate)>>,
     doomed: Mutex<Option<Doomed>>,
     stop: AtomicBool,
     /// The book of calls.
@@ -63,15 +74,34 @@ pub fn tells_of_death(e: &Error) -> bool {
     )
 }
 
+/// How a call may end that needs the master while it is away or has just come back: as above, but no
+/// object of a living rank is ever said to be absent.
+pub fn tells_of_masters_absence(e: &Error) -> bool {
+    e.kind != ErrorKind::NotFound && tells_of_death(e)
+}
+
+impl Doomed {
+    /// Rank 0 is the master too.
+    pub fn is_master(self) -> bool {
+        self.rank == 0
+    }
+}
+
 impl Board {
     /// Committed from now on.
     pub fn add(&self, stored: Stored) {
         lock(&self.stored).push(Arc::new(stored));
     }
 
-    /// Whole or absent.
-    pub fn add_unsure(&self, stored: Stored) {
-        lock(&self.unsure).push(stored);
+    /// Its put failed: whole or absent, and certainly absent if it was told Reclaimed.
+    pub fn add_failed(&self, stored: Stored, e: &Error) {
+        let reclaimed = e.kind == ErrorKind::Reclaimed;
+        self.add_unsure(stored, if reclaimed { Fate::Absent } else { Fate::Either });
+    }
+
+    /// To be found out.
+    pub fn add_unsure(&self, stored: Stored, fate: Fate) {
+        lock(&self.unsure).push((stored, fate));
     }
 
     /// Number of keys.
@@ -105,8 +135,8 @@ impl Board {
         theirs
     }
 
-    /// What may be whole or absent, which is forgotten here.
-    pub fn take_unsure(&self) -> Vec<Stored> {
+    /// What is to be found out, which is forgotten here.
+    pub fn take_unsure(&self) -> Vec<(Stored, Fate)> {
         std::mem::take(&mut *lock(&self.unsure))
     }
 

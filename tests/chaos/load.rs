@@ -1,7 +1,9 @@
 //! The load: tasks that put, get, look up and remove through their own handles and judge every
 //! answer at once. They pause between calls, so that two cores leave room for what is tested.
 
-use super::board::{Board, Doomed, POOL_KEYS, Stored, tells_of_death};
+use super::board::{
+    Board, Doomed, Fate, POOL_KEYS, Stored, tells_of_death, tells_of_masters_absence,
+};
 use super::content;
 use super::random::Random;
 use nkv::message::{Existence, PutOptions};
@@ -22,6 +24,9 @@ pub async fn connect(node: &Address, job: &str, transport: TransportChoice) -> C
     let config = ClientConfig { job: job.to_string(), transport, ..ClientConfig::default() };
     Client::connect(node, config).await.unwrap_or_else(|e| panic!("connect to {node}: {e}"))
 }
+
+/// The doomed rank before a call and after it.
+type Dooms = (Option<Doomed>, Option<Doomed>);
 
 /// One task of the load.
 pub struct Worker {
@@ -59,18 +64,24 @@ impl Worker {
         self
     }
 
-    /// An error on an object of `incarnation` (None: wherever it lies, it is not the doomed one's).
-    fn judge(&self, verb: &str, key: &[u8], e: &Error, excused: bool) {
-        if !excused || !tells_of_death(e) {
-            let (key, doomed) = (String::from_utf8_lossy(key), self.board.doomed());
-            self.board.calls.fault(format!("{verb} {key}: {e} (doomed: {doomed:?})"));
+    /// An error of a call that needs the master, and the rank that may be the doomed one if `meets`.
+    fn judge(&self, verb: &str, key: &[u8], e: &Error, (dooms, meets): (Dooms, bool)) {
+        let without_master = [dooms.0, dooms.1].into_iter().flatten().any(Doomed::is_master);
+        let excused =
+            (meets && tells_of_death(e)) || (without_master && tells_of_masters_absence(e));
+        if !excused {
+            self.fault(verb, key, e);
         }
     }
 
-    fn on_doomed(stored: &Stored, before: Option<Doomed>, after: Option<Doomed>) -> bool {
+    fn fault(&self, verb: &str, key: &[u8], e: &Error) {
+        let (key, doomed) = (String::from_utf8_lossy(key), self.board.doomed());
+        self.board.calls.fault(format!("{verb} {key}: {e} (doomed: {doomed:?})"));
+    }
+
+    fn on_doomed(stored: &Stored, dooms: Dooms) -> bool {
         let lies = stored.meta.as_ref().map(|m| m.at.incarnation);
-        let dooms = |d: Option<Doomed>| d.is_some_and(|d| Some(d.incarnation) == lies);
-        dooms(before) || dooms(after)
+        [dooms.0, dooms.1].into_iter().flatten().any(|d| Some(d.incarnation) == lies)
     }
 
     async fn get(&mut self) {
@@ -81,8 +92,8 @@ impl Worker {
         match self.board.calls.make("get", &what, self.client.get(&s.key)).await {
             Ok(got) => drop(self.board.calls.compare(&s.key, s.version, s.len, &got)),
             Err(e) => {
-                let excused = Self::on_doomed(&s, before, self.board.doomed());
-                self.judge("get", &s.key, &e, excused);
+                let dooms = (before, self.board.doomed());
+                self.judge("get", &s.key, &e, (dooms, Self::on_doomed(&s, dooms)));
             }
         }
     }
@@ -100,9 +111,12 @@ impl Worker {
         let read = self.client.read_into(meta, &mut dst);
         match self.board.calls.make("read_into", &what, read).await {
             Ok(n) => drop(self.board.calls.compare(&s.key, s.version, s.len, &dst[..n])),
+            // It needs the owner and nobody else: the master's absence is no excuse.
             Err(e) => {
-                let excused = Self::on_doomed(&s, before, self.board.doomed());
-                self.judge("read_into", &s.key, &e, excused);
+                let on_doomed = Self::on_doomed(&s, (before, self.board.doomed()));
+                if !on_doomed || !tells_of_death(&e) {
+                    self.fault("read_into", &s.key, &e);
+                }
             }
         }
     }
@@ -113,18 +127,21 @@ impl Worker {
         let some: Vec<_> = some.collect();
         let keys: Vec<&[u8]> = some.iter().map(|s| &s.key[..]).collect();
         let asked = self.client.exists(&keys, false);
-        // Only the master is needed, and it lives.
+        // Only the master is needed.
         match self.board.calls.make("exists", "a batch", asked).await {
             Ok(list) => {
                 for (s, found) in some.iter().zip(list) {
-                    let excused = Self::on_doomed(s, before, self.board.doomed());
+                    let excused = Self::on_doomed(s, (before, self.board.doomed()));
                     if found != Existence::Ready && !excused {
                         let text = format!("exists {}: {found:?}", shown(&s.key));
                         self.board.calls.fault(text);
                     }
                 }
             }
-            Err(e) => self.judge("exists", b"a batch", &e, false),
+            Err(e) => {
+                let dooms = (before, self.board.doomed());
+                self.judge("exists", b"a batch", &e, (dooms, false));
+            }
         }
     }
 
@@ -148,22 +165,27 @@ impl Worker {
         let put = self.client.put(&key, &bytes, &opts);
         let done = self.board.calls.make("put", &what, put).await;
         let mut stored = Stored { key, version, len, meta: None };
-        let doomed = before.or(self.board.doomed());
+        let dooms = |board: &Board| (before, board.doomed());
         // Routed by the key's hash it may meet the doomed rank; sent to a living one it may not.
-        let may_meet = doomed.is_some_and(|d| preferred.is_none_or(|p| p == d.rank));
+        let meets = |(a, b): Dooms| {
+            let mut doomed = [a, b].into_iter().flatten();
+            doomed.any(|d| preferred.is_none_or(|p| p == d.rank))
+        };
         if let Err(e) = done {
-            self.judge("put", &stored.key, &e, may_meet);
-            self.board.add_unsure(stored);
+            let dooms = dooms(&self.board);
+            self.judge("put", &stored.key, &e, (dooms, meets(dooms)));
+            self.board.add_failed(stored, &e);
             return None;
         }
         let found = self.client.get_location(&stored.key);
         match self.board.calls.make("get_location", &what, found).await {
             Ok(meta) => stored.meta = Some(meta),
             Err(e) => {
-                let doomed = doomed.or(self.board.doomed());
-                let may_meet = doomed.is_some_and(|d| preferred.is_none_or(|p| p == d.rank));
-                self.judge("get_location after put", &stored.key, &e, may_meet);
-                self.board.add_unsure(stored);
+                let dooms = dooms(&self.board);
+                self.judge("get_location after put", &stored.key, &e, (dooms, meets(dooms)));
+                // Acknowledged: only what went to the doomed rank may be lost.
+                let fate = if meets(dooms) { Fate::Either } else { Fate::Whole };
+                self.board.add_unsure(stored, fate);
                 return None;
             }
         }
@@ -203,17 +225,21 @@ impl Worker {
         };
         let (before, what) = (self.board.doomed(), shown(&s.key));
         let gone = self.board.calls.make("remove", &what, self.client.remove(&s.key)).await;
-        let excused = |s: &Stored, board: &Board| Self::on_doomed(s, before, board.doomed());
         if let Err(e) = gone {
-            self.judge("remove", &s.key, &e, excused(&s, &self.board));
-            self.board.add_unsure(s);
+            let dooms = (before, self.board.doomed());
+            self.judge("remove", &s.key, &e, (dooms, Self::on_doomed(&s, dooms)));
+            self.board.add_unsure(s, Fate::Either);
             return;
         }
         match self.board.calls.make("get removed", &what, self.client.get(&s.key)).await {
-            Err(e) if e.kind == ErrorKind::NotFound => self.gone.push(s),
+            Err(e) if e.kind == ErrorKind::NotFound => {}
             Ok(_) => self.board.calls.fault(format!("{what} was removed and is read")),
-            Err(e) => self.judge("get removed", &s.key, &e, excused(&s, &self.board)),
+            Err(e) => {
+                let dooms = (before, self.board.doomed());
+                self.judge("get removed", &s.key, &e, (dooms, Self::on_doomed(&s, dooms)));
+            }
         }
+        self.gone.push(s);
     }
 }
 

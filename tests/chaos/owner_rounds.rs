@@ -1,5 +1,5 @@
 //! SIGKILL of an owner: its keys are gone, everybody else's are served, and its successor is taken in
-//! at once. Rank 0, the master, has rounds of its own elsewhere.
+//! at once. Rank 0, the master, has rounds of its own.
 
 use super::board::{Doomed, Stored};
 use super::load::shown;
@@ -135,7 +135,8 @@ fn wait_until_suspect(stage: &Stage, doomed: Doomed) {
     });
 }
 
-fn wait_for_keys(stage: &Stage) {
+/// Waits until the load stored enough to make a kill worth while.
+pub fn wait_for_keys(stage: &Stage) {
     let until = BootClock.now_ms() + KEYS_LIMIT_MS;
     while stage.board.len() < KEYS_BEFORE {
         let n = stage.board.len();
@@ -145,7 +146,7 @@ fn wait_for_keys(stage: &Stage) {
 }
 
 /// From now on, what needs this rank may fail.
-fn doom(stage: &Stage, rank: u32) -> Doomed {
+pub fn doom(stage: &Stage, rank: u32) -> Doomed {
     let view = stage.rt.block_on(stage.observer.view()).unwrap();
     let found = view.ranks.iter().find(|(info, _)| info.rank == rank);
     let (info, _) = found.unwrap_or_else(|| panic!("rank {rank} is not in {view:?}"));
@@ -174,7 +175,7 @@ fn restart(stage: &mut Stage, seen: &mut Seen, rank: u32) {
             if e.kind != ErrorKind::NotReady {
                 stage.board.calls.fault(format!("a put to the successor of rank {rank}: {e}"));
             }
-            stage.board.add_unsure(Stored { key, version, len, meta: None });
+            stage.board.add_failed(Stored { key, version, len, meta: None }, &e);
         } else {
             stage.board.add(Stored { key, version, len, meta });
         }
@@ -197,7 +198,7 @@ fn wait_until_gone(stage: &Stage, doomed: Doomed, killed: u64) {
 }
 
 /// What lay on the dead rank is not there: neither by name nor where it lay.
-fn check_lost(stage: &Stage, lost: &[Arc<Stored>]) {
+pub fn check_lost(stage: &Stage, lost: &[Arc<Stored>]) {
     let calls = &stage.board.calls;
     for s in lost {
         match stage.read(s) {

@@ -3,16 +3,13 @@
 //! before it takes the next: its last line tells where the kill fell. It ends when stdin does.
 
 use super::content;
+use super::past_the_handle::own_verbs;
 use super::random::Random;
 use nkv::message::{PlanDesc, PutOptions};
 use nkv::store::clock::{BootClock, Clock};
 use nkv::store::layout::PUBLISH_OFF;
 use nkv::store::object::{ready, writing};
-use nkv::store::shm;
 use nkv::store::threads::spawn_named;
-use nkv::transport::Alive;
-use nkv::transport::shm::ShmVerbs;
-use nkv::transport::tcp::{TcpOptions, TcpVerbs};
 use nkv::transport::verbs::{Op, Verbs};
 use nkv::{Address, Blocking, ClientConfig, Error, Result, TransportChoice};
 use std::collections::HashMap;
@@ -33,6 +30,8 @@ const LARGE_PAGE_BYTES: u32 = 4 << 20;
 const LARGE_PERCENT: u64 = 20;
 /// Writing one object takes about so long, spread over its pages.
 const WRITE_MS: (u64, u64) = (20, 70);
+/// After a call that failed.
+const LOST_PAUSE: Duration = Duration::from_millis(20);
 /// Longest rest between READY and commit, where the producer flips READY itself.
 const READY_MS: u64 = 20;
 
@@ -51,13 +50,15 @@ pub struct Task {
     pub name: String,
     /// Ranks of the cluster.
     pub ranks: u32,
+    /// It goes on when a call fails, because a rank is going to die; else it ends.
+    pub goes_on: bool,
 }
 
 impl Task {
     /// As the variable holds it.
     pub fn to_text(&self) -> String {
-        let Self { node, job, transport, seed, name, ranks } = self;
-        format!("{node} {job} {transport} {seed} {name} {ranks}")
+        let Self { node, job, transport, seed, name, ranks, goes_on } = self;
+        format!("{node} {job} {transport} {seed} {name} {ranks} {goes_on}")
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -70,6 +71,7 @@ impl Task {
             seed: next()?.parse().ok()?,
             name: next()?.to_string(),
             ranks: next()?.parse().ok()?,
+            goes_on: next()?.parse().ok()?,
         })
     }
 }
@@ -119,7 +121,14 @@ fn work(task: &Task) -> Result<()> {
     let mut number = 0;
     while !stop.load(Ordering::Acquire) {
         number += 1;
-        producer.produce(number)?;
+        let since = BootClock.now_ms();
+        match producer.produce(number) {
+            Err(e) if task.goes_on => {
+                say(&format!("lost {number} {} {} {e}", BootClock.now_ms() - since, e.kind));
+                std::thread::sleep(LOST_PAUSE);
+            }
+            other => other?,
+        }
     }
     producer.client.close();
     say("ended");
@@ -148,7 +157,10 @@ impl Producer {
 
         let since = BootClock.now_ms();
         let plan = self.client.open_for_write(&key, len, &opts)?;
-        say(&format!("open {number} {len} {}", BootClock.now_ms() - since));
+        let took_ms = BootClock.now_ms() - since;
+        let desc = plan.desc().ok_or_else(|| Error::internal("a plan that is over at once"))?;
+        let meta = serde_json::to_string(&desc.meta).map_err(|e| Error::internal(e.to_string()))?;
+        say(&format!("open {number} {len} {took_ms} {meta}"));
 
         let mut pages: Vec<(u32, &[u8])> = (0..).zip(value.chunks(page_bytes as usize)).collect();
         self.random.shuffle(&mut pages);
@@ -167,7 +179,9 @@ impl Producer {
             say(&format!("publishing {number}"));
         }
         let since = BootClock.now_ms();
-        self.client.publish(plan)?;
+        self.client.publish(plan).inspect_err(|_| {
+            say(&format!("unpublished {number} {}", BootClock.now_ms() - since));
+        })?;
         say(&format!("committed {number} {}", BootClock.now_ms() - since));
         Ok(())
     }
@@ -177,9 +191,12 @@ impl Producer {
         let (at, offset) = (desc.meta.at, desc.meta.header_off + PUBLISH_OFF);
         let verbs = match self.own.entry(at.incarnation) {
             std::collections::hash_map::Entry::Occupied(e) => e.into_mut(),
-            std::collections::hash_map::Entry::Vacant(e) => {
-                e.insert(own_verbs(&self.client, &self.task, at.incarnation)?)
-            }
+            std::collections::hash_map::Entry::Vacant(e) => e.insert(own_verbs(
+                &self.client,
+                &self.task.job,
+                self.task.transport,
+                at.incarnation,
+            )?),
         };
         let (expect, new) = (writing(at.epoch), ready(at.epoch));
         let mut ops = [Op::Flush, Op::CompareSwap { offset, expect, new, old: 0 }];
@@ -189,17 +206,4 @@ impl Producer {
             other => Err(Error::internal(format!("READY of {at:?} was not flipped: {other:?}"))),
         }
     }
-}
-
-fn own_verbs(client: &Blocking, task: &Task, incarnation: u64) -> Result<Box<dyn Verbs>> {
-    let view = client.view()?;
-    let info = view.ranks.into_iter().map(|(info, _)| info).find(|i| i.incarnation == incarnation);
-    let info = info.ok_or_else(|| Error::internal(format!("no {incarnation:016x} in the view")))?;
-    if task.transport == TransportChoice::Shm {
-        let memory = shm::attach(&info.segment, false)?;
-        return Ok(Box::new(ShmVerbs::new(memory, Alive::new())));
-    }
-    let data = info.data.ok_or_else(|| Error::internal("a rank without a tcp agent"))?;
-    let options = TcpOptions::default();
-    Ok(Box::new(TcpVerbs::connect(&data, incarnation, &task.job, options)?))
 }

@@ -67,7 +67,7 @@ fn where_it_fell(journal: &Journal) -> &'static str {
         Some(Phase::Open) => BETWEEN,
         Some(Phase::Publishing) => "around READY",
         Some(Phase::Ready) => "between READY and the commit's answer",
-        Some(Phase::Committed) => "between two objects",
+        Some(Phase::Committed | Phase::Lost) => "between two objects",
     }
 }
 
@@ -84,6 +84,7 @@ fn round(stage: &mut Stage, seed: u64, number: u64) -> &'static str {
             seed,
             name: format!("{role}{number}"),
             ranks: RANKS,
+            goes_on: false,
         };
         ProducerProcess::start(task, &stage.board)
     };
@@ -143,7 +144,7 @@ fn check_victim(stage: &Stage, name: &str, journal: &Journal) {
         return;
     };
     let key = key(name, last.number);
-    let stored = Stored { key, version: last.number, len: last.len, meta: None };
+    let stored = Stored { key, version: last.number, len: last.len, meta: last.meta.clone() };
     let (calls, found) = (&stage.board.calls, stage.read(&stored));
     let what = shown(&stored.key);
     match (last.phase, found) {
@@ -158,7 +159,7 @@ fn check_victim(stage: &Stage, name: &str, journal: &Journal) {
 
 /// Its key is free again.
 fn write_again(stage: &Stage, lost: Stored) {
-    let again = Stored { version: SECOND_VERSION, ..lost };
+    let again = Stored { version: SECOND_VERSION, meta: None, ..lost };
     let bytes = super::content::bytes(&again.key, again.version, again.len);
     let opts = PutOptions::default();
     let put = stage.observer.put(&again.key, &bytes, &opts);

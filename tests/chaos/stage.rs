@@ -1,7 +1,7 @@
 //! Three ranks in processes of their own, a load on them, and the checks that hold once it is quiet:
 //! what is stored is served, what is used is live, what is removed leaves nothing.
 
-use super::board::{Board, Stored};
+use super::board::{Board, Fate, Stored};
 use super::cluster_process::ProcessCluster;
 use super::load::{Worker, connect, shown};
 use super::random::Random;
@@ -171,21 +171,22 @@ impl Stage {
         }
     }
 
-    /// What is whole or absent is found to be either, and goes on the board if it is whole.
+    /// What is whole or absent is found to be either, as its fate has it, and goes on the board if it
+    /// is whole.
     pub fn check_unsure(&self, told: &str) -> u64 {
         let mut whole = 0;
-        for s in self.board.take_unsure() {
-            match self.read(&s) {
-                None => {
+        for (s, fate) in self.board.take_unsure() {
+            let what = shown(&s.key);
+            let fault = |text: String| self.board.calls.fault(format!("{told}: {what} {text}"));
+            match (self.read(&s), fate) {
+                (None, Fate::Absent) => fault("was Reclaimed and is read".to_string()),
+                (None, _) => {
                     whole += 1;
                     self.board.add(s);
                 }
-                Some(e) if e.kind == ErrorKind::NotFound => {}
-                Some(e) => {
-                    let text =
-                        format!("{told}: {} is neither whole nor absent: {e}", shown(&s.key));
-                    self.board.calls.fault(text);
-                }
+                (Some(e), Fate::Whole) => fault(format!("was acknowledged: {e}")),
+                (Some(e), _) if e.kind == ErrorKind::NotFound => {}
+                (Some(e), _) => fault(format!("is neither whole nor absent: {e}")),
             }
         }
         whole

@@ -3,8 +3,10 @@
 
 use super::board::{Board, Stored};
 use super::producer::{TASK_VARIABLE, Task, key};
+use nkv::message::ObjMeta;
 use nkv::store::clock::{BootClock, Clock};
 use nkv::store::threads::spawn_named;
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,6 +16,8 @@ use std::time::Duration;
 /// Asked to end, a producer finishes its object and closes its handle within this.
 const END_LIMIT_MS: u64 = 5_000;
 const LOOK: Duration = Duration::from_millis(5);
+/// How the call of a producer may end that a dying rank spoils.
+const EXCUSED: [&str; 4] = ["Disconnected", "Timeout", "NotReady", "Reclaimed"];
 
 /// How far an object was when its producer's last line about it left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,15 +30,19 @@ pub enum Phase {
     Ready,
     /// Committed.
     Committed,
+    /// One of its calls failed, and its producer went on.
+    Lost,
 }
 
 /// One object of a producer.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Written {
     /// Its number, which is its version too.
     pub number: u64,
     /// Its bytes.
     pub len: usize,
+    /// Where it lies.
+    pub meta: Option<ObjMeta>,
     /// How far it came.
     pub phase: Phase,
 }
@@ -44,6 +52,8 @@ pub struct Written {
 pub struct Journal {
     /// Its objects, in order.
     pub objects: Vec<Written>,
+    /// Calls that failed, by kind.
+    pub lost: BTreeMap<String, u64>,
     /// It ended as asked.
     pub ended: bool,
 }
@@ -124,12 +134,13 @@ impl Drop for ProducerProcess {
 fn note(line: &str, name: &str, journal: &Mutex<Journal>, board: &Board) {
     let mut journal = journal.lock().unwrap_or_else(PoisonError::into_inner);
     let fields: Vec<&str> = line.split(' ').collect();
-    let number = |i: usize| fields.get(i).and_then(|f| f.parse::<u64>().ok());
-    match (fields[0], number(1), number(2)) {
-        ("open", Some(n), Some(len)) => {
-            let (number_, len, phase) = (n, len as usize, Phase::Open);
-            journal.objects.push(Written { number: number_, len, phase });
-            board.calls.ended("open", "Ok", line, number(3).unwrap_or(u64::MAX));
+    let field = |i: usize| fields.get(i).and_then(|f| f.parse::<u64>().ok());
+    match (fields[0], field(1), field(2)) {
+        ("open", Some(number), Some(len)) => {
+            let meta = fields.get(4).and_then(|text| serde_json::from_str(text).ok());
+            let (len, phase) = (len as usize, Phase::Open);
+            journal.objects.push(Written { number, len, meta, phase });
+            board.calls.ended("open", "Ok", line, field(3).unwrap_or(u64::MAX));
         }
         ("publishing", Some(_), None) => set(&mut journal, Phase::Publishing),
         ("ready", Some(_), None) => set(&mut journal, Phase::Ready),
@@ -137,14 +148,39 @@ fn note(line: &str, name: &str, journal: &Mutex<Journal>, board: &Board) {
             set(&mut journal, Phase::Committed);
             board.calls.ended("publish", "Ok", line, took_ms);
             if let Some(w) = journal.objects.last() {
-                let (key, version) = (key(name, w.number), w.number);
-                board.add(Stored { key, version, len: w.len, meta: None });
+                board.add(stored(name, w));
             }
         }
+        ("unpublished", Some(_), Some(took_ms)) => {
+            board.calls.ended("publish", "Err", line, took_ms);
+        }
+        // Its other calls write pages: they need the owner, whoever else dies.
+        ("lost", Some(number), Some(took_ms)) => lost(line, (number, took_ms), &mut journal, board),
         ("ended", None, None) => journal.ended = true,
-        // No rank dies in a producer's round: none of its calls may fail.
+        // None of its calls may fail where no rank dies.
         _ => board.calls.fault(format!("producer {name}: {line}")),
     }
+}
+
+/// A call of a producer that goes on failed, by the rank that dies. What it wrote last is whole or
+/// absent, whatever it was told: it may have flipped READY itself.
+fn lost(line: &str, (number, took_ms): (u64, u64), journal: &mut Journal, board: &Board) {
+    let kind = line.split(' ').nth(3).unwrap_or_default();
+    *journal.lost.entry(kind.to_string()).or_default() += 1;
+    if board.doomed().is_none() || !EXCUSED.contains(&kind) {
+        board.calls.fault(format!("a producer, with {:?} doomed: {line}", board.doomed()));
+    }
+    match journal.objects.last_mut().filter(|w| w.number == number) {
+        Some(w) => w.phase = Phase::Lost,
+        // Never granted: all of it was one call.
+        None => board.calls.ended("open", kind, line, took_ms),
+    }
+}
+
+/// What the journal tells of an object.
+pub fn stored(name: &str, w: &Written) -> Stored {
+    let (key, version) = (key(name, w.number), w.number);
+    Stored { key, version, len: w.len, meta: w.meta.clone() }
 }
 
 fn set(journal: &mut Journal, phase: Phase) {

@@ -19,6 +19,9 @@ pub enum TransportError {
     /// placed if it was refused at once; a plan revoked in the middle ends here, too.
     #[error("refused: {0}")]
     Refused(String),
+    /// The two ends share no secret, or this end's cannot be used: nothing was sent [I20].
+    #[error("not let in: {0}")]
+    Unauthenticated(String),
     /// Outside the segment, or a word that is not aligned. Nothing of the batch was placed.
     #[error("out of bounds: {0}")]
     OutOfBounds(String),

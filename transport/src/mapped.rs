@@ -1,6 +1,6 @@
 //! Verbs over memory that this process can touch: what `local`, `shm` and the tcp agent have in
-//! common. It moves bytes and words and orders them; who may do so was decided before. No slice is
-//! ever made over shared bytes: others write them meanwhile.
+//! common. It runs them in order, and the memory orders each; who may do so was decided before. No
+//! slice is ever made over shared bytes: others write them meanwhile.
 
 use crate::error::TransportError;
 use crate::verbs::{Alive, Op, check_batch};
@@ -8,11 +8,6 @@ use nkv_store::Memory;
 use nkv_store::memory::HostRegion;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
-
-/// Aligned copies up to this length are done word by word, each one atomic access: headers and
-/// ring records are never seen with half a word changed [I1].
-const WORDWISE_BYTES: usize = 64;
 
 /// One segment as this process reaches it.
 #[derive(Debug, Clone)]
@@ -42,63 +37,22 @@ impl Mapped {
         (end <= host.len()).then(|| unsafe { host.base().as_ptr().add(offset as usize) })
     }
 
-    /// Copies out. What was read before it is not newer than what it reads [I7].
+    /// Copies out, as [`Memory::read`].
     pub(crate) fn copy_out(&self, offset: u64, dst: &mut [u8]) -> Result<(), TransportError> {
-        if wordwise(offset, dst.len()) {
-            for (i, word) in dst.chunks_exact_mut(8).enumerate() {
-                word.copy_from_slice(&self.load(offset + 8 * i as u64)?.to_ne_bytes());
-            }
-            return Ok(());
-        }
-        match &self.host {
-            Some(h) => h.read(offset, dst)?,
-            None => self.memory.read(offset, dst)?,
-        }
-        // The header is read again after the payload [I7]: nothing later moves up before this.
-        fence(Ordering::Acquire);
-        Ok(())
+        Ok(self.memory.read(offset, dst)?)
     }
 
-    /// Copies in. Whatever word is stored later is seen only with these bytes [I4].
+    /// Copies in, as [`Memory::write`].
     pub(crate) fn copy_in(&self, offset: u64, src: &[u8]) -> Result<(), TransportError> {
-        // Nor is any of them seen before a word stored earlier.
-        fence(Ordering::Release);
-        if wordwise(offset, src.len()) {
-            for (i, word) in src.chunks_exact(8).enumerate() {
-                let mut bytes = [0; 8];
-                bytes.copy_from_slice(word);
-                self.store(offset + 8 * i as u64, u64::from_ne_bytes(bytes))?;
-            }
-            return Ok(());
-        }
-        // Large copies stream and end with a store fence of their own [I4].
-        match &self.host {
-            Some(h) => h.write(offset, src)?,
-            None => self.memory.write(offset, src)?,
-        }
-        Ok(())
-    }
-
-    pub(crate) fn load(&self, offset: u64) -> Result<u64, TransportError> {
-        Ok(match &self.host {
-            Some(h) => h.load(offset)?,
-            None => self.memory.load(offset)?,
-        })
+        Ok(self.memory.write(offset, src)?)
     }
 
     pub(crate) fn store(&self, offset: u64, value: u64) -> Result<(), TransportError> {
-        match &self.host {
-            Some(h) => h.store(offset, value)?,
-            None => self.memory.store(offset, value)?,
-        }
-        Ok(())
+        Ok(self.memory.store(offset, value)?)
     }
 
     pub(crate) fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, TransportError> {
-        Ok(match &self.host {
-            Some(h) => h.fetch_add(offset, add)?,
-            None => self.memory.fetch_add(offset, add)?,
-        })
+        Ok(self.memory.fetch_add(offset, add)?)
     }
 
     pub(crate) fn compare_swap(
@@ -107,28 +61,11 @@ impl Mapped {
         expect: u64,
         new: u64,
     ) -> Result<u64, TransportError> {
-        Ok(match &self.host {
-            Some(h) => h.compare_swap(offset, expect, new)?,
-            None => self.memory.compare_swap(offset, expect, new)?,
-        })
+        Ok(self.memory.compare_swap(offset, expect, new)?)
     }
 
-    fn execute(&self, op: &mut Op<'_>) -> Result<(), TransportError> {
-        match op {
-            Op::Read { offset, dst } => self.copy_out(*offset, dst),
-            Op::Write { offset, src } => self.copy_in(*offset, src),
-            Op::Store { offset, value } => self.store(*offset, *value),
-            Op::FetchAdd { offset, add, old } => {
-                self.fetch_add(*offset, *add).map(|found| *old = found)
-            }
-            Op::CompareSwap { offset, expect, new, old } => {
-                self.compare_swap(*offset, *expect, *new).map(|found| *old = found)
-            }
-            Op::Flush => {
-                fence(Ordering::SeqCst);
-                Ok(())
-            }
-        }
+    pub(crate) fn flush(&self) {
+        self.memory.flush();
     }
 
     /// A whole batch, strictly in order, as [`crate::Verbs::post`] promises.
@@ -142,15 +79,11 @@ impl Mapped {
         alive.check(who)?;
         check_batch(ops, token, self.len())?;
         for op in ops {
-            self.execute(op)?;
+            op.run(self.memory.as_ref())?;
         }
         // The owner may have died, and its memory be reused or stale, while we worked.
         alive.check(who)
     }
-}
-
-fn wordwise(offset: u64, len: usize) -> bool {
-    len <= WORDWISE_BYTES && len.is_multiple_of(8) && offset.is_multiple_of(8)
 }
 
 #[cfg(test)]

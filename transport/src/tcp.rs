@@ -7,6 +7,7 @@ mod agent;
 mod batch;
 mod client;
 mod frame;
+mod handshake;
 mod line;
 mod pool;
 mod request;

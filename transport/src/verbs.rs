@@ -3,82 +3,12 @@
 //! knows keys, plans or objects.
 
 use crate::error::TransportError;
+pub use nkv_store::op::Op;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// One verb of a batch. Offsets are bytes from the start of the segment.
-#[derive(Debug)]
-pub enum Op<'a> {
-    /// Copies `dst.len()` bytes out. Aligned 8-byte reads are one atomic load (acquire) [I1].
-    Read {
-        /// Where to read.
-        offset: u64,
-        /// Filled when `post` returns Ok; unspecified after an error.
-        dst: &'a mut [u8],
-    },
-    /// Copies `src` in. Aligned 8-byte writes are one atomic store (release) [I1].
-    Write {
-        /// Where to write.
-        offset: u64,
-        /// The bytes.
-        src: &'a [u8],
-    },
-    /// Stores an aligned word with release order.
-    Store {
-        /// Where, a multiple of 8.
-        offset: u64,
-        /// The word.
-        value: u64,
-    },
-    /// Adds to an aligned word.
-    FetchAdd {
-        /// Where, a multiple of 8.
-        offset: u64,
-        /// What to add.
-        add: u64,
-        /// Result: the word before.
-        old: u64,
-    },
-    /// Replaces an aligned word if it equals `expect`.
-    CompareSwap {
-        /// Where, a multiple of 8.
-        offset: u64,
-        /// The word that must be found.
-        expect: u64,
-        /// Its replacement.
-        new: u64,
-        /// Result: the word found; the swap was done iff it equals `expect`.
-        old: u64,
-    },
-    /// Everything before it in the batch has landed before anything after it starts (full fence).
-    Flush,
-}
-
-impl Op<'_> {
-    /// Offset and length in bytes of what it touches.
-    pub fn range(&self) -> (u64, u64) {
-        match self {
-            Op::Read { offset, dst } => (*offset, dst.len() as u64),
-            Op::Write { offset, src } => (*offset, src.len() as u64),
-            Op::Store { offset, .. }
-            | Op::FetchAdd { offset, .. }
-            | Op::CompareSwap { offset, .. } => (*offset, 8),
-            Op::Flush => (0, 0),
-        }
-    }
-
-    /// True for what needs a token: writes and atomics.
-    pub fn changes(&self) -> bool {
-        !matches!(self, Op::Read { .. } | Op::Flush)
-    }
-
-    fn is_word(&self) -> bool {
-        matches!(self, Op::Store { .. } | Op::FetchAdd { .. } | Op::CompareSwap { .. })
-    }
-}
 
 /// Checks a whole batch before its first byte moves: bounds, alignment, and that a token is shown
 /// for what changes memory.

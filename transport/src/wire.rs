@@ -3,6 +3,7 @@
 //! connection does it through [`Net`], so that a simulation can put its own network underneath.
 
 mod address;
+pub mod auth;
 mod frame;
 mod net;
 mod peer;

@@ -3,7 +3,7 @@
 
 use super::{Client, ClientConfig, WritePlan};
 use crate::error::{Error, Result};
-use crate::message::{ClusterStats, Existence, ObjMeta, PutOptions, View};
+use crate::message::{ClusterStats, Existence, Listed, ObjMeta, PutOptions, View};
 use nkv_transport::wire::Address;
 use tokio::runtime::Runtime;
 
@@ -81,6 +81,26 @@ impl Blocking {
     /// See [`Client::remove_many`].
     pub fn remove_many(&self, keys: &[&[u8]]) -> Vec<Result<()>> {
         self.runtime.block_on(self.client.remove_many(keys))
+    }
+
+    /// See [`Client::remove_matching`].
+    pub fn remove_matching(&self, pattern: &str) -> Result<u64> {
+        self.runtime.block_on(self.client.remove_matching(pattern))
+    }
+
+    /// See [`Client::remove_all`].
+    pub fn remove_all(&self) -> Result<u64> {
+        self.runtime.block_on(self.client.remove_all())
+    }
+
+    /// See [`Client::list`].
+    pub fn list(
+        &self,
+        pattern: Option<&str>,
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<Vec<Listed>> {
+        self.runtime.block_on(self.client.list(pattern, after, limit))
     }
 
     /// See [`Client::exists`].

@@ -7,6 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::master::{Ask, Master};
 use crate::membership::hello;
 use crate::message::{Purpose, Request, Response, Settings, View, Welcome};
+use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{
     Address, BoxStream, MAX_FRAME_BYTES, Net, WireError, read_frame, write_frame,
 };
@@ -47,7 +48,7 @@ struct Conn {
 pub(crate) struct ControlPool {
     net: Arc<dyn Net>,
     path: MasterPath,
-    job: String,
+    credentials: Credentials,
     producer: u64,
     idle: Mutex<Vec<Conn>>,
     next_id: AtomicU64,
@@ -71,7 +72,7 @@ pub(crate) struct Contact {
 pub(crate) async fn contact(
     net: &dyn Net,
     node: &Address,
-    job: &str,
+    credentials: &Credentials,
     producer: u64,
     limit: Duration,
 ) -> Result<Contact> {
@@ -79,7 +80,7 @@ pub(crate) async fn contact(
         let mut at = node.clone();
         // One hop at most: a node that is not the master names the master.
         for _ in 0..2 {
-            match hello(net, &at, job, Purpose::Client { producer }).await?.1 {
+            match hello(net, &at, credentials, Purpose::Client { producer }).await?.1 {
                 Welcome::Client { master: Some(next), .. } => at = next,
                 Welcome::Client { master: None, view, settings } => {
                     return Ok(Contact { view, settings, master: vec![at] });
@@ -97,19 +98,24 @@ pub(crate) async fn contact(
     })
 }
 
-/// True if a repeat cannot do harm: everything but Remove, whose repeat would say NotFound.
+/// True if a repeat cannot do harm: everything but removals, whose repeat would find nothing.
 fn repeatable(request: &Request) -> bool {
-    !matches!(request, Request::Remove(_))
+    !matches!(request, Request::Remove(_) | Request::RemoveMatching(_))
 }
 
 impl ControlPool {
-    pub(crate) fn new(net: Arc<dyn Net>, path: MasterPath, job: String, producer: u64) -> Self {
-        Self { net, path, job, producer, idle: Mutex::default(), next_id: AtomicU64::new(1) }
+    pub(crate) fn new(
+        net: Arc<dyn Net>,
+        path: MasterPath,
+        credentials: Credentials,
+        producer: u64,
+    ) -> Self {
+        Self { net, path, credentials, producer, idle: Mutex::default(), next_id: AtomicU64::new(1) }
     }
 
     /// Another pool to the same master, for another runtime.
     pub(crate) fn another(&self) -> Self {
-        Self::new(self.net.clone(), self.path.clone(), self.job.clone(), self.producer)
+        Self::new(self.net.clone(), self.path.clone(), self.credentials.clone(), self.producer)
     }
 
     /// One request, one response, within `limit`.
@@ -214,9 +220,12 @@ impl ControlPool {
         let mut last = Error::disconnected("no address for the master");
         for address in &addresses {
             let purpose = Purpose::Client { producer: self.producer };
-            match hello(&*self.net, address, &self.job, purpose).await {
+            match hello(&*self.net, address, &self.credentials, purpose).await {
                 Ok((stream, Welcome::Client { master: None, .. })) => {
                     return Ok(Conn { stream, buf: Vec::new() });
+                }
+                Ok((_, Welcome::Refused { why })) => {
+                    last = Error::disconnected(format!("{address} refused: {why}"));
                 }
                 Ok((_, other)) => {
                     last = Error::disconnected(format!("{address} is no master: {other:?}"));

@@ -17,6 +17,7 @@ use nkv_transport::local::LocalVerbs;
 use nkv_transport::shm::ShmVerbs;
 use nkv_transport::tcp::{TcpOptions, TcpVerbs};
 use nkv_transport::verbs::{Kind, Verbs};
+use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -103,7 +104,7 @@ impl std::fmt::Debug for Peer {
 pub(crate) struct Attaching {
     pub net: Arc<dyn Net>,
     pub clock: Arc<dyn nkv_store::clock::Clock>,
-    pub job: String,
+    pub credentials: Credentials,
     pub producer: u64,
     pub info: RankInfo,
     pub boot_id: u64,
@@ -208,9 +209,11 @@ impl Attaching {
             return Err(Error::unsupported(format!("rank {} has no tcp agent", self.info.rank)));
         };
         let stream = self.hello(&self.info.control, false).await?;
-        let (incarnation, job) = (self.info.incarnation, self.job.clone());
+        let (incarnation, credentials) = (self.info.incarnation, self.credentials.clone());
         let verbs = tokio::task::spawn_blocking(move || {
-            TcpVerbs::connect(&data, incarnation, &job, TcpOptions::default())
+            let job = credentials.job().to_string();
+            let opts = TcpOptions { credentials: Some(credentials), ..TcpOptions::default() };
+            TcpVerbs::connect(&data, incarnation, &job, opts)
         })
         .await
         .map_err(|e| Error::internal(format!("connect task: {e}")))??;
@@ -221,7 +224,7 @@ impl Attaching {
     async fn hello(&self, address: &nkv_transport::wire::Address, maps: bool) -> Result<BoxStream> {
         let (producer, incarnation) = (self.producer, self.info.incarnation);
         let purpose = Purpose::Attach { producer, incarnation, maps };
-        let work = hello(&*self.net, address, &self.job, purpose);
+        let work = hello(&*self.net, address, &self.credentials, purpose);
         match tokio::time::timeout(ATTACH_LIMIT, work).await {
             Ok(Ok((stream, Welcome::Attached { term }))) => {
                 self.plans.obey(&self.obeyed, term);

@@ -8,12 +8,8 @@ use super::{Client, one};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{ObjMeta, Touch};
 use nkv_store::KeyId;
-use nkv_store::layout::{HEADER_BYTES, ObjHeader};
-use nkv_store::object::{Expect, Unreadable, unchanged, validate};
-use nkv_transport::verbs::Op;
+use nkv_store::object::{Expect, Reading, Unreadable, chain_in_time};
 use std::collections::BTreeMap;
-use std::sync::atomic::{Ordering, fence};
-use zerocopy::FromBytes;
 
 /// Objects in one batch of verbs.
 const MAX_READS_PER_POST: usize = 256;
@@ -21,8 +17,6 @@ const MAX_READS_PER_POST: usize = 256;
 const MAX_BYTES_PER_POST: u64 = 16 << 20;
 /// Touches kept back until the next timer of the Producer.
 const TOUCH_BATCH: usize = 128;
-
-type RawHeader = [u8; HEADER_BYTES as usize];
 
 /// Why a read found nothing to believe.
 enum Miss {
@@ -36,8 +30,7 @@ struct Slot<'a> {
     index: usize,
     meta: &'a ObjMeta,
     dst: &'a mut [u8],
-    before: RawHeader,
-    after: RawHeader,
+    reading: Reading,
 }
 
 impl Client {
@@ -152,14 +145,9 @@ impl Client {
                 continue;
             }
             let dst = &mut dst[..meta.bytes_total as usize];
-            let (before, after) = ([0; 64], [0; 64]);
-            groups.entry(meta.at.incarnation).or_default().push(Slot {
-                index,
-                meta,
-                dst,
-                before,
-                after,
-            });
+            let reading = reading_of(meta);
+            let slot = Slot { index, meta, dst, reading };
+            groups.entry(meta.at.incarnation).or_default().push(slot);
         }
         for (incarnation, mut slots) in groups {
             let peer = match self.peer(incarnation).await {
@@ -215,25 +203,14 @@ impl Client {
     /// One chain: header, payload, header of each; re-reads the headers when the chain was slow.
     fn read_chain(&self, peer: &Peer, slots: &mut [Slot<'_>]) -> Result<()> {
         let t0 = self.shared.clock.now_ns();
-        let mut ops = Vec::with_capacity(slots.len() * 3);
-        for s in slots.iter_mut() {
-            ops.push(Op::Read { offset: s.meta.header_off, dst: &mut s.before });
-            ops.push(Op::Read { offset: s.meta.payload_off, dst: &mut *s.dst });
-            ops.push(Op::Read { offset: s.meta.header_off, dst: &mut s.after });
-        }
+        let mut ops: Vec<_> = slots.iter_mut().flat_map(|s| s.reading.chain(&mut *s.dst)).collect();
         peer.verbs.post(0, &mut ops)?;
         drop(ops);
-        // [I7]: nothing after this may be believed from before the payload.
-        fence(Ordering::Acquire);
-        let limit = peer.quarantine_ns / 10 * 8;
-        if self.shared.clock.now_ns().saturating_sub(t0) <= limit {
+        if chain_in_time(t0, self.shared.clock.now_ns(), peer.quarantine_ns) {
             return Ok(());
         }
         Reads::count(&self.shared.reads.strict, 1);
-        let mut again = Vec::with_capacity(slots.len());
-        for s in slots.iter_mut() {
-            again.push(Op::Read { offset: s.meta.header_off, dst: &mut s.after });
-        }
+        let mut again: Vec<_> = slots.iter_mut().map(|s| s.reading.again()).collect();
         peer.verbs.post(0, &mut again)?;
         Ok(())
     }
@@ -257,23 +234,22 @@ impl Client {
     }
 }
 
+/// The read that a location allows.
+fn reading_of(meta: &ObjMeta) -> Reading {
+    let expect = Expect {
+        key: Some(KeyId::from(meta.key)),
+        epoch: Some(meta.at.epoch),
+        payload_base: meta.payload_off,
+        bytes_total: meta.bytes_total,
+    };
+    Reading::new(meta.header_off, expect)
+}
+
 /// Accepts a read iff the header was valid before [I2] and identical after [I7].
 fn judge(peer: &Peer, s: &Slot<'_>) -> std::result::Result<usize, Miss> {
-    let parse = |raw: &RawHeader| ObjHeader::read_from_bytes(raw).ok();
-    let (Some(before), Some(after)) = (parse(&s.before), parse(&s.after)) else {
-        return Err(Miss::Fatal(Error::internal("a header has 64 bytes")));
-    };
-    let expect = Expect {
-        key: Some(KeyId::from(s.meta.key)),
-        epoch: Some(s.meta.at.epoch),
-        payload_base: s.meta.payload_off,
-        bytes_total: s.meta.bytes_total,
-    };
-    match validate(&before, &expect, &peer.arena) {
-        Ok(()) if unchanged(&before, &after) => Ok(s.meta.bytes_total as usize),
-        Ok(()) | Err(Unreadable::Gone | Unreadable::OtherKey | Unreadable::BadExtent) => {
-            Err(Miss::Changed)
-        }
+    match s.reading.judge(&peer.arena) {
+        Ok(()) => Ok(s.meta.bytes_total as usize),
+        Err(Unreadable::Gone | Unreadable::OtherKey | Unreadable::BadExtent) => Err(Miss::Changed),
         Err(Unreadable::NotReady) => Err(Miss::Fatal(Error::not_ready(format!(
             "slot {} of rank {} is still being written",
             s.meta.at.slot, peer.rank

@@ -8,8 +8,8 @@ use crate::plans::PlanState;
 use crate::producer::{Abandon, Withdrawn};
 use futures_util::future::join_all;
 use hashbrown::HashSet;
-use nkv_store::layout::{KEY_CHECK_OFF, PUBLISH_OFF, epoch_of};
-use nkv_store::object::{producer_fields, ready, writing};
+use nkv_store::layout::{PUBLISH_OFF, epoch_of};
+use nkv_store::object::{Publication, ready};
 use nkv_store::{Key, KeyId};
 use nkv_transport::verbs::Op;
 use std::sync::Arc;
@@ -137,23 +137,10 @@ impl Client {
                 p.key
             )));
         }
-        let (fields, check) = header_of(&p.desc);
-        let epoch = meta.at.epoch;
-        let cas = Op::CompareSwap {
-            offset: meta.header_off + PUBLISH_OFF,
-            expect: writing(epoch),
-            new: ready(epoch),
-            old: 0,
-        };
-        let mut ops = [
-            Op::Write { offset: meta.header_off, src: &fields },
-            Op::Store { offset: meta.header_off + KEY_CHECK_OFF, value: check },
-            Op::Store { offset: meta.header_off + PUBLISH_OFF, value: writing(epoch) },
-            Op::Write { offset: meta.payload_off, src: value },
-            cas,
-        ];
+        let object = publication(&p.desc);
+        let mut ops = object.whole(value);
         p.peer.verbs.post(p.desc.token, &mut ops)?;
-        published(&ops[4], epoch, p)
+        published(&object, &ops, p)
     }
 
     async fn publish_and_commit(&self, plan: &Arc<PlanState>) -> Result<()> {
@@ -185,10 +172,10 @@ impl Client {
             announce(p).inspect_err(|_| p.break_off())?;
         }
         // Pages may have gone over several connections: all of them land before READY [I4].
-        let cas = Op::CompareSwap { offset, expect: writing(epoch), new: ready(epoch), old: 0 };
-        let mut ops = [Op::Flush, cas];
+        let object = publication(&p.desc);
+        let mut ops = object.publish();
         p.peer.verbs.post(p.desc.token, &mut ops)?;
-        published(&ops[1], epoch, p)
+        published(&object, &ops, p)
     }
 
     async fn commit_plans(&self, plans: &[Arc<PlanState>]) -> Vec<Result<()>> {
@@ -336,35 +323,26 @@ impl Drop for Granted<'_> {
     }
 }
 
-/// The producer's header fields and check of a plan.
-fn header_of(desc: &PlanDesc) -> ([u8; 32], u64) {
+/// What the producer of a plan writes.
+fn publication(desc: &PlanDesc) -> Publication {
     let m = &desc.meta;
-    let key = KeyId::from(m.key);
-    (producer_fields(key, m.n_pages, m.page_bytes, m.payload_off, m.bytes_total), key.check)
+    let (slot, pages) = ((m.header_off, m.at.epoch), (m.n_pages, m.page_bytes));
+    Publication::new(slot, KeyId::from(m.key), pages, m.payload_off, m.bytes_total)
 }
 
 /// Writes the header fields, then WRITING.
 fn announce(p: &PlanState) -> Result<()> {
-    let (fields, check) = header_of(&p.desc);
-    let (off, epoch) = (p.desc.meta.header_off, p.desc.meta.at.epoch);
-    let mut ops = [
-        Op::Write { offset: off, src: &fields },
-        Op::Store { offset: off + KEY_CHECK_OFF, value: check },
-        Op::Store { offset: off + PUBLISH_OFF, value: writing(epoch) },
-    ];
-    Ok(p.peer.verbs.post(p.desc.token, &mut ops)?)
+    Ok(p.peer.verbs.post(p.desc.token, &mut publication(&p.desc).announce())?)
 }
 
-fn published(cas: &Op<'_>, epoch: u32, p: &PlanState) -> Result<()> {
-    match cas {
-        Op::CompareSwap { old, .. } if *old == writing(epoch) => Ok(()),
-        Op::CompareSwap { old, .. } => Err(Error::reclaimed(format!(
+fn published(object: &Publication, batch: &[Op<'_>], p: &PlanState) -> Result<()> {
+    object.took(batch).map_err(|found| {
+        Error::reclaimed(format!(
             "key {}: the slot moved on to epoch {} while it was written",
             p.key,
-            epoch_of(*old)
-        ))),
-        _ => Err(Error::internal("a publish without a compare-and-swap")),
-    }
+            epoch_of(found)
+        ))
+    })
 }
 
 /// Permission to write one object, page by page in any order, then publish it. Dropped without
@@ -434,7 +412,7 @@ impl WritePlan {
             if p.first_write() {
                 announce(p).inspect_err(|_| p.break_off())?;
             }
-            let op = Op::Write { offset: p.desc.meta.payload_off + offset, src: bytes };
+            let op = publication(&p.desc).page(offset, bytes);
             p.peer.verbs.post(p.desc.token, &mut [op]).inspect_err(|_| p.break_off())?;
             p.cover(offset, len);
             Ok(())

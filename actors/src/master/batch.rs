@@ -1,13 +1,15 @@
 //! Requests whose items settle at different times: one reply when the last one has.
 
 use crate::cell::Reply;
-use crate::error::{Error, Result};
-use crate::message::{PlanDesc, Response};
+use crate::error::{Error, ErrorKind, Result};
+use crate::message::{PlanDesc, Response, Swept, WireKeyId};
 use hashbrown::HashMap;
 
 enum Results {
     Plans(Vec<Option<Result<PlanDesc>>>),
     Done(Vec<Option<Result<()>>>),
+    // Of a removal by pattern: counted, with where its next round begins.
+    Swept(Vec<Option<Result<()>>>, Option<WireKeyId>),
 }
 
 struct Batch {
@@ -43,6 +45,15 @@ impl Batches {
         self.start(n, Results::Done((0..n).map(|_| None).collect()), reply)
     }
 
+    pub(super) fn swept(
+        &mut self,
+        n: usize,
+        next: Option<WireKeyId>,
+        reply: Reply<Response>,
+    ) -> u64 {
+        self.start(n, Results::Swept((0..n).map(|_| None).collect(), next), reply)
+    }
+
     pub(super) fn settle_plan(&mut self, batch: u64, item: usize, result: Result<PlanDesc>) {
         self.settle(batch, |r| match r {
             Results::Plans(v) if v[item].is_none() => {
@@ -55,7 +66,7 @@ impl Batches {
 
     pub(super) fn settle_done(&mut self, batch: u64, item: usize, result: Result<()>) {
         self.settle(batch, |r| match r {
-            Results::Done(v) if v[item].is_none() => {
+            Results::Done(v) | Results::Swept(v, _) if v[item].is_none() => {
                 v[item] = Some(result);
                 true
             }
@@ -87,6 +98,26 @@ fn finish(b: Batch) {
         Results::Done(v) => {
             Response::Done(v.into_iter().map(|r| r.unwrap_or_else(|| Err(lost()))).collect())
         }
+        Results::Swept(v, next) => {
+            let results = v.into_iter().map(|r| r.unwrap_or_else(|| Err(lost())));
+            Response::Swept(count(results, next))
+        }
     };
     b.reply.send(response);
+}
+
+fn count(results: impl Iterator<Item = Result<()>>, next: Option<WireKeyId>) -> Swept {
+    let mut swept = Swept { next, ..Swept::default() };
+    for result in results {
+        match result {
+            Ok(()) => swept.removed += 1,
+            // It vanished between the look and the removal.
+            Err(e) if e.kind == ErrorKind::NotFound => {}
+            Err(e) => {
+                swept.unconfirmed += 1;
+                swept.why.get_or_insert(e);
+            }
+        }
+    }
+    swept
 }

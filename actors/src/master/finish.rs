@@ -4,11 +4,12 @@
 
 use super::Master;
 use super::objects::State;
-use super::recover::given_up;
+use super::recover::{SLOTS_PER_FRAME, given_up};
 use crate::cell::Reply;
 use crate::error::{Error, Result};
 use crate::message::{Down, EndCause, KeyBytes, PlanId, PlanRef, RankState, Response, SlotRef};
 use nkv_store::{Key, KeyId};
+use std::collections::BTreeMap;
 
 /// How long a Remove waits for the owner's word before it says Disconnected.
 const REMOVE_LIMIT_MS: u64 = 1_500;
@@ -140,15 +141,31 @@ impl Master {
 
     pub(super) fn remove(&mut self, keys: &[KeyBytes], reply: Reply<Response>) {
         let batch = self.batches.done(keys.len(), reply);
-        for (item, key) in keys.iter().enumerate() {
-            match self.start_remove(&key.0) {
+        self.remove_each(batch, keys.iter().map(|k| k.0.as_slice()));
+    }
+
+    /// Begins the removals of a batch; each owner hears of its objects in as few frames as hold them.
+    pub(super) fn remove_each<'k>(&mut self, batch: u64, keys: impl Iterator<Item = &'k [u8]>) {
+        let mut retire = BTreeMap::new();
+        for (item, key) in keys.enumerate() {
+            match self.start_remove(key, &mut retire) {
                 Ok(id) => self.removing.entry(id).or_default().push((batch, item)),
                 Err(e) => self.settle_removed(batch, item, Err(e)),
             }
         }
+        for (rank, slots) in retire {
+            for part in slots.chunks(SLOTS_PER_FRAME) {
+                self.truth.members.send(rank, Down::Retire(part.to_vec()));
+            }
+        }
     }
 
-    fn start_remove(&mut self, bytes: &[u8]) -> Result<KeyId> {
+    /// Slots that their owners are to retire are added to `retire`, by rank.
+    fn start_remove(
+        &mut self,
+        bytes: &[u8],
+        retire: &mut BTreeMap<u32, Vec<SlotRef>>,
+    ) -> Result<KeyId> {
         let key = Key::new(bytes)?;
         let id = key.id();
         let Some(e) = self.entry(bytes)? else {
@@ -168,7 +185,7 @@ impl Master {
             }
             // Said again for a repeated remove: the owner answers it again.
             State::Live | State::Removing => {
-                self.truth.members.send(rank, Down::Retire(vec![at]));
+                retire.entry(rank).or_default().push(at);
             }
         }
         Ok(id)
@@ -180,7 +197,7 @@ impl Master {
         let late: Vec<_> = self
             .removing
             .keys()
-            .filter(|id| self.objects.get(*id).is_none_or(|e| e.remove_until_ms <= now))
+            .filter(|id| self.objects.get(id).is_none_or(|e| e.remove_until_ms <= now))
             .copied()
             .collect();
         for id in late {

@@ -7,7 +7,7 @@ use crate::message::{Existence, KeyBytes, ObjMeta, RankState, Response};
 use nkv_store::Key;
 
 impl Master {
-    fn reachable(&self, rank: u32) -> bool {
+    pub(super) fn reachable(&self, rank: u32) -> bool {
         matches!(self.truth.members.state(rank), Some(RankState::Alive | RankState::Draining))
     }
 

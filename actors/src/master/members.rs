@@ -108,6 +108,13 @@ impl Members {
         }
     }
 
+    /// Ranks that brought objects from an earlier term and have not reported them.
+    pub(super) fn silent(&self) -> Vec<u32> {
+        let inner = self.lock();
+        let silent = |m: &&Member| m.holds && !m.reported && m.brought.term != inner.term;
+        inner.ranks.values().filter(silent).map(|m| m.info.rank).collect()
+    }
+
     /// Ranks that joined and reported.
     pub fn ready_ranks(&self) -> usize {
         self.lock().reported()

@@ -128,7 +128,7 @@ impl Master {
         if let Some(e) = self.entry(key.as_bytes())? {
             return self.existing(e, asked, open).map(Placed::Granted);
         }
-        self.check_sight()?;
+        self.check_settled()?;
         let page_bytes = match open.opts.page_bytes {
             0 => self.truth.settings.page_bytes,
             n => n,

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 /// A report that takes longer is asked for again.
 const REPORT_LIMIT_MS: u64 = 2_000;
 /// Slots in one frame to an owner.
-const SLOTS_PER_FRAME: usize = 65_536;
+pub(super) const SLOTS_PER_FRAME: usize = 65_536;
 
 /// A plan that its owner has not heard of.
 struct Unmet {
@@ -69,6 +69,19 @@ impl Master {
 
     /// With ranks that have not reported, a key that is not known may well be there.
     pub(super) fn check_sight(&self) -> crate::error::Result<()> {
+        self.check_settled()?;
+        let silent = self.truth.members.silent();
+        if silent.is_empty() {
+            return Ok(());
+        }
+        Err(crate::error::Error::not_ready(format!(
+            "ranks {silent:?} hold objects that this master has not been told of: they wait for a \
+             process that may still write to them"
+        )))
+    }
+
+    /// Whether a new key may be placed: the wait for all reports is bounded by one TTL.
+    pub(super) fn check_settled(&self) -> crate::error::Result<()> {
         if !self.settled() {
             return Err(self.early("this key"));
         }

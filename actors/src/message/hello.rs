@@ -135,6 +135,9 @@ pub enum Refusal {
     /// Not the node that was meant.
     #[error("{0}")]
     NotHere(String),
+    /// The two ends do not share the job's secret; found in the handshake that comes first [I20].
+    #[error("{0}")]
+    Untrusted(String),
 }
 
 /// Settings that a cluster shares, told by the master.

@@ -2,6 +2,7 @@
 
 use nkv_store::evict::{PolicyKind, Watermarks};
 use nkv_store::heap::{MAX_ARENA_BYTES, MAX_QUARANTINE_MS};
+use nkv_transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
 use std::net::{IpAddr, Ipv4Addr};
 
 /// Longest job id in bytes.
@@ -67,6 +68,9 @@ pub struct NodeConfig {
     pub full_wait_ms: u64,
     /// tcp data connections at once.
     pub data_connections: usize,
+    /// What every rank and client of the job must know [I20]; without it this user's processes on
+    /// this host may connect, and nobody else.
+    pub secret: Option<Secret>,
     /// Where whoever runs the node serves its `/status`: told to the others, not served here.
     pub http: Option<String>,
 }
@@ -95,6 +99,7 @@ impl Default for NodeConfig {
             page_bytes: 256 << 10,
             full_wait_ms: 0,
             data_connections: 256,
+            secret: None,
             http: None,
         }
     }
@@ -116,6 +121,14 @@ impl NodeConfig {
         if self.listen.is_unspecified() {
             return bad(format!(
                 "listen {} names no address that others could reach; give this host's own address",
+                self.listen
+            ));
+        }
+        if !self.listen.is_loopback() && self.secret.is_none() {
+            return bad(format!(
+                "listen {} can be reached from other hosts, and this job has no secret: set \
+                 {SECRET_VARIABLE}, or {SECRET_FILE_VARIABLE} or --secret-file with a file that \
+                 holds one, alike on every rank and client; or listen on 127.0.0.1",
                 self.listen
             ));
         }

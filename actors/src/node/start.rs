@@ -23,6 +23,7 @@ use nkv_store::{AnonMemory, Memory, StoreError, boot_id, new_incarnation, random
 use nkv_transport::Alive;
 use nkv_transport::grants::Grants;
 use nkv_transport::tcp::{AgentLimits, TcpAgent};
+use nkv_transport::wire::auth::{Credentials, Guard};
 use nkv_transport::wire::{Address, Listener, Net, OsNet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -64,6 +65,7 @@ struct Building {
     config: NodeConfig,
     clock: Arc<dyn Clock>,
     net: Arc<dyn Net>,
+    guard: Arc<Guard>,
     segment: Segment,
     place: OwnedPlace,
     master_place: Option<OwnedPlace>,
@@ -129,6 +131,7 @@ impl Building {
     async fn new(config: NodeConfig) -> Result<Self, StartError> {
         let clock: Arc<dyn Clock> = Arc::new(BootClock);
         let incarnation = new_incarnation();
+        let guard = make_guard(&config).await?;
         // Prefaulting takes seconds per GiB: not on the caller's event loop.
         let sized = config.clone();
         let segment = tokio::task::spawn_blocking(move || make_segment(&sized, incarnation))
@@ -138,7 +141,7 @@ impl Building {
         let master_place = if config.rank == 0 { Some(OwnedPlace::arbiter()?) } else { None };
         let grants = Arc::new(Grants::new());
         let memory = segment.heap.memory().clone();
-        let agent = start_agent(&config, memory, incarnation, grants.clone())?;
+        let agent = start_agent(&config, memory, incarnation, grants.clone(), guard.clone())?;
         let roles = start_roles(&config, &segment, grants, &clock, place.place()).await?;
         let master = match &master_place {
             Some(p) => Some(start_master(&config, &clock, &roles.failed, p.place()).await?),
@@ -151,6 +154,7 @@ impl Building {
             config,
             clock,
             net,
+            guard,
             segment,
             place,
             master_place,
@@ -183,6 +187,7 @@ impl Building {
         let settings = watch::channel(None);
         let server = Arc::new(Server {
             job: c.job.clone(),
+            guard: self.guard.clone(),
             info: info.clone(),
             master: self.master.clone(),
             master_at: self.master.is_none().then(|| self.master_at()),
@@ -208,7 +213,7 @@ impl Building {
         let membership = Membership {
             net: self.net.clone(),
             master: if self.master.is_some() { near.collect() } else { vec![self.master_at()] },
-            job: self.config.job.clone(),
+            credentials: self.guard.credentials().clone(),
             info: info.clone(),
             owner: self.roles.owner.clone(),
             tables: self.roles.tables.clone(),
@@ -246,6 +251,7 @@ impl Building {
                 call_timeout_ms: self.config.call_timeout_ms,
                 ..ClientConfig::default()
             },
+            credentials: self.guard.credentials().clone(),
             settings: defaults(&self.config),
             view: View::default(),
             path,
@@ -265,6 +271,7 @@ impl Building {
         Node {
             started_ms: self.clock.now_ms(),
             config: self.config,
+            guard: self.guard,
             info,
             client,
             producer,
@@ -287,6 +294,15 @@ impl Building {
             _place: self.place,
         }
     }
+}
+
+/// The job's secret, or its cookie.
+async fn make_guard(config: &NodeConfig) -> Result<Arc<Guard>, StartError> {
+    let (job, secret) = (config.job.clone(), config.secret.clone());
+    // A cookie is a file: not on the caller's event loop.
+    let made = tokio::task::spawn_blocking(move || Credentials::of_node(&job, secret)).await;
+    let made = made.map_err(|e| StartError::Internal(format!("cookie task: {e}")))?;
+    made.map(|c| Arc::new(Guard::new(c))).map_err(|e| StartError::Config(e.to_string()))
 }
 
 fn make_segment(config: &NodeConfig, incarnation: u64) -> Result<Segment, StartError> {
@@ -334,10 +350,11 @@ fn start_agent(
     memory: Arc<dyn Memory>,
     incarnation: u64,
     grants: Arc<Grants>,
+    guard: Arc<Guard>,
 ) -> Result<TcpAgent, StartError> {
     let limits = AgentLimits { max_connections: config.data_connections, ..AgentLimits::default() };
     let at = SocketAddr::new(config.listen, 0);
-    TcpAgent::start(at, memory, incarnation, &config.job, grants, limits)
+    TcpAgent::start(at, memory, incarnation, &config.job, grants, Some(guard), limits)
         .map_err(|e| StartError::Internal(format!("cannot start the tcp agent at {at}: {e}")))
 }
 

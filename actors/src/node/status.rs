@@ -39,6 +39,9 @@ pub struct NodeStatus {
     pub attachments: usize,
     /// How reads through this node's own handle went.
     pub reads: ReadCounters,
+    /// Connections turned away since start for want of the job's secret or cookie [I20], on the
+    /// control port, the unix socket and the tcp agent together.
+    pub auth_refused: u64,
     /// tcp agent: bytes received, bytes sent, requests, refused, connections now.
     pub agent: AgentStatus,
 }
@@ -56,6 +59,8 @@ pub struct AgentStatus {
     pub refused: u64,
     /// Connections now.
     pub connections: u64,
+    /// Connections turned away for want of a proof.
+    pub auth_refused: u64,
 }
 
 impl Node {
@@ -91,6 +96,7 @@ impl Node {
             attached,
             attachments: self.tables.attachments.len(),
             reads: self.client.read_counters(),
+            auth_refused: self.guard.refused(),
             agent: self.agent_status(),
         }
     }
@@ -104,6 +110,7 @@ impl Node {
             requests: get(&c.requests),
             refused: get(&c.refused),
             connections: get(&c.connections),
+            auth_refused: get(&c.auth_refused),
         }
     }
 }

@@ -41,10 +41,10 @@ pub(super) struct Plan {
 /// What a client measured and counted.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    puts: OpTimes,
-    gets: OpTimes,
-    exists: OpTimes,
-    removes: OpTimes,
+    pub(super) puts: OpTimes,
+    pub(super) gets: OpTimes,
+    pub(super) exists: OpTimes,
+    pub(super) removes: OpTimes,
     /// Gets that were answered, with the value or with NotFound.
     pub(super) asked: u64,
     /// Gets that found the value.
@@ -77,11 +77,6 @@ impl Outcome {
         self.asked += other.asked;
         self.found += other.found;
         self.tally.merge(other.tally);
-    }
-
-    /// The times, in the order of the report.
-    pub(super) fn times(&self) -> [&OpTimes; 4] {
-        [&self.puts, &self.gets, &self.exists, &self.removes]
     }
 }
 

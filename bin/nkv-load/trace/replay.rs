@@ -121,8 +121,8 @@ impl<'a, B: Blocks> Replay<'a, B> {
 
     /// The outcome.
     pub(super) fn into_report(mut self) -> Report {
-        let rows = [self.matches.row(), self.gets.row(), self.puts.row()];
-        self.report.ops.extend(rows.into_iter().flatten());
+        let all = [self.matches, self.gets, self.puts];
+        all.into_iter().for_each(|times| self.report.measured(times));
         self.report
     }
 

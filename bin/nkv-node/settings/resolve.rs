@@ -124,6 +124,17 @@ impl<'a> Resolver<'a> {
         self.layers.has(key)
     }
 
+    /// Where the user said it.
+    pub(super) fn source(&self, key: &str) -> Option<String> {
+        let setting = SETTINGS.iter().find(|s| s.key == key)?;
+        self.layers.find(*setting).map(|(_, source)| source)
+    }
+
+    /// Records a value that was decided elsewhere.
+    pub(super) fn note(&mut self, key: &'static str, value: &str, source: &str) {
+        self.lines.push(Line { key, value: toml_value(value), source: source.to_string() });
+    }
+
     /// The record, in the order of the table.
     pub(super) fn into_lines(self) -> Vec<Line> {
         let mut lines = self.lines;

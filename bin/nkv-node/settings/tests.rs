@@ -15,6 +15,8 @@ const TORCHRUN: &[(&str, &str)] = &[
     ("TORCHELASTIC_RUN_ID", "run7"),
 ];
 
+const SECRET: (&str, &str) = ("NKV_SECRET", "sixteen bytes or");
+
 fn flags(args: &[&str]) -> Flags {
     let args = [&["nkv-node"], args].concat();
     flags::parse(args.iter().map(OsString::from)).unwrap()
@@ -98,10 +100,11 @@ fn the_job_is_the_users_else_the_launchers_else_nkv() {
 fn on_one_host_rank_0_is_where_the_ranks_listen() {
     let port = ("NKV_PORT", "7000");
     let torchrun = [TORCHRUN, &[port]].concat();
+    let secret = [TORCHRUN, &[port, SECRET]].concat();
     for (args, pairs, expected) in [
         (&[][..], &torchrun[..], "127.0.0.1"),
         (&["--listen", "::1"], &torchrun[..], "::1"),
-        (&["--listen", "10.0.0.5"], &torchrun[..], "10.0.0.5"),
+        (&["--listen", "10.0.0.5"], &secret[..], "10.0.0.5"),
         (&["--master-addr", "other"], &torchrun[..], "other"),
         (&["--rank", "1", "--world-size", "2"], &[port][..], "127.0.0.1"),
     ] {
@@ -163,6 +166,13 @@ fn wrong_values_are_refused_with_their_source() {
         (&["--memory", "disk"], &[], "--memory"),
         (&["--listen", "localhost"], &[], "--listen"),
         (&["--listen", "0.0.0.0"], &[], "--listen"),
+        (&["--listen", "10.0.0.5"], &[], "NKV_SECRET"),
+        (&["--listen", "::ffff:10.0.0.5"], &[], "no secret"),
+        (&[], &[("NKV_SECRET", "")], "NKV_SECRET holds a secret of 0 bytes"),
+        (&[], &[("NKV_SECRET", "hunter2")], "at least 16"),
+        (&[], &[SECRET, ("NKV_SECRET_FILE", "f")], "both set"),
+        (&["--secret-file", ""], &[SECRET], "--secret-file"),
+        (&["--secret-file", "/nowhere/secret"], &[SECRET], "/nowhere/secret"),
         (&["--http", "8080"], &[], "--http"),
         (&["--threads", "257"], &[], "threads"),
         (&["--page-bytes", "4GiB"], &[], "--page-bytes"),
@@ -220,11 +230,45 @@ fn the_default_heap_is_shared_by_the_ranks_of_the_host() {
 #[test]
 fn what_listens_beyond_this_host_is_warned_of() {
     let warnings = |args: &[&str], pairs: &[(&str, &str)]| settle(args, pairs).unwrap().warnings;
-    assert!(warnings(&["--listen", "10.0.0.5"], &[])[0].contains("not authenticated"));
     assert!(warnings(&["--http", "0.0.0.0:80"], &[])[0].contains("HTTP"));
     let many = [TORCHRUN, &[("LOCAL_WORLD_SIZE", "1"), ("NKV_PORT", "7")]].concat();
     assert!(warnings(&[], &many)[0].contains("--listen"));
     assert!(warnings(&[], &[TORCHRUN, &[("NKV_PORT", "7")]].concat()).is_empty());
+}
+
+#[test]
+fn i20_a_secret_comes_from_a_flag_a_variable_or_the_file_and_is_never_shown() {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = |f: &tempfile::NamedTempFile, mode| {
+        f.as_file().set_permissions(std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let held = file("the secret in the file\n");
+    mode(&held, 0o600);
+    let path = held.path().to_str().unwrap();
+    let config = file(&format!("secret_file = \"{path}\"\n"));
+    let config = config.path().to_str().unwrap();
+    let (in_file, in_variable) = (b"the secret in the file", SECRET.1.as_bytes());
+    let same_as = |bytes: &[u8]| Some(nkv::Secret::new(bytes, "test").unwrap());
+    for (args, pairs, expected, source) in [
+        (&["--secret-file", path][..], &[][..], &in_file[..], "--secret-file"),
+        (&["--secret-file", path], &[SECRET], in_file, "--secret-file"),
+        (&[], &[("NKV_SECRET_FILE", path)], in_file, "NKV_SECRET_FILE"),
+        (&["--config", config], &[], in_file, config),
+        (&["--config", config], &[SECRET], in_variable, "NKV_SECRET"),
+        (&["--secret-file", "none", "--config", config], &[], b"", "--secret-file"),
+        (&[], &[SECRET], in_variable, "NKV_SECRET"),
+    ] {
+        let s = settle(args, pairs).unwrap();
+        let wanted = if expected.is_empty() { None } else { same_as(expected) };
+        assert_eq!(s.node.secret, wanted, "{args:?}");
+        assert_eq!(self::source(&s, "secret_file"), source);
+        let shown = format!("{s:?}");
+        assert!(!shown.contains("the secret in") && !shown.contains(SECRET.1), "{shown}");
+    }
+    assert!(settle(&["--listen", "10.0.0.5"], &[SECRET]).is_ok());
+    mode(&held, 0o640);
+    let error = settle(&["--secret-file", path], &[]).unwrap_err().to_string();
+    assert!(error.contains("mode 640") && error.contains("chmod 600"), "{error}");
 }
 
 #[test]

@@ -68,13 +68,15 @@ impl Publication {
         }
     }
 
-    /// `Ok` if the last verb of a batch that ended with READY took, else the word it found: the
-    /// plan is `Reclaimed`.
+    /// `Ok` if READY took in a batch that holds it, else the word it found: the plan is `Reclaimed`.
     pub fn took(&self, batch: &[Op<'_>]) -> Result<(), u64> {
-        match batch.last() {
-            Some(Op::CompareSwap { old, .. }) if *old == writing(self.epoch) => Ok(()),
-            Some(Op::CompareSwap { old, .. }) => Err(*old),
-            _ => Err(0),
+        let found = batch.iter().find_map(|op| match op {
+            Op::CompareSwap { old, .. } => Some(*old),
+            _ => None,
+        });
+        match found.unwrap_or_default() {
+            old if old == writing(self.epoch) => Ok(()),
+            old => Err(old),
         }
     }
 }

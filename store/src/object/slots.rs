@@ -149,6 +149,7 @@ impl Slots {
             _ => return Err(refusal(slot, before, epoch, "retire")),
         };
         self.clear_live(slot, epoch)?;
+        // What is looked at from here on, pins to come included, is looked at after it [I9].
         self.heap.memory().flush();
         self.step(slot, epoch, event, "retire")?;
         if fenced {

@@ -42,7 +42,8 @@ impl SegmentName {
     }
 }
 
-fn job_part(job: &str) -> String {
+/// The part of a file's name that stands for a job: what [`SegmentName::file_name`] puts there.
+pub fn job_part(job: &str) -> String {
     let kept = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     let as_it_is = !job.is_empty() && job.len() <= JOB_BYTES && job.chars().all(kept);
     if as_it_is && !looks_hashed(job) {

@@ -7,6 +7,7 @@ use super::serve::{Connection, End, send_welcome};
 use crate::access::Access;
 use crate::error::TransportError;
 use crate::mapped::Mapped;
+use crate::wire::auth::Guard;
 use hashbrown::HashMap;
 use nkv_store::Memory;
 use nkv_store::threads::spawn_named;
@@ -29,6 +30,8 @@ pub struct AgentLimits {
     pub max_connections: usize,
     /// A connection without a request for so long is closed.
     pub idle_ms: u64,
+    /// A peer that has not proven by then what the job shares is turned away.
+    pub hello_ms: u64,
     /// A peer that moves nothing for so long in the middle of a request is dropped.
     pub stall_ms: u64,
     /// Payload bytes of one request, each way. Clients learn it and split.
@@ -40,6 +43,7 @@ impl Default for AgentLimits {
         Self {
             max_connections: 256,
             idle_ms: 300_000,
+            hello_ms: 2_000,
             stall_ms: 5_000,
             max_request_bytes: MAX_REQUEST_BYTES,
         }
@@ -61,6 +65,8 @@ pub struct TcpCounters {
     pub connections: AtomicU64,
     /// Connections turned away: limit, job, incarnation, version.
     pub turned_away: AtomicU64,
+    /// Connections that the guard turned away: no proof, or a wrong one.
+    pub auth_refused: AtomicU64,
     /// Connections dropped for garbage, a stall or an error.
     pub dropped: AtomicU64,
 }
@@ -72,6 +78,7 @@ pub(super) struct Shared {
     pub incarnation: u64,
     pub job: String,
     pub access: Arc<dyn Access>,
+    pub guard: Option<Arc<Guard>>,
     pub limits: AgentLimits,
     pub counters: Arc<TcpCounters>,
     stopping: AtomicBool,
@@ -101,13 +108,15 @@ pub struct TcpAgent {
 
 impl TcpAgent {
     /// Serves `segment` at `at` (port 0: any free one) to clients that name this `job` and
-    /// `incarnation`; `access` decides over their tokens.
+    /// `incarnation`; `access` decides over their tokens. Without a `guard` whoever can connect is
+    /// served: that is for tests of what lies behind it, never for a node.
     pub fn start(
         at: SocketAddr,
         segment: Arc<dyn Memory>,
         incarnation: u64,
         job: &str,
         access: Arc<dyn Access>,
+        guard: Option<Arc<Guard>>,
         limits: AgentLimits,
     ) -> Result<Self, TransportError> {
         let failed = |e| TransportError::io("listen", at.to_string(), e);
@@ -118,6 +127,7 @@ impl TcpAgent {
             incarnation,
             job: job.to_string(),
             access,
+            guard,
             limits,
             counters: Arc::default(),
             stopping: AtomicBool::new(false),
@@ -194,7 +204,10 @@ fn admit(shared: &Arc<Shared>, id: u64, socket: Socket, from: &str) -> Result<()
         let why = format!("all {max} data connections of this agent are in use; try again later");
         tracing::warn!(%from, max, "turned a data connection away");
         // A few bytes into an empty socket buffer: does not block the acceptor.
-        let _ = send_welcome(&line, shared, Status::Busy, &why);
+        let _ = match &shared.guard {
+            Some(guard) => line.send(&guard.busy(&why)),
+            None => send_welcome(&line, shared, Status::Busy, &why),
+        };
         line.finish_sending();
         return Ok(());
     }
@@ -202,7 +215,7 @@ fn admit(shared: &Arc<Shared>, id: u64, socket: Socket, from: &str) -> Result<()
     let (shared2, from) = (shared.clone(), from.to_string());
     let thread = spawn_named(&format!("nkv-tcp-{id}"), move || {
         shared2.counters.connections.fetch_add(1, Ordering::Relaxed);
-        let ended = serve(&shared2, line);
+        let ended = serve(&shared2, line, &from);
         shared2.counters.connections.fetch_sub(1, Ordering::Relaxed);
         report(&shared2, &from, &ended);
         // Dropping our own handle detaches us; `stop` may have taken it already.
@@ -213,9 +226,9 @@ fn admit(shared: &Arc<Shared>, id: u64, socket: Socket, from: &str) -> Result<()
     Ok(())
 }
 
-fn serve(shared: &Shared, line: Line) -> End {
+fn serve(shared: &Shared, line: Line, from: &str) -> End {
     let interrupt = line.shared().clone();
-    let mut connection = Connection::new(shared, line);
+    let mut connection = Connection::new(shared, line, from);
     // A panic here would be a bug of ours; it must not keep the connection in the table.
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| connection.serve()));
     let ended = ended.unwrap_or_else(|_| End::Broken("a panic in the agent".to_string()));
@@ -234,6 +247,10 @@ fn report(shared: &Shared, from: &str, ended: &End) {
         End::TurnedAway(why) => {
             counters.turned_away.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(%from, %why, "turned a data connection away");
+        }
+        End::Unauthenticated => {
+            // The guard has logged it, within its bound.
+            counters.auth_refused.fetch_add(1, Ordering::Relaxed);
         }
         End::Garbage(why) | End::Broken(why) => {
             counters.dropped.fetch_add(1, Ordering::Relaxed);

@@ -8,11 +8,14 @@ use super::line::{Broken, Line};
 use super::pool::{Conn, Pool};
 use crate::error::TransportError;
 use crate::verbs::{Alive, Kind, Op, Verbs, check_batch};
+use crate::wire::auth::Credentials;
 use std::sync::Arc;
 
-/// Bounds of one client.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What one client proves, and its bounds.
+#[derive(Debug, Clone)]
 pub struct TcpOptions {
+    /// What to prove to the agent; none only towards an agent that has no guard.
+    pub credentials: Option<Credentials>,
     /// For connecting and the handshake together.
     pub connect_ms: u64,
     /// A post in which nothing moves for so long ends with `Timeout`.
@@ -23,7 +26,7 @@ pub struct TcpOptions {
 
 impl Default for TcpOptions {
     fn default() -> Self {
-        Self { connect_ms: 1_000, stall_ms: 1_500, max_connections: 16 }
+        Self { credentials: None, connect_ms: 1_000, stall_ms: 1_500, max_connections: 16 }
     }
 }
 
@@ -38,8 +41,8 @@ impl TcpVerbs {
     /// Connects to the agent of this `incarnation` of this `job` at `host:port`.
     ///
     /// `Disconnected` if nobody listens there or it is another incarnation's or job's; `Timeout` if
-    /// the agent is full; `Protocol` if it is no agent of this version. Blocks up to `connect_ms`
-    /// (and for the name's resolution).
+    /// the agent is full; `Unauthenticated` if the two ends share no secret; `Protocol` if it is no
+    /// agent of this version. Blocks up to `connect_ms` (and for the name's resolution).
     pub fn connect(
         addr: &str,
         incarnation: u64,

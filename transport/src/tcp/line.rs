@@ -220,7 +220,7 @@ impl Line {
     }
 
     /// Receives until at least `want` bytes (at most the buffer's size) can be taken.
-    fn fill(&mut self, want: usize) -> Result<(), Broken> {
+    pub(super) fn fill(&mut self, want: usize) -> Result<(), Broken> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         } else if self.start + want > self.input.len() {
@@ -330,6 +330,14 @@ impl Line {
     /// Nothing more will be sent: the peer reads what was, then the end.
     pub(super) fn finish_sending(&self) {
         let _ = self.shared.socket.shutdown(Shutdown::Write);
+    }
+
+    /// Sends one piece.
+    pub(super) fn send(&self, bytes: &[u8]) -> Result<(), Broken> {
+        let mut out = self.gather();
+        // SAFETY: `bytes` is borrowed until the send returns.
+        unsafe { out.add(bytes.as_ptr(), bytes.len()) }?;
+        out.send(false)
     }
 
     /// Starts a send of several pieces.

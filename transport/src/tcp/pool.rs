@@ -7,9 +7,11 @@ use super::frame::{
     HELLO_MAGIC, Hello, MAX_JOB_BYTES, MAX_MESSAGE_BYTES, MAX_OPS, Status, TCP_VERSION,
     WELCOME_MAGIC, Welcome,
 };
+use super::handshake::Within;
 use super::line::{Broken, Interrupt, Line, dial};
 use crate::error::TransportError;
 use crate::verbs::Alive;
+use crate::wire::auth::{AuthError, Channel, Credentials, prove_blocking};
 use hashbrown::HashMap;
 use nkv_store::clock::{BootClock, Clock};
 use socket2::Socket;
@@ -167,6 +169,9 @@ impl Pool {
         self.state().open.insert(number, Some(line.shared().clone()));
         // Died meanwhile: the interruption may have missed this socket.
         self.alive.check(&self.target)?;
+        if let Some(credentials) = &self.opts.credentials {
+            self.authenticate(&mut line, credentials, hand_ms)?;
+        }
         let welcome = self.shake_hands(&mut line)?;
         line.set_stall_ms(self.opts.stall_ms).map_err(configure)?;
         let ops = (welcome.max_ops.get() as usize).clamp(1, MAX_OPS);
@@ -198,6 +203,40 @@ impl Pool {
         Err(TransportError::Disconnected(format!("cannot connect to {target} in {ms} ms: {last}")))
     }
 
+    /// Proves to the agent, and has it prove, what the job shares [I20].
+    fn authenticate(
+        &self,
+        line: &mut Line,
+        credentials: &Credentials,
+        limit_ms: u64,
+    ) -> Result<(), TransportError> {
+        let means = credentials.on_tcp();
+        let means = means.map_err(|e| TransportError::Unauthenticated(e.to_string()))?;
+        let mut stream = Within::new(line, limit_ms);
+        let Err(why) = prove_blocking(&mut stream, means, Channel::Data, &self.job) else {
+            return Ok(());
+        };
+        // Interrupted, because the owner was found dead meanwhile?
+        self.alive.check(&self.target)?;
+        let text = format!("{}: {why}", self.target);
+        Err(match why {
+            AuthError::Job { .. } => {
+                // Whoever listens there now, the owner we meant is gone for good [I17].
+                self.alive.mark_dead();
+                TransportError::Disconnected(text)
+            }
+            AuthError::Busy(_) => TransportError::Timeout(text),
+            AuthError::Io(e) if e.kind() == std::io::ErrorKind::TimedOut => {
+                TransportError::Timeout(text)
+            }
+            AuthError::Closed(_) | AuthError::Io(_) => TransportError::Disconnected(text),
+            AuthError::Foreign(_) | AuthError::Version { .. } | AuthError::Channel(_) => {
+                TransportError::Protocol(text)
+            }
+            _ => TransportError::Unauthenticated(text),
+        })
+    }
+
     fn shake_hands(&self, line: &mut Line) -> Result<Welcome, TransportError> {
         let hello = Hello {
             magic: HELLO_MAGIC.into(),
@@ -207,9 +246,7 @@ impl Pool {
         };
         let mut bytes = hello.as_bytes().to_vec();
         bytes.extend_from_slice(self.job.as_bytes());
-        let mut out = line.gather();
-        // SAFETY: `bytes` lives until the send returns.
-        let sent = unsafe { out.add(bytes.as_ptr(), bytes.len()) }.and_then(|()| out.send(false));
+        let sent = line.send(&bytes);
         // An agent that is full answers and closes without reading: look for its answer first.
         let welcome: Welcome =
             line.take_struct().map_err(|e| self.lost(sent.err().unwrap_or(e)))?;

@@ -8,12 +8,14 @@ use super::frame::{
     DESC_BYTES, HELLO_MAGIC, Hello, MAX_JOB_BYTES, MAX_OPS, RESPONSE_MAGIC, Request, Response,
     Status, TCP_VERSION, WELCOME_MAGIC, Welcome, message,
 };
+use super::handshake::Within;
 use super::line::{Broken, Gather, Line};
 use super::request::{Step, Steps, check_header};
 use crate::access::{Cut, Permit};
 use crate::mapped::Mapped;
+use crate::wire::auth::AuthError;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
@@ -33,6 +35,8 @@ pub(super) enum End {
     Left,
     /// It was turned away, with an answer.
     TurnedAway(String),
+    /// The guard did not let it in.
+    Unauthenticated,
     /// A fence cut it.
     Fenced,
     /// It does not speak this protocol.
@@ -50,6 +54,7 @@ impl From<Broken> for End {
 /// State of one connection; buffers are bounded and reused.
 pub(super) struct Connection<'a> {
     shared: &'a Shared,
+    from: &'a str,
     line: Line,
     cut: Arc<dyn Cut>,
     steps: Steps,
@@ -69,10 +74,11 @@ enum Outcome {
 }
 
 impl<'a> Connection<'a> {
-    pub(super) fn new(shared: &'a Shared, line: Line) -> Self {
+    pub(super) fn new(shared: &'a Shared, line: Line, from: &'a str) -> Self {
         let cut = line.shared().clone();
         Self {
             shared,
+            from,
             line,
             cut,
             steps: Steps::default(),
@@ -86,7 +92,7 @@ impl<'a> Connection<'a> {
 
     /// Serves until the connection ends.
     pub(super) fn serve(&mut self) -> End {
-        if let Err(end) = self.greet() {
+        if let Err(end) = self.authenticate().and_then(|()| self.greet()) {
             return end;
         }
         let idle = Duration::from_millis(self.shared.limits.idle_ms);
@@ -100,6 +106,21 @@ impl<'a> Connection<'a> {
                 return end;
             }
         }
+    }
+
+    /// Before anything else, within one limit over all of it [I20].
+    fn authenticate(&mut self) -> Result<(), End> {
+        let Some(guard) = &self.shared.guard else {
+            return Ok(());
+        };
+        let limits = &self.shared.limits;
+        match guard.admit_blocking(&mut Within::new(&mut self.line, limits.hello_ms), self.from) {
+            Ok(()) => {}
+            Err(AuthError::Closed(0)) => return Err(End::Left),
+            Err(_) => return Err(End::Unauthenticated),
+        }
+        let stall = self.line.set_stall_ms(limits.stall_ms);
+        stall.map_err(|e| End::Broken(e.to_string()))
     }
 
     fn greet(&mut self) -> Result<(), End> {
@@ -324,7 +345,10 @@ fn send_large(
         // SAFETY: mapped while the segment lives; that others may write it meanwhile is what the
         // reader's second look at the header is for [I7].
         unsafe { out.add(src, len)? };
-        return Ok(out.send(more)?);
+        out.send(more)?;
+        // The second look at the header comes after the payload [I7].
+        fence(Ordering::Acquire);
+        return Ok(());
     }
     // What was collected may lie in other buffers, but nothing of it in the stage.
     stage.resize(STAGE_BYTES, 0);
@@ -373,7 +397,7 @@ impl Executor<'_> {
                 let found = self.segment.compare_swap(offset, expect, new).map_err(failed)?;
                 self.results.push(found);
             }
-            Step::Flush => std::sync::atomic::fence(Ordering::SeqCst),
+            Step::Flush => self.segment.flush(),
         }
         Ok(true)
     }
@@ -389,6 +413,8 @@ impl Executor<'_> {
         }
         if let Some(dst) = self.segment.at(offset, len) {
             let permit = self.permit;
+            // None of the bytes is seen before a word stored earlier [I7].
+            fence(Ordering::Release);
             // SAFETY: mapped for `len` bytes, and ours to write while the permit is held [I10].
             let whole =
                 unsafe { self.line.take_raw(dst, len, PLACE_BYTES, &|| permit.is_revoked()) }?;

@@ -57,7 +57,11 @@ impl Net for OsNet {
         Box::pin(async move {
             match addr {
                 Address::Tcp(a) => boxed_tcp(TcpStream::connect(a).await?),
-                Address::Unix(p) => Ok(boxed(UnixStream::connect(p).await?)),
+                Address::Unix(p) => {
+                    let stream = UnixStream::connect(&p).await?;
+                    check_node(stream.peer_cred()?.uid(), &p)?;
+                    Ok(boxed(stream))
+                }
             }
         })
     }
@@ -199,6 +203,16 @@ impl Listener for UnixAccept {
     fn local(&self) -> Address {
         Address::Unix(self.path.clone())
     }
+}
+
+/// A client is served by its own user's nodes and by root's; root goes anywhere [I20].
+fn check_node(uid: u32, path: &Path) -> io::Result<()> {
+    let me = rustix::process::geteuid().as_raw();
+    if may_connect(me, uid) || may_connect(uid, me) {
+        return Ok(());
+    }
+    let why = format!("user {uid}, not this one ({me}), listens at {}", path.display());
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
 /// Only the owner of this process and root [I20].

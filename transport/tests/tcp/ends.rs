@@ -137,7 +137,8 @@ fn i17_a_restarted_owner_is_another_one_and_the_handle_stays_dead() {
     let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
     let access = Arc::new(OpenAccess);
     let successor =
-        TcpAgent::start(at, memory, INCARNATION + 1, JOB, access, AgentLimits::default()).unwrap();
+        TcpAgent::start(at, memory, INCARNATION + 1, JOB, access, None, AgentLimits::default())
+            .unwrap();
     let r = client.read(0, &mut [0; 8]);
     assert!(matches!(r, Err(TransportError::Disconnected(_))), "{r:?}");
     assert!(!client.is_alive());

@@ -259,7 +259,8 @@ fn a_request_done_in_spite_of_a_cut_is_answered_and_its_connection_not_used_agai
     let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
     let (at, limits) = ("127.0.0.1:0".parse().unwrap(), AgentLimits::default());
     let access = Arc::new(CutsWhileInside);
-    let agent = TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, limits).unwrap();
+    let agent =
+        TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, None, limits).unwrap();
     let to = agent.local_addr();
     let mut peer = Raw::connect(to, INCARNATION, JOB);
     let mut bytes = request(1, TOKEN, &[(WRITE, 0, 100, 0)]);

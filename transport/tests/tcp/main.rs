@@ -6,6 +6,7 @@ mod ends;
 mod fences;
 mod hostile;
 mod raw;
+mod trust;
 
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::{AnonMemory, Memory};
@@ -35,7 +36,8 @@ fn rig_with(limits: AgentLimits, open: bool) -> Rig {
     grants.open(TOKEN, GRANT);
     let access: Arc<dyn Access> = if open { Arc::new(OpenAccess) } else { grants.clone() };
     let at = "127.0.0.1:0".parse().unwrap();
-    let agent = TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, limits).unwrap();
+    let agent =
+        TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, None, limits).unwrap();
     Rig { agent, memory, grants }
 }
 

@@ -3,6 +3,7 @@
 use super::*;
 use crate::layout::{CTL_BYTES, EXT_OFF, HEADER_BYTES, MAGIC};
 use crate::memory::{Export, Memory};
+use crate::op::Op;
 use std::ptr::NonNull;
 use std::sync::Mutex;
 
@@ -78,4 +79,24 @@ fn words_are_stored_in_the_order_that_others_rely_on() {
     assert_eq!(memory.taken(), [(second + OWNER_OFF, word(0, 1))]);
     assert_eq!(slots.due(Q), [Freed { slot: 1, epoch: 1, extent: at }]);
     assert_eq!(memory.taken(), armed(second, 2), "not LIVE before it is RESERVED");
+}
+
+#[test]
+fn i4_a_producers_verbs_are_fields_then_writing_then_pages_then_ready() {
+    let (header, payload) = (4096, 8192);
+    let object = Publication::new((header, 7), KeyId::of(b"k"), (1, 4096), payload, 100);
+    let bytes = [1; 100];
+    let fields = (header, PRODUCER_FIELDS);
+    let check = (header + KEY_CHECK_OFF, 8);
+    let publish = (header + PUBLISH_OFF, 8);
+    let ranges = |ops: &[Op<'_>]| ops.iter().map(Op::range).collect::<Vec<_>>();
+    assert_eq!(ranges(&object.announce()), [fields, check, publish]);
+    assert_eq!(ranges(&object.whole(&bytes)), [fields, check, publish, (payload, 100), publish]);
+    assert_eq!(object.page(50, &bytes[50..]).range(), (payload + 50, 50));
+    let [flush, ready_word] = object.publish();
+    assert!(matches!(flush, Op::Flush), "pages of several connections land first");
+    let Op::CompareSwap { offset, expect, new, .. } = ready_word else {
+        panic!("READY is never a plain store: {ready_word:?}");
+    };
+    assert_eq!((offset, expect, new), (publish.0, writing(7), ready(7)));
 }

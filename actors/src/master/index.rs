@@ -1,0 +1,157 @@
+//! The table of keys, in parts by the leading bits of their identity: a pass over all of it stops
+//! after any part and goes on later, and a table that grows moves one part at a time, so neither
+//! holds the master up. It knows nothing of what the entries mean.
+
+use super::objects::IdentityState;
+use hashbrown::HashMap;
+use nkv_store::KeyId;
+
+/// Parts are a power of two: about a thousand keys each when there are a million.
+const PART_BITS: u32 = 10;
+
+/// See the file's first paragraph.
+pub(super) struct Index<T> {
+    parts: Vec<HashMap<KeyId, T, IdentityState>>,
+}
+
+impl<T> Default for Index<T> {
+    fn default() -> Self {
+        Self { parts: (0..1 << PART_BITS).map(|_| HashMap::default()).collect() }
+    }
+}
+
+fn part_of(id: &KeyId) -> usize {
+    (id.hash >> (u64::BITS - PART_BITS)) as usize
+}
+
+/// The lowest identity of a part; None past the last one.
+fn first_of(part: usize) -> Option<KeyId> {
+    let hash = (part as u64) << (u64::BITS - PART_BITS);
+    (part < 1 << PART_BITS).then_some(KeyId { hash, check: 0 })
+}
+
+impl<T> Index<T> {
+    pub(super) fn get(&self, id: &KeyId) -> Option<&T> {
+        self.parts[part_of(id)].get(id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: &KeyId) -> Option<&mut T> {
+        self.parts[part_of(id)].get_mut(id)
+    }
+
+    pub(super) fn contains_key(&self, id: &KeyId) -> bool {
+        self.get(id).is_some()
+    }
+
+    pub(super) fn insert(&mut self, id: KeyId, entry: T) -> Option<T> {
+        self.parts[part_of(&id)].insert(id, entry)
+    }
+
+    pub(super) fn remove(&mut self, id: &KeyId) -> Option<T> {
+        self.parts[part_of(id)].remove(id)
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&KeyId, &T)> {
+        self.parts.iter().flatten()
+    }
+
+    pub(super) fn values(&self) -> impl Iterator<Item = &T> {
+        self.parts.iter().flat_map(HashMap::values)
+    }
+
+    /// At most `limit` entries, all there are between `from` and the identity that comes second:
+    /// where to go on, or None at the end. In no order among themselves. `limit` is at least 1.
+    pub(super) fn slice(&self, from: KeyId, limit: usize) -> (Vec<(KeyId, &T)>, Option<KeyId>) {
+        let mut found = Vec::new();
+        let mut next = None;
+        for part in part_of(&from)..self.parts.len() {
+            let entries = self.parts[part].iter().filter(|(id, _)| **id >= from);
+            found.extend(entries.map(|(id, entry)| (*id, entry)));
+            next = first_of(part + 1);
+            if found.len() >= limit {
+                break;
+            }
+        }
+        if found.len() > limit {
+            let (_, first_left, _) = found.select_nth_unstable_by_key(limit, |(id, _)| *id);
+            next = Some(first_left.0);
+            found.truncate(limit);
+        }
+        (found, next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Index;
+    use nkv_store::KeyId;
+
+    fn index(n: u64) -> Index<u64> {
+        let mut index = Index::default();
+        for i in 0..n {
+            assert!(index.insert(KeyId::of(&i.to_le_bytes()), i).is_none());
+        }
+        index
+    }
+
+    /// Every entry that slices of `limit` show, with what is done between them.
+    fn pass(
+        index: &mut Index<u64>,
+        limit: usize,
+        mut between: impl FnMut(&mut Index<u64>),
+    ) -> Vec<u64> {
+        let (mut all, mut from) = (Vec::new(), KeyId { hash: 0, check: 0 });
+        loop {
+            let (found, next) = index.slice(from, limit);
+            assert!(found.len() <= limit && found.iter().all(|(id, _)| *id >= from));
+            assert!(next.is_none_or(|n| n > from && found.iter().all(|(id, _)| *id < n)));
+            all.extend(found.iter().map(|(_, i)| **i));
+            match next {
+                Some(n) => from = n,
+                None => return all,
+            }
+            between(index);
+        }
+    }
+
+    #[test]
+    fn a_pass_of_any_step_shows_every_entry_once() {
+        for (n, limit) in [(0, 1), (1, 1), (3_000, 1), (3_000, 7), (20_000, 64), (20_000, 100_000)]
+        {
+            let mut seen = pass(&mut index(n), limit, |_| {});
+            seen.sort_unstable();
+            assert!(seen.into_iter().eq(0..n), "{n} by {limit}");
+        }
+    }
+
+    #[test]
+    fn what_stays_is_shown_once_while_others_come_and_go() {
+        let mut turn = 0;
+        let mut seen = pass(&mut index(2_000), 16, |index| {
+            turn += 1;
+            // Odd ones go, new ones come, in no relation to the order of the pass.
+            index.remove(&KeyId::of(&(2 * turn + 1u64).to_le_bytes()));
+            index.insert(KeyId::of(&(10_000 + turn).to_le_bytes()), 10_000 + turn);
+        });
+        seen.retain(|i| *i < 10_000 && i % 2 == 0);
+        seen.sort_unstable();
+        assert!(seen.into_iter().eq((0..2_000).step_by(2)));
+    }
+
+    #[test]
+    fn parts_are_one_table() {
+        let mut index = index(5_000);
+        let id = KeyId::of(&42u64.to_le_bytes());
+        assert_eq!((index.get(&id), index.contains_key(&id)), (Some(&42), true));
+        *index.get_mut(&id).unwrap() = 7;
+        assert_eq!(index.insert(id, 8), Some(7));
+        assert_eq!((index.remove(&id), index.remove(&id)), (Some(8), None));
+        assert_eq!((index.iter().count(), index.values().count()), (4_999, 4_999));
+        index.clear();
+        assert_eq!(index.values().count(), 0);
+    }
+}

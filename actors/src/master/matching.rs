@@ -1,0 +1,332 @@
+//! List and RemoveMatching: keys by regular expression. A request is one round over a bounded part of
+//! the index. The patterns of users run on threads beside the actor, never in it: the actor only
+//! takes the keys of a part, and later removes those that matched by the way every remove goes.
+
+use super::objects::{Entry, State};
+use super::{Ask, Master};
+use crate::cell::{Message, On, Reply, Turn};
+use crate::error::{Error, Result};
+use crate::message::{
+    KEYS_PER_ROUND, KeyBytes, KeyState, Listed, MAX_PATTERN_BYTES, Request, Response, Selection,
+};
+use nkv_store::clock::Clock;
+use nkv_store::{Key, KeyId};
+use regex::bytes::{Regex, RegexBuilder};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Rounds whose patterns run at once.
+const MAX_RUNNING: usize = 2;
+/// Rounds that wait for their turn; further ones are refused.
+const MAX_WAITING: usize = 256;
+/// A round that matched for so long ends where it is.
+const MATCH_LIMIT_MS: u64 = 200;
+/// Size of a compiled pattern; with it, the time per byte of a key is bounded.
+const MAX_PROGRAM_BYTES: usize = 1 << 20;
+
+/// Rounds in progress.
+#[derive(Default)]
+pub(super) struct Rounds {
+    waiting: VecDeque<(Ask, Reply<Response>)>,
+    running: usize,
+}
+
+/// A key as its round found it.
+#[derive(Debug)]
+struct Seen {
+    id: KeyId,
+    key: Key,
+    bytes_total: u64,
+    rank: u32,
+    state: KeyState,
+}
+
+/// The keys that matched, and where the next round begins.
+#[derive(Debug)]
+struct Found {
+    keys: Vec<Seen>,
+    next: Option<KeyId>,
+}
+
+/// A round's pattern has run.
+#[derive(Debug)]
+pub(super) struct RoundMatched {
+    ask: Ask,
+    reply: Reply<Response>,
+    found: Result<Found>,
+}
+
+impl Message for RoundMatched {
+    type Reply = ();
+}
+
+impl Master {
+    /// Takes a round in; it begins when its turn comes.
+    pub(super) fn enter_round(&mut self, ask: Ask, reply: Reply<Response>) {
+        if self.rounds.waiting.len() < MAX_WAITING {
+            return self.rounds.waiting.push_back((ask, reply));
+        }
+        let text = format!("{MAX_WAITING} listings and removals by pattern wait; try again later");
+        reply.send(Response::Failed(Error::not_ready(text)));
+    }
+
+    /// Begins as many rounds as may run. While state is being rebuilt they wait for the next tick.
+    pub(super) fn start_rounds(&mut self, turn: &mut Turn<'_, Self>) {
+        while self.rounds.running < MAX_RUNNING && self.recovering.is_empty() {
+            let Some((ask, reply)) = self.rounds.waiting.pop_front() else { return };
+            let Some(query) = Query::of(&ask.request) else {
+                reply.send(Response::Failed(Error::internal("a round that is none")));
+                continue;
+            };
+            if let Some(e) = self.refuse_round(&ask.request) {
+                reply.send(Response::Failed(e));
+                continue;
+            }
+            let (seen, next) = self.look(query.from);
+            let clock = self.truth.clock.clone();
+            self.rounds.running += 1;
+            turn.work(async move {
+                let run = tokio::task::spawn_blocking(move || query.run(seen, next, &clock)).await;
+                let broken = |e| Error::internal(format!("matching a pattern failed: {e}"));
+                RoundMatched { ask, reply, found: run.unwrap_or_else(|e| Err(broken(e))) }
+            });
+        }
+    }
+
+    /// A round needs all keys in sight: one that is missing would be taken for one that is not there.
+    fn refuse_round(&self, request: &Request) -> Option<Error> {
+        if !self.settled() {
+            return Some(self.early("a listing"));
+        }
+        self.refuse(request).or_else(|| self.check_sight().err())
+    }
+
+    fn look(&self, from: KeyId) -> (Vec<Seen>, Option<KeyId>) {
+        let (entries, next) = self.objects.slice(from, KEYS_PER_ROUND);
+        let seen = entries.into_iter().map(|(id, e)| Seen {
+            id,
+            key: e.key.clone(),
+            bytes_total: e.bytes_total,
+            rank: e.rank,
+            state: self.state_of(e),
+        });
+        (seen.collect(), next)
+    }
+
+    fn state_of(&self, e: &Entry) -> KeyState {
+        match e.state {
+            State::Writing(_) => KeyState::Writing,
+            State::Removing => KeyState::Removing,
+            State::Live if self.reachable(e.rank) => KeyState::Ready,
+            State::Live => KeyState::Unreachable,
+        }
+    }
+
+    /// Removes what matched; what vanished meanwhile is nobody's to count.
+    fn sweep(&mut self, ask: Ask, reply: Reply<Response>, found: Found) {
+        if !self.recovering.is_empty() {
+            // The actor was rebuilt meanwhile: look again once everything is in sight.
+            return self.enter_round(ask, reply);
+        }
+        if let Some(e) = self.refuse_round(&ask.request) {
+            return reply.send(Response::Failed(e));
+        }
+        let next = found.next.map(Into::into);
+        let batch = self.batches.swept(found.keys.len(), next, reply);
+        self.remove_each(batch, found.keys.iter().map(|s| s.key.as_bytes()));
+    }
+}
+
+impl On<RoundMatched> for Master {
+    fn on(&mut self, m: RoundMatched, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+        // A rebuilt actor hears of rounds that an earlier state began.
+        self.rounds.running = self.rounds.running.saturating_sub(1);
+        match (m.found, &m.ask.request) {
+            (Err(e), _) => m.reply.send(Response::Failed(e)),
+            (Ok(found), Request::RemoveMatching(_)) => self.sweep(m.ask, m.reply, found),
+            (Ok(found), _) => m.reply.send(found.listed()),
+        }
+        self.start_rounds(turn);
+        reply.send(());
+    }
+}
+
+impl Found {
+    fn listed(self) -> Response {
+        let row = |s: Seen| Listed {
+            key: KeyBytes(s.key.as_bytes().to_vec()),
+            bytes_total: s.bytes_total,
+            rank: s.rank,
+            state: s.state,
+        };
+        let keys = self.keys.into_iter().map(row).collect();
+        Response::Listed { keys, next: self.next.map(Into::into) }
+    }
+}
+
+/// What a round looks for.
+struct Query {
+    pattern: Option<String>,
+    from: KeyId,
+    // Of a listing: the first so many keys after this one.
+    page: Option<(Option<Vec<u8>>, usize)>,
+}
+
+impl Query {
+    fn of(request: &Request) -> Option<Self> {
+        let (of, page) = match request {
+            Request::List { of, after, limit } => {
+                (of, Some((after.as_ref().map(|k| k.0.clone()), *limit as usize)))
+            }
+            Request::RemoveMatching(of) => (of, None),
+            _ => return None,
+        };
+        let Selection { pattern, from } = of.clone();
+        let from = from.map_or(KeyId { hash: 0, check: 0 }, KeyId::from);
+        Some(Self { pattern, from, page })
+    }
+
+    /// Runs the pattern over what a round saw. Not in the actor: a pattern may be slow.
+    fn run(
+        self,
+        mut seen: Vec<Seen>,
+        next: Option<KeyId>,
+        clock: &Arc<dyn Clock>,
+    ) -> Result<Found> {
+        let pattern = self.pattern.as_deref().map(compile).transpose()?;
+        let after = self.page.as_ref().and_then(|(after, _)| after.as_deref());
+        let mut found = Found { keys: Vec::new(), next };
+        seen.sort_unstable_by_key(|s| s.id);
+        let until_ms = clock.now_ms() + MATCH_LIMIT_MS;
+        for (looked_at, s) in seen.into_iter().enumerate() {
+            if looked_at > 0 && clock.now_ms() >= until_ms {
+                found.next = Some(s.id);
+                break;
+            }
+            let key = s.key.as_bytes();
+            if after.is_none_or(|a| key > a) && pattern.as_ref().is_none_or(|p| p.is_match(key)) {
+                found.keys.push(s);
+            }
+        }
+        if let Some((_, limit)) = self.page {
+            found.keys.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+            found.keys.truncate(limit);
+        }
+        Ok(found)
+    }
+}
+
+/// Linear in the length of a key whatever the pattern, and bounded in memory.
+fn compile(pattern: &str) -> Result<Regex> {
+    if pattern.len() > MAX_PATTERN_BYTES {
+        let n = pattern.len();
+        let text = format!("a pattern has at most {MAX_PATTERN_BYTES} bytes, this one {n}");
+        return Err(Error::invalid(text));
+    }
+    let built = RegexBuilder::new(pattern).size_limit(MAX_PROGRAM_BYTES).build();
+    built.map_err(|e| Error::invalid(format!("the pattern is not taken: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MATCH_LIMIT_MS, Query, Seen, compile};
+    use crate::ErrorKind;
+    use crate::message::{KeyState, MAX_PATTERN_BYTES};
+    use nkv_store::clock::Clock;
+    use nkv_store::{Key, KeyId};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// Every look takes this many milliseconds.
+    #[derive(Debug)]
+    struct SlowClock(AtomicU64, u64);
+
+    impl Clock for SlowClock {
+        fn now_ns(&self) -> u64 {
+            self.0.fetch_add(self.1 * 1_000_000, Ordering::Relaxed)
+        }
+    }
+
+    fn clock(step_ms: u64) -> Arc<dyn Clock> {
+        Arc::new(SlowClock(AtomicU64::new(0), step_ms))
+    }
+
+    fn seen(keys: &[&[u8]]) -> Vec<Seen> {
+        let one = |k: &&[u8]| {
+            let key = Key::new(k).unwrap();
+            Seen { id: key.id(), key, bytes_total: 1, rank: 0, state: KeyState::Ready }
+        };
+        keys.iter().map(one).collect()
+    }
+
+    fn query(pattern: Option<&str>, page: Option<(Option<&[u8]>, usize)>) -> Query {
+        let page = page.map(|(after, limit)| (after.map(<[u8]>::to_vec), limit));
+        Query { pattern: pattern.map(str::to_string), from: KeyId { hash: 0, check: 0 }, page }
+    }
+
+    fn keys_of(found: &super::Found) -> Vec<&[u8]> {
+        found.keys.iter().map(|s| s.key.as_bytes()).collect()
+    }
+
+    #[test]
+    fn a_pattern_is_searched_for_in_bytes_and_not_anchored() {
+        for (pattern, key, matches) in [
+            ("b", &b"abc"[..], true),
+            ("^b", b"abc", false),
+            ("^abc$", b"abc", true),
+            ("", b"\xff", true),
+            (r"(?-u:\xff)", b"a\xffb", true),
+            ("^a.b$", b"a\xffb", false),
+            (r"^a(?s-u:.)b$", b"a\xffb", true),
+            ("ü", "über/grün".as_bytes(), true),
+        ] {
+            assert_eq!(compile(pattern).unwrap().is_match(key), matches, "{pattern} in {key:?}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_pattern_is_told_in_the_words_of_the_crate_and_a_huge_one_is_not_compiled() {
+        let long = "a".repeat(MAX_PATTERN_BYTES + 1);
+        for (pattern, says) in
+            [("a(", "unclosed group"), (r"\w{100000}", "size limit"), (&long, "at most 4096 bytes")]
+        {
+            let e = compile(pattern).unwrap_err();
+            assert_eq!(e.kind, ErrorKind::InvalidArgument);
+            assert!(e.message.contains(says), "{e}");
+        }
+    }
+
+    #[test]
+    fn a_slow_pattern_ends_its_round_early_and_the_next_goes_on_there() {
+        let all: Vec<Vec<u8>> = (0..50).map(|i| format!("k{i:02}").into_bytes()).collect();
+        let all: Vec<&[u8]> = all.iter().map(Vec::as_slice).collect();
+        let (mut got, mut from, mut rounds) = (Vec::new(), KeyId { hash: 0, check: 0 }, 0);
+        loop {
+            let mut left = seen(&all);
+            left.retain(|s| s.id >= from);
+            let round = query(Some("k"), None).run(left, None, &clock(MATCH_LIMIT_MS)).unwrap();
+            got.extend(keys_of(&round).into_iter().map(<[u8]>::to_vec));
+            rounds += 1;
+            match round.next {
+                Some(next) => from = next,
+                None => break,
+            }
+        }
+        got.sort_unstable();
+        assert_eq!((got.iter().map(Vec::as_slice).collect::<Vec<_>>(), rounds), (all, 50));
+    }
+
+    #[test]
+    fn a_page_is_the_first_keys_after_a_key() {
+        let keys: [&[u8]; 5] = [b"b", b"a", b"\xff", b"ab", b"c"];
+        let page = |after: Option<&[u8]>, limit| {
+            let query = query(None, Some((after, limit)));
+            let found = query.run(seen(&keys), None, &clock(0)).unwrap();
+            keys_of(&found).into_iter().map(<[u8]>::to_vec).collect::<Vec<_>>()
+        };
+        assert_eq!(page(None, 2), [b"a".to_vec(), b"ab".to_vec()]);
+        assert_eq!(page(Some(b"ab"), 9), [b"b".to_vec(), b"c".to_vec(), b"\xff".to_vec()]);
+        assert_eq!(page(Some(b"\xff"), 9), Vec::<Vec<u8>>::new());
+        assert_eq!(page(None, 0), Vec::<Vec<u8>>::new());
+    }
+}

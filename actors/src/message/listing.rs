@@ -1,0 +1,70 @@
+//! What a listing and a removal by pattern carry. Both pass over the keys in rounds, in the order of
+//! the keys' identities; a round is one bounded request, and says where the next one begins.
+
+use super::{KeyBytes, WireKeyId};
+use crate::error::Error;
+use serde::{Deserialize, Serialize};
+
+/// Keys that one round looks at, and so the most that one answer names.
+pub const KEYS_PER_ROUND: usize = 4096;
+/// Longest pattern in bytes.
+pub const MAX_PATTERN_BYTES: usize = 4096;
+
+/// What a listed key is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum KeyState {
+    /// A plan for it is open.
+    Writing,
+    /// Readable.
+    Ready,
+    /// Readable once its rank's link to the master is back.
+    Unreachable,
+    /// Its removal is not confirmed yet.
+    Removing,
+}
+
+impl std::fmt::Display for KeyState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Writing => "writing",
+            Self::Ready => "ready",
+            Self::Unreachable => "unreachable",
+            Self::Removing => "removing",
+        })
+    }
+}
+
+/// One key of a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed {
+    /// The key.
+    pub key: KeyBytes,
+    /// Logical bytes.
+    pub bytes_total: u64,
+    /// Owner rank.
+    pub rank: u32,
+    /// What it is doing.
+    pub state: KeyState,
+}
+
+/// Which keys a round is about.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Selection {
+    /// A regular expression that is found somewhere in the key; every key if absent.
+    pub pattern: Option<String>,
+    /// Where the round begins: what the one before said, absent in the first.
+    pub from: Option<WireKeyId>,
+}
+
+/// How a round of removals ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Swept {
+    /// Keys whose owners confirmed that they are gone.
+    pub removed: u64,
+    /// Keys whose owners did not.
+    pub unconfirmed: u64,
+    /// Why the first of these was not confirmed.
+    pub why: Option<Error>,
+    /// Where the next round begins; absent at the end.
+    pub next: Option<WireKeyId>,
+}

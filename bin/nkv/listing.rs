@@ -1,0 +1,167 @@
+//! `nkv ls`: the keys that are there, page by page, so that any number of them can be printed. It
+//! holds one page at a time and reads no values.
+
+use crate::output::{self, key as shown};
+use crate::patience::Patience;
+use crate::trouble::{Answer, Trouble};
+use nkv::Blocking;
+use nkv::message::Listed;
+use serde_json::json;
+use std::ffi::OsStr;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+
+/// Keys asked for at once. Every page is a pass over all keys at the master, so it is no small one.
+const PAGE_KEYS: usize = 1 << 18;
+
+/// `nkv ls`.
+pub(crate) struct Ls<'a> {
+    /// A regular expression; every key without one.
+    pub(crate) pattern: Option<&'a str>,
+    /// Bytes, rank and state, too.
+    pub(crate) long: bool,
+    /// At most so many keys.
+    pub(crate) limit: Option<usize>,
+    /// One JSON object.
+    pub(crate) json: bool,
+}
+
+impl Ls<'_> {
+    /// Prints the keys.
+    pub(crate) fn run(&self, handle: &Blocking, patience: &Patience) -> Result<Answer, Trouble> {
+        let fetch = |after: Option<&[u8]>, n: usize| {
+            patience.call(|| handle.list(self.pattern, after, n)).map_err(Trouble::pattern)
+        };
+        let mut printed = 0;
+        let more = pages(self.limit, PAGE_KEYS, fetch, |page| {
+            output::write(self.text(printed == 0, page).as_bytes())?;
+            printed += page.len();
+            Ok(())
+        })?;
+        if self.json {
+            let head = if printed == 0 { "{\"keys\":[" } else { "" };
+            output::write(format!("{head}],\"more\":{more}}}\n").as_bytes())?;
+        } else if more {
+            // Whoever does not read it misses no key.
+            let _ = writeln!(std::io::stderr(), "nkv: the first {printed} keys; there are more");
+        }
+        let none = printed == 0 && self.pattern.is_some();
+        Ok(if none { Answer::Absent } else { Answer::Found })
+    }
+
+    fn text(&self, first: bool, page: &[Listed]) -> String {
+        let mut text = String::new();
+        if self.json {
+            for (i, row) in page.iter().enumerate() {
+                text += if first && i == 0 { "{\"keys\":[" } else { "," };
+                text += &object(row);
+            }
+            return text;
+        }
+        if self.long && first && !page.is_empty() {
+            text += &format!("{:>12}  {:>4}  {:<11}  key\n", "bytes", "rank", "state");
+        }
+        for row in page {
+            if self.long {
+                text += &format!("{:>12}  {:>4}  {:<11}  ", row.bytes_total, row.rank, row.state);
+            }
+            text += &name(row);
+            text.push('\n');
+        }
+        text
+    }
+}
+
+fn name(row: &Listed) -> String {
+    shown(OsStr::from_bytes(&row.key.0))
+}
+
+fn object(row: &Listed) -> String {
+    let state = row.state.to_string();
+    json!({ "key": name(row), "bytes": row.bytes_total, "rank": row.rank, "state": state })
+        .to_string()
+}
+
+/// Fetches keys, at most `step` at once and `limit` in all, and shows each page; true if there are
+/// more than `limit`.
+fn pages(
+    limit: Option<usize>,
+    step: usize,
+    mut fetch: impl FnMut(Option<&[u8]>, usize) -> Result<Vec<Listed>, Trouble>,
+    mut show: impl FnMut(&[Listed]) -> Result<(), Trouble>,
+) -> Result<bool, Trouble> {
+    let mut left = limit.unwrap_or(usize::MAX);
+    let mut after: Option<Vec<u8>> = None;
+    loop {
+        // One more than is shown tells whether there are more.
+        let wanted = left.saturating_add(1).min(step);
+        let mut page = fetch(after.as_deref(), wanted)?;
+        let full = page.len() >= wanted;
+        let more = page.len() > left;
+        page.truncate(left);
+        left -= page.len();
+        show(&page)?;
+        if more || !full {
+            return Ok(more);
+        }
+        after = page.pop().map(|row| row.key.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Ls, pages};
+    use nkv::message::{KeyBytes, KeyState, Listed};
+
+    fn row(key: &[u8]) -> Listed {
+        let (bytes_total, rank, state) = (5, 1, KeyState::Ready);
+        Listed { key: KeyBytes(key.to_vec()), bytes_total, rank, state }
+    }
+
+    fn fetched(limit: Option<usize>, step: usize, there: u8) -> (Vec<u8>, bool) {
+        let all: Vec<Listed> = (0..there).map(|k| row(&[k])).collect();
+        let fetch = |after: Option<&[u8]>, n: usize| {
+            assert!((1..=step).contains(&n));
+            let later = all.iter().filter(|r| after.is_none_or(|a| r.key.0.as_slice() > a));
+            Ok(later.take(n).cloned().collect())
+        };
+        let mut got = Vec::new();
+        let more = pages(limit, step, fetch, |page| {
+            got.extend(page.iter().map(|r| r.key.0[0]));
+            Ok(())
+        });
+        (got, more.unwrap())
+    }
+
+    #[test]
+    fn pages_show_every_key_once_up_to_the_limit_and_say_if_there_are_more() {
+        for step in [1, 2, 3, 7, 100] {
+            for there in [0, 1, 6, 7, 8] {
+                assert_eq!(fetched(None, step, there), ((0..there).collect(), false));
+                for limit in 1..9 {
+                    let expected = (0..there.min(limit)).collect::<Vec<_>>();
+                    let got = fetched(Some(limit.into()), step, there);
+                    assert_eq!(got, (expected, there > limit), "{limit} of {there} by {step}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn keys_are_lines_or_a_table_or_json() {
+        let ls = |long, json| Ls { pattern: None, long, limit: None, json };
+        let page = [row(b"a"), row(b"\xff\n")];
+        assert_eq!(ls(false, false).text(true, &page), "a\n\\xff\\n\n");
+        let table = ls(true, false).text(true, &page[..1]);
+        assert_eq!(
+            table,
+            "       bytes  rank  state        key\n           5     1  ready        a\n"
+        );
+        assert_eq!(ls(true, false).text(false, &page[..1]).lines().count(), 1);
+        let json = ls(false, true);
+        let text = format!("{}{}]}}", json.text(true, &page), json.text(false, &page[..1]));
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["keys"][1]["key"], "\\xff\\n");
+        assert_eq!(value["keys"][2]["state"], "ready");
+    }
+}

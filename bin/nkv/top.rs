@@ -1,0 +1,77 @@
+//! `nkv top`: a live view of a cluster on a terminal. One thread asks the master and every rank, each
+//! with a limit of its own; another draws what is known by then and listens to keys. So a rank that
+//! is gone is shown as gone and holds nothing up. Without a terminal it prints one picture and ends.
+
+mod collect;
+mod draw;
+mod model;
+mod status_page;
+mod terminal;
+mod text;
+
+use crate::output;
+use crate::patience::Patience;
+use crate::trouble::{Answer, Trouble};
+use collect::Collector;
+use model::{Model, Screen};
+use nkv::{Address, ClientConfig};
+use std::io::IsTerminal;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// What `nkv top` was asked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Top {
+    /// Between two looks.
+    pub(crate) interval: Duration,
+    /// One picture, then the end.
+    pub(crate) once: bool,
+    /// That picture as JSON.
+    pub(crate) json: bool,
+}
+
+impl Top {
+    /// Shows the cluster behind `node` until told to end.
+    pub(crate) fn run(
+        self,
+        node: &Address,
+        config: ClientConfig,
+        patience: &Patience,
+    ) -> Result<Answer, Trouble> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| Trouble::io("a runtime", e))?;
+        let job = config.job.clone();
+        let connected =
+            patience.call(|| runtime.block_on(Collector::connect(node.clone(), config.clone())));
+        let collector = connected.map_err(|e| Trouble::connecting(node, e, &job))?;
+        let model = Model::new(job);
+        let live = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
+        if self.once || self.json || !live {
+            return self.print(&runtime, collector, model);
+        }
+        terminal::show(runtime, collector, model, self.interval)?;
+        Ok(Answer::Found)
+    }
+
+    /// Two looks, an interval apart, so that rates can be told.
+    fn print(
+        self,
+        runtime: &Runtime,
+        mut collector: Collector,
+        mut model: Model,
+    ) -> Result<Answer, Trouble> {
+        let screen: Screen = runtime.block_on(async {
+            model.update(collector.look().await);
+            tokio::time::sleep(self.interval).await;
+            model.update(collector.look().await)
+        });
+        if self.json {
+            output::json(&screen)?;
+        } else {
+            output::write(text::plain(&screen).as_bytes())?;
+        }
+        Ok(Answer::Found)
+    }
+}

@@ -1,0 +1,119 @@
+//! Asks the cluster: the master for the members and their figures, and each rank for its own status.
+//! All are asked at once, each with a limit, so one look takes about as long as the slowest limit at
+//! most. It remembers who was there, so that ranks are still asked while the master is gone.
+
+use super::status_page::{self, NodePage};
+use nkv::message::{ClusterStats, RankInfo, View};
+use nkv::{Address, Client, ClientConfig, Error};
+use nkv_store::clock::{BootClock, Clock};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+
+/// How long the master may take to answer.
+const MASTER_LIMIT: Duration = Duration::from_millis(1_500);
+/// Ranks asked at the same time.
+const ASKED_AT_ONCE: usize = 64;
+/// Ranks asked for their own status; of the rest only what the master knows is shown.
+const ASKED_AT_MOST: usize = 1024;
+
+/// What one look found.
+#[derive(Debug)]
+pub(super) struct Look {
+    /// When it ended, in nanoseconds of the boot clock.
+    pub(super) at_ns: u64,
+    /// The members and figures, or why the master did not say.
+    pub(super) master: Result<(View, ClusterStats), String>,
+    /// What each rank said of itself, by rank; absent if it has no HTTP server.
+    pub(super) nodes: BTreeMap<u32, Result<NodePage, String>>,
+}
+
+/// The asking end.
+#[derive(Debug)]
+pub(super) struct Collector {
+    config: ClientConfig,
+    /// Where it is tried to connect, in turn; the first is what the user gave.
+    doors: Vec<Address>,
+    next_door: usize,
+    client: Option<Client>,
+    /// The last known members.
+    known: BTreeMap<u32, RankInfo>,
+}
+
+impl Collector {
+    /// Connects through `node`.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub(super) async fn connect(node: Address, config: ClientConfig) -> Result<Self, Error> {
+        let client = Client::connect(&node, config.clone()).await?;
+        let known = BTreeMap::new();
+        Ok(Self { config, doors: vec![node], next_door: 0, client: Some(client), known })
+    }
+
+    /// Asks everybody once.
+    pub(super) async fn look(&mut self) -> Look {
+        let asked = self.known.clone();
+        let (mut nodes, master) = tokio::join!(ask_nodes(asked.values()), self.ask_master());
+        if let Ok((view, _)) = &master {
+            self.known = view.ranks.iter().map(|(info, _)| (info.rank, info.clone())).collect();
+            let doors = self.known.values().map(|info| info.control.clone());
+            self.doors = self.doors.iter().take(1).cloned().chain(doors).collect();
+            // Who is new, or started afresh, was not asked yet.
+            let new = |info: &&RankInfo| {
+                asked.get(&info.rank).is_none_or(|was| was.incarnation != info.incarnation)
+            };
+            nodes.extend(ask_nodes(self.known.values().filter(new)).await);
+        }
+        Look { at_ns: BootClock.now_ns(), master, nodes }
+    }
+
+    async fn ask_master(&mut self) -> Result<(View, ClusterStats), String> {
+        let answer = match tokio::time::timeout(MASTER_LIMIT, self.ask_through_client()).await {
+            Ok(answer) => answer.map_err(|e| e.to_string()),
+            Err(_) => Err(format!("no answer within {} ms", MASTER_LIMIT.as_millis())),
+        };
+        if answer.is_err() {
+            // By another door next time: this one may be what is broken.
+            self.client = None;
+            self.next_door = self.next_door.wrapping_add(1);
+        }
+        answer
+    }
+
+    async fn ask_through_client(&mut self) -> Result<(View, ClusterStats), Error> {
+        let client = match &self.client {
+            Some(client) => client,
+            None => {
+                let door = &self.doors[self.next_door % self.doors.len()];
+                self.client.insert(Client::connect(door, self.config.clone()).await?)
+            }
+        };
+        Ok((client.view().await?, client.stats().await?))
+    }
+}
+
+/// The status of every rank that serves one.
+async fn ask_nodes<'a>(
+    ranks: impl Iterator<Item = &'a RankInfo>,
+) -> BTreeMap<u32, Result<NodePage, String>> {
+    let room = Arc::new(Semaphore::new(ASKED_AT_ONCE));
+    let mut asked = JoinSet::new();
+    for info in ranks.take(ASKED_AT_MOST) {
+        let Some(address) = info.http.clone() else { continue };
+        let (rank, incarnation, room) = (info.rank, info.incarnation, room.clone());
+        asked.spawn(async move {
+            let _turn = room.acquire_owned().await;
+            (rank, status_page::fetch(&address, incarnation).await)
+        });
+    }
+    let mut pages = BTreeMap::new();
+    while let Some(answer) = asked.join_next().await {
+        if let Ok((rank, page)) = answer {
+            pages.insert(rank, page);
+        }
+    }
+    pages
+}

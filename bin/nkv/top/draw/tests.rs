@@ -1,0 +1,118 @@
+//! Screens as they stand on a terminal of 80 columns and 24 rows, and on others.
+
+use super::super::model::tests::{headless, look, without};
+use super::super::model::{Model, RankRow, Screen};
+use super::super::text::plain;
+use super::draw;
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+
+fn after(looks: Vec<super::super::collect::Look>) -> Screen {
+    let mut model = Model::new("chat".to_string());
+    looks.into_iter().map(|look| model.update(look)).last().unwrap()
+}
+
+/// The rows of a terminal of this size.
+fn rows(screen: &Screen, (width, height): (u16, u16), scroll: usize) -> Vec<String> {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+    terminal.draw(|frame| _ = draw(frame, screen, scroll, "1 s")).unwrap();
+    let buffer = terminal.backend().buffer();
+    let row = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
+    (0..height).map(|y| row(y).trim_end().to_string()).collect()
+}
+
+/// A screen with many ranks like the first.
+fn large(ranks: u32) -> Screen {
+    let mut screen = after(vec![look(0), look(1)]);
+    let like = screen.ranks[0].clone();
+    screen.ranks = (0..ranks).map(|rank| RankRow { rank, ..like.clone() }).collect();
+    screen.world_size = ranks;
+    screen
+}
+
+#[test]
+fn three_ranks_fit_on_80_by_24_with_their_curve() {
+    let rows = rows(&after(vec![look(0), look(1)]), (80, 24), 0);
+    let expected = [
+        "nkv top   job chat   3 of 3 ranks   term 5",
+        "objects 9000   plans 0   waiting 0   lookups 300/s   hit 66.7% (66.7% in all)",
+        "",
+        "RANK STATE       HEAP USED         OF     LIVE     HELD     HOLE OBJECTS  HEARD",
+        "   0 alive       ██░░░░░  25% 64.0 MiB 12.0 MiB  4.0 MiB 30.0 MiB    3.0k  12 ms",
+        "   1 alive       ██░░░░░  25% 64.0 MiB 12.0 MiB  4.0 MiB 30.0 MiB    3.0k  12 ms",
+        "   2 alive       ██░░░░░  25% 64.0 MiB 12.0 MiB  4.0 MiB 30.0 MiB    3.0k  12 ms",
+        "",
+        "RANK   GETS/s   READ B/s   PUTS/s  WRITE B/s  EVICT/s",
+        "   0      100    400 KiB       50    200 KiB        0",
+        "   1      100    400 KiB       50    200 KiB        0",
+        "   2      100    400 KiB       50    200 KiB        0",
+        " all      300    1.2 MiB      150    600 KiB        0",
+        "",
+        "RANK OWNER             EVICTOR",
+        "   0 running q 0 r 0   running q 0 r 0",
+        "   1 running q 0 r 0   running q 0 r 0",
+        "   2 running q 0 r 0   running q 0 r 0",
+        "",
+        "read and written per second, all ranks; highest shown 1.8 MiB",
+    ];
+    assert_eq!(rows[..expected.len()], expected);
+    assert!(rows[20..23].iter().all(|row| row == "█"), "{rows:#?}");
+    assert_eq!(rows[23], "q quits   every 1 s");
+}
+
+#[test]
+fn a_dead_rank_and_a_dead_master_are_told_in_their_rows() {
+    let screen = after(vec![look(0), without(1, true, look(1))]);
+    let gone = rows(&screen, (80, 24), 0);
+    assert_eq!(gone[0], "nkv top   job chat   2 of 3 ranks   term 5");
+    assert_eq!(gone[5], "   1 gone        -");
+    let lost = rows(&after(vec![look(0), headless(look(4))]), (80, 24), 0);
+    assert_eq!(lost[1], "master unreachable for 4 s: Disconnected: refused");
+    assert_eq!(lost[4], "   0 unreachable -");
+    assert_eq!(lost[15], "   0 silent: Connection refused");
+    assert!(lost[9].trim_end().ends_with('-') && lost[10].contains("100"), "{lost:#?}");
+}
+
+#[test]
+fn more_ranks_than_rows_are_scrolled_and_the_foot_says_so() {
+    let screen = large(40);
+    let shown = rows(&screen, (80, 24), 0);
+    assert!(shown[4].starts_with("   0 ") && shown[7].starts_with("   3 "), "{shown:#?}");
+    assert!(shown[23].contains("ranks 0 to 3 of 40"), "{}", shown[23]);
+    let end = rows(&screen, (80, 24), usize::MAX);
+    assert!(end[4].starts_with("  36 ") && end[23].contains("36 to 39 of 40"), "{end:#?}");
+}
+
+#[test]
+fn what_is_wrong_with_an_actor_stands_below_the_tables() {
+    let mut sick = look(1);
+    for page in sick.nodes.values_mut().flatten() {
+        page.actors[0].state = "frozen".to_string();
+        page.actors[0].frozen_in = Some("Touches".to_string());
+    }
+    let screen = after(vec![look(0), sick]);
+    let shown = rows(&screen, (80, 24), 0);
+    assert_eq!(shown[15], "   0 FROZEN q 0 r 0    running q 0 r 0");
+    assert_eq!(shown[18], "rank 0 owner: frozen in Touches");
+    assert!(plain(&screen).contains("rank 2 owner: frozen in Touches\n"));
+}
+
+#[test]
+fn any_size_of_terminal_and_cluster_can_be_drawn() {
+    for size in [(1, 1), (20, 5), (80, 12), (80, 24), (200, 60)] {
+        for screen in [large(0), large(1), large(40), after(vec![headless(look(0))])] {
+            let drawn = rows(&screen, size, 7);
+            assert_eq!(drawn.len(), usize::from(size.1));
+        }
+    }
+    let wide = rows(&large(3), (120, 50), 0);
+    assert_eq!(wide[49], "q quits   every 1 s");
+}
+
+#[test]
+fn plain_text_has_every_rank_and_no_control_characters() {
+    let text = plain(&large(40));
+    assert_eq!(text.lines().filter(|line| line.contains(" alive ")).count(), 40);
+    assert!(!text.chars().any(|c| c.is_control() && c != '\n'));
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+}

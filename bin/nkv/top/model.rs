@@ -1,0 +1,325 @@
+//! What `nkv top` shows: made of the latest look at the cluster and the one before, which gives rates.
+//! Pure: it asks nobody and draws nothing. What is not known is absent, never zero.
+
+use super::collect::Look;
+use super::status_page::{ActorPage, NodePage};
+use nkv::message::{ClusterStats, OwnerGauges, RankInfo, RankState, View};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Totals of past looks kept for the curve.
+const HISTORY: usize = 512;
+
+/// How a rank or actor is, for its colour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Health {
+    /// As it should be.
+    Good,
+    /// Worth a look.
+    Odd,
+    /// Broken.
+    Bad,
+}
+
+/// Everything on the screen.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Screen {
+    /// The job.
+    pub(super) job: String,
+    /// Ranks it has; 0 as long as nobody said.
+    pub(super) world_size: u32,
+    /// Ranks that are members, by the last word of the master.
+    pub(super) members: usize,
+    /// Why the master says nothing, and for how many milliseconds.
+    pub(super) master_lost: Option<(String, u64)>,
+    /// Its figures.
+    pub(super) master: Option<MasterRow>,
+    /// One row per rank.
+    pub(super) ranks: Vec<RankRow>,
+    /// Of all ranks together.
+    pub(super) total: Rates,
+    /// Payload bytes per second of past looks, read and written, the latest last.
+    #[serde(skip)]
+    pub(super) history: Vec<u64>,
+}
+
+/// The master's figures.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct MasterRow {
+    /// Number of its term.
+    pub(super) term: u64,
+    /// Objects listed.
+    pub(super) objects: u64,
+    /// Plans open.
+    pub(super) plans_open: u64,
+    /// Opens that wait for room.
+    pub(super) waiting: u64,
+    /// Keys looked up per second.
+    pub(super) lookups_per_s: Option<f64>,
+    /// Keys found per key looked up since the look before.
+    pub(super) hit_ratio: Option<f64>,
+    /// The same since the master started.
+    pub(super) hit_ratio_total: Option<f64>,
+}
+
+/// One rank.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct RankRow {
+    /// Its number.
+    pub(super) rank: u32,
+    /// One word.
+    pub(super) state: String,
+    /// How that is.
+    pub(super) health: Health,
+    /// Figures of its heap; absent for a rank that is not there.
+    pub(super) heap: Option<OwnerGauges>,
+    /// Largest hole the master sees.
+    pub(super) hole: Option<u64>,
+    /// Milliseconds since the master heard of it.
+    pub(super) heard_ms: Option<u64>,
+    /// What it does per second.
+    pub(super) rates: Option<Rates>,
+    /// Its actors.
+    pub(super) actors: Vec<ActorRow>,
+    /// Why there are none.
+    pub(super) silent: Option<String>,
+}
+
+/// Per second.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub(super) struct Rates {
+    /// Gets that readers reported.
+    pub(super) gets: f64,
+    /// Bytes that readers reported.
+    pub(super) bytes_read: f64,
+    /// Objects committed.
+    pub(super) puts: f64,
+    /// Bytes committed.
+    pub(super) bytes_written: f64,
+    /// Objects evicted.
+    pub(super) evictions: f64,
+}
+
+/// One actor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct ActorRow {
+    /// Which one.
+    pub(super) name: String,
+    /// One word.
+    pub(super) state: String,
+    /// How that is.
+    pub(super) health: Health,
+    /// Messages that wait.
+    pub(super) queue: u64,
+    /// Times rebuilt.
+    pub(super) restarts: u32,
+    /// Where it is frozen, or its last panic.
+    pub(super) trouble: Option<String>,
+}
+
+/// What is remembered between looks.
+#[derive(Debug)]
+pub(super) struct Model {
+    job: String,
+    /// When the look before was, and each rank's counters then.
+    before: Option<(u64, BTreeMap<u64, OwnerGauges>)>,
+    /// Keys found and not found by then, and the master's term.
+    lookups: Option<(u64, u64, u64)>,
+    /// The last word of the master, and when.
+    said: Option<(View, u64)>,
+    /// When the first look was.
+    began_ns: Option<u64>,
+    /// Ranks that were members at some time.
+    seen: BTreeSet<u32>,
+    history: VecDeque<u64>,
+}
+
+impl Model {
+    /// Nothing known yet.
+    pub(super) fn new(job: String) -> Self {
+        let (seen, history) = (BTreeSet::new(), VecDeque::new());
+        Self { job, before: None, lookups: None, said: None, began_ns: None, seen, history }
+    }
+
+    /// Takes in a look; what to show now.
+    pub(super) fn update(&mut self, look: Look) -> Screen {
+        let began_ns = *self.began_ns.get_or_insert(look.at_ns);
+        let seconds = self.before.as_ref().map(|(then, _)| (look.at_ns - then) as f64 / 1e9);
+        let master =
+            look.master.as_ref().ok().map(|(view, stats)| self.master_row(view, stats, seconds));
+        if let Ok((view, _)) = &look.master {
+            self.seen.extend(view.ranks.iter().map(|(info, _)| info.rank));
+            self.said = Some((view.clone(), look.at_ns));
+        }
+        let said_ns = self.said.as_ref().map_or(began_ns, |(_, at)| *at);
+        let lost = look.master.as_ref().err();
+        let master_lost = lost.map(|why| (why.clone(), (look.at_ns - said_ns) / 1_000_000));
+        let view = self.said.as_ref().map(|(view, _)| view.clone()).unwrap_or_default();
+        let ranks: Vec<RankRow> =
+            (0..view.world_size).map(|rank| self.rank_row(rank, &view, &look, seconds)).collect();
+        self.remember(&look, &view);
+        let total = ranks.iter().filter_map(|r| r.rates).fold(Rates::default(), Rates::plus);
+        if seconds.is_some() {
+            self.history.push_back((total.bytes_read + total.bytes_written) as u64);
+            self.history.drain(..self.history.len().saturating_sub(HISTORY));
+        }
+        Screen {
+            job: self.job.clone(),
+            world_size: view.world_size,
+            members: view.ranks.len(),
+            master_lost,
+            master,
+            ranks,
+            total,
+            history: self.history.iter().copied().collect(),
+        }
+    }
+
+    fn master_row(&mut self, view: &View, stats: &ClusterStats, seconds: Option<f64>) -> MasterRow {
+        let (hits, misses) = (stats.master.lookup_hits, stats.master.lookup_misses);
+        let ratio = |hits: u64, misses: u64| {
+            (hits + misses > 0).then(|| hits as f64 / (hits + misses) as f64)
+        };
+        // Another term is another master, which counts from zero.
+        let then = self.lookups.filter(|(term, ..)| *term == view.term.number);
+        let since = then.map(|(_, h, m)| (hits.saturating_sub(h), misses.saturating_sub(m)));
+        self.lookups = Some((view.term.number, hits, misses));
+        MasterRow {
+            term: view.term.number,
+            objects: stats.objects,
+            plans_open: stats.plans_open,
+            waiting: stats.waiting,
+            lookups_per_s: since.zip(seconds).map(|((h, m), s)| (h + m) as f64 / s.max(1e-3)),
+            hit_ratio: since.and_then(|(h, m)| ratio(h, m)),
+            hit_ratio_total: ratio(hits, misses),
+        }
+    }
+
+    fn rank_row(&self, rank: u32, view: &View, look: &Look, seconds: Option<f64>) -> RankRow {
+        let member = view.ranks.iter().find(|(info, _)| info.rank == rank);
+        let page = look.nodes.get(&rank);
+        let fresh = look.master.is_ok();
+        let (state, health) = self.state(rank, member.map(|(_, state)| *state), page, fresh);
+        let stats = look.master.as_ref().ok().and_then(|(_, stats)| {
+            stats.ranks.iter().find(|r| member.is_some_and(|(i, _)| i.incarnation == r.incarnation))
+        });
+        let heap = member.and_then(|(info, _)| gauges(info, look));
+        let rates = heap.zip(seconds).zip(member).and_then(|((now, seconds), (info, _))| {
+            let then = self.before.as_ref()?.1.get(&info.incarnation)?;
+            Some(Rates::between(then, &now, seconds))
+        });
+        let actors = match page {
+            Some(Ok(page)) => page.actors.iter().map(ActorRow::of).collect(),
+            _ => Vec::new(),
+        };
+        let silent = match (member, page) {
+            (Some(_), Some(Err(why))) => Some(why.clone()),
+            (Some((info, _)), None) if info.http.is_none() => {
+                Some("serves no /status (--http off)".to_string())
+            }
+            _ => None,
+        };
+        RankRow {
+            rank,
+            state,
+            health,
+            heap,
+            hole: stats.map(|s| s.largest_hole),
+            heard_ms: stats.map(|s| s.heard_ms),
+            rates,
+            actors,
+            silent,
+        }
+    }
+
+    /// One word for a rank: by the master's word if there is one, else by its own.
+    fn state(
+        &self,
+        rank: u32,
+        member: Option<RankState>,
+        page: Option<&Result<NodePage, String>>,
+        fresh: bool,
+    ) -> (String, Health) {
+        let (word, health) = match (member, page) {
+            (None, _) if self.seen.contains(&rank) => ("gone", Health::Bad),
+            (None, _) => ("missing", Health::Bad),
+            (Some(RankState::Suspect), _) if fresh => ("suspect", Health::Bad),
+            (Some(RankState::Draining), _) if fresh => ("draining", Health::Odd),
+            (Some(_), Some(Err(_))) => ("unreachable", Health::Bad),
+            (Some(_), Some(Ok(page))) if page.draining => ("draining", Health::Odd),
+            (Some(_), Some(Ok(page))) if page.link != "joined" => {
+                let word = page.link.split([':', ' ']).next().unwrap_or_default();
+                return (word.to_string(), Health::Odd);
+            }
+            (Some(_), None) if !fresh => ("unknown", Health::Odd),
+            (Some(_), _) => ("alive", Health::Good),
+        };
+        (word.to_string(), health)
+    }
+
+    fn remember(&mut self, look: &Look, view: &View) {
+        let counters = view
+            .ranks
+            .iter()
+            .filter_map(|(info, _)| gauges(info, look).map(|gauges| (info.incarnation, gauges)));
+        self.before = Some((look.at_ns, counters.collect()));
+    }
+}
+
+/// A rank's figures: its own, else as the master heard them.
+fn gauges(info: &RankInfo, look: &Look) -> Option<OwnerGauges> {
+    let own = look.nodes.get(&info.rank).and_then(|page| page.as_ref().ok()?.owner);
+    own.or_else(|| {
+        let (_, stats) = look.master.as_ref().ok()?;
+        let heard = stats.ranks.iter().find(|r| r.incarnation == info.incarnation)?;
+        Some(heard.owner)
+    })
+}
+
+impl Rates {
+    fn between(then: &OwnerGauges, now: &OwnerGauges, seconds: f64) -> Self {
+        let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds.max(1e-3);
+        Self {
+            gets: rate(now.gets_served, then.gets_served),
+            bytes_read: rate(now.bytes_read, then.bytes_read),
+            puts: rate(now.commits, then.commits),
+            bytes_written: rate(now.bytes_written, then.bytes_written),
+            evictions: rate(now.evictions, then.evictions),
+        }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            gets: self.gets + other.gets,
+            bytes_read: self.bytes_read + other.bytes_read,
+            puts: self.puts + other.puts,
+            bytes_written: self.bytes_written + other.bytes_written,
+            evictions: self.evictions + other.evictions,
+        }
+    }
+}
+
+impl ActorRow {
+    fn of(page: &ActorPage) -> Self {
+        let state = if page.state.is_empty() { "running" } else { page.state.as_str() };
+        let health = match state {
+            "running" if page.restarts == 0 => Health::Good,
+            "running" => Health::Odd,
+            _ => Health::Bad,
+        };
+        let frozen = page.frozen_in.as_ref().map(|what| format!("{state} in {what}"));
+        let panic = page.last_error.as_ref().map(|text| format!("last panic: {text}"));
+        Self {
+            name: page.name.clone(),
+            state: state.to_string(),
+            health,
+            queue: page.queue,
+            restarts: page.restarts,
+            trouble: frozen.or(panic),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

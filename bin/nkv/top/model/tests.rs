@@ -1,0 +1,210 @@
+//! What is shown of looks at a cluster that works, loses ranks, and loses its master.
+
+use super::super::collect::Look;
+use super::super::status_page::{ActorPage, NodePage};
+use super::{Health, Model, Screen};
+use nkv::message::{
+    ClusterStats, MasterCounters, OwnerGauges, RankInfo, RankState, RankStats, Term, View,
+};
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+fn info(rank: u32) -> RankInfo {
+    RankInfo {
+        rank,
+        world_size: 3,
+        incarnation: 100 + u64::from(rank),
+        boot_id: 1,
+        pid: 7,
+        control: "127.0.0.1:1".parse().unwrap(),
+        local: None,
+        data: None,
+        http: Some("127.0.0.1:2".to_string()),
+        segment: String::new(),
+        segment_bytes: 0,
+        slots: 0,
+        header_base: 0,
+        arena_offset: 0,
+        arena_bytes: 1 << 20,
+        quarantine_ms: 50,
+        prefault: false,
+    }
+}
+
+/// An owner that served so many gets of 4 KiB each, and stored half as many objects.
+pub(crate) fn owner(gets: u64) -> OwnerGauges {
+    OwnerGauges {
+        heap_total: 64 << 20,
+        heap_used: 16 << 20,
+        live_bytes: 12 << 20,
+        held_bytes: 4 << 20,
+        objects: 3000,
+        gets_served: gets,
+        bytes_read: gets * 4096,
+        commits: gets / 2,
+        bytes_written: gets * 2048,
+        ..OwnerGauges::default()
+    }
+}
+
+fn page(rank: u32, gets: u64) -> NodePage {
+    let actor = |name: &str| ActorPage { name: name.to_string(), ..ActorPage::default() };
+    NodePage {
+        incarnation: format!("{:016x}", 100 + rank),
+        link: "joined".to_string(),
+        owner: Some(owner(gets)),
+        actors: vec![actor("owner"), actor("evictor")],
+        ..NodePage::default()
+    }
+}
+
+/// Three ranks at work, `second` seconds after the first look: each does 100 gets a second, and of
+/// 300 lookups a second two thirds are hits.
+pub(crate) fn look(second: u64) -> Look {
+    let ranks = (0..3).map(|rank| (info(rank), RankState::Alive)).collect();
+    let view = View { number: 3, term: Term { number: 5, master: 1 }, world_size: 3, ranks };
+    let stats = ClusterStats {
+        objects: 9000,
+        master: MasterCounters {
+            lookup_hits: 200 * second,
+            lookup_misses: 100 * second,
+            ..MasterCounters::default()
+        },
+        ranks: (0..3)
+            .map(|rank| RankStats {
+                rank,
+                incarnation: 100 + u64::from(rank),
+                heard_ms: 12,
+                largest_hole: 30 << 20,
+                // As of the last heartbeat: older than what the rank says itself.
+                owner: owner(second * 99),
+                ..RankStats::default()
+            })
+            .collect(),
+        ..ClusterStats::default()
+    };
+    Look {
+        at_ns: 7 * SECOND_NS + second * SECOND_NS,
+        master: Ok((view, stats)),
+        nodes: (0..3).map(|rank| (rank, Ok(page(rank, second * 100)))).collect(),
+    }
+}
+
+/// Without this rank, whose process is gone: the master knows (or not yet).
+pub(crate) fn without(rank: u32, known: bool, mut look: Look) -> Look {
+    look.nodes.insert(rank, Err("Connection refused".to_string()));
+    if let (true, Ok((view, stats))) = (known, &mut look.master) {
+        view.ranks.retain(|(info, _)| info.rank != rank);
+        stats.ranks.retain(|r| r.rank != rank);
+    }
+    look
+}
+
+/// The master's process is gone too.
+pub(crate) fn headless(look: Look) -> Look {
+    Look { master: Err("Disconnected: refused".to_string()), ..without(0, false, look) }
+}
+
+fn states(screen: &Screen) -> Vec<(&str, Health)> {
+    screen.ranks.iter().map(|r| (r.state.as_str(), r.health)).collect()
+}
+
+#[test]
+fn rates_and_ratios_are_of_the_time_between_two_looks() {
+    let mut model = Model::new("j".to_string());
+    let first = model.update(look(0));
+    assert_eq!((first.members, first.world_size), (3, 3));
+    assert!(first.ranks.iter().all(|r| r.rates.is_none()), "nothing to compare with yet");
+    let master = first.master.unwrap();
+    assert_eq!((master.hit_ratio, master.hit_ratio_total), (None, None));
+    let second = model.update(look(2));
+    let rates = second.ranks[1].rates.unwrap();
+    assert_eq!((rates.gets, rates.puts, rates.bytes_read), (100.0, 50.0, 409_600.0));
+    assert_eq!(second.total.gets, 300.0);
+    let master = second.master.unwrap();
+    assert_eq!(master.lookups_per_s, Some(300.0));
+    assert!((master.hit_ratio.unwrap() - 2.0 / 3.0).abs() < 1e-9);
+    assert_eq!(second.history, [(409_600 + 204_800) * 3]);
+}
+
+#[test]
+fn a_rank_that_dies_is_unreachable_then_gone_and_others_go_on() {
+    let mut model = Model::new("j".to_string());
+    model.update(look(0));
+    let dying = model.update(without(1, false, look(1)));
+    assert_eq!(states(&dying)[1], ("unreachable", Health::Bad));
+    assert_eq!(dying.ranks[1].silent.as_deref(), Some("Connection refused"));
+    assert!(dying.ranks[1].actors.is_empty());
+    let gone = model.update(without(1, true, look(2)));
+    assert_eq!(states(&gone)[1], ("gone", Health::Bad));
+    assert!(gone.ranks[1].heap.is_none() && gone.ranks[1].rates.is_none());
+    assert_eq!((gone.members, gone.total.gets), (2, 200.0));
+}
+
+#[test]
+fn a_rank_that_was_never_there_is_missing_and_one_told_off_says_so() {
+    let mut model = Model::new("j".to_string());
+    assert_eq!(states(&model.update(without(2, true, look(0))))[2], ("missing", Health::Bad));
+    let mut drains = look(1);
+    if let Ok((view, _)) = &mut drains.master {
+        view.ranks[0].1 = RankState::Draining;
+        view.ranks[1].1 = RankState::Suspect;
+        view.ranks[2].0.http = None;
+    }
+    drains.nodes.remove(&2);
+    let screen = model.update(drains);
+    let words: Vec<&str> = states(&screen).iter().map(|s| s.0).collect();
+    assert_eq!(words, ["draining", "suspect", "alive"]);
+    assert!(screen.ranks[2].silent.as_ref().unwrap().contains("--http off"));
+    assert_eq!(screen.ranks[2].heap.unwrap().gets_served, 99, "as the master heard it");
+}
+
+#[test]
+fn without_the_master_ranks_speak_for_themselves() {
+    let mut model = Model::new("j".to_string());
+    model.update(look(0));
+    let mut lost = headless(look(3));
+    if let Some(Ok(page)) = lost.nodes.get_mut(&2) {
+        page.link = "lost: the master's link broke".to_string();
+    }
+    let screen = model.update(lost);
+    assert_eq!(screen.master_lost, Some(("Disconnected: refused".to_string(), 3_000)));
+    let words: Vec<&str> = states(&screen).iter().map(|s| s.0).collect();
+    assert_eq!(words, ["unreachable", "alive", "lost"]);
+    assert_eq!(screen.ranks[1].rates.unwrap().gets, 100.0);
+    assert_eq!((screen.ranks[1].hole, screen.ranks[1].heard_ms), (None, None));
+}
+
+#[test]
+fn a_new_master_and_a_new_incarnation_count_from_zero() {
+    let mut model = Model::new("j".to_string());
+    model.update(look(50));
+    let mut fresh = look(51);
+    if let Ok((view, stats)) = &mut fresh.master {
+        view.term.number += 1;
+        stats.master.lookup_hits = 3;
+        view.ranks[1].0.incarnation = 999;
+        stats.ranks[1].incarnation = 999;
+    }
+    let screen = model.update(fresh);
+    assert_eq!(screen.master.unwrap().hit_ratio, None, "another master's counters say nothing");
+    assert!(screen.ranks[1].rates.is_none() && screen.ranks[2].rates.is_some());
+}
+
+#[test]
+fn actors_tell_their_state_restarts_and_trouble() {
+    let mut model = Model::new("j".to_string());
+    let mut sick = look(0);
+    if let Some(Ok(page)) = sick.nodes.get_mut(&1) {
+        page.actors[0].state = "frozen".to_string();
+        page.actors[0].frozen_in = Some("Touches".to_string());
+        page.actors[1].restarts = 2;
+        page.actors[1].last_error = Some("index out of bounds".to_string());
+    }
+    let screen = model.update(sick);
+    let [owner, evictor] = &screen.ranks[1].actors[..] else { panic!("{screen:?}") };
+    assert_eq!((owner.health, owner.state.as_str()), (Health::Bad, "frozen"));
+    assert_eq!(owner.trouble.as_deref(), Some("frozen in Touches"));
+    assert_eq!((evictor.health, evictor.restarts), (Health::Odd, 2));
+    assert_eq!(evictor.trouble.as_deref(), Some("last panic: index out of bounds"));
+}

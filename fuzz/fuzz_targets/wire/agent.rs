@@ -1,0 +1,144 @@
+//! A real tcp agent beside a real segment, over loopback, with a hostile peer: the input is what the
+//! peer sends before it ends its half. Whatever it says, only what its plan covers may change, every
+//! answer is whole, and an honest client beside it is served as before. The first byte says whether
+//! the peer is greeted properly first; the second gives the size of the pieces.
+
+use nkv_store::{AnonMemory, Memory};
+use nkv_transport::access::{Access, Cut, Permit};
+use nkv_transport::grants::{Grant, Grants};
+use nkv_transport::{AgentLimits, TcpAgent, TcpOptions, TcpVerbs, Verbs};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+pub const JOB: &str = "fuzz";
+pub const INCARNATION: u64 = 0x1234_5678_9abc_def0;
+pub const TOKEN: u64 = 0x10_c0de;
+pub const GRANT: Grant =
+    Grant { header_off: 4096, epoch: 7, extent_offset: 16 << 10, extent_len: 8 << 10 };
+pub const SEGMENT_BYTES: u64 = 64 << 10;
+/// An agent that says nothing for so long hangs.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// What an agent may answer to one input: its requests are few, and each returns little.
+const MAX_ANSWER_BYTES: u64 = 64 << 20;
+
+/// The plan's own places in the segment; all else stays as it was.
+const GRANTED: [(u64, u64); 2] = [(GRANT.header_off, 64), (GRANT.extent_offset, GRANT.extent_len)];
+
+/// Production's grants, but an unknown token is not waited for.
+#[derive(Debug)]
+struct AtOnce(Grants);
+
+impl Access for AtOnce {
+    fn admit<'a>(&'a self, token: u64, cut: &Arc<dyn Cut>) -> Result<Box<dyn Permit + 'a>, String> {
+        Ok(Box::new(self.0.enter(token, Duration::ZERO, cut)?))
+    }
+}
+
+struct Rig {
+    agent: TcpAgent,
+    memory: Arc<AnonMemory>,
+    honest: TcpVerbs,
+}
+
+static RIG: LazyLock<Rig> = LazyLock::new(|| {
+    let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).expect("64 KiB of memory"));
+    let grants = Grants::new();
+    grants.open(TOKEN, GRANT);
+    let at = "127.0.0.1:0".parse().expect("an address");
+    let limits = AgentLimits { max_request_bytes: 64 << 10, ..AgentLimits::default() };
+    let access = Arc::new(AtOnce(grants));
+    let agent = TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, None, limits)
+        .expect("an agent on loopback");
+    let to = agent.local_addr().to_string();
+    let honest = TcpVerbs::connect(&to, INCARNATION, JOB, TcpOptions::default())
+        .expect("an honest client is served");
+    Rig { agent, memory, honest }
+});
+
+/// A hello that the agent welcomes.
+pub fn hello() -> Vec<u8> {
+    let mut bytes = b"nkvtcp-h".to_vec();
+    bytes.extend(nkv_transport::tcp::TCP_VERSION.to_le_bytes());
+    bytes.extend((JOB.len() as u32).to_le_bytes());
+    bytes.extend(INCARNATION.to_le_bytes());
+    bytes.extend(JOB.as_bytes());
+    bytes
+}
+
+pub fn run(input: &[u8]) -> bool {
+    let Some(([greet, piece], bytes)) = input.split_first_chunk() else {
+        return false;
+    };
+    let rig = &*RIG;
+    let mut said = if greet & 1 == 1 { hello() } else { Vec::new() };
+    said.extend_from_slice(bytes);
+    let (answer, whole) = converse(rig, &said, 1 + 16 * usize::from(*piece));
+    let answers = count_answers(&answer);
+    // After a reset its end may be lost on the way.
+    assert!(!whole || answers.is_some(), "the agent broke off inside an answer");
+    check_segment(&rig.memory);
+    rig.honest.read(0, &mut [0; 8]).expect("an honest client is served beside any other");
+    answers.is_some_and(|n| n > 0)
+}
+
+/// Says everything, ends its half, and returns all that the agent had to say; false with it if the
+/// agent reset the connection, which it does if it did not want to hear all.
+fn converse(rig: &Rig, said: &[u8], piece: usize) -> (Vec<u8>, bool) {
+    let mut peer = TcpStream::connect(rig.agent.local_addr()).expect("the agent accepts");
+    peer.set_nodelay(true).expect("an option of a socket");
+    peer.set_read_timeout(Some(PATIENCE)).expect("an option of a socket");
+    peer.set_write_timeout(Some(PATIENCE)).expect("an option of a socket");
+    // It may hang up at any byte: that is its right.
+    let _ = said.chunks(piece).try_for_each(|part| peer.write_all(part));
+    let _ = peer.shutdown(Shutdown::Write);
+    let mut answer = Vec::new();
+    let read = (&mut peer).take(MAX_ANSWER_BYTES).read_to_end(&mut answer);
+    if let Err(e) = &read {
+        let waits = [std::io::ErrorKind::WouldBlock, std::io::ErrorKind::TimedOut];
+        assert!(!waits.contains(&e.kind()), "the agent hangs: {e}");
+    }
+    (answer, read.is_ok())
+}
+
+/// A structure of the agent with its magic in front: its words of 32 bits, and what follows it.
+fn head<'a>(answer: &'a [u8], magic: &[u8], len: usize) -> Option<(Vec<u64>, &'a [u8])> {
+    let (head, rest) = answer.split_at_checked(len)?;
+    let words = head.chunks(4).map(|w| w.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b)));
+    head.starts_with(magic).then(|| (words.collect(), rest))
+}
+
+/// Responses after the welcome; none at all is fine. `None` if anything is not whole.
+fn count_answers(answer: &[u8]) -> Option<usize> {
+    if answer.is_empty() {
+        return Some(0);
+    }
+    // Status is word 3, the length of the text word 10.
+    let (welcome, rest) = head(answer, b"nkvtcp-w", 48)?;
+    let mut rest = rest.get(welcome[10] as usize..)?;
+    if welcome[3] != 0 {
+        return rest.is_empty().then_some(0);
+    }
+    let mut answers = 0;
+    while !rest.is_empty() {
+        // Length of the text is word 4, number of results 5, bytes read 6 and 7.
+        let (response, after) = head(rest, b"nkvr", 40)?;
+        let follows = response[4] + 8 * response[5] + (response[6] | response[7] << 32);
+        rest = after.get(follows as usize..)?;
+        answers += 1;
+    }
+    Some(answers)
+}
+
+/// Everything outside the plan is zero; what is inside becomes so again.
+fn check_segment(memory: &AnonMemory) {
+    let zeros = vec![0; GRANT.extent_len as usize];
+    for (offset, len) in GRANTED {
+        memory.write(offset, &zeros[..len as usize]).expect("inside the segment");
+    }
+    let mut all = vec![0; SEGMENT_BYTES as usize];
+    memory.read(0, &mut all).expect("the whole segment");
+    let changed = all.iter().position(|b| *b != 0);
+    assert_eq!(changed, None, "a byte outside the plan was changed");
+}

@@ -1,0 +1,352 @@
+//! Valid inputs for every decoder, made by the real encoders: where the fuzzer starts from. Written
+//! anew before each run, so that they follow the messages as these change.
+
+use crate::agent::{self, GRANT, TOKEN};
+use crate::answers;
+use crate::bodies::again;
+use crate::handshake::{self, CLIENT, NODE};
+use nkv_actors::message::{
+    ClusterStats, Down, EndCause, Existence, Hello, KeyBytes, MESSAGES_VERSION, ObjMeta, OpenItem,
+    OwnerGauges, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, PutOptions, RankInfo, RankState,
+    RankStats, Refusal, Request, Response, SeenView, Settings, SlotContent, SlotEntry, SlotRef,
+    Term, ToClient, ToOwner, Touch, Up, View, Welcome, WireKeyId,
+};
+use nkv_actors::{Error, ErrorKind};
+use nkv_transport::wire::auth::CHALLENGE_BYTES;
+use nkv_transport::wire::{Address, FRAME_HEADER_BYTES, MAX_FRAME_BYTES};
+use serde::Serialize;
+use std::path::Path;
+
+/// Inputs, each with the name of its decoder.
+#[derive(Default)]
+struct Seeds(Vec<(&'static str, Vec<u8>)>);
+
+impl Seeds {
+    fn add(&mut self, decoder: &'static str, rest: &[u8]) {
+        let first = crate::DECODERS.iter().position(|(name, _)| *name == decoder);
+        let first = first.expect("a decoder of that name") as u8;
+        self.0.push((decoder, [&[first], rest].concat()));
+    }
+
+    fn bodies<T: Serialize>(&mut self, decoder: &'static str, values: &[T]) {
+        for value in values {
+            self.add(decoder, &again(0, value)[FRAME_HEADER_BYTES..]);
+        }
+    }
+}
+
+/// Writes all seeds into `folder`, one file each; how many. Panics if one is not understood.
+pub fn write(folder: &Path) -> usize {
+    let mut seeds = Seeds::default();
+    first_frames(&mut seeds);
+    seeds.bodies("request", &requests());
+    seeds.bodies("response", &responses());
+    link(&mut seeds);
+    streams(&mut seeds);
+    data(&mut seeds);
+    handshakes(&mut seeds);
+    for text in ["tcp://node-3:7400", "[::1]:7400", "unix:///run/nkv.sock"] {
+        seeds.add("address", text.as_bytes());
+    }
+    for (n, (decoder, input)) in seeds.0.iter().enumerate() {
+        assert!(crate::run(input), "seed {n} for {decoder} is not understood");
+    }
+    refused(&mut seeds);
+    std::fs::create_dir_all(folder).expect("a folder for the seeds");
+    for (n, (decoder, input)) in seeds.0.iter().enumerate() {
+        std::fs::write(folder.join(format!("{n:02}-{decoder}")), input).expect("a file of a seed");
+    }
+    seeds.0.len()
+}
+
+const TERM: Term = Term { number: 3, master: 0xabcd };
+const PLAN: PlanId = PlanId { term: TERM, seq: 9 };
+const AT: SlotRef = SlotRef { incarnation: 0x1111, slot: 5, epoch: 7 };
+const KEY: WireKeyId = WireKeyId { hash: 1, check: 2 };
+const PLAN_REF: PlanRef = PlanRef { plan: PLAN, at: AT, key: KEY };
+
+fn key() -> KeyBytes {
+    KeyBytes(b"layer/0".to_vec())
+}
+
+fn meta() -> ObjMeta {
+    let (header_off, payload_off, bytes_total) = (4096, 65_536, 1000);
+    let (page_bytes, n_pages) = (256, 4);
+    ObjMeta { key: KEY, rank: 1, at: AT, header_off, payload_off, bytes_total, page_bytes, n_pages }
+}
+
+fn opened() -> PlanOpened {
+    PlanOpened {
+        plan: PLAN,
+        token: TOKEN,
+        at: AT,
+        extent_offset: 65_536,
+        extent_len: 4096,
+        key: key(),
+        producer: 1,
+        request: 2,
+        item: 0,
+        deadline_ms: 30_000,
+        bytes_total: 1000,
+        page_bytes: 256,
+    }
+}
+
+fn rank() -> RankInfo {
+    RankInfo {
+        rank: 1,
+        world_size: 3,
+        incarnation: 0x1111,
+        boot_id: 4,
+        pid: 100,
+        control: Address::Tcp("node-1:7400".to_string()),
+        local: Some(Address::Unix("/run/nkv.sock".into())),
+        data: Some("node-1:7401".to_string()),
+        http: Some("node-1:7402".to_string()),
+        segment: "nkv.job.1.2".to_string(),
+        segment_bytes: 1 << 26,
+        slots: 1024,
+        header_base: 4096,
+        arena_offset: 1 << 20,
+        arena_bytes: 1 << 25,
+        quarantine_ms: 50,
+        prefault: false,
+    }
+}
+
+fn seen() -> SeenView {
+    SeenView { term: TERM, number: 4, incarnations: vec![0x1111, 0x2222] }
+}
+
+fn hello(purpose: Purpose) -> Hello {
+    Hello { version: MESSAGES_VERSION, job: "fuzz".to_string(), purpose }
+}
+
+fn first_frames(seeds: &mut Seeds) {
+    let (producer, incarnation) = (1, 0x1111);
+    seeds.bodies(
+        "hello",
+        &[
+            hello(Purpose::Client { producer }),
+            hello(Purpose::Rank {
+                info: Box::new(rank()),
+                obeyed: TERM,
+                holds: true,
+                seen: seen(),
+            }),
+            hello(Purpose::Attach { producer, incarnation, maps: true }),
+        ],
+    );
+    let settings = Settings { page_bytes: 4096, write_ttl_ms: 1, ttl_ms: 2, call_timeout_ms: 3 };
+    let view =
+        View { number: 1, term: TERM, world_size: 3, ranks: vec![(rank(), RankState::Alive)] };
+    let refusal = Refusal::Job { ours: "a".to_string(), theirs: "b".to_string() };
+    seeds.bodies(
+        "welcome",
+        &[
+            Welcome::Client { master: Some(rank().control), view, settings: settings.clone() },
+            Welcome::Rank { term: TERM, settings },
+            Welcome::Attached { term: TERM },
+            Welcome::Refused { why: refusal },
+        ],
+    );
+}
+
+fn requests() -> Vec<Request> {
+    let opts = PutOptions { preferred_segment: Some(1), page_bytes: 256 };
+    let item = OpenItem { key: key().0, bytes_total: 1000, opts };
+    vec![
+        Request::OpenForWrite { request: 1, wait_ms: 100, items: vec![item.clone(), item] },
+        Request::Commit(vec![PLAN_REF]),
+        Request::Abort(vec![PLAN_REF]),
+        Request::Withdraw { request: 1 },
+        Request::GetLocation(vec![key(), key()]),
+        Request::MatchPrefix(vec![key()]),
+        Request::Exists(vec![key()]),
+        Request::Remove(vec![key()]),
+        Request::EvictUntilBelow(0.5),
+        Request::Stats,
+        Request::View,
+    ]
+}
+
+fn responses() -> Vec<Response> {
+    let plan =
+        PlanDesc { plan: PLAN, token: TOKEN, meta: meta(), extent_len: 4096, write_ttl_ms: 9 };
+    let error = Error::new(ErrorKind::NotFound, "no such key");
+    let row = RankStats { rank: 1, state: "alive".to_string(), ..RankStats::default() };
+    vec![
+        Response::Plans(vec![Ok(plan), Err(error.clone())]),
+        Response::Done(vec![Ok(()), Err(error.clone())]),
+        Response::Locations(vec![Ok(meta()), Err(error.clone())]),
+        Response::Prefix(vec![meta()]),
+        Response::Existence(vec![Existence::Absent, Existence::Writing, Existence::Ready]),
+        Response::Stats(ClusterStats { ranks: vec![row], ..ClusterStats::default() }),
+        Response::View(View::default()),
+        Response::Failed(error),
+    ]
+}
+
+fn link(seeds: &mut Seeds) {
+    let content = [
+        SlotContent::Free,
+        SlotContent::Live {
+            key: key(),
+            extent_offset: 0,
+            extent_len: 4096,
+            bytes_total: 1000,
+            page_bytes: 256,
+            n_pages: 4,
+        },
+        SlotContent::Open(opened()),
+        SlotContent::Held { extent_offset: 0, extent_len: 4096 },
+    ];
+    let entry = |what| SlotEntry { slot: 5, epoch: 7, what };
+    seeds.bodies(
+        "up",
+        &[
+            Up::Heartbeat(OwnerGauges::default()),
+            Up::Retired(vec![AT]),
+            Up::Freed(vec![AT, AT]),
+            Up::Adopted(PLAN_REF),
+            Up::Report { number: 1, slots: content.map(entry).to_vec(), last: true },
+            Up::ViewSeen { number: 4 },
+            Up::Draining,
+            Up::Leave,
+        ],
+    );
+    seeds.bodies(
+        "down",
+        &[
+            Down::PlanOpened(opened()),
+            Down::Committed(vec![PLAN_REF]),
+            Down::EndPlan { plan: PLAN, at: AT, cause: EndCause::Expired },
+            Down::Retire(vec![AT]),
+            Down::FreedAck(vec![AT]),
+            Down::MakeRoom { bytes: 4096, attempt: 1 },
+            Down::EvictTo { bytes: 4096 },
+            Down::ReportTaken,
+            Down::ReportPlease { number: 1 },
+            Down::View(seen()),
+            Down::Beat,
+        ],
+    );
+    let touch = Touch { slot: 5, epoch: 7, bytes: 1000 };
+    seeds.bodies(
+        "to-owner",
+        &[
+            ToOwner::Touched(vec![touch, touch]),
+            ToOwner::CheckPlan(PLAN),
+            ToOwner::Dropped(PLAN),
+            ToOwner::TermObeyed(TERM),
+            ToOwner::Detach,
+        ],
+    );
+    let told =
+        [ToClient::Drop(PLAN), ToClient::Plan { plan: PLAN, open: true }, ToClient::Term(TERM)];
+    seeds.bodies("to-client", &told);
+}
+
+/// Whole connections: kind, limit, end and seed of the pieces before the frames.
+fn streams(seeds: &mut Seeds) {
+    let mut add = |head: [u8; 4], frames: &[Vec<u8>]| {
+        seeds.add("stream", &[&head[..], &frames.concat()].concat());
+    };
+    let client = hello(Purpose::Client { producer: 1 });
+    add([0, 0, 0, 1], &[again(0, &client), again(1, &client)]);
+    let frames: Vec<_> = requests().iter().zip(1..).map(|(r, id)| again(id, r)).collect();
+    add([1, 1, 0, 7], &frames);
+    let frames: Vec<_> = responses().iter().zip(1..).map(|(r, id)| again(id, r)).collect();
+    add([2, 1, 0, 9], &frames);
+    add([3, 0, 0, 3], &[again(0, &Up::Freed(vec![AT])), again(0, &Up::Leave)]);
+    add([4, 1, 0, 5], &[again(0, &ToOwner::CheckPlan(PLAN)), again(0, &ToOwner::Detach)]);
+    add([0, 2, 0, 2], &[again(1, &key()), again(2, &KeyBytes(vec![7; 300]))]);
+}
+
+/// One request to an agent: verbs as (code, offset, a, b), then the payload of the writes.
+fn asked(token: u64, verbs: &[(u32, u64, u64, u64)], payload: &[u8]) -> Vec<u8> {
+    let sum = |code| verbs.iter().filter(|v| v.0 == code).map(|v| v.2).sum::<u64>();
+    let mut bytes = b"nkvq".to_vec();
+    bytes.extend((verbs.len() as u32).to_le_bytes());
+    for word in [1, token, sum(2), sum(1)] {
+        bytes.extend(word.to_le_bytes());
+    }
+    for (code, offset, a, b) in verbs {
+        bytes.extend(code.to_le_bytes());
+        bytes.extend([0; 4]);
+        for word in [offset, a, b] {
+            bytes.extend(word.to_le_bytes());
+        }
+    }
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+/// The tcp data protocol, both ends. Verbs: 1 read, 2 write, 3 store, 4 add, 5 swap, 6 flush.
+fn data(seeds: &mut Seeds) {
+    let (header, extent) = (GRANT.header_off, GRANT.extent_offset);
+    let word = |state: u64| state | u64::from(GRANT.epoch) << 32;
+    let put = [
+        (2, header, 32, 0),
+        (3, header + 32, word(1), 0),
+        (2, extent, 100, 0),
+        (6, 0, 0, 0),
+        (5, header + 32, word(1), word(2)),
+        (1, header, 64, 0),
+    ];
+    let put = asked(TOKEN, &put, &[9; 132]);
+    let get = asked(0, &[(1, 0, 64, 0), (1, extent, 5000, 0)], &[]);
+    let denied = asked(TOKEN, &[(4, 0, 1, 0)], &[]);
+    let outside = asked(TOKEN, &[(2, agent::SEGMENT_BYTES - 4, 8, 0)], &[1; 8]);
+    let in_a_row = [&denied[..], &outside, &get, &put].concat();
+    for requests in [put, get, in_a_row] {
+        seeds.add("agent", &[&[1, 3], &requests[..]].concat());
+        seeds.add("agent", &[&[0, 255], &agent::hello()[..], &requests].concat());
+    }
+    let mut answer = b"nkvr".to_vec();
+    answer.extend(0u32.to_le_bytes());
+    answer.extend(1u64.to_le_bytes());
+    for n in [0u32, 2] {
+        answer.extend(n.to_le_bytes());
+    }
+    answer.extend((8 + answers::LARGE_BYTES as u64).to_le_bytes());
+    answer.extend([0; 8]);
+    answer.extend([5; 2 * 8 + 8 + answers::LARGE_BYTES]);
+    seeds.add("answers", &[&[1], &answer[..]].concat());
+    seeds.add("answers", &[&[0], &answers::welcome()[..], &answer].concat());
+}
+
+/// Both ends of a handshake where nothing is asked for: with a secret no prepared word passes.
+fn handshakes(seeds: &mut Seeds) {
+    let opening = handshake::talk(CLIENT[1], 1, &[]).1;
+    seeds.add("handshake", &[&[NODE[1], 1], &opening[..]].concat());
+    let challenge = handshake::talk(NODE[1], 1, &opening).1;
+    seeds.add("handshake", &[&[CLIENT[1], 1], &challenge[..]].concat());
+}
+
+/// Both ends of a handshake with a secret, up to a proof and a verdict of other nonces.
+fn forged_handshakes(seeds: &mut Seeds) {
+    let opening = handshake::talk(CLIENT[0], 1, &[]).1;
+    let challenge = handshake::talk(NODE[0], 1, &opening).1;
+    let both = handshake::talk(CLIENT[0], 1, &challenge).1;
+    seeds.add("handshake", &[&[NODE[0], 1], &both[..]].concat());
+    let mut both = handshake::talk(NODE[0], 1, &both).1;
+    // The node saw that the proof is wrong. This verdict says yes, and lacks a proof itself.
+    both[CHALLENGE_BYTES + 12..CHALLENGE_BYTES + 16].fill(0);
+    seeds.add("handshake", &[&[CLIENT[0], 1], &both[..]].concat());
+}
+
+/// What must be refused: more than every limit, announced and sent.
+fn refused(seeds: &mut Seeds) {
+    forged_handshakes(seeds);
+    for (limit, claim) in [(0, 1 << 20), (1, MAX_FRAME_BYTES as u32), (2, u32::MAX)] {
+        let mut input = vec![1, limit, 1, 1];
+        input.extend(claim.to_le_bytes());
+        input.extend(nkv_transport::wire::WIRE_VERSION.to_le_bytes());
+        input.extend([0; 10]);
+        seeds.add("stream", &input);
+    }
+    let mut too_large = asked(TOKEN, &[(2, GRANT.extent_offset, 1 << 40, 0)], &[]);
+    too_large.extend([7; 64]);
+    seeds.add("agent", &[&[1, 3], &too_large[..]].concat());
+}

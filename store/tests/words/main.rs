@@ -1,0 +1,9 @@
+//! The words of a segment under a model checker: publishing, retiring, reusing and reading run the
+//! code of production, over words whose every interleaving and every permitted reordering is tried
+//! within a bound on preemptions. One file per question; `segment` is the world they share.
+#![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+
+mod late;
+mod publish;
+mod reuse;
+mod segment;

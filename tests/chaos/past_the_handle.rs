@@ -1,0 +1,29 @@
+//! One-sided verbs past the client handle, as a kernel or NIC of the writer's has them: they know the
+//! plan's token and offsets, and neither its gate nor its deadline.
+
+use nkv::store::shm;
+use nkv::transport::Alive;
+use nkv::transport::shm::ShmVerbs;
+use nkv::transport::tcp::{TcpOptions, TcpVerbs};
+use nkv::transport::verbs::Verbs;
+use nkv::{Blocking, Credentials, Error, Result, TransportChoice};
+
+/// Verbs of their own connection or mapping to the owner of an incarnation.
+pub fn own_verbs(
+    client: &Blocking,
+    job: &str,
+    transport: TransportChoice,
+    incarnation: u64,
+) -> Result<Box<dyn Verbs>> {
+    let view = client.view()?;
+    let info = view.ranks.into_iter().map(|(info, _)| info).find(|i| i.incarnation == incarnation);
+    let info = info.ok_or_else(|| Error::internal(format!("no {incarnation:016x} in the view")))?;
+    if transport == TransportChoice::Shm {
+        let memory = shm::attach(&info.segment, false)?;
+        return Ok(Box::new(ShmVerbs::new(memory, Alive::new())));
+    }
+    let data = info.data.ok_or_else(|| Error::internal("a rank without a tcp agent"))?;
+    let credentials = Some(Credentials::of_client(job, None));
+    let options = TcpOptions { credentials, ..TcpOptions::default() };
+    Ok(Box::new(TcpVerbs::connect(&data, incarnation, job, options)?))
+}

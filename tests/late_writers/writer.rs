@@ -1,0 +1,129 @@
+//! The parent's end of a writer process: sends it one step at a time, stops it and lets it run
+//! again. The process never outlives this handle, stopped or not.
+
+use super::cluster_process::{ProcessCluster, until};
+use super::steps::WRITER_VARIABLE;
+use nkv::TransportChoice;
+use nkv::message::PlanDesc;
+use nkv::store::threads::spawn_named;
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Duration;
+
+/// A step of a writer that runs takes no longer.
+pub const STEP_LIMIT: Duration = Duration::from_secs(10);
+/// A signal takes effect within this.
+const SIGNAL_LIMIT: Duration = Duration::from_secs(2);
+
+/// How a step ended: what it answered, or the kind and text of its error.
+pub type Answer = Result<String, String>;
+
+/// See the file's first paragraph.
+pub struct Writer {
+    child: Child,
+    answers: Receiver<String>,
+}
+
+impl Writer {
+    /// Starts it; it is connected when this returns.
+    pub fn start(cluster: &ProcessCluster, transport: TransportChoice) -> Self {
+        let task = format!("{} {} {transport}", cluster.address(0), cluster.job());
+        let mut child = Command::new(std::env::current_exe().expect("this program"))
+            .env(WRITER_VARIABLE, task)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a writer process");
+        let lines = BufReader::new(child.stdout.take().expect("stdout")).lines();
+        let (tx, answers) = sync_channel(16);
+        spawn_named("writer-answers", move || {
+            for line in lines.map_while(Result::ok) {
+                let _ = tx.try_send(line);
+            }
+        })
+        .expect("a thread");
+        let writer = Self { child, answers };
+        writer.answer().expect("a connected writer");
+        writer
+    }
+
+    /// Tells it a step, and waits for nothing.
+    pub fn tell(&mut self, step: &str) {
+        let stdin = self.child.stdin.as_mut().expect("stdin");
+        writeln!(stdin, "{step}").and_then(|()| stdin.flush()).expect("a pipe to the writer");
+    }
+
+    /// The answer to the step that was told first and is not answered yet.
+    pub fn answer(&self) -> Answer {
+        let line = self.answers.recv_timeout(STEP_LIMIT);
+        let line = line.unwrap_or_else(|_| panic!("no answer within {STEP_LIMIT:?}"));
+        match line.split_once(' ').unwrap_or((&line, "")) {
+            ("ok", said) => Ok(said.to_string()),
+            (_, said) => Err(said.to_string()),
+        }
+    }
+
+    /// One step and its answer.
+    pub fn step(&mut self, step: &str) -> Answer {
+        self.tell(step);
+        self.answer()
+    }
+
+    /// Opens a plan for `bytes` bytes in pages of `page` bytes in the heap of `rank`.
+    pub fn open(
+        &mut self,
+        key: &str,
+        (bytes, page): (u64, u64),
+        rank: u32,
+        version: u64,
+    ) -> PlanDesc {
+        let text = self.step(&format!("open {key} {bytes} {page} {rank} {version}"));
+        serde_json::from_str(&text.expect("a plan")).expect("a plan in JSON")
+    }
+
+    /// SIGSTOP; it runs no instruction any more when this returns.
+    pub fn stop(&self) {
+        stop(self.child.id());
+    }
+
+    /// SIGCONT.
+    pub fn resume(&self) {
+        signal(self.child.id(), Signal::CONT);
+    }
+
+    /// SIGKILL; it is dead when this returns.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Sends a signal to a child that was not waited for.
+pub fn signal(pid: u32, signal: Signal) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a pid");
+    kill_process(pid, signal).expect("a signal to a child");
+}
+
+/// SIGSTOP; returns once every thread of it stands.
+pub fn stop(pid: u32) {
+    signal(pid, Signal::STOP);
+    until(SIGNAL_LIMIT, "the process stands", || all_threads_stand(pid));
+}
+
+fn all_threads_stand(pid: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
+    tasks.filter_map(Result::ok).all(|t| {
+        let stat = std::fs::read_to_string(t.path().join("stat")).unwrap_or_default();
+        // pid (name) state ...; a name may hold anything but ends at the last parenthesis.
+        let state = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next());
+        state.is_none_or(|s| s == "T")
+    })
+}

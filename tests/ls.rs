@@ -1,0 +1,180 @@
+//! `nkv ls` and `nkv rm --matching`, `--all` against three running ranks: what people see, what scripts
+//! may rely on, and what a rank that stands still or dies makes of them.
+
+mod cluster_process;
+
+use cluster_process::{Ended, ProcessCluster, run_to_end, timed, until};
+use nkv::message::PutOptions;
+use nkv::{Blocking, ErrorKind};
+use std::ffi::OsStr;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::process::Stdio;
+use std::time::Duration;
+
+const LIMIT: Duration = Duration::from_secs(20);
+/// A call that needs a rank that does not answer ends within two seconds [I18]; the process around it
+/// starts and ends, too.
+const ANSWER_MS: u64 = 3_500;
+
+fn nkv(cluster: &ProcessCluster, rank: u32, args: &[&str]) -> Ended {
+    run_to_end(cluster.cli(rank, args), LIMIT)
+}
+
+fn put(handle: &Blocking, key: &[u8], value: &[u8], rank: u32) {
+    let opts = PutOptions { preferred_segment: Some(rank), ..PutOptions::default() };
+    handle.put(key, value, &opts).expect("a put");
+}
+
+/// `n` keys `PREFIX0000`, in turn on all ranks.
+fn fill(handle: &Blocking, prefix: &str, n: u32) {
+    for i in 0..n {
+        put(handle, format!("{prefix}{i:04}").as_bytes(), b"value", i % 3);
+    }
+}
+
+#[test]
+fn ls_shows_keys_by_lines_by_pattern_as_a_table_and_as_json() {
+    let cluster = ProcessCluster::start(3, |_| {});
+    let none = nkv(&cluster, 0, &["ls"]);
+    assert_eq!((none.code, none.stdout.as_str(), none.stderr.as_str()), (0, "", ""));
+    assert_eq!(nkv(&cluster, 0, &["ls", "--json"]).stdout, "{\"keys\":[],\"more\":false}\n");
+
+    let handle = cluster.connect(1);
+    put(&handle, b"run-1/b", &[1; 70_000], 2);
+    put(&handle, b"run-1/a", b"x", 0);
+    put(&handle, b"run-2/a", b"", 1);
+    put(&handle, b"\xff\n", b"bytes", 1);
+    let all = nkv(&cluster, 2, &["ls"]);
+    assert_eq!((all.code, all.stdout.as_str()), (0, "run-1/a\nrun-1/b\nrun-2/a\n\\xff\\n\n"));
+    let some = nkv(&cluster, 1, &["ls", "a$"]);
+    assert_eq!((some.code, some.stdout.as_str()), (0, "run-1/a\nrun-2/a\n"));
+    let bytes = nkv(&cluster, 0, &["ls", r"(?-u:\xff)"]);
+    assert_eq!((bytes.code, bytes.stdout.as_str()), (0, "\\xff\\n\n"));
+    let long = nkv(&cluster, 0, &["ls", "--long", "^run-1/"]).stdout;
+    let columns = |line: &str| line.split_whitespace().map(str::to_string).collect::<Vec<_>>();
+    let lines: Vec<_> = long.lines().map(columns).collect();
+    assert_eq!(
+        lines,
+        [
+            ["bytes", "rank", "state", "key"],
+            ["1", "0", "ready", "run-1/a"],
+            ["70000", "2", "ready", "run-1/b"],
+        ]
+    );
+    let json = nkv(&cluster, 0, &["ls", "^run-2", "--json"]).stdout;
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let row = serde_json::json!({ "key": "run-2/a", "bytes": 0, "rank": 1, "state": "ready" });
+    assert_eq!(json, serde_json::json!({ "keys": [row], "more": false }));
+
+    let absent = nkv(&cluster, 0, &["ls", "^a"]);
+    assert_eq!((absent.code, absent.stdout.as_str()), (1, ""));
+    let cut = nkv(&cluster, 0, &["ls", "--limit", "2"]);
+    assert_eq!((cut.code, cut.stdout.as_str()), (0, "run-1/a\nrun-1/b\n"));
+    assert_eq!(cut.sentence(), "nkv: the first 2 keys; there are more");
+    assert_eq!(nkv(&cluster, 0, &["ls", "--limit", "4"]).stderr, "");
+    let wrong = nkv(&cluster, 0, &["ls", "run-("]);
+    assert_eq!(wrong.code, 2);
+    assert!(wrong.stderr.contains("unclosed group"), "{}", wrong.stderr);
+}
+
+#[test]
+fn rm_takes_keys_by_name_by_pattern_or_all_of_them_and_never_all_by_mistake() {
+    let cluster = ProcessCluster::start(3, |_| {});
+    fill(&cluster.connect(0), "run-1/", 30);
+    fill(&cluster.connect(0), "run-2/", 30);
+    let some = nkv(&cluster, 1, &["rm", "--matching", "^run-1/"]);
+    assert_eq!((some.code, some.stdout.as_str()), (0, "30 keys removed\n"));
+    let one = nkv(&cluster, 1, &["rm", "--matching", "/0007$"]);
+    assert_eq!((one.code, one.stdout.as_str()), (0, "1 key removed\n"));
+    let none = nkv(&cluster, 1, &["rm", "--matching", "^run-1/"]);
+    assert_eq!((none.code, none.stdout.as_str()), (1, "0 keys removed\n"));
+    assert_eq!(nkv(&cluster, 2, &["rm", "--matching", "run-("]).code, 2);
+    assert_eq!(nkv(&cluster, 2, &["ls"]).stdout.lines().count(), 29);
+
+    let mut unsaid = cluster.cli(0, &["rm", "--all"]);
+    unsaid.stdin(Stdio::null());
+    let unsaid = run_to_end(unsaid, LIMIT);
+    assert_eq!((unsaid.code, unsaid.stdout.as_str()), (2, ""));
+    assert!(unsaid.sentence().contains("--yes"), "{}", unsaid.stderr);
+    assert_eq!(nkv(&cluster, 2, &["ls"]).stdout.lines().count(), 29, "nothing was removed");
+
+    let all = nkv(&cluster, 0, &["rm", "--all", "--yes", "--json"]);
+    assert_eq!((all.code, all.stdout.as_str()), (0, "{\"removed\":29}\n"));
+    assert_eq!(nkv(&cluster, 1, &["ls"]).stdout, "");
+    let empty = nkv(&cluster, 0, &["rm", "--all", "--yes"]);
+    assert_eq!((empty.code, empty.stdout.as_str()), (0, "0 keys removed\n"));
+    until(LIMIT, "every byte is free again", || {
+        let stats = cluster.connect(0).stats().expect("stats");
+        stats.ranks.iter().all(|r| r.allocated_bytes == 0 && r.owner.heap_used == 0)
+    });
+}
+
+#[test]
+fn a_key_given_to_rm_may_be_any_bytes_that_ls_showed() {
+    let cluster = ProcessCluster::start(1, |_| {});
+    let handle = cluster.connect(0);
+    handle.put(b"\xfe\x01", b"v", &PutOptions::default()).expect("a put");
+    let mut rm = cluster.cli(0, &["rm"]);
+    rm.arg(OsStr::from_bytes(b"\xfe\x01"));
+    assert_eq!(run_to_end(rm, LIMIT).stdout, "\\xfe\\x01: removed\n");
+    assert_eq!(nkv(&cluster, 0, &["ls"]).stdout, "");
+}
+
+#[test]
+fn i6_a_rank_that_stands_still_fails_a_removal_in_time_and_cannot_bring_a_key_back() {
+    let cluster = ProcessCluster::start(3, |_| {});
+    let handle = cluster.connect(0);
+    fill(&handle, "k", 30);
+    cluster.node(2).signal(rustix::process::Signal::STOP);
+    let (failed, took_ms) = timed(|| nkv(&cluster, 0, &["rm", "--matching", "^k"]));
+    assert_eq!(failed.code, 3);
+    assert!(took_ms <= ANSWER_MS, "{took_ms} ms");
+    let told = failed.sentence();
+    assert!(told.contains("rank 2 did not confirm"), "{told}");
+    assert!(told.contains("20 keys were removed, 10 more not confirmed"), "{told}");
+    let left = nkv(&cluster, 1, &["ls", "--long"]).stdout;
+    assert_eq!(left.matches("removing").count(), 10, "{left}");
+    cluster.node(2).signal(rustix::process::Signal::CONT);
+    until(LIMIT, "the rank does what it was told", || nkv(&cluster, 1, &["ls"]).stdout.is_empty());
+    for i in 0..30 {
+        let gone = handle.get(format!("k{i:04}").as_bytes()).expect_err("removed");
+        assert_eq!(gone.kind, ErrorKind::NotFound, "{gone}");
+    }
+    assert_eq!(nkv(&cluster, 0, &["rm", "--matching", "^k"]).code, 1);
+}
+
+#[test]
+fn the_keys_of_a_killed_rank_are_shown_as_such_until_it_is_gone() {
+    let mut cluster = ProcessCluster::start(3, |command| {
+        command.args(["--ttl-ms", "4000"]);
+    });
+    fill(&cluster.connect(0), "k", 30);
+    cluster.kill9(1);
+    until(LIMIT, "the master sees that the link is down", || {
+        let long = nkv(&cluster, 2, &["ls", "-l"]).stdout;
+        (long.matches("unreachable").count(), long.matches("ready").count()) == (10, 20)
+    });
+    until(LIMIT, "the rank is gone", || nkv(&cluster, 2, &["ls"]).stdout.lines().count() == 20);
+    assert_eq!(nkv(&cluster, 2, &["rm", "--all", "--yes"]).stdout, "20 keys removed\n");
+}
+
+#[test]
+fn a_reader_of_a_listing_may_go_away() {
+    let cluster = ProcessCluster::start(3, |command| {
+        command.args(["--heap-bytes", "32MiB"]);
+    });
+    let handle = cluster.connect(0);
+    // More than a pipe holds.
+    let keys: Vec<String> = (0..400).map(|i| format!("{i:0>1000}")).collect();
+    let items: Vec<_> = keys.iter().map(|k| (k.as_bytes(), &b"v"[..])).collect();
+    assert!(handle.put_many(&items, &PutOptions::default()).iter().all(Result::is_ok));
+    let mut command = cluster.cli(0, &["ls"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("nkv starts");
+    let mut stdout = child.stdout.take().expect("a pipe");
+    stdout.read_exact(&mut [0; 10]).expect("a listing");
+    drop(stdout);
+    let output = child.wait_with_output().expect("nkv ends");
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+}

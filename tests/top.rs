@@ -1,0 +1,69 @@
+//! `nkv top` over a real cluster, where there is no terminal: one picture with every rank, its heap
+//! and its actors, and still one when a rank, or the master itself, is killed.
+
+mod cluster_process;
+
+use cluster_process::{Ended, ProcessCluster, holds_within, run_to_end};
+use serde_json::Value;
+use std::time::Duration;
+
+/// No picture may take longer: two looks, each with the limits of the master and of a rank.
+const LIMIT: Duration = Duration::from_secs(20);
+/// How long the cluster may take to see a death.
+const SEEN: Duration = Duration::from_secs(30);
+
+fn top(cluster: &ProcessCluster, through: u32, args: &[&str]) -> Ended {
+    run_to_end(cluster.cli(through, &[&["top", "--interval", "0.2"], args].concat()), LIMIT)
+}
+
+fn json(cluster: &ProcessCluster, through: u32) -> Value {
+    let ended = top(cluster, through, &["--json"]);
+    serde_json::from_str(&ended.stdout)
+        .unwrap_or_else(|e| panic!("no JSON ({e}): {}", ended.stderr))
+}
+
+#[test]
+fn every_rank_is_shown_with_heap_and_actors_and_a_killed_one_as_gone() {
+    let mut cluster = ProcessCluster::start(3, |command| {
+        command.args(["--ttl-ms", "1000"]);
+    });
+    let handle = cluster.connect(0);
+    for key in 0..50u32 {
+        handle.put(&key.to_le_bytes(), &[7; 4096], &Default::default()).unwrap();
+    }
+    let screen = json(&cluster, 1);
+    assert_eq!((&screen["members"], &screen["master"]["objects"]), (&3.into(), &50.into()));
+    for (rank, actors) in [(0, 4), (1, 3), (2, 3)] {
+        let row = &screen["ranks"][rank];
+        assert_eq!((&row["rank"], &row["state"]), (&rank.into(), &"alive".into()), "{row}");
+        assert_eq!(row["actors"].as_array().unwrap().len(), actors, "{row}");
+        assert!(row["hole"].as_u64().unwrap() > 0 && row["rates"].is_object(), "{row}");
+    }
+    let objects = (0..3).map(|rank| screen["ranks"][rank]["heap"]["objects"].as_u64().unwrap());
+    assert_eq!(objects.sum::<u64>(), 50);
+    let text = top(&cluster, 1, &[]).stdout;
+    assert!(text.contains("3 of 3 ranks") && text.contains("OWNER"), "{text}");
+    assert!(!text.contains('\u{1b}'), "no control sequences without a terminal");
+
+    cluster.kill9(2);
+    let gone = || json(&cluster, 1)["ranks"][2]["state"] == "gone";
+    assert!(holds_within(SEEN, gone), "{}", json(&cluster, 1));
+    assert_eq!(json(&cluster, 1)["ranks"][1]["state"], "alive");
+}
+
+#[test]
+fn a_stopped_rank_holds_no_picture_up() {
+    let cluster = ProcessCluster::start(3, |command| {
+        command.args(["--ttl-ms", "60000"]);
+    });
+    cluster.node(2).signal(rustix::process::Signal::STOP);
+    let silent = || {
+        let screen = json(&cluster, 0);
+        let row = &screen["ranks"][2];
+        let why = row["silent"].as_str().unwrap_or_default();
+        row["state"] == "unreachable" && why.contains("no answer within")
+    };
+    assert!(holds_within(SEEN, silent), "{}", json(&cluster, 0));
+    cluster.node(2).signal(rustix::process::Signal::CONT);
+    assert!(holds_within(SEEN, || json(&cluster, 0)["ranks"][2]["state"] == "alive"));
+}

@@ -1,0 +1,405 @@
+//! Who may connect to real ranks [I20]: with a secret, without one, from another user, and with what
+//! was overheard. Whoever is refused is told why, is counted, and disturbs nobody.
+
+mod cluster_process;
+
+use cluster_process::{
+    Ended, ProcessCluster, clean_command, new_job, node_command, run_to_end, until,
+};
+use nkv::message::PutOptions;
+use nkv::transport::wire::auth::{CHALLENGE_BYTES, OPENING_BYTES, PROOF_BYTES, VERDICT_BYTES};
+use nkv::{Address, Blocking, ClientConfig, Secret, TransportChoice};
+use nkv_store::clock::{BootClock, Clock};
+use nkv_store::threads::spawn_named;
+use std::io::{Read, Write};
+use std::net::{IpAddr, Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const RIGHT: &str = "the secret of this test";
+const WRONG: &str = "the secret of that test";
+const LIMIT: Duration = Duration::from_secs(20);
+const SMALL: &str = "1MiB";
+/// A refusal is logged so often in a second at most.
+const LINES_PER_SECOND: u64 = 8;
+
+fn with_secret(ranks: u32) -> ProcessCluster {
+    let cluster = ProcessCluster::start(ranks, |command| {
+        command.env("NKV_SECRET", RIGHT);
+    });
+    assert!(!cookie(cluster.job()).exists(), "a secret needs no cookie");
+    cluster
+}
+
+fn client(cluster: &ProcessCluster, rank: u32, transport: TransportChoice) -> Blocking {
+    let secret = Some(Secret::new(RIGHT.as_bytes(), "test").unwrap());
+    let job = cluster.job().to_string();
+    let config = ClientConfig { job, transport, secret, ..ClientConfig::default() };
+    Blocking::connect(&cluster.address(rank), config).unwrap()
+}
+
+/// `nkv` through rank 0, with and without a secret.
+fn nkv(cluster: &ProcessCluster, secret: Option<&str>, args: &[&str]) -> Ended {
+    let mut command = cluster.cli(0, args);
+    command.envs(secret.map(|s| ("NKV_SECRET", s)));
+    run_to_end(command, LIMIT)
+}
+
+/// Where the cookie of a plainly named job lies: nothing in a test's environment names another place,
+/// but this user may have a runtime folder.
+fn cookie(job: &str) -> PathBuf {
+    let me = rustix::process::geteuid().as_raw();
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let usual = PathBuf::from(format!("/run/user/{me}"));
+    let own = PathBuf::from(format!("/tmp/nkv-{me}"));
+    let name = format!("nkv-{job}.cookie");
+    let places = runtime.into_iter().chain([usual, own.clone()]);
+    places.map(|p| p.join(&name)).find(|p| p.exists()).unwrap_or_else(|| own.join(name))
+}
+
+fn refused_so_far(cluster: &ProcessCluster, rank: u32) -> u64 {
+    let (code, status) = cluster.get(rank, "/status");
+    assert_eq!(code, 200);
+    let status: serde_json::Value = serde_json::from_str(&status).unwrap();
+    let found = ["/auth_refused", "/node/auth_refused"].map(|p| status.pointer(p).cloned());
+    found.into_iter().flatten().next().and_then(|v| v.as_u64()).expect("a count in /status")
+}
+
+/// Puts and gets without a pause, each checked, until told to stop.
+struct Healthy {
+    stop: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<u64>,
+}
+
+impl Healthy {
+    fn start(cluster: &ProcessCluster) -> Self {
+        let handle = client(cluster, 1, TransportChoice::Tcp);
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let thread = spawn_named("healthy", move || {
+            let mut rounds = 0u64;
+            while !stopped.load(Ordering::Relaxed) {
+                let (key, value) = (format!("healthy/{rounds}"), rounds.to_le_bytes());
+                handle.put(key.as_bytes(), &value, &PutOptions::default()).unwrap();
+                assert_eq!(handle.get(key.as_bytes()).unwrap(), value);
+                rounds += 1;
+            }
+            handle.close();
+            rounds
+        });
+        Self { stop, thread: thread.unwrap() }
+    }
+
+    fn goes_on_well(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        assert!(self.thread.join().expect("never disturbed") > 0);
+    }
+}
+
+#[test]
+fn i20_only_who_knows_the_secret_is_served_and_the_others_are_told_why() {
+    let cluster = with_secret(2);
+    let healthy = Healthy::start(&cluster);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), format!("{RIGHT}\n")).unwrap();
+    let path = file.path().to_str().unwrap();
+
+    let put = nkv(&cluster, Some(RIGHT), &["put", "k", path]);
+    assert_eq!(put.code, 0, "{}", put.stderr);
+    let exists = nkv(&cluster, None, &["exists", "k", "--secret-file", path]);
+    assert_eq!((exists.code, exists.stdout.as_str()), (0, "k: ready\n"), "{}", exists.stderr);
+    assert_eq!(refused_so_far(&cluster, 0), 0);
+
+    let unix = format!("unix://{}", cluster.node(0).unix());
+    for (number, (secret, connect, says)) in [
+        (Some(WRONG), cluster.node(0).control(), "differs from the job's"),
+        (None, cluster.node(0).control(), "set NKV_SECRET"),
+        (Some(WRONG), &unix, "differs from the job's"),
+        (None, &unix, "set NKV_SECRET"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let ended = nkv(&cluster, secret, &["--connect", connect, "get", "k"]);
+        assert_eq!((ended.code, ended.stdout.as_str()), (3, ""), "{}", ended.stderr);
+        assert!(ended.sentence().contains(says), "{}", ended.stderr);
+        assert_eq!(refused_so_far(&cluster, 0), number as u64 + 1);
+    }
+    let short = nkv(&cluster, Some("hunter2"), &["status"]);
+    assert_eq!(short.code, 2, "{}", short.stderr);
+    assert!(short.sentence().contains("at least 16"), "{}", short.stderr);
+
+    // The data port, by its first bytes alone and as a client of the control port.
+    let data = nkv(&cluster, Some(RIGHT), &["--connect", cluster.node(0).data(), "get", "k"]);
+    assert!(data.sentence().contains("this is a data port"), "{}", data.stderr);
+    assert!(cluster.get(0, "/metrics").1.contains("nkv_auth_refused_total{rank=\"0\"} 5"));
+    healthy.goes_on_well();
+
+    let said = cluster.node(0).stderr() + &cluster.node(0).stdout() + &cluster.get(0, "/status").1;
+    assert!(said.contains("refused a connection") && said.contains("the job's secret"), "{said}");
+    assert!(!said.contains(RIGHT) && !said.contains(WRONG), "{said}");
+    let command_line = std::fs::read(format!("/proc/{}/cmdline", cluster.node(0).pid())).unwrap();
+    assert!(!String::from_utf8_lossy(&command_line).contains(RIGHT));
+}
+
+#[test]
+fn i20_a_rank_with_another_secret_ends_at_once_and_the_cluster_does_not_mind() {
+    let cluster = with_secret(2);
+    for (secret, says) in [(Some(WRONG), "differs from the job's"), (None, "set NKV_SECRET")] {
+        let mut command = cluster.command(1);
+        command.args(["--heap-bytes", SMALL]).envs(secret.map(|s| ("NKV_SECRET", s)));
+        let ended = run_to_end(command, LIMIT);
+        assert_eq!(ended.code, 9, "{}", ended.stderr);
+        assert!(ended.sentence().contains(says), "{}", ended.stderr);
+    }
+    assert_eq!(refused_so_far(&cluster, 0), 2);
+    assert_eq!(cluster.get(1, "/readyz").0, 200);
+    let handle = client(&cluster, 0, TransportChoice::Auto);
+    handle.put(b"k", b"v", &PutOptions::default()).unwrap();
+    assert_eq!(handle.get(b"k").unwrap(), b"v");
+}
+
+/// Bytes of a real client's whole connection to the control port, which it makes through us.
+fn overhear(cluster: &ProcessCluster) -> Vec<u8> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    let node = cluster.node(0).control().to_string();
+    let between = spawn_named("between", move || {
+        let (mut from_client, _) = listener.accept().unwrap();
+        let mut to_node = TcpStream::connect(node).unwrap();
+        let (mut back, mut forth) =
+            (to_node.try_clone().unwrap(), from_client.try_clone().unwrap());
+        let answers = spawn_named("answers", move || {
+            let _ = std::io::copy(&mut back, &mut forth);
+        });
+        let (mut said, mut piece) = (Vec::new(), [0; 4096]);
+        while let Ok(n @ 1..) = from_client.read(&mut piece) {
+            said.extend_from_slice(&piece[..n]);
+            to_node.write_all(&piece[..n]).unwrap();
+        }
+        let _ = to_node.shutdown(Shutdown::Both);
+        answers.unwrap().join().unwrap();
+        said
+    })
+    .unwrap();
+    let status = nkv(cluster, Some(RIGHT), &["--connect", &at, "status"]);
+    assert_eq!(status.code, 0, "{}", status.stderr);
+    between.join().unwrap()
+}
+
+/// Says it all and hears what comes until the node closes.
+fn say(mut stream: impl Read + Write, said: &[u8]) -> Vec<u8> {
+    // It may hang up at any byte.
+    let _ = stream.write_all(said);
+    let mut heard = Vec::new();
+    if let Err(e) = stream.read_to_end(&mut heard) {
+        assert_eq!(e.kind(), std::io::ErrorKind::ConnectionReset, "not closed: {e}");
+    }
+    heard
+}
+
+fn dial(to: &str) -> TcpStream {
+    let stream = TcpStream::connect(to).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream
+}
+
+#[test]
+fn i20_an_overheard_handshake_opens_no_door_of_the_cluster() {
+    let cluster = with_secret(2);
+    let healthy = Healthy::start(&cluster);
+    let said = overhear(&cluster);
+    assert!(said.len() > OPENING_BYTES + PROOF_BYTES, "a hello follows the proof");
+    let told = CHALLENGE_BYTES + VERDICT_BYTES;
+    // The node it was made for, over each of its doors, and the other one, which has the same secret.
+    let doors = [cluster.node(0).control(), cluster.node(1).control()];
+    for door in doors {
+        assert_eq!(say(dial(door), &said).len(), told, "a challenge, a refusal and no more");
+    }
+    let unix = UnixStream::connect(cluster.node(0).unix()).unwrap();
+    unix.set_read_timeout(Some(LIMIT)).unwrap();
+    assert_eq!(say(unix, &said).len(), told);
+    for rank in 0..2 {
+        let heard = say(dial(cluster.node(rank).data()), &said);
+        assert_eq!(heard.len(), CHALLENGE_BYTES, "made for another channel");
+    }
+    until(LIMIT, "every one was counted", || {
+        (refused_so_far(&cluster, 0), refused_so_far(&cluster, 1)) == (3, 2)
+    });
+    assert!(cluster.node(0).stderr().contains("replayed handshake"));
+    healthy.goes_on_well();
+}
+
+#[test]
+fn i20_a_flood_of_strangers_fills_no_log_and_disturbs_nobody() {
+    const STRANGERS: u64 = 300;
+    let cluster = with_secret(2);
+    let healthy = Healthy::start(&cluster);
+    let start = BootClock.now_ms();
+    let noise: [&[u8]; 4] =
+        [b"GET / HTTP/1.1\r\n\r\n", b"nkvtcp-h", &[0; 64], b"nkv-auth but not it"];
+    for stranger in 0..STRANGERS {
+        let door =
+            if stranger % 2 == 0 { cluster.node(0).control() } else { cluster.node(0).data() };
+        let stream = dial(door);
+        (&stream).write_all(noise[stranger as usize % noise.len()]).unwrap();
+        let _ = stream.shutdown(Shutdown::Write);
+        say(stream, &[]);
+    }
+    // And some that connect and say nothing, until the node has had enough.
+    let mut silent: Vec<TcpStream> = (0..20).map(|_| dial(cluster.node(0).control())).collect();
+    healthy.goes_on_well();
+    for stream in &mut silent {
+        let _ = stream.read(&mut [0; 1]);
+    }
+    until(LIMIT, "every one was counted", || refused_so_far(&cluster, 0) == STRANGERS + 20);
+    let seconds = (BootClock.now_ms() - start) / 1_000 + 2;
+    let lines = cluster.node(0).stderr().matches("refused a connection").count() as u64;
+    assert!((1..=seconds * LINES_PER_SECOND).contains(&lines), "{lines} lines in {seconds} s");
+}
+
+#[test]
+fn i20_without_a_secret_a_cookie_lets_in_this_user_on_this_host_and_nobody_else() {
+    let cluster = ProcessCluster::start(2, |_| {});
+    let cookie = cookie(cluster.job());
+    let meta = std::fs::symlink_metadata(&cookie).unwrap();
+    assert_eq!((meta.permissions().mode() & 0o777, meta.len()), (0o600, 32));
+    assert_eq!(meta.uid(), rustix::process::geteuid().as_raw());
+    let folder = cookie.parent().unwrap().metadata().unwrap();
+    assert_eq!(folder.permissions().mode() & 0o022, 0);
+
+    let handle = cluster.connect_by(0, TransportChoice::Tcp);
+    handle.put(b"k", b"v", &PutOptions::default()).unwrap();
+    assert_eq!(handle.get(b"k").unwrap(), b"v");
+    handle.close();
+    assert_eq!(nkv(&cluster, None, &["exists", "k"]).code, 0);
+    let unix = format!("unix://{}", cluster.node(1).unix());
+    assert_eq!(nkv(&cluster, None, &["--connect", &unix, "exists", "k"]).code, 0);
+
+    let unasked = nkv(&cluster, Some(RIGHT), &["exists", "k"]);
+    assert_eq!(unasked.code, 3);
+    assert!(unasked.sentence().contains("started without one"), "{}", unasked.stderr);
+    let heard = say(dial(cluster.node(0).control()), b"nkv-auth");
+    assert!(heard.is_empty(), "half an opening, and nothing but the limit ends it");
+    nobody_else(&cluster);
+
+    // A cookie that others could have read or written is not used any more.
+    std::fs::set_permissions(&cookie, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let open = nkv(&cluster, None, &["exists", "k"]);
+    assert_eq!(open.code, 3);
+    assert!(open.sentence().contains("mode 644") && open.sentence().contains("chmod 600"));
+    std::fs::set_permissions(&cookie, std::fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(nkv(&cluster, None, &["exists", "k"]).code, 0);
+
+    drop(cluster);
+    assert!(!cookie.exists(), "the last rank takes it away");
+}
+
+/// As root one can be somebody else, too.
+fn nobody_else(cluster: &ProcessCluster) {
+    const NOBODY: u32 = 65_534;
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    // The build's own folder may be closed to others.
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let program = folder.path().join("nkv");
+    std::fs::copy(env!("CARGO_BIN_EXE_nkv"), &program).unwrap();
+    let unix = format!("unix://{}", cluster.node(0).unix());
+    for (connect, says) in [
+        (cluster.node(0).control(), "processes of its own user on its own host"),
+        (&unix, "Permission denied"),
+    ] {
+        let mut command: Command = clean_command(program.to_str().unwrap());
+        command.args(["--job", cluster.job(), "--connect", connect, "exists", "k"]);
+        command.uid(NOBODY).gid(NOBODY).current_dir("/");
+        let ended = run_to_end(command, LIMIT);
+        assert_eq!(ended.code, 3, "{}", ended.stderr);
+        assert!(ended.sentence().contains(says), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn i20_a_cookie_outlives_the_death_of_any_rank() {
+    let mut cluster = ProcessCluster::start(2, |command| {
+        command.args(["--ttl-ms", "1000"]);
+    });
+    let (cookie, before) = (cookie(cluster.job()), std::fs::read(cookie(cluster.job())).unwrap());
+    cluster.kill9(0);
+    assert_eq!(std::fs::read(&cookie).unwrap(), before);
+    cluster.restart(0);
+    cluster.wait_ready(LIMIT);
+    cluster.kill9(1);
+    cluster.restart(1);
+    cluster.wait_ready(LIMIT);
+    assert_eq!(std::fs::read(&cookie).unwrap(), before);
+    let handle = cluster.connect_by(1, TransportChoice::Tcp);
+    handle.put(b"k", b"v", &PutOptions::default()).unwrap();
+    handle.close();
+    drop(cluster);
+    assert!(!cookie.exists());
+}
+
+/// An address of this host that others could reach, if it has one. Nothing is sent.
+fn own_address() -> Option<IpAddr> {
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("192.0.2.1:9").ok()?;
+    let own = socket.local_addr().ok()?.ip();
+    (!own.is_loopback() && !own.is_unspecified()).then_some(own)
+}
+
+#[test]
+fn i20_listening_beyond_loopback_without_a_secret_is_refused_with_2() {
+    let own = own_address().map_or_else(|| "192.0.2.1".to_string(), |a| a.to_string());
+    for listen in [own.as_str(), "0.0.0.0", "::", "fe80::1"] {
+        let job = new_job();
+        let mut command = node_command(&job);
+        command.args(["--heap-bytes", SMALL, "--listen", listen]);
+        let ended = run_to_end(command, LIMIT);
+        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""), "{}", ended.stderr);
+        assert!(!cookie(&job).exists());
+        if listen == own {
+            let sentence = ended.sentence();
+            assert!(
+                sentence.contains("NKV_SECRET") && sentence.contains("--secret-file"),
+                "{sentence}"
+            );
+            assert!(sentence.contains(listen), "{sentence}");
+        }
+    }
+    for (secret, says) in [("", "0 bytes"), ("fifteen bytes..", "at least 16")] {
+        let mut command = node_command(&new_job());
+        command.args(["--heap-bytes", SMALL]).env("NKV_SECRET", secret);
+        let ended = run_to_end(command, LIMIT);
+        assert_eq!(ended.code, 2, "{}", ended.stderr);
+        assert!(ended.sentence().contains(says), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn i20_with_a_secret_ranks_meet_at_an_address_that_others_reach() {
+    let Some(own) = own_address() else {
+        eprintln!("this host has no address but loopback: there is nothing to listen on");
+        return;
+    };
+    let cluster = ProcessCluster::start(2, move |command| {
+        command.env("NKV_SECRET", RIGHT).args(["--listen", &own.to_string()]);
+        command.args(["--master-addr", &own.to_string(), "--memory", "private"]);
+    });
+    let to: Address = cluster.address(0);
+    assert!(to.to_string().contains(&own.to_string()));
+    let handle = client(&cluster, 0, TransportChoice::Tcp);
+    handle.put(b"k", b"v", &PutOptions::default()).unwrap();
+    assert_eq!(handle.get(b"k").unwrap(), b"v");
+    handle.close();
+    let none = nkv(&cluster, None, &["get", "k"]);
+    assert_eq!(none.code, 3);
+    assert!(none.sentence().contains("set NKV_SECRET"), "{}", none.stderr);
+}

@@ -1,0 +1,289 @@
+//! The cookie of a job: 32 random bytes in a file that only its user can read, standing in for a
+//! secret between processes of one user on one host. Nodes make it and share a lock on it; the last
+//! one to end removes it, and what a killed one left is taken over by the next. Nothing here follows
+//! a link or trusts a folder that others could have made.
+
+use super::error::SecretError;
+use super::secret::{OTHERS, Secret};
+use nkv_store::shm::job_part;
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Bytes of a cookie.
+const COOKIE_BYTES: usize = 32;
+/// Mode of a cookie, and of the folder made for it.
+const COOKIE_MODE: Mode = Mode::from_raw_mode(0o600);
+const FOLDER_MODE: Mode = Mode::from_raw_mode(0o700);
+/// Others may not be able to put anything into a folder of the system's that is used for cookies.
+const OTHERS_WRITE: u32 = 0o022;
+/// A cookie that others are just removing is tried again so often, with such pauses.
+const TRIES: usize = 50;
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// A job's cookie, for as long as a node of it lives.
+#[derive(Debug)]
+pub struct CookieFile {
+    secret: Secret,
+    folder: OwnedFd,
+    name: String,
+    path: PathBuf,
+    // Holds the shared lock.
+    file: OwnedFd,
+}
+
+/// A folder that may hold cookies.
+struct Folder {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+/// Where cookies may lie, best first: this user's runtime folder, as the environment and as the
+/// system's convention name it, then one below /tmp. Which of them is used must not depend on
+/// whether a process came from a login, a timer or `sudo`: hence all, in one order.
+#[derive(Debug, Clone)]
+struct Places {
+    runtime: Vec<PathBuf>,
+    own: PathBuf,
+}
+
+fn me() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+fn places() -> Places {
+    let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let named = named.filter(|p| p.is_absolute());
+    let usual = PathBuf::from(format!("/run/user/{}", me()));
+    let mut runtime: Vec<PathBuf> = named.into_iter().collect();
+    if !runtime.contains(&usual) {
+        runtime.push(usual);
+    }
+    Places { runtime, own: PathBuf::from(format!("/tmp/nkv-{}", me())) }
+}
+
+fn file_name(job: &str) -> String {
+    format!("nkv-{}.cookie", job_part(job))
+}
+
+/// The cookie of a job, if there is one.
+pub(super) fn find(job: &str) -> Result<Option<Secret>, SecretError> {
+    find_in(&places(), job)
+}
+
+/// Why there is none.
+pub(super) fn nowhere(job: &str) -> String {
+    let all = places();
+    let folders = all.runtime.iter().chain([&all.own]);
+    let folders: Vec<String> = folders.map(|p| p.display().to_string()).collect();
+    format!("no {} was found in {}", file_name(job), folders.join(" or "))
+}
+
+fn find_in(places: &Places, job: &str) -> Result<Option<Secret>, SecretError> {
+    let name = file_name(job);
+    for folder in places.folders(false)? {
+        if let Some((_, secret)) = folder.open(&name)? {
+            return Ok(Some(secret));
+        }
+    }
+    Ok(None)
+}
+
+fn os(path: &Path) -> impl Fn(Errno) -> SecretError {
+    let path = path.to_path_buf();
+    move |e| SecretError::Io { path: path.clone(), source: e.into() }
+}
+
+impl Places {
+    /// The folders that are there and this user's own; with `make`, the one below /tmp is made.
+    fn folders(&self, make: bool) -> Result<Vec<Folder>, SecretError> {
+        // A runtime folder of somebody else (`sudo` keeps the variable) is not an error, it is none.
+        let usable = |path: &PathBuf| Folder::open_at(path, OTHERS_WRITE).ok().flatten();
+        let mut found: Vec<Folder> = self.runtime.iter().filter_map(usable).collect();
+        if make && found.is_empty() {
+            match rustix::fs::mkdir(&self.own, FOLDER_MODE) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(e) => return Err(os(&self.own)(e)),
+            }
+        }
+        // Anybody can make this one: if another user did, that must be said.
+        found.extend(Folder::open_at(&self.own, OTHERS)?);
+        Ok(found)
+    }
+}
+
+impl Folder {
+    /// The folder if it is there; an error if it is another user's or lets others do `forbidden`.
+    fn open_at(path: &Path, forbidden: u32) -> Result<Option<Self>, SecretError> {
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = match rustix::fs::open(path, flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(Errno::LOOP | Errno::NOTDIR) => {
+                let why = "is no folder of this user: remove it".to_string();
+                return Err(SecretError::Kind { path: path.to_path_buf(), why });
+            }
+            Err(e) => return Err(os(path)(e)),
+        };
+        let stat = rustix::fs::fstat(&fd).map_err(os(path))?;
+        check(path, &stat, forbidden)?;
+        Ok(Some(Self { fd, path: path.to_path_buf() }))
+    }
+
+    /// A cookie in it, checked and read.
+    fn open(&self, name: &str) -> Result<Option<(OwnedFd, Secret)>, SecretError> {
+        let path = self.path.join(name);
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let wrong = |why: &str| SecretError::Kind { path: path.clone(), why: why.to_string() };
+        let fd = match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(Errno::LOOP) => return Err(wrong("is a link: remove it")),
+            Err(e) => return Err(os(&path)(e)),
+        };
+        let stat = rustix::fs::fstat(&fd).map_err(os(&path))?;
+        if !FileType::from_raw_mode(stat.st_mode).is_file() {
+            return Err(wrong("is no file: remove it"));
+        }
+        check(&path, &stat, OTHERS)?;
+        let file = File::from(fd);
+        let mut bytes = Vec::new();
+        (&file)
+            .take(COOKIE_BYTES as u64 + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|source| SecretError::Io { path: path.clone(), source })?;
+        if bytes.len() != COOKIE_BYTES {
+            return Err(wrong("is damaged: end the job's nodes, then remove it"));
+        }
+        let secret = Secret::new(&bytes, &path.display().to_string())?;
+        Ok(Some((file.into(), secret)))
+    }
+
+    /// Puts a fresh cookie there; if another process was first, its cookie stays.
+    fn make(&self, name: &str) -> Result<(), SecretError> {
+        let path = self.path.join(name);
+        let unique = format!(".{name}.{:016x}", nkv_store::random_u64());
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(&self.fd, &unique, flags, COOKIE_MODE).map_err(os(&path))?;
+        let made = fill(fd, &path).and_then(|()| {
+            let linked = rustix::fs::linkat(&self.fd, &unique, &self.fd, name, AtFlags::empty());
+            match linked {
+                // Whole from the first moment that it has its name.
+                Ok(()) | Err(Errno::EXIST) => Ok(()),
+                Err(e) => Err(os(&path)(e)),
+            }
+        });
+        // If this fails a file with a name that nobody reads stays.
+        let _ = rustix::fs::unlinkat(&self.fd, &unique, AtFlags::empty());
+        made
+    }
+}
+
+fn fill(fd: OwnedFd, path: &Path) -> Result<(), SecretError> {
+    let failed = |source| SecretError::Io { path: path.to_path_buf(), source };
+    let mut bytes = [0; COOKIE_BYTES];
+    getrandom::fill(&mut bytes).map_err(|e| failed(std::io::Error::other(e.to_string())))?;
+    // The umask may have taken more than it should.
+    rustix::fs::fchmod(&fd, COOKIE_MODE).map_err(os(path))?;
+    File::from(fd).write_all(&bytes).map_err(failed)
+}
+
+/// Owner and mode of what was opened, not of what has the name by now.
+fn check(path: &Path, stat: &Stat, forbidden: u32) -> Result<(), SecretError> {
+    if stat.st_uid != me() {
+        let path = path.to_path_buf();
+        return Err(SecretError::Owner { path, owner: stat.st_uid, me: me() });
+    }
+    let mode = stat.st_mode & 0o777;
+    if mode & forbidden != 0 {
+        return Err(SecretError::Mode { path: path.to_path_buf(), mode });
+    }
+    Ok(())
+}
+
+impl CookieFile {
+    /// The job's cookie, made if there is none. Blocks for about a second at most.
+    pub fn hold(job: &str) -> Result<Self, SecretError> {
+        Self::hold_at(&places(), job)
+    }
+
+    /// As [`Self::hold`], in a folder of the caller's, which must be its user's alone.
+    pub fn hold_in(folder: &Path, job: &str) -> Result<Self, SecretError> {
+        Self::hold_at(&Places { runtime: Vec::new(), own: folder.to_path_buf() }, job)
+    }
+
+    fn hold_at(places: &Places, job: &str) -> Result<Self, SecretError> {
+        let name = file_name(job);
+        for _ in 0..TRIES {
+            let mut folders = places.folders(true)?;
+            for (number, folder) in folders.iter().enumerate() {
+                let Some((file, secret)) = folder.open(&name)? else {
+                    continue;
+                };
+                if locked(&file, folder, &name)? {
+                    let Folder { fd, path } = folders.swap_remove(number);
+                    let path = path.join(&name);
+                    return Ok(Self { secret, folder: fd, name, path, file });
+                }
+                // Its last holder is removing it.
+                std::thread::sleep(PAUSE);
+                break;
+            }
+            match folders.first() {
+                Some(first) => first.make(&name)?,
+                None => return Err(os(&places.own)(Errno::NOENT)),
+            }
+        }
+        let why = format!("was in use by others for {} ms", TRIES as u128 * PAUSE.as_millis());
+        Err(SecretError::Kind { path: places.own.join(name), why })
+    }
+
+    /// What stands in for a secret.
+    pub fn secret(&self) -> &Secret {
+        &self.secret
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Takes a share of the lock; false if the file has lost its name or is about to.
+fn locked(file: &OwnedFd, folder: &Folder, name: &str) -> Result<bool, SecretError> {
+    let path = folder.path.join(name);
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK | Errno::INTR) => return Ok(false),
+        Err(e) => return Err(os(&path)(e)),
+    }
+    Ok(has_name(file, &folder.fd, name))
+}
+
+/// True if the open file is the one that has the name.
+fn has_name(file: &impl AsFd, folder: &OwnedFd, name: &str) -> bool {
+    let named = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW);
+    let opened = rustix::fs::fstat(file);
+    match (named, opened) {
+        (Ok(n), Ok(o)) => (n.st_dev, n.st_ino) == (o.st_dev, o.st_ino),
+        _ => false,
+    }
+}
+
+impl Drop for CookieFile {
+    fn drop(&mut self) {
+        // Whole or not at all: while another node has its share this fails, and that one removes it.
+        let alone = rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive);
+        if alone.is_ok() && has_name(&self.file, &self.folder, &self.name) {
+            let _ = rustix::fs::unlinkat(&self.folder, self.name.as_str(), AtFlags::empty());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+//! What to prove towards an address, and the numbers and sentences of it. A job's secret goes for
+//! every address; without one a unix socket needs none, since the kernel names both users, and tcp
+//! (loopback then, by the nodes' own rule) goes by the job's cookie.
+
+use super::cookie::{self, CookieFile};
+use super::error::{AuthError, SecretError};
+use super::secret::Secret;
+use crate::wire::Address;
+use std::sync::Arc;
+
+/// What a connection is for; a proof for one is none for the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Channel {
+    /// The control port and the unix socket.
+    Control,
+    /// The tcp agent.
+    Data,
+}
+
+impl Channel {
+    pub(super) fn number(self) -> u32 {
+        match self {
+            Self::Control => 1,
+            Self::Data => 2,
+        }
+    }
+
+    /// What a port of this channel tells a client of the other.
+    pub(super) fn not_the_other(self) -> &'static str {
+        match self {
+            Self::Control => "this is a control port, not a data port",
+            Self::Data => "this is a data port, not a control port",
+        }
+    }
+}
+
+/// What one end of one connection can prove, or demands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Means {
+    /// Nothing; the text says why, as in "no cookie was found".
+    Nothing(String),
+    /// That it can read the job's cookie.
+    Cookie(Secret),
+    /// That it knows the job's secret.
+    Secret(Secret),
+}
+
+/// [`Means`] without what is secret.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MeansKind {
+    Nothing,
+    Cookie,
+    Secret,
+}
+
+impl MeansKind {
+    pub(super) fn number(self) -> u32 {
+        match self {
+            Self::Nothing => 0,
+            Self::Cookie => 1,
+            Self::Secret => 2,
+        }
+    }
+
+    pub(super) fn from_number(n: u32) -> Option<Self> {
+        [Self::Nothing, Self::Cookie, Self::Secret].into_iter().find(|k| k.number() == n)
+    }
+}
+
+impl Means {
+    pub(super) fn kind(&self) -> MeansKind {
+        match self {
+            Self::Nothing(_) => MeansKind::Nothing,
+            Self::Cookie(_) => MeansKind::Cookie,
+            Self::Secret(_) => MeansKind::Secret,
+        }
+    }
+
+    /// A client's error: it has this, the node needs that.
+    pub(super) fn lacks(&self, needs: MeansKind) -> AuthError {
+        match (self, needs) {
+            (_, MeansKind::Secret) => AuthError::SecretNeeded,
+            (Self::Secret(_), _) => AuthError::NoSecretThere,
+            (Self::Nothing(why), MeansKind::Cookie) => AuthError::CookieNeeded(why.clone()),
+            (has, needs) => {
+                AuthError::Foreign(format!("it refuses {:?} for {needs:?}", has.kind()))
+            }
+        }
+    }
+
+    /// A client's error: the node has the same means and another secret.
+    pub(super) fn differs(&self) -> AuthError {
+        match self {
+            Self::Cookie(_) => AuthError::CookieDiffers,
+            Self::Nothing(_) | Self::Secret(_) => AuthError::SecretDiffers,
+        }
+    }
+
+    /// A node's sentence about a client that offers something else than this.
+    pub(super) fn not_offered(&self, offers: Option<MeansKind>) -> &'static str {
+        match (self, offers) {
+            (_, None) => "it offers a proof that this release does not know",
+            (Self::Secret(_), Some(_)) => "it has no secret, and this job has one",
+            (_, Some(MeansKind::Secret)) => {
+                "it has a secret, and this node was started without one"
+            }
+            (_, Some(MeansKind::Nothing)) => "it has neither a secret nor the job's cookie",
+            (_, Some(MeansKind::Cookie)) => "it has a cookie, and none is asked for here",
+        }
+    }
+}
+
+/// Where the cookie is, if there is no secret.
+#[derive(Debug, Clone)]
+enum Basis {
+    Secret(Secret),
+    /// This process's own node keeps it.
+    Held(Arc<CookieFile>),
+    /// Read anew for every connection: nodes that all ended and came back have another.
+    Looked,
+}
+
+/// What this process can prove for a job.
+#[derive(Debug, Clone)]
+pub struct Credentials {
+    job: Arc<str>,
+    basis: Basis,
+}
+
+impl Credentials {
+    /// Of a client of `job`: its secret, or whatever cookie is found when it connects.
+    pub fn of_client(job: &str, secret: Option<Secret>) -> Self {
+        Self { job: job.into(), basis: secret.map_or(Basis::Looked, Basis::Secret) }
+    }
+
+    /// Of a node of `job`: its secret, or the job's cookie, which is made if there is none. Blocks
+    /// on the file system, at most about a second.
+    pub fn of_node(job: &str, secret: Option<Secret>) -> Result<Self, SecretError> {
+        let basis = match secret {
+            Some(secret) => Basis::Secret(secret),
+            None => Basis::Held(Arc::new(CookieFile::hold(job)?)),
+        };
+        Ok(Self { job: job.into(), basis })
+    }
+
+    /// Of a node that holds this cookie.
+    pub fn of_cookie(job: &str, cookie: CookieFile) -> Self {
+        Self { job: job.into(), basis: Basis::Held(Arc::new(cookie)) }
+    }
+
+    /// The job.
+    pub fn job(&self) -> &str {
+        &self.job
+    }
+
+    /// What to prove towards this address, or what a node demands of those who come to it.
+    pub fn means(&self, address: &Address) -> Result<Means, SecretError> {
+        match address {
+            Address::Unix(_) => Ok(self.on_unix_socket()),
+            Address::Tcp(_) => self.on_tcp(),
+        }
+    }
+
+    /// On a unix socket.
+    pub fn on_unix_socket(&self) -> Means {
+        match &self.basis {
+            Basis::Secret(secret) => Means::Secret(secret.clone()),
+            Basis::Held(_) | Basis::Looked => {
+                Means::Nothing("a unix socket needs none".to_string())
+            }
+        }
+    }
+
+    /// On a tcp connection. An error only if a cookie is there and must not be used.
+    pub fn on_tcp(&self) -> Result<Means, SecretError> {
+        match &self.basis {
+            Basis::Secret(secret) => Ok(Means::Secret(secret.clone())),
+            Basis::Held(cookie) => Ok(Means::Cookie(cookie.secret().clone())),
+            Basis::Looked => Ok(match cookie::find(&self.job)? {
+                Some(secret) => Means::Cookie(secret),
+                None => Means::Nothing(cookie::nowhere(&self.job)),
+            }),
+        }
+    }
+
+    /// In words, without anything secret.
+    pub fn shown(&self) -> String {
+        match &self.basis {
+            Basis::Secret(_) => "the job's secret".to_string(),
+            Basis::Held(cookie) => format!("this user on this host ({})", cookie.path().display()),
+            Basis::Looked => "this user on this host".to_string(),
+        }
+    }
+}

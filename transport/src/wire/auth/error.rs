@@ -1,0 +1,179 @@
+//! Why a connection was not authenticated, and why a secret could not be had: sentences for whoever
+//! set the two ends up, on both of them. None of them ever holds a secret.
+
+use super::frames::AUTH_VERSION;
+use super::secret::MIN_SECRET_BYTES;
+use std::path::PathBuf;
+
+/// Why a secret or cookie cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SecretError {
+    /// Too few bytes to be one.
+    #[error(
+        "{from} holds a secret of {bytes} bytes; at least {MIN_SECRET_BYTES} are needed, such as \
+         from: head -c 32 /dev/urandom | base64"
+    )]
+    TooShort {
+        /// Variable or file.
+        from: String,
+        /// Its length.
+        bytes: usize,
+    },
+    /// More bytes than any secret has.
+    #[error("{from} holds more than {limit} bytes: that is no secret")]
+    TooLong {
+        /// Variable or file.
+        from: String,
+        /// Most bytes taken.
+        limit: usize,
+    },
+    /// Others may read or change it.
+    #[error("{path} has mode {mode:03o}: others may read or change it; chmod 600 it", path = .path.display())]
+    Mode {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// It belongs to somebody else.
+    #[error(
+        "{path} belongs to user {owner}, not to {me}: remove it, or set NKV_SECRET for this job",
+        path = .path.display()
+    )]
+    Owner {
+        /// File or folder.
+        path: PathBuf,
+        /// Its user.
+        owner: u32,
+        /// The user of this process.
+        me: u32,
+    },
+    /// It is not what it should be: a link, a folder, a cookie of another length.
+    #[error("{path} {why}", path = .path.display())]
+    Kind {
+        /// File or folder.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        why: String,
+    },
+    /// Two sources that may differ.
+    #[error("{0}")]
+    Ambiguous(String),
+    /// The operating system said no.
+    #[error("{path}: {source}", path = .path.display())]
+    Io {
+        /// File or folder.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// How to give a secret.
+const GIVE: &str = "NKV_SECRET, or NKV_SECRET_FILE or --secret-file with a file that holds it";
+
+/// Why a connection is not authenticated.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthError {
+    /// The other end does not begin as a node or client of nkv does.
+    #[error("the other end does not speak nkv's handshake: {0}")]
+    Foreign(String),
+    /// Another version of the handshake.
+    #[error(
+        "the other end speaks version {theirs} of the handshake, this end {AUTH_VERSION}: run the \
+         same release of nkv on both"
+    )]
+    Version {
+        /// What it says.
+        theirs: u32,
+    },
+    /// Another job.
+    #[error(
+        "this is job '{node}', not '{client}'; set NKV_JOB alike on every rank, or use another NKV_PORT"
+    )]
+    Job {
+        /// The job of the node.
+        node: String,
+        /// The job that the client asked for.
+        client: String,
+    },
+    /// A data port was taken for a control port, or the other way round.
+    #[error("{0}")]
+    Channel(String),
+    /// The job has a secret, this end none.
+    #[error("the job has a secret and none was given here: set {GIVE}")]
+    SecretNeeded,
+    /// The job has a cookie, and this end found none.
+    #[error(
+        "the node takes processes of its own user on its own host only, and {0}; run this there, \
+         or give the nodes and this program one secret: {GIVE}"
+    )]
+    CookieNeeded(String),
+    /// This end has a secret, the other end was started without.
+    #[error(
+        "a secret was given here, but the node was started without one: start every rank with the \
+         same NKV_SECRET or --secret-file, or unset it here"
+    )]
+    NoSecretThere,
+    /// Both have a secret, but not the same.
+    #[error(
+        "the secret given here differs from the job's: give every rank and client the same \
+         NKV_SECRET or --secret-file"
+    )]
+    SecretDiffers,
+    /// Both have a cookie, but not the same.
+    #[error(
+        "the job's cookie found here differs from the node's: is it of another user, container or \
+         host? Give the nodes and this program one secret: {GIVE}"
+    )]
+    CookieDiffers,
+    /// The other end claims to know the secret and does not.
+    #[error(
+        "the other end could not prove that it knows the job's secret: it is not to be trusted"
+    )]
+    Impostor,
+    /// It has no room now.
+    #[error("{0}")]
+    Busy(String),
+    /// Seen by the guard: a peer that proved nothing.
+    #[error("{0}")]
+    Denied(&'static str),
+    /// The other end left before the handshake was done.
+    #[error("closed after {0} bytes of the handshake")]
+    Closed(usize),
+    /// It took too long.
+    #[error("no handshake within {0} ms")]
+    Late(u64),
+    /// The stream failed.
+    #[error("{0}")]
+    Io(std::io::Error),
+    /// This end's own secret or cookie cannot be used.
+    #[error("{0}")]
+    Secret(#[from] SecretError),
+    /// No random bytes, no handshake.
+    #[error("the kernel gives no random bytes: {0}")]
+    Random(String),
+}
+
+impl AuthError {
+    /// True if a repeat will end the same way until somebody changes a secret, a job or a release.
+    pub fn is_final(&self) -> bool {
+        use AuthError as E;
+        match self {
+            E::Version { .. }
+            | E::Job { .. }
+            | E::Channel(_)
+            | E::SecretNeeded
+            | E::CookieNeeded(_)
+            | E::NoSecretThere
+            | E::SecretDiffers
+            | E::CookieDiffers
+            | E::Impostor
+            | E::Denied(_)
+            | E::Secret(_) => true,
+            E::Foreign(_) | E::Busy(_) | E::Closed(_) | E::Late(_) | E::Io(_) | E::Random(_) => {
+                false
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The node's door: every connection passes it before a byte of it means anything [I20]. It counts
+//! and reports who was turned away, with a bound on the lines, and knows nothing of what lies behind.
+
+use super::credentials::{Channel, Credentials, Means};
+use super::error::{AuthError, SecretError};
+use super::exchange::{verify, verify_blocking};
+use super::frames::Status;
+use super::handshake::Verifier;
+use super::refusals::Refusals;
+use crate::wire::Peer;
+use std::io::{Read, Write};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use zerocopy::IntoBytes;
+
+/// Demands of every connection what the job shares.
+#[derive(Debug)]
+pub struct Guard {
+    credentials: Credentials,
+    refusals: Refusals,
+}
+
+impl Guard {
+    /// A door that opens to who has the same credentials as this node.
+    pub fn new(credentials: Credentials) -> Self {
+        Self { credentials, refusals: Refusals::default() }
+    }
+
+    /// This node's own, for its connections to others of the job.
+    pub fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    /// Connections turned away so far: no proof, a wrong one, or no handshake at all.
+    pub fn refused(&self) -> u64 {
+        self.refusals.count()
+    }
+
+    fn verifier(&self, means: Means, channel: Channel) -> Verifier<'_> {
+        Verifier { means, channel, job: self.credentials.job() }
+    }
+
+    fn on_tcp(&self) -> Result<Means, AuthError> {
+        match self.credentials.on_tcp()? {
+            // Only a process without a node has none; such a door opens to nobody.
+            Means::Nothing(_) => {
+                Err(SecretError::Ambiguous("this node has no cookie".into()).into())
+            }
+            means => Ok(means),
+        }
+    }
+
+    /// Lets a control connection in, within `limit`, or says why not; then it must be closed.
+    pub async fn admit<S>(
+        &self,
+        stream: &mut S,
+        peer: &Peer,
+        limit: Duration,
+    ) -> Result<(), AuthError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let work = async {
+            let means = match &peer.unix {
+                // The kernel named both users when it connected.
+                Some(_) => self.credentials.on_unix_socket(),
+                None => self.on_tcp()?,
+            };
+            verify(stream, self.verifier(means, Channel::Control)).await
+        };
+        let outcome = tokio::time::timeout(limit, work).await;
+        let outcome = outcome.unwrap_or_else(|_| Err(AuthError::Late(limit.as_millis() as u64)));
+        self.noted(outcome, &peer.text)
+    }
+
+    /// Lets a data connection in, or says why not. The stream has the time limit.
+    pub fn admit_blocking<S: Read + Write + Unpin>(
+        &self,
+        stream: &mut S,
+        from: &str,
+    ) -> Result<(), AuthError> {
+        let outcome = self
+            .on_tcp()
+            .and_then(|means| verify_blocking(stream, self.verifier(means, Channel::Data)));
+        self.noted(outcome, from)
+    }
+
+    /// The first frame of a node that has no room for a data connection. Proves nothing.
+    pub fn busy(&self, why: &str) -> Vec<u8> {
+        let means = Means::Nothing(String::new());
+        self.verifier(means, Channel::Data).no(Status::Busy, why).as_bytes().to_vec()
+    }
+
+    fn noted(&self, outcome: Result<(), AuthError>, from: &str) -> Result<(), AuthError> {
+        match &outcome {
+            // Somebody looked whether anything listens here.
+            Ok(()) | Err(AuthError::Closed(0)) => {}
+            Err(why) => self.refusals.add(from, why),
+        }
+        outcome
+    }
+}

@@ -1,0 +1,131 @@
+//! The secret that a job shares. Only its key block is kept, it is never printed, and what is too
+//! short to be one, or lies where others can read it, is refused before anything uses it.
+
+use super::error::SecretError;
+use hmac::digest::KeyInit;
+use hmac::{Hmac, Mac};
+use rustix::fs::{Mode, OFlags};
+use sha2::{Digest, Sha256};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Shortest secret in bytes.
+pub const MIN_SECRET_BYTES: usize = 16;
+/// Longest secret in bytes.
+const MAX_SECRET_BYTES: usize = 4096;
+/// Variable that holds a secret.
+pub const SECRET_VARIABLE: &str = "NKV_SECRET";
+/// Variable that names a file that holds one.
+pub const SECRET_FILE_VARIABLE: &str = "NKV_SECRET_FILE";
+/// Block of SHA-256: a shorter key is padded with zeros to it, a longer one hashed (RFC 2104).
+const BLOCK_BYTES: usize = 64;
+/// Bytes of a proof.
+pub(super) const MAC_BYTES: usize = 32;
+/// Permission bits that would let others in.
+pub(super) const OTHERS: u32 = 0o077;
+
+/// What every rank and client of a job knows, and nobody else.
+#[derive(Clone)]
+pub struct Secret {
+    block: Arc<[u8; BLOCK_BYTES]>,
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(not shown)")
+    }
+}
+
+impl PartialEq for Secret {
+    fn eq(&self, other: &Self) -> bool {
+        let differing = |all: u8, (a, b): (&u8, &u8)| all | (a ^ b);
+        self.block.iter().zip(other.block.iter()).fold(0, differing) == 0
+    }
+}
+
+impl Eq for Secret {}
+
+impl Secret {
+    /// A secret of these bytes; `from` says in errors where they came from.
+    pub fn new(bytes: &[u8], from: &str) -> Result<Self, SecretError> {
+        let from = || from.to_string();
+        if bytes.len() < MIN_SECRET_BYTES {
+            return Err(SecretError::TooShort { from: from(), bytes: bytes.len() });
+        }
+        if bytes.len() > MAX_SECRET_BYTES {
+            return Err(SecretError::TooLong { from: from(), limit: MAX_SECRET_BYTES });
+        }
+        let mut block = [0; BLOCK_BYTES];
+        if bytes.len() <= BLOCK_BYTES {
+            block[..bytes.len()].copy_from_slice(bytes);
+        } else {
+            block[..MAC_BYTES].copy_from_slice(&Sha256::digest(bytes));
+        }
+        Ok(Self { block: Arc::new(block) })
+    }
+
+    /// The secret in a file that only its user can read. Newlines at its end do not count, so that
+    /// `NKV_SECRET=$(cat FILE)` is the same secret.
+    pub fn read(path: &Path) -> Result<Self, SecretError> {
+        let failed = |source: std::io::Error| SecretError::Io { path: path.to_path_buf(), source };
+        // A pipe must not be waited for.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let opened = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
+        let stat = rustix::fs::fstat(&opened).map_err(|e| failed(e.into()))?;
+        if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() {
+            let why = "is no file; give one that holds the secret".to_string();
+            return Err(SecretError::Kind { path: path.to_path_buf(), why });
+        }
+        let mode = stat.st_mode & 0o777;
+        if mode & OTHERS != 0 {
+            return Err(SecretError::Mode { path: path.to_path_buf(), mode });
+        }
+        let mut bytes = Vec::new();
+        // Room for a newline of either kind behind the longest.
+        let limit = MAX_SECRET_BYTES as u64 + 3;
+        File::from(opened).take(limit).read_to_end(&mut bytes).map_err(failed)?;
+        let kept = bytes.iter().rposition(|b| !b"\r\n".contains(b)).map_or(0, |last| last + 1);
+        Self::new(&bytes[..kept], &path.display().to_string())
+    }
+
+    /// The secret of the two variables, or of the file if one is given; none if nothing is.
+    ///
+    /// `file` (a flag) wins over both variables; of the variables only one may be set, and a
+    /// variable that is set to nothing is a mistake, not the absence of a secret.
+    pub fn choose(
+        file: Option<&Path>,
+        variable: Option<&OsStr>,
+        file_variable: Option<&OsStr>,
+    ) -> Result<Option<Self>, SecretError> {
+        match (file, variable, file_variable) {
+            (Some(path), ..) => Self::read(path).map(Some),
+            (None, Some(_), Some(_)) => Err(SecretError::Ambiguous(format!(
+                "{SECRET_VARIABLE} and {SECRET_FILE_VARIABLE} are both set: unset one of them"
+            ))),
+            (None, Some(text), None) => Self::new(text.as_bytes(), SECRET_VARIABLE).map(Some),
+            (None, None, Some(path)) if path.is_empty() => Err(SecretError::Ambiguous(format!(
+                "{SECRET_FILE_VARIABLE} is set to nothing: unset it, or name a file"
+            ))),
+            (None, None, Some(path)) => Self::read(Path::new(path)).map(Some),
+            (None, None, None) => Ok(None),
+        }
+    }
+
+    /// As [`Self::choose`], from this process's environment.
+    pub fn find(file: Option<&Path>) -> Result<Option<Self>, SecretError> {
+        let (text, path) =
+            (std::env::var_os(SECRET_VARIABLE), std::env::var_os(SECRET_FILE_VARIABLE));
+        Self::choose(file, text.as_deref(), path.as_deref())
+    }
+
+    /// HMAC-SHA256 under this secret, of parts whose lengths are fixed.
+    pub(super) fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
+        let mut mac = <Hmac<Sha256> as KeyInit>::new((&*self.block).into());
+        parts.iter().for_each(|part| mac.update(part));
+        mac
+    }
+}

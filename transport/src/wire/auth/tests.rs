@@ -1,0 +1,382 @@
+//! The handshake against ends that know nothing, know something else, repeat what they heard, change
+//! it on the way, or never finish; and the secret's own rules.
+
+mod middle;
+
+use super::frames::Opening;
+use super::*;
+use crate::wire::Peer;
+use middle::{Tamper, converse, recorded, verify};
+use proptest::prelude::*;
+use std::io::Write;
+use std::net::Shutdown;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+use zerocopy::FromBytes;
+
+pub(super) const JOB: &str = "a job";
+/// What a client sends in all.
+const CLIENT_BYTES: usize = OPENING_BYTES + PROOF_BYTES;
+
+fn secret(text: &str) -> Means {
+    Means::Secret(Secret::new(text.as_bytes(), "test").unwrap())
+}
+
+fn cookie(byte: u8) -> Means {
+    Means::Cookie(Secret::new(&[byte; 32], "test").unwrap())
+}
+
+fn nothing() -> Means {
+    Means::Nothing("none was looked for".to_string())
+}
+
+fn right() -> Means {
+    secret("the right secret")
+}
+
+#[test]
+fn i20_both_ends_that_share_the_secret_let_each_other_in() {
+    for means in [right(), cookie(1), nothing(), secret(&"long".repeat(50))] {
+        let (client, server) = converse(means.clone(), means, &Tamper::NONE);
+        client.unwrap();
+        server.unwrap();
+    }
+}
+
+#[test]
+fn i20_a_wrong_secret_and_none_are_refused_and_both_ends_say_why() {
+    for (client, server, client_says, server_says) in [
+        (secret("the wrong secret"), right(), "differs from the job's", "a wrong proof"),
+        (cookie(1), cookie(2), "cookie found here differs", "a wrong proof"),
+        (nothing(), right(), "set NKV_SECRET", "it has no secret"),
+        (cookie(1), right(), "set NKV_SECRET", "it has no secret"),
+        (nothing(), cookie(1), "none was looked for", "neither a secret nor"),
+        (right(), cookie(1), "started without one", "started without one"),
+        (right(), nothing(), "started without one", "started without one"),
+    ] {
+        let (client, server) = converse(client, server, &Tamper::NONE);
+        let (client, server) = (client.unwrap_err(), server.unwrap_err());
+        assert!(client.is_final() && client.to_string().contains(client_says), "{client}");
+        assert!(server.to_string().contains(server_says), "{server}");
+    }
+}
+
+#[test]
+fn i20_a_prefix_of_the_secret_is_another_secret() {
+    let (client, _) = converse(secret("the right secret and"), right(), &Tamper::NONE);
+    assert!(matches!(client, Err(AuthError::SecretDiffers)));
+}
+
+#[test]
+fn i20_a_recorded_handshake_is_refused_byte_for_byte() {
+    let record = recorded(right());
+    assert_eq!(record.client.len(), CLIENT_BYTES);
+    // The client's part again, to the same node.
+    let (mut stranger, node) = UnixStream::pair().unwrap();
+    stranger.write_all(&record.client).unwrap();
+    let why = verify(node, right(), Channel::Control).unwrap_err();
+    assert!(why.to_string().contains("replayed handshake"), "{why}");
+    // The node's part again, to a client.
+    let (client, mut stranger) = UnixStream::pair().unwrap();
+    stranger.write_all(&record.node).unwrap();
+    let why = middle::prove(client, right()).unwrap_err();
+    assert!(matches!(why, AuthError::Impostor), "{why}");
+}
+
+#[test]
+fn i20_a_client_takes_no_node_that_has_not_proven_itself() {
+    let record = recorded(right());
+    let (challenge, verdict) = record.node.split_at(CHALLENGE_BYTES);
+    let (client, mut stranger) = UnixStream::pair().unwrap();
+    let waits =
+        nkv_store::threads::spawn_named("client", || middle::prove(client, right())).unwrap();
+    stranger.write_all(challenge).unwrap();
+    let heard = middle::take(&mut stranger, CLIENT_BYTES);
+    // Its own proof sent back: made for the other end.
+    let mut reflected = verdict.to_vec();
+    reflected[16..48].copy_from_slice(&heard[OPENING_BYTES + 12..]);
+    stranger.write_all(&reflected).unwrap();
+    assert!(matches!(waits.join().unwrap(), Err(AuthError::Impostor)));
+    // Nobody asks it for less than it can prove.
+    let (client, mut stranger) = UnixStream::pair().unwrap();
+    let mut less = challenge.to_vec();
+    less[16..20].copy_from_slice(&0u32.to_le_bytes());
+    stranger.write_all(&less).unwrap();
+    let why = middle::prove(client, right()).unwrap_err();
+    assert!(matches!(why, AuthError::Foreign(_)), "{why}");
+}
+
+#[test]
+fn i20_a_proof_for_one_channel_or_job_is_none_for_another() {
+    let (client, node) = UnixStream::pair().unwrap();
+    let waits = middle::proving(client, right());
+    let why = verify(node, right(), Channel::Data).unwrap_err();
+    assert!(matches!(why, AuthError::Channel(_)), "{why}");
+    let told = waits.join().unwrap().unwrap_err().to_string();
+    assert_eq!(told, "this is a data port, not a control port");
+    // The channel changed on the way.
+    let (client, node) = converse(right(), right(), &Tamper::flip(0, 12 * 8));
+    assert!(client.is_err() && node.is_err());
+    let (mut client, mut node) = UnixStream::pair().unwrap();
+    let waits = nkv_store::threads::spawn_named("node", move || {
+        let credentials = Credentials::of_client("another job", None);
+        assert_eq!(credentials.job(), "another job");
+        let verifier =
+            super::handshake::Verifier { means: right(), channel: Channel::Control, job: JOB };
+        super::exchange::verify_blocking(&mut node, verifier)
+    });
+    let why = prove_blocking(&mut client, right(), Channel::Control, "another job").unwrap_err();
+    assert_eq!(
+        why.to_string(),
+        "this is job 'a job', not 'another job'; set NKV_JOB alike on every rank, or use another \
+         NKV_PORT"
+    );
+    assert!(waits.unwrap().join().unwrap().is_err());
+}
+
+#[test]
+fn i20_half_a_handshake_lets_nobody_in() {
+    let record = recorded(right());
+    for cut in (0..CLIENT_BYTES).step_by(7).chain([OPENING_BYTES, CLIENT_BYTES - 1]) {
+        let (mut stranger, node) = UnixStream::pair().unwrap();
+        stranger.write_all(&record.client[..cut]).unwrap();
+        stranger.shutdown(Shutdown::Write).unwrap();
+        let why = verify(node, right(), Channel::Control).unwrap_err();
+        let after = if cut < OPENING_BYTES { cut } else { cut - OPENING_BYTES };
+        assert!(matches!(why, AuthError::Closed(n) if n == after), "{cut}: {why}");
+    }
+}
+
+#[test]
+fn i20_an_older_or_foreign_program_is_told_so_at_its_first_bytes() {
+    // The first bytes of a control frame, a data hello and a browser.
+    for bytes in [&[40, 0, 0, 0, 1, 0, 0, 0][..], b"nkvtcp-h", b"GET / HTTP/1.1\r\n"] {
+        let (mut stranger, node) = UnixStream::pair().unwrap();
+        stranger.write_all(bytes).unwrap();
+        let why = verify(node, right(), Channel::Control).unwrap_err();
+        assert!(matches!(why, AuthError::Foreign(_)) && !why.is_final(), "{why}");
+        let answer = middle::take(&mut stranger, CHALLENGE_BYTES);
+        // To an older control client this is a frame of another version.
+        let e = crate::wire::decode_frame::<u32>(&answer).unwrap_err().to_string();
+        assert!(e.contains("run the same release"), "{e}");
+    }
+    let (client, mut http) = UnixStream::pair().unwrap();
+    http.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
+    let why = middle::prove(client, right()).unwrap_err().to_string();
+    assert!(why.contains("HTTP/1.1"), "{why}");
+    let record = recorded(right());
+    let mut newer = record.client;
+    newer[8] = 2;
+    let (mut stranger, node) = UnixStream::pair().unwrap();
+    stranger.write_all(&newer).unwrap();
+    let why = verify(node, right(), Channel::Control).unwrap_err();
+    assert!(matches!(why, AuthError::Version { theirs: 2 }), "{why}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn i20_a_bit_flipped_anywhere_ends_the_handshake(
+        (frame, bit) in (0usize..4).prop_flat_map(|f| (Just(f), 0..middle::FRAMES[f] * 8)),
+        by_cookie: bool,
+    ) {
+        let means = if by_cookie { cookie(3) } else { right() };
+        let (client, node) = converse(means.clone(), means, &Tamper::flip(frame, bit));
+        prop_assert!(client.is_err(), "the client goes on");
+        // The last frame goes from the node to the client: the node has seen a whole handshake.
+        prop_assert_eq!(node.is_err(), frame < 3, "{:?}", node);
+    }
+
+    #[test]
+    fn i20_bytes_of_a_stranger_never_let_it_in_and_never_panic(
+        bytes in prop::collection::vec(any::<u8>(), 0..700),
+        keep in 0usize..16,
+    ) {
+        // With some of a real beginning, so that not all of them end at the magic.
+        let mut said = recorded(right()).client;
+        said.truncate(keep * 20);
+        said.extend(bytes);
+        let (mut stranger, node) = UnixStream::pair().unwrap();
+        stranger.write_all(&said).unwrap();
+        stranger.shutdown(Shutdown::Write).unwrap();
+        prop_assert!(verify(node, right(), Channel::Control).is_err());
+    }
+}
+
+#[test]
+fn i20_the_proof_is_hmac_sha256_over_label_opening_and_challenge() {
+    use hmac::{Hmac, Mac};
+    let record = recorded(right());
+    let (opening, proof) = record.client.split_at(OPENING_BYTES);
+    let (challenge, verdict) = record.node.split_at(CHALLENGE_BYTES);
+    assert_eq!(&opening[..20], b"nkv-auth\x01\0\0\0\x01\0\0\0\x02\0\0\0");
+    assert!(Opening::read_from_bytes(opening).unwrap().job.is(JOB));
+    let mac = |parts: &[&[u8]]| {
+        let mut mac = Hmac::<sha2::Sha256>::new_from_slice(b"the right secret").unwrap();
+        parts.iter().for_each(|p| mac.update(p));
+        mac.finalize().into_bytes().to_vec()
+    };
+    assert_eq!(proof[12..], mac(&[b"nkv-auth client\0", opening, challenge]));
+    assert_eq!(verdict[16..], mac(&[b"nkv-auth server\0", opening, challenge, proof]));
+    // Fresh on both sides every time.
+    let again = recorded(right());
+    assert_ne!(
+        record.client[OPENING_BYTES - 32..OPENING_BYTES],
+        again.client[OPENING_BYTES - 32..OPENING_BYTES]
+    );
+    assert_ne!(
+        record.node[CHALLENGE_BYTES - 32..CHALLENGE_BYTES],
+        again.node[CHALLENGE_BYTES - 32..CHALLENGE_BYTES]
+    );
+}
+
+fn guarded() -> Guard {
+    let right = Secret::new(b"the right secret", "test").unwrap();
+    Guard::new(Credentials::of_client(JOB, Some(right)))
+}
+
+fn a_peer() -> Peer {
+    Peer { unix: None, text: "tcp 192.0.2.1:9".to_string() }
+}
+
+fn block_on<F: Future>(f: F) -> F::Output {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(f)
+}
+
+#[test]
+fn i20_a_stranger_that_says_a_byte_now_and_then_is_cut_off_in_time() {
+    block_on(async {
+        let guard = guarded();
+        let (mut stranger, mut node) = tokio::io::duplex(1024);
+        let record = recorded(right());
+        let drips = async {
+            use tokio::io::AsyncWriteExt;
+            for byte in record.client {
+                stranger.write_all(&[byte]).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let limit = Duration::from_millis(200);
+        let peer = a_peer();
+        let admitted = guard.admit(&mut node, &peer, limit);
+        tokio::select! {
+            outcome = admitted => assert!(matches!(outcome, Err(AuthError::Late(200)))),
+            () = drips => panic!("all 7 s of it were listened to"),
+        }
+        assert_eq!(guard.refused(), 1);
+    });
+}
+
+#[test]
+fn i20_the_guard_counts_who_was_turned_away_and_nobody_else() {
+    block_on(async {
+        let guard = guarded();
+        let limit = Duration::from_secs(5);
+        for (means, let_in) in
+            [(right(), true), (secret("the wrong secret"), false), (nothing(), false)]
+        {
+            let before = guard.refused();
+            let (mut client, mut node) = tokio::io::duplex(1024);
+            let peer = a_peer();
+            let (client, node) = tokio::join!(
+                prove(&mut client, means, Channel::Control, JOB),
+                guard.admit(&mut node, &peer, limit)
+            );
+            assert_eq!((client.is_ok(), node.is_ok()), (let_in, let_in));
+            assert_eq!(guard.refused() - before, u64::from(!let_in));
+        }
+        // Somebody looked whether anything listens.
+        let (client, mut node) = tokio::io::duplex(1024);
+        drop(client);
+        assert!(guard.admit(&mut node, &a_peer(), limit).await.is_err());
+        assert_eq!(guard.refused(), 2);
+    });
+}
+
+#[test]
+fn i20_without_a_secret_a_unix_socket_needs_none_and_tcp_needs_the_cookie() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let held = CookieFile::hold_in(dir.path(), JOB).unwrap();
+    let shared = held.secret().clone();
+    let node = Credentials::of_cookie(JOB, held);
+    let (unix, tcp) = ("unix:///s".parse().unwrap(), "127.0.0.1:1".parse().unwrap());
+    assert!(matches!(node.means(&unix).unwrap(), Means::Nothing(_)));
+    assert_eq!(node.means(&tcp).unwrap(), Means::Cookie(shared));
+    // With one, every address does.
+    let key = Secret::new(b"the right secret", "test").unwrap();
+    let with = Credentials::of_client(JOB, Some(key.clone()));
+    assert_eq!(with.means(&unix).unwrap(), Means::Secret(key.clone()));
+    assert_eq!(with.means(&tcp).unwrap(), Means::Secret(key));
+    // A door without either opens to nobody.
+    block_on(async {
+        let guard = Guard::new(Credentials::of_client("no such job here", None));
+        let (_client, mut node) = tokio::io::duplex(1024);
+        assert!(guard.admit(&mut node, &a_peer(), Duration::from_secs(5)).await.is_err());
+    });
+}
+
+#[test]
+fn i20_a_secret_is_long_enough_and_never_shown() {
+    for short in ["", "fifteen bytes ."] {
+        let text = Secret::new(short.as_bytes(), "NKV_SECRET").unwrap_err().to_string();
+        let says = format!("NKV_SECRET holds a secret of {} bytes; at least 16", short.len());
+        assert!(text.contains(&says), "{text}");
+    }
+    assert!(Secret::new(&[1; 4097], "x").is_err() && Secret::new(&[1; 4096], "x").is_ok());
+    let one = Secret::new(b"sesame sesame open", "x").unwrap();
+    let shown = format!(
+        "{one:?} {:?} {:?}",
+        Means::Secret(one.clone()),
+        Guard::new(Credentials::of_client("j", Some(one.clone())))
+    );
+    assert!(!shown.contains("sesame") && !shown.contains("115, 101"), "{shown}");
+}
+
+#[test]
+fn i20_a_file_that_others_can_read_is_no_secret() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("secret");
+    std::fs::write(&path, "the right secret\r\n\n").unwrap();
+    let set =
+        |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    for mode in [0o644, 0o640, 0o604, 0o620, 0o601] {
+        set(mode);
+        let text = Secret::read(&path).unwrap_err().to_string();
+        assert!(text.contains(&format!("mode {mode:o}")) && text.contains("chmod 600"), "{text}");
+    }
+    for mode in [0o600, 0o400] {
+        set(mode);
+        assert_eq!(Means::Secret(Secret::read(&path).unwrap()), right());
+    }
+    // A link to it is one way of rotating secrets.
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    assert!(Secret::read(&link).is_ok());
+    assert!(Secret::read(dir.path()).unwrap_err().to_string().contains("is no file"));
+    assert!(Secret::read(&dir.path().join("none")).unwrap_err().to_string().contains("none: "));
+    set(0o600);
+    std::fs::write(&path, "\n\n").unwrap();
+    assert!(Secret::read(&path).unwrap_err().to_string().contains("of 0 bytes"));
+}
+
+#[test]
+fn i20_of_two_sources_the_flag_wins_and_two_variables_are_a_contradiction() {
+    use std::ffi::OsStr;
+    let text = Some(OsStr::new("the right secret"));
+    let file = Some(OsStr::new("/nowhere"));
+    assert_eq!(Secret::choose(None, None, None).unwrap(), None);
+    assert_eq!(Secret::choose(None, text, None).unwrap().map(Means::Secret), Some(right()));
+    for (flag, text, file, says) in [
+        (None, text, file, "both set"),
+        (None, None, file, "/nowhere"),
+        (None, Some(OsStr::new("")), None, "0 bytes"),
+        (None, None, Some(OsStr::new("")), "set to nothing"),
+        (Some(std::path::Path::new("/flag")), text, file, "/flag"),
+    ] {
+        let e = Secret::choose(flag, text, file).unwrap_err().to_string();
+        assert!(e.contains(says), "{e}");
+    }
+}

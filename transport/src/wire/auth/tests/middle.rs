@@ -1,0 +1,106 @@
+//! Two ends of a handshake on sockets, and somebody between them who hears everything and may change
+//! one bit of it.
+
+use super::super::exchange::verify_blocking;
+use super::super::handshake::Verifier;
+use super::super::*;
+use super::JOB;
+use nkv_store::threads::spawn_named;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Bytes of the frames in their order: opening, challenge, proof, verdict.
+pub const FRAMES: [usize; 4] = [OPENING_BYTES, CHALLENGE_BYTES, PROOF_BYTES, VERDICT_BYTES];
+/// Nobody waits longer, whatever went wrong.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Which bit of which frame is changed on the way.
+pub struct Tamper(Option<(usize, usize)>);
+
+impl Tamper {
+    pub const NONE: Self = Self(None);
+
+    pub fn flip(frame: usize, bit: usize) -> Self {
+        Self(Some((frame, bit)))
+    }
+}
+
+/// What both ends said.
+pub struct Record {
+    pub client: Vec<u8>,
+    pub node: Vec<u8>,
+}
+
+type Outcome = Result<(), AuthError>;
+
+pub fn verify(mut node: UnixStream, means: Means, channel: Channel) -> Outcome {
+    node.set_read_timeout(Some(PATIENCE)).unwrap();
+    verify_blocking(&mut node, Verifier { means, channel, job: JOB })
+}
+
+pub fn prove(mut client: UnixStream, means: Means) -> Outcome {
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    prove_blocking(&mut client, means, Channel::Control, JOB)
+}
+
+pub fn proving(client: UnixStream, means: Means) -> JoinHandle<Outcome> {
+    spawn_named("client", move || prove(client, means)).unwrap()
+}
+
+/// Exactly `n` bytes.
+pub fn take(stream: &mut UnixStream, n: usize) -> Vec<u8> {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut bytes = vec![0; n];
+    stream.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+/// A whole handshake with somebody between; ends when either end does.
+pub fn converse(client: Means, node: Means, tamper: &Tamper) -> (Outcome, Outcome) {
+    let (outcomes, _) = overheard(client, node, tamper);
+    outcomes
+}
+
+/// What was said in a handshake that went well.
+pub fn recorded(means: Means) -> Record {
+    let ((client, node), record) = overheard(means.clone(), means, &Tamper::NONE);
+    client.unwrap();
+    node.unwrap();
+    record
+}
+
+fn overheard(client: Means, node: Means, tamper: &Tamper) -> ((Outcome, Outcome), Record) {
+    let (a, mut to_client) = UnixStream::pair().unwrap();
+    let (b, mut to_node) = UnixStream::pair().unwrap();
+    let (client, node) = (
+        proving(a, client),
+        spawn_named("node", move || verify(b, node, Channel::Control)).unwrap(),
+    );
+    let mut record = Record { client: Vec::new(), node: Vec::new() };
+    for (number, len) in FRAMES.into_iter().enumerate() {
+        let from_client = number % 2 == 0;
+        let (from, to, said) = if from_client {
+            (&mut to_client, &mut to_node, &mut record.client)
+        } else {
+            (&mut to_node, &mut to_client, &mut record.node)
+        };
+        from.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut frame = vec![0; len];
+        if from.read_exact(&mut frame).is_err() {
+            break;
+        }
+        said.extend_from_slice(&frame);
+        if let Tamper(Some((changed, bit))) = tamper
+            && *changed == number
+        {
+            frame[bit / 8] ^= 1 << (bit % 8);
+        }
+        if to.write_all(&frame).is_err() {
+            break;
+        }
+    }
+    drop((to_client, to_node));
+    ((client.join().unwrap(), node.join().unwrap()), record)
+}
