@@ -202,6 +202,8 @@ impl Drop for Node {
         self.closing.store(true, Ordering::Release);
         self.alive.mark_dead();
         self.agent.stop();
+        // Clients of this node may hold its credentials for longer.
+        self.guard.credentials().let_go();
     }
 }
 
