@@ -36,6 +36,10 @@ have_slurm() {
 hint_slurm() { echo "apt-get install slurmctld slurmd slurm-client munge, and run as root"; }
 install_slurm() { apt_install slurmctld slurmd slurm-client munge; }
 
+have_cxx() { command -v c++ >/dev/null; }
+hint_cxx() { echo "apt-get install g++"; }
+install_cxx() { apt_install g++; }
+
 have_cargo_deny() { cargo deny --version >/dev/null 2>&1; }
 hint_cargo_deny() { echo "cargo install --locked cargo-deny"; }
 install_cargo_deny() { cargo install --locked cargo-deny; }

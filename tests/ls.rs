@@ -71,7 +71,7 @@ fn ls_shows_keys_by_lines_by_pattern_as_a_table_and_as_json() {
     assert_eq!((absent.code, absent.stdout.as_str()), (1, ""));
     let cut = nkv(&cluster, 0, &["ls", "--limit", "2"]);
     assert_eq!((cut.code, cut.stdout.as_str()), (0, "run-1/a\nrun-1/b\n"));
-    assert_eq!(cut.sentence(), "nkv: the first 2 keys; there are more");
+    assert_eq!(cut.sentence(), "nkv: only the first 2 shown; there are more");
     assert_eq!(nkv(&cluster, 0, &["ls", "--limit", "4"]).stderr, "");
     let wrong = nkv(&cluster, 0, &["ls", "run-("]);
     assert_eq!(wrong.code, 2);

@@ -1,10 +1,12 @@
 //! Who may connect to real ranks [I20]: with a secret, without one, from another user, and with what
 //! was overheard. Whoever is refused is told why, is counted, and disturbs nobody.
+#![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 
 mod cluster_process;
 
 use cluster_process::{
-    Ended, ProcessCluster, clean_command, new_job, node_command, run_to_end, until,
+    EXIT_LIMIT, Ended, ProcessCluster, clean_command, cookie, new_job, node_command, run_to_end,
+    until,
 };
 use nkv::message::PutOptions;
 use nkv::transport::wire::auth::{CHALLENGE_BYTES, OPENING_BYTES, PROOF_BYTES, VERDICT_BYTES};
@@ -16,7 +18,6 @@ use std::net::{IpAddr, Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,18 +50,6 @@ fn nkv(cluster: &ProcessCluster, secret: Option<&str>, args: &[&str]) -> Ended {
     let mut command = cluster.cli(0, args);
     command.envs(secret.map(|s| ("NKV_SECRET", s)));
     run_to_end(command, LIMIT)
-}
-
-/// Where the cookie of a plainly named job lies: nothing in a test's environment names another place,
-/// but this user may have a runtime folder.
-fn cookie(job: &str) -> PathBuf {
-    let me = rustix::process::geteuid().as_raw();
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    let usual = PathBuf::from(format!("/run/user/{me}"));
-    let own = PathBuf::from(format!("/tmp/nkv-{me}"));
-    let name = format!("nkv-{job}.cookie");
-    let places = runtime.into_iter().chain([usual, own.clone()]);
-    places.map(|p| p.join(&name)).find(|p| p.exists()).unwrap_or_else(|| own.join(name))
 }
 
 fn refused_so_far(cluster: &ProcessCluster, rank: u32) -> u64 {
@@ -158,7 +147,7 @@ fn i20_a_rank_with_another_secret_ends_at_once_and_the_cluster_does_not_mind() {
         assert_eq!(ended.code, 9, "{}", ended.stderr);
         assert!(ended.sentence().contains(says), "{}", ended.stderr);
     }
-    assert_eq!(refused_so_far(&cluster, 0), 2);
+    assert!(refused_so_far(&cluster, 0) >= 2);
     assert_eq!(cluster.get(1, "/readyz").0, 200);
     let handle = client(&cluster, 0, TransportChoice::Auto);
     handle.put(b"k", b"v", &PutOptions::default()).unwrap();
@@ -266,7 +255,7 @@ fn i20_a_flood_of_strangers_fills_no_log_and_disturbs_nobody() {
 
 #[test]
 fn i20_without_a_secret_a_cookie_lets_in_this_user_on_this_host_and_nobody_else() {
-    let cluster = ProcessCluster::start(2, |_| {});
+    let mut cluster = ProcessCluster::start(2, |_| {});
     let cookie = cookie(cluster.job());
     let meta = std::fs::symlink_metadata(&cookie).unwrap();
     assert_eq!((meta.permissions().mode() & 0o777, meta.len()), (0o600, 32));
@@ -297,7 +286,7 @@ fn i20_without_a_secret_a_cookie_lets_in_this_user_on_this_host_and_nobody_else(
     std::fs::set_permissions(&cookie, std::fs::Permissions::from_mode(0o600)).unwrap();
     assert_eq!(nkv(&cluster, None, &["exists", "k"]).code, 0);
 
-    drop(cluster);
+    all_end(&mut cluster);
     assert!(!cookie.exists(), "the last rank takes it away");
 }
 
@@ -343,8 +332,15 @@ fn i20_a_cookie_outlives_the_death_of_any_rank() {
     let handle = cluster.connect_by(1, TransportChoice::Tcp);
     handle.put(b"k", b"v", &PutOptions::default()).unwrap();
     handle.close();
-    drop(cluster);
+    all_end(&mut cluster);
     assert!(!cookie.exists());
+}
+
+fn all_end(cluster: &mut ProcessCluster) {
+    for rank in [1, 0] {
+        cluster.term(rank);
+        assert_eq!(cluster.wait_exit(rank, EXIT_LIMIT).code, 0);
+    }
 }
 
 /// An address of this host that others could reach, if it has one. Nothing is sent.

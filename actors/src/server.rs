@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 /// Control connections at once; further ones are closed at accept.
 const MAX_CONNECTIONS: usize = 4096;
@@ -30,6 +30,14 @@ const MAX_CONNECTIONS: usize = 4096;
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// Largest hello.
 const MAX_HELLO_BYTES: usize = 64 * 1024;
+/// Connections at once that have not proven yet that they belong to the job.
+const MAX_STRANGERS: usize = 256;
+/// Largest frame of a rank: a part of a report with the longest keys fits twice.
+const MAX_UP_BYTES: usize = 8 << 20;
+/// Largest frame of an attached client: the most touches it keeps fit.
+const MAX_TO_OWNER_BYTES: usize = 2 << 20;
+/// Questions about plans that one attached client may have open; further ones wait.
+const MAX_CHECKS: usize = 64;
 /// A call to an actor that takes longer is answered with Timeout.
 const ACTOR_LIMIT: Duration = Duration::from_secs(5);
 /// Signs of life on a rank's link per TTL, and the longest pause between two.
@@ -64,6 +72,15 @@ pub struct Server {
     pub closing: Arc<AtomicBool>,
     /// Connections now.
     pub connections: AtomicUsize,
+    /// Room for those that have not proven yet that they belong to the job.
+    pub strangers: Arc<Semaphore>,
+}
+
+impl Server {
+    /// Room for so many strangers.
+    pub fn room_for_strangers() -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(MAX_STRANGERS))
+    }
 }
 
 /// Counts a connection for as long as it lives.
@@ -112,9 +129,14 @@ impl Server {
         peer: Peer,
     ) -> Result<(), WireError> {
         // A stranger's words are read no further; the guard has counted and logged it [I20].
+        let Ok(stranger) = self.strangers.clone().try_acquire_owned() else {
+            tracing::debug!(peer = %peer.text, "closed: {MAX_STRANGERS} strangers are waiting");
+            return Ok(());
+        };
         if self.guard.admit(&mut stream, &peer, HELLO_LIMIT).await.is_err() {
             return Ok(());
         }
+        drop(stranger);
         let mut buf = Vec::new();
         let hello = read_frame::<_, Hello>(&mut stream, &mut buf, MAX_HELLO_BYTES);
         let Ok(hello) = tokio::time::timeout(HELLO_LIMIT, hello).await else {
@@ -263,7 +285,9 @@ impl Server {
         tx: &mpsc::Sender<ToClient>,
     ) -> Result<(), WireError> {
         let mut buf = Vec::new();
-        while let Some((_, m)) = read_frame::<_, ToOwner>(reader, &mut buf, MAX_FRAME_BYTES).await?
+        let checks = Arc::new(Semaphore::new(MAX_CHECKS));
+        while let Some((_, m)) =
+            read_frame::<_, ToOwner>(reader, &mut buf, MAX_TO_OWNER_BYTES).await?
         {
             let told = match m {
                 ToOwner::Touched(list) => self.owner.push(Touches(list), Reply::nobody()).await,
@@ -277,9 +301,11 @@ impl Server {
                 ToOwner::CheckPlan(plan) => {
                     // Beside this loop: a Dropped must not wait behind it.
                     let (tables, tx) = (self.tables.clone(), tx.clone());
+                    let slot = checks.clone().acquire_owned().await;
                     tokio::task::spawn_local(async move {
                         let open = tables.wait_open(plan).await;
                         let _ = tx.send(ToClient::Plan { plan, open }).await;
+                        drop(slot);
                     });
                     Ok(())
                 }
@@ -324,7 +350,7 @@ async fn read_ups<R: AsyncRead + Unpin>(
     (rank, incarnation, link): (u32, u64, LinkId),
 ) -> Result<(), WireError> {
     let mut buf = Vec::new();
-    while let Some((_, up)) = read_frame::<_, Up>(reader, &mut buf, MAX_FRAME_BYTES).await? {
+    while let Some((_, up)) = read_frame::<_, Up>(reader, &mut buf, MAX_UP_BYTES).await? {
         let leaves = matches!(up, Up::Leave);
         let sent = master.push(FromRank { rank, incarnation, link, up }, Reply::nobody()).await;
         if sent.is_err() || leaves {

@@ -14,6 +14,11 @@ const MAX_TIMEOUT_MS: u64 = 3_600_000;
 /// Seconds that may lie between two looks at the cluster.
 const INTERVAL_S: RangeInclusive<f64> = 0.2..=60.0;
 
+const RM_USAGE: &str = "\
+nkv rm [OPTIONS] <KEY>...
+       nkv rm [OPTIONS] --matching <RE>
+       nkv rm [OPTIONS] --all [--yes]";
+
 const LONG_ABOUT: &str = "\
 Looks at a running nkv cluster and moves single values in and out of it.
 
@@ -100,6 +105,7 @@ pub(crate) enum Command {
         output: Option<PathBuf>,
     },
     /// Takes keys away for good
+    #[command(override_usage = RM_USAGE)]
     Rm {
         /// The keys
         #[arg(value_name = "KEY", required_unless_present_any = ["matching", "all"])]
@@ -112,7 +118,7 @@ pub(crate) enum Command {
         #[arg(long, conflicts_with = "keys")]
         all: bool,
         /// Do not ask before --all
-        #[arg(long, requires = "all")]
+        #[arg(long, requires = "all", conflicts_with_all = ["keys", "matching"])]
         yes: bool,
     },
     /// Lists the keys in the order of their bytes
@@ -196,6 +202,8 @@ mod tests {
             "rm a --matching b",
             "rm --matching a --all",
             "rm a --yes",
+            "rm --yes",
+            "rm --matching a --yes",
             "--connect nowhere status",
             "--transport rdma status",
             "--timeout-ms 0 status",

@@ -43,7 +43,8 @@ impl Ls<'_> {
             output::write(format!("{head}],\"more\":{more}}}\n").as_bytes())?;
         } else if more {
             // Whoever does not read it misses no key.
-            let _ = writeln!(std::io::stderr(), "nkv: the first {printed} keys; there are more");
+            let _ =
+                writeln!(std::io::stderr(), "nkv: only the first {printed} shown; there are more");
         }
         let none = printed == 0 && self.pattern.is_some();
         Ok(if none { Answer::Absent } else { Answer::Found })

@@ -74,8 +74,8 @@ pub fn tells_of_death(e: &Error) -> bool {
     )
 }
 
-/// How a call may end that needs the master while it is away or has just come back: as above, but no
-/// object of a living rank is ever said to be absent.
+/// How a call may end that needs the master while it is away or has just come back: as above, but
+/// no object of a living rank is ever said to be absent.
 pub fn tells_of_masters_absence(e: &Error) -> bool {
     e.kind != ErrorKind::NotFound && tells_of_death(e)
 }

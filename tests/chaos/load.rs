@@ -64,7 +64,7 @@ impl Worker {
         self
     }
 
-    /// An error of a call that needs the master, and the rank that may be the doomed one if `meets`.
+    /// An error of a call that needs the master, and an owner: if `meets`, perhaps the doomed one.
     fn judge(&self, verb: &str, key: &[u8], e: &Error, (dooms, meets): (Dooms, bool)) {
         let without_master = [dooms.0, dooms.1].into_iter().flatten().any(Doomed::is_master);
         let excused =

@@ -11,6 +11,8 @@ pub use web::http_get;
 
 use nkv::{Address, Blocking, ClientConfig, TransportChoice};
 use nkv_store::clock::{BootClock, Clock};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -28,6 +30,8 @@ pub struct ProcessCluster {
     job: String,
     ranks: u32,
     port: u16,
+    // Ranks that look for the master elsewhere, as behind a relay.
+    ports: BTreeMap<u32, u16>,
     customise: Customise,
     nodes: Vec<Option<Process>>,
     killed: bool,
@@ -54,7 +58,8 @@ impl ProcessCluster {
     pub fn none(n: u32, customise: impl Fn(u32, &mut Command) + 'static) -> Self {
         let nodes = (0..n).map(|_| None).collect();
         let customise = Box::new(customise);
-        Self { job: new_job(), ranks: n, port: 0, customise, nodes, killed: false }
+        let (job, ports) = (new_job(), BTreeMap::new());
+        Self { job, ranks: n, port: 0, ports, customise, nodes, killed: false }
     }
 
     /// The job's name.
@@ -65,6 +70,11 @@ impl ProcessCluster {
     /// Rank 0's control port.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// From its next start on, a rank looks for the master at this port of this host.
+    pub fn master_seen_at(&mut self, rank: u32, port: u16) {
+        self.ports.insert(rank, port);
     }
 
     /// A rank that runs.
@@ -90,7 +100,8 @@ impl ProcessCluster {
     pub fn command(&self, rank: u32) -> Command {
         let mut command = node_command(&self.job);
         command.args(["--rank", &rank.to_string(), "--world-size", &self.ranks.to_string()]);
-        command.args(["--port", &self.port.to_string()]);
+        let port = self.ports.get(&rank).unwrap_or(&self.port);
+        command.args(["--port", &port.to_string()]);
         command
     }
 
@@ -250,6 +261,19 @@ fn remove_from_shm(job: &str) {
     for name in left_in_shm(job) {
         let _ = std::fs::remove_file(format!("{}/{name}", nkv_store::shm::SHM_DIR));
     }
+    let _ = std::fs::remove_file(cookie(job));
+}
+
+/// The cookie of a plainly named job. Nothing in a test's environment names a place for it, but its
+/// user may have a runtime folder.
+pub fn cookie(job: &str) -> PathBuf {
+    let me = rustix::process::geteuid().as_raw();
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let usual = PathBuf::from(format!("/run/user/{me}"));
+    let own = PathBuf::from(format!("/tmp/nkv-{me}"));
+    let name = format!("nkv-{job}.cookie");
+    let mut places = runtime.into_iter().chain([usual]).map(|p| p.join(&name));
+    places.find(|p| p.exists()).unwrap_or_else(|| own.join(&name))
 }
 
 /// True as soon as `condition` holds; false if it does not within `limit`.

@@ -1,5 +1,5 @@
-//! Writers that outlive their plan's deadline: stopped in the middle of a copy, or with a commit that
-//! is late. What the owner does about them differs by how their bytes travel; that nobody else's
+//! Writers that outlive their plan's deadline: stopped in the middle of a copy, or with a late
+//! commit. What the owner does about them differs by how their bytes travel; that nobody else's
 //! object changes does not.
 
 use super::cluster_process::{ProcessCluster, until};
@@ -110,7 +110,7 @@ pub fn a_late_commit_of_an_expired_plan_is_reclaimed_and_commits_nobody_elses() 
     let key = b"late commit";
     let plan = slow.open_for_write(key, 4, &on(OWNER)).unwrap();
     plan.write_page(0, b"late").unwrap();
-    relay.hold(Way::Up, true);
+    relay.hold(Way::Up);
     std::thread::scope(|scope| {
         let committing = scope.spawn(|| slow.publish(plan));
         until(SLACK, "the commit is on its way", || relay.held(Way::Up) > 0);
@@ -121,7 +121,7 @@ pub fn a_late_commit_of_an_expired_plan_is_reclaimed_and_commits_nobody_elses() 
         let theirs = client.open_for_write(key, 6, &on(OWNER)).unwrap();
         theirs.write_from(0, b"the").unwrap();
 
-        relay.hold(Way::Up, false);
+        relay.release(Way::Up);
         let end = committing.join().expect("no panic");
         assert_eq!(end.unwrap_err().kind, ErrorKind::Reclaimed);
         let found = client.get(key).map_err(|e| e.kind);

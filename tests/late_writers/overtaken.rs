@@ -5,8 +5,8 @@
 use super::cluster_process::{ProcessCluster, until};
 use super::relay::{Relay, Way};
 use super::scene::{
-    SLACK, SMALL_BYTES, Times, cluster, expect, expect_all, kind_in_time, memory_of, on, put,
-    put_some, row, settled, stop_in_mid_write,
+    SLACK, SMALL_BYTES, TRIES, Times, expect, expect_all, gauges, kind_in_time, memory_of, on, put,
+    put_some, relayed_cluster, row, settled, stop_in_mid_write, try_to_stop,
 };
 use super::writer::Writer;
 use nkv::message::{Existence, ObjMeta};
@@ -25,18 +25,23 @@ const OWNER: u32 = 1;
 const OTHER: u32 = 2;
 /// Keys of each owner.
 const KEYS: u64 = 12;
+/// Fits nowhere beside the large object: if anybody may have its extent, this does.
+const SQUEEZED: &str = "squeezed";
+const SQUEEZED_BYTES: usize = 24 << 20;
 
+/// Its attachment is told of the term by the owner's welcome.
 pub fn a_plan_of_a_lower_term_is_refused_before_its_first_byte_to_who_attaches_late() {
     refuses_a_grant_that_arrives_after_the_term(false);
 }
 
+/// Its attachment was told of the term before; of the plan its owner never heard.
 pub fn a_plan_of_a_lower_term_is_refused_before_its_first_byte_to_who_was_attached() {
     refuses_a_grant_that_arrives_after_the_term(true);
 }
 
-/// A grant arrives after rank 0 was killed and started again, and after its owner obeys the new term.
+/// A grant arrives after rank 0 was killed and started again, and its owner obeys the new term.
 fn refuses_a_grant_that_arrives_after_the_term(attached: bool) {
-    let mut cluster = cluster(2, TIMES);
+    let (mut cluster, link) = relayed_cluster(2, TIMES);
     let relay = Relay::to(cluster.port());
     let config = ClientConfig {
         job: cluster.job().to_string(),
@@ -47,20 +52,20 @@ fn refuses_a_grant_that_arrives_after_the_term(attached: bool) {
     let slow = Blocking::connect(relay.address(), config).unwrap();
     if attached {
         put(&slow, "before", SMALL_BYTES, OWNER, 0).unwrap();
+        link.hold(Way::Down);
     }
-    // A connection is at hand: what is held back is the grant and nothing else.
-    slow.exists(&[b"overtaken"], false).unwrap();
-    relay.hold(Way::Down, true);
+    relay.hold_answer_to(b"overtaken");
     std::thread::scope(|scope| {
         let opening = scope.spawn(|| slow.open_for_write(b"overtaken", 5, &on(OWNER)).map(|_| ()));
         until(SLACK, "the grant is on its way", || relay.held(Way::Down) > 0);
         cluster.kill9(0);
+        link.lose(Way::Down);
         cluster.restart(0);
         let client = cluster.connect(1);
         until(SLACK, "the owner obeys the new term", || {
             put(&client, "obeys", SMALL_BYTES, OWNER, 0).is_ok()
         });
-        relay.hold(Way::Down, false);
+        relay.release(Way::Down);
         let end = opening.join().expect("no panic");
         assert_eq!(end.unwrap_err().kind, ErrorKind::Reclaimed, "a plan of the lower term");
         assert_eq!(slots_being_written(&cluster), 0, "refused after its first byte");
@@ -90,8 +95,9 @@ struct Overtaken {
     others: Vec<String>,
 }
 
-fn overtaken() -> Overtaken {
-    let mut cluster = cluster(3, TIMES);
+/// `heard`: the owner heard of the writer's plan; if not, the word of it was lost with the master.
+fn overtaken(heard: bool) -> Overtaken {
+    let (mut cluster, link) = relayed_cluster(3, TIMES);
     let client = cluster.connect(0);
     let locate = |key: String| {
         let meta = client.get_location(key.as_bytes()).expect("just put");
@@ -101,10 +107,37 @@ fn overtaken() -> Overtaken {
     let others = put_some(&client, "other", KEYS, OTHER);
     client.remove(b"owner/0").unwrap();
     let mut writer = Writer::start(&cluster, TransportChoice::Shm);
-    let (key, _) = stop_in_mid_write(&cluster, &mut writer, OWNER);
+    // It is attached from here on: nobody asks the owner about its next plan.
+    writer.open("attaches", (10, 10), OWNER, 0);
+    writer.step("abort").expect("aborted");
+    let key = if heard {
+        stop_in_mid_write(&cluster, &mut writer, OWNER).0
+    } else {
+        stop_unheard_of(&cluster, &link, &client, &mut writer)
+    };
     cluster.kill9(0);
+    link.lose(Way::Down);
     cluster.restart(0);
     Overtaken { cluster, client, writer, key, owners, others }
+}
+
+/// As [`stop_in_mid_write`], while nothing reaches the owner from the master.
+fn stop_unheard_of(
+    cluster: &ProcessCluster,
+    link: &Relay,
+    client: &Blocking,
+    writer: &mut Writer,
+) -> String {
+    for version in 0..TRIES {
+        settled(client, OWNER, SLACK);
+        link.hold(Way::Down);
+        if let Some((key, _)) = try_to_stop(cluster, writer, OWNER, version) {
+            assert_eq!(gauges(cluster, OWNER).plans_open, 0, "the owner heard of the plan");
+            return key;
+        }
+        link.release(Way::Down);
+    }
+    panic!("{TRIES} copies were over before the writer stood");
 }
 
 impl Overtaken {
@@ -136,14 +169,15 @@ impl Overtaken {
             let kind = kind_in_time("get", || fresh.get(key.as_bytes()));
             assert_eq!(kind, Some(ErrorKind::NotReady), "{key}, whose owner has not reported");
         }
-        put(fresh, "elsewhere", SMALL_BYTES, OWNER, 0).unwrap();
-        assert_ne!(fresh.get_location(b"elsewhere").unwrap().rank, OWNER);
+        put(fresh, SQUEEZED, SQUEEZED_BYTES, OWNER, 0).unwrap();
+        assert_ne!(fresh.get_location(SQUEEZED.as_bytes()).unwrap().rank, OWNER);
         self.expect_located();
     }
 
     /// The owner reports: all it holds is found by its key, and what was removed is not.
     fn expect_report(&self, fresh: &Blocking) {
         until(SLACK, "the owner's report", || fresh.get(b"owner/1").is_ok());
+        expect(fresh, SQUEEZED, SQUEEZED_BYTES, 0);
         for (key, _) in self.owners.iter().skip(1) {
             expect(fresh, key, SMALL_BYTES, 0);
         }
@@ -160,8 +194,9 @@ impl Overtaken {
     }
 }
 
-pub fn an_owner_with_a_stopped_writer_reports_to_a_new_master_when_it_runs_again() {
-    let mut o = overtaken();
+/// The writer runs again: its plan is over, and it is told so.
+fn reports_when_the_writer_runs_again(heard: bool) {
+    let mut o = overtaken(heard);
     let fresh = o.cluster.connect(0);
     o.expect_others_to_go_on(&fresh);
     o.writer.resume();
@@ -174,8 +209,17 @@ pub fn an_owner_with_a_stopped_writer_reports_to_a_new_master_when_it_runs_again
     expect(&fresh, &o.key, SMALL_BYTES, 7);
 }
 
+pub fn an_owner_with_a_stopped_writer_reports_to_a_new_master_when_it_runs_again() {
+    reports_when_the_writer_runs_again(true);
+}
+
+/// Its slot looks free: only the word of its process tells that nobody writes there any more.
+pub fn an_owner_with_a_stopped_writer_that_it_never_heard_of_reports_when_it_runs_again() {
+    reports_when_the_writer_runs_again(false);
+}
+
 pub fn an_owner_with_a_stopped_writer_reports_to_a_new_master_when_it_dies() {
-    let mut o = overtaken();
+    let mut o = overtaken(true);
     let fresh = o.cluster.connect(0);
     o.expect_others_to_go_on(&fresh);
     o.writer.kill();

@@ -1,5 +1,5 @@
-//! Remove racing puts of the same key, from processes of their own. Whatever was open or stored when
-//! a remove began is not read once the remove has returned: neither by its key nor where it lay [I6].
+//! Remove racing puts of the same key, from processes of their own. What was open or stored when a
+//! remove began is not read once the remove has returned, neither by its key nor where it lay [I6].
 
 use super::cluster_process::ProcessCluster;
 use super::content;

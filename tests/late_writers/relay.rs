@@ -1,10 +1,11 @@
-//! A relay between a client and the master's control port. It copies bytes and looks at none, but
-//! can hold back what goes one way: so an answer, or a request, arrives as late as a test wants it.
+//! A relay between a client or a rank and the master's control port. It copies bytes, changes none,
+//! and can hold back what goes one way: so a word arrives as late as a test wants it, or never.
 
 use nkv::Address;
 use nkv::store::threads::spawn_named;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,6 +26,16 @@ struct Held {
     on: bool,
     // Bytes that arrived since and wait.
     bytes: usize,
+    // What waits is lost, and its connection with it.
+    lost: bool,
+    // Only answers to requests that contain these bytes are held.
+    asked: Option<Vec<u8>>,
+}
+
+/// One connection: whether a request passed whose answer is to be held.
+#[derive(Default)]
+struct Line {
+    asked: AtomicBool,
 }
 
 #[derive(Default)]
@@ -38,20 +49,22 @@ impl Gate {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pass(&self, bytes: usize) {
+    /// Returns once these bytes may go on; false if they are lost.
+    fn pass(&self, bytes: usize, line: &Line) -> bool {
         let mut held = self.lock();
-        if !held.on {
-            return;
+        if !held.on || (held.asked.is_some() && !line.asked.load(Ordering::Acquire)) {
+            return true;
         }
         held.bytes += bytes;
         let waited = self.changed.wait_timeout_while(held, LONGEST_HOLD, |h| h.on);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        !waited.unwrap_or_else(PoisonError::into_inner).0.lost
     }
 }
 
 /// See the file's first paragraph. Its threads end with the connections they serve.
 pub struct Relay {
     address: Address,
+    port: u16,
     gates: Arc<[Gate; 2]>,
 }
 
@@ -59,20 +72,21 @@ impl Relay {
     /// Relays to `port` of this host.
     pub fn to(port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = Address::Tcp(listener.local_addr().expect("an address").to_string());
+        let at = listener.local_addr().expect("an address");
         let gates: Arc<[Gate; 2]> = Arc::default();
         let shared = gates.clone();
         spawn_named("relay", move || {
             for client in listener.incoming().map_while(Result::ok) {
                 // A master that is away is a closed connection.
                 if let Ok(master) = TcpStream::connect(("127.0.0.1", port)) {
-                    pump(&client, &master, &shared, Way::Up);
-                    pump(&master, &client, &shared, Way::Down);
+                    let at = (&shared, &Arc::new(Line::default()));
+                    pump(&client, &master, at, Way::Up);
+                    pump(&master, &client, at, Way::Down);
                 }
             }
         })
         .expect("a thread");
-        Self { address, gates }
+        Self { address: Address::Tcp(at.to_string()), port: at.port(), gates }
     }
 
     /// Where clients connect.
@@ -80,10 +94,34 @@ impl Relay {
         &self.address
     }
 
-    /// Holds what goes that way back from now on, or lets all of it go.
-    pub fn hold(&self, way: Way, on: bool) {
+    /// Its port on this host.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Holds what goes that way back from now on.
+    pub fn hold(&self, way: Way) {
+        self.set(way, Held { on: true, ..Held::default() });
+    }
+
+    /// Holds the answer to a request back that contains these bytes.
+    pub fn hold_answer_to(&self, asked: &[u8]) {
+        self.set(Way::Down, Held { on: true, asked: Some(asked.to_vec()), ..Held::default() });
+    }
+
+    /// Lets all that was held back go on, and all that comes.
+    pub fn release(&self, way: Way) {
+        self.set(way, Held::default());
+    }
+
+    /// Loses what was held back, with the connections that it came by; what comes goes on.
+    pub fn lose(&self, way: Way) {
+        self.set(way, Held { lost: true, ..Held::default() });
+    }
+
+    fn set(&self, way: Way, held: Held) {
         let gate = &self.gates[way as usize];
-        *gate.lock() = Held { on, bytes: 0 };
+        *gate.lock() = held;
         gate.changed.notify_all();
     }
 
@@ -93,15 +131,22 @@ impl Relay {
     }
 }
 
-fn pump(from: &TcpStream, to: &TcpStream, gates: &Arc<[Gate; 2]>, way: Way) {
-    let (mut from, mut to) =
-        (from.try_clone().expect("a socket"), to.try_clone().expect("a socket"));
-    let gates = gates.clone();
+/// Whether these bytes, on their way up, ask for what is to be held on its way down.
+fn asks(gates: &[Gate; 2], bytes: &[u8]) -> bool {
+    let held = gates[Way::Down as usize].lock();
+    held.asked.as_ref().is_some_and(|a| bytes.windows(a.len()).any(|w| w == &a[..]))
+}
+
+fn pump(from: &TcpStream, to: &TcpStream, (gates, line): (&Arc<[Gate; 2]>, &Arc<Line>), way: Way) {
+    let copy = |s: &TcpStream| s.try_clone().expect("a socket");
+    let (mut from, mut to, gates, line) = (copy(from), copy(to), gates.clone(), line.clone());
     spawn_named("relay-pump", move || {
         let mut buf = vec![0; 64 << 10];
         while let Ok(n @ 1..) = from.read(&mut buf) {
-            gates[way as usize].pass(n);
-            if to.write_all(&buf[..n]).is_err() {
+            if way == Way::Up && asks(&gates, &buf[..n]) {
+                line.asked.store(true, Ordering::Release);
+            }
+            if !gates[way as usize].pass(n, &line) || to.write_all(&buf[..n]).is_err() {
                 break;
             }
         }

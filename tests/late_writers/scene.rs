@@ -1,8 +1,9 @@
-//! What the tests of late writers share: a cluster with short times, an owner's figures, a look into
-//! its memory, and a writer that is stopped while its bytes are on their way.
+//! What the tests of late writers share: a cluster with short times, an owner's figures, a look
+//! into its memory, and a writer that is stopped while its bytes are on their way.
 
-use super::cluster_process::{ProcessCluster, until};
+use super::cluster_process::{ProcessCluster, READY_LIMIT, until};
 use super::content;
+use super::relay::Relay;
 use super::writer::Writer;
 use nkv::message::{ClusterStats, OwnerGauges, PlanDesc, PutOptions, RankStats};
 use nkv::store::clock::{BootClock, Clock};
@@ -23,7 +24,7 @@ pub const LARGE_BYTES: u64 = 48 << 20;
 /// The heap of each rank: the large object, and less than half as much beside it.
 pub const HEAP_BYTES: u64 = 64 << 20;
 /// It may take so many tries to stop a writer before its copy is over.
-const TRIES: u64 = 20;
+pub const TRIES: u64 = 20;
 
 /// A cluster's times.
 #[derive(Clone, Copy)]
@@ -36,7 +37,25 @@ pub struct Times {
 
 /// Starts `ranks` ranks; rank 0's memory is its own, so that clients reach the master by tcp.
 pub fn cluster(ranks: u32, times: Times) -> ProcessCluster {
-    ProcessCluster::start_each(ranks, move |rank, command| {
+    let mut cluster = unstarted(ranks, times);
+    (0..ranks).for_each(|rank| cluster.restart(rank));
+    cluster.wait_ready(READY_LIMIT);
+    cluster
+}
+
+/// As [`cluster`], with a relay between rank 1 and the master.
+pub fn relayed_cluster(ranks: u32, times: Times) -> (ProcessCluster, Relay) {
+    let mut cluster = unstarted(ranks, times);
+    cluster.restart(0);
+    let relay = Relay::to(cluster.port());
+    cluster.master_seen_at(1, relay.port());
+    (1..ranks).for_each(|rank| cluster.restart(rank));
+    cluster.wait_ready(READY_LIMIT);
+    (cluster, relay)
+}
+
+fn unstarted(ranks: u32, times: Times) -> ProcessCluster {
+    ProcessCluster::none(ranks, move |rank, command| {
         let flags = [
             ("--heap-bytes", HEAP_BYTES),
             ("--ttl-ms", times.ttl_ms),
@@ -139,28 +158,40 @@ pub fn stop_in_mid_write(
     writer: &mut Writer,
     rank: u32,
 ) -> (String, PlanDesc) {
-    let memory = memory_of(cluster, rank);
     for version in 0..TRIES {
-        let key = format!("late/{version}");
-        let plan = writer.open(&key, (LARGE_BYTES, LARGE_BYTES), rank, version);
-        let value = content::bytes(key.as_bytes(), version, LARGE_BYTES as usize);
-        let (first, last) = (plan.meta.payload_off, plan.meta.payload_off + LARGE_BYTES - 8);
-        let right = |at: usize| u64::from_le_bytes(value[at..at + 8].try_into().expect("a word"));
-        let (first_word, last_word) = (right(0), right(LARGE_BYTES as usize - 8));
-        writer.tell("write 0");
-        let since = BootClock.now_ms();
-        while word(&*memory, first) != first_word {
-            assert!(BootClock.now_ms() - since < 5_000, "no byte of {key} arrives");
-            std::thread::yield_now();
+        if let Some(stopped) = try_to_stop(cluster, writer, rank, version) {
+            return stopped;
         }
-        writer.stop();
-        if word(&*memory, last) != last_word {
-            return (key, plan);
-        }
-        // The copy was over before the signal.
-        writer.resume();
-        writer.answer().expect("written");
-        writer.step("abort").expect("aborted");
     }
     panic!("{TRIES} copies were over before the writer stood");
+}
+
+/// One try; if the copy was over before the signal, its plan is aborted.
+pub fn try_to_stop(
+    cluster: &ProcessCluster,
+    writer: &mut Writer,
+    rank: u32,
+    version: u64,
+) -> Option<(String, PlanDesc)> {
+    let memory = memory_of(cluster, rank);
+    let key = format!("late/{version}");
+    let plan = writer.open(&key, (LARGE_BYTES, LARGE_BYTES), rank, version);
+    let value = content::bytes(key.as_bytes(), version, LARGE_BYTES as usize);
+    let (first, last) = (plan.meta.payload_off, plan.meta.payload_off + LARGE_BYTES - 8);
+    let right = |at: usize| u64::from_le_bytes(value[at..at + 8].try_into().expect("a word"));
+    let (first_word, last_word) = (right(0), right(LARGE_BYTES as usize - 8));
+    writer.tell("write 0");
+    let since = BootClock.now_ms();
+    while word(&*memory, first) != first_word {
+        assert!(BootClock.now_ms() - since < 5_000, "no byte of {key} arrives");
+        std::thread::yield_now();
+    }
+    writer.stop();
+    if word(&*memory, last) != last_word {
+        return Some((key, plan));
+    }
+    writer.resume();
+    writer.answer().expect("written");
+    writer.step("abort").expect("aborted");
+    None
 }

@@ -141,8 +141,8 @@ impl Writer {
 
     fn write(&mut self, page: u32) -> Result<String> {
         let plan = self.plan.as_ref().ok_or_else(no_plan)?;
-        let pages = self.value.chunks(plan.page_bytes() as usize);
-        let bytes = pages.skip(page as usize).next().unwrap_or_default();
+        let mut pages = self.value.chunks(plan.page_bytes() as usize);
+        let bytes = pages.nth(page as usize).unwrap_or_default();
         plan.write_page(page, bytes).map(|()| String::new())
     }
 

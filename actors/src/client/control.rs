@@ -17,6 +17,8 @@ use std::time::Duration;
 
 /// Idle connections a pool keeps.
 const MAX_IDLE: usize = 8;
+/// A connect for presence that takes longer has failed.
+const PRESENCE_LIMIT: Duration = Duration::from_secs(5);
 /// Pause between tries to reach a master that does not answer, within the call's limit.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
@@ -244,7 +246,8 @@ impl ControlPool {
     /// Keeps one connection open for as long as the client lives: the master counts it as alive.
     pub(crate) async fn presence(self, client: std::sync::Weak<super::Shared>) {
         while client.strong_count() > 0 {
-            if let Ok(mut conn) = self.connect().await {
+            let connected = tokio::time::timeout(PRESENCE_LIMIT, self.connect()).await;
+            if let Ok(Ok(mut conn)) = connected {
                 // Nothing is ever sent on it; the read ends when the master goes.
                 let _ = read_frame::<_, Response>(&mut conn.stream, &mut conn.buf, 64).await;
             }

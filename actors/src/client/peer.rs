@@ -400,7 +400,11 @@ async fn run_link(
                     continue;
                 }
                 Outgoing::Check(plan, answer) => {
-                    asked.lock().unwrap_or_else(PoisonError::into_inner).push((plan, answer));
+                    let mut waiting = asked.lock().unwrap_or_else(PoisonError::into_inner);
+                    // Callers that gave up leave nothing behind.
+                    waiting.retain(|(_, answer)| !answer.is_closed());
+                    waiting.push((plan, answer));
+                    drop(waiting);
                     ToOwner::CheckPlan(plan)
                 }
             };

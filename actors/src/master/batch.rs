@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 enum Results {
     Plans(Vec<Option<Result<PlanDesc>>>),
     Done(Vec<Option<Result<()>>>),
-    // Of a removal by pattern: counted, with where its next round begins.
+    // Of a removal by pattern: counted, with where its next round begins. The last item is no key.
     Swept(Vec<Option<Result<()>>>, Option<WireKeyId>),
 }
 
@@ -45,12 +45,14 @@ impl Batches {
         self.start(n, Results::Done((0..n).map(|_| None).collect()), reply)
     }
 
+    /// Of `keys` removals, and one more item: whether ranks lost before are known to be.
     pub(super) fn swept(
         &mut self,
-        n: usize,
+        keys: usize,
         next: Option<WireKeyId>,
         reply: Reply<Response>,
     ) -> u64 {
+        let n = keys + 1;
         self.start(n, Results::Swept((0..n).map(|_| None).collect(), next), reply)
     }
 
@@ -100,13 +102,14 @@ fn finish(b: Batch) {
         }
         Results::Swept(v, next) => {
             let results = v.into_iter().map(|r| r.unwrap_or_else(|| Err(lost())));
-            Response::Swept(count(results, next))
+            Response::Swept(count(results.collect(), next))
         }
     };
     b.reply.send(response);
 }
 
-fn count(results: impl Iterator<Item = Result<()>>, next: Option<WireKeyId>) -> Swept {
+fn count(mut results: Vec<Result<()>>, next: Option<WireKeyId>) -> Swept {
+    let losses = results.pop().and_then(Result::err);
     let mut swept = Swept { next, ..Swept::default() };
     for result in results {
         match result {
@@ -119,5 +122,6 @@ fn count(results: impl Iterator<Item = Result<()>>, next: Option<WireKeyId>) -> 
             }
         }
     }
+    swept.why = swept.why.or(losses);
     swept
 }

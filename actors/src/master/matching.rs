@@ -132,8 +132,11 @@ impl Master {
             return reply.send(Response::Failed(e));
         }
         let next = found.next.map(Into::into);
-        let batch = self.batches.swept(found.keys.len(), next, reply);
+        let n = found.keys.len();
+        let batch = self.batches.swept(n, next, reply);
         self.remove_each(batch, found.keys.iter().map(|s| s.key.as_bytes()));
+        // Keys that went with a lost rank come back if a later master does not hear of the loss.
+        self.settle_removed(batch, n, Ok(()));
     }
 }
 

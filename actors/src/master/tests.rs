@@ -3,5 +3,6 @@
 
 mod bench;
 mod late;
+mod listing;
 mod objects;
 mod terms;

@@ -158,7 +158,7 @@ pub enum SlotContent {
         n_pages: u32,
     },
     /// An open plan.
-    Open(PlanOpened),
+    Open(Box<PlanOpened>),
     /// Retired, not yet free: only `Freed` frees it.
     Held {
         /// Payload offset.

@@ -198,6 +198,7 @@ impl Building {
             clock: self.clock.clone(),
             closing: self.closing.clone(),
             connections: Default::default(),
+            strangers: Server::room_for_strangers(),
         });
         serve(place, server.clone(), listener);
         if let Some(l) = local {

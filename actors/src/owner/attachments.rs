@@ -83,6 +83,9 @@ impl Attachments {
         if let (Some((term, _)), Route::Process { tx, .. }) = (term, &route) {
             let _ = tx.try_send(ToClient::Term(term));
         }
+        // One gate stands for all attachments of a producer, so the latest stands for the broken ones:
+        // a process that attaches again and again holds one entry.
+        inner.all.retain(|_, a| !(a.producer == producer && a.cut));
         for plan in pending.keys() {
             match &route {
                 Route::Local(plans, _) => plans.drop_plan(*plan),

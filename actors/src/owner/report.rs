@@ -56,7 +56,7 @@ fn entry(
     let what = match &r.kind {
         SlotKind::Free => SlotContent::Free,
         SlotKind::Held => held,
-        SlotKind::Open => open(r).map_or(held, SlotContent::Open),
+        SlotKind::Open => open(r).map_or(held, |p| SlotContent::Open(Box::new(p))),
         SlotKind::Live { bytes_total, page_size, n_pages, .. } => SlotContent::Live {
             key: KeyBytes(key(r)),
             extent_offset: extent.offset,

@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 /// The stream's end comes at once: a handshake that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+pub(super) static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime")
 });
 static SECRET: LazyLock<Secret> =

@@ -198,7 +198,7 @@ fn link(seeds: &mut Seeds) {
             page_bytes: 256,
             n_pages: 4,
         },
-        SlotContent::Open(opened()),
+        SlotContent::Open(Box::new(opened())),
         SlotContent::Held { extent_offset: 0, extent_len: 4096 },
     ];
     let entry = |what| SlotEntry { slot: 5, epoch: 7, what };

@@ -91,6 +91,8 @@ fn resumed<T: DeserializeOwned>(
     limit: usize,
 ) -> Result<Option<(u64, T)>, WireError> {
     let mut context = Context::from_waker(Waker::noop());
+    // The reader sets timers; nothing here waits long enough for one to end.
+    let _timers = super::handshake::RUNTIME.enter();
     loop {
         let reading = pin!(read_frame(feed, buf, limit));
         if let Poll::Ready(result) = reading.poll(&mut context) {

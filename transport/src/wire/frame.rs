@@ -6,6 +6,8 @@
 use bincode::Options;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Version of header and encoding; both ends must agree.
@@ -16,6 +18,12 @@ pub const FRAME_HEADER_BYTES: usize = 16;
 pub const MAX_FRAME_BYTES: usize = 32 << 20;
 /// A body buffer grows by at most this or by what it already holds, whichever is more.
 const GROW_BYTES: usize = 64 << 10;
+/// A frame that began must be whole, and one that is written must be taken, within this plus a
+/// second for every so many bytes: a peer that trickles or does not read holds nothing for ever.
+const FRAME_LIMIT: Duration = Duration::from_secs(5);
+const BYTES_PER_SECOND: u64 = 4 << 20;
+/// Bodies being received by this process at once, beyond [`GROW_BYTES`] each.
+const MAX_IN_FLIGHT_BYTES: usize = 1 << 30;
 /// A reused buffer gives back what it holds above this after an unusually large frame.
 const KEEP_BYTES: usize = 1 << 20;
 
@@ -58,6 +66,24 @@ pub enum WireError {
         bytes: usize,
         /// What the decoder said.
         reason: String,
+    },
+    /// The rest of a frame did not come, or was not taken, in time.
+    #[error("a frame of {bytes} bytes was not through within {ms} ms")]
+    Late {
+        /// Its length in bytes, as far as it is known.
+        bytes: usize,
+        /// The limit in milliseconds.
+        ms: u128,
+    },
+    /// Too many large frames at once.
+    #[error(
+        "no room to receive {bytes} bytes beside {in_flight} others in flight (limit {MAX_IN_FLIGHT_BYTES}); send smaller batches"
+    )]
+    Busy {
+        /// Its length in bytes.
+        bytes: usize,
+        /// Those being received already.
+        in_flight: usize,
     },
     /// The value cannot be encoded.
     #[error("cannot encode a frame: {0}")]
@@ -150,11 +176,14 @@ where
 {
     buf.clear();
     encode_frame(buf, id, value)?;
-    let written = w.write_all(buf).await;
+    let (bytes, limit) = (buf.len(), time_for(buf.len()));
+    let write = async {
+        w.write_all(buf).await?;
+        w.flush().await
+    };
+    let written = tokio::time::timeout(limit, write).await;
     recycle(buf);
-    written?;
-    w.flush().await?;
-    Ok(())
+    Ok(written.map_err(|_| WireError::Late { bytes, ms: limit.as_millis() })??)
 }
 
 /// Reads one frame; `None` if the stream ended cleanly between frames. Never reads past the frame
@@ -172,26 +201,68 @@ where
     T: DeserializeOwned,
 {
     let limit = limit.min(MAX_FRAME_BYTES);
-    while buf.len() < FRAME_HEADER_BYTES {
-        if !fill(r, buf, FRAME_HEADER_BYTES).await? {
-            if buf.is_empty() {
-                return Ok(None);
-            }
-            return Err(WireError::Truncated { missing: FRAME_HEADER_BYTES - buf.len() });
-        }
+    // Between frames a peer may be silent as long as it likes.
+    if buf.is_empty() && !fill(r, buf, FRAME_HEADER_BYTES).await? {
+        return Ok(None);
     }
+    let head = fill_to(r, buf, FRAME_HEADER_BYTES);
+    let late = |bytes| move |_| WireError::Late { bytes, ms: time_for(bytes).as_millis() };
+    tokio::time::timeout(FRAME_LIMIT, head).await.map_err(late(0))??;
     let mut first = [0; FRAME_HEADER_BYTES];
     first.copy_from_slice(&buf[..FRAME_HEADER_BYTES]);
     let header = parse_header(&first, limit)?;
+    let _room = Room::take(&IN_FLIGHT, header.body)?;
     let end = FRAME_HEADER_BYTES + header.body;
+    let rest = fill_to(r, buf, end);
+    tokio::time::timeout(time_for(end), rest).await.map_err(late(end))??;
+    let value = decode_body(&buf[FRAME_HEADER_BYTES..end], limit);
+    recycle(buf);
+    Ok(Some((header.id, value?)))
+}
+
+fn time_for(bytes: usize) -> Duration {
+    FRAME_LIMIT + Duration::from_secs(bytes as u64 / BYTES_PER_SECOND)
+}
+
+/// A share of what this process receives at once.
+struct Room(usize, &'static AtomicUsize);
+
+static IN_FLIGHT: AtomicUsize = AtomicUsize::new(0);
+
+impl Room {
+    fn take(of: &'static AtomicUsize, bytes: usize) -> Result<Self, WireError> {
+        if bytes <= GROW_BYTES {
+            return Ok(Self(0, of));
+        }
+        let in_flight = of.fetch_add(bytes, Ordering::Relaxed);
+        let room = Self(bytes, of);
+        if in_flight + bytes > MAX_IN_FLIGHT_BYTES {
+            return Err(WireError::Busy { bytes, in_flight });
+        }
+        Ok(room)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if self.0 > 0 {
+            self.1.fetch_sub(self.0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Reads until the buffer holds `end` bytes.
+async fn fill_to<R: AsyncRead + Unpin>(
+    r: &mut R,
+    buf: &mut Vec<u8>,
+    end: usize,
+) -> Result<(), WireError> {
     while buf.len() < end {
         if !fill(r, buf, end).await? {
             return Err(WireError::Truncated { missing: end - buf.len() });
         }
     }
-    let value = decode_body(&buf[FRAME_HEADER_BYTES..end], limit);
-    recycle(buf);
-    Ok(Some((header.id, value?)))
+    Ok(())
 }
 
 /// Reads some bytes, up to `end` in the buffer; false at the end of the stream.

@@ -73,7 +73,8 @@ fn over_tcp(memory: Arc<dyn Memory>) -> Fixture {
     let limits = AgentLimits { max_request_bytes: 5_000_001, ..AgentLimits::default() };
     let access = Arc::new(OpenAccess);
     let at = "127.0.0.1:0".parse().unwrap();
-    let agent = TcpAgent::start(at, memory.clone(), incarnation, "job", access, None, limits).unwrap();
+    let agent =
+        TcpAgent::start(at, memory.clone(), incarnation, "job", access, None, limits).unwrap();
     let to = agent.local_addr().to_string();
     let verbs = TcpVerbs::connect(&to, incarnation, "job", TcpOptions::default()).unwrap();
     let alive = verbs.alive();

@@ -252,6 +252,16 @@ impl CookieFile {
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    /// Gives this holder's share up; the last one removes the file. What was read stays usable.
+    /// Done by the end of the value at the latest.
+    pub fn let_go(&self) {
+        // Whole or not at all: while another node has its share this fails, and that one removes it.
+        let alone = rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive);
+        if alone.is_ok() && has_name(&self.file, &self.folder, &self.name) {
+            let _ = rustix::fs::unlinkat(&self.folder, self.name.as_str(), AtFlags::empty());
+        }
+    }
 }
 
 /// Takes a share of the lock; false if the file has lost its name or is about to.
@@ -277,11 +287,7 @@ fn has_name(file: &impl AsFd, folder: &OwnedFd, name: &str) -> bool {
 
 impl Drop for CookieFile {
     fn drop(&mut self) {
-        // Whole or not at all: while another node has its share this fails, and that one removes it.
-        let alone = rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive);
-        if alone.is_ok() && has_name(&self.file, &self.folder, &self.name) {
-            let _ = rustix::fs::unlinkat(&self.folder, self.name.as_str(), AtFlags::empty());
-        }
+        self.let_go();
     }
 }
 

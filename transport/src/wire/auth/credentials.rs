@@ -183,6 +183,13 @@ impl Credentials {
         }
     }
 
+    /// A node ends: the last one of its job on this host takes the cookie with it.
+    pub fn let_go(&self) {
+        if let Basis::Held(cookie) = &self.basis {
+            cookie.let_go();
+        }
+    }
+
     /// In words, without anything secret.
     pub fn shown(&self) -> String {
         match &self.basis {

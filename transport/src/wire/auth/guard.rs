@@ -69,7 +69,7 @@ impl Guard {
             verify(stream, self.verifier(means, Channel::Control)).await
         };
         let outcome = tokio::time::timeout(limit, work).await;
-        let outcome = outcome.unwrap_or_else(|_| Err(AuthError::Late(limit.as_millis() as u64)));
+        let outcome = outcome.unwrap_or(Err(AuthError::Late(limit.as_millis() as u64)));
         self.noted(outcome, &peer.text)
     }
 

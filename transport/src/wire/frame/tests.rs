@@ -221,3 +221,57 @@ fn a_frame_is_one_write() {
     assert_eq!(w.0, [FRAME_HEADER_BYTES + 8 + (3 << 20)]);
     assert!(buf.is_empty() && buf.capacity() <= KEEP_BYTES);
 }
+
+/// Time passes when everybody waits.
+fn block_on_paused<F: Future>(f: F) -> F::Output {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().start_paused(true).build().unwrap().block_on(f)
+}
+
+#[test]
+fn i19_a_frame_that_trickles_in_is_given_up_and_silence_between_frames_is_not() {
+    block_on_paused(async {
+        let (mut ours, mut theirs) = tokio::io::duplex(1024);
+        let mut frame = Vec::new();
+        encode_frame(&mut frame, 7, &Message::Ping).unwrap();
+        let sender = tokio::spawn(async move {
+            tokio::time::sleep(FRAME_LIMIT * 100).await;
+            theirs.write_all(&frame).await.unwrap();
+            // The next one byte by byte.
+            for byte in frame {
+                tokio::time::sleep(FRAME_LIMIT / 4).await;
+                if theirs.write_all(&[byte]).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let mut buf = Vec::new();
+        let first = read_frame::<_, Message>(&mut ours, &mut buf, 4096).await;
+        assert!(matches!(first, Ok(Some((7, Message::Ping)))), "{first:?}");
+        let second = read_frame::<_, Message>(&mut ours, &mut buf, 4096).await;
+        assert!(matches!(second, Err(WireError::Late { .. })), "{second:?}");
+        drop(ours);
+        sender.await.unwrap();
+    });
+}
+
+#[test]
+fn i19_a_frame_that_nobody_takes_is_given_up() {
+    block_on_paused(async {
+        let (_theirs, mut ours) = tokio::io::duplex(16);
+        let key = vec![1; 1000];
+        let put = Message::Put { key, sizes: Vec::new(), name: None };
+        let written = write_frame(&mut ours, &mut Vec::new(), 1, &put).await;
+        assert!(matches!(written, Err(WireError::Late { .. })), "{written:?}");
+    });
+}
+
+#[test]
+fn i19_large_frames_share_a_bound_and_give_it_back() {
+    static OF: AtomicUsize = AtomicUsize::new(0);
+    let first = Room::take(&OF, MAX_IN_FLIGHT_BYTES).unwrap();
+    let second = Room::take(&OF, MAX_FRAME_BYTES).err();
+    assert!(matches!(second, Some(WireError::Busy { .. })), "{second:?}");
+    drop(first);
+    assert!(Room::take(&OF, MAX_FRAME_BYTES).is_ok());
+}
