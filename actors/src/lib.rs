@@ -20,8 +20,8 @@ pub mod producer;
 pub mod server;
 
 pub use client::{Blocking, Client, ClientConfig, TransportChoice, WritePlan};
-pub use nkv_transport::wire::auth::{Credentials, Secret, SecretError};
 pub use error::{Error, ErrorKind, Result};
+pub use nkv_transport::wire::auth::{Credentials, Secret, SecretError};
 pub use node::{
     Cluster, DrainReport, Ended, MemoryChoice, Node, NodeConfig, NodeStatus, StartError,
 };

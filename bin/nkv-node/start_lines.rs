@@ -43,11 +43,7 @@ pub(crate) fn before(settings: &Settings) -> String {
 }
 
 /// What is said once joined: what was found here, why the rest was not chosen, and every address.
-pub(crate) fn joined(
-    settings: &Settings,
-    node: &Node,
-    http: Option<SocketAddr>,
-) -> String {
+pub(crate) fn joined(settings: &Settings, node: &Node, http: Option<SocketAddr>) -> String {
     let (info, trusted) = (node.info(), node.credentials().shown());
     let node = &settings.node;
     let (memory, other, transports, unused) = match node.memory {

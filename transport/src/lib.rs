@@ -12,6 +12,7 @@ pub mod access;
 pub mod error;
 pub mod gate;
 pub mod grants;
+mod half_open;
 pub mod local;
 mod mapped;
 pub mod shm;

@@ -6,6 +6,7 @@
 mod agent;
 mod batch;
 mod client;
+mod deadline;
 mod frame;
 mod handshake;
 mod line;

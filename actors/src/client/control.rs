@@ -112,7 +112,14 @@ impl ControlPool {
         credentials: Credentials,
         producer: u64,
     ) -> Self {
-        Self { net, path, credentials, producer, idle: Mutex::default(), next_id: AtomicU64::new(1) }
+        Self {
+            net,
+            path,
+            credentials,
+            producer,
+            idle: Mutex::default(),
+            next_id: AtomicU64::new(1),
+        }
     }
 
     /// Another pool to the same master, for another runtime.

@@ -30,9 +30,12 @@ pub struct AgentLimits {
     pub max_connections: usize,
     /// A connection without a request for so long is closed.
     pub idle_ms: u64,
-    /// A peer that has not proven by then what the job shares is turned away.
+    /// A peer that has not proven by then what the job shares, or not said its hello so long after
+    /// that, is turned away.
     pub hello_ms: u64,
-    /// A peer that moves nothing for so long in the middle of a request is dropped.
+    /// A peer that moves nothing for so long in the middle of a request is dropped; so is one that
+    /// takes longer over a request's header, or, with 1 s more for each MiB, over its payload or
+    /// the answer's.
     pub stall_ms: u64,
     /// Payload bytes of one request, each way. Clients learn it and split.
     pub max_request_bytes: u64,

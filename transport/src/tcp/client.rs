@@ -3,7 +3,8 @@
 //! repeated is for those to say who know what it meant.
 
 use super::batch::{Cursor, Outgoing};
-use super::frame::{MAX_MESSAGE_BYTES, RESPONSE_MAGIC, Response, Status};
+use super::deadline::Deadline;
+use super::frame::{DESC_BYTES, MAX_MESSAGE_BYTES, RESPONSE_MAGIC, Response, Status};
 use super::line::{Broken, Line};
 use super::pool::{Conn, Pool};
 use crate::error::TransportError;
@@ -18,7 +19,8 @@ pub struct TcpOptions {
     pub credentials: Option<Credentials>,
     /// For connecting and the handshake together.
     pub connect_ms: u64,
-    /// A post in which nothing moves for so long ends with `Timeout`.
+    /// A post in which nothing moves for so long ends with `Timeout`; so does one that takes longer
+    /// in all, connecting included, with 1 s more for each MiB of its payload.
     pub stall_ms: u64,
     /// Connections at a time; a post takes one for itself.
     pub max_connections: usize,
@@ -57,7 +59,7 @@ impl TcpVerbs {
                 pool.interrupt();
             }
         });
-        let lease = pool.lease()?;
+        let lease = pool.lease(Deadline::NEVER)?;
         let segment_len = lease.segment_len();
         lease.healthy();
         Ok(Self { pool, segment_len })
@@ -69,9 +71,11 @@ impl TcpVerbs {
     }
 
     fn run(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
-        let mut lease = self.pool.lease()?;
+        let deadline = Deadline::for_bytes(self.pool.opts.stall_ms, bytes_of(ops));
+        let mut lease = self.pool.lease(deadline)?;
         let mut cursor = Cursor::default();
         let conn = lease.conn()?;
+        conn.line.set_deadline(deadline);
         let mut usable = true;
         loop {
             let id = conn.next_id;
@@ -110,7 +114,7 @@ impl TcpVerbs {
     ) -> Result<Answer, TransportError> {
         let lost = |e| self.pool.lost(e);
         let sent = send(&conn.line, &conn.out, ops);
-        if let Err(Broken::Stalled(_)) = sent {
+        if let Err(Broken::Stalled(_) | Broken::Late(_)) = sent {
             return sent.map_err(lost).map(|()| Answer::Done { closing: true });
         }
         // An agent that was told to fence us answers before it has read all and closes: its answer
@@ -150,6 +154,16 @@ impl TcpVerbs {
 enum Answer {
     Done { closing: bool },
     Denied { error: TransportError, closing: bool },
+}
+
+/// What a batch moves, both ways.
+fn bytes_of(ops: &[Op<'_>]) -> u64 {
+    let payload = |op: &Op<'_>| match op {
+        Op::Write { src, .. } => src.len(),
+        Op::Read { dst, .. } => dst.len(),
+        _ => 0,
+    };
+    ops.iter().map(|op| (DESC_BYTES + payload(op)) as u64).sum()
 }
 
 /// Header, descriptors and payloads in as few calls as the kernel takes.

@@ -44,7 +44,7 @@ impl Read for Within<'_> {
         match self.line.fill(1) {
             Ok(()) => {}
             Err(Broken::Closed(_)) => return Ok(0),
-            Err(Broken::Stalled(_)) => return Err(self.late()),
+            Err(Broken::Stalled(_) | Broken::Late(_)) => return Err(self.late()),
             Err(Broken::Io(e)) => return Err(e),
         }
         let ready = self.line.take_received(dst.len());
@@ -59,7 +59,7 @@ impl Write for Within<'_> {
         match self.line.send(src) {
             Ok(()) => Ok(src.len()),
             Err(Broken::Closed(why)) => Err(io::Error::new(io::ErrorKind::BrokenPipe, why)),
-            Err(Broken::Stalled(_)) => Err(self.late()),
+            Err(Broken::Stalled(_) | Broken::Late(_)) => Err(self.late()),
             Err(Broken::Io(e)) => Err(e),
         }
     }

@@ -1,9 +1,11 @@
 //! One tcp connection under both ends: raw receive and send with a bound on how long nothing may
-//! move. Raw pointers, because the kernel copies straight between socket and shared memory; no
+//! move, and one on how long all of it may take. Raw pointers, because the kernel copies straight between socket and shared memory; no
 //! buffer here ever holds a payload.
 
+use super::deadline::Deadline;
 use crate::access::Cut;
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use crate::half_open;
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsRawFd;
@@ -28,6 +30,8 @@ pub(super) enum Broken {
     Closed(String),
     /// Nothing moved for so many milliseconds.
     Stalled(u64),
+    /// Something moved, but it was not done within so many milliseconds.
+    Late(u64),
     /// The system failed otherwise.
     Io(io::Error),
 }
@@ -37,6 +41,7 @@ impl std::fmt::Display for Broken {
         match self {
             Broken::Closed(why) => write!(f, "connection closed ({why})"),
             Broken::Stalled(ms) => write!(f, "no progress for {ms} ms"),
+            Broken::Late(ms) => write!(f, "too slow: not done within {ms} ms"),
             Broken::Io(e) => write!(f, "{e}"),
         }
     }
@@ -128,6 +133,7 @@ pub(super) fn listen(at: SocketAddr, backlog: i32) -> io::Result<Socket> {
 pub(super) struct Line {
     shared: Arc<Interrupt>,
     stall_ms: u64,
+    deadline: Deadline,
     input: Box<[u8]>,
     // What was received and not yet taken lies in input[start..end].
     start: usize,
@@ -137,9 +143,11 @@ pub(super) struct Line {
 impl Line {
     pub(super) fn new(socket: Socket, stall_ms: u64) -> io::Result<Self> {
         socket.set_tcp_nodelay(true)?;
+        half_open::watch(SockRef::from(&socket))?;
         let shared = Arc::new(Interrupt { socket, cut: AtomicBool::new(false) });
         let input = vec![0; INPUT_BYTES].into_boxed_slice();
-        let mut line = Self { shared, stall_ms: 0, input, start: 0, end: 0 };
+        let deadline = Deadline::NEVER;
+        let mut line = Self { shared, stall_ms: 0, deadline, input, start: 0, end: 0 };
         line.set_stall_ms(stall_ms)?;
         Ok(line)
     }
@@ -152,11 +160,21 @@ impl Line {
         self.shared.socket.set_write_timeout(part)
     }
 
+    /// By when everything from here on must be done, until this is called again.
+    pub(super) fn set_deadline(&mut self, deadline: Deadline) {
+        self.deadline = deadline;
+    }
+
+    /// Called between system calls, each of which ends within a part of the stall limit.
+    fn in_time(&self) -> Result<(), Broken> {
+        if self.deadline.is_over() { Err(Broken::Late(self.deadline.limit_ms)) } else { Ok(()) }
+    }
+
     pub(super) fn shared(&self) -> &Arc<Interrupt> {
         &self.shared
     }
 
-    /// One receive call with the stall limit. `Ok(0)` is the end of the stream.
+    /// One receive call with both limits. `Ok(0)` is the end of the stream.
     ///
     /// # Safety
     /// `dst` must be writable for `len` bytes.
@@ -164,6 +182,7 @@ impl Line {
         let fd = self.shared.socket.as_raw_fd();
         let mut idle = 0;
         loop {
+            self.in_time()?;
             // SAFETY: the caller's promise; the kernel writes at most `len` bytes.
             let n = unsafe { libc::recv(fd, dst.cast(), len, flags) };
             if n >= 0 {
@@ -186,8 +205,10 @@ impl Line {
         }
     }
 
-    /// Waits up to `idle` for the peer to begin something; false if it did not or hung up.
+    /// Waits up to `idle` for the peer to begin something; false if it did not or hung up. There is
+    /// no deadline meanwhile or afterwards.
     pub(super) fn wait_begin(&mut self, idle: Duration) -> Result<bool, Broken> {
+        self.deadline = Deadline::NEVER;
         if self.start < self.end {
             return Ok(true);
         }
@@ -383,6 +404,7 @@ impl Gather<'_> {
         let mut first = 0;
         let mut idle = 0;
         while first < self.n {
+            self.line.in_time()?;
             // SAFETY: a msghdr of zeros is a valid empty one.
             let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
             message.msg_iov = self.slices[first..].as_mut_ptr();

@@ -3,6 +3,7 @@
 
 use super::batch::{Limits, Outgoing};
 use super::client::TcpOptions;
+use super::deadline::Deadline;
 use super::frame::{
     HELLO_MAGIC, Hello, MAX_JOB_BYTES, MAX_MESSAGE_BYTES, MAX_OPS, Status, TCP_VERSION,
     WELCOME_MAGIC, Welcome,
@@ -120,8 +121,9 @@ impl Pool {
         }
     }
 
-    /// A connection: an idle one, a new one, or the next that comes free within the stall limit.
-    pub(super) fn lease(&self) -> Result<Lease<'_>, TransportError> {
+    /// A connection: an idle one, a new one made before `within`, or the next that comes free within
+    /// the stall limit.
+    pub(super) fn lease(&self, within: Deadline) -> Result<Lease<'_>, TransportError> {
         let limit = Duration::from_millis(self.opts.stall_ms);
         let deadline = self.clock.now_ns().saturating_add(limit.as_nanos() as u64);
         let mut state = self.state();
@@ -142,7 +144,7 @@ impl Pool {
                 state.open.insert(number, None);
                 drop(state);
                 let mut lease = Lease { pool: self, conn: None, number, healthy: false };
-                lease.conn = Some(self.connect(number)?);
+                lease.conn = Some(self.connect(number, within)?);
                 return Ok(lease);
             }
             let left = deadline.saturating_sub(now);
@@ -157,15 +159,14 @@ impl Pool {
         }
     }
 
-    /// Connects and shakes hands, all within `connect_ms`.
-    fn connect(&self, number: u64) -> Result<Conn, TransportError> {
-        let limit = Duration::from_millis(self.opts.connect_ms);
-        let deadline = self.clock.now_ns().saturating_add(limit.as_nanos() as u64);
-        let left = || deadline.saturating_sub(self.clock.now_ns());
-        let socket = self.dial(&left)?;
+    /// Connects and shakes hands, all within `connect_ms` and before `within`.
+    fn connect(&self, number: u64, within: Deadline) -> Result<Conn, TransportError> {
+        let deadline = within.within_ms(self.opts.connect_ms);
+        let socket = self.dial(deadline)?;
         let configure = |e| TransportError::io("configure", &self.target, e);
-        let hand_ms = (left() / 1_000_000).max(1);
+        let hand_ms = (deadline.left_ns() / 1_000_000).max(1);
         let mut line = Line::new(socket, hand_ms).map_err(configure)?;
+        line.set_deadline(deadline);
         self.state().open.insert(number, Some(line.shared().clone()));
         // Died meanwhile: the interruption may have missed this socket.
         self.alive.check(&self.target)?;
@@ -174,6 +175,7 @@ impl Pool {
         }
         let welcome = self.shake_hands(&mut line)?;
         line.set_stall_ms(self.opts.stall_ms).map_err(configure)?;
+        line.set_deadline(Deadline::NEVER);
         let ops = (welcome.max_ops.get() as usize).clamp(1, MAX_OPS);
         let bytes = welcome.max_request_bytes.get().max(1);
         Ok(Conn {
@@ -187,19 +189,19 @@ impl Pool {
         })
     }
 
-    fn dial(&self, left: &dyn Fn() -> u64) -> Result<Socket, TransportError> {
+    fn dial(&self, deadline: Deadline) -> Result<Socket, TransportError> {
         let mut last = "the name has no address".to_string();
         for at in &self.at {
-            let limit = Duration::from_nanos(left().max(1_000_000));
+            let limit = Duration::from_nanos(deadline.left_ns().max(1_000_000));
             match dial(*at, limit) {
                 Ok(socket) => return Ok(socket),
                 Err(e) => last = e.to_string(),
             }
-            if left() == 0 {
+            if deadline.is_over() {
                 break;
             }
         }
-        let (target, ms) = (&self.target, self.opts.connect_ms);
+        let (target, ms) = (&self.target, deadline.limit_ms);
         Err(TransportError::Disconnected(format!("cannot connect to {target} in {ms} ms: {last}")))
     }
 
@@ -287,7 +289,9 @@ impl Pool {
         }
         match e {
             Broken::Closed(_) => TransportError::Disconnected(format!("{}: {e}", self.target)),
-            Broken::Stalled(_) => TransportError::Timeout(format!("{}: {e}", self.target)),
+            Broken::Stalled(_) | Broken::Late(_) => {
+                TransportError::Timeout(format!("{}: {e}", self.target))
+            }
             Broken::Io(source) => TransportError::io("tcp", &self.target, source),
         }
     }

@@ -1,9 +1,10 @@
 //! One connection of the agent: greet, then requests until the peer leaves, stalls or talks
-//! nonsense, which ends this connection and no other [I19]. Bytes of a plan are placed only while
+//! nonsense, or takes too long over a request, which ends this connection and no other [I19]. Bytes of a plan are placed only while
 //! its permit is held, and the permit is dropped before the answer is sent, so a peer that does not
 //! read cannot hold up a fence [I10].
 
 use super::agent::Shared;
+use super::deadline::Deadline;
 use super::frame::{
     DESC_BYTES, HELLO_MAGIC, Hello, MAX_JOB_BYTES, MAX_OPS, RESPONSE_MAGIC, Request, Response,
     Status, TCP_VERSION, WELCOME_MAGIC, Welcome, message,
@@ -124,6 +125,7 @@ impl<'a> Connection<'a> {
     }
 
     fn greet(&mut self) -> Result<(), End> {
+        self.line.set_deadline(Deadline::after_ms(self.shared.limits.hello_ms));
         let hello: Hello = self.line.take_struct()?;
         if hello.magic.get() != HELLO_MAGIC {
             return Err(End::Garbage(format!("{:#018x} is no hello", hello.magic.get())));
@@ -162,6 +164,8 @@ impl<'a> Connection<'a> {
     }
 
     fn request(&mut self) -> Result<(), End> {
+        // Something of it is here already.
+        self.allow(0);
         let header: Request = self.line.take_struct()?;
         check_header(&header, self.shared.limits.max_request_bytes).map_err(End::Garbage)?;
         self.descs.resize(header.n_ops.get() as usize * DESC_BYTES, 0);
@@ -169,6 +173,7 @@ impl<'a> Connection<'a> {
         self.steps.decode(&header, &self.descs).map_err(End::Garbage)?;
         add(&self.shared.counters.requests, 1);
         let id = header.id.get();
+        self.allow(header.write_bytes.get());
         match self.change(&header)? {
             Outcome::Done => self.answer(id, header.read_bytes.get()),
             Outcome::No(status, why) => {
@@ -182,6 +187,11 @@ impl<'a> Connection<'a> {
                 Err(End::Fenced)
             }
         }
+    }
+
+    /// Gives what comes next the time that `bytes` of payload may take.
+    fn allow(&mut self, bytes: u64) {
+        self.line.set_deadline(Deadline::for_bytes(self.shared.limits.stall_ms, bytes));
     }
 
     /// Checks everything, then executes up to the last change.
@@ -236,6 +246,7 @@ impl<'a> Connection<'a> {
     /// Answers with results and payloads; the trailing reads happen here, in order, each copied
     /// into the socket before the next begins [I7].
     fn answer(&mut self, id: u64, read_bytes: u64) -> Result<(), End> {
+        self.allow(read_bytes);
         let closing = self.line.shared().was_cut();
         let head = Response {
             magic: RESPONSE_MAGIC.into(),
@@ -283,7 +294,8 @@ impl<'a> Connection<'a> {
         if closing { Err(End::Fenced) } else { Ok(()) }
     }
 
-    fn deny(&self, id: u64, status: Status, why: &str, closing: bool) -> Result<(), End> {
+    fn deny(&mut self, id: u64, status: Status, why: &str, closing: bool) -> Result<(), End> {
+        self.allow(0);
         let why = message(why);
         let head = Response {
             magic: RESPONSE_MAGIC.into(),

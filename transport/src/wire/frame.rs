@@ -25,7 +25,7 @@ const BYTES_PER_SECOND: u64 = 4 << 20;
 /// Bodies being received by this process at once, beyond [`GROW_BYTES`] each.
 const MAX_IN_FLIGHT_BYTES: usize = 1 << 30;
 /// A reused buffer gives back what it holds above this after an unusually large frame.
-const KEEP_BYTES: usize = 1 << 20;
+const KEEP_BYTES: usize = 64 << 10;
 
 /// Why a frame could not be read or written. Any of them ends the connection.
 #[derive(Debug, thiserror::Error)]

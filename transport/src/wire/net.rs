@@ -3,7 +3,8 @@
 
 use super::address::Address;
 use super::peer::{Peer, unix_peer};
-use socket2::{Domain, SockAddr, Socket, Type};
+use crate::half_open;
+use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use std::future::Future;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -83,6 +84,7 @@ fn boxed<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(s: S) -> BoxStream 
 
 fn boxed_tcp(s: TcpStream) -> io::Result<BoxStream> {
     s.set_nodelay(true)?;
+    half_open::watch(SockRef::from(&s))?;
     Ok(boxed(s))
 }
 
