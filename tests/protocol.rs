@@ -2,6 +2,8 @@
 //! every test that carries an invariant's number or a model's condition in its name is listed, and
 //! every listed name is a test.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 

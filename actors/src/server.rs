@@ -224,7 +224,8 @@ impl Server {
             Err(e) => return refuse(&mut stream, Refusal::Later(e.to_string())).await,
         };
         let link = joined.link;
-        let beat = Duration::from_millis((joined.settings.ttl_ms / BEATS_PER_TTL).max(1)).min(LONGEST_BEAT);
+        let beat = Duration::from_millis((joined.settings.ttl_ms / BEATS_PER_TTL).max(1))
+            .min(LONGEST_BEAT);
         let ended = async {
             let welcome = Welcome::Rank { term: joined.term, settings: joined.settings };
             write_frame(&mut stream, &mut Vec::new(), 0, &welcome).await?;

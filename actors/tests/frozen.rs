@@ -1,6 +1,8 @@
 //! Actors that neither answer nor die: seen within 2 s, told to callers as Timeout, and in the end
 //! the node's end, since only a fresh process frees their thread.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use nkv_actors::cell::{CellStatus, Crash, Freeze, RESTART_BUDGET};
 use nkv_actors::message::PutOptions;
 use nkv_actors::owner::GetGauges;

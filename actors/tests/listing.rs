@@ -185,7 +185,8 @@ async fn what_is_put_beside_a_removal_is_whole_or_absent_and_other_keys_stay() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i6_after_remove_all_no_key_is_found_and_every_byte_is_free_again() {
-    let cluster = Cluster::start(3, config("rm-all")).await.unwrap();
+    let base = NodeConfig { heap_bytes: 32 << 20, ..config("rm-all") };
+    let cluster = Cluster::start(3, base).await.unwrap();
     let client = cluster.node(2).client();
     // Several rounds.
     let n = KEYS_PER_ROUND + 800;
