@@ -77,9 +77,10 @@ pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
         };
         let since = BootClock.now_ms();
         leftovers.set(files_of(node.info()));
+        // Before anybody is told: who reads the line may ask at once.
+        standing.runs(&node);
         tell_joined(&settings, &node, http);
         keep_port(&mut settings, node.info());
-        standing.runs(&node);
         let outcome = serve(&node, &settings, &standing, &mut signals).await;
         standing.is_without("stopping");
         stop(node).await;
