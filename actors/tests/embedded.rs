@@ -99,6 +99,20 @@ async fn keys_are_anything_from_1_to_1024_bytes_and_an_object_may_fill_the_heap(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_first_batch_of_any_size_needs_one_way_to_each_owner() {
+    let cluster = Cluster::start(2, config("first-batch")).await.unwrap();
+    // Of a rank that is not the master's, and has met nobody yet.
+    let client = cluster.node(1).client();
+    let keys: Vec<String> = (0..1_000).map(|i| format!("k{i}")).collect();
+    let items: Vec<_> = keys.iter().map(|k| (k.as_bytes(), &b"v"[..])).collect();
+    for r in client.put_many(&items, &PutOptions::default()).await {
+        r.unwrap();
+    }
+    used_is_live(&cluster).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i6_an_object_is_immutable_and_what_was_removed_never_comes_back() {
     let cluster = Cluster::start(2, config("remove")).await.unwrap();
     let (a, b) = (cluster.node(0).client(), cluster.node(1).client());

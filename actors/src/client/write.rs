@@ -1,13 +1,14 @@
 //! Writing: open, place bytes one-sided, publish by one compare-and-swap, commit. Every byte goes
 //! through the plan's gate, so an owner that ends the plan knows when nothing is in flight [I10].
 
+use super::peer::Peer;
 use super::{Client, one, spread, unexpected};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{OpenItem, PlanDesc, PlanId, PlanRef, PutOptions, Request, Response};
 use crate::plans::PlanState;
 use crate::producer::{Abandon, Withdrawn};
 use futures_util::future::join_all;
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 use nkv_store::layout::{PUBLISH_OFF, epoch_of};
 use nkv_store::object::{Publication, ready};
 use nkv_store::{Key, KeyId};
@@ -19,6 +20,9 @@ use std::time::Duration;
 /// How often, and after which pause, a commit is repeated while its owner is unsure.
 const COMMIT_RETRIES: u32 = 40;
 const COMMIT_PAUSE: Duration = Duration::from_millis(20);
+
+/// Owners by incarnation.
+type Peers = HashMap<u64, Result<Arc<Peer>>>;
 
 impl Client {
     /// Stores a value under a new key; returns once it is committed.
@@ -96,22 +100,39 @@ impl Client {
             Ok(other) => return spread(items.len(), unexpected("OpenForWrite", &other)),
             Err(e) => return spread(items.len(), e),
         };
+        let peers = &self.owners_of(&answer).await;
         asked.request = None;
         // Together: a slow owner delays its own plans only, and by one limit for all of them.
-        let taking = answer
-            .into_iter()
-            .zip(items)
-            .map(|(granted, (key, _))| async move { self.take_in(granted?, key, asked_ns).await });
+        let taking = answer.into_iter().zip(items).map(|(granted, (key, _))| async move {
+            self.take_in(granted?, peers, key, asked_ns).await
+        });
         let granted = join_all(taking).await;
         drop(opening);
         granted.into_iter().map(|g| g.and_then(Granted::keep)).collect()
     }
 
-    /// Attaches to the plan's owner and registers the plan; gives it back if that fails.
-    async fn take_in(&self, desc: PlanDesc, key: &[u8], asked_ns: u64) -> Result<Granted<'_>> {
+    /// Attaches to the owners of plans, once to each: were every plan of a first batch to look for its
+    /// owner, each would do so over a connection of its own.
+    async fn owners_of(&self, granted: &[Result<PlanDesc>]) -> Peers {
+        let owners: HashSet<u64> =
+            granted.iter().flatten().map(|desc| desc.meta.at.incarnation).collect();
+        let attaching =
+            owners.into_iter().map(|owner| async move { (owner, self.peer(owner).await) });
+        join_all(attaching).await.into_iter().collect()
+    }
+
+    /// Registers a plan with its owner; gives it back if that fails.
+    async fn take_in(
+        &self,
+        desc: PlanDesc,
+        peers: &Peers,
+        key: &[u8],
+        asked_ns: u64,
+    ) -> Result<Granted<'_>> {
         let reference = PlanRef { plan: desc.plan, at: desc.meta.at, key: desc.meta.key };
         let mut granted = Granted { client: self, reference: Some(reference), plan: None };
-        let peer = self.peer(desc.meta.at.incarnation).await?;
+        let unmet = || Error::internal("the owner of a plan was not looked for");
+        let peer = peers.get(&desc.meta.at.incarnation).cloned().ok_or_else(unmet)??;
         // Attached only after asking: the owner may have ended the plan before it knew us.
         let unsure = peer.attached_ns >= asked_ns;
         let deadline = asked_ns + desc.write_ttl_ms * 1_000_000;
