@@ -1,29 +1,23 @@
 //! HTTP for people, probes and Prometheus: `/healthz` (the process works), `/readyz` (the rank is
 //! ready for work), `/status` (everything, as JSON), `/metrics`. It only reads, and a slow reader
-//! holds nothing but its own connection.
+//! holds nothing but its own connection, and that not for long.
+
+mod connections;
 
 use crate::metrics;
 use crate::ready::Standing;
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::serve::Listener;
+use connections::{Bounded, STEP_LIMIT};
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::net::TcpListener;
 
-/// Connections at once; further ones wait in the listen backlog.
-const MAX_CONNECTIONS: usize = 64;
-/// Pause after an accept error (out of file descriptors), so that it cannot spin.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// An actor that is in one message for so long is frozen: the process is not healthy.
 const FROZEN_MS: u64 = 10_000;
 /// What is at `/`.
@@ -39,22 +33,37 @@ const INDEX: &str = "\
 /// # Errors
 /// If the address cannot be had.
 pub(crate) async fn serve(address: SocketAddr, standing: Standing) -> io::Result<SocketAddr> {
-    let listener = TcpListener::bind(address).await?;
-    let local = listener.local_addr()?;
-    let app = Router::new()
+    serve_within(address, routes(standing), STEP_LIMIT).await
+}
+
+fn routes(standing: Standing) -> Router {
+    Router::new()
         .route("/", get(index))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/status", get(status))
         .route("/metrics", get(metrics_text))
-        .with_state(standing);
-    let bounded = Bounded { listener, room: Arc::new(Semaphore::new(MAX_CONNECTIONS)) };
+        .with_state(standing)
+}
+
+/// Serves; `limit` is for each of the two steps of a connection.
+async fn serve_within(address: SocketAddr, app: Router, limit: Duration) -> io::Result<SocketAddr> {
+    let listener = TcpListener::bind(address).await?;
+    let local = listener.local_addr()?;
+    let app = app.layer(map_response(one_request_each));
+    let bounded = Bounded::new(listener, limit);
     tokio::spawn(async move {
         if let Err(error) = axum::serve(bounded, app).await {
             tracing::error!(%error, "the HTTP server ended");
         }
     });
     Ok(local)
+}
+
+/// A connection that is kept would keep its place from others.
+async fn one_request_each(mut response: Response) -> Response {
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 async fn index() -> &'static str {
@@ -107,66 +116,5 @@ async fn metrics_text(State(standing): State<Standing>) -> Response {
     (kind, metrics::render(&status, cluster.as_ref())).into_response()
 }
 
-/// Accepts while there is room.
-struct Bounded {
-    listener: TcpListener,
-    room: Arc<Semaphore>,
-}
-
-impl Listener for Bounded {
-    type Io = Counted;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Counted, SocketAddr) {
-        loop {
-            // The semaphore is never closed; were it, refusing everybody is what a pause does.
-            if let Ok(permit) = self.room.clone().acquire_owned().await {
-                match self.listener.accept().await {
-                    Ok((stream, peer)) => {
-                        return (Counted { stream, _permit: permit }, peer);
-                    }
-                    Err(error) => tracing::debug!(%error, "HTTP accept failed"),
-                }
-            }
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-        }
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
-}
-
-/// A connection that counts for as long as it lives.
-struct Counted {
-    stream: TcpStream,
-    _permit: OwnedSemaphorePermit,
-}
-
-impl AsyncRead for Counted {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Counted {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-}
+#[cfg(test)]
+mod tests;

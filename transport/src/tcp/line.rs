@@ -438,3 +438,6 @@ impl Gather<'_> {
         first
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,30 +16,54 @@ fn impostor(then: impl FnOnce(TcpStream) + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
     spawn_named("impostor", move || {
-        let (mut s, _) = listener.accept().unwrap();
-        let mut hello = vec![0; 24 + JOB.len()];
-        s.read_exact(&mut hello).unwrap();
-        let mut welcome = b"nkvtcp-w".to_vec();
-        for word in [1u32, 0] {
-            welcome.extend(word.to_le_bytes());
-        }
-        for word in [INCARNATION, SEGMENT_BYTES, 1 << 30] {
-            welcome.extend(word.to_le_bytes());
-        }
-        welcome.extend([0; 4]);
-        welcome.extend(4096u32.to_le_bytes());
-        s.write_all(&welcome).unwrap();
+        let mut s = greeted(&listener);
+        s.write_all(&welcome()).unwrap();
         then(s);
     })
     .unwrap();
     at
 }
 
+/// The next connection, after its hello.
+fn greeted(listener: &TcpListener) -> TcpStream {
+    let (mut s, _) = listener.accept().unwrap();
+    s.read_exact(&mut vec![0; 24 + JOB.len()]).unwrap();
+    s
+}
+
+/// What an agent says to a hello.
+fn welcome() -> Vec<u8> {
+    let mut welcome = b"nkvtcp-w".to_vec();
+    for word in [1u32, 0] {
+        welcome.extend(word.to_le_bytes());
+    }
+    for word in [INCARNATION, SEGMENT_BYTES, 1 << 30] {
+        welcome.extend(word.to_le_bytes());
+    }
+    welcome.extend([0; 4]);
+    welcome.extend(4096u32.to_le_bytes());
+    welcome
+}
+
+/// Waits for so long or until the peer leaves.
+fn pause(s: &TcpStream, ms: i64) {
+    let limit = Timespec { tv_sec: ms / 1_000, tv_nsec: ms % 1_000 * 1_000_000 };
+    poll(&mut [PollFd::new(s, PollFlags::RDHUP)], Some(&limit)).unwrap();
+}
+
 /// Keeps a connection open and never says anything until the peer leaves.
 fn freeze(s: TcpStream) {
-    let mut fds = [PollFd::new(&s, PollFlags::RDHUP)];
-    let limit = Timespec { tv_sec: 30, tv_nsec: 0 };
-    poll(&mut fds, Some(&limit)).unwrap();
+    pause(&s, 30_000);
+}
+
+/// Says it all, a byte at a time.
+fn dribble(mut s: TcpStream, bytes: &[u8]) {
+    for b in bytes {
+        if s.write_all(&[*b]).is_err() {
+            return;
+        }
+        pause(&s, 50);
+    }
 }
 
 fn connect(to: SocketAddr, opts: TcpOptions) -> Result<TcpVerbs, TransportError> {
@@ -76,6 +100,57 @@ fn i18_a_listener_that_never_shakes_hands_ends_connect_in_time() {
     let (r, ms) = ms_of(|| connect(to, opts));
     assert!(matches!(r, Err(TransportError::Disconnected(_))), "{r:?}");
     assert!(ms < 300);
+}
+
+#[test]
+fn i18_a_welcome_that_dribbles_ends_connect_in_time() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    spawn_named("dribbler", move || dribble(greeted(&listener), &welcome())).unwrap();
+    let opts = TcpOptions { connect_ms: 400, ..TcpOptions::default() };
+    let (r, ms) = ms_of(|| connect(to, opts));
+    assert!(matches!(r, Err(TransportError::Timeout(_))), "{r:?}");
+    assert!((300..1_000).contains(&ms), "{ms} ms");
+}
+
+#[test]
+fn i18_an_answer_that_dribbles_ends_a_post_within_two_seconds() {
+    let at = impostor(|mut s| {
+        s.read_exact(&mut [0; 72]).unwrap();
+        let mut answer = b"nkvr".to_vec();
+        answer.extend(0u32.to_le_bytes());
+        for word in [1u64, 0, 100, 0] {
+            answer.extend(word.to_le_bytes());
+        }
+        s.write_all(&answer).unwrap();
+        dribble(s, &[1; 100]);
+    });
+    let client = connect(at, TcpOptions::default()).unwrap();
+    let (r, ms) = ms_of(|| client.read(0, &mut [0; 100]));
+    assert!(matches!(r, Err(TransportError::Timeout(_))), "{r:?}");
+    assert!((1_400..2_000).contains(&ms), "{ms} ms");
+}
+
+#[test]
+fn i18_connecting_again_is_part_of_a_posts_two_seconds() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = listener.local_addr().unwrap();
+    spawn_named("impostor", move || {
+        let mut first = greeted(&listener);
+        first.write_all(&welcome()).unwrap();
+        drop(first);
+        let mut second = greeted(&listener);
+        pause(&second, 800);
+        second.write_all(&welcome()).unwrap();
+        freeze(second);
+    })
+    .unwrap();
+    let client = connect(to, TcpOptions::default()).unwrap();
+    let r = client.read(0, &mut [0; 100]);
+    assert!(matches!(r, Err(TransportError::Disconnected(_))), "{r:?}");
+    let (r, ms) = ms_of(|| client.read(0, &mut [0; 100]));
+    assert!(matches!(r, Err(TransportError::Timeout(_))), "{r:?}");
+    assert!((1_400..2_000).contains(&ms), "{ms} ms");
 }
 
 #[test]

@@ -115,6 +115,29 @@ fn a_peer_that_stalls_in_a_request_is_dropped_and_an_idle_one_is_closed() {
 }
 
 #[test]
+fn i19_a_peer_that_dribbles_is_dropped_wherever_it_does() {
+    let limits = AgentLimits { hello_ms: 400, ..quick() };
+    let rig = rig_with(limits, false);
+    let mut silent_for_long = rig.raw();
+    let hello = hello(1, INCARNATION, JOB);
+    assert!(Raw::dial(rig.agent.local_addr()).is_closed_while_it_dribbles(&hello), "the hello");
+    let header = request(1, TOKEN, &[(WRITE, 1 << 20, 100, 0); 3]);
+    assert!(rig.raw().is_closed_while_it_dribbles(&header[..40]), "a header");
+    let cases =
+        [("descriptors", 50, TOKEN), ("a payload", 300, TOKEN), ("nobody's", 300, TOKEN + 1)];
+    for (what, sent, token) in cases {
+        let mut whole = request(1, token, &[(WRITE, 1 << 20, 100, 0); 3]);
+        whole.extend([0; 300]);
+        let mut peer = rig.raw();
+        peer.send(&whole[..sent]);
+        assert!(peer.is_closed_while_it_dribbles(&whole[sent..][..60]), "{what}");
+    }
+    eventually("each was counted", || rig.agent.counters().dropped.load(Ordering::Relaxed) == 5);
+    assert!(rig.is_untouched());
+    assert!(silent_for_long.is_closed(), "but for no more than its idle time");
+}
+
+#[test]
 fn a_client_replaces_connections_that_the_agent_closed_while_they_were_idle() {
     let rig = rig_with(quick(), true);
     let client = rig.client();

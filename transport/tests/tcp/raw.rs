@@ -16,6 +16,9 @@ pub const OUT_OF_BOUNDS: u32 = 2;
 
 pub struct Raw(pub TcpStream);
 
+/// What a peer that dribbles waits before its next byte.
+pub const PACE: Duration = Duration::from_millis(40);
+
 /// One descriptor: verb, offset, a, b.
 pub type Desc = (u32, u64, u64, u64);
 
@@ -101,6 +104,20 @@ impl Raw {
             results: results.chunks(8).map(|c| u64_at(c, 0)).collect(),
             payload,
             closing: u32_at(&b, 32) == 1,
+        })
+    }
+
+    /// Sends byte by byte; true if the agent closed the connection before it had them all.
+    pub fn is_closed_while_it_dribbles(&mut self, bytes: &[u8]) -> bool {
+        self.0.set_read_timeout(Some(PACE)).unwrap();
+        bytes.iter().any(|b| {
+            if self.0.write_all(&[*b]).is_err() {
+                return true;
+            }
+            match self.0.read(&mut [0; 1]) {
+                Ok(n) => n == 0,
+                Err(e) => e.kind() != std::io::ErrorKind::WouldBlock,
+            }
         })
     }
 

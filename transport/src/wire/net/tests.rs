@@ -75,3 +75,27 @@ fn a_stale_socket_file_is_replaced_and_a_living_or_foreign_one_is_not() {
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     });
 }
+
+/// True if the kernel runs the keepalive timer of the connection from one local port to another.
+fn is_asked_after(from: u16, to: u16) -> bool {
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let port = |field: &str| u16::from_str_radix(field.rsplit(':').next().unwrap(), 16).unwrap();
+    table.lines().skip(1).any(|line| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        (port(fields[1]), port(fields[2])) == (from, to) && fields[5].starts_with("02:")
+    })
+}
+
+#[test]
+fn both_ends_of_a_control_connection_ask_after_a_silent_peer() {
+    block_on(async {
+        let mut listener = OsNet.listen(&Address::Tcp("127.0.0.1:0".to_string())).await.unwrap();
+        let local = listener.local();
+        let (client, accepted) = tokio::join!(OsNet.connect(&local), listener.accept());
+        let (_client, (_server, peer)) = (client.unwrap(), accepted.unwrap());
+        let port = |text: &str| text.rsplit(':').next().unwrap().parse::<u16>().unwrap();
+        let (ours, theirs) = (port(&local.to_string()), port(&peer.text));
+        assert!(is_asked_after(ours, theirs), "the accepting end");
+        assert!(is_asked_after(theirs, ours), "the connecting end");
+    });
+}
