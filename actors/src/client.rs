@@ -9,6 +9,7 @@ mod listing;
 mod locations;
 pub mod peer;
 mod read;
+mod segments;
 mod write;
 
 pub use blocking::Blocking;

@@ -23,5 +23,6 @@ pub use client::{Blocking, Client, ClientConfig, TransportChoice, WritePlan};
 pub use error::{Error, ErrorKind, Result};
 pub use nkv_transport::wire::auth::{Credentials, Secret, SecretError};
 pub use node::{
-    Cluster, DrainReport, Ended, MemoryChoice, Node, NodeConfig, NodeStatus, StartError,
+    Cluster, DrainReport, Ended, MemoryChoice, Node, NodeConfig, NodeStatus, SegmentStatus,
+    StartError,
 };

@@ -12,13 +12,14 @@ mod objects;
 mod open;
 mod placement;
 mod recover;
+mod route;
 mod terms;
 
 use crate::cell::{Message, On, Reply, Role, Turn};
 use crate::error::Error;
 use crate::message::{
     ClusterStats, Down, MAX_BATCH, MasterCounters, RankInfo, RankStats, Refusal, Request, Response,
-    SeenView, Settings, Term, Up,
+    Seat, SeenView, Settings, Term, Up,
 };
 use batch::Batches;
 use hashbrown::{HashMap, HashSet};
@@ -28,7 +29,7 @@ use nkv_store::KeyId;
 use nkv_store::clock::Clock;
 use objects::{Entry, IdentityState, PlanInfo};
 use open::Waiting;
-use placement::RankBook;
+use placement::Book;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,20 +69,20 @@ pub struct Master {
     truth: MasterTruth,
     objects: Index<Entry>,
     plans: HashMap<crate::message::PlanId, PlanInfo>,
-    books: BTreeMap<u32, RankBook>,
+    books: BTreeMap<Seat, Book>,
     batches: Batches,
     waiting: VecDeque<Waiting>,
     rounds: Rounds,
     removing: HashMap<KeyId, Vec<(u64, usize)>, IdentityState>,
     // Answers to removes that wait for views to be kept.
     deferred: Vec<terms::Deferred>,
-    commits_out: BTreeMap<u32, Vec<crate::message::PlanRef>>,
+    commits_out: BTreeMap<Seat, Vec<crate::message::PlanRef>>,
     counters: MasterCounters,
-    // Ranks whose report is still to come after a panic; calls are parked until then.
-    recovering: HashSet<u32>,
+    // Segments whose report is still to come after a panic; calls are parked until then.
+    recovering: HashSet<Seat>,
     recover_until_ms: u64,
     // Those whose report did not come in time: what they hold is not known.
-    blind: HashSet<u32>,
+    blind: HashSet<Seat>,
     parked: VecDeque<(Ask, Reply<Response>)>,
     lost_producers: HashSet<u64>,
     last_tick_ms: u64,
@@ -95,7 +96,7 @@ pub struct Ask {
     /// What.
     pub request: Request,
 }
-/// A rank wants to join over a new link.
+/// A rank wants to join with one of its segments, over a new link.
 #[derive(Debug)]
 pub struct Join {
     /// Who.
@@ -106,14 +107,16 @@ pub struct Join {
     pub holds: bool,
     /// The last view it kept.
     pub seen: SeenView,
+    /// Other segments of its node, told by the first: (segment, incarnation).
+    pub siblings: Vec<(u32, u64)>,
     /// Frames to it.
     pub tx: tokio::sync::mpsc::Sender<Down>,
 }
-/// A frame from a joined rank.
+/// A frame from a joined segment's owner.
 #[derive(Debug)]
 pub struct FromRank {
-    /// Its number.
-    pub rank: u32,
+    /// Whose.
+    pub seat: Seat,
     /// Its incarnation.
     pub incarnation: u64,
     /// Which link of it.
@@ -121,11 +124,11 @@ pub struct FromRank {
     /// The frame.
     pub up: Up,
 }
-/// A rank's link ended.
+/// A link ended.
 #[derive(Debug)]
 pub struct LinkDown {
-    /// Its number.
-    pub rank: u32,
+    /// Whose.
+    pub seat: Seat,
     /// Which link of it.
     pub link: LinkId,
 }
@@ -184,18 +187,23 @@ impl Master {
         self.truth.clock.now_ms()
     }
 
-    /// True once every rank has reported, or one TTL has passed since the start.
+    /// True once every rank has reported with all it has, or one TTL has passed since the start.
     fn settled(&self) -> bool {
         // Latched outside the actor: a rank that leaves later does not make the cluster new.
         self.truth.members.settled(self.now_ms(), self.truth.ttl_ms)
     }
 
     fn early(&self, what: &str) -> Error {
-        let joined = |r: &u32| self.books.get(r).is_some_and(|b| b.reported);
-        let missing: Vec<u32> = (0..self.truth.world_size).filter(|r| !joined(r)).collect();
+        let world = self.truth.world_size;
+        let joined = |r: &u32| self.books.get(&Seat::first(*r)).is_some_and(|b| b.reported);
+        let missing: Vec<u32> = (0..world).filter(|r| !joined(r)).collect();
+        let mut whom = format!("ranks {missing:?} of {world}");
+        if missing.is_empty() {
+            whom = recover::names(&self.truth.members.awaited());
+        }
         Error::not_ready(format!(
-            "the cluster is starting: {what} waits for ranks {missing:?} of {} to join, or {} ms",
-            self.truth.world_size, self.truth.ttl_ms
+            "the cluster is starting: {what} waits for {whom} to join, or {} ms",
+            self.truth.ttl_ms
         ))
     }
 
@@ -249,9 +257,9 @@ impl Master {
                 "evict_until_below takes a ratio from 0 to 1, not {ratio}"
             )));
         }
-        for (rank, book) in &self.books {
+        for (seat, book) in &self.books {
             let bytes = (book.info.arena_bytes as f64 * ratio) as u64;
-            self.truth.members.send(*rank, Down::EvictTo { bytes });
+            self.truth.members.send(*seat, Down::EvictTo { bytes });
         }
         Response::Done(vec![Ok(())])
     }
@@ -259,7 +267,7 @@ impl Master {
     fn stats(&self) -> ClusterStats {
         let rows = self.truth.members.rows(self.now_ms());
         let ranks = rows.into_iter().map(|row| {
-            let book = self.books.get(&row.rank);
+            let book = self.books.get(&Seat { rank: row.rank, segment: row.segment });
             RankStats {
                 allocated_bytes: book.map_or(0, |b| b.arena.used_bytes()),
                 largest_hole: book.map_or(0, |b| b.arena.largest_hole()),
@@ -311,8 +319,8 @@ impl On<Ask> for Master {
 
 impl On<FromRank> for Master {
     fn on(&mut self, m: FromRank, reply: Reply<()>, _: &mut Turn<'_, Self>) {
-        if self.truth.members.heard(m.rank, m.link, self.now_ms()) {
-            self.rank_says(m.rank, m.incarnation, m.up);
+        if self.truth.members.heard(m.seat, m.link, self.now_ms()) {
+            self.seat_says(m.seat, m.incarnation, m.up);
         }
         reply.send(());
     }
@@ -326,7 +334,7 @@ impl On<Join> for Master {
 
 impl On<LinkDown> for Master {
     fn on(&mut self, m: LinkDown, reply: Reply<()>, _: &mut Turn<'_, Self>) {
-        self.truth.members.link_down(m.rank, m.link);
+        self.truth.members.link_down(m.seat, m.link);
         reply.send(());
     }
 }

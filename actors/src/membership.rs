@@ -1,5 +1,5 @@
-//! Membership as a rank lives it: join the master, keep the link, send heartbeats, hand frames to
-//! the Owner, come back when the link breaks. It decides nothing about objects.
+//! Membership as a segment of a rank lives it: join the master, keep the link, send heartbeats, hand
+//! frames to the Owner, come back when the link breaks. It decides nothing about objects.
 
 use crate::cell::CellAddr;
 use crate::error::{Error, Result};
@@ -11,6 +11,7 @@ use crate::owner::{FromMaster, NewTerm, Owner};
 use nkv_store::clock::Clock;
 use nkv_transport::wire::auth::{AuthError, Channel, Credentials, prove};
 use nkv_transport::wire::{Address, BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -24,6 +25,8 @@ const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// Pauses between tries to reach the master.
 const RETRY_FIRST_MS: u64 = 20;
 const RETRY_LAST_MS: u64 = 500;
+/// How long a Leave waits for the master to cut the link, which is its answer.
+const LEAVE_ANSWER: Duration = Duration::from_millis(500);
 /// How long a join may be refused because the old incarnation still looks alive: the master may
 /// learn of a killed process a moment after its successor asks.
 const SUCCESSOR_PATIENCE_MS: u64 = 1_500;
@@ -60,6 +63,30 @@ impl Uplink {
     }
 }
 
+/// The mounted segments of a node, by number: what its first one tells a master that it joins.
+#[derive(Debug, Default)]
+pub struct Siblings(Mutex<BTreeMap<u32, u64>>);
+
+impl Siblings {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u32, u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From here on it may hold objects.
+    pub fn add(&self, segment: u32, incarnation: u64) {
+        self.lock().insert(segment, incarnation);
+    }
+
+    /// What it held is gone.
+    pub fn remove(&self, segment: u32) {
+        self.lock().remove(&segment);
+    }
+
+    fn list(&self) -> Vec<(u32, u64)> {
+        self.lock().iter().map(|(segment, incarnation)| (*segment, *incarnation)).collect()
+    }
+}
+
 /// What a node learns from its link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LinkState {
@@ -75,8 +102,11 @@ pub enum LinkState {
     NoMaster(String),
     /// Declared gone: this incarnation is over [I17].
     Gone,
-    /// Left by its own will.
-    Left,
+    /// Left by its own will; whether the master cut the link upon that.
+    Left {
+        /// It did: nothing that lay there is in its index any more.
+        confirmed: bool,
+    },
 }
 
 /// What the link task works with.
@@ -101,8 +131,12 @@ pub struct Membership {
     pub heartbeat: Duration,
     /// For the first join.
     pub join_timeout: Duration,
-    /// Set while the node drains: said again after every join.
+    /// Set while it drains: said again after every join.
     pub draining: Arc<AtomicBool>,
+    /// Set by the master's word that no plan follows.
+    pub quiet: Arc<AtomicBool>,
+    /// Other segments of this node, if this is its first.
+    pub siblings: Arc<Siblings>,
     /// Set when the node shuts down: then a broken link is no news.
     pub closing: Arc<AtomicBool>,
 }
@@ -114,12 +148,12 @@ impl Membership {
         state: watch::Sender<LinkState>,
         settings: watch::Sender<Option<(Term, Settings)>>,
     ) {
-        let mut joined_once = false;
+        let (mut joined_once, mut confirmed) = (false, false);
         let mut pause = RETRY_FIRST_MS;
         let started = self.clock.now_ms();
         loop {
             if self.closing.load(Ordering::Acquire) {
-                state.send_replace(LinkState::Left);
+                state.send_replace(LinkState::Left { confirmed });
                 return;
             }
             let why = match self.join().await {
@@ -129,8 +163,9 @@ impl Membership {
                         pause = RETRY_FIRST_MS;
                         let silence = Duration::from_millis(set.ttl_ms);
                         settings.send_replace(Some((term, set)));
-                        let e = self.serve(stream, silence, &state).await;
+                        let (e, answered) = self.serve(stream, silence, &state).await;
                         self.uplink.set(None);
+                        confirmed = answered;
                         e.message
                     }
                     Err(e) => e.message,
@@ -171,7 +206,8 @@ impl Membership {
         let mut last = "no address for the master".to_string();
         for address in &self.master {
             let (obeyed, holds, seen) = self.tables.memory();
-            let purpose = Purpose::Rank { info: Box::new(self.info.clone()), obeyed, holds, seen };
+            let (info, siblings) = (Box::new(self.info.clone()), self.siblings.list());
+            let purpose = Purpose::Rank { info, obeyed, holds, seen, siblings };
             let work = hello(&*self.net, address, &self.credentials, purpose);
             match tokio::time::timeout(HELLO_LIMIT, work).await {
                 Ok(Ok((stream, Welcome::Rank { term, settings }))) => {
@@ -198,22 +234,24 @@ impl Membership {
         }
     }
 
-    /// Moves frames both ways until the link breaks. The master asks for a report first.
+    /// Moves frames both ways until the link breaks; says whether it was the master who cut it after
+    /// a Leave. The master asks for a report first.
     async fn serve(
         &self,
         stream: BoxStream,
         silence: Duration,
         state: &watch::Sender<LinkState>,
-    ) -> Error {
+    ) -> (Error, bool) {
         let (reader, writer) = tokio::io::split(stream);
         let (tx, rx) = mpsc::channel(UPLINK_FRAMES);
         self.uplink.set(Some(tx));
+        let left = AtomicBool::new(false);
         if self.draining.load(Ordering::Acquire) {
             self.uplink.send(Up::Draining);
         }
         tokio::select! {
-            e = self.read(reader, silence, state) => e,
-            e = self.write(writer, rx) => e,
+            e = self.read(reader, silence, state) => (e, left.load(Ordering::Acquire)),
+            e = self.write(writer, rx, &left) => (e, false),
         }
     }
 
@@ -240,6 +278,7 @@ impl Membership {
                 Ok(Some((_, Down::ReportTaken))) => {
                     state.send_replace(LinkState::Joined);
                 }
+                Ok(Some((_, Down::NoMorePlans))) => self.quiet.store(true, Ordering::Release),
                 Ok(Some((_, down))) => {
                     if let Down::PlanOpened(p) = &down {
                         // Outside the actor first: a panic must not lose a plan [I10].
@@ -256,7 +295,12 @@ impl Membership {
         }
     }
 
-    async fn write(&self, mut writer: WriteHalf<BoxStream>, mut rx: mpsc::Receiver<Up>) -> Error {
+    async fn write(
+        &self,
+        mut writer: WriteHalf<BoxStream>,
+        mut rx: mpsc::Receiver<Up>,
+        left: &AtomicBool,
+    ) -> Error {
         let mut beat = tokio::time::interval(self.heartbeat);
         beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut buf = Vec::new();
@@ -272,6 +316,8 @@ impl Membership {
                 return Error::disconnected(format!("link to the master: {e}"));
             }
             if matches!(up, Up::Leave) {
+                left.store(true, Ordering::Release);
+                tokio::time::sleep(LEAVE_ANSWER).await;
                 return Error::disconnected("left");
             }
         }

@@ -10,16 +10,18 @@ mod hello;
 mod link;
 mod listing;
 mod members;
+mod segments;
 mod stats;
 
 pub use hello::{Hello, Purpose, Refusal, Settings, Welcome};
 pub use link::{Down, EndCause, PlanOpened, SlotContent, SlotEntry, ToClient, ToOwner, Touch, Up};
 pub use listing::{KEYS_PER_ROUND, KeyState, Listed, MAX_PATTERN_BYTES, Selection, Swept};
-pub use members::{RankInfo, RankState, SeenView, View};
+pub use members::{MAX_SEGMENTS, RankInfo, RankState, Seat, SeenView, View};
+pub use segments::{SegmentCommand, SegmentDone, UnmountReport};
 pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 2;
+pub const MESSAGES_VERSION: u32 = 3;
 /// Keys or items in one batch message.
 pub const MAX_BATCH: usize = 65_536;
 
@@ -114,7 +116,7 @@ pub struct PlanDesc {
 /// Options of a put.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutOptions {
-    /// Rank that should own the object; by hash of the key if absent.
+    /// Rank that should own the object, in whichever of its segments; by hash of the key if absent.
     pub preferred_segment: Option<u32>,
     /// Bytes per page; the node's default (256 KiB) if 0.
     pub page_bytes: u32,

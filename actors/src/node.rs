@@ -1,44 +1,41 @@
-//! Node: one rank, in a process of its own or embedded. It builds the segment, starts actors,
-//! listeners and the tcp agent, joins, and takes all of it down again. It decides nothing.
+//! Node: one rank, in a process of its own or embedded. It builds the first segment, starts actors,
+//! listeners and the tcp agent, joins, and takes all of it down again; further segments come and go
+//! while it runs. It decides nothing.
 
 mod config;
+mod mount;
+mod segment;
 mod start;
 mod status;
 mod watchdog;
 
 pub use config::{MemoryChoice, NodeConfig, StartError};
-use start::SocketFile;
-pub use status::NodeStatus;
+pub(crate) use mount::Segments;
+pub use status::{NodeStatus, SegmentStatus};
 
 use crate::cell::CellAddr;
 use crate::client::Client;
+
 use crate::evictor::Evictor;
 use crate::master::{Master, Members};
-use crate::membership::{LinkState, Uplink};
-use crate::message::{RankInfo, Settings, Term, Up};
+use crate::membership::LinkState;
+use crate::message::{RankInfo, UnmountReport};
 use crate::owner::Owner;
-use crate::owner::tables::OwnerTables;
 use crate::place::OwnedPlace;
 use crate::producer::Producer;
-use crate::server::Published;
-use nkv_store::clock::Clock;
-use nkv_store::shm::ShmMemory;
-use nkv_transport::Alive;
-use nkv_transport::tcp::TcpAgent;
-use nkv_transport::wire::auth::{Credentials, Guard};
+use futures_util::future::join_all;
+use mount::{QUIET_LIMIT_MS, until};
+use nkv_transport::wire::auth::Credentials;
+use segment::{JoinedAs, Reins, SegmentHost, SocketFile};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Between looks at whether a drain is done.
-const DRAIN_LOOK: Duration = Duration::from_millis(10);
 /// How an embedded cluster waits for its ranks' first reports: 10 s in all.
 const READY_LOOK: Duration = Duration::from_millis(5);
 const READY_LOOKS: u32 = 2_000;
-/// How long a leaving node waits for its last word to be on its way.
-const LEAVE_LIMIT: Duration = Duration::from_millis(500);
-
 /// Why a node cannot go on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
@@ -61,37 +58,24 @@ pub struct DrainReport {
 
 /// One rank of a cluster. Dropping it takes it down at once; see [`Node::drain`] and [`Node::stop`].
 pub struct Node {
-    config: NodeConfig,
-    guard: Arc<Guard>,
-    info: RankInfo,
     client: Client,
     producer: CellAddr<Producer>,
-    owner: CellAddr<Owner>,
-    evictor: CellAddr<Evictor>,
     master: Option<(CellAddr<Master>, Arc<Members>)>,
-    tables: Arc<OwnerTables>,
-    uplink: Arc<Uplink>,
-    link: watch::Receiver<LinkState>,
-    settings: watch::Receiver<Option<(Term, Settings)>>,
+    segments: Arc<Segments>,
+    settings: watch::Receiver<JoinedAs>,
     failed: watch::Receiver<Option<String>>,
-    agent: TcpAgent,
-    alive: Alive,
     closing: Arc<AtomicBool>,
-    clock: Arc<dyn Clock>,
     started_ms: u64,
-    _published: Published,
-    // Before the segment's name: a socket without a segment counts as stale.
+    // Before the first segment's name: a socket without a segment counts as stale.
     _socket: Option<SocketFile>,
-    // Unlinks the segment's name when dropped.
-    _named: Option<ShmMemory>,
-    // Last: their threads end with them.
+    first: SegmentHost,
+    // Last: its thread ends with it.
     _master_place: Option<OwnedPlace>,
-    _place: OwnedPlace,
 }
 
 impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Node(rank {} of job {})", self.config.rank, self.config.job)
+        write!(f, "Node(rank {} of job {})", self.config().rank, self.config().job)
     }
 }
 
@@ -102,19 +86,19 @@ impl Node {
         self.client.for_another_runtime()
     }
 
-    /// Addresses, segment, incarnation.
+    /// Addresses, first segment, its incarnation.
     pub fn info(&self) -> &RankInfo {
-        &self.info
+        &self.first.info
     }
 
     /// What this node proves to others and demands of them.
     pub fn credentials(&self) -> &Credentials {
-        self.guard.credentials()
+        self.segments.common.guard.credentials()
     }
 
     /// The effective configuration.
     pub fn config(&self) -> &NodeConfig {
-        &self.config
+        &self.segments.common.config
     }
 
     /// The master actor, on rank 0.
@@ -122,14 +106,19 @@ impl Node {
         self.master.as_ref().map(|(m, _)| m)
     }
 
-    /// The owner actor.
+    /// The owner actor of the first segment.
     pub fn owner(&self) -> &CellAddr<Owner> {
-        &self.owner
+        &self.first.reins.owner
     }
 
-    /// The evictor actor.
+    /// The evictor actor of the first segment.
     pub fn evictor(&self) -> &CellAddr<Evictor> {
-        &self.evictor
+        &self.first.evictor
+    }
+
+    /// The owner actor of a mounted segment.
+    pub fn owner_of(&self, segment: u32) -> Option<CellAddr<Owner>> {
+        self.segments.owner(segment)
     }
 
     /// The producer actor behind this node's handle.
@@ -139,19 +128,49 @@ impl Node {
 
     /// Joined now, and on rank 0 every rank of the world has joined and reported.
     pub fn is_ready(&self) -> bool {
-        let joined = *self.link.borrow() == LinkState::Joined;
-        let all = |m: &Arc<Members>| m.ready_ranks() == self.config.world_size as usize;
+        let joined = *self.first.reins.link.borrow() == LinkState::Joined;
+        let all = |m: &Arc<Members>| m.ready_ranks() == self.config().world_size as usize;
         joined && !self.is_draining() && self.master.as_ref().is_none_or(|(_, m)| all(m))
     }
 
     /// True once a drain began.
     pub fn is_draining(&self) -> bool {
-        self.client.shared.draining.load(Ordering::Acquire)
+        self.first.reins.is_draining()
+    }
+
+    /// Contributes one more segment, of `bytes` payload bytes, of the same kind of memory and with the
+    /// same settings as the first; returns its number once objects may be placed on it. A rank has at
+    /// most [`MAX_SEGMENTS`](crate::message::MAX_SEGMENTS). `OutOfMemory` if the machine has too
+    /// little; whatever fails leaves nothing behind.
+    pub async fn mount_segment(&self, bytes: u64) -> crate::Result<u32> {
+        self.segments.mount(bytes).await.map(|info| info.segment_id)
+    }
+
+    /// Takes a mounted segment away, with the objects on it: no new plan is placed there, open ones
+    /// have `limit` to end. Readers in progress end by a whole value or by `NotFound`; the memory is
+    /// given back when the last of them unmaps it. Segment 0 goes with its node only.
+    pub async fn unmount_segment(
+        &self,
+        segment: u32,
+        limit: Duration,
+    ) -> crate::Result<UnmountReport> {
+        self.segments.unmount(segment, limit).await
+    }
+
+    /// Segments mounted now, the first one not among them.
+    pub fn mounted(&self) -> Vec<RankInfo> {
+        self.segments.infos()
+    }
+
+    /// What lies in the file system for as long as this node lives and what is mounted stays so.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let socket = self._socket.iter().map(|s| s.0.clone());
+        self.first.file().into_iter().chain(self.segments.files()).chain(socket).collect()
     }
 
     /// Resolves when the node cannot go on.
     pub async fn ended(&self) -> Ended {
-        let (mut link, mut failed) = (self.link.clone(), self.failed.clone());
+        let (mut link, mut failed) = (self.first.reins.link.clone(), self.failed.clone());
         tokio::select! {
             r = link.wait_for(|l| *l == LinkState::Gone) => match r {
                 Ok(_) => Ended::Gone,
@@ -164,15 +183,21 @@ impl Node {
         }
     }
 
-    /// Takes no new plans and waits for those in flight, at most `limit`.
+    /// Takes no new plans and waits for those in flight, on all segments, at most `limit`.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
-        self.client.shared.draining.store(true, Ordering::Release);
-        self.uplink.send(Up::Draining);
-        let open = || self.tables.lock().plans.len().max(self.client.open_plans()) as u64;
-        let (start, first) = (self.clock.now_ms(), open());
-        while open() > 0 && self.clock.now_ms() < start + limit.as_millis() as u64 {
-            tokio::time::sleep(DRAIN_LOOK).await;
-        }
+        self.segments.drain();
+        self.first.reins.drain();
+        let all = self.all_reins();
+        let clock = &*self.segments.common.clock;
+        let here = || all.iter().map(Reins::open_plans).sum::<u64>();
+        let open = || here().max(self.client.open_plans() as u64);
+        let (start, limit_ms) = (clock.now_ms(), limit.as_millis() as u64);
+        // What the master granted before it heard of the drain is still on its way.
+        let quiet = || all.iter().all(Reins::is_quiet);
+        let before = open();
+        until(quiet, start + limit_ms.min(QUIET_LIMIT_MS), clock).await;
+        let first = before.max(open());
+        until(|| open() == 0, start + limit_ms, clock).await;
         if let Err(error) = self.client.flush().await {
             tracing::debug!(%error, "draining");
         }
@@ -180,30 +205,31 @@ impl Node {
         DrainReport {
             plans_finished: first.saturating_sub(left),
             plans_left: left,
-            waited_ms: self.clock.now_ms() - start,
+            waited_ms: clock.now_ms() - start,
         }
+    }
+
+    fn all_reins(&self) -> Vec<Reins> {
+        [self.first.reins.clone()].into_iter().chain(self.segments.all()).collect()
     }
 
     /// Leaves the cluster and unlinks everything.
     pub async fn stop(self) {
         self.closing.store(true, Ordering::Release);
         self.client.for_another_runtime().close().await;
-        self.uplink.send(Up::Leave);
-        let mut link = self.link.clone();
-        let left = link.wait_for(|l| *l != LinkState::Joined);
-        if tokio::time::timeout(LEAVE_LIMIT, left).await.is_err() {
-            tracing::debug!("left without the master's notice");
-        }
+        // The first one last: it stands for the rank.
+        let mounted = self.segments.all();
+        join_all(mounted.iter().map(Reins::leave)).await;
+        self.first.reins.leave().await;
     }
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
         self.closing.store(true, Ordering::Release);
-        self.alive.mark_dead();
-        self.agent.stop();
+        self.segments.close();
         // Clients of this node may hold its credentials for longer.
-        self.guard.credentials().let_go();
+        self.segments.common.guard.credentials().let_go();
     }
 }
 

@@ -3,6 +3,7 @@
 //! from headers and from the tables outside it; it never touches payload bytes.
 
 pub mod attachments;
+mod clearing;
 mod ending;
 mod report;
 pub mod tables;
@@ -81,6 +82,9 @@ pub struct Evict(pub Vec<(u32, u32)>);
 /// Retire the cheapest address-contiguous window of this many bytes.
 #[derive(Debug)]
 pub struct EvictWindow(pub u64);
+/// The segment is being unmounted: every live object goes. Answers how many went.
+#[derive(Debug)]
+pub struct RetireAll;
 /// A timer.
 #[derive(Debug)]
 pub struct OwnerTick(u64);
@@ -107,6 +111,9 @@ impl Message for Evict {
     type Reply = u64;
 }
 impl Message for EvictWindow {
+    type Reply = u64;
+}
+impl Message for RetireAll {
     type Reply = u64;
 }
 impl Message for OwnerTick {
@@ -365,7 +372,7 @@ impl On<FromMaster> for Owner {
             Down::EvictTo { bytes } => self.tell_evictor(EvictTo(bytes)),
             Down::ReportPlease { number } => self.report_when_fenced(number),
             // The link's matter.
-            Down::ReportTaken | Down::Beat | Down::View(_) => {}
+            Down::ReportTaken | Down::NoMorePlans | Down::Beat | Down::View(_) => {}
         }
         self.settle(turn);
         reply.send(());

@@ -2,23 +2,29 @@
 //! attached processes. Each connection is a task on the place of the actor that it talks to, so a
 //! request costs no thread hop. A connection that does not decode is closed and harms nobody [I19].
 
+mod doors;
+
+pub(crate) use doors::{Doors, LocalOwner, OpenDoor, Published, local_owner, publish_local};
+
 use crate::cell::{CellAddr, Reply};
+use crate::error::Error;
 use crate::master::{Ask, FromRank, Join, LinkDown, LinkId, Master, Members};
 use crate::message::{
-    Down, Hello, MESSAGES_VERSION, Purpose, RankInfo, Refusal, Request, Response, Settings,
-    ToClient, ToOwner, Up, View, Welcome,
+    Down, Hello, MESSAGES_VERSION, Purpose, Refusal, Request, Response, Seat, SegmentCommand,
+    SegmentDone, Settings, ToClient, ToOwner, Up, View, Welcome,
 };
+use crate::node::Segments;
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
-use crate::owner::tables::OwnerTables;
-use crate::owner::{Owner, PlanDropped, TermObeyed, Touches};
+use crate::owner::{PlanDropped, TermObeyed, Touches};
 use crate::place::Place;
+use doors::Door;
 use nkv_store::clock::Clock;
 use nkv_transport::wire::auth::Guard;
 use nkv_transport::wire::{
     Address, BoxStream, Listener, MAX_FRAME_BYTES, Peer, WireError, read_frame, write_frame,
 };
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -53,7 +59,7 @@ pub struct Server {
     /// Whom it lets in.
     pub guard: Arc<Guard>,
     /// This rank.
-    pub info: RankInfo,
+    pub rank: u32,
     /// The master, on rank 0.
     pub master: Option<(CellAddr<Master>, Arc<Members>)>,
     /// Where the master is, on other ranks.
@@ -62,10 +68,10 @@ pub struct Server {
     pub settings: watch::Receiver<Option<(crate::message::Term, Settings)>>,
     /// Defaults until then.
     pub defaults: Settings,
-    /// The owner.
-    pub owner: CellAddr<Owner>,
-    /// Its tables.
-    pub tables: Arc<OwnerTables>,
+    /// The ways to this node's segments.
+    pub(crate) doors: Doors,
+    /// Who mounts and unmounts them.
+    pub(crate) segments: Weak<Segments>,
     /// The time.
     pub clock: Arc<dyn Clock>,
     /// Set when the node shuts down.
@@ -150,11 +156,23 @@ impl Server {
         }
         match hello.purpose {
             Purpose::Client { producer } => self.client(stream, producer).await,
-            Purpose::Rank { info, obeyed, holds, seen } => {
-                self.rank(stream, |tx| Join { info: *info, obeyed, holds, seen, tx }).await
+            Purpose::Rank { info, obeyed, holds, seen, siblings } => {
+                let join = |tx| Join { info: *info, obeyed, holds, seen, siblings, tx };
+                self.rank(stream, join).await
             }
-            Purpose::Attach { producer, maps, .. } => {
-                self.attach(stream, peer, producer, maps).await
+            Purpose::Attach { producer, incarnation, maps } => {
+                let Some(door) = self.doors.to(incarnation) else {
+                    return refuse(&mut stream, self.no_door(incarnation)).await;
+                };
+                tokio::select! {
+                    served = attach(&door, stream, peer, producer, maps) => served,
+                    // Closed here, the client's flag falls: no verb of it succeeds any more.
+                    () = door.shut() => Ok(()),
+                }
+            }
+            Purpose::Segments(command) => {
+                let done = self.command(command).await;
+                write_frame(&mut stream, &mut buf, 0, &Welcome::Segments(done)).await
             }
         }
     }
@@ -170,15 +188,33 @@ impl Server {
         match &hello.purpose {
             Purpose::Rank { .. } if self.master.is_none() => Some(Refusal::NotHere(format!(
                 "rank {} is not the master; join at rank 0's control port",
-                self.info.rank
+                self.rank
             ))),
-            Purpose::Attach { incarnation, .. } if *incarnation != self.info.incarnation => {
-                Some(Refusal::NotHere(format!(
-                    "rank {} is incarnation {:016x}, not {incarnation:016x}",
-                    self.info.rank, self.info.incarnation
-                )))
-            }
             _ => None,
+        }
+    }
+
+    fn no_door(&self, incarnation: u64) -> Refusal {
+        Refusal::NotHere(format!(
+            "rank {} has no segment of incarnation {incarnation:016x}: unmounted, or of an earlier \
+             start",
+            self.rank
+        ))
+    }
+
+    async fn command(&self, command: SegmentCommand) -> crate::Result<SegmentDone> {
+        let ending = || Error::disconnected(format!("rank {} is shutting down", self.rank));
+        let segments = self.segments.upgrade().ok_or_else(ending)?;
+        match command {
+            SegmentCommand::Mount { bytes } => {
+                let info = segments.mount(bytes).await?;
+                let (segment, incarnation) = (info.segment_id, info.incarnation);
+                Ok(SegmentDone::Mounted { segment, incarnation, bytes: info.arena_bytes })
+            }
+            SegmentCommand::Unmount { segment, limit_ms } => {
+                let limit = Duration::from_millis(limit_ms);
+                segments.unmount(segment, limit).await.map(SegmentDone::Unmounted)
+            }
         }
     }
 
@@ -216,7 +252,7 @@ impl Server {
         };
         let (tx, mut rx) = mpsc::channel(crate::master::DOWNLINK_FRAMES);
         let join = join(tx);
-        let (rank, incarnation) = (join.info.rank, join.info.incarnation);
+        let (seat, incarnation) = (join.info.seat(), join.info.incarnation);
         let joined = match master.call(join, ACTOR_LIMIT).await {
             Ok(Ok(joined)) => joined,
             Ok(Err(why)) => return refuse(&mut stream, why).await,
@@ -243,86 +279,83 @@ impl Server {
                     }
                 }
             };
-            let up = read_ups(&mut reader, master, (rank, incarnation, link));
+            let up = read_ups(&mut reader, master, (seat, incarnation, link));
             tokio::select! { r = down => r, r = up => r }
         }
         .await;
-        let _ = master.push(LinkDown { rank, link }, Reply::nobody()).await;
+        let _ = master.push(LinkDown { seat, link }, Reply::nobody()).await;
         ended
     }
+}
 
-    async fn attach(
-        self: Arc<Self>,
-        mut stream: BoxStream,
-        peer: Peer,
-        producer: u64,
-        maps: bool,
-    ) -> Result<(), WireError> {
-        let (tx, rx) = mpsc::channel(ATTACH_QUEUE);
-        let pidfd = peer.unix.and_then(|u| u.pidfd);
-        // Registered before the welcome: every plan that ends from now on is told to it.
-        let id = maps.then(|| {
-            self.tables.attachments.add(producer, Route::Process { tx: tx.clone(), pidfd })
-        });
-        let mut buf = Vec::new();
-        // Read after it is registered: a later term is told to it.
-        let term = self.tables.term();
-        write_frame(&mut stream, &mut buf, 0, &Welcome::Attached { term }).await?;
-        let (mut reader, mut writer) = tokio::io::split(stream);
-        let out = write_to_client(&mut writer, rx);
-        let inn = self.read_from_client(&mut reader, producer, id, &tx);
-        let ended = tokio::select! { r = out => r, r = inn => r };
-        if let Some(id) = id {
-            self.tables.attachments.cut(id);
-        }
-        ended
+async fn attach(
+    door: &Door,
+    mut stream: BoxStream,
+    peer: Peer,
+    producer: u64,
+    maps: bool,
+) -> Result<(), WireError> {
+    let attachments = &door.tables.attachments;
+    let (tx, rx) = mpsc::channel(ATTACH_QUEUE);
+    let pidfd = peer.unix.and_then(|u| u.pidfd);
+    // Registered before the welcome: every plan that ends from now on is told to it.
+    let id = maps.then(|| attachments.add(producer, Route::Process { tx: tx.clone(), pidfd }));
+    let mut buf = Vec::new();
+    // Read after it is registered: a later term is told to it.
+    let term = door.tables.term();
+    write_frame(&mut stream, &mut buf, 0, &Welcome::Attached { term }).await?;
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    let out = write_to_client(&mut writer, rx);
+    let inn = read_from_client(door, &mut reader, producer, id, &tx);
+    let ended = tokio::select! { r = out => r, r = inn => r };
+    if let Some(id) = id {
+        attachments.cut(id);
     }
+    ended
+}
 
-    async fn read_from_client<R: AsyncRead + Unpin>(
-        &self,
-        reader: &mut R,
-        producer: u64,
-        id: Option<AttachId>,
-        tx: &mpsc::Sender<ToClient>,
-    ) -> Result<(), WireError> {
-        let mut buf = Vec::new();
-        let checks = Arc::new(Semaphore::new(MAX_CHECKS));
-        while let Some((_, m)) =
-            read_frame::<_, ToOwner>(reader, &mut buf, MAX_TO_OWNER_BYTES).await?
-        {
-            let told = match m {
-                ToOwner::Touched(list) => self.owner.push(Touches(list), Reply::nobody()).await,
-                ToOwner::Dropped(plan) if id.is_some() => {
-                    self.owner.push(PlanDropped(producer, plan), Reply::nobody()).await
-                }
-                ToOwner::TermObeyed(term) if id.is_some() => {
-                    self.owner.push(TermObeyed(producer, term), Reply::nobody()).await
-                }
-                ToOwner::Dropped(_) | ToOwner::TermObeyed(_) => Ok(()),
-                ToOwner::CheckPlan(plan) => {
-                    // Beside this loop: a Dropped must not wait behind it.
-                    let (tables, tx) = (self.tables.clone(), tx.clone());
-                    let slot = checks.clone().acquire_owned().await;
-                    tokio::task::spawn_local(async move {
-                        let open = tables.wait_open(plan).await;
-                        let _ = tx.send(ToClient::Plan { plan, open }).await;
-                        drop(slot);
-                    });
-                    Ok(())
-                }
-                ToOwner::Detach => {
-                    if let Some(id) = id {
-                        self.tables.attachments.detach(id);
-                    }
-                    return Ok(());
-                }
-            };
-            if let Err(error) = told {
-                tracing::debug!(%error, "an attached client's frame was lost");
+async fn read_from_client<R: AsyncRead + Unpin>(
+    door: &Door,
+    reader: &mut R,
+    producer: u64,
+    id: Option<AttachId>,
+    tx: &mpsc::Sender<ToClient>,
+) -> Result<(), WireError> {
+    let mut buf = Vec::new();
+    let checks = Arc::new(Semaphore::new(MAX_CHECKS));
+    while let Some((_, m)) = read_frame::<_, ToOwner>(reader, &mut buf, MAX_TO_OWNER_BYTES).await? {
+        let told = match m {
+            ToOwner::Touched(list) => door.owner.push(Touches(list), Reply::nobody()).await,
+            ToOwner::Dropped(plan) if id.is_some() => {
+                door.owner.push(PlanDropped(producer, plan), Reply::nobody()).await
             }
+            ToOwner::TermObeyed(term) if id.is_some() => {
+                door.owner.push(TermObeyed(producer, term), Reply::nobody()).await
+            }
+            ToOwner::Dropped(_) | ToOwner::TermObeyed(_) => Ok(()),
+            ToOwner::CheckPlan(plan) => {
+                // Beside this loop: a Dropped must not wait behind it.
+                let (tables, tx) = (door.tables.clone(), tx.clone());
+                let slot = checks.clone().acquire_owned().await;
+                tokio::task::spawn_local(async move {
+                    let open = tables.wait_open(plan).await;
+                    let _ = tx.send(ToClient::Plan { plan, open }).await;
+                    drop(slot);
+                });
+                Ok(())
+            }
+            ToOwner::Detach => {
+                if let Some(id) = id {
+                    door.tables.attachments.detach(id);
+                }
+                return Ok(());
+            }
+        };
+        if let Err(error) = told {
+            tracing::debug!(%error, "an attached client's frame was lost");
         }
-        Ok(())
     }
+    Ok(())
 }
 
 async fn refuse(stream: &mut BoxStream, why: Refusal) -> Result<(), WireError> {
@@ -348,13 +381,13 @@ async fn serve_requests(
 async fn read_ups<R: AsyncRead + Unpin>(
     reader: &mut R,
     master: &CellAddr<Master>,
-    (rank, incarnation, link): (u32, u64, LinkId),
+    (seat, incarnation, link): (Seat, u64, LinkId),
 ) -> Result<(), WireError> {
     let mut buf = Vec::new();
     while let Some((_, up)) = read_frame::<_, Up>(reader, &mut buf, MAX_UP_BYTES).await? {
-        let leaves = matches!(up, Up::Leave);
-        let sent = master.push(FromRank { rank, incarnation, link, up }, Reply::nobody()).await;
-        if sent.is_err() || leaves {
+        // After a Leave the master cuts the link: that is its answer.
+        let sent = master.push(FromRank { seat, incarnation, link, up }, Reply::nobody()).await;
+        if sent.is_err() {
             break;
         }
     }
@@ -370,39 +403,6 @@ async fn write_to_client<W: AsyncWrite + Unpin>(
         write_frame(writer, &mut buf, 0, &frame).await?;
     }
     Ok(())
-}
-
-/// Owners of this very process, by incarnation: reached without sockets.
-#[derive(Debug, Clone)]
-pub(crate) struct LocalOwner {
-    pub memory: Arc<dyn nkv_store::Memory>,
-    pub alive: nkv_transport::Alive,
-    pub owner: CellAddr<Owner>,
-    pub tables: Arc<OwnerTables>,
-}
-
-static LOCAL: Mutex<std::collections::BTreeMap<u64, LocalOwner>> =
-    Mutex::new(std::collections::BTreeMap::new());
-
-/// An owner of this process is known to its clients for as long as this lives.
-#[derive(Debug)]
-pub(crate) struct Published(u64);
-
-impl Drop for Published {
-    fn drop(&mut self) {
-        LOCAL.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
-    }
-}
-
-/// Makes an owner of this process known to clients of this process.
-pub(crate) fn publish_local(incarnation: u64, owner: LocalOwner) -> Published {
-    LOCAL.lock().unwrap_or_else(PoisonError::into_inner).insert(incarnation, owner);
-    Published(incarnation)
-}
-
-/// An owner of this process.
-pub(crate) fn local_owner(incarnation: u64) -> Option<LocalOwner> {
-    LOCAL.lock().unwrap_or_else(PoisonError::into_inner).get(&incarnation).cloned()
 }
 
 /// Runs a server on a place.

@@ -13,6 +13,7 @@ use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use connections::{Bounded, STEP_LIMIT};
+use nkv::NodeStatus;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -71,8 +72,9 @@ async fn index() -> &'static str {
 }
 
 async fn healthz(State(standing): State<Standing>) -> Response {
-    let actors = standing.status().map(|s| s.actors).unwrap_or_default();
-    match actors.iter().find(|a| a.busy_ms >= FROZEN_MS) {
+    let status = standing.status();
+    let mut actors = status.iter().flat_map(NodeStatus::all_actors);
+    match actors.find(|a| a.busy_ms >= FROZEN_MS) {
         None => (StatusCode::OK, "ok\n").into_response(),
         Some(frozen) => {
             let why = format!(

@@ -6,7 +6,7 @@ use ::metrics::{Key, KeyName, Label, Level, Metadata, Recorder};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
 use nkv::NodeStatus;
 use nkv::cell::CellStatus;
-use nkv::message::ClusterStats;
+use nkv::message::{ClusterStats, OwnerGauges};
 
 /// What a scrape is.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -36,38 +36,36 @@ const fn counter<T>(name: &'static str, help: &'static str, value: fn(&T) -> u64
     Metric { name, sort: Sort::Counter, help, value }
 }
 
+/// Of a heap: the rank's first one, and labelled `segment` each that it mounted besides.
+const HEAP: &[Metric<OwnerGauges>] = &[
+    gauge("nkv_heap_total_bytes", "Payload bytes of the heap", |o| o.heap_total),
+    gauge("nkv_heap_used_bytes", "Bytes live, open, fencing and in quarantine", |o| o.heap_used),
+    gauge("nkv_heap_live_bytes", "Bytes of READY objects", |o| o.live_bytes),
+    gauge("nkv_heap_open_bytes", "Bytes of objects being written", |o| o.open_bytes),
+    gauge("nkv_heap_held_bytes", "Bytes fencing or in quarantine", |o| o.held_bytes),
+    gauge("nkv_objects_ready", "READY objects", |o| o.objects),
+    gauge("nkv_plans_open", "Plans open on this rank", |o| o.plans_open),
+    gauge("nkv_slots_fencing", "Slots that wait for a producer to be fenced", |o| o.fencing),
+    gauge("nkv_slots_quarantined", "Slots in quarantine", |o| o.quarantined),
+    counter("nkv_evictions_total", "Objects evicted", |o| o.evictions),
+    counter("nkv_gets_served_total", "Gets that readers reported", |o| o.gets_served),
+    counter("nkv_bytes_read_total", "Bytes that readers reported", |o| o.bytes_read),
+    counter("nkv_commits_total", "Objects committed here", |o| o.commits),
+    counter("nkv_bytes_written_total", "Bytes of objects committed here", |o| o.bytes_written),
+    counter("nkv_plans_expired_total", "Plans that reached their deadline", |o| o.plans_expired),
+    counter("nkv_producers_lost_total", "Plans ended because their producer was gone", |o| {
+        o.producers_lost
+    }),
+    counter("nkv_adopted_total", "Ended plans that were READY and were kept", |o| o.adopted),
+    counter("nkv_reclaimed_total", "Plans ended before READY, their producer fenced", |o| {
+        o.reclaimed
+    }),
+    counter("nkv_retired_total", "Objects retired", |o| o.retired),
+    counter("nkv_freed_total", "Slots freed after quarantine", |o| o.freed),
+];
+
 /// Of the rank itself.
 const NODE: &[Metric<NodeStatus>] = &[
-    gauge("nkv_heap_total_bytes", "Payload bytes of the heap", |s| s.owner.heap_total),
-    gauge("nkv_heap_used_bytes", "Bytes live, open, fencing and in quarantine", |s| {
-        s.owner.heap_used
-    }),
-    gauge("nkv_heap_live_bytes", "Bytes of READY objects", |s| s.owner.live_bytes),
-    gauge("nkv_heap_open_bytes", "Bytes of objects being written", |s| s.owner.open_bytes),
-    gauge("nkv_heap_held_bytes", "Bytes fencing or in quarantine", |s| s.owner.held_bytes),
-    gauge("nkv_objects_ready", "READY objects", |s| s.owner.objects),
-    gauge("nkv_plans_open", "Plans open on this rank", |s| s.owner.plans_open),
-    gauge("nkv_slots_fencing", "Slots that wait for a producer to be fenced", |s| s.owner.fencing),
-    gauge("nkv_slots_quarantined", "Slots in quarantine", |s| s.owner.quarantined),
-    counter("nkv_evictions_total", "Objects evicted", |s| s.owner.evictions),
-    counter("nkv_gets_served_total", "Gets that readers reported", |s| s.owner.gets_served),
-    counter("nkv_bytes_read_total", "Bytes that readers reported", |s| s.owner.bytes_read),
-    counter("nkv_commits_total", "Objects committed here", |s| s.owner.commits),
-    counter("nkv_bytes_written_total", "Bytes of objects committed here", |s| {
-        s.owner.bytes_written
-    }),
-    counter("nkv_plans_expired_total", "Plans that reached their deadline", |s| {
-        s.owner.plans_expired
-    }),
-    counter("nkv_producers_lost_total", "Plans ended because their producer was gone", |s| {
-        s.owner.producers_lost
-    }),
-    counter("nkv_adopted_total", "Ended plans that were READY and were kept", |s| s.owner.adopted),
-    counter("nkv_reclaimed_total", "Plans ended before READY, their producer fenced", |s| {
-        s.owner.reclaimed
-    }),
-    counter("nkv_retired_total", "Objects retired", |s| s.owner.retired),
-    counter("nkv_freed_total", "Slots freed after quarantine", |s| s.owner.freed),
     gauge("nkv_uptime_ms", "Milliseconds since this incarnation started", |s| s.uptime_ms),
     gauge("nkv_joined", "1 while the link to the master is up", |s| u64::from(s.link == "joined")),
     gauge("nkv_draining", "1 while the rank drains", |s| u64::from(s.draining)),
@@ -87,7 +85,10 @@ const NODE: &[Metric<NodeStatus>] = &[
 
 /// Of the master, on rank 0.
 const MASTER: &[Metric<ClusterStats>] = &[
-    gauge("nkv_master_ranks", "Ranks that are members", |c| c.ranks.len() as u64),
+    gauge("nkv_master_ranks", "Ranks that are members", |c| {
+        c.ranks.iter().filter(|r| r.segment == 0).count() as u64
+    }),
+    gauge("nkv_master_segments", "Segments that are members", |c| c.ranks.len() as u64),
     gauge("nkv_master_objects", "Objects listed by the master", |c| c.objects),
     gauge("nkv_master_plans_open", "Plans open in the cluster", |c| c.plans_open),
     gauge("nkv_master_waiting", "Opens that wait for room", |c| c.waiting),
@@ -122,12 +123,21 @@ const ACTOR: &[Metric<CellStatus>] = &[
 pub(crate) fn render(status: &NodeStatus, cluster: Option<&ClusterStats>) -> String {
     let builder = PrometheusBuilder::new().add_global_label("rank", status.rank.to_string());
     let recorder = builder.build_recorder();
+    record(&recorder, HEAP, &status.owner, &[]);
     record(&recorder, NODE, status, &[]);
     if let Some(cluster) = cluster {
         record(&recorder, MASTER, cluster, &[]);
     }
     for actor in &status.actors {
         record(&recorder, ACTOR, actor, &[Label::new("actor", actor.name)]);
+    }
+    for mounted in &status.segments {
+        let segment = Label::new("segment", mounted.segment.to_string());
+        record(&recorder, HEAP, &mounted.owner, std::slice::from_ref(&segment));
+        for actor in &mounted.actors {
+            let labels = [Label::new("actor", actor.name), segment.clone()];
+            record(&recorder, ACTOR, actor, &labels);
+        }
     }
     recorder.handle().render()
 }
@@ -153,12 +163,13 @@ fn record<T>(recorder: &PrometheusRecorder, table: &[Metric<T>], of: &T, labels:
 
 #[cfg(test)]
 mod tests {
-    use super::{ACTOR, MASTER, NODE, Sort};
+    use super::{ACTOR, HEAP, MASTER, NODE, Sort};
     use std::collections::BTreeSet;
 
     #[test]
     fn names_are_unique_and_say_what_they_count() {
-        let node = NODE.iter().map(|m| (m.name, m.sort, m.help));
+        let heap = HEAP.iter().map(|m| (m.name, m.sort, m.help));
+        let node = heap.chain(NODE.iter().map(|m| (m.name, m.sort, m.help)));
         let master = MASTER.iter().map(|m| (m.name, m.sort, m.help));
         let actor = ACTOR.iter().map(|m| (m.name, m.sort, m.help));
         let mut seen = BTreeSet::new();

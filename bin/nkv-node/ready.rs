@@ -87,7 +87,7 @@ fn reason(status: &NodeStatus) -> String {
         return format!("the link to the master: {}", status.link);
     }
     let world = status.world_size;
-    let met = |rank: &u32| status.view.ranks.iter().any(|(info, _)| info.rank == *rank);
+    let met = |rank: &u32| status.view.nodes().any(|(info, _)| info.rank == *rank);
     let missing: Vec<String> =
         (0..world).filter(|rank| !met(rank)).map(|r| r.to_string()).collect();
     if missing.is_empty() {

@@ -10,7 +10,6 @@ use nkv::message::RankInfo;
 use nkv::{Address, Ended, Node};
 use nkv_store::clock::{BootClock, Clock};
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -76,12 +75,12 @@ pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
             }
         };
         let since = BootClock.now_ms();
-        leftovers.set(files_of(node.info()));
+        leftovers.set(node.files());
         // Before anybody is told: who reads the line may ask at once.
         standing.runs(&node);
         tell_joined(&settings, &node, http);
         keep_port(&mut settings, node.info());
-        let outcome = serve(&node, &settings, &standing, &mut signals).await;
+        let outcome = serve(&node, &settings, (&standing, &leftovers), &mut signals).await;
         standing.is_without("stopping");
         stop(node).await;
         leftovers.set(Vec::new());
@@ -138,11 +137,13 @@ async fn serve_http(settings: &Settings, standing: &Standing) -> Result<Option<S
 async fn serve(
     node: &Arc<Node>,
     settings: &Settings,
-    standing: &Standing,
+    (standing, leftovers): (&Standing, &Leftovers),
     signals: &mut Signals,
 ) -> Result<Outcome, End> {
     tokio::select! {
         name = signals.asked() => {
+            // With what was mounted since: nothing is from here on.
+            leftovers.set(node.files());
             standing.drains(node);
             drain(node, settings, name).await;
             Ok(Outcome::Stopped)
@@ -194,18 +195,6 @@ fn keep_port(settings: &mut Settings, info: &RankInfo) {
     {
         settings.node.port = port;
     }
-}
-
-/// What lies in the file system for as long as a node lives.
-fn files_of(info: &RankInfo) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    if !info.segment.is_empty() {
-        files.push(Path::new(nkv_store::shm::SHM_DIR).join(&info.segment));
-    }
-    if let Some(Address::Unix(path)) = &info.local {
-        files.push(path.clone());
-    }
-    files
 }
 
 fn pause_before(row: u32) -> Duration {

@@ -11,6 +11,9 @@ use std::time::Duration;
 /// Longest limit of a call that may be asked for: an hour.
 const MAX_TIMEOUT_MS: u64 = 3_600_000;
 
+/// Longest that an unmount may wait for open plans: ten minutes.
+const MAX_UNMOUNT_MS: u64 = 600_000;
+
 /// Seconds that may lie between two looks at the cluster.
 const INTERVAL_S: RangeInclusive<f64> = 0.2..=60.0;
 
@@ -27,6 +30,7 @@ Looks at a running nkv cluster and moves single values in and out of it.
   nkv --connect HOST:PORT put KEY FILE      (or - for stdin)
   nkv --connect HOST:PORT get KEY -o FILE   (or - for stdout)
   nkv --connect HOST:PORT ls '^run-1/'      the keys that a regular expression matches, or all
+  nkv --connect HOST:PORT mount 1GiB --rank 1     more memory for a rank, while it runs
 
 Any node of the cluster will do. Exit status: 0 done; 1 a key is not there; 2 wrong command line;
 3 anything else.";
@@ -133,6 +137,27 @@ pub(crate) enum Command {
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         limit: Option<u64>,
     },
+    /// Has a rank contribute one more segment of memory; says its number
+    Mount {
+        /// Payload bytes (MiB, GiB)
+        #[arg(value_name = "SIZE", value_parser = parse_bytes)]
+        bytes: u64,
+        /// Which rank
+        #[arg(long, value_name = "N")]
+        rank: u32,
+    },
+    /// Takes a mounted segment away, with the objects on it
+    Unmount {
+        /// Its number, as mount and status say it
+        segment: u32,
+        /// Which rank
+        #[arg(long, value_name = "N")]
+        rank: u32,
+        /// How long puts that write there may take to finish
+        #[arg(long, value_name = "MS", default_value_t = 5_000,
+            value_parser = clap::value_parser!(u64).range(0..=MAX_UNMOUNT_MS))]
+        wait_ms: u64,
+    },
     /// Says which keys are there; exit status 1 unless all of them can be read
     Exists {
         /// The keys
@@ -208,6 +233,11 @@ mod tests {
             "--transport rdma status",
             "--timeout-ms 0 status",
             "put k f --page-bytes 4GiB",
+            "mount 1GiB",
+            "mount --rank 1",
+            "mount lots --rank 1",
+            "unmount --rank 1",
+            "unmount 1",
             "top --interval 0",
             "top --interval 61",
             "top --interval nan",

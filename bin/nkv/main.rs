@@ -7,6 +7,7 @@ mod objects;
 mod output;
 mod patience;
 mod removing;
+mod segments;
 #[path = "../sizes.rs"]
 mod sizes;
 mod stats;
@@ -17,6 +18,7 @@ mod trouble;
 
 use clap::Parser;
 use flags::{Command, Flags};
+use nkv::message::Seat;
 use nkv::{Blocking, ClientConfig, Secret};
 use patience::Patience;
 use std::io::Write;
@@ -90,6 +92,13 @@ fn run(flags: &Flags) -> Result<Answer, Trouble> {
             let (pattern, limit) = (pattern.as_deref(), limit.map(|n| n as usize));
             let ls = listing::Ls { pattern, long: *long, limit, json: flags.json };
             ls.run(&connect()?, &patience)
+        }
+        Command::Mount { bytes, rank } => {
+            segments::mount(&connect()?, &patience, (*rank, *bytes), flags.json)
+        }
+        Command::Unmount { segment, rank, wait_ms } => {
+            let seat = Seat { rank: *rank, segment: *segment };
+            segments::unmount(&connect()?, seat, *wait_ms, flags.json)
         }
         Command::Exists { keys } => {
             with(&connect()?, |handle| objects::exists(handle, keys, flags.json))

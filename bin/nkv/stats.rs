@@ -39,7 +39,11 @@ fn text(stats: &ClusterStats) -> String {
     for (name, value) in fields(&stats.master) {
         master.add_row(vec![name, value.to_string()]);
     }
-    let numbers = stats.ranks.iter().map(|r| format!("rank {}", r.rank));
+    let number = |r: &nkv::message::RankStats| match r.segment {
+        0 => format!("rank {}", r.rank),
+        mounted => format!("rank {}/{mounted}", r.rank),
+    };
+    let numbers = stats.ranks.iter().map(number);
     let header: Vec<String> = std::iter::once(String::new()).chain(numbers).collect();
     let mut ranks = output::table(&header.iter().map(String::as_str).collect::<Vec<_>>(), 1);
     let columns: Vec<Map<String, Value>> = stats.ranks.iter().map(|r| fields(&r.owner)).collect();

@@ -23,6 +23,7 @@ struct Status {
 #[derive(Debug, Serialize)]
 struct Rank {
     rank: u32,
+    segment_id: u32,
     state: String,
     incarnation: String,
     pid: u32,
@@ -54,6 +55,7 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
         let figures = stats.ranks.iter().find(|r| r.incarnation == info.incarnation);
         ranks.push(Rank {
             rank: info.rank,
+            segment_id: info.segment_id,
             state: state.to_string(),
             incarnation: format!("{:016x}", info.incarnation),
             pid: info.pid,
@@ -67,11 +69,12 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
             heard_ms: figures.map(|f| f.heard_ms),
         });
     }
-    ranks.sort_by_key(|r| r.rank);
-    let missing = (0..view.world_size).filter(|n| !ranks.iter().any(|r| r.rank == *n)).collect();
+    ranks.sort_by_key(|r| (r.rank, r.segment_id));
+    let is_member = |n: &u32| view.nodes().any(|(info, _)| info.rank == *n);
+    let missing = (0..view.world_size).filter(|n| !is_member(n)).collect();
     Status {
         world_size: view.world_size,
-        members: ranks.len(),
+        members: view.nodes().count(),
         view: view.number,
         term: view.term.number,
         objects: stats.objects,
@@ -84,6 +87,7 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
 fn text(status: &Status) -> String {
     let header = [
         "rank",
+        "segment",
         "state",
         "control",
         "data",
@@ -94,11 +98,12 @@ fn text(status: &Status) -> String {
         "objects",
         "heard",
     ];
-    let mut table = output::table(&header, 5);
+    let mut table = output::table(&header, 6);
     for r in &status.ranks {
         let heard = r.heard_ms.map_or("-".to_string(), |ms| format!("{ms} ms ago"));
         table.add_row(vec![
             r.rank.to_string(),
+            r.segment_id.to_string(),
             r.state.clone(),
             r.control.clone(),
             r.data.clone().unwrap_or_else(|| "-".to_string()),
@@ -112,7 +117,8 @@ fn text(status: &Status) -> String {
     }
     for rank in &status.missing {
         let blanks = ["-"; 8].map(str::to_string);
-        table.add_row([vec![rank.to_string(), "missing".to_string()], blanks.to_vec()].concat());
+        let row = [rank.to_string(), "-".to_string(), "missing".to_string()];
+        table.add_row([row.to_vec(), blanks.to_vec()].concat());
     }
     format!(
         "{}\n{} of {} ranks, {} objects, {} plans open\n",
@@ -132,6 +138,7 @@ mod tests {
     fn info(rank: u32) -> RankInfo {
         RankInfo {
             rank,
+            segment_id: 0,
             world_size: 3,
             incarnation: 16 + u64::from(rank),
             boot_id: 1,
@@ -173,6 +180,21 @@ mod tests {
         let text = text(&found);
         assert!(text.contains("missing") && text.contains("9 ms ago"), "{text}");
         assert!(text.ends_with("2 of 3 ranks, 5 objects, 0 plans open\n"), "{text}");
+    }
+
+    #[test]
+    fn a_mounted_segment_has_a_row_of_its_own_and_makes_no_member() {
+        let (mut view, mut stats) = cluster();
+        let mounted = RankInfo { segment_id: 1, incarnation: 99, ..info(2) };
+        view.ranks.insert(0, (mounted, RankState::Alive));
+        let owner = OwnerGauges { heap_total: 8192, objects: 7, ..OwnerGauges::default() };
+        let row = RankStats { rank: 2, segment: 1, incarnation: 99, owner, ..RankStats::default() };
+        stats.ranks.push(row);
+        let found = status(&view, &stats);
+        let rows: Vec<_> = found.ranks.iter().map(|r| (r.rank, r.segment_id, r.objects)).collect();
+        assert_eq!(rows, [(0, 0, 0), (2, 0, 5), (2, 1, 7)]);
+        assert_eq!((found.missing.as_slice(), found.members), (&[1][..], 2));
+        assert!(text(&found).ends_with("2 of 3 ranks, 5 objects, 0 plans open\n"));
     }
 
     #[test]

@@ -3,8 +3,9 @@
 
 use super::{Client, ClientConfig, WritePlan};
 use crate::error::{Error, Result};
-use crate::message::{ClusterStats, Existence, Listed, ObjMeta, PutOptions, View};
+use crate::message::{ClusterStats, Existence, Listed, ObjMeta, PutOptions, UnmountReport, View};
 use nkv_transport::wire::Address;
+use std::time::Duration;
 use tokio::runtime::Runtime;
 
 /// A synchronous handle for one thread at a time. Must not be used inside an async runtime.
@@ -147,6 +148,21 @@ impl Blocking {
     /// See [`Client::view`].
     pub fn view(&self) -> Result<View> {
         self.runtime.block_on(self.client.view())
+    }
+
+    /// See [`Client::mount_segment`].
+    pub fn mount_segment(&self, rank: u32, bytes: u64) -> Result<u32> {
+        self.runtime.block_on(self.client.mount_segment(rank, bytes))
+    }
+
+    /// See [`Client::unmount_segment`].
+    pub fn unmount_segment(
+        &self,
+        rank: u32,
+        segment: u32,
+        limit: Duration,
+    ) -> Result<UnmountReport> {
+        self.runtime.block_on(self.client.unmount_segment(rank, segment, limit))
     }
 
     /// See [`Client::evict_until_below`].

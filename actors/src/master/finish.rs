@@ -7,7 +7,9 @@ use super::objects::State;
 use super::recover::{SLOTS_PER_FRAME, given_up};
 use crate::cell::Reply;
 use crate::error::{Error, Result};
-use crate::message::{Down, EndCause, KeyBytes, PlanId, PlanRef, RankState, Response, SlotRef};
+use crate::message::{
+    Down, EndCause, KeyBytes, PlanId, PlanRef, RankState, Response, Seat, SlotRef,
+};
 use nkv_store::{Key, KeyId};
 use std::collections::BTreeMap;
 
@@ -62,29 +64,29 @@ impl Master {
             }
             Some(_) => return reclaimed("was aborted"),
         }
-        let rank = e.rank;
-        if !matches!(self.truth.members.state(rank), Some(RankState::Alive | RankState::Draining)) {
-            return Err(Error::disconnected(format!("rank {rank}, which holds it, is down")));
+        let seat = e.seat;
+        if !matches!(self.truth.members.state(seat), Some(RankState::Alive | RankState::Draining)) {
+            return Err(Error::disconnected(format!("{seat}, which holds it, is down")));
         }
         // Between a join and its report it is not known whether the owner ever heard of the plan.
-        if !self.books.get(&rank).is_some_and(|b| b.reported) {
-            return Err(Error::not_ready(format!("rank {rank} is still reporting")));
+        if !self.books.get(&seat).is_some_and(|b| b.reported) {
+            return Err(Error::not_ready(format!("{seat} is still reporting")));
         }
         // The owner's word of the plan must outlive this process: with it goes the key string.
         let told = self.plans.get(&c.plan).map(|p| p.told).unwrap_or_default();
-        if !self.truth.members.has_left(rank, told) {
-            return Err(Error::not_ready(format!("the word to rank {rank} is still on its way")));
+        if !self.truth.members.has_left(seat, told) {
+            return Err(Error::not_ready(format!("the word to {seat} is still on its way")));
         }
         e.state = State::Live;
         e.plan = None;
-        self.commits_out.entry(rank).or_default().push(*c);
+        self.commits_out.entry(seat).or_default().push(*c);
         Ok(true)
     }
 
     /// Commits of one request go to each owner as one frame.
     pub(super) fn flush_commits(&mut self) {
-        for (rank, list) in std::mem::take(&mut self.commits_out) {
-            self.truth.members.send(rank, Down::Committed(list));
+        for (seat, list) in std::mem::take(&mut self.commits_out) {
+            self.truth.members.send(seat, Down::Committed(list));
         }
     }
 
@@ -112,8 +114,8 @@ impl Master {
     pub(super) fn end_plan(&mut self, plan: PlanId, cause: EndCause) {
         if let Some(p) = self.plans.get_mut(&plan) {
             p.ending = Some(cause);
-            let (rank, at) = (p.rank, p.at);
-            self.truth.members.send(rank, Down::EndPlan { plan, at, cause });
+            let (seat, at) = (p.seat, p.at);
+            self.truth.members.send(seat, Down::EndPlan { plan, at, cause });
         }
     }
 
@@ -153,18 +155,18 @@ impl Master {
                 Err(e) => self.settle_removed(batch, item, Err(e)),
             }
         }
-        for (rank, slots) in retire {
+        for (seat, slots) in retire {
             for part in slots.chunks(SLOTS_PER_FRAME) {
-                self.truth.members.send(rank, Down::Retire(part.to_vec()));
+                self.truth.members.send(seat, Down::Retire(part.to_vec()));
             }
         }
     }
 
-    /// Slots that their owners are to retire are added to `retire`, by rank.
+    /// Slots that their owners are to retire are added to `retire`, by segment.
     fn start_remove(
         &mut self,
         bytes: &[u8],
-        retire: &mut BTreeMap<u32, Vec<SlotRef>>,
+        retire: &mut BTreeMap<Seat, Vec<SlotRef>>,
     ) -> Result<KeyId> {
         let key = Key::new(bytes)?;
         let id = key.id();
@@ -172,7 +174,7 @@ impl Master {
             self.check_sight()?;
             return Err(Error::not_found(format!("no key {key}")));
         };
-        let (rank, at, state) = (e.rank, e.at, e.state);
+        let (seat, at, state) = (e.seat, e.at, e.state);
         if let Some(e) = self.objects.get_mut(&id) {
             if state != State::Removing || e.remove_until_ms <= self.truth.clock.now_ms() {
                 e.remove_until_ms = self.truth.clock.now_ms() + REMOVE_LIMIT_MS;
@@ -185,7 +187,7 @@ impl Master {
             }
             // Said again for a repeated remove: the owner answers it again.
             State::Live | State::Removing => {
-                retire.entry(rank).or_default().push(at);
+                retire.entry(seat).or_default().push(at);
             }
         }
         Ok(id)
@@ -201,12 +203,12 @@ impl Master {
             .copied()
             .collect();
         for id in late {
-            let rank = self.objects.get(&id).map(|e| e.rank);
+            let seat = self.objects.get(&id).map(|e| e.seat);
             for (batch, item) in self.removing.remove(&id).unwrap_or_default() {
-                let result = match rank {
+                let result = match seat {
                     None => Ok(()),
-                    Some(rank) => Err(Error::disconnected(format!(
-                        "rank {rank} did not confirm the removal within {REMOVE_LIMIT_MS} ms"
+                    Some(seat) => Err(Error::disconnected(format!(
+                        "{seat} did not confirm the removal within {REMOVE_LIMIT_MS} ms"
                     ))),
                 };
                 self.batches.settle_done(batch, item, result);
@@ -214,33 +216,33 @@ impl Master {
         }
     }
 
-    pub(super) fn retired(&mut self, rank: u32, list: &[SlotRef]) {
+    pub(super) fn retired(&mut self, seat: Seat, list: &[SlotRef]) {
         for at in list {
-            let key = self.books.get(&rank).and_then(|b| b.key_at(at.slot, at.epoch));
+            let key = self.books.get(&seat).and_then(|b| b.key_at(at.slot, at.epoch));
             if let Some(key) = key {
                 self.drop_entry(key, *at);
             }
         }
     }
 
-    pub(super) fn freed(&mut self, rank: u32, list: Vec<SlotRef>) {
+    pub(super) fn freed(&mut self, seat: Seat, list: Vec<SlotRef>) {
         // Not acknowledged before the report: it would be lost with the old book.
-        if !self.books.get(&rank).is_some_and(|b| b.reported) {
+        if !self.books.get(&seat).is_some_and(|b| b.reported) {
             return;
         }
-        self.retired(rank, &list);
-        if let Some(book) = self.books.get_mut(&rank) {
+        self.retired(seat, &list);
+        if let Some(book) = self.books.get_mut(&seat) {
             for at in &list {
                 book.give_back(at.slot, at.epoch);
             }
         }
-        self.truth.members.send(rank, Down::FreedAck(list));
-        self.retry_waiting(rank);
+        self.truth.members.send(seat, Down::FreedAck(list));
+        self.retry_waiting(seat.rank);
     }
 
-    pub(super) fn adopted(&mut self, rank: u32, a: PlanRef) {
+    pub(super) fn adopted(&mut self, seat: Seat, a: PlanRef) {
         // Before its report nothing is known of it; the report itself will say Live.
-        if !self.books.get(&rank).is_some_and(|b| b.reported) {
+        if !self.books.get(&seat).is_some_and(|b| b.reported) {
             return;
         }
         let id = KeyId::from(a.key);
@@ -252,7 +254,7 @@ impl Master {
             {
                 // Given up before the owner heard so: what was aborted does not become readable.
                 e.state = State::Removing;
-                self.truth.members.send(rank, Down::Retire(vec![a.at]));
+                self.truth.members.send(seat, Down::Retire(vec![a.at]));
             }
             Some(e) if e.at == a.at && e.state == State::Writing(a.plan) => {
                 e.state = State::Live;
@@ -262,7 +264,7 @@ impl Master {
             }
             Some(e) if e.at == a.at && e.state == State::Live => {}
             // Removed meanwhile, or unknown: what was removed never comes back.
-            _ => drop(self.truth.members.send(rank, Down::Retire(vec![a.at]))),
+            _ => drop(self.truth.members.send(seat, Down::Retire(vec![a.at]))),
         }
     }
 }

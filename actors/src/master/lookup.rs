@@ -1,18 +1,19 @@
-//! GetLocation, MatchPrefix, Exists: reads of the index. A rank whose link is down is not offered.
+//! GetLocation, MatchPrefix, Exists: reads of the index. What lies where the link is down is not
+//! offered.
 
 use super::Master;
 use super::objects::{Entry, State};
 use crate::error::{Error, Result};
-use crate::message::{Existence, KeyBytes, ObjMeta, RankState, Response};
+use crate::message::{Existence, KeyBytes, ObjMeta, RankState, Response, Seat};
 use nkv_store::Key;
 
 impl Master {
-    pub(super) fn reachable(&self, rank: u32) -> bool {
-        matches!(self.truth.members.state(rank), Some(RankState::Alive | RankState::Draining))
+    pub(super) fn reachable(&self, seat: Seat) -> bool {
+        matches!(self.truth.members.state(seat), Some(RankState::Alive | RankState::Draining))
     }
 
     fn readable(&self, key: &[u8]) -> Result<Option<&Entry>> {
-        Ok(self.entry(key)?.filter(|e| e.is_live() && self.reachable(e.rank)))
+        Ok(self.entry(key)?.filter(|e| e.is_live() && self.reachable(e.seat)))
     }
 
     fn locate(&self, key: &[u8]) -> Result<ObjMeta> {
@@ -27,13 +28,12 @@ impl Master {
             }
             Some(e) => match e.state {
                 State::Removing => Err(Error::not_found(format!("key {} is being removed", e.key))),
-                State::Writing(_) => Err(Error::not_ready(format!(
-                    "key {} is being written to rank {}",
-                    e.key, e.rank
-                ))),
-                State::Live if !self.reachable(e.rank) => Err(Error::disconnected(format!(
-                    "key {} lies on rank {}, whose link is down",
-                    e.key, e.rank
+                State::Writing(_) => {
+                    Err(Error::not_ready(format!("key {} is being written to {}", e.key, e.seat)))
+                }
+                State::Live if !self.reachable(e.seat) => Err(Error::disconnected(format!(
+                    "key {} lies on {}, whose link is down",
+                    e.key, e.seat
                 ))),
                 State::Live => Ok(e.meta()),
             },
@@ -63,7 +63,7 @@ impl Master {
 
     pub(super) fn exists(&mut self, keys: &[KeyBytes]) -> Response {
         let one = |key: &KeyBytes| match self.entry(&key.0) {
-            Ok(Some(e)) if e.is_live() && self.reachable(e.rank) => Existence::Ready,
+            Ok(Some(e)) if e.is_live() && self.reachable(e.seat) => Existence::Ready,
             Ok(Some(Entry { state: State::Writing(_), .. })) => Existence::Writing,
             _ => Existence::Absent,
         };

@@ -107,7 +107,7 @@ impl Master {
             id,
             key: e.key.clone(),
             bytes_total: e.bytes_total,
-            rank: e.rank,
+            rank: e.seat.rank,
             state: self.state_of(e),
         });
         (seen.collect(), next)
@@ -117,7 +117,7 @@ impl Master {
         match e.state {
             State::Writing(_) => KeyState::Writing,
             State::Removing => KeyState::Removing,
-            State::Live if self.reachable(e.rank) => KeyState::Ready,
+            State::Live if self.reachable(e.seat) => KeyState::Ready,
             State::Live => KeyState::Unreachable,
         }
     }

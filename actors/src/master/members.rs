@@ -1,7 +1,9 @@
-//! The table of members: term, links, views, producers. It lies outside the Master actor: connection
-//! tasks read it, and it survives a panic.
+//! The table of members, one per seat (a segment of a rank): term, links, views, producers. It lies
+//! outside the Master actor: connection tasks read it, and it survives a panic.
 
-use crate::message::{Down, OwnerGauges, RankInfo, RankState, RankStats, SeenView, Term, View};
+use crate::message::{
+    Down, OwnerGauges, RankInfo, RankState, RankStats, Seat, SeenView, Term, View,
+};
 use hashbrown::{HashMap, HashSet};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +15,7 @@ pub const DOWNLINK_FRAMES: usize = 65_536;
 /// Incarnations remembered as gone; older ones cannot come back in practice.
 const MAX_GONE: usize = 65_536;
 
-/// Names one connection of one rank. A type of its own: incarnations are numbers, too.
+/// Names one connection of one seat. A type of its own: incarnations are numbers, too.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LinkId(u64);
 
@@ -46,6 +48,8 @@ pub(super) struct Member {
     pub reported: bool,
     // Whether a plan was ever granted on it before it joined.
     pub holds: bool,
+    // The other segments of its node, if it is a first one: seat and incarnation.
+    pub siblings: Vec<(Seat, u64)>,
     // The view it brought from an earlier master, and the latest of ours it keeps.
     pub brought: SeenView,
     pub keeps_view: u64,
@@ -60,10 +64,10 @@ struct Producer {
 #[derive(Debug, Default)]
 pub(super) struct Inner {
     pub term: Term,
-    // When the term began, and whether every rank was met since, or a TTL has passed; latched.
+    // When the term began, and whether everybody was met since, or a TTL has passed; latched.
     pub began_ms: u64,
     pub settled: bool,
-    pub ranks: BTreeMap<u32, Member>,
+    pub ranks: BTreeMap<Seat, Member>,
     pub gone: HashSet<u64>,
     // Views of earlier masters, as ranks brought them.
     pub past: Vec<SeenView>,
@@ -108,23 +112,24 @@ impl Members {
         }
     }
 
-    /// Ranks that brought objects from an earlier term and have not reported them.
-    pub(super) fn silent(&self) -> Vec<u32> {
+    /// Members that brought objects from an earlier term and have not reported them.
+    pub(super) fn silent(&self) -> Vec<Seat> {
         let inner = self.lock();
         let silent = |m: &&Member| m.holds && !m.reported && m.brought.term != inner.term;
-        inner.ranks.values().filter(silent).map(|m| m.info.rank).collect()
+        inner.ranks.values().filter(silent).map(|m| m.info.seat()).collect()
     }
 
-    /// Ranks that joined and reported.
+    /// Ranks that joined and reported: their first segments count.
     pub fn ready_ranks(&self) -> usize {
         self.lock().reported()
     }
 
-    /// True once every rank has reported since the term began, or one TTL has passed; stays so.
+    /// True once every rank has reported since the term began, with the segments its node has, or
+    /// one TTL has passed; stays so.
     pub(super) fn settled(&self, now_ms: u64, ttl_ms: u64) -> bool {
         let mut inner = self.lock();
         if !inner.settled {
-            let all = inner.reported() >= self.world_size as usize;
+            let all = inner.reported() >= self.world_size as usize && inner.awaited().is_empty();
             inner.settled = all || now_ms >= inner.began_ms + ttl_ms;
             if inner.settled {
                 // From here on a rank that is not in the view is a lost one.
@@ -135,24 +140,30 @@ impl Members {
         inner.settled
     }
 
-    /// Ranks that obey now, if they are no quorum: more than half, or half with rank 0.
+    /// Segments that their nodes announced and that have not reported yet.
+    pub(super) fn awaited(&self) -> Vec<Seat> {
+        self.lock().awaited()
+    }
+
+    /// Ranks that obey now, if they are no quorum: more than half, or half with rank 0. A rank obeys
+    /// if its first segment does: others add room, not votes.
     pub(super) fn too_few(&self) -> Option<usize> {
         let inner = self.lock();
         let obeys = |m: &&Member| m.tx.is_some() && m.state != RankState::Suspect;
-        let (n, world) = (inner.ranks.values().filter(obeys).count(), self.world_size as usize);
-        let with_first = inner.ranks.get(&0).is_some_and(|m| obeys(&m));
+        let (n, world) = (inner.firsts().filter(obeys).count(), self.world_size as usize);
+        let with_first = inner.ranks.get(&Seat::first(0)).is_some_and(|m| obeys(&m));
         (n * 2 < world || (n * 2 == world && !with_first)).then_some(n)
     }
 
-    pub(super) fn set_reported(&self, rank: u32) {
-        if let Some(m) = self.lock().ranks.get_mut(&rank) {
+    pub(super) fn set_reported(&self, seat: Seat) {
+        if let Some(m) = self.lock().ranks.get_mut(&seat) {
             m.reported = true;
         }
     }
 
-    /// State of a rank.
-    pub fn state(&self, rank: u32) -> Option<RankState> {
-        self.lock().ranks.get(&rank).map(|m| m.state)
+    /// State of a segment.
+    pub fn state(&self, seat: Seat) -> Option<RankState> {
+        self.lock().ranks.get(&seat).map(|m| m.state)
     }
 
     /// Rows for the statistics.
@@ -160,6 +171,7 @@ impl Members {
         let inner = self.lock();
         let row = |m: &Member| RankStats {
             rank: m.info.rank,
+            segment: m.info.segment_id,
             incarnation: m.info.incarnation,
             state: m.state.to_string(),
             heard_ms: now_ms.saturating_sub(m.heard_ms),
@@ -170,9 +182,9 @@ impl Members {
     }
 
     /// Sends to an owner; a choked link is cut, its next report repairs what was lost.
-    pub(super) fn send(&self, rank: u32, down: Down) -> Told {
+    pub(super) fn send(&self, seat: Seat, down: Down) -> Told {
         let mut inner = self.lock();
-        let Some(m) = inner.ranks.get_mut(&rank) else {
+        let Some(m) = inner.ranks.get_mut(&seat) else {
             return Told::default();
         };
         let sent = m.send(down);
@@ -184,10 +196,10 @@ impl Members {
     }
 
     /// True if the frame left this process, or the link it went by was followed by a report.
-    pub(super) fn has_left(&self, rank: u32, told: Told) -> bool {
+    pub(super) fn has_left(&self, seat: Seat, told: Told) -> bool {
         self.lock()
             .ranks
-            .get(&rank)
+            .get(&seat)
             .is_some_and(|m| m.link != told.link || m.written.load(Ordering::Acquire) >= told.frame)
     }
 
@@ -200,10 +212,10 @@ impl Members {
         inner.began_ms = (inner.began_ms + ms).min(now_ms);
     }
 
-    /// A sign of life; false if it comes over any but the present link of the rank.
-    pub(super) fn heard(&self, rank: u32, link: LinkId, now_ms: u64) -> bool {
+    /// A sign of life; false if it comes over any but the present link of the segment.
+    pub(super) fn heard(&self, seat: Seat, link: LinkId, now_ms: u64) -> bool {
         let mut inner = self.lock();
-        match inner.ranks.get_mut(&rank) {
+        match inner.ranks.get_mut(&seat) {
             Some(m) if m.link == link => {
                 m.heard_ms = m.heard_ms.max(now_ms);
                 true
@@ -212,14 +224,14 @@ impl Members {
         }
     }
 
-    /// A link ended. An older one than the present says nothing of the rank.
-    pub(super) fn link_down(&self, rank: u32, link: LinkId) {
+    /// A link ended. An older one than the present says nothing of the segment.
+    pub(super) fn link_down(&self, seat: Seat, link: LinkId) {
         let mut inner = self.lock();
-        let Some(m) = inner.ranks.get_mut(&rank) else { return };
+        let Some(m) = inner.ranks.get_mut(&seat) else { return };
         if m.link == link && m.state != RankState::Suspect {
             m.cut();
             inner.number += 1;
-            tracing::warn!(rank, "link down: the rank is suspect");
+            tracing::warn!(%seat, "link down: it is suspect");
         }
     }
 
@@ -259,7 +271,7 @@ impl Member {
         let Some(tx) = &self.tx else { return true };
         self.sent += 1;
         if tx.try_send(down).is_err() {
-            tracing::warn!(rank = self.info.rank, "the link to this rank is choked or down");
+            tracing::warn!(seat = %self.info.seat(), "its link is choked or down");
             self.cut();
             return false;
         }
@@ -273,13 +285,35 @@ impl Member {
 }
 
 impl Inner {
+    fn firsts(&self) -> impl Iterator<Item = &Member> {
+        self.ranks.iter().filter(|(seat, _)| seat.is_first()).map(|(_, m)| m)
+    }
+
     fn reported(&self) -> usize {
-        self.ranks.values().filter(|m| m.reported).count()
+        self.firsts().filter(|m| m.reported).count()
+    }
+
+    fn awaited(&self) -> Vec<Seat> {
+        let met = |seat: &Seat, incarnation: &u64| {
+            let here = |m: &Member| m.info.incarnation == *incarnation && m.reported;
+            self.gone.contains(incarnation) || self.ranks.get(seat).is_some_and(here)
+        };
+        let announced = self.firsts().flat_map(|m| &m.siblings);
+        announced.filter(|(seat, inc)| !met(seat, inc)).map(|(seat, _)| *seat).collect()
+    }
+
+    /// Segments of a rank that are cut off, other than its first: if its node was started afresh,
+    /// nobody is left who could come back with them.
+    pub fn orphans(&self, rank: u32) -> Vec<(Seat, u64)> {
+        let cut = |m: &Member| m.tx.as_ref().is_none_or(mpsc::Sender::is_closed);
+        let theirs = self.ranks.range(Seat::of_rank(rank));
+        let orphans = theirs.filter(|(seat, m)| !seat.is_first() && cut(m));
+        orphans.map(|(seat, m)| (*seat, m.info.incarnation)).collect()
     }
 
     /// Forgets a member for good [I17] and tells the others.
-    pub(super) fn forget(&mut self, rank: u32) {
-        let Some(m) = self.ranks.remove(&rank) else { return };
+    pub(super) fn forget(&mut self, seat: Seat) {
+        let Some(m) = self.ranks.remove(&seat) else { return };
         if self.gone.len() >= MAX_GONE {
             self.gone.clear();
         }

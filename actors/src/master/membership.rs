@@ -1,9 +1,12 @@
-//! Membership as the master decides it: who may join, who is gone, and what each rank says.
+//! Membership as the master decides it: who may join, who is gone, and what each segment's owner
+//! says. Every segment joins, reports and leaves by itself; ranks are counted by their first ones.
 
 use super::members::{LinkId, Member};
-use super::placement::RankBook;
+use super::placement::Book;
 use super::{Join, Master};
-use crate::message::{OwnerGauges, RankState, Refusal, Settings, Term, Up};
+use crate::message::{
+    Down, MAX_SEGMENTS, OwnerGauges, RankState, Refusal, Seat, Settings, Term, Up,
+};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -25,29 +28,30 @@ pub struct Joined {
 
 impl Master {
     pub(super) fn join(&mut self, m: Join) -> Result<Joined, Refusal> {
-        let (rank, ours) = (m.info.rank, self.truth.world_size);
-        if m.info.world_size != ours || rank >= ours {
-            return Err(Refusal::WorldSize { rank, ours, theirs: m.info.world_size });
-        }
+        self.refuse_the_odd(&m)?;
         self.refuse_the_lost(&m)?;
-        let Join { info, seen, tx, holds, .. } = m;
+        let seat = m.info.seat();
+        let Join { info, seen, tx, holds, siblings, .. } = m;
+        let siblings = siblings.into_iter();
+        let siblings = siblings.map(|(segment, inc)| (Seat { rank: seat.rank, segment }, inc));
         let now = self.now_ms();
         let written = Arc::new(AtomicU64::new(0));
         let mut replaced = None;
         let (link, term) = {
             let mut inner = self.truth.members.lock();
-            if let Some(m) = inner.ranks.get(&rank)
+            if let Some(m) = inner.ranks.get(&seat)
                 && m.info.incarnation != info.incarnation
             {
                 let linked = m.tx.as_ref().is_some_and(|t| !t.is_closed());
                 if linked {
                     let heard_ms = now.saturating_sub(m.heard_ms);
-                    return Err(Refusal::RankAlive { rank, pid: m.info.pid, heard_ms });
+                    let (rank, pid) = (seat.rank, m.info.pid);
+                    return Err(Refusal::RankAlive { rank, pid, heard_ms });
                 }
                 replaced = Some(m.info.incarnation);
             }
             if replaced.is_some() {
-                inner.forget(rank);
+                inner.forget(seat);
             }
             inner.links = inner.links.next();
             let member = Member {
@@ -61,92 +65,123 @@ impl Master {
                 gauges: OwnerGauges::default(),
                 reported: false,
                 holds,
+                siblings: siblings.take(MAX_SEGMENTS as usize).collect(),
                 brought: seen,
                 keeps_view: 0,
             };
-            inner.ranks.insert(rank, member);
+            inner.ranks.insert(seat, member);
             inner.spread_view();
             (inner.links, inner.term)
         };
         if let Some(old) = replaced {
-            tracing::info!(rank, old = format!("{old:016x}"), "replaced by a new incarnation");
-            self.drop_rank_objects(rank);
-            self.books.remove(&rank);
+            tracing::info!(%seat, old = format!("{old:016x}"), "replaced by a new incarnation");
+            self.drop_objects_of(seat);
+            self.books.remove(&seat);
+            if seat.is_first() {
+                self.drop_orphans(seat.rank);
+            }
         }
-        tracing::info!(rank, incarnation = format!("{:016x}", info.incarnation), "joined");
-        self.books.entry(rank).or_insert_with(|| RankBook::new(info));
-        self.ask_for_report(rank);
+        tracing::info!(%seat, incarnation = format!("{:016x}", info.incarnation), "joined");
+        self.books.entry(seat).or_insert_with(|| Book::new(info));
+        self.ask_for_report(seat);
         Ok(Joined { term, settings: self.truth.settings.clone(), link, written })
     }
 
-    pub(super) fn rank_says(&mut self, rank: u32, incarnation: u64, up: Up) {
-        match up {
-            Up::Heartbeat(gauges) => {
-                if let Some(m) = self.truth.members.lock().ranks.get_mut(&rank) {
-                    m.gauges = gauges;
-                }
-            }
-            Up::Retired(list) => self.retired(rank, &list),
-            Up::Freed(list) => self.freed(rank, list),
-            Up::Adopted(a) => self.adopted(rank, a),
-            Up::Report { number, slots, last } => self.report(rank, number, slots, last),
-            Up::Draining => {
-                let mut inner = self.truth.members.lock();
-                if let Some(m) = inner.ranks.get_mut(&rank) {
-                    m.state = RankState::Draining;
-                }
-                inner.number += 1;
-            }
-            Up::ViewSeen { number } => {
-                self.truth.members.keeps_view(rank, number);
-                self.settle_deferred();
-            }
-            Up::Leave => self.gone(rank, Some(incarnation), LEFT),
+    fn refuse_the_odd(&self, m: &Join) -> Result<(), Refusal> {
+        let (seat, ours) = (m.info.seat(), self.truth.world_size);
+        let (rank, segment) = (seat.rank, seat.segment);
+        if m.info.world_size != ours || rank >= ours {
+            return Err(Refusal::WorldSize { rank, ours, theirs: m.info.world_size });
+        }
+        if segment >= MAX_SEGMENTS {
+            return Err(Refusal::Segment { rank, segment, last: MAX_SEGMENTS - 1 });
+        }
+        Ok(())
+    }
+
+    /// A rank started afresh: the segments its former node had mounted went with that node.
+    fn drop_orphans(&mut self, rank: u32) {
+        let orphans = self.truth.members.lock().orphans(rank);
+        for (seat, incarnation) in orphans {
+            self.gone(seat, Some(incarnation), "its node was started afresh");
         }
     }
 
-    /// Past the TTL a rank is gone, and that incarnation for good [I17].
+    pub(super) fn seat_says(&mut self, seat: Seat, incarnation: u64, up: Up) {
+        match up {
+            Up::Heartbeat(gauges) => {
+                if let Some(m) = self.truth.members.lock().ranks.get_mut(&seat) {
+                    m.gauges = gauges;
+                }
+            }
+            Up::Retired(list) => self.retired(seat, &list),
+            Up::Freed(list) => self.freed(seat, list),
+            Up::Adopted(a) => self.adopted(seat, a),
+            Up::Report { number, slots, last } => self.report(seat, number, slots, last),
+            Up::Draining => {
+                {
+                    let mut inner = self.truth.members.lock();
+                    if let Some(m) = inner.ranks.get_mut(&seat) {
+                        m.state = RankState::Draining;
+                    }
+                    inner.number += 1;
+                }
+                self.truth.members.send(seat, Down::NoMorePlans);
+                // Those who waited for its room are routed elsewhere.
+                self.retry_waiting(seat.rank);
+            }
+            Up::ViewSeen { number } => {
+                self.truth.members.keeps_view(seat, number);
+                self.settle_deferred();
+            }
+            Up::Leave => self.gone(seat, Some(incarnation), LEFT),
+        }
+    }
+
+    /// Past the TTL a segment is gone, and that incarnation for good [I17].
     pub(super) fn expire_ranks(&mut self) {
         let (now, ttl) = (self.now_ms(), self.truth.ttl_ms);
         let late: Vec<_> = {
             let inner = self.truth.members.lock();
             let late = |m: &&Member| now >= m.heard_ms + ttl;
-            inner.ranks.values().filter(late).map(|m| (m.info.rank, m.info.incarnation)).collect()
+            inner.ranks.values().filter(late).map(|m| (m.info.seat(), m.info.incarnation)).collect()
         };
-        for (rank, incarnation) in late {
-            self.gone(rank, Some(incarnation), "not heard of for a TTL");
+        for (seat, incarnation) in late {
+            self.gone(seat, Some(incarnation), "not heard of for a TTL");
         }
     }
 
     /// `incarnation` guards against a word that was meant for an earlier one.
-    pub(super) fn gone(&mut self, rank: u32, incarnation: Option<u64>, why: &str) {
+    pub(super) fn gone(&mut self, seat: Seat, incarnation: Option<u64>, why: &str) {
         {
             let mut inner = self.truth.members.lock();
-            let Some(m) = inner.ranks.get(&rank) else { return };
+            let Some(m) = inner.ranks.get(&seat) else { return };
             if incarnation.is_some_and(|i| i != m.info.incarnation) {
                 return;
             }
-            inner.forget(rank);
+            inner.forget(seat);
         }
         if why == LEFT {
-            tracing::info!(rank, "the rank left");
+            tracing::info!(%seat, "left");
         } else {
-            tracing::warn!(rank, why, "the rank is gone");
+            tracing::warn!(%seat, why, "gone");
         }
-        self.drop_rank_objects(rank);
-        self.books.remove(&rank);
-        self.recovering.remove(&rank);
-        self.blind.remove(&rank);
+        self.drop_objects_of(seat);
+        self.books.remove(&seat);
+        self.blind.remove(&seat);
+        if self.recovering.remove(&seat) && self.recovering.is_empty() {
+            self.unpark();
+        }
         // Those who waited for its room are routed elsewhere or told why not.
-        self.retry_waiting(rank);
+        self.retry_waiting(seat.rank);
     }
 
     /// Its objects leave the index, plans towards it are over, removes of its keys are done.
-    pub(super) fn drop_rank_objects(&mut self, rank: u32) {
+    pub(super) fn drop_objects_of(&mut self, seat: Seat) {
         let theirs: Vec<_> = self
             .objects
             .iter()
-            .filter(|(_, e)| e.rank == rank)
+            .filter(|(_, e)| e.seat == seat)
             .map(|(id, e)| (*id, e.at))
             .collect();
         for (id, at) in theirs {

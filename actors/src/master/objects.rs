@@ -3,7 +3,7 @@
 use super::Master;
 use super::members::Told;
 use crate::error::{Error, Result};
-use crate::message::{EndCause, ObjMeta, PlanId, SlotRef, WireKeyId};
+use crate::message::{EndCause, ObjMeta, PlanId, Seat, SlotRef, WireKeyId};
 use nkv_store::arena::Extent;
 use nkv_store::{Key, KeyId};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -20,7 +20,7 @@ pub(super) enum State {
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub key: Key,
-    pub rank: u32,
+    pub seat: Seat,
     pub at: SlotRef,
     pub extent: Extent,
     pub header_off: u64,
@@ -36,7 +36,7 @@ pub(super) struct Entry {
 /// What the master remembers of an open plan.
 #[derive(Debug, Clone)]
 pub(super) struct PlanInfo {
-    pub rank: u32,
+    pub seat: Seat,
     pub at: SlotRef,
     pub producer: u64,
     pub request: u64,
@@ -56,7 +56,7 @@ impl Entry {
     pub(super) fn meta(&self) -> ObjMeta {
         ObjMeta {
             key: WireKeyId::from(self.key.id()),
-            rank: self.rank,
+            rank: self.seat.rank,
             at: self.at,
             header_off: self.header_off,
             payload_off: self.extent.offset,

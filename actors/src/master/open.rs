@@ -1,17 +1,18 @@
-//! OpenForWrite: route, place, grant. When the routed heap is full the owner is asked for room and
-//! the item waits, bounded in number and time, first come first served per rank.
+//! OpenForWrite: place, grant. When every segment of the routed rank is full, the owner of the one
+//! with most room is asked for more and the item waits there, bounded in number and time, first come
+//! first served per segment.
 
 use super::objects::{Entry, PlanInfo, State, n_pages};
 use super::{Master, MasterTruth};
 use crate::cell::Reply;
 use crate::error::{Error, Result};
 use crate::message::{
-    Down, KeyBytes, ObjMeta, OpenItem, PlanDesc, PlanOpened, RankState, Response, SlotRef,
+    Down, KeyBytes, ObjMeta, OpenItem, PlanDesc, PlanOpened, Response, Seat, SlotRef,
 };
 use hashbrown::HashSet;
 use nkv_store::arena::Extent;
 use nkv_store::layout::HEADER_BYTES;
-use nkv_store::{Key, KeyId, StoreError};
+use nkv_store::{Key, StoreError};
 
 /// Items waiting for room on all ranks together.
 const MAX_WAITING: usize = 65_536;
@@ -29,7 +30,7 @@ pub(super) struct Waiting {
     request: u64,
     key: Key,
     open: OpenItem,
-    rank: u32,
+    seat: Seat,
     deadline_ms: u64,
 }
 
@@ -43,16 +44,20 @@ impl Waiting {
 /// Which item of which request of which producer: names an open for repeats [I11].
 type Asked = (u64, u64, u32);
 
-/// Whether an open lines up behind those that wait for the same rank, or is the first of them.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Turnstile {
-    Join,
+/// Whom an open lines up behind: a small object does not overtake a large one for ever.
+#[derive(Clone, Copy)]
+enum Turnstile<'a> {
+    /// Everybody who waits.
+    Last,
+    /// Those who wait for these segments.
+    Behind(&'a HashSet<Seat>),
+    /// Nobody.
     First,
 }
 
 enum Placed {
     Granted(PlanDesc),
-    Wait(u32),
+    Wait(Seat),
 }
 
 impl Master {
@@ -74,22 +79,22 @@ impl Master {
                     continue;
                 }
             };
-            match self.place((producer, request, item as u32), &key, &open, Turnstile::Join) {
+            match self.place((producer, request, item as u32), &key, &open, Turnstile::Last) {
                 Ok(Placed::Granted(plan)) => self.batches.settle_plan(batch, item, Ok(plan)),
                 Err(e) => self.batches.settle_plan(batch, item, Err(e)),
-                Ok(Placed::Wait(rank)) => {
-                    let limit = wait_ms.min(full_wait_ms(&self.truth, self.quarantine_of(rank)));
+                Ok(Placed::Wait(seat)) => {
+                    let limit = wait_ms.min(full_wait_ms(&self.truth, self.quarantine_of(seat)));
                     let deadline_ms = now + limit;
                     let w =
-                        Waiting { batch, item, producer, request, key, open, rank, deadline_ms };
+                        Waiting { batch, item, producer, request, key, open, seat, deadline_ms };
                     self.wait(w);
                 }
             }
         }
     }
 
-    fn quarantine_of(&self, rank: u32) -> u64 {
-        self.books.get(&rank).map_or(0, |b| u64::from(b.info.quarantine_ms))
+    fn quarantine_of(&self, seat: Seat) -> u64 {
+        self.books.get(&seat).map_or(0, |b| u64::from(b.info.quarantine_ms))
     }
 
     fn wait(&mut self, w: Waiting) {
@@ -97,14 +102,14 @@ impl Master {
             let text = format!("{MAX_WAITING} puts already wait for room; try again later");
             return self.batches.settle_plan(w.batch, w.item, Err(Error::out_of_memory(text)));
         }
-        self.ask_for_room(w.rank, w.open.bytes_total);
+        self.ask_for_room(w.seat, w.open.bytes_total);
         self.waiting.push_back(w);
     }
 
     /// Asks the owner for room, at most once per quarantine.
-    fn ask_for_room(&mut self, rank: u32, bytes: u64) {
+    fn ask_for_room(&mut self, seat: Seat, bytes: u64) {
         let now = self.now_ms();
-        let Some(book) = self.books.get_mut(&rank) else {
+        let Some(book) = self.books.get_mut(&seat) else {
             return;
         };
         let pause = u64::from(book.info.quarantine_ms) + 10;
@@ -114,7 +119,7 @@ impl Master {
         book.room_asked_ms = now;
         let attempt = book.room_attempt;
         book.room_attempt += 1;
-        self.truth.members.send(rank, Down::MakeRoom { bytes, attempt });
+        self.truth.members.send(seat, Down::MakeRoom { bytes, attempt });
     }
 
     fn place(
@@ -122,7 +127,7 @@ impl Master {
         asked: Asked,
         key: &Key,
         open: &OpenItem,
-        turnstile: Turnstile,
+        turnstile: Turnstile<'_>,
     ) -> Result<Placed> {
         let id = key.id();
         if let Some(e) = self.entry(key.as_bytes())? {
@@ -139,37 +144,55 @@ impl Master {
                 open.bytes_total
             )));
         }
-        let rank = self.route(id, open)?;
-        let Some(book) = self.books.get_mut(&rank) else {
-            return Err(Error::internal(format!("rank {rank} was routed to but has no book")));
+        let seats = self.route(id, open)?;
+        let Some(best) = seats.first().copied() else {
+            return Err(Error::internal("an object was routed nowhere"));
         };
-        if open.bytes_total > book.info.arena_bytes {
-            return Err(Error::invalid(format!(
-                "key {key} of {} bytes is larger than the heap of rank {rank} ({} bytes); raise --heap-bytes",
-                open.bytes_total, book.info.arena_bytes
-            )));
-        }
-        // First come, first served: a small object does not overtake a large one for ever.
-        if turnstile == Turnstile::Join && self.waiting.iter().any(|w| w.rank == rank) {
-            return Ok(Placed::Wait(rank));
-        }
-        match book.take(open.bytes_total, id) {
-            Ok((at, extent)) => {
-                book.room_attempt = 0;
-                let plan = self.grant(asked, key, open, (rank, at, extent, page_bytes));
-                Ok(Placed::Granted(plan))
+        self.check_size(best, key, open)?;
+        for seat in seats {
+            if self.is_taken(seat, turnstile) {
+                continue;
             }
-            Err(StoreError::ArenaFull { .. }) => Ok(Placed::Wait(rank)),
-            Err(e) => Err(e.into()),
+            let Some(book) = self.books.get_mut(&seat) else { continue };
+            match book.take(open.bytes_total, id) {
+                Ok((at, extent)) => {
+                    book.room_attempt = 0;
+                    let plan = self.grant(asked, key, open, (seat, at, extent, page_bytes));
+                    return Ok(Placed::Granted(plan));
+                }
+                Err(StoreError::ArenaFull { .. }) => {}
+                Err(e) => return Err(e.into()),
+            }
         }
+        Ok(Placed::Wait(best))
+    }
+
+    /// True if somebody stands before this open at a segment.
+    fn is_taken(&self, seat: Seat, turnstile: Turnstile<'_>) -> bool {
+        match turnstile {
+            Turnstile::Last => self.waiting.iter().any(|w| w.seat == seat),
+            Turnstile::Behind(seats) => seats.contains(&seat),
+            Turnstile::First => false,
+        }
+    }
+
+    fn check_size(&self, best: Seat, key: &Key, open: &OpenItem) -> Result<()> {
+        let room = self.books.get(&best).map_or(0, |b| b.info.arena_bytes);
+        if open.bytes_total <= room {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "key {key} of {} bytes is larger than the heap of {best} ({room} bytes); raise --heap-bytes",
+            open.bytes_total
+        )))
     }
 
     /// A key that is there: the same plan for a repeated request, a clear refusal otherwise [I6].
     fn existing(&self, e: &Entry, asked: Asked, open: &OpenItem) -> Result<PlanDesc> {
         match e.state {
             State::Live => Err(Error::already_exists(format!(
-                "key {} is stored on rank {}; values are immutable, remove it first",
-                e.key, e.rank
+                "key {} is stored on {}; values are immutable, remove it first",
+                e.key, e.seat
             ))),
             State::Removing => Err(Error::not_ready(format!("key {} is being removed", e.key))),
             State::Writing(plan) => match self.plans.get(&plan) {
@@ -187,45 +210,11 @@ impl Master {
                     })
                 }
                 _ => Err(Error::not_ready(format!(
-                    "key {} is being written to rank {} by another put",
-                    e.key, e.rank
+                    "key {} is being written to {} by another put",
+                    e.key, e.seat
                 ))),
             },
         }
-    }
-
-    /// `preferred_segment`, else the key's hash modulo the world, else the usable rank with most room.
-    fn route(&self, id: KeyId, open: &OpenItem) -> Result<u32> {
-        let world = self.truth.world_size;
-        let wanted = match open.opts.preferred_segment {
-            Some(rank) if rank >= world => {
-                return Err(Error::invalid(format!(
-                    "preferred_segment {rank} does not exist; ranks are 0 to {}",
-                    world - 1
-                )));
-            }
-            Some(rank) => rank,
-            None => (id.hash % u64::from(world)) as u32,
-        };
-        let usable = |rank: u32| {
-            self.books.get(&rank).is_some_and(|b| b.reported && b.info.arena_bytes > 0)
-                && self.truth.members.state(rank) == Some(RankState::Alive)
-        };
-        let fits = |rank: u32| {
-            self.books.get(&rank).is_some_and(|b| open.bytes_total <= b.info.arena_bytes)
-        };
-        // Heaps may differ in size: a hash does not send an object where it can never lie.
-        if usable(wanted) && (open.opts.preferred_segment.is_some() || fits(wanted)) {
-            return Ok(wanted);
-        }
-        let free = |rank: u32| self.books.get(&rank).map_or(0, |b| b.arena.free_bytes());
-        let usable = self.books.keys().copied().filter(|r| usable(*r));
-        usable.max_by_key(|r| (fits(*r), free(*r))).ok_or_else(|| {
-            Error::disconnected(format!(
-                "no rank can take an object now ({} of {world} joined, none alive)",
-                self.books.len()
-            ))
-        })
     }
 
     fn grant(
@@ -233,15 +222,15 @@ impl Master {
         (producer, request, item): Asked,
         key: &Key,
         open: &OpenItem,
-        (rank, at, extent, page_bytes): (u32, SlotRef, Extent, u32),
+        (seat, at, extent, page_bytes): (Seat, SlotRef, Extent, u32),
     ) -> PlanDesc {
         let plan = self.next_plan();
         let token = nkv_store::random_u64();
         let id = key.id();
-        let header_off = self.header_off(rank, at.slot);
+        let header_off = self.header_off(seat, at.slot);
         let entry = Entry {
             key: key.clone(),
-            rank,
+            seat,
             at,
             extent,
             header_off,
@@ -255,35 +244,38 @@ impl Master {
         let desc =
             PlanDesc { plan, token, meta: entry.meta(), extent_len: extent.len, write_ttl_ms };
         let opened = opened(&desc, key, (producer, request, item));
-        let told = self.truth.members.send(rank, Down::PlanOpened(opened));
-        let info = PlanInfo { rank, at, producer, request, item, token, told, ending: None };
+        let told = self.truth.members.send(seat, Down::PlanOpened(opened));
+        let info = PlanInfo { seat, at, producer, request, item, token, told, ending: None };
         self.plans.insert(plan, info);
         self.objects.insert(id, entry);
         self.counters.opened += 1;
         desc
     }
 
-    pub(super) fn header_off(&self, rank: u32, slot: u32) -> u64 {
-        let base = self.books.get(&rank).map_or(0, |b| b.info.header_base);
+    pub(super) fn header_off(&self, seat: Seat, slot: u32) -> u64 {
+        let base = self.books.get(&seat).map_or(0, |b| b.info.header_base);
         base + u64::from(slot) * HEADER_BYTES
     }
 
-    /// Room came back on a rank: serve those who wait for it, in order.
+    /// Room came back on a rank, or it has a segment more or less: serve those who wait there, in
+    /// order. Who stays waiting goes before everybody behind him, at his segment.
     pub(super) fn retry_waiting(&mut self, rank: u32) {
         let mut still = std::collections::VecDeque::with_capacity(self.waiting.len());
-        let mut full: HashSet<u32> = HashSet::new();
+        let mut full: HashSet<Seat> = HashSet::new();
         while let Some(w) = self.waiting.pop_front() {
-            if w.rank != rank || full.contains(&w.rank) {
+            if w.seat.rank != rank {
                 still.push_back(w);
                 continue;
             }
             let asked = (w.producer, w.request, w.item as u32);
-            match self.place(asked, &w.key, &w.open, Turnstile::First) {
+            match self.place(asked, &w.key, &w.open, Turnstile::Behind(&full)) {
                 Ok(Placed::Granted(plan)) => self.batches.settle_plan(w.batch, w.item, Ok(plan)),
                 Err(e) => self.batches.settle_plan(w.batch, w.item, Err(e)),
-                Ok(Placed::Wait(to)) => {
-                    full.insert(to);
-                    still.push_back(Waiting { rank: to, ..w });
+                Ok(Placed::Wait(best)) => {
+                    // Where he waits already, room is being made for him.
+                    let seat = if self.may_hold(w.seat, &w.open) { w.seat } else { best };
+                    full.insert(seat);
+                    still.push_back(Waiting { seat, ..w });
                 }
             }
         }
@@ -307,7 +299,7 @@ impl Master {
         let (late, still): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.waiting).into_iter().partition(|w| w.deadline_ms <= now);
         self.waiting = still.into();
-        let behind: HashSet<u32> = late.iter().map(|w| w.rank).collect();
+        let behind: HashSet<u32> = late.iter().map(|w| w.seat.rank).collect();
         for w in late {
             // It may only have stood behind a large one: one look before it is refused.
             let asked = (w.producer, w.request, w.item as u32);
@@ -325,11 +317,11 @@ impl Master {
             self.counters.out_of_memory += 1;
             let (free, hole) = self
                 .books
-                .get(&w.rank)
+                .get(&w.seat)
                 .map_or((0, 0), |b| (b.arena.free_bytes(), b.arena.largest_hole()));
             let text = format!(
-                "no room for key {} ({} bytes) on rank {} in time: {free} bytes free, largest hole {hole}",
-                w.key, w.open.bytes_total, w.rank
+                "no room for key {} ({} bytes) on {} in time: {free} bytes free, largest hole {hole}",
+                w.key, w.open.bytes_total, w.seat
             );
             self.batches.settle_plan(w.batch, w.item, Err(Error::out_of_memory(text)));
         }
@@ -337,11 +329,11 @@ impl Master {
         for rank in behind {
             self.retry_waiting(rank);
         }
-        let asks: Vec<_> = self.waiting.iter().map(|w| (w.rank, w.open.bytes_total)).collect();
+        let asks: Vec<_> = self.waiting.iter().map(|w| (w.seat, w.open.bytes_total)).collect();
         let mut asked = HashSet::new();
-        for (rank, bytes) in asks {
-            if asked.insert(rank) {
-                self.ask_for_room(rank, bytes);
+        for (seat, bytes) in asks {
+            if asked.insert(seat) {
+                self.ask_for_room(seat, bytes);
             }
         }
     }

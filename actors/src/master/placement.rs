@@ -1,4 +1,4 @@
-//! One rank's heap as the master hands it out: slots with their epochs, and the payload arena. A
+//! One segment's heap as the master hands it out: slots with their epochs, and the payload arena. A
 //! slot is taken until the owner's `Freed` at that very epoch [I11].
 
 use crate::message::{RankInfo, SlotRef};
@@ -18,7 +18,7 @@ pub(super) struct Taken {
 }
 
 /// See the file's first paragraph.
-pub(super) struct RankBook {
+pub(super) struct Book {
     pub info: RankInfo,
     pub arena: Arena,
     pub taken: HashMap<u32, Taken>,
@@ -40,7 +40,7 @@ fn region(info: &RankInfo) -> Region {
     Region { offset: info.arena_offset, len: info.arena_bytes }
 }
 
-impl RankBook {
+impl Book {
     pub(super) fn new(info: RankInfo) -> Self {
         Self {
             arena: Arena::new(region(&info), info.slots),
@@ -131,6 +131,7 @@ mod tests {
     pub(crate) fn info(arena_bytes: u64) -> RankInfo {
         RankInfo {
             rank: 0,
+            segment_id: 0,
             world_size: 1,
             incarnation: 9,
             boot_id: 1,
@@ -154,7 +155,7 @@ mod tests {
 
     #[test]
     fn i11_a_freed_of_another_epoch_frees_nothing() {
-        let mut b = RankBook::new(info(16 * 4096));
+        let mut b = Book::new(info(16 * 4096));
         let (at, _) = b.take(4096, K).unwrap();
         assert!(!b.give_back(at.slot, at.epoch + 1));
         assert!(b.give_back(at.slot, at.epoch));
@@ -165,13 +166,13 @@ mod tests {
 
     #[test]
     fn a_rebuilt_book_hands_out_only_what_is_free() {
-        let mut b = RankBook::new(info(4 * 4096));
+        let mut b = Book::new(info(4 * 4096));
         let all: Vec<_> = (0..4).map(|_| b.take(4096, K).unwrap()).collect();
         assert!(b.take(1, K).is_err());
         let mut taken = b.taken.clone();
         let gone = taken.remove(&all[2].0.slot).unwrap();
         let epochs = HashMap::from_iter([(all[2].0.slot, 5)]);
-        let mut r = RankBook::rebuild(info(4 * 4096), taken, epochs).unwrap();
+        let mut r = Book::rebuild(info(4 * 4096), taken, epochs).unwrap();
         let (at, extent) = r.take(4096, K).unwrap();
         assert_eq!((at.slot, at.epoch, extent), (all[2].0.slot, 5, gone.extent));
         assert!(r.take(1, K).is_err());

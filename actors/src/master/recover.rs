@@ -1,12 +1,12 @@
-//! State from the owners' reports: after a rank's (re)join, and for every rank after a panic of the
+//! State from the owners' reports: after a segment's (re)join, and for every one after a panic of the
 //! Master actor. Calls that arrive meanwhile are parked and answered from the rebuilt state.
 
 use super::Master;
 use super::members::Told;
 use super::objects::{Entry, PlanInfo, State};
-use super::placement::{RankBook, Taken};
+use super::placement::{Book, Taken};
 use crate::message::{
-    Down, EndCause, KeyBytes, PlanOpened, PlanRef, SlotContent, SlotEntry, SlotRef,
+    Down, EndCause, KeyBytes, PlanOpened, PlanRef, Seat, SlotContent, SlotEntry, SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::arena::Extent;
@@ -35,22 +35,22 @@ impl Master {
     pub(super) fn recover(&mut self) {
         self.recover_until_ms = self.now_ms() + RECOVER_LIMIT_MS;
         for info in self.truth.members.infos() {
-            let rank = info.rank;
-            self.books.insert(rank, RankBook::new(info));
-            self.recovering.insert(rank);
-            self.ask_for_report(rank);
+            let seat = info.seat();
+            self.books.insert(seat, Book::new(info));
+            self.recovering.insert(seat);
+            self.ask_for_report(seat);
         }
     }
 
     /// Asks for a report under a fresh number: parts of older ones are ignored from here on.
-    pub(super) fn ask_for_report(&mut self, rank: u32) {
+    pub(super) fn ask_for_report(&mut self, seat: Seat) {
         let (now, number) = (self.now_ms(), self.truth.next_plan.fetch_add(1, Ordering::Relaxed));
-        let Some(book) = self.books.get_mut(&rank) else { return };
+        let Some(book) = self.books.get_mut(&seat) else { return };
         book.reported = false;
         book.report.clear();
         book.report_number = number;
         book.report_asked_ms = now;
-        self.truth.members.send(rank, Down::ReportPlease { number });
+        self.truth.members.send(seat, Down::ReportPlease { number });
     }
 
     /// An owner that panicked on the question, or on the answer, is asked again.
@@ -60,10 +60,10 @@ impl Master {
             .books
             .iter()
             .filter(|(_, b)| !b.reported && now >= b.report_asked_ms + REPORT_LIMIT_MS)
-            .map(|(rank, _)| *rank)
+            .map(|(seat, _)| *seat)
             .collect();
-        for rank in silent {
-            self.ask_for_report(rank);
+        for seat in silent {
+            self.ask_for_report(seat);
         }
     }
 
@@ -75,8 +75,9 @@ impl Master {
             return Ok(());
         }
         Err(crate::error::Error::not_ready(format!(
-            "ranks {silent:?} hold objects that this master has not been told of: they wait for a \
-             process that may still write to them"
+            "{} hold objects that this master has not been told of: they wait for a process that may \
+             still write to them",
+            names(&silent)
         )))
     }
 
@@ -89,8 +90,8 @@ impl Master {
             return Ok(());
         }
         Err(crate::error::Error::not_ready(format!(
-            "the master was restarted and ranks {:?} have not reported yet",
-            self.blind
+            "the master was restarted and has no report yet of {}",
+            names(&self.blind)
         )))
     }
 
@@ -102,8 +103,8 @@ impl Master {
         }
     }
 
-    pub(super) fn report(&mut self, rank: u32, number: u64, slots: Vec<SlotEntry>, last: bool) {
-        let Some(book) = self.books.get_mut(&rank) else { return };
+    pub(super) fn report(&mut self, seat: Seat, number: u64, slots: Vec<SlotEntry>, last: bool) {
+        let Some(book) = self.books.get_mut(&seat) else { return };
         if book.report_number != number || book.report.len() + slots.len() > MAX_REPORT_SLOTS {
             return;
         }
@@ -114,29 +115,29 @@ impl Master {
             return;
         }
         let report = std::mem::take(&mut book.report);
-        if let Err(error) = self.apply_report(rank, report) {
+        if let Err(error) = self.apply_report(seat, report) {
             // Nothing was placed by it; the owner is asked once more.
-            tracing::error!(rank, %error, "a report that contradicts itself");
+            tracing::error!(%seat, %error, "a report that contradicts itself");
             return;
         }
-        self.recovering.remove(&rank);
-        self.blind.remove(&rank);
-        self.truth.members.set_reported(rank);
-        self.truth.members.send(rank, Down::ReportTaken);
-        self.retry_waiting(rank);
+        self.recovering.remove(&seat);
+        self.blind.remove(&seat);
+        self.truth.members.set_reported(seat);
+        self.truth.members.send(seat, Down::ReportTaken);
+        self.retry_waiting(seat.rank);
         if self.recovering.is_empty() {
             self.unpark();
         }
     }
 
-    /// The report is the truth of this rank: its entries replace what was known of it.
-    fn apply_report(&mut self, rank: u32, report: Vec<SlotEntry>) -> Result<(), StoreError> {
-        let Some(info) = self.books.get(&rank).map(|b| b.info.clone()) else { return Ok(()) };
-        let mut lost = self.plans_the_owner_never_met(rank, &report);
+    /// The report is the truth of this segment: its entries replace what was known of it.
+    fn apply_report(&mut self, seat: Seat, report: Vec<SlotEntry>) -> Result<(), StoreError> {
+        let Some(info) = self.books.get(&seat).map(|b| b.info.clone()) else { return Ok(()) };
+        let mut lost = self.plans_the_owner_never_met(seat, &report);
         // In the order of their grants: the owner takes a later one as word of all earlier ones.
         lost.sort_by_key(|u| u.opened.plan);
         let kept: HashSet<SlotRef> = lost.iter().map(|u| u.opened.at).collect();
-        self.forget_what_the_report_lacks(rank, &report, &kept);
+        self.forget_what_the_report_lacks(seat, &report, &kept);
         let (mut taken, mut free) = (HashMap::new(), HashMap::new());
         let mut duplicates = Vec::new();
         for e in report {
@@ -152,7 +153,7 @@ impl Master {
                 }
                 SlotContent::Open(p) => {
                     let extent = Extent { offset: p.extent_offset, len: p.extent_len };
-                    let key = self.reported_plan(rank, &p);
+                    let key = self.reported_plan(seat, &p);
                     taken.insert(e.slot, Taken { epoch: e.epoch, extent, key });
                 }
                 SlotContent::Live {
@@ -168,7 +169,7 @@ impl Master {
                     let id = key.as_ref().map(Key::id);
                     taken.insert(e.slot, Taken { epoch: e.epoch, extent, key: id });
                     let live = (extent, bytes_total, page_bytes);
-                    if !key.is_some_and(|k| self.reported_live(rank, at, k, live)) {
+                    if !key.is_some_and(|k| self.reported_live(seat, at, k, live)) {
                         duplicates.push(at);
                     }
                 }
@@ -179,26 +180,26 @@ impl Master {
             let key = Key::new(&p.key.0).ok().map(|k| k.id());
             taken.insert(p.at.slot, Taken { epoch: p.at.epoch, extent, key });
         }
-        let mut book = RankBook::rebuild(info, taken, free)?;
-        if let Some(old) = self.books.get(&rank) {
+        let mut book = Book::rebuild(info, taken, free)?;
+        if let Some(old) = self.books.get(&seat) {
             book.report_number = old.report_number;
         }
-        self.books.insert(rank, book);
+        self.books.insert(seat, book);
         for part in duplicates.chunks(SLOTS_PER_FRAME) {
-            self.truth.members.send(rank, Down::Retire(part.to_vec()));
+            self.truth.members.send(seat, Down::Retire(part.to_vec()));
         }
         for Unmet { opened, committed } in lost {
             let (plan, at, id) = (opened.plan, opened.at, KeyId::of(&opened.key.0));
             let ending = self.plans.get(&plan).and_then(|p| p.ending);
-            let told = self.truth.members.send(rank, Down::PlanOpened(opened));
+            let told = self.truth.members.send(seat, Down::PlanOpened(opened));
             if let Some(p) = self.plans.get_mut(&plan) {
                 p.told = told;
             }
             if committed {
                 let done = PlanRef { plan, at, key: id.into() };
-                self.truth.members.send(rank, Down::Committed(vec![done]));
+                self.truth.members.send(seat, Down::Committed(vec![done]));
             } else if let Some(cause) = ending {
-                self.truth.members.send(rank, Down::EndPlan { plan, at, cause });
+                self.truth.members.send(seat, Down::EndPlan { plan, at, cause });
             }
         }
         Ok(())
@@ -207,7 +208,7 @@ impl Master {
     /// Plans granted (and perhaps committed) over a link that broke before the owner heard of them:
     /// their slots stay taken and the owner is told again, so that nothing acknowledged is lost and
     /// no producer writes to an extent that another was given [I10].
-    fn plans_the_owner_never_met(&self, rank: u32, report: &[SlotEntry]) -> Vec<Unmet> {
+    fn plans_the_owner_never_met(&self, seat: Seat, report: &[SlotEntry]) -> Vec<Unmet> {
         let known: HashMap<u32, (u32, bool)> = report
             .iter()
             .map(|e| (e.slot, (e.epoch, matches!(e.what, SlotContent::Free))))
@@ -217,7 +218,7 @@ impl Master {
             let (epoch, free) = known.get(&e.at.slot).copied().unwrap_or((FIRST_EPOCH, true));
             free && epoch == e.at.epoch
         };
-        let mine = self.objects.values().filter(|e| e.rank == rank).filter(unmet);
+        let mine = self.objects.values().filter(|e| e.seat == seat).filter(unmet);
         mine.filter_map(|e| {
             let (plan, info) = match (e.plan, e.state) {
                 (Some(plan), _) => (plan, Some(self.plans.get(&plan)?)),
@@ -247,7 +248,7 @@ impl Master {
 
     fn forget_what_the_report_lacks(
         &mut self,
-        rank: u32,
+        seat: Seat,
         report: &[SlotEntry],
         kept: &HashSet<SlotRef>,
     ) {
@@ -259,7 +260,7 @@ impl Master {
         let gone: Vec<_> = self
             .objects
             .iter()
-            .filter(|(_, e)| e.rank == rank && !kept.contains(&e.at))
+            .filter(|(_, e)| e.seat == seat && !kept.contains(&e.at))
             .filter(|(_, e)| !present.contains(&(e.at.slot, e.at.epoch)))
             .map(|(id, e)| (*id, e.at))
             .collect();
@@ -268,14 +269,14 @@ impl Master {
         }
     }
 
-    fn reported_plan(&mut self, rank: u32, p: &PlanOpened) -> Option<KeyId> {
+    fn reported_plan(&mut self, seat: Seat, p: &PlanOpened) -> Option<KeyId> {
         let key = Key::new(&p.key.0).ok()?;
         let id = key.id();
         if let Some(e) = self.objects.get(&id) {
             // Another plan won, or what was said last was lost with the link: say it again.
             if e.at == p.at && e.state == State::Live {
                 let done = PlanRef { plan: p.plan, at: p.at, key: id.into() };
-                self.truth.members.send(rank, Down::Committed(vec![done]));
+                self.truth.members.send(seat, Down::Committed(vec![done]));
                 return Some(id);
             }
             let said = self.plans.get(&p.plan).and_then(|i| i.ending);
@@ -285,16 +286,16 @@ impl Master {
                 _ => said,
             };
             if let Some(cause) = cause {
-                self.truth.members.send(rank, Down::EndPlan { plan: p.plan, at: p.at, cause });
+                self.truth.members.send(seat, Down::EndPlan { plan: p.plan, at: p.at, cause });
             }
             return Some(id);
         }
         let entry = Entry {
             key,
-            rank,
+            seat,
             at: p.at,
             extent: Extent { offset: p.extent_offset, len: p.extent_len },
-            header_off: self.header_off(rank, p.at.slot),
+            header_off: self.header_off(seat, p.at.slot),
             bytes_total: p.bytes_total,
             page_bytes: p.page_bytes,
             state: State::Writing(p.plan),
@@ -304,7 +305,7 @@ impl Master {
         self.objects.insert(id, entry);
         let (producer, request, item, token) = (p.producer, p.request, p.item, p.token);
         let (at, told) = (p.at, Told::default());
-        let info = PlanInfo { rank, at, producer, request, item, token, told, ending: None };
+        let info = PlanInfo { seat, at, producer, request, item, token, told, ending: None };
         self.plans.insert(p.plan, info);
         Some(id)
     }
@@ -312,7 +313,7 @@ impl Master {
     /// False if the key is live elsewhere: the first report heard keeps it.
     fn reported_live(
         &mut self,
-        rank: u32,
+        seat: Seat,
         at: SlotRef,
         key: Key,
         (extent, bytes_total, page_bytes): (Extent, u64, u32),
@@ -334,12 +335,12 @@ impl Master {
             // A Retire may have been lost with the link: what was removed never comes back [I6].
             return e.at == at && e.state != State::Removing;
         }
-        let header_off = self.header_off(rank, at.slot);
+        let header_off = self.header_off(seat, at.slot);
         let state = State::Live;
         let (plan, remove_until_ms) = (None, 0);
         let entry = Entry {
             key,
-            rank,
+            seat,
             at,
             extent,
             header_off,
@@ -352,6 +353,11 @@ impl Master {
         self.objects.insert(id, entry);
         true
     }
+}
+
+/// Segments as a message names them.
+pub(super) fn names<'s>(seats: impl IntoIterator<Item = &'s Seat>) -> String {
+    seats.into_iter().map(Seat::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// True if a plan was ended for good: READY or not, its object must not become readable.

@@ -3,9 +3,10 @@
 //! that wait until a loss is known to those who may have to tell a later master of it.
 
 use super::members::{Inner, Members};
+use super::recover::names;
 use super::{Join, Master};
 use crate::error::{Error, Result};
-use crate::message::{Refusal, SeenView, Term};
+use crate::message::{Refusal, Seat, SeenView, Term};
 
 /// An answer to a remove that waits until the loss of a rank is known to the others.
 #[derive(Debug)]
@@ -28,8 +29,8 @@ impl Inner {
         earlier.filter(|v| v.order() > brought.order()).any(|v| lacks(&v))
     }
 
-    /// Takes in a view of an earlier master; returns the ranks it proves lost.
-    fn learn(&mut self, seen: &SeenView) -> Vec<u32> {
+    /// Takes in a view of an earlier master; returns the members it proves lost.
+    fn learn(&mut self, seen: &SeenView) -> Vec<Seat> {
         // Whom this process declared gone in a lower term of its own stands in `gone`.
         let ours = seen.term.master == self.term.master;
         if seen.number == 0 || ours || self.past.iter().any(|v| v.order() == seen.order()) {
@@ -38,20 +39,20 @@ impl Inner {
         self.past.push(seen.clone());
         let lost =
             |m: &&super::members::Member| m.holds && self.was_lost(m.info.incarnation, &m.brought);
-        self.ranks.values().filter(lost).map(|m| m.info.rank).collect()
+        self.ranks.values().filter(lost).map(|m| m.info.seat()).collect()
     }
 }
 
 impl Members {
-    /// Ranks that do not keep the view that lacks the rank lost last.
-    fn unaware_of_loss(&self) -> Vec<u32> {
+    /// Members that do not keep the view that lacks the one lost last.
+    fn unaware_of_loss(&self) -> Vec<Seat> {
         let inner = self.lock();
         let unaware = |m: &&super::members::Member| m.tx.is_some() && m.keeps_view < inner.loss;
-        inner.ranks.values().filter(unaware).map(|m| m.info.rank).collect()
+        inner.ranks.values().filter(unaware).map(|m| m.info.seat()).collect()
     }
 
-    pub(super) fn keeps_view(&self, rank: u32, number: u64) {
-        if let Some(m) = self.lock().ranks.get_mut(&rank) {
+    pub(super) fn keeps_view(&self, seat: Seat, number: u64) {
+        if let Some(m) = self.lock().ranks.get_mut(&seat) {
             m.keeps_view = m.keeps_view.max(number);
         }
     }
@@ -83,9 +84,9 @@ impl Master {
             }
             lost
         };
-        for rank in lost {
-            tracing::warn!(rank, "an earlier master had declared this rank gone");
-            self.gone(rank, None, "lost before this master began");
+        for seat in lost {
+            tracing::warn!(%seat, "an earlier master had declared it gone");
+            self.gone(seat, None, "lost before this master began");
         }
         Ok(())
     }
@@ -142,7 +143,7 @@ impl Master {
             if unaware.is_empty() {
                 self.batches.settle_done(d.batch, d.item, d.result);
             } else if now >= d.until_ms {
-                let text = format!("ranks {unaware:?} did not confirm the loss of a rank in time");
+                let text = format!("{} did not confirm a loss in time", names(&unaware));
                 self.batches.settle_done(d.batch, d.item, Err(Error::disconnected(text)));
             } else {
                 self.deferred.push(d);

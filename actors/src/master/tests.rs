@@ -5,4 +5,5 @@ mod bench;
 mod late;
 mod listing;
 mod objects;
+mod seats;
 mod terms;

@@ -1,6 +1,7 @@
 //! How a control connection begins: who calls, what for, and why not.
 
-use super::{RankInfo, SeenView, Term, View};
+use super::{RankInfo, SeenView, SegmentCommand, SegmentDone, Term, View};
+use crate::error::Result;
 use nkv_transport::wire::Address;
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,9 @@ pub enum Purpose {
         holds: bool,
         /// The last membership it was told of.
         seen: SeenView,
+        /// From a first segment: the others of its node, as (segment, incarnation). A restarted
+        /// master does not say that a key is absent before it met them.
+        siblings: Vec<(u32, u64)>,
     },
     /// A client uses this node's segment.
     Attach {
@@ -43,6 +47,8 @@ pub enum Purpose {
         /// True if it maps the memory: then it must answer `Drop` [I10].
         maps: bool,
     },
+    /// A word to this node about its segments; answered once it is done.
+    Segments(SegmentCommand),
 }
 
 /// Answer to [`Hello`].
@@ -69,6 +75,8 @@ pub enum Welcome {
         /// The term the owner obeys: a plan of a lower one is refused before its first byte.
         term: Term,
     },
+    /// To a command about segments.
+    Segments(Result<SegmentDone>),
     /// No, and why; `again` if it may be tried later.
     Refused {
         /// One clear sentence.
@@ -108,6 +116,16 @@ pub enum Refusal {
         ours: u32,
         /// The rank's.
         theirs: u32,
+    },
+    /// A segment number past the last.
+    #[error("rank {rank} cannot have a segment {segment}: they count from 0 to {last}")]
+    Segment {
+        /// Who asked.
+        rank: u32,
+        /// The segment.
+        segment: u32,
+        /// The largest number.
+        last: u32,
     },
     /// The rank number is in use by a living process.
     #[error(

@@ -42,6 +42,8 @@ pub enum Down {
     Beat,
     /// Your report was taken in: objects may be placed on you now.
     ReportTaken,
+    /// To `Draining`: no plan follows this word.
+    NoMorePlans,
     /// Report every slot, under this number.
     ReportPlease {
         /// Parts of an older report are ignored.

@@ -4,6 +4,46 @@ use super::Term;
 use nkv_transport::wire::Address;
 use serde::{Deserialize, Serialize};
 
+/// Segments a rank may have at once, its first one included.
+pub const MAX_SEGMENTS: u32 = 64;
+
+/// One segment of one rank: what joins, holds objects and leaves. A rank's own seat is that of its
+/// first segment, number 0, which is there as long as its node; further ones are mounted and
+/// unmounted while it runs. In order of ranks, and of segments within a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Seat {
+    /// Rank number.
+    pub rank: u32,
+    /// Segment of that rank.
+    pub segment: u32,
+}
+
+impl Seat {
+    /// A rank's first segment.
+    pub fn first(rank: u32) -> Self {
+        Self { rank, segment: 0 }
+    }
+
+    /// True for a rank's first segment: it stands for the rank where ranks are counted.
+    pub fn is_first(self) -> bool {
+        self.segment == 0
+    }
+
+    /// All seats a rank can have.
+    pub fn of_rank(rank: u32) -> std::ops::RangeInclusive<Self> {
+        Self::first(rank)..=Self { rank, segment: u32::MAX }
+    }
+}
+
+impl std::fmt::Display for Seat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.segment {
+            0 => write!(f, "rank {}", self.rank),
+            n => write!(f, "segment {n} of rank {}", self.rank),
+        }
+    }
+}
+
 /// Whether a rank may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RankState {
@@ -25,11 +65,13 @@ impl std::fmt::Display for RankState {
     }
 }
 
-/// What a rank tells of itself when it joins.
+/// What a rank tells of one of its segments when it joins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankInfo {
     /// Rank number.
     pub rank: u32,
+    /// Segment of that rank: 0 is the one it started with.
+    pub segment_id: u32,
     /// Ranks in the job, as this rank was told.
     pub world_size: u32,
     /// Random, new with every segment.
@@ -64,6 +106,13 @@ pub struct RankInfo {
     pub prefault: bool,
 }
 
+impl RankInfo {
+    /// Which segment of which rank it is.
+    pub fn seat(&self) -> Seat {
+        Seat { rank: self.rank, segment: self.segment_id }
+    }
+}
+
 /// Who was a member when, as owners keep it and report it to a later master [I17].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SeenView {
@@ -91,6 +140,13 @@ pub struct View {
     pub term: Term,
     /// Ranks the job has.
     pub world_size: u32,
-    /// The members.
+    /// The members: one entry per segment, in the order of their seats.
     pub ranks: Vec<(RankInfo, RankState)>,
+}
+
+impl View {
+    /// One entry per rank that is a member: its first segment.
+    pub fn nodes(&self) -> impl Iterator<Item = &(RankInfo, RankState)> {
+        self.ranks.iter().filter(|(info, _)| info.seat().is_first())
+    }
 }

@@ -13,7 +13,7 @@ pub struct ClusterStats {
     pub waiting: u64,
     /// Counters of the master itself.
     pub master: MasterCounters,
-    /// One row per rank.
+    /// One row per segment, in the order of their seats.
     pub ranks: Vec<RankStats>,
 }
 
@@ -40,11 +40,13 @@ pub struct MasterCounters {
     pub removed: u64,
 }
 
-/// One rank in [`ClusterStats`].
+/// One segment of a rank in [`ClusterStats`].
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankStats {
     /// Rank number.
     pub rank: u32,
+    /// Segment of that rank: 0 is the one it started with.
+    pub segment: u32,
     /// Its incarnation.
     pub incarnation: u64,
     /// alive, suspect or draining.

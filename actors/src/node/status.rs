@@ -1,10 +1,12 @@
 //! What a node shows of itself: `/status`, `/metrics`, `nkv status`.
 
 use super::Node;
+use super::segment::SegmentHost;
 use crate::cell::CellStatus;
 use crate::client::ReadCounters;
 use crate::membership::LinkState;
 use crate::message::{OwnerGauges, Term, View};
+use nkv_transport::tcp::TcpAgent;
 use serde::Serialize;
 use std::sync::PoisonError;
 
@@ -17,9 +19,9 @@ pub struct NodeStatus {
     pub rank: u32,
     /// Ranks in the job.
     pub world_size: u32,
-    /// Incarnation, in hexadecimal.
+    /// Incarnation of the first segment, in hexadecimal.
     pub incarnation: String,
-    /// joining, joined, lost (with the reason), gone or left.
+    /// The first segment's link: joining, joined, lost (with the reason), gone or left.
     pub link: String,
     /// The master's term.
     pub term: Term,
@@ -29,9 +31,9 @@ pub struct NodeStatus {
     pub uptime_ms: u64,
     /// Members as the master sees them; empty on other ranks.
     pub view: View,
-    /// This rank's heap.
+    /// This rank's first heap.
     pub owner: OwnerGauges,
-    /// Actors.
+    /// Actors, but for those of mounted segments.
     pub actors: Vec<CellStatus>,
     /// (rank, transport) of every owner this node's handle is attached to.
     pub attached: Vec<(u32, String)>,
@@ -40,9 +42,32 @@ pub struct NodeStatus {
     /// How reads through this node's own handle went.
     pub reads: ReadCounters,
     /// Connections turned away since start for want of the job's secret or cookie [I20], on the
-    /// control port, the unix socket and the tcp agent together.
+    /// control port, the unix socket and the tcp agents together.
     pub auth_refused: u64,
     /// tcp agent: bytes received, bytes sent, requests, refused, connections now.
+    pub agent: AgentStatus,
+    /// Mounted segments: what the fields above say of the first one.
+    pub segments: Vec<SegmentStatus>,
+}
+
+/// A mounted segment.
+#[derive(Debug, Clone, Serialize)]
+pub struct SegmentStatus {
+    /// Its number within the rank.
+    pub segment: u32,
+    /// Incarnation, in hexadecimal.
+    pub incarnation: String,
+    /// joining, joined, lost (with the reason), gone or left.
+    pub link: String,
+    /// Being unmounted, or the node shuts down.
+    pub draining: bool,
+    /// Its heap.
+    pub owner: OwnerGauges,
+    /// Its actors.
+    pub actors: Vec<CellStatus>,
+    /// Processes attached to it.
+    pub attachments: usize,
+    /// Its tcp agent.
     pub agent: AgentStatus,
 }
 
@@ -63,54 +88,85 @@ pub struct AgentStatus {
     pub auth_refused: u64,
 }
 
+impl NodeStatus {
+    /// Every actor of the node, those of mounted segments last.
+    pub fn all_actors(&self) -> impl Iterator<Item = &CellStatus> {
+        self.actors.iter().chain(self.segments.iter().flat_map(|s| &s.actors))
+    }
+}
+
 impl Node {
     /// A snapshot.
     pub fn status(&self) -> NodeStatus {
-        let link = match &*self.link.borrow() {
-            LinkState::Joining => "joining".to_string(),
-            LinkState::Joined => "joined".to_string(),
-            LinkState::Lost(why) => format!("lost: {why}"),
-            LinkState::Refused(why) => format!("refused: {why}"),
-            LinkState::NoMaster(why) => format!("no master: {why}"),
-            LinkState::Gone => "gone".to_string(),
-            LinkState::Left => "left".to_string(),
-        };
+        let first = self.first.status();
+        let (config, clock) = (self.config(), &self.segments.common.clock);
         let term = self.settings.borrow().as_ref().map_or(Term::default(), |(t, _)| *t);
-        let mut actors = vec![self.owner.status(), self.evictor.status(), self.producer.status()];
+        let mut actors = first.actors;
+        actors.push(self.producer.status());
         actors.extend(self.master.as_ref().map(|(m, _)| m.status()));
         let peers = self.client.shared.peers.read().unwrap_or_else(PoisonError::into_inner);
         let mut attached: Vec<_> = peers.values().map(|p| (p.rank, p.kind().to_string())).collect();
         attached.sort();
         NodeStatus {
-            job: self.config.job.clone(),
-            rank: self.config.rank,
-            world_size: self.config.world_size,
-            incarnation: format!("{:016x}", self.info.incarnation),
-            link,
+            job: config.job.clone(),
+            rank: config.rank,
+            world_size: config.world_size,
+            incarnation: first.incarnation,
+            link: first.link,
             term,
-            draining: self.is_draining(),
-            uptime_ms: self.clock.now_ms() - self.started_ms,
+            draining: first.draining,
+            uptime_ms: clock.now_ms() - self.started_ms,
             view: self.master.as_ref().map(|(_, m)| m.view()).unwrap_or_default(),
-            owner: self.tables.gauges.snapshot(),
+            owner: first.owner,
             actors,
             attached,
-            attachments: self.tables.attachments.len(),
+            attachments: first.attachments,
             reads: self.client.read_counters(),
-            auth_refused: self.guard.refused(),
-            agent: self.agent_status(),
+            auth_refused: self.segments.common.guard.refused(),
+            agent: first.agent,
+            segments: self.segments.status(),
         }
     }
+}
 
-    fn agent_status(&self) -> AgentStatus {
-        let c = self.agent.counters();
-        let get = |a: &std::sync::atomic::AtomicU64| a.load(std::sync::atomic::Ordering::Relaxed);
-        AgentStatus {
-            bytes_in: get(&c.bytes_in),
-            bytes_out: get(&c.bytes_out),
-            requests: get(&c.requests),
-            refused: get(&c.refused),
-            connections: get(&c.connections),
-            auth_refused: get(&c.auth_refused),
+impl SegmentHost {
+    /// A snapshot.
+    pub(super) fn status(&self) -> SegmentStatus {
+        let r = &self.reins;
+        SegmentStatus {
+            segment: self.info.segment_id,
+            incarnation: format!("{:016x}", self.info.incarnation),
+            link: shown(&r.link.borrow()),
+            draining: r.is_draining(),
+            owner: r.tables.gauges.snapshot(),
+            actors: vec![r.owner.status(), self.evictor.status()],
+            attachments: r.tables.attachments.len(),
+            agent: agent_status(&self.agent),
         }
+    }
+}
+
+fn shown(link: &LinkState) -> String {
+    match link {
+        LinkState::Joining => "joining".to_string(),
+        LinkState::Joined => "joined".to_string(),
+        LinkState::Lost(why) => format!("lost: {why}"),
+        LinkState::Refused(why) => format!("refused: {why}"),
+        LinkState::NoMaster(why) => format!("no master: {why}"),
+        LinkState::Gone => "gone".to_string(),
+        LinkState::Left { .. } => "left".to_string(),
+    }
+}
+
+fn agent_status(agent: &TcpAgent) -> AgentStatus {
+    let c = agent.counters();
+    let get = |a: &std::sync::atomic::AtomicU64| a.load(std::sync::atomic::Ordering::Relaxed);
+    AgentStatus {
+        bytes_in: get(&c.bytes_in),
+        bytes_out: get(&c.bytes_out),
+        requests: get(&c.requests),
+        refused: get(&c.refused),
+        connections: get(&c.connections),
+        auth_refused: get(&c.auth_refused),
     }
 }

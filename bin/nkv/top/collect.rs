@@ -58,7 +58,7 @@ impl Collector {
         let asked = self.known.clone();
         let (mut nodes, master) = tokio::join!(ask_nodes(asked.values()), self.ask_master());
         if let Ok((view, _)) = &master {
-            self.known = view.ranks.iter().map(|(info, _)| (info.rank, info.clone())).collect();
+            self.known = view.nodes().map(|(info, _)| (info.rank, info.clone())).collect();
             let doors = self.known.values().map(|info| info.control.clone());
             self.doors = self.doors.iter().take(1).cloned().chain(doors).collect();
             // Who is new, or started afresh, was not asked yet.

@@ -149,7 +149,7 @@ impl Model {
         let master =
             look.master.as_ref().ok().map(|(view, stats)| self.master_row(view, stats, seconds));
         if let Ok((view, _)) = &look.master {
-            self.seen.extend(view.ranks.iter().map(|(info, _)| info.rank));
+            self.seen.extend(view.nodes().map(|(info, _)| info.rank));
             self.said = Some((view.clone(), look.at_ns));
         }
         let said_ns = self.said.as_ref().map_or(began_ns, |(_, at)| *at);
@@ -167,7 +167,7 @@ impl Model {
         Screen {
             job: self.job.clone(),
             world_size: view.world_size,
-            members: view.ranks.len(),
+            members: view.nodes().count(),
             master_lost,
             master,
             ranks,
@@ -197,7 +197,7 @@ impl Model {
     }
 
     fn rank_row(&self, rank: u32, view: &View, look: &Look, seconds: Option<f64>) -> RankRow {
-        let member = view.ranks.iter().find(|(info, _)| info.rank == rank);
+        let member = view.nodes().find(|(info, _)| info.rank == rank);
         let page = look.nodes.get(&rank);
         let fresh = look.master.is_ok();
         let (state, health) = self.state(rank, member.map(|(_, state)| *state), page, fresh);
@@ -260,8 +260,7 @@ impl Model {
 
     fn remember(&mut self, look: &Look, view: &View) {
         let counters = view
-            .ranks
-            .iter()
+            .nodes()
             .filter_map(|(info, _)| gauges(info, look).map(|gauges| (info.incarnation, gauges)));
         self.before = Some((look.at_ns, counters.collect()));
     }

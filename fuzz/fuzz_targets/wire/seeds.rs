@@ -8,8 +8,8 @@ use crate::handshake::{self, CLIENT, NODE};
 use nkv_actors::message::{
     ClusterStats, Down, EndCause, Existence, Hello, KeyBytes, MESSAGES_VERSION, ObjMeta, OpenItem,
     OwnerGauges, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, PutOptions, RankInfo, RankState,
-    RankStats, Refusal, Request, Response, SeenView, Settings, SlotContent, SlotEntry, SlotRef,
-    Term, ToClient, ToOwner, Touch, Up, View, Welcome, WireKeyId,
+    RankStats, Refusal, Request, Response, SeenView, SegmentCommand, Settings, SlotContent,
+    SlotEntry, SlotRef, Term, ToClient, ToOwner, Touch, Up, View, Welcome, WireKeyId,
 };
 use nkv_actors::{Error, ErrorKind};
 use nkv_transport::wire::auth::CHALLENGE_BYTES;
@@ -95,6 +95,7 @@ fn opened() -> PlanOpened {
 fn rank() -> RankInfo {
     RankInfo {
         rank: 1,
+        segment_id: 0,
         world_size: 3,
         incarnation: 0x1111,
         boot_id: 4,
@@ -133,7 +134,10 @@ fn first_frames(seeds: &mut Seeds) {
                 obeyed: TERM,
                 holds: true,
                 seen: seen(),
+                siblings: vec![(1, 0x2222)],
             }),
+            hello(Purpose::Segments(SegmentCommand::Mount { bytes: 1 << 20 })),
+            hello(Purpose::Segments(SegmentCommand::Unmount { segment: 1, limit_ms: 5 })),
             hello(Purpose::Attach { producer, incarnation, maps: true }),
         ],
     );

@@ -4,7 +4,7 @@ use crate::cell::{CellAddr, Reply};
 use crate::master::{Ask, FromRank, Join, LinkId, Master, MasterTruth, Members};
 use crate::message::{
     Down, KeyBytes, OpenItem, PlanDesc, PlanRef, PutOptions, RankInfo, Refusal, Request, Response,
-    SeenView, Settings, SlotContent, SlotEntry, SlotRef, Term, Up,
+    Seat, SeenView, Settings, SlotContent, SlotEntry, SlotRef, Term, Up,
 };
 use crate::place::OwnedPlace;
 use crate::{ErrorKind, Result};
@@ -44,6 +44,7 @@ pub(super) struct Rank {
 pub(super) fn info(rank: u32, incarnation: u64, world: u32) -> RankInfo {
     RankInfo {
         rank,
+        segment_id: 0,
         world_size: world,
         incarnation,
         boot_id: 1,
@@ -138,13 +139,26 @@ impl Bench {
         rank: u32,
         incarnation: u64,
     ) -> std::result::Result<Rank, Refusal> {
-        self.joins(rank, incarnation, Term::default(), false, SeenView::default()).await
+        self.joins(info(rank, incarnation, self.world), Term::default(), false, SeenView::default())
+            .await
+    }
+
+    /// A rank with one more segment of its own incarnation.
+    pub(super) async fn mount(
+        &self,
+        seat: Seat,
+        incarnation: u64,
+    ) -> std::result::Result<Rank, Refusal> {
+        let info =
+            RankInfo { segment_id: seat.segment, ..info(seat.rank, incarnation, self.world) };
+        self.joins(info, Term::default(), false, SeenView::default()).await
     }
 
     /// Again, with nothing ever placed on it.
     pub(super) async fn rejoin(&self, rank: u32, incarnation: u64) -> Rank {
         let obeyed = self.members.term();
-        self.joins(rank, incarnation, obeyed, false, SeenView::default()).await.unwrap()
+        let info = info(rank, incarnation, self.world);
+        self.joins(info, obeyed, false, SeenView::default()).await.unwrap()
     }
 
     /// With objects of an earlier master.
@@ -155,20 +169,28 @@ impl Bench {
         obeyed: Term,
         seen: SeenView,
     ) -> std::result::Result<Rank, Refusal> {
-        self.joins(rank, incarnation, obeyed, true, seen).await
+        self.joins(info(rank, incarnation, self.world), obeyed, true, seen).await
     }
 
-    async fn joins(
+    pub(super) async fn joins(
         &self,
-        rank: u32,
-        incarnation: u64,
+        info: RankInfo,
         obeyed: Term,
         holds: bool,
         seen: SeenView,
     ) -> std::result::Result<Rank, Refusal> {
+        self.joins_with(info, (obeyed, holds, seen), Vec::new()).await
+    }
+
+    /// As a first segment whose node has others.
+    pub(super) async fn joins_with(
+        &self,
+        info: RankInfo,
+        (obeyed, holds, seen): (Term, bool, SeenView),
+        siblings: Vec<(u32, u64)>,
+    ) -> std::result::Result<Rank, Refusal> {
         let (tx, rx) = mpsc::channel(1024);
-        let info = info(rank, incarnation, self.world);
-        let join = Join { info: info.clone(), obeyed, holds, seen, tx };
+        let join = Join { info: info.clone(), obeyed, holds, seen, siblings, tx };
         let joined = self.master.call(join, LIMIT).await.unwrap()?;
         // Played by hand, everything has left this process at once.
         joined.written.store(u64::MAX / 2, std::sync::atomic::Ordering::SeqCst);
@@ -245,8 +267,8 @@ pub(super) fn plan_ref(p: &PlanDesc) -> PlanRef {
 
 impl Rank {
     pub(super) async fn says(&self, up: Up) {
-        let (rank, incarnation, link) = (self.info.rank, self.info.incarnation, self.link);
-        self.master.call(FromRank { rank, incarnation, link, up }, LIMIT).await.unwrap();
+        let (seat, incarnation, link) = (self.info.seat(), self.info.incarnation, self.link);
+        self.master.call(FromRank { seat, incarnation, link, up }, LIMIT).await.unwrap();
     }
 
     /// The next frame that `want` picks; views are kept on the way.
@@ -316,7 +338,7 @@ impl Rank {
     }
 
     pub(super) fn leaves_the_link(&self) -> (CellAddr<Master>, crate::master::LinkDown) {
-        let down = crate::master::LinkDown { rank: self.info.rank, link: self.link };
+        let down = crate::master::LinkDown { seat: self.info.seat(), link: self.link };
         (self.master.clone(), down)
     }
 

@@ -12,6 +12,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 fn info(rank: u32) -> RankInfo {
     RankInfo {
         rank,
+        segment_id: 0,
         world_size: 3,
         incarnation: 100 + u64::from(rank),
         boot_id: 1,

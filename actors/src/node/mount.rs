@@ -1,0 +1,388 @@
+//! Mounting and unmounting: segments that a node gains and loses while it runs. Each joins the master
+//! as a seat of its own, through the node's one control port; taken away, it takes its objects along
+//! and leaves nothing behind. Segment 0 is not handled here: it comes and goes with its node.
+
+use super::segment::{Common, Joining, Raised, Reins, SegmentHost, Switches};
+use super::status::SegmentStatus;
+use super::{MemoryChoice, StartError};
+use crate::cell::CellAddr;
+use crate::error::{Error, Result};
+use crate::membership::{LinkState, Siblings};
+use crate::message::{MAX_SEGMENTS, RankInfo, Seat, UnmountReport};
+use crate::owner::{Owner, RetireAll};
+use crate::place::Place;
+use nkv_store::shm;
+use nkv_transport::wire::Address;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+use tokio::sync::{oneshot, watch};
+
+/// Between looks at whether a drain is done.
+pub(super) const DRAIN_LOOK: Duration = Duration::from_millis(10);
+/// How long a drain waits for the master's word that no plan follows.
+pub(super) const QUIET_LIMIT_MS: u64 = 1_000;
+/// A mounted segment is taken in by then, or it is not mounted.
+const JOIN_LIMIT: Duration = Duration::from_secs(10);
+/// Longest an unmount waits for open plans: ten minutes.
+const MAX_UNMOUNT_MS: u64 = 600_000;
+/// How long an owner may take to retire all it has.
+const RETIRE_LIMIT: Duration = Duration::from_secs(30);
+
+/// See the file's first paragraph.
+pub(crate) struct Segments {
+    pub(super) common: Common,
+    // Known once the node listens.
+    reach: OnceLock<Reach>,
+    // Where an unmount goes on if its caller is gone.
+    home: Place,
+    // One at a time: what the machine has left is measured before it is taken.
+    raising: tokio::sync::Mutex<()>,
+    table: Mutex<Table>,
+}
+
+/// Where the node is reached, and where it reaches the master.
+#[derive(Debug, Clone)]
+struct Reach {
+    control: Address,
+    local: Option<Address>,
+    master: Vec<Address>,
+}
+
+struct Table {
+    // False once the node drains or stops: nothing is mounted any more.
+    open: bool,
+    hosts: BTreeMap<u32, Hosted>,
+}
+
+enum Hosted {
+    Raising,
+    Up(SegmentHost),
+    Going(SegmentHost),
+}
+
+impl Hosted {
+    fn host(&self) -> Option<&SegmentHost> {
+        match self {
+            Self::Raising => None,
+            Self::Up(h) | Self::Going(h) => Some(h),
+        }
+    }
+}
+
+/// A number taken while its segment is made; given back unless it is filled.
+struct Reserved<'a> {
+    segments: &'a Segments,
+    id: u32,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        let mut table = self.segments.lock();
+        if matches!(table.hosts.get(&self.id), Some(Hosted::Raising)) {
+            table.hosts.remove(&self.id);
+            self.segments.common.siblings.remove(self.id);
+        }
+    }
+}
+
+impl Segments {
+    pub(super) fn new(common: Common, home: Place) -> Self {
+        Self {
+            common,
+            reach: OnceLock::new(),
+            home,
+            raising: tokio::sync::Mutex::default(),
+            table: Mutex::new(Table { open: true, hosts: BTreeMap::new() }),
+        }
+    }
+
+    /// The node listens here, and finds the master there, nearest address first.
+    pub(super) fn is_reached_at(
+        &self,
+        control: Address,
+        local: Option<Address>,
+        master: Vec<Address>,
+    ) {
+        // Once only: a node listens once.
+        let _ = self.reach.set(Reach { control, local, master });
+    }
+
+    /// The master's addresses, nearest first.
+    pub(super) fn master(&self) -> Vec<Address> {
+        self.reach.get().map(|r| r.master.clone()).unwrap_or_default()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn seat(&self, segment: u32) -> Seat {
+        Seat { rank: self.common.config.rank, segment }
+    }
+
+    /// Makes a segment of `bytes` payload bytes and joins it to the cluster; returns once the master
+    /// took its report in. Whatever fails, nothing is left of it.
+    pub(crate) async fn mount(self: &Arc<Self>, bytes: u64) -> Result<RankInfo> {
+        let _one_at_a_time = self.raising.lock().await;
+        let reserved = self.reserve()?;
+        self.check_memory(bytes)?;
+        let raised = Raised::new(&self.common, reserved.id, bytes).await.map_err(refused)?;
+        let Some(Reach { control, local, master }) = self.reach.get().cloned() else {
+            return Err(Error::not_ready(format!("{} does not listen yet", self.seat(0))));
+        };
+        let info = raised.info(&self.common.config, control, local);
+        // Before its first object: a master that comes later is told to wait for it.
+        self.common.siblings.add(reserved.id, info.incarnation);
+        let how = Joining {
+            master,
+            limit: self.join_limit(),
+            siblings: Arc::new(Siblings::default()),
+            told: watch::channel(None).0,
+            switches: Switches::default(),
+        };
+        let host = raised.join(&self.common, info.clone(), how);
+        let reins = host.reins.clone();
+        let (back, why) = match self.taken_in(&reins).await {
+            Ok(()) => (self.keep(host), self.ending()),
+            Err(e) => (Some(host), e),
+        };
+        if let Some(host) = back {
+            reins.leave().await;
+            drop(host);
+            return Err(why);
+        }
+        self.watch_link(reserved.id, reins.link);
+        tracing::info!(segment = reserved.id, bytes = info.arena_bytes, "mounted");
+        Ok(info)
+    }
+
+    fn ending(&self) -> Error {
+        Error::disconnected(format!("{} is shutting down and mounts nothing", self.seat(0)))
+    }
+
+    fn reserve(&self) -> Result<Reserved<'_>> {
+        let mut table = self.lock();
+        if !table.open {
+            return Err(self.ending());
+        }
+        let free = (1..MAX_SEGMENTS).find(|id| !table.hosts.contains_key(id));
+        let id = free.ok_or_else(|| {
+            Error::out_of_memory(format!(
+                "{} has {MAX_SEGMENTS} segments, as many as there can be: unmount one first",
+                self.seat(0)
+            ))
+        })?;
+        table.hosts.insert(id, Hosted::Raising);
+        Ok(Reserved { segments: self, id })
+    }
+
+    /// Private memory is taken as it is used: the machine would say no only much later, and badly.
+    fn check_memory(&self, bytes: u64) -> Result<()> {
+        let available = shm::mem_available();
+        if self.common.config.memory == MemoryChoice::Private && available > 0 && bytes > available
+        {
+            return Err(Error::out_of_memory(format!(
+                "a segment of {bytes} bytes: this machine has {available} bytes left; mount less"
+            )));
+        }
+        Ok(())
+    }
+
+    fn join_limit(&self) -> Duration {
+        JOIN_LIMIT.min(Duration::from_millis(self.common.config.join_timeout_ms))
+    }
+
+    /// Waits until the master took the segment's report in.
+    async fn taken_in(&self, reins: &Reins) -> Result<()> {
+        let mut link = reins.link.clone();
+        let done = |l: &LinkState| !matches!(l, LinkState::Joining | LinkState::Lost(_));
+        let limit = self.join_limit();
+        let state = match tokio::time::timeout(limit, link.wait_for(done)).await {
+            Ok(Ok(state)) => state.clone(),
+            Ok(Err(_)) => return Err(Error::internal("the link's task ended")),
+            Err(_) => LinkState::NoMaster("no answer".to_string()),
+        };
+        match state {
+            LinkState::Joined => Ok(()),
+            LinkState::Refused(why) => {
+                Err(Error::disconnected(format!("the master refused the segment: {why}")))
+            }
+            LinkState::NoMaster(why) => Err(Error::disconnected(format!(
+                "the master did not take the segment in within {limit:?}: {why}"
+            ))),
+            other => Err(Error::disconnected(format!("the segment is {other:?}"))),
+        }
+    }
+
+    /// From here on it is one of the node's; handed back if the node began to shut down meanwhile.
+    fn keep(&self, host: SegmentHost) -> Option<SegmentHost> {
+        let mut table = self.lock();
+        if !table.open {
+            return Some(host);
+        }
+        let id = host.info.segment_id;
+        self.common.watchlist.add(id, host.cells());
+        table.hosts.insert(id, Hosted::Up(host));
+        None
+    }
+
+    /// A mounted segment that the master declared gone is over: its node goes on without it.
+    fn watch_link(self: &Arc<Self>, id: u32, mut link: watch::Receiver<LinkState>) {
+        let weak = Arc::downgrade(self);
+        self.home.task(async move {
+            if link.wait_for(|l| *l == LinkState::Gone).await.is_err() {
+                return;
+            }
+            if let Some(segments) = weak.upgrade() {
+                tracing::error!(segment = id, "declared gone by the master: unmounted");
+                segments.take_down(id).await;
+            }
+        });
+    }
+
+    /// Takes a mounted segment away: no new plan is placed on it, open ones have `limit` to end, its
+    /// objects cease to be readable and leave the index, its memory and name go.
+    pub(crate) async fn unmount(
+        self: &Arc<Self>,
+        id: u32,
+        limit: Duration,
+    ) -> Result<UnmountReport> {
+        let reins = self.let_go(id)?;
+        let (tx, rx) = oneshot::channel();
+        let segments = self.clone();
+        // On the node's own place: it goes on to the end even if this call is given up.
+        self.home.task(async move {
+            let _ = tx.send(segments.unmounting(id, reins, limit).await);
+        });
+        rx.await.map_err(|_| Error::disconnected("the node ended while it unmounted a segment"))
+    }
+
+    fn let_go(&self, id: u32) -> Result<Reins> {
+        if id == 0 {
+            return Err(Error::invalid(format!(
+                "segment 0 is what {} started with: it goes when its node ends",
+                self.seat(0)
+            )));
+        }
+        let mut table = self.lock();
+        let (host, error) = match table.hosts.remove(&id) {
+            Some(Hosted::Up(host)) => {
+                let reins = host.reins.clone();
+                reins.drain();
+                table.hosts.insert(id, Hosted::Going(host));
+                return Ok(reins);
+            }
+            Some(other @ (Hosted::Raising | Hosted::Going(_))) => {
+                let what = if matches!(other, Hosted::Raising) { "mounted" } else { "unmounted" };
+                let text = format!("{} is being {what} right now", self.seat(id));
+                (Some(other), Error::not_ready(text))
+            }
+            None => {
+                let there: Vec<_> = table.hosts.keys().collect();
+                let text = format!("there is no {}; mounted are {there:?}", self.seat(id));
+                (None, Error::not_found(text))
+            }
+        };
+        table.hosts.extend(host.map(|h| (id, h)));
+        Err(error)
+    }
+
+    async fn unmounting(&self, id: u32, reins: Reins, limit: Duration) -> UnmountReport {
+        let clock = &self.common.clock;
+        let start = clock.now_ms();
+        let limit_ms = (limit.as_millis() as u64).min(MAX_UNMOUNT_MS);
+        until(|| reins.is_quiet(), start + limit_ms.min(QUIET_LIMIT_MS), &**clock).await;
+        until(|| reins.open_plans() == 0, start + limit_ms, &**clock).await;
+        let plans_left = reins.open_plans();
+        let mut objects = retire_all(&reins).await;
+        self.common.siblings.remove(id);
+        let confirmed = reins.leave().await;
+        // A plan left open may have been committed between the two.
+        objects += retire_all(&reins).await;
+        self.take_down(id).await;
+        let waited_ms = clock.now_ms() - start;
+        tracing::info!(segment = id, objects, plans_left, confirmed, "unmounted");
+        UnmountReport { objects, plans_left, waited_ms, confirmed }
+    }
+
+    async fn take_down(&self, id: u32) {
+        self.common.siblings.remove(id);
+        self.common.watchlist.remove(id);
+        let host = self.lock().hosts.remove(&id);
+        // Joins the threads of its tcp connections.
+        if tokio::task::spawn_blocking(move || drop(host)).await.is_err() {
+            tracing::warn!(segment = id, "taking a segment down failed");
+        }
+    }
+
+    /// Nothing is mounted any more, and nothing new is placed on what is.
+    pub(super) fn drain(&self) {
+        let mut table = self.lock();
+        table.open = false;
+        table.hosts.values().filter_map(Hosted::host).for_each(|h| h.reins.drain());
+    }
+
+    /// The reins of all that is mounted.
+    pub(super) fn all(&self) -> Vec<Reins> {
+        self.lock().hosts.values().filter_map(Hosted::host).map(|h| h.reins.clone()).collect()
+    }
+
+    /// Takes everything down at once.
+    pub(super) fn close(&self) {
+        let hosts = {
+            let mut table = self.lock();
+            table.open = false;
+            std::mem::take(&mut table.hosts)
+        };
+        for id in hosts.keys() {
+            self.common.watchlist.remove(*id);
+        }
+        drop(hosts);
+    }
+
+    /// What is mounted, in the order of numbers.
+    pub(super) fn infos(&self) -> Vec<RankInfo> {
+        self.lock().hosts.values().filter_map(Hosted::host).map(|h| h.info.clone()).collect()
+    }
+
+    /// The owner of a mounted segment.
+    pub(super) fn owner(&self, id: u32) -> Option<CellAddr<Owner>> {
+        self.lock().hosts.get(&id).and_then(Hosted::host).map(|h| h.reins.owner.clone())
+    }
+
+    /// Every mounted segment as `/status` shows it.
+    pub(super) fn status(&self) -> Vec<SegmentStatus> {
+        self.lock().hosts.values().filter_map(Hosted::host).map(SegmentHost::status).collect()
+    }
+
+    /// Their files under /dev/shm.
+    pub(super) fn files(&self) -> Vec<PathBuf> {
+        self.lock().hosts.values().filter_map(Hosted::host).filter_map(SegmentHost::file).collect()
+    }
+}
+
+/// Looks until it is so, or until a moment.
+pub(super) async fn until(so: impl Fn() -> bool, end_ms: u64, clock: &dyn nkv_store::clock::Clock) {
+    while !so() && clock.now_ms() < end_ms {
+        tokio::time::sleep(DRAIN_LOOK).await;
+    }
+}
+
+async fn retire_all(reins: &Reins) -> u64 {
+    reins.owner.call(RetireAll, RETIRE_LIMIT).await.unwrap_or_else(|error| {
+        // Its memory goes all the same, and no verb succeeds from then on.
+        tracing::warn!(%error, "objects of a segment were not retired before it went");
+        0
+    })
+}
+
+/// Why a segment could not be made, as whoever asked for it can use it.
+fn refused(e: StartError) -> Error {
+    match e {
+        StartError::Config(text) => Error::invalid(text),
+        StartError::HeapTooLarge(text) => Error::out_of_memory(text),
+        other => Error::internal(other.to_string()),
+    }
+}

@@ -1,0 +1,398 @@
+//! One segment of a node and all that serves it: memory, tcp agent, owner, evictor, link to the master.
+//! A node has a first one and those mounted while it runs; each lives on a place of its own and can
+//! be taken down alone. It decides nothing.
+
+use super::watchdog::Watchlist;
+use super::{MemoryChoice, NodeConfig, StartError};
+use crate::cell::{CellAddr, CellWatch, RESTART_BUDGET, RESTART_WINDOW_MS};
+use crate::evictor::{Evictor, EvictorTruth};
+use crate::membership::{LinkState, Membership, Siblings, Uplink};
+use crate::message::{RankInfo, Seat, Settings, Term, Up};
+use crate::owner::tables::OwnerTables;
+use crate::owner::{Owner, OwnerTruth};
+use crate::place::{OwnedPlace, Place};
+use crate::server::{Doors, LocalOwner, OpenDoor, Published, publish_local};
+use nkv_store::clock::Clock;
+use nkv_store::evict::Watermarks;
+use nkv_store::heap::{Heap, HeapConfig};
+use nkv_store::shm::{self, SegmentName, ShmMemory};
+use nkv_store::{AnonMemory, Memory, StoreError, boot_id, new_incarnation};
+use nkv_transport::Alive;
+use nkv_transport::grants::Grants;
+use nkv_transport::tcp::{AgentLimits, TcpAgent};
+use nkv_transport::wire::auth::Guard;
+use nkv_transport::wire::{Address, Net};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// How long a leaving segment waits for its last word to be heard.
+const LEAVE_LIMIT: Duration = Duration::from_secs(1);
+
+/// What a link told of the cluster.
+pub(super) type JoinedAs = Option<(Term, Settings)>;
+
+/// What all segments of a node share.
+pub(super) struct Common {
+    pub config: NodeConfig,
+    pub clock: Arc<dyn Clock>,
+    pub net: Arc<dyn Net>,
+    // Whom the node lets in, and what it proves to others.
+    pub guard: Arc<Guard>,
+    // Told of an actor that cannot go on: the node ends.
+    pub failed: watch::Sender<Option<String>>,
+    pub doors: Doors,
+    pub siblings: Arc<Siblings>,
+    pub watchlist: Arc<Watchlist>,
+}
+
+/// What a segment's tasks look at; set from outside, but for `quiet`.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Switches {
+    pub draining: Arc<AtomicBool>,
+    // The master said that no plan follows.
+    pub quiet: Arc<AtomicBool>,
+    pub closing: Arc<AtomicBool>,
+}
+
+/// A segment with its memory, agent and actors, and no link yet.
+pub(super) struct Raised {
+    seat: Seat,
+    heap: Heap,
+    file_name: String,
+    pub socket: Option<SocketFile>,
+    named: Option<ShmMemory>,
+    agent: TcpAgent,
+    pub owner: CellAddr<Owner>,
+    pub evictor: CellAddr<Evictor>,
+    tables: Arc<OwnerTables>,
+    uplink: Arc<Uplink>,
+    place: OwnedPlace,
+}
+
+/// How a segment joins.
+pub(super) struct Joining {
+    /// The master's addresses, nearest first.
+    pub master: Vec<Address>,
+    /// How long it is looked for.
+    pub limit: Duration,
+    /// The segments its node has besides, if it is the first.
+    pub siblings: Arc<Siblings>,
+    /// Where the cluster's settings go.
+    pub told: watch::Sender<JoinedAs>,
+    pub switches: Switches,
+}
+
+/// What outlasts a lock on the host: enough to drain it and to take leave.
+#[derive(Clone)]
+pub(super) struct Reins {
+    pub owner: CellAddr<Owner>,
+    pub tables: Arc<OwnerTables>,
+    pub link: watch::Receiver<LinkState>,
+    uplink: Arc<Uplink>,
+    switches: Switches,
+}
+
+/// See the file's first paragraph.
+pub(super) struct SegmentHost {
+    pub info: RankInfo,
+    pub reins: Reins,
+    pub evictor: CellAddr<Evictor>,
+    pub agent: TcpAgent,
+    alive: Alive,
+    _door: OpenDoor,
+    _published: Published,
+    // Unlinks the segment's name when dropped.
+    _named: Option<ShmMemory>,
+    // Last: its thread ends with it.
+    _place: OwnedPlace,
+}
+
+/// The unix socket's file, removed with the node.
+#[derive(Debug)]
+pub(super) struct SocketFile(pub PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Absent if the node failed before it listened.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+impl Raised {
+    /// Memory, agent, actors.
+    pub(super) async fn new(common: &Common, id: u32, bytes: u64) -> Result<Self, StartError> {
+        let seat = Seat { rank: common.config.rank, segment: id };
+        let incarnation = new_incarnation();
+        // Prefaulting takes seconds per GiB: not on the caller's event loop.
+        let config = common.config.clone();
+        let making =
+            tokio::task::spawn_blocking(move || make_memory(&config, id, bytes, incarnation));
+        let made =
+            making.await.map_err(|e| StartError::Internal(format!("segment task: {e}")))??;
+        let place = OwnedPlace::arbiter()?;
+        let grants = Arc::new(Grants::new());
+        let agent = start_agent(common, made.heap.memory().clone(), incarnation, &grants)?;
+        let tables = Arc::new(OwnerTables::new(grants, made.heap.geometry().arena.len));
+        let uplink = Arc::new(Uplink::default());
+        let roles = start_roles(common, seat, &made.heap, (&tables, &uplink), place.place());
+        let (owner, evictor) = roles.await?;
+        let Made { heap, file_name, named, socket } = made;
+        Ok(Self {
+            seat,
+            heap,
+            file_name,
+            socket,
+            named,
+            agent,
+            owner,
+            evictor,
+            tables,
+            uplink,
+            place,
+        })
+    }
+
+    pub(super) fn place(&self) -> &Place {
+        self.place.place()
+    }
+
+    /// What it tells of itself; it is reached at the addresses of its node.
+    pub(super) fn info(
+        &self,
+        config: &NodeConfig,
+        control: Address,
+        local: Option<Address>,
+    ) -> RankInfo {
+        let g = self.heap.geometry();
+        RankInfo {
+            rank: self.seat.rank,
+            segment_id: self.seat.segment,
+            world_size: config.world_size,
+            incarnation: g.incarnation,
+            boot_id: g.boot_id,
+            pid: std::process::id(),
+            control,
+            local,
+            data: Some(self.agent.local_addr().to_string()),
+            http: config.http.clone(),
+            segment: self.file_name.clone(),
+            segment_bytes: g.segment_bytes,
+            slots: g.slots,
+            header_base: g.header_base,
+            arena_offset: g.arena.offset,
+            arena_bytes: g.arena.len,
+            quarantine_ms: config.quarantine_ms,
+            prefault: config.prefault && config.memory == MemoryChoice::Shm,
+        }
+    }
+
+    /// Opens its door, and starts its link to the master.
+    pub(super) fn join(self, common: &Common, info: RankInfo, how: Joining) -> SegmentHost {
+        let (owner, tables) = (self.owner.clone(), self.tables.clone());
+        let door = common.doors.open(info.incarnation, owner.clone(), tables.clone());
+        let (alive, memory) = (Alive::new(), self.heap.memory().clone());
+        let local = LocalOwner { memory, alive: alive.clone(), owner, tables };
+        let published = publish_local(info.incarnation, local);
+        let (state, link) = watch::channel(LinkState::Joining);
+        let Joining { master, limit, siblings, told, switches } = how;
+        let membership = Membership {
+            net: common.net.clone(),
+            master,
+            credentials: common.guard.credentials().clone(),
+            info: info.clone(),
+            owner: self.owner.clone(),
+            tables: self.tables.clone(),
+            uplink: self.uplink.clone(),
+            clock: common.clock.clone(),
+            heartbeat: Duration::from_millis(common.config.beat_ms()),
+            join_timeout: limit,
+            draining: switches.draining.clone(),
+            quiet: switches.quiet.clone(),
+            siblings,
+            closing: switches.closing.clone(),
+        };
+        self.place().task(async move { membership.run(state, told).await });
+        let (owner, tables, uplink) = (self.owner, self.tables, self.uplink);
+        SegmentHost {
+            info,
+            reins: Reins { owner, tables, link, uplink, switches },
+            evictor: self.evictor,
+            agent: self.agent,
+            alive,
+            _door: door,
+            _published: published,
+            _named: self.named,
+            _place: self.place,
+        }
+    }
+}
+
+impl SegmentHost {
+    /// Its actors, for the watchdog.
+    pub(super) fn cells(&self) -> [CellWatch; 2] {
+        [self.reins.owner.watch(), self.evictor.watch()]
+    }
+
+    /// Its file under /dev/shm, if it has one.
+    pub(super) fn file(&self) -> Option<PathBuf> {
+        let name = &self.info.segment;
+        (!name.is_empty()).then(|| Path::new(shm::SHM_DIR).join(name))
+    }
+}
+
+impl Drop for SegmentHost {
+    fn drop(&mut self) {
+        self.reins.switches.closing.store(true, Ordering::Release);
+        self.alive.mark_dead();
+        self.agent.stop();
+    }
+}
+
+impl Reins {
+    /// Takes no new plans from here on.
+    pub(super) fn drain(&self) {
+        self.switches.draining.store(true, Ordering::Release);
+        self.uplink.send(Up::Draining);
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.switches.draining.load(Ordering::Acquire)
+    }
+
+    /// Plans open now. While it drains, none follows once the master said so.
+    pub(super) fn open_plans(&self) -> u64 {
+        self.tables.lock().plans.len() as u64
+    }
+
+    /// True once the master said that no plan follows, or cannot say it.
+    pub(super) fn is_quiet(&self) -> bool {
+        let joined = *self.link.borrow() == LinkState::Joined;
+        self.switches.quiet.load(Ordering::Acquire) || !joined
+    }
+
+    /// Leaves the cluster for good; true if the master confirmed it: then nothing that lay here is in
+    /// its index any more.
+    pub(super) async fn leave(&self) -> bool {
+        self.switches.closing.store(true, Ordering::Release);
+        self.uplink.send(Up::Leave);
+        let mut link = self.link.clone();
+        let left = link.wait_for(|l| *l != LinkState::Joined);
+        if tokio::time::timeout(LEAVE_LIMIT, left).await.is_err() {
+            tracing::debug!("left without the master's notice");
+        }
+        matches!(&*self.link.borrow(), LinkState::Left { confirmed: true })
+    }
+}
+
+struct Made {
+    heap: Heap,
+    file_name: String,
+    socket: Option<SocketFile>,
+    named: Option<ShmMemory>,
+}
+
+fn make_memory(
+    config: &NodeConfig,
+    id: u32,
+    bytes: u64,
+    incarnation: u64,
+) -> Result<Made, StartError> {
+    let wanted = HeapConfig {
+        arena_bytes: bytes,
+        rank: config.rank,
+        segment_id: u64::from(id),
+        incarnation,
+        boot_id: boot_id(),
+        quarantine_ms: config.quarantine_ms,
+        water_hi: config.water_hi,
+        water_lo: config.water_lo,
+    };
+    let internal = |e: StoreError| match e {
+        StoreError::NotEnoughMemory(text) => StartError::HeapTooLarge(text),
+        StoreError::InvalidConfig(text) => StartError::Config(text),
+        other => StartError::Internal(other.to_string()),
+    };
+    wanted.validate().map_err(internal)?;
+    let bytes = wanted.segment_bytes();
+    if config.memory == MemoryChoice::Private {
+        let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(bytes).map_err(internal)?);
+        let heap = Heap::format(memory, &wanted).map_err(internal)?;
+        return Ok(Made { heap, named: None, file_name: String::new(), socket: None });
+    }
+    for name in shm::remove_stale() {
+        tracing::info!(name, "removed what a dead process left behind");
+    }
+    let name = SegmentName { job: config.job.clone(), rank: config.rank, incarnation };
+    let named = shm::create(&name, bytes, config.prefault).map_err(internal)?;
+    // The node keeps the handle that unlinks; the heap lives on its own, for those still using it.
+    let memory = shm::attach(named.file_name(), false).map_err(internal)?;
+    let heap = Heap::format(memory, &wanted).map_err(internal)?;
+    let file_name = named.file_name().to_string();
+    // One socket serves a node: it bears the name of its first segment.
+    let socket = (id == 0).then(|| SocketFile(name.socket_path()));
+    Ok(Made { heap, named: Some(named), file_name, socket })
+}
+
+fn start_agent(
+    common: &Common,
+    memory: Arc<dyn Memory>,
+    incarnation: u64,
+    grants: &Arc<Grants>,
+) -> Result<TcpAgent, StartError> {
+    let (config, guard) = (&common.config, Some(common.guard.clone()));
+    let limits = AgentLimits { max_connections: config.data_connections, ..AgentLimits::default() };
+    let at = SocketAddr::new(config.listen, 0);
+    TcpAgent::start(at, memory, incarnation, &config.job, grants.clone(), guard, limits)
+        .map_err(|e| StartError::Internal(format!("cannot start the tcp agent at {at}: {e}")))
+}
+
+async fn start_roles(
+    common: &Common,
+    seat: Seat,
+    heap: &Heap,
+    (tables, uplink): (&Arc<OwnerTables>, &Arc<Uplink>),
+    place: &Place,
+) -> Result<(CellAddr<Owner>, CellAddr<Evictor>), StartError> {
+    let (owner_slot, evictor_slot) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
+    let exhausted = report_to(&common.failed, Some(seat));
+    let owner_truth = OwnerTruth {
+        heap: heap.clone(),
+        tables: tables.clone(),
+        uplink: uplink.clone(),
+        evictor: evictor_slot.clone(),
+        clock: common.clock.clone(),
+    };
+    let owner = CellAddr::<Owner>::start(place, owner_truth, exhausted.clone()).await?;
+    let config = &common.config;
+    let evictor_truth = EvictorTruth {
+        heap: heap.clone(),
+        policy: config.policy,
+        watermarks: Watermarks { hi: config.water_hi, lo: config.water_lo },
+        tables: tables.clone(),
+        owner: owner_slot.clone(),
+    };
+    let evictor = CellAddr::<Evictor>::start(place, evictor_truth, exhausted).await?;
+    let _ = owner_slot.set(owner.clone());
+    let _ = evictor_slot.set(evictor.clone());
+    Ok((owner, evictor))
+}
+
+/// What an actor calls that failed too often: the node ends, and says why.
+pub(super) fn report_to(
+    failed: &watch::Sender<Option<String>>,
+    seat: Option<Seat>,
+) -> Arc<dyn Fn(&'static str) + Send + Sync> {
+    let failed = failed.clone();
+    let of = seat.filter(|s| !s.is_first()).map(|s| format!(" of {s}")).unwrap_or_default();
+    Arc::new(move |name| {
+        let text = format!(
+            "the {name} actor{of} failed more than {RESTART_BUDGET} times in {} s",
+            RESTART_WINDOW_MS / 1_000
+        );
+        failed.send_replace(Some(text));
+    })
+}

@@ -1,0 +1,102 @@
+//! What tests of embedded clusters with mounted segments share: small heaps, values that tell whose
+//! they are, bounded waits. It starts nothing by itself.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use nkv_actors::message::PutOptions;
+use nkv_actors::{Client, ClientConfig, Cluster, NodeConfig, TransportChoice};
+use std::time::Duration;
+
+pub fn config(job: &str) -> NodeConfig {
+    NodeConfig {
+        job: format!("{job}-{}", std::process::id()),
+        heap_bytes: 8 << 20,
+        quarantine_ms: 5,
+        ttl_ms: 5_000,
+        ..NodeConfig::default()
+    }
+}
+
+pub fn on(rank: u32) -> PutOptions {
+    PutOptions { preferred_segment: Some(rank), ..PutOptions::default() }
+}
+
+pub fn bytes(n: usize, seed: u8) -> Vec<u8> {
+    (0..n).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()
+}
+
+/// Looks every few milliseconds until `done`, at most ten seconds.
+pub async fn eventually<F: AsyncFnMut() -> bool>(what: &str, mut done: F) {
+    for _ in 0..2000 {
+        if done().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("not within 10 s: {what}");
+}
+
+/// Files of a job in shared memory: segments and sockets.
+pub fn left_in_shm(job: &str) -> usize {
+    let prefix = format!("nkv.{job}.");
+    let names = std::fs::read_dir("/dev/shm")
+        .unwrap()
+        .filter_map(|e| e.ok()?.file_name().into_string().ok());
+    names.filter(|name| name.starts_with(&prefix)).count()
+}
+
+/// A client that owns nothing, by the way it is told to take.
+pub async fn client_by(cluster: &Cluster, transport: TransportChoice) -> Client {
+    let job = cluster.node(0).config().job.clone();
+    let config = ClientConfig { job, transport, ..ClientConfig::default() };
+    Client::connect(&cluster.node(0).info().control, config).await.unwrap()
+}
+
+/// Puts keys PREFIX0, PREFIX1, ... on rank 1, the number being the seed of the value.
+pub async fn fill(client: &Client, prefix: &str, n: usize, len: usize) -> Vec<String> {
+    let mut keys = Vec::new();
+    for i in 0..n {
+        let key = format!("{prefix}{i}");
+        client.put(key.as_bytes(), &bytes(len, i as u8), &on(1)).await.unwrap();
+        keys.push(key);
+    }
+    keys
+}
+
+/// Which keys lie on rank 1's first segment, and which on the mounted one of this incarnation.
+pub async fn rank1_incarnations(
+    cluster: &Cluster,
+    keys: &[String],
+    mounted: u64,
+) -> (Vec<String>, Vec<String>) {
+    let (mut first, mut second) = (Vec::new(), Vec::new());
+    for key in keys {
+        let meta = cluster.client().get_location(key.as_bytes()).await.unwrap();
+        assert_eq!(meta.rank, 1);
+        match meta.at.incarnation {
+            i if i == mounted => second.push(key.clone()),
+            i => {
+                assert_eq!(i, cluster.node(1).info().incarnation);
+                first.push(key.clone());
+            }
+        }
+    }
+    (first, second)
+}
+
+/// Waits until no byte is used but by live objects, at every owner and at the master.
+pub async fn used_is_live(cluster: &Cluster) {
+    eventually("used bytes = live bytes on every segment, at owner and master", async || {
+        let stats = cluster.client().stats().await.unwrap();
+        let owners = cluster.nodes().iter().flat_map(|n| {
+            let status = n.status();
+            let mounted = status.segments.into_iter().map(move |s| (s.segment, s.owner));
+            let rank = n.info().rank;
+            [(0, status.owner)].into_iter().chain(mounted).map(move |(s, o)| ((rank, s), o))
+        });
+        owners.into_iter().all(|(seat, o)| {
+            let row = stats.ranks.iter().find(|r| (r.rank, r.segment) == seat);
+            o.heap_used == o.live_bytes && row.is_some_and(|r| r.allocated_bytes == o.live_bytes)
+        })
+    })
+    .await;
+}
