@@ -233,7 +233,10 @@ impl<R: Role> Actor for Cell<R> {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         self.weak = Some(ctx.address().downgrade());
-        self.boot();
+        // After a panic `restarting` came first and has built it.
+        if self.role.is_none() {
+            self.boot();
+        }
     }
 }
 

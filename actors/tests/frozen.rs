@@ -69,7 +69,8 @@ async fn callers_of_a_frozen_master_get_timeout_in_time_and_known_keys_are_still
     assert!(client.read_counters().stood_in > 0);
     becomes(node, "master", "frozen").await;
     becomes(node, "master", "running").await;
-    client.put(b"new", b"x", &PutOptions::default()).await.unwrap();
+    // Another key: the put that timed out is being withdrawn.
+    client.put(b"newer", b"x", &PutOptions::default()).await.unwrap();
     cluster.stop().await;
 }
 
