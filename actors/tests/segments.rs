@@ -156,6 +156,9 @@ async fn i6_whoever_still_maps_an_unmounted_segment_finds_nothing_readable() {
     let open = client.open_for_write(b"open", 4096, &on(1)).await.unwrap();
     assert_eq!(open.desc().unwrap().meta.at.incarnation, info.incarnation);
     open.write_from(0, &[1; 4096]).unwrap();
+    let owner = node.owner_of(1).unwrap();
+    let plans = async || owner.call(nkv_actors::owner::GetGauges, SOON).await.unwrap().plans_open;
+    eventually("its owner knows of the plan", async || plans().await == 1).await;
     let report = node.unmount_segment(1, Duration::ZERO).await.unwrap();
     assert_eq!((report.objects, report.plans_left), (there.len() as u64, 1), "{report:?}");
     assert_eq!(readable(), 0, "the memory is still here, and no header in it is believed");
