@@ -29,7 +29,6 @@ use control::{ControlPool, MasterPath, contact};
 use counters::Reads;
 use hashbrown::HashMap;
 use locations::Locations;
-use nkv_store::KeyId;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::shm::boot_id;
 use nkv_transport::wire::auth::{Credentials, Secret};
@@ -298,6 +297,7 @@ impl Client {
 
     /// Takes keys away; one result per key.
     pub async fn remove_many(&self, keys: &[&[u8]]) -> Vec<Result<()>> {
+        keys.iter().for_each(|k| self.shared.locations.forget(k));
         match self.call(Request::Remove(key_bytes(keys))).await {
             Ok(Response::Done(list)) if list.len() == keys.len() => list,
             Ok(other) => spread(keys.len(), unexpected("Remove", &other)),
@@ -325,14 +325,20 @@ impl Client {
 
     /// Where a key lies.
     pub async fn get_location(&self, key: &[u8]) -> Result<ObjMeta> {
-        one(self.locate(&[key]).await)
+        match self.call(Request::GetLocation(key_bytes(&[key]))).await {
+            Ok(Response::Locations(list)) => one(list),
+            Ok(other) => Err(unexpected("GetLocation", &other)),
+            // Nobody could be asked: the last known location is the best there is.
+            Err(e) if locations::unknown(e.kind) => self.shared.locations.known(key).ok_or(e),
+            Err(e) => Err(e),
+        }
     }
 
     /// Asks the master; where it does not answer, or cannot know, the last known location stands
     /// in: whoever reads there finds out whether it still holds.
     pub(crate) async fn locate(&self, keys: &[&[u8]]) -> Vec<Result<ObjMeta>> {
         let kept = &self.shared.locations;
-        let known: Vec<_> = keys.iter().map_while(|k| kept.known(KeyId::of(k))).collect();
+        let known: Vec<_> = keys.iter().map_while(|k| kept.known(k)).collect();
         let all_known = known.len() == keys.len();
         if all_known && kept.spare_master(self.shared.clock.now_ns()) {
             Reads::count(&self.shared.reads.stood_in, known.len() as u64);
@@ -353,10 +359,10 @@ impl Client {
         };
         let stand_in = |(told, key): (Result<ObjMeta>, &&[u8])| match told {
             Ok(meta) => {
-                kept.keep(&meta);
+                kept.keep(key, &meta);
                 Ok(meta)
             }
-            Err(e) if locations::unknown(e.kind) => match kept.known(KeyId::of(key)) {
+            Err(e) if locations::unknown(e.kind) => match kept.known(key) {
                 Some(meta) => {
                     Reads::count(&self.shared.reads.stood_in, 1);
                     Ok(meta)

@@ -76,6 +76,8 @@ pub struct Master {
     removing: HashMap<KeyId, Vec<(u64, usize)>, IdentityState>,
     // Answers to removes that wait for views to be kept.
     deferred: Vec<terms::Deferred>,
+    // Keys put while a rank with objects of an earlier term had not reported.
+    superseded: HashSet<KeyId>,
     commits_out: BTreeMap<Seat, Vec<crate::message::PlanRef>>,
     counters: MasterCounters,
     // Segments whose report is still to come after a panic; calls are parked until then.
@@ -167,6 +169,7 @@ impl Role for Master {
             rounds: Rounds::default(),
             removing: HashMap::default(),
             deferred: Vec::new(),
+            superseded: HashSet::new(),
             commits_out: BTreeMap::new(),
             counters: MasterCounters::default(),
             recovering: HashSet::new(),
@@ -358,6 +361,9 @@ impl On<MasterTick> for Master {
         self.expire_waiting();
         self.expire_removes();
         self.settle_deferred();
+        if !self.superseded.is_empty() && self.truth.members.silent().is_empty() {
+            self.superseded = HashSet::new();
+        }
         if !self.recovering.is_empty() && self.now_ms() >= self.recover_until_ms {
             self.blind = std::mem::take(&mut self.recovering);
             self.unpark();

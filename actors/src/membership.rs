@@ -22,6 +22,8 @@ use tokio::sync::{mpsc, watch};
 const UPLINK_FRAMES: usize = 8192;
 /// A connect or hello that takes longer has failed.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
+/// How long a link that takes no frame any more is still listened to.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 /// Pauses between tries to reach the master.
 const RETRY_FIRST_MS: u64 = 20;
 const RETRY_LAST_MS: u64 = 500;
@@ -176,8 +178,12 @@ impl Membership {
                 }
                 Err(JoinError::Refused(r)) => {
                     let waited = self.clock.now_ms() - started;
-                    let again =
-                        matches!(r, Refusal::RankAlive { .. }) && waited < SUCCESSOR_PATIENCE_MS;
+                    let again = match r {
+                        Refusal::RankAlive { .. } => waited < SUCCESSOR_PATIENCE_MS,
+                        // Bounded by the join timeout below.
+                        Refusal::Later(_) => true,
+                        _ => false,
+                    };
                     if !joined_once && !again {
                         state.send_replace(LinkState::Refused(r));
                         return;
@@ -249,9 +255,14 @@ impl Membership {
         if self.draining.load(Ordering::Acquire) {
             self.uplink.send(Up::Draining);
         }
+        let mut read = std::pin::pin!(self.read(reader, silence, state));
         tokio::select! {
-            e = self.read(reader, silence, state) => (e, left.load(Ordering::Acquire)),
-            e = self.write(writer, rx, &left) => (e, false),
+            e = &mut read => (e, left.load(Ordering::Acquire)),
+            e = self.write(writer, rx, &left) => {
+                // What a dead master had sent is still to be heard: plans, and with them their keys.
+                let _ = tokio::time::timeout(LAST_WORDS, read).await;
+                (e, false)
+            }
         }
     }
 

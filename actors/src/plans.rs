@@ -198,6 +198,13 @@ struct Inner {
     shut: bool,
 }
 
+impl Inner {
+    /// Takes out those whose last writer is out; to be dropped once the lock is free.
+    fn leave(&mut self) -> Vec<Arc<PlanState>> {
+        self.leaving.extract_if(|_, p| p.gate.is_out()).map(|(_, p)| p).collect()
+    }
+}
+
 /// All open plans of one producer.
 #[derive(Debug, Default)]
 pub struct OpenPlans(Mutex<Inner>);
@@ -267,15 +274,19 @@ impl OpenPlans {
         // Whoever still holds it writes no more: the object may be live now [I6].
         plan.gate.close();
         let mut inner = self.lock();
+        // Dropped after the lock: the last of a peer takes the owner's lock, which the owner holds
+        // while it asks here.
+        let mut gone = inner.leave();
         // With a writer still inside it stays known, or its owner would be told that all are out.
-        inner.leaving.retain(|_, p| !p.gate.is_out());
-        let known = inner.by_plan.remove(&plan.desc.plan);
-        if let Some(p) = known.filter(|p| !p.gate.is_out()) {
-            inner.leaving.insert(plan.desc.plan, p);
+        match inner.by_plan.remove(&plan.desc.plan) {
+            Some(p) if !p.gate.is_out() => drop(inner.leaving.insert(plan.desc.plan, p)),
+            out => gone.extend(out),
         }
         if inner.by_key.get(&plan.key) == Some(&plan.desc.plan) {
             inner.by_key.remove(&plan.key);
         }
+        drop(inner);
+        drop(gone);
     }
 
     /// An owner obeys this term: no plan of a lower one is started or continued there, not even one
@@ -312,8 +323,7 @@ impl OpenPlans {
 
     /// True when nothing of a dropped plan is in flight any more.
     pub(crate) fn is_out(&self, plan: PlanId) -> bool {
-        let mut inner = self.lock();
-        inner.leaving.retain(|_, p| !p.gate.is_out());
+        let inner = self.lock();
         let out = |p: &Arc<PlanState>| p.gate.is_out();
         inner.by_plan.get(&plan).is_none_or(out) && inner.leaving.get(&plan).is_none_or(out)
     }
@@ -321,8 +331,11 @@ impl OpenPlans {
     /// True when no write is in flight for any plan that was closed.
     pub(crate) fn all_out(&self) -> bool {
         let mut inner = self.lock();
-        inner.leaving.retain(|_, p| !p.gate.is_out());
-        inner.leaving.is_empty() && inner.by_plan.values().all(|p| p.gate.is_out())
+        let gone = inner.leave();
+        let out = inner.leaving.is_empty() && inner.by_plan.values().all(|p| p.gate.is_out());
+        drop(inner);
+        drop(gone);
+        out
     }
 
     /// Plans open now.

@@ -303,7 +303,13 @@ async fn attach(
     let mut buf = Vec::new();
     // Read after it is registered: a later term is told to it.
     let term = door.tables.term();
-    write_frame(&mut stream, &mut buf, 0, &Welcome::Attached { term }).await?;
+    if let Err(e) = write_frame(&mut stream, &mut buf, 0, &Welcome::Attached { term }).await {
+        // It maps the memory only after the welcome.
+        if let Some(id) = id {
+            attachments.detach(id);
+        }
+        return Err(e);
+    }
     let (mut reader, mut writer) = tokio::io::split(stream);
     let out = write_to_client(&mut writer, rx);
     let inn = read_from_client(door, &mut reader, producer, id, &tx);

@@ -209,6 +209,7 @@ async fn i10_an_expired_plan_is_adopted_if_ready_and_reclaimed_if_not() {
     let found = segment.compare_swap(word, object::writing(epoch), object::ready(epoch)).unwrap();
     assert_eq!(found, object::writing(epoch));
     eventually("the plan is adopted", async || gauges().await.adopted == 1).await;
+    eventually("and the master hears so", async || a.get(b"ready").await.is_ok()).await;
     assert_eq!(a.get(b"ready").await.unwrap(), bytes(4096, 1));
     drop(ready);
     used_is_live(&cluster).await;

@@ -4,7 +4,6 @@
 use crate::error::ErrorKind;
 use crate::message::ObjMeta;
 use hashbrown::HashMap;
-use nkv_store::KeyId;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -13,10 +12,11 @@ const MAX_PER_GENERATION: usize = 65_536;
 /// After a master did not answer, known keys are not asked for again for so long.
 const SPARE_NS: u64 = 500_000_000;
 
+/// By key string, not by its hashes: two keys never share an object [I16].
 #[derive(Debug, Default)]
 struct Generations {
-    young: HashMap<KeyId, ObjMeta>,
-    old: HashMap<KeyId, ObjMeta>,
+    young: HashMap<Box<[u8]>, ObjMeta>,
+    old: HashMap<Box<[u8]>, ObjMeta>,
 }
 
 /// See the file's first paragraph.
@@ -28,30 +28,25 @@ pub(crate) struct Locations {
 
 impl Locations {
     /// Keeps a location the master told.
-    pub(crate) fn keep(&self, meta: &ObjMeta) {
+    pub(crate) fn keep(&self, key: &[u8], meta: &ObjMeta) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.young.len() >= MAX_PER_GENERATION {
             kept.old = std::mem::take(&mut kept.young);
         }
-        kept.young.insert(meta.key.into(), meta.clone());
+        kept.young.insert(key.into(), meta.clone());
     }
 
     /// The last known location of a key.
-    pub(crate) fn known(&self, key: KeyId) -> Option<ObjMeta> {
+    pub(crate) fn known(&self, key: &[u8]) -> Option<ObjMeta> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.young.get(&key).or_else(|| kept.old.get(&key)).cloned()
+        kept.young.get(key).or_else(|| kept.old.get(key)).cloned()
     }
 
-    /// There is nothing at this location any more.
-    pub(crate) fn forget(&self, meta: &ObjMeta) {
+    /// The key is not where it was known to be.
+    pub(crate) fn forget(&self, key: &[u8]) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let Generations { young, old } = &mut *kept;
-        for generation in [young, old] {
-            let key = KeyId::from(meta.key);
-            if generation.get(&key).is_some_and(|m| m.at == meta.at) {
-                generation.remove(&key);
-            }
-        }
+        kept.young.remove(key);
+        kept.old.remove(key);
     }
 
     /// The master did not answer.

@@ -36,7 +36,7 @@ struct Slot<'a> {
 impl Client {
     /// Bytes of an object in a fresh buffer.
     pub async fn get(&self, key: &[u8]) -> Result<Vec<u8>> {
-        let mut meta = self.get_location(key).await?;
+        let mut meta = self.find(key).await?;
         for last in [false, true] {
             let mut bytes = vec![0; meta.bytes_total as usize];
             let read = self.read_all(&mut [(&meta, &mut bytes[..])]).await;
@@ -47,10 +47,17 @@ impl Client {
                     Reads::count(&self.shared.reads.lost, 1);
                     break;
                 }
-                Err(Miss::Changed) => meta = self.get_location(key).await?,
+                Err(Miss::Changed) => {
+                    self.shared.locations.forget(key);
+                    meta = self.find(key).await?;
+                }
             }
         }
         Err(gone(key))
+    }
+
+    async fn find(&self, key: &[u8]) -> Result<ObjMeta> {
+        one(self.locate(&[key]).await)
     }
 
     /// Reads an object into `dst`; returns its length. A `dst` that is too small is refused.
@@ -89,6 +96,7 @@ impl Client {
                     Err(Miss::Fatal(e)) => Err(e),
                     Err(Miss::Changed) => {
                         Reads::count(&self.shared.reads.lost, u64::from(last));
+                        self.shared.locations.forget(keys[*i]);
                         todo.push(*i);
                         Err(gone(keys[*i]))
                     }
@@ -191,10 +199,7 @@ impl Client {
                 match &results[s.index] {
                     Ok(_) => Reads::count(&reads.accepted, 1),
                     Err(Miss::Fatal(_)) => Reads::count(&reads.failed, 1),
-                    Err(Miss::Changed) => {
-                        Reads::count(&reads.changed, 1);
-                        self.shared.locations.forget(s.meta);
-                    }
+                    Err(Miss::Changed) => Reads::count(&reads.changed, 1),
                 }
             }
         }

@@ -69,6 +69,8 @@ pub(super) struct Inner {
     pub settled: bool,
     pub ranks: BTreeMap<Seat, Member>,
     pub gone: HashSet<u64>,
+    // Incarnations whose objects this term was told of, however often their links broke since.
+    pub reported_once: HashSet<u64>,
     // Views of earlier masters, as ranks brought them.
     pub past: Vec<SeenView>,
     producers: HashMap<u64, Producer>,
@@ -115,7 +117,8 @@ impl Members {
     /// Members that brought objects from an earlier term and have not reported them.
     pub(super) fn silent(&self) -> Vec<Seat> {
         let inner = self.lock();
-        let silent = |m: &&Member| m.holds && !m.reported && m.brought.term != inner.term;
+        let known = |m: &Member| inner.reported_once.contains(&m.info.incarnation);
+        let silent = |m: &&Member| m.holds && !m.reported && !known(m);
         inner.ranks.values().filter(silent).map(|m| m.info.seat()).collect()
     }
 
@@ -156,8 +159,11 @@ impl Members {
     }
 
     pub(super) fn set_reported(&self, seat: Seat) {
-        if let Some(m) = self.lock().ranks.get_mut(&seat) {
+        let mut inner = self.lock();
+        if let Some(m) = inner.ranks.get_mut(&seat) {
             m.reported = true;
+            let incarnation = m.info.incarnation;
+            inner.reported_once.insert(incarnation);
         }
     }
 
@@ -318,6 +324,7 @@ impl Inner {
             self.gone.clear();
         }
         self.gone.insert(m.info.incarnation);
+        self.reported_once.remove(&m.info.incarnation);
         self.spread_view();
         if self.settled {
             self.loss = self.number;

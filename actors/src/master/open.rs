@@ -18,6 +18,8 @@ use nkv_store::{Key, StoreError};
 const MAX_WAITING: usize = 65_536;
 /// Least time an open waits for room: less is not measurable on a loaded machine.
 const MIN_FULL_WAIT_MS: u64 = 250;
+/// Keys put while a rank that holds objects has not reported; past it puts wait for the report.
+const MAX_SUPERSEDED: usize = 1 << 20;
 /// Pages per object at most (the header's field is 32 bits).
 const MAX_PAGES: u64 = u32::MAX as u64;
 
@@ -134,6 +136,13 @@ impl Master {
             return self.existing(e, asked, open).map(Placed::Granted);
         }
         self.check_settled()?;
+        if !self.truth.members.silent().is_empty() {
+            // Whatever becomes of this object, an older one that is still to be reported is over.
+            if self.superseded.len() >= MAX_SUPERSEDED {
+                self.check_sight()?;
+            }
+            self.superseded.insert(id);
+        }
         let page_bytes = match open.opts.page_bytes {
             0 => self.truth.settings.page_bytes,
             n => n,

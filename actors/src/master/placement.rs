@@ -40,6 +40,11 @@ fn region(info: &RankInfo) -> Region {
     Region { offset: info.arena_offset, len: info.arena_bytes }
 }
 
+/// An error if extents of one segment overlap or lie outside it.
+pub(super) fn check_extents(info: &RankInfo, extents: &[Extent]) -> Result<(), StoreError> {
+    Arena::rebuild(region(info), info.slots, extents).map(drop)
+}
+
 impl Book {
     pub(super) fn new(info: RankInfo) -> Self {
         Self {

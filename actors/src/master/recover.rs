@@ -4,7 +4,7 @@
 use super::Master;
 use super::members::Told;
 use super::objects::{Entry, PlanInfo, State};
-use super::placement::{Book, Taken};
+use super::placement::{Book, Taken, check_extents};
 use crate::message::{
     Down, EndCause, KeyBytes, PlanOpened, PlanRef, Seat, SlotContent, SlotEntry, SlotRef,
 };
@@ -137,6 +137,12 @@ impl Master {
         // In the order of their grants: the owner takes a later one as word of all earlier ones.
         lost.sort_by_key(|u| u.opened.plan);
         let kept: HashSet<SlotRef> = lost.iter().map(|u| u.opened.at).collect();
+        // Before anything is changed by it: a report that contradicts itself changes nothing.
+        let extents = report.iter().filter_map(extent_of);
+        let lost_extents =
+            lost.iter().map(|u| Extent { offset: u.opened.extent_offset, len: u.opened.extent_len });
+        let all: Vec<_> = extents.chain(lost_extents).filter(|e| e.len > 0).collect();
+        check_extents(&info, &all)?;
         self.forget_what_the_report_lacks(seat, &report, &kept);
         let (mut taken, mut free) = (HashMap::new(), HashMap::new());
         let mut duplicates = Vec::new();
@@ -319,6 +325,10 @@ impl Master {
         (extent, bytes_total, page_bytes): (Extent, u64, u32),
     ) -> bool {
         let id = key.id();
+        if self.superseded.contains(&id) && self.objects.get(&id).is_none_or(|e| e.at != at) {
+            // Put anew while this rank was silent, and perhaps removed since [I6].
+            return false;
+        }
         if let Some(e) = self.objects.get_mut(&id) {
             if e.at == at && matches!(e.state, State::Writing(_)) {
                 // Its Committed or Adopted crossed the report; given up meanwhile, it goes.
@@ -358,6 +368,17 @@ impl Master {
 /// Segments as a message names them.
 pub(super) fn names<'s>(seats: impl IntoIterator<Item = &'s Seat>) -> String {
     seats.into_iter().map(Seat::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The extent that an entry of a report claims.
+fn extent_of(e: &SlotEntry) -> Option<Extent> {
+    let (offset, len) = match &e.what {
+        SlotContent::Free => return None,
+        SlotContent::Held { extent_offset, extent_len }
+        | SlotContent::Live { extent_offset, extent_len, .. } => (*extent_offset, *extent_len),
+        SlotContent::Open(p) => (p.extent_offset, p.extent_len),
+    };
+    Some(Extent { offset, len })
 }
 
 /// True if a plan was ended for good: READY or not, its object must not become readable.

@@ -67,7 +67,8 @@ impl Master {
         if members.lock().gone.contains(&incarnation) {
             return gone;
         }
-        let others = m.obeyed != Term::default() && m.obeyed.master != members.term().master;
+        // Also a term of our own, before it rose: what was placed since is not known there.
+        let others = m.obeyed != Term::default() && m.obeyed != members.term();
         if others && self.settled() && members.too_few().is_none() {
             // Everybody else was met, or waited for in vain: it was counted as gone. Without a
             // quorum it may be we who are late.
@@ -106,6 +107,7 @@ impl Master {
             inner.began_ms = self.truth.clock.now_ms();
             inner.settled = false;
             inner.ranks.clear();
+            inner.reported_once.clear();
             inner.number += 1;
             inner.loss = 0;
         }
@@ -168,6 +170,7 @@ impl Master {
         self.plans.clear();
         self.books.clear();
         self.commits_out.clear();
+        self.superseded.clear();
         self.recovering.clear();
         self.blind.clear();
         self.unpark();

@@ -98,7 +98,9 @@ impl Attachments {
 
     /// It said that nothing of it is or will be written here.
     pub fn detach(&self, id: AttachId) {
-        self.lock().all.remove(&id);
+        // Dropped without the lock: with it may go the plans of a whole handle.
+        let gone = self.lock().all.remove(&id);
+        drop(gone);
     }
 
     /// Its connection ended without a word.

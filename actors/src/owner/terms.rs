@@ -80,7 +80,9 @@ impl Owner {
             let arena = self.truth.heap.geometry().arena;
             let none = Extent { offset: arena.offset, len: 0 };
             let extent = claimed.filter(free).unwrap_or(none);
-            taken.insert(extent.offset, extent.offset + extent.len);
+            if extent.len > 0 {
+                taken.insert(extent.offset, extent.offset + extent.len);
+            }
             let done = self.slots.open(slot, epoch, extent);
             match done.and_then(|()| self.slots.retire(slot, epoch, true, now)) {
                 Ok(_) => gone.push(SlotRef { incarnation: self.incarnation, slot, epoch }),

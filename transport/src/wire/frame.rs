@@ -211,9 +211,17 @@ where
     let mut first = [0; FRAME_HEADER_BYTES];
     first.copy_from_slice(&buf[..FRAME_HEADER_BYTES]);
     let header = parse_header(&first, limit)?;
-    let _room = Room::take(&IN_FLIGHT, header.body)?;
     let end = FRAME_HEADER_BYTES + header.body;
-    let rest = fill_to(r, buf, end);
+    let mut room = Room::none(&IN_FLIGHT);
+    let rest = async {
+        // A claim takes no room: what has arrived does, and as much again as is read next.
+        while buf.len() < end {
+            room.grow_to(end.min(2 * buf.len().max(GROW_BYTES)))?;
+            let next = end.min(buf.len() + GROW_BYTES.max(buf.len()));
+            fill_to(r, buf, next).await?;
+        }
+        Ok::<(), WireError>(())
+    };
     tokio::time::timeout(time_for(end), rest).await.map_err(late(end))??;
     let value = decode_body(&buf[FRAME_HEADER_BYTES..end], limit);
     recycle(buf);
@@ -230,16 +238,22 @@ struct Room(usize, &'static AtomicUsize);
 static IN_FLIGHT: AtomicUsize = AtomicUsize::new(0);
 
 impl Room {
-    fn take(of: &'static AtomicUsize, bytes: usize) -> Result<Self, WireError> {
-        if bytes <= GROW_BYTES {
-            return Ok(Self(0, of));
+    fn none(of: &'static AtomicUsize) -> Self {
+        Self(0, of)
+    }
+
+    /// Holds room for so many bytes in all, beyond what every connection may have.
+    fn grow_to(&mut self, bytes: usize) -> Result<(), WireError> {
+        let more = bytes.saturating_sub(self.0);
+        if bytes <= 2 * GROW_BYTES || more == 0 {
+            return Ok(());
         }
-        let in_flight = of.fetch_add(bytes, Ordering::Relaxed);
-        let room = Self(bytes, of);
-        if in_flight + bytes > MAX_IN_FLIGHT_BYTES {
+        let in_flight = self.1.fetch_add(more, Ordering::Relaxed);
+        self.0 += more;
+        if in_flight + more > MAX_IN_FLIGHT_BYTES {
             return Err(WireError::Busy { bytes, in_flight });
         }
-        Ok(room)
+        Ok(())
     }
 }
 

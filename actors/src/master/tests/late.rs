@@ -141,3 +141,61 @@ async fn a_rank_still_to_be_met_is_in_no_view_as_lost() {
         assert_eq!(incarnations, [100, 101]);
     }
 }
+
+/// Lets a TTL pass in which these ranks give signs of life.
+async fn a_ttl_passes(bench: &Bench, ranks: &[&super::bench::Rank]) {
+    for _ in 0..10 {
+        bench.clock.advance_ms(TTL_MS / 8);
+        for r in ranks {
+            r.says(Up::Retired(Vec::new())).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn i6_a_key_put_anew_and_removed_while_a_rank_could_not_report_does_not_come_back() {
+    let bench = Bench::new(2).await;
+    let old = term(3, 9);
+    let mut first = bench.join(0, 100).await.unwrap();
+    let seen = view(old, 2, &[101]);
+    let mut silent = bench.join_from(1, 101, old, seen).await.unwrap();
+    let mut first = match first.is_cut().await {
+        true => bench.rejoin(0, 100).await,
+        false => first,
+    };
+    first.reports(Vec::new()).await;
+    a_ttl_passes(&bench, &[&first, &silent]).await;
+    let plan = bench.put(1, "k", &mut first).await;
+    first.drain().await;
+    let removal = bench.asks(Request::Remove(vec![key("k")]));
+    silent.drain().await;
+    assert_eq!(first.retires().await, plan.meta.at);
+    done(removal.await.unwrap()).unwrap();
+    let mut silent = bench
+        .join_from(1, 101, bench.members.term(), view(bench.members.term(), 9, &[100, 101]))
+        .await
+        .unwrap();
+    assert_eq!(
+        bench.found("other").await,
+        Err(ErrorKind::NotReady),
+        "still unreported, link or not"
+    );
+    silent.reports(vec![live(0, 1, "k"), live(1, 1, "other")]).await;
+    assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound));
+    assert_eq!(bench.found("other").await, Ok(silent.at(1, 1)));
+}
+
+#[tokio::test]
+async fn i17_a_rank_late_for_a_term_that_rose_twice_is_gone_all_the_same() {
+    let bench = Bench::new(3).await;
+    let late = bench.join_from(2, 102, term(5, 8), SeenView::default()).await.unwrap();
+    let obeyed = late.term;
+    let mut second =
+        bench.join_from(1, 101, term(obeyed.number, 9), SeenView::default()).await.unwrap();
+    assert_eq!(second.term.number, obeyed.number + 1);
+    second.reports(Vec::new()).await;
+    let mut first = bench.join(0, 100).await.unwrap();
+    first.reports(Vec::new()).await;
+    a_ttl_passes(&bench, &[&first, &second]).await;
+    assert!(is_gone(bench.join_from(2, 102, obeyed, SeenView::default()).await));
+}
