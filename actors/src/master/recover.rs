@@ -139,8 +139,9 @@ impl Master {
         let kept: HashSet<SlotRef> = lost.iter().map(|u| u.opened.at).collect();
         // Before anything is changed by it: a report that contradicts itself changes nothing.
         let extents = report.iter().filter_map(extent_of);
-        let lost_extents =
-            lost.iter().map(|u| Extent { offset: u.opened.extent_offset, len: u.opened.extent_len });
+        let lost_extents = lost
+            .iter()
+            .map(|u| Extent { offset: u.opened.extent_offset, len: u.opened.extent_len });
         let all: Vec<_> = extents.chain(lost_extents).filter(|e| e.len > 0).collect();
         check_extents(&info, &all)?;
         self.forget_what_the_report_lacks(seat, &report, &kept);
