@@ -237,7 +237,7 @@ impl Server {
             return Ok(());
         };
         members.producer_up(producer);
-        let served = serve_requests(&mut stream, master, producer).await;
+        let served = serve_requests(&mut stream, (master, members), producer).await;
         members.producer_down(producer, self.clock.now_ms());
         served
     }
@@ -370,15 +370,19 @@ async fn refuse(stream: &mut BoxStream, why: Refusal) -> Result<(), WireError> {
 
 async fn serve_requests(
     stream: &mut BoxStream,
-    master: &CellAddr<Master>,
+    (master, members): (&CellAddr<Master>, &Members),
     producer: u64,
 ) -> Result<(), WireError> {
     let mut buf = Vec::new();
     while let Some((id, request)) =
         read_frame::<_, Request>(stream, &mut buf, MAX_FRAME_BYTES).await?
     {
+        let commits = matches!(request, Request::Commit(_));
         let answer = master.call(Ask { producer, request }, ACTOR_LIMIT).await;
         let response = answer.unwrap_or_else(Response::Failed);
+        if commits {
+            members.words_left().await;
+        }
         write_frame(stream, &mut buf, id, &response).await?;
     }
     Ok(())

@@ -72,11 +72,6 @@ impl Master {
         if !self.books.get(&seat).is_some_and(|b| b.reported) {
             return Err(Error::not_ready(format!("{seat} is still reporting")));
         }
-        // The owner's word of the plan must outlive this process: with it goes the key string.
-        let told = self.plans.get(&c.plan).map(|p| p.told).unwrap_or_default();
-        if !self.truth.members.has_left(seat, told) {
-            return Err(Error::not_ready(format!("the word to {seat} is still on its way")));
-        }
         e.state = State::Live;
         e.plan = None;
         self.commits_out.entry(seat).or_default().push(*c);
@@ -264,7 +259,7 @@ impl Master {
             }
             Some(e) if e.at == a.at && e.state == State::Live => {}
             // Removed meanwhile, or unknown: what was removed never comes back.
-            _ => drop(self.truth.members.send(seat, Down::Retire(vec![a.at]))),
+            _ => self.truth.members.send(seat, Down::Retire(vec![a.at])),
         }
     }
 }

@@ -8,10 +8,15 @@ use hashbrown::{HashMap, HashSet};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Frames waiting for one owner; past it the link is cut and its next report says everything.
 pub const DOWNLINK_FRAMES: usize = 65_536;
+/// How often, and how, a commit's answer waits for words to owners: turns first, then pauses.
+const LEFT_TRIES: u32 = 64;
+const LEFT_TURNS: u32 = 32;
+const LEFT_PAUSE: Duration = Duration::from_millis(1);
 /// Incarnations remembered as gone; older ones cannot come back in practice.
 const MAX_GONE: usize = 65_536;
 
@@ -23,13 +28,6 @@ impl LinkId {
     pub(super) fn next(self) -> Self {
         Self(self.0 + 1)
     }
-}
-
-/// When a frame was handed to a link: to ask later whether it left this process.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Told {
-    link: LinkId,
-    frame: u64,
 }
 
 #[derive(Debug)]
@@ -188,25 +186,46 @@ impl Members {
     }
 
     /// Sends to an owner; a choked link is cut, its next report repairs what was lost.
-    pub(super) fn send(&self, seat: Seat, down: Down) -> Told {
+    pub(super) fn send(&self, seat: Seat, down: Down) {
         let mut inner = self.lock();
-        let Some(m) = inner.ranks.get_mut(&seat) else {
-            return Told::default();
-        };
-        let sent = m.send(down);
-        let told = Told { link: m.link, frame: m.sent };
-        if !sent {
+        if let Some(m) = inner.ranks.get_mut(&seat)
+            && !m.send(down)
+        {
             inner.number += 1;
         }
-        told
     }
 
-    /// True if the frame left this process, or the link it went by was followed by a report.
-    pub(super) fn has_left(&self, seat: Seat, told: Told) -> bool {
-        self.lock()
-            .ranks
-            .get(&seat)
-            .is_some_and(|m| m.link != told.link || m.written.load(Ordering::Acquire) >= told.frame)
+    /// What has been said to each link so far.
+    fn said(&self) -> Vec<(Seat, LinkId, u64)> {
+        let inner = self.lock();
+        let linked = inner.ranks.iter().filter(|(_, m)| m.tx.is_some());
+        linked.map(|(seat, m)| (*seat, m.link, m.sent)).collect()
+    }
+
+    /// True if all of that left this process; of a link that ended since there is nothing to wait for.
+    fn have_left(&self, said: &[(Seat, LinkId, u64)]) -> bool {
+        let inner = self.lock();
+        said.iter().all(|(seat, link, sent)| {
+            inner.ranks.get(seat).is_none_or(|m| {
+                m.link != *link || m.tx.is_none() || m.written.load(Ordering::Acquire) >= *sent
+            })
+        })
+    }
+
+    /// Returns once what was said to owners so far has left this process, or after a bounded wait.
+    /// Before a commit is acknowledged: with the owner's word of a plan goes its key string.
+    pub(crate) async fn words_left(&self) {
+        let said = self.said();
+        for attempt in 0..LEFT_TRIES {
+            if self.have_left(&said) {
+                return;
+            }
+            // The links' tasks run on this very thread: they only need a turn.
+            match attempt {
+                0..LEFT_TURNS => tokio::task::yield_now().await,
+                _ => tokio::time::sleep(LEFT_PAUSE).await,
+            }
+        }
     }
 
     /// The master itself stood still for so long: nobody is the worse for its silence.

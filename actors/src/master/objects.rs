@@ -1,7 +1,6 @@
 //! The index: one entry per key, from the grant of its plan to its owner's `Retired`.
 
 use super::Master;
-use super::members::Told;
 use crate::error::{Error, Result};
 use crate::message::{EndCause, ObjMeta, PlanId, Seat, SlotRef, WireKeyId};
 use nkv_store::arena::Extent;
@@ -42,8 +41,6 @@ pub(super) struct PlanInfo {
     pub request: u64,
     pub item: u32,
     pub token: u64,
-    // When its owner was told of it.
-    pub told: Told,
     // Its end was asked of the owner already.
     pub ending: Option<EndCause>,
 }

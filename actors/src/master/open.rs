@@ -253,8 +253,8 @@ impl Master {
         let desc =
             PlanDesc { plan, token, meta: entry.meta(), extent_len: extent.len, write_ttl_ms };
         let opened = opened(&desc, key, (producer, request, item));
-        let told = self.truth.members.send(seat, Down::PlanOpened(opened));
-        let info = PlanInfo { seat, at, producer, request, item, token, told, ending: None };
+        self.truth.members.send(seat, Down::PlanOpened(opened));
+        let info = PlanInfo { seat, at, producer, request, item, token, ending: None };
         self.plans.insert(plan, info);
         self.objects.insert(id, entry);
         self.counters.opened += 1;

@@ -2,7 +2,6 @@
 //! Master actor. Calls that arrive meanwhile are parked and answered from the rebuilt state.
 
 use super::Master;
-use super::members::Told;
 use super::objects::{Entry, PlanInfo, State};
 use super::placement::{Book, Taken, check_extents};
 use crate::message::{
@@ -198,10 +197,7 @@ impl Master {
         for Unmet { opened, committed } in lost {
             let (plan, at, id) = (opened.plan, opened.at, KeyId::of(&opened.key.0));
             let ending = self.plans.get(&plan).and_then(|p| p.ending);
-            let told = self.truth.members.send(seat, Down::PlanOpened(opened));
-            if let Some(p) = self.plans.get_mut(&plan) {
-                p.told = told;
-            }
+            self.truth.members.send(seat, Down::PlanOpened(opened));
             if committed {
                 let done = PlanRef { plan, at, key: id.into() };
                 self.truth.members.send(seat, Down::Committed(vec![done]));
@@ -311,8 +307,7 @@ impl Master {
         };
         self.objects.insert(id, entry);
         let (producer, request, item, token) = (p.producer, p.request, p.item, p.token);
-        let (at, told) = (p.at, Told::default());
-        let info = PlanInfo { seat, at, producer, request, item, token, told, ending: None };
+        let info = PlanInfo { seat, at: p.at, producer, request, item, token, ending: None };
         self.plans.insert(p.plan, info);
         Some(id)
     }
