@@ -338,11 +338,13 @@ impl Client {
     /// in: whoever reads there finds out whether it still holds.
     pub(crate) async fn locate(&self, keys: &[&[u8]]) -> Vec<Result<ObjMeta>> {
         let kept = &self.shared.locations;
-        let known: Vec<_> = keys.iter().map_while(|k| kept.known(k)).collect();
-        let all_known = known.len() == keys.len();
+        let all_known = kept.knows_all(keys);
         if all_known && kept.spare_master(self.shared.clock.now_ns()) {
-            Reads::count(&self.shared.reads.stood_in, known.len() as u64);
-            return known.into_iter().map(Ok).collect();
+            let known: Vec<_> = keys.iter().map_while(|k| kept.known(k)).map(Ok).collect();
+            if known.len() == keys.len() {
+                Reads::count(&self.shared.reads.stood_in, known.len() as u64);
+                return known;
+            }
         }
         // A read that needs no answer leaves its owner the rest of the call's time.
         let limit = self.limit() / if all_known { STAND_IN_SHARE } else { 1 };

@@ -18,6 +18,7 @@ use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
 use crate::owner::{PlanDropped, TermObeyed, Touches};
 use crate::place::Place;
 use doors::Door;
+use hashbrown::HashSet;
 use nkv_store::clock::Clock;
 use nkv_transport::wire::auth::Guard;
 use nkv_transport::wire::{
@@ -377,11 +378,14 @@ async fn serve_requests(
     while let Some((id, request)) =
         read_frame::<_, Request>(stream, &mut buf, MAX_FRAME_BYTES).await?
     {
-        let commits = matches!(request, Request::Commit(_));
+        let owners: HashSet<u64> = match &request {
+            Request::Commit(list) => list.iter().map(|c| c.at.incarnation).collect(),
+            _ => HashSet::new(),
+        };
         let answer = master.call(Ask { producer, request }, ACTOR_LIMIT).await;
         let response = answer.unwrap_or_else(Response::Failed);
-        if commits {
-            members.words_left().await;
+        if !owners.is_empty() {
+            members.words_left(&owners).await;
         }
         write_frame(stream, &mut buf, id, &response).await?;
     }

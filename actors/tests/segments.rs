@@ -157,8 +157,12 @@ async fn i6_whoever_still_maps_an_unmounted_segment_finds_nothing_readable() {
     assert_eq!(open.desc().unwrap().meta.at.incarnation, info.incarnation);
     open.write_from(0, &[1; 4096]).unwrap();
     let owner = node.owner_of(1).unwrap();
-    let plans = async || owner.call(nkv_actors::owner::GetGauges, SOON).await.unwrap().plans_open;
-    eventually("its owner knows of the plan", async || plans().await == 1).await;
+    let gauges = async || owner.call(nkv_actors::owner::GetGauges, SOON).await.unwrap();
+    let known = async || {
+        let g = gauges().await;
+        (g.objects, g.plans_open) == (there.len() as u64, 1)
+    };
+    eventually("its owner knows of the objects and of the plan", known).await;
     let report = node.unmount_segment(1, Duration::ZERO).await.unwrap();
     assert_eq!((report.objects, report.plans_left), (there.len() as u64, 1), "{report:?}");
     assert_eq!(readable(), 0, "the memory is still here, and no header in it is believed");

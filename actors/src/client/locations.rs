@@ -30,10 +30,19 @@ impl Locations {
     /// Keeps a location the master told.
     pub(crate) fn keep(&self, key: &[u8], meta: &ObjMeta) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.young.get(key).is_some_and(|m| m == meta) {
+            return;
+        }
         if kept.young.len() >= MAX_PER_GENERATION {
             kept.old = std::mem::take(&mut kept.young);
         }
         kept.young.insert(key.into(), meta.clone());
+    }
+
+    /// True if every one of these keys has a known location.
+    pub(crate) fn knows_all(&self, keys: &[&[u8]]) -> bool {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        keys.iter().all(|k| kept.young.contains_key(*k) || kept.old.contains_key(*k))
     }
 
     /// The last known location of a key.

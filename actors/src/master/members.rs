@@ -195,10 +195,11 @@ impl Members {
         }
     }
 
-    /// What has been said to each link so far.
-    fn said(&self) -> Vec<(Seat, LinkId, u64)> {
+    /// What has been said to the links of these incarnations so far.
+    fn said(&self, owners: &HashSet<u64>) -> Vec<(Seat, LinkId, u64)> {
         let inner = self.lock();
-        let linked = inner.ranks.iter().filter(|(_, m)| m.tx.is_some());
+        let theirs = |m: &Member| m.tx.is_some() && owners.contains(&m.info.incarnation);
+        let linked = inner.ranks.iter().filter(|(_, m)| theirs(m));
         linked.map(|(seat, m)| (*seat, m.link, m.sent)).collect()
     }
 
@@ -212,10 +213,11 @@ impl Members {
         })
     }
 
-    /// Returns once what was said to owners so far has left this process, or after a bounded wait.
-    /// Before a commit is acknowledged: with the owner's word of a plan goes its key string.
-    pub(crate) async fn words_left(&self) {
-        let said = self.said();
+    /// Returns once what was said to these owners so far has left this process, or after a bounded
+    /// wait. Before a commit is acknowledged: with the owner's word of a plan goes its key string.
+    /// Of its owners only: a stopped rank elsewhere, whose link is full, holds nobody up.
+    pub(crate) async fn words_left(&self, owners: &HashSet<u64>) {
+        let said = self.said(owners);
         for attempt in 0..LEFT_TRIES {
             if self.have_left(&said) {
                 return;

@@ -28,6 +28,29 @@ pub enum Route {
     },
 }
 
+impl Route {
+    /// True when nobody at its other end can write what is asked about: this process says so of
+    /// its own plans by `here`, another one is out when it is dead.
+    fn is_out(&self, cut: bool, here: impl FnOnce(&OpenPlans, &Obeyed) -> bool) -> bool {
+        match self {
+            Self::Local(plans, obeyed) => here(plans, obeyed),
+            Self::Process { pidfd: Some(fd), .. } => !process_alive(fd),
+            // Without a pidfd a broken connection is all the proof there can be.
+            Self::Process { pidfd: None, .. } => cut,
+        }
+    }
+
+    /// Says again to another process what it has not answered for a while.
+    fn remind(&self, word: ToClient, sent_ns: &mut u64, now_ns: u64) {
+        if let Self::Process { tx, .. } = self
+            && now_ns.saturating_sub(*sent_ns) > RESEND_NS
+        {
+            *sent_ns = now_ns;
+            let _ = tx.try_send(word);
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Attachment {
     producer: u64,
@@ -42,12 +65,7 @@ struct Attachment {
 
 impl Attachment {
     fn dead(&self) -> bool {
-        match &self.route {
-            Route::Local(..) => false,
-            Route::Process { pidfd: Some(fd), .. } => !process_alive(fd),
-            // Without a pidfd a broken connection is all the proof there can be.
-            Route::Process { pidfd: None, .. } => self.cut,
-        }
+        self.route.is_out(self.cut, |_, _| false)
     }
 }
 
@@ -141,22 +159,12 @@ impl Attachments {
             let Some(sent) = a.pending.get_mut(&plan) else {
                 continue;
             };
-            let done = match &a.route {
-                Route::Local(plans, _) => plans.is_out(plan),
-                Route::Process { pidfd: Some(fd), .. } => !process_alive(fd),
-                Route::Process { pidfd: None, .. } => a.cut,
-            };
-            if done {
+            if a.route.is_out(a.cut, |plans, _| plans.is_out(plan)) {
                 a.pending.remove(&plan);
                 continue;
             }
             all = false;
-            if let Route::Process { tx, .. } = &a.route
-                && now_ns.saturating_sub(*sent) > RESEND_NS
-            {
-                *sent = now_ns;
-                let _ = tx.try_send(ToClient::Drop(plan));
-            }
+            a.route.remind(ToClient::Drop(plan), sent, now_ns);
         }
         inner.all.retain(|_, a| !(a.cut && a.pending.is_empty() && a.dead()));
         all
@@ -189,30 +197,15 @@ impl Attachments {
         let mut all = true;
         for a in inner.all.values_mut() {
             let Some((term, sent)) = &mut a.term else { continue };
-            let done = match &a.route {
-                Route::Local(plans, obeyed) => plans.obeys(obeyed, *term),
-                Route::Process { pidfd: Some(fd), .. } => !process_alive(fd),
-                Route::Process { pidfd: None, .. } => a.cut,
-            };
-            if done {
+            if a.route.is_out(a.cut, |plans, obeyed| plans.obeys(obeyed, *term)) {
                 a.term = None;
                 continue;
             }
             all = false;
-            if let Route::Process { tx, .. } = &a.route
-                && now_ns.saturating_sub(*sent) > RESEND_NS
-            {
-                *sent = now_ns;
-                let _ = tx.try_send(ToClient::Term(*term));
-            }
+            a.route.remind(ToClient::Term(*term), sent, now_ns);
         }
         inner.all.retain(|_, a| !(a.cut && a.pending.is_empty() && a.dead()));
         all
-    }
-
-    /// Attachments that have not said yet that they obey the present term.
-    pub fn behind(&self) -> usize {
-        self.lock().all.values().filter(|a| a.term.is_some()).count()
     }
 
     /// Attachments now.

@@ -123,7 +123,7 @@ async fn a_commits_answer_waits_until_the_owners_word_left_this_process() {
     bench.open(1, "k", 0).await.unwrap();
     let waits = tokio::spawn({
         let members = bench.members.clone();
-        async move { members.words_left().await }
+        async move { members.words_left(&[100].into()).await }
     });
     tokio::task::yield_now().await;
     assert!(!waits.is_finished(), "killed now, nobody would know the key");
