@@ -5,41 +5,43 @@
 mod blocking;
 pub(crate) mod control;
 mod counters;
+mod find;
 mod listing;
 mod locations;
+mod lookup;
+mod near;
 pub mod peer;
+mod peers;
 mod read;
 mod segments;
+mod view;
 mod write;
 
 pub use blocking::Blocking;
 pub use counters::ReadCounters;
 pub use peer::TransportChoice;
+pub use view::ObjectView;
 pub use write::WritePlan;
 
 use crate::cell::CellAddr;
 use crate::error::{Error, Result};
-use crate::message::{
-    ClusterStats, Existence, KeyBytes, ObjMeta, RankInfo, Request, Response, Settings, View,
-};
+use crate::message::{ClusterStats, KeyBytes, RankInfo, Request, Response, Settings, View};
 use crate::place::OwnedPlace;
 use crate::plans::OpenPlans;
 use crate::producer::{Attach, Producer, ProducerTruth};
 use control::{ControlPool, MasterPath, contact};
 use counters::Reads;
-use hashbrown::HashMap;
 use locations::Locations;
 use nkv_store::clock::{BootClock, Clock};
+use nkv_store::fork;
 use nkv_store::shm::boot_id;
 use nkv_transport::wire::auth::{Credentials, Secret};
 use nkv_transport::wire::{Address, Net, OsNet};
 use peer::Peer;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use peers::Peers;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
-
-/// Part of a call's limit that a master gets whose answer the client can do without.
-const STAND_IN_SHARE: u32 = 4;
 
 /// How a client behaves.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,13 +71,15 @@ pub struct Shared {
     pub(crate) credentials: Credentials,
     pub(crate) producer_id: u64,
     pub(crate) plans: Arc<OpenPlans>,
-    pub(crate) peers: RwLock<HashMap<u64, Arc<Peer>>>,
+    pub(crate) peers: Peers,
     pub(crate) actor: OnceLock<CellAddr<Producer>>,
     pub(crate) locations: Locations,
     pub(crate) reads: Reads,
     pub(crate) draining: Arc<AtomicBool>,
     settings: Mutex<Settings>,
     view: RwLock<View>,
+    // Ranks of the job, once told; 0 before.
+    world: AtomicU32,
     next_request: AtomicU64,
     // Only a standalone client has one; a node's handle lives on its node's.
     place: Option<OwnedPlace>,
@@ -93,6 +97,22 @@ impl Drop for Shared {
                 drop(place);
             });
         }
+    }
+}
+
+impl Shared {
+    /// Ranks of the job; 0 while this handle was not told.
+    pub(crate) fn world(&self) -> u32 {
+        self.world.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn view(&self) -> View {
+        self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn keep_view(&self, view: View) {
+        self.world.store(view.world_size, Ordering::Relaxed);
+        *self.view.write().unwrap_or_else(PoisonError::into_inner) = view;
     }
 }
 
@@ -158,6 +178,7 @@ impl Client {
     }
 
     pub(crate) fn from_parts(p: Parts) -> Self {
+        fork::mark_here();
         let pool = ControlPool::new(p.net.clone(), p.path, p.credentials.clone(), p.producer_id);
         let shared = Shared {
             net: p.net,
@@ -166,12 +187,13 @@ impl Client {
             credentials: p.credentials,
             producer_id: p.producer_id,
             plans: Arc::default(),
-            peers: RwLock::default(),
+            peers: Peers::default(),
             actor: OnceLock::new(),
             locations: Locations::default(),
             reads: Reads::default(),
             draining: p.draining,
             settings: Mutex::new(p.settings),
+            world: AtomicU32::new(p.view.world_size),
             view: RwLock::new(p.view),
             next_request: AtomicU64::new(1),
             place: p.place,
@@ -230,17 +252,10 @@ impl Client {
 
     /// The owner of an incarnation, attached to on first use.
     pub(crate) async fn peer(&self, incarnation: u64) -> Result<Arc<Peer>> {
-        let known = {
-            let peers = self.shared.peers.read().unwrap_or_else(PoisonError::into_inner);
-            peers.get(&incarnation).cloned()
-        };
-        if let Some(p) = known {
-            if p.is_alive() {
-                return Ok(p);
-            }
-            let mut peers = self.shared.peers.write().unwrap_or_else(PoisonError::into_inner);
-            peers.remove(&incarnation);
+        if let Some(p) = self.shared.peers.get(incarnation) {
+            return Ok(p);
         }
+        self.shared.peers.bury();
         let info = self.rank_info(incarnation).await?;
         let actor = self.shared.actor.get().ok_or_else(|| Error::internal("no producer actor"))?;
         match actor.call(Attach(info.clone()), self.limit()).await {
@@ -275,7 +290,7 @@ impl Client {
     pub async fn view(&self) -> Result<View> {
         match self.call(Request::View).await? {
             Response::View(v) => {
-                *self.shared.view.write().unwrap_or_else(PoisonError::into_inner) = v.clone();
+                self.shared.keep_view(v.clone());
                 Ok(v)
             }
             other => Err(unexpected("View", &other)),
@@ -305,77 +320,6 @@ impl Client {
         }
     }
 
-    /// Whether keys are there. `prefetch` asks for promotion from slower tiers; with DRAM as the
-    /// only tier every readable key is where it is fastest already.
-    pub async fn exists(&self, keys: &[&[u8]], prefetch: bool) -> Result<Vec<Existence>> {
-        let _no_slower_tier = prefetch;
-        match self.call(Request::Exists(key_bytes(keys))).await? {
-            Response::Existence(list) if list.len() == keys.len() => Ok(list),
-            other => Err(unexpected("Exists", &other)),
-        }
-    }
-
-    /// Locations of the longest run of readable keys from the first one.
-    pub async fn match_prefix(&self, keys: &[&[u8]]) -> Result<Vec<ObjMeta>> {
-        match self.call(Request::MatchPrefix(key_bytes(keys))).await? {
-            Response::Prefix(list) if list.len() <= keys.len() => Ok(list),
-            other => Err(unexpected("MatchPrefix", &other)),
-        }
-    }
-
-    /// Where a key lies.
-    pub async fn get_location(&self, key: &[u8]) -> Result<ObjMeta> {
-        match self.call(Request::GetLocation(key_bytes(&[key]))).await {
-            Ok(Response::Locations(list)) => one(list),
-            Ok(other) => Err(unexpected("GetLocation", &other)),
-            // Nobody could be asked: the last known location is the best there is.
-            Err(e) if locations::unknown(e.kind) => self.shared.locations.known(key).ok_or(e),
-            Err(e) => Err(e),
-        }
-    }
-
-    /// Asks the master; where it does not answer, or cannot know, the last known location stands
-    /// in: whoever reads there finds out whether it still holds.
-    pub(crate) async fn locate(&self, keys: &[&[u8]]) -> Vec<Result<ObjMeta>> {
-        let kept = &self.shared.locations;
-        let all_known = kept.knows_all(keys);
-        if all_known && kept.spare_master(self.shared.clock.now_ns()) {
-            let known: Vec<_> = keys.iter().map_while(|k| kept.known(k)).map(Ok).collect();
-            if known.len() == keys.len() {
-                Reads::count(&self.shared.reads.stood_in, known.len() as u64);
-                return known;
-            }
-        }
-        // A read that needs no answer leaves its owner the rest of the call's time.
-        let limit = self.limit() / if all_known { STAND_IN_SHARE } else { 1 };
-        let request = Request::GetLocation(key_bytes(keys));
-        let told = match self.pool.call(request, limit).await {
-            Ok(Response::Locations(list)) if list.len() == keys.len() => list,
-            Ok(other) => spread(keys.len(), unexpected("GetLocation", &other)),
-            Err(e) => {
-                if locations::unknown(e.kind) {
-                    kept.master_silent(self.shared.clock.now_ns());
-                }
-                spread(keys.len(), e)
-            }
-        };
-        let stand_in = |(told, key): (Result<ObjMeta>, &&[u8])| match told {
-            Ok(meta) => {
-                kept.keep(key, &meta);
-                Ok(meta)
-            }
-            Err(e) if locations::unknown(e.kind) => match kept.known(key) {
-                Some(meta) => {
-                    Reads::count(&self.shared.reads.stood_in, 1);
-                    Ok(meta)
-                }
-                None => Err(e),
-            },
-            Err(e) => Err(e),
-        };
-        told.into_iter().zip(keys).map(stand_in).collect()
-    }
-
     /// Asks every owner to evict until its heap is used to at most this ratio (0 to 1).
     pub async fn evict_until_below(&self, usage_ratio: f64) -> Result<()> {
         match self.call(Request::EvictUntilBelow(usage_ratio)).await? {
@@ -384,14 +328,9 @@ impl Client {
         }
     }
 
-    fn peers(&self) -> Vec<Arc<Peer>> {
-        let peers = self.shared.peers.read().unwrap_or_else(PoisonError::into_inner);
-        peers.values().cloned().collect()
-    }
-
     /// Returns when every touch noted so far has left this process (lost ones of dead ranks aside).
     pub async fn flush(&self) -> Result<()> {
-        for peer in self.peers().into_iter().filter(|p| p.is_alive()) {
+        for peer in self.shared.peers.all().into_iter().filter(|p| p.is_alive()) {
             tokio::time::timeout(self.limit(), peer.send_touches(true))
                 .await
                 .map_err(|_| Error::timeout(format!("rank {} takes no touches", peer.rank)))??;
@@ -409,10 +348,10 @@ impl Client {
         if let Err(error) = self.flush().await {
             tracing::debug!(%error, "closing");
         }
-        for peer in self.peers() {
+        for peer in self.shared.peers.all() {
             peer.detach().await;
         }
-        self.shared.peers.write().unwrap_or_else(PoisonError::into_inner).clear();
+        self.shared.peers.clear();
     }
 
     /// Plans of this handle that are open now.

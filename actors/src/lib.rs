@@ -19,7 +19,7 @@ pub mod plans;
 pub mod producer;
 pub mod server;
 
-pub use client::{Blocking, Client, ClientConfig, TransportChoice, WritePlan};
+pub use client::{Blocking, Client, ClientConfig, ObjectView, TransportChoice, WritePlan};
 pub use error::{Error, ErrorKind, Result};
 pub use nkv_transport::wire::auth::{Credentials, Secret, SecretError};
 pub use node::{

@@ -14,14 +14,17 @@ mod segments;
 mod stats;
 
 pub use hello::{Hello, Purpose, Refusal, Settings, Welcome};
-pub use link::{Down, EndCause, PlanOpened, SlotContent, SlotEntry, ToClient, ToOwner, Touch, Up};
+pub use link::{
+    Down, EndCause, PlanOpened, Served, SlotContent, SlotEntry, ToClient, ToOwner, Touch,
+    TouchBatch, Up, Via,
+};
 pub use listing::{KEYS_PER_ROUND, KeyState, Listed, MAX_PATTERN_BYTES, Selection, Swept};
 pub use members::{MAX_SEGMENTS, RankInfo, RankState, Seat, SeenView, View};
 pub use segments::{SegmentCommand, SegmentDone, UnmountReport};
 pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 3;
+pub const MESSAGES_VERSION: u32 = 4;
 /// Keys or items in one batch message.
 pub const MAX_BATCH: usize = 65_536;
 
@@ -220,7 +223,12 @@ pub enum Response {
     /// To MatchPrefix.
     Prefix(Vec<ObjMeta>),
     /// To Exists.
-    Existence(Vec<Existence>),
+    Existence {
+        /// In the order of the keys.
+        list: Vec<Existence>,
+        /// Incarnations where keys that are ready lie, some of them.
+        owners: Vec<u64>,
+    },
     /// To Stats.
     Stats(ClusterStats),
     /// To View.

@@ -5,6 +5,7 @@
 pub mod attachments;
 mod clearing;
 mod ending;
+pub mod pin_tables;
 mod report;
 pub mod tables;
 mod terms;
@@ -13,7 +14,7 @@ use crate::cell::{CellAddr, Message, On, Reply, Role, Turn};
 use crate::evictor::{Admit, EvictTo, Evictor, Forget, MakeRoom, Touched};
 use crate::membership::Uplink;
 use crate::message::{
-    Down, EndCause, OwnerGauges, PlanId, PlanOpened, PlanRef, SlotRef, Term, Touch, Up,
+    Down, EndCause, OwnerGauges, PlanId, PlanOpened, PlanRef, SlotRef, Term, TouchBatch, Up,
 };
 use hashbrown::HashSet;
 use nkv_store::arena::Extent;
@@ -30,6 +31,8 @@ const IDLE_TICK_MS: u64 = 100;
 const FENCE_TICK_MS: u64 = 5;
 /// Slots in one frame to the master.
 const SLOTS_PER_FRAME: usize = 65_536;
+/// A pin that holds a retired object up for so long is counted as suspect; it is honoured all the same.
+const SUSPECT_PIN_NS: u64 = 10_000_000_000;
 /// `Freed` is repeated after this many idle ticks.
 const FREED_REPEAT_TICKS: u64 = 5;
 
@@ -70,9 +73,9 @@ pub struct TermObeyed(pub u64, pub Term);
 /// A frame from the master.
 #[derive(Debug)]
 pub struct FromMaster(pub Down);
-/// Readers' reports, in the order in which to touch.
+/// A reader's report.
 #[derive(Debug)]
-pub struct Touches(pub Vec<Touch>);
+pub struct Touches(pub TouchBatch);
 /// A producer (all its attachments at once) dropped a plan.
 #[derive(Debug)]
 pub struct PlanDropped(pub u64, pub PlanId);
@@ -173,10 +176,13 @@ impl Owner {
         // A plan that ran out of time is fenced before its slot is: its writer holds it all the same.
         g.fencing.store(self.ending.len() as u64, std::sync::atomic::Ordering::Relaxed);
         let now = self.truth.clock.now_ns();
+        let (pinned, suspect) = self.slots.held_by_pins(now, SUSPECT_PIN_NS);
+        g.pinned.store(pinned, std::sync::atomic::Ordering::Relaxed);
+        g.pins_suspect.store(suspect, std::sync::atomic::Ordering::Relaxed);
         // Quarantine counts from when the cleared LIVE is visible, which is surely so by now [I8].
         self.slots.settle(now);
         let mut due = now + IDLE_TICK_MS * 1_000_000;
-        if !self.ending.is_empty() || self.term_pending() {
+        if !self.ending.is_empty() || self.term_pending() || pinned > 0 {
             due = now + FENCE_TICK_MS * 1_000_000;
         }
         if let Some(q) = self.slots.next_due_ns() {
@@ -382,17 +388,21 @@ impl On<FromMaster> for Owner {
 impl On<Touches> for Owner {
     fn on(&mut self, m: Touches, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
         let now_ms = self.truth.clock.now_ms();
-        let mut fresh = Vec::with_capacity(m.0.len());
-        let (mut bytes, mut gets) = (0, 0);
-        for t in &m.0 {
-            gets += 1;
+        let TouchBatch { list, served } = m.0;
+        let mut fresh = Vec::with_capacity(list.len());
+        let mut bytes = 0;
+        for t in &list {
             bytes += t.bytes;
             if self.slots.touch(t.slot, t.epoch, now_ms) {
                 fresh.push((t.slot, t.epoch));
             }
         }
-        Gauges::add(&self.truth.tables.gauges.gets_served, gets);
-        Gauges::add(&self.truth.tables.gauges.bytes_read, bytes);
+        let g = &self.truth.tables.gauges;
+        Gauges::add(&g.gets_served, served.by_index + served.by_cache + served.by_master);
+        Gauges::add(&g.gets_by_index, served.by_index);
+        Gauges::add(&g.gets_by_cache, served.by_cache);
+        Gauges::add(&g.gets_by_master, served.by_master);
+        Gauges::add(&g.bytes_read, bytes);
         self.tell_evictor(Touched(fresh));
         self.settle(turn);
         reply.send(());
@@ -457,6 +467,10 @@ impl On<OwnerTick> for Owner {
             self.expire_plans();
             self.pump_fences();
             self.pump_term();
+            if self.truth.tables.gauges.pinned.load(std::sync::atomic::Ordering::Relaxed) > 0 {
+                // A dead process holds nothing [I9].
+                self.truth.tables.pins.bury();
+            }
             self.quarantine_over();
             if self.idle_ticks.is_multiple_of(FREED_REPEAT_TICKS) {
                 self.repeat_unacked();

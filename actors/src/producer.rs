@@ -3,23 +3,28 @@
 //! were dropped. Open plans and attached peers lie outside it; it never sees a payload byte.
 
 use crate::cell::{Message, On, Reply, Role, Turn};
-use crate::client::Shared;
 use crate::client::control::ControlPool;
 use crate::client::peer::{Attaching, Peer};
+use crate::client::{Shared, unexpected};
 use crate::error::Result;
-use crate::message::{PlanRef, RankInfo, Request};
+use crate::message::{PlanRef, RankInfo, Request, Response, View};
 use crate::plans::Obeyed;
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use nkv_store::shm::boot_id;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Touches wait at most this long.
+/// Touches are looked at this often, and sent if there are so many of an owner.
 const FLUSH_MS: u64 = 20;
+const TOUCH_BATCH: usize = 128;
+/// At so many such looks they are sent however few they are.
+const FLUSH_ALL_TICKS: u64 = 25;
 /// An abort that takes longer is left to the plan's deadline.
 const ABORT_LIMIT: Duration = Duration::from_secs(2);
 /// When a withdrawal is said again.
 const WITHDRAW_AGAIN: Duration = Duration::from_millis(250);
+/// Owners heard of and not met at a time.
+const MAX_UNMET: usize = 256;
 /// Callers that wait for one attachment.
 const MAX_WAITERS: usize = 4096;
 
@@ -42,11 +47,20 @@ type Waiters = Vec<Reply<Result<Arc<Peer>>>>;
 pub struct Producer {
     truth: ProducerTruth,
     attaching: HashMap<u64, Waiters>,
+    ticks: u64,
+    unmet: HashSet<u64>,
+    asking: bool,
+    meet_again_at: u64,
 }
 
 /// Attach to an owner, or get the attachment that is there.
 #[derive(Debug)]
 pub struct Attach(pub RankInfo);
+/// Owners that were heard of: those of this host are attached to, others are left alone.
+#[derive(Debug)]
+pub struct Meet(pub Vec<u64>);
+/// The members, asked for on behalf of a `Meet`.
+struct Members(Result<View>);
 /// An attempt to attach ended.
 struct Attached(u64, Result<Arc<Peer>>);
 /// Plans that nobody will finish.
@@ -60,6 +74,12 @@ struct ProducerTick;
 
 impl Message for Attach {
     type Reply = Result<Arc<Peer>>;
+}
+impl Message for Meet {
+    type Reply = ();
+}
+impl Message for Members {
+    type Reply = ();
 }
 impl Message for Attached {
     type Reply = ();
@@ -80,7 +100,14 @@ impl Role for Producer {
 
     fn boot(truth: &ProducerTruth, turn: &mut Turn<'_, Self>) -> Self {
         turn.after(Duration::from_millis(FLUSH_MS), ProducerTick);
-        Self { truth: truth.clone(), attaching: HashMap::new() }
+        Self {
+            truth: truth.clone(),
+            attaching: HashMap::new(),
+            ticks: 0,
+            unmet: HashSet::new(),
+            asking: false,
+            meet_again_at: 0,
+        }
     }
 }
 
@@ -90,11 +117,7 @@ impl On<Attach> for Producer {
             return;
         };
         let incarnation = m.0.incarnation;
-        let known = {
-            let peers = shared.peers.read().unwrap_or_else(PoisonError::into_inner);
-            peers.get(&incarnation).filter(|p| p.is_alive()).cloned()
-        };
-        if let Some(peer) = known {
+        if let Some(peer) = shared.peers.get(incarnation) {
             return reply.send(Ok(peer));
         }
         let waiters = self.attaching.entry(incarnation).or_default();
@@ -121,13 +144,66 @@ impl On<Attach> for Producer {
     }
 }
 
+impl Producer {
+    /// Attaches to those of these owners that are members, of this host, and met no better way.
+    fn meet(&mut self, view: &View, turn: &mut Turn<'_, Self>) {
+        let here = boot_id();
+        let wanted = std::mem::take(&mut self.unmet);
+        for (info, _) in &view.ranks {
+            if info.boot_id == here && wanted.contains(&info.incarnation) {
+                self.on(Attach(info.clone()), Reply::nobody(), turn);
+            }
+        }
+    }
+}
+
+impl On<Meet> for Producer {
+    fn on(&mut self, m: Meet, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+        reply.send(());
+        let Some(shared) = self.truth.shared.upgrade() else {
+            return;
+        };
+        let room = MAX_UNMET.saturating_sub(self.unmet.len());
+        self.unmet.extend(m.0.into_iter().take(room));
+        let view = shared.view();
+        if view.ranks.iter().any(|(i, _)| self.unmet.contains(&i.incarnation)) {
+            self.meet(&view, turn);
+        } else if !self.asking && self.ticks >= self.meet_again_at {
+            self.asking = true;
+            self.meet_again_at = self.ticks + FLUSH_ALL_TICKS;
+            let pool = self.truth.pool.clone();
+            turn.work(async move {
+                Members(match pool.call(Request::View, ABORT_LIMIT).await {
+                    Ok(Response::View(view)) => Ok(view),
+                    Ok(other) => Err(unexpected("View", &other)),
+                    Err(e) => Err(e),
+                })
+            });
+        }
+    }
+}
+
+impl On<Members> for Producer {
+    fn on(&mut self, m: Members, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+        reply.send(());
+        self.asking = false;
+        match (m.0, self.truth.shared.upgrade()) {
+            (Ok(view), Some(shared)) => {
+                shared.keep_view(view.clone());
+                self.meet(&view, turn);
+            }
+            // Heard of again, they are asked for again.
+            _ => self.unmet.clear(),
+        }
+    }
+}
+
 impl On<Attached> for Producer {
     fn on(&mut self, m: Attached, reply: Reply<()>, _: &mut Turn<'_, Self>) {
         let Attached(incarnation, result) = m;
         if let (Ok(peer), Some(shared)) = (&result, self.truth.shared.upgrade()) {
             tracing::debug!(rank = peer.rank, transport = %peer.kind(), "attached");
-            let mut peers = shared.peers.write().unwrap_or_else(PoisonError::into_inner);
-            peers.insert(incarnation, peer.clone());
+            shared.peers.insert(incarnation, peer.clone());
         }
         for w in self.attaching.remove(&incarnation).unwrap_or_default() {
             w.send(result.clone());
@@ -172,13 +248,12 @@ impl On<ProducerTick> for Producer {
         let Some(shared) = self.truth.shared.upgrade() else {
             return;
         };
-        let peers: Vec<_> = {
-            let mut peers = shared.peers.write().unwrap_or_else(PoisonError::into_inner);
-            // A dead owner's segment must not stay mapped here.
-            peers.retain(|_, p| p.is_alive());
-            peers.values().cloned().collect()
-        };
-        for peer in peers.into_iter().filter(|p| p.has_touches()) {
+        shared.peers.bury();
+        self.ticks += 1;
+        // A batch that is worth a message, or one that has waited long enough.
+        let enough = if self.ticks.is_multiple_of(FLUSH_ALL_TICKS) { 1 } else { TOUCH_BATCH };
+        let peers = shared.peers.all();
+        for peer in peers.into_iter().filter(|p| p.touches_noted() >= enough) {
             tokio::task::spawn_local(async move {
                 if let Err(error) = peer.send_touches(false).await {
                     tracing::debug!(%error, "touches lost");

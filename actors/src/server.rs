@@ -15,6 +15,7 @@ use crate::message::{
 };
 use crate::node::Segments;
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
+use crate::owner::pin_tables::Proof;
 use crate::owner::{PlanDropped, TermObeyed, Touches};
 use crate::place::Place;
 use doors::Door;
@@ -300,14 +301,18 @@ async fn attach(
     let (tx, rx) = mpsc::channel(ATTACH_QUEUE);
     let pidfd = peer.unix.and_then(|u| u.pidfd);
     // Registered before the welcome: every plan that ends from now on is told to it.
+    let proof = pidfd.clone().map(Proof::Process);
     let id = maps.then(|| attachments.add(producer, Route::Process { tx: tx.clone(), pidfd }));
+    // Without proof of its death nobody could end its pins.
+    let pins = id.zip(proof).and_then(|(id, proof)| door.tables.pins.give(id, proof));
     let mut buf = Vec::new();
     // Read after it is registered: a later term is told to it.
     let term = door.tables.term();
-    if let Err(e) = write_frame(&mut stream, &mut buf, 0, &Welcome::Attached { term }).await {
+    if let Err(e) = write_frame(&mut stream, &mut buf, 0, &Welcome::Attached { term, pins }).await {
         // It maps the memory only after the welcome.
         if let Some(id) = id {
             attachments.detach(id);
+            door.tables.pins.take_back(id);
         }
         return Err(e);
     }
@@ -354,6 +359,7 @@ async fn read_from_client<R: AsyncRead + Unpin>(
             ToOwner::Detach => {
                 if let Some(id) = id {
                     door.tables.attachments.detach(id);
+                    door.tables.pins.take_back(id);
                 }
                 return Ok(());
             }

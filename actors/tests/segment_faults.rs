@@ -25,8 +25,10 @@ async fn a_panic_of_a_mounted_segments_owner_is_survived_with_all_it_holds() {
     open.write_from(0, &bytes(100_000, 9)).unwrap();
     assert_eq!(open.desc().unwrap().meta.at.incarnation, node.mounted()[0].incarnation);
     let owner = node.owner_of(1).unwrap();
+    let (_, there) = rank1_incarnations(&cluster, &keys, node.mounted()[0].incarnation).await;
     eventually("the owner heard of everything", async || {
-        owner.call(GetGauges, LIMIT).await.unwrap().plans_open == 1
+        let g = owner.call(GetGauges, LIMIT).await.unwrap();
+        (g.objects, g.plans_open) == (there.len() as u64, 1)
     })
     .await;
     let before = owner.call(GetGauges, LIMIT).await.unwrap();

@@ -5,15 +5,18 @@ use crate::error::StoreError;
 use crate::incarnation::{boot_id, new_incarnation};
 use crate::layout::{
     CTL_BYTES, EXT_OFF, HEADER_BYTES, HeapCtl, HeapExt, LAYOUT_VERSION, MAGIC, PAYLOAD_ALIGN,
-    Region, RegionKind,
+    REGIONS, Region, RegionKind,
 };
 use crate::memory::Memory;
-use crate::object;
+use crate::{index, object, pins};
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Largest managed arena: 8 TiB, so that every 4 KiB unit and every slot has a 31-bit number.
+/// Most payload bytes, managed and log together: 8 TiB, so that every 4 KiB unit and every slot has a
+/// 31-bit number.
 pub const MAX_ARENA_BYTES: u64 = 1 << 43;
+/// Fewest units of a device log: an object takes at most a quarter of it.
+pub const MIN_LOG_UNITS: u64 = 4;
 /// Longest quarantine a segment may ask for.
 pub const MAX_QUARANTINE_MS: u32 = 60_000;
 /// An offset outside every segment, aligned, with room for a header before numbers end.
@@ -21,11 +24,14 @@ pub const NOWHERE: u64 = u64::MAX - 4095;
 /// Epoch at which every slot is armed first.
 pub const FIRST_EPOCH: u32 = 1;
 
-/// What a segment is made of. Sizes in bytes; the header arena comes on top of `arena_bytes`.
+/// What a segment is made of. Sizes in bytes; headers, index and pins come on top of `arena_bytes` and
+/// `log_bytes`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeapConfig {
     /// Payload bytes; rounded up to 4 KiB pages.
     pub arena_bytes: u64,
+    /// Payload bytes of the device log, rounded up to its 4 KiB units; 0 for a segment without one.
+    pub log_bytes: u64,
     /// Rank that contributes the segment.
     pub rank: u32,
     /// Segment id within its rank.
@@ -43,10 +49,11 @@ pub struct HeapConfig {
 }
 
 impl Default for HeapConfig {
-    /// 64 MiB, 50 ms, watermarks 95/85, a new random incarnation on this host's boot.
+    /// 64 MiB without a log, 50 ms, watermarks 95/85, a new random incarnation on this host's boot.
     fn default() -> Self {
         Self {
             arena_bytes: 64 << 20,
+            log_bytes: 0,
             rank: 0,
             segment_id: 0,
             incarnation: new_incarnation(),
@@ -68,6 +75,16 @@ impl HeapConfig {
                 self.arena_bytes
             ));
         }
+        let payloads = self.arena_bytes.saturating_add(self.log_bytes);
+        if self.log_bytes > 0 && self.log_units() < MIN_LOG_UNITS || payloads > MAX_ARENA_BYTES {
+            return refuse(format!(
+                "a device log of {} bytes cannot be made: give at least {} bytes, and at most \
+                 {MAX_ARENA_BYTES} together with the {} of the heap",
+                self.log_bytes,
+                MIN_LOG_UNITS * PAYLOAD_ALIGN,
+                self.arena_bytes
+            ));
+        }
         if self.incarnation == 0 {
             return refuse("incarnation 0 means none: use a random one".to_string());
         }
@@ -80,28 +97,41 @@ impl HeapConfig {
         crate::evict::Watermarks { hi: self.water_hi, lo: self.water_lo }.validate()
     }
 
-    /// Header slots: one per 4 KiB page of the arena.
+    fn log_units(&self) -> u64 {
+        self.log_bytes.div_ceil(PAYLOAD_ALIGN)
+    }
+
+    fn arena_units(&self) -> u64 {
+        self.arena_bytes.div_ceil(PAYLOAD_ALIGN)
+    }
+
+    /// Header slots: one per 4 KiB unit of the log, then one per unit of the arena.
     pub fn slots(&self) -> u32 {
-        u32::try_from(self.arena_bytes.div_ceil(PAYLOAD_ALIGN)).unwrap_or(u32::MAX)
+        u32::try_from(self.log_units() + self.arena_units()).unwrap_or(u32::MAX)
     }
 
-    /// Length of the whole segment: control block, headers, arena.
+    /// Length of the whole segment: control block, headers, index, pins, log, arena.
     pub fn segment_bytes(&self) -> u64 {
-        self.arena_base() + u64::from(self.slots()) * PAYLOAD_ALIGN
+        let arena = self.regions()[RegionKind::Arena as usize];
+        arena.offset + arena.len
     }
 
-    fn arena_base(&self) -> u64 {
-        CTL_BYTES + (u64::from(self.slots()) * HEADER_BYTES).next_multiple_of(PAYLOAD_ALIGN)
-    }
-
-    fn regions(&self) -> [Region; 6] {
-        let mut regions = [Region::default(); 6];
+    /// One behind the other, each on its own pages; what is absent has length 0.
+    fn regions(&self) -> [Region; REGIONS] {
         let slots = u64::from(self.slots());
-        regions[RegionKind::Ctl as usize] = Region { offset: 0, len: CTL_BYTES };
-        regions[RegionKind::Headers as usize] =
-            Region { offset: CTL_BYTES, len: slots * HEADER_BYTES };
-        regions[RegionKind::Arena as usize] =
-            Region { offset: self.arena_base(), len: slots * PAYLOAD_ALIGN };
+        let mut regions = [Region::default(); REGIONS];
+        let mut next = 0u64;
+        for (kind, len) in [
+            (RegionKind::Ctl, CTL_BYTES),
+            (RegionKind::Headers, slots * HEADER_BYTES),
+            (RegionKind::Index, index::region_bytes(slots)),
+            (RegionKind::Pins, pins::REGION_BYTES),
+            (RegionKind::Log, self.log_units() * PAYLOAD_ALIGN),
+            (RegionKind::Arena, self.arena_units() * PAYLOAD_ALIGN),
+        ] {
+            regions[kind as usize] = Region { offset: next, len };
+            next += len.next_multiple_of(PAYLOAD_ALIGN);
+        }
         regions
     }
 }
@@ -113,8 +143,16 @@ pub struct Geometry {
     pub segment_bytes: u64,
     /// Header slots.
     pub slots: u32,
+    /// The first so many of them are the device log's, the rest the managed arena's.
+    pub log_slots: u32,
     /// Offset of slot 0.
     pub header_base: u64,
+    /// Buckets of the one-sided index; length 0 if there is none.
+    pub index: Region,
+    /// Pin tables; length 0 if there are none.
+    pub pins: Region,
+    /// Payloads of the device log; length 0 if there is none.
+    pub log: Region,
     /// Managed payloads.
     pub arena: Region,
     /// Quarantine in milliseconds [I8].
@@ -150,6 +188,22 @@ impl Geometry {
         (at.is_multiple_of(HEADER_BYTES) && slot < self.slots).then_some(slot)
     }
 
+    /// The slots of the managed arena.
+    pub fn managed_slots(&self) -> std::ops::Range<u32> {
+        self.log_slots..self.slots
+    }
+
+    /// Where payloads may lie: the log and, behind it, the arena.
+    pub fn payloads(&self) -> Region {
+        if self.log.len == 0 {
+            return self.arena;
+        }
+        Region {
+            offset: self.log.offset,
+            len: self.arena.offset + self.arena.len - self.log.offset,
+        }
+    }
+
     /// Quarantine in nanoseconds.
     pub fn quarantine_ns(&self) -> u64 {
         u64::from(self.quarantine_ms) * 1_000_000
@@ -164,7 +218,8 @@ pub struct Heap {
 }
 
 impl Heap {
-    /// Writes the control block and arms every slot at epoch 1; the magic comes last, so that a
+    /// Writes the control block and arms every managed slot at epoch 1 (those of the log begin at epoch
+    /// 0, which no claim has); the magic comes last, so that a
     /// segment half formatted is never opened. The memory must be at least `segment_bytes()` long.
     pub fn format(memory: Arc<dyn Memory>, config: &HeapConfig) -> Result<Heap, StoreError> {
         config.validate()?;
@@ -180,7 +235,7 @@ impl Heap {
         memory.store(EXT_OFF, 0)?;
         memory.write(0, ctl.as_bytes())?;
         memory.write(EXT_OFF + 8, &ext.as_bytes()[8..])?;
-        for slot in 0..config.slots() {
+        for slot in ext.log_slots..config.slots() {
             let at = CTL_BYTES + u64::from(slot) * HEADER_BYTES;
             object::arm(memory.as_ref(), at, FIRST_EPOCH)?;
         }
@@ -226,6 +281,8 @@ fn control_block(config: &HeapConfig) -> (HeapCtl, HeapExt) {
     let regions = config.regions();
     let ctl = HeapCtl {
         heap_base: regions[RegionKind::Arena as usize].offset,
+        // All of the log may be claimed; nothing is.
+        heap_limit: regions[RegionKind::Log as usize].len,
         hdr_base: regions[RegionKind::Headers as usize].offset,
         hdr_count: config.slots(),
         water_hi: config.water_hi,
@@ -242,6 +299,8 @@ fn control_block(config: &HeapConfig) -> (HeapCtl, HeapExt) {
         log_unit: PAYLOAD_ALIGN as u32,
         segment_bytes: config.segment_bytes(),
         rank: config.rank,
+        // At most `slots`, which is a u32.
+        log_slots: config.log_units() as u32,
         regions,
         ..HeapExt::default()
     };
@@ -267,11 +326,20 @@ fn check(ctl: &HeapCtl, ext: &HeapExt, memory_len: u64) -> Result<Geometry, Stor
     if slots == 0 || headers.len != u64::from(slots) * HEADER_BYTES {
         return Err(bad(format!("{slots} slots in a header region of {} bytes", headers.len)));
     }
-    if arena.len == 0 || arena.len > MAX_ARENA_BYTES {
-        return Err(bad(format!("its arena has {} bytes", arena.len)));
+    let log = ext.regions[RegionKind::Log as usize];
+    if arena.len == 0 || arena.len > MAX_ARENA_BYTES || log.len > MAX_ARENA_BYTES {
+        return Err(bad(format!("its arena has {} bytes, its log {}", arena.len, log.len)));
     }
-    if ctl.hdr_base != headers.offset || ctl.heap_base != arena.offset || ext.log_slots > slots {
+    let log_in_order = log.len == u64::from(ext.log_slots) * PAYLOAD_ALIGN
+        && u64::from(ext.log_unit) == PAYLOAD_ALIGN
+        && (log.len == 0 || log.offset + log.len == arena.offset && ext.log_slots < slots);
+    if ctl.hdr_base != headers.offset || ctl.heap_base != arena.offset || !log_in_order {
         return Err(bad("its control block and its region table disagree".to_string()));
+    }
+    let (index, pins) =
+        (ext.regions[RegionKind::Index as usize], ext.regions[RegionKind::Pins as usize]);
+    if !index::fits(&index) || !pins::fits(&pins) {
+        return Err(bad(format!("its index has {} bytes, its pins {}", index.len, pins.len)));
     }
     if ext.incarnation == 0 || ext.quarantine_ms == 0 || ext.quarantine_ms > MAX_QUARANTINE_MS {
         return Err(bad(format!(
@@ -284,7 +352,11 @@ fn check(ctl: &HeapCtl, ext: &HeapExt, memory_len: u64) -> Result<Geometry, Stor
     Ok(Geometry {
         segment_bytes: ext.segment_bytes,
         slots,
+        log_slots: ext.log_slots,
         header_base: headers.offset,
+        index,
+        pins,
+        log,
         arena,
         quarantine_ms: ext.quarantine_ms,
         incarnation: ext.incarnation,
@@ -296,7 +368,7 @@ fn check(ctl: &HeapCtl, ext: &HeapExt, memory_len: u64) -> Result<Geometry, Stor
     })
 }
 
-fn check_regions(regions: &[Region; 6], segment_bytes: u64) -> Result<(), StoreError> {
+fn check_regions(regions: &[Region; REGIONS], segment_bytes: u64) -> Result<(), StoreError> {
     for (i, r) in regions.iter().enumerate() {
         let unit = if i == RegionKind::Log as usize || i == RegionKind::Arena as usize {
             PAYLOAD_ALIGN

@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// First bytes of the extension block: "nkvheap1".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"nkvheap1");
 /// Version of everything in this file. A reader refuses any other.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 /// Bytes reserved for [`HeapCtl`] and [`HeapExt`] at offset 0.
 pub const CTL_BYTES: u64 = 4096;
 /// Bytes of one header slot.
@@ -83,7 +83,7 @@ pub struct HeapExt {
     /// Header slots [0, log_slots) belong to the device log.
     pub log_slots: u32,
     /// One [`Region`] per [`RegionKind`], in its order.
-    pub regions: [Region; 6],
+    pub regions: [Region; REGIONS],
 }
 
 /// One region of a segment: offset and length in bytes; length 0 if absent.
@@ -97,6 +97,9 @@ pub struct Region {
     /// Length in bytes.
     pub len: u64,
 }
+
+/// Entries of a region table.
+pub const REGIONS: usize = 7;
 
 /// Index into [`HeapExt::regions`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,6 +117,8 @@ pub enum RegionKind {
     Log = 4,
     /// Managed payloads.
     Arena = 5,
+    /// Pin tables of attached processes.
+    Pins = 6,
 }
 
 /// Offset of [`HeapExt`].
@@ -229,7 +234,7 @@ offsets!(HeapCtl, 144, {
     free_head: 40, ann_base: 104, ann_capacity: 112, ann_head: 116, ann_tail: 120, epoch: 124,
     water_hi: 128, water_lo: 132,
 });
-offsets!(HeapExt, 176, {
+offsets!(HeapExt, 192, {
     magic: 0, layout_version: 8, atomic_domain: 12, segment_id: 16, incarnation: 24, boot_id: 32,
     term_number: 40, term_master: 48, quarantine_ms: 56, log_unit: 60, segment_bytes: 64,
     rank: 72, log_slots: 76, regions: 80,

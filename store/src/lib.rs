@@ -5,6 +5,8 @@
 //! - [`words`] chooses the memory orders of every access to it; [`op`] is such an access as a value.
 //! - [`heap`] carves a segment into regions, [`arena`] places payloads in it.
 //! - [`object`] is the one place that knows an object's life.
+//! - [`index`] leads readers to headers, [`reader`] is such a reader on this host, [`pins`] keep what is
+//!   looked at in place.
 //! - [`evict`] picks victims.
 //!
 //! This crate knows no network and no actor.
@@ -15,13 +17,17 @@ pub mod buffer;
 pub mod clock;
 pub mod error;
 pub mod evict;
+pub mod fork;
 pub mod heap;
 pub mod incarnation;
+pub mod index;
 pub mod key;
 pub mod layout;
 pub mod memory;
 pub mod object;
 pub mod op;
+pub mod pins;
+pub mod reader;
 pub mod shm;
 pub mod streaming;
 pub mod threads;

@@ -5,6 +5,7 @@
 use crate::error::StoreError;
 use crate::words::{self, Words};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// How another process reaches this memory.
@@ -53,6 +54,45 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
     }
 }
 
+/// Words behind a trait object: each access in the order that the memory itself has, which is the one
+/// that `words` asks for or a stronger one.
+impl Words for dyn Memory + '_ {
+    fn check(&self, what: &'static str, offset: u64, len: u64) -> Result<(), StoreError> {
+        if offset.checked_add(len).is_some_and(|end| end <= self.len()) {
+            return Ok(());
+        }
+        Err(StoreError::OutOfBounds { what, offset, len, segment_len: self.len() })
+    }
+    fn load_word(&self, offset: u64, _: Ordering) -> Result<u64, StoreError> {
+        self.load(offset)
+    }
+    fn store_word(&self, offset: u64, value: u64, _: Ordering) -> Result<(), StoreError> {
+        self.store(offset, value)
+    }
+    fn swap_word(
+        &self,
+        offset: u64,
+        expect: u64,
+        new: u64,
+        _: Ordering,
+        _: Ordering,
+    ) -> Result<u64, StoreError> {
+        self.compare_swap(offset, expect, new)
+    }
+    fn add_word(&self, offset: u64, add: u64, _: Ordering) -> Result<u64, StoreError> {
+        self.fetch_add(offset, add)
+    }
+    fn copy_out(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
+        self.read(offset, dst)
+    }
+    fn copy_in(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+        self.write(offset, src)
+    }
+    fn fence(&self, _: Ordering) {
+        self.flush();
+    }
+}
+
 /// The verbs over host memory that some mapping keeps alive.
 #[derive(Debug, Clone, Copy)]
 pub struct HostRegion {
@@ -87,6 +127,13 @@ impl HostRegion {
     /// True for a region of no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The address of `len` bytes at `offset`; good as long as the region is.
+    pub fn address(&self, offset: u64, len: u64) -> Result<NonNull<u8>, StoreError> {
+        let at = self.at("address", offset, len)?;
+        // Inside a region that does not begin at null.
+        Ok(NonNull::new(at).unwrap_or(self.base))
     }
 
     fn at(&self, what: &'static str, offset: u64, len: u64) -> Result<*mut u8, StoreError> {
@@ -190,6 +237,43 @@ impl Words for HostRegion {
     #[inline]
     fn fence(&self, order: Ordering) {
         fence(order);
+    }
+
+    #[inline]
+    fn prefetch(&self, offset: u64, len: u64) {
+        if let Ok(at) = self.at("prefetch", offset, len) {
+            crate::streaming::prefetch(at, len as usize);
+        }
+    }
+}
+
+/// Memory that the host's CPU may touch, for as long as this lives: loads and copies without a call
+/// through a trait object.
+#[derive(Debug, Clone)]
+pub struct HostMemory {
+    region: HostRegion,
+    memory: Arc<dyn Memory>,
+}
+
+impl HostMemory {
+    /// None for memory that the CPU may not touch.
+    pub fn of(memory: Arc<dyn Memory>) -> Option<Self> {
+        let base = memory.host_base()?;
+        // SAFETY: `host_base` is valid for `len` bytes while the memory lives, which `memory` beside
+        // it ensures; mappings are page aligned.
+        let region = unsafe { HostRegion::new(base, memory.len()) };
+        Some(Self { region, memory })
+    }
+
+    /// Its words and bytes.
+    #[inline]
+    pub fn words(&self) -> &HostRegion {
+        &self.region
+    }
+
+    /// The memory itself.
+    pub fn memory(&self) -> &Arc<dyn Memory> {
+        &self.memory
     }
 }
 

@@ -25,7 +25,8 @@ use crate::layout::{
     state, word,
 };
 use crate::memory::Memory;
-use zerocopy::{FromBytes, IntoBytes};
+use crate::words::{self, Words};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// What a reader knows of the object it wants, from a location or a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,6 +140,31 @@ pub fn dead(epoch: u32) -> u64 {
 pub(crate) fn arm(memory: &dyn Memory, header_off: u64, epoch: u32) -> Result<(), StoreError> {
     memory.store(header_off + PUBLISH_OFF, reserved(epoch))?;
     memory.store(header_off + OWNER_OFF, word(flag::LIVE, epoch))
+}
+
+/// A header by its segment offset, word by word, each an acquire load.
+#[inline]
+pub(crate) fn header_at<W: Words + ?Sized>(words: &W, at: u64) -> Result<ObjHeader, StoreError> {
+    let mut header = ObjHeader::new_zeroed();
+    words::read(words, at, header.as_mut_bytes())?;
+    Ok(header)
+}
+
+/// A header of one moment: its two words before all else and again after. None if they changed
+/// meanwhile.
+#[inline]
+pub(crate) fn settled_header<W: Words + ?Sized>(
+    words: &W,
+    at: u64,
+) -> Result<Option<ObjHeader>, StoreError> {
+    // Refused for a slot that does not exist, before its words are computed.
+    words.check("header", at, HEADER_BYTES)?;
+    let publish = words::load(words, at + PUBLISH_OFF)?;
+    let owner = words::load(words, at + OWNER_OFF)?;
+    let header = header_at(words, at)?;
+    let again = words::load(words, at + PUBLISH_OFF)?;
+    let same = header.publish == publish && header.owner == owner && again == publish;
+    Ok((same && words::load(words, at + OWNER_OFF)? == owner).then_some(header))
 }
 
 /// One header, its words first (acquire), then its fields [I7].

@@ -36,6 +36,10 @@ pub trait Words {
     fn copy_in(&self, offset: u64, src: &[u8]) -> Result<(), StoreError>;
     /// A fence among the accesses above.
     fn fence(&self, order: Ordering);
+    /// A word to the hardware that these bytes will be read soon; changes nothing.
+    fn prefetch(&self, offset: u64, len: u64) {
+        let _nothing_to_fetch = (offset, len);
+    }
 }
 
 /// Loads a word: nothing read afterwards is older than what its writer had written before it.

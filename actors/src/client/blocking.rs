@@ -1,7 +1,7 @@
 //! The same verbs for plain threads: one small runtime that this thread drives itself, with control
 //! connections of its own, so that a reply wakes nobody but the caller.
 
-use super::{Client, ClientConfig, WritePlan};
+use super::{Client, ClientConfig, ObjectView, WritePlan};
 use crate::error::{Error, Result};
 use crate::message::{ClusterStats, Existence, Listed, ObjMeta, PutOptions, UnmountReport, View};
 use nkv_transport::wire::Address;
@@ -56,12 +56,29 @@ impl Blocking {
 
     /// See [`Client::get_into`].
     pub fn get_into(&self, key: &[u8], dst: &mut [u8]) -> Result<usize> {
-        self.runtime.block_on(self.client.get_into(key, dst))
+        match self.client.read_now(key, dst) {
+            Some(done) => done,
+            None => self.runtime.block_on(self.client.get_into(key, dst)),
+        }
     }
 
     /// See [`Client::get_many_into`].
     pub fn get_many_into(&self, items: &mut [(&[u8], &mut [u8])]) -> Vec<Result<usize>> {
         self.runtime.block_on(self.client.get_many_into(items))
+    }
+
+    /// See [`Client::get_view`].
+    pub fn get_view(&self, key: &[u8]) -> Result<ObjectView> {
+        self.client.check_process()?;
+        match self.client.view_now(key) {
+            Some(view) => view,
+            None => self.runtime.block_on(self.client.get_view(key)),
+        }
+    }
+
+    /// See [`Client::lookup_near`].
+    pub fn lookup_near(&self, keys: &[&[u8]], found: &mut [bool]) -> Result<usize> {
+        self.client.lookup_near(keys, found)
     }
 
     /// See [`Client::read_into`].

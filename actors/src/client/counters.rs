@@ -1,6 +1,7 @@
 //! What became of reads: one counter on every branch of [I7], so that retries are seen before they
 //! hurt.
 
+use crate::message::Via;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,6 +26,14 @@ macro_rules! counters {
 counters!(
     /// Objects read and believed.
     accepted,
+    /// Objects viewed in place.
+    viewed,
+    /// Reads and views that an index led to: no message was waited for.
+    by_index,
+    /// Those that a location seen before led to: none either.
+    by_cache,
+    /// Those that the master was asked about.
+    by_master,
     /// Batches too slow for their chain: their headers were read once more, strictly.
     strict,
     /// Objects that had changed under the read: the master was asked once more.
@@ -38,6 +47,16 @@ counters!(
 );
 
 impl Reads {
+    /// Counts reads by who told where to.
+    pub(crate) fn via(&self, via: Via, n: u64) {
+        let counter = match via {
+            Via::Index => &self.by_index,
+            Via::Cache => &self.by_cache,
+            Via::Master => &self.by_master,
+        };
+        Self::count(counter, n);
+    }
+
     pub(crate) fn count(counter: &AtomicU64, n: u64) {
         if n > 0 {
             counter.fetch_add(n, Ordering::Relaxed);

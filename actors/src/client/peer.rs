@@ -4,13 +4,19 @@
 use crate::cell::{CellAddr, Reply};
 use crate::error::{Error, ErrorKind, Result};
 use crate::membership::hello;
-use crate::message::{PlanId, Purpose, RankInfo, ToClient, ToOwner, Touch, Welcome};
+use crate::message::{
+    PlanId, Purpose, RankInfo, Served, ToClient, ToOwner, Touch, TouchBatch, Via, Welcome,
+};
 use crate::owner::attachments::{AttachId, Route};
+use crate::owner::pin_tables::Proof;
 use crate::owner::tables::OwnerTables;
 use crate::owner::{Owner, Touches};
 use crate::plans::{Obeyed, OpenPlans};
 use crate::server::local_owner;
-use nkv_store::layout::Region;
+use nkv_store::heap::{Heap, NOWHERE};
+use nkv_store::layout::{HEADER_BYTES, Region};
+use nkv_store::pins::Pins;
+use nkv_store::reader::Reader;
 use nkv_store::shm;
 use nkv_transport::Alive;
 use nkv_transport::local::LocalVerbs;
@@ -19,7 +25,7 @@ use nkv_transport::tcp::{TcpOptions, TcpVerbs};
 use nkv_transport::verbs::{Kind, Verbs};
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
@@ -83,7 +89,17 @@ pub(crate) enum Outgoing {
 /// See the file's first paragraph.
 pub struct Peer {
     pub(crate) rank: u32,
-    pub(crate) arena: Region,
+    pub(crate) incarnation: u64,
+    // The first segment of its rank: where a key's hash leads to.
+    pub(crate) first: bool,
+    // Where headers, index and payloads lie.
+    pub(crate) slots: u32,
+    header_base: u64,
+    pub(crate) index: Region,
+    pub(crate) payloads: Region,
+    // The segment by loads alone, where this process maps it.
+    pub(crate) reader: Option<Reader>,
+    pub(crate) pins: Option<Arc<Pins>>,
     pub(crate) quarantine_ns: u64,
     pub(crate) verbs: Arc<dyn Verbs>,
     // Plans asked for before this moment must be checked with the owner before their first byte.
@@ -91,7 +107,7 @@ pub struct Peer {
     pub(crate) obeyed: Arc<Obeyed>,
     link: Link,
     alive: Alive,
-    touches: Mutex<Vec<Touch>>,
+    touches: Mutex<TouchBatch>,
 }
 
 impl std::fmt::Debug for Peer {
@@ -138,10 +154,26 @@ impl Attaching {
         self.tcp().await
     }
 
-    fn peer(&self, verbs: Arc<dyn Verbs>, link: Link, alive: Alive) -> Peer {
+    fn peer(
+        &self,
+        verbs: Arc<dyn Verbs>,
+        (link, alive): (Link, Alive),
+        mapped: Option<(Reader, Option<u32>)>,
+    ) -> Peer {
+        let pins = mapped.as_ref().and_then(|(reader, table)| {
+            let region = &reader.geometry().pins;
+            Pins::new(reader.memory().clone(), region, (*table)?).map(Arc::new)
+        });
         Peer {
             rank: self.info.rank,
-            arena: Region { offset: self.info.arena_offset, len: self.info.arena_bytes },
+            incarnation: self.info.incarnation,
+            first: self.info.seat().is_first(),
+            slots: self.info.slots,
+            header_base: self.info.header_base,
+            index: self.info.index(),
+            payloads: self.info.payloads(),
+            reader: mapped.map(|(reader, _)| reader),
+            pins,
             quarantine_ns: u64::from(self.info.quarantine_ms) * 1_000_000,
             verbs,
             attached_ns: self.clock.now_ns(),
@@ -160,7 +192,10 @@ impl Attaching {
         self.plans.obey(&self.obeyed, l.tables.term());
         let verbs = LocalVerbs::new(l.memory.clone(), l.alive.clone());
         let link = Link::Local(l.owner.clone(), l.tables.clone(), id);
-        Some(Arc::new(self.peer(Arc::new(verbs), link, l.alive.clone())))
+        let heap = Heap::open(l.memory.clone()).ok();
+        let reader = heap.as_ref().and_then(Reader::of);
+        let mapped = reader.map(|reader| (reader, l.tables.pins.give(id, Proof::Here)));
+        Some(Arc::new(self.peer(Arc::new(verbs), (link, l.alive.clone()), mapped)))
     }
 
     async fn shared(&self) -> Result<Option<Arc<Peer>>> {
@@ -170,9 +205,9 @@ impl Attaching {
         if self.info.boot_id != self.boot_id || self.info.segment.is_empty() {
             return Ok(None);
         }
-        let mut stream = self.hello(address, true).await?;
-        let memory = match self.map() {
-            Ok(memory) => memory,
+        let (mut stream, table) = self.hello(address, true).await?;
+        let heap = match self.map() {
+            Ok(heap) => heap,
             Err(e) => {
                 // Registered by the hello: take that back, or the owner would wait for our word.
                 let _ = write_frame(&mut stream, &mut Vec::new(), 0, &ToOwner::Detach).await;
@@ -180,14 +215,15 @@ impl Attaching {
             }
         };
         let alive = Alive::new();
-        let verbs = ShmVerbs::new(memory, alive.clone());
-        Ok(Some(self.linked(stream, Arc::new(verbs), alive)))
+        let verbs = ShmVerbs::new(heap.memory().clone(), alive.clone());
+        let mapped = Reader::of(&heap).map(|reader| (reader, table));
+        Ok(Some(self.linked(stream, Arc::new(verbs), alive, mapped)))
     }
 
-    fn map(&self) -> Result<Arc<dyn nkv_store::Memory>> {
+    fn map(&self) -> Result<Heap> {
         let segment = self.info.segment.clone();
         let memory: Arc<dyn nkv_store::Memory> = shm::attach(&segment, false)?;
-        let heap = nkv_store::heap::Heap::open(memory.clone())?;
+        let heap = Heap::open(memory)?;
         if heap.geometry().incarnation != self.info.incarnation {
             return Err(Error::disconnected(format!(
                 "segment {segment} holds another incarnation"
@@ -201,14 +237,14 @@ impl Attaching {
                 }
             }));
         }
-        Ok(memory)
+        Ok(heap)
     }
 
     async fn tcp(&self) -> Result<Arc<Peer>> {
         let Some(data) = self.info.data.clone() else {
             return Err(Error::unsupported(format!("rank {} has no tcp agent", self.info.rank)));
         };
-        let stream = self.hello(&self.info.control, false).await?;
+        let (stream, _) = self.hello(&self.info.control, false).await?;
         let (incarnation, credentials) = (self.info.incarnation, self.credentials.clone());
         let verbs = tokio::task::spawn_blocking(move || {
             let job = credentials.job().to_string();
@@ -218,17 +254,22 @@ impl Attaching {
         .await
         .map_err(|e| Error::internal(format!("connect task: {e}")))??;
         let alive = verbs.alive();
-        Ok(self.linked(stream, Arc::new(verbs), alive))
+        Ok(self.linked(stream, Arc::new(verbs), alive, None))
     }
 
-    async fn hello(&self, address: &nkv_transport::wire::Address, maps: bool) -> Result<BoxStream> {
+    /// The link, and the pin table that it was given.
+    async fn hello(
+        &self,
+        address: &nkv_transport::wire::Address,
+        maps: bool,
+    ) -> Result<(BoxStream, Option<u32>)> {
         let (producer, incarnation) = (self.producer, self.info.incarnation);
         let purpose = Purpose::Attach { producer, incarnation, maps };
         let work = hello(&*self.net, address, &self.credentials, purpose);
         match tokio::time::timeout(ATTACH_LIMIT, work).await {
-            Ok(Ok((stream, Welcome::Attached { term }))) => {
+            Ok(Ok((stream, Welcome::Attached { term, pins }))) => {
                 self.plans.obey(&self.obeyed, term);
-                Ok(stream)
+                Ok((stream, pins))
             }
             Ok(Ok((_, Welcome::Refused { why }))) => Err(Error::disconnected(why.to_string())),
             Ok(Ok((_, other))) => Err(Error::internal(format!("{address} said {other:?}"))),
@@ -244,11 +285,17 @@ impl Attaching {
         }
     }
 
-    fn linked(&self, stream: BoxStream, verbs: Arc<dyn Verbs>, alive: Alive) -> Arc<Peer> {
+    fn linked(
+        &self,
+        stream: BoxStream,
+        verbs: Arc<dyn Verbs>,
+        alive: Alive,
+        mapped: Option<(Reader, Option<u32>)>,
+    ) -> Arc<Peer> {
         let (tx, rx) = mpsc::channel(LINK_FRAMES);
         let (rank, weak) = (self.info.rank, tx.downgrade());
         let plans = (self.plans.clone(), self.obeyed.clone());
-        let peer = Arc::new(self.peer(verbs, Link::Remote(tx), alive.clone()));
+        let peer = Arc::new(self.peer(verbs, (Link::Remote(tx), alive.clone()), mapped));
         tokio::task::spawn_local(async move {
             let why = run_link(stream, rx, weak, plans).await;
             // From here on no verb through this handle may report success.
@@ -271,7 +318,14 @@ impl Peer {
         let alive = Alive::new();
         Arc::new(Self {
             rank: 0,
-            arena: Region { offset: 0, len: 0 },
+            incarnation: 0,
+            first: true,
+            slots: 0,
+            header_base: 0,
+            index: Region::default(),
+            payloads: Region::default(),
+            reader: None,
+            pins: None,
             quarantine_ns: 0,
             verbs: Arc::new(LocalVerbs::new(Arc::new(memory), alive.clone())),
             attached_ns: 0,
@@ -287,33 +341,48 @@ impl Peer {
         self.verbs.kind()
     }
 
-    /// Notes a read; sent in batches.
-    pub(crate) fn touch(&self, list: impl IntoIterator<Item = Touch>) -> usize {
-        let mut t = self.touches.lock().unwrap_or_else(PoisonError::into_inner);
-        t.extend(list);
-        let excess = t.len().saturating_sub(MAX_TOUCHES);
-        t.drain(..excess);
-        t.len()
+    fn noted(&self) -> MutexGuard<'_, TouchBatch> {
+        self.touches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn has_touches(&self) -> bool {
-        !self.touches.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    /// Notes a read; sent in batches, by the Producer's timer.
+    pub(crate) fn note(&self, via: Via, touch: Touch) {
+        let mut noted = self.noted();
+        noted.served.count(via);
+        if noted.list.len() >= MAX_TOUCHES {
+            // The older half: recency is what they are for.
+            noted.list.drain(..MAX_TOUCHES / 2);
+        }
+        noted.list.push(touch);
+    }
+
+    /// Reads noted and not sent.
+    pub(crate) fn touches_noted(&self) -> usize {
+        self.noted().list.len()
+    }
+
+    /// Segment offset of a slot's header.
+    pub(crate) fn header_off(&self, slot: u32) -> u64 {
+        if slot >= self.slots {
+            return NOWHERE;
+        }
+        self.header_base + u64::from(slot) * HEADER_BYTES
     }
 
     /// Sends what was noted; with `wait`, returns once it has left this process.
     pub(crate) async fn send_touches(&self, wait: bool) -> Result<()> {
-        let list =
-            std::mem::take(&mut *self.touches.lock().unwrap_or_else(PoisonError::into_inner));
+        let batch = std::mem::take(&mut *self.noted());
+        let some = batch.served != Served::default();
         match &self.link {
             Link::Local(owner, ..) => {
-                if !list.is_empty() {
-                    owner.push(Touches(list), Reply::nobody()).await?;
+                if some {
+                    owner.push(Touches(batch), Reply::nobody()).await?;
                 }
             }
             Link::Remote(tx) => {
                 let gone = |_| Error::disconnected(format!("rank {} is gone", self.rank));
-                if !list.is_empty() {
-                    tx.send(Outgoing::Frame(ToOwner::Touched(list))).await.map_err(gone)?;
+                if some {
+                    tx.send(Outgoing::Frame(ToOwner::Touched(batch))).await.map_err(gone)?;
                 }
                 if wait {
                     let (done, flushed) = oneshot::channel();
@@ -348,9 +417,14 @@ impl Peer {
         }
     }
 
-    /// Says goodbye: nothing is or will be written through this attachment. Returns once it is said.
+    /// Says goodbye: nothing is or will be written or viewed through this attachment. Returns once it
+    /// is said. With a view still out, its owner is not told: its death or the view's drop ends it.
     pub(crate) async fn detach(&self) {
         self.alive_for_detach();
+        if self.pins.as_ref().is_some_and(|pins| !pins.close()) {
+            tracing::warn!(rank = self.rank, "closed with views: their objects stay in place");
+            return;
+        }
         if let Link::Remote(tx) = &self.link
             && tx.send(Outgoing::Frame(ToOwner::Detach)).await.is_ok()
         {
@@ -373,6 +447,8 @@ impl Drop for Peer {
         // when its sender is gone.
         if let Link::Local(_, tables, id) = &self.link {
             tables.attachments.detach(*id);
+            // Views hold their peer, too.
+            tables.pins.take_back(*id);
         }
     }
 }

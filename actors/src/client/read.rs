@@ -4,9 +4,9 @@
 
 use super::counters::Reads;
 use super::peer::Peer;
-use super::{Client, one};
+use super::{Client, one, spread};
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{ObjMeta, Touch};
+use crate::message::{ObjMeta, Touch, Via};
 use nkv_store::KeyId;
 use nkv_store::object::{Expect, Reading, Unreadable, chain_in_time};
 use std::collections::BTreeMap;
@@ -15,8 +15,6 @@ use std::collections::BTreeMap;
 const MAX_READS_PER_POST: usize = 256;
 /// Payload bytes in one batch of verbs: a chain must end within 0.8 Q to be believed as it is.
 const MAX_BYTES_PER_POST: u64 = 16 << 20;
-/// Touches kept back until the next timer of the Producer.
-const TOUCH_BATCH: usize = 128;
 
 /// Why a read found nothing to believe.
 enum Miss {
@@ -29,6 +27,7 @@ enum Miss {
 struct Slot<'a> {
     index: usize,
     meta: &'a ObjMeta,
+    via: Via,
     dst: &'a mut [u8],
     reading: Reading,
 }
@@ -36,10 +35,11 @@ struct Slot<'a> {
 impl Client {
     /// Bytes of an object in a fresh buffer.
     pub async fn get(&self, key: &[u8]) -> Result<Vec<u8>> {
-        let mut meta = self.find(key).await?;
+        self.check_process()?;
         for last in [false, true] {
+            let (meta, via) = one(self.locate(&[key], last).await)?;
             let mut bytes = vec![0; meta.bytes_total as usize];
-            let read = self.read_all(&mut [(&meta, &mut bytes[..])]).await;
+            let read = self.read_all(&mut [((&meta, via), &mut bytes[..])]).await;
             match read.into_iter().next().unwrap_or(Err(Miss::Changed)) {
                 Ok(_) => return Ok(bytes),
                 Err(Miss::Fatal(e)) => return Err(e),
@@ -47,33 +47,52 @@ impl Client {
                     Reads::count(&self.shared.reads.lost, 1);
                     break;
                 }
-                Err(Miss::Changed) => {
-                    self.shared.locations.forget(key);
-                    meta = self.find(key).await?;
-                }
+                Err(Miss::Changed) => self.shared.locations.forget(key),
             }
         }
         Err(gone(key))
     }
 
-    async fn find(&self, key: &[u8]) -> Result<ObjMeta> {
-        one(self.locate(&[key]).await)
-    }
-
     /// Reads an object into `dst`; returns its length. A `dst` that is too small is refused.
     pub async fn get_into(&self, key: &[u8], dst: &mut [u8]) -> Result<usize> {
-        one(self.get_many_into(&mut [(key, dst)]).await)
+        match self.read_now(key, dst) {
+            Some(done) => done,
+            None => one(self.read_further(&mut [(key, dst)]).await),
+        }
     }
 
     /// Reads many; one result per item, in order.
     pub async fn get_many_into(&self, items: &mut [(&[u8], &mut [u8])]) -> Vec<Result<usize>> {
+        if let Err(e) = self.check_process() {
+            return spread(items.len(), e);
+        }
+        let mut results: Vec<Result<usize>> =
+            (0..items.len()).map(|_| Err(Error::internal("not read"))).collect();
+        let settled = self.read_many_now(items, &mut results);
+        let left: Vec<usize> = (0..items.len()).filter(|i| !settled[*i]).collect();
+        if left.is_empty() {
+            return results;
+        }
+        let open = items.iter_mut().zip(&settled).filter(|(_, settled)| !**settled);
+        let mut rest: Vec<(&[u8], &mut [u8])> = open.map(|((k, d), _)| (*k, &mut **d)).collect();
+        for (i, read) in left.into_iter().zip(self.read_further(&mut rest).await) {
+            results[i] = read;
+        }
+        results
+    }
+
+    /// Reads what the indexes at hand do not lead to.
+    pub(super) async fn read_further(
+        &self,
+        items: &mut [(&[u8], &mut [u8])],
+    ) -> Vec<Result<usize>> {
         let keys: Vec<&[u8]> = items.iter().map(|(k, _)| *k).collect();
         let mut results: Vec<Result<usize>> =
             (0..items.len()).map(|_| Err(Error::internal("not read"))).collect();
         let mut todo: Vec<usize> = (0..items.len()).collect();
         for last in [false, true] {
             let wanted: Vec<&[u8]> = todo.iter().map(|i| keys[*i]).collect();
-            let located = self.locate(&wanted).await;
+            let located = self.locate(&wanted, last).await;
             let mut found = Vec::new();
             for (i, r) in todo.iter().zip(located) {
                 match r {
@@ -81,11 +100,11 @@ impl Client {
                     Err(e) => results[*i] = Err(e),
                 }
             }
-            let mut reads: Vec<(&ObjMeta, &mut [u8])> = Vec::with_capacity(found.len());
+            let mut reads: Vec<((&ObjMeta, Via), &mut [u8])> = Vec::with_capacity(found.len());
             let mut f = found.iter().peekable();
             for (i, (_, dst)) in items.iter_mut().enumerate() {
-                if let Some((_, meta)) = f.next_if(|(at, _)| *at == i) {
-                    reads.push((meta, dst));
+                if let Some((_, (meta, via))) = f.next_if(|(at, _)| *at == i) {
+                    reads.push(((meta, *via), dst));
                 }
             }
             let read = self.read_all(&mut reads).await;
@@ -116,8 +135,13 @@ impl Client {
 
     /// Reads many by location. The batch is touched tail to head: its first object stays longest.
     pub async fn read_many_into(&self, items: &mut [(&ObjMeta, &mut [u8])]) -> Vec<Result<usize>> {
+        if let Err(e) = self.check_process() {
+            return spread(items.len(), e);
+        }
         let metas: Vec<ObjMeta> = items.iter().map(|(m, _)| (*m).clone()).collect();
-        let found = self.read_all(items).await;
+        let mut told: Vec<_> =
+            items.iter_mut().map(|(meta, dst)| ((*meta, Via::Cache), &mut **dst)).collect();
+        let found = self.read_all(&mut told).await;
         let missing = |m: &ObjMeta| {
             Error::not_found(format!(
                 "the object {:?} is no longer in slot {} of rank {}",
@@ -136,25 +160,23 @@ impl Client {
 
     async fn read_all(
         &self,
-        items: &mut [(&ObjMeta, &mut [u8])],
+        items: &mut [((&ObjMeta, Via), &mut [u8])],
     ) -> Vec<std::result::Result<usize, Miss>> {
         let mut results: Vec<_> = items
             .iter()
-            .map(|(m, _)| Err(Miss::Fatal(Error::internal(format!("slot {} unread", m.at.slot)))))
+            .map(|((m, _), _)| {
+                Err(Miss::Fatal(Error::internal(format!("slot {} unread", m.at.slot))))
+            })
             .collect();
         let mut groups: BTreeMap<u64, Vec<Slot<'_>>> = BTreeMap::new();
-        for (index, (meta, dst)) in items.iter_mut().enumerate() {
+        for (index, ((meta, via), dst)) in items.iter_mut().enumerate() {
             if (dst.len() as u64) < meta.bytes_total {
-                results[index] = Err(Miss::Fatal(Error::invalid(format!(
-                    "the object has {} bytes, the buffer {}; get_location tells the size first",
-                    meta.bytes_total,
-                    dst.len()
-                ))));
+                results[index] = Err(Miss::Fatal(too_small(meta.bytes_total, dst.len())));
                 continue;
             }
             let dst = &mut dst[..meta.bytes_total as usize];
             let reading = reading_of(meta);
-            let slot = Slot { index, meta, dst, reading };
+            let slot = Slot { index, meta, via: *via, dst, reading };
             groups.entry(meta.at.incarnation).or_default().push(slot);
         }
         for (incarnation, mut slots) in groups {
@@ -168,7 +190,7 @@ impl Client {
                 }
             };
             Self::run_blocking(&peer, || self.read_group(&peer, &mut slots, &mut results));
-            self.touch_group(&peer, &slots, &results).await;
+            self.touch_group(&peer, &slots, &results);
         }
         results
     }
@@ -220,21 +242,16 @@ impl Client {
         Ok(())
     }
 
-    async fn touch_group(
+    fn touch_group(
         &self,
         peer: &Peer,
         slots: &[Slot<'_>],
         results: &[std::result::Result<usize, Miss>],
     ) {
-        let read = slots.iter().rev().filter(|s| results[s.index].is_ok()).map(|s| Touch {
-            slot: s.meta.at.slot,
-            epoch: s.meta.at.epoch,
-            bytes: s.meta.bytes_total,
-        });
-        if peer.touch(read) >= TOUCH_BATCH
-            && let Err(error) = peer.send_touches(false).await
-        {
-            tracing::debug!(%error, "touches lost");
+        for s in slots.iter().rev().filter(|s| results[s.index].is_ok()) {
+            let (slot, epoch) = (s.meta.at.slot, s.meta.at.epoch);
+            peer.note(s.via, Touch { slot, epoch, bytes: s.meta.bytes_total });
+            self.shared.reads.via(s.via, 1);
         }
     }
 }
@@ -252,7 +269,7 @@ fn reading_of(meta: &ObjMeta) -> Reading {
 
 /// Accepts a read iff the header was valid before [I2] and identical after [I7].
 fn judge(peer: &Peer, s: &Slot<'_>) -> std::result::Result<usize, Miss> {
-    match s.reading.judge(&peer.arena) {
+    match s.reading.judge(&peer.payloads) {
         Ok(()) => Ok(s.meta.bytes_total as usize),
         Err(Unreadable::Gone | Unreadable::OtherKey | Unreadable::BadExtent) => Err(Miss::Changed),
         Err(Unreadable::NotReady) => Err(Miss::Fatal(Error::not_ready(format!(
@@ -260,6 +277,12 @@ fn judge(peer: &Peer, s: &Slot<'_>) -> std::result::Result<usize, Miss> {
             s.meta.at.slot, peer.rank
         )))),
     }
+}
+
+pub(super) fn too_small(object: u64, buffer: usize) -> Error {
+    Error::invalid(format!(
+        "the object has {object} bytes, the buffer {buffer}; get_location tells the size first"
+    ))
 }
 
 fn gone(key: &[u8]) -> Error {

@@ -7,6 +7,9 @@ use crate::error::{Error, Result};
 use crate::message::{Existence, KeyBytes, ObjMeta, RankState, Response, Seat};
 use nkv_store::Key;
 
+/// Owners that one answer to Exists names.
+const MAX_OWNERS: usize = 16;
+
 impl Master {
     pub(super) fn reachable(&self, seat: Seat) -> bool {
         matches!(self.truth.members.state(seat), Some(RankState::Alive | RankState::Draining))
@@ -62,8 +65,14 @@ impl Master {
     }
 
     pub(super) fn exists(&mut self, keys: &[KeyBytes]) -> Response {
+        let mut owners = Vec::new();
         let one = |key: &KeyBytes| match self.entry(&key.0) {
-            Ok(Some(e)) if e.is_live() && self.reachable(e.seat) => Existence::Ready,
+            Ok(Some(e)) if e.is_live() && self.reachable(e.seat) => {
+                if owners.len() < MAX_OWNERS && !owners.contains(&e.at.incarnation) {
+                    owners.push(e.at.incarnation);
+                }
+                Existence::Ready
+            }
             Ok(Some(Entry { state: State::Writing(_), .. })) => Existence::Writing,
             _ => Existence::Absent,
         };
@@ -76,6 +85,6 @@ impl Master {
         let hits = found.iter().filter(|e| **e == Existence::Ready).count() as u64;
         self.counters.lookup_hits += hits;
         self.counters.lookup_misses += found.len() as u64 - hits;
-        Response::Existence(found)
+        Response::Existence { list: found, owners }
     }
 }

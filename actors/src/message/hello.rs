@@ -74,6 +74,8 @@ pub enum Welcome {
     Attached {
         /// The term the owner obeys: a plan of a lower one is refused before its first byte.
         term: Term,
+        /// The pin table of this attachment, if it maps the memory and there was one left [I9].
+        pins: Option<u32>,
     },
     /// To a command about segments.
     Segments(Result<SegmentDone>),

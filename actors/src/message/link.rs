@@ -173,8 +173,8 @@ pub enum SlotContent {
 /// Client to owner, on an attach connection. One-way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToOwner {
-    /// Objects read, in the order in which they should be touched.
-    Touched(Vec<Touch>),
+    /// Objects read.
+    Touched(TouchBatch),
     /// Is this plan, opened before we were attached, still open?
     CheckPlan(PlanId),
     /// Nothing is or will be written for this plan by this process.
@@ -194,6 +194,48 @@ pub struct Touch {
     pub epoch: u32,
     /// Bytes that were read.
     pub bytes: u64,
+}
+
+/// Who told a reader where its object lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Via {
+    /// An index, read one-sided.
+    Index,
+    /// A location it had seen before.
+    Cache,
+    /// The master.
+    Master,
+}
+
+/// Reads by who told where to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Served {
+    /// See [`Via::Index`].
+    pub by_index: u64,
+    /// See [`Via::Cache`].
+    pub by_cache: u64,
+    /// See [`Via::Master`].
+    pub by_master: u64,
+}
+
+impl Served {
+    /// One more.
+    pub fn count(&mut self, via: Via) {
+        match via {
+            Via::Index => self.by_index += 1,
+            Via::Cache => self.by_cache += 1,
+            Via::Master => self.by_master += 1,
+        }
+    }
+}
+
+/// Reads that one handle did of one owner's objects.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TouchBatch {
+    /// In the order in which they should be touched; the oldest may be missing.
+    pub list: Vec<Touch>,
+    /// All of them.
+    pub served: Served,
 }
 
 /// Owner to client, on an attach connection.

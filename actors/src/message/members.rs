@@ -1,6 +1,7 @@
 //! Ranks as they describe themselves, and the view of all of them.
 
 use super::Term;
+use nkv_store::layout::{PAYLOAD_ALIGN, Region};
 use nkv_transport::wire::Address;
 use serde::{Deserialize, Serialize};
 
@@ -94,8 +95,14 @@ pub struct RankInfo {
     pub segment_bytes: u64,
     /// Header slots.
     pub slots: u32,
+    /// The first so many of them, and as many 4 KiB units before the arena, are the device log's.
+    pub log_slots: u32,
     /// Offset of the header arena.
     pub header_base: u64,
+    /// Offset of the one-sided index.
+    pub index_offset: u64,
+    /// Length of the index; 0 if there is none.
+    pub index_bytes: u64,
     /// Offset of the payload arena.
     pub arena_offset: u64,
     /// Length of the payload arena.
@@ -110,6 +117,20 @@ impl RankInfo {
     /// Which segment of which rank it is.
     pub fn seat(&self) -> Seat {
         Seat { rank: self.rank, segment: self.segment_id }
+    }
+
+    /// Where payloads may lie: the device log and, behind it, the arena.
+    pub fn payloads(&self) -> Region {
+        let log_bytes = u64::from(self.log_slots) * PAYLOAD_ALIGN;
+        Region {
+            offset: self.arena_offset.saturating_sub(log_bytes),
+            len: self.arena_bytes.saturating_add(log_bytes),
+        }
+    }
+
+    /// The one-sided index.
+    pub fn index(&self) -> Region {
+        Region { offset: self.index_offset, len: self.index_bytes }
     }
 }
 

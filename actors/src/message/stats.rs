@@ -82,10 +82,22 @@ pub struct OwnerGauges {
     pub fencing: u64,
     /// Slots in quarantine.
     pub quarantined: u64,
+    /// Retired objects past their quarantine that only a view holds.
+    pub pinned: u64,
+    /// Of these, those held for longer than a TTL: a view that was forgotten?
+    pub pins_suspect: u64,
+    /// Live objects for which the index has no room: found through the master alone.
+    pub index_overflow: u64,
     /// Objects evicted.
     pub evictions: u64,
     /// Gets that readers reported.
     pub gets_served: u64,
+    /// Of these, those that the index led to: no message was waited for.
+    pub gets_by_index: u64,
+    /// Those that a location seen before led to: none either.
+    pub gets_by_cache: u64,
+    /// Those that the master was asked about.
+    pub gets_by_master: u64,
     /// Bytes that readers reported.
     pub bytes_read: u64,
     /// Objects committed here.

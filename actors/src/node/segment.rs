@@ -136,7 +136,7 @@ impl Raised {
         let place = OwnedPlace::arbiter()?;
         let grants = Arc::new(Grants::new());
         let agent = start_agent(common, made.heap.memory().clone(), incarnation, &grants)?;
-        let tables = Arc::new(OwnerTables::new(grants, made.heap.geometry().arena.len));
+        let tables = Arc::new(OwnerTables::new(grants, &made.heap));
         let uplink = Arc::new(Uplink::default());
         let roles = start_roles(common, seat, &made.heap, (&tables, &uplink), place.place());
         let (owner, evictor) = roles.await?;
@@ -182,6 +182,9 @@ impl Raised {
             segment: self.file_name.clone(),
             segment_bytes: g.segment_bytes,
             slots: g.slots,
+            log_slots: g.log_slots,
+            index_offset: g.index.offset,
+            index_bytes: g.index.len,
             header_base: g.header_base,
             arena_offset: g.arena.offset,
             arena_bytes: g.arena.len,
@@ -303,6 +306,7 @@ fn make_memory(
 ) -> Result<Made, StartError> {
     let wanted = HeapConfig {
         arena_bytes: bytes,
+        log_bytes: 0,
         rank: config.rank,
         segment_id: u64::from(id),
         incarnation,

@@ -8,7 +8,6 @@ use crate::membership::LinkState;
 use crate::message::{OwnerGauges, Term, View};
 use nkv_transport::tcp::TcpAgent;
 use serde::Serialize;
-use std::sync::PoisonError;
 
 /// A snapshot of one node.
 #[derive(Debug, Clone, Serialize)]
@@ -104,8 +103,8 @@ impl Node {
         let mut actors = first.actors;
         actors.push(self.producer.status());
         actors.extend(self.master.as_ref().map(|(m, _)| m.status()));
-        let peers = self.client.shared.peers.read().unwrap_or_else(PoisonError::into_inner);
-        let mut attached: Vec<_> = peers.values().map(|p| (p.rank, p.kind().to_string())).collect();
+        let peers = self.client.shared.peers.all();
+        let mut attached: Vec<_> = peers.iter().map(|p| (p.rank, p.kind().to_string())).collect();
         attached.sort();
         NodeStatus {
             job: config.job.clone(),

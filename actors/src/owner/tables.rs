@@ -2,8 +2,10 @@
 //! `Freed` that the master has not acknowledged. Lies outside the actor; only the actor changes it.
 
 use super::attachments::Attachments;
+use super::pin_tables::PinTables;
 use crate::message::{EndCause, OwnerGauges, PlanId, PlanOpened, SeenView, Term};
 use hashbrown::HashMap;
+use nkv_store::heap::Heap;
 use nkv_store::layout::HEADER_BYTES;
 use nkv_store::object::Usage;
 use nkv_transport::grants::{Grant, Grants};
@@ -73,16 +75,19 @@ pub struct OwnerTables {
     pub grants: Arc<Grants>,
     /// Local producers.
     pub attachments: Attachments,
+    /// Who may pin objects.
+    pub pins: PinTables,
     /// Figures.
     pub gauges: Gauges,
 }
 
 impl OwnerTables {
-    /// Empty tables over the agent's grants.
-    pub fn new(grants: Arc<Grants>, heap_total: u64) -> Self {
+    /// Empty tables of a segment, over the agent's grants.
+    pub fn new(grants: Arc<Grants>, heap: &Heap) -> Self {
         let gauges = Gauges::default();
-        gauges.heap_total.store(heap_total, Ordering::Relaxed);
-        Self { tables: Mutex::default(), grants, attachments: Attachments::default(), gauges }
+        gauges.heap_total.store(heap.geometry().arena.len, Ordering::Relaxed);
+        let (tables, attachments) = (Mutex::default(), Attachments::default());
+        Self { tables, grants, attachments, pins: PinTables::of(heap), gauges }
     }
 
     /// The tables, for the actor.
@@ -210,8 +215,14 @@ gauges!(
     plans_open,
     fencing,
     quarantined,
+    pinned,
+    pins_suspect,
+    index_overflow,
     evictions,
     gets_served,
+    gets_by_index,
+    gets_by_cache,
+    gets_by_master,
     bytes_read,
     commits,
     bytes_written,
@@ -240,5 +251,6 @@ impl Gauges {
         set(&self.plans_open, u.open_plans);
         set(&self.fencing, u.fencing);
         set(&self.quarantined, u.quarantined);
+        set(&self.index_overflow, u.index_overflow);
     }
 }

@@ -46,7 +46,7 @@ impl Bench {
         };
         let memory = Arc::new(AnonMemory::new(config.segment_bytes()).unwrap());
         let heap = Heap::format(memory, &config).unwrap();
-        let tables = Arc::new(OwnerTables::new(Arc::new(Grants::new()), heap.geometry().arena.len));
+        let tables = Arc::new(OwnerTables::new(Arc::new(Grants::new()), &heap));
         let uplink = Arc::new(Uplink::default());
         let up = uplink.capture();
         let truth = OwnerTruth {

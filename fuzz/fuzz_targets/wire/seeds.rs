@@ -9,7 +9,7 @@ use nkv_actors::message::{
     ClusterStats, Down, EndCause, Existence, Hello, KeyBytes, MESSAGES_VERSION, ObjMeta, OpenItem,
     OwnerGauges, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, PutOptions, RankInfo, RankState,
     RankStats, Refusal, Request, Response, SeenView, SegmentCommand, Settings, SlotContent,
-    SlotEntry, SlotRef, Term, ToClient, ToOwner, Touch, Up, View, Welcome, WireKeyId,
+    SlotEntry, SlotRef, Term, ToClient, ToOwner, Touch, TouchBatch, Served, Up, View, Welcome, WireKeyId,
 };
 use nkv_actors::{Error, ErrorKind};
 use nkv_transport::wire::auth::CHALLENGE_BYTES;
@@ -107,7 +107,10 @@ fn rank() -> RankInfo {
         segment: "nkv.job.1.2".to_string(),
         segment_bytes: 1 << 26,
         slots: 1024,
+        log_slots: 0,
         header_base: 4096,
+        index_offset: 0,
+        index_bytes: 0,
         arena_offset: 1 << 20,
         arena_bytes: 1 << 25,
         quarantine_ms: 50,
@@ -184,7 +187,10 @@ fn responses() -> Vec<Response> {
         Response::Done(vec![Ok(()), Err(error.clone())]),
         Response::Locations(vec![Ok(meta()), Err(error.clone())]),
         Response::Prefix(vec![meta()]),
-        Response::Existence(vec![Existence::Absent, Existence::Writing, Existence::Ready]),
+        Response::Existence {
+            list: vec![Existence::Absent, Existence::Writing, Existence::Ready],
+            owners: vec![7],
+        },
         Response::Stats(ClusterStats { ranks: vec![row], ..ClusterStats::default() }),
         Response::View(View::default()),
         Response::Failed(error),
@@ -239,7 +245,7 @@ fn link(seeds: &mut Seeds) {
     seeds.bodies(
         "to-owner",
         &[
-            ToOwner::Touched(vec![touch, touch]),
+            ToOwner::Touched(TouchBatch { list: vec![touch, touch], served: Served::default() }),
             ToOwner::CheckPlan(PLAN),
             ToOwner::Dropped(PLAN),
             ToOwner::TermObeyed(TERM),

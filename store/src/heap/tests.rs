@@ -9,6 +9,9 @@ fn small() -> HeapConfig {
     HeapConfig { arena_bytes: 40_000, rank: 3, ..HeapConfig::default() }
 }
 
+/// Where the arena of `small` begins.
+const ARENA: u64 = 12_288 + pins::REGION_BYTES.next_multiple_of(4096);
+
 fn memory(bytes: u64) -> Arc<dyn Memory> {
     Arc::new(AnonMemory::new(bytes).unwrap())
 }
@@ -38,7 +41,10 @@ fn a_formatted_segment_opens_with_the_same_geometry() {
     let g = *heap.geometry();
     assert_eq!(*Heap::open(heap.memory().clone()).unwrap().geometry(), g);
     assert_eq!((g.slots, g.rank, g.header_base), (10, 3, 4096));
-    assert_eq!(g.arena, Region { offset: 8192, len: 40_960 });
+    assert_eq!((g.log_slots, g.log.len, g.payloads()), (0, 0, g.arena));
+    assert_eq!(g.index, Region { offset: 8192, len: index::region_bytes(10) });
+    assert_eq!(g.pins, Region { offset: 12_288, len: pins::REGION_BYTES });
+    assert_eq!(g.arena, Region { offset: ARENA, len: 40_960 });
     assert_eq!(g.segment_bytes, config.segment_bytes());
     assert_eq!(g.incarnation, config.incarnation);
 }
@@ -62,6 +68,30 @@ fn every_slot_is_armed_at_epoch_one() {
 }
 
 #[test]
+fn a_log_has_the_first_slots_and_lies_before_the_arena() {
+    let config = HeapConfig { log_bytes: 20_000, ..small() };
+    let heap = formatted(&config);
+    let g = *heap.geometry();
+    assert_eq!((g.slots, g.log_slots, g.managed_slots()), (15, 5, 5..15));
+    assert_eq!((g.log.len, g.log.offset + g.log.len), (20_480, g.arena.offset));
+    assert_eq!(g.payloads(), Region { offset: g.log.offset, len: 20_480 + 40_960 });
+    // Nothing is claimed, all may be; no claim has epoch 0.
+    assert_eq!((heap.memory().load(8).unwrap(), heap.memory().load(16).unwrap()), (20_480, 0));
+    let words = |slot| object::read_header(&heap, slot).map(|h| (h.publish, h.owner)).unwrap();
+    assert_eq!((words(0), words(4)), ((0, 0), (0, 0)));
+    assert_eq!(words(5), (object::reserved(1), word(flag::LIVE, 1)));
+    let shifted = |e: &mut HeapExt| e.regions[RegionKind::Log as usize].offset -= 4096;
+    for change in [shifted as fn(&mut HeapExt), |e| e.log_slots = 4, |e| e.log_unit = 8192] {
+        let heap = formatted(&config);
+        let mut ext = ext_of(&heap);
+        change(&mut ext);
+        heap.memory().write(EXT_OFF, ext.as_bytes()).unwrap();
+        let opened = Heap::open(heap.memory().clone());
+        assert!(matches!(opened, Err(StoreError::BadSegment(_))), "{opened:?}");
+    }
+}
+
+#[test]
 fn memory_that_was_never_formatted_is_refused() {
     let open = Heap::open(memory(1 << 20));
     assert!(matches!(open, Err(StoreError::BadSegment(_))));
@@ -70,8 +100,8 @@ fn memory_that_was_never_formatted_is_refused() {
 
 #[test]
 fn another_layout_version_is_refused() {
-    let text = with_ext(|e| e.layout_version = 2).unwrap_err().to_string();
-    assert!(text.contains("version 2"), "{text}");
+    let text = with_ext(|e| e.layout_version = 3).unwrap_err().to_string();
+    assert!(text.contains("version 3"), "{text}");
 }
 
 #[test]
@@ -89,14 +119,16 @@ fn regions_outside_misaligned_or_overlapping_are_refused() {
         assert!(matches!(with_ext(change), Err(StoreError::BadSegment(_))));
     }
     let twisted = [
-        (arena, Region { offset: 8192, len: 45_056 }),
-        (arena, Region { offset: 8192, len: 0 }),
+        (arena, Region { offset: ARENA, len: 45_056 }),
+        (arena, Region { offset: ARENA, len: 0 }),
         (arena, Region { offset: u64::MAX - 4095, len: 8192 }),
         (arena, Region { offset: 4096, len: 40_960 }),
         (headers, Region { offset: 4096, len: 704 }),
         (headers, Region { offset: 0, len: 640 }),
-        (RegionKind::Log as usize, Region { offset: 8192, len: 4096 }),
-        (RegionKind::Index as usize, Region { offset: 4097, len: 64 }),
+        (RegionKind::Log as usize, Region { offset: ARENA, len: 4096 }),
+        (RegionKind::Pins as usize, Region { offset: 12_288, len: 64 }),
+        (RegionKind::Index as usize, Region { offset: 8193, len: 128 }),
+        (RegionKind::Index as usize, Region { offset: 8192, len: 192 }),
     ];
     for (kind, region) in twisted {
         let opened = with_ext(|e| e.regions[kind] = region);
@@ -111,7 +143,7 @@ fn a_region_off_its_alignment_is_refused_even_where_there_is_room() {
             let arena = &mut e.regions[RegionKind::Arena as usize];
             arena.len -= 4096;
             let offset = arena.offset + arena.len + shift;
-            e.regions[RegionKind::Index as usize] = Region { offset, len: 64 };
+            e.regions[RegionKind::Index as usize] = Region { offset, len: 128 };
         })
     };
     beside_a_shorter_arena(64).unwrap();
@@ -123,6 +155,8 @@ fn settings_that_cannot_work_are_refused_with_their_numbers() {
     let cases = [
         HeapConfig { arena_bytes: 0, ..small() },
         HeapConfig { arena_bytes: MAX_ARENA_BYTES + 1, ..small() },
+        HeapConfig { log_bytes: 3 * 4096, ..small() },
+        HeapConfig { log_bytes: MAX_ARENA_BYTES, ..small() },
         HeapConfig { incarnation: 0, ..small() },
         HeapConfig { quarantine_ms: 0, ..small() },
         HeapConfig { water_hi: 101, ..small() },

@@ -19,10 +19,10 @@ pub struct LiveSlot {
     pub last_access_ms: u64,
 }
 
-/// Every slot whose header says READY and LIVE at one epoch. An open plan that is READY but not
+/// Every managed slot whose header says READY and LIVE at one epoch. An open plan that is READY but not
 /// committed looks the same: whoever acts on this asks the slot table.
 pub fn live_slots(heap: &Heap) -> impl Iterator<Item = LiveSlot> + '_ {
-    (0..heap.geometry().slots).filter_map(|slot| {
+    heap.geometry().managed_slots().filter_map(|slot| {
         let h = read_header(heap, slot).ok()?;
         let epoch = epoch_of(h.owner);
         let live = h.owner == word(flag::LIVE, epoch) && h.publish == ready(epoch);

@@ -53,10 +53,11 @@ impl Slots {
         let plans: HashMap<(u32, u32), &OpenSlot> =
             open.iter().map(|plan| ((plan.slot, plan.epoch), plan)).collect();
         let arena = heap.geometry().arena;
-        let mut slots = Vec::with_capacity(heap.geometry().slots as usize);
+        let managed = heap.geometry().managed_slots();
+        let mut slots = Vec::with_capacity(managed.len());
         let mut retire = Vec::new();
         let mut unheard = 0u64;
-        for slot in 0..heap.geometry().slots {
+        for slot in managed {
             let found = match read_header(&heap, slot) {
                 Ok(header) => {
                     let plan = plans.get(&(slot, epoch_of(header.owner))).copied();

@@ -8,8 +8,10 @@ use super::{arm, key_of, read_header, ready};
 use crate::arena::Extent;
 use crate::error::StoreError;
 use crate::heap::{FIRST_EPOCH, Heap};
+use crate::index::Index;
 use crate::key::KeyId;
 use crate::layout::{LAST_ACCESS_OFF, OWNER_OFF, flag, low, word};
+use crate::pins;
 use std::collections::VecDeque;
 
 /// The answer to a commit.
@@ -62,31 +64,46 @@ impl Freed {
     }
 }
 
-/// The slots of one segment, as their owner knows them.
+/// The managed slots of one segment, as their owner knows them; those of its device log are not here.
 #[derive(Debug)]
 pub struct Slots {
     heap: Heap,
+    /// The first one is the first behind the log's.
     slots: Vec<Slot>,
     usage: Usage,
+    index: Index,
     /// (end of quarantine, slot, epoch), ends never decreasing.
     quarantine: VecDeque<(u64, u32, u32)>,
     /// How many at the back of `quarantine` began since the last `settle`.
     unsettled: usize,
+    /// Past their quarantine, but some process holds a pin: (since, slot, epoch) [I9].
+    pinned: Vec<(u64, u32, u32)>,
 }
 
 impl Slots {
     /// The table of a segment just formatted: every slot free at epoch 1.
     pub fn fresh(heap: Heap) -> Slots {
         let free = Slot { epoch: FIRST_EPOCH, state: State::Free };
-        Slots::of(vec![free; heap.geometry().slots as usize], heap)
+        let managed = heap.geometry().managed_slots();
+        Slots::of(vec![free; managed.len()], heap)
     }
 
+    /// The index is made anew and leads to every live slot.
     pub(super) fn of(slots: Vec<Slot>, heap: Heap) -> Slots {
         let mut usage = Usage::default();
         for slot in &slots {
             count(&mut usage, slot.state, Sign::In);
         }
-        Slots { heap, slots, usage, quarantine: VecDeque::new(), unsettled: 0 }
+        let index = Index::empty(&heap);
+        let (quarantine, pinned) = (VecDeque::new(), Vec::new());
+        let mut table = Slots { heap, slots, usage, index, quarantine, unsettled: 0, pinned };
+        let live: Vec<_> =
+            table.all().filter(|(_, at)| matches!(at.state, State::Live(_))).collect();
+        for (slot, at) in live {
+            let key = key_of(&table.header(slot));
+            table.index.insert(key, slot, at.epoch);
+        }
+        table
     }
 
     /// Gives a free slot and an extent to a plan. Refused (`WrongState`) at any other epoch or
@@ -127,6 +144,7 @@ impl Slots {
             return refuse("commit of a payload that is not the plan's");
         }
         let newly = self.step(slot, epoch, Event::Commit, "commit")?;
+        self.index.insert(key_of(&header), slot, epoch);
         Ok(Committed { newly, key: key_of(&header), bytes_total: header.bytes_total, extent })
     }
 
@@ -149,6 +167,9 @@ impl Slots {
             _ => return Err(refusal(slot, before, epoch, "retire")),
         };
         self.clear_live(slot, epoch)?;
+        if was == Was::Live {
+            self.index.remove(key_of(&self.header(slot)), slot, epoch);
+        }
         // What is looked at from here on, pins to come included, is looked at after it [I9].
         self.heap.memory().flush();
         self.step(slot, epoch, event, "retire")?;
@@ -181,15 +202,37 @@ impl Slots {
         self.unsettled = 0;
     }
 
-    /// Arms every slot whose quarantine is over with the next epoch and returns them [I8] [I3].
+    /// Arms every slot whose quarantine is over, and that nobody has pinned [I9], with the next epoch and
+    /// returns them [I8] [I3].
     pub fn due(&mut self, now_ns: u64) -> Vec<Freed> {
-        let mut freed = Vec::new();
+        let mut waiting = std::mem::take(&mut self.pinned);
         while let Some(&(until, slot, epoch)) = self.quarantine.front() {
             if until > now_ns {
                 break;
             }
             self.quarantine.pop_front();
             self.unsettled = self.unsettled.min(self.quarantine.len());
+            waiting.push((until, slot, epoch));
+        }
+        if waiting.is_empty() {
+            return Vec::new();
+        }
+        // One look, after the fences of all these retires: whoever pinned one of them before its LIVE
+        // was gone is seen here for as long as he holds it [I9].
+        let pinned = match pins::scan(&**self.heap.memory(), &self.heap.geometry().pins) {
+            Ok(pinned) => pinned,
+            Err(error) => {
+                tracing::error!(%error, "cannot read the pins: everything retired is held");
+                self.pinned = waiting;
+                return Vec::new();
+            }
+        };
+        let mut freed = Vec::new();
+        for (since, slot, epoch) in waiting {
+            if pinned.contains(&(slot, epoch)) {
+                self.pinned.push((since, slot, epoch));
+                continue;
+            }
             match self.arm_next(slot, epoch) {
                 Ok(Some(extent)) => freed.push(Freed { slot, epoch, extent }),
                 Ok(None) => {}
@@ -203,9 +246,15 @@ impl Slots {
         freed
     }
 
-    /// When [`Slots::due`] next has something to return.
+    /// When [`Slots::due`] next has something to return. What is pinned has no such moment.
     pub fn next_due_ns(&self) -> Option<u64> {
         self.quarantine.front().map(|&(until, ..)| until)
+    }
+
+    /// Retired objects that only a pin still holds, and how many of them for longer than `suspect_ns`.
+    pub fn held_by_pins(&self, now_ns: u64, suspect_ns: u64) -> (u64, u64) {
+        let long = |(since, ..): &&(u64, u32, u32)| now_ns.saturating_sub(*since) > suspect_ns;
+        (self.pinned.len() as u64, self.pinned.iter().filter(long).count() as u64)
     }
 
     /// Writes the access time, in milliseconds, of an object live at that epoch.
@@ -216,7 +265,7 @@ impl Slots {
 
     /// The counters, O(1).
     pub fn usage(&self) -> Usage {
-        self.usage
+        Usage { index_overflow: self.index.overflowed(), ..self.usage }
     }
 
     /// The segment.
@@ -225,11 +274,16 @@ impl Slots {
     }
 
     pub(super) fn at(&self, slot: u32) -> Option<Slot> {
-        self.slots.get(slot as usize).copied()
+        self.slots.get(self.place_of(slot)?).copied()
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = (u32, Slot)> + '_ {
-        (0u32..).zip(self.slots.iter().copied())
+        self.heap.geometry().managed_slots().zip(self.slots.iter().copied())
+    }
+
+    /// Where a slot is in the table; None for one of the log.
+    fn place_of(&self, slot: u32) -> Option<usize> {
+        slot.checked_sub(self.heap.geometry().log_slots).map(|place| place as usize)
     }
 
     pub(super) fn count_unheard(&mut self) {
@@ -288,7 +342,7 @@ impl Slots {
     }
 
     fn put(&mut self, slot: u32, next: Slot) {
-        if let Some(at) = self.slots.get_mut(slot as usize) {
+        if let Some(at) = self.place_of(slot).and_then(|place| self.slots.get_mut(place)) {
             count(&mut self.usage, at.state, Sign::Out);
             count(&mut self.usage, next.state, Sign::In);
             *at = next;

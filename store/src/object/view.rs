@@ -44,6 +44,8 @@ pub struct Usage {
     pub fencing: u64,
     /// Slots out of epochs, lost for good [I3].
     pub spent: u64,
+    /// Live objects that the index has no room for.
+    pub index_overflow: u64,
     /// Slots that a scan found written to for plans that the owner had not heard of.
     pub unheard: u64,
 }

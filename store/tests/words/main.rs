@@ -4,6 +4,8 @@
 #![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
 mod late;
+mod led;
+mod pins;
 mod publish;
 mod reuse;
 mod segment;

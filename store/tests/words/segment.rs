@@ -2,7 +2,7 @@
 //! object written, read, or retired. The orders are not chosen here but in `nkv_store::words`.
 
 use loom::sync::atomic::{AtomicU64, fence};
-use nkv_store::layout::{CTL_BYTES, HEADER_BYTES, KEY_CHECK_OFF, OWNER_OFF, PUBLISH_OFF};
+use nkv_store::layout::{CTL_BYTES, HEADER_BYTES, KEY_CHECK_OFF, OWNER_OFF, PUBLISH_OFF, Region};
 use nkv_store::memory::Memory;
 use nkv_store::object::{Expect, Publication, Reading, Slots};
 use nkv_store::op::Op;
@@ -169,12 +169,30 @@ fn segment_with(contended: Option<u64>) -> Slots {
         boot_id: 1,
         ..CONFIG.with(Clone::clone)
     };
+    let [index, pins] = regions(&config);
     let headers = [0, 1].map(|slot| CTL_BYTES + HEADER_BYTES * slot);
     let header_words = headers.into_iter().flat_map(|at| HEADER.map(|word| at + word));
     let payload = config.segment_bytes() - 8192;
-    let watched = header_words.chain(WATCHED.map(|word| payload + word));
+    // The first entry of the key's bucket, and the first pin with the count of pins before it.
+    let entry = nkv_store::index::buckets_of(&index, key()).unwrap()[0];
+    let beside = [entry, pins.offset, pins.offset + 64];
+    let watched = header_words.chain(WATCHED.map(|word| payload + word)).chain(beside);
     let memory = Arc::new(Modelled::new(config.segment_bytes(), watched, contended));
     Slots::fresh(Heap::format(memory, &config).unwrap())
+}
+
+/// Where index and pins of a segment lie.
+fn regions(config: &HeapConfig) -> [Region; 2] {
+    thread_local! {
+        static FOUND: std::cell::OnceCell<[Region; 2]> = const { std::cell::OnceCell::new() };
+    }
+    FOUND.with(|found| {
+        *found.get_or_init(|| {
+            let memory = Arc::new(AnonMemory::new(config.segment_bytes()).unwrap());
+            let g = *Heap::format(memory, config).unwrap().geometry();
+            [g.index, g.pins]
+        })
+    })
 }
 
 thread_local! {

@@ -70,13 +70,17 @@ fn words_are_stored_in_the_order_that_others_rely_on() {
     formatted.push((EXT_OFF, MAGIC));
     assert_eq!(memory.taken(), formatted, "the magic is first taken away and comes last");
 
+    let index = heap.geometry().index;
     let mut slots = Slots::fresh(heap);
     let at = put(&mut slots, 1, 1, KeyId::of(b"k"));
     let key_check = (second + KEY_CHECK_OFF, KeyId::of(b"k").check);
     let producers = [key_check, (second + PUBLISH_OFF, writing(1))];
-    assert_eq!(memory.taken(), producers, "an owner stores nothing before it retires");
+    let mut stored = memory.taken();
+    let (entry, led) = stored.pop().unwrap();
+    assert_eq!(stored, producers, "of the header an owner stores nothing before it retires");
+    assert!(led != 0 && (index.offset..index.offset + index.len).contains(&entry));
     slots.retire(1, 1, true, 0).unwrap();
-    assert_eq!(memory.taken(), [(second + OWNER_OFF, word(0, 1))]);
+    assert_eq!(memory.taken(), [(second + OWNER_OFF, word(0, 1)), (entry, 0)]);
     assert_eq!(slots.due(Q), [Freed { slot: 1, epoch: 1, extent: at }]);
     assert_eq!(memory.taken(), armed(second, 2), "not LIVE before it is RESERVED");
 }

@@ -1,0 +1,142 @@
+//! Reading without asking anybody: what the indexes of mapped segments lead to, copied by this thread
+//! with loads alone. No message, no wait, no allocation. What is not found here is asked for further.
+
+use super::Client;
+use super::counters::Reads;
+use super::peer::Peer;
+use super::read::too_small;
+use crate::error::{Error, Result};
+use crate::message::{Touch, Via};
+use nkv_store::reader::Hit;
+use nkv_store::{KeyId, fork};
+use std::sync::Arc;
+
+/// Keys that are looked up side by side.
+const BATCH: usize = 128;
+
+/// Mapped segments in the order in which a key is looked for: most keys lie at the rank that their
+/// hash names, or where this process put them.
+fn in_order(near: &[Arc<Peer>], world: u32, key: KeyId) -> impl Iterator<Item = &Arc<Peer>> {
+    let from = match near.len() {
+        0 | 1 => 0,
+        _ => {
+            let owner = (key.hash % u64::from(world.max(1))) as u32;
+            near.partition_point(|p| p.rank < owner)
+        }
+    };
+    near[from..].iter().chain(&near[..from])
+}
+
+impl Client {
+    /// An error in a child made by fork, where this handle is of no use.
+    #[inline]
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if fork::is_child() { Err(Error::disconnected(fork::MESSAGE)) } else { Ok(()) }
+    }
+
+    /// Reads an object that lies in a mapped segment. None: ask further.
+    pub(crate) fn read_now(&self, key: &[u8], dst: &mut [u8]) -> Option<Result<usize>> {
+        if let Err(e) = self.check_process() {
+            return Some(Err(e));
+        }
+        let near = self.shared.peers.near();
+        let id = KeyId::of(key);
+        for peer in in_order(&near, self.shared.world(), id) {
+            let Some(reader) = &peer.reader else { continue };
+            let Some(hit) = reader.find(id) else { continue };
+            reader.prefetch(&hit);
+            if let Some(done) = self.copy_now(peer, &hit, dst) {
+                return Some(done);
+            }
+        }
+        None
+    }
+
+    /// Copies what was found; None if it changed meanwhile.
+    fn copy_now(&self, peer: &Peer, hit: &Hit, dst: &mut [u8]) -> Option<Result<usize>> {
+        let bytes = hit.header.bytes_total;
+        let Some(dst) = dst.get_mut(..bytes as usize) else {
+            return Some(Err(too_small(bytes, dst.len())));
+        };
+        let believed = peer.reader.as_ref().is_some_and(|r| r.copy(hit, dst));
+        // Looked at after the copy: a segment whose owner is gone answers nothing any more.
+        if !believed || !peer.is_alive() {
+            return None;
+        }
+        peer.note(Via::Index, Touch { slot: hit.slot, epoch: hit.epoch(), bytes });
+        Reads::count(&self.shared.reads.accepted, 1);
+        Reads::count(&self.shared.reads.by_index, 1);
+        Some(Ok(bytes as usize))
+    }
+
+    /// What mapped segments say of many keys: per key the owner and what was found.
+    pub(super) fn find_near(&self, ids: &[KeyId]) -> Vec<Option<(Arc<Peer>, Hit)>> {
+        let near = self.shared.peers.near();
+        let mut all = Vec::with_capacity(ids.len());
+        let mut found = [None; BATCH];
+        for ids in ids.chunks(BATCH) {
+            let found = &mut found[..ids.len()];
+            let first = all.len();
+            all.resize_with(first + ids.len(), || None);
+            for peer in near.iter().filter(|p| p.is_alive()) {
+                let Some(reader) = &peer.reader else { continue };
+                found.fill(None);
+                reader.find_many(ids, found);
+                for (known, hit) in all[first..].iter_mut().zip(found.iter()) {
+                    if let (None, Some(hit)) = (&known, hit) {
+                        *known = Some((peer.clone(), *hit));
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// How many of the keys, from the first on, mapped segments hold; and whether each is there. Of
+    /// keys that are not, this says nothing: another rank may hold them, or the index have no room.
+    pub fn lookup_near(&self, keys: &[&[u8]], found: &mut [bool]) -> Result<usize> {
+        self.check_process()?;
+        if keys.len() != found.len() {
+            return Err(Error::invalid(format!(
+                "{} keys and room for {} answers",
+                keys.len(),
+                found.len()
+            )));
+        }
+        let near = self.shared.peers.near();
+        let (mut ids, mut hits) = ([KeyId { hash: 0, check: 0 }; BATCH], [None; BATCH]);
+        for (keys, found) in keys.chunks(BATCH).zip(found.chunks_mut(BATCH)) {
+            let (ids, hits) = (&mut ids[..keys.len()], &mut hits[..keys.len()]);
+            ids.iter_mut().zip(keys).for_each(|(id, key)| *id = KeyId::of(key));
+            hits.fill(None);
+            for peer in near.iter().filter(|p| p.is_alive()) {
+                if let Some(reader) = &peer.reader {
+                    reader.find_many(ids, hits);
+                }
+            }
+            found.iter_mut().zip(hits.iter()).for_each(|(found, hit)| *found = hit.is_some());
+        }
+        Ok(found.iter().take_while(|found| **found).count())
+    }
+
+    /// Reads what mapped segments hold of a batch; the rest of `results` is left as it is. True for
+    /// every item that was settled.
+    pub(super) fn read_many_now(
+        &self,
+        items: &mut [(&[u8], &mut [u8])],
+        results: &mut [Result<usize>],
+    ) -> Vec<bool> {
+        let ids: Vec<_> = items.iter().map(|(key, _)| KeyId::of(key)).collect();
+        let found = self.find_near(&ids);
+        let mut settled = vec![false; items.len()];
+        // Tail to head, so that the first of a batch counts as the most recently used.
+        let all = items.iter_mut().zip(results).zip(&mut settled).zip(found).rev();
+        for ((((_, dst), result), settled), found) in all {
+            let Some((peer, hit)) = found else { continue };
+            if let Some(done) = self.copy_now(&peer, &hit, dst) {
+                (*result, *settled) = (done, true);
+            }
+        }
+        settled
+    }
+}

@@ -1,0 +1,82 @@
+//! The owners a handle is attached to. Those whose memory this process maps are kept in a list of
+//! their own that readers take without a lock.
+
+use super::peer::Peer;
+use arc_swap::ArcSwap;
+use hashbrown::HashMap;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+type ByIncarnation = HashMap<u64, Arc<Peer>>;
+
+/// See the file's first paragraph.
+#[derive(Debug, Default)]
+pub(crate) struct Peers {
+    all: RwLock<ByIncarnation>,
+    // In the order of ranks.
+    near: ArcSwap<Vec<Arc<Peer>>>,
+}
+
+impl Peers {
+    fn read(&self) -> RwLockReadGuard<'_, ByIncarnation> {
+        self.all.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, ByIncarnation> {
+        self.all.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The owner of an incarnation, if it is attached to and alive.
+    pub(crate) fn get(&self, incarnation: u64) -> Option<Arc<Peer>> {
+        self.read().get(&incarnation).filter(|p| p.is_alive()).cloned()
+    }
+
+    pub(crate) fn insert(&self, incarnation: u64, peer: Arc<Peer>) {
+        let mut all = self.write();
+        // Dropped once the lock is free: the last of a peer takes the owner's lock.
+        let before = all.insert(incarnation, peer);
+        self.publish(&all);
+        drop(all);
+        drop(before);
+    }
+
+    /// Forgets the dead: their segments must not stay mapped here.
+    pub(crate) fn bury(&self) {
+        if self.read().values().all(|p| p.is_alive()) {
+            return;
+        }
+        let mut all = self.write();
+        let dead: Vec<_> = all.extract_if(|_, p| !p.is_alive()).collect();
+        self.publish(&all);
+        drop(all);
+        drop(dead);
+    }
+
+    pub(crate) fn clear(&self) {
+        let all = std::mem::take(&mut *self.write());
+        self.near.store(Arc::default());
+        drop(all);
+    }
+
+    /// Every owner, in no order.
+    pub(crate) fn all(&self) -> Vec<Arc<Peer>> {
+        self.read().values().cloned().collect()
+    }
+
+    /// Those that this process can read with loads alone.
+    pub(crate) fn near(&self) -> arc_swap::Guard<Arc<Vec<Arc<Peer>>>> {
+        self.near.load()
+    }
+
+    /// The first segment of a rank, if it is attached to by a transport and not mapped.
+    pub(crate) fn far(&self, rank: u32) -> Option<Arc<Peer>> {
+        let far = |p: &&Arc<Peer>| p.rank == rank && p.reader.is_none() && p.first;
+        self.read().values().find(far).filter(|p| p.is_alive()).cloned()
+    }
+
+    // Called under the lock, so that two changes are published in their order.
+    fn publish(&self, all: &ByIncarnation) {
+        let mut near: Vec<_> = all.values().filter(|p| p.reader.is_some()).cloned().collect();
+        near.sort_by_key(|p| p.rank);
+        self.near.store(Arc::new(near));
+    }
+}

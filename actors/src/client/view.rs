@@ -1,0 +1,116 @@
+//! Looking at an object where it lies, without a copy: a pin keeps its bytes in place until the view is
+//! dropped [I9]. Only in memory that this process maps.
+
+use super::Client;
+use super::counters::Reads;
+use super::peer::Peer;
+use crate::error::{Error, ErrorKind, Result};
+use crate::message::{Touch, Via};
+use nkv_store::pins::{NoPin, PINS, PinnedBytes};
+use nkv_store::reader::Hit;
+use nkv_store::{Key, KeyId};
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// The bytes of one object in its owner's memory. While it lives they stay what they are, even if the
+/// object is removed or evicted: its space comes back after the drop, so drop views soon.
+#[derive(Debug)]
+pub struct ObjectView {
+    bytes: PinnedBytes,
+    // The attachment says goodbye to its owner only after its last view.
+    peer: Arc<Peer>,
+}
+
+impl ObjectView {
+    /// The rank in whose memory the bytes lie.
+    pub fn rank(&self) -> u32 {
+        self.peer.rank
+    }
+}
+
+impl Deref for ObjectView {
+    type Target = [u8];
+
+    /// # Panics
+    /// In a child made by fork, which has no such memory.
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Client {
+    /// A view of an object in memory that this process maps: no byte is copied. `Unsupported` if it
+    /// lies elsewhere (read it with `get_into`); `OutOfMemory` past 4,096 objects viewed per owner.
+    pub async fn get_view(&self, key: &[u8]) -> Result<ObjectView> {
+        self.check_process()?;
+        if let Some(view) = self.view_now(key) {
+            return view;
+        }
+        let id = KeyId::of(key);
+        for from_master in [false, true] {
+            let told = self.locate(&[key], from_master).await;
+            let (meta, via) = super::one(told)?;
+            let peer = self.peer(meta.at.incarnation).await?;
+            let Some(reader) = &peer.reader else {
+                return Err(Error::unsupported(format!(
+                    "key {} lies on rank {}, whose memory this process does not map ({}): read it \
+                     with get_into",
+                    shown(key),
+                    peer.rank,
+                    peer.kind()
+                )));
+            };
+            if let Some(hit) = reader.look(meta.at.slot, id)
+                && let Some(view) = self.pin(&peer, &hit, via)
+            {
+                return view;
+            }
+            self.shared.locations.forget(key);
+        }
+        let text = format!("key {} was evicted or removed while it was looked at", shown(key));
+        Err(Error::new(ErrorKind::NotFound, text))
+    }
+
+    /// A view of what an index leads to. None: ask further.
+    pub(crate) fn view_now(&self, key: &[u8]) -> Option<Result<ObjectView>> {
+        let found = self.find_near(&[KeyId::of(key)]);
+        let (peer, hit) = found.into_iter().next().flatten()?;
+        self.pin(&peer, &hit, Via::Index)
+    }
+
+    /// None if the object changed before it was pinned.
+    fn pin(&self, peer: &Arc<Peer>, hit: &Hit, via: Via) -> Option<Result<ObjectView>> {
+        let Some((reader, pins)) = peer.reader.as_ref().zip(peer.pins.as_ref()) else {
+            return Some(Err(Error::unsupported(format!(
+                "rank {} has no room for the pins of one more process: read with get_into, or close \
+                 handles that are not used",
+                peer.rank
+            ))));
+        };
+        let (header, object) = (&hit.header, (hit.slot, hit.epoch()));
+        let place = (header.payload_base, header.bytes_total);
+        match pins.pin(object, place, || reader.still(hit).is_ok()) {
+            // Looked at last: the memory of an owner that is gone promises nothing.
+            Ok(bytes) if peer.is_alive() => {
+                let touch = Touch { slot: hit.slot, epoch: hit.epoch(), bytes: header.bytes_total };
+                peer.note(via, touch);
+                Reads::count(&self.shared.reads.viewed, 1);
+                self.shared.reads.via(via, 1);
+                Some(Ok(ObjectView { bytes, peer: peer.clone() }))
+            }
+            Ok(_) | Err(NoPin::Closed) => Some(Err(Error::disconnected(format!(
+                "rank {} is gone, or this handle is closed",
+                peer.rank
+            )))),
+            Err(NoPin::Changed) => None,
+            Err(NoPin::Full) => Some(Err(Error::new(
+                ErrorKind::OutOfMemory,
+                format!("{PINS} objects of rank {} are being viewed: drop some views", peer.rank),
+            ))),
+        }
+    }
+}
+
+fn shown(key: &[u8]) -> String {
+    Key::new(key).map_or_else(|e| e.to_string(), |k| k.to_string())
+}

@@ -1,0 +1,119 @@
+//! Pins: what keeps an object's bytes in place while a process looks at them without copying [I9]. Every
+//! handle that maps a segment has a table in it, of words that name a (slot, epoch) each: it alone
+//! writes them, the owner reads them before it lets a retired slot be armed again. A pin ends by its
+//! holder's word or by the holder's death, never by a clock. Who gets which table is not decided here.
+
+mod holder;
+
+pub use holder::{NoPin, PinnedBytes, Pins};
+
+use crate::error::StoreError;
+use crate::layout::Region;
+use crate::words::{self, Words};
+use hashbrown::HashSet;
+
+/// Tables of a segment: handles that can hold views of it at a time.
+pub const TABLES: u32 = 128;
+/// Pins of one table: objects, however many views there are of each.
+pub const PINS: u32 = 4096;
+/// The first line of a table says how many of its words were ever used.
+const USED_BYTES: u64 = 64;
+const TABLE_BYTES: u64 = USED_BYTES + PINS as u64 * 8;
+/// Bytes of all tables.
+pub const REGION_BYTES: u64 = TABLES as u64 * TABLE_BYTES;
+
+/// Whether a region found in a control block can be pin tables, or none.
+pub(crate) fn fits(region: &Region) -> bool {
+    region.len == 0 || region.len == REGION_BYTES
+}
+
+fn word_of(slot: u32, epoch: u32) -> u64 {
+    // A slot has 31 bits: never 0, which is no pin.
+    (u64::from(epoch) << 32) | (u64::from(slot) + 1)
+}
+
+fn object_of(word: u64) -> Option<(u32, u32)> {
+    let slot = (word as u32).checked_sub(1)?;
+    Some((slot, (word >> 32) as u32))
+}
+
+/// One table, as the party that holds it writes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Table {
+    offset: u64,
+}
+
+impl Table {
+    /// Table `number` of a segment; None if there is none of that number.
+    pub fn of(pins: &Region, number: u32) -> Option<Table> {
+        let offset = pins.offset + u64::from(number) * TABLE_BYTES;
+        (number < TABLES && pins.len == REGION_BYTES).then_some(Table { offset })
+    }
+
+    fn word(&self, at: u32) -> u64 {
+        self.offset + USED_BYTES + u64::from(at) * 8
+    }
+
+    /// Names an object. The caller looks at its header afterwards, and reads only if that is in order:
+    /// an owner who cleared LIVE before that look sees the pin, or the look sees the cleared LIVE [I9].
+    pub fn set<W: Words + ?Sized>(
+        &self,
+        words: &W,
+        at: u32,
+        slot: u32,
+        epoch: u32,
+    ) -> Result<(), StoreError> {
+        if words::load(words, self.offset)? <= u64::from(at) {
+            words::store(words, self.offset, u64::from(at) + 1)?;
+        }
+        words::store(words, self.word(at), word_of(slot, epoch))?;
+        words::flush(words);
+        Ok(())
+    }
+
+    /// Names it no longer: whoever sees that sees everything read under the pin as done.
+    pub fn clear<W: Words + ?Sized>(&self, words: &W, at: u32) -> Result<(), StoreError> {
+        words::store(words, self.word(at), 0)
+    }
+
+    /// Empties it, for the next holder. Only once the last one has said goodbye, or is dead.
+    pub fn wipe<W: Words + ?Sized>(&self, words: &W) -> Result<(), StoreError> {
+        for at in 0..self.used(words)? {
+            words::store(words, self.word(at), 0)?;
+        }
+        words::store(words, self.offset, 0)
+    }
+
+    fn used<W: Words + ?Sized>(&self, words: &W) -> Result<u32, StoreError> {
+        Ok(words::load(words, self.offset)?.min(u64::from(PINS)) as u32)
+    }
+
+    /// Calls `see` for every pin. The owner, after its fence.
+    fn scan<W: Words + ?Sized>(
+        &self,
+        words: &W,
+        see: &mut impl FnMut(u32, u32),
+    ) -> Result<(), StoreError> {
+        for at in 0..self.used(words)? {
+            if let Some((slot, epoch)) = object_of(words::load(words, self.word(at))?) {
+                see(slot, epoch);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Every (slot, epoch) that some table names. Asked after LIVE was cleared and a fence [I9]: what is
+/// not in it, and was retired before, nobody looks at or will.
+pub fn scan<W: Words + ?Sized>(
+    words: &W,
+    pins: &Region,
+) -> Result<HashSet<(u32, u32)>, StoreError> {
+    let mut pinned = HashSet::new();
+    for table in (0..TABLES).filter_map(|n| Table::of(pins, n)) {
+        table.scan(words, &mut |slot, epoch| {
+            pinned.insert((slot, epoch));
+        })?;
+    }
+    Ok(pinned)
+}

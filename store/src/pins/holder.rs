@@ -1,0 +1,232 @@
+//! The holder's side of a pin table: which word names which object and for how many views, and the
+//! bytes that a pin keeps in place.
+
+use super::{PINS, Table};
+use crate::fork;
+use crate::layout::Region;
+use crate::memory::HostMemory;
+use hashbrown::HashMap;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+#[derive(Debug, Default)]
+struct Held {
+    // The word that names an object, and its views.
+    by_object: HashMap<(u32, u32), (u32, u32)>,
+    free: Vec<u32>,
+    used: u32,
+    closed: bool,
+}
+
+impl Held {
+    fn word(&mut self) -> Option<u32> {
+        self.free.pop().or_else(|| {
+            self.used += 1;
+            (self.used <= PINS).then(|| self.used - 1)
+        })
+    }
+}
+
+/// The pins of one handle in one segment, which stays mapped as long as they live.
+#[derive(Debug)]
+pub struct Pins {
+    memory: HostMemory,
+    table: Table,
+    held: Mutex<Held>,
+}
+
+/// Why an object could not be pinned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoPin {
+    /// All [`PINS`] words name other objects: drop views.
+    Full,
+    /// The handle said goodbye to this segment.
+    Closed,
+    /// The header under the pin is not in order: look the object up again.
+    Changed,
+}
+
+impl Pins {
+    /// The pins of whoever was given that table; None if the segment has no table of that number.
+    pub fn new(memory: HostMemory, pins: &Region, number: u32) -> Option<Pins> {
+        let table = Table::of(pins, number)?;
+        Some(Pins { memory, table, held: Mutex::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Pins an object and gives its `len` bytes at `offset`. `look` says, after the fence, whether its
+    /// header is (still) in order [I2].
+    pub fn pin(
+        self: &Arc<Self>,
+        (slot, epoch): (u32, u32),
+        (offset, len): (u64, u64),
+        look: impl FnOnce() -> bool,
+    ) -> Result<PinnedBytes, NoPin> {
+        let at = self.memory.words().address(offset, len).map_err(|_| NoPin::Changed)?;
+        let mut held = self.lock();
+        if held.closed {
+            return Err(NoPin::Closed);
+        }
+        let known = held.by_object.get(&(slot, epoch)).copied();
+        let (word, views) = match known {
+            Some(known) => known,
+            None => (held.word().ok_or(NoPin::Full)?, 0),
+        };
+        held.by_object.insert((slot, epoch), (word, views + 1));
+        if views == 0 {
+            // Inside the segment: the table was checked when it was made.
+            let set = self.table.set(self.memory.words(), word, slot, epoch);
+            debug_assert!(set.is_ok(), "a pin table outside its segment");
+        }
+        drop(held);
+        let pinned = PinnedBytes { pins: self.clone(), slot, epoch, at, len: len as usize };
+        // Dropped here, it is taken back.
+        if look() { Ok(pinned) } else { Err(NoPin::Changed) }
+    }
+
+    /// Gives no further pin; false, and nothing changed, while there are any.
+    pub fn close(&self) -> bool {
+        let mut held = self.lock();
+        held.closed |= held.by_object.is_empty();
+        held.closed
+    }
+
+    /// Objects pinned now.
+    pub fn len(&self) -> usize {
+        self.lock().by_object.len()
+    }
+
+    /// True if nothing is pinned.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn release(&self, object: (u32, u32)) {
+        let mut held = self.lock();
+        let Some((word, views)) = held.by_object.get_mut(&object) else { return };
+        *views -= 1;
+        if *views > 0 {
+            return;
+        }
+        let word = *word;
+        held.by_object.remove(&object);
+        held.free.push(word);
+        let cleared = self.table.clear(self.memory.words(), word);
+        debug_assert!(cleared.is_ok(), "a pin table outside its segment");
+    }
+}
+
+/// The bytes of a pinned object where they lie. They stay what they are until this is dropped.
+#[derive(Debug)]
+pub struct PinnedBytes {
+    pins: Arc<Pins>,
+    slot: u32,
+    epoch: u32,
+    at: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the bytes are shared memory that nobody writes while they are pinned [I6] [I9]; the address
+// is good for any thread of the process that mapped it.
+unsafe impl Send for PinnedBytes {}
+// SAFETY: as above; shared access is read-only.
+unsafe impl Sync for PinnedBytes {}
+
+impl Deref for PinnedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // A child made by fork has no mapping here: better a word than SIGSEGV.
+        assert!(!fork::is_child(), "{}", fork::MESSAGE);
+        // SAFETY: `at` was checked to have `len` bytes in the mapping that `pins` keeps; published
+        // bytes do not change [I6], and their extent is not given away while the pin stands [I9].
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for PinnedBytes {
+    fn drop(&mut self) {
+        // In a forked child the table is not mapped, and the pin is its parent's.
+        if !fork::is_child() {
+            self.pins.release((self.slot, self.epoch));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::heap::{Heap, HeapConfig};
+    use crate::memory::AnonMemory;
+    use crate::pins::scan;
+
+    fn pins() -> (Heap, Arc<Pins>) {
+        let config = HeapConfig { arena_bytes: 64 << 10, ..HeapConfig::default() };
+        let memory = Arc::new(AnonMemory::new(config.segment_bytes()).unwrap());
+        let heap = Heap::format(memory.clone(), &config).unwrap();
+        let host = HostMemory::of(memory).unwrap();
+        let pins = Pins::new(host, &heap.geometry().pins, 3).unwrap();
+        (heap, Arc::new(pins))
+    }
+
+    fn seen(heap: &Heap) -> Vec<(u32, u32)> {
+        let host = HostMemory::of(heap.memory().clone()).unwrap();
+        let mut all: Vec<_> =
+            scan(host.words(), &heap.geometry().pins).unwrap().into_iter().collect();
+        all.sort_unstable();
+        all
+    }
+
+    #[test]
+    fn i9_an_object_stays_named_until_its_last_view_is_gone() {
+        let (heap, pins) = pins();
+        let a = pins.pin((5, 1), (8192, 16), || true).unwrap();
+        let b = pins.pin((5, 1), (8192, 16), || true).unwrap();
+        let c = pins.pin((0, 9), (8192, 16), || true).unwrap();
+        assert_eq!((seen(&heap), pins.len()), (vec![(0, 9), (5, 1)], 2));
+        drop(a);
+        assert_eq!(seen(&heap), [(0, 9), (5, 1)]);
+        drop(c);
+        assert_eq!(seen(&heap), [(5, 1)]);
+        drop(b);
+        assert!(seen(&heap).is_empty() && pins.is_empty());
+    }
+
+    #[test]
+    fn i9_a_pin_whose_second_look_fails_is_taken_back() {
+        let (heap, pins) = pins();
+        let named = || seen(&heap) == [(7, 2)];
+        assert_eq!(pins.pin((7, 2), (0, 8), || !named()).unwrap_err(), NoPin::Changed);
+        assert!(seen(&heap).is_empty());
+        assert_eq!(pins.pin((7, 2), (u64::MAX, 8), || true).unwrap_err(), NoPin::Changed);
+    }
+
+    #[test]
+    fn pins_are_bounded_and_end_with_the_handle() {
+        let (heap, pins) = pins();
+        let all: Vec<_> = (0..PINS).map(|i| pins.pin((i, 1), (0, 1), || true).unwrap()).collect();
+        assert_eq!(pins.pin((PINS, 1), (0, 1), || true).unwrap_err(), NoPin::Full);
+        assert_eq!(seen(&heap).len(), PINS as usize);
+        assert!(!pins.close(), "views are out");
+        drop(all);
+        assert!(pins.close());
+        assert_eq!(pins.pin((1, 1), (0, 1), || true).unwrap_err(), NoPin::Closed);
+        assert!(Pins::new(pins.memory.clone(), &heap.geometry().pins, 128).is_none());
+    }
+
+    #[test]
+    fn i9_a_dead_holders_table_is_wiped_and_nobody_elses() {
+        let (heap, pins) = pins();
+        let other = Arc::new(Pins::new(pins.memory.clone(), &heap.geometry().pins, 4).unwrap());
+        let (_a, _b) = (
+            pins.pin((1, 1), (0, 1), || true).unwrap(),
+            other.pin((2, 1), (0, 1), || true).unwrap(),
+        );
+        pins.table.wipe(pins.memory.words()).unwrap();
+        assert_eq!(seen(&heap), [(2, 1)]);
+    }
+}

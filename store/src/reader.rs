@@ -1,0 +1,179 @@
+//! One segment as a reader on its host sees it: finds an object by the index and copies it out, with
+//! loads alone. Nothing here waits, allocates or asks anybody; a miss is no answer.
+
+use crate::heap::{Geometry, Heap};
+use crate::index::{self, BUCKET_BYTES};
+use crate::key::KeyId;
+use crate::layout::{HEADER_BYTES, ObjHeader, epoch_of};
+use crate::memory::{HostMemory, HostRegion};
+use crate::object::{Expect, Unreadable, header_at, settled_header, unchanged, validate};
+use crate::words::{self, Words};
+
+/// Payload bytes that are fetched into the cache while the header is looked at: more than the hardware
+/// would fetch by itself before the copy has begun.
+const PREFETCH_BYTES: u64 = 8 * 64;
+
+/// A segment mapped by this process.
+#[derive(Debug, Clone)]
+pub struct Reader {
+    memory: HostMemory,
+    geometry: Geometry,
+}
+
+/// An object that was readable when its header was looked at [I2].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hit {
+    /// Header slot.
+    pub slot: u32,
+    /// The header, with which a copy is judged.
+    pub header: ObjHeader,
+}
+
+impl Hit {
+    /// The epoch that was found.
+    pub fn epoch(&self) -> u32 {
+        epoch_of(self.header.owner)
+    }
+}
+
+/// The header of a slot if it holds this key, readable; looked at so that all of it is of one moment.
+#[inline]
+pub fn look<W: Words + ?Sized>(
+    words: &W,
+    geometry: &Geometry,
+    slot: u32,
+    key: KeyId,
+) -> Option<Hit> {
+    let header = settled_header(words, geometry.header_off(slot)).ok()??;
+    let expect = Expect {
+        key: Some(key),
+        epoch: None,
+        payload_base: header.payload_base,
+        bytes_total: header.bytes_total,
+    };
+    validate(&header, &expect, &geometry.payloads()).ok()?;
+    Some(Hit { slot, header })
+}
+
+/// Finds a key by the index of a segment.
+#[inline]
+pub fn find<W: Words + ?Sized>(words: &W, geometry: &Geometry, key: KeyId) -> Option<Hit> {
+    for bucket in index::buckets_of(&geometry.index, key)? {
+        for entry in index::probe(words, bucket, key).ok()?.into_iter().flatten() {
+            let hit = look(words, geometry, entry.slot, key);
+            if let Some(hit) = hit.filter(|hit| entry.is_about(hit.epoch())) {
+                return Some(hit);
+            }
+        }
+    }
+    None
+}
+
+/// Copies an object that was found; `dst` has its bytes. False if it changed meanwhile, or before:
+/// what lies in `dst` is then worth nothing. The second look comes after the last byte: strict [I7].
+#[inline]
+pub fn copy<W: Words + ?Sized>(words: &W, geometry: &Geometry, hit: &Hit, dst: &mut [u8]) -> bool {
+    debug_assert_eq!(dst.len() as u64, hit.header.bytes_total, "of another object");
+    let at = geometry.header_off(hit.slot);
+    let copied = words::read(words, hit.header.payload_base, dst).is_ok();
+    copied && header_at(words, at).is_ok_and(|after| unchanged(&hit.header, &after))
+}
+
+/// Whether an object is still what it was when it was found: the second look of a pin [I9].
+pub fn still<W: Words + ?Sized>(
+    words: &W,
+    geometry: &Geometry,
+    hit: &Hit,
+) -> Result<(), Unreadable> {
+    let at = geometry.header_off(hit.slot);
+    let now = header_at(words, at).map_err(|_| Unreadable::BadExtent)?;
+    let expect = Expect {
+        key: None,
+        epoch: Some(hit.epoch()),
+        payload_base: hit.header.payload_base,
+        bytes_total: hit.header.bytes_total,
+    };
+    validate(&now, &expect, &geometry.payloads())?;
+    if unchanged(&hit.header, &now) { Ok(()) } else { Err(Unreadable::Gone) }
+}
+
+impl Reader {
+    /// None for memory that the CPU may not touch.
+    pub fn of(heap: &Heap) -> Option<Reader> {
+        let geometry = *heap.geometry();
+        let memory = HostMemory::of(heap.memory().clone())?;
+        Some(Reader { memory, geometry })
+    }
+
+    /// Where things lie in it.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The memory, for pins.
+    pub fn memory(&self) -> &HostMemory {
+        &self.memory
+    }
+
+    fn words(&self) -> &HostRegion {
+        self.memory.words()
+    }
+
+    /// Finds a key; None is no answer.
+    #[inline]
+    pub fn find(&self, key: KeyId) -> Option<Hit> {
+        find(self.words(), &self.geometry, key)
+    }
+
+    /// Finds many keys, those that `found` has no hit for yet; faster than one by one, because all
+    /// buckets, then all headers, come from memory side by side.
+    pub fn find_many(&self, keys: &[KeyId], found: &mut [Option<Hit>]) {
+        debug_assert_eq!(keys.len(), found.len());
+        for key in keys {
+            if let Some([home, _]) = index::buckets_of(&self.geometry.index, *key) {
+                self.words().prefetch(home, BUCKET_BYTES);
+            }
+        }
+        for key in keys {
+            self.prefetch_header(*key);
+        }
+        for (key, found) in keys.iter().zip(found).filter(|(_, found)| found.is_none()) {
+            *found = self.find(*key);
+        }
+    }
+
+    fn prefetch_header(&self, key: KeyId) {
+        let Some([home, _]) = index::buckets_of(&self.geometry.index, key) else { return };
+        let entries = index::probe(self.words(), home, key).unwrap_or_default();
+        if let Some(entry) = entries.into_iter().flatten().next() {
+            self.words().prefetch(self.geometry.header_off(entry.slot), HEADER_BYTES);
+        }
+    }
+
+    /// Looks at a slot that is said to hold a key.
+    #[inline]
+    pub fn look(&self, slot: u32, key: KeyId) -> Option<Hit> {
+        look(self.words(), &self.geometry, slot, key)
+    }
+
+    /// Begins to fetch the bytes of an object that is about to be copied.
+    #[inline]
+    pub fn prefetch(&self, hit: &Hit) {
+        let bytes = hit.header.bytes_total.min(PREFETCH_BYTES);
+        self.words().prefetch(hit.header.payload_base, bytes);
+    }
+
+    /// Copies an object out; see [`copy`].
+    #[inline]
+    pub fn copy(&self, hit: &Hit, dst: &mut [u8]) -> bool {
+        copy(self.words(), &self.geometry, hit, dst)
+    }
+
+    /// See [`still`].
+    pub fn still(&self, hit: &Hit) -> Result<(), Unreadable> {
+        still(self.words(), &self.geometry, hit)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,143 @@
+//! What a reader on the same host finds, and that it believes no copy that something overtook.
+
+use super::*;
+use crate::arena::Extent;
+use crate::heap::HeapConfig;
+use crate::memory::AnonMemory;
+use crate::object::{Publication, Slots};
+use std::sync::Arc;
+
+const BYTES: usize = 300;
+
+fn slots() -> Slots {
+    let config = HeapConfig { arena_bytes: 16 * 4096, quarantine_ms: 1, ..HeapConfig::default() };
+    let memory = Arc::new(AnonMemory::new(config.segment_bytes()).unwrap());
+    Slots::fresh(Heap::format(memory, &config).unwrap())
+}
+
+fn put(slots: &mut Slots, slot: u32, epoch: u32, key: KeyId, with: u8) {
+    let heap = slots.heap().clone();
+    let g = heap.geometry();
+    let extent = Extent { offset: g.arena.offset + u64::from(slot) * 4096, len: 4096 };
+    slots.open(slot, epoch, extent).unwrap();
+    let at = (g.header_off(slot), epoch);
+    let object = Publication::new(at, key, (1, 4096), extent.offset, BYTES as u64);
+    for op in &mut object.whole(&[with; BYTES]) {
+        op.run(&**heap.memory()).unwrap();
+    }
+    slots.commit(slot, epoch).unwrap();
+}
+
+fn key(n: u32) -> KeyId {
+    KeyId::of(&n.to_le_bytes())
+}
+
+fn got(reader: &Reader, key: KeyId) -> Option<Vec<u8>> {
+    let hit = reader.find(key)?;
+    let mut bytes = vec![0; hit.header.bytes_total as usize];
+    reader.copy(&hit, &mut bytes).then_some(bytes)
+}
+
+#[test]
+fn i2_what_is_committed_is_found_and_what_is_not_is_not() {
+    let mut slots = slots();
+    let reader = Reader::of(slots.heap()).unwrap();
+    for n in 0..10 {
+        assert_eq!(got(&reader, key(n)), None);
+        put(&mut slots, n, 1, key(n), n as u8);
+    }
+    for n in 0..10 {
+        assert_eq!(got(&reader, key(n)), Some(vec![n as u8; BYTES]));
+    }
+    let keys: Vec<_> = (0..20).map(key).collect();
+    let mut found = vec![None; 20];
+    reader.find_many(&keys, &mut found);
+    let there = found.iter().map(|hit| hit.map(|hit| (hit.slot, hit.epoch())));
+    assert!(there.eq((0..20).map(|n| (n < 10).then_some((n, 1)))));
+    slots.retire(3, 1, true, 0).unwrap();
+    assert_eq!((reader.find(key(3)), reader.look(3, key(3))), (None, None));
+    assert_eq!(reader.look(4, key(5)), None, "another key's slot");
+}
+
+#[test]
+fn i7_a_copy_that_a_retire_or_a_reuse_overtook_is_not_believed() {
+    let mut slots = slots();
+    let reader = Reader::of(slots.heap()).unwrap();
+    put(&mut slots, 0, 1, key(0), 7);
+    let hit = reader.find(key(0)).unwrap();
+    let mut bytes = [0; BYTES];
+    assert!(reader.copy(&hit, &mut bytes) && reader.still(&hit).is_ok());
+    slots.retire(0, 1, true, 0).unwrap();
+    assert!(!reader.copy(&hit, &mut bytes), "retired");
+    assert_eq!(reader.still(&hit), Err(Unreadable::Gone));
+    assert_eq!(slots.due(u64::MAX).len(), 1);
+    // The same key at the same place again: another object all the same [I3].
+    put(&mut slots, 0, 2, key(0), 7);
+    assert!(!reader.copy(&hit, &mut bytes) && reader.still(&hit).is_err());
+    assert_eq!(got(&reader, key(0)), Some(vec![7; BYTES]));
+}
+
+#[test]
+fn i2_an_entry_that_outlived_its_object_leads_to_nothing() {
+    let mut slots = slots();
+    let heap = slots.heap().clone();
+    let reader = Reader::of(&heap).unwrap();
+    put(&mut slots, 0, 1, key(0), 1);
+    let index = heap.geometry().index;
+    let mut stale = vec![0; index.len as usize];
+    heap.memory().read(index.offset, &mut stale).unwrap();
+    slots.retire(0, 1, true, 0).unwrap();
+    slots.due(u64::MAX);
+    put(&mut slots, 0, 2, key(9), 9);
+    heap.memory().write(index.offset, &stale).unwrap();
+    assert_eq!(reader.find(key(0)), None, "its slot is another key's");
+    // Believed only for the epoch it was made for, even where the key is there again.
+    slots.retire(0, 2, true, 0).unwrap();
+    slots.due(u64::MAX);
+    put(&mut slots, 0, 3, key(0), 3);
+    heap.memory().write(index.offset, &stale).unwrap();
+    assert_eq!(reader.find(key(0)), None);
+}
+
+#[test]
+fn a_header_that_lies_about_its_payload_is_not_followed() {
+    let mut slots = slots();
+    let heap = slots.heap().clone();
+    let reader = Reader::of(&heap).unwrap();
+    put(&mut slots, 0, 1, key(0), 1);
+    let at = heap.geometry().header_off(0);
+    for (offset, value) in [(16, 0u64), (16, u64::MAX - 3), (24, u64::MAX)] {
+        let before = heap.memory().load(at + offset).unwrap();
+        heap.memory().store(at + offset, value).unwrap();
+        assert_eq!(reader.find(key(0)), None, "{offset}: {value}");
+        heap.memory().store(at + offset, before).unwrap();
+    }
+    assert!(reader.find(key(0)).is_some());
+}
+
+#[test]
+fn i9_a_pinned_slot_is_armed_only_once_nobody_looks() {
+    let mut slots = slots();
+    let reader = Reader::of(slots.heap()).unwrap();
+    let g = *slots.heap().geometry();
+    let pins = crate::pins::Pins::new(reader.memory().clone(), &g.pins, 0).unwrap();
+    let pins = Arc::new(pins);
+    put(&mut slots, 0, 1, key(0), 5);
+    put(&mut slots, 1, 1, key(1), 6);
+    let hit = reader.find(key(0)).unwrap();
+    let place = (hit.header.payload_base, hit.header.bytes_total);
+    let view = pins.pin((0, 1), place, || reader.still(&hit).is_ok()).unwrap();
+    slots.retire(0, 1, true, 0).unwrap();
+    slots.retire(1, 1, true, 0).unwrap();
+    let freed = slots.due(10_000_000);
+    assert_eq!(freed.iter().map(|f| f.slot).collect::<Vec<_>>(), [1]);
+    assert_eq!(slots.held_by_pins(11_000_000, 10_000_000), (1, 0), "due at 1 ms");
+    assert_eq!(slots.held_by_pins(11_000_001, 10_000_000), (1, 1));
+    assert!(slots.due(u64::MAX).is_empty());
+    assert_eq!(&*view, [5; BYTES]);
+    let late = pins.pin((0, 1), place, || reader.still(&hit).is_ok());
+    assert_eq!(late.unwrap_err(), crate::pins::NoPin::Changed, "after the retire");
+    drop(view);
+    assert_eq!(slots.due(u64::MAX).len(), 1);
+    assert_eq!(slots.held_by_pins(u64::MAX, 0), (0, 0));
+}
