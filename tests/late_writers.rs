@@ -27,6 +27,8 @@ mod scene;
 mod steps;
 #[path = "late_writers/stopped.rs"]
 mod stopped;
+#[path = "late_writers/viewer.rs"]
+mod viewer;
 #[path = "late_writers/writer.rs"]
 mod writer;
 
@@ -52,6 +54,8 @@ fn main() -> ExitCode {
         overtaken::an_owner_with_a_stopped_writer_reports_to_a_new_master_when_it_dies,
         stopped::a_master_that_stood_for_longer_than_the_ttl_declares_nobody_gone,
         stopped::an_owner_that_stood_for_longer_than_the_ttl_comes_back_as_another_and_empty,
+        viewer::i9_a_view_of_a_stopped_process_holds_its_object_until_it_is_dropped,
+        viewer::i9_a_view_of_a_killed_process_ends_with_it,
         races::what_a_remove_overtook_is_never_read_again,
     ];
     match std::env::var(steps::WRITER_VARIABLE) {

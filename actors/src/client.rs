@@ -110,9 +110,19 @@ impl Shared {
         self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Keeps a view unless a later one is kept. An owner that is no member any more is read no more:
+    /// what it holds may have been removed and put anew elsewhere [I17].
     pub(crate) fn keep_view(&self, view: View) {
+        let mut kept = self.view.write().unwrap_or_else(PoisonError::into_inner);
+        if view.order() < kept.order() {
+            return;
+        }
         self.world.store(view.world_size, Ordering::Relaxed);
-        *self.view.write().unwrap_or_else(PoisonError::into_inner) = view;
+        if view.settled {
+            let members = view.ranks.iter().map(|(info, _)| info.incarnation).collect();
+            self.peers.part_from_others(&members);
+        }
+        *kept = view;
     }
 }
 
@@ -215,11 +225,9 @@ impl Client {
         });
         let actor = CellAddr::start(place, truth, exhausted).await?;
         let _ = self.shared.actor.set(actor.clone());
-        if matches!(self.pool.path(), MasterPath::Remote(_)) {
-            let pool = self.pool.another();
-            let weak = Arc::downgrade(&self.shared);
-            place.task(async move { pool.presence(weak).await });
-        }
+        let pool = self.pool.another();
+        let weak = Arc::downgrade(&self.shared);
+        place.task(async move { pool.presence(weak).await });
         Ok(actor)
     }
 
@@ -238,6 +246,7 @@ impl Client {
     }
 
     pub(crate) async fn call(&self, request: Request) -> Result<Response> {
+        self.check_process()?;
         self.pool.call(request, self.limit()).await
     }
 

@@ -35,6 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+pub(crate) use members::WATCH_LIMIT;
 pub use members::{DOWNLINK_FRAMES, LinkId, Members};
 pub use membership::Joined;
 
@@ -249,7 +250,9 @@ impl Master {
             Request::Remove(keys) => self.remove(&keys, reply),
             Request::EvictUntilBelow(ratio) => reply.send(self.evict_until_below(ratio)),
             Request::Stats => reply.send(Response::Stats(self.stats())),
-            Request::View => reply.send(Response::View(self.truth.members.view())),
+            Request::View | Request::Watch { .. } => {
+                reply.send(Response::View(self.truth.members.view()))
+            }
             Request::List { .. } | Request::RemoveMatching(_) => self.enter_round(ask, reply),
         }
     }
@@ -299,6 +302,7 @@ fn refuse_size(request: &Request) -> Option<Error> {
         | Request::EvictUntilBelow(_)
         | Request::Stats
         | Request::View
+        | Request::Watch { .. }
         | Request::List { .. }
         | Request::RemoveMatching(_) => 0,
     };

@@ -198,6 +198,13 @@ pub enum Request {
     Stats,
     /// The membership view.
     View,
+    /// The membership view, once it is later than this one; or the same after a while.
+    Watch {
+        /// Term of the view that is known.
+        term: Term,
+        /// Its number.
+        number: u64,
+    },
     /// One round of a listing.
     List {
         /// Which keys.

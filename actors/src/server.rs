@@ -384,6 +384,15 @@ async fn serve_requests(
     while let Some((id, request)) =
         read_frame::<_, Request>(stream, &mut buf, MAX_FRAME_BYTES).await?
     {
+        if let Request::Watch { term, number } = request {
+            let view = tokio::select! {
+                view = members.view_after((term, number)) => view,
+                // Nothing is asked meanwhile: this is the end of the connection.
+                _ = read_frame::<_, Request>(stream, &mut buf, MAX_FRAME_BYTES) => return Ok(()),
+            };
+            write_frame(stream, &mut buf, id, &Response::View(view)).await?;
+            continue;
+        }
         let owners: HashSet<u64> = match &request {
             Request::Commit(list) => list.iter().map(|c| c.at.incarnation).collect(),
             _ => HashSet::new(),

@@ -6,7 +6,7 @@ use super::content;
 use super::past_the_handle::own_verbs;
 use nkv::message::{PlanDesc, PutOptions};
 use nkv::transport::verbs::Op;
-use nkv::{Blocking, ClientConfig, Error, Result, TransportChoice, WritePlan};
+use nkv::{Blocking, ClientConfig, Error, ObjectView, Result, TransportChoice, WritePlan};
 use std::io::{BufRead, Write};
 use std::process::ExitCode;
 
@@ -25,6 +25,12 @@ enum Step<'a> {
     Publish,
     /// `abort`
     Abort,
+    /// `view KEY BYTES VERSION`: looks at the object in place, and goes on holding it.
+    View([&'a str; 3]),
+    /// `look`: the bytes of the view are still what they were.
+    Look,
+    /// `unview`
+    Unview,
 }
 
 impl<'a> Step<'a> {
@@ -38,6 +44,9 @@ impl<'a> Step<'a> {
             ["raw"] => Some(Self::Raw),
             ["publish"] => Some(Self::Publish),
             ["abort"] => Some(Self::Abort),
+            ["view", key, bytes, version] => Some(Self::View([key, bytes, version])),
+            ["look"] => Some(Self::Look),
+            ["unview"] => Some(Self::Unview),
             _ => None,
         }
     }
@@ -92,6 +101,7 @@ fn connect(node: &str, job: &str, transport: &str) -> Result<Writer> {
         plan: None,
         last: None,
         value: Vec::new(),
+        view: None,
     })
 }
 
@@ -103,6 +113,7 @@ struct Writer {
     // What a kernel or NIC was told of the plan outlives it.
     last: Option<PlanDesc>,
     value: Vec<u8>,
+    view: Option<ObjectView>,
 }
 
 impl Writer {
@@ -119,12 +130,29 @@ impl Writer {
                 let plan = self.plan.take().ok_or_else(no_plan)?;
                 self.client.abort(plan).map(|()| String::new())
             }
+            Step::View([key, bytes, version]) => {
+                self.value =
+                    content::bytes(key.as_bytes(), number(version)?, number(bytes)? as usize);
+                self.view = Some(self.client.get_view(key.as_bytes())?);
+                self.look()
+            }
+            Step::Look => self.look(),
+            Step::Unview => {
+                self.view = None;
+                Ok(String::new())
+            }
+        }
+    }
+
+    fn look(&self) -> Result<String> {
+        let view = self.view.as_deref().unwrap_or_default();
+        match view == self.value {
+            true => Ok(String::new()),
+            false => Err(Error::internal("the view shows other bytes")),
         }
     }
 
     fn open(&mut self, [key, bytes, page, rank, version]: [&str; 5]) -> Result<String> {
-        let number =
-            |text: &str| text.parse::<u64>().map_err(|e| Error::invalid(format!("{text}: {e}")));
         let (bytes, version) = (number(bytes)?, number(version)?);
         self.value = content::bytes(key.as_bytes(), version, bytes as usize);
         let opts = PutOptions {
@@ -153,6 +181,10 @@ impl Writer {
         own.post(desc.token, &mut ops)?;
         Ok(String::new())
     }
+}
+
+fn number(text: &str) -> Result<u64> {
+    text.parse().map_err(|e| Error::invalid(format!("{text}: {e}")))
 }
 
 fn no_plan() -> Error {

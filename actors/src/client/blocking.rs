@@ -1,7 +1,7 @@
 //! The same verbs for plain threads: one small runtime that this thread drives itself, with control
 //! connections of its own, so that a reply wakes nobody but the caller.
 
-use super::{Client, ClientConfig, ObjectView, WritePlan};
+use super::{Client, ClientConfig, ObjectView, WritePlan, spread};
 use crate::error::{Error, Result};
 use crate::message::{ClusterStats, Existence, Listed, ObjMeta, PutOptions, UnmountReport, View};
 use nkv_transport::wire::Address;
@@ -34,6 +34,19 @@ impl Blocking {
         Self::new(client.for_another_runtime())
     }
 
+    fn wait<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        // Before anything of the runtime is touched: a forked child has none of its threads.
+        self.client.check_process()?;
+        self.runtime.block_on(work)
+    }
+
+    fn wait_all<T>(&self, n: usize, work: impl Future<Output = Vec<Result<T>>>) -> Vec<Result<T>> {
+        match self.client.check_process() {
+            Ok(()) => self.runtime.block_on(work),
+            Err(e) => spread(n, e),
+        }
+    }
+
     /// The async handle behind it.
     pub fn client(&self) -> &Client {
         &self.client
@@ -41,30 +54,30 @@ impl Blocking {
 
     /// See [`Client::put`].
     pub fn put(&self, key: &[u8], value: &[u8], opts: &PutOptions) -> Result<()> {
-        self.runtime.block_on(self.client.put(key, value, opts))
+        self.wait(self.client.put(key, value, opts))
     }
 
     /// See [`Client::put_many`].
     pub fn put_many(&self, items: &[(&[u8], &[u8])], opts: &PutOptions) -> Vec<Result<()>> {
-        self.runtime.block_on(self.client.put_many(items, opts))
+        self.wait_all(items.len(), self.client.put_many(items, opts))
     }
 
     /// See [`Client::get`].
     pub fn get(&self, key: &[u8]) -> Result<Vec<u8>> {
-        self.runtime.block_on(self.client.get(key))
+        self.wait(self.client.get(key))
     }
 
     /// See [`Client::get_into`].
     pub fn get_into(&self, key: &[u8], dst: &mut [u8]) -> Result<usize> {
         match self.client.read_now(key, dst) {
             Some(done) => done,
-            None => self.runtime.block_on(self.client.get_into(key, dst)),
+            None => self.wait(self.client.get_into(key, dst)),
         }
     }
 
     /// See [`Client::get_many_into`].
     pub fn get_many_into(&self, items: &mut [(&[u8], &mut [u8])]) -> Vec<Result<usize>> {
-        self.runtime.block_on(self.client.get_many_into(items))
+        self.wait_all(items.len(), self.client.get_many_into(items))
     }
 
     /// See [`Client::get_view`].
@@ -72,7 +85,7 @@ impl Blocking {
         self.client.check_process()?;
         match self.client.view_now(key) {
             Some(view) => view,
-            None => self.runtime.block_on(self.client.get_view(key)),
+            None => self.wait(self.client.get_view(key)),
         }
     }
 
@@ -83,32 +96,32 @@ impl Blocking {
 
     /// See [`Client::read_into`].
     pub fn read_into(&self, meta: &ObjMeta, dst: &mut [u8]) -> Result<usize> {
-        self.runtime.block_on(self.client.read_into(meta, dst))
+        self.wait(self.client.read_into(meta, dst))
     }
 
     /// See [`Client::read_many_into`].
     pub fn read_many_into(&self, items: &mut [(&ObjMeta, &mut [u8])]) -> Vec<Result<usize>> {
-        self.runtime.block_on(self.client.read_many_into(items))
+        self.wait_all(items.len(), self.client.read_many_into(items))
     }
 
     /// See [`Client::remove`].
     pub fn remove(&self, key: &[u8]) -> Result<()> {
-        self.runtime.block_on(self.client.remove(key))
+        self.wait(self.client.remove(key))
     }
 
     /// See [`Client::remove_many`].
     pub fn remove_many(&self, keys: &[&[u8]]) -> Vec<Result<()>> {
-        self.runtime.block_on(self.client.remove_many(keys))
+        self.wait_all(keys.len(), self.client.remove_many(keys))
     }
 
     /// See [`Client::remove_matching`].
     pub fn remove_matching(&self, pattern: &str) -> Result<u64> {
-        self.runtime.block_on(self.client.remove_matching(pattern))
+        self.wait(self.client.remove_matching(pattern))
     }
 
     /// See [`Client::remove_all`].
     pub fn remove_all(&self) -> Result<u64> {
-        self.runtime.block_on(self.client.remove_all())
+        self.wait(self.client.remove_all())
     }
 
     /// See [`Client::list`].
@@ -118,58 +131,58 @@ impl Blocking {
         after: Option<&[u8]>,
         limit: usize,
     ) -> Result<Vec<Listed>> {
-        self.runtime.block_on(self.client.list(pattern, after, limit))
+        self.wait(self.client.list(pattern, after, limit))
     }
 
     /// See [`Client::exists`].
     pub fn exists(&self, keys: &[&[u8]], prefetch: bool) -> Result<Vec<Existence>> {
-        self.runtime.block_on(self.client.exists(keys, prefetch))
+        self.wait(self.client.exists(keys, prefetch))
     }
 
     /// See [`Client::match_prefix`].
     pub fn match_prefix(&self, keys: &[&[u8]]) -> Result<Vec<ObjMeta>> {
-        self.runtime.block_on(self.client.match_prefix(keys))
+        self.wait(self.client.match_prefix(keys))
     }
 
     /// See [`Client::get_location`].
     pub fn get_location(&self, key: &[u8]) -> Result<ObjMeta> {
-        self.runtime.block_on(self.client.get_location(key))
+        self.wait(self.client.get_location(key))
     }
 
     /// See [`Client::open_for_write`]. Finish the plan with [`Blocking::publish`] or
     /// [`Blocking::abort`].
     pub fn open_for_write(&self, key: &[u8], bytes: u64, opts: &PutOptions) -> Result<WritePlan> {
-        self.runtime.block_on(self.client.open_for_write(key, bytes, opts))
+        self.wait(self.client.open_for_write(key, bytes, opts))
     }
 
     /// See [`WritePlan::publish`].
     pub fn publish(&self, plan: WritePlan) -> Result<()> {
-        self.runtime.block_on(plan.publish_with(&self.client))
+        self.wait(plan.publish_with(&self.client))
     }
 
     /// See [`WritePlan::abort`].
     pub fn abort(&self, plan: WritePlan) -> Result<()> {
-        self.runtime.block_on(plan.abort_with(&self.client))
+        self.wait(plan.abort_with(&self.client))
     }
 
     /// See [`Client::commit`].
     pub fn commit(&self, key: &[u8]) -> Result<()> {
-        self.runtime.block_on(self.client.commit(key))
+        self.wait(self.client.commit(key))
     }
 
     /// See [`Client::stats`].
     pub fn stats(&self) -> Result<ClusterStats> {
-        self.runtime.block_on(self.client.stats())
+        self.wait(self.client.stats())
     }
 
     /// See [`Client::view`].
     pub fn view(&self) -> Result<View> {
-        self.runtime.block_on(self.client.view())
+        self.wait(self.client.view())
     }
 
     /// See [`Client::mount_segment`].
     pub fn mount_segment(&self, rank: u32, bytes: u64) -> Result<u32> {
-        self.runtime.block_on(self.client.mount_segment(rank, bytes))
+        self.wait(self.client.mount_segment(rank, bytes))
     }
 
     /// See [`Client::unmount_segment`].
@@ -179,21 +192,23 @@ impl Blocking {
         segment: u32,
         limit: Duration,
     ) -> Result<UnmountReport> {
-        self.runtime.block_on(self.client.unmount_segment(rank, segment, limit))
+        self.wait(self.client.unmount_segment(rank, segment, limit))
     }
 
     /// See [`Client::evict_until_below`].
     pub fn evict_until_below(&self, usage_ratio: f64) -> Result<()> {
-        self.runtime.block_on(self.client.evict_until_below(usage_ratio))
+        self.wait(self.client.evict_until_below(usage_ratio))
     }
 
     /// See [`Client::flush`].
     pub fn flush(&self) -> Result<()> {
-        self.runtime.block_on(self.client.flush())
+        self.wait(self.client.flush())
     }
 
     /// See [`Client::close`].
     pub fn close(&self) {
-        self.runtime.block_on(self.client.close());
+        if self.client.check_process().is_ok() {
+            self.runtime.block_on(self.client.close());
+        }
     }
 }

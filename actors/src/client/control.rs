@@ -2,9 +2,10 @@
 //! used by one call at a time and driven by the caller's own runtime, so that a reply wakes nobody
 //! but the caller.
 
+use super::Shared;
 use crate::cell::CellAddr;
 use crate::error::{Error, ErrorKind, Result};
-use crate::master::{Ask, Master};
+use crate::master::{Ask, Master, Members, WATCH_LIMIT};
 use crate::membership::hello;
 use crate::message::{Purpose, Request, Response, Settings, View, Welcome};
 use nkv_transport::wire::auth::Credentials;
@@ -12,7 +13,7 @@ use nkv_transport::wire::{
     Address, BoxStream, MAX_FRAME_BYTES, Net, WireError, read_frame, write_frame,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 /// Idle connections a pool keeps.
@@ -26,7 +27,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Clone)]
 pub(crate) enum MasterPath {
     /// In this process.
-    Local(CellAddr<Master>),
+    Local(CellAddr<Master>, Arc<Members>),
     /// Over the wire: addresses, nearest first.
     Remote(Arc<Mutex<Vec<Address>>>),
 }
@@ -34,7 +35,7 @@ pub(crate) enum MasterPath {
 impl std::fmt::Debug for MasterPath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Local(_) => f.write_str("in this process"),
+            Self::Local(..) => f.write_str("in this process"),
             Self::Remote(a) => write!(f, "{:?}", a.lock().unwrap_or_else(PoisonError::into_inner)),
         }
     }
@@ -130,7 +131,7 @@ impl ControlPool {
     /// One request, one response, within `limit`.
     pub(crate) async fn call(&self, request: Request, limit: Duration) -> Result<Response> {
         let response = match &self.path {
-            MasterPath::Local(master) => self.call_local(master, request, limit).await?,
+            MasterPath::Local(master, _) => self.call_local(master, request, limit).await?,
             MasterPath::Remote(_) => {
                 match tokio::time::timeout(limit, self.call_remote(&request)).await {
                     Ok(r) => r?,
@@ -245,20 +246,51 @@ impl ControlPool {
         Err(last)
     }
 
-    /// The way to the master.
-    pub(crate) fn path(&self) -> &MasterPath {
-        &self.path
-    }
-
-    /// Keeps one connection open for as long as the client lives: the master counts it as alive.
-    pub(crate) async fn presence(self, client: std::sync::Weak<super::Shared>) {
+    /// Keeps one connection open for as long as the client lives: the master counts it as alive, and
+    /// tells it who is a member.
+    pub(crate) async fn presence(self, client: Weak<Shared>) {
         while client.strong_count() > 0 {
-            let connected = tokio::time::timeout(PRESENCE_LIMIT, self.connect()).await;
-            if let Ok(Ok(mut conn)) = connected {
-                // Nothing is ever sent on it; the read ends when the master goes.
-                let _ = read_frame::<_, Response>(&mut conn.stream, &mut conn.buf, 64).await;
+            match &self.path {
+                MasterPath::Local(_, members) => watch_here(members, &client).await,
+                MasterPath::Remote(_) => {
+                    if let Ok(Ok(conn)) = tokio::time::timeout(PRESENCE_LIMIT, self.connect()).await
+                    {
+                        self.watch_there(conn, &client).await;
+                    }
+                }
             }
             tokio::time::sleep(RETRY_PAUSE * 5).await;
+        }
+    }
+
+    /// Until the connection or the client ends.
+    async fn watch_there(&self, mut conn: Conn, client: &Weak<Shared>) {
+        let Conn { stream, buf } = &mut conn;
+        while let Some((term, number)) = client.upgrade().map(|c| c.view().order()) {
+            let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+            if write_frame(stream, buf, id, &Request::Watch { term, number }).await.is_err() {
+                return;
+            }
+            // The master answers within WATCH_LIMIT, if only that nothing changed.
+            let answer = read_frame::<_, Response>(stream, buf, MAX_FRAME_BYTES);
+            match tokio::time::timeout(PRESENCE_LIMIT + WATCH_LIMIT, answer).await {
+                Ok(Ok(Some((answered, Response::View(view))))) if answered == id => {
+                    if let Some(client) = client.upgrade() {
+                        client.keep_view(view);
+                    }
+                }
+                _ => return,
+            }
+        }
+    }
+}
+
+/// Until the client ends.
+async fn watch_here(members: &Members, client: &Weak<Shared>) {
+    while let Some(seen) = client.upgrade().map(|c| c.view().order()) {
+        let view = members.view_after(seen).await;
+        if let Some(client) = client.upgrade() {
+            client.keep_view(view);
         }
     }
 }

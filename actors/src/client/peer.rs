@@ -13,6 +13,7 @@ use crate::owner::tables::OwnerTables;
 use crate::owner::{Owner, Touches};
 use crate::plans::{Obeyed, OpenPlans};
 use crate::server::local_owner;
+use nkv_store::fork;
 use nkv_store::heap::{Heap, NOWHERE};
 use nkv_store::layout::{HEADER_BYTES, Region};
 use nkv_store::pins::Pins;
@@ -25,6 +26,7 @@ use nkv_transport::tcp::{TcpOptions, TcpVerbs};
 use nkv_transport::verbs::{Kind, Verbs};
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -107,6 +109,7 @@ pub struct Peer {
     pub(crate) obeyed: Arc<Obeyed>,
     link: Link,
     alive: Alive,
+    parted: AtomicBool,
     touches: Mutex<TouchBatch>,
 }
 
@@ -180,6 +183,7 @@ impl Attaching {
             obeyed: self.obeyed.clone(),
             link,
             alive,
+            parted: AtomicBool::new(false),
             touches: Mutex::default(),
         }
     }
@@ -308,7 +312,13 @@ impl Attaching {
 
 impl Peer {
     pub(crate) fn is_alive(&self) -> bool {
-        self.alive.is_alive() && self.verbs.is_alive()
+        !self.parted.load(Ordering::SeqCst) && self.alive.is_alive() && self.verbs.is_alive()
+    }
+
+    /// The master declared it gone: it is neither read nor written any more, whatever it says itself.
+    pub(crate) fn part(&self) {
+        self.parted.store(true, Ordering::SeqCst);
+        self.alive_for_detach();
     }
 
     /// A peer that reaches nothing, for tests of plans.
@@ -332,6 +342,7 @@ impl Peer {
             obeyed,
             link: Link::Remote(mpsc::channel(1).0),
             alive,
+            parted: AtomicBool::new(false),
             touches: Mutex::default(),
         })
     }
@@ -443,6 +454,10 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
+        // A forked child speaks for nobody, and its parent may have held the lock at the fork.
+        if fork::is_child() {
+            return;
+        }
         // Plans hold their peer: with no peer left there is no writer. A remote link says so itself
         // when its sender is gone.
         if let Link::Local(_, tables, id) = &self.link {

@@ -3,7 +3,7 @@
 
 use super::peer::Peer;
 use arc_swap::ArcSwap;
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 type ByIncarnation = HashMap<u64, Arc<Peer>>;
@@ -49,6 +49,15 @@ impl Peers {
         self.publish(&all);
         drop(all);
         drop(dead);
+    }
+
+    /// Parts from every owner that is not among these members. Who is attached to was a member of the
+    /// latest view, or of one that is still to come: the caller sees views in their order.
+    pub(crate) fn part_from_others(&self, members: &HashSet<u64>) {
+        let parted = |p: &Peer| !members.contains(&p.incarnation);
+        let gone: Vec<_> = self.read().values().filter(|p| parted(p)).cloned().collect();
+        gone.iter().for_each(|p| p.part());
+        self.bury();
     }
 
     pub(crate) fn clear(&self) {

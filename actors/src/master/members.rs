@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// Frames waiting for one owner; past it the link is cut and its next report says everything.
 pub const DOWNLINK_FRAMES: usize = 65_536;
@@ -17,6 +17,8 @@ pub const DOWNLINK_FRAMES: usize = 65_536;
 const LEFT_TRIES: u32 = 64;
 const LEFT_TURNS: u32 = 32;
 const LEFT_PAUSE: Duration = Duration::from_millis(1);
+/// Longest wait for a later view; then the same is told again.
+pub(crate) const WATCH_LIMIT: Duration = Duration::from_secs(5);
 /// Incarnations remembered as gone; older ones cannot come back in practice.
 const MAX_GONE: usize = 65_536;
 
@@ -73,6 +75,8 @@ pub(super) struct Inner {
     pub past: Vec<SeenView>,
     producers: HashMap<u64, Producer>,
     pub number: u64,
+    // Term and number as those who wait were told.
+    shown: (Term, u64),
     // The view that first lacked the member lost last: removes wait until others keep it.
     pub loss: u64,
     pub links: LinkId,
@@ -83,17 +87,49 @@ pub(super) struct Inner {
 pub struct Members {
     inner: Mutex<Inner>,
     world_size: u32,
+    // The order of the present view, for those who wait for the next.
+    shown: watch::Sender<(Term, u64)>,
+}
+
+/// The table, locked. Whoever waits for a later view is woken when it is let go.
+pub(super) struct Locked<'a> {
+    inner: MutexGuard<'a, Inner>,
+    shown: &'a watch::Sender<(Term, u64)>,
+}
+
+impl std::ops::Deref for Locked<'_> {
+    type Target = Inner;
+    fn deref(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+impl std::ops::DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Inner {
+        &mut self.inner
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        let now = (self.inner.term, self.inner.number);
+        if self.inner.shown != now {
+            self.inner.shown = now;
+            self.shown.send_replace(now);
+        }
+    }
 }
 
 impl Members {
     /// Nobody yet.
     pub fn new(term: Term, world_size: u32, now_ms: u64) -> Self {
         let inner = Inner { term, began_ms: now_ms, ..Inner::default() };
-        Self { inner: Mutex::new(inner), world_size }
+        Self { inner: Mutex::new(inner), world_size, shown: watch::channel((term, 0)).0 }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn lock(&self) -> Locked<'_> {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        Locked { inner, shown: &self.shown }
     }
 
     /// The master's term.
@@ -108,8 +144,18 @@ impl Members {
             number: inner.number,
             term: inner.term,
             world_size: self.world_size,
+            settled: inner.settled,
             ranks: inner.ranks.values().map(|m| (m.info.clone(), m.state)).collect(),
         }
+    }
+
+    /// The view once it is later than `seen`, or the same after `WATCH_LIMIT`.
+    pub(crate) async fn view_after(&self, seen: (Term, u64)) -> View {
+        let mut shown = self.shown.subscribe();
+        let later = shown.wait_for(|now| *now > seen);
+        // Neither an end of the wait nor of the sender, which is `self`, changes the answer.
+        let _ = tokio::time::timeout(WATCH_LIMIT, later).await;
+        self.view()
     }
 
     /// Members that brought objects from an earlier term and have not reported them.

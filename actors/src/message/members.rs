@@ -161,11 +161,18 @@ pub struct View {
     pub term: Term,
     /// Ranks the job has.
     pub world_size: u32,
+    /// Whether who is not in it is gone; before, the master may just not have met him yet.
+    pub settled: bool,
     /// The members: one entry per segment, in the order of their seats.
     pub ranks: Vec<(RankInfo, RankState)>,
 }
 
 impl View {
+    /// Later views are greater, across masters.
+    pub fn order(&self) -> (Term, u64) {
+        (self.term, self.number)
+    }
+
     /// One entry per rank that is a member: its first segment.
     pub fn nodes(&self) -> impl Iterator<Item = &(RankInfo, RankState)> {
         self.ranks.iter().filter(|(info, _)| info.seat().is_first())

@@ -169,7 +169,7 @@ impl Building {
 
     fn client(&self) -> Client {
         let path = match &self.master {
-            Some((m, _)) => MasterPath::Local(m.clone()),
+            Some((m, members)) => MasterPath::Local(m.clone(), members.clone()),
             None => MasterPath::Remote(Arc::new(Mutex::new(vec![self.master_at()]))),
         };
         Client::from_parts(Parts {

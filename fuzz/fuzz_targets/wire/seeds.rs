@@ -146,7 +146,13 @@ fn first_frames(seeds: &mut Seeds) {
     );
     let settings = Settings { page_bytes: 4096, write_ttl_ms: 1, ttl_ms: 2, call_timeout_ms: 3 };
     let view =
-        View { number: 1, term: TERM, world_size: 3, ranks: vec![(rank(), RankState::Alive)] };
+        View {
+        number: 1,
+        term: TERM,
+        world_size: 3,
+        settled: true,
+        ranks: vec![(rank(), RankState::Alive)],
+    };
     let refusal = Refusal::Job { ours: "a".to_string(), theirs: "b".to_string() };
     seeds.bodies(
         "welcome",
@@ -174,6 +180,7 @@ fn requests() -> Vec<Request> {
         Request::EvictUntilBelow(0.5),
         Request::Stats,
         Request::View,
+        Request::Watch { term: TERM, number: 4 },
     ]
 }
 

@@ -66,7 +66,8 @@ fn page(rank: u32, gets: u64) -> NodePage {
 /// 300 lookups a second two thirds are hits.
 pub(crate) fn look(second: u64) -> Look {
     let ranks = (0..3).map(|rank| (info(rank), RankState::Alive)).collect();
-    let view = View { number: 3, term: Term { number: 5, master: 1 }, world_size: 3, ranks };
+    let term = Term { number: 5, master: 1 };
+    let view = View { number: 3, term, world_size: 3, settled: true, ranks };
     let stats = ClusterStats {
         objects: 9000,
         master: MasterCounters {

@@ -1,0 +1,181 @@
+//! What a reader finds without asking anybody: by indexes, by locations seen before, by views. The
+//! counters say which way was taken.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod embedding;
+
+use embedding::{bytes, client_by, config, eventually, fill, on, used_is_live};
+use nkv_actors::cell::Freeze;
+use nkv_actors::message::{Existence, PutOptions};
+use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, TransportChoice};
+use std::time::Duration;
+
+/// Reads a key until an index leads there: the first time it may be the master who does.
+async fn met(client: &Client, key: &str, want: &[u8]) {
+    let mut dst = vec![0; want.len()];
+    eventually("an index leads to the key", async || {
+        let before = client.read_counters().by_index;
+        client.get_into(key.as_bytes(), &mut dst).await.unwrap();
+        assert_eq!(dst, want);
+        client.read_counters().by_index > before
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mapped_segments_are_read_without_the_master_whoever_maps_them() {
+    let cluster = Cluster::start(2, config("unasked-near")).await.unwrap();
+    let keys = fill(&cluster.client(), "k", 50, 3_000).await;
+    for client in [cluster.client(), client_by(&cluster, TransportChoice::Shm).await] {
+        met(&client, "k0", &bytes(3_000, 0)).await;
+        let before = client.read_counters();
+        // The master neither moves nor is it missed.
+        cluster.node(0).master().unwrap().tell(Freeze(Duration::from_millis(400))).unwrap();
+        for (i, key) in keys.iter().enumerate() {
+            assert_eq!(client.get(key.as_bytes()).await.unwrap(), bytes(3_000, i as u8));
+        }
+        let names: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
+        assert_eq!(client.exists(&names, false).await.unwrap(), vec![Existence::Ready; 50]);
+        let run = client.match_prefix(&names).await.unwrap();
+        assert!(run.len() == 50 && run.iter().all(|m| m.rank == 1 && m.bytes_total == 3_000));
+        let after = client.read_counters();
+        assert_eq!((after.by_index - before.by_index, after.by_master), (50, before.by_master));
+        let mut found = [false; 50];
+        assert_eq!(client.lookup_near(&names, &mut found).unwrap(), 50);
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn over_tcp_the_rank_that_the_hash_names_is_asked_by_reads_alone() {
+    let cluster = Cluster::start(2, config("unasked-far")).await.unwrap();
+    let node = cluster.client();
+    for i in 0..60u8 {
+        node.put(format!("h{i}").as_bytes(), &bytes(500, i), &PutOptions::default()).await.unwrap();
+    }
+    let client = client_by(&cluster, TransportChoice::Tcp).await;
+    let keys: Vec<_> = (0..60u8).map(|i| format!("h{i}")).collect();
+    let names: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
+    // Attached to both by reading from both.
+    for i in 0..60u8 {
+        assert_eq!(client.get(names[i as usize]).await.unwrap(), bytes(500, i));
+    }
+    let first = client.read_counters();
+    assert!(first.by_master > 0 && first.by_master + first.by_index == 60, "{first:?}");
+    for i in 0..60u8 {
+        assert_eq!(client.get(names[i as usize]).await.unwrap(), bytes(500, i));
+    }
+    let second = client.read_counters();
+    assert_eq!((second.by_cache - first.by_cache, second.by_master), (60, first.by_master));
+    // Another handle's puts, never seen before: the index tells.
+    node.put(b"late", b"value", &PutOptions::default()).await.unwrap();
+    eventually("the index has it", async || {
+        client.exists(&[b"late"], false).await.unwrap() == [Existence::Ready]
+    })
+    .await;
+    let mut dst = [0; 5];
+    client.get_into(b"late", &mut dst).await.unwrap();
+    let third = client.read_counters();
+    assert_eq!(third.accepted - second.accepted, 1);
+    assert_eq!(third.by_master, second.by_master, "nobody was asked");
+    // Removed and put anew elsewhere: what was seen before is wrong, and nobody believes it.
+    node.remove(names[7]).await.unwrap();
+    assert_eq!(client.get(names[7]).await.unwrap_err().kind, ErrorKind::NotFound);
+    let there = node.get_location(names[8]).await.unwrap().rank;
+    node.remove(names[8]).await.unwrap();
+    node.put(names[8], &bytes(900, 77), &on(1 - there)).await.unwrap();
+    assert_eq!(client.get(names[8]).await.unwrap(), bytes(900, 77));
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_removed_or_evicted_is_found_nowhere_and_what_is_put_anew_is() {
+    let cluster = Cluster::start(1, config("unasked-gone")).await.unwrap();
+    let client = client_by(&cluster, TransportChoice::Shm).await;
+    for turn in 0..30u8 {
+        client.put(b"k", &bytes(2_000, turn), &PutOptions::default()).await.unwrap();
+        assert_eq!(client.get(b"k").await.unwrap(), bytes(2_000, turn));
+        client.remove(b"k").await.unwrap();
+        assert_eq!(client.get(b"k").await.unwrap_err().kind, ErrorKind::NotFound);
+        assert_eq!(client.exists(&[b"k"], false).await.unwrap(), [Existence::Absent]);
+        assert!(client.match_prefix(&[b"k"]).await.unwrap().is_empty());
+    }
+    used_is_live(&cluster).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i9_a_viewed_object_stays_in_place_though_it_is_removed() {
+    let cluster = Cluster::start(1, config("view")).await.unwrap();
+    let (node, client) = (cluster.client(), client_by(&cluster, TransportChoice::Shm).await);
+    for viewer in [&node, &client] {
+        node.put(b"k", &bytes(100_000, 3), &PutOptions::default()).await.unwrap();
+        let view = viewer.get_view(b"k").await.unwrap();
+        let again = viewer.get_view(b"k").await.unwrap();
+        assert_eq!((&view[..], view.rank()), (&bytes(100_000, 3)[..], 0));
+        node.remove(b"k").await.unwrap();
+        assert_eq!(viewer.get_view(b"k").await.unwrap_err().kind, ErrorKind::NotFound);
+        let owner = || cluster.node(0).status().owner;
+        eventually("only the view holds it", async || owner().pinned == 1).await;
+        // All the room there is goes to others, many times over.
+        for i in 0..200u8 {
+            let key = format!("other{i}");
+            node.put(key.as_bytes(), &bytes(200_000, i), &PutOptions::default()).await.unwrap();
+        }
+        assert_eq!(&view[..], bytes(100_000, 3), "looked at in place, it never changed");
+        drop(view);
+        assert_eq!(owner().pinned, 1, "one view is left");
+        drop(again);
+        eventually("its space comes back", async || owner().pinned == 0).await;
+        node.remove_all().await.unwrap();
+        used_is_live(&cluster).await;
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn views_are_of_mapped_memory_and_of_what_is_there() {
+    let cluster = Cluster::start(1, config("no-view")).await.unwrap();
+    cluster.client().put(b"k", b"value", &PutOptions::default()).await.unwrap();
+    cluster.client().put(b"empty", b"", &PutOptions::default()).await.unwrap();
+    let far = client_by(&cluster, TransportChoice::Tcp).await;
+    let e = far.get_view(b"k").await.unwrap_err();
+    assert_eq!(e.kind, ErrorKind::Unsupported, "{e}");
+    let e = cluster.client().get_view(b"absent").await.unwrap_err();
+    assert_eq!(e.kind, ErrorKind::NotFound, "{e}");
+    assert!(cluster.client().get_view(b"empty").await.unwrap().is_empty());
+    // A handle that is closed looks at nothing any more, and its views stay.
+    let near = client_by(&cluster, TransportChoice::Shm).await;
+    let view = near.get_view(b"k").await.unwrap();
+    near.close().await;
+    cluster.client().remove(b"k").await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(&view[..], b"value");
+    assert_eq!(cluster.node(0).status().owner.pinned, 1);
+    drop(view);
+    eventually("freed", async || cluster.node(0).status().owner.pinned == 0).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn owners_count_reads_by_who_led_there() {
+    let cluster = Cluster::start(1, NodeConfig { ..config("served") }).await.unwrap();
+    let client = client_by(&cluster, TransportChoice::Shm).await;
+    client.put(b"k", &bytes(4_096, 1), &PutOptions::default()).await.unwrap();
+    met(&client, "k", &bytes(4_096, 1)).await;
+    let mut dst = [0; 4096];
+    for _ in 0..1_000 {
+        client.get_into(b"k", &mut dst).await.unwrap();
+    }
+    client.flush().await.unwrap();
+    let reads = client.read_counters();
+    eventually("the owner heard of all", async || {
+        let o = cluster.node(0).status().owner;
+        o.gets_served == reads.accepted
+            && o.gets_by_index == reads.by_index
+            && o.gets_by_master == reads.by_master
+    })
+    .await;
+    assert!(reads.by_index >= 1_000 && reads.by_master <= 2, "{reads:?}");
+    cluster.stop().await;
+}

@@ -1,0 +1,85 @@
+//! A child made by fork has its parent's handle, but neither its memory nor its connections nor its
+//! threads: every verb says so at once, and the parent goes on.
+#![expect(unsafe_code, reason = "a fork is what is tested")]
+
+mod cluster_process;
+
+use cluster_process::ProcessCluster;
+use nkv::message::PutOptions;
+use nkv::{Blocking, Error, ErrorKind, TransportChoice};
+
+/// Runs `work` in a forked child; the error it came to.
+fn in_child(work: impl FnOnce() -> Option<Error>) -> String {
+    let (read, write) = rustix::pipe::pipe().expect("a pipe");
+    // SAFETY: the child runs `work`, which takes no lock that another thread may have held at the
+    // fork (that is what is tested), writes one line and ends by _exit.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let text = work().map_or("no error".to_string(), |e| format!("{:?}: {e}", e.kind));
+        let _ = rustix::io::write(&write, text.as_bytes());
+        // SAFETY: ends this process without running anything of the parent's.
+        unsafe { libc::_exit(0) };
+    }
+    drop(write);
+    let mut status = 0;
+    // SAFETY: waits for the child just made.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "status {status:#x}");
+    let mut text = vec![0; 4096];
+    let n = rustix::io::read(&read, &mut text).expect("the child's word");
+    String::from_utf8_lossy(&text[..n]).into_owned()
+}
+
+fn refused(what: &str, work: impl FnOnce() -> Option<Error>) {
+    let text = in_child(work);
+    assert!(text.starts_with(&format!("{:?}: ", ErrorKind::Disconnected)), "{what}: {text}");
+    assert!(text.contains("forked") && text.contains("connect anew"), "{what}: {text}");
+}
+
+#[test]
+fn a_forked_child_that_uses_its_parents_handle_is_told_so() {
+    let cluster = ProcessCluster::start(1, |_| ());
+    let opts = PutOptions::default();
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let client: Blocking = cluster.connect_by(0, transport);
+        let key = format!("k/{transport}");
+        let key = key.as_bytes();
+        client.put(key, b"value", &opts).unwrap();
+        assert_eq!(client.get(key).unwrap(), b"value");
+        refused("get", || client.get(key).err());
+        refused("get_into", || client.get_into(key, &mut [0; 5]).err());
+        refused("put", || client.put(b"new", b"x", &opts).err());
+        refused("put_many", || client.put_many(&[(b"new", b"x")], &opts).pop()?.err());
+        refused("exists", || client.exists(&[key], false).err());
+        refused("remove", || client.remove(key).err());
+        refused("get_view", || client.get_view(key).err());
+        refused("get_location", || client.get_location(key).err());
+        refused("open_for_write", || client.open_for_write(b"o", 5, &opts).err());
+        refused("stats", || client.stats().err());
+        refused("flush", || client.flush().err());
+        // A child that drops what it has, and ends, takes nothing from its parent.
+        let text = in_child(|| {
+            client.close();
+            None
+        });
+        assert_eq!(text, "no error");
+        assert_eq!(client.get(key).unwrap(), b"value", "the parent goes on");
+        client.put(b"after", b"y", &opts).unwrap();
+        client.remove(b"after").unwrap();
+    }
+}
+
+#[test]
+fn i9_a_view_in_a_forked_child_panics_with_a_reason_and_its_parents_pin_stays() {
+    let cluster = ProcessCluster::start(1, |_| ());
+    let client = cluster.connect_by(0, TransportChoice::Shm);
+    client.put(b"k", b"value", &PutOptions::default()).unwrap();
+    let view = client.get_view(b"k").unwrap();
+    let text = in_child(|| {
+        let looked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| view.len()));
+        let why = looked.err()?.downcast::<String>().ok()?;
+        Some(Error::internal(*why))
+    });
+    assert!(text.contains("forked"), "{text}");
+    assert_eq!(&view[..], b"value");
+}

@@ -1,0 +1,61 @@
+//! A process that looks at an object in place, and is stopped or killed while it does: the object's
+//! space waits for it, and for nothing but its end [I9].
+
+use super::cluster_process::until;
+use super::content;
+use super::scene::{SLACK, SMALL_BYTES, Times, cluster, expect, gauges, on, put, settled};
+use super::writer::Writer;
+use nkv::TransportChoice;
+use nkv::message::PutOptions;
+use std::time::Duration;
+
+const TIMES: Times = Times { ttl_ms: 1_000, write_ttl_ms: 2_000 };
+
+/// Objects that fill the heap of rank 1 more than once.
+fn fill_over(client: &nkv::Blocking, round: u32) {
+    let opts: PutOptions = on(1);
+    for i in 0..40 {
+        let key = format!("fill/{round}/{i}");
+        let value = content::bytes(key.as_bytes(), 0, 4 << 20);
+        client.put(key.as_bytes(), &value, &opts).expect("room is made");
+    }
+}
+
+pub fn i9_a_view_of_a_stopped_process_holds_its_object_until_it_is_dropped() {
+    let cluster = cluster(2, TIMES);
+    let client = cluster.connect_by(0, TransportChoice::Shm);
+    put(&client, "seen", SMALL_BYTES, 1, 5).unwrap();
+    let mut viewer = Writer::start(&cluster, TransportChoice::Shm);
+    viewer.step(&format!("view seen {SMALL_BYTES} 5")).expect("a view");
+    viewer.stop();
+    client.remove(b"seen").unwrap();
+    until(SLACK, "only the view holds it", || gauges(&cluster, 1).pinned == 1);
+    fill_over(&client, 0);
+    // Longer than the membership's TTL: no clock ends a pin.
+    std::thread::sleep(Duration::from_millis(TIMES.ttl_ms + 500));
+    fill_over(&client, 1);
+    assert_eq!(gauges(&cluster, 1).pinned, 1, "a stopped process still looks");
+    viewer.resume();
+    viewer.step("look").expect("the bytes are what they were");
+    viewer.step("unview").unwrap();
+    until(SLACK, "its space is free", || gauges(&cluster, 1).pinned == 0);
+    settled(&client, 1, SLACK);
+}
+
+pub fn i9_a_view_of_a_killed_process_ends_with_it() {
+    let cluster = cluster(2, TIMES);
+    let client = cluster.connect_by(0, TransportChoice::Shm);
+    for round in 0..5 {
+        let key = format!("seen/{round}");
+        put(&client, &key, SMALL_BYTES, 1, round).unwrap();
+        let mut viewer = Writer::start(&cluster, TransportChoice::Shm);
+        viewer.step(&format!("view {key} {SMALL_BYTES} {round}")).expect("a view");
+        client.remove(key.as_bytes()).unwrap();
+        until(SLACK, "only the view holds it", || gauges(&cluster, 1).pinned == 1);
+        viewer.kill();
+        until(SLACK, "its death freed it", || gauges(&cluster, 1).pinned == 0);
+    }
+    put(&client, "after", SMALL_BYTES, 1, 9).unwrap();
+    expect(&client, "after", SMALL_BYTES, 9);
+    settled(&client, 1, SLACK);
+}
