@@ -15,7 +15,7 @@ use crate::key::KeyId;
 use crate::memory::AnonMemory;
 use crate::object::{Expect, Reading};
 use crate::op::Op;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Bytes of a unit of the test logs.
 const U: u64 = 128;
@@ -31,21 +31,24 @@ const TIMES: LogTimes = LogTimes { quarantine_ns: Q, claim_ttl_ns: TTL };
 struct Index {
     objects: HashMap<KeyId, LogObject>,
     /// Keys it said it had.
-    refused: std::cell::RefCell<Vec<KeyId>>,
-    inserted: Vec<LogObject>,
+    refused: std::cell::RefCell<HashSet<KeyId>>,
+    /// Slot and epoch of all it was ever told of.
+    inserted: HashSet<(u32, u32)>,
+    /// Broken on purpose: it knows of nothing.
+    blind: bool,
 }
 
 impl Directory for Index {
     fn contains(&self, key: &KeyId) -> bool {
-        let found = self.objects.contains_key(key);
+        let found = !self.blind && self.objects.contains_key(key);
         if found {
-            self.refused.borrow_mut().push(*key);
+            self.refused.borrow_mut().insert(*key);
         }
         found
     }
 
     fn insert(&mut self, object: &LogObject) {
-        self.inserted.push(*object);
+        self.inserted.insert((object.slot, object.epoch));
         self.objects.insert(object.key, *object);
     }
 
@@ -58,7 +61,7 @@ impl Directory for Index {
 
 /// A log of so many units, its owner, and its directory.
 struct World {
-    memory: Arc<AnonMemory>,
+    memory: Arc<dyn Memory>,
     geometry: LogGeometry,
     log: DeviceLog,
     index: Index,
@@ -69,9 +72,13 @@ fn geometry(units: u64) -> LogGeometry {
 }
 
 fn world(units: u64) -> World {
-    let geometry = geometry(units);
     let memory = Arc::new(AnonMemory::new(LOG_BASE + units * U).unwrap());
-    let log = DeviceLog::fresh(memory.clone(), geometry, TIMES).unwrap();
+    world_of(memory, units, TIMES)
+}
+
+fn world_of(memory: Arc<dyn Memory>, units: u64, times: LogTimes) -> World {
+    let geometry = geometry(units);
+    let log = DeviceLog::fresh(memory.clone(), geometry, times).unwrap();
     World { memory, geometry, log, index: Index::default() }
 }
 
