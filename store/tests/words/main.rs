@@ -4,6 +4,10 @@
 #![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
 mod late;
+mod log;
+mod log_claims;
+mod log_reuse;
+mod log_table;
 mod publish;
 mod reuse;
 mod segment;
