@@ -15,6 +15,7 @@
 pub mod arena;
 pub mod buffer;
 pub mod clock;
+pub mod device_log;
 pub mod error;
 pub mod evict;
 pub mod fork;

@@ -196,10 +196,10 @@ fn read_without_master(stage: &Stage, located: &[Arc<Stored>]) -> u64 {
 /// What needs rank 0 says so, in time.
 fn call_without_master(stage: &Stage, located: &[Arc<Stored>]) {
     let (rt, client, calls) = (&stage.rt, &stage.observer, &stage.board.calls);
-    let Some(s) = located.first() else {
+    if located.is_empty() {
         return calls.fault("no key on a living rank before the kill".to_string());
-    };
-    let (key, opts) = (&s.key[..], PutOptions { preferred_segment: Some(1), page_bytes: 0 });
+    }
+    let opts = PutOptions { preferred_segment: Some(1), page_bytes: 0 };
     let fresh = b"put without rank 0";
     let judge = |verb: &str, end: std::result::Result<(), Error>| match end {
         Err(e) if matches!(e.kind, ErrorKind::Disconnected | ErrorKind::Timeout) => {}
@@ -207,7 +207,7 @@ fn call_without_master(stage: &Stage, located: &[Arc<Stored>]) {
     };
     let end = rt.block_on(calls.make("get_location without", "", client.get_location(fresh)));
     judge("get_location", end.map(drop));
-    let end = rt.block_on(calls.make("exists without", "", client.exists(&[key], false)));
+    let end = rt.block_on(calls.make("exists without", "", client.exists(&[fresh], false)));
     judge("exists", end.map(drop));
     judge("put", rt.block_on(calls.make("put without", "", client.put(fresh, b"x", &opts))));
     judge("remove", rt.block_on(calls.make("remove without", "", client.remove(fresh))));

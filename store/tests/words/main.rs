@@ -5,6 +5,10 @@
 
 mod late;
 mod led;
+mod log;
+mod log_claims;
+mod log_reuse;
+mod log_table;
 mod pins;
 mod publish;
 mod reuse;

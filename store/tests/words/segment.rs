@@ -25,7 +25,7 @@ pub const Q: u64 = 5_000_000;
 /// Memory of which the words that a model is about are the model checker's; the rest, written
 /// before the model's threads start or never, is plain.
 #[derive(Debug)]
-struct Modelled {
+pub struct Modelled {
     plain: AnonMemory,
     words: BTreeMap<u64, AtomicU64>,
     /// The word that is stored to while others compare-and-swap it. The checker would let a later
@@ -34,7 +34,7 @@ struct Modelled {
 }
 
 impl Modelled {
-    fn new(bytes: u64, watched: impl Iterator<Item = u64>, contended: Option<u64>) -> Modelled {
+    pub fn new(bytes: u64, watched: impl Iterator<Item = u64>, contended: Option<u64>) -> Modelled {
         let plain = AnonMemory::new(bytes).unwrap();
         let words = watched.map(|at| (at, AtomicU64::new(0))).collect();
         Modelled { plain, words, contended }

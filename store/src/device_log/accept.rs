@@ -1,0 +1,306 @@
+//! The owner takes note of what producers settled, in any order (rules 8 and the end of rule 3).
+//! Another process wrote the headers: one that does not fit is not believed, and stays a hole.
+//! It neither evicts nor voids on its own: what is void, a finished hole check has said.
+
+use super::{Abandon, DeviceLog, Directory, Gap, Kind, LogObject};
+use crate::error::StoreError;
+use crate::layout::{LAST_ACCESS_OFF, OWNER_OFF, PUBLISH_OFF, epoch_of, flag, low, word};
+use crate::object::{dead, ready, writing};
+
+/// Most abandoned claims kept above the frontier. A producer claims above the limit at most once
+/// until the limit moves, so honest ones stay far below; one too many becomes a hole.
+const MAX_AHEAD: usize = 4096;
+
+/// What a pass over unknown units believes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pass {
+    /// What producers settled.
+    Accept,
+    /// What the owner itself had accepted before its actor restarted.
+    Rebuild,
+}
+
+/// What the header of an unknown unit says.
+enum Seen {
+    Nothing,
+    /// A claim of so many bytes is being written, if the header is right.
+    Writing(u64),
+    /// READY: its bytes, the object, the owner word.
+    Ready(u64, LogObject, u64),
+    /// DEAD.
+    Dead(u64),
+}
+
+/// The answer to an [`Abandon`]. In every case the producer is done with its claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AbandonReply {
+    /// The claim is settled now.
+    Noted,
+    /// It was before.
+    Already,
+    /// There is no such claim, or no room to note it: counted as a hole, if it is one.
+    Refused,
+}
+
+impl DeviceLog {
+    /// Accepts everything that is settled, and voids what a finished hole check allows; the number
+    /// of claims and ranges that became known. Cheap where nothing is new. After an error (a
+    /// device lost) the call may be repeated.
+    pub fn accept<D: Directory + ?Sized>(
+        &mut self,
+        now_ns: u64,
+        directory: &mut D,
+    ) -> Result<u64, StoreError> {
+        self.pass(Pass::Accept, now_ns, directory)
+    }
+
+    /// One walk over all unknown units up to what is claimed and may be written.
+    pub(super) fn pass<D: Directory + ?Sized>(
+        &mut self,
+        pass: Pass,
+        now_ns: u64,
+        directory: &mut D,
+    ) -> Result<u64, StoreError> {
+        let mut walk = Walk { pass, now_ns, directory, settled: 0, gaps: Vec::new() };
+        let cap = self.claimed_bytes()?.min(self.limit);
+        let mut gaps = std::mem::take(&mut self.gaps);
+        // A gap that ends at the frontier may be a claim that waited there and goes on beyond.
+        let open_ended = gaps.pop_if(|gap| gap.end == self.frontier);
+        let mut result = Ok(());
+        for gap in gaps {
+            match result {
+                Ok(()) => result = self.walk(gap, &mut walk),
+                Err(_) => walk.gaps.push(gap),
+            }
+        }
+        let fresh = Gap { start: self.frontier, end: self.frontier, since_ns: now_ns };
+        let last = open_ended.unwrap_or(fresh);
+        // Also after an error: what it does not come to look at, it keeps.
+        let result = result.and(self.walk_frontier(last, cap, &mut walk));
+        self.gaps = walk.gaps;
+        let settled = walk.settled;
+        result.map(|()| settled)
+    }
+
+    /// From the last gap on, over what was not looked at yet, around claims abandoned ahead.
+    fn walk_frontier<D: Directory + ?Sized>(
+        &mut self,
+        mut gap: Gap,
+        cap: u64,
+        walk: &mut Walk<'_, D>,
+    ) -> Result<(), StoreError> {
+        loop {
+            let ahead = self.ahead.first_key_value().map_or(u64::MAX, |(&p, _)| p);
+            gap.end = cap.max(self.frontier).min(ahead);
+            self.frontier = gap.end;
+            self.walk(gap, walk)?;
+            let Some((p, bytes)) = self.ahead.pop_first() else {
+                return Ok(());
+            };
+            if p >= cap {
+                self.ahead.insert(p, bytes);
+                return Ok(());
+            }
+            self.known.put(p, bytes, Kind::Never);
+            self.frontier = p + bytes;
+            gap = Gap { start: self.frontier, end: self.frontier, since_ns: walk.now_ns };
+        }
+    }
+
+    /// Looks at the units of one gap. What is settled becomes known, the rest stays a gap, or is
+    /// void below a finished check. On an error the rest is kept as a gap.
+    fn walk<D: Directory + ?Sized>(
+        &mut self,
+        gap: Gap,
+        walk: &mut Walk<'_, D>,
+    ) -> Result<(), StoreError> {
+        let mut x = gap.start;
+        let mut from = x;
+        while x < gap.end {
+            let step = self.look(x, gap.end, walk.pass).and_then(|seen| match seen {
+                Seen::Nothing => Ok(x + self.geometry.unit()),
+                // Only a hint, for the time until it is settled: once everybody answered, every
+                // unit is looked at.
+                Seen::Writing(n) if x >= self.clear_below => Ok(x + n),
+                Seen::Writing(_) => Ok(x + self.geometry.unit()),
+                Seen::Ready(n, object, owner) => {
+                    self.unknown(gap, (from, x), walk);
+                    from = x;
+                    self.settle_ready((x, n), &object, owner, walk)?;
+                    walk.settled += 1;
+                    from = x + n;
+                    Ok(from)
+                }
+                Seen::Dead(n) => {
+                    self.unknown(gap, (from, x), walk);
+                    self.known.put(x, n, Kind::Never);
+                    self.counts.skipped.add(n);
+                    walk.settled += 1;
+                    from = x + n;
+                    Ok(from)
+                }
+            });
+            match step {
+                Ok(next) => x = next,
+                Err(error) => {
+                    walk.keep(gap, from, gap.end);
+                    return Err(error);
+                }
+            }
+        }
+        self.unknown(gap, (from, gap.end), walk);
+        Ok(())
+    }
+
+    /// Units that were looked at and are not settled: void as far as a finished check goes.
+    fn unknown<D: ?Sized>(&mut self, gap: Gap, (from, to): (u64, u64), walk: &mut Walk<'_, D>) {
+        let void_to = to.min(self.clear_below);
+        if from < void_to {
+            self.known.put(from, void_to - from, Kind::Never);
+            self.counts.voided.add(void_to - from);
+            walk.settled += 1;
+        }
+        walk.keep(gap, from.max(void_to), to);
+    }
+
+    /// The claim that begins at `x`, if its header says what rule 8 asks for: this epoch, its own
+    /// place, a size that a claim can have, inside [x, end).
+    #[inline]
+    fn look(&self, x: u64, end: u64, pass: Pass) -> Result<Seen, StoreError> {
+        let Some(epoch) = self.geometry.epoch(x) else {
+            return Ok(Seen::Nothing);
+        };
+        let slot = self.geometry.slot(x);
+        let at = self.geometry.header_off(slot);
+        let publish = self.memory.load(at + PUBLISH_OFF)?;
+        let settled = publish == ready(epoch) || publish == dead(epoch);
+        if !settled && publish != writing(epoch) {
+            return Ok(Seen::Nothing);
+        }
+        let header = self.header(x)?;
+        let n = self.geometry.claim_bytes(header.bytes_total).filter(|n| *n <= end - x);
+        let Some(n) = n.filter(|_| header.payload_base == self.geometry.payload_off(x)) else {
+            return Ok(Seen::Nothing);
+        };
+        if pass == Pass::Rebuild && epoch_of(header.owner) != epoch {
+            return Ok(Seen::Nothing);
+        }
+        Ok(match publish {
+            p if p == dead(epoch) => Seen::Dead(n),
+            _ if self.geometry.wraps(x, n) => Seen::Nothing,
+            p if p == ready(epoch) => {
+                Seen::Ready(n, LogObject::of((slot, epoch), &header), header.owner)
+            }
+            _ => Seen::Writing(n),
+        })
+    }
+
+    /// A published claim becomes live, a duplicate, or what it was before the actor restarted.
+    fn settle_ready<D: Directory + ?Sized>(
+        &mut self,
+        (x, n): (u64, u64),
+        object: &LogObject,
+        owner: u64,
+        walk: &mut Walk<'_, D>,
+    ) -> Result<(), StoreError> {
+        let at = self.geometry.header_off(object.slot);
+        if epoch_of(owner) == object.epoch && low(owner) & flag::LIVE == 0 {
+            self.counts.found_retired.add(n);
+            self.hold(x, n, walk.now_ns);
+            return Ok(());
+        }
+        if walk.pass == Pass::Accept {
+            if walk.directory.contains(&object.key) {
+                self.memory.store(at + OWNER_OFF, word(0, object.epoch))?;
+                self.known.put(x, n, Kind::Never);
+                self.counts.duplicates.add(n);
+                return Ok(());
+            }
+            self.memory.store(at + LAST_ACCESS_OFF, walk.now_ns / 1_000_000)?;
+            self.memory.store(at + OWNER_OFF, word(flag::LIVE, object.epoch))?;
+        }
+        walk.directory.insert(object);
+        self.known.put(x, n, Kind::Live);
+        self.counts.accepted.add(n);
+        self.usage.live.add(n);
+        Ok(())
+    }
+
+    /// A producer gave up a claim that it never wrote to. Only whole claims that nobody settled
+    /// are noted; again is fine.
+    pub fn abandon(&mut self, claim: Abandon) -> Result<AbandonReply, StoreError> {
+        let Abandon { p, n } = claim;
+        let end = p.saturating_add(n);
+        if !self.geometry.is_claim(p, n) || end > self.claimed_bytes()? {
+            return Ok(AbandonReply::Refused);
+        }
+        if p < self.tail {
+            return Ok(AbandonReply::Already);
+        }
+        let reply = if p >= self.frontier {
+            self.abandon_ahead(p, n)
+        } else if let Some(known) = self.known_at(p) {
+            if known == (n, Kind::Never) { AbandonReply::Already } else { AbandonReply::Refused }
+        } else {
+            self.abandon_in_gap(p, end)
+        };
+        if reply == AbandonReply::Noted {
+            self.counts.abandoned.add(n);
+        }
+        Ok(reply)
+    }
+
+    fn abandon_ahead(&mut self, p: u64, n: u64) -> AbandonReply {
+        if self.ahead.get(&p) == Some(&n) {
+            return AbandonReply::Already;
+        }
+        let before = self.ahead.range(..p).next_back();
+        let overlaps = before.is_some_and(|(start, bytes)| start + bytes > p)
+            || self.ahead.range(p..p + n).next().is_some();
+        if overlaps || self.ahead.len() >= MAX_AHEAD {
+            return AbandonReply::Refused;
+        }
+        self.ahead.insert(p, n);
+        AbandonReply::Noted
+    }
+
+    /// Takes [p, end) out of the gap it lies in. The last gap may be the beginning of a claim that
+    /// goes on above the frontier, since the limit was there.
+    fn abandon_in_gap(&mut self, p: u64, end: u64) -> AbandonReply {
+        let Some(i) = self.gaps.iter().position(|gap| (gap.start..gap.end).contains(&p)) else {
+            return AbandonReply::Refused;
+        };
+        let gap = self.gaps[i];
+        let free_ahead = self.ahead.range(..end).next().is_none();
+        if end > gap.end && !(gap.end == self.frontier && free_ahead) {
+            return AbandonReply::Refused;
+        }
+        let rest = [Gap { end: p, ..gap }, Gap { start: end, ..gap }];
+        self.gaps.splice(i..=i, rest.into_iter().filter(|gap| gap.start < gap.end));
+        self.frontier = self.frontier.max(end);
+        self.known.put(p, end - p, Kind::Never);
+        AbandonReply::Noted
+    }
+}
+
+/// One pass: what it goes by, and what it came to.
+struct Walk<'a, D: ?Sized> {
+    pass: Pass,
+    now_ns: u64,
+    directory: &'a mut D,
+    /// Claims and void ranges that became known.
+    settled: u64,
+    /// What stays unknown, in order.
+    gaps: Vec<Gap>,
+}
+
+impl<D: ?Sized> Walk<'_, D> {
+    /// Keeps [start, end) of a gap unknown. It is as old as the gap only where that began: the
+    /// gap at the frontier grows at one end while it is settled at the other.
+    fn keep(&mut self, gap: Gap, start: u64, end: u64) {
+        if start < end {
+            let since_ns = if start == gap.start { gap.since_ns } else { self.now_ns };
+            self.gaps.push(Gap { start, end, since_ns });
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The producer's side: one fetch-and-add claims bytes, slot and epoch, and what the claim came to
+//! is decided here, as values. It posts nothing and waits for nothing: the verbs go over whatever
+//! transport, and how long a claim waits in line is the caller's to say.
+//!
+//! One put, in order: [`ControlLine::read`], [`LogPut::room`], `OpenClaims::enter`,
+//! [`LogPut::fetch_add`], [`LogPut::claimed`] with `OpenClaim::note`, then [`Claim::next`] until it
+//! says where to write. Whoever leaves this order early takes the plan path.
+
+use super::LogGeometry;
+use crate::key::KeyId;
+use crate::layout::{HeapCtl, PUBLISH_OFF};
+use crate::object::{Publication, dead, producer_fields};
+use crate::op::Op;
+use std::mem::offset_of;
+
+/// Segment offset of the word of claimable bytes.
+pub const HEAP_LIMIT_OFF: u64 = offset_of!(HeapCtl, heap_limit) as u64;
+/// Segment offset of the word of claimed bytes, the only one that several parties modify [I1].
+pub const BUMP_PTR_OFF: u64 = offset_of!(HeapCtl, bump_ptr) as u64;
+
+/// The first 64 bytes of a segment: limit and bump in one read.
+#[derive(Debug, Clone, Copy)]
+pub struct ControlLine([u8; 64]);
+
+impl ControlLine {
+    /// Not read yet: everything is refused by it.
+    pub fn unread() -> ControlLine {
+        ControlLine([0; 64])
+    }
+
+    /// Reads it.
+    pub fn read(&mut self) -> Op<'_> {
+        Op::Read { offset: 0, dst: &mut self.0 }
+    }
+
+    /// Bytes that may be written, as of the read; it only grows.
+    #[inline]
+    pub fn heap_limit(&self) -> u64 {
+        self.word(HEAP_LIMIT_OFF)
+    }
+
+    /// Bytes that were claimed, as of the read; it only grows.
+    #[inline]
+    pub fn bump_ptr(&self) -> u64 {
+        self.word(BUMP_PTR_OFF)
+    }
+
+    #[inline]
+    fn word(&self, offset: u64) -> u64 {
+        let mut word = [0; 8];
+        word.copy_from_slice(&self.0[offset as usize..offset as usize + 8]);
+        u64::from_ne_bytes(word)
+    }
+}
+
+/// Why a put takes the plan path. Nothing was claimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlanPath {
+    /// More bytes than a claim may have.
+    TooLarge {
+        /// Logical bytes of the object.
+        bytes: u64,
+        /// Largest claim in bytes.
+        max: u64,
+    },
+    /// No room before the limit now; eviction makes some.
+    Full {
+        /// Bytes claimed so far.
+        bump_ptr: u64,
+        /// Bytes that may be claimed.
+        heap_limit: u64,
+    },
+    /// The claimed bytes are no whole units: another process broke the word, the log is of no use.
+    Broken {
+        /// The word found.
+        bump_ptr: u64,
+    },
+}
+
+/// One object on its way into the log.
+#[derive(Debug, Clone, Copy)]
+pub struct LogPut {
+    geometry: LogGeometry,
+    key: KeyId,
+    pages: (u32, u32),
+    bytes_total: u64,
+    n: u64,
+}
+
+impl LogPut {
+    /// An object of `bytes_total` bytes in `pages` (number, bytes of each). `TooLarge` above a
+    /// quarter of the log.
+    pub fn new(
+        geometry: LogGeometry,
+        key: KeyId,
+        pages: (u32, u32),
+        bytes_total: u64,
+    ) -> Result<LogPut, PlanPath> {
+        let max = geometry.max_claim();
+        let n =
+            geometry.claim_bytes(bytes_total).ok_or(PlanPath::TooLarge { bytes: bytes_total, max });
+        Ok(LogPut { geometry, key, pages, bytes_total, n: n? })
+    }
+
+    /// Whether to claim at all. The bump that was read is the lower bound to enter `OpenClaims`
+    /// with: whatever the fetch-and-add returns is not below it.
+    #[inline]
+    pub fn room(&self, line: &ControlLine) -> Result<u64, PlanPath> {
+        let (heap_limit, bump_ptr) = (line.heap_limit(), line.bump_ptr());
+        if !bump_ptr.is_multiple_of(self.geometry.unit()) {
+            return Err(PlanPath::Broken { bump_ptr });
+        }
+        // The owner's limit never passes the last epoch, so what fits below it has one [I3].
+        match bump_ptr.checked_add(self.n) {
+            Some(end) if end <= heap_limit => Ok(bump_ptr),
+            _ => Err(PlanPath::Full { bump_ptr, heap_limit }),
+        }
+    }
+
+    /// The claim. From here on the log counts on it: it is settled, abandoned, or voided by the
+    /// hole rule [I13].
+    #[inline]
+    pub fn fetch_add(&self) -> Op<'static> {
+        Op::FetchAdd { offset: BUMP_PTR_OFF, add: self.n, old: 0 }
+    }
+
+    /// The claim that the fetch-and-add made: `p` is the word it found.
+    #[inline]
+    pub fn claimed(&self, p: u64) -> Claim {
+        Claim { put: *self, p }
+    }
+
+    /// Bytes claimed: whole units.
+    pub fn claim_bytes(&self) -> u64 {
+        self.n
+    }
+}
+
+/// A claim that nothing was written for.
+#[derive(Debug)]
+#[must_use = "a claim that is neither placed, skipped nor abandoned is a hole in the log"]
+pub struct Claim {
+    put: LogPut,
+    p: u64,
+}
+
+/// What a claim came to.
+#[derive(Debug)]
+pub enum Next {
+    /// It reaches above the limit: wait in line, read the control line again, ask again. Never
+    /// claim again meanwhile, never touch its slot [I13]; past the caller's patience, abandon it.
+    Wait(Claim),
+    /// It does not lie in one piece: post [`Skip::ops`], and begin anew once they have landed.
+    Skip(Skip),
+    /// Here the object is written.
+    Place(Placing),
+}
+
+impl Claim {
+    /// Where it begins.
+    pub fn position(&self) -> u64 {
+        self.p
+    }
+
+    /// What to do now that this limit was read.
+    #[inline]
+    pub fn next(self, heap_limit: u64) -> Next {
+        let Claim { put, p } = self;
+        let geometry = put.geometry;
+        let below = p.checked_add(put.n).is_some_and(|end| end <= heap_limit);
+        // A position of no whole units, or of no epoch, is no place to write: only a word broken
+        // by another process gives one. Such a claim waits until it is abandoned.
+        let Some(epoch) = geometry.epoch(p).filter(|_| below && geometry.is_claim(p, put.n)) else {
+            return Next::Wait(Claim { put, p });
+        };
+        let slot = geometry.slot(p);
+        let (header_off, payload_base) = (geometry.header_off(slot), geometry.payload_off(p));
+        if geometry.wraps(p, put.n) {
+            let fields = producer_fields(KeyId { hash: 0, check: 0 }, 0, 0, payload_base, put.n);
+            return Next::Skip(Skip { header_off, epoch, fields });
+        }
+        Next::Place(Placing { put, p, slot, epoch, header_off, payload_base })
+    }
+
+    /// Gives it up unwritten. The value goes to the owner; whatever becomes of it, this producer
+    /// writes nothing there, so its entry may be left at once.
+    pub fn abandon(self) -> Abandon {
+        Abandon { p: self.p, n: self.put.n }
+    }
+}
+
+/// A claim given up by a producer who wrote nothing there, and never will.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Abandon {
+    /// Where it begins.
+    pub p: u64,
+    /// Bytes claimed.
+    pub n: u64,
+}
+
+/// A claim across the end of the log: its header says so, its bytes stay unused.
+#[derive(Debug)]
+pub struct Skip {
+    header_off: u64,
+    epoch: u32,
+    fields: [u8; 32],
+}
+
+impl Skip {
+    /// The header's fields, then (DEAD, epoch): in order, on one connection.
+    pub fn ops(&self) -> [Op<'_>; 2] {
+        [
+            Op::Write { offset: self.header_off, src: &self.fields },
+            Op::Store { offset: self.header_off + PUBLISH_OFF, value: dead(self.epoch) },
+        ]
+    }
+}
+
+/// A claim that is being written: its place, and the verbs that fill it.
+#[derive(Debug)]
+pub struct Placing {
+    put: LogPut,
+    p: u64,
+    slot: u32,
+    epoch: u32,
+    header_off: u64,
+    payload_base: u64,
+}
+
+impl Placing {
+    /// The verbs: header and WRITING, pages, READY, in the order of [I4].
+    #[inline]
+    pub fn publication(&self) -> Publication {
+        let at = (self.header_off, self.epoch);
+        let LogPut { key, pages, bytes_total, .. } = self.put;
+        Publication::new(at, key, pages, self.payload_base, bytes_total)
+    }
+
+    /// The producer's own abort, after an error before READY was posted.
+    pub fn abort(&self) -> Abort {
+        let (n_pages, page_size) = self.put.pages;
+        let LogPut { key, bytes_total, .. } = self.put;
+        let fields = producer_fields(key, n_pages, page_size, self.payload_base, bytes_total);
+        Abort { header_off: self.header_off, epoch: self.epoch, fields }
+    }
+
+    /// Where it begins.
+    pub fn position(&self) -> u64 {
+        self.p
+    }
+
+    /// Header slot and epoch: what a location names.
+    pub fn slot(&self) -> (u32, u32) {
+        (self.slot, self.epoch)
+    }
+
+    /// Segment offset of the payload.
+    pub fn payload_base(&self) -> u64 {
+        self.payload_base
+    }
+}
+
+/// The end of a claim whose writing failed.
+#[derive(Debug)]
+pub struct Abort {
+    header_off: u64,
+    epoch: u32,
+    fields: [u8; 32],
+}
+
+impl Abort {
+    /// Flush, the header's fields once more (the write that failed may have been theirs, and the
+    /// owner believes no DEAD without them), then (DEAD, epoch).
+    pub fn ops(&self) -> [Op<'_>; 3] {
+        [
+            Op::Flush,
+            Op::Write { offset: self.header_off, src: &self.fields },
+            Op::Store { offset: self.header_off + PUBLISH_OFF, value: dead(self.epoch) },
+        ]
+    }
+}

@@ -1,0 +1,146 @@
+//! Where the log of a segment lies, and how a position in it names bytes, slot and epoch at once.
+//! Arithmetic only: it reads no memory.
+
+use crate::error::StoreError;
+use crate::heap::NOWHERE;
+use crate::layout::{HEADER_BYTES, Region};
+
+/// Most units of a log: every slot has a 31-bit number.
+pub const MAX_LOG_UNITS: u64 = 1 << 31;
+/// Fewest units of a log: the largest claim is a quarter of it.
+pub const MIN_LOG_UNITS: u64 = 4;
+
+/// Where the log lies, checked. A *position* is a byte count since the log began; it never goes
+/// back. Position p uses header slot (p mod L)/U at epoch p div L + 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogGeometry {
+    log_base: u64,
+    log_bytes: u64,
+    unit: u64,
+    header_base: u64,
+}
+
+impl LogGeometry {
+    /// A log of `log_bytes` (L) bytes at segment offset `log_base`, in units of `unit` (U) bytes,
+    /// whose headers are the slots from segment offset `header_base` on. `InvalidConfig` unless U
+    /// is a multiple of 64, L a multiple of U, of 4 to 2^31 units, and all offsets are numbers.
+    /// Whether the regions lie in the segment, and apart, is checked by whoever carves it.
+    pub fn new(
+        log_base: u64,
+        log_bytes: u64,
+        unit: u64,
+        header_base: u64,
+    ) -> Result<LogGeometry, StoreError> {
+        let refuse = |text: String| Err(StoreError::InvalidConfig(text));
+        if unit == 0 || !unit.is_multiple_of(HEADER_BYTES) {
+            return refuse(format!(
+                "a log in units of {unit} bytes cannot be made: give a multiple of {HEADER_BYTES}"
+            ));
+        }
+        let units = log_bytes / unit;
+        if !log_bytes.is_multiple_of(unit) || !(MIN_LOG_UNITS..=MAX_LOG_UNITS).contains(&units) {
+            return refuse(format!(
+                "a log of {log_bytes} bytes in units of {unit} cannot be made: give {MIN_LOG_UNITS} \
+                 to {MAX_LOG_UNITS} whole units"
+            ));
+        }
+        let aligned = |offset: u64| offset.is_multiple_of(HEADER_BYTES);
+        let headers = header_base.checked_add(units * HEADER_BYTES);
+        let payloads = log_base.checked_add(log_bytes);
+        if !aligned(log_base) || !aligned(header_base) || headers.is_none() || payloads.is_none() {
+            return refuse(format!(
+                "a log at offset {log_base} with headers at {header_base} cannot be addressed: \
+                 give multiples of {HEADER_BYTES} inside the segment"
+            ));
+        }
+        Ok(LogGeometry { log_base, log_bytes, unit, header_base })
+    }
+
+    /// Length in bytes (L).
+    pub fn log_bytes(&self) -> u64 {
+        self.log_bytes
+    }
+
+    /// Bytes of one unit (U).
+    pub fn unit(&self) -> u64 {
+        self.unit
+    }
+
+    /// Header slots, one per unit: [0, slots) of the segment's header arena are the log's.
+    pub fn slots(&self) -> u32 {
+        (self.log_bytes / self.unit) as u32
+    }
+
+    /// Where the payloads lie: what a reader validates against [I2].
+    pub fn region(&self) -> Region {
+        Region { offset: self.log_base, len: self.log_bytes }
+    }
+
+    /// Header slot of a position.
+    #[inline]
+    pub fn slot(&self, p: u64) -> u32 {
+        (p % self.log_bytes / self.unit) as u32
+    }
+
+    /// Epoch of a position; `None` past the last [I3].
+    #[inline]
+    pub fn epoch(&self, p: u64) -> Option<u32> {
+        u32::try_from(p / self.log_bytes).ok()?.checked_add(1)
+    }
+
+    /// The first position that has no epoch: nothing is ever claimable from here on.
+    pub fn end(&self) -> u64 {
+        u64::from(u32::MAX).saturating_mul(self.log_bytes)
+    }
+
+    /// The position that a slot has at an epoch.
+    pub fn position(&self, slot: u32, epoch: u32) -> Option<u64> {
+        let lap = u64::from(epoch.checked_sub(1)?);
+        let inside = (slot < self.slots()).then(|| u64::from(slot) * self.unit)?;
+        lap.checked_mul(self.log_bytes)?.checked_add(inside)
+    }
+
+    /// Segment offset of a position's payload.
+    #[inline]
+    pub fn payload_off(&self, p: u64) -> u64 {
+        self.log_base + p % self.log_bytes
+    }
+
+    /// Segment offset of a slot's header; of a slot that is not the log's [`NOWHERE`], which every
+    /// memory refuses.
+    #[inline]
+    pub fn header_off(&self, slot: u32) -> u64 {
+        if slot >= self.slots() {
+            return NOWHERE;
+        }
+        self.header_base + u64::from(slot) * HEADER_BYTES
+    }
+
+    /// Largest claim in bytes: a quarter of the log, in whole units.
+    pub fn max_claim(&self) -> u64 {
+        let quarter = self.log_bytes / 4;
+        quarter - quarter % self.unit
+    }
+
+    /// Bytes that an object of so many logical bytes claims: rounded up to units, at least one.
+    /// `None` above [`LogGeometry::max_claim`]. The owner computes the same from the header.
+    #[inline]
+    pub fn claim_bytes(&self, bytes_total: u64) -> Option<u64> {
+        if bytes_total > self.max_claim() {
+            return None;
+        }
+        Some(bytes_total.max(1).next_multiple_of(self.unit))
+    }
+
+    /// True if a claim of `n` bytes at `p` does not lie in one piece: it is skipped.
+    #[inline]
+    pub fn wraps(&self, p: u64, n: u64) -> bool {
+        p % self.log_bytes + n > self.log_bytes
+    }
+
+    /// True if a claim can lie there: whole units, not more than a quarter, numbers that exist.
+    pub fn is_claim(&self, p: u64, n: u64) -> bool {
+        let whole = p.is_multiple_of(self.unit) && n.is_multiple_of(self.unit);
+        whole && (self.unit..=self.max_claim()).contains(&n) && p.checked_add(n).is_some()
+    }
+}

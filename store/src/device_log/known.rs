@@ -1,0 +1,124 @@
+//! What the owner knows of the claims between the tail and the limit: one entry of 8 bytes per
+//! unit, in the slot of the claim's first unit; and how long a retired one is held. It decides
+//! nothing.
+
+use super::LogGeometry;
+use std::collections::VecDeque;
+
+/// What became of a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Served.
+    Live,
+    /// Retired; readers may still be copying.
+    Quarantined,
+    /// Retired, quarantine over; views may still be pinned.
+    Over,
+    /// Never readable: skipped, aborted, abandoned, void, or a duplicate.
+    Never,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    /// Units of the claim; 0 where no known claim begins.
+    units: u32,
+    kind: Kind,
+}
+
+const UNKNOWN: Entry = Entry { units: 0, kind: Kind::Never };
+
+/// The claims known, by position. Positions handed in lie in one window of L bytes, the owner's
+/// [tail, tail + L): there a slot is one position.
+#[derive(Debug)]
+pub(super) struct Known {
+    geometry: LogGeometry,
+    entries: Vec<Entry>,
+}
+
+impl Known {
+    pub(super) fn none(geometry: LogGeometry) -> Known {
+        Known { geometry, entries: vec![UNKNOWN; geometry.slots() as usize] }
+    }
+
+    /// Bytes and kind of the claim that begins at `x`.
+    #[inline]
+    pub(super) fn at(&self, x: u64) -> Option<(u64, Kind)> {
+        let entry = self.entries.get(self.geometry.slot(x) as usize)?;
+        (entry.units != 0).then(|| (u64::from(entry.units) * self.geometry.unit(), entry.kind))
+    }
+
+    /// A claim of `bytes` begins at `x`.
+    #[inline]
+    pub(super) fn put(&mut self, x: u64, bytes: u64, kind: Kind) {
+        let units = (bytes / self.geometry.unit()) as u32;
+        if let Some(entry) = self.entries.get_mut(self.geometry.slot(x) as usize) {
+            *entry = Entry { units, kind };
+        }
+    }
+
+    /// The claim at `x` becomes this.
+    pub(super) fn turn(&mut self, x: u64, kind: Kind) {
+        if let Some(entry) = self.entries.get_mut(self.geometry.slot(x) as usize) {
+            entry.kind = kind;
+        }
+    }
+
+    /// The tail passes the claim at `x`.
+    pub(super) fn forget(&mut self, x: u64) {
+        if let Some(entry) = self.entries.get_mut(self.geometry.slot(x) as usize) {
+            *entry = UNKNOWN;
+        }
+    }
+}
+
+/// Positions whose quarantine runs, in the order in which it ends.
+#[derive(Debug, Default)]
+pub(super) struct Quarantine {
+    /// (end, position), ends never decreasing.
+    queue: VecDeque<(u64, u64)>,
+    /// How many at the back began since the last `settle`.
+    unsettled: usize,
+}
+
+impl Quarantine {
+    pub(super) fn begin(&mut self, x: u64, until_ns: u64) {
+        // A clock of the caller that went back must not let a later entry overtake.
+        let last = self.queue.back().map_or(0, |&(until, _)| until);
+        self.queue.push_back((until_ns.max(last), x));
+        self.unsettled += 1;
+    }
+
+    /// Those begun since the last call end no earlier than `until_ns`.
+    pub(super) fn settle(&mut self, until_ns: u64) {
+        let from = self.queue.len() - self.unsettled;
+        for entry in self.queue.range_mut(from..) {
+            entry.0 = entry.0.max(until_ns);
+        }
+        self.unsettled = 0;
+    }
+
+    /// The next position whose quarantine is over.
+    pub(super) fn due(&mut self, now_ns: u64) -> Option<u64> {
+        let &(until, x) = self.queue.front()?;
+        if until > now_ns {
+            return None;
+        }
+        self.queue.pop_front();
+        self.unsettled = self.unsettled.min(self.queue.len());
+        Some(x)
+    }
+
+    pub(super) fn next_due_ns(&self) -> Option<u64> {
+        self.queue.front().map(|&(until, _)| until)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_takes_eight_bytes() {
+        assert_eq!(size_of::<Entry>(), 8);
+    }
+}

@@ -1,0 +1,216 @@
+//! Which claims this process has open in one segment's log, so that it can answer the question of
+//! the hole rule: "is nothing of yours open below B?" [I14]. A fixed number of entries, no lock, no
+//! wait; it neither claims nor writes.
+//!
+//! Why the answer is right with a fetch-and-add in flight. A put enters with a lower bound of its
+//! position *before* it posts its fetch-and-add. Let its claim begin at p < B, where the owner read
+//! B from `bump_ptr`. Then its fetch-and-add is not after the one that made the value read, and
+//! since all changes of `bump_ptr` are read-modify-writes, the owner's acquire load synchronises
+//! with its release: the entry, made before, happens before the load, hence before the question and
+//! before the scan. The scan finds the entry at its lower bound or at p, both below B: open. Or it
+//! finds what the put stored later, when everything it had posted for that claim had landed: the
+//! store is a release, the scan's load an acquire, so who acts on the answer finds the claim
+//! settled. An entry that the scan does not find belongs to a put whose fetch-and-add comes after
+//! B was read: its position is B or above. So the answer, once yes, stays true for ever.
+//!
+//! Over a NIC the same holds: the verb is posted after the entry is made, and the question arrives
+//! after the owner's read.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// Entries of a table: puts of one process into one segment at one time. Above, the plan path.
+pub const OPEN_CLAIMS: usize = 256;
+
+const TAKEN: u64 = 1;
+/// Its put gave up without knowing whether all it posted has landed.
+const IN_DOUBT: u64 = 2;
+const FLAGS: u64 = TAKEN | IN_DOUBT;
+
+/// The word of an entry: an atomic of production, or a model checker's.
+pub trait Entry {
+    /// Loads it.
+    fn load(&self, order: Ordering) -> u64;
+    /// Stores it.
+    fn store(&self, value: u64, order: Ordering);
+    /// Replaces it if it is `expect`; true if it was.
+    fn exchange(&self, expect: u64, new: u64, done: Ordering, failed: Ordering) -> bool;
+}
+
+/// A cache line of its own: two puts never write to one line.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct Line(AtomicU64);
+
+impl Entry for Line {
+    #[inline]
+    fn load(&self, order: Ordering) -> u64 {
+        self.0.load(order)
+    }
+
+    #[inline]
+    fn store(&self, value: u64, order: Ordering) {
+        self.0.store(value, order);
+    }
+
+    #[inline]
+    fn exchange(&self, expect: u64, new: u64, done: Ordering, failed: Ordering) -> bool {
+        self.0.compare_exchange(expect, new, done, failed).is_ok()
+    }
+}
+
+/// When the verbs of a put have landed: what a put that ends without [`OpenClaim::leave`], by a
+/// panic or an error half way, leaves behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Landing {
+    /// When their call returns (memory at hand, or an agent that writes for its connections): who
+    /// is out of the call writes no more, and its entry is left.
+    InCall,
+    /// At some time: the entry stays, in doubt, until [`OpenClaims::fenced`].
+    Later,
+}
+
+/// The open claims of this process in one segment. One table per segment and process, whatever
+/// the number of handles: else its answer is no answer.
+#[derive(Debug)]
+pub struct OpenClaims<E = Line> {
+    entries: Box<[E]>,
+    landing: Landing,
+}
+
+impl OpenClaims {
+    /// An empty table of [`OPEN_CLAIMS`] entries.
+    pub fn new(landing: Landing) -> OpenClaims {
+        OpenClaims::with((0..OPEN_CLAIMS).map(|_| Line::default()).collect(), landing)
+    }
+
+    /// Enters a put about to claim, with the bump it has just read. `None` if the table is full:
+    /// the plan path.
+    #[inline]
+    pub fn enter(&self, lower_bound: u64) -> Option<OpenClaim<'_>> {
+        self.enter_near(home(), lower_bound)
+    }
+}
+
+impl<E: Entry> OpenClaims<E> {
+    /// A table of these entries, all zero.
+    pub fn with(entries: Box<[E]>, landing: Landing) -> Self {
+        Self { entries, landing }
+    }
+
+    /// [`OpenClaims::enter`], at the first free entry from number `home` on.
+    #[inline]
+    pub fn enter_near(&self, home: usize, lower_bound: u64) -> Option<OpenClaim<'_, E>> {
+        let word = lower_bound & !FLAGS | TAKEN;
+        let (before, after) = self.entries.split_at(home.min(self.entries.len()));
+        let free = |entry: &E| {
+            // The order that matters is the fetch-and-add's release. A NIC's verb is behind this
+            // exchange too, which is a full barrier on every host that has one.
+            entry.load(Ordering::Relaxed) == 0
+                && entry.exchange(0, word, Ordering::AcqRel, Ordering::Relaxed)
+        };
+        let at = after.iter().position(free).map(|at| before.len() + at);
+        let at = at.or_else(|| before.iter().position(free))?;
+        Some(OpenClaim { table: self, at })
+    }
+
+    /// The answer to "nothing of yours open below `below`?". Once true it stays true. False says
+    /// only "not yet": ask again.
+    pub fn clear_below(&self, below: u64) -> bool {
+        self.entries.iter().all(|entry| {
+            let word = entry.load(Ordering::Acquire);
+            word == 0 || word & !FLAGS >= below
+        })
+    }
+
+    /// The connection that the claims in doubt were made over can write no more (destroyed and
+    /// drained, or revoked with nobody inside): forgets them; how many.
+    pub fn fenced(&self) -> usize {
+        let forget = |entry: &&E| {
+            let word = entry.load(Ordering::Relaxed);
+            word & IN_DOUBT != 0 && entry.exchange(word, 0, Ordering::AcqRel, Ordering::Relaxed)
+        };
+        self.entries.iter().filter(forget).count()
+    }
+
+    /// Entries taken, and those of them in doubt.
+    pub fn open(&self) -> (usize, usize) {
+        let words = self.entries.iter().map(|entry| entry.load(Ordering::Relaxed));
+        words.fold((0, 0), |(taken, doubt), word| {
+            (taken + usize::from(word & TAKEN != 0), doubt + usize::from(word & IN_DOUBT != 0))
+        })
+    }
+
+    /// Goes on with a claim that was [detached](OpenClaim::detach) from this table.
+    pub fn resume(&self, ticket: Ticket) -> OpenClaim<'_, E> {
+        OpenClaim { table: self, at: ticket.0 }
+    }
+}
+
+/// One put's entry.
+#[derive(Debug)]
+#[must_use = "dropped, it is left or in doubt, by the table's `Landing`"]
+pub struct OpenClaim<'a, E: Entry = Line> {
+    table: &'a OpenClaims<E>,
+    at: usize,
+}
+
+impl<E: Entry> OpenClaim<'_, E> {
+    /// The position that the fetch-and-add returned; or, after a skip has landed and before the
+    /// next fetch-and-add, the bump just read. Never less than what was noted before.
+    #[inline]
+    pub fn note(&self, position: u64) {
+        // Release: who sees a later claim's bound sees the skip before it as landed.
+        self.entry().store(position & !FLAGS | TAKEN, Ordering::Release);
+    }
+
+    /// The claim is done: settled and everything posted for it has landed, or abandoned.
+    #[inline]
+    pub fn leave(self) {
+        self.entry().store(0, Ordering::Release);
+        std::mem::forget(self);
+    }
+
+    /// Keeps the claim open beyond this borrow, for who holds many (an agent for its connections).
+    pub fn detach(self) -> Ticket {
+        let ticket = Ticket(self.at);
+        std::mem::forget(self);
+        ticket
+    }
+
+    #[inline]
+    fn entry(&self) -> &E {
+        &self.table.entries[self.at]
+    }
+}
+
+impl<E: Entry> Drop for OpenClaim<'_, E> {
+    fn drop(&mut self) {
+        let word = match self.table.landing {
+            Landing::InCall => 0,
+            Landing::Later => self.entry().load(Ordering::Relaxed) | IN_DOUBT,
+        };
+        self.entry().store(word, Ordering::Release);
+    }
+}
+
+/// An entry kept beyond its borrow. Dropped without [`OpenClaims::resume`] its claim stays open for
+/// as long as the process lives.
+#[derive(Debug)]
+#[must_use = "dropped, its claim stays open for as long as the process lives"]
+pub struct Ticket(usize);
+
+/// Where this thread's search begins: threads meet only when there are more of them than entries.
+#[inline]
+fn home() -> usize {
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static HOME: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+    HOME.with(|home| {
+        if home.get() == usize::MAX {
+            home.set(THREADS.fetch_add(1, Ordering::Relaxed) % OPEN_CLAIMS);
+        }
+        home.get()
+    })
+}

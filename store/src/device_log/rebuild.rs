@@ -1,0 +1,41 @@
+//! The owner's table after its actor restarted: from the two words and the headers, which survive
+//! it. What only the table knew, claims abandoned or void, is a hole again until everybody was
+//! asked once more.
+
+use super::accept::Pass;
+use super::{DeviceLog, Directory, HEAP_LIMIT_OFF, LogGeometry, LogTimes};
+use crate::error::StoreError;
+use crate::memory::Memory;
+use std::sync::Arc;
+
+impl DeviceLog {
+    /// Reads the words and every header between tail and limit. What was LIVE is live and inserted
+    /// into `directory` again; what the owner had retired is held for Q from `now_ns` on (call
+    /// [`DeviceLog::settle`] afterwards). What producers settled meanwhile is left to the next
+    /// [`DeviceLog::accept`]: of two objects of one key, the one that was served comes first [I15].
+    /// `BadSegment` if the limit is none that an owner wrote.
+    pub fn rebuild<D: Directory + ?Sized>(
+        memory: Arc<dyn Memory>,
+        geometry: LogGeometry,
+        times: LogTimes,
+        now_ns: u64,
+        directory: &mut D,
+    ) -> Result<DeviceLog, StoreError> {
+        let limit = memory.load(HEAP_LIMIT_OFF)?;
+        let tail = limit.checked_sub(geometry.log_bytes());
+        let fits = limit.is_multiple_of(geometry.unit()) && limit <= geometry.end();
+        let Some(tail) = tail.filter(|_| fits) else {
+            return Err(StoreError::BadSegment(format!(
+                "the limit of its log is {limit} for {} bytes in units of {}: only a fresh segment \
+                 helps",
+                geometry.log_bytes(),
+                geometry.unit()
+            )));
+        };
+        let mut log = DeviceLog::of(memory, geometry, times, tail);
+        log.pass(Pass::Rebuild, now_ns, directory)?;
+        // The owner words read before are visible to all after it; so Q may begin [I8].
+        log.memory.flush();
+        Ok(log)
+    }
+}

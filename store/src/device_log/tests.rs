@@ -1,0 +1,178 @@
+//! The log, one statement each. `claims` tries a producer's decisions, `accept` what the owner
+//! believes, `room` eviction, `holes` the hole rule, `rebuild` an actor restart, `table` the open
+//! claims, `model` random lives with everything at once.
+
+mod accept;
+mod claims;
+mod holes;
+mod model;
+mod rebuild;
+mod room;
+mod table;
+
+use super::*;
+use crate::key::KeyId;
+use crate::memory::AnonMemory;
+use crate::object::{Expect, Reading};
+use crate::op::Op;
+use std::collections::{HashMap, HashSet};
+
+/// Bytes of a unit of the test logs.
+const U: u64 = 128;
+const LOG_BASE: u64 = 8192;
+const HEADER_BASE: u64 = 4096;
+/// Quarantine in nanoseconds.
+const Q: u64 = 1000;
+const TTL: u64 = 5000;
+const TIMES: LogTimes = LogTimes { quarantine_ns: Q, claim_ttl_ns: TTL };
+
+/// A directory that remembers what it was told.
+#[derive(Debug, Default)]
+struct Index {
+    objects: HashMap<KeyId, LogObject>,
+    /// Keys it said it had.
+    refused: std::cell::RefCell<HashSet<KeyId>>,
+    /// Slot and epoch of all it was ever told of.
+    inserted: HashSet<(u32, u32)>,
+    /// Broken on purpose: it knows of nothing.
+    blind: bool,
+}
+
+impl Directory for Index {
+    fn contains(&self, key: &KeyId) -> bool {
+        let found = !self.blind && self.objects.contains_key(key);
+        if found {
+            self.refused.borrow_mut().insert(*key);
+        }
+        found
+    }
+
+    fn insert(&mut self, object: &LogObject) {
+        self.inserted.insert((object.slot, object.epoch));
+        self.objects.insert(object.key, *object);
+    }
+
+    fn remove(&mut self, key: &KeyId, slot: u32, epoch: u32) {
+        if self.objects.get(key).is_some_and(|o| (o.slot, o.epoch) == (slot, epoch)) {
+            self.objects.remove(key);
+        }
+    }
+}
+
+/// A log of so many units, its owner, and its directory.
+struct World {
+    memory: Arc<dyn Memory>,
+    geometry: LogGeometry,
+    log: DeviceLog,
+    index: Index,
+}
+
+fn geometry(units: u64) -> LogGeometry {
+    LogGeometry::new(LOG_BASE, units * U, U, HEADER_BASE).unwrap()
+}
+
+fn world(units: u64) -> World {
+    let memory = Arc::new(AnonMemory::new(LOG_BASE + units * U).unwrap());
+    world_of(memory, units, TIMES)
+}
+
+fn world_of(memory: Arc<dyn Memory>, units: u64, times: LogTimes) -> World {
+    let geometry = geometry(units);
+    let log = DeviceLog::fresh(memory.clone(), geometry, times).unwrap();
+    World { memory, geometry, log, index: Index::default() }
+}
+
+fn key(name: u64) -> KeyId {
+    KeyId::of(&name.to_le_bytes())
+}
+
+/// The payload of an object: its name in every byte.
+fn payload(name: u64, bytes: u64) -> Vec<u8> {
+    vec![name as u8; bytes as usize]
+}
+
+impl World {
+    fn run(&self, ops: &mut [Op<'_>]) {
+        for op in ops {
+            op.run(self.memory.as_ref()).unwrap();
+        }
+    }
+
+    fn line(&self) -> ControlLine {
+        let mut line = ControlLine::unread();
+        line.read().run(self.memory.as_ref()).unwrap();
+        line
+    }
+
+    /// Claims for an object, whether or not there is room.
+    fn claim(&self, name: u64, bytes: u64) -> Claim {
+        let put = LogPut::new(self.geometry, key(name), (1, 4096), bytes).unwrap();
+        let mut op = put.fetch_add();
+        op.run(self.memory.as_ref()).unwrap();
+        let Op::FetchAdd { old, .. } = op else { unreachable!() };
+        put.claimed(old)
+    }
+
+    /// Claims, and goes as far as the place to write to.
+    fn place(&self, name: u64, bytes: u64) -> Placing {
+        match self.claim(name, bytes).next(self.line().heap_limit()) {
+            Next::Place(placing) => placing,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A whole put of one that finds room and a place in one piece.
+    fn put(&self, name: u64, bytes: u64) -> Placing {
+        let placing = self.place(name, bytes);
+        self.publish(&placing, name, bytes);
+        placing
+    }
+
+    fn publish(&self, placing: &Placing, name: u64, bytes: u64) {
+        let (object, payload) = (placing.publication(), payload(name, bytes));
+        let mut ops = object.whole(&payload);
+        self.run(&mut ops);
+        assert_eq!(object.took(&ops), Ok(()));
+    }
+
+    /// Puts and accepts so many objects of one unit, named from `first` on.
+    fn fill(&mut self, first: u64, count: u64) {
+        for name in first..first + count {
+            self.put(name, U);
+        }
+        assert_eq!(self.log.accept(0, &mut self.index).unwrap(), count);
+    }
+
+    /// Retires what room asks for, and lets the quarantine pass; bytes that became claimable.
+    fn make_room(&mut self, now_ns: u64) -> u64 {
+        self.log.retire_ahead(now_ns, &mut self.index).unwrap();
+        self.log.settle(now_ns);
+        self.log.advance(now_ns + Q, |_, _| true).unwrap()
+    }
+
+    /// A strict read of what the directory says about a key.
+    fn get(&self, name: u64) -> Option<Vec<u8>> {
+        self.read(self.index.objects.get(&key(name))?)
+    }
+
+    /// A strict read by location.
+    fn read(&self, at: &LogObject) -> Option<Vec<u8>> {
+        let expect = Expect {
+            key: Some(at.key),
+            epoch: Some(at.epoch),
+            payload_base: at.payload_base,
+            bytes_total: at.bytes_total,
+        };
+        let mut reading = Reading::new(self.geometry.header_off(at.slot), expect);
+        let mut copy = vec![0; at.bytes_total as usize];
+        self.run(&mut reading.chain(&mut copy));
+        reading.judge(&self.geometry.region()).is_ok().then_some(copy)
+    }
+
+    /// Every unit claimed is settled or not, and counted once [I13].
+    fn check_counts(&self) {
+        let settled = self.log.counts().settled_bytes();
+        let unsettled = self.log.unsettled_bytes().unwrap();
+        assert_eq!(settled + unsettled, self.log.claimed_bytes().unwrap(), "{:?}", self.log);
+    }
+}

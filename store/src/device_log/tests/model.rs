@@ -1,0 +1,406 @@
+//! Random interleavings of everything at once over the real step functions: producers that skip,
+//! wait, abandon, abort, repeat keys and die with writes still under way; the owner that accepts,
+//! evicts, removes, asks about holes and restarts; readers of three kinds that validate what they
+//! copied. Memory is sequentially consistent here: what may be reordered is the model checker's
+//! part (tests/words/log*.rs). Each rule is also broken on purpose, and the break is caught.
+//! More than the usual seeds: `NKV_MODEL_SEEDS=100000 cargo test -p nkv-store --release any_life_of`.
+
+mod owner;
+mod producer;
+mod reader;
+
+use super::*;
+use crate::layout::{HEADER_BYTES, OWNER_OFF, epoch_of, flag, low};
+use crate::memory::Export;
+use crate::object::ready;
+use producer::Producer;
+use reader::Reader;
+use std::collections::{BTreeMap, VecDeque};
+use std::ptr::NonNull;
+
+/// One step of the model is one nanosecond.
+const TIMES: LogTimes = LogTimes { quarantine_ns: 120, claim_ttl_ns: 600 };
+const STEPS: u64 = 8000;
+const SEEDS: u64 = 600;
+
+/// What is done wrong on purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Bug {
+    None,
+    /// Who does not answer is called fenced, and is not.
+    SkipsTheFence,
+    /// Eviction leaves the owner word LIVE.
+    KeepsLive,
+    /// Producers do not wait in line.
+    WritesAboveTheLimit,
+    /// Puts enter the table of open claims after their fetch-and-add.
+    EntersLate,
+    /// A put leaves the table when its last verb is posted, not when it has landed.
+    LeavesEarly,
+    /// The tail passes what is pinned.
+    IgnoresPins,
+    /// The tail passes what was just retired.
+    SkipsTheQuarantine,
+    /// The owner does not look whether a key is there.
+    IgnoresDuplicates,
+    /// Abandoned claims are written all the same.
+    WritesWhatItAbandoned,
+}
+
+/// What went wrong, for the tests of the tests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Wrong {
+    /// A reader believed bytes of another object, or of two.
+    Bytes(String),
+    /// A write at or above the limit [I13].
+    AboveTheLimit(u64),
+    /// A write below the tail.
+    BelowTheTail(u64),
+    /// The READY of a producer that nobody fenced did not take.
+    Reclaimed(u64),
+    /// Void while a producer that can write has a claim open below [I14].
+    VoidUnderAWriter(u64),
+    /// Two objects of one key are served [I15].
+    TwoOfOneKey(KeyId),
+    /// An acknowledged put that was never accepted.
+    Lost(u64),
+    /// What was live before a restart is not the same after it.
+    Restart(String),
+    /// Claims that are neither settled nor unsettled.
+    Counts(String),
+    /// At the end some claim is never settled.
+    Stuck(u64),
+}
+
+type Step = Result<(), Wrong>;
+
+/// Memory in which, broken on purpose, LIVE cannot be cleared.
+#[derive(Debug)]
+struct Stubborn {
+    plain: AnonMemory,
+    slots: u64,
+    keeps_live: bool,
+}
+
+impl Stubborn {
+    /// True if this store clears LIVE of a slot at the epoch it is at.
+    fn retires(&self, offset: u64, value: u64) -> Result<bool, StoreError> {
+        let header = offset.wrapping_sub(HEADER_BASE);
+        let owner = header < self.slots * HEADER_BYTES && header % HEADER_BYTES == OWNER_OFF;
+        if !owner {
+            return Ok(false);
+        }
+        let before = self.plain.load(offset)?;
+        let was_live = low(before) & flag::LIVE != 0;
+        Ok(was_live && low(value) & flag::LIVE == 0 && epoch_of(before) == epoch_of(value))
+    }
+}
+
+impl Memory for Stubborn {
+    fn len(&self) -> u64 {
+        self.plain.len()
+    }
+    fn export(&self) -> Export {
+        Export::Private
+    }
+    fn host_base(&self) -> Option<NonNull<u8>> {
+        None
+    }
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
+        self.plain.read(offset, dst)
+    }
+    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+        self.plain.write(offset, src)
+    }
+    fn load(&self, offset: u64) -> Result<u64, StoreError> {
+        self.plain.load(offset)
+    }
+    fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
+        if self.keeps_live && self.retires(offset, value)? {
+            return Ok(());
+        }
+        self.plain.store(offset, value)
+    }
+    fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
+        self.plain.compare_swap(offset, expect, new)
+    }
+    fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
+        self.plain.fetch_add(offset, add)
+    }
+}
+
+/// A small deterministic generator (splitmix64): a seed is a run.
+#[derive(Debug)]
+struct Dice(u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    /// True once in so many.
+    fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// What really happened to a claim, as nobody in the model knows it.
+#[derive(Debug)]
+struct Truth {
+    n: u64,
+    producer: u64,
+    /// The word that fills the payload; of no object if 0.
+    name: u64,
+    key: KeyId,
+    /// The producer is done: READY took, or nothing of it is under way any more.
+    done: bool,
+    acknowledged: bool,
+}
+
+/// How often things happened, so that a run that never met them is noticed.
+#[derive(Debug, Default, Clone, Copy)]
+struct Met {
+    puts: u64,
+    reads: u64,
+    rejected: u64,
+    slow: u64,
+    pinned: u64,
+    crashes: u64,
+    fences: u64,
+    waits: u64,
+    aborts: u64,
+    restarts: u64,
+    skipped: u64,
+    abandoned: u64,
+    voided: u64,
+    duplicates: u64,
+    removed: u64,
+    evicted: u64,
+}
+
+struct Model {
+    dice: Dice,
+    bug: Bug,
+    /// Whether what no reader could see is looked at, too.
+    all_seeing: bool,
+    now: u64,
+    w: World,
+    producers: Vec<Producer>,
+    next_producer: u64,
+    readers: Vec<Reader>,
+    cached: VecDeque<LogObject>,
+    pins: Vec<(u32, u32)>,
+    /// Abandoned claims on their way to the owner.
+    mail: VecDeque<(u64, Abandon)>,
+    asking: Option<Asking<u64>>,
+    asked_below: u64,
+    truth: BTreeMap<u64, Truth>,
+    met: Met,
+}
+
+impl Model {
+    fn new(seed: u64, bug: Bug, all_seeing: bool) -> Model {
+        let mut dice = Dice(seed);
+        let units = 8 + dice.below(12);
+        let memory = Stubborn {
+            plain: AnonMemory::new(LOG_BASE + units * U).unwrap(),
+            slots: units,
+            keeps_live: bug == Bug::KeepsLive,
+        };
+        let mut w = world_of(Arc::new(memory), units, TIMES);
+        w.index.blind = bug == Bug::IgnoresDuplicates;
+        Model {
+            dice,
+            bug,
+            all_seeing,
+            now: 0,
+            w,
+            producers: (0..3).map(Producer::new).collect(),
+            next_producer: 3,
+            readers: vec![Reader::Idle, Reader::Idle, Reader::Idle],
+            cached: VecDeque::new(),
+            pins: Vec::new(),
+            mail: VecDeque::new(),
+            asking: None,
+            asked_below: 0,
+            truth: BTreeMap::new(),
+            met: Met::default(),
+        }
+    }
+
+    fn step(&mut self) -> Step {
+        self.now += 1;
+        match self.dice.below(100) {
+            0..30 => self.owner_step(),
+            30..55 => self.reader_step(true),
+            _ => self.producer_step(true),
+        }
+    }
+
+    /// No new puts; everybody goes on until nothing is unsettled.
+    fn finish(&mut self) -> Step {
+        for _ in 0..200_000 {
+            self.now += 1;
+            match self.dice.below(3) {
+                0 => self.owner_step()?,
+                1 => self.reader_step(false)?,
+                _ => self.producer_step(false)?,
+            }
+            let idle = self.producers.iter().all(Producer::is_done);
+            if idle && self.pins.is_empty() && self.w.log.unsettled_bytes().unwrap() == 0 {
+                return self.nothing_lost();
+            }
+        }
+        Err(Wrong::Stuck(self.w.log.unsettled_bytes().unwrap()))
+    }
+
+    /// Every acknowledged put was served, or one of its key was.
+    fn nothing_lost(&mut self) -> Step {
+        for (&p, truth) in self.truth.iter().filter(|(_, truth)| truth.acknowledged) {
+            let at = (self.w.geometry.slot(p), self.w.geometry.epoch(p).unwrap());
+            let served = self.w.index.inserted.contains(&at);
+            if !served && !self.w.index.refused.borrow().contains(&truth.key) {
+                return Err(Wrong::Lost(p));
+            }
+        }
+        Ok(())
+    }
+
+    /// What must be true at any time, whoever looks.
+    fn look_around(&self) -> Step {
+        if !self.all_seeing {
+            return Ok(());
+        }
+        let log = &self.w.log;
+        let (settled, unsettled) = (log.counts().settled_bytes(), log.unsettled_bytes().unwrap());
+        if settled + unsettled != log.claimed_bytes().unwrap() {
+            return Err(Wrong::Counts(format!("{settled} + {unsettled}: {log:?}")));
+        }
+        let mut keys = HashSet::new();
+        for slot in 0..self.w.geometry.slots() {
+            let at = self.w.geometry.header_off(slot);
+            let mut h = ObjHeader::default();
+            self.w.memory.read(at, h.as_mut_bytes()).unwrap();
+            let epoch = epoch_of(h.owner);
+            let served = low(h.owner) & flag::LIVE != 0 && h.publish == ready(epoch);
+            if served && !keys.insert((h.key_hash, h.key_check)) {
+                return Err(Wrong::TwoOfOneKey(crate::object::key_of(&h)));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn run(seed: u64, bug: Bug, all_seeing: bool) -> Result<Met, Wrong> {
+    let mut model = Model::new(seed, bug, all_seeing);
+    for _ in 0..STEPS {
+        model.step()?;
+    }
+    model.finish()?;
+    let counts = model.w.log.counts();
+    // Those of the table's last life; the earlier ones are in `met` already.
+    model.note_counts(counts);
+    Ok(model.met)
+}
+
+/// Runs seeds until one finds what is wrong; what, and after how many.
+fn caught(bug: Bug, all_seeing: bool) -> (Wrong, u64) {
+    for seed in 0..4 * SEEDS {
+        if let Err(wrong) = run(seed, bug, all_seeing) {
+            println!("{bug:?}: seed {seed}: {wrong:?}");
+            return (wrong, seed);
+        }
+    }
+    panic!("{bug:?} was not caught in {} runs", 4 * SEEDS);
+}
+
+#[test]
+fn i13_i14_i15_any_life_of_a_log_is_whole_and_loses_nothing() {
+    let seeds = std::env::var("NKV_MODEL_SEEDS").map_or(SEEDS, |text| text.parse().unwrap());
+    let mut sum = [0; 16];
+    for seed in 0..seeds {
+        let met =
+            run(seed, Bug::None, true).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong:?}"));
+        let one = [
+            met.puts,
+            met.reads,
+            met.rejected,
+            met.slow,
+            met.pinned,
+            met.crashes,
+            met.fences,
+            met.waits,
+            met.aborts,
+            met.restarts,
+            met.skipped,
+            met.abandoned,
+            met.voided,
+            met.duplicates,
+            met.removed,
+            met.evicted,
+        ];
+        sum.iter_mut().zip(one).for_each(|(sum, one)| *sum += one);
+    }
+    println!("met in {seeds} runs: {sum:?}");
+    assert!(sum.iter().all(|n| *n >= seeds / 4), "too seldom met to say anything: {sum:?}");
+}
+
+#[test]
+fn i14_a_fence_that_is_skipped_is_caught_by_a_reader_alone() {
+    assert!(matches!(caught(Bug::SkipsTheFence, false).0, Wrong::Bytes(_) | Wrong::Lost(_)));
+    assert!(matches!(caught(Bug::SkipsTheFence, true).0, Wrong::VoidUnderAWriter(_)));
+}
+
+#[test]
+fn i7_live_left_set_on_eviction_is_caught() {
+    let (wrong, _) = caught(Bug::KeepsLive, false);
+    assert!(matches!(wrong, Wrong::Bytes(_)), "{wrong:?}");
+}
+
+#[test]
+fn i13_a_write_above_the_limit_is_caught_by_a_reader_alone() {
+    let (wrong, _) = caught(Bug::WritesAboveTheLimit, false);
+    assert!(matches!(wrong, Wrong::Bytes(_) | Wrong::Lost(_)), "{wrong:?}");
+    let (wrong, _) = caught(Bug::WritesAboveTheLimit, true);
+    assert!(matches!(wrong, Wrong::AboveTheLimit(_)), "{wrong:?}");
+}
+
+#[test]
+fn i14_a_claim_entered_late_or_left_early_is_caught() {
+    for bug in [Bug::EntersLate, Bug::LeavesEarly] {
+        let (wrong, _) = caught(bug, true);
+        assert!(matches!(wrong, Wrong::VoidUnderAWriter(_)), "{bug:?}: {wrong:?}");
+    }
+}
+
+#[test]
+fn i9_a_tail_that_passes_what_is_pinned_is_caught() {
+    let (wrong, _) = caught(Bug::IgnoresPins, false);
+    assert!(matches!(wrong, Wrong::Bytes(_)), "{wrong:?}");
+}
+
+#[test]
+fn i8_a_quarantine_that_is_skipped_is_caught() {
+    let (wrong, _) = caught(Bug::SkipsTheQuarantine, false);
+    assert!(matches!(wrong, Wrong::Bytes(_)), "{wrong:?}");
+}
+
+#[test]
+fn i15_an_owner_that_ignores_duplicates_is_caught() {
+    let (wrong, _) = caught(Bug::IgnoresDuplicates, true);
+    assert!(matches!(wrong, Wrong::TwoOfOneKey(_)), "{wrong:?}");
+}
+
+#[test]
+fn i13_an_abandoned_claim_that_is_written_is_caught() {
+    let (wrong, _) = caught(Bug::WritesWhatItAbandoned, true);
+    assert!(matches!(wrong, Wrong::AboveTheLimit(_) | Wrong::BelowTheTail(_)), "{wrong:?}");
+}

@@ -1,0 +1,139 @@
+//! The owner of the model: its turns in any order, the hole rule spread over many of them.
+
+use super::{Bug, Model, Step, TIMES, Wrong};
+use crate::device_log::tests::Index;
+use crate::device_log::*;
+use std::collections::HashSet;
+
+impl Model {
+    pub(super) fn owner_step(&mut self) -> Step {
+        let now = self.now;
+        match self.dice.below(100) {
+            0..35 => {
+                self.w.log.accept(now, &mut self.w.index).unwrap();
+            }
+            35..60 => {
+                self.w.log.retire_ahead(now, &mut self.w.index).unwrap();
+                self.w.log.settle(now);
+            }
+            60..80 => self.pass(),
+            80..84 => self.read_mail(),
+            84..96 => self.hole_rule()?,
+            96..98 if self.dice.one_in(3) => self.remove(),
+            98.. if self.dice.one_in(4) => self.restart()?,
+            _ => {}
+        }
+        self.look_around()
+    }
+
+    /// The tail moves past what may go.
+    fn pass(&mut self) {
+        let early = self.bug == Bug::SkipsTheQuarantine;
+        let now = if early { u64::MAX } else { self.now };
+        let ignores = self.bug == Bug::IgnoresPins;
+        let pins = &self.pins;
+        let unpinned = |slot, epoch| ignores || !pins.contains(&(slot, epoch));
+        self.w.log.advance(now, unpinned).unwrap();
+    }
+
+    /// One abandoned claim arrives; its producer, if there still is one, is told.
+    fn read_mail(&mut self) {
+        let Some((id, abandon)) = self.mail.pop_front() else {
+            return;
+        };
+        self.w.log.abandon(abandon).unwrap();
+        if let Some(producer) = self.producers.iter_mut().find(|other| other.id == id) {
+            producer.replied = true;
+        }
+    }
+
+    /// A removal, or the master's word that another copy came first.
+    fn remove(&mut self) {
+        let live: Vec<LogObject> = self.w.log.live().collect();
+        if !live.is_empty() {
+            let object = live[self.dice.below(live.len() as u64) as usize];
+            let now = self.now;
+            let told =
+                self.w.log.retire(object.slot, object.epoch, now, &mut self.w.index).unwrap();
+            assert_eq!(told, Retire::Done);
+            self.w.log.settle(now);
+        }
+    }
+
+    fn hole_rule(&mut self) -> Step {
+        let Some(mut asking) = self.asking.take() else {
+            // Those to ask are listed after the position was read.
+            let check = self.w.log.hole(self.now).unwrap();
+            if let Some(check) = check {
+                self.asked_below = check.below();
+                self.asking = Some(check.ask(self.producers.iter().map(|p| p.id)));
+            }
+            return Ok(());
+        };
+        for id in asking.outstanding().to_vec() {
+            match self.producers.iter_mut().find(|producer| producer.id == id) {
+                // Replaced since: it was dead, and could write no more.
+                None => asking.fenced(&id),
+                Some(p) if !p.dead && p.claims.clear_below(asking.below()) => asking.clear(&id),
+                Some(p) if p.dead && self.dice.one_in(3) => {
+                    if self.bug != Bug::SkipsTheFence {
+                        p.fence();
+                    }
+                    self.met.fences += 1;
+                    asking.fenced(&id);
+                }
+                Some(_) => {}
+            }
+        }
+        match asking.all_clear() {
+            Err(asking) => self.asking = Some(asking),
+            Ok(report) => {
+                self.nobody_writes()?;
+                self.w.log.close_holes(report, self.now, &mut self.w.index).unwrap();
+            }
+        }
+        Ok(())
+    }
+
+    /// No claim that is about to be void is open for one who can still write [I14].
+    fn nobody_writes(&self) -> Step {
+        let open = self.truth.range(..self.asked_below).filter(|(_, truth)| !truth.done);
+        for (&p, truth) in open {
+            let writer = self.producers.iter().find(|producer| producer.id == truth.producer);
+            if self.all_seeing && writer.is_some_and(|writer| !writer.fenced) {
+                return Err(Wrong::VoidUnderAWriter(p));
+            }
+        }
+        Ok(())
+    }
+
+    /// The actor restarts: table and directory are made anew.
+    fn restart(&mut self) -> Step {
+        let now = self.now;
+        let live = |log: &DeviceLog| log.live().map(|o| (o.slot, o.epoch)).collect::<HashSet<_>>();
+        let before = live(&self.w.log);
+        self.note_counts(self.w.log.counts());
+        self.met.restarts += 1;
+        self.asking = None;
+        let index = std::mem::take(&mut self.w.index);
+        self.w.index = Index { objects: Default::default(), ..index };
+        let (memory, geometry) = (self.w.memory.clone(), self.w.geometry);
+        let index = &mut self.w.index;
+        self.w.log = DeviceLog::rebuild(memory, geometry, TIMES, now, index).unwrap();
+        self.w.log.settle(now);
+        let after = live(&self.w.log);
+        if self.all_seeing && before != after {
+            return Err(Wrong::Restart(format!("{before:?} became {after:?}")));
+        }
+        Ok(())
+    }
+
+    pub(super) fn note_counts(&mut self, counts: LogCounts) {
+        self.met.skipped += counts.skipped.claims;
+        self.met.abandoned += counts.abandoned.claims;
+        self.met.voided += counts.voided.claims;
+        self.met.duplicates += counts.duplicates.claims;
+        self.met.removed += counts.removed.claims;
+        self.met.evicted += counts.evicted.claims;
+    }
+}

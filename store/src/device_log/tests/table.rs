@@ -1,0 +1,85 @@
+//! The open claims of a process. How they race the owner's question is the model checker's part
+//! (tests/words/log_table.rs).
+
+use super::*;
+
+#[test]
+fn i14_a_put_is_open_below_from_before_its_claim_until_it_has_left() {
+    let claims = OpenClaims::new(Landing::InCall);
+    assert!(claims.clear_below(u64::MAX));
+    let open = claims.enter(8 * U).unwrap();
+    assert!(claims.clear_below(8 * U));
+    assert!(!claims.clear_below(8 * U + 1));
+    open.note(10 * U);
+    assert!(claims.clear_below(10 * U) && !claims.clear_below(11 * U));
+    let zero = claims.enter(0).unwrap();
+    assert!(!claims.clear_below(1) && claims.clear_below(0));
+    zero.leave();
+    open.leave();
+    assert!(claims.clear_below(u64::MAX));
+    assert_eq!(claims.open(), (0, 0));
+}
+
+#[test]
+fn a_full_table_refuses_and_has_room_again_after_one_left() {
+    let claims = OpenClaims::new(Landing::InCall);
+    let mut open: Vec<_> = (0..OPEN_CLAIMS).map(|_| claims.enter(U).unwrap()).collect();
+    assert!(claims.enter(U).is_none());
+    open.swap_remove(7).leave();
+    let again = claims.enter(2 * U).unwrap();
+    assert!(claims.enter(U).is_none());
+    drop((open, again));
+    assert_eq!(claims.open(), (0, 0));
+}
+
+#[test]
+fn i14_a_put_that_fails_half_way_stays_open_until_its_connection_is_fenced() {
+    let claims = OpenClaims::new(Landing::Later);
+    drop(claims.enter(U).unwrap());
+    let open = claims.enter(2 * U).unwrap();
+    assert_eq!(claims.open(), (2, 1));
+    assert!(!claims.clear_below(2 * U));
+    assert_eq!(claims.fenced(), 1);
+    assert!(claims.clear_below(2 * U) && !claims.clear_below(3 * U));
+    open.leave();
+    // Where every verb has landed when its call returns, who is out of the call writes no more.
+    let claims = OpenClaims::new(Landing::InCall);
+    drop(claims.enter(U).unwrap());
+    assert!(claims.clear_below(u64::MAX));
+}
+
+#[test]
+fn a_claim_may_be_held_beyond_a_borrow() {
+    let claims = OpenClaims::new(Landing::InCall);
+    let ticket = claims.enter(U).unwrap().detach();
+    assert!(!claims.clear_below(2 * U));
+    claims.resume(ticket).leave();
+    assert!(claims.clear_below(2 * U));
+}
+
+#[test]
+fn i14_threads_that_put_at_once_are_all_seen() {
+    let claims = Arc::new(OpenClaims::new(Landing::InCall));
+    let bump = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let start = Arc::new(std::sync::Barrier::new(4));
+    let threads: Vec<_> = (0..4)
+        .map(|i| {
+            let (claims, bump, start) = (claims.clone(), bump.clone(), start.clone());
+            crate::threads::spawn_named(&format!("put-{i}"), move || {
+                start.wait();
+                for _ in 0..5000 {
+                    let bound = bump.load(std::sync::atomic::Ordering::Acquire);
+                    let open = claims.enter(bound).unwrap();
+                    let p = bump.fetch_add(U, std::sync::atomic::Ordering::AcqRel);
+                    assert!(p >= bound && !claims.clear_below(p + U));
+                    open.note(p);
+                    assert!(!claims.clear_below(p + U));
+                    open.leave();
+                }
+            })
+            .unwrap()
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    assert_eq!(claims.open(), (0, 0));
+}

@@ -1,0 +1,104 @@
+//! The owner asks a process what it has open while that process puts. The answer decides what
+//! becomes void, and nothing that is still to be written may [I14].
+
+use crate::log::{Modeled, Owner, Segment, U, log, payload, table};
+use crate::segment::{Tally, check};
+use nkv_store::device_log::{Next, OpenClaims};
+
+/// A put of `bytes` bytes as the plan says: entered before its fetch-and-add, left when it landed.
+/// Begins anew after a skip.
+fn put(segment: &Segment, claims: &OpenClaims<Modeled>, name: u64, bytes: u64) -> u32 {
+    let put = segment.put_of(name, bytes);
+    let open = claims.enter_near(0, put.room(&segment.line()).unwrap()).unwrap();
+    loop {
+        let p = segment.fetch_add(&put);
+        open.note(p);
+        match put.claimed(p).next(segment.line().heap_limit()) {
+            Next::Place(placing) => {
+                segment.write(&placing, name, bytes);
+                open.leave();
+                return placing.slot().0;
+            }
+            Next::Skip(skip) => {
+                segment.run(&mut skip.ops());
+                open.note(put.room(&segment.line()).unwrap());
+            }
+            Next::Wait(_) => panic!("there is room, and it is alone"),
+        }
+    }
+}
+
+/// One run of the hole rule, which begins as soon as there is a hole. Whether everybody, that is
+/// this one process, had nothing open.
+fn ask(owner: &mut Owner, claims: &OpenClaims<Modeled>) -> Option<bool> {
+    owner.log.accept(0, &mut owner.index).unwrap();
+    let check = owner.log.hole(1).unwrap()?;
+    let mut asking = check.ask(["producer"]);
+    if claims.clear_below(asking.below()) {
+        asking.clear(&"producer");
+    }
+    match asking.all_clear() {
+        Err(_) => Some(false),
+        Ok(report) => {
+            let voided = owner.log.close_holes(report, 1, &mut owner.index).unwrap();
+            assert_eq!(voided.bytes, 0, "[I14] void, and its producer had not given it up");
+            Some(true)
+        }
+    }
+}
+
+#[test]
+fn i14_an_answer_is_right_with_a_fetch_and_add_in_flight() {
+    let tally = Tally::default();
+    let met = tally.clone();
+    check(8, move |first| {
+        let mut owner = log(4, &[0]);
+        let segment = owner.segment.clone();
+        let claims = table(1);
+        let theirs = claims.clone();
+        let asks = move || {
+            let answer = ask(&mut owner, &claims);
+            (owner, answer)
+        };
+        let (slot, (mut owner, answer)) = first.race(move || put(&segment, &theirs, 1, U), asks);
+        if let Some(clear) = answer {
+            met.count(clear);
+        }
+        owner.log.accept(1, &mut owner.index).unwrap();
+        assert_eq!(owner.segment.read(slot, 1, 1), Some(payload(1, U)));
+        assert_eq!(owner.log.counts().accepted.claims, 1);
+    });
+    tally.met_both();
+}
+
+#[test]
+fn i14_a_put_that_skips_and_claims_again_has_always_its_own_claim_open() {
+    let tally = Tally::default();
+    let met = tally.clone();
+    check(6, move |first| {
+        let mut owner = log(8, &[7, 1]);
+        // Seven units are claimed, and so many given back that two claims of two units have room:
+        // the first does not lie in one piece.
+        owner.fill(10..17);
+        for slot in 0..4 {
+            owner.log.retire(slot, 1, 0, &mut owner.index).unwrap();
+        }
+        assert_eq!(owner.make_room(|_, _| true), 4 * U);
+        let segment = owner.segment.clone();
+        let claims = table(1);
+        let theirs = claims.clone();
+        let asks = move || {
+            let answer = ask(&mut owner, &claims);
+            (owner, answer)
+        };
+        let (slot, (mut owner, answer)) =
+            first.race(move || put(&segment, &theirs, 1, 2 * U), asks);
+        if let Some(clear) = answer {
+            met.count(clear);
+        }
+        owner.log.accept(1, &mut owner.index).unwrap();
+        assert_eq!((slot, owner.log.counts().skipped.claims), (1, 1));
+        assert_eq!(owner.log.counts().voided.bytes, 0);
+    });
+    tally.met_both();
+}
