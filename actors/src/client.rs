@@ -12,25 +12,28 @@ mod lookup;
 mod near;
 pub mod peer;
 mod peers;
+pub(crate) mod put_log;
 mod read;
 mod segments;
 mod view;
 mod write;
 
 pub use blocking::Blocking;
-pub use counters::ReadCounters;
+pub use counters::{ReadCounters, WriteCounters};
 pub use peer::TransportChoice;
 pub use view::ObjectView;
 pub use write::WritePlan;
 
 use crate::cell::CellAddr;
 use crate::error::{Error, Result};
-use crate::message::{ClusterStats, KeyBytes, RankInfo, Request, Response, Settings, View};
+use crate::message::{
+    ClusterStats, KeyBytes, RankInfo, RankState, Request, Response, Settings, View,
+};
 use crate::place::OwnedPlace;
 use crate::plans::OpenPlans;
 use crate::producer::{Attach, Producer, ProducerTruth};
 use control::{ControlPool, MasterPath, contact};
-use counters::Reads;
+use counters::{Reads, Writes};
 use locations::Locations;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::fork;
@@ -52,6 +55,10 @@ pub struct ClientConfig {
     pub transport: TransportChoice,
     /// Limit of one control call in milliseconds.
     pub call_timeout_ms: u64,
+    /// Whether puts go into the device log of their owner, without asking the master, unless their
+    /// options say otherwise. Then Ok means that an object under that key is readable, whichever
+    /// came first. Owners without a log are put to by plans.
+    pub device_alloc: bool,
     /// The job's secret [I20]; without it the nodes must be this user's, on this host.
     pub secret: Option<Secret>,
 }
@@ -59,7 +66,13 @@ pub struct ClientConfig {
 impl Default for ClientConfig {
     fn default() -> Self {
         let transport = TransportChoice::Auto;
-        Self { job: "nkv".to_string(), transport, call_timeout_ms: 2_000, secret: None }
+        Self {
+            job: "nkv".to_string(),
+            transport,
+            call_timeout_ms: 2_000,
+            device_alloc: false,
+            secret: None,
+        }
     }
 }
 
@@ -75,6 +88,7 @@ pub struct Shared {
     pub(crate) actor: OnceLock<CellAddr<Producer>>,
     pub(crate) locations: Locations,
     pub(crate) reads: Reads,
+    pub(crate) writes: Writes,
     pub(crate) draining: Arc<AtomicBool>,
     settings: Mutex<Settings>,
     view: RwLock<View>,
@@ -106,6 +120,19 @@ impl Shared {
         self.world.load(Ordering::Relaxed)
     }
 
+    /// The first segment of a rank, if it is up and has a device log.
+    pub(crate) fn first_with_log(&self, rank: u32) -> Option<u64> {
+        let view = self.view.read().unwrap_or_else(PoisonError::into_inner);
+        let first = view.nodes().find(|(info, _)| info.rank == rank);
+        let up = first.filter(|(info, s)| info.log_slots > 0 && *s == RankState::Alive);
+        up.map(|(info, _)| info.incarnation)
+    }
+
+    /// Bytes per page if a put names none.
+    pub(crate) fn page_bytes(&self) -> u32 {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner).page_bytes
+    }
+
     pub(crate) fn view(&self) -> View {
         self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -118,6 +145,11 @@ impl Shared {
             return;
         }
         self.world.store(view.world_size, Ordering::Relaxed);
+        for (info, state) in &view.ranks {
+            if let Some(peer) = self.peers.get(info.incarnation) {
+                peer.take_puts(*state == RankState::Alive);
+            }
+        }
         if view.settled {
             let members = view.ranks.iter().map(|(info, _)| info.incarnation).collect();
             self.peers.part_from_others(&members);
@@ -201,6 +233,7 @@ impl Client {
             actor: OnceLock::new(),
             locations: Locations::default(),
             reads: Reads::default(),
+            writes: Writes::default(),
             draining: p.draining,
             settings: Mutex::new(p.settings),
             world: AtomicU32::new(p.view.world_size),
@@ -295,6 +328,11 @@ impl Client {
         self.shared.reads.snapshot()
     }
 
+    /// How puts went so far.
+    pub fn write_counters(&self) -> WriteCounters {
+        self.shared.writes.snapshot()
+    }
+
     /// The members now.
     pub async fn view(&self) -> Result<View> {
         match self.call(Request::View).await? {
@@ -340,6 +378,7 @@ impl Client {
     /// Returns when every touch noted so far has left this process (lost ones of dead ranks aside).
     pub async fn flush(&self) -> Result<()> {
         for peer in self.shared.peers.all().into_iter().filter(|p| p.is_alive()) {
+            peer.send_names(usize::MAX);
             tokio::time::timeout(self.limit(), peer.send_touches(true))
                 .await
                 .map_err(|_| Error::timeout(format!("rank {} takes no touches", peer.rank)))??;

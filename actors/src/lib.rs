@@ -5,10 +5,12 @@
 //! - [`master`], [`owner`], [`producer`] and [`evictor`] are the roles; [`message`] lists what they say.
 //! - [`client`] is the handle, [`node`] a rank with all of it.
 
+pub mod announce_poller;
 pub mod cell;
 pub mod client;
 pub mod error;
 pub mod evictor;
+mod log_claims;
 pub mod master;
 pub mod membership;
 pub mod message;

@@ -4,6 +4,7 @@
 mod batch;
 mod finish;
 mod index;
+mod log;
 mod lookup;
 mod matching;
 mod members;
@@ -74,6 +75,7 @@ pub struct Master {
     batches: Batches,
     waiting: VecDeque<Waiting>,
     rounds: Rounds,
+    log_questions: log::LogQuestions,
     removing: HashMap<KeyId, Vec<(u64, usize)>, IdentityState>,
     // Answers to removes that wait for views to be kept.
     deferred: Vec<terms::Deferred>,
@@ -168,6 +170,7 @@ impl Role for Master {
             batches: Batches::default(),
             waiting: VecDeque::new(),
             rounds: Rounds::default(),
+            log_questions: log::LogQuestions::default(),
             removing: HashMap::default(),
             deferred: Vec::new(),
             superseded: HashSet::new(),
@@ -234,6 +237,9 @@ impl Master {
         if let Some(e) = self.refuse(&ask.request) {
             return reply.send(Response::Failed(e));
         }
+        let Some((ask, reply)) = self.ask_logs_first(ask, reply) else {
+            return;
+        };
         match ask.request {
             Request::OpenForWrite { request, wait_ms, items } => {
                 self.open(ask.producer, request, wait_ms, items, reply);
@@ -247,7 +253,7 @@ impl Master {
             Request::GetLocation(keys) => reply.send(self.get_location(&keys)),
             Request::MatchPrefix(keys) => reply.send(self.match_prefix(&keys)),
             Request::Exists(keys) => reply.send(self.exists(&keys)),
-            Request::Remove(keys) => self.remove(&keys, reply),
+            Request::Remove(keys) => self.remove(&keys, &HashSet::new(), reply),
             Request::EvictUntilBelow(ratio) => reply.send(self.evict_until_below(ratio)),
             Request::Stats => reply.send(Response::Stats(self.stats())),
             Request::View | Request::Watch { .. } => {
@@ -364,6 +370,7 @@ impl On<MasterTick> for Master {
         self.end_plans_of_lost_producers();
         self.expire_waiting();
         self.expire_removes();
+        self.pump_log_questions();
         self.settle_deferred();
         if !self.superseded.is_empty() && self.truth.members.silent().is_empty() {
             self.superseded = HashSet::new();

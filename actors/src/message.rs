@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 mod hello;
 mod link;
 mod listing;
+mod log;
 mod members;
 mod segments;
 mod stats;
@@ -19,6 +20,7 @@ pub use link::{
     TouchBatch, Up, Via,
 };
 pub use listing::{KEYS_PER_ROUND, KeyState, Listed, MAX_PATTERN_BYTES, Selection, Swept};
+pub use log::{Abandoned, LogObjectEntry, LogQuestion, Named};
 pub use members::{MAX_SEGMENTS, RankInfo, RankState, Seat, SeenView, View};
 pub use segments::{SegmentCommand, SegmentDone, UnmountReport};
 pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats};
@@ -123,6 +125,10 @@ pub struct PutOptions {
     pub preferred_segment: Option<u32>,
     /// Bytes per page; the node's default (256 KiB) if 0.
     pub page_bytes: u32,
+    /// Whether the object may go into the owner's device log, without asking the master: true, false,
+    /// or as the handle is configured. Objects that are larger than a quarter of the log, and all
+    /// while it is full, take a plan.
+    pub device_alloc: Option<bool>,
 }
 
 /// One object to open.

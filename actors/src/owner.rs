@@ -5,6 +5,7 @@
 pub mod attachments;
 mod clearing;
 mod ending;
+pub mod log;
 pub mod pin_tables;
 mod report;
 pub mod tables;
@@ -60,6 +61,8 @@ pub struct Owner {
     next_tick_ns: u64,
     tick_generation: u64,
     idle_ticks: u64,
+    // The device log, if the segment has one.
+    log: Option<log::Log>,
     // The report that is asked for and waits for the term to be fenced.
     report_wanted: Option<u64>,
 }
@@ -70,6 +73,9 @@ pub struct NewTerm;
 /// A producer writes for no plan of a lower term.
 #[derive(Debug)]
 pub struct TermObeyed(pub u64, pub Term);
+/// A process has no claim open below this position of the log.
+#[derive(Debug)]
+pub struct LogClear(pub attachments::AttachId, pub u64);
 /// A frame from the master.
 #[derive(Debug)]
 pub struct FromMaster(pub Down);
@@ -107,6 +113,9 @@ impl Message for TermObeyed {
 impl Message for Touches {
     type Reply = ();
 }
+impl Message for LogClear {
+    type Reply = ();
+}
 impl Message for PlanDropped {
     type Reply = ();
 }
@@ -138,9 +147,13 @@ impl Role for Owner {
             let ending = t.plans.iter().filter(|(_, p)| p.ending.is_some());
             (open, ending.map(|(id, _)| *id).collect())
         };
+        let mut slots =
+            Slots::scan(truth.heap.clone(), &open, |s, e| truth.tables.has_key(s, e), now);
+        let log = log::Log::of(&truth.heap, &mut slots, now);
         let mut owner = Self {
             incarnation: truth.heap.geometry().incarnation,
-            slots: Slots::scan(truth.heap.clone(), &open, |s, e| truth.tables.has_key(s, e), now),
+            slots,
+            log,
             truth: truth.clone(),
             ending,
             next_tick_ns: u64::MAX,
@@ -150,6 +163,7 @@ impl Role for Owner {
         };
         owner.fence_again();
         owner.begin_term();
+        owner.tend_log();
         owner.settle(turn);
         owner
     }
@@ -181,11 +195,19 @@ impl Owner {
         g.pins_suspect.store(suspect, std::sync::atomic::Ordering::Relaxed);
         // Quarantine counts from when the cleared LIVE is visible, which is surely so by now [I8].
         self.slots.settle(now);
+        if let Some(log) = &mut self.log {
+            log.settle(now);
+            log.publish(&self.truth.tables.gauges);
+        }
         let mut due = now + IDLE_TICK_MS * 1_000_000;
         if !self.ending.is_empty() || self.term_pending() || pinned > 0 {
             due = now + FENCE_TICK_MS * 1_000_000;
         }
-        if let Some(q) = self.slots.next_due_ns() {
+        if self.log.as_ref().is_some_and(log::Log::is_busy) {
+            due = due.min(now + FENCE_TICK_MS * 1_000_000);
+        }
+        let log_due = self.log.as_ref().and_then(log::Log::next_due_ns);
+        for q in self.slots.next_due_ns().into_iter().chain(log_due) {
             due = due.min(q.max(now));
         }
         // A timer that a full mailbox swallowed is set again.
@@ -276,6 +298,11 @@ impl Owner {
         let now = self.truth.clock.now_ns();
         let (mut bytes, mut gone) = (0, Vec::with_capacity(victims.len()));
         for &(slot, epoch) in victims {
+            if self.is_of_log(slot) {
+                let of_log = self.retire_in_log(&[(slot, epoch)]);
+                gone.extend(of_log.into_iter().map(|(slot, epoch)| self.at(slot, epoch)));
+                continue;
+            }
             if !self.slots.is_live(slot, epoch) {
                 continue;
             }
@@ -376,6 +403,7 @@ impl On<FromMaster> for Owner {
             }
             Down::MakeRoom { bytes, attempt } => self.tell_evictor(MakeRoom { bytes, attempt }),
             Down::EvictTo { bytes } => self.tell_evictor(EvictTo(bytes)),
+            Down::AskLog { number, question } => self.answer_about_log(number, question),
             Down::ReportPlease { number } => self.report_when_fenced(number),
             // The link's matter.
             Down::ReportTaken | Down::NoMorePlans | Down::Beat | Down::View(_) => {}
@@ -472,6 +500,7 @@ impl On<OwnerTick> for Owner {
                 self.truth.tables.pins.bury();
             }
             self.quarantine_over();
+            self.tend_log();
             if self.idle_ticks.is_multiple_of(FREED_REPEAT_TICKS) {
                 self.repeat_unacked();
             }

@@ -148,6 +148,11 @@ impl Obeyed {
         Arc::new(Self { incarnation, term: Mutex::default() })
     }
 
+    /// The owner's incarnation.
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
     fn get(&self) -> Term {
         *self.term.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -5,6 +5,7 @@
 use crate::cell::{Message, On, Reply, Role, Turn};
 use crate::client::control::ControlPool;
 use crate::client::peer::{Attaching, Peer};
+use crate::client::put_log::NAMES_PER_TICK;
 use crate::client::{Shared, unexpected};
 use crate::error::Result;
 use crate::message::{PlanRef, RankInfo, Request, Response, View};
@@ -253,6 +254,11 @@ impl On<ProducerTick> for Producer {
         // A batch that is worth a message, or one that has waited long enough.
         let enough = if self.ticks.is_multiple_of(FLUSH_ALL_TICKS) { 1 } else { TOUCH_BATCH };
         let peers = shared.peers.all();
+        for peer in &peers {
+            if peer.log.as_ref().is_some_and(|log| log.names_noted() >= enough) {
+                peer.send_names(NAMES_PER_TICK);
+            }
+        }
         for peer in peers.into_iter().filter(|p| p.touches_noted() >= enough) {
             tokio::task::spawn_local(async move {
                 if let Err(error) = peer.send_touches(false).await {

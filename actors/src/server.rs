@@ -15,8 +15,9 @@ use crate::message::{
 };
 use crate::node::Segments;
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
+use crate::owner::log::{GiveUp, Name};
 use crate::owner::pin_tables::Proof;
-use crate::owner::{PlanDropped, TermObeyed, Touches};
+use crate::owner::{LogClear, PlanDropped, TermObeyed, Touches};
 use crate::place::Place;
 use doors::Door;
 use hashbrown::HashSet;
@@ -345,6 +346,12 @@ async fn read_from_client<R: AsyncRead + Unpin>(
                 door.owner.push(TermObeyed(producer, term), Reply::nobody()).await
             }
             ToOwner::Dropped(_) | ToOwner::TermObeyed(_) => Ok(()),
+            ToOwner::Named(list) => door.owner.push(Name(list), Reply::nobody()).await,
+            ToOwner::Abandoned(claim) => door.owner.push(GiveUp(claim), Reply::nobody()).await,
+            ToOwner::ClearBelow(below) => match id {
+                Some(id) => door.owner.push(LogClear(id, below), Reply::nobody()).await,
+                None => Ok(()),
+            },
             ToOwner::CheckPlan(plan) => {
                 // Beside this loop: a Dropped must not wait behind it.
                 let (tables, tx) = (door.tables.clone(), tx.clone());

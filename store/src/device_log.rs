@@ -154,6 +154,11 @@ impl DeviceLog {
         self.tail
     }
 
+    /// Positions from here on were not looked at: the next claim that is news begins here.
+    pub fn frontier(&self) -> u64 {
+        self.frontier
+    }
+
     /// What became of the claims.
     pub fn counts(&self) -> LogCounts {
         self.counts
@@ -171,6 +176,12 @@ impl DeviceLog {
         let ahead: u64 = self.ahead.values().sum();
         let beyond = self.claimed_bytes()?.saturating_sub(self.frontier);
         Ok((gaps + beyond).saturating_sub(ahead))
+    }
+
+    /// The object that the slot serves at that epoch, if it does.
+    pub fn object(&self, slot: u32, epoch: u32) -> Option<LogObject> {
+        let x = self.geometry.position(slot, epoch).filter(|_| self.is_live(slot, epoch))?;
+        Some(LogObject::of((slot, epoch), &self.header(x).ok()?))
     }
 
     /// True if the slot holds a live object at that epoch.

@@ -1,6 +1,7 @@
 //! Carves a segment into regions and says where each lies. Formatting writes the control block and
 //! arms every header slot; opening believes nothing it reads: another process wrote those bytes.
 
+use crate::device_log::LogGeometry;
 use crate::error::StoreError;
 use crate::incarnation::{boot_id, new_incarnation};
 use crate::layout::{
@@ -186,6 +187,13 @@ impl Geometry {
         let at = header_off.checked_sub(self.header_base)?;
         let slot = u32::try_from(at / HEADER_BYTES).ok()?;
         (at.is_multiple_of(HEADER_BYTES) && slot < self.slots).then_some(slot)
+    }
+
+    /// The device log, if there is one.
+    pub fn device_log(&self) -> Option<LogGeometry> {
+        let log = self.log;
+        // Checked when the segment was opened: it can only be absent.
+        LogGeometry::new(log.offset, log.len, PAYLOAD_ALIGN, self.header_base).ok()
     }
 
     /// The slots of the managed arena.

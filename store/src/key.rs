@@ -37,10 +37,16 @@ pub struct Key(std::sync::Arc<[u8]>);
 impl Key {
     /// Checks the length and copies the bytes.
     pub fn new(bytes: &[u8]) -> Result<Self, StoreError> {
-        if bytes.is_empty() || bytes.len() > MAX_KEY_BYTES {
-            return Err(StoreError::BadKey { len: bytes.len() });
-        }
+        Self::check(bytes)?;
         Ok(Self(bytes.into()))
+    }
+
+    /// `BadKey` if these bytes are no key.
+    pub fn check(bytes: &[u8]) -> Result<(), StoreError> {
+        match bytes.len() {
+            1..=MAX_KEY_BYTES => Ok(()),
+            len => Err(StoreError::BadKey { len }),
+        }
     }
 
     /// The key's bytes.

@@ -160,7 +160,11 @@ impl Worker {
         let preferred =
             self.random.percent(70).then(|| self.random.below(self.ranks.into()) as u32);
         let bytes = content::bytes(&key, version, len);
-        let opts = PutOptions { preferred_segment: preferred, page_bytes: PAGE_BYTES };
+        let opts = PutOptions {
+            preferred_segment: preferred,
+            page_bytes: PAGE_BYTES,
+            ..PutOptions::default()
+        };
         let (before, what) = (self.board.doomed(), shown(&key));
         let put = self.client.put(&key, &bytes, &opts);
         let done = self.board.calls.make("put", &what, put).await;

@@ -199,7 +199,7 @@ fn call_without_master(stage: &Stage, located: &[Arc<Stored>]) {
     if located.is_empty() {
         return calls.fault("no key on a living rank before the kill".to_string());
     }
-    let opts = PutOptions { preferred_segment: Some(1), page_bytes: 0 };
+    let opts = PutOptions { preferred_segment: Some(1), ..PutOptions::default() };
     let fresh = b"put without rank 0";
     let judge = |verb: &str, end: std::result::Result<(), Error>| match end {
         Err(e) if matches!(e.kind, ErrorKind::Disconnected | ErrorKind::Timeout) => {}
@@ -225,7 +225,7 @@ fn restart(stage: &mut Stage, seen: &mut Seen, number: u64) {
     let since = BootClock.now_ms();
     stage.cluster.restart(0);
     for rank in 0..RANKS {
-        let opts = PutOptions { preferred_segment: Some(rank), page_bytes: 0 };
+        let opts = PutOptions { preferred_segment: Some(rank), ..PutOptions::default() };
         for tries in 0.. {
             let key = format!("returned/{number}/{rank}/{tries}").into_bytes();
             let (version, len) = (tries, 3_000);

@@ -159,7 +159,7 @@ pub fn doom(stage: &Stage, rank: u32) -> Doomed {
 fn restart(stage: &mut Stage, seen: &mut Seen, rank: u32) {
     let since = BootClock.now_ms();
     stage.cluster.restart(rank);
-    let opts = PutOptions { preferred_segment: Some(rank), page_bytes: 0 };
+    let opts = PutOptions { preferred_segment: Some(rank), ..PutOptions::default() };
     let mut tries = 0;
     loop {
         tries += 1;
@@ -222,7 +222,7 @@ pub fn check_lost(stage: &Stage, lost: &[Arc<Stored>]) {
 /// New objects go to the successor, and nothing of its predecessor is left on this host.
 fn check_successor(stage: &Stage, number: u64, rank: u32) {
     let calls = &stage.board.calls;
-    let opts = PutOptions { preferred_segment: Some(rank), page_bytes: 0 };
+    let opts = PutOptions { preferred_segment: Some(rank), ..PutOptions::default() };
     for i in 0..NEW_KEYS {
         let key = format!("new/{number}/{i}").into_bytes();
         let (version, len) = (i, 5_000);

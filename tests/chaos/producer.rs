@@ -152,7 +152,8 @@ impl Producer {
         };
         let len = self.random.between(1, max);
         let preferred = self.random.below(self.task.ranks.into()) as u32;
-        let opts = PutOptions { preferred_segment: Some(preferred), page_bytes };
+        let opts =
+            PutOptions { preferred_segment: Some(preferred), page_bytes, ..PutOptions::default() };
         let value = content::bytes(&key, number, len as usize);
 
         let since = BootClock.now_ms();

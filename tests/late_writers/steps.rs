@@ -158,6 +158,7 @@ impl Writer {
         let opts = PutOptions {
             preferred_segment: Some(number(rank)? as u32),
             page_bytes: number(page)? as u32,
+            ..PutOptions::default()
         };
         let plan = self.client.open_for_write(key.as_bytes(), bytes, &opts)?;
         let desc = plan.desc().cloned().ok_or_else(no_plan)?;

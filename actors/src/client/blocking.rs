@@ -54,7 +54,10 @@ impl Blocking {
 
     /// See [`Client::put`].
     pub fn put(&self, key: &[u8], value: &[u8], opts: &PutOptions) -> Result<()> {
-        self.wait(self.client.put(key, value, opts))
+        match self.client.put_now(key, value, opts) {
+            Some(done) => done,
+            None => self.wait(self.client.put(key, value, opts)),
+        }
     }
 
     /// See [`Client::put_many`].

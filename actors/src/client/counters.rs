@@ -1,29 +1,52 @@
-//! What became of reads: one counter on every branch of [I7], so that retries are seen before they
-//! hurt.
+//! What became of reads and puts: one counter on every branch, so that retries are seen before they
+//! hurt [I7].
 
 use crate::message::Via;
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
-    ($($(#[doc = $doc:literal])+ $name:ident),+ $(,)?) => {
+    ($atomics:ident, $(#[doc = $of:literal])+ $snapshot:ident: $($(#[doc = $doc:literal])+ $name:ident),+ $(,)?) => {
         /// The counters, as atomics.
         #[derive(Debug, Default)]
-        pub(crate) struct Reads { $(pub(crate) $name: AtomicU64),+ }
+        pub(crate) struct $atomics { $(pub(crate) $name: AtomicU64),+ }
 
-        /// How reads of one handle (and its clones) went since it was made.
+        $(#[doc = $of])+
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-        pub struct ReadCounters { $($(#[doc = $doc])+ pub $name: u64),+ }
+        pub struct $snapshot { $($(#[doc = $doc])+ pub $name: u64),+ }
 
-        impl Reads {
-            pub(crate) fn snapshot(&self) -> ReadCounters {
-                ReadCounters { $($name: self.$name.load(Ordering::Relaxed)),+ }
+        impl $atomics {
+            pub(crate) fn snapshot(&self) -> $snapshot {
+                $snapshot { $($name: self.$name.load(Ordering::Relaxed)),+ }
+            }
+
+            pub(crate) fn count(counter: &AtomicU64, n: u64) {
+                if n > 0 {
+                    counter.fetch_add(n, Ordering::Relaxed);
+                }
             }
         }
     };
 }
 
 counters!(
+    Writes,
+    /// How puts of one handle (and its clones) went since it was made.
+    WriteCounters:
+    /// Objects put through a device log: no message was waited for.
+    by_log,
+    /// Objects put by a plan of the master's.
+    by_plan,
+    /// Puts that found no room in the log, or never do, and took a plan.
+    log_full,
+    /// Claims given up in line.
+    log_abandoned,
+);
+
+counters!(
+    Reads,
+    /// How reads of one handle (and its clones) went since it was made.
+    ReadCounters:
     /// Objects read and believed.
     accepted,
     /// Objects viewed in place.
@@ -55,11 +78,5 @@ impl Reads {
             Via::Master => &self.by_master,
         };
         Self::count(counter, n);
-    }
-
-    pub(crate) fn count(counter: &AtomicU64, n: u64) {
-        if n > 0 {
-            counter.fetch_add(n, Ordering::Relaxed);
-        }
     }
 }

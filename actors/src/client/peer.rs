@@ -1,13 +1,16 @@
 //! One owner as a client sees it: the one-sided verbs to its segment, and the link over which
 //! touches go out and plans are dropped. Made by the Producer actor, used without it.
 
+use super::put_log::{NAMES_PER_FRAME, PeerLog};
 use crate::cell::{CellAddr, Reply};
 use crate::error::{Error, ErrorKind, Result};
+use crate::log_claims::{claims_of, open_claims};
 use crate::membership::hello;
 use crate::message::{
     PlanId, Purpose, RankInfo, Served, ToClient, ToOwner, Touch, TouchBatch, Via, Welcome,
 };
 use crate::owner::attachments::{AttachId, Route};
+use crate::owner::log::{GiveUp, Name};
 use crate::owner::pin_tables::Proof;
 use crate::owner::tables::OwnerTables;
 use crate::owner::{Owner, Touches};
@@ -102,6 +105,9 @@ pub struct Peer {
     // The segment by loads alone, where this process maps it.
     pub(crate) reader: Option<Reader>,
     pub(crate) pins: Option<Arc<Pins>>,
+    // The device log, if it has one and this handle may write to it.
+    pub(crate) log: Option<PeerLog>,
+    takes_puts: AtomicBool,
     pub(crate) quarantine_ns: u64,
     pub(crate) verbs: Arc<dyn Verbs>,
     // Plans asked for before this moment must be checked with the owner before their first byte.
@@ -167,6 +173,11 @@ impl Attaching {
             let region = &reader.geometry().pins;
             Pins::new(reader.memory().clone(), region, (*table)?).map(Arc::new)
         });
+        let geometry = mapped.as_ref().and_then(|(reader, _)| reader.geometry().device_log());
+        let log = geometry.map(|geometry| {
+            // Memory at hand: the token is shown to nobody.
+            PeerLog::new(geometry, claims_of(self.info.incarnation), 1)
+        });
         Peer {
             rank: self.info.rank,
             incarnation: self.info.incarnation,
@@ -177,6 +188,8 @@ impl Attaching {
             payloads: self.info.payloads(),
             reader: mapped.map(|(reader, _)| reader),
             pins,
+            log,
+            takes_puts: AtomicBool::new(true),
             quarantine_ns: u64::from(self.info.quarantine_ms) * 1_000_000,
             verbs,
             attached_ns: self.clock.now_ns(),
@@ -298,7 +311,7 @@ impl Attaching {
     ) -> Arc<Peer> {
         let (tx, rx) = mpsc::channel(LINK_FRAMES);
         let (rank, weak) = (self.info.rank, tx.downgrade());
-        let plans = (self.plans.clone(), self.obeyed.clone());
+        let plans = (self.plans.clone(), self.obeyed.clone(), self.info.incarnation);
         let peer = Arc::new(self.peer(verbs, (Link::Remote(tx), alive.clone()), mapped));
         tokio::task::spawn_local(async move {
             let why = run_link(stream, rx, weak, plans).await;
@@ -313,6 +326,41 @@ impl Attaching {
 impl Peer {
     pub(crate) fn is_alive(&self) -> bool {
         !self.parted.load(Ordering::SeqCst) && self.alive.is_alive() && self.verbs.is_alive()
+    }
+
+    /// Whether its rank takes new objects, as the membership says.
+    pub(crate) fn take_puts(&self, takes: bool) {
+        self.takes_puts.store(takes, Ordering::Relaxed);
+    }
+
+    /// Its log, while it takes new objects.
+    pub(crate) fn open_log(&self) -> Option<&PeerLog> {
+        self.log.as_ref().filter(|_| self.takes_puts.load(Ordering::Relaxed))
+    }
+
+    /// A word to the owner, without waiting; lost if the link is full or down.
+    pub(crate) fn say(&self, word: ToOwner) {
+        let said = match (&self.link, word) {
+            (Link::Local(owner, ..), ToOwner::Abandoned(claim)) => {
+                owner.tell(GiveUp(claim)).is_ok()
+            }
+            (Link::Local(owner, ..), ToOwner::Named(list)) => owner.tell(Name(list)).is_ok(),
+            (Link::Local(..), _) => true,
+            (Link::Remote(tx), word) => tx.try_send(Outgoing::Frame(word)).is_ok(),
+        };
+        if !said {
+            tracing::debug!(rank = self.rank, "a word to its owner was lost");
+        }
+    }
+
+    /// Tells the keys of objects put into its log, at most so many.
+    pub(crate) fn send_names(&self, most: usize) {
+        let Some(log) = &self.log else { return };
+        let mut names = log.take_names(self, most);
+        while !names.is_empty() {
+            let rest = names.split_off(names.len().min(NAMES_PER_FRAME));
+            self.say(ToOwner::Named(std::mem::replace(&mut names, rest)));
+        }
     }
 
     /// The master declared it gone: it is neither read nor written any more, whatever it says itself.
@@ -336,6 +384,8 @@ impl Peer {
             payloads: Region::default(),
             reader: None,
             pins: None,
+            log: None,
+            takes_puts: AtomicBool::new(true),
             quarantine_ns: 0,
             verbs: Arc::new(LocalVerbs::new(Arc::new(memory), alive.clone())),
             attached_ns: 0,
@@ -432,6 +482,10 @@ impl Peer {
     /// is said. With a view still out, its owner is not told: its death or the view's drop ends it.
     pub(crate) async fn detach(&self) {
         self.alive_for_detach();
+        if !self.is_out_of_log().await {
+            tracing::warn!(rank = self.rank, "closed with a put in flight: its claim stays open");
+            return;
+        }
         if self.pins.as_ref().is_some_and(|pins| !pins.close()) {
             tracing::warn!(rank = self.rank, "closed with views: their objects stay in place");
             return;
@@ -442,6 +496,17 @@ impl Peer {
             // The link task ends, and with it the receiver, when the frame is written.
             let _ = tokio::time::timeout(ATTACH_LIMIT, tx.closed()).await;
         }
+    }
+
+    /// Once no put through this attachment is in the middle of a claim; false after a bounded wait.
+    async fn is_out_of_log(&self) -> bool {
+        for _ in 0..ATTACH_LIMIT.as_millis() {
+            if self.log.as_ref().is_none_or(PeerLog::is_out) {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        false
     }
 
     /// From here on no verb through this handle succeeds. A local segment's flag is its node's.
@@ -476,7 +541,7 @@ async fn run_link(
     stream: BoxStream,
     mut rx: mpsc::Receiver<Outgoing>,
     tx: mpsc::WeakSender<Outgoing>,
-    (plans, obeyed): (Arc<OpenPlans>, Arc<Obeyed>),
+    (plans, obeyed, incarnation): (Arc<OpenPlans>, Arc<Obeyed>, u64),
 ) -> String {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let checks: Checks = Arc::default();
@@ -529,6 +594,14 @@ async fn run_link(
                     tokio::task::spawn_local(async move {
                         let obeys = || plans.obeys(&obeyed, term);
                         say_when(obeys, ToOwner::TermObeyed(term), tx).await;
+                    });
+                }
+                Ok(Some((_, ToClient::ClearBelow(below)))) => {
+                    let tx = tx.clone();
+                    tokio::task::spawn_local(async move {
+                        let clear =
+                            || open_claims(incarnation).is_none_or(|c| c.clear_below(below));
+                        say_when(clear, ToOwner::ClearBelow(below), tx).await;
                     });
                 }
                 Ok(Some((_, ToClient::Plan { plan, open }))) => {

@@ -76,6 +76,15 @@ impl Peers {
         self.near.load()
     }
 
+    /// The first segment of a rank, if it is attached to.
+    pub(crate) fn first_of(&self, rank: u32) -> Option<Arc<Peer>> {
+        let first = |p: &&Arc<Peer>| p.rank == rank && p.first && p.is_alive();
+        if let Some(near) = self.near.load().iter().find(first) {
+            return Some(near.clone());
+        }
+        self.far(rank)
+    }
+
     /// The first segment of a rank, if it is attached to by a transport and not mapped.
     pub(crate) fn far(&self, rank: u32) -> Option<Arc<Peer>> {
         let far = |p: &&Arc<Peer>| p.rank == rank && p.reader.is_none() && p.first;

@@ -1,6 +1,7 @@
 //! Writing: open, place bytes one-sided, publish by one compare-and-swap, commit. Every byte goes
 //! through the plan's gate, so an owner that ends the plan knows when nothing is in flight [I10].
 
+use super::counters::Writes;
 use super::peer::Peer;
 use super::{Client, one, spread, unexpected};
 use crate::error::{Error, ErrorKind, Result};
@@ -27,11 +28,40 @@ type Peers = HashMap<u64, Result<Arc<Peer>>>;
 impl Client {
     /// Stores a value under a new key; returns once it is committed.
     pub async fn put(&self, key: &[u8], value: &[u8], opts: &PutOptions) -> Result<()> {
+        if let Some(done) = self.put_now(key, value, opts) {
+            return done;
+        }
         one(self.put_many(&[(key, value)], opts).await)
     }
 
-    /// Stores many values: one round trip to open, one-sided writes, one round trip to commit.
+    /// Stores many values: through the device logs of their owners where that is wanted and there is
+    /// room, else with one round trip to open, one-sided writes, and one round trip to commit.
     pub async fn put_many(&self, items: &[(&[u8], &[u8])], opts: &PutOptions) -> Vec<Result<()>> {
+        if let Err(e) = self.check_process() {
+            return spread(items.len(), e);
+        }
+        if !self.wants_log(opts) {
+            return self.put_planned(items, opts).await;
+        }
+        let ids: Vec<_> = items.iter().map(|(key, _)| KeyId::of(key)).collect();
+        self.meet_log_owners(&ids, opts).await;
+        let mut done: Vec<_> = items.iter().map(|(k, v)| self.put_now(k, v, opts)).collect();
+        let left: Vec<_> =
+            items.iter().zip(&done).filter(|(_, d)| d.is_none()).map(|(item, _)| *item).collect();
+        let planned =
+            if left.is_empty() { Vec::new() } else { self.put_planned(&left, opts).await };
+        // The same promise by either way: an object under that key is readable.
+        let planned = planned.into_iter().map(|r| match r {
+            Err(e) if e.kind == ErrorKind::AlreadyExists => Ok(()),
+            other => other,
+        });
+        let open = done.iter_mut().filter(|d| d.is_none());
+        open.zip(planned).for_each(|(open, planned)| *open = Some(planned));
+        let unplanned = || Err(Error::internal("a put that was neither done nor planned"));
+        done.into_iter().map(|d| d.unwrap_or_else(unplanned)).collect()
+    }
+
+    async fn put_planned(&self, items: &[(&[u8], &[u8])], opts: &PutOptions) -> Vec<Result<()>> {
         let open: Vec<(&[u8], u64)> = items.iter().map(|(k, v)| (*k, v.len() as u64)).collect();
         let plans = self.open_many(&open, opts).await;
         let mut unfinished = Unfinished::new(self, &plans);
@@ -49,6 +79,8 @@ impl Client {
             results[*i] = r;
         }
         unfinished.answered(&plans);
+        let stored = results.iter().filter(|r| r.is_ok()).count();
+        Writes::count(&self.shared.writes.by_plan, stored as u64);
         results
     }
 

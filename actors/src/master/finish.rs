@@ -6,12 +6,17 @@ use super::Master;
 use super::objects::State;
 use super::recover::{SLOTS_PER_FRAME, given_up};
 use crate::cell::Reply;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::message::{
-    Down, EndCause, KeyBytes, PlanId, PlanRef, RankState, Response, Seat, SlotRef,
+    Down, EndCause, KeyBytes, PlanId, PlanRef, RankState, Response, Seat, SlotRef, WireKeyId,
 };
+use hashbrown::HashSet;
 use nkv_store::{Key, KeyId};
 use std::collections::BTreeMap;
+
+fn id_of(key: &[u8]) -> WireKeyId {
+    WireKeyId::from(KeyId::of(key))
+}
 
 /// How long a Remove waits for the owner's word before it says Disconnected.
 const REMOVE_LIMIT_MS: u64 = 1_500;
@@ -136,17 +141,32 @@ impl Master {
         }
     }
 
-    pub(super) fn remove(&mut self, keys: &[KeyBytes], reply: Reply<Response>) {
+    /// `in_logs`: keys of which a device log held an object that is gone already.
+    pub(super) fn remove(
+        &mut self,
+        keys: &[KeyBytes],
+        in_logs: &HashSet<WireKeyId>,
+        reply: Reply<Response>,
+    ) {
         let batch = self.batches.done(keys.len(), reply);
-        self.remove_each(batch, keys.iter().map(|k| k.0.as_slice()));
+        self.remove_each(batch, keys.iter().map(|k| k.0.as_slice()), in_logs);
     }
 
     /// Begins the removals of a batch; each owner hears of its objects in as few frames as hold them.
-    pub(super) fn remove_each<'k>(&mut self, batch: u64, keys: impl Iterator<Item = &'k [u8]>) {
+    pub(super) fn remove_each<'k>(
+        &mut self,
+        batch: u64,
+        keys: impl Iterator<Item = &'k [u8]>,
+        in_logs: &HashSet<WireKeyId>,
+    ) {
         let mut retire = BTreeMap::new();
         for (item, key) in keys.enumerate() {
             match self.start_remove(key, &mut retire) {
                 Ok(id) => self.removing.entry(id).or_default().push((batch, item)),
+                Err(e) if e.kind == ErrorKind::NotFound && in_logs.contains(&id_of(key)) => {
+                    self.counters.removed += 1;
+                    self.settle_removed(batch, item, Ok(()));
+                }
                 Err(e) => self.settle_removed(batch, item, Err(e)),
             }
         }
@@ -216,6 +236,9 @@ impl Master {
             let key = self.books.get(&seat).and_then(|b| b.key_at(at.slot, at.epoch));
             if let Some(key) = key {
                 self.drop_entry(key, *at);
+            }
+            if let Some(book) = self.books.get_mut(&seat) {
+                book.forget_logged(at.slot, at.epoch);
             }
         }
     }

@@ -134,7 +134,11 @@ impl Master {
         let next = found.next.map(Into::into);
         let n = found.keys.len();
         let batch = self.batches.swept(n, next, reply);
-        self.remove_each(batch, found.keys.iter().map(|s| s.key.as_bytes()));
+        self.remove_each(
+            batch,
+            found.keys.iter().map(|s| s.key.as_bytes()),
+            &hashbrown::HashSet::new(),
+        );
         // Keys that went with a lost rank come back if a later master does not hear of the loss.
         self.settle_removed(batch, n, Ok(()));
     }

@@ -134,6 +134,10 @@ impl Master {
                 self.truth.members.keeps_view(seat, number);
                 self.settle_deferred();
             }
+            Up::Announced(list) => self.announced(seat, list),
+            Up::LogAnswer { number, served, removed } => {
+                self.log_answer(seat, number, served, removed);
+            }
             Up::Leave => self.gone(seat, Some(incarnation), LEFT),
         }
     }

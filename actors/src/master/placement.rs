@@ -22,6 +22,8 @@ pub(super) struct Book {
     pub info: RankInfo,
     pub arena: Arena,
     pub taken: HashMap<u32, Taken>,
+    // Objects of the device log that have a name: by slot, epoch and key.
+    logged: HashMap<u32, (u32, KeyId)>,
     // Set by the last part of a report: before it nothing is placed here.
     pub reported: bool,
     pub report: Vec<crate::message::SlotEntry>,
@@ -36,21 +38,28 @@ pub(super) struct Book {
     epochs: HashMap<u32, u32>,
 }
 
+/// Slots that are placed by the master; those of the log are not.
+fn managed(info: &RankInfo) -> u32 {
+    info.slots.saturating_sub(info.log_slots)
+}
+
 fn region(info: &RankInfo) -> Region {
     Region { offset: info.arena_offset, len: info.arena_bytes }
 }
 
 /// An error if extents of one segment overlap or lie outside it.
 pub(super) fn check_extents(info: &RankInfo, extents: &[Extent]) -> Result<(), StoreError> {
-    Arena::rebuild(region(info), info.slots, extents).map(drop)
+    Arena::rebuild(region(info), managed(info), extents).map(drop)
 }
 
 impl Book {
     pub(super) fn new(info: RankInfo) -> Self {
         Self {
-            arena: Arena::new(region(&info), info.slots),
+            arena: Arena::new(region(&info), managed(&info)),
+            untouched: info.log_slots,
             info,
             taken: HashMap::new(),
+            logged: HashMap::new(),
             reported: false,
             report: Vec::new(),
             report_number: 0,
@@ -58,7 +67,6 @@ impl Book {
             room_asked_ms: 0,
             room_attempt: 0,
             free: Vec::new(),
-            untouched: 0,
             epochs: HashMap::new(),
         }
     }
@@ -70,9 +78,11 @@ impl Book {
         free_epochs: HashMap<u32, u32>,
     ) -> Result<Self, StoreError> {
         let extents: Vec<_> = taken.values().map(|t| t.extent).filter(|e| e.len > 0).collect();
-        let arena = Arena::rebuild(region(&info), info.slots, &extents)?;
-        let used = taken.keys().chain(free_epochs.keys()).max().map_or(0, |s| s + 1);
-        let mut free: Vec<u32> = (0..used).rev().filter(|s| !taken.contains_key(s)).collect();
+        let arena = Arena::rebuild(region(&info), managed(&info), &extents)?;
+        let used =
+            taken.keys().chain(free_epochs.keys()).max().map_or(0, |s| s + 1).max(info.log_slots);
+        let mut free: Vec<u32> =
+            (info.log_slots..used).rev().filter(|s| !taken.contains_key(s)).collect();
         free.shrink_to_fit();
         let base = Self::new(info);
         Ok(Self {
@@ -124,7 +134,21 @@ impl Book {
 
     /// The key that holds a slot at an epoch.
     pub(super) fn key_at(&self, slot: u32, epoch: u32) -> Option<KeyId> {
-        self.taken.get(&slot).filter(|t| t.epoch == epoch).and_then(|t| t.key)
+        let placed = self.taken.get(&slot).filter(|t| t.epoch == epoch).and_then(|t| t.key);
+        let logged = || self.logged.get(&slot).filter(|(e, _)| *e == epoch).map(|(_, key)| *key);
+        placed.or_else(logged)
+    }
+
+    /// An object of the log was listed.
+    pub(super) fn name_logged(&mut self, slot: u32, epoch: u32, key: KeyId) {
+        self.logged.insert(slot, (epoch, key));
+    }
+
+    /// It is gone.
+    pub(super) fn forget_logged(&mut self, slot: u32, epoch: u32) {
+        if self.logged.get(&slot).is_some_and(|(e, _)| *e == epoch) {
+            self.logged.remove(&slot);
+        }
     }
 }
 

@@ -145,7 +145,7 @@ impl Master {
         check_extents(&info, &all)?;
         self.forget_what_the_report_lacks(seat, &report, &kept);
         let (mut taken, mut free) = (HashMap::new(), HashMap::new());
-        let mut duplicates = Vec::new();
+        let (mut duplicates, mut logged) = (Vec::new(), Vec::new());
         for e in report {
             let at = SlotRef { incarnation: info.incarnation, slot: e.slot, epoch: e.epoch };
             match e.what {
@@ -157,6 +157,8 @@ impl Master {
                     let extent = Extent { offset: extent_offset, len: extent_len };
                     taken.insert(e.slot, Taken { epoch: e.epoch, extent, key: None });
                 }
+                // Once the book is there to name it in.
+                SlotContent::Logged(o) => logged.push((at, o)),
                 SlotContent::Open(p) => {
                     let extent = Extent { offset: p.extent_offset, len: p.extent_len };
                     let key = self.reported_plan(seat, &p);
@@ -191,6 +193,15 @@ impl Master {
             book.report_number = old.report_number;
         }
         self.books.insert(seat, book);
+        for (at, o) in logged {
+            let known = self.objects.get(&KeyId::from(o.id)).is_some_and(|e| e.at == at);
+            if known && let Some(book) = self.books.get_mut(&seat) {
+                book.name_logged(at.slot, at.epoch, o.id.into());
+            }
+            if !self.logged(seat, at, &o) {
+                duplicates.push(at);
+            }
+        }
         for part in duplicates.chunks(SLOTS_PER_FRAME) {
             self.truth.members.send(seat, Down::Retire(part.to_vec()));
         }
@@ -221,7 +232,10 @@ impl Master {
             let (epoch, free) = known.get(&e.at.slot).copied().unwrap_or((FIRST_EPOCH, true));
             free && epoch == e.at.epoch
         };
-        let mine = self.objects.values().filter(|e| e.seat == seat).filter(unmet);
+        let first = self.books.get(&seat).map_or(0, |b| b.info.log_slots);
+        // Nobody was granted anything in a log.
+        let managed = |e: &&Entry| e.seat == seat && e.at.slot >= first;
+        let mine = self.objects.values().filter(managed).filter(unmet);
         mine.filter_map(|e| {
             let (plan, info) = match (e.plan, e.state) {
                 (Some(plan), _) => (plan, Some(self.plans.get(&plan)?)),
@@ -257,7 +271,13 @@ impl Master {
     ) {
         let present: HashSet<(u32, u32)> = report
             .iter()
-            .filter(|e| matches!(e.what, SlotContent::Live { .. } | SlotContent::Open(_)))
+            .filter(|e| {
+                let what = &e.what;
+                matches!(
+                    what,
+                    SlotContent::Live { .. } | SlotContent::Open(_) | SlotContent::Logged(_)
+                )
+            })
             .map(|e| (e.slot, e.epoch))
             .collect();
         let gone: Vec<_> = self
@@ -369,7 +389,7 @@ pub(super) fn names<'s>(seats: impl IntoIterator<Item = &'s Seat>) -> String {
 /// The extent that an entry of a report claims.
 fn extent_of(e: &SlotEntry) -> Option<Extent> {
     let (offset, len) = match &e.what {
-        SlotContent::Free => return None,
+        SlotContent::Free | SlotContent::Logged(_) => return None,
         SlotContent::Held { extent_offset, extent_len }
         | SlotContent::Live { extent_offset, extent_len, .. } => (*extent_offset, *extent_len),
         SlotContent::Open(p) => (p.extent_offset, p.extent_len),

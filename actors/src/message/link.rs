@@ -1,7 +1,10 @@
 //! What master and owner say to each other on a rank's link, and what an owner and an attached client
 //! say.
 
-use super::{KeyBytes, OwnerGauges, PlanId, PlanRef, SeenView, SlotRef, Term};
+use super::{
+    Abandoned, KeyBytes, LogObjectEntry, LogQuestion, Named, OwnerGauges, PlanId, PlanRef,
+    SeenView, SlotRef, Term, WireKeyId,
+};
 use serde::{Deserialize, Serialize};
 
 /// Master to owner, on the rank's link.
@@ -44,6 +47,13 @@ pub enum Down {
     ReportTaken,
     /// To `Draining`: no plan follows this word.
     NoMorePlans,
+    /// Look into your device log, once it is drained; answer with `LogAnswer`.
+    AskLog {
+        /// Names the question.
+        number: u64,
+        /// What is asked.
+        question: LogQuestion,
+    },
     /// Report every slot, under this number.
     ReportPlease {
         /// Parts of an older report are ignored.
@@ -117,6 +127,17 @@ pub enum Up {
         /// True in the last part.
         last: bool,
     },
+    /// Objects of the device log that have a name now.
+    Announced(Vec<LogObjectEntry>),
+    /// Answer to `AskLog`.
+    LogAnswer {
+        /// Names the question.
+        number: u64,
+        /// To `Find`: what is served.
+        served: Vec<LogObjectEntry>,
+        /// To the others: what lost LIVE.
+        removed: Vec<WireKeyId>,
+    },
     /// The view of this number is kept.
     ViewSeen {
         /// Its number.
@@ -161,6 +182,8 @@ pub enum SlotContent {
     },
     /// An open plan.
     Open(Box<PlanOpened>),
+    /// A live object of the device log, which has a name.
+    Logged(Box<LogObjectEntry>),
     /// Retired, not yet free: only `Freed` frees it.
     Held {
         /// Payload offset.
@@ -181,6 +204,12 @@ pub enum ToOwner {
     Dropped(PlanId),
     /// No plan of a term below this one is or will be written by this process.
     TermObeyed(Term),
+    /// Keys of objects put into the device log.
+    Named(Vec<Named>),
+    /// A claim on the device log that was given up.
+    Abandoned(Abandoned),
+    /// This process has no claim open below this position of the log.
+    ClearBelow(u64),
     /// Nothing is or will be written through this attachment.
     Detach,
 }
@@ -243,6 +272,8 @@ pub struct TouchBatch {
 pub enum ToClient {
     /// Never start this plan; say `Dropped` once nothing of it is in flight.
     Drop(PlanId),
+    /// Say `ClearBelow` once this process has no claim open below this position of the log.
+    ClearBelow(u64),
     /// Never start a plan of a lower term; say `TermObeyed` once none is in flight.
     Term(Term),
     /// Answer to CheckPlan.

@@ -88,6 +88,33 @@ pub struct OwnerGauges {
     pub pins_suspect: u64,
     /// Live objects for which the index has no room: found through the master alone.
     pub index_overflow: u64,
+    /// Bytes of the device log.
+    pub log_total: u64,
+    /// Of these, bytes of live objects.
+    pub log_live_bytes: u64,
+    /// Live objects in the log.
+    pub log_objects: u64,
+    /// Bytes claimed in the log so far. They are accepted + skipped + abandoned + voided, and those
+    /// not settled yet; each as whole 4 KiB units.
+    pub log_claimed_bytes: u64,
+    /// Bytes of claims that became live objects, or turned out to be of a key that was there.
+    pub log_accepted_bytes: u64,
+    /// Bytes that their producers skipped or gave up after they had begun to write.
+    pub log_skipped_bytes: u64,
+    /// Bytes that their producers gave up in line.
+    pub log_abandoned_bytes: u64,
+    /// Bytes whose producers died: void by the hole rule.
+    pub log_voided_bytes: u64,
+    /// Claims that became live objects.
+    pub log_accepted: u64,
+    /// Objects put under a key that was there: never readable, their put succeeded all the same.
+    pub log_duplicates: u64,
+    /// Objects that made room in the log.
+    pub log_evictions: u64,
+    /// Times that all producers were asked about a hole.
+    pub log_hole_checks: u64,
+    /// Producers that could not answer, and were proven to write no more.
+    pub log_fenced: u64,
     /// Objects evicted.
     pub evictions: u64,
     /// Gets that readers reported.

@@ -1,7 +1,8 @@
 //! What a node can be told, its defaults, and why it may refuse to start.
 
 use nkv_store::evict::{PolicyKind, Watermarks};
-use nkv_store::heap::{MAX_ARENA_BYTES, MAX_QUARANTINE_MS};
+use nkv_store::heap::{MAX_ARENA_BYTES, MAX_QUARANTINE_MS, MIN_LOG_UNITS};
+use nkv_store::layout::PAYLOAD_ALIGN;
 use nkv_transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -60,6 +61,12 @@ pub struct NodeConfig {
     pub water_hi: u32,
     /// Eviction ends at this percentage.
     pub water_lo: u32,
+    /// Bytes of the device log of the first segment, beside its heap; 0 for none. Producers with
+    /// `device_alloc` put objects of up to a quarter of it there without asking the master; it holds
+    /// the newest. It sustains a quarter of its bytes in every quarantine.
+    pub log_bytes: u64,
+    /// Whether this node's own handle puts into device logs; see `ClientConfig`.
+    pub device_alloc: bool,
     /// Which objects go first.
     pub policy: PolicyKind,
     /// Bytes per page if a put names none.
@@ -95,6 +102,8 @@ impl Default for NodeConfig {
             call_timeout_ms: 2_000,
             water_hi: 95,
             water_lo: 85,
+            log_bytes: 0,
+            device_alloc: false,
             policy: PolicyKind::Lru,
             page_bytes: 256 << 10,
             full_wait_ms: 0,
@@ -104,6 +113,9 @@ impl Default for NodeConfig {
         }
     }
 }
+
+/// Smallest device log.
+const MIN_LOG_BYTES: u64 = MIN_LOG_UNITS * PAYLOAD_ALIGN;
 
 impl NodeConfig {
     /// Says which setting cannot work, and what would.
@@ -140,6 +152,16 @@ impl NodeConfig {
         }
         if self.heap_bytes == 0 || self.heap_bytes > MAX_ARENA_BYTES {
             return bad(format!("heap_bytes is 1 to {MAX_ARENA_BYTES}, not {}", self.heap_bytes));
+        }
+        if (1..MIN_LOG_BYTES).contains(&self.log_bytes)
+            || self.log_bytes > MAX_ARENA_BYTES - self.heap_bytes
+        {
+            return bad(format!(
+                "log_bytes is 0, or {MIN_LOG_BYTES} to {} beside a heap of {}, not {}",
+                MAX_ARENA_BYTES - self.heap_bytes,
+                self.heap_bytes,
+                self.log_bytes
+            ));
         }
         if self.quarantine_ms == 0 || self.quarantine_ms > MAX_QUARANTINE_MS {
             return bad(format!(

@@ -4,7 +4,8 @@
 
 use super::watchdog::Watchlist;
 use super::{MemoryChoice, NodeConfig, StartError};
-use crate::cell::{CellAddr, CellWatch, RESTART_BUDGET, RESTART_WINDOW_MS};
+use crate::announce_poller::{AnnouncePoller, PollerTruth};
+use crate::cell::{CellAddr, CellStatus, CellWatch, RESTART_BUDGET, RESTART_WINDOW_MS};
 use crate::evictor::{Evictor, EvictorTruth};
 use crate::membership::{LinkState, Membership, Siblings, Uplink};
 use crate::message::{RankInfo, Seat, Settings, Term, Up};
@@ -68,6 +69,7 @@ pub(super) struct Raised {
     agent: TcpAgent,
     pub owner: CellAddr<Owner>,
     pub evictor: CellAddr<Evictor>,
+    pub poller: Option<CellAddr<AnnouncePoller>>,
     tables: Arc<OwnerTables>,
     uplink: Arc<Uplink>,
     place: OwnedPlace,
@@ -101,6 +103,7 @@ pub(super) struct SegmentHost {
     pub info: RankInfo,
     pub reins: Reins,
     pub evictor: CellAddr<Evictor>,
+    poller: Option<CellAddr<AnnouncePoller>>,
     pub agent: TcpAgent,
     alive: Alive,
     _door: OpenDoor,
@@ -139,7 +142,7 @@ impl Raised {
         let tables = Arc::new(OwnerTables::new(grants, &made.heap));
         let uplink = Arc::new(Uplink::default());
         let roles = start_roles(common, seat, &made.heap, (&tables, &uplink), place.place());
-        let (owner, evictor) = roles.await?;
+        let (owner, evictor, poller) = roles.await?;
         let Made { heap, file_name, named, socket } = made;
         Ok(Self {
             seat,
@@ -150,6 +153,7 @@ impl Raised {
             agent,
             owner,
             evictor,
+            poller,
             tables,
             uplink,
             place,
@@ -224,6 +228,7 @@ impl Raised {
             info,
             reins: Reins { owner, tables, link, uplink, switches },
             evictor: self.evictor,
+            poller: self.poller,
             agent: self.agent,
             alive,
             _door: door,
@@ -236,8 +241,15 @@ impl Raised {
 
 impl SegmentHost {
     /// Its actors, for the watchdog.
-    pub(super) fn cells(&self) -> [CellWatch; 2] {
-        [self.reins.owner.watch(), self.evictor.watch()]
+    pub(super) fn cells(&self) -> Vec<CellWatch> {
+        let poller = self.poller.iter().map(CellAddr::watch);
+        [self.reins.owner.watch(), self.evictor.watch()].into_iter().chain(poller).collect()
+    }
+
+    /// What they show of themselves.
+    pub(super) fn actors(&self) -> Vec<CellStatus> {
+        let poller = self.poller.iter().map(CellAddr::status);
+        [self.reins.owner.status(), self.evictor.status()].into_iter().chain(poller).collect()
     }
 
     /// Its file under /dev/shm, if it has one.
@@ -306,7 +318,7 @@ fn make_memory(
 ) -> Result<Made, StartError> {
     let wanted = HeapConfig {
         arena_bytes: bytes,
-        log_bytes: 0,
+        log_bytes: if id == 0 { config.log_bytes } else { 0 },
         rank: config.rank,
         segment_id: u64::from(id),
         incarnation,
@@ -354,13 +366,16 @@ fn start_agent(
         .map_err(|e| StartError::Internal(format!("cannot start the tcp agent at {at}: {e}")))
 }
 
+/// The actors of a segment; the last where it has a device log.
+type Roles = (CellAddr<Owner>, CellAddr<Evictor>, Option<CellAddr<AnnouncePoller>>);
+
 async fn start_roles(
     common: &Common,
     seat: Seat,
     heap: &Heap,
     (tables, uplink): (&Arc<OwnerTables>, &Arc<Uplink>),
     place: &Place,
-) -> Result<(CellAddr<Owner>, CellAddr<Evictor>), StartError> {
+) -> Result<Roles, StartError> {
     let (owner_slot, evictor_slot) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
     let exhausted = report_to(&common.failed, Some(seat));
     let owner_truth = OwnerTruth {
@@ -382,7 +397,13 @@ async fn start_roles(
     let evictor = CellAddr::<Evictor>::start(place, evictor_truth, exhausted).await?;
     let _ = owner_slot.set(owner.clone());
     let _ = evictor_slot.set(evictor.clone());
-    Ok((owner, evictor))
+    let mut poller = None;
+    if heap.geometry().log_slots > 0 {
+        let truth = PollerTruth { heap: heap.clone(), tables: tables.clone(), owner: owner_slot };
+        let exhausted = report_to(&common.failed, Some(seat));
+        poller = Some(CellAddr::<AnnouncePoller>::start(place, truth, exhausted).await?);
+    }
+    Ok((owner, evictor, poller))
 }
 
 /// What an actor calls that failed too often: the node ends, and says why.

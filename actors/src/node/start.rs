@@ -160,6 +160,7 @@ impl Building {
         let r = &self.raised;
         let list = &self.common().watchlist;
         list.add(0, [r.owner.watch(), r.evictor.watch(), producer.watch()]);
+        list.add(0, r.poller.iter().map(CellAddr::watch));
         list.add(0, self.master.iter().map(|(m, _)| m.watch()));
         // A rank whose owner is frozen sends no heartbeats: by then it is gone anyway.
         let (ttl_ms, failed) = (self.config().ttl_ms, self.common().failed.clone());
@@ -178,6 +179,7 @@ impl Building {
             config: ClientConfig {
                 job: self.config().job.clone(),
                 call_timeout_ms: self.config().call_timeout_ms,
+                device_alloc: self.config().device_alloc,
                 ..ClientConfig::default()
             },
             credentials: self.common().guard.credentials().clone(),

@@ -3,7 +3,7 @@
 use super::Node;
 use super::segment::SegmentHost;
 use crate::cell::CellStatus;
-use crate::client::ReadCounters;
+use crate::client::{ReadCounters, WriteCounters};
 use crate::membership::LinkState;
 use crate::message::{OwnerGauges, Term, View};
 use nkv_transport::tcp::TcpAgent;
@@ -40,6 +40,8 @@ pub struct NodeStatus {
     pub attachments: usize,
     /// How reads through this node's own handle went.
     pub reads: ReadCounters,
+    /// How puts through this node's own handle went.
+    pub writes: WriteCounters,
     /// Connections turned away since start for want of the job's secret or cookie [I20], on the
     /// control port, the unix socket and the tcp agents together.
     pub auth_refused: u64,
@@ -121,6 +123,7 @@ impl Node {
             attached,
             attachments: first.attachments,
             reads: self.client.read_counters(),
+            writes: self.client.write_counters(),
             auth_refused: self.segments.common.guard.refused(),
             agent: first.agent,
             segments: self.segments.status(),
@@ -138,7 +141,7 @@ impl SegmentHost {
             link: shown(&r.link.borrow()),
             draining: r.is_draining(),
             owner: r.tables.gauges.snapshot(),
-            actors: vec![r.owner.status(), self.evictor.status()],
+            actors: self.actors(),
             attachments: r.tables.attachments.len(),
             agent: agent_status(&self.agent),
         }

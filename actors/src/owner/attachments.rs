@@ -1,6 +1,7 @@
 //! Who has this owner's memory mapped, and which of them still have to say that they dropped a
 //! plan [I10]. Lies outside the Owner actor, so a panic does not lose it.
 
+use crate::log_claims::open_claims;
 use crate::message::{PlanId, Term, ToClient};
 use crate::plans::{Obeyed, OpenPlans};
 use hashbrown::HashMap;
@@ -59,6 +60,8 @@ struct Attachment {
     pending: HashMap<PlanId, u64>,
     // The term it was told to obey and when, until it said that it does.
     term: Option<(Term, u64)>,
+    // The position of the log it was asked about and when, until it said that nothing is open below.
+    clear: Option<(u64, u64)>,
     // Its connection ended without `Detach`: only its death frees what is pending.
     cut: bool,
 }
@@ -76,6 +79,17 @@ pub type AttachId = u64;
 struct Inner {
     next: AttachId,
     all: HashMap<AttachId, Attachment>,
+    // Who answers about the log instead of an attachment that broke off.
+    stand_ins: HashMap<AttachId, AttachId>,
+}
+
+impl Inner {
+    fn answers_for(&self, mut id: AttachId) -> AttachId {
+        while let Some(later) = self.stand_ins.get(&id) {
+            id = *later;
+        }
+        id
+    }
 }
 
 /// All attachments of one owner.
@@ -93,13 +107,21 @@ impl Attachments {
         inner.next += 1;
         let id = inner.next;
         // What an attachment that broke off was still asked, this one is asked now.
-        let (mut pending, mut term) = (HashMap::new(), None);
+        let (mut pending, mut term, mut clear) = (HashMap::new(), None, None);
         for old in inner.all.values().filter(|a| a.producer == producer && a.cut) {
             pending.extend(old.pending.iter().map(|(plan, sent)| (*plan, *sent)));
             term = term.max(old.term);
+            clear = clear.max(old.clear);
         }
         if let (Some((term, _)), Route::Process { tx, .. }) = (term, &route) {
             let _ = tx.try_send(ToClient::Term(term));
+        }
+        let broken = |a: &Attachment| a.producer == producer && a.cut && a.clear.is_some();
+        let replaced: Vec<_> =
+            inner.all.iter().filter(|(_, a)| broken(a)).map(|(old, _)| *old).collect();
+        inner.stand_ins.extend(replaced.into_iter().map(|old| (old, id)));
+        if let (Some((below, _)), Route::Process { tx, .. }) = (clear, &route) {
+            let _ = tx.try_send(ToClient::ClearBelow(below));
         }
         // One gate stands for all attachments of a producer, so the latest stands for the broken ones:
         // a process that attaches again and again holds one entry.
@@ -110,7 +132,7 @@ impl Attachments {
                 Route::Process { tx, .. } => drop(tx.try_send(ToClient::Drop(*plan))),
             }
         }
-        inner.all.insert(id, Attachment { producer, route, pending, term, cut: false });
+        inner.all.insert(id, Attachment { producer, route, pending, term, clear, cut: false });
         id
     }
 
@@ -206,6 +228,48 @@ impl Attachments {
         }
         inner.all.retain(|_, a| !(a.cut && a.pending.is_empty() && a.dead()));
         all
+    }
+
+    /// Asks everybody who may claim in the log whether nothing is open below a position; who they are.
+    pub fn ask_clear(&self, below: u64, now_ns: u64) -> Vec<AttachId> {
+        let mut inner = self.lock();
+        // A check that ended needs nobody to stand in.
+        inner.stand_ins.clear();
+        for a in inner.all.values_mut() {
+            if let Route::Process { tx, .. } = &a.route {
+                let _ = tx.try_send(ToClient::ClearBelow(below));
+            }
+            a.clear = Some((below, now_ns));
+        }
+        inner.all.keys().copied().collect()
+    }
+
+    /// An attachment's process said that nothing of it is open below.
+    pub fn clear_below(&self, id: AttachId, below: u64) {
+        if let Some(a) = self.lock().all.get_mut(&id)
+            && a.clear.is_some_and(|(asked, _)| asked <= below)
+        {
+            a.clear = None;
+        }
+    }
+
+    /// True once it said so, or said goodbye. Asked again after a while.
+    pub fn is_clear_below(&self, id: AttachId, below: u64, now_ns: u64) -> bool {
+        let mut inner = self.lock();
+        let id = inner.answers_for(id);
+        let Some(a) = inner.all.get_mut(&id) else { return true };
+        let Some((_, sent)) = &mut a.clear else { return true };
+        if let Route::Local(_, obeyed) = &a.route {
+            return open_claims(obeyed.incarnation()).is_none_or(|c| c.clear_below(below));
+        }
+        a.route.remind(ToClient::ClearBelow(below), sent, now_ns);
+        false
+    }
+
+    /// True if that attachment's process is dead.
+    pub fn cannot_write(&self, id: AttachId) -> bool {
+        let inner = self.lock();
+        inner.all.get(&inner.answers_for(id)).is_some_and(Attachment::dead)
     }
 
     /// Attachments now.

@@ -14,7 +14,8 @@ impl On<RetireAll> for Owner {
         let retired = &self.truth.tables.clone().gauges.retired;
         let before = retired.load(Ordering::Relaxed);
         let live = self.slots.report().filter(|r| matches!(r.kind, SlotKind::Live { .. }));
-        let live: Vec<_> = live.map(|r| (r.slot, r.epoch)).collect();
+        let mut live: Vec<_> = live.map(|r| (r.slot, r.epoch)).collect();
+        live.extend(self.live_in_log());
         for part in live.chunks(OBJECTS_PER_FRAME) {
             self.retire(part);
         }

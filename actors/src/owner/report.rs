@@ -1,7 +1,7 @@
 //! What an owner reports of its slots: after every join, and when a rebuilt master asks.
 
 use super::Owner;
-use crate::message::{KeyBytes, SlotContent, SlotEntry, Up};
+use crate::message::{KeyBytes, LogObjectEntry, SlotContent, SlotEntry, Up};
 use hashbrown::HashMap;
 use nkv_store::arena::Extent;
 use nkv_store::object::{SlotKind, SlotReport};
@@ -35,6 +35,7 @@ impl Owner {
             };
             self.slots.report().map(|r| entry(&r, &open, &key)).collect()
         };
+        let entries: Vec<_> = entries.into_iter().chain(self.log_entries()).collect();
         let mut parts = entries.chunks(SLOTS_PER_FRAME).peekable();
         if parts.peek().is_none() {
             return self.send_up(Up::Report { number, slots: Vec::new(), last: true });
@@ -43,6 +44,20 @@ impl Owner {
             let last = parts.peek().is_none();
             self.send_up(Up::Report { number, slots: part.to_vec(), last });
         }
+    }
+}
+
+impl Owner {
+    /// Objects of the log that have a name. The others are found by asking, and told once they have.
+    fn log_entries(&mut self) -> Vec<SlotEntry> {
+        self.tend_log();
+        let named = self.named_in_log().into_iter();
+        let entry = |o: LogObjectEntry| SlotEntry {
+            slot: o.slot,
+            epoch: o.epoch,
+            what: SlotContent::Logged(Box::new(o)),
+        };
+        named.map(entry).collect()
     }
 }
 

@@ -2,6 +2,7 @@
 //! `Freed` that the master has not acknowledged. Lies outside the actor; only the actor changes it.
 
 use super::attachments::Attachments;
+use super::log::LogSignals;
 use super::pin_tables::PinTables;
 use crate::message::{EndCause, OwnerGauges, PlanId, PlanOpened, SeenView, Term};
 use hashbrown::HashMap;
@@ -77,6 +78,8 @@ pub struct OwnerTables {
     pub attachments: Attachments,
     /// Who may pin objects.
     pub pins: PinTables,
+    /// Between the owner and the thread that polls its log.
+    pub log_signals: LogSignals,
     /// Figures.
     pub gauges: Gauges,
 }
@@ -87,7 +90,14 @@ impl OwnerTables {
         let gauges = Gauges::default();
         gauges.heap_total.store(heap.geometry().arena.len, Ordering::Relaxed);
         let (tables, attachments) = (Mutex::default(), Attachments::default());
-        Self { tables, grants, attachments, pins: PinTables::of(heap), gauges }
+        Self {
+            tables,
+            grants,
+            attachments,
+            pins: PinTables::of(heap),
+            log_signals: LogSignals::default(),
+            gauges,
+        }
     }
 
     /// The tables, for the actor.
@@ -218,6 +228,19 @@ gauges!(
     pinned,
     pins_suspect,
     index_overflow,
+    log_total,
+    log_live_bytes,
+    log_objects,
+    log_claimed_bytes,
+    log_accepted_bytes,
+    log_skipped_bytes,
+    log_abandoned_bytes,
+    log_voided_bytes,
+    log_accepted,
+    log_duplicates,
+    log_evictions,
+    log_hole_checks,
+    log_fenced,
     evictions,
     gets_served,
     gets_by_index,

@@ -166,7 +166,7 @@ fn first_frames(seeds: &mut Seeds) {
 }
 
 fn requests() -> Vec<Request> {
-    let opts = PutOptions { preferred_segment: Some(1), page_bytes: 256 };
+    let opts = PutOptions { preferred_segment: Some(1), page_bytes: 256, device_alloc: Some(true) };
     let item = OpenItem { key: key().0, bytes_total: 1000, opts };
     vec![
         Request::OpenForWrite { request: 1, wait_ms: 100, items: vec![item.clone(), item] },

@@ -273,6 +273,19 @@ impl Slots {
         &self.heap
     }
 
+    /// The slot that serves a key in this segment, one of the log included.
+    pub fn serving(&self, key: KeyId) -> Option<u32> {
+        self.index.find(key, |slot| {
+            let header = read_header(&self.heap, slot).ok();
+            header.is_some_and(|h| key_of(&h) == key && low(h.owner) & flag::LIVE != 0)
+        })
+    }
+
+    /// Leads readers to what the device log serves, which is not in this table.
+    pub fn index_mut(&mut self) -> &mut Index {
+        &mut self.index
+    }
+
     pub(super) fn at(&self, slot: u32) -> Option<Slot> {
         self.slots.get(self.place_of(slot)?).copied()
     }

@@ -259,7 +259,8 @@ pub(super) fn done(response: Response) -> Result<()> {
 }
 
 pub(super) fn opening(request: u64, k: &str, rank: u32) -> Request {
-    let opts = PutOptions { preferred_segment: Some(rank), page_bytes: 4096 };
+    let opts =
+        PutOptions { preferred_segment: Some(rank), page_bytes: 4096, ..PutOptions::default() };
     let item = OpenItem { key: k.as_bytes().to_vec(), bytes_total: UNIT, opts };
     Request::OpenForWrite { request, wait_ms: 100, items: vec![item] }
 }

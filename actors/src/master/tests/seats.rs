@@ -20,7 +20,7 @@ async fn mounted(bench: &Bench, seat: Seat, incarnation: u64) -> Rank {
 }
 
 fn opening_of(request: u64, k: &str, bytes_total: u64) -> Request {
-    let opts = PutOptions { preferred_segment: Some(0), page_bytes: 4096 };
+    let opts = PutOptions { preferred_segment: Some(0), page_bytes: 4096, ..PutOptions::default() };
     let items = vec![OpenItem { key: k.as_bytes().to_vec(), bytes_total, opts }];
     Request::OpenForWrite { request, wait_ms: 100, items }
 }

@@ -1,0 +1,304 @@
+//! Putting without asking: a claim on the owner's device log by one fetch-and-add, header, pages and
+//! READY, all one-sided and on the caller's thread. The key follows later, with many others, so that
+//! the object can be listed. What the log cannot take goes by a plan.
+
+use super::Client;
+use super::counters::Writes;
+use super::peer::Peer;
+use crate::error::{Error, Result};
+use crate::message::{Abandoned, KeyBytes, Named, PutOptions, ToOwner};
+use nkv_store::device_log::{ControlLine, LogGeometry, LogPut, Next, OpenClaim, OpenClaims};
+use nkv_store::{Key, KeyId};
+use nkv_transport::verbs::Op;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How long a claim waits in line for room, and the pause between two looks.
+const CLAIM_WAIT: Duration = Duration::from_millis(20);
+const LOOK: Duration = Duration::from_micros(200);
+/// Claims one put makes at most: one that would wrap is skipped and made again.
+const CLAIMS_PER_PUT: usize = 4;
+/// Keys told to an owner in one frame, and between two timers of the Producer.
+pub(super) const NAMES_PER_FRAME: usize = 1024;
+pub(crate) const NAMES_PER_TICK: usize = 8192;
+
+/// The log of one owner, as a handle writes to it.
+#[derive(Debug)]
+pub(crate) struct PeerLog {
+    geometry: LogGeometry,
+    open: Arc<OpenClaims>,
+    // Shown with every change: an agent knows by it whose claim it is.
+    token: u64,
+    // Puts of this handle that are in the middle of a claim.
+    inside: AtomicUsize,
+    // Positions and keys that the owner was not told.
+    names: Mutex<VecDeque<(u64, Box<[u8]>)>>,
+}
+
+impl PeerLog {
+    pub(crate) fn new(geometry: LogGeometry, open: Arc<OpenClaims>, token: u64) -> Self {
+        Self { geometry, open, token, inside: AtomicUsize::new(0), names: Mutex::default() }
+    }
+
+    fn name(&self, position: u64, key: &[u8]) {
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        if names.len() >= self.geometry.slots() as usize {
+            // The log has wrapped since: that object is gone.
+            names.pop_front();
+        }
+        names.push_back((position, key.into()));
+    }
+
+    /// Keys that wait to be told.
+    pub(crate) fn names_noted(&self) -> usize {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Up to `most` of them, those of objects that the log has passed left out.
+    pub(crate) fn take_names(&self, peer: &Peer, most: usize) -> Vec<Named> {
+        let mut line = ControlLine::unread();
+        let read = peer.verbs.post(0, &mut [line.read()]);
+        let tail = match read {
+            Ok(()) => line.heap_limit().saturating_sub(self.geometry.log_bytes()),
+            Err(_) => 0,
+        };
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = Vec::new();
+        while taken.len() < most
+            && let Some((position, key)) = names.pop_front()
+        {
+            if let Some(epoch) = self.geometry.epoch(position).filter(|_| position >= tail) {
+                let slot = self.geometry.slot(position);
+                taken.push(Named { slot, epoch, key: KeyBytes(key.into_vec()) });
+            }
+        }
+        taken
+    }
+
+    /// True when no put of this handle is in the middle of a claim.
+    pub(crate) fn is_out(&self) -> bool {
+        self.inside.load(Ordering::SeqCst) == 0
+    }
+}
+
+/// Counts a put as inside for as long as it lives.
+struct Inside<'a>(&'a PeerLog);
+
+impl<'a> Inside<'a> {
+    fn enter(log: &'a PeerLog) -> Self {
+        log.inside.fetch_add(1, Ordering::SeqCst);
+        Self(log)
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The one fetch-and-add.
+fn claim(peer: &Peer, log: &PeerLog, put: &LogPut) -> Result<u64> {
+    let mut ops = [put.fetch_add()];
+    peer.verbs.post(log.token, &mut ops)?;
+    match ops {
+        [Op::FetchAdd { old, .. }] => Ok(old),
+        _ => Err(Error::internal("a claim that is no fetch-and-add")),
+    }
+}
+
+/// What became of an attempt.
+enum Attempt {
+    Done,
+    /// The log has no room, or never has for this object.
+    Plan,
+}
+
+impl Client {
+    pub(super) fn wants_log(&self, opts: &PutOptions) -> bool {
+        opts.device_alloc.unwrap_or(self.shared.config.device_alloc)
+    }
+
+    /// The owner whose log a key belongs to, if this handle is attached to it.
+    fn log_owner(&self, key: KeyId, opts: &PutOptions) -> Option<Arc<Peer>> {
+        let world = self.shared.world();
+        let by_hash = || (world > 0).then(|| (key.hash % u64::from(world)) as u32);
+        let rank = opts.preferred_segment.or_else(by_hash)?;
+        self.shared.peers.first_of(rank)
+    }
+
+    /// Puts through the log, without a message. None: by a plan.
+    pub(crate) fn put_now(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        opts: &PutOptions,
+    ) -> Option<Result<()>> {
+        if !self.wants_log(opts) {
+            return None;
+        }
+        if let Err(e) = self.check_process() {
+            return Some(Err(e));
+        }
+        if let Err(e) = Key::check(key) {
+            return Some(Err(e.into()));
+        }
+        // The plan path says why a node that shuts down takes nothing.
+        if self.shared.draining.load(Ordering::Acquire) {
+            return None;
+        }
+        let id = KeyId::of(key);
+        let peer = self.log_owner(id, opts)?;
+        let log = peer.open_log()?;
+        let done = Self::run_blocking(&peer, || self.put_into(&peer, log, (key, id), value, opts));
+        match done {
+            Ok(Attempt::Done) => {
+                Writes::count(&self.shared.writes.by_log, 1);
+                Some(Ok(()))
+            }
+            Ok(Attempt::Plan) => {
+                Writes::count(&self.shared.writes.log_full, 1);
+                None
+            }
+            Err(e) => Some(Err(e)),
+        }
+    }
+
+    fn put_into(
+        &self,
+        peer: &Peer,
+        log: &PeerLog,
+        (key, id): (&[u8], KeyId),
+        value: &[u8],
+        opts: &PutOptions,
+    ) -> Result<Attempt> {
+        let page = match opts.page_bytes {
+            0 => self.shared.page_bytes(),
+            bytes => bytes,
+        };
+        let pages = (value.len().div_ceil(page.max(1) as usize) as u32, page);
+        let Ok(put) = LogPut::new(log.geometry, id, pages, value.len() as u64) else {
+            return Ok(Attempt::Plan);
+        };
+        let _inside = Inside::enter(log);
+        let mut line = ControlLine::unread();
+        peer.verbs.post(0, &mut [line.read()])?;
+        let Ok(bound) = put.room(&line) else { return Ok(Attempt::Plan) };
+        let Some(open) = log.open.enter(bound) else { return Ok(Attempt::Plan) };
+        for _ in 0..CLAIMS_PER_PUT {
+            let p = claim(peer, log, &put)?;
+            open.note(p);
+            match self.wait_in_line(peer, log, put.claimed(p), &mut line)? {
+                None => {
+                    open.leave();
+                    return Ok(Attempt::Plan);
+                }
+                Some(Next::Skip(skip)) => {
+                    peer.verbs.post(log.token, &mut skip.ops())?;
+                    peer.verbs.post(0, &mut [line.read()])?;
+                    let Ok(bound) = put.room(&line) else {
+                        open.leave();
+                        return Ok(Attempt::Plan);
+                    };
+                    open.note(bound);
+                }
+                Some(Next::Place(placing)) => {
+                    Self::place(peer, log, &placing, value, open)?;
+                    log.name(p, key);
+                    return Ok(Attempt::Done);
+                }
+                Some(Next::Wait(_)) => break,
+            }
+        }
+        open.leave();
+        Ok(Attempt::Plan)
+    }
+
+    /// Header, pages and READY as one chain; a failure on the way is settled DEAD [I13].
+    fn place(
+        peer: &Peer,
+        log: &PeerLog,
+        placing: &nkv_store::device_log::Placing,
+        value: &[u8],
+        open: OpenClaim<'_>,
+    ) -> Result<()> {
+        let object = placing.publication();
+        let mut ops = object.whole(value);
+        let posted = peer.verbs.post(log.token, &mut ops);
+        if let Err(e) = posted {
+            // If even this does not land, the hole rule settles it once this process is heard.
+            let _ = peer.verbs.post(log.token, &mut placing.abort().ops());
+            return Err(e.into());
+        }
+        let took = object.took(&ops);
+        open.leave();
+        took.map_err(|found| {
+            let epoch = nkv_store::layout::epoch_of(found);
+            Error::reclaimed(format!("a claim in the log of rank {} is void ({epoch})", peer.rank))
+        })
+    }
+
+    /// Waits, bounded, while the claim lies above the limit; None: given up, the owner is told.
+    fn wait_in_line(
+        &self,
+        peer: &Peer,
+        log: &PeerLog,
+        claim: nkv_store::device_log::Claim,
+        line: &mut ControlLine,
+    ) -> Result<Option<Next>> {
+        let mut next = claim.next(line.heap_limit());
+        let mut waited = Duration::ZERO;
+        while let Next::Wait(claim) = next {
+            if waited >= CLAIM_WAIT {
+                let given_up = claim.abandon();
+                let word = Abandoned { position: given_up.p, bytes: given_up.n };
+                debug_assert!(log.geometry.is_claim(word.position, word.bytes));
+                peer.say(ToOwner::Abandoned(word));
+                Writes::count(&self.shared.writes.log_abandoned, 1);
+                return Ok(None);
+            }
+            if waited > Duration::ZERO {
+                std::thread::sleep(LOOK);
+            }
+            waited += LOOK;
+            peer.verbs.post(0, &mut [line.read()])?;
+            next = claim.next(line.heap_limit());
+        }
+        Ok(Some(next))
+    }
+
+    /// Attaches to the owners of the logs that these keys belong to, as far as they are not: the first
+    /// put of a handle to an owner waits for that.
+    pub(super) async fn meet_log_owners(&self, keys: &[KeyId], opts: &PutOptions) {
+        let world = match self.shared.world() {
+            0 => self.view().await.map_or(0, |v| v.world_size),
+            n => n,
+        };
+        if world == 0 {
+            return;
+        }
+        let by_hash = |k: &KeyId| (k.hash % u64::from(world)) as u32;
+        let mut ranks: Vec<u32> = match opts.preferred_segment {
+            Some(rank) => vec![rank],
+            None => keys.iter().map(by_hash).collect(),
+        };
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks.retain(|rank| self.shared.peers.first_of(*rank).is_none());
+        if ranks.is_empty() {
+            return;
+        }
+        let known = |rank: &u32| self.shared.first_with_log(*rank);
+        let mut owners: Vec<u64> = ranks.iter().filter_map(known).collect();
+        if owners.len() < ranks.len() && self.view().await.is_ok() {
+            owners = ranks.iter().filter_map(known).collect();
+        }
+        for owner in owners {
+            if let Err(error) = self.peer(owner).await {
+                tracing::debug!(%error, "a log that cannot be reached: puts take plans");
+            }
+        }
+    }
+}

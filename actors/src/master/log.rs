@@ -1,0 +1,193 @@
+//! Objects of device logs at the master. It hears of one once it has a name, in batches; until then it
+//! asks the owners of logs where it must not be wrong: before it says that a key is nowhere, and before
+//! a removal counts as done [I6] [I15]. No put waits for any of it.
+
+use super::objects::{Entry, State};
+use super::{Ask, Master};
+use crate::cell::Reply;
+use crate::error::Error;
+use crate::message::{
+    Down, KeyBytes, LogObjectEntry, LogQuestion, Request, Response, Seat, SlotRef, WireKeyId,
+};
+use hashbrown::{HashMap, HashSet};
+use nkv_store::arena::Extent;
+use nkv_store::{Key, KeyId};
+use std::sync::atomic::Ordering;
+
+/// How long owners have to answer about their logs, within a call's limit.
+const ANSWER_LIMIT_MS: u64 = 1_000;
+/// Requests that wait for owners at a time; further ones fail with NotReady.
+const MAX_ASKED: usize = 4096;
+
+/// A request that waits for the owners of logs.
+struct Asked {
+    ask: Ask,
+    reply: Reply<Response>,
+    left: HashSet<Seat>,
+    until_ms: u64,
+    // What lost LIVE in logs by it.
+    removed: HashSet<WireKeyId>,
+}
+
+/// All of them, by the number of their question.
+#[derive(Default)]
+pub(super) struct LogQuestions(HashMap<u64, Asked>);
+
+impl Master {
+    /// Asks every owner of a log what it must know to answer; gives the request back if there is none.
+    pub(super) fn ask_logs_first(
+        &mut self,
+        ask: Ask,
+        reply: Reply<Response>,
+    ) -> Option<(Ask, Reply<Response>)> {
+        let Some(question) = self.question_of(&ask.request) else { return Some((ask, reply)) };
+        let with_log = |s: &Seat| self.books.get(s).is_some_and(|b| b.info.log_slots > 0);
+        let seats: HashSet<Seat> =
+            self.books.keys().filter(|s| with_log(s) && self.reachable(**s)).copied().collect();
+        if seats.is_empty() {
+            return Some((ask, reply));
+        }
+        if self.log_questions.0.len() >= MAX_ASKED {
+            let text = format!("{MAX_ASKED} calls already wait for the owners of device logs");
+            reply.send(Response::Failed(Error::not_ready(text)));
+            return None;
+        }
+        let number = self.truth.next_plan.fetch_add(1, Ordering::Relaxed);
+        for seat in &seats {
+            let question = question.clone();
+            self.truth.members.send(*seat, Down::AskLog { number, question });
+        }
+        let (left, until_ms) = (seats, self.now_ms() + ANSWER_LIMIT_MS);
+        let asked = Asked { ask, reply, left, until_ms, removed: HashSet::new() };
+        self.log_questions.0.insert(number, asked);
+        None
+    }
+
+    fn question_of(&self, request: &Request) -> Option<LogQuestion> {
+        let id = |k: &KeyBytes| WireKeyId::from(KeyId::of(&k.0));
+        match request {
+            Request::GetLocation(keys) => {
+                let unknown = keys.iter().filter(|k| matches!(self.entry(&k.0), Ok(None)));
+                let unknown: Vec<_> = unknown.map(id).collect();
+                (!unknown.is_empty()).then_some(LogQuestion::Find(unknown))
+            }
+            Request::Remove(keys) => Some(LogQuestion::Remove(keys.iter().map(id).collect())),
+            Request::RemoveMatching(of) if of.pattern.is_none() && of.from.is_none() => {
+                Some(LogQuestion::RemoveNameless)
+            }
+            _ => None,
+        }
+    }
+
+    /// An owner answered.
+    pub(super) fn log_answer(
+        &mut self,
+        seat: Seat,
+        number: u64,
+        served: Vec<LogObjectEntry>,
+        removed: Vec<WireKeyId>,
+    ) {
+        let Some(mut asked) = self.log_questions.0.remove(&number) else { return };
+        if !asked.left.remove(&seat) {
+            self.log_questions.0.insert(number, asked);
+            return;
+        }
+        if let Request::GetLocation(keys) = &asked.ask.request {
+            let by_id: HashMap<KeyId, &KeyBytes> =
+                keys.iter().map(|k| (KeyId::of(&k.0), k)).collect();
+            // Who asks knows the name, if its producer has not told it yet.
+            let named = served.into_iter().filter_map(|o| {
+                let key = (*by_id.get(&KeyId::from(o.id))?).clone();
+                Some(LogObjectEntry { key, ..o })
+            });
+            self.announced(seat, named.collect());
+        }
+        asked.removed.extend(removed);
+        if asked.left.is_empty() {
+            self.all_answered(asked);
+        } else {
+            self.log_questions.0.insert(number, asked);
+        }
+    }
+
+    /// Those whose owners left, and those whose time is up.
+    pub(super) fn pump_log_questions(&mut self) {
+        let now = self.now_ms();
+        let reachable: HashSet<Seat> =
+            self.books.keys().filter(|s| self.reachable(**s)).copied().collect();
+        for asked in self.log_questions.0.values_mut() {
+            asked.left.retain(|seat| reachable.contains(seat));
+        }
+        let over = |a: &Asked| a.left.is_empty() || now >= a.until_ms;
+        let done: Vec<_> = self.log_questions.0.extract_if(|_, a| over(a)).collect();
+        for (_, asked) in done {
+            match asked.left.iter().next() {
+                None => self.all_answered(asked),
+                Some(seat) => {
+                    let text = format!(
+                        "{seat} did not say within {ANSWER_LIMIT_MS} ms what its device log holds"
+                    );
+                    asked.reply.send(Response::Failed(Error::disconnected(text)));
+                }
+            }
+        }
+    }
+
+    fn all_answered(&mut self, asked: Asked) {
+        let Asked { ask, reply, removed, .. } = asked;
+        match ask.request {
+            Request::GetLocation(keys) => reply.send(self.get_location(&keys)),
+            Request::Remove(keys) => self.remove(&keys, &removed, reply),
+            _ => self.enter_round(ask, reply),
+        }
+        // What was said to owners by it goes out before the next word to them.
+        self.flush_commits();
+    }
+
+    /// Objects of a log, with their names. The first one heard of keeps its key [I15].
+    pub(super) fn announced(&mut self, seat: Seat, list: Vec<LogObjectEntry>) {
+        // Before its report nothing is known of it; the report tells of these as well.
+        let Some(book) = self.books.get(&seat).filter(|b| b.reported) else { return };
+        let incarnation = book.info.incarnation;
+        let mut duplicates = Vec::new();
+        for o in list {
+            let at = SlotRef { incarnation, slot: o.slot, epoch: o.epoch };
+            if !self.logged(seat, at, &o) {
+                duplicates.push(at);
+            }
+        }
+        if !duplicates.is_empty() {
+            self.truth.members.send(seat, Down::Retire(duplicates));
+        }
+    }
+
+    /// Lists one; false if it is to be retired.
+    pub(super) fn logged(&mut self, seat: Seat, at: SlotRef, o: &LogObjectEntry) -> bool {
+        let Ok(key) = Key::new(&o.key.0) else { return true };
+        let id = key.id();
+        match self.objects.get(&id).map(|e| (e.at, e.state)) {
+            // Of a key that is being written by a plan both may stay: a remove asks the logs anyway.
+            Some((other, State::Writing(_))) if other != at => return true,
+            Some((other, state)) if other != at || state == State::Removing => return false,
+            Some(_) => return true,
+            None if self.superseded.contains(&id) => return false,
+            None => {}
+        }
+        let Some(book) = self.books.get_mut(&seat) else { return true };
+        book.name_logged(at.slot, at.epoch, id);
+        let entry = Entry {
+            key,
+            seat,
+            at,
+            extent: Extent { offset: o.payload_off, len: o.bytes_total },
+            header_off: self.header_off(seat, at.slot),
+            bytes_total: o.bytes_total,
+            page_bytes: o.page_bytes,
+            state: State::Live,
+            plan: None,
+            remove_until_ms: 0,
+        };
+        self.objects.insert(id, entry);
+        true
+    }
+}

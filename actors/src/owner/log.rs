@@ -1,0 +1,383 @@
+//! The device log at its owner: accepts what producers settled, makes room ahead of demand, tells the
+//! master of objects once they have a name, and asks everybody before a hole becomes void [I13] [I14].
+//! Producers and readers wait for none of it.
+
+use super::attachments::AttachId;
+use super::tables::Gauges;
+use super::{LogClear, Owner};
+use crate::cell::{Message, On, Reply, Turn};
+use crate::message::{
+    Abandoned, KeyBytes, LogObjectEntry, LogQuestion, Named, SlotRef, Up, WireKeyId,
+};
+use nkv_store::device_log::{Abandon, Asking, DeviceLog, Directory, LogObject, LogTimes, Retire};
+use nkv_store::heap::Heap;
+use nkv_store::object::Slots;
+use nkv_store::{KeyId, pins};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// A claim that is open for so long, with nothing settled behind it, is asked about.
+const CLAIM_TTL_NS: u64 = 5_000_000_000;
+/// Entries in one frame to the master.
+const ENTRIES_PER_FRAME: usize = 4096;
+/// Entries told to the master between two looks at the log: listing lags behind a flood of puts, and
+/// finding does not.
+const ENTRIES_PER_TURN: usize = 8192;
+
+/// Between the owner and the thread that polls the log.
+#[derive(Debug, Default)]
+pub struct LogSignals {
+    /// Position from which nothing was looked at.
+    pub frontier: AtomicU64,
+    /// The owner was told to look and has not done so yet.
+    pub told: AtomicBool,
+}
+
+/// See the file's first paragraph.
+pub(super) struct Log {
+    log: DeviceLog,
+    asking: Option<Asking<AttachId>>,
+    // Objects that were named, to be told to the master: slot and epoch.
+    named: std::collections::VecDeque<(u32, u32)>,
+}
+
+/// The index of the segment, as the log writes to it; notes what was served and is no more.
+struct InSegment<'a>(&'a mut Slots, &'a mut Vec<(u32, u32)>);
+
+impl Directory for InSegment<'_> {
+    fn contains(&self, key: &KeyId) -> bool {
+        self.0.serving(*key).is_some()
+    }
+
+    fn insert(&mut self, object: &LogObject) {
+        self.0.index_mut().insert(object.key, object.slot, object.epoch);
+    }
+
+    fn remove(&mut self, key: &KeyId, slot: u32, epoch: u32) {
+        self.0.index_mut().remove(*key, slot, epoch);
+        self.1.push((slot, epoch));
+    }
+}
+
+/// Something is settled in the log, or may be: look.
+#[derive(Debug)]
+pub struct Drain;
+/// Producers told the keys of what they put into the log.
+#[derive(Debug)]
+pub struct Name(pub Vec<Named>);
+/// A producer gave up a claim in line.
+#[derive(Debug)]
+pub struct GiveUp(pub Abandoned);
+
+impl Message for Drain {
+    type Reply = ();
+}
+impl Message for Name {
+    type Reply = ();
+}
+impl Message for GiveUp {
+    type Reply = ();
+}
+
+impl Log {
+    /// The log as the segment's headers show it, if there is one; served objects are in the index again.
+    pub(super) fn of(heap: &Heap, slots: &mut Slots, now_ns: u64) -> Option<Log> {
+        let geometry = heap.geometry();
+        let times =
+            LogTimes { quarantine_ns: geometry.quarantine_ns(), claim_ttl_ns: CLAIM_TTL_NS };
+        let (memory, log) = (heap.memory().clone(), geometry.device_log()?);
+        match DeviceLog::rebuild(memory, log, times, now_ns, &mut InSegment(slots, &mut Vec::new()))
+        {
+            Ok(log) => Some(Log { log, asking: None, named: Default::default() }),
+            Err(error) => {
+                tracing::error!(%error, "the device log is lost: puts take plans");
+                None
+            }
+        }
+    }
+
+    pub(super) fn next_due_ns(&self) -> Option<u64> {
+        self.log.next_due_ns()
+    }
+
+    /// True while producers are being asked, or objects wait to be told of.
+    pub(super) fn is_busy(&self) -> bool {
+        self.asking.is_some() || !self.named.is_empty()
+    }
+
+    pub(super) fn settle(&mut self, now_ns: u64) {
+        self.log.settle(now_ns);
+    }
+
+    /// Figures, for everyone to see.
+    pub(super) fn publish(&self, g: &Gauges) {
+        let set = |gauge: &AtomicU64, value| gauge.store(value, Ordering::Relaxed);
+        let (counts, usage) = (self.log.counts(), self.log.usage());
+        set(&g.log_total, self.log.geometry().log_bytes());
+        set(&g.log_live_bytes, usage.live.bytes);
+        set(&g.log_objects, usage.live.claims);
+        set(&g.log_claimed_bytes, self.log.claimed_bytes().unwrap_or_default());
+        let accepted = counts.accepted.bytes
+            + counts.duplicates.bytes
+            + counts.found_retired.bytes
+            + counts.before_bytes;
+        set(&g.log_accepted_bytes, accepted);
+        set(&g.log_skipped_bytes, counts.skipped.bytes);
+        set(&g.log_abandoned_bytes, counts.abandoned.bytes);
+        set(&g.log_voided_bytes, counts.voided.bytes);
+        set(&g.log_accepted, counts.accepted.claims);
+        set(&g.log_duplicates, counts.duplicates.claims);
+        set(&g.log_evictions, counts.evicted.claims);
+        set(&g.log_hole_checks, counts.hole_checks);
+    }
+}
+
+impl Owner {
+    /// Everything there is to do in the log now.
+    pub(super) fn tend_log(&mut self) {
+        let Some(mut log) = self.log.take() else { return };
+        if let Err(error) = self.tend(&mut log) {
+            // A device lost: the next look tries again.
+            tracing::error!(%error, "the device log cannot be tended");
+        }
+        self.tell_names(&mut log);
+        self.truth.tables.log_signals.frontier.store(log.log.frontier(), Ordering::Release);
+        self.log = Some(log);
+    }
+
+    fn tend(&mut self, log: &mut Log) -> Result<(), nkv_store::StoreError> {
+        let (now, clock) = (self.truth.clock.now_ns(), self.truth.clock.clone());
+        let mut evicted = Vec::new();
+        let mut segment = InSegment(&mut self.slots, &mut evicted);
+        log.log.accept(now, &mut segment)?;
+        log.log.retire_ahead(now, &mut segment)?;
+        log.log.settle(clock.now_ns());
+        self.forget_evicted(&evicted);
+        if log.log.next_due_ns().is_some_and(|due| due <= now) {
+            // After the fences of the retires that are due by now [I9].
+            let (memory, region) = (self.truth.heap.memory(), self.truth.heap.geometry().pins);
+            let pinned = pins::scan(&**memory, &region)?;
+            log.log.advance(now, |slot, epoch| !pinned.contains(&(slot, epoch)))?;
+        } else {
+            log.log.advance(now, |_, _| false)?;
+        }
+        self.look_at_holes(log, now)
+    }
+
+    /// Objects that made room: the master hears of those that have a name, and so were told of.
+    fn forget_evicted(&self, evicted: &[(u32, u32)]) {
+        let named: Vec<SlotRef> = {
+            let t = self.truth.tables.lock();
+            let named = |(slot, epoch): &&(u32, u32)| {
+                t.keys.get(slot).is_some_and(|(named, _)| named == epoch)
+            };
+            evicted.iter().filter(named).map(|(slot, epoch)| self.at(*slot, *epoch)).collect()
+        };
+        if !named.is_empty() {
+            self.forget_keys(&named);
+            self.send_up(Up::Retired(named));
+        }
+    }
+
+    /// Rule 10: a hole that is old enough is asked about, and becomes void only once everybody with
+    /// rights to the log has nothing open below, or can write no more.
+    fn look_at_holes(&mut self, log: &mut Log, now: u64) -> Result<(), nkv_store::StoreError> {
+        if let Some(check) = log.log.hole(now)? {
+            let below = check.below();
+            // Listed after the check was made: who comes later claims above.
+            let asked = self.truth.tables.attachments.ask_clear(below, now);
+            tracing::info!(below, producers = asked.len(), "a hole in the device log: asking");
+            log.asking = Some(check.ask(asked));
+        }
+        let Some(mut asking) = log.asking.take() else { return Ok(()) };
+        for id in asking.outstanding().to_vec() {
+            if self.truth.tables.attachments.cannot_write(id) {
+                asking.fenced(&id);
+            } else if self.truth.tables.attachments.is_clear_below(id, asking.below(), now) {
+                asking.clear(&id);
+            }
+        }
+        match asking.all_clear() {
+            Ok(report) => {
+                let fenced = report.fenced();
+                Gauges::add(&self.truth.tables.gauges.log_fenced, fenced);
+                log.log.close_holes(
+                    report,
+                    now,
+                    &mut InSegment(&mut self.slots, &mut Vec::new()),
+                )?;
+            }
+            Err(asking) => log.asking = Some(asking),
+        }
+        Ok(())
+    }
+
+    /// Tells the master of objects that have a name, as many as one turn allows.
+    fn tell_names(&mut self, log: &mut Log) {
+        let mut entries = Vec::new();
+        while entries.len() < ENTRIES_PER_TURN
+            && let Some((slot, epoch)) = log.named.pop_front()
+        {
+            if let Some(object) = log.log.object(slot, epoch) {
+                entries.push(self.entry_of(&object));
+            }
+        }
+        for part in entries.chunks(ENTRIES_PER_FRAME) {
+            self.send_up(Up::Announced(part.to_vec()));
+        }
+    }
+
+    fn entry_of(&self, o: &LogObject) -> LogObjectEntry {
+        let t = self.truth.tables.lock();
+        let named = t.keys.get(&o.slot).filter(|(epoch, _)| *epoch == o.epoch);
+        LogObjectEntry {
+            key: KeyBytes(named.map(|(_, key)| key.clone()).unwrap_or_default()),
+            id: WireKeyId::from(o.key),
+            slot: o.slot,
+            epoch: o.epoch,
+            payload_off: o.payload_base,
+            bytes_total: o.bytes_total,
+            page_bytes: o.page_size,
+        }
+    }
+
+    /// Every live object of the log.
+    pub(super) fn live_in_log(&mut self) -> Vec<(u32, u32)> {
+        self.tend_log();
+        self.log.iter().flat_map(|log| log.log.live()).map(|o| (o.slot, o.epoch)).collect()
+    }
+
+    /// Every named live object, for a report.
+    pub(super) fn named_in_log(&self) -> Vec<LogObjectEntry> {
+        let Some(log) = &self.log else { return Vec::new() };
+        let entries = log.log.live().map(|o| self.entry_of(&o));
+        entries.filter(|e| !e.key.0.is_empty()).collect()
+    }
+
+    /// Retires objects of the log that are live; which were.
+    pub(super) fn retire_in_log(&mut self, list: &[(u32, u32)]) -> Vec<(u32, u32)> {
+        let (now, clock) = (self.truth.clock.now_ns(), self.truth.clock.clone());
+        let Some(log) = &mut self.log else { return Vec::new() };
+        let mut gone = Vec::new();
+        for &(slot, epoch) in list {
+            let done =
+                log.log.retire(slot, epoch, now, &mut InSegment(&mut self.slots, &mut Vec::new()));
+            match done {
+                Ok(Retire::Done) => gone.push((slot, epoch)),
+                Ok(Retire::Already | Retire::Unknown) => {}
+                Err(error) => tracing::error!(%error, slot, "an object of the log stays"),
+            }
+        }
+        log.log.settle(clock.now_ns());
+        gone
+    }
+
+    /// True for a slot of the log.
+    pub(super) fn is_of_log(&self, slot: u32) -> bool {
+        slot < self.truth.heap.geometry().log_slots
+    }
+
+    /// The master's question, answered from a log that was just drained.
+    pub(super) fn answer_about_log(&mut self, number: u64, question: LogQuestion) {
+        self.tend_log();
+        let (mut served, mut removed) = (Vec::new(), Vec::new());
+        match question {
+            LogQuestion::Find(keys) => {
+                served = keys.into_iter().filter_map(|id| self.find_in_log(id.into())).collect();
+            }
+            LogQuestion::Remove(keys) => {
+                for id in keys {
+                    if let Some(found) = self.find_in_log(id.into()) {
+                        removed.extend(self.take_away(&[(found.slot, found.epoch)]).map(|_| id));
+                    }
+                }
+            }
+            LogQuestion::RemoveNameless => {
+                let nameless: Vec<_> = self.nameless();
+                for (slot, epoch, id) in nameless {
+                    removed.extend(self.take_away(&[(slot, epoch)]).map(|_| id));
+                }
+            }
+        }
+        self.send_up(Up::LogAnswer { number, served, removed });
+    }
+
+    fn nameless(&self) -> Vec<(u32, u32, WireKeyId)> {
+        let Some(log) = &self.log else { return Vec::new() };
+        let named = |o: &LogObject| self.truth.tables.has_key(o.slot, o.epoch);
+        let nameless = log.log.live().filter(|o| !named(o));
+        nameless.map(|o| (o.slot, o.epoch, WireKeyId::from(o.key))).collect()
+    }
+
+    /// Some(()) for each object that lost LIVE by this; the master hears of those with a name.
+    fn take_away(&mut self, list: &[(u32, u32)]) -> Option<()> {
+        let gone = self.retire_in_log(list);
+        let gone: Vec<_> = gone.iter().map(|(slot, epoch)| self.at(*slot, *epoch)).collect();
+        if gone.is_empty() {
+            return None;
+        }
+        self.forget_keys(&gone);
+        self.send_up(Up::Retired(gone));
+        Some(())
+    }
+
+    fn find_in_log(&self, key: KeyId) -> Option<LogObjectEntry> {
+        let slot = self.slots.serving(key).filter(|slot| self.is_of_log(*slot))?;
+        let epoch = nkv_store::layout::epoch_of(self.slots.header(slot).owner);
+        let object = self.log.as_ref()?.log.object(slot, epoch)?;
+        Some(self.entry_of(&object))
+    }
+}
+
+impl On<Drain> for Owner {
+    fn on(&mut self, _: Drain, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+        // Before the look: what is settled after it is told again.
+        self.truth.tables.log_signals.told.store(false, Ordering::Release);
+        self.tend_log();
+        self.settle(turn);
+        reply.send(());
+    }
+}
+
+impl On<Name> for Owner {
+    fn on(&mut self, m: Name, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+        // What was put before it was named is accepted before, too.
+        self.tend_log();
+        if let Some(log) = &mut self.log {
+            let mut t = self.truth.tables.lock();
+            for Named { slot, epoch, key } in m.0 {
+                let object = log.log.object(slot, epoch);
+                // The header says whose key it is: a name that does not fit it is nobody's [I16].
+                if object.is_some_and(|o| o.key == KeyId::of(&key.0)) {
+                    t.keys.insert(slot, (epoch, key.0));
+                    log.named.push_back((slot, epoch));
+                }
+            }
+        }
+        self.tend_log();
+        self.settle(turn);
+        reply.send(());
+    }
+}
+
+impl On<GiveUp> for Owner {
+    fn on(&mut self, m: GiveUp, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+        if let Some(log) = &mut self.log {
+            let claim = Abandon { p: m.0.position, n: m.0.bytes };
+            if let Err(error) = log.log.abandon(claim) {
+                tracing::error!(%error, "a claim given up that cannot be noted");
+            }
+        }
+        self.tend_log();
+        self.settle(turn);
+        reply.send(());
+    }
+}
+
+impl On<LogClear> for Owner {
+    fn on(&mut self, m: LogClear, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+        self.truth.tables.attachments.clear_below(m.0, m.1);
+        self.tend_log();
+        self.settle(turn);
+        reply.send(());
+    }
+}

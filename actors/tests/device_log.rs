@@ -1,0 +1,260 @@
+//! Puts through the device log: without a message, found by everybody, listed once named, removed for
+//! good, and every claim accounted for.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod embedding;
+
+use embedding::{bytes, client_by, config, eventually, used_is_live};
+use nkv_actors::cell::{Crash, Freeze};
+use nkv_actors::message::{Existence, OwnerGauges, PutOptions};
+use nkv_actors::{Client, ClientConfig, Cluster, ErrorKind, NodeConfig, TransportChoice};
+use std::time::Duration;
+
+const LOG: u64 = 4 << 20;
+
+fn with_log(job: &str) -> NodeConfig {
+    NodeConfig { log_bytes: LOG, ..config(job) }
+}
+
+fn logged(rank: u32) -> PutOptions {
+    PutOptions { preferred_segment: Some(rank), device_alloc: Some(true), ..PutOptions::default() }
+}
+
+fn gauges(cluster: &Cluster, rank: usize) -> OwnerGauges {
+    cluster.node(rank as u32).status().owner
+}
+
+/// Every claim is settled, and each in one way [I13].
+fn accounted(g: &OwnerGauges) -> bool {
+    let settled =
+        g.log_accepted_bytes + g.log_skipped_bytes + g.log_abandoned_bytes + g.log_voided_bytes;
+    settled == g.log_claimed_bytes
+}
+
+async fn at_rest(cluster: &Cluster, rank: usize) {
+    eventually("every claim is settled", async || accounted(&gauges(cluster, rank))).await;
+}
+
+/// Attached by a first put.
+async fn attached(cluster: &Cluster, transport: TransportChoice) -> Client {
+    let client = client_by(cluster, transport).await;
+    client.put(b"first", b"put", &logged(0)).await.unwrap();
+    client
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_put_into_a_log_is_got_from_everywhere() {
+    let cluster = Cluster::start(2, with_log("log-roundtrip")).await.unwrap();
+    let shm = client_by(&cluster, TransportChoice::Shm).await;
+    let far = client_by(&cluster, TransportChoice::Tcp).await;
+    let writers = [cluster.client(), shm];
+    for (w, writer) in writers.iter().enumerate() {
+        for (i, n) in [0usize, 1, 4095, 4096, 4097, 70_000, 1 << 20].into_iter().enumerate() {
+            let (key, seed) = (format!("k{w}-{n}"), (w * 10 + i) as u8);
+            writer.put(key.as_bytes(), &bytes(n, seed), &logged(1)).await.unwrap();
+            for reader in [&writers[0], &writers[1], &far] {
+                assert_eq!(reader.get(key.as_bytes()).await.unwrap(), bytes(n, seed), "{key}");
+            }
+            let meta = far.get_location(key.as_bytes()).await.unwrap();
+            assert_eq!((meta.rank, meta.bytes_total), (1, n as u64));
+        }
+        let c = writer.write_counters();
+        assert_eq!((c.by_log, c.by_plan), (7, 0), "{c:?}");
+    }
+    at_rest(&cluster, 1).await;
+    assert_eq!(gauges(&cluster, 1).log_accepted, 14);
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_put_and_a_get_through_the_log_wait_for_nobody() {
+    let cluster = Cluster::start(1, with_log("log-alone")).await.unwrap();
+    let client = attached(&cluster, TransportChoice::Shm).await;
+    cluster.node(0).master().unwrap().tell(Freeze(Duration::from_millis(600))).unwrap();
+    for i in 0..100u8 {
+        client.put(&[b'k', i], &bytes(3_000, i), &logged(0)).await.unwrap();
+    }
+    eventually("all are accepted", async || gauges(&cluster, 0).log_accepted >= 100).await;
+    for i in 0..100u8 {
+        assert_eq!(client.get(&[b'k', i]).await.unwrap(), bytes(3_000, i));
+    }
+    let (w, r) = (client.write_counters(), client.read_counters());
+    assert_eq!((w.by_log, w.by_plan), (101, 0), "{w:?}");
+    assert_eq!((r.by_index, r.by_master), (100, 0), "{r:?}");
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i6_what_is_removed_from_a_log_never_comes_back_named_or_not() {
+    let cluster = Cluster::start(2, with_log("log-remove")).await.unwrap();
+    let client = client_by(&cluster, TransportChoice::Shm).await;
+    for turn in 0..40u8 {
+        let key = [b'r', turn];
+        client.put(&key, &bytes(5_000, turn), &logged(u32::from(turn % 2))).await.unwrap();
+        if turn % 4 == 0 {
+            // The same key in the other log as well: neither knows of the other.
+            client.put(&key, &bytes(5_000, turn), &logged(u32::from(1 - turn % 2))).await.unwrap();
+        }
+        if turn % 3 == 0 {
+            client.flush().await.unwrap();
+        }
+        client.remove(&key).await.unwrap();
+        for _ in 0..3 {
+            let e = client.get(&key).await.unwrap_err();
+            assert_eq!(e.kind, ErrorKind::NotFound, "turn {turn}: {e}");
+        }
+        let e = client.remove(&key).await.unwrap_err();
+        assert_eq!(e.kind, ErrorKind::NotFound, "turn {turn}: {e}");
+        let found = cluster.client().exists(&[&key], false).await.unwrap();
+        assert_eq!(found, [Existence::Absent]);
+    }
+    client.put(b"last", &bytes(100, 1), &logged(0)).await.unwrap();
+    client.remove_all().await.unwrap();
+    assert_eq!(client.get(b"last").await.unwrap_err().kind, ErrorKind::NotFound);
+    for rank in 0..2 {
+        at_rest(&cluster, rank).await;
+        assert_eq!(gauges(&cluster, rank).log_objects, 0);
+    }
+    used_is_live(&cluster).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i15_of_two_objects_of_one_key_the_first_is_served_and_the_other_is_void() {
+    let cluster = Cluster::start(1, with_log("log-twice")).await.unwrap();
+    let client = attached(&cluster, TransportChoice::Shm).await;
+    client.put(b"k", &bytes(1_000, 1), &logged(0)).await.unwrap();
+    eventually("accepted", async || gauges(&cluster, 0).log_accepted == 2).await;
+    client.put(b"k", &bytes(2_000, 2), &logged(0)).await.unwrap();
+    eventually("void", async || gauges(&cluster, 0).log_duplicates == 1).await;
+    assert_eq!(client.get(b"k").await.unwrap(), bytes(1_000, 1));
+    // By a plan it is refused, as ever.
+    client.flush().await.unwrap();
+    eventually("listed", async || client.list(Some("^k$"), None, 10).await.unwrap().len() == 1)
+        .await;
+    let e = client.put(b"k", b"x", &PutOptions::default()).await.unwrap_err();
+    assert_eq!(e.kind, ErrorKind::AlreadyExists, "{e}");
+    at_rest(&cluster, 0).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_keeps_the_newest_and_a_full_one_sends_puts_to_the_heap() {
+    let cluster = Cluster::start(1, with_log("log-wraps")).await.unwrap();
+    let client = attached(&cluster, TransportChoice::Shm).await;
+    // Ten times round the log, in sizes that do not divide it.
+    let n = 700usize;
+    for i in 0..n {
+        let value = bytes(20_000 + i * 64 % 50_000, i as u8);
+        client.put(format!("w{i}").as_bytes(), &value, &logged(0)).await.unwrap();
+    }
+    let w = client.write_counters();
+    assert_eq!(w.by_log + w.by_plan, n as u64 + 1, "{w:?}");
+    at_rest(&cluster, 0).await;
+    let g = gauges(&cluster, 0);
+    assert!(g.log_evictions > 0 && g.log_skipped_bytes > 0 && g.log_voided_bytes == 0, "{g:?}");
+    assert_eq!(client.get(format!("w{}", n - 1).as_bytes()).await.unwrap().len(), {
+        20_000 + (n - 1) * 64 % 50_000
+    });
+    // Too large for the log, whatever room there is.
+    client.put(b"large", &bytes(2 << 20, 1), &logged(0)).await.unwrap();
+    assert_eq!(client.write_counters().by_plan, w.by_plan + 1);
+    assert_eq!(client.get(b"large").await.unwrap(), bytes(2 << 20, 1));
+    client.remove_all().await.unwrap();
+    eventually("empty", async || gauges(&cluster, 0).log_objects == 0).await;
+    used_is_live(&cluster).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn objects_of_a_log_survive_a_panic_of_their_owner_and_of_the_master() {
+    let cluster = Cluster::start(1, with_log("log-panic")).await.unwrap();
+    let client = attached(&cluster, TransportChoice::Shm).await;
+    for i in 0..60u8 {
+        client.put(&[b'p', i], &bytes(2_000, i), &logged(0)).await.unwrap();
+    }
+    client.flush().await.unwrap();
+    let listed = async || client.list(Some("^p"), None, 100).await.unwrap().len();
+    eventually("listed", async || listed().await == 60).await;
+    let limit = Duration::from_secs(5);
+    cluster.node(0).owner().call(Crash, limit).await.unwrap_err();
+    for i in 0..60u8 {
+        assert_eq!(client.get(&[b'p', i]).await.unwrap(), bytes(2_000, i));
+    }
+    cluster.node(0).master().unwrap().call(Crash, limit).await.unwrap_err();
+    eventually("listed again", async || listed().await == 60).await;
+    client.put(b"after", b"x", &logged(0)).await.unwrap();
+    assert_eq!(client.get(b"after").await.unwrap(), b"x");
+    client.remove(&[b'p', 7]).await.unwrap();
+    assert_eq!(client.get(&[b'p', 7]).await.unwrap_err().kind, ErrorKind::NotFound);
+    at_rest(&cluster, 0).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_producers_claim_at_once_and_every_object_is_whole() {
+    let cluster = Cluster::start(1, with_log("log-many")).await.unwrap();
+    let mut tasks = Vec::new();
+    for t in 0..4u8 {
+        let client = client_by(&cluster, TransportChoice::Shm).await;
+        tasks.push(tokio::spawn(async move {
+            let mut got = 0;
+            for i in 0..500u32 {
+                let key = format!("t{t}-{i}");
+                let value = bytes(1_000 + (i as usize * 37) % 9_000, t.wrapping_add(i as u8));
+                client.put(key.as_bytes(), &value, &logged(0)).await.unwrap();
+                let back = format!("t{t}-{}", i / 2);
+                let seed = t.wrapping_add((i / 2) as u8);
+                match client.get(back.as_bytes()).await {
+                    Ok(v) => {
+                        got += 1;
+                        let n = 1_000 + ((i / 2) as usize * 37) % 9_000;
+                        assert_eq!(v, bytes(n, seed), "{back}");
+                    }
+                    Err(e) => assert_eq!(e.kind, ErrorKind::NotFound, "{e}"),
+                }
+            }
+            got
+        }));
+    }
+    for task in tasks {
+        assert!(task.await.unwrap() > 0);
+    }
+    at_rest(&cluster, 0).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handle_that_is_configured_so_uses_the_log_without_being_told() {
+    let base = NodeConfig { device_alloc: true, ..with_log("log-config") };
+    let cluster = Cluster::start(2, base.clone()).await.unwrap();
+    let job = cluster.node(0).config().job.clone();
+    let told = ClientConfig { job, device_alloc: true, ..ClientConfig::default() };
+    let client = Client::connect(&cluster.node(0).info().control, told).await.unwrap();
+    for handle in [cluster.client(), client] {
+        let items: Vec<_> = (0..20u8).map(|i| ([b'c', i], bytes(500, i))).collect();
+        let batch: Vec<_> = items.iter().map(|(k, v)| (&k[..], &v[..])).collect();
+        for r in handle.put_many(&batch, &PutOptions::default()).await {
+            r.unwrap();
+        }
+        assert_eq!(handle.write_counters().by_log, 20);
+        let never = PutOptions { device_alloc: Some(false), ..PutOptions::default() };
+        handle.put(b"planned", b"x", &never).await.unwrap();
+        assert_eq!(handle.write_counters().by_plan, 1);
+        handle.remove_all().await.unwrap();
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_cannot_be_is_refused_with_its_numbers() {
+    for log_bytes in [1, 16_383, u64::MAX] {
+        let e = Cluster::start(1, NodeConfig { log_bytes, ..config("log-odd") }).await.unwrap_err();
+        assert!(e.to_string().contains(&format!("not {log_bytes}")), "{e}");
+    }
+    let cluster = Cluster::start(1, config("no-log")).await.unwrap();
+    let client = client_by(&cluster, TransportChoice::Shm).await;
+    client.put(b"k", b"v", &logged(0)).await.unwrap();
+    assert_eq!((client.write_counters().by_log, client.write_counters().by_plan), (0, 1));
+    cluster.stop().await;
+}
