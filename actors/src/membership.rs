@@ -321,7 +321,7 @@ impl Membership {
                     Some(up) => up,
                     None => return Error::disconnected("the link was choked"),
                 },
-                _ = beat.tick() => Up::Heartbeat(self.tables.gauges.snapshot()),
+                _ = beat.tick() => Up::Heartbeat(Box::new(self.tables.gauges.snapshot())),
             };
             if let Err(e) = write_frame(&mut writer, &mut buf, 0, &up).await {
                 return Error::disconnected(format!("link to the master: {e}"));

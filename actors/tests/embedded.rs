@@ -137,7 +137,8 @@ async fn a_plan_is_written_in_pages_of_any_order_and_found_only_once_committed()
     let cluster = Cluster::start(2, config("plans")).await.unwrap();
     let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
     let value = bytes(1_000_000, 9);
-    let opts = PutOptions { preferred_segment: Some(1), page_bytes: 65_536 };
+    let opts =
+        PutOptions { preferred_segment: Some(1), page_bytes: 65_536, ..PutOptions::default() };
     let plan = a.open_for_write(b"k", value.len() as u64, &opts).await.unwrap();
     assert_eq!((plan.n_pages(), plan.page_bytes()), (16, 65_536));
     assert_eq!(b.get(b"k").await.unwrap_err().kind, ErrorKind::NotReady);

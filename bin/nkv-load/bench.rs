@@ -34,6 +34,8 @@ const SIZE_TIME: Duration = Duration::from_millis(1500);
 const LIVE_BYTES: u64 = 64 << 20;
 /// Payload bytes of the embedded node.
 const HEAP_BYTES: u64 = 256 << 20;
+/// Bytes of its device log, where that is measured.
+const LOG_BYTES: u64 = 256 << 20;
 /// Most objects that are alive at once.
 const LIVE_OBJECTS: u64 = 500;
 /// Added to two quarantines while removed memory becomes free again.
@@ -47,7 +49,12 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
     match &flags.connect {
         Some(address) => measure(&remote(flags, address)?, stop),
         None => {
-            let config = NodeConfig { heap_bytes: HEAP_BYTES, ..NodeConfig::default() };
+            let config = NodeConfig {
+                heap_bytes: HEAP_BYTES,
+                log_bytes: if flags.device_alloc { LOG_BYTES } else { 0 },
+                device_alloc: flags.device_alloc,
+                ..NodeConfig::default()
+            };
             let cluster = Embedded::start(rt, 1, config)?;
             let mut report = measure(&cluster.blocking(0)?, stop)?;
             report.facts.push(("ranks", "1, embedded in the generator's process".to_string()));

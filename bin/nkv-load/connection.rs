@@ -75,6 +75,7 @@ pub(crate) fn remote(flags: &Flags, address: &str) -> anyhow::Result<Blocking> {
     };
     let secret = Secret::find(flags.secret_file.as_deref())?;
     let job = flags.job.clone();
-    let config = ClientConfig { job, transport, secret, ..ClientConfig::default() };
+    let device_alloc = flags.device_alloc;
+    let config = ClientConfig { job, transport, secret, device_alloc, ..ClientConfig::default() };
     Blocking::connect(&node, config).with_context(|| format!("--connect {address}"))
 }

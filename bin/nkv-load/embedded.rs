@@ -43,7 +43,12 @@ const CORRUPTED_SIZE: usize = 64 << 10;
 /// # Errors
 /// If the cluster cannot be started.
 pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Report> {
-    let config = NodeConfig { heap_bytes: HEAP_BYTES, ..NodeConfig::default() };
+    let config = NodeConfig {
+        heap_bytes: HEAP_BYTES,
+        log_bytes: if flags.device_alloc { HEAP_BYTES } else { 0 },
+        device_alloc: flags.device_alloc,
+        ..NodeConfig::default()
+    };
     let cluster = Embedded::start(rt, RANKS, config)?;
     let mut run = Run {
         producer: cluster.blocking(PREFILL_RANK)?,

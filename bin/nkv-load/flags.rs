@@ -50,6 +50,10 @@ pub(crate) struct Flags {
     #[arg(long, value_enum, default_value_t = Way::Auto)]
     pub(crate) transport: Way,
 
+    /// Put into the device logs of the owners, without asking the master
+    #[arg(long)]
+    pub(crate) device_alloc: bool,
+
     /// Also write the outcome as one JSON object to this file ("-": stdout)
     #[arg(long, value_name = "FILE|-")]
     pub(crate) json: Option<PathBuf>,

@@ -23,7 +23,7 @@ const fn setting(key: &'static str, value: &'static str, help: &'static str) -> 
 pub(crate) const PREFAULT: &str = "prefault";
 
 /// Every setting, in the order in which they are shown.
-pub(crate) const SETTINGS: [Setting; 26] = [
+pub(crate) const SETTINGS: [Setting; 28] = [
     setting(
         "job",
         "NAME",
@@ -68,6 +68,16 @@ pub(crate) const SETTINGS: [Setting; 26] = [
         "Touch every page at start, so that memory is refused then or never [default: on]",
     ),
     setting("page_bytes", "BYTES", "Bytes per page where a put names none [default: 256KiB]"),
+    setting(
+        "log_bytes",
+        "BYTES",
+        "Device log beside the heap, for puts that ask nobody; 0: none [default: 0]",
+    ),
+    setting(
+        "device_alloc",
+        "BOOL",
+        "Whether this node's own handle puts into device logs [default: off]",
+    ),
     setting("policy", "lru|lru2|fifo", "Who is evicted first [default: lru]"),
     setting(
         "watermarks",

@@ -298,6 +298,8 @@ fn heap_use(r: &mut Resolver<'_>, node: &mut NodeConfig) -> Result<(), SettingsE
     let marks = r.take("watermarks", watermarks, marks)?;
     (node.water_hi, node.water_lo) = (marks.hi, marks.lo);
     node.quarantine_ms = r.take("quarantine_ms", number, node.quarantine_ms)?;
+    node.log_bytes = r.take("log_bytes", parse_bytes, node.log_bytes)?;
+    node.device_alloc = r.take("device_alloc", boolean, node.device_alloc)?;
     Ok(())
 }
 

@@ -54,6 +54,7 @@ fn run(flags: &Flags) -> Result<Answer, Trouble> {
         transport: flags.transport,
         call_timeout_ms: flags.timeout_ms,
         secret: secret.map_err(|e| Trouble::Usage(e.to_string()))?,
+        ..ClientConfig::default()
     };
     let patience = Patience::starting(flags.timeout_ms);
     let connect = || {

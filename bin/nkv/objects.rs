@@ -34,8 +34,11 @@ impl Put<'_> {
         json: bool,
     ) -> Result<Answer, Trouble> {
         let value = transfer::read(self.file, patience.call(|| largest_heap(handle))?)?;
-        let opts =
-            PutOptions { preferred_segment: self.rank, page_bytes: self.page_bytes.unwrap_or(0) };
+        let opts = PutOptions {
+            preferred_segment: self.rank,
+            page_bytes: self.page_bytes.unwrap_or(0),
+            ..PutOptions::default()
+        };
         let key = self.key.as_bytes();
         // None if it is gone again by now: it was stored all the same.
         let place = || handle.get_location(key).ok().map(|meta| meta.rank);

@@ -111,7 +111,7 @@ impl Master {
         match up {
             Up::Heartbeat(gauges) => {
                 if let Some(m) = self.truth.members.lock().ranks.get_mut(&seat) {
-                    m.gauges = gauges;
+                    m.gauges = *gauges;
                 }
             }
             Up::Retired(list) => self.retired(seat, &list),

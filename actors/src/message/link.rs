@@ -111,7 +111,7 @@ pub enum EndCause {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Up {
     /// Alive, with figures.
-    Heartbeat(OwnerGauges),
+    Heartbeat(Box<OwnerGauges>),
     /// LIVE was cleared: not readable any more.
     Retired(Vec<SlotRef>),
     /// Quarantine is over, the slots are armed with the next epoch. Repeated until acknowledged.

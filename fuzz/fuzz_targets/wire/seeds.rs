@@ -222,7 +222,7 @@ fn link(seeds: &mut Seeds) {
     seeds.bodies(
         "up",
         &[
-            Up::Heartbeat(OwnerGauges::default()),
+            Up::Heartbeat(Box::<OwnerGauges>::default()),
             Up::Retired(vec![AT]),
             Up::Freed(vec![AT, AT]),
             Up::Adopted(PLAN_REF),

@@ -5,8 +5,8 @@ use super::bench::{
 };
 use crate::ErrorKind;
 use crate::message::{
-    Down, MAX_SEGMENTS, OpenItem, OwnerGauges, PlanDesc, PutOptions, RankInfo, RankState, Refusal,
-    Request, Response, Seat, SeenView, Up,
+    Down, MAX_SEGMENTS, OpenItem, PlanDesc, PutOptions, RankInfo, RankState, Refusal, Request,
+    Response, Seat, SeenView, Up,
 };
 use std::collections::BTreeMap;
 
@@ -356,7 +356,7 @@ async fn a_rank_that_starts_afresh_buries_the_cut_off_segments_of_its_former_nod
 /// Answers the last of the questions for a report that a rebuilt master asked.
 async fn reports_again(rank: &mut Rank, k: &str) {
     // Heard by the rebuilt one: by then it has asked.
-    rank.says(Up::Heartbeat(OwnerGauges::default())).await;
+    rank.says(Up::Heartbeat(Box::default())).await;
     let asked = |d: &Down| match d {
         Down::ReportPlease { number } => Some(*number),
         _ => None,
