@@ -192,6 +192,23 @@ fn i13_only_a_whole_claim_that_nobody_settled_is_abandoned() {
 }
 
 #[test]
+fn i13_abandoned_claims_above_the_limit_never_share_a_unit() {
+    let mut w = world(16);
+    w.fill(1, 16);
+    w.memory.fetch_add(BUMP_PTR_OFF, 8 * U).unwrap();
+    assert_eq!(w.log.abandon(Abandon { p: 18 * U, n: 2 * U }).unwrap(), AbandonReply::Noted);
+    for (p, n) in [(17, 2), (17, 4), (18, 1), (18, 3), (19, 1)] {
+        let overlapping = Abandon { p: p * U, n: n * U };
+        assert_eq!(w.log.abandon(overlapping).unwrap(), AbandonReply::Refused, "{p} {n}");
+    }
+    for (p, n) in [(16, 2), (20, 1)] {
+        let beside = Abandon { p: p * U, n: n * U };
+        assert_eq!(w.log.abandon(beside).unwrap(), AbandonReply::Noted, "{p} {n}");
+    }
+    w.check_counts();
+}
+
+#[test]
 fn abandoned_claims_above_the_limit_are_bounded() {
     let mut w = world(8);
     w.fill(1, 8);
