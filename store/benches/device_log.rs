@@ -6,14 +6,14 @@
 
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::device_log::{
-    ControlLine, DeviceLog, Directory, Landing, LogGeometry, LogObject, LogPut, LogTimes, Next,
-    OpenClaims,
+    BUMP_PTR_OFF, ControlLine, DeviceLog, Directory, HEAP_LIMIT_OFF, Landing, LogGeometry,
+    LogObject, LogPut, LogTimes, Next, OpenClaims,
 };
 use nkv_store::op::Op;
 use nkv_store::threads::spawn_named;
 use nkv_store::{KeyId, Memory, SegmentName, random_u64, shm};
 use std::hint::black_box;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
 const UNIT: u64 = 4096;
 const LOG_BYTES: u64 = 512 << 20;
@@ -46,6 +46,8 @@ struct Process {
 /// How much of a put is done.
 #[derive(Clone, Copy, PartialEq)]
 enum Much {
+    /// Nothing of it: 4 KiB to where it would go, to compare with.
+    Copy,
     /// Claimed and left: what the log adds to a put by plan's verbs.
     Claim,
     /// Header, WRITING and READY as well.
@@ -61,6 +63,11 @@ impl Process {
 
     /// One put as a client does it; false if the log has no room.
     fn put(&self, much: Much, id: u64, bytes: &[u8]) -> bool {
+        if much == Much::Copy {
+            let offset = self.geometry.payload_off((id >> 8) * UNIT);
+            self.run(&mut Op::Write { offset, src: bytes });
+            return true;
+        }
         let key = KeyId { hash: id | 1, check: id };
         let put = LogPut::new(self.geometry, key, (1, 4096), UNIT).unwrap();
         let mut line = ControlLine::unread();
@@ -103,26 +110,28 @@ fn show(what: &str, mut per_op: Vec<f64>) {
     println!("{what:<52} {middle:>8.1}   ({first:.1} to {last:.1})");
 }
 
-/// Nanoseconds of one put, by so many threads at once, each on its own.
-fn puts(much: Much, threads: usize) -> Vec<f64> {
-    const PUTS: u64 = 20_000;
+/// Nanoseconds of one put, by so many threads at once, each on its own. The log begins anew with
+/// every round: nobody owns it.
+fn puts(process: &Process, much: Much, threads: u64) -> Vec<f64> {
+    const PUTS: u64 = 50_000;
     let mut times = Vec::new();
     for _ in 0..ROUNDS {
-        let (process, _log) = world();
-        let workers: Vec<_> = (0..threads as u64)
-            .map(|i| {
-                let process = process.clone();
-                spawn_named("put", move || {
-                    let bytes = vec![7; UNIT as usize];
-                    let start = BootClock.now_ns();
-                    for id in 0..PUTS {
-                        assert!(process.put(much, id << 8 | i, &bytes));
-                    }
-                    (BootClock.now_ns() - start) as f64 / PUTS as f64
-                })
-                .unwrap()
-            })
-            .collect();
+        process.memory.store(BUMP_PTR_OFF, 0).unwrap();
+        process.memory.store(HEAP_LIMIT_OFF, LOG_BYTES).unwrap();
+        let start = Arc::new(Barrier::new(threads as usize));
+        let put = |i| {
+            let (process, start) = (process.clone(), start.clone());
+            move || {
+                let bytes = vec![7; UNIT as usize];
+                start.wait();
+                let start = BootClock.now_ns();
+                for id in 0..PUTS {
+                    assert!(process.put(much, id << 8 | i, &bytes));
+                }
+                (BootClock.now_ns() - start) as f64 / PUTS as f64
+            }
+        };
+        let workers: Vec<_> = (0..threads).map(|i| spawn_named("put", put(i)).unwrap()).collect();
         times.extend(workers.into_iter().map(|worker| worker.join().unwrap()));
     }
     times
@@ -154,15 +163,34 @@ fn owner(batch: u64) -> (Vec<f64>, Vec<f64>) {
     (accepts, evictions)
 }
 
+/// Nanoseconds of an accept that finds nothing, after some objects.
+fn idle() -> Vec<f64> {
+    const CALLS: u64 = 10_000;
+    let (process, mut log) = world();
+    (0..100).for_each(|id| assert!(process.put(Much::Header, id, &[])));
+    log.accept(0, &mut Nobody).unwrap();
+    let round = |_| {
+        let start = BootClock.now_ns();
+        (0..CALLS).for_each(|_| assert_eq!(log.accept(start, &mut Nobody).unwrap(), 0));
+        (BootClock.now_ns() - start) as f64 / CALLS as f64
+    };
+    (0..ROUNDS).map(round).collect()
+}
+
 fn main() {
     println!("{:<52} {:>8}", "ns, median (fastest to slowest round)", "");
-    show("put: claim and bookkeeping, 1 thread", puts(Much::Claim, 1));
-    show("put: claim and bookkeeping, each of 2 threads", puts(Much::Claim, 2));
-    show("put: and header and READY, 1 thread", puts(Much::Header, 1));
-    show("put: and 4 KiB (copied once before), 1 thread", puts(Much::Whole, 1));
+    let (process, _) = world();
+    show("put: claim and bookkeeping, 1 thread", puts(&process, Much::Claim, 1));
+    show("put: claim and bookkeeping, each of 2 threads", puts(&process, Much::Claim, 2));
+    show("put: and header and READY, 1 thread", puts(&process, Much::Header, 1));
+    show("put: and header and READY, each of 2 threads", puts(&process, Much::Header, 2));
+    show("put: and 4 KiB, 1 thread", puts(&process, Much::Whole, 1));
+    show("4 KiB alone, 1 thread", puts(&process, Much::Copy, 1));
+    drop(process);
     for batch in [64, 1024, 16384] {
         let (accepts, evictions) = owner(batch);
         show(&format!("accept, per object, {batch} in a drain"), accepts);
         show(&format!("evict and pass, per object, after {batch}"), evictions);
     }
+    show("accept with nothing new", idle());
 }
