@@ -135,23 +135,31 @@ impl Segment {
 
     /// A put of one unit that looks once: its slot, or none if there was no room.
     pub fn put(&self, name: u64) -> Option<u32> {
-        let put = self.put_of(name, U);
+        self.put_bytes(name, U)
+    }
+
+    pub fn put_bytes(&self, name: u64, bytes: u64) -> Option<u32> {
+        let put = self.put_of(name, bytes);
         put.room(&self.line()).ok()?;
         let claim = put.claimed(self.fetch_add(&put));
         let Next::Place(placing) = claim.next(self.line().heap_limit()) else {
             panic!("it saw room, and was alone in seeing it");
         };
-        self.write(&placing, name, U);
+        self.write(&placing, name, bytes);
         Some(placing.slot().0)
     }
 
     /// A strict read of one unit's object by location: the copy, if it may be believed.
     pub fn read(&self, slot: u32, epoch: u32, name: u64) -> Option<Vec<u8>> {
+        self.read_bytes((slot, epoch), name, U)
+    }
+
+    pub fn read_bytes(&self, at: (u32, u32), name: u64, bytes_total: u64) -> Option<Vec<u8>> {
+        let (slot, epoch) = (at.0, Some(at.1));
         let payload_base = LOG_BASE + u64::from(slot) * U;
-        let expect =
-            Expect { key: Some(key(name)), epoch: Some(epoch), payload_base, bytes_total: U };
+        let expect = Expect { key: Some(key(name)), epoch, payload_base, bytes_total };
         let mut reading = Reading::new(self.geometry.header_off(slot), expect);
-        let mut copy = vec![0; BYTES];
+        let mut copy = vec![0; bytes_total as usize];
         self.run(&mut reading.chain(&mut copy));
         reading.judge(&self.geometry.region()).is_ok().then_some(copy)
     }
@@ -160,10 +168,13 @@ impl Segment {
 impl Owner {
     /// Puts and accepts objects of one unit.
     pub fn fill(&mut self, names: impl IntoIterator<Item = u64>) {
-        for name in names {
-            self.segment.put(name).unwrap();
-            assert_eq!(self.log.accept(0, &mut self.index).unwrap(), 1);
-        }
+        names.into_iter().for_each(|name| self.add(name, U));
+    }
+
+    /// Puts and accepts one object.
+    pub fn add(&mut self, name: u64, bytes: u64) {
+        self.segment.put_bytes(name, bytes).unwrap();
+        assert_eq!(self.log.accept(0, &mut self.index).unwrap(), 1);
     }
 
     /// Evicts ahead of demand; no time is waited for.

@@ -1,8 +1,11 @@
-//! What the owner believes of what producers wrote.
+//! What the owner believes of what producers wrote, and what it costs to look.
 
 use super::*;
 use crate::layout::{OWNER_OFF, PUBLISH_OFF, flag, word};
+use crate::memory::Export;
 use crate::object::{producer_fields, ready};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A header of any content, published at a position.
 fn forge(w: &World, p: u64, payload_base: u64, bytes_total: u64) {
@@ -192,6 +195,23 @@ fn i13_only_a_whole_claim_that_nobody_settled_is_abandoned() {
 }
 
 #[test]
+fn i13_abandoned_claims_above_the_limit_never_share_a_unit() {
+    let mut w = world(16);
+    w.fill(1, 16);
+    w.memory.fetch_add(BUMP_PTR_OFF, 8 * U).unwrap();
+    assert_eq!(w.log.abandon(Abandon { p: 18 * U, n: 2 * U }).unwrap(), AbandonReply::Noted);
+    for (p, n) in [(17, 2), (17, 4), (18, 1), (18, 3), (19, 1)] {
+        let overlapping = Abandon { p: p * U, n: n * U };
+        assert_eq!(w.log.abandon(overlapping).unwrap(), AbandonReply::Refused, "{p} {n}");
+    }
+    for (p, n) in [(16, 2), (20, 1)] {
+        let beside = Abandon { p: p * U, n: n * U };
+        assert_eq!(w.log.abandon(beside).unwrap(), AbandonReply::Noted, "{p} {n}");
+    }
+    w.check_counts();
+}
+
+#[test]
 fn abandoned_claims_above_the_limit_are_bounded() {
     let mut w = world(8);
     w.fill(1, 8);
@@ -202,4 +222,62 @@ fn abandoned_claims_above_the_limit_are_bounded() {
         .filter(|reply| *reply == AbandonReply::Noted);
     assert_eq!(noted.count(), 4096);
     w.check_counts();
+}
+
+/// Memory that counts how often a word is looked at.
+#[derive(Debug)]
+struct Watched {
+    plain: AnonMemory,
+    looks: AtomicU64,
+}
+
+impl Memory for Watched {
+    fn len(&self) -> u64 {
+        self.plain.len()
+    }
+    fn export(&self) -> Export {
+        Export::Private
+    }
+    fn host_base(&self) -> Option<NonNull<u8>> {
+        None
+    }
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        self.plain.read(offset, dst)
+    }
+    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+        self.plain.write(offset, src)
+    }
+    fn load(&self, offset: u64) -> Result<u64, StoreError> {
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        self.plain.load(offset)
+    }
+    fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
+        self.plain.store(offset, value)
+    }
+    fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
+        self.plain.compare_swap(offset, expect, new)
+    }
+    fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
+        self.plain.fetch_add(offset, add)
+    }
+}
+
+#[test]
+fn a_claim_that_hangs_costs_a_drain_one_look_and_not_a_walk_over_all_behind_it() {
+    // 32 headers fit below the payloads of the test logs.
+    let plain = AnonMemory::new(LOG_BASE + 32 * U).unwrap();
+    let memory = Arc::new(Watched { plain, looks: AtomicU64::new(0) });
+    let mut w = world_of(memory.clone(), 32, TIMES);
+    let (hangs, writes) = (w.claim(1, 2 * U), w.place(2, 8 * U));
+    w.run(&mut writes.publication().announce());
+    for name in 3..20 {
+        w.put(name, U);
+    }
+    assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 17);
+    memory.looks.store(0, Ordering::Relaxed);
+    assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 0);
+    // The bump, a word for each unit of a claim without a header, word and header of one with.
+    assert_eq!(memory.looks.load(Ordering::Relaxed), 1 + 2 + 2);
+    drop(hangs);
 }

@@ -6,6 +6,7 @@ use crate::layout::{OWNER_OFF, flag, word};
 fn restart(w: &mut World, now_ns: u64) {
     w.index = Index::default();
     w.log = DeviceLog::rebuild(w.memory.clone(), w.geometry, TIMES, now_ns, &mut w.index).unwrap();
+    assert!(w.log.next_due_ns().is_none_or(|due| due == now_ns + Q));
     w.log.settle(now_ns);
 }
 

@@ -27,6 +27,7 @@ fn i8_the_limit_moves_only_after_quarantine_counted_from_when_it_was_settled() {
     let mut w = world(8);
     w.fill(1, 8);
     assert_eq!(w.log.retire_ahead(100, &mut w.index).unwrap(), 2);
+    assert_eq!(w.log.next_due_ns(), Some(100 + Q));
     w.log.settle(700);
     assert_eq!(w.log.next_due_ns(), Some(700 + Q));
     assert_eq!(w.log.advance(699 + Q, |_, _| true).unwrap(), 0);
