@@ -3,27 +3,25 @@
 //! request costs no thread hop. A connection that does not decode is closed and harms nobody [I19].
 
 mod doors;
+mod requests;
 
 pub(crate) use doors::{Doors, LocalOwner, OpenDoor, Published, local_owner, publish_local};
 
 use crate::cell::{CellAddr, Reply};
 use crate::error::Error;
-use crate::master::{Ask, FromRank, Join, LinkDown, LinkId, Master, Members};
+use crate::master::{FromRank, Join, LinkDown, LinkId, Master, Members};
 use crate::message::{
-    Down, Hello, MESSAGES_VERSION, Purpose, Refusal, Request, Response, Seat, SegmentCommand,
-    SegmentDone, Settings, ToClient, ToOwner, Up, View, Welcome,
+    Down, Hello, MESSAGES_VERSION, Purpose, Refusal, Seat, SegmentCommand, SegmentDone, Settings,
+    ToClient, ToOwner, Up, Welcome,
 };
 use crate::node::Segments;
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
 use crate::owner::{PlanDropped, TermObeyed, Touches};
 use crate::place::Place;
 use doors::Door;
-use hashbrown::HashSet;
 use nkv_store::clock::Clock;
 use nkv_transport::wire::auth::Guard;
-use nkv_transport::wire::{
-    Address, BoxStream, Listener, MAX_FRAME_BYTES, Peer, WireError, read_frame, write_frame,
-};
+use nkv_transport::wire::{Address, BoxStream, Listener, Peer, WireError, read_frame, write_frame};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -81,12 +79,19 @@ pub struct Server {
     pub connections: AtomicUsize,
     /// Room for those that have not proven yet that they belong to the job.
     pub strangers: Arc<Semaphore>,
+    /// Room for rings.
+    pub rings: Arc<Semaphore>,
 }
 
 impl Server {
     /// Room for so many strangers.
     pub fn room_for_strangers() -> Arc<Semaphore> {
         Arc::new(Semaphore::new(MAX_STRANGERS))
+    }
+
+    /// Room for so many clients that share memory with this node.
+    pub fn room_for_rings() -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(requests::MAX_RINGS))
     }
 }
 
@@ -156,7 +161,7 @@ impl Server {
             return refuse(&mut stream, why).await;
         }
         match hello.purpose {
-            Purpose::Client { producer } => self.client(stream, producer).await,
+            Purpose::Client { producer, ring } => self.client(stream, producer, ring).await,
             Purpose::Rank { info, obeyed, holds, seen, siblings } => {
                 let join = |tx| Join { info: *info, obeyed, holds, seen, siblings, tx };
                 self.rank(stream, join).await
@@ -221,26 +226,6 @@ impl Server {
 
     fn settings(&self) -> Settings {
         self.settings.borrow().as_ref().map_or_else(|| self.defaults.clone(), |(_, s)| s.clone())
-    }
-
-    async fn client(
-        self: Arc<Self>,
-        mut stream: BoxStream,
-        producer: u64,
-    ) -> Result<(), WireError> {
-        let view = self.master.as_ref().map_or_else(View::default, |(_, m)| m.view());
-        let welcome =
-            Welcome::Client { master: self.master_at.clone(), view, settings: self.settings() };
-        let mut buf = Vec::new();
-        write_frame(&mut stream, &mut buf, 0, &welcome).await?;
-        let Some((master, members)) = &self.master else {
-            // Only told where the master is.
-            return Ok(());
-        };
-        members.producer_up(producer);
-        let served = serve_requests(&mut stream, (master, members), producer).await;
-        members.producer_down(producer, self.clock.now_ms());
-        served
     }
 
     async fn rank(
@@ -367,29 +352,6 @@ async fn read_from_client<R: AsyncRead + Unpin>(
 
 async fn refuse(stream: &mut BoxStream, why: Refusal) -> Result<(), WireError> {
     write_frame(stream, &mut Vec::new(), 0, &Welcome::Refused { why }).await
-}
-
-async fn serve_requests(
-    stream: &mut BoxStream,
-    (master, members): (&CellAddr<Master>, &Members),
-    producer: u64,
-) -> Result<(), WireError> {
-    let mut buf = Vec::new();
-    while let Some((id, request)) =
-        read_frame::<_, Request>(stream, &mut buf, MAX_FRAME_BYTES).await?
-    {
-        let owners: HashSet<u64> = match &request {
-            Request::Commit(list) => list.iter().map(|c| c.at.incarnation).collect(),
-            _ => HashSet::new(),
-        };
-        let answer = master.call(Ask { producer, request }, ACTOR_LIMIT).await;
-        let response = answer.unwrap_or_else(Response::Failed);
-        if !owners.is_empty() {
-            members.words_left(&owners).await;
-        }
-        write_frame(stream, &mut buf, id, &response).await?;
-    }
-    Ok(())
 }
 
 async fn read_ups<R: AsyncRead + Unpin>(

@@ -1,17 +1,18 @@
 //! The way to the master: the actor itself within its process, else a pool of connections, each
 //! used by one call at a time and driven by the caller's own runtime, so that a reply wakes nobody
-//! but the caller.
+//! but the caller. To a master on this host a connection is a ring where it can be.
 
 use crate::cell::CellAddr;
 use crate::error::{Error, ErrorKind, Result};
 use crate::master::{Ask, Master};
 use crate::membership::hello;
 use crate::message::{Purpose, Request, Response, Settings, View, Welcome};
+use nkv_transport::ring::{self, Waiting};
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{
     Address, BoxStream, MAX_FRAME_BYTES, Net, WireError, read_frame, write_frame,
 };
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -54,6 +55,10 @@ pub(crate) struct ControlPool {
     producer: u64,
     idle: Mutex<Vec<Conn>>,
     next_id: AtomicU64,
+    // How a call waits at a ring.
+    waiting: Waiting,
+    // Whether rings are asked for: until one could not be taken.
+    rings: AtomicBool,
 }
 
 impl std::fmt::Debug for ControlPool {
@@ -82,9 +87,10 @@ pub(crate) async fn contact(
         let mut at = node.clone();
         // One hop at most: a node that is not the master names the master.
         for _ in 0..2 {
-            match hello(net, &at, credentials, Purpose::Client { producer }).await?.1 {
+            let purpose = Purpose::Client { producer, ring: false };
+            match hello(net, &at, credentials, purpose).await?.1 {
                 Welcome::Client { master: Some(next), .. } => at = next,
-                Welcome::Client { master: None, view, settings } => {
+                Welcome::Client { master: None, view, settings, .. } => {
                     return Ok(Contact { view, settings, master: vec![at] });
                 }
                 Welcome::Refused { why } => return Err(Error::invalid(why.to_string())),
@@ -119,12 +125,26 @@ impl ControlPool {
             producer,
             idle: Mutex::default(),
             next_id: AtomicU64::new(1),
+            waiting: Waiting::Task,
+            rings: AtomicBool::new(true),
         }
     }
 
     /// Another pool to the same master, for another runtime.
     pub(crate) fn another(&self) -> Self {
-        Self::new(self.net.clone(), self.path.clone(), self.credentials.clone(), self.producer)
+        let again = (self.net.clone(), self.path.clone(), self.credentials.clone(), self.producer);
+        let rings = self.rings.load(Ordering::Relaxed);
+        Self::new(again.0, again.1, again.2, again.3).with_rings(rings)
+    }
+
+    /// Whether to ask for rings.
+    pub(crate) fn with_rings(self, rings: bool) -> Self {
+        Self { rings: AtomicBool::new(rings), ..self }
+    }
+
+    /// For a runtime that one thread drives for one call at a time: a call may block it.
+    pub(crate) fn of_a_thread(self) -> Self {
+        Self { waiting: Waiting::Thread, ..self }
     }
 
     /// One request, one response, within `limit`.
@@ -228,21 +248,47 @@ impl ControlPool {
         let addresses = addresses.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut last = Error::disconnected("no address for the master");
         for address in &addresses {
-            let purpose = Purpose::Client { producer: self.producer };
-            match hello(&*self.net, address, &self.credentials, purpose).await {
-                Ok((stream, Welcome::Client { master: None, .. })) => {
-                    return Ok(Conn { stream, buf: Vec::new() });
+            if matches!(address, Address::Unix(_)) && self.rings.load(Ordering::Relaxed) {
+                match self.connect_to(address, true).await {
+                    Ok(conn) => return Ok(conn),
+                    Err(e) => last = e,
                 }
-                Ok((_, Welcome::Refused { why })) => {
-                    last = Error::disconnected(format!("{address} refused: {why}"));
+                // Refused or gone it is without a ring as well.
+                if self.rings.load(Ordering::Relaxed) {
+                    continue;
                 }
-                Ok((_, other)) => {
-                    last = Error::disconnected(format!("{address} is no master: {other:?}"));
-                }
+            }
+            match self.connect_to(address, false).await {
+                Ok(conn) => return Ok(conn),
                 Err(e) => last = e,
             }
         }
         Err(last)
+    }
+
+    async fn connect_to(&self, address: &Address, ring: bool) -> Result<Conn> {
+        let purpose = Purpose::Client { producer: self.producer, ring };
+        let (stream, welcome) = hello(&*self.net, address, &self.credentials, purpose).await?;
+        let stream = match welcome {
+            Welcome::Client { master: None, ring: None, .. } => stream,
+            Welcome::Client { master: None, ring: Some(lane_bytes), .. } => {
+                match ring::take(stream, lane_bytes, self.waiting).await {
+                    Ok(ring) => Box::new(ring),
+                    Err(error) => {
+                        tracing::debug!(%address, %error, "no ring; the socket serves");
+                        self.rings.store(false, Ordering::Relaxed);
+                        return Err(Error::disconnected(format!(
+                            "no ring with {address}: {error}"
+                        )));
+                    }
+                }
+            }
+            Welcome::Refused { why } => {
+                return Err(Error::disconnected(format!("{address} refused: {why}")));
+            }
+            other => return Err(Error::disconnected(format!("{address} is no master: {other:?}"))),
+        };
+        Ok(Conn { stream, buf: Vec::new() })
     }
 
     /// The way to the master.
@@ -252,6 +298,8 @@ impl ControlPool {
 
     /// Keeps one connection open for as long as the client lives: the master counts it as alive.
     pub(crate) async fn presence(self, client: std::sync::Weak<super::Shared>) {
+        // Nothing is ever asked over it.
+        self.rings.store(false, Ordering::Relaxed);
         while client.strong_count() > 0 {
             let connected = tokio::time::timeout(PRESENCE_LIMIT, self.connect()).await;
             if let Ok(Ok(mut conn)) = connected {
