@@ -3,16 +3,17 @@
 //! request costs no thread hop. A connection that does not decode is closed and harms nobody [I19].
 
 mod doors;
+mod link;
 mod requests;
 
 pub(crate) use doors::{Doors, LocalOwner, OpenDoor, Published, local_owner, publish_local};
 
 use crate::cell::{CellAddr, Reply};
 use crate::error::Error;
-use crate::master::{FromRank, Join, LinkDown, LinkId, Master, Members};
+use crate::master::{Join, Master, Members};
 use crate::message::{
-    Down, Hello, MESSAGES_VERSION, Purpose, Refusal, Seat, SegmentCommand, SegmentDone, Settings,
-    ToClient, ToOwner, Up, Welcome,
+    Hello, MESSAGES_VERSION, Purpose, Refusal, SegmentCommand, SegmentDone, Settings, ToClient,
+    ToOwner, Welcome,
 };
 use crate::node::Segments;
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
@@ -227,51 +228,6 @@ impl Server {
     fn settings(&self) -> Settings {
         self.settings.borrow().as_ref().map_or_else(|| self.defaults.clone(), |(_, s)| s.clone())
     }
-
-    async fn rank(
-        self: Arc<Self>,
-        mut stream: BoxStream,
-        join: impl FnOnce(mpsc::Sender<Down>) -> Join,
-    ) -> Result<(), WireError> {
-        let Some((master, _)) = &self.master else {
-            return Ok(());
-        };
-        let (tx, mut rx) = mpsc::channel(crate::master::DOWNLINK_FRAMES);
-        let join = join(tx);
-        let (seat, incarnation) = (join.info.seat(), join.info.incarnation);
-        let joined = match master.call(join, ACTOR_LIMIT).await {
-            Ok(Ok(joined)) => joined,
-            Ok(Err(why)) => return refuse(&mut stream, why).await,
-            // The master was restarted under this call: the rank may try again.
-            Err(e) => return refuse(&mut stream, Refusal::Later(e.to_string())).await,
-        };
-        let link = joined.link;
-        let beat = Duration::from_millis((joined.settings.ttl_ms / BEATS_PER_TTL).max(1))
-            .min(LONGEST_BEAT);
-        let ended = async {
-            let welcome = Welcome::Rank { term: joined.term, settings: joined.settings };
-            write_frame(&mut stream, &mut Vec::new(), 0, &welcome).await?;
-            let (mut reader, mut writer) = tokio::io::split(stream);
-            let down = async {
-                let mut buf = Vec::new();
-                loop {
-                    match tokio::time::timeout(beat, rx.recv()).await {
-                        Ok(Some(frame)) => {
-                            write_frame(&mut writer, &mut buf, 0, &frame).await?;
-                            joined.written.fetch_add(1, Ordering::Release);
-                        }
-                        Ok(None) => return Ok::<(), WireError>(()),
-                        Err(_) => write_frame(&mut writer, &mut buf, 0, &Down::Beat).await?,
-                    }
-                }
-            };
-            let up = read_ups(&mut reader, master, (seat, incarnation, link));
-            tokio::select! { r = down => r, r = up => r }
-        }
-        .await;
-        let _ = master.push(LinkDown { seat, link }, Reply::nobody()).await;
-        ended
-    }
 }
 
 async fn attach(
@@ -352,22 +308,6 @@ async fn read_from_client<R: AsyncRead + Unpin>(
 
 async fn refuse(stream: &mut BoxStream, why: Refusal) -> Result<(), WireError> {
     write_frame(stream, &mut Vec::new(), 0, &Welcome::Refused { why }).await
-}
-
-async fn read_ups<R: AsyncRead + Unpin>(
-    reader: &mut R,
-    master: &CellAddr<Master>,
-    (seat, incarnation, link): (Seat, u64, LinkId),
-) -> Result<(), WireError> {
-    let mut buf = Vec::new();
-    while let Some((_, up)) = read_frame::<_, Up>(reader, &mut buf, MAX_UP_BYTES).await? {
-        // After a Leave the master cuts the link: that is its answer.
-        let sent = master.push(FromRank { seat, incarnation, link, up }, Reply::nobody()).await;
-        if sent.is_err() {
-            break;
-        }
-    }
-    Ok(())
 }
 
 async fn write_to_client<W: AsyncWrite + Unpin>(

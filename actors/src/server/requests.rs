@@ -2,7 +2,7 @@
 //! connection's place where both are on one host. They are answered on the master's own thread, one at
 //! a time, in the order they come.
 
-use super::{ACTOR_LIMIT, HELLO_LIMIT, Server};
+use super::{ACTOR_LIMIT, HELLO_LIMIT, Server, local_owner};
 use crate::cell::CellAddr;
 use crate::master::{Ask, Master, Members};
 use crate::message::{Request, Response, View, Welcome};
@@ -52,7 +52,8 @@ impl Server {
             return Ok(());
         };
         let desk = Desk { master, members, producer };
-        members.producer_up(producer);
+        let by_ring = ring.is_some();
+        members.producer_up(producer, by_ring);
         let served = match ring {
             None => desk.serve(&mut stream).await,
             Some((offer, _slot)) => {
@@ -64,7 +65,7 @@ impl Server {
                 }
             }
         };
-        members.producer_down(producer, self.clock.now_ms());
+        members.producer_down(producer, by_ring, self.clock.now_ms());
         served
     }
 
@@ -109,7 +110,12 @@ impl Desk<'_> {
 
     async fn answer(&self, request: Request) -> Response {
         let owners: HashSet<u64> = match &request {
-            Request::Commit(list) => list.iter().map(|c| c.at.incarnation).collect(),
+            // An owner of this very process dies with the master: it keeps no word longer.
+            Request::Commit(list) => list
+                .iter()
+                .map(|c| c.at.incarnation)
+                .filter(|owner| local_owner(*owner).is_none())
+                .collect(),
             _ => HashSet::new(),
         };
         let ask = Ask { producer: self.producer, request };
