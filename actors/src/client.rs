@@ -221,7 +221,10 @@ impl Client {
 
     pub(crate) fn from_parts(p: Parts) -> Self {
         fork::mark_here();
-        let pool = ControlPool::new(p.net.clone(), p.path, p.credentials.clone(), p.producer_id);
+        // Who wants tcp even where memory could be shared gets no ring either.
+        let rings = p.config.transport != TransportChoice::Tcp;
+        let pool = ControlPool::new(p.net.clone(), p.path, p.credentials.clone(), p.producer_id)
+            .with_rings(rings);
         let shared = Shared {
             net: p.net,
             clock: p.clock,
@@ -266,12 +269,18 @@ impl Client {
 
     /// A synchronous handle for one thread, with connections of its own.
     pub fn blocking(&self) -> Result<Blocking> {
-        Blocking::new(self.for_another_runtime())
+        Blocking::new(self)
     }
 
     /// The same handle with fresh connections: a connection belongs to the runtime that made it.
     pub fn for_another_runtime(&self) -> Self {
         Self { shared: self.shared.clone(), pool: Arc::new(self.pool.another()) }
+    }
+
+    /// The same, for a runtime of one thread that has nothing else to do.
+    fn for_a_thread(&self) -> Self {
+        let pool = Arc::new(self.pool.another().of_a_thread());
+        Self { shared: self.shared.clone(), pool }
     }
 
     pub(crate) fn limit(&self) -> Duration {

@@ -3,15 +3,17 @@
 //! request costs no thread hop. A connection that does not decode is closed and harms nobody [I19].
 
 mod doors;
+mod link;
+mod requests;
 
 pub(crate) use doors::{Doors, LocalOwner, OpenDoor, Published, local_owner, publish_local};
 
 use crate::cell::{CellAddr, Reply};
 use crate::error::Error;
-use crate::master::{Ask, FromRank, Join, LinkDown, LinkId, Master, Members};
+use crate::master::{Join, Master, Members};
 use crate::message::{
-    Down, Hello, MESSAGES_VERSION, Purpose, Refusal, Request, Response, Seat, SegmentCommand,
-    SegmentDone, Settings, ToClient, ToOwner, Up, View, Welcome,
+    Hello, MESSAGES_VERSION, Purpose, Refusal, SegmentCommand, SegmentDone, Settings, ToClient,
+    ToOwner, Welcome,
 };
 use crate::node::Segments;
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
@@ -20,12 +22,9 @@ use crate::owner::pin_tables::Proof;
 use crate::owner::{LogClear, PlanDropped, TermObeyed, Touches};
 use crate::place::Place;
 use doors::Door;
-use hashbrown::HashSet;
 use nkv_store::clock::Clock;
 use nkv_transport::wire::auth::Guard;
-use nkv_transport::wire::{
-    Address, BoxStream, Listener, MAX_FRAME_BYTES, Peer, WireError, read_frame, write_frame,
-};
+use nkv_transport::wire::{Address, BoxStream, Listener, Peer, WireError, read_frame, write_frame};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -83,12 +82,19 @@ pub struct Server {
     pub connections: AtomicUsize,
     /// Room for those that have not proven yet that they belong to the job.
     pub strangers: Arc<Semaphore>,
+    /// Room for rings.
+    pub rings: Arc<Semaphore>,
 }
 
 impl Server {
     /// Room for so many strangers.
     pub fn room_for_strangers() -> Arc<Semaphore> {
         Arc::new(Semaphore::new(MAX_STRANGERS))
+    }
+
+    /// Room for so many clients that share memory with this node.
+    pub fn room_for_rings() -> Arc<Semaphore> {
+        Arc::new(Semaphore::new(requests::MAX_RINGS))
     }
 }
 
@@ -158,7 +164,7 @@ impl Server {
             return refuse(&mut stream, why).await;
         }
         match hello.purpose {
-            Purpose::Client { producer } => self.client(stream, producer).await,
+            Purpose::Client { producer, ring } => self.client(stream, producer, ring).await,
             Purpose::Rank { info, obeyed, holds, seen, siblings } => {
                 let join = |tx| Join { info: *info, obeyed, holds, seen, siblings, tx };
                 self.rank(stream, join).await
@@ -223,71 +229,6 @@ impl Server {
 
     fn settings(&self) -> Settings {
         self.settings.borrow().as_ref().map_or_else(|| self.defaults.clone(), |(_, s)| s.clone())
-    }
-
-    async fn client(
-        self: Arc<Self>,
-        mut stream: BoxStream,
-        producer: u64,
-    ) -> Result<(), WireError> {
-        let view = self.master.as_ref().map_or_else(View::default, |(_, m)| m.view());
-        let welcome =
-            Welcome::Client { master: self.master_at.clone(), view, settings: self.settings() };
-        let mut buf = Vec::new();
-        write_frame(&mut stream, &mut buf, 0, &welcome).await?;
-        let Some((master, members)) = &self.master else {
-            // Only told where the master is.
-            return Ok(());
-        };
-        members.producer_up(producer);
-        let served = serve_requests(&mut stream, (master, members), producer).await;
-        members.producer_down(producer, self.clock.now_ms());
-        served
-    }
-
-    async fn rank(
-        self: Arc<Self>,
-        mut stream: BoxStream,
-        join: impl FnOnce(mpsc::Sender<Down>) -> Join,
-    ) -> Result<(), WireError> {
-        let Some((master, _)) = &self.master else {
-            return Ok(());
-        };
-        let (tx, mut rx) = mpsc::channel(crate::master::DOWNLINK_FRAMES);
-        let join = join(tx);
-        let (seat, incarnation) = (join.info.seat(), join.info.incarnation);
-        let joined = match master.call(join, ACTOR_LIMIT).await {
-            Ok(Ok(joined)) => joined,
-            Ok(Err(why)) => return refuse(&mut stream, why).await,
-            // The master was restarted under this call: the rank may try again.
-            Err(e) => return refuse(&mut stream, Refusal::Later(e.to_string())).await,
-        };
-        let link = joined.link;
-        let beat = Duration::from_millis((joined.settings.ttl_ms / BEATS_PER_TTL).max(1))
-            .min(LONGEST_BEAT);
-        let ended = async {
-            let welcome = Welcome::Rank { term: joined.term, settings: joined.settings };
-            write_frame(&mut stream, &mut Vec::new(), 0, &welcome).await?;
-            let (mut reader, mut writer) = tokio::io::split(stream);
-            let down = async {
-                let mut buf = Vec::new();
-                loop {
-                    match tokio::time::timeout(beat, rx.recv()).await {
-                        Ok(Some(frame)) => {
-                            write_frame(&mut writer, &mut buf, 0, &frame).await?;
-                            joined.written.fetch_add(1, Ordering::Release);
-                        }
-                        Ok(None) => return Ok::<(), WireError>(()),
-                        Err(_) => write_frame(&mut writer, &mut buf, 0, &Down::Beat).await?,
-                    }
-                }
-            };
-            let up = read_ups(&mut reader, master, (seat, incarnation, link));
-            tokio::select! { r = down => r, r = up => r }
-        }
-        .await;
-        let _ = master.push(LinkDown { seat, link }, Reply::nobody()).await;
-        ended
     }
 }
 
@@ -380,54 +321,6 @@ async fn read_from_client<R: AsyncRead + Unpin>(
 
 async fn refuse(stream: &mut BoxStream, why: Refusal) -> Result<(), WireError> {
     write_frame(stream, &mut Vec::new(), 0, &Welcome::Refused { why }).await
-}
-
-async fn serve_requests(
-    stream: &mut BoxStream,
-    (master, members): (&CellAddr<Master>, &Members),
-    producer: u64,
-) -> Result<(), WireError> {
-    let mut buf = Vec::new();
-    while let Some((id, request)) =
-        read_frame::<_, Request>(stream, &mut buf, MAX_FRAME_BYTES).await?
-    {
-        if let Request::Watch { term, number } = request {
-            let view = tokio::select! {
-                view = members.view_after((term, number)) => view,
-                // Nothing is asked meanwhile: this is the end of the connection.
-                _ = read_frame::<_, Request>(stream, &mut buf, MAX_FRAME_BYTES) => return Ok(()),
-            };
-            write_frame(stream, &mut buf, id, &Response::View(view)).await?;
-            continue;
-        }
-        let owners: HashSet<u64> = match &request {
-            Request::Commit(list) => list.iter().map(|c| c.at.incarnation).collect(),
-            _ => HashSet::new(),
-        };
-        let answer = master.call(Ask { producer, request }, ACTOR_LIMIT).await;
-        let response = answer.unwrap_or_else(Response::Failed);
-        if !owners.is_empty() {
-            members.words_left(&owners).await;
-        }
-        write_frame(stream, &mut buf, id, &response).await?;
-    }
-    Ok(())
-}
-
-async fn read_ups<R: AsyncRead + Unpin>(
-    reader: &mut R,
-    master: &CellAddr<Master>,
-    (seat, incarnation, link): (Seat, u64, LinkId),
-) -> Result<(), WireError> {
-    let mut buf = Vec::new();
-    while let Some((_, up)) = read_frame::<_, Up>(reader, &mut buf, MAX_UP_BYTES).await? {
-        // After a Leave the master cuts the link: that is its answer.
-        let sent = master.push(FromRank { seat, incarnation, link, up }, Reply::nobody()).await;
-        if sent.is_err() {
-            break;
-        }
-    }
-    Ok(())
 }
 
 async fn write_to_client<W: AsyncWrite + Unpin>(

@@ -10,11 +10,13 @@
 mod limits;
 mod mapping;
 mod name;
+mod nameless;
 mod stale;
 
 pub use crate::incarnation::boot_id;
 pub use limits::{available_bytes, check_room, mem_available};
 pub use name::{SegmentName, job_part};
+pub use nameless::NamelessMemory;
 pub use stale::{remove_stale, remove_stale_in};
 
 use crate::error::StoreError;

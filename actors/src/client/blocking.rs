@@ -16,7 +16,8 @@ pub struct Blocking {
 }
 
 impl Blocking {
-    pub(crate) fn new(client: Client) -> Result<Self> {
+    pub(crate) fn new(client: &Client) -> Result<Self> {
+        let client = client.for_a_thread();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -31,7 +32,7 @@ impl Blocking {
             .build()
             .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
         let client = bare.block_on(Client::connect(node, config))?;
-        Self::new(client.for_another_runtime())
+        Self::new(&client)
     }
 
     fn wait<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {

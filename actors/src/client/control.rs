@@ -1,6 +1,6 @@
 //! The way to the master: the actor itself within its process, else a pool of connections, each
 //! used by one call at a time and driven by the caller's own runtime, so that a reply wakes nobody
-//! but the caller.
+//! but the caller. To a master on this host a connection is a ring where it can be.
 
 use super::Shared;
 use crate::cell::CellAddr;
@@ -8,11 +8,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::master::{Ask, Master, Members, WATCH_LIMIT};
 use crate::membership::hello;
 use crate::message::{Purpose, Request, Response, Settings, View, Welcome};
+use nkv_transport::ring::{self, Waiting};
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{
     Address, BoxStream, MAX_FRAME_BYTES, Net, WireError, read_frame, write_frame,
 };
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -55,6 +56,10 @@ pub(crate) struct ControlPool {
     producer: u64,
     idle: Mutex<Vec<Conn>>,
     next_id: AtomicU64,
+    // How a call waits at a ring.
+    waiting: Waiting,
+    // Whether rings are asked for: until one could not be taken.
+    rings: AtomicBool,
 }
 
 impl std::fmt::Debug for ControlPool {
@@ -83,9 +88,10 @@ pub(crate) async fn contact(
         let mut at = node.clone();
         // One hop at most: a node that is not the master names the master.
         for _ in 0..2 {
-            match hello(net, &at, credentials, Purpose::Client { producer }).await?.1 {
+            let purpose = Purpose::Client { producer, ring: false };
+            match hello(net, &at, credentials, purpose).await?.1 {
                 Welcome::Client { master: Some(next), .. } => at = next,
-                Welcome::Client { master: None, view, settings } => {
+                Welcome::Client { master: None, view, settings, .. } => {
                     return Ok(Contact { view, settings, master: vec![at] });
                 }
                 Welcome::Refused { why } => return Err(Error::invalid(why.to_string())),
@@ -120,12 +126,26 @@ impl ControlPool {
             producer,
             idle: Mutex::default(),
             next_id: AtomicU64::new(1),
+            waiting: Waiting::Task,
+            rings: AtomicBool::new(true),
         }
     }
 
     /// Another pool to the same master, for another runtime.
     pub(crate) fn another(&self) -> Self {
-        Self::new(self.net.clone(), self.path.clone(), self.credentials.clone(), self.producer)
+        let again = (self.net.clone(), self.path.clone(), self.credentials.clone(), self.producer);
+        let rings = self.rings.load(Ordering::Relaxed);
+        Self::new(again.0, again.1, again.2, again.3).with_rings(rings)
+    }
+
+    /// Whether to ask for rings.
+    pub(crate) fn with_rings(self, rings: bool) -> Self {
+        Self { rings: AtomicBool::new(rings), ..self }
+    }
+
+    /// For a runtime that one thread drives for one call at a time: a call may block it.
+    pub(crate) fn of_a_thread(self) -> Self {
+        Self { waiting: Waiting::Thread, ..self }
     }
 
     /// One request, one response, within `limit`.
@@ -229,26 +249,54 @@ impl ControlPool {
         let addresses = addresses.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut last = Error::disconnected("no address for the master");
         for address in &addresses {
-            let purpose = Purpose::Client { producer: self.producer };
-            match hello(&*self.net, address, &self.credentials, purpose).await {
-                Ok((stream, Welcome::Client { master: None, .. })) => {
-                    return Ok(Conn { stream, buf: Vec::new() });
+            if matches!(address, Address::Unix(_)) && self.rings.load(Ordering::Relaxed) {
+                match self.connect_to(address, true).await {
+                    Ok(conn) => return Ok(conn),
+                    Err(e) => last = e,
                 }
-                Ok((_, Welcome::Refused { why })) => {
-                    last = Error::disconnected(format!("{address} refused: {why}"));
+                // Refused or gone it is without a ring as well.
+                if self.rings.load(Ordering::Relaxed) {
+                    continue;
                 }
-                Ok((_, other)) => {
-                    last = Error::disconnected(format!("{address} is no master: {other:?}"));
-                }
+            }
+            match self.connect_to(address, false).await {
+                Ok(conn) => return Ok(conn),
                 Err(e) => last = e,
             }
         }
         Err(last)
     }
 
+    async fn connect_to(&self, address: &Address, ring: bool) -> Result<Conn> {
+        let purpose = Purpose::Client { producer: self.producer, ring };
+        let (stream, welcome) = hello(&*self.net, address, &self.credentials, purpose).await?;
+        let stream = match welcome {
+            Welcome::Client { master: None, ring: None, .. } => stream,
+            Welcome::Client { master: None, ring: Some(lane_bytes), .. } => {
+                match ring::take(stream, lane_bytes, self.waiting).await {
+                    Ok(ring) => Box::new(ring),
+                    Err(error) => {
+                        tracing::debug!(%address, %error, "no ring; the socket serves");
+                        self.rings.store(false, Ordering::Relaxed);
+                        return Err(Error::disconnected(format!(
+                            "no ring with {address}: {error}"
+                        )));
+                    }
+                }
+            }
+            Welcome::Refused { why } => {
+                return Err(Error::disconnected(format!("{address} refused: {why}")));
+            }
+            other => return Err(Error::disconnected(format!("{address} is no master: {other:?}"))),
+        };
+        Ok(Conn { stream, buf: Vec::new() })
+    }
+
     /// Keeps one connection open for as long as the client lives: the master counts it as alive, and
     /// tells it who is a member.
     pub(crate) async fn presence(self, client: Weak<Shared>) {
+        // A membership view now and then is worth no ring.
+        self.rings.store(false, Ordering::Relaxed);
         while client.strong_count() > 0 {
             match &self.path {
                 MasterPath::Local(_, members) => watch_here(members, &client).await,

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 /// Frames waiting for one owner; past it the link is cut and its next report says everything.
 pub const DOWNLINK_FRAMES: usize = 65_536;
@@ -42,6 +42,10 @@ pub(super) struct Member {
     // Frames handed to the link, and frames that left this process.
     pub sent: u64,
     pub written: Arc<AtomicU64>,
+    // Told when somebody waits for what was handed to the link.
+    pub urgent: Arc<Notify>,
+    // Whether its memory can be mapped by clients on this host.
+    pub near: bool,
     pub heard_ms: u64,
     pub gauges: OwnerGauges,
     // Its report arrived: plans may be placed there.
@@ -58,6 +62,8 @@ pub(super) struct Member {
 #[derive(Debug, Default)]
 struct Producer {
     connections: usize,
+    // Of these, how many are rings: then it maps the memory of owners on this host.
+    rings: usize,
     since_ms: u64,
 }
 
@@ -233,10 +239,20 @@ impl Members {
 
     /// Sends to an owner; a choked link is cut, its next report repairs what was lost.
     pub(super) fn send(&self, seat: Seat, down: Down) {
-        let mut inner = self.lock();
-        if let Some(m) = inner.ranks.get_mut(&seat)
-            && !m.send(down)
-        {
+        let inner = &mut *self.lock();
+        let Some(m) = inner.ranks.get_mut(&seat) else { return };
+        let waited_for = match &down {
+            // By a producer's first byte over tcp: the agent knows the plan from the owner.
+            Down::PlanOpened(p) => {
+                !m.near || inner.producers.get(&p.producer).is_none_or(|p| p.rings == 0)
+            }
+            Down::Committed(_) | Down::FreedAck(_) | Down::Beat => false,
+            _ => true,
+        };
+        if waited_for {
+            m.urgent.notify_one();
+        }
+        if !m.send(down) {
             inner.number += 1;
         }
     }
@@ -259,11 +275,21 @@ impl Members {
         })
     }
 
+    fn hurry(&self, owners: &HashSet<u64>) {
+        let inner = self.lock();
+        let theirs = inner.ranks.values().filter(|m| owners.contains(&m.info.incarnation));
+        theirs.for_each(|m| m.urgent.notify_one());
+    }
+
     /// Returns once what was said to these owners so far has left this process, or after a bounded
     /// wait. Before a commit is acknowledged: with the owner's word of a plan goes its key string.
     /// Of its owners only: a stopped rank elsewhere, whose link is full, holds nobody up.
     pub(crate) async fn words_left(&self, owners: &HashSet<u64>) {
         let said = self.said(owners);
+        if self.have_left(&said) {
+            return;
+        }
+        self.hurry(owners);
         for attempt in 0..LEFT_TRIES {
             if self.have_left(&said) {
                 return;
@@ -308,15 +334,19 @@ impl Members {
         }
     }
 
-    /// A client connection began.
-    pub fn producer_up(&self, producer: u64) {
-        self.lock().producers.entry(producer).or_default().connections += 1;
+    /// A client connection began, or a ring in its place.
+    pub fn producer_up(&self, producer: u64, ring: bool) {
+        let mut inner = self.lock();
+        let p = inner.producers.entry(producer).or_default();
+        p.connections += 1;
+        p.rings += usize::from(ring);
     }
 
     /// A client connection ended.
-    pub fn producer_down(&self, producer: u64, now_ms: u64) {
+    pub fn producer_down(&self, producer: u64, ring: bool, now_ms: u64) {
         if let Some(p) = self.lock().producers.get_mut(&producer) {
             p.connections = p.connections.saturating_sub(1);
+            p.rings = p.rings.saturating_sub(usize::from(ring));
             p.since_ms = now_ms;
         }
     }
@@ -409,6 +439,7 @@ impl Inner {
         let view = SeenView { term: self.term, number: self.number, incarnations };
         for m in self.ranks.values_mut() {
             m.send(Down::View(view.clone()));
+            m.urgent.notify_one();
         }
     }
 }

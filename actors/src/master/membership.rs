@@ -7,8 +7,10 @@ use super::{Join, Master};
 use crate::message::{
     Down, MAX_SEGMENTS, OwnerGauges, RankState, Refusal, Seat, Settings, Term, Up,
 };
+use nkv_store::boot_id;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use tokio::sync::Notify;
 
 /// Why a rank is gone that said so itself.
 const LEFT: &str = "left";
@@ -24,6 +26,8 @@ pub struct Joined {
     pub link: LinkId,
     /// The link's task counts here the frames that left this process.
     pub written: Arc<AtomicU64>,
+    /// Tells the link's task that somebody waits for what it was handed.
+    pub urgent: Arc<Notify>,
 }
 
 impl Master {
@@ -35,7 +39,8 @@ impl Master {
         let siblings = siblings.into_iter();
         let siblings = siblings.map(|(segment, inc)| (Seat { rank: seat.rank, segment }, inc));
         let now = self.now_ms();
-        let written = Arc::new(AtomicU64::new(0));
+        let (written, urgent) = (Arc::new(AtomicU64::new(0)), Arc::new(Notify::new()));
+        let near = info.boot_id == boot_id() && !info.segment.is_empty();
         let mut replaced = None;
         let (link, term) = {
             let mut inner = self.truth.members.lock();
@@ -61,6 +66,8 @@ impl Master {
                 link: inner.links,
                 sent: 0,
                 written: written.clone(),
+                urgent: urgent.clone(),
+                near,
                 heard_ms: now,
                 gauges: OwnerGauges::default(),
                 reported: false,
@@ -84,7 +91,7 @@ impl Master {
         tracing::info!(%seat, incarnation = format!("{:016x}", info.incarnation), "joined");
         self.books.entry(seat).or_insert_with(|| Book::new(info));
         self.ask_for_report(seat);
-        Ok(Joined { term, settings: self.truth.settings.clone(), link, written })
+        Ok(Joined { term, settings: self.truth.settings.clone(), link, written, urgent })
     }
 
     fn refuse_the_odd(&self, m: &Join) -> Result<(), Refusal> {

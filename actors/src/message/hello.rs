@@ -23,6 +23,8 @@ pub enum Purpose {
     Client {
         /// Random id of the client.
         producer: u64,
+        /// Whether it would take a ring in place of this connection (`nkv_transport::ring`).
+        ring: bool,
     },
     /// A rank joins and keeps the connection as its link.
     Rank {
@@ -62,6 +64,9 @@ pub enum Welcome {
         view: View,
         /// Call defaults of the cluster.
         settings: Settings,
+        /// Bytes of a lane of the ring that this node made for the client. Then requests go through
+        /// it, and the client begins by taking it.
+        ring: Option<u64>,
     },
     /// To a rank: joined.
     Rank {

@@ -147,6 +147,7 @@ impl Building {
             closing: self.switches.closing.clone(),
             connections: Default::default(),
             strangers: Server::room_for_strangers(),
+            rings: Server::room_for_rings(),
         });
         serve(place, server.clone(), listener);
         if let Some(l) = local {

@@ -131,7 +131,7 @@ fn first_frames(seeds: &mut Seeds) {
     seeds.bodies(
         "hello",
         &[
-            hello(Purpose::Client { producer }),
+            hello(Purpose::Client { producer, ring: true }),
             hello(Purpose::Rank {
                 info: Box::new(rank()),
                 obeyed: TERM,
@@ -157,7 +157,12 @@ fn first_frames(seeds: &mut Seeds) {
     seeds.bodies(
         "welcome",
         &[
-            Welcome::Client { master: Some(rank().control), view, settings: settings.clone() },
+            Welcome::Client {
+                master: Some(rank().control),
+                view,
+                settings: settings.clone(),
+                ring: Some(1 << 16),
+            },
             Welcome::Rank { term: TERM, settings },
             Welcome::Attached { term: TERM },
             Welcome::Refused { why: refusal },
@@ -269,7 +274,7 @@ fn streams(seeds: &mut Seeds) {
     let mut add = |head: [u8; 4], frames: &[Vec<u8>]| {
         seeds.add("stream", &[&head[..], &frames.concat()].concat());
     };
-    let client = hello(Purpose::Client { producer: 1 });
+    let client = hello(Purpose::Client { producer: 1, ring: false });
     add([0, 0, 0, 1], &[again(0, &client), again(1, &client)]);
     let frames: Vec<_> = requests().iter().zip(1..).map(|(r, id)| again(id, r)).collect();
     add([1, 1, 0, 7], &frames);

@@ -176,6 +176,15 @@ where
 {
     buf.clear();
     encode_frame(buf, id, value)?;
+    write_encoded(w, buf).await
+}
+
+/// Writes the frames that [`encode_frame`] left in `buf`, all at once, and empties it. Not
+/// cancel-safe, as [`write_frame`].
+pub async fn write_encoded<W: AsyncWrite + Unpin>(
+    w: &mut W,
+    buf: &mut Vec<u8>,
+) -> Result<(), WireError> {
     let (bytes, limit) = (buf.len(), time_for(buf.len()));
     let write = async {
         w.write_all(buf).await?;

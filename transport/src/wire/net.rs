@@ -11,15 +11,37 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tokio::io::{AsyncRead, AsyncWrite, BufReader};
+use tokio::io::{AsyncRead, AsyncWrite, BufReader, DuplexStream};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 /// A boxed future.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A control connection.
-pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {
+    /// Whether a unix socket is under it: then its two ends can share memory.
+    fn is_unix(&self) -> bool {
+        false
+    }
+
+    /// The unix socket under it, if nothing that was received waits to be read.
+    fn into_unix(self: Box<Self>) -> Option<UnixStream> {
+        None
+    }
+}
+
+impl Stream for BufReader<TcpStream> {}
+impl Stream for DuplexStream {}
+
+impl Stream for BufReader<UnixStream> {
+    fn is_unix(&self) -> bool {
+        true
+    }
+
+    fn into_unix(self: Box<Self>) -> Option<UnixStream> {
+        self.buffer().is_empty().then(|| self.into_inner())
+    }
+}
 
 /// A control connection of any kind.
 pub type BoxStream = Box<dyn Stream>;
@@ -78,7 +100,11 @@ impl Net for OsNet {
     }
 }
 
-fn boxed<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(s: S) -> BoxStream {
+fn boxed<S>(s: S) -> BoxStream
+where
+    S: AsyncRead,
+    BufReader<S>: Stream + 'static,
+{
     Box::new(BufReader::with_capacity(READ_BUFFER_BYTES, s))
 }
 

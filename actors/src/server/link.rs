@@ -1,0 +1,103 @@
+//! A rank's link as the master's side keeps it: words to the owner out, the owner's words in. A word
+//! that nobody waits for is kept back a moment: a busy master then says many in one system call, and
+//! wakes the owner once.
+
+use super::{ACTOR_LIMIT, BEATS_PER_TTL, LONGEST_BEAT, MAX_UP_BYTES, Server, refuse};
+use crate::cell::{CellAddr, Reply};
+use crate::master::{DOWNLINK_FRAMES, FromRank, Join, Joined, LinkDown, LinkId, Master};
+use crate::message::{Down, Refusal, Seat, Up, Welcome};
+use nkv_transport::wire::{
+    BoxStream, WireError, encode_frame, read_frame, write_encoded, write_frame,
+};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc;
+
+/// How long words may be kept back. Fine timers cost more than they bring here.
+const LINGER: Duration = Duration::from_millis(1);
+/// Bytes after which words are written, whoever follows.
+const LINGER_BYTES: usize = 64 << 10;
+
+impl Server {
+    pub(super) async fn rank(
+        self: Arc<Self>,
+        mut stream: BoxStream,
+        join: impl FnOnce(mpsc::Sender<Down>) -> Join,
+    ) -> Result<(), WireError> {
+        let Some((master, _)) = &self.master else {
+            return Ok(());
+        };
+        let (tx, rx) = mpsc::channel(DOWNLINK_FRAMES);
+        let join = join(tx);
+        let (seat, incarnation) = (join.info.seat(), join.info.incarnation);
+        let joined = match master.call(join, ACTOR_LIMIT).await {
+            Ok(Ok(joined)) => joined,
+            Ok(Err(why)) => return refuse(&mut stream, why).await,
+            // The master was restarted under this call: the rank may try again.
+            Err(e) => return refuse(&mut stream, Refusal::Later(e.to_string())).await,
+        };
+        let link = joined.link;
+        let ended = async {
+            let settings = joined.settings.clone();
+            let welcome = Welcome::Rank { term: joined.term, settings };
+            write_frame(&mut stream, &mut Vec::new(), 0, &welcome).await?;
+            let (mut reader, mut writer) = tokio::io::split(stream);
+            let down = write_downs(&mut writer, rx, &joined);
+            let up = read_ups(&mut reader, master, (seat, incarnation, link));
+            tokio::select! { r = down => r, r = up => r }
+        }
+        .await;
+        let _ = master.push(LinkDown { seat, link }, Reply::nobody()).await;
+        ended
+    }
+}
+
+async fn write_downs<W: AsyncWrite + Unpin>(
+    writer: &mut W,
+    mut rx: mpsc::Receiver<Down>,
+    joined: &Joined,
+) -> Result<(), WireError> {
+    let beat = joined.settings.ttl_ms / BEATS_PER_TTL;
+    let beat = Duration::from_millis(beat.max(1)).min(LONGEST_BEAT);
+    let mut buf = Vec::new();
+    loop {
+        match tokio::time::timeout(beat, rx.recv()).await {
+            Ok(Some(first)) => {
+                let _ = tokio::time::timeout(LINGER, joined.urgent.notified()).await;
+                encode_frame(&mut buf, 0, &first)?;
+            }
+            Ok(None) => return Ok(()),
+            Err(_) => {
+                write_frame(writer, &mut buf, 0, &Down::Beat).await?;
+                continue;
+            }
+        }
+        let mut frames = 1;
+        while buf.len() < LINGER_BYTES
+            && let Ok(next) = rx.try_recv()
+        {
+            encode_frame(&mut buf, 0, &next)?;
+            frames += 1;
+        }
+        write_encoded(writer, &mut buf).await?;
+        joined.written.fetch_add(frames, Ordering::Release);
+    }
+}
+
+async fn read_ups<R: AsyncRead + Unpin>(
+    reader: &mut R,
+    master: &CellAddr<Master>,
+    (seat, incarnation, link): (Seat, u64, LinkId),
+) -> Result<(), WireError> {
+    let mut buf = Vec::new();
+    while let Some((_, up)) = read_frame::<_, Up>(reader, &mut buf, MAX_UP_BYTES).await? {
+        // After a Leave the master cuts the link: that is its answer.
+        let sent = master.push(FromRank { seat, incarnation, link, up }, Reply::nobody()).await;
+        if sent.is_err() {
+            break;
+        }
+    }
+    Ok(())
+}

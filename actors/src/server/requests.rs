@@ -1,0 +1,203 @@
+//! Requests of one client to the master behind this node: over its connection, or over a ring in that
+//! connection's place where both are on one host. They are answered on the master's own thread, one at
+//! a time, in the order they come.
+
+use super::{ACTOR_LIMIT, HELLO_LIMIT, Server, local_owner};
+use crate::cell::CellAddr;
+use crate::master::{Ask, Master, Members};
+use crate::message::{Request, Response, View, Welcome};
+use hashbrown::HashSet;
+use nkv_store::clock::Clock;
+use nkv_transport::ring::{Offer, RingStream};
+use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, WireError, read_frame, write_frame};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::OwnedSemaphorePermit;
+
+/// Rings of a node at once, some 130 KiB each; further clients keep their sockets.
+pub(super) const MAX_RINGS: usize = 256;
+/// How long a node looks for the next request of a client that usually has one soon. A copy of
+/// 100 KiB, between open and commit, takes less.
+const LOOK: Duration = Duration::from_micros(40);
+/// A request that came within this after the answer before came soon: to a node that slept, after
+/// `LOOK` at most, and the wake of a halted core.
+const SOON_NS: u64 = 100_000;
+
+/// What a client's requests are asked of.
+struct Desk<'a> {
+    master: &'a CellAddr<Master>,
+    members: &'a Members,
+    producer: u64,
+}
+
+impl Server {
+    pub(super) async fn client(
+        self: Arc<Self>,
+        mut stream: BoxStream,
+        producer: u64,
+        takes_ring: bool,
+    ) -> Result<(), WireError> {
+        let view = self.master.as_ref().map_or_else(View::default, |(_, m)| m.view());
+        let ring = self.offer(&stream, takes_ring);
+        let welcome = Welcome::Client {
+            master: self.master_at.clone(),
+            view,
+            settings: self.settings(),
+            ring: ring.as_ref().map(|(offer, _)| offer.lane_bytes()),
+        };
+        let mut buf = Vec::new();
+        write_frame(&mut stream, &mut buf, 0, &welcome).await?;
+        let Some((master, members)) = &self.master else {
+            // Only told where the master is.
+            return Ok(());
+        };
+        let desk = Desk { master, members, producer };
+        let by_ring = ring.is_some();
+        members.producer_up(producer, by_ring);
+        let served = match ring {
+            None => desk.serve(&mut stream).await,
+            Some((offer, _slot)) => {
+                match tokio::time::timeout(HELLO_LIMIT, offer.pass(stream)).await {
+                    Ok(Ok(mut ring)) => desk.serve_ring(&mut ring, &*self.clock).await,
+                    Ok(Err(e)) => Err(e.into()),
+                    // It does not take what it asked for.
+                    Err(_) => Ok(()),
+                }
+            }
+        };
+        members.producer_down(producer, by_ring, self.clock.now_ms());
+        served
+    }
+
+    /// A ring for a client that wants one, if there may be one more.
+    fn offer(&self, stream: &BoxStream, wanted: bool) -> Option<(Offer, OwnedSemaphorePermit)> {
+        if !wanted || self.master.is_none() || !stream.is_unix() {
+            return None;
+        }
+        let slot = self.rings.clone().try_acquire_owned().ok()?;
+        match Offer::new() {
+            Ok(offer) => Some((offer, slot)),
+            Err(error) => {
+                tracing::debug!(%error, "no ring for a client; its socket serves");
+                None
+            }
+        }
+    }
+}
+
+impl Desk<'_> {
+    async fn serve(&self, stream: &mut BoxStream) -> Result<(), WireError> {
+        let mut buf = Vec::new();
+        while let Some((id, request)) = read_frame(stream, &mut buf, MAX_FRAME_BYTES).await? {
+            if let Request::Watch { term, number } = request {
+                let view = tokio::select! {
+                    view = self.members.view_after((term, number)) => view,
+                    // Nothing is asked meanwhile: this is the end of the connection.
+                    _ = read_frame::<_, Request>(stream, &mut buf, MAX_FRAME_BYTES) => return Ok(()),
+                };
+                write_frame(stream, &mut buf, id, &Response::View(view)).await?;
+                continue;
+            }
+            let response = self.answer(request).await;
+            write_frame(stream, &mut buf, id, &response).await?;
+        }
+        Ok(())
+    }
+
+    async fn serve_ring(&self, ring: &mut RingStream, clock: &dyn Clock) -> Result<(), WireError> {
+        let mut buf = Vec::new();
+        let mut habits = Habits::default();
+        while let Some((id, request)) = read_frame(ring, &mut buf, MAX_FRAME_BYTES).await? {
+            let kind = Kind::of(&request);
+            habits.asked(clock.now_ns());
+            let response = self.answer(request).await;
+            write_frame(ring, &mut buf, id, &response).await?;
+            ring.look_for(habits.answered(kind, clock.now_ns()));
+        }
+        Ok(())
+    }
+
+    async fn answer(&self, request: Request) -> Response {
+        let owners: HashSet<u64> = match &request {
+            // An owner of this very process dies with the master: it keeps no word longer.
+            Request::Commit(list) => list
+                .iter()
+                .map(|c| c.at.incarnation)
+                .filter(|owner| local_owner(*owner).is_none())
+                .collect(),
+            _ => HashSet::new(),
+        };
+        let ask = Ask { producer: self.producer, request };
+        let answer = self.master.call(ask, ACTOR_LIMIT).await;
+        if !owners.is_empty() {
+            self.members.words_left(&owners).await;
+        }
+        answer.unwrap_or_else(Response::Failed)
+    }
+}
+
+/// Requests after whose answers a client does different things.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    /// It writes, then commits.
+    Open,
+    /// It reads.
+    Locate,
+    /// Its call is over.
+    Other,
+}
+
+impl Kind {
+    fn of(request: &Request) -> Self {
+        match request {
+            Request::OpenForWrite { .. } => Self::Open,
+            Request::GetLocation(_) => Self::Locate,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// How soon a client came back after each kind of answer: whoever has been slow once is not looked
+/// for, until it was quick again. Looking holds a core.
+#[derive(Debug)]
+struct Habits {
+    soon: [bool; 3],
+    answered: Option<(Kind, u64)>,
+}
+
+impl Default for Habits {
+    fn default() -> Self {
+        Self { soon: [true; 3], answered: None }
+    }
+}
+
+impl Habits {
+    fn asked(&mut self, now_ns: u64) {
+        if let Some((kind, at_ns)) = self.answered.take() {
+            self.soon[kind as usize] = now_ns.saturating_sub(at_ns) <= SOON_NS;
+        }
+    }
+
+    /// How long to look for the next request.
+    fn answered(&mut self, kind: Kind, now_ns: u64) -> Duration {
+        self.answered = Some((kind, now_ns));
+        if self.soon[kind as usize] { LOOK } else { Duration::ZERO }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_looked_for_where_it_came_back_soon_last_time() {
+        let mut habits = Habits::default();
+        assert_eq!(habits.answered(Kind::Other, 0), LOOK, "nothing is known of it yet");
+        habits.asked(1_000_000);
+        assert_eq!(habits.answered(Kind::Open, 1_000_000), LOOK, "another habit");
+        habits.asked(1_005_000);
+        assert_eq!(habits.answered(Kind::Other, 2_000_000), Duration::ZERO, "slow after this");
+        habits.asked(2_000_000 + SOON_NS);
+        assert_eq!(habits.answered(Kind::Other, 3_000_000), LOOK, "quick again");
+    }
+}

@@ -1,0 +1,317 @@
+//! One end of a ring as a byte stream. Reading and writing are copies; what this file decides is how
+//! an end waits: how long it looks, when it says that it sleeps, and what wakes it. Nothing is waited
+//! for here without the caller's time limit getting its turn.
+
+use super::lane::{LaneError, LaneReader, LaneWriter};
+use super::layout::{End, EndAt};
+use super::sleep::{By, For, Peer, Sleep};
+use crate::wire::Stream;
+use nkv_store::Memory;
+use nkv_store::clock::{BootClock, Clock};
+use nkv_store::shm::NamelessMemory;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use rustix::thread::futex;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::AtomicU32;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::UnixStream;
+
+/// How long a thread looks for an answer while the node is awake. Answers to small requests come
+/// within a few microseconds; whatever takes longer than this is worth a sleep.
+const THREAD_LOOKS_NS: u64 = 50_000;
+/// The same for a task: its runtime's other tasks wait meanwhile.
+const TASK_LOOKS_NS: u64 = 10_000;
+/// How long a node looks for the next part of what a client began.
+const NODE_LOOKS_NS: u64 = 20_000;
+/// Looks between two looks at the clock.
+const LOOKS_PER_CLOCK: u32 = 16;
+/// A thread sleeps no longer than this before its caller's time limit is looked at, and whether the
+/// node's process still lives.
+const SLICE: Duration = Duration::from_millis(10);
+/// Bytes on the socket taken at once; they say nothing but "look".
+const BELLS: usize = 64;
+
+/// How a client waits for a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waiting {
+    /// As a thread that has nothing else to do: polling it may block for some 10 ms.
+    Thread,
+    /// As a task among others of an event loop.
+    Task,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    Thread,
+    Task,
+    /// The node's end: its neighbours on the thread have their turn between two looks.
+    Turns,
+}
+
+/// One end of a ring.
+#[derive(Debug)]
+pub struct RingStream {
+    memory: NamelessMemory,
+    incoming: LaneReader,
+    outgoing: LaneWriter,
+    sleep: Sleep,
+    socket: UnixStream,
+    wait: Wait,
+    // Until when the wait that has begun looks; None if none has.
+    looks_until_ns: Option<u64>,
+    // The peer is gone: what it wrote before can still be read.
+    over: bool,
+}
+
+impl RingStream {
+    pub(super) fn node(memory: NamelessMemory, socket: UnixStream, lane_bytes: u64) -> Self {
+        Self::new(memory, socket, EndAt::new(End::Node, lane_bytes), Wait::Turns)
+    }
+
+    pub(super) fn client(
+        memory: NamelessMemory,
+        socket: UnixStream,
+        lane_bytes: u64,
+        waiting: Waiting,
+    ) -> Self {
+        let wait = match waiting {
+            Waiting::Thread => Wait::Thread,
+            Waiting::Task => Wait::Task,
+        };
+        Self::new(memory, socket, EndAt::new(End::Client, lane_bytes), wait)
+    }
+
+    fn new(memory: NamelessMemory, socket: UnixStream, at: EndAt, wait: Wait) -> Self {
+        Self {
+            memory,
+            incoming: LaneReader::new(at.incoming),
+            outgoing: LaneWriter::new(at.outgoing),
+            sleep: Sleep::new(&at),
+            socket,
+            wait,
+            looks_until_ns: None,
+            over: false,
+        }
+    }
+
+    /// How long the wait that comes next looks before it sleeps: for a node that knows how soon its
+    /// client usually comes back.
+    pub fn look_for(&mut self, time: Duration) {
+        self.looks_until_ns = Some(BootClock.now_ns() + time.as_nanos() as u64);
+    }
+
+    /// Wakes the other end if it waits for what was just published.
+    fn call(&self, what: For) -> io::Result<()> {
+        match self.sleep.call(&self.memory, what).map_err(broken)? {
+            None => {}
+            Some(By::Futex) => {
+                let (_, peers) = self.sleep.words();
+                let _ = futex::wake(self.futex(peers)?, futex::Flags::empty(), 1);
+            }
+            // A full socket holds a bell already, and a closed one is noticed when it is read.
+            Some(By::Bell) => {
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                let _ = rustix::net::send(&self.socket, &[0], flags);
+            }
+        }
+        Ok(())
+    }
+
+    /// The half of a word that the kernel compares: the low one, all that is ever set.
+    fn futex(&self, word: u64) -> io::Result<&AtomicU32> {
+        let half = if cfg!(target_endian = "big") { 4 } else { 0 };
+        let base = self.memory.host_base().filter(|_| word + 8 <= self.memory.len());
+        let base = base.ok_or_else(|| io::Error::other("a ring without memory"))?;
+        // SAFETY: inside the mapping, which lives as long as `self`, and aligned: words are. Others
+        // change it, by whole atomic words only.
+        Ok(unsafe { AtomicU32::from_ptr(base.as_ptr().add((word + half) as usize).cast()) })
+    }
+
+    /// True if the wait is over.
+    fn come(&mut self, want: For) -> io::Result<bool> {
+        let there = match want {
+            For::Bytes => self.incoming.ready(&self.memory),
+            For::Room => self.outgoing.room(&self.memory),
+        };
+        Ok(self.over || there.map_err(broken)? > 0)
+    }
+
+    /// Ready when there may be what is wanted, or when the peer is gone.
+    fn poll_wait(&mut self, cx: &mut Context<'_>, want: For) -> Poll<io::Result<()>> {
+        let until = match self.looks_until_ns {
+            Some(until) => until,
+            None => *self.looks_until_ns.insert(BootClock.now_ns() + self.looks_ns()),
+        };
+        match self.wait {
+            Wait::Turns if BootClock.now_ns() < until => {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            Wait::Turns => {}
+            Wait::Thread | Wait::Task => {
+                if self.look(want, until)? {
+                    return Poll::Ready(Ok(()));
+                }
+            }
+        }
+        match self.wait {
+            Wait::Thread => self.sleep_as_thread(cx, want),
+            Wait::Task | Wait::Turns => self.poll_bell(cx, want),
+        }
+    }
+
+    fn looks_ns(&self) -> u64 {
+        match self.wait {
+            Wait::Thread => THREAD_LOOKS_NS,
+            Wait::Task => TASK_LOOKS_NS,
+            Wait::Turns => NODE_LOOKS_NS,
+        }
+    }
+
+    /// Looks for as long as the peer is awake; true if it came.
+    fn look(&mut self, want: For, until_ns: u64) -> io::Result<bool> {
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK {
+                if self.come(want)? {
+                    return Ok(true);
+                }
+                if self.sleep.peer(&self.memory).map_err(broken)? != Peer::Awake {
+                    return self.come(want);
+                }
+                std::hint::spin_loop();
+            }
+            if BootClock.now_ns() >= until_ns {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Blocks for at most a slice; then the caller's time limits have their turn.
+    fn sleep_as_thread(&mut self, cx: &mut Context<'_>, want: For) -> Poll<io::Result<()>> {
+        let word = self.sleep.announce(&self.memory, want, By::Futex).map_err(broken)?;
+        if !self.come(want)? {
+            let slice = futex::Timespec { tv_sec: 0, tv_nsec: SLICE.as_nanos() as i64 };
+            let (own, _) = self.sleep.words();
+            let flags = futex::Flags::empty();
+            let slept = futex::wait(self.futex(own)?, flags, word as u32, Some(&slice));
+            if slept == Err(Errno::TIMEDOUT) {
+                self.over = self.bells()? == Some(0);
+            }
+        }
+        self.sleep.up(&self.memory).map_err(broken)?;
+        if self.come(want)? {
+            return Poll::Ready(Ok(()));
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Waits for a byte on the socket, or its end.
+    fn poll_bell(&mut self, cx: &mut Context<'_>, want: For) -> Poll<io::Result<()>> {
+        loop {
+            self.sleep.announce(&self.memory, want, By::Bell).map_err(broken)?;
+            if self.come(want)? {
+                self.sleep.up(&self.memory).map_err(broken)?;
+                return Poll::Ready(Ok(()));
+            }
+            ready!(self.socket.poll_read_ready(cx))?;
+            let rung = self.socket.try_io(Interest::READABLE, || {
+                self.bells()?.ok_or(io::ErrorKind::WouldBlock.into())
+            });
+            match rung {
+                Ok(bytes) => {
+                    self.sleep.up(&self.memory).map_err(broken)?;
+                    self.over = bytes == 0;
+                    // A byte too many is no harm: there is nothing, and it sleeps again.
+                    if self.come(want)? {
+                        return Poll::Ready(Ok(()));
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => return Poll::Ready(Err(e)),
+            }
+        }
+    }
+
+    /// Takes what is on the socket: how many bytes, 0 at its end, None if there is nothing.
+    fn bells(&self) -> io::Result<Option<usize>> {
+        match rustix::net::recv(&self.socket, &mut [0; BELLS], RecvFlags::DONTWAIT) {
+            Ok((taken, _)) => Ok(Some(taken)),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(Errno::CONNRESET | Errno::PIPE) => Ok(Some(0)),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+fn broken(e: impl Into<LaneError>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, e.into())
+}
+
+impl Stream for RingStream {}
+
+impl AsyncRead for RingStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if buf.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        loop {
+            let n = this.incoming.read(&this.memory, buf.initialize_unfilled()).map_err(broken)?;
+            if n > 0 {
+                buf.advance(n);
+                this.looks_until_ns = None;
+                if this.incoming.release(&this.memory).map_err(broken)? {
+                    this.call(For::Room)?;
+                }
+                return Poll::Ready(Ok(()));
+            }
+            if this.over {
+                return Poll::Ready(Ok(()));
+            }
+            ready!(this.poll_wait(cx, For::Bytes))?;
+        }
+    }
+}
+
+impl AsyncWrite for RingStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        src: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        if src.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        loop {
+            if this.over {
+                return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+            }
+            let n = this.outgoing.write(&this.memory, src).map_err(broken)?;
+            if n > 0 {
+                this.looks_until_ns = None;
+                this.call(For::Bytes)?;
+                return Poll::Ready(Ok(n));
+            }
+            ready!(this.poll_wait(cx, For::Room))?;
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let ended = rustix::net::shutdown(&self.get_mut().socket, rustix::net::Shutdown::Write);
+        Poll::Ready(ended.map_err(Into::into))
+    }
+}
