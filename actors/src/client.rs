@@ -18,6 +18,7 @@ pub use peer::TransportChoice;
 pub use write::WritePlan;
 
 use crate::cell::CellAddr;
+use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::message::{
     ClusterStats, Existence, KeyBytes, ObjMeta, RankInfo, Request, Response, Settings, View,
@@ -27,13 +28,11 @@ use crate::plans::OpenPlans;
 use crate::producer::{Attach, Producer, ProducerTruth};
 use control::{ControlPool, MasterPath, contact};
 use counters::Reads;
-use hashbrown::HashMap;
 use locations::Locations;
-use nkv_store::clock::{BootClock, Clock};
-use nkv_store::shm::boot_id;
+use nkv_transport::wire::Address;
 use nkv_transport::wire::auth::{Credentials, Secret};
-use nkv_transport::wire::{Address, Net, OsNet};
 use peer::Peer;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
@@ -63,13 +62,12 @@ impl Default for ClientConfig {
 
 /// What all clones of a handle share, and the Producer with them.
 pub struct Shared {
-    pub(crate) net: Arc<dyn Net>,
-    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) env: Environment,
     pub(crate) config: ClientConfig,
     pub(crate) credentials: Credentials,
     pub(crate) producer_id: u64,
     pub(crate) plans: Arc<OpenPlans>,
-    pub(crate) peers: RwLock<HashMap<u64, Arc<Peer>>>,
+    pub(crate) peers: RwLock<BTreeMap<u64, Arc<Peer>>>,
     pub(crate) actor: OnceLock<CellAddr<Producer>>,
     pub(crate) locations: Locations,
     pub(crate) reads: Reads,
@@ -111,8 +109,7 @@ pub struct Client {
 
 /// What a handle is made from.
 pub(crate) struct Parts {
-    pub net: Arc<dyn Net>,
-    pub clock: Arc<dyn Clock>,
+    pub env: Environment,
     pub config: ClientConfig,
     pub credentials: Credentials,
     pub settings: Settings,
@@ -126,23 +123,31 @@ pub(crate) struct Parts {
 impl Client {
     /// Connects to a cluster through any of its nodes; starts one background thread.
     pub async fn connect(node: &Address, config: ClientConfig) -> Result<Self> {
-        let net: Arc<dyn Net> = Arc::new(OsNet);
-        let producer_id = nkv_store::random_u64();
+        Self::connect_in(Environment::of_this_process(), node, config).await
+    }
+
+    /// The same in an environment of the caller's.
+    pub async fn connect_in(
+        env: Environment,
+        node: &Address,
+        config: ClientConfig,
+    ) -> Result<Self> {
+        let producer_id = env.random.u64();
         let limit = Duration::from_millis(config.call_timeout_ms);
         let credentials = Credentials::of_client(&config.job, config.secret.clone());
-        let found = contact(&*net, node, &credentials, producer_id, limit).await?;
+        let credentials = credentials.with_random(env.random.clone());
+        let found = contact(&*env.net, node, &credentials, producer_id, limit).await?;
         let mut addresses = found.master;
         if let Some((info, _)) = found.view.ranks.iter().find(|(i, _)| i.rank == 0)
-            && info.boot_id == boot_id()
+            && info.boot_id == env.machine.boot_id()
             && let Some(local) = &info.local
         {
             addresses.insert(0, local.clone());
         }
-        let place = OwnedPlace::arbiter()?;
+        let place = env.place()?;
         let here = place.place().clone();
         let parts = Parts {
-            net,
-            clock: Arc::new(BootClock),
+            env,
             config,
             credentials,
             settings: found.settings,
@@ -158,10 +163,10 @@ impl Client {
     }
 
     pub(crate) fn from_parts(p: Parts) -> Self {
-        let pool = ControlPool::new(p.net.clone(), p.path, p.credentials.clone(), p.producer_id);
+        let pool =
+            ControlPool::new(p.env.net.clone(), p.path, p.credentials.clone(), p.producer_id);
         let shared = Shared {
-            net: p.net,
-            clock: p.clock,
+            env: p.env,
             config: p.config,
             credentials: p.credentials,
             producer_id: p.producer_id,
@@ -339,7 +344,7 @@ impl Client {
     pub(crate) async fn locate(&self, keys: &[&[u8]]) -> Vec<Result<ObjMeta>> {
         let kept = &self.shared.locations;
         let all_known = kept.knows_all(keys);
-        if all_known && kept.spare_master(self.shared.clock.now_ns()) {
+        if all_known && kept.spare_master(self.shared.env.clock.now_ns()) {
             let known: Vec<_> = keys.iter().map_while(|k| kept.known(k)).map(Ok).collect();
             if known.len() == keys.len() {
                 Reads::count(&self.shared.reads.stood_in, known.len() as u64);
@@ -354,7 +359,7 @@ impl Client {
             Ok(other) => spread(keys.len(), unexpected("GetLocation", &other)),
             Err(e) => {
                 if locations::unknown(e.kind) {
-                    kept.master_silent(self.shared.clock.now_ns());
+                    kept.master_silent(self.shared.env.clock.now_ns());
                 }
                 spread(keys.len(), e)
             }

@@ -172,6 +172,7 @@ impl Node {
     pub async fn ended(&self) -> Ended {
         let (mut link, mut failed) = (self.first.reins.link.clone(), self.failed.clone());
         tokio::select! {
+            biased;
             r = link.wait_for(|l| *l == LinkState::Gone) => match r {
                 Ok(_) => Ended::Gone,
                 Err(_) => Ended::ActorFailed("the membership task ended".to_string()),
@@ -188,7 +189,7 @@ impl Node {
         self.segments.drain();
         self.first.reins.drain();
         let all = self.all_reins();
-        let clock = &*self.segments.common.clock;
+        let clock = &*self.segments.common.env.clock;
         let here = || all.iter().map(Reins::open_plans).sum::<u64>();
         let open = || here().max(self.client.open_plans() as u64);
         let (start, limit_ms) = (clock.now_ms(), limit.as_millis() as u64);

@@ -186,9 +186,9 @@ impl Ranges {
 
 #[derive(Debug, Default)]
 struct Inner {
-    by_plan: HashMap<PlanId, Arc<PlanState>>,
+    by_plan: BTreeMap<PlanId, Arc<PlanState>>,
     // Closed with a write still in flight.
-    leaving: HashMap<PlanId, Arc<PlanState>>,
+    leaving: BTreeMap<PlanId, Arc<PlanState>>,
     by_key: HashMap<Key, PlanId>,
     // Plans ended before their grant arrived. Emptied whenever no open is in flight, so its size
     // is bounded by what the master granted meanwhile.
@@ -201,7 +201,7 @@ struct Inner {
 impl Inner {
     /// Takes out those whose last writer is out; to be dropped once the lock is free.
     fn leave(&mut self) -> Vec<Arc<PlanState>> {
-        self.leaving.extract_if(|_, p| p.gate.is_out()).map(|(_, p)| p).collect()
+        self.leaving.extract_if(.., |_, p| p.gate.is_out()).map(|(_, p)| p).collect()
     }
 }
 

@@ -10,7 +10,6 @@ use crate::error::Result;
 use crate::message::{PlanRef, RankInfo, Request};
 use crate::plans::Obeyed;
 use hashbrown::HashMap;
-use nkv_store::shm::boot_id;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
@@ -107,12 +106,10 @@ impl On<Attach> for Producer {
             return;
         }
         let attaching = Attaching {
-            net: shared.net.clone(),
-            clock: shared.clock.clone(),
+            env: shared.env.clone(),
             credentials: shared.credentials.clone(),
             producer: shared.producer_id,
             info: m.0,
-            boot_id: boot_id(),
             choice: shared.config.transport,
             plans: shared.plans.clone(),
             obeyed: Obeyed::new(incarnation),

@@ -4,7 +4,7 @@
 
 mod doors;
 
-pub(crate) use doors::{Doors, LocalOwner, OpenDoor, Published, local_owner, publish_local};
+pub(crate) use doors::{Doors, LocalOwner, LocalOwners, OpenDoor, Published};
 
 use crate::cell::{CellAddr, Reply};
 use crate::error::Error;
@@ -17,6 +17,7 @@ use crate::node::Segments;
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
 use crate::owner::{PlanDropped, TermObeyed, Touches};
 use crate::place::Place;
+use crate::race::race;
 use doors::Door;
 use hashbrown::HashSet;
 use nkv_store::clock::Clock;
@@ -165,11 +166,13 @@ impl Server {
                 let Some(door) = self.doors.to(incarnation) else {
                     return refuse(&mut stream, self.no_door(incarnation)).await;
                 };
-                tokio::select! {
-                    served = attach(&door, stream, peer, producer, maps) => served,
-                    // Closed here, the client's flag falls: no verb of it succeeds any more.
-                    () = door.shut() => Ok(()),
-                }
+                let served = attach(&door, stream, peer, producer, maps);
+                // Closed here, the client's flag falls: no verb of it succeeds any more.
+                let shut = async {
+                    door.shut().await;
+                    Ok(())
+                };
+                race(served, shut).await
             }
             Purpose::Segments(command) => {
                 let done = self.command(command).await;
@@ -281,7 +284,7 @@ impl Server {
                 }
             };
             let up = read_ups(&mut reader, master, (seat, incarnation, link));
-            tokio::select! { r = down => r, r = up => r }
+            race(down, up).await
         }
         .await;
         let _ = master.push(LinkDown { seat, link }, Reply::nobody()).await;
@@ -298,9 +301,9 @@ async fn attach(
 ) -> Result<(), WireError> {
     let attachments = &door.tables.attachments;
     let (tx, rx) = mpsc::channel(ATTACH_QUEUE);
-    let pidfd = peer.unix.and_then(|u| u.pidfd);
+    let process = peer.unix.and_then(|u| u.process);
     // Registered before the welcome: every plan that ends from now on is told to it.
-    let id = maps.then(|| attachments.add(producer, Route::Process { tx: tx.clone(), pidfd }));
+    let id = maps.then(|| attachments.add(producer, Route::Process { tx: tx.clone(), process }));
     let mut buf = Vec::new();
     // Read after it is registered: a later term is told to it.
     let term = door.tables.term();
@@ -314,7 +317,7 @@ async fn attach(
     let (mut reader, mut writer) = tokio::io::split(stream);
     let out = write_to_client(&mut writer, rx);
     let inn = read_from_client(door, &mut reader, producer, id, &tx);
-    let ended = tokio::select! { r = out => r, r = inn => r };
+    let ended = race(out, inn).await;
     if let Some(id) = id {
         attachments.cut(id);
     }

@@ -2,6 +2,7 @@
 //! touches go out and plans are dropped. Made by the Producer actor, used without it.
 
 use crate::cell::{CellAddr, Reply};
+use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::membership::hello;
 use crate::message::{PlanId, Purpose, RankInfo, ToClient, ToOwner, Touch, Welcome};
@@ -9,16 +10,14 @@ use crate::owner::attachments::{AttachId, Route};
 use crate::owner::tables::OwnerTables;
 use crate::owner::{Owner, Touches};
 use crate::plans::{Obeyed, OpenPlans};
-use crate::server::local_owner;
+use crate::race::race;
 use nkv_store::layout::Region;
-use nkv_store::shm;
 use nkv_transport::Alive;
 use nkv_transport::local::LocalVerbs;
 use nkv_transport::shm::ShmVerbs;
-use nkv_transport::tcp::{TcpOptions, TcpVerbs};
 use nkv_transport::verbs::{Kind, Verbs};
 use nkv_transport::wire::auth::Credentials;
-use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
+use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, read_frame, write_frame};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -102,12 +101,10 @@ impl std::fmt::Debug for Peer {
 
 /// What a peer is made from.
 pub(crate) struct Attaching {
-    pub net: Arc<dyn Net>,
-    pub clock: Arc<dyn nkv_store::clock::Clock>,
+    pub env: Environment,
     pub credentials: Credentials,
     pub producer: u64,
     pub info: RankInfo,
-    pub boot_id: u64,
     pub choice: TransportChoice,
     pub plans: Arc<OpenPlans>,
     pub obeyed: Arc<Obeyed>,
@@ -144,7 +141,7 @@ impl Attaching {
             arena: Region { offset: self.info.arena_offset, len: self.info.arena_bytes },
             quarantine_ns: u64::from(self.info.quarantine_ms) * 1_000_000,
             verbs,
-            attached_ns: self.clock.now_ns(),
+            attached_ns: self.env.clock.now_ns(),
             obeyed: self.obeyed.clone(),
             link,
             alive,
@@ -153,7 +150,7 @@ impl Attaching {
     }
 
     fn local(&self) -> Option<Arc<Peer>> {
-        let l = local_owner(self.info.incarnation)?;
+        let l = self.env.owners.get(self.info.incarnation)?;
         let route = Route::Local(self.plans.clone(), self.obeyed.clone());
         let id = l.tables.attachments.add(self.producer, route);
         // Read after it is registered: a later term reaches the route.
@@ -167,7 +164,7 @@ impl Attaching {
         let Some(address) = &self.info.local else {
             return Ok(None);
         };
-        if self.info.boot_id != self.boot_id || self.info.segment.is_empty() {
+        if self.info.boot_id != self.env.machine.boot_id() || self.info.segment.is_empty() {
             return Ok(None);
         }
         let mut stream = self.hello(address, true).await?;
@@ -185,8 +182,8 @@ impl Attaching {
     }
 
     fn map(&self) -> Result<Arc<dyn nkv_store::Memory>> {
-        let segment = self.info.segment.clone();
-        let memory: Arc<dyn nkv_store::Memory> = shm::attach(&segment, false)?;
+        let (segment, machine) = (&self.info.segment, &self.env.machine);
+        let memory = machine.attach(segment)?;
         let heap = nkv_store::heap::Heap::open(memory.clone())?;
         if heap.geometry().incarnation != self.info.incarnation {
             return Err(Error::disconnected(format!(
@@ -194,12 +191,8 @@ impl Attaching {
             )));
         }
         if self.info.prefault {
-            // Beside the first calls: it takes 0.3 s/GiB, and only saves page faults.
-            drop(tokio::task::spawn_blocking(move || {
-                if let Err(error) = shm::attach(&segment, true) {
-                    tracing::debug!(%error, "not prefaulted");
-                }
-            }));
+            // Beside the first calls: it takes 0.3 s/GiB.
+            machine.prefault(segment);
         }
         Ok(memory)
     }
@@ -209,22 +202,16 @@ impl Attaching {
             return Err(Error::unsupported(format!("rank {} has no tcp agent", self.info.rank)));
         };
         let stream = self.hello(&self.info.control, false).await?;
-        let (incarnation, credentials) = (self.info.incarnation, self.credentials.clone());
-        let verbs = tokio::task::spawn_blocking(move || {
-            let job = credentials.job().to_string();
-            let opts = TcpOptions { credentials: Some(credentials), ..TcpOptions::default() };
-            TcpVerbs::connect(&data, incarnation, &job, opts)
-        })
-        .await
-        .map_err(|e| Error::internal(format!("connect task: {e}")))??;
-        let alive = verbs.alive();
-        Ok(self.linked(stream, Arc::new(verbs), alive))
+        let machine = &self.env.machine;
+        let connecting = machine.connect(&data, self.info.incarnation, &self.credentials);
+        let (verbs, alive) = connecting.await?;
+        Ok(self.linked(stream, verbs, alive))
     }
 
     async fn hello(&self, address: &nkv_transport::wire::Address, maps: bool) -> Result<BoxStream> {
         let (producer, incarnation) = (self.producer, self.info.incarnation);
         let purpose = Purpose::Attach { producer, incarnation, maps };
-        let work = hello(&*self.net, address, &self.credentials, purpose);
+        let work = hello(&*self.env.net, address, &self.credentials, purpose);
         match tokio::time::timeout(ATTACH_LIMIT, work).await {
             Ok(Ok((stream, Welcome::Attached { term }))) => {
                 self.plans.obey(&self.obeyed, term);
@@ -451,7 +438,7 @@ async fn run_link(
             }
         }
     };
-    tokio::select! { why = out => why, why = inn => why }
+    race(out, inn).await
 }
 
 /// Says a word once no copy is in flight that it would deny. A copy is bounded by its size.

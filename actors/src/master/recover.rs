@@ -232,7 +232,7 @@ impl Master {
             let asked = info.map_or((0, 0, 0), |p| (p.producer, p.request, p.item));
             let opened = PlanOpened {
                 plan,
-                token: info.map_or_else(nkv_store::random_u64, |p| p.token),
+                token: info.map_or_else(|| self.truth.random.u64(), |p| p.token),
                 at: e.at,
                 extent_offset: e.extent.offset,
                 extent_len: e.extent.len,

@@ -3,9 +3,8 @@
 
 use crate::message::{PlanId, Term, ToClient};
 use crate::plans::{Obeyed, OpenPlans};
-use hashbrown::HashMap;
-use nkv_transport::wire::process_alive;
-use std::os::fd::OwnedFd;
+use nkv_transport::wire::Process;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 
@@ -24,7 +23,7 @@ pub enum Route {
         /// Frames to it.
         tx: mpsc::Sender<ToClient>,
         /// Proof of its death.
-        pidfd: Option<Arc<OwnedFd>>,
+        process: Option<Arc<dyn Process>>,
     },
 }
 
@@ -34,9 +33,9 @@ impl Route {
     fn is_out(&self, cut: bool, here: impl FnOnce(&OpenPlans, &Obeyed) -> bool) -> bool {
         match self {
             Self::Local(plans, obeyed) => here(plans, obeyed),
-            Self::Process { pidfd: Some(fd), .. } => !process_alive(fd),
-            // Without a pidfd a broken connection is all the proof there can be.
-            Self::Process { pidfd: None, .. } => cut,
+            Self::Process { process: Some(process), .. } => !process.is_alive(),
+            // Without one a broken connection is all the proof there can be.
+            Self::Process { process: None, .. } => cut,
         }
     }
 
@@ -56,7 +55,7 @@ struct Attachment {
     producer: u64,
     route: Route,
     // Plans it was told to drop and when; until answered, their extents are held.
-    pending: HashMap<PlanId, u64>,
+    pending: BTreeMap<PlanId, u64>,
     // The term it was told to obey and when, until it said that it does.
     term: Option<(Term, u64)>,
     // Its connection ended without `Detach`: only its death frees what is pending.
@@ -75,7 +74,7 @@ pub type AttachId = u64;
 #[derive(Debug, Default)]
 struct Inner {
     next: AttachId,
-    all: HashMap<AttachId, Attachment>,
+    all: BTreeMap<AttachId, Attachment>,
 }
 
 /// All attachments of one owner.
@@ -93,7 +92,7 @@ impl Attachments {
         inner.next += 1;
         let id = inner.next;
         // What an attachment that broke off was still asked, this one is asked now.
-        let (mut pending, mut term) = (HashMap::new(), None);
+        let (mut pending, mut term) = (BTreeMap::new(), None);
         for old in inner.all.values().filter(|a| a.producer == producer && a.cut) {
             pending.extend(old.pending.iter().map(|(plan, sent)| (*plan, *sent)));
             term = term.max(old.term);
@@ -232,9 +231,9 @@ mod tests {
     fn i10_a_plan_is_dropped_only_when_its_producer_said_so() {
         let a = Attachments::default();
         let (tx, mut rx) = mpsc::channel(4);
-        a.add(7, Route::Process { tx: tx.clone(), pidfd: None });
-        a.add(7, Route::Process { tx: tx.clone(), pidfd: None });
-        a.add(8, Route::Process { tx, pidfd: None });
+        a.add(7, Route::Process { tx: tx.clone(), process: None });
+        a.add(7, Route::Process { tx: tx.clone(), process: None });
+        a.add(8, Route::Process { tx, process: None });
         a.drop_plan(7, plan(1), 0);
         assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
         assert!(!a.is_dropped(7, plan(1), 1));
@@ -253,7 +252,7 @@ mod tests {
             rustix::process::PidfdFlags::empty(),
         )
         .unwrap();
-        let id = a.add(7, Route::Process { tx, pidfd: Some(Arc::new(fd)) });
+        let id = a.add(7, Route::Process { tx, process: Some(Arc::new(fd)) });
         a.drop_plan(7, plan(1), 0);
         a.cut(id);
         assert!(!a.is_dropped(7, plan(1), 1), "its process lives: a cut connection proves nothing");
