@@ -347,6 +347,13 @@ impl Segments {
         self.lock().hosts.values().filter_map(Hosted::host).map(|h| h.info.clone()).collect()
     }
 
+    /// Incarnations of what is mounted, and whether each is joined.
+    pub(super) fn links(&self) -> Vec<(u64, bool)> {
+        let table = self.lock();
+        let hosts = table.hosts.values().filter_map(Hosted::host);
+        hosts.map(|h| (h.info.incarnation, h.reins.is_joined())).collect()
+    }
+
     /// The owner of a mounted segment.
     pub(super) fn owner(&self, id: u32) -> Option<CellAddr<Owner>> {
         self.lock().hosts.get(&id).and_then(Hosted::host).map(|h| h.reins.owner.clone())

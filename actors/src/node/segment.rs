@@ -265,10 +265,14 @@ impl Reins {
         self.tables.lock().plans.len() as u64
     }
 
+    /// The master has taken its report in, and the link is up.
+    pub(super) fn is_joined(&self) -> bool {
+        *self.link.borrow() == LinkState::Joined
+    }
+
     /// True once the master said that no plan follows, or cannot say it.
     pub(super) fn is_quiet(&self) -> bool {
-        let joined = *self.link.borrow() == LinkState::Joined;
-        self.switches.quiet.load(Ordering::Acquire) || !joined
+        self.switches.quiet.load(Ordering::Acquire) || !self.is_joined()
     }
 
     /// Leaves the cluster for good; true if the master confirmed it: then nothing that lay here is in
