@@ -93,8 +93,7 @@ impl Cluster {
         let net = Net::new(plan.hosts, plan.weather, Dice::new(seed, NET), trace.clone());
         let ledger = Arc::new(Ledger::new(&plan.keys(), trace.clone()));
         let dice = Dice::new(seed, MACHINES);
-        let machines =
-            Machines::new(net.clone(), ledger.clone(), plan.hiccups, plan.tolls, dice);
+        let machines = Machines::new(net.clone(), ledger.clone(), plan.hiccups, plan.tolls, dice);
         let clock = |(offset, rate): &(u64, u64)| Arc::new(HostClock::new(*offset, *rate));
         let client = |host: &usize| ClientProgram { host: *host, process: None };
         let cluster = Rc::new(Self {
@@ -192,8 +191,10 @@ impl Cluster {
             *self.members.borrow_mut() =
                 view.ranks.iter().map(|(info, _)| info.incarnation).collect();
         }
-        let joined: Vec<u64> =
-            (0..self.plan.ranks.len()).filter_map(|r| self.with_node(r, Node::joined)).flatten().collect();
+        let joined: Vec<u64> = (0..self.plan.ranks.len())
+            .filter_map(|r| self.with_node(r, Node::joined))
+            .flatten()
+            .collect();
         let mut since = self.joined.borrow_mut();
         since.retain(|incarnation, _| joined.contains(incarnation));
         for incarnation in joined {
@@ -246,6 +247,12 @@ impl Cluster {
         for (word, n) in self.ledger.excused() {
             self.coverage.borrow_mut().add(&format!("excused: {word}"), n);
         }
+    }
+
+    /// A read that began then returned these bytes, taken from these incarnations.
+    pub fn check_bytes(&self, key: usize, began: u64, bytes: &[u8], read_from: &[u64]) {
+        self.look();
+        self.ledger.check_bytes((key, began), bytes, read_from, &self.members.borrow());
     }
 
     /// Counts a call that ended.

@@ -11,7 +11,10 @@ mod verbs;
 pub use agent::{AgentDoor, SimAgent};
 pub use verbs::SimVerbs;
 
+use crate::dice::Dice;
 use nkv::transport::Op;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
@@ -29,6 +32,29 @@ pub struct Tolls {
     pub stall: Duration,
     /// An agent that gets no more of a batch, as transport/src/tcp/agent.rs has it.
     pub agent_stall: Duration,
+}
+
+/// One end of the wire: how bad it is for now.
+#[derive(Debug)]
+pub struct Wire {
+    tolls: Tolls,
+    // It is not, any more.
+    kind: Arc<AtomicBool>,
+    dice: Mutex<Dice>,
+}
+
+impl Wire {
+    pub fn new(tolls: Tolls, kind: Arc<AtomicBool>, dice: Dice) -> Self {
+        Self { tolls, kind, dice: Mutex::new(dice) }
+    }
+
+    fn is_kind(&self) -> bool {
+        self.kind.load(Ordering::Relaxed)
+    }
+
+    fn dice(&self) -> MutexGuard<'_, Dice> {
+        self.dice.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A verb on its way.

@@ -6,7 +6,7 @@ use crate::cluster::Cluster;
 use crate::ledger::Roster;
 use crate::net::ip_of;
 use crate::plan::{JOB, PORT, secret};
-use crate::stack::Stackful;
+use crate::stack::{self, Stackful};
 use nkv::message::ClusterStats;
 use nkv::{Address, Client, ClientConfig};
 use std::rc::Rc;
@@ -25,8 +25,10 @@ pub async fn check(cluster: Rc<Cluster>) {
     for a in 0..cluster.plan.hosts {
         (0..cluster.plan.hosts).for_each(|b| cluster.net.mend(a, b));
     }
+    cluster.machines.be_kind();
     cluster.closing.set(true);
-    if !until(LAST_CALLS, async || cluster.calls.get() == 0 && cluster.clients_running() == 0).await {
+    if !until(LAST_CALLS, async || cluster.calls.get() == 0 && cluster.clients_running() == 0).await
+    {
         let (calls, clients) = (cluster.calls.get(), cluster.clients_running());
         let text = format!("{calls} calls and {clients} clients do not end");
         return cluster.ledger.wrong(text);
@@ -145,9 +147,10 @@ async fn read_all(cluster: &Rc<Cluster>, handle: &Client) {
     Stackful::new(async move {
         for key in 0..cluster.ledger.keys() {
             let began = cluster.ledger.moment();
+            stack::read_from();
             let read = handle.get(&cluster.ledger.key_name(key)).await;
             match read {
-                Ok(bytes) => cluster.ledger.check_bytes(key, began, &bytes, &[]),
+                Ok(bytes) => cluster.check_bytes(key, began, &bytes, &stack::read_from()),
                 Err(e) if e.kind == nkv::ErrorKind::NotFound => {
                     let roster = cluster.roster(u64::MAX);
                     cluster.ledger.check_absence(key, began, &roster);

@@ -91,7 +91,8 @@ fn cut_a_path(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
 fn cut_a_host_off(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
     let hosts = cluster.plan.hosts;
     let a = cluster.plan.ranks[dice.below(cluster.plan.ranks.len() as u64) as usize];
-    let (inwards, outwards) = *dice.pick(&[(true, true), (true, true), (true, false), (false, true)]);
+    let (inwards, outwards) =
+        *dice.pick(&[(true, true), (true, true), (true, false), (false, true)]);
     let mut paths = Vec::new();
     for b in (0..hosts).filter(|b| *b != a) {
         if outwards {

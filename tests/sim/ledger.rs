@@ -135,6 +135,7 @@ struct Book {
     // Which process has an incarnation, and which processes were masters.
     homes: BTreeMap<u64, Pid>,
     masters: BTreeSet<Pid>,
+    dead: BTreeSet<Pid>,
     lost: Vec<Lost>,
     wrong: Vec<String>,
     excused: BTreeMap<&'static str, u64>,
@@ -216,6 +217,7 @@ impl Ledger {
     pub fn process_died(&self, pid: Pid, lost: Vec<Lost>) {
         let mut book = self.lock();
         book.lost.extend(lost);
+        book.dead.insert(pid);
         let its: BTreeSet<u64> =
             book.homes.iter().filter(|(_, p)| **p == pid).map(|(i, _)| *i).collect();
         let now = book.tick();

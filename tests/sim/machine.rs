@@ -1,21 +1,22 @@
 //! The machine below a simulated process: segments by name on its host, and the data plane between
 //! hosts. What the program asks of a machine is `nkv::machine::Machine`; nothing else of it is played.
 
-use crate::data::{AgentDoor, SimAgent, SimVerbs, Tolls};
+use crate::data::{AgentDoor, SimAgent, SimVerbs, Tolls, Wire};
 use crate::dice::Dice;
 use crate::ledger::Ledger;
-use crate::memory::{Hiccups, SimMemory};
+use crate::memory::{Hiccups, Nerves, SimMemory};
 use crate::net::Net;
 use crate::process::Pid;
 use crate::truth::Watch;
+use nkv::Credentials;
 use nkv::machine::{Connected, DataAgent, Machine, NewSegment, Served};
 use nkv::store::{Heap, Memory, SegmentName, StoreError};
 use nkv::transport::wire::BoxFuture;
 use nkv::transport::{TransportError, Verbs};
-use nkv::Credentials;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Debug)]
@@ -39,6 +40,7 @@ pub struct Machines {
     ledger: Arc<Ledger>,
     hiccups: Hiccups,
     tolls: Tolls,
+    kind: Arc<AtomicBool>,
 }
 
 impl Machines {
@@ -51,11 +53,17 @@ impl Machines {
             next_port: 40_000,
             dice,
         };
-        Self { shared: Arc::new(Mutex::new(shared)), net, ledger, hiccups, tolls }
+        let kind = Arc::default();
+        Self { shared: Arc::new(Mutex::new(shared)), net, ledger, hiccups, tolls, kind }
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From here on nothing is lost, and nobody is held up.
+    pub fn be_kind(&self) {
+        self.kind.store(true, Ordering::Relaxed);
     }
 
     /// The watch over the segment of an incarnation.
@@ -110,8 +118,8 @@ impl Machine for SimMachine {
         let watch = Arc::new(Watch::new(self.machines.ledger.clone()));
         let mut shared = self.machines.lock();
         let dice = shared.dice.fork();
-        let hiccups = self.machines.hiccups;
-        let memory = Arc::new(SimMemory::new(&file_name, bytes, watch, hiccups, dice)?);
+        let nerves = Nerves::new(self.machines.hiccups, self.machines.kind.clone(), dice);
+        let memory = Arc::new(SimMemory::new(&file_name, bytes, watch, nerves)?);
         let called = (self.host, file_name.clone());
         let name = name.map(|_| {
             shared.segments.insert(called.clone(), memory.clone());
@@ -147,7 +155,8 @@ impl Machine for SimMachine {
         shared.next_port += 1;
         let at = SocketAddr::new(what.at.ip(), shared.next_port);
         let (machines, dice) = (self.machines.clone(), shared.dice.fork());
-        let (agent, door) = SimAgent::start(at, self.host, what, machines.tolls, &machines.net, dice);
+        let wire = Wire::new(machines.tolls, machines.kind.clone(), dice);
+        let (agent, door) = SimAgent::start(at, self.host, what, &machines.net, wire);
         shared.agents.insert(at, door);
         drop(shared);
         Ok(Box::new(agent))
@@ -162,6 +171,7 @@ impl Machine for SimMachine {
         let door = at.parse().ok().and_then(|at| self.machines.lock().agents.get(&at).cloned());
         let (net, tolls, host) = (self.machines.net.clone(), self.machines.tolls, self.host);
         let (dice, at) = (self.machines.lock().dice.fork(), at.to_string());
+        let wire = Wire::new(tolls, self.machines.kind.clone(), dice);
         Box::pin(async move {
             let gone = |why: &str| TransportError::Disconnected(format!("{at}: {why}"));
             let door = door.ok_or_else(|| gone("nobody listens there"))?;
@@ -173,10 +183,9 @@ impl Machine for SimMachine {
             if door.incarnation != incarnation || !door.is_served() {
                 return Err(gone("another segment is served there"));
             }
-            let verbs = SimVerbs::new(net, host, door, tolls, dice);
+            let verbs = SimVerbs::new(net, host, door, wire);
             let alive = verbs.alive();
             Ok((Arc::new(verbs) as Arc<dyn Verbs>, alive))
         })
     }
 }
-

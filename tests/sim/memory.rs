@@ -7,7 +7,9 @@ use crate::stack;
 use crate::truth::Watch;
 use nkv::store::{AnonMemory, Export, Memory, StoreError};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// How often, and for how long, a client's thread is held up in the middle of an access.
 #[derive(Debug, Clone, Copy)]
@@ -18,13 +20,42 @@ pub struct Hiccups {
     pub ms: (u64, u64),
 }
 
+/// What holds clients up.
+#[derive(Debug)]
+pub struct Nerves {
+    hiccups: Hiccups,
+    // Nobody is held up any more.
+    kind: Arc<AtomicBool>,
+    dice: Mutex<Dice>,
+}
+
+impl Nerves {
+    pub fn new(hiccups: Hiccups, kind: Arc<AtomicBool>, dice: Dice) -> Self {
+        Self { hiccups, kind, dice: Mutex::new(dice) }
+    }
+
+    /// How long a client is held up now, if it is.
+    fn pause(&self) -> Option<Duration> {
+        if self.kind.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut dice = self.dice.lock().unwrap_or_else(PoisonError::into_inner);
+        let (low, high) = self.hiccups.ms;
+        dice.permille(self.hiccups.permille).then(|| dice.ms(low, high))
+    }
+
+    fn below(&self, limit: usize) -> usize {
+        let mut dice = self.dice.lock().unwrap_or_else(PoisonError::into_inner);
+        dice.below(limit as u64) as usize
+    }
+}
+
 /// See the file's first paragraph.
 #[derive(Debug)]
 pub struct SimMemory {
     bytes: AnonMemory,
     watch: Arc<Watch>,
-    hiccups: Hiccups,
-    dice: Mutex<Dice>,
+    nerves: Nerves,
     file_name: String,
 }
 
@@ -33,12 +64,11 @@ impl SimMemory {
         file_name: &str,
         len: u64,
         watch: Arc<Watch>,
-        hiccups: Hiccups,
-        dice: Dice,
+        nerves: Nerves,
     ) -> Result<Self, StoreError> {
         let bytes = AnonMemory::new(len)?;
         let file_name = file_name.to_string();
-        Ok(Self { bytes, watch, hiccups, dice: Mutex::new(dice), file_name })
+        Ok(Self { bytes, watch, nerves, file_name })
     }
 
     pub fn watch(&self) -> &Arc<Watch> {
@@ -47,15 +77,9 @@ impl SimMemory {
 
     /// Between two accesses: a client may lose its processor here.
     fn between(&self) {
-        if !stack::is_client() {
-            return;
-        }
-        let pause = {
-            let mut dice = self.dice.lock().unwrap_or_else(PoisonError::into_inner);
-            let (low, high) = self.hiccups.ms;
-            dice.permille(self.hiccups.permille).then(|| dice.ms(low, high))
-        };
-        if let Some(pause) = pause {
+        if stack::is_client()
+            && let Some(pause) = self.nerves.pause()
+        {
             stack::rest(pause);
         }
     }
@@ -65,8 +89,7 @@ impl SimMemory {
         if len <= 64 || !stack::is_client() {
             return 0;
         }
-        let mut dice = self.dice.lock().unwrap_or_else(PoisonError::into_inner);
-        dice.below(len as u64) as usize
+        self.nerves.below(len)
     }
 }
 
@@ -88,7 +111,7 @@ impl Memory for SimMemory {
 
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
         self.between();
-        self.watch.read(dst.len());
+        self.watch.read();
         let (early, late) = dst.split_at_mut(self.split(dst.len()));
         self.bytes.read(offset, early)?;
         if !early.is_empty() {

@@ -12,6 +12,7 @@
 
 mod pipe;
 mod stream;
+mod told;
 
 pub use stream::{SimNet, ip_of};
 
@@ -27,6 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use stream::SimStream;
+use told::Teller;
 use tokio::time::{Instant, Sleep};
 
 /// The kernel's patience, as transport/src/half_open.rs sets it: with bytes that nobody acknowledges,
@@ -113,6 +115,7 @@ enum Due {
 #[derive(Debug, Clone)]
 pub struct Net {
     state: Arc<Mutex<State>>,
+    teller: Arc<Mutex<Teller>>,
     trace: Trace,
 }
 
@@ -133,7 +136,7 @@ impl Net {
             dying: None,
             lost: Vec::new(),
         };
-        Self { state: Arc::new(Mutex::new(state)), trace }
+        Self { state: Arc::new(Mutex::new(state)), teller: Arc::default(), trace }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -239,10 +242,15 @@ impl Net {
     }
 
     fn tell(&self, conn: ConnId, side: usize, bytes: &[u8], ended: bool) {
-        if !bytes.is_empty() || ended {
-            let told = || format!("{conn}.{side}: {} bytes{}", bytes.len(), shown_end(ended));
-            self.trace.event("net", (conn, side, bytes, ended), told);
+        if bytes.is_empty() && !ended {
+            return;
         }
+        let told = || {
+            let frames = self.teller.lock().unwrap().arrived(conn, side, bytes);
+            let end = if ended { ", and the end" } else { "" };
+            format!("{conn}.{side}: {} bytes{end} {}", bytes.len(), frames.join(" | "))
+        };
+        self.trace.event("net", (conn, side, bytes, ended), told);
     }
 
     /// Handles everything that is due; returns when there is more.
@@ -267,10 +275,6 @@ impl Net {
             }
         }
     }
-}
-
-fn shown_end(ended: bool) -> &'static str {
-    if ended { " and the end" } else { "" }
 }
 
 impl Conn {

@@ -103,6 +103,7 @@ impl Future for Running {
         // Borrowed, so that no task of it can end its own process.
         let mut tasks = process.tasks.borrow_mut();
         let Some(set) = tasks.as_mut() else { return Poll::Ready(()) };
+        let _named = tracing::info_span!("process", pid = process.pid).entered();
         // A process without tasks goes on: tasks are given to it from outside.
         let _ = Pin::new(set).poll(cx);
         Poll::Pending

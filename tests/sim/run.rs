@@ -48,6 +48,11 @@ fn keep_quiet() {
 /// Runs a seed. `told`: every event is printed.
 pub fn run(seed: u64, told: bool) -> Outcome {
     keep_quiet();
+    if told {
+        // What the program itself says, where it is asked for.
+        let filter = tracing_subscriber::EnvFilter::from_env("NKV_SIM_LOG");
+        let _ = tracing_subscriber::fmt().with_env_filter(filter).without_time().try_init();
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)

@@ -58,32 +58,34 @@ fn run_many(first: u64, n: u64, jobs: usize) -> (Coverage, Vec<u64>) {
     let threads: Vec<_> = (0..jobs)
         .map(|_| {
             let (next, done, sum) = (next.clone(), done.clone(), sum.clone());
-            spawn_named("seeds", move || loop {
-                let i = next.fetch_add(1, Ordering::SeqCst);
-                if i >= n {
-                    return;
-                }
-                let seed = (first + i) & ((1 << SEED_BITS) - 1);
-                let outcome = std::panic::catch_unwind(|| run(seed, false));
-                let mut sum = sum.lock().unwrap();
-                match outcome {
-                    Ok(outcome) => {
-                        check_size(&outcome);
-                        sum.0.join(&outcome.coverage);
-                        if !outcome.wrong.is_empty() {
-                            report(&outcome);
+            spawn_named("seeds", move || {
+                loop {
+                    let i = next.fetch_add(1, Ordering::SeqCst);
+                    if i >= n {
+                        return;
+                    }
+                    let seed = (first + i) & ((1 << SEED_BITS) - 1);
+                    let outcome = std::panic::catch_unwind(|| run(seed, false));
+                    let mut sum = sum.lock().unwrap();
+                    match outcome {
+                        Ok(outcome) => {
+                            check_size(&outcome);
+                            sum.0.join(&outcome.coverage);
+                            if !outcome.wrong.is_empty() {
+                                report(&outcome);
+                                sum.1.push(seed);
+                            }
+                        }
+                        Err(_) => {
+                            println!("seed {seed} panicked; {}", again(seed));
                             sum.1.push(seed);
                         }
                     }
-                    Err(_) => {
-                        println!("seed {seed} panicked; {}", again(seed));
-                        sum.1.push(seed);
+                    drop(sum);
+                    let done = done.fetch_add(1, Ordering::SeqCst) + 1;
+                    if done.is_multiple_of(PROGRESS) {
+                        println!("{done} seeds");
                     }
-                }
-                drop(sum);
-                let done = done.fetch_add(1, Ordering::SeqCst) + 1;
-                if done.is_multiple_of(PROGRESS) {
-                    println!("{done} seeds");
                 }
             })
             .unwrap()

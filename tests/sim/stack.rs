@@ -27,7 +27,7 @@ type Work = Pin<Box<dyn Future<Output = ()>>>;
 #[derive(Clone)]
 struct Running {
     waker: Waker,
-    // Incarnations that it read payload from since it was last asked.
+    // Incarnations that it read from since it was last asked.
     read: Rc<RefCell<Vec<u64>>>,
 }
 
@@ -105,14 +105,17 @@ pub fn rest(pause: Duration) {
     wait(tokio::time::sleep(pause));
 }
 
-/// Notes that this client reads payload of an incarnation.
+/// Notes that this client reads from an incarnation.
 pub fn reads_from(incarnation: u64) {
     if let Some(now) = running() {
-        now.read.borrow_mut().push(incarnation);
+        let mut read = now.read.borrow_mut();
+        if !read.contains(&incarnation) {
+            read.push(incarnation);
+        }
     }
 }
 
-/// The incarnations that this client read payload from since it was asked last.
+/// The incarnations that this client read from since it was asked last.
 pub fn read_from() -> Vec<u64> {
     running().map(|now| now.read.take()).unwrap_or_default()
 }

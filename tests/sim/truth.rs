@@ -89,10 +89,8 @@ impl Watch {
     }
 
     /// A client read here.
-    pub fn read(&self, len: usize) {
-        if len > HEADER_BYTES as usize
-            && let Some(geometry) = self.lock().geometry
-        {
+    pub fn read(&self) {
+        if let Some(geometry) = self.lock().geometry {
             stack::reads_from(geometry.incarnation);
         }
     }

@@ -66,7 +66,10 @@ impl Worker {
     }
 
     async fn call(&mut self) {
-        match self.dice.weighted(&[260, 50, 110, 250, 50, 60, 45, 35, 25, 70, 20, 8, 2, 12, 6, 6, 2]) {
+        match self
+            .dice
+            .weighted(&[260, 50, 110, 250, 50, 60, 45, 35, 25, 70, 20, 8, 2, 12, 6, 6, 2])
+        {
             0 => self.put().await,
             1 => self.put_many().await,
             2 => self.put_by_pages().await,
@@ -106,8 +109,7 @@ impl Worker {
 
     fn options(&mut self) -> PutOptions {
         let ranks = self.cluster.plan.ranks.len() as u64;
-        let preferred_segment =
-            self.dice.permille(400).then(|| self.dice.below(ranks) as u32);
+        let preferred_segment = self.dice.permille(400).then(|| self.dice.below(ranks) as u32);
         let page_bytes = *self.dice.pick(&[0, 512, 1024, 4096]);
         PutOptions { preferred_segment, page_bytes }
     }

@@ -1,8 +1,7 @@
 //! The agent's end of the wire, a task in the owner's process: it dies, and stands still, with it. It
 //! admits a batch by the program's grants, places it as it arrives, and leaves when it is cut.
 
-use super::{Answer, Batch, Result1, Sent, Tolls};
-use crate::dice::Dice;
+use super::{Answer, Batch, Result1, Sent, Wire};
 use crate::net::Net;
 use nkv::machine::{DataAgent, Served};
 use nkv::store::{Memory, StoreError};
@@ -10,8 +9,8 @@ use nkv::transport::TcpCounters;
 use nkv::transport::access::{Cut, Intent, Permit};
 use nkv::transport::grants::{Admitted, Grants, TOKEN_WAIT};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, timeout};
@@ -70,17 +69,16 @@ struct Agent {
     memory: Arc<dyn Memory>,
     grants: Arc<Grants>,
     net: Net,
-    tolls: Tolls,
-    dice: Mutex<Dice>,
+    wire: Wire,
     stopped: Arc<AtomicBool>,
     counters: Arc<TcpCounters>,
 }
 
-/// The wire of one batch, as a fence cuts it.
+/// The connection of one batch, as a fence cuts it.
 #[derive(Debug, Default)]
-struct Wire(Notify);
+struct Line(Notify);
 
-impl Cut for Wire {
+impl Cut for Line {
     fn cut(&self) {
         self.0.notify_one();
     }
@@ -99,9 +97,8 @@ impl SimAgent {
         at: SocketAddr,
         host: usize,
         what: Served,
-        tolls: Tolls,
         net: &Net,
-        dice: Dice,
+        wire: Wire,
     ) -> (Self, AgentDoor) {
         let (batches, mut incoming) = mpsc::unbounded_channel::<Batch>();
         let stopped = Arc::new(AtomicBool::new(false));
@@ -118,8 +115,7 @@ impl SimAgent {
             memory: what.memory,
             grants: what.grants,
             net: net.clone(),
-            tolls,
-            dice: Mutex::new(dice),
+            wire,
             stopped: stopped.clone(),
             counters: counters.clone(),
         });
@@ -145,7 +141,7 @@ impl Agent {
             Err(Short::Over) => return count(&self.counters.dropped, 1),
         };
         sleep(self.net.delay(self.host, batch.from)).await;
-        let deadline = Instant::now() + self.tolls.agent_stall;
+        let deadline = Instant::now() + self.wire.tolls.agent_stall;
         while !self.net.is_open(self.host, batch.from) && Instant::now() < deadline {
             sleep(LOOK).await;
         }
@@ -156,9 +152,9 @@ impl Agent {
     /// Places a batch in order, each part when it arrives.
     async fn place(&self, batch: &mut Batch) -> Result<Vec<Result1>, Short> {
         let changing = batch.ops.iter().rposition(Sent::changes);
-        let wire = Arc::new(Wire::default());
+        let line = Arc::new(Line::default());
         let mut permit = match changing {
-            Some(_) => Some(self.admit(batch.token, &wire).await?),
+            Some(_) => Some(self.admit(batch.token, &line).await?),
             None => None,
         };
         if let Some(permit) = &permit {
@@ -168,8 +164,8 @@ impl Agent {
         }
         let mut results = Vec::with_capacity(batch.ops.len());
         for (i, op) in std::mem::take(&mut batch.ops).into_iter().enumerate() {
-            self.arrival(batch, permit.as_ref(), &wire).await?;
-            results.push(self.run(batch, op, permit.as_ref(), &wire).await?);
+            self.arrival(batch, permit.as_ref(), &line).await?;
+            results.push(self.run(batch, op, permit.as_ref(), &line).await?);
             if changing == Some(i) {
                 // Before the answer: a client that does not read holds up no fence.
                 permit = None;
@@ -178,9 +174,9 @@ impl Agent {
         Ok(results)
     }
 
-    async fn admit(&self, token: u64, wire: &Arc<Wire>) -> Result<Admitted, Short> {
+    async fn admit(&self, token: u64, line: &Arc<Line>) -> Result<Admitted, Short> {
         let deadline = Instant::now() + TOKEN_WAIT;
-        let cut: Arc<dyn Cut> = wire.clone();
+        let cut: Arc<dyn Cut> = line.clone();
         loop {
             match self.grants.enter(token, Duration::ZERO, &cut) {
                 Ok(permit) => return Ok(permit),
@@ -196,19 +192,20 @@ impl Agent {
         &self,
         batch: &Batch,
         permit: Option<&Admitted>,
-        wire: &Wire,
+        line: &Line,
     ) -> Result<(), Short> {
         let gap = {
-            let mut dice = self.dice.lock().unwrap_or_else(PoisonError::into_inner);
-            let (low, high) = self.tolls.gap_ms;
-            dice.permille(self.tolls.gap_permille).then(|| dice.ms(low, high))
+            let (mut dice, tolls) = (self.wire.dice(), self.wire.tolls);
+            let (low, high) = tolls.gap_ms;
+            let late = !self.wire.is_kind() && dice.permille(tolls.gap_permille);
+            late.then(|| dice.ms(low, high))
         };
-        let deadline = Instant::now() + self.tolls.agent_stall;
+        let deadline = Instant::now() + self.wire.tolls.agent_stall;
         let mut pause = gap;
         loop {
             if let Some(pause) = pause {
                 // A fence cuts the connection, and with it this wait.
-                let _ = timeout(pause, wire.0.notified()).await;
+                let _ = timeout(pause, line.0.notified()).await;
             }
             if permit.is_some_and(Permit::is_revoked) {
                 return Err(Short::Refused("the plan was ended while it was written".to_string()));
@@ -231,7 +228,7 @@ impl Agent {
         batch: &Batch,
         op: Sent,
         permit: Option<&Admitted>,
-        wire: &Wire,
+        line: &Line,
     ) -> Result<Result1, Short> {
         let failed = |e: StoreError| Short::Refused(e.to_string());
         let memory = &self.memory;
@@ -247,7 +244,7 @@ impl Agent {
                 let (early, late) = bytes.split_at(middle);
                 if !early.is_empty() {
                     memory.write(offset, early).map_err(failed)?;
-                    self.arrival(batch, permit, wire).await?;
+                    self.arrival(batch, permit, line).await?;
                 }
                 memory.write(offset + middle as u64, late).map_err(failed)?;
                 count(&self.counters.bytes_in, bytes.len() as u64);

@@ -1,19 +1,15 @@
 //! The client's end of the wire: posts a batch, and waits for the answer no longer than a real one does.
 
-use super::{AgentDoor, Batch, Result1, Sent, Tolls};
-use crate::dice::Dice;
+use super::{AgentDoor, Batch, Result1, Sent, Wire};
 use crate::net::Net;
 use crate::stack;
 use nkv::transport::{Alive, Kind, Op, TransportError, Verbs};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 /// Between looks whether the owner was found dead, or the path is whole again.
 const LOOK: Duration = Duration::from_millis(20);
-/// Reads longer than a header are of payload.
-const HEADER_BYTES: usize = 64;
 
 /// Verbs of one process to one agent.
 #[derive(Debug)]
@@ -21,9 +17,8 @@ pub struct SimVerbs {
     net: Net,
     host: usize,
     door: AgentDoor,
-    tolls: Tolls,
+    wire: Wire,
     alive: Alive,
-    dice: Mutex<Dice>,
 }
 
 /// Where a batch loses its connection.
@@ -34,8 +29,8 @@ enum Loss {
 }
 
 impl SimVerbs {
-    pub fn new(net: Net, host: usize, door: AgentDoor, tolls: Tolls, dice: Dice) -> Self {
-        Self { net, host, door, tolls, alive: Alive::new(), dice: Mutex::new(dice) }
+    pub fn new(net: Net, host: usize, door: AgentDoor, wire: Wire) -> Self {
+        Self { net, host, door, wire, alive: Alive::new() }
     }
 
     pub fn alive(&self) -> Alive {
@@ -61,8 +56,11 @@ impl SimVerbs {
     }
 
     fn fate(&self) -> (Loss, bool) {
-        let mut dice = self.dice.lock().unwrap_or_else(PoisonError::into_inner);
-        let loss = match dice.permille(self.tolls.loss_permille) {
+        if self.wire.is_kind() {
+            return (Loss::None, false);
+        }
+        let mut dice = self.wire.dice();
+        let loss = match dice.permille(self.wire.tolls.loss_permille) {
             true if dice.permille(500) => Loss::There,
             true => Loss::Back,
             false => Loss::None,
@@ -73,7 +71,7 @@ impl SimVerbs {
     async fn exchange(&self, token: u64, ops: Vec<Sent>) -> Result<Vec<Result1>, TransportError> {
         let broken = || TransportError::Disconnected("the data connection broke".to_string());
         let (loss, ends_with_client) = self.fate();
-        let deadline = Instant::now() + self.tolls.stall;
+        let deadline = Instant::now() + self.wire.tolls.stall;
         sleep(self.net.delay(self.host, self.door.host)).await;
         while !self.net.is_open(self.host, self.door.host) {
             self.check_alive()?;
@@ -123,9 +121,7 @@ impl Verbs for SimVerbs {
             match (op, result) {
                 (Op::Read { dst, .. }, Result1::Bytes(bytes)) => {
                     dst.copy_from_slice(&bytes);
-                    if dst.len() > HEADER_BYTES {
-                        stack::reads_from(self.door.incarnation);
-                    }
+                    stack::reads_from(self.door.incarnation);
                 }
                 (Op::FetchAdd { old, .. } | Op::CompareSwap { old, .. }, Result1::Word(word)) => {
                     *old = word;

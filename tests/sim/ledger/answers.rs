@@ -3,10 +3,17 @@
 use super::{Ledger, Moment, Put, Removal, Roster, Spot};
 use crate::content::{PutId, is_of};
 use nkv::store::KeyId;
+use std::collections::BTreeSet;
 
 impl Ledger {
     /// A read that began then returned these bytes, taken from these incarnations.
-    pub fn check_bytes(&self, key: usize, began: Moment, bytes: &[u8], read_from: &[u64]) {
+    pub fn check_bytes(
+        &self,
+        (key, began): (usize, Moment),
+        bytes: &[u8],
+        read_from: &[u64],
+        members: &BTreeSet<u64>,
+    ) {
         let mut book = self.lock();
         let whose = |p: &&PutId| {
             let put = book.put(**p);
@@ -23,7 +30,11 @@ impl Ledger {
             return book.wrong(&self.trace, text);
         };
         self.trace.event("read", (key, put), || format!("key {key}: put {put}"));
-        let Err(removal) = book.removal_before(book.put(put), began, read_from) else { return };
+        let entry = book.put(put);
+        let removal = match book.removal_before(entry, began, Some(read_from), members) {
+            Ok(excuse) => return book.excuse(excuse),
+            Err(removal) => removal,
+        };
         let text = format!(
             "[I6] a read of {} returned put {put}, which was removed: {removal:?}, read from \
              {read_from:x?}, {:?}",
@@ -34,7 +45,12 @@ impl Ledger {
     }
 
     /// The master said that this key lies there, to somebody who asked from then on.
-    pub fn check_location(&self, key: usize, began: Moment, spot: Spot) {
+    pub fn check_location(
+        &self,
+        (key, began): (usize, Moment),
+        spot: Spot,
+        members: &BTreeSet<u64>,
+    ) {
         let mut book = self.lock();
         let name = book.name(key);
         let Some(&put) = book.at.get(&spot) else {
@@ -45,7 +61,10 @@ impl Ledger {
             let text = format!("the master says that {name} lies at {spot:?}, which is put {put}");
             return book.wrong(&self.trace, text);
         }
-        let Err(removal) = book.removal_before(book.put(put), began, &[]) else { return };
+        let removal = match book.removal_before(book.put(put), began, None, members) {
+            Ok(excuse) => return book.excuse(excuse),
+            Err(removal) => removal,
+        };
         let text = format!(
             "[I6] the master found put {put} of {name} at {spot:?}, which was removed: {removal:?}"
         );
@@ -77,9 +96,8 @@ impl Ledger {
     pub fn check_absence(&self, key: usize, began: Moment, roster: &Roster) {
         let mut book = self.lock();
         let asked = |put: &Put| {
-            let asked = |r: &Removal| {
-                r.may_work() && r.ended.is_none_or(|(ended, _)| ended > put.began)
-            };
+            let asked =
+                |r: &Removal| r.may_work() && r.ended.is_none_or(|(ended, _)| ended > put.began);
             book.keys[put.key].removals.values().any(asked)
         };
         let hidden = |p: &&PutId| {

@@ -35,8 +35,7 @@ impl Book {
             return;
         }
         if let Some(word) = self.residual_of(put) {
-            *self.excused.entry(word).or_default() += 1;
-            return;
+            return self.excuse(Some(word));
         }
         let text = format!(
             "put {id} of {} was acknowledged, nobody removed it, and its owner retired it while it \
@@ -45,6 +44,13 @@ impl Book {
             put.spot
         );
         self.wrong(trace, text);
+    }
+
+    /// Counts a residual that had to be allowed.
+    pub(super) fn excuse(&mut self, word: Option<&'static str>) {
+        if let Some(word) = word {
+            *self.excused.entry(word).or_default() += 1;
+        }
     }
 
     /// A removal that had begun by then was not over when the put began.
@@ -73,22 +79,37 @@ impl Book {
         twice.then_some("put once more while its rank was silent")
     }
 
-    /// The removal that makes a read of this put wrong, unless what it read is excused.
+    /// The removal that makes it wrong to find this put, unless that is excused. `read_from`: what a
+    /// reader read, if it was not the master who found it; `members`: those of now.
     pub(super) fn removal_before(
         &self,
         put: &Put,
         began: Moment,
-        read_from: &[u64],
-    ) -> Result<(), &Removal> {
+        read_from: Option<&[u64]>,
+        members: &BTreeSet<u64>,
+    ) -> Result<Option<&'static str>, &Removal> {
         let gone = |r: &&Removal| r.was_done_at(began) && put.was_over_at(r.began);
-        // "An owner cut off from the master may still serve a whole object that was removed meanwhile":
-        // it was no member any more when the removal was acknowledged.
-        let here = put.spot.map(|s| s.incarnation);
-        let served = here.filter(|i| read_from.contains(i));
-        let mut past = self.keys[put.key].removals.values().filter(gone);
-        match past.find(|r| served.is_none_or(|i| r.members.contains(&i))) {
-            Some(removal) => Err(removal),
-            None => Ok(()),
+        let here = put.spot.map(|s| s.incarnation).unwrap_or_default();
+        let mut excuse = None;
+        for removal in self.keys[put.key].removals.values().filter(gone) {
+            // Its owner was no member any more when the removal was acknowledged.
+            let lost = !removal.members.contains(&here);
+            let cut_off = read_from.is_some_and(|r| r.contains(&here)) && !members.contains(&here);
+            // "A loss that only ranks knew which died together with the master is not known to the
+            // next one."
+            let forgotten = removal.members.iter().all(|i| !self.is_alive(*i));
+            match (lost, cut_off, forgotten) {
+                // "An owner cut off from the master may still serve a whole object that was removed."
+                (true, true, _) => excuse = Some("read from an owner that was cut off"),
+                (true, false, true) => excuse = Some("a loss that only the dead knew of"),
+                _ => return Err(removal),
+            }
         }
+        Ok(excuse)
+    }
+
+    /// The process that has this incarnation lives.
+    fn is_alive(&self, incarnation: u64) -> bool {
+        self.homes.get(&incarnation).is_some_and(|pid| !self.dead.contains(pid))
     }
 }

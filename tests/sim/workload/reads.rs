@@ -29,7 +29,7 @@ impl Worker {
             self.absent(key, began);
         }
         if let Ok(bytes) = read {
-            self.cluster.ledger.check_bytes(key, began, &bytes, &stack::read_from());
+            self.cluster.check_bytes(key, began, &bytes, &stack::read_from());
         }
     }
 
@@ -48,7 +48,7 @@ impl Worker {
                 self.absent(key, began);
             }
             if let Ok(n) = read {
-                self.cluster.ledger.check_bytes(key, began, &buffer[..n], &from);
+                self.cluster.check_bytes(key, began, &buffer[..n], &from);
             }
         }
     }
@@ -91,7 +91,7 @@ impl Worker {
         let read = self.client.read_into(&meta, &mut bytes).await;
         self.told("read-into", key, Outcome::of(&read));
         if read.is_ok() {
-            self.cluster.ledger.check_bytes(key, began, &bytes, &stack::read_from());
+            self.cluster.check_bytes(key, began, &bytes, &stack::read_from());
         }
     }
 
@@ -104,8 +104,9 @@ impl Worker {
         let names: Vec<_> = names.iter().map(|k| &k[..]).collect();
         let run = self.client.match_prefix(&names).await;
         self.told("match-prefix", first, Outcome::of(&run));
+        let members = self.cluster.roster(began).members;
         for (key, meta) in keys.into_iter().zip(run.unwrap_or_default()) {
-            self.cluster.ledger.check_location(key, began, spot(&meta));
+            self.cluster.ledger.check_location((key, began), spot(&meta), &members);
             self.remember(key, meta);
         }
     }
