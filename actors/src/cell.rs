@@ -15,7 +15,6 @@ use crate::error::{Error, Result};
 use crate::place::Place;
 use actix::prelude::*;
 use actix::{WeakAddr, dev::SendError};
-use nkv_store::clock::{BootClock, Clock};
 use state::CellState;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -127,6 +126,21 @@ impl<R: Role> Turn<'_, R> {
     }
 }
 
+impl<R: Role> Turn<'_, R> {
+    /// Runs work that takes its time beside the event loops; what `then` makes of its result comes
+    /// back as a message.
+    pub fn beside<T: Send + 'static, M: Message>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+        then: impl FnOnce(Result<T>) -> M + 'static,
+    ) where
+        R: On<M>,
+    {
+        let place = self.state.place().clone();
+        self.work(async move { then(place.beside(work).await) });
+    }
+}
+
 struct Envelope<M: Message> {
     message: M,
     reply: Reply<M::Reply>,
@@ -177,7 +191,7 @@ impl<R: Role> Cell<R> {
 
     /// Counts a panic against the budget; true if the role may be rebuilt.
     fn spend_budget(&mut self) -> bool {
-        let now = BootClock.now_ns();
+        let now = self.state.now_ns();
         if now.saturating_sub(self.window_start_ns) > RESTART_WINDOW_MS * 1_000_000 {
             self.window_start_ns = now;
             self.window_panics = 0;
@@ -308,7 +322,7 @@ impl<R: Role> CellAddr<R> {
         truth: R::Truth,
         on_exhausted: Arc<dyn Fn(&'static str) + Send + Sync>,
     ) -> Result<Self> {
-        let state = Arc::new(CellState::new(R::NAME));
+        let state = Arc::new(CellState::new(R::NAME, place.clone()));
         let (tx, rx) = oneshot::channel();
         let cell_state = state.clone();
         place.run(move || {

@@ -25,6 +25,7 @@ pub use view::ObjectView;
 pub use write::WritePlan;
 
 use crate::cell::CellAddr;
+use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::message::{
     ClusterStats, KeyBytes, RankInfo, RankState, Request, Response, Settings, View,
@@ -35,11 +36,9 @@ use crate::producer::{Attach, Producer, ProducerTruth};
 use control::{ControlPool, MasterPath, contact};
 use counters::{Reads, Writes};
 use locations::Locations;
-use nkv_store::clock::{BootClock, Clock};
 use nkv_store::fork;
-use nkv_store::shm::boot_id;
+use nkv_transport::wire::Address;
 use nkv_transport::wire::auth::{Credentials, Secret};
-use nkv_transport::wire::{Address, Net, OsNet};
 use peer::Peer;
 use peers::Peers;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -78,8 +77,7 @@ impl Default for ClientConfig {
 
 /// What all clones of a handle share, and the Producer with them.
 pub struct Shared {
-    pub(crate) net: Arc<dyn Net>,
-    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) env: Environment,
     pub(crate) config: ClientConfig,
     pub(crate) credentials: Credentials,
     pub(crate) producer_id: u64,
@@ -173,8 +171,7 @@ pub struct Client {
 
 /// What a handle is made from.
 pub(crate) struct Parts {
-    pub net: Arc<dyn Net>,
-    pub clock: Arc<dyn Clock>,
+    pub env: Environment,
     pub config: ClientConfig,
     pub credentials: Credentials,
     pub settings: Settings,
@@ -188,23 +185,31 @@ pub(crate) struct Parts {
 impl Client {
     /// Connects to a cluster through any of its nodes; starts one background thread.
     pub async fn connect(node: &Address, config: ClientConfig) -> Result<Self> {
-        let net: Arc<dyn Net> = Arc::new(OsNet);
-        let producer_id = nkv_store::random_u64();
+        Self::connect_in(Environment::of_this_process(), node, config).await
+    }
+
+    /// The same in an environment of the caller's.
+    pub async fn connect_in(
+        env: Environment,
+        node: &Address,
+        config: ClientConfig,
+    ) -> Result<Self> {
+        let producer_id = env.random.u64();
         let limit = Duration::from_millis(config.call_timeout_ms);
         let credentials = Credentials::of_client(&config.job, config.secret.clone());
-        let found = contact(&*net, node, &credentials, producer_id, limit).await?;
+        let credentials = credentials.with_random(env.random.clone());
+        let found = contact(&*env.net, node, &credentials, producer_id, limit).await?;
         let mut addresses = found.master;
         if let Some((info, _)) = found.view.ranks.iter().find(|(i, _)| i.rank == 0)
-            && info.boot_id == boot_id()
+            && info.boot_id == env.machine.boot_id()
             && let Some(local) = &info.local
         {
             addresses.insert(0, local.clone());
         }
-        let place = OwnedPlace::arbiter()?;
+        let place = env.place()?;
         let here = place.place().clone();
         let parts = Parts {
-            net,
-            clock: Arc::new(BootClock),
+            env,
             config,
             credentials,
             settings: found.settings,
@@ -223,11 +228,11 @@ impl Client {
         fork::mark_here();
         // Who wants tcp even where memory could be shared gets no ring either.
         let rings = p.config.transport != TransportChoice::Tcp;
-        let pool = ControlPool::new(p.net.clone(), p.path, p.credentials.clone(), p.producer_id)
-            .with_rings(rings);
+        let pool =
+            ControlPool::new(p.env.net.clone(), p.path, p.credentials.clone(), p.producer_id)
+                .with_rings(rings);
         let shared = Shared {
-            net: p.net,
-            clock: p.clock,
+            env: p.env,
             config: p.config,
             credentials: p.credentials,
             producer_id: p.producer_id,

@@ -4,13 +4,16 @@
 //! - [`cell`] is the only seam to actix; a role that panics is rebuilt from the truth outside it.
 //! - [`master`], [`owner`], [`producer`] and [`evictor`] are the roles; [`message`] lists what they say.
 //! - [`client`] is the handle, [`node`] a rank with all of it.
+//! - [`environment`] and [`machine`] are what all of it takes from outside, so that a simulation can own it.
 
 pub mod announce_poller;
 pub mod cell;
 pub mod client;
+pub mod environment;
 pub mod error;
 pub mod evictor;
 mod log_claims;
+pub mod machine;
 pub mod master;
 pub mod membership;
 pub mod message;
@@ -19,9 +22,11 @@ pub mod owner;
 pub mod place;
 pub mod plans;
 pub mod producer;
+mod race;
 pub mod server;
 
 pub use client::{Blocking, Client, ClientConfig, ObjectView, TransportChoice, WritePlan};
+pub use environment::Environment;
 pub use error::{Error, ErrorKind, Result};
 pub use nkv_transport::wire::auth::{Credentials, Secret, SecretError};
 pub use node::{

@@ -3,29 +3,29 @@
 
 use nkv_store::device_log::{Landing, OpenClaims};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
-type ByIncarnation = BTreeMap<u64, Weak<OpenClaims>>;
+/// The tables of one process, by incarnation of the segment's owner.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LogClaims(Arc<Mutex<BTreeMap<u64, Weak<OpenClaims>>>>);
 
-fn tables() -> MutexGuard<'static, ByIncarnation> {
-    static TABLES: Mutex<ByIncarnation> = Mutex::new(BTreeMap::new());
-    TABLES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The table of a segment, made if this process has none.
-pub(crate) fn claims_of(incarnation: u64) -> Arc<OpenClaims> {
-    let mut tables = tables();
-    if let Some(known) = tables.get(&incarnation).and_then(Weak::upgrade) {
-        return known;
+impl LogClaims {
+    /// Those of this process.
+    pub(crate) fn of_this_process() -> Self {
+        static HERE: LazyLock<LogClaims> = LazyLock::new(LogClaims::default);
+        HERE.clone()
     }
-    tables.retain(|_, table| table.strong_count() > 0);
-    // Memory at hand: who is out of the call writes no more.
-    let made = Arc::new(OpenClaims::new(Landing::InCall));
-    tables.insert(incarnation, Arc::downgrade(&made));
-    made
-}
 
-/// The table of a segment; None if nobody in this process can have a claim there.
-pub(crate) fn open_claims(incarnation: u64) -> Option<Arc<OpenClaims>> {
-    tables().get(&incarnation).and_then(Weak::upgrade)
+    /// The table of a segment, made if there is none.
+    pub(crate) fn of(&self, incarnation: u64) -> Arc<OpenClaims> {
+        let mut tables = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = tables.get(&incarnation).and_then(Weak::upgrade) {
+            return known;
+        }
+        tables.retain(|_, table| table.strong_count() > 0);
+        // Memory at hand: who is out of the call writes no more.
+        let made = Arc::new(OpenClaims::new(Landing::InCall));
+        tables.insert(incarnation, Arc::downgrade(&made));
+        made
+    }
 }

@@ -27,11 +27,12 @@ use hashbrown::{HashMap, HashSet};
 use index::Index;
 use matching::Rounds;
 use nkv_store::KeyId;
+use nkv_store::Random;
 use nkv_store::clock::Clock;
 use objects::{Entry, IdentityState, PlanInfo};
 use open::Waiting;
 use placement::Book;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -64,6 +65,8 @@ pub struct MasterTruth {
     pub next_plan: Arc<AtomicU64>,
     /// The time.
     pub clock: Arc<dyn Clock>,
+    /// Where tokens come from.
+    pub random: Arc<dyn Random>,
 }
 
 /// See the file's first paragraph.
@@ -84,10 +87,10 @@ pub struct Master {
     commits_out: BTreeMap<Seat, Vec<crate::message::PlanRef>>,
     counters: MasterCounters,
     // Segments whose report is still to come after a panic; calls are parked until then.
-    recovering: HashSet<Seat>,
+    recovering: BTreeSet<Seat>,
     recover_until_ms: u64,
     // Those whose report did not come in time: what they hold is not known.
-    blind: HashSet<Seat>,
+    blind: BTreeSet<Seat>,
     parked: VecDeque<(Ask, Reply<Response>)>,
     lost_producers: HashSet<u64>,
     last_tick_ms: u64,
@@ -176,9 +179,9 @@ impl Role for Master {
             superseded: HashSet::new(),
             commits_out: BTreeMap::new(),
             counters: MasterCounters::default(),
-            recovering: HashSet::new(),
+            recovering: BTreeSet::new(),
             recover_until_ms: 0,
-            blind: HashSet::new(),
+            blind: BTreeSet::new(),
             parked: VecDeque::new(),
             lost_producers: HashSet::new(),
             last_tick_ms: truth.clock.now_ms(),

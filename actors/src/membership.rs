@@ -8,6 +8,7 @@ use crate::message::{
 };
 use crate::owner::tables::{Obey, OwnerTables};
 use crate::owner::{FromMaster, NewTerm, Owner};
+use crate::race::race;
 use nkv_store::clock::Clock;
 use nkv_transport::wire::auth::{AuthError, Channel, Credentials, prove};
 use nkv_transport::wire::{Address, BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
@@ -256,14 +257,16 @@ impl Membership {
             self.uplink.send(Up::Draining);
         }
         let mut read = std::pin::pin!(self.read(reader, silence, state));
-        tokio::select! {
-            e = &mut read => (e, left.load(Ordering::Acquire)),
-            e = self.write(writer, rx, &left) => {
-                // What a dead master had sent is still to be heard: plans, and with them their keys.
-                let _ = tokio::time::timeout(LAST_WORDS, read).await;
-                (e, false)
-            }
+        let (said, taken) = race(async { (read.as_mut().await, false) }, async {
+            (self.write(writer, rx, &left).await, true)
+        })
+        .await;
+        if taken {
+            // What a dead master had sent is still to be heard: plans, and with them their keys.
+            let _ = tokio::time::timeout(LAST_WORDS, read).await;
+            return (said, false);
         }
+        (said, left.load(Ordering::Acquire))
     }
 
     async fn read(
@@ -317,11 +320,13 @@ impl Membership {
         let mut buf = Vec::new();
         loop {
             let up = tokio::select! {
+                // In this order: a heartbeat is due now and then, frames may be there without end.
+                biased;
+                _ = beat.tick() => Up::Heartbeat(Box::new(self.tables.gauges.snapshot())),
                 up = rx.recv() => match up {
                     Some(up) => up,
                     None => return Error::disconnected("the link was choked"),
                 },
-                _ = beat.tick() => Up::Heartbeat(Box::new(self.tables.gauges.snapshot())),
             };
             if let Err(e) = write_frame(&mut writer, &mut buf, 0, &up).await {
                 return Error::disconnected(format!("link to the master: {e}"));
@@ -359,7 +364,7 @@ pub(crate) async fn hello(
         |e: &dyn std::fmt::Display| Error::disconnected(format!("hello to {address}: {e}"));
     let proven = async {
         let means = credentials.means(address)?;
-        prove(&mut stream, means, Channel::Control, job).await
+        prove(&mut stream, means, Channel::Control, job, credentials.random()).await
     };
     match proven.await {
         Ok(()) => {}

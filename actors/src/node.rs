@@ -19,7 +19,7 @@ use crate::client::Client;
 use crate::evictor::Evictor;
 use crate::master::{Master, Members};
 use crate::membership::LinkState;
-use crate::message::{RankInfo, UnmountReport};
+use crate::message::{RankInfo, UnmountReport, View};
 use crate::owner::Owner;
 use crate::place::OwnedPlace;
 use crate::producer::Producer;
@@ -101,6 +101,18 @@ impl Node {
         &self.segments.common.config
     }
 
+    /// Incarnations of its segments whose reports the master has taken in.
+    pub fn joined(&self) -> Vec<u64> {
+        let first = (self.first.info.incarnation, self.first.reins.is_joined());
+        let all = [first].into_iter().chain(self.segments.links());
+        all.filter(|(_, joined)| *joined).map(|(incarnation, _)| incarnation).collect()
+    }
+
+    /// The members as the master sees them, on rank 0.
+    pub fn view(&self) -> Option<View> {
+        self.master.as_ref().map(|(_, members)| members.view())
+    }
+
     /// The master actor, on rank 0.
     pub fn master(&self) -> Option<&CellAddr<Master>> {
         self.master.as_ref().map(|(m, _)| m)
@@ -128,7 +140,7 @@ impl Node {
 
     /// Joined now, and on rank 0 every rank of the world has joined and reported.
     pub fn is_ready(&self) -> bool {
-        let joined = *self.first.reins.link.borrow() == LinkState::Joined;
+        let joined = self.first.reins.is_joined();
         let all = |m: &Arc<Members>| m.ready_ranks() == self.config().world_size as usize;
         joined && !self.is_draining() && self.master.as_ref().is_none_or(|(_, m)| all(m))
     }
@@ -172,6 +184,7 @@ impl Node {
     pub async fn ended(&self) -> Ended {
         let (mut link, mut failed) = (self.first.reins.link.clone(), self.failed.clone());
         tokio::select! {
+            biased;
             r = link.wait_for(|l| *l == LinkState::Gone) => match r {
                 Ok(_) => Ended::Gone,
                 Err(_) => Ended::ActorFailed("the membership task ended".to_string()),
@@ -188,7 +201,7 @@ impl Node {
         self.segments.drain();
         self.first.reins.drain();
         let all = self.all_reins();
-        let clock = &*self.segments.common.clock;
+        let clock = &*self.segments.common.env.clock;
         let here = || all.iter().map(Reins::open_plans).sum::<u64>();
         let open = || here().max(self.client.open_plans() as u64);
         let (start, limit_ms) = (clock.now_ms(), limit.as_millis() as u64);

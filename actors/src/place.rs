@@ -1,18 +1,26 @@
-//! The spawning seam: where an actor or a control-plane task runs. In production a place is an
-//! actix Arbiter (a thread with its own event loop); under a deterministic simulation it is the
-//! thread one is already on, since an Arbiter's thread would break the order of events.
+//! The spawning seam: where an actor or a control-plane task runs, and by which clock. In production
+//! a place is an actix Arbiter (a thread with its own event loop); under a deterministic simulation it
+//! is the thread one is already on, since another thread would break the order of events.
 
 use crate::error::{Error, Result};
 use actix::{Arbiter, ArbiterHandle, System};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use nkv_store::clock::{BootClock, Clock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// What is under a place.
+#[derive(Debug, Clone)]
+enum Ground {
+    // An arbiter of its own.
+    Arbiter(ArbiterHandle),
+    // The current thread, which must be inside a tokio `LocalSet`.
+    Here,
+}
 
 /// A place to run on.
 #[derive(Debug, Clone)]
-pub enum Place {
-    /// An arbiter of its own.
-    Arbiter(ArbiterHandle),
-    /// The current thread, which must be inside a tokio `LocalSet`.
-    Here,
+pub struct Place {
+    ground: Ground,
+    clock: Arc<dyn Clock>,
 }
 
 /// The process's actix System: only the anchor that arbiters need, it runs nothing itself.
@@ -45,13 +53,14 @@ impl OwnedPlace {
     pub fn arbiter() -> Result<Self> {
         System::set_current(system()?);
         let arbiter = Arbiter::new();
-        let place = Place::Arbiter(arbiter.handle());
-        Ok(Self(Some(arbiter), place))
+        let ground = Ground::Arbiter(arbiter.handle());
+        Ok(Self(Some(arbiter), Place { ground, clock: Arc::new(BootClock) }))
     }
 
-    /// The current thread: for simulation.
-    pub fn here() -> Self {
-        Self(None, Place::Here)
+    /// The current thread, with time as this clock has it: for simulation. Whatever is run there must
+    /// be run inside a tokio `LocalSet`.
+    pub fn here(clock: Arc<dyn Clock>) -> Self {
+        Self(None, Place { ground: Ground::Here, clock })
     }
 
     /// The place itself.
@@ -69,20 +78,40 @@ impl Drop for OwnedPlace {
 }
 
 impl Place {
+    /// The time here.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
     /// Runs `body` on the place's thread.
     pub fn run(&self, body: impl FnOnce() + Send + 'static) {
-        match self {
+        match &self.ground {
             // A refused body is dropped; whoever waits for its result sees the sender gone.
-            Self::Arbiter(a) => drop(a.spawn_fn(body)),
-            Self::Here => body(),
+            Ground::Arbiter(a) => drop(a.spawn_fn(body)),
+            Ground::Here => body(),
+        }
+    }
+
+    /// Runs work that takes its time (files, a slow pattern, joining threads) beside the event loops;
+    /// in a simulation at once, since nothing else may happen meanwhile.
+    pub async fn beside<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        match &self.ground {
+            Ground::Arbiter(_) => {
+                let done = tokio::task::spawn_blocking(work).await;
+                done.map_err(|e| Error::internal(format!("work beside the actors failed: {e}")))
+            }
+            Ground::Here => Ok(work()),
         }
     }
 
     /// Starts a task on the place's thread, where it may use `spawn_local`.
     pub fn task(&self, work: impl Future<Output = ()> + Send + 'static) {
-        match self {
-            Self::Arbiter(a) => drop(a.spawn(work)),
-            Self::Here => drop(tokio::task::spawn_local(work)),
+        match &self.ground {
+            Ground::Arbiter(a) => drop(a.spawn(work)),
+            Ground::Here => drop(tokio::task::spawn_local(work)),
         }
     }
 }

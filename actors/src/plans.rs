@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::message::{PlanDesc, PlanId, PlanRef, Term};
 use hashbrown::{HashMap, HashSet};
 use nkv_store::Key;
+use nkv_store::device_log::OpenClaims;
 use nkv_transport::gate::{Gate, Inside};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -141,16 +142,23 @@ impl PlanState {
 pub struct Obeyed {
     incarnation: u64,
     term: Mutex<Term>,
+    // What this process has open in the owner's device log, if it has one.
+    claims: Option<Arc<OpenClaims>>,
 }
 
 impl Obeyed {
-    pub(crate) fn new(incarnation: u64) -> Arc<Self> {
-        Arc::new(Self { incarnation, term: Mutex::default() })
+    pub(crate) fn new(incarnation: u64, claims: Option<Arc<OpenClaims>>) -> Arc<Self> {
+        Arc::new(Self { incarnation, term: Mutex::default(), claims })
     }
 
-    /// The owner's incarnation.
-    pub(crate) fn incarnation(&self) -> u64 {
-        self.incarnation
+    /// What this process has open in the owner's device log.
+    pub(crate) fn claims(&self) -> Option<&Arc<OpenClaims>> {
+        self.claims.as_ref()
+    }
+
+    /// True when this process has nothing open in the owner's log below a position.
+    pub(crate) fn is_clear_below(&self, below: u64) -> bool {
+        self.claims.as_ref().is_none_or(|claims| claims.clear_below(below))
     }
 
     fn get(&self) -> Term {
@@ -191,9 +199,9 @@ impl Ranges {
 
 #[derive(Debug, Default)]
 struct Inner {
-    by_plan: HashMap<PlanId, Arc<PlanState>>,
+    by_plan: BTreeMap<PlanId, Arc<PlanState>>,
     // Closed with a write still in flight.
-    leaving: HashMap<PlanId, Arc<PlanState>>,
+    leaving: BTreeMap<PlanId, Arc<PlanState>>,
     by_key: HashMap<Key, PlanId>,
     // Plans ended before their grant arrived. Emptied whenever no open is in flight, so its size
     // is bounded by what the master granted meanwhile.
@@ -206,7 +214,7 @@ struct Inner {
 impl Inner {
     /// Takes out those whose last writer is out; to be dropped once the lock is free.
     fn leave(&mut self) -> Vec<Arc<PlanState>> {
-        self.leaving.extract_if(|_, p| p.gate.is_out()).map(|(_, p)| p).collect()
+        self.leaving.extract_if(.., |_, p| p.gate.is_out()).map(|(_, p)| p).collect()
     }
 }
 
@@ -391,7 +399,7 @@ mod tests {
 
     #[test]
     fn model_attachterm_a_plan_below_the_term_of_its_owner_is_refused_before_its_first_byte() {
-        let (plans, obeyed) = (OpenPlans::default(), Obeyed::new(OWNER));
+        let (plans, obeyed) = (OpenPlans::default(), Obeyed::new(OWNER, None));
         let peer = Peer::nowhere(obeyed.clone());
         let (old, new) = (Term { number: 1, master: 4 }, Term { number: 2, master: 3 });
         plans.obey(&obeyed, new);
@@ -402,7 +410,7 @@ mod tests {
 
     #[test]
     fn model_dropmem_i10_a_term_ends_plans_in_flight_and_waits_for_who_is_inside() {
-        let (plans, obeyed) = (OpenPlans::default(), Obeyed::new(OWNER));
+        let (plans, obeyed) = (OpenPlans::default(), Obeyed::new(OWNER, None));
         let peer = Peer::nowhere(obeyed.clone());
         let (old, new) = (Term { number: 1, master: 4 }, Term { number: 2, master: 3 });
         let plan = plans.register(granted(old, &peer)).unwrap();

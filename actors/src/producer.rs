@@ -11,7 +11,6 @@ use crate::error::Result;
 use crate::message::{PlanRef, RankInfo, Request, Response, View};
 use crate::plans::Obeyed;
 use hashbrown::{HashMap, HashSet};
-use nkv_store::shm::boot_id;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -130,16 +129,15 @@ impl On<Attach> for Producer {
         if waiters.len() > 1 {
             return;
         }
+        let claims = (m.0.log_slots > 0).then(|| shared.env.claims.of(incarnation));
         let attaching = Attaching {
-            net: shared.net.clone(),
-            clock: shared.clock.clone(),
+            env: shared.env.clone(),
             credentials: shared.credentials.clone(),
             producer: shared.producer_id,
             info: m.0,
-            boot_id: boot_id(),
             choice: shared.config.transport,
             plans: shared.plans.clone(),
-            obeyed: Obeyed::new(incarnation),
+            obeyed: Obeyed::new(incarnation, claims),
         };
         turn.work(async move { Attached(incarnation, attaching.run().await) });
     }
@@ -148,7 +146,8 @@ impl On<Attach> for Producer {
 impl Producer {
     /// Attaches to those of these owners that are members, of this host, and met no better way.
     fn meet(&mut self, view: &View, turn: &mut Turn<'_, Self>) {
-        let here = boot_id();
+        let Some(shared) = self.truth.shared.upgrade() else { return };
+        let here = shared.env.machine.boot_id();
         let wanted = std::mem::take(&mut self.unmet);
         for (info, _) in &view.ranks {
             if info.boot_id == here && wanted.contains(&info.incarnation) {

@@ -6,7 +6,7 @@ mod doors;
 mod link;
 mod requests;
 
-pub(crate) use doors::{Doors, LocalOwner, OpenDoor, Published, local_owner, publish_local};
+pub(crate) use doors::{Doors, LocalOwner, LocalOwners, OpenDoor, Published};
 
 use crate::cell::{CellAddr, Reply};
 use crate::error::Error;
@@ -21,6 +21,7 @@ use crate::owner::log::{GiveUp, Name};
 use crate::owner::pin_tables::Proof;
 use crate::owner::{LogClear, PlanDropped, TermObeyed, Touches};
 use crate::place::Place;
+use crate::race::race;
 use doors::Door;
 use nkv_store::clock::Clock;
 use nkv_transport::wire::auth::Guard;
@@ -173,11 +174,13 @@ impl Server {
                 let Some(door) = self.doors.to(incarnation) else {
                     return refuse(&mut stream, self.no_door(incarnation)).await;
                 };
-                tokio::select! {
-                    served = attach(&door, stream, peer, producer, maps) => served,
-                    // Closed here, the client's flag falls: no verb of it succeeds any more.
-                    () = door.shut() => Ok(()),
-                }
+                let served = attach(&door, stream, peer, producer, maps);
+                // Closed here, the client's flag falls: no verb of it succeeds any more.
+                let shut = async {
+                    door.shut().await;
+                    Ok(())
+                };
+                race(served, shut).await
             }
             Purpose::Segments(command) => {
                 let done = self.command(command).await;
@@ -241,10 +244,10 @@ async fn attach(
 ) -> Result<(), WireError> {
     let attachments = &door.tables.attachments;
     let (tx, rx) = mpsc::channel(ATTACH_QUEUE);
-    let pidfd = peer.unix.and_then(|u| u.pidfd);
+    let process = peer.unix.and_then(|u| u.process);
     // Registered before the welcome: every plan that ends from now on is told to it.
-    let proof = pidfd.clone().map(Proof::Process);
-    let id = maps.then(|| attachments.add(producer, Route::Process { tx: tx.clone(), pidfd }));
+    let proof = process.clone().map(Proof::Process);
+    let id = maps.then(|| attachments.add(producer, Route::Process { tx: tx.clone(), process }));
     // Without proof of its death nobody could end its pins.
     let pins = id.zip(proof).and_then(|(id, proof)| door.tables.pins.give(id, proof));
     let mut buf = Vec::new();
@@ -261,7 +264,7 @@ async fn attach(
     let (mut reader, mut writer) = tokio::io::split(stream);
     let out = write_to_client(&mut writer, rx);
     let inn = read_from_client(door, &mut reader, producer, id, &tx);
-    let ended = tokio::select! { r = out => r, r = inn => r };
+    let ended = race(out, inn).await;
     if let Some(id) = id {
         attachments.cut(id);
     }

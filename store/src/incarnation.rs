@@ -1,19 +1,11 @@
-//! Random identities: who a rank is between one start and the next [I3] [I17]. Nothing here may be
-//! derived from time, pid or address: those repeat.
+//! Random identities: who a rank is between one start and the next [I3] [I17], and which host it is
+//! on.
 
-/// A random number that is never 0. Panics if the kernel gives no random bytes: without them no
-/// incarnation would be safe to use.
+use crate::random::{OsRandom, Random};
+
+/// A random number of the kernel's that is never 0.
 pub fn random_u64() -> u64 {
-    /// More zeros in a row than this mean a broken generator, not chance.
-    const TRIES: usize = 4;
-    for _ in 0..TRIES {
-        match getrandom::u64() {
-            Ok(0) => {}
-            Ok(n) => return n,
-            Err(e) => panic!("the kernel gives no random bytes ({e}); see getrandom(2)"),
-        }
-    }
-    panic!("the kernel's random generator returned {TRIES} zeros in a row")
+    OsRandom.u64()
 }
 
 /// A new incarnation: random, never 0, never repeated [I3].

@@ -1,6 +1,6 @@
 //! What can be seen of a cell from outside its thread: queue, panics, and whether it still moves.
 
-use nkv_store::clock::{BootClock, Clock};
+use crate::place::Place;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,6 +13,7 @@ pub const BEAT_MS: u64 = 250;
 #[derive(Debug)]
 pub(super) struct CellState {
     name: &'static str,
+    place: Place,
     sent: AtomicU64,
     handled: AtomicU64,
     panics: AtomicU32,
@@ -57,25 +58,42 @@ impl CellWatch {
     pub fn status(&self) -> CellStatus {
         self.0.snapshot()
     }
+
+    /// The message that it took up last: the one in its handler, if it is in one.
+    pub fn doing(&self) -> &'static str {
+        self.0.doing()
+    }
 }
 
 impl CellState {
-    pub(super) fn new(name: &'static str) -> Self {
+    pub(super) fn new(name: &'static str, place: Place) -> Self {
+        let now = place.clock().now_ns();
         Self {
             name,
+            place,
             sent: AtomicU64::new(0),
             handled: AtomicU64::new(0),
             panics: AtomicU32::new(0),
             restarts: AtomicU32::new(0),
             busy_since_ns: AtomicU64::new(0),
-            last_beat_ns: AtomicU64::new(BootClock.now_ns()),
+            last_beat_ns: AtomicU64::new(now),
             doing: Mutex::new(""),
             last_error: Mutex::new(None),
         }
     }
 
+    /// Where it runs.
+    pub(super) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// The time there.
+    pub(super) fn now_ns(&self) -> u64 {
+        self.place.clock().now_ns()
+    }
+
     pub(super) fn snapshot(&self) -> CellStatus {
-        let now = BootClock.now_ns();
+        let now = self.now_ns();
         let busy = self.busy_since_ns.load(Ordering::Relaxed);
         let handled = self.handled.load(Ordering::Relaxed);
         let age = |t: u64| now.saturating_sub(t) / 1_000_000;
@@ -85,8 +103,7 @@ impl CellState {
         let frozen_in = || match busy {
             0 => "another actor holds its thread".to_string(),
             _ => {
-                let doing = *self.doing.lock().unwrap_or_else(PoisonError::into_inner);
-                format!("{} for {busy_ms} ms", doing.rsplit("::").next().unwrap_or(doing))
+                format!("{} for {busy_ms} ms", self.doing())
             }
         };
         CellStatus {
@@ -103,13 +120,18 @@ impl CellState {
         }
     }
 
+    fn doing(&self) -> &'static str {
+        let doing = *self.doing.lock().unwrap_or_else(PoisonError::into_inner);
+        doing.rsplit("::").next().unwrap_or(doing)
+    }
+
     pub(super) fn sent(&self) {
         self.sent.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn begin(&self, message: &'static str) {
         *self.doing.lock().unwrap_or_else(PoisonError::into_inner) = message;
-        self.busy_since_ns.store(BootClock.now_ns(), Ordering::Relaxed);
+        self.busy_since_ns.store(self.now_ns(), Ordering::Relaxed);
     }
 
     pub(super) fn end(&self) {
@@ -120,7 +142,7 @@ impl CellState {
 
     /// A sign of life.
     pub(super) fn beat(&self) {
-        self.last_beat_ns.store(BootClock.now_ns(), Ordering::Relaxed);
+        self.last_beat_ns.store(self.now_ns(), Ordering::Relaxed);
     }
 
     pub(super) fn panicked(&self, text: String) {

@@ -119,7 +119,7 @@ impl Client {
     async fn ask_master(&self, keys: &[&[u8]]) -> Vec<Result<ObjMeta>> {
         let kept = &self.shared.locations;
         let all_known = kept.knows_all(keys);
-        if all_known && kept.spare_master(self.shared.clock.now_ns()) {
+        if all_known && kept.spare_master(self.shared.env.clock.now_ns()) {
             let known: Vec<_> = keys.iter().map_while(|k| kept.known(k)).map(Ok).collect();
             if known.len() == keys.len() {
                 Reads::count(&self.shared.reads.stood_in, known.len() as u64);
@@ -134,7 +134,7 @@ impl Client {
             Ok(other) => spread(keys.len(), unexpected("GetLocation", &other)),
             Err(e) => {
                 if locations::unknown(e.kind) {
-                    kept.master_silent(self.shared.clock.now_ns());
+                    kept.master_silent(self.shared.env.clock.now_ns());
                 }
                 spread(keys.len(), e)
             }

@@ -3,8 +3,8 @@
 
 use super::put_log::{NAMES_PER_FRAME, PeerLog};
 use crate::cell::{CellAddr, Reply};
+use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::log_claims::{claims_of, open_claims};
 use crate::membership::hello;
 use crate::message::{
     PlanId, Purpose, RankInfo, Served, ToClient, ToOwner, Touch, TouchBatch, Via, Welcome,
@@ -15,20 +15,18 @@ use crate::owner::pin_tables::Proof;
 use crate::owner::tables::OwnerTables;
 use crate::owner::{Owner, Touches};
 use crate::plans::{Obeyed, OpenPlans};
-use crate::server::local_owner;
+use crate::race::race;
 use nkv_store::fork;
 use nkv_store::heap::{Heap, NOWHERE};
 use nkv_store::layout::{HEADER_BYTES, Region};
 use nkv_store::pins::Pins;
 use nkv_store::reader::Reader;
-use nkv_store::shm;
 use nkv_transport::Alive;
 use nkv_transport::local::LocalVerbs;
 use nkv_transport::shm::ShmVerbs;
-use nkv_transport::tcp::{TcpOptions, TcpVerbs};
 use nkv_transport::verbs::{Kind, Verbs};
 use nkv_transport::wire::auth::Credentials;
-use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
+use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, read_frame, write_frame};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -127,12 +125,10 @@ impl std::fmt::Debug for Peer {
 
 /// What a peer is made from.
 pub(crate) struct Attaching {
-    pub net: Arc<dyn Net>,
-    pub clock: Arc<dyn nkv_store::clock::Clock>,
+    pub env: Environment,
     pub credentials: Credentials,
     pub producer: u64,
     pub info: RankInfo,
-    pub boot_id: u64,
     pub choice: TransportChoice,
     pub plans: Arc<OpenPlans>,
     pub obeyed: Arc<Obeyed>,
@@ -174,10 +170,9 @@ impl Attaching {
             Pins::new(reader.memory().clone(), region, (*table)?).map(Arc::new)
         });
         let geometry = mapped.as_ref().and_then(|(reader, _)| reader.geometry().device_log());
-        let log = geometry.map(|geometry| {
-            // Memory at hand: the token is shown to nobody.
-            PeerLog::new(geometry, claims_of(self.info.incarnation), 1)
-        });
+        let claims = self.obeyed.claims().cloned();
+        // Memory at hand: the token is shown to nobody.
+        let log = geometry.zip(claims).map(|(geometry, claims)| PeerLog::new(geometry, claims, 1));
         Peer {
             rank: self.info.rank,
             incarnation: self.info.incarnation,
@@ -192,7 +187,7 @@ impl Attaching {
             takes_puts: AtomicBool::new(true),
             quarantine_ns: u64::from(self.info.quarantine_ms) * 1_000_000,
             verbs,
-            attached_ns: self.clock.now_ns(),
+            attached_ns: self.env.clock.now_ns(),
             obeyed: self.obeyed.clone(),
             link,
             alive,
@@ -202,7 +197,7 @@ impl Attaching {
     }
 
     fn local(&self) -> Option<Arc<Peer>> {
-        let l = local_owner(self.info.incarnation)?;
+        let l = self.env.owners.get(self.info.incarnation)?;
         let route = Route::Local(self.plans.clone(), self.obeyed.clone());
         let id = l.tables.attachments.add(self.producer, route);
         // Read after it is registered: a later term reaches the route.
@@ -219,7 +214,7 @@ impl Attaching {
         let Some(address) = &self.info.local else {
             return Ok(None);
         };
-        if self.info.boot_id != self.boot_id || self.info.segment.is_empty() {
+        if self.info.boot_id != self.env.machine.boot_id() || self.info.segment.is_empty() {
             return Ok(None);
         }
         let (mut stream, table) = self.hello(address, true).await?;
@@ -238,21 +233,16 @@ impl Attaching {
     }
 
     fn map(&self) -> Result<Heap> {
-        let segment = self.info.segment.clone();
-        let memory: Arc<dyn nkv_store::Memory> = shm::attach(&segment, false)?;
-        let heap = Heap::open(memory)?;
+        let (segment, machine) = (&self.info.segment, &self.env.machine);
+        let heap = Heap::open(machine.attach(segment)?)?;
         if heap.geometry().incarnation != self.info.incarnation {
             return Err(Error::disconnected(format!(
                 "segment {segment} holds another incarnation"
             )));
         }
         if self.info.prefault {
-            // Beside the first calls: it takes 0.3 s/GiB, and only saves page faults.
-            drop(tokio::task::spawn_blocking(move || {
-                if let Err(error) = shm::attach(&segment, true) {
-                    tracing::debug!(%error, "not prefaulted");
-                }
-            }));
+            // Beside the first calls: it takes 0.3 s/GiB.
+            machine.prefault(segment);
         }
         Ok(heap)
     }
@@ -262,16 +252,10 @@ impl Attaching {
             return Err(Error::unsupported(format!("rank {} has no tcp agent", self.info.rank)));
         };
         let (stream, _) = self.hello(&self.info.control, false).await?;
-        let (incarnation, credentials) = (self.info.incarnation, self.credentials.clone());
-        let verbs = tokio::task::spawn_blocking(move || {
-            let job = credentials.job().to_string();
-            let opts = TcpOptions { credentials: Some(credentials), ..TcpOptions::default() };
-            TcpVerbs::connect(&data, incarnation, &job, opts)
-        })
-        .await
-        .map_err(|e| Error::internal(format!("connect task: {e}")))??;
-        let alive = verbs.alive();
-        Ok(self.linked(stream, Arc::new(verbs), alive, None))
+        let machine = &self.env.machine;
+        let connecting = machine.connect(&data, self.info.incarnation, &self.credentials);
+        let (verbs, alive) = connecting.await?;
+        Ok(self.linked(stream, verbs, alive, None))
     }
 
     /// The link, and the pin table that it was given.
@@ -282,7 +266,7 @@ impl Attaching {
     ) -> Result<(BoxStream, Option<u32>)> {
         let (producer, incarnation) = (self.producer, self.info.incarnation);
         let purpose = Purpose::Attach { producer, incarnation, maps };
-        let work = hello(&*self.net, address, &self.credentials, purpose);
+        let work = hello(&*self.env.net, address, &self.credentials, purpose);
         match tokio::time::timeout(ATTACH_LIMIT, work).await {
             Ok(Ok((stream, Welcome::Attached { term, pins }))) => {
                 self.plans.obey(&self.obeyed, term);
@@ -311,7 +295,7 @@ impl Attaching {
     ) -> Arc<Peer> {
         let (tx, rx) = mpsc::channel(LINK_FRAMES);
         let (rank, weak) = (self.info.rank, tx.downgrade());
-        let plans = (self.plans.clone(), self.obeyed.clone(), self.info.incarnation);
+        let plans = (self.plans.clone(), self.obeyed.clone());
         let peer = Arc::new(self.peer(verbs, (Link::Remote(tx), alive.clone()), mapped));
         tokio::task::spawn_local(async move {
             let why = run_link(stream, rx, weak, plans).await;
@@ -541,7 +525,7 @@ async fn run_link(
     stream: BoxStream,
     mut rx: mpsc::Receiver<Outgoing>,
     tx: mpsc::WeakSender<Outgoing>,
-    (plans, obeyed, incarnation): (Arc<OpenPlans>, Arc<Obeyed>, u64),
+    (plans, obeyed): (Arc<OpenPlans>, Arc<Obeyed>),
 ) -> String {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let checks: Checks = Arc::default();
@@ -597,10 +581,9 @@ async fn run_link(
                     });
                 }
                 Ok(Some((_, ToClient::ClearBelow(below)))) => {
-                    let tx = tx.clone();
+                    let (obeyed, tx) = (obeyed.clone(), tx.clone());
                     tokio::task::spawn_local(async move {
-                        let clear =
-                            || open_claims(incarnation).is_none_or(|c| c.clear_below(below));
+                        let clear = || obeyed.is_clear_below(below);
                         say_when(clear, ToOwner::ClearBelow(below), tx).await;
                     });
                 }
@@ -615,7 +598,7 @@ async fn run_link(
             }
         }
     };
-    tokio::select! { why = out => why, why = inn => why }
+    race(out, inn).await
 }
 
 /// Says a word once no copy is in flight that it would deny. A copy is bounded by its size.

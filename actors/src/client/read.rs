@@ -229,11 +229,11 @@ impl Client {
 
     /// One chain: header, payload, header of each; re-reads the headers when the chain was slow.
     fn read_chain(&self, peer: &Peer, slots: &mut [Slot<'_>]) -> Result<()> {
-        let t0 = self.shared.clock.now_ns();
+        let t0 = self.shared.env.clock.now_ns();
         let mut ops: Vec<_> = slots.iter_mut().flat_map(|s| s.reading.chain(&mut *s.dst)).collect();
         peer.verbs.post(0, &mut ops)?;
         drop(ops);
-        if chain_in_time(t0, self.shared.clock.now_ns(), peer.quarantine_ns) {
+        if chain_in_time(t0, self.shared.env.clock.now_ns(), peer.quarantine_ns) {
             return Ok(());
         }
         Reads::count(&self.shared.reads.strict, 1);

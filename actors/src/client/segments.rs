@@ -5,7 +5,6 @@ use super::Client;
 use crate::error::{Error, Result};
 use crate::membership::hello;
 use crate::message::{Purpose, RankInfo, SegmentCommand, SegmentDone, UnmountReport, Welcome};
-use nkv_store::shm::boot_id;
 use std::time::Duration;
 
 /// Taking pages is slow: a mount has so long for each GiB, besides the time to join.
@@ -61,11 +60,12 @@ impl Client {
 
     async fn ask_node(&self, node: &RankInfo, command: SegmentCommand) -> Result<SegmentDone> {
         // By the socket where there is one: that is the way that needs no secret.
-        let near = node.local.as_ref().filter(|_| node.boot_id == boot_id());
+        let near =
+            node.local.as_ref().filter(|_| node.boot_id == self.shared.env.machine.boot_id());
         let address = near.unwrap_or(&node.control);
         let credentials = &self.shared.credentials;
         let purpose = Purpose::Segments(command);
-        match hello(&*self.shared.net, address, credentials, purpose).await?.1 {
+        match hello(&*self.shared.env.net, address, credentials, purpose).await?.1 {
             Welcome::Segments(done) => done,
             Welcome::Refused { why } => Err(Error::invalid(why.to_string())),
             other => Err(Error::internal(format!("{address} answered a command with {other:?}"))),

@@ -14,6 +14,7 @@ use nkv_store::layout::{PUBLISH_OFF, epoch_of};
 use nkv_store::object::{Publication, ready};
 use nkv_store::{Key, KeyId};
 use nkv_transport::verbs::Op;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -113,7 +114,7 @@ impl Client {
             let e = Error::disconnected("this node is shutting down and opens no new plans");
             return spread(items.len(), e);
         }
-        let asked_ns = self.shared.clock.now_ns();
+        let asked_ns = self.shared.env.clock.now_ns();
         let opening = self.shared.plans.opening();
         let wire = items.iter().map(|(key, bytes_total)| OpenItem {
             key: key.to_vec(),
@@ -146,7 +147,7 @@ impl Client {
     /// Attaches to the owners of plans, once to each: were every plan of a first batch to look for its
     /// owner, each would do so over a connection of its own.
     async fn owners_of(&self, granted: &[Result<PlanDesc>]) -> Peers {
-        let owners: HashSet<u64> =
+        let owners: BTreeSet<u64> =
             granted.iter().flatten().map(|desc| desc.meta.at.incarnation).collect();
         let attaching =
             owners.into_iter().map(|owner| async move { (owner, self.peer(owner).await) });
@@ -179,7 +180,7 @@ impl Client {
 
     /// Header, payload and READY of a whole object as one chain [I4].
     fn place_whole(&self, p: &PlanState, value: &[u8]) -> Result<()> {
-        let _inside = p.enter(self.shared.clock.now_ns())?;
+        let _inside = p.enter(self.shared.env.clock.now_ns())?;
         let meta = &p.desc.meta;
         if value.len() as u64 != meta.bytes_total || meta.bytes_total > p.desc.extent_len {
             return Err(Error::internal(format!(
@@ -204,7 +205,7 @@ impl Client {
     fn publish(&self, p: &PlanState) -> Result<()> {
         p.check_whole()?;
         p.seal()?;
-        let _inside = p.enter_sealed(self.shared.clock.now_ns())?;
+        let _inside = p.enter_sealed(self.shared.env.clock.now_ns())?;
         let (offset, epoch) = (p.desc.meta.header_off + PUBLISH_OFF, p.desc.meta.at.epoch);
         let mut now = [0; 8];
         p.peer.verbs.post(0, &mut [Op::Read { offset, dst: &mut now }])?;
@@ -235,14 +236,14 @@ impl Client {
         if plans.is_empty() {
             return Vec::new();
         }
-        let until_ns = self.shared.clock.now_ns() + self.limit().as_nanos() as u64;
+        let until_ns = self.shared.env.clock.now_ns() + self.limit().as_nanos() as u64;
         let mut results = self.commit_once(plans).await;
         // NotReady: the owner is reporting, or is looking at a plan that ran out of time. It settles.
         for _ in 0..COMMIT_RETRIES {
             let unsure: Vec<usize> = (0..plans.len())
                 .filter(|i| matches!(&results[*i], Err(e) if e.kind == ErrorKind::NotReady))
                 .collect();
-            if unsure.is_empty() || self.shared.clock.now_ns() >= until_ns {
+            if unsure.is_empty() || self.shared.env.clock.now_ns() >= until_ns {
                 break;
             }
             tokio::time::sleep(COMMIT_PAUSE).await;
@@ -460,7 +461,7 @@ impl WritePlan {
             )));
         }
         Client::run_blocking(&p.peer, || {
-            let _inside = p.enter(self.client.shared.clock.now_ns())?;
+            let _inside = p.enter(self.client.shared.env.clock.now_ns())?;
             p.check_whole()?;
             if p.first_write() {
                 announce(p).inspect_err(|_| p.break_off())?;

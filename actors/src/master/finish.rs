@@ -99,12 +99,13 @@ impl Master {
 
     pub(super) fn withdraw(&mut self, producer: u64, request: u64) {
         self.give_up_waiting(producer, request);
-        let granted: Vec<_> = self
+        let mut granted: Vec<_> = self
             .plans
             .iter()
             .filter(|(_, p)| (p.producer, p.request) == (producer, request) && p.ending.is_none())
             .map(|(id, _)| *id)
             .collect();
+        granted.sort_unstable();
         for plan in granted {
             self.end_plan(plan, EndCause::Aborted);
         }
@@ -127,7 +128,7 @@ impl Master {
             return;
         }
         let lost = std::mem::take(&mut self.lost_producers);
-        let theirs: Vec<_> = self
+        let mut theirs: Vec<_> = self
             .plans
             .iter()
             .filter(|(_, p)| p.ending.is_none() && lost.contains(&p.producer))
@@ -136,6 +137,7 @@ impl Master {
         if !theirs.is_empty() {
             tracing::info!(plans = theirs.len(), "producers are gone; their plans end");
         }
+        theirs.sort_unstable();
         for plan in theirs {
             self.end_plan(plan, EndCause::ProducerGone);
         }

@@ -85,11 +85,8 @@ impl Master {
             let (seen, next) = self.look(query.from);
             let clock = self.truth.clock.clone();
             self.rounds.running += 1;
-            turn.work(async move {
-                let run = tokio::task::spawn_blocking(move || query.run(seen, next, &clock)).await;
-                let broken = |e| Error::internal(format!("matching a pattern failed: {e}"));
-                RoundMatched { ask, reply, found: run.unwrap_or_else(|e| Err(broken(e))) }
-            });
+            let run = move || query.run(seen, next, &clock);
+            turn.beside(run, |run| RoundMatched { ask, reply, found: run.and_then(|found| found) });
         }
     }
 

@@ -13,6 +13,7 @@ use hashbrown::HashSet;
 use nkv_store::arena::Extent;
 use nkv_store::layout::HEADER_BYTES;
 use nkv_store::{Key, StoreError};
+use std::collections::BTreeSet;
 
 /// Items waiting for room on all ranks together.
 const MAX_WAITING: usize = 65_536;
@@ -234,7 +235,7 @@ impl Master {
         (seat, at, extent, page_bytes): (Seat, SlotRef, Extent, u32),
     ) -> PlanDesc {
         let plan = self.next_plan();
-        let token = nkv_store::random_u64();
+        let token = self.truth.random.u64();
         let id = key.id();
         let header_off = self.header_off(seat, at.slot);
         let entry = Entry {
@@ -308,7 +309,7 @@ impl Master {
         let (late, still): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.waiting).into_iter().partition(|w| w.deadline_ms <= now);
         self.waiting = still.into();
-        let behind: HashSet<u32> = late.iter().map(|w| w.seat.rank).collect();
+        let behind: BTreeSet<u32> = late.iter().map(|w| w.seat.rank).collect();
         for w in late {
             // It may only have stood behind a large one: one look before it is refused.
             let asked = (w.producer, w.request, w.item as u32);

@@ -18,10 +18,17 @@ const REPORT_LIMIT_MS: u64 = 2_000;
 /// Slots in one frame to an owner.
 pub(super) const SLOTS_PER_FRAME: usize = 65_536;
 
-/// A plan that its owner has not heard of.
+/// A plan that its owner has not heard of, and what became of it since.
 struct Unmet {
     opened: PlanOpened,
-    committed: bool,
+    since: Since,
+}
+
+/// What is to be said again after the plan itself.
+enum Since {
+    Nothing,
+    Committed,
+    Ended(EndCause),
 }
 
 /// A rebuilt master waits so long for reports; ranks that are silent by then report when they join.
@@ -205,15 +212,18 @@ impl Master {
         for part in duplicates.chunks(SLOTS_PER_FRAME) {
             self.truth.members.send(seat, Down::Retire(part.to_vec()));
         }
-        for Unmet { opened, committed } in lost {
+        for Unmet { opened, since } in lost {
             let (plan, at, id) = (opened.plan, opened.at, KeyId::of(&opened.key.0));
-            let ending = self.plans.get(&plan).and_then(|p| p.ending);
             self.truth.members.send(seat, Down::PlanOpened(opened));
-            if committed {
-                let done = PlanRef { plan, at, key: id.into() };
-                self.truth.members.send(seat, Down::Committed(vec![done]));
-            } else if let Some(cause) = ending {
-                self.truth.members.send(seat, Down::EndPlan { plan, at, cause });
+            match since {
+                Since::Nothing => {}
+                Since::Committed => {
+                    let done = PlanRef { plan, at, key: id.into() };
+                    self.truth.members.send(seat, Down::Committed(vec![done]));
+                }
+                Since::Ended(cause) => {
+                    self.truth.members.send(seat, Down::EndPlan { plan, at, cause });
+                }
             }
         }
         Ok(())
@@ -240,13 +250,19 @@ impl Master {
             let (plan, info) = match (e.plan, e.state) {
                 (Some(plan), _) => (plan, Some(self.plans.get(&plan)?)),
                 // Committed: its plan is over here, any fresh name will do.
-                (None, State::Live) => (self.next_plan(), None),
-                (None, _) => return None,
+                (None, _) => (self.next_plan(), None),
+            };
+            let since = match (info, e.state) {
+                // What is being removed may be READY there all the same: retired before anything else
+                // is put in its place, and before the removal is done [I6].
+                (None, State::Removing) => Since::Ended(EndCause::Removed),
+                (None, _) => Since::Committed,
+                (Some(plan), _) => plan.ending.map_or(Since::Nothing, Since::Ended),
             };
             let asked = info.map_or((0, 0, 0), |p| (p.producer, p.request, p.item));
             let opened = PlanOpened {
                 plan,
-                token: info.map_or_else(nkv_store::random_u64, |p| p.token),
+                token: info.map_or_else(|| self.truth.random.u64(), |p| p.token),
                 at: e.at,
                 extent_offset: e.extent.offset,
                 extent_len: e.extent.len,
@@ -258,7 +274,7 @@ impl Master {
                 bytes_total: e.bytes_total,
                 page_bytes: e.page_bytes,
             };
-            Some(Unmet { opened, committed: info.is_none() })
+            Some(Unmet { opened, since })
         })
         .collect()
     }

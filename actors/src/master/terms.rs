@@ -126,9 +126,18 @@ impl Master {
         )))
     }
 
+    /// What may be said of a removal once everybody who is linked knows of the ranks lost: if those are
+    /// no quorum, they may all be gone before another master asks, and with them what they know. What
+    /// lies on the other side of a cut would come back [I6].
+    fn known_to_enough(&self, result: Result<()>) -> Result<()> {
+        self.check_quorum()?;
+        result
+    }
+
     /// Answers an item of a remove, once every rank knows of the ranks lost meanwhile.
     pub(super) fn settle_removed(&mut self, batch: u64, item: usize, result: Result<()>) {
         if self.truth.members.unaware_of_loss().is_empty() {
+            let result = self.known_to_enough(result);
             return self.batches.settle_done(batch, item, result);
         }
         let until_ms = self.now_ms() + DEFER_LIMIT_MS;
@@ -143,7 +152,8 @@ impl Master {
         let (unaware, now) = (self.truth.members.unaware_of_loss(), self.now_ms());
         for d in std::mem::take(&mut self.deferred) {
             if unaware.is_empty() {
-                self.batches.settle_done(d.batch, d.item, d.result);
+                let result = self.known_to_enough(d.result);
+                self.batches.settle_done(d.batch, d.item, result);
             } else if now >= d.until_ms {
                 let text = format!("{} did not confirm a loss in time", names(&unaware));
                 self.batches.settle_done(d.batch, d.item, Err(Error::disconnected(text)));

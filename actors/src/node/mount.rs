@@ -132,7 +132,7 @@ impl Segments {
         let Some(Reach { control, local, master }) = self.reach.get().cloned() else {
             return Err(Error::not_ready(format!("{} does not listen yet", self.seat(0))));
         };
-        let info = raised.info(&self.common.config, control, local);
+        let info = raised.info(&self.common, control, local);
         // Before its first object: a master that comes later is told to wait for it.
         self.common.siblings.add(reserved.id, info.incarnation);
         let how = Joining {
@@ -290,7 +290,7 @@ impl Segments {
     }
 
     async fn unmounting(&self, id: u32, reins: Reins, limit: Duration) -> UnmountReport {
-        let clock = &self.common.clock;
+        let clock = &self.common.env.clock;
         let start = clock.now_ms();
         let limit_ms = (limit.as_millis() as u64).min(MAX_UNMOUNT_MS);
         until(|| reins.is_quiet(), start + limit_ms.min(QUIET_LIMIT_MS), &**clock).await;
@@ -312,8 +312,8 @@ impl Segments {
         self.common.watchlist.remove(id);
         let host = self.lock().hosts.remove(&id);
         // Joins the threads of its tcp connections.
-        if tokio::task::spawn_blocking(move || drop(host)).await.is_err() {
-            tracing::warn!(segment = id, "taking a segment down failed");
+        if let Err(error) = self.home.beside(move || drop(host)).await {
+            tracing::warn!(segment = id, %error, "taking a segment down failed");
         }
     }
 
@@ -345,6 +345,13 @@ impl Segments {
     /// What is mounted, in the order of numbers.
     pub(super) fn infos(&self) -> Vec<RankInfo> {
         self.lock().hosts.values().filter_map(Hosted::host).map(|h| h.info.clone()).collect()
+    }
+
+    /// Incarnations of what is mounted, and whether each is joined.
+    pub(super) fn links(&self) -> Vec<(u64, bool)> {
+        let table = self.lock();
+        let hosts = table.hosts.values().filter_map(Hosted::host);
+        hosts.map(|h| (h.info.incarnation, h.reins.is_joined())).collect()
     }
 
     /// The owner of a mounted segment.

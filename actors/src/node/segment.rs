@@ -6,23 +6,24 @@ use super::watchdog::Watchlist;
 use super::{MemoryChoice, NodeConfig, StartError};
 use crate::announce_poller::{AnnouncePoller, PollerTruth};
 use crate::cell::{CellAddr, CellStatus, CellWatch, RESTART_BUDGET, RESTART_WINDOW_MS};
+use crate::environment::Environment;
 use crate::evictor::{Evictor, EvictorTruth};
+use crate::machine::{DataAgent, Machine, NewSegment, Served};
 use crate::membership::{LinkState, Membership, Siblings, Uplink};
 use crate::message::{RankInfo, Seat, Settings, Term, Up};
 use crate::owner::tables::OwnerTables;
 use crate::owner::{Owner, OwnerTruth};
 use crate::place::{OwnedPlace, Place};
-use crate::server::{Doors, LocalOwner, OpenDoor, Published, publish_local};
-use nkv_store::clock::Clock;
+use crate::server::{Doors, LocalOwner, OpenDoor, Published};
 use nkv_store::evict::Watermarks;
 use nkv_store::heap::{Heap, HeapConfig};
-use nkv_store::shm::{self, SegmentName, ShmMemory};
-use nkv_store::{AnonMemory, Memory, StoreError, boot_id, new_incarnation};
+use nkv_store::shm::{self, SegmentName};
+use nkv_store::{Memory, StoreError};
 use nkv_transport::Alive;
 use nkv_transport::grants::Grants;
-use nkv_transport::tcp::{AgentLimits, TcpAgent};
+use nkv_transport::tcp::AgentLimits;
+use nkv_transport::wire::Address;
 use nkv_transport::wire::auth::Guard;
-use nkv_transport::wire::{Address, Net};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,8 +40,7 @@ pub(super) type JoinedAs = Option<(Term, Settings)>;
 /// What all segments of a node share.
 pub(super) struct Common {
     pub config: NodeConfig,
-    pub clock: Arc<dyn Clock>,
-    pub net: Arc<dyn Net>,
+    pub env: Environment,
     // Whom the node lets in, and what it proves to others.
     pub guard: Arc<Guard>,
     // Told of an actor that cannot go on: the node ends.
@@ -65,8 +65,8 @@ pub(super) struct Raised {
     heap: Heap,
     file_name: String,
     pub socket: Option<SocketFile>,
-    named: Option<ShmMemory>,
-    agent: TcpAgent,
+    name: Option<Box<dyn Send + Sync>>,
+    agent: Box<dyn DataAgent>,
     pub owner: CellAddr<Owner>,
     pub evictor: CellAddr<Evictor>,
     pub poller: Option<CellAddr<AnnouncePoller>>,
@@ -104,24 +104,23 @@ pub(super) struct SegmentHost {
     pub reins: Reins,
     pub evictor: CellAddr<Evictor>,
     poller: Option<CellAddr<AnnouncePoller>>,
-    pub agent: TcpAgent,
+    pub agent: Box<dyn DataAgent>,
     alive: Alive,
     _door: OpenDoor,
     _published: Published,
     // Unlinks the segment's name when dropped.
-    _named: Option<ShmMemory>,
+    _name: Option<Box<dyn Send + Sync>>,
     // Last: its thread ends with it.
     _place: OwnedPlace,
 }
 
 /// The unix socket's file, removed with the node.
 #[derive(Debug)]
-pub(super) struct SocketFile(pub PathBuf);
+pub(super) struct SocketFile(pub PathBuf, Arc<dyn Machine>);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Absent if the node failed before it listened.
-        let _ = std::fs::remove_file(&self.0);
+        self.1.remove_socket(&self.0);
     }
 }
 
@@ -129,27 +128,25 @@ impl Raised {
     /// Memory, agent, actors.
     pub(super) async fn new(common: &Common, id: u32, bytes: u64) -> Result<Self, StartError> {
         let seat = Seat { rank: common.config.rank, segment: id };
-        let incarnation = new_incarnation();
+        let incarnation = common.env.random.u64();
+        let place = common.env.place()?;
         // Prefaulting takes seconds per GiB: not on the caller's event loop.
-        let config = common.config.clone();
-        let making =
-            tokio::task::spawn_blocking(move || make_memory(&config, id, bytes, incarnation));
-        let made =
-            making.await.map_err(|e| StartError::Internal(format!("segment task: {e}")))??;
-        let place = OwnedPlace::arbiter()?;
+        let (config, machine) = (common.config.clone(), common.env.machine.clone());
+        let making = move || make_memory(&config, &machine, id, bytes, incarnation);
+        let made = place.place().beside(making).await??;
         let grants = Arc::new(Grants::new());
         let agent = start_agent(common, made.heap.memory().clone(), incarnation, &grants)?;
         let tables = Arc::new(OwnerTables::new(grants, &made.heap));
         let uplink = Arc::new(Uplink::default());
         let roles = start_roles(common, seat, &made.heap, (&tables, &uplink), place.place());
         let (owner, evictor, poller) = roles.await?;
-        let Made { heap, file_name, named, socket } = made;
+        let Made { heap, file_name, name, socket } = made;
         Ok(Self {
             seat,
             heap,
             file_name,
             socket,
-            named,
+            name,
             agent,
             owner,
             evictor,
@@ -167,18 +164,18 @@ impl Raised {
     /// What it tells of itself; it is reached at the addresses of its node.
     pub(super) fn info(
         &self,
-        config: &NodeConfig,
+        common: &Common,
         control: Address,
         local: Option<Address>,
     ) -> RankInfo {
-        let g = self.heap.geometry();
+        let (config, g) = (&common.config, self.heap.geometry());
         RankInfo {
             rank: self.seat.rank,
             segment_id: self.seat.segment,
             world_size: config.world_size,
             incarnation: g.incarnation,
             boot_id: g.boot_id,
-            pid: std::process::id(),
+            pid: common.env.machine.pid(),
             control,
             local,
             data: Some(self.agent.local_addr().to_string()),
@@ -203,18 +200,18 @@ impl Raised {
         let door = common.doors.open(info.incarnation, owner.clone(), tables.clone());
         let (alive, memory) = (Alive::new(), self.heap.memory().clone());
         let local = LocalOwner { memory, alive: alive.clone(), owner, tables };
-        let published = publish_local(info.incarnation, local);
+        let published = common.env.owners.publish(info.incarnation, local);
         let (state, link) = watch::channel(LinkState::Joining);
         let Joining { master, limit, siblings, told, switches } = how;
         let membership = Membership {
-            net: common.net.clone(),
+            net: common.env.net.clone(),
             master,
             credentials: common.guard.credentials().clone(),
             info: info.clone(),
             owner: self.owner.clone(),
             tables: self.tables.clone(),
             uplink: self.uplink.clone(),
-            clock: common.clock.clone(),
+            clock: common.env.clock.clone(),
             heartbeat: Duration::from_millis(common.config.beat_ms()),
             join_timeout: limit,
             draining: switches.draining.clone(),
@@ -233,7 +230,7 @@ impl Raised {
             alive,
             _door: door,
             _published: published,
-            _named: self.named,
+            _name: self.name,
             _place: self.place,
         }
     }
@@ -283,10 +280,14 @@ impl Reins {
         self.tables.lock().plans.len() as u64
     }
 
+    /// The master has taken its report in, and the link is up.
+    pub(super) fn is_joined(&self) -> bool {
+        *self.link.borrow() == LinkState::Joined
+    }
+
     /// True once the master said that no plan follows, or cannot say it.
     pub(super) fn is_quiet(&self) -> bool {
-        let joined = *self.link.borrow() == LinkState::Joined;
-        self.switches.quiet.load(Ordering::Acquire) || !joined
+        self.switches.quiet.load(Ordering::Acquire) || !self.is_joined()
     }
 
     /// Leaves the cluster for good; true if the master confirmed it: then nothing that lay here is in
@@ -307,11 +308,12 @@ struct Made {
     heap: Heap,
     file_name: String,
     socket: Option<SocketFile>,
-    named: Option<ShmMemory>,
+    name: Option<Box<dyn Send + Sync>>,
 }
 
 fn make_memory(
     config: &NodeConfig,
+    machine: &Arc<dyn Machine>,
     id: u32,
     bytes: u64,
     incarnation: u64,
@@ -322,7 +324,7 @@ fn make_memory(
         rank: config.rank,
         segment_id: u64::from(id),
         incarnation,
-        boot_id: boot_id(),
+        boot_id: machine.boot_id(),
         quarantine_ms: config.quarantine_ms,
         water_hi: config.water_hi,
         water_lo: config.water_lo,
@@ -334,23 +336,15 @@ fn make_memory(
     };
     wanted.validate().map_err(internal)?;
     let bytes = wanted.segment_bytes();
-    if config.memory == MemoryChoice::Private {
-        let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(bytes).map_err(internal)?);
-        let heap = Heap::format(memory, &wanted).map_err(internal)?;
-        return Ok(Made { heap, named: None, file_name: String::new(), socket: None });
-    }
-    for name in shm::remove_stale() {
-        tracing::info!(name, "removed what a dead process left behind");
-    }
-    let name = SegmentName { job: config.job.clone(), rank: config.rank, incarnation };
-    let named = shm::create(&name, bytes, config.prefault).map_err(internal)?;
-    // The node keeps the handle that unlinks; the heap lives on its own, for those still using it.
-    let memory = shm::attach(named.file_name(), false).map_err(internal)?;
+    let shared = config.memory == MemoryChoice::Shm;
+    let called = SegmentName { job: config.job.clone(), rank: config.rank, incarnation };
+    let made = machine.create(shared.then_some(&called), bytes, config.prefault);
+    let NewSegment { memory, file_name, name } = made.map_err(internal)?;
     let heap = Heap::format(memory, &wanted).map_err(internal)?;
-    let file_name = named.file_name().to_string();
     // One socket serves a node: it bears the name of its first segment.
-    let socket = (id == 0).then(|| SocketFile(name.socket_path()));
-    Ok(Made { heap, named: Some(named), file_name, socket })
+    let socket = shared && id == 0;
+    let socket = socket.then(|| SocketFile(called.socket_path(), machine.clone()));
+    Ok(Made { heap, name, file_name, socket })
 }
 
 fn start_agent(
@@ -358,12 +352,14 @@ fn start_agent(
     memory: Arc<dyn Memory>,
     incarnation: u64,
     grants: &Arc<Grants>,
-) -> Result<TcpAgent, StartError> {
-    let (config, guard) = (&common.config, Some(common.guard.clone()));
+) -> Result<Box<dyn DataAgent>, StartError> {
+    let config = &common.config;
     let limits = AgentLimits { max_connections: config.data_connections, ..AgentLimits::default() };
     let at = SocketAddr::new(config.listen, 0);
-    TcpAgent::start(at, memory, incarnation, &config.job, grants.clone(), guard, limits)
-        .map_err(|e| StartError::Internal(format!("cannot start the tcp agent at {at}: {e}")))
+    let (job, grants, guard) = (config.job.clone(), grants.clone(), common.guard.clone());
+    let what = Served { at, memory, incarnation, job, grants, guard, limits };
+    let agent = common.env.machine.serve(what);
+    agent.map_err(|e| StartError::Internal(format!("cannot start the tcp agent at {at}: {e}")))
 }
 
 /// The actors of a segment; the last where it has a device log.
@@ -383,7 +379,7 @@ async fn start_roles(
         tables: tables.clone(),
         uplink: uplink.clone(),
         evictor: evictor_slot.clone(),
-        clock: common.clock.clone(),
+        clock: common.env.clock.clone(),
     };
     let owner = CellAddr::<Owner>::start(place, owner_truth, exhausted.clone()).await?;
     let config = &common.config;

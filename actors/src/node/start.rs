@@ -8,6 +8,7 @@ use super::{Node, NodeConfig, StartError};
 use crate::cell::CellAddr;
 use crate::client::control::MasterPath;
 use crate::client::{Client, ClientConfig, Parts};
+use crate::environment::Environment;
 use crate::error::Error;
 use crate::master::{Master, MasterTruth, Members};
 use crate::membership::LinkState;
@@ -15,10 +16,8 @@ use crate::message::{RankInfo, Refusal, Settings, Term, View};
 use crate::place::{OwnedPlace, Place};
 use crate::producer::Producer;
 use crate::server::{Doors, Server, serve};
-use nkv_store::clock::{BootClock, Clock};
-use nkv_store::random_u64;
 use nkv_transport::wire::auth::{Credentials, Guard};
-use nkv_transport::wire::{Address, Listener, Net, OsNet};
+use nkv_transport::wire::{Address, Listener, Net};
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -40,8 +39,13 @@ type Told = (watch::Sender<JoinedAs>, watch::Receiver<JoinedAs>);
 impl Node {
     /// Starts a rank; it has joined when this returns. Errors say what to do.
     pub async fn start(config: NodeConfig) -> Result<Self, StartError> {
+        Self::start_in(Environment::of_this_process(), config).await
+    }
+
+    /// The same in an environment of the caller's.
+    pub async fn start_in(env: Environment, config: NodeConfig) -> Result<Self, StartError> {
         config.validate()?;
-        let building = Building::new(config).await?;
+        let building = Building::new(env, config).await?;
         let (info, settings) = building.listen().await?;
         let client = building.client();
         let producer = client.start_producer(building.raised.place()).await?;
@@ -77,23 +81,22 @@ impl Node {
 
 impl Building {
     /// Segment, agent, actors.
-    async fn new(config: NodeConfig) -> Result<Self, StartError> {
-        let guard = make_guard(&config).await?;
+    async fn new(env: Environment, config: NodeConfig) -> Result<Self, StartError> {
+        let guard = make_guard(&env, &config).await?;
         let common = Common {
             guard,
-            clock: Arc::new(BootClock),
-            net: Arc::new(OsNet),
+            env,
             failed: watch::channel(None).0,
             doors: Doors::default(),
             siblings: Arc::default(),
             watchlist: Arc::<Watchlist>::default(),
             config,
         };
-        let config = &common.config;
+        let (config, env) = (&common.config, &common.env);
         let raised = Raised::new(&common, 0, config.heap_bytes).await?;
-        let master_place = if config.rank == 0 { Some(OwnedPlace::arbiter()?) } else { None };
+        let master_place = if config.rank == 0 { Some(env.place()?) } else { None };
         let master = match &master_place {
-            Some(p) => Some(start_master(config, &common.clock, &common.failed, p.place()).await?),
+            Some(p) => Some(start_master(&common, p.place()).await?),
             None => None,
         };
         let home = raised.place().clone();
@@ -116,7 +119,7 @@ impl Building {
 
     /// Opens the control port and the unix socket, and serves both.
     async fn listen(&self) -> Result<(RankInfo, Told), StartError> {
-        let (c, net) = (self.config(), &self.common().net);
+        let (c, net) = (self.config(), &self.common().env.net);
         let place = self.master_place.as_ref().map_or(self.raised.place(), OwnedPlace::place);
         let port = if c.rank == 0 { c.port } else { 0 };
         let control = Address::Tcp(SocketAddr::new(c.listen, port).to_string());
@@ -126,7 +129,7 @@ impl Building {
             None => None,
         };
         let (control, near) = (listener.local(), local.as_ref().map(|l| l.local()));
-        let info = self.raised.info(c, control.clone(), near.clone());
+        let info = self.raised.info(self.common(), control.clone(), near.clone());
         let master = match &self.master {
             Some(_) => near.clone().into_iter().chain([control.clone()]).collect(),
             None => vec![self.master_at()],
@@ -143,7 +146,7 @@ impl Building {
             defaults: defaults(c),
             doors: self.common().doors.clone(),
             segments: Arc::downgrade(&self.segments),
-            clock: self.common().clock.clone(),
+            clock: self.common().env.clock.clone(),
             closing: self.switches.closing.clone(),
             connections: Default::default(),
             strangers: Server::room_for_strangers(),
@@ -164,8 +167,9 @@ impl Building {
         list.add(0, r.poller.iter().map(CellAddr::watch));
         list.add(0, self.master.iter().map(|(m, _)| m.watch()));
         // A rank whose owner is frozen sends no heartbeats: by then it is gone anyway.
-        let (ttl_ms, failed) = (self.config().ttl_ms, self.common().failed.clone());
-        watchdog::start(list.clone(), ttl_ms, failed, self.switches.closing.clone())
+        let (env, ttl_ms) = (&self.common().env, self.config().ttl_ms);
+        let (failed, closing) = (self.common().failed.clone(), self.switches.closing.clone());
+        watchdog::start(env, list.clone(), ttl_ms, failed, closing)
             .map_err(|e| StartError::Internal(e.to_string()))
     }
 
@@ -175,8 +179,7 @@ impl Building {
             None => MasterPath::Remote(Arc::new(Mutex::new(vec![self.master_at()]))),
         };
         Client::from_parts(Parts {
-            net: self.common().net.clone(),
-            clock: self.common().clock.clone(),
+            env: self.common().env.clone(),
             config: ClientConfig {
                 job: self.config().job.clone(),
                 call_timeout_ms: self.config().call_timeout_ms,
@@ -188,7 +191,7 @@ impl Building {
             view: View::default(),
             path,
             draining: self.switches.draining.clone(),
-            producer_id: random_u64(),
+            producer_id: self.common().env.random.u64(),
             place: None,
         })
     }
@@ -212,7 +215,7 @@ impl Building {
         };
         let first: SegmentHost = raised.join(common, info, joining);
         Node {
-            started_ms: common.clock.now_ms(),
+            started_ms: common.env.clock.now_ms(),
             failed: common.failed.subscribe(),
             client,
             producer,
@@ -228,21 +231,25 @@ impl Building {
 }
 
 /// The job's secret, or its cookie.
-async fn make_guard(config: &NodeConfig) -> Result<Arc<Guard>, StartError> {
+async fn make_guard(env: &Environment, config: &NodeConfig) -> Result<Arc<Guard>, StartError> {
     let (job, secret) = (config.job.clone(), config.secret.clone());
-    // A cookie is a file: not on the caller's event loop.
-    let made = tokio::task::spawn_blocking(move || Credentials::of_node(&job, secret)).await;
-    let made = made.map_err(|e| StartError::Internal(format!("cookie task: {e}")))?;
-    made.map(|c| Arc::new(Guard::new(c))).map_err(|e| StartError::Config(e.to_string()))
+    let made = match secret {
+        Some(_) => Credentials::of_node(&job, secret),
+        // A cookie is a file: not on the caller's event loop.
+        None => tokio::task::spawn_blocking(move || Credentials::of_node(&job, None))
+            .await
+            .map_err(|e| StartError::Internal(format!("cookie task: {e}")))?,
+    };
+    let made = made.map_err(|e| StartError::Config(e.to_string()))?;
+    Ok(Arc::new(Guard::new(made.with_random(env.random.clone()))))
 }
 
 async fn start_master(
-    config: &NodeConfig,
-    clock: &Arc<dyn Clock>,
-    failed: &watch::Sender<Option<String>>,
+    common: &Common,
     place: &Place,
 ) -> Result<(CellAddr<Master>, Arc<Members>), StartError> {
-    let term = Term { number: 1, master: random_u64() };
+    let (config, clock) = (&common.config, &common.env.clock);
+    let term = Term { number: 1, master: common.env.random.u64() };
     let members = Arc::new(Members::new(term, config.world_size, clock.now_ms()));
     let truth = MasterTruth {
         world_size: config.world_size,
@@ -252,8 +259,9 @@ async fn start_master(
         members: members.clone(),
         next_plan: Arc::new(AtomicU64::new(1)),
         clock: clock.clone(),
+        random: common.env.random.clone(),
     };
-    Ok((CellAddr::start(place, truth, report_to(failed, None)).await?, members))
+    Ok((CellAddr::start(place, truth, report_to(&common.failed, None)).await?, members))
 }
 
 fn defaults(config: &NodeConfig) -> Settings {

@@ -4,9 +4,9 @@ use super::Node;
 use super::segment::SegmentHost;
 use crate::cell::CellStatus;
 use crate::client::{ReadCounters, WriteCounters};
+use crate::machine::DataAgent;
 use crate::membership::LinkState;
 use crate::message::{OwnerGauges, Term, View};
-use nkv_transport::tcp::TcpAgent;
 use serde::Serialize;
 
 /// A snapshot of one node.
@@ -100,7 +100,7 @@ impl Node {
     /// A snapshot.
     pub fn status(&self) -> NodeStatus {
         let first = self.first.status();
-        let (config, clock) = (self.config(), &self.segments.common.clock);
+        let (config, clock) = (self.config(), &self.segments.common.env.clock);
         let term = self.settings.borrow().as_ref().map_or(Term::default(), |(t, _)| *t);
         let mut actors = first.actors;
         actors.push(self.producer.status());
@@ -143,7 +143,7 @@ impl SegmentHost {
             owner: r.tables.gauges.snapshot(),
             actors: self.actors(),
             attachments: r.tables.attachments.len(),
-            agent: agent_status(&self.agent),
+            agent: agent_status(&*self.agent),
         }
     }
 }
@@ -160,7 +160,7 @@ fn shown(link: &LinkState) -> String {
     }
 }
 
-fn agent_status(agent: &TcpAgent) -> AgentStatus {
+fn agent_status(agent: &dyn DataAgent) -> AgentStatus {
     let c = agent.counters();
     let get = |a: &std::sync::atomic::AtomicU64| a.load(std::sync::atomic::Ordering::Relaxed);
     AgentStatus {

@@ -1,9 +1,10 @@
-//! The watchdog: a thread that no actor can hold up. It sees actors that no longer move, says so in
+//! The watchdog: a thread that no actor can hold up (in a simulation, where none could, a task). It sees actors that no longer move, says so in
 //! the log, and ends the node when one stays frozen: only a fresh process frees its thread.
 
 use crate::cell::{BEAT_MS, CellWatch};
+use crate::environment::{Environment, Grounds};
 use nkv_store::StoreError;
-use nkv_store::clock::{BootClock, Clock};
+use nkv_store::clock::Clock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -70,27 +71,58 @@ impl Watchlist {
     }
 }
 
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(BEAT_MS);
+
+struct Watchdog {
+    clock: Arc<dyn Clock>,
+    list: Arc<Watchlist>,
+    limit_ms: u64,
+    failed: watch::Sender<Option<String>>,
+    closing: Arc<AtomicBool>,
+    last_look_ms: u64,
+}
+
+impl Watchdog {
+    /// One look; false if it was the last.
+    fn look(&mut self) -> bool {
+        let now = self.clock.now_ms();
+        if now.saturating_sub(self.last_look_ms) > BEAT_MS + PAUSE_MS {
+            self.list.forget_the_past();
+        }
+        self.last_look_ms = now;
+        if let Some(why) = self.list.look(now, self.limit_ms) {
+            self.failed.send_replace(Some(why));
+            return false;
+        }
+        !self.closing.load(Ordering::Acquire)
+    }
+}
+
 /// Watches until `closing`; tells `failed` of an actor frozen for `limit_ms`.
 pub(super) fn start(
+    env: &Environment,
     list: Arc<Watchlist>,
     limit_ms: u64,
     failed: watch::Sender<Option<String>>,
     closing: Arc<AtomicBool>,
 ) -> Result<(), StoreError> {
-    nkv_store::threads::spawn_named("nkv-watch", move || {
-        let mut last_look = BootClock.now_ms();
-        while !closing.load(Ordering::Acquire) {
-            std::thread::sleep(Duration::from_millis(BEAT_MS));
-            let now = BootClock.now_ms();
-            if now.saturating_sub(last_look) > BEAT_MS + PAUSE_MS {
-                list.forget_the_past();
+    let (clock, last_look_ms) = (env.clock.clone(), env.clock.now_ms());
+    let mut dog = Watchdog { clock, list, limit_ms, failed, closing, last_look_ms };
+    match env.grounds {
+        Grounds::Threads => nkv_store::threads::spawn_named("nkv-watch", move || {
+            while dog.look() {
+                std::thread::sleep(LOOK);
             }
-            last_look = now;
-            if let Some(why) = list.look(now, limit_ms) {
-                failed.send_replace(Some(why));
-                return;
-            }
+        })
+        .map(drop),
+        Grounds::Here => {
+            tokio::task::spawn_local(async move {
+                while dog.look() {
+                    tokio::time::sleep(LOOK).await;
+                }
+            });
+            Ok(())
         }
-    })
-    .map(drop)
+    }
 }

@@ -1,12 +1,10 @@
 //! Who has this owner's memory mapped, and which of them still have to say that they dropped a
 //! plan [I10]. Lies outside the Owner actor, so a panic does not lose it.
 
-use crate::log_claims::open_claims;
 use crate::message::{PlanId, Term, ToClient};
 use crate::plans::{Obeyed, OpenPlans};
-use hashbrown::HashMap;
-use nkv_transport::wire::process_alive;
-use std::os::fd::OwnedFd;
+use nkv_transport::wire::Process;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 
@@ -25,7 +23,7 @@ pub enum Route {
         /// Frames to it.
         tx: mpsc::Sender<ToClient>,
         /// Proof of its death.
-        pidfd: Option<Arc<OwnedFd>>,
+        process: Option<Arc<dyn Process>>,
     },
 }
 
@@ -35,9 +33,9 @@ impl Route {
     fn is_out(&self, cut: bool, here: impl FnOnce(&OpenPlans, &Obeyed) -> bool) -> bool {
         match self {
             Self::Local(plans, obeyed) => here(plans, obeyed),
-            Self::Process { pidfd: Some(fd), .. } => !process_alive(fd),
-            // Without a pidfd a broken connection is all the proof there can be.
-            Self::Process { pidfd: None, .. } => cut,
+            Self::Process { process: Some(process), .. } => !process.is_alive(),
+            // Without one a broken connection is all the proof there can be.
+            Self::Process { process: None, .. } => cut,
         }
     }
 
@@ -57,7 +55,7 @@ struct Attachment {
     producer: u64,
     route: Route,
     // Plans it was told to drop and when; until answered, their extents are held.
-    pending: HashMap<PlanId, u64>,
+    pending: BTreeMap<PlanId, u64>,
     // The term it was told to obey and when, until it said that it does.
     term: Option<(Term, u64)>,
     // The position of the log it was asked about and when, until it said that nothing is open below.
@@ -78,9 +76,9 @@ pub type AttachId = u64;
 #[derive(Debug, Default)]
 struct Inner {
     next: AttachId,
-    all: HashMap<AttachId, Attachment>,
+    all: BTreeMap<AttachId, Attachment>,
     // Who answers about the log instead of an attachment that broke off.
-    stand_ins: HashMap<AttachId, AttachId>,
+    stand_ins: BTreeMap<AttachId, AttachId>,
 }
 
 impl Inner {
@@ -107,7 +105,7 @@ impl Attachments {
         inner.next += 1;
         let id = inner.next;
         // What an attachment that broke off was still asked, this one is asked now.
-        let (mut pending, mut term, mut clear) = (HashMap::new(), None, None);
+        let (mut pending, mut term, mut clear) = (BTreeMap::new(), None, None);
         for old in inner.all.values().filter(|a| a.producer == producer && a.cut) {
             pending.extend(old.pending.iter().map(|(plan, sent)| (*plan, *sent)));
             term = term.max(old.term);
@@ -260,7 +258,7 @@ impl Attachments {
         let Some(a) = inner.all.get_mut(&id) else { return true };
         let Some((_, sent)) = &mut a.clear else { return true };
         if let Route::Local(_, obeyed) = &a.route {
-            return open_claims(obeyed.incarnation()).is_none_or(|c| c.clear_below(below));
+            return obeyed.is_clear_below(below);
         }
         a.route.remind(ToClient::ClearBelow(below), sent, now_ns);
         false
@@ -296,9 +294,9 @@ mod tests {
     fn i10_a_plan_is_dropped_only_when_its_producer_said_so() {
         let a = Attachments::default();
         let (tx, mut rx) = mpsc::channel(4);
-        a.add(7, Route::Process { tx: tx.clone(), pidfd: None });
-        a.add(7, Route::Process { tx: tx.clone(), pidfd: None });
-        a.add(8, Route::Process { tx, pidfd: None });
+        a.add(7, Route::Process { tx: tx.clone(), process: None });
+        a.add(7, Route::Process { tx: tx.clone(), process: None });
+        a.add(8, Route::Process { tx, process: None });
         a.drop_plan(7, plan(1), 0);
         assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
         assert!(!a.is_dropped(7, plan(1), 1));
@@ -317,7 +315,7 @@ mod tests {
             rustix::process::PidfdFlags::empty(),
         )
         .unwrap();
-        let id = a.add(7, Route::Process { tx, pidfd: Some(Arc::new(fd)) });
+        let id = a.add(7, Route::Process { tx, process: Some(Arc::new(fd)) });
         a.drop_plan(7, plan(1), 0);
         a.cut(id);
         assert!(!a.is_dropped(7, plan(1), 1), "its process lives: a cut connection proves nothing");

@@ -7,8 +7,7 @@ use nkv_store::heap::Heap;
 use nkv_store::layout::Region;
 use nkv_store::memory::HostMemory;
 use nkv_store::pins::{TABLES, Table};
-use nkv_transport::wire::process_alive;
-use std::os::fd::OwnedFd;
+use nkv_transport::wire::Process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Why a holder may be believed to be gone.
@@ -16,8 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub enum Proof {
     /// Of this process: its own word is the only end.
     Here,
-    /// Another process: dead when its pidfd says so.
-    Process(Arc<OwnedFd>),
+    /// Another process: dead when its pidfd says so, or what stands for one.
+    Process(Arc<dyn Process>),
 }
 
 #[derive(Debug)]
@@ -74,7 +73,7 @@ impl PinTables {
     pub fn bury(&self) -> bool {
         self.clear(|holder| match &holder.proof {
             Proof::Here => false,
-            Proof::Process(pidfd) => !process_alive(pidfd),
+            Proof::Process(process) => !process.is_alive(),
         })
     }
 

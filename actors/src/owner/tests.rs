@@ -145,7 +145,7 @@ impl Bench {
         let (tx, rx) = mpsc::channel(16);
         let fd: OwnedFd =
             rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
-        self.tables.attachments.add(PRODUCER, Route::Process { tx, pidfd: Some(Arc::new(fd)) });
+        self.tables.attachments.add(PRODUCER, Route::Process { tx, process: Some(Arc::new(fd)) });
         rx
     }
 }

@@ -6,24 +6,23 @@ use crate::cell::CellAddr;
 use crate::owner::Owner;
 use crate::owner::tables::OwnerTables;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::watch;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use tokio::sync::mpsc;
 
 /// The way to one segment's owner.
 #[derive(Debug, Clone)]
 pub(crate) struct Door {
     pub owner: CellAddr<Owner>,
     pub tables: Arc<OwnerTables>,
-    // Ends with the segment.
-    shut: watch::Receiver<()>,
+    // Closed with the segment. Not a watch, which wakes those who wait in any order.
+    shut: mpsc::Sender<()>,
 }
 
 impl Door {
     /// Resolves when the segment is taken down: whoever came through is sent away then.
     pub(crate) async fn shut(&self) {
-        let mut shut = self.shut.clone();
-        // Nothing is ever sent; the sender goes with the segment.
-        while shut.changed().await.is_ok() {}
+        // Nothing is ever sent; the receiver goes with the segment.
+        self.shut.closed().await;
     }
 }
 
@@ -45,7 +44,7 @@ impl Doors {
         owner: CellAddr<Owner>,
         tables: Arc<OwnerTables>,
     ) -> OpenDoor {
-        let (here, shut) = watch::channel(());
+        let (shut, here) = mpsc::channel(1);
         self.lock().insert(incarnation, Door { owner, tables, shut });
         OpenDoor { doors: self.clone(), incarnation, _here: here }
     }
@@ -61,7 +60,7 @@ impl Doors {
 pub(crate) struct OpenDoor {
     doors: Doors,
     incarnation: u64,
-    _here: watch::Sender<()>,
+    _here: mpsc::Receiver<()>,
 }
 
 impl Drop for OpenDoor {
@@ -79,25 +78,42 @@ pub(crate) struct LocalOwner {
     pub tables: Arc<OwnerTables>,
 }
 
-static LOCAL: Mutex<BTreeMap<u64, LocalOwner>> = Mutex::new(BTreeMap::new());
+/// The owners of one process, by incarnation.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LocalOwners(Arc<Mutex<BTreeMap<u64, LocalOwner>>>);
 
 /// An owner of this process is known to its clients for as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Published(u64);
+pub(crate) struct Published {
+    owners: LocalOwners,
+    incarnation: u64,
+}
 
 impl Drop for Published {
     fn drop(&mut self) {
-        LOCAL.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.0);
+        self.owners.lock().remove(&self.incarnation);
     }
 }
 
-/// Makes an owner of this process known to clients of this process.
-pub(crate) fn publish_local(incarnation: u64, owner: LocalOwner) -> Published {
-    LOCAL.lock().unwrap_or_else(PoisonError::into_inner).insert(incarnation, owner);
-    Published(incarnation)
-}
+impl LocalOwners {
+    /// Those of all nodes of this process.
+    pub(crate) fn of_this_process() -> Self {
+        static HERE: LazyLock<LocalOwners> = LazyLock::new(LocalOwners::default);
+        HERE.clone()
+    }
 
-/// An owner of this process.
-pub(crate) fn local_owner(incarnation: u64) -> Option<LocalOwner> {
-    LOCAL.lock().unwrap_or_else(PoisonError::into_inner).get(&incarnation).cloned()
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, LocalOwner>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes an owner known to clients of its process.
+    pub(crate) fn publish(&self, incarnation: u64, owner: LocalOwner) -> Published {
+        self.lock().insert(incarnation, owner);
+        Published { owners: self.clone(), incarnation }
+    }
+
+    /// An owner of this process.
+    pub(crate) fn get(&self, incarnation: u64) -> Option<LocalOwner> {
+        self.lock().get(&incarnation).cloned()
+    }
 }

@@ -6,6 +6,7 @@ use super::{ACTOR_LIMIT, BEATS_PER_TTL, LONGEST_BEAT, MAX_UP_BYTES, Server, refu
 use crate::cell::{CellAddr, Reply};
 use crate::master::{DOWNLINK_FRAMES, FromRank, Join, Joined, LinkDown, LinkId, Master};
 use crate::message::{Down, Refusal, Seat, Up, Welcome};
+use crate::race::race;
 use nkv_transport::wire::{
     BoxStream, WireError, encode_frame, read_frame, write_encoded, write_frame,
 };
@@ -46,7 +47,7 @@ impl Server {
             let (mut reader, mut writer) = tokio::io::split(stream);
             let down = write_downs(&mut writer, rx, &joined);
             let up = read_ups(&mut reader, master, (seat, incarnation, link));
-            tokio::select! { r = down => r, r = up => r }
+            race(down, up).await
         }
         .await;
         let _ = master.push(LinkDown { seat, link }, Reply::nobody()).await;

@@ -2,10 +2,11 @@
 //! connection's place where both are on one host. They are answered on the master's own thread, one at
 //! a time, in the order they come.
 
-use super::{ACTOR_LIMIT, HELLO_LIMIT, Server, local_owner};
+use super::{ACTOR_LIMIT, Doors, HELLO_LIMIT, Server};
 use crate::cell::CellAddr;
 use crate::master::{Ask, Master, Members};
 use crate::message::{Request, Response, View, Welcome};
+use crate::race::race;
 use hashbrown::HashSet;
 use nkv_store::clock::Clock;
 use nkv_transport::ring::{Offer, RingStream};
@@ -27,6 +28,7 @@ const SOON_NS: u64 = 100_000;
 struct Desk<'a> {
     master: &'a CellAddr<Master>,
     members: &'a Members,
+    doors: &'a Doors,
     producer: u64,
 }
 
@@ -51,7 +53,7 @@ impl Server {
             // Only told where the master is.
             return Ok(());
         };
-        let desk = Desk { master, members, producer };
+        let desk = Desk { master, members, doors: &self.doors, producer };
         let by_ring = ring.is_some();
         members.producer_up(producer, by_ring);
         let served = match ring {
@@ -90,11 +92,13 @@ impl Desk<'_> {
         let mut buf = Vec::new();
         while let Some((id, request)) = read_frame(stream, &mut buf, MAX_FRAME_BYTES).await? {
             if let Request::Watch { term, number } = request {
-                let view = tokio::select! {
-                    view = self.members.view_after((term, number)) => view,
-                    // Nothing is asked meanwhile: this is the end of the connection.
-                    _ = read_frame::<_, Request>(stream, &mut buf, MAX_FRAME_BYTES) => return Ok(()),
+                let later = async { Some(self.members.view_after((term, number)).await) };
+                // Nothing is asked meanwhile: this is the end of the connection.
+                let end = async {
+                    let _ = read_frame::<_, Request>(stream, &mut buf, MAX_FRAME_BYTES).await;
+                    None
                 };
+                let Some(view) = race(later, end).await else { return Ok(()) };
                 write_frame(stream, &mut buf, id, &Response::View(view)).await?;
                 continue;
             }
@@ -123,7 +127,7 @@ impl Desk<'_> {
             Request::Commit(list) => list
                 .iter()
                 .map(|c| c.at.incarnation)
-                .filter(|owner| local_owner(*owner).is_none())
+                .filter(|owner| self.doors.to(*owner).is_none())
                 .collect(),
             _ => HashSet::new(),
         };

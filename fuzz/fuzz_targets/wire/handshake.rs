@@ -5,6 +5,7 @@
 
 use crate::agent::JOB;
 use crate::feed::Feed;
+use nkv_store::OsRandom;
 use nkv_transport::wire::auth::{
     CHALLENGE_BYTES, Channel, Credentials, Guard, Means, OPENING_BYTES, PROOF_BYTES, Secret,
     VERDICT_BYTES, prove,
@@ -83,13 +84,13 @@ pub fn talk(end: u8, seed: u8, bytes: &[u8]) -> (bool, Vec<u8>) {
     let asked = secret.is_some();
     let (passed, most_taken, most_said) = if NODE.contains(&(end % 4)) {
         let guard = if asked { &GUARD } else { &OPEN_GUARD };
-        let unix = Some(UnixPeer { pid: 1, uid: 0, pidfd: None });
+        let unix = Some(UnixPeer { pid: 1, uid: 0, process: None });
         let peer = Peer { unix, text: "a fuzzer".to_string() };
         let admitted = RUNTIME.block_on(guard.admit(&mut talk, &peer, PATIENCE));
         (admitted.is_ok(), OPENING_BYTES + PROOF_BYTES, CHALLENGE_BYTES + VERDICT_BYTES)
     } else {
         let means = secret.map_or(Means::Nothing("none was found".to_string()), Means::Secret);
-        let proved = RUNTIME.block_on(prove(&mut talk, means, Channel::Control, JOB));
+        let proved = RUNTIME.block_on(prove(&mut talk, means, Channel::Control, JOB, &OsRandom));
         (proved.is_ok(), CHALLENGE_BYTES + VERDICT_BYTES, OPENING_BYTES + PROOF_BYTES)
     };
     assert!(!(asked && passed), "it passed without the secret");

@@ -215,7 +215,8 @@ impl Pool {
         let means = credentials.on_tcp();
         let means = means.map_err(|e| TransportError::Unauthenticated(e.to_string()))?;
         let mut stream = Within::new(line, limit_ms);
-        let Err(why) = prove_blocking(&mut stream, means, Channel::Data, &self.job) else {
+        let random = credentials.random();
+        let Err(why) = prove_blocking(&mut stream, means, Channel::Data, &self.job, random) else {
             return Ok(());
         };
         // Interrupted, because the owner was found dead meanwhile?

@@ -2,6 +2,7 @@
 //! for long: only a pidfd taken while the peer certainly lived is proof of its death later [I9].
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
@@ -16,7 +17,20 @@ pub struct UnixPeer {
     /// Its effective user when it connected.
     pub uid: u32,
     /// Names the process for ever; absent where the kernel gives none.
-    pub pidfd: Option<Arc<OwnedFd>>,
+    pub process: Option<Arc<dyn Process>>,
+}
+
+/// A process of this host, and whether it still lives: the seam that a simulation answers for its own.
+pub trait Process: Send + Sync + fmt::Debug {
+    /// False once it has ended; then it never lives again.
+    fn is_alive(&self) -> bool;
+}
+
+/// A pidfd.
+impl Process for OwnedFd {
+    fn is_alive(&self) -> bool {
+        process_alive(self)
+    }
 }
 
 /// The other end of a control connection.
@@ -43,7 +57,7 @@ pub fn process_alive(pidfd: &OwnedFd) -> bool {
 /// The peer of a connected unix socket, from its credentials (pid, uid).
 pub(super) fn unix_peer(socket: &impl AsFd, pid: i32, uid: u32) -> UnixPeer {
     let pidfd = peer_pidfd(socket.as_fd().as_raw_fd()).or_else(|| pidfd_by_pid(socket, pid));
-    UnixPeer { pid, uid, pidfd: pidfd.map(Arc::new) }
+    UnixPeer { pid, uid, process: pidfd.map(|fd| Arc::new(fd) as Arc<dyn Process>) }
 }
 
 fn peer_pidfd(socket: RawFd) -> Option<OwnedFd> {

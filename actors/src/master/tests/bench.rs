@@ -119,6 +119,7 @@ impl Bench {
             members: members.clone(),
             next_plan: Arc::new(AtomicU64::new(1)),
             clock: Arc::new(clock.clone()),
+            random: Arc::new(nkv_store::OsRandom),
         };
         let master = CellAddr::start(place.place(), truth, Arc::new(|_| {})).await.unwrap();
         Self { master, members, clock, world, _place: place }

@@ -89,6 +89,27 @@ async fn model_views_a_remove_waits_until_the_others_keep_the_loss_of_a_rank() {
     assert_eq!(e.kind, ErrorKind::NotFound, "it went with its rank: {e}");
 }
 
+/// Cut off together with its master, a minority would be all that knows of the loss; the others, alive
+/// on the other side of the cut, would bring back what was removed.
+#[tokio::test]
+async fn i6_a_removal_is_not_acknowledged_by_a_loss_that_only_a_minority_knows_of() {
+    let (bench, mut ranks) = Bench::whole(3).await;
+    bench.put(1, "k", &mut ranks[1]).await;
+    ranks[0].drain().await;
+    let waits = bench.asks(Request::Remove(vec![key("k")]));
+    ranks[1].hears(|d| matches!(d, Down::Retire(_)).then_some(())).await;
+    // Ranks 1 and 2 fall silent: after the TTL rank 0 is alone, and keeps the view that says so.
+    for _ in 0..4 {
+        bench.clock.advance_ms(TTL_MS / 4);
+        ranks[0].says(Up::Retired(Vec::new())).await;
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        ranks[0].drain().await;
+    }
+    let e = done(waits.await.unwrap()).unwrap_err();
+    assert_eq!(e.kind, ErrorKind::Disconnected, "{e}");
+    assert!(e.message.contains("only 1 of 3 ranks"), "{e}");
+}
+
 #[tokio::test]
 async fn model_views_a_remove_that_nobody_confirms_is_disconnected() {
     let (bench, mut ranks) = Bench::whole(3).await;

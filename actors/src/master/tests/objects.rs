@@ -54,6 +54,34 @@ async fn model_freedck_i11_a_duplicated_and_a_delayed_freed_free_nothing() {
     }
 }
 
+/// Its plan and its commit were lost with a link, and it was removed before the rank was back. READY in
+/// the owner's memory, it is readable by its location, and its slot is no free one.
+#[tokio::test]
+async fn i6_a_removal_retires_an_object_that_its_owner_never_heard_of_before_it_is_done() {
+    let (bench, mut ranks) = Bench::whole(2).await;
+    let stored = bench.put(1, "k", &mut ranks[1]).await.meta.at;
+    ranks.pop().unwrap().hangs_up().await;
+    let removal = bench.asks(Request::Remove(vec![key("k")]));
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    let obeyed = bench.members.term();
+    let mut r = bench.join_from(1, 101, obeyed, SeenView::default()).await.unwrap();
+    let asked = |d: &Down| match d {
+        Down::ReportPlease { number } => Some(*number),
+        _ => None,
+    };
+    let number = r.hears(asked).await;
+    r.says(Up::Report { number, slots: Vec::new(), last: true }).await;
+    let plan = r.hears(opened).await;
+    assert_eq!((plan.at, &plan.key), (stored, &key("k")));
+    assert_eq!(r.hears(ended).await, EndCause::Removed);
+    assert!(!removal.is_finished(), "its owner has not cleared LIVE yet");
+    let other = bench.open(2, "other", 1).await.unwrap().meta;
+    assert_ne!((other.at.slot, other.payload_off), (stored.slot, plan.extent_offset));
+    r.says(Up::Retired(vec![stored])).await;
+    ranks[0].drain().await;
+    done(removal.await.unwrap()).unwrap();
+}
+
 #[tokio::test]
 async fn model_freedack_a_freed_before_the_report_is_not_acknowledged() {
     let bench = Bench::new(1).await;

@@ -6,6 +6,7 @@ use super::cookie::{self, CookieFile};
 use super::error::{AuthError, SecretError};
 use super::secret::Secret;
 use crate::wire::Address;
+use nkv_store::{OsRandom, Random};
 use std::sync::Arc;
 
 /// What a connection is for; a proof for one is none for the other.
@@ -125,12 +126,14 @@ enum Basis {
 pub struct Credentials {
     job: Arc<str>,
     basis: Basis,
+    // Of the nonces of its handshakes.
+    random: Arc<dyn Random>,
 }
 
 impl Credentials {
     /// Of a client of `job`: its secret, or whatever cookie is found when it connects.
     pub fn of_client(job: &str, secret: Option<Secret>) -> Self {
-        Self { job: job.into(), basis: secret.map_or(Basis::Looked, Basis::Secret) }
+        Self::new(job, secret.map_or(Basis::Looked, Basis::Secret))
     }
 
     /// Of a node of `job`: its secret, or the job's cookie, which is made if there is none. Blocks
@@ -140,12 +143,26 @@ impl Credentials {
             Some(secret) => Basis::Secret(secret),
             None => Basis::Held(Arc::new(CookieFile::hold(job)?)),
         };
-        Ok(Self { job: job.into(), basis })
+        Ok(Self::new(job, basis))
     }
 
     /// Of a node that holds this cookie.
     pub fn of_cookie(job: &str, cookie: CookieFile) -> Self {
-        Self { job: job.into(), basis: Basis::Held(Arc::new(cookie)) }
+        Self::new(job, Basis::Held(Arc::new(cookie)))
+    }
+
+    fn new(job: &str, basis: Basis) -> Self {
+        Self { job: job.into(), basis, random: Arc::new(OsRandom) }
+    }
+
+    /// The same, with nonces from another source than the kernel: for simulation.
+    pub fn with_random(self, random: Arc<dyn Random>) -> Self {
+        Self { random, ..self }
+    }
+
+    /// Where its nonces come from.
+    pub fn random(&self) -> &dyn Random {
+        &*self.random
     }
 
     /// The job.

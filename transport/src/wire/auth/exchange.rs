@@ -6,6 +6,7 @@ use super::credentials::{Channel, Means};
 use super::error::AuthError;
 use super::frames::{CHALLENGE_MAGIC, OPENING_MAGIC, PROOF_MAGIC, Status, VERDICT_MAGIC};
 use super::handshake::{Asked, Opened, Prover, Verifier};
+use nkv_store::Random;
 use std::io::{self, Read, Write};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
@@ -71,8 +72,9 @@ macro_rules! drivers {
             means: Means,
             channel: Channel,
             job: &str,
+            random: &dyn Random,
         ) -> Result<(), AuthError> {
-            let prover = Prover::new(means, channel, job)?;
+            let prover = Prover::new(means, channel, job, random)?;
             // One that is full answers before it reads: its answer says more than a broken pipe.
             let said = $give(stream, prover.opening())$($wait)*;
             let challenge = match $take(stream, CHALLENGE_MAGIC)$($wait)* {

@@ -37,7 +37,8 @@ impl Guard {
     }
 
     fn verifier(&self, means: Means, channel: Channel) -> Verifier<'_> {
-        Verifier { means, channel, job: self.credentials.job() }
+        let (job, random) = (self.credentials.job(), self.credentials.random());
+        Verifier { means, channel, job, random }
     }
 
     fn on_tcp(&self) -> Result<Means, AuthError> {

@@ -11,6 +11,7 @@ use super::frames::{
 };
 use super::secret::{MAC_BYTES, Secret};
 use hmac::Mac;
+use nkv_store::Random;
 use zerocopy::IntoBytes;
 
 /// What the client's proof is of, besides the frames.
@@ -18,9 +19,9 @@ const CLIENT_LABEL: &[u8; 16] = b"nkv-auth client\0";
 /// What the node's proof is of: another label, so that no proof fits the other end.
 const SERVER_LABEL: &[u8; 16] = b"nkv-auth server\0";
 
-fn nonce() -> Result<[u8; NONCE_BYTES], AuthError> {
+fn nonce(random: &dyn Random) -> Result<[u8; NONCE_BYTES], AuthError> {
     let mut nonce = [0; NONCE_BYTES];
-    getrandom::fill(&mut nonce).map_err(|e| AuthError::Random(e.to_string()))?;
+    random.fill(&mut nonce).map_err(|e| AuthError::Random(e.to_string()))?;
     Ok(nonce)
 }
 
@@ -52,14 +53,19 @@ pub(super) enum Asked {
 }
 
 impl Prover {
-    pub(super) fn new(means: Means, channel: Channel, job: &str) -> Result<Self, AuthError> {
+    pub(super) fn new(
+        means: Means,
+        channel: Channel,
+        job: &str,
+        random: &dyn Random,
+    ) -> Result<Self, AuthError> {
         let opening = Opening {
             magic: OPENING_MAGIC.into(),
             version: AUTH_VERSION.into(),
             channel: channel.number().into(),
             means: means.kind().number().into(),
             job: Text::new(job),
-            nonce: nonce()?,
+            nonce: nonce(random)?,
         };
         Ok(Self { opening, means, job: job.to_string() })
     }
@@ -131,6 +137,8 @@ pub(super) struct Verifier<'a> {
     pub means: Means,
     pub channel: Channel,
     pub job: &'a str,
+    /// Where its nonce comes from.
+    pub random: &'a dyn Random,
 }
 
 /// The node's end, after it sent its challenge.
@@ -190,7 +198,7 @@ impl Verifier<'_> {
                 return refused(Status::Means, "", why);
             }
         };
-        let challenge = Challenge { nonce: nonce()?, ..self.no(Status::Ok, "") };
+        let challenge = Challenge { nonce: nonce(self.random)?, ..self.no(Status::Ok, "") };
         Ok(Opened::Challenged(challenge, Box::new(Challenged { opening, challenge, secret })))
     }
 }

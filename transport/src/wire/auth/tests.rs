@@ -7,6 +7,7 @@ use super::frames::Opening;
 use super::*;
 use crate::wire::Peer;
 use middle::{Tamper, converse, recorded, verify};
+use nkv_store::OsRandom;
 use proptest::prelude::*;
 use std::io::Write;
 use std::net::Shutdown;
@@ -122,11 +123,12 @@ fn i20_a_proof_for_one_channel_or_job_is_none_for_another() {
     let waits = nkv_store::threads::spawn_named("node", move || {
         let credentials = Credentials::of_client("another job", None);
         assert_eq!(credentials.job(), "another job");
-        let verifier =
-            super::handshake::Verifier { means: right(), channel: Channel::Control, job: JOB };
+        let (channel, random) = (Channel::Control, &OsRandom);
+        let verifier = super::handshake::Verifier { means: right(), channel, job: JOB, random };
         super::exchange::verify_blocking(&mut node, verifier)
     });
-    let why = prove_blocking(&mut client, right(), Channel::Control, "another job").unwrap_err();
+    let why = prove_blocking(&mut client, right(), Channel::Control, "another job", &OsRandom)
+        .unwrap_err();
     assert_eq!(
         why.to_string(),
         "this is job 'a job', not 'another job'; set NKV_JOB alike on every rank, or use another \
@@ -281,7 +283,7 @@ fn i20_the_guard_counts_who_was_turned_away_and_nobody_else() {
             let (mut client, mut node) = tokio::io::duplex(1024);
             let peer = a_peer();
             let (client, node) = tokio::join!(
-                prove(&mut client, means, Channel::Control, JOB),
+                prove(&mut client, means, Channel::Control, JOB, &OsRandom),
                 guard.admit(&mut node, &peer, limit)
             );
             assert_eq!((client.is_ok(), node.is_ok()), (let_in, let_in));

@@ -1,7 +1,7 @@
 //! The operating system's network: unix sockets for one user, stale files, tcp.
 
 use super::*;
-use crate::wire::{process_alive, read_frame, write_frame};
+use crate::wire::{read_frame, write_frame};
 use tokio::io::AsyncWriteExt;
 
 fn block_on<F: Future>(f: F) -> F::Output {
@@ -39,7 +39,7 @@ fn frames_travel_over_tcp_and_unix_sockets() {
         let unix = peer.unix.unwrap();
         assert_eq!(unix.pid, std::process::id() as i32);
         assert_eq!(unix.uid, rustix::process::geteuid().as_raw());
-        assert!(process_alive(&unix.pidfd.unwrap()));
+        assert!(unix.process.unwrap().is_alive());
         assert!(!path.exists(), "the listener leaves its file behind");
     });
 }

@@ -5,6 +5,7 @@ use super::super::exchange::verify_blocking;
 use super::super::handshake::Verifier;
 use super::super::*;
 use super::JOB;
+use nkv_store::OsRandom;
 use nkv_store::threads::spawn_named;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -37,12 +38,12 @@ type Outcome = Result<(), AuthError>;
 
 pub fn verify(mut node: UnixStream, means: Means, channel: Channel) -> Outcome {
     node.set_read_timeout(Some(PATIENCE)).unwrap();
-    verify_blocking(&mut node, Verifier { means, channel, job: JOB })
+    verify_blocking(&mut node, Verifier { means, channel, job: JOB, random: &OsRandom })
 }
 
 pub fn prove(mut client: UnixStream, means: Means) -> Outcome {
     client.set_read_timeout(Some(PATIENCE)).unwrap();
-    prove_blocking(&mut client, means, Channel::Control, JOB)
+    prove_blocking(&mut client, means, Channel::Control, JOB, &OsRandom)
 }
 
 pub fn proving(client: UnixStream, means: Means) -> JoinHandle<Outcome> {

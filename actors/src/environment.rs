@@ -1,0 +1,79 @@
+//! Everything that a process takes from outside itself: time, network, randomness, the machine below
+//! it, and threads to run on. Production has the operating system's. A simulation brings its own and
+//! runs the very same code, one environment for each process that it plays. It decides nothing.
+
+use crate::error::Result;
+use crate::log_claims::LogClaims;
+use crate::machine::{Machine, OsMachine};
+use crate::place::OwnedPlace;
+use crate::server::LocalOwners;
+use nkv_store::clock::{BootClock, Clock};
+use nkv_store::random::{OsRandom, Random};
+use nkv_transport::wire::{Net, OsNet};
+use std::sync::Arc;
+
+/// What actors run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Grounds {
+    /// A thread for each place.
+    Threads,
+    /// The thread that asks, inside a tokio `LocalSet`.
+    Here,
+}
+
+/// See the file's first paragraph. Cheap to clone; clones are of one process.
+#[derive(Clone)]
+pub struct Environment {
+    /// The time.
+    pub clock: Arc<dyn Clock>,
+    /// How others are reached, and reach this process.
+    pub net: Arc<dyn Net>,
+    /// Where incarnations, terms, tokens and nonces come from.
+    pub random: Arc<dyn Random>,
+    /// Memory, and the data plane's agent and connections.
+    pub machine: Arc<dyn Machine>,
+    pub(crate) grounds: Grounds,
+    pub(crate) owners: LocalOwners,
+    pub(crate) claims: LogClaims,
+}
+
+impl std::fmt::Debug for Environment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Environment({:?} on {:?})", self.machine, self.grounds)
+    }
+}
+
+impl Environment {
+    /// This process on this machine.
+    pub fn of_this_process() -> Self {
+        Self {
+            clock: Arc::new(BootClock),
+            net: Arc::new(OsNet),
+            random: Arc::new(OsRandom),
+            machine: Arc::new(OsMachine),
+            grounds: Grounds::Threads,
+            owners: LocalOwners::of_this_process(),
+            claims: LogClaims::of_this_process(),
+        }
+    }
+
+    /// A process of a simulation. All of it runs on the thread that starts it, which must be inside a
+    /// tokio `LocalSet`: dropping that set ends the process at whatever its tasks wait for.
+    pub fn simulated(
+        clock: Arc<dyn Clock>,
+        net: Arc<dyn Net>,
+        random: Arc<dyn Random>,
+        machine: Arc<dyn Machine>,
+    ) -> Self {
+        let (grounds, owners) = (Grounds::Here, LocalOwners::default());
+        Self { clock, net, random, machine, grounds, owners, claims: LogClaims::default() }
+    }
+
+    /// A place for actors.
+    pub(crate) fn place(&self) -> Result<OwnedPlace> {
+        match self.grounds {
+            Grounds::Threads => OwnedPlace::arbiter(),
+            Grounds::Here => Ok(OwnedPlace::here(self.clock.clone())),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The machine below a process, as far as nodes and clients need it: memory that processes of one
+//! host share, the data plane's agent, and connections to agents. [`OsMachine`] is the real one; a
+//! simulation brings machines of its own. It moves no byte and knows neither keys nor plans.
+
+use nkv_store::shm::{self, SegmentName};
+use nkv_store::{AnonMemory, Memory, StoreError};
+use nkv_transport::grants::Grants;
+use nkv_transport::tcp::{AgentLimits, TcpAgent, TcpCounters, TcpOptions, TcpVerbs};
+use nkv_transport::wire::BoxFuture;
+use nkv_transport::wire::auth::{Credentials, Guard};
+use nkv_transport::{Alive, TransportError, Verbs};
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A segment just made.
+pub struct NewSegment {
+    /// What lies in it; lives on for those who use it.
+    pub memory: Arc<dyn Memory>,
+    /// By which name others of this host attach to it; empty if they cannot.
+    pub file_name: String,
+    /// Removes the name when it is dropped.
+    pub name: Option<Box<dyn Send + Sync>>,
+}
+
+/// What an agent serves, and to whom.
+#[derive(Debug)]
+pub struct Served {
+    /// Where it listens; port 0 is any.
+    pub at: SocketAddr,
+    /// The segment.
+    pub memory: Arc<dyn Memory>,
+    /// Its incarnation: a client names the one it means.
+    pub incarnation: u64,
+    /// The job.
+    pub job: String,
+    /// Which token may change what.
+    pub grants: Arc<Grants>,
+    /// Whom it lets in.
+    pub guard: Arc<Guard>,
+    /// Its bounds.
+    pub limits: AgentLimits,
+}
+
+/// A running agent.
+pub trait DataAgent: Send + Sync + fmt::Debug {
+    /// Where it listens.
+    fn local_addr(&self) -> SocketAddr;
+    /// What it has done.
+    fn counters(&self) -> Arc<TcpCounters>;
+    /// Ends it: no byte is placed afterwards. Idempotent.
+    fn stop(&self);
+}
+
+/// The way to a segment through its agent, and whether its owner is still there.
+pub type Connected = (Arc<dyn Verbs>, Alive);
+
+/// See the file's first paragraph.
+pub trait Machine: Send + Sync + fmt::Debug {
+    /// Equal on processes that can share memory.
+    fn boot_id(&self) -> u64;
+
+    /// This process, for people.
+    fn pid(&self) -> u32;
+
+    /// Makes a segment of `bytes` zero bytes; without a name it is this process's alone. Blocks: with
+    /// `prefault` it takes seconds per GiB.
+    fn create(
+        &self,
+        name: Option<&SegmentName>,
+        bytes: u64,
+        prefault: bool,
+    ) -> Result<NewSegment, StoreError>;
+
+    /// Attaches to a segment of another process of this host.
+    fn attach(&self, file_name: &str) -> Result<Arc<dyn Memory>, StoreError>;
+
+    /// Takes every page of a segment that this process is attached to, beside its other work: it only
+    /// saves page faults.
+    fn prefault(&self, file_name: &str);
+
+    /// Removes the file of a unix socket, if it is there.
+    fn remove_socket(&self, path: &Path);
+
+    /// Starts an agent beside a segment.
+    fn serve(&self, what: Served) -> Result<Box<dyn DataAgent>, TransportError>;
+
+    /// Connects to the agent of an incarnation.
+    fn connect(
+        &self,
+        at: &str,
+        incarnation: u64,
+        credentials: &Credentials,
+    ) -> BoxFuture<'static, Result<Connected, TransportError>>;
+}
+
+/// The machine that this process runs on.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OsMachine;
+
+impl Machine for OsMachine {
+    fn boot_id(&self) -> u64 {
+        shm::boot_id()
+    }
+
+    fn pid(&self) -> u32 {
+        std::process::id()
+    }
+
+    fn create(
+        &self,
+        name: Option<&SegmentName>,
+        bytes: u64,
+        prefault: bool,
+    ) -> Result<NewSegment, StoreError> {
+        let Some(name) = name else {
+            let memory = Arc::new(AnonMemory::new(bytes)?);
+            return Ok(NewSegment { memory, file_name: String::new(), name: None });
+        };
+        for name in shm::remove_stale() {
+            tracing::info!(name, "removed what a dead process left behind");
+        }
+        let named = shm::create(name, bytes, prefault)?;
+        // The node keeps the handle that unlinks; the heap lives on its own, for those still using it.
+        let memory = shm::attach(named.file_name(), false)?;
+        let file_name = named.file_name().to_string();
+        Ok(NewSegment { memory, file_name, name: Some(Box::new(named)) })
+    }
+
+    fn attach(&self, file_name: &str) -> Result<Arc<dyn Memory>, StoreError> {
+        Ok(shm::attach(file_name, false)?)
+    }
+
+    fn prefault(&self, file_name: &str) {
+        let file_name = file_name.to_string();
+        drop(tokio::task::spawn_blocking(move || {
+            if let Err(error) = shm::attach(&file_name, true) {
+                tracing::debug!(%error, "not prefaulted");
+            }
+        }));
+    }
+
+    fn remove_socket(&self, path: &Path) {
+        // Absent if the node failed before it listened.
+        let _ = std::fs::remove_file(path);
+    }
+
+    fn serve(&self, what: Served) -> Result<Box<dyn DataAgent>, TransportError> {
+        let Served { at, memory, incarnation, job, grants, guard, limits } = what;
+        let agent = TcpAgent::start(at, memory, incarnation, &job, grants, Some(guard), limits)?;
+        Ok(Box::new(agent))
+    }
+
+    fn connect(
+        &self,
+        at: &str,
+        incarnation: u64,
+        credentials: &Credentials,
+    ) -> BoxFuture<'static, Result<Connected, TransportError>> {
+        let (at, credentials) = (at.to_string(), credentials.clone());
+        Box::pin(async move {
+            let job = credentials.job().to_string();
+            let opts = TcpOptions { credentials: Some(credentials), ..TcpOptions::default() };
+            let connecting = tokio::task::spawn_blocking(move || {
+                TcpVerbs::connect(&at, incarnation, &job, opts)
+            });
+            let broken = |e| TransportError::Protocol(format!("the connecting task failed: {e}"));
+            let verbs = connecting.await.map_err(broken)??;
+            let alive = verbs.alive();
+            Ok((Arc::new(verbs) as Arc<dyn Verbs>, alive))
+        })
+    }
+}
+
+impl DataAgent for TcpAgent {
+    fn local_addr(&self) -> SocketAddr {
+        TcpAgent::local_addr(self)
+    }
+
+    fn counters(&self) -> Arc<TcpCounters> {
+        TcpAgent::counters(self)
+    }
+
+    fn stop(&self) {
+        TcpAgent::stop(self);
+    }
+}

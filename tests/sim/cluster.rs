@@ -1,0 +1,262 @@
+//! The simulated cluster: which processes there are, and how each is started, killed and started again,
+//! as a launcher does with real ones. What runs in them is the program: `Node::start_in` and
+//! `Client::connect_in`, each in an environment of its own process.
+
+mod clients;
+mod ranks;
+
+pub use ranks::Actor;
+
+use crate::coverage::Coverage;
+use crate::dice::{Dice, SimRandom};
+use crate::ledger::{Ledger, Roster};
+use crate::machine::Machines;
+use crate::net::{Net, SimNet};
+use crate::plan::Plan;
+use crate::process::{Pid, Process};
+use crate::time::HostClock;
+use crate::trace::Trace;
+use crate::workload::counters_of;
+use nkv::message::{MasterCounters, OwnerGauges, Term};
+use nkv::{Environment, Node};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc};
+
+/// Between looks at who is a member and who is joined. A link that breaks is down for longer.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Purposes of streams of choices.
+const NET: u64 = 2;
+const MACHINES: u64 = 3;
+const PROCESSES: u64 = 4;
+
+/// A rank, whatever process it has now.
+#[derive(Default)]
+struct Rank {
+    process: Option<Rc<Process>>,
+    node: Option<Rc<Node>>,
+    leave: Rc<Notify>,
+}
+
+/// What a process cannot do to itself.
+#[derive(Debug, Clone, Copy)]
+enum Errand {
+    /// This rank's process has come to its end.
+    RankEnded(usize, Pid),
+    /// This client program's process has come to its end.
+    ClientEnded(usize, Pid),
+}
+
+/// A client program.
+struct ClientProgram {
+    host: usize,
+    process: Option<Rc<Process>>,
+}
+
+/// See the file's first paragraph.
+pub struct Cluster {
+    pub plan: Plan,
+    pub trace: Trace,
+    pub net: Net,
+    pub machines: Machines,
+    pub ledger: Arc<Ledger>,
+    pub coverage: RefCell<Coverage>,
+    /// Calls that clients have ended.
+    pub ops: Cell<u64>,
+    /// Clients begin no call any more.
+    pub closing: Cell<bool>,
+    /// Calls in flight.
+    pub calls: Cell<u64>,
+    clocks: Vec<Arc<HostClock>>,
+    dice: RefCell<Dice>,
+    next_pid: Cell<Pid>,
+    ranks: RefCell<Vec<Rank>>,
+    clients: RefCell<Vec<ClientProgram>>,
+    // Since which moment an incarnation has been joined without a break, as far as it was looked at.
+    joined: RefCell<BTreeMap<u64, u64>>,
+    members: RefCell<BTreeSet<u64>>,
+    // What masters counted, as of the last look, and the terms there were.
+    masters: RefCell<BTreeMap<(Term, &'static str), u64>>,
+    terms: RefCell<BTreeSet<Term>>,
+    errands: mpsc::UnboundedSender<Errand>,
+}
+
+impl Cluster {
+    /// A cluster in which nothing runs yet. Call inside the run's `LocalSet`.
+    pub fn new(plan: Plan, trace: Trace) -> Rc<Self> {
+        let (errands, todo) = mpsc::unbounded_channel();
+        let seed = plan.seed;
+        let net = Net::new(plan.hosts, plan.weather, Dice::new(seed, NET), trace.clone());
+        let ledger = Arc::new(Ledger::new(&plan.keys(), trace.clone()));
+        let dice = Dice::new(seed, MACHINES);
+        let machines = Machines::new(net.clone(), ledger.clone(), plan.hiccups, plan.tolls, dice);
+        let clock = |(offset, rate): &(u64, u64)| Arc::new(HostClock::new(*offset, *rate));
+        let client = |host: &usize| ClientProgram { host: *host, process: None };
+        let cluster = Rc::new(Self {
+            clocks: plan.clocks.iter().map(clock).collect(),
+            ranks: RefCell::new(plan.ranks.iter().map(|_| Rank::default()).collect()),
+            clients: RefCell::new(plan.clients.iter().map(client).collect()),
+            dice: RefCell::new(Dice::new(seed, PROCESSES)),
+            net,
+            machines,
+            ledger,
+            plan,
+            trace,
+            coverage: RefCell::default(),
+            ops: Cell::new(0),
+            closing: Cell::new(false),
+            calls: Cell::new(0),
+            next_pid: Cell::new(1),
+            joined: RefCell::default(),
+            members: RefCell::default(),
+            masters: RefCell::default(),
+            terms: RefCell::default(),
+            errands,
+        });
+        tokio::task::spawn_local(cluster.clone().run_errands(todo));
+        cluster
+    }
+
+    async fn run_errands(self: Rc<Self>, mut todo: mpsc::UnboundedReceiver<Errand>) {
+        while let Some(errand) = todo.recv().await {
+            match errand {
+                Errand::RankEnded(rank, pid) => self.rank_ended(rank, pid),
+                Errand::ClientEnded(client, pid) => self.client_ended(client, pid),
+            }
+        }
+    }
+
+    /// Starts everything, and what looks after it.
+    pub fn start(self: &Rc<Self>) {
+        tokio::task::spawn_local(self.net.pump());
+        for rank in 0..self.plan.ranks.len() {
+            self.start_rank(rank);
+        }
+        for client in 0..self.plan.clients.len() {
+            self.start_client(client);
+        }
+        let cluster = self.clone();
+        tokio::task::spawn_local(async move {
+            loop {
+                cluster.look();
+                tokio::time::sleep(LOOK).await;
+            }
+        });
+    }
+
+    /// A stream of choices of its own.
+    pub fn fork(&self) -> Dice {
+        self.dice.borrow_mut().fork()
+    }
+
+    pub fn process_on(&self, host: usize) -> Rc<Process> {
+        let pid = self.next_pid.replace(self.next_pid.get() + 1);
+        Process::start(pid, host, self.clocks[host].clone())
+    }
+
+    pub fn environment(&self, process: &Process, master: bool) -> Environment {
+        let (pid, host) = (process.pid, process.host);
+        let net = SimNet { net: self.net.clone(), pid, host, life: process.life.clone() };
+        let random = SimRandom::new(self.fork());
+        let machine = self.machines.of(pid, host, master);
+        Environment::simulated(
+            process.clock.clone(),
+            Arc::new(net),
+            Arc::new(random),
+            Arc::new(machine),
+        )
+    }
+
+    /// Kills a process. `lossy`: what it sent and nobody read is lost with it.
+    fn kill(&self, process: &Process, lossy: bool) {
+        self.net.is_dying(process.pid, lossy);
+        process.kill();
+        let lost = self.net.is_dead();
+        self.ledger.process_died(process.pid, lost);
+    }
+
+    /// Runs something on the node of a rank that is up.
+    pub fn with_node<T>(&self, rank: usize, run: impl FnOnce(&Node) -> T) -> Option<T> {
+        let node = self.ranks.borrow()[rank].node.clone();
+        node.as_deref().map(run)
+    }
+
+    /// Notes who is a member and who is joined.
+    fn look(&self) {
+        if let Some(Some(view)) = self.with_node(0, Node::view) {
+            *self.members.borrow_mut() =
+                view.ranks.iter().map(|(info, _)| info.incarnation).collect();
+        }
+        let joined: Vec<u64> = (0..self.plan.ranks.len())
+            .filter_map(|r| self.with_node(r, Node::joined))
+            .flatten()
+            .collect();
+        let mut since = self.joined.borrow_mut();
+        since.retain(|incarnation, _| joined.contains(incarnation));
+        for incarnation in joined {
+            since.entry(incarnation).or_insert_with(|| self.ledger.moment());
+        }
+    }
+
+    /// Members now, and who of them has been joined since before that moment.
+    pub fn roster(&self, since: u64) -> Roster {
+        self.look();
+        let joined = self.joined.borrow();
+        let long = joined.iter().filter(|(_, from)| **from < since).map(|(i, _)| *i);
+        Roster { members: self.members.borrow().clone(), joined: long.collect() }
+    }
+
+    /// An owner's figures as they are now.
+    pub fn gauges(&self, rank: usize, segment: u32) -> Option<OwnerGauges> {
+        let of = |node: &Node| {
+            let status = node.status();
+            if segment == 0 {
+                return Some(status.owner);
+            }
+            status.segments.iter().find(|s| s.segment == segment).map(|s| s.owner)
+        };
+        self.with_node(rank, of).flatten()
+    }
+
+    /// What a master counted: what is new since it was asked last is added up.
+    pub fn note_master(&self, term: Term, counters: &MasterCounters) {
+        let mut seen = self.masters.borrow_mut();
+        for (what, n) in counters_of(counters) {
+            let before = seen.insert((term, what), n).unwrap_or_default();
+            self.coverage.borrow_mut().add(what, n.saturating_sub(before));
+        }
+        drop(seen);
+        let mut terms = self.terms.borrow_mut();
+        if terms.insert(term) {
+            self.coverage.borrow_mut().count("terms");
+            if term.number > 1 {
+                self.coverage.borrow_mut().count("terms that rose");
+            }
+        }
+    }
+
+    /// At the end: what nodes that live on have counted.
+    pub fn note_ends(&self) {
+        for rank in 0..self.plan.ranks.len() {
+            self.with_node(rank, |node| self.coverage.borrow_mut().of_node(&node.status()));
+        }
+        for (word, n) in self.ledger.excused() {
+            self.coverage.borrow_mut().add(&format!("excused: {word}"), n);
+        }
+    }
+
+    /// A read that began then returned these bytes, taken from these incarnations.
+    pub fn check_bytes(&self, key: usize, began: u64, bytes: &[u8], read_from: &[u64]) {
+        self.look();
+        self.ledger.check_bytes((key, began), bytes, read_from, &self.members.borrow());
+    }
+
+    /// Counts a call that ended.
+    pub fn count_op(&self) {
+        self.ops.set(self.ops.get() + 1);
+    }
+}

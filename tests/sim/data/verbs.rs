@@ -1,0 +1,142 @@
+//! The client's end of the wire: posts a batch, and waits for the answer no longer than a real one does.
+
+use super::{AgentDoor, Batch, Result1, Sent, Wire};
+use crate::net::Net;
+use crate::stack;
+use nkv::transport::{Alive, Kind, Op, TransportError, Verbs};
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, timeout};
+
+/// Between looks whether the owner was found dead, or the path is whole again.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Verbs of one process to one agent.
+#[derive(Debug)]
+pub struct SimVerbs {
+    net: Net,
+    host: usize,
+    door: AgentDoor,
+    wire: Wire,
+    alive: Alive,
+}
+
+/// Where a batch loses its connection.
+enum Loss {
+    None,
+    There,
+    Back,
+}
+
+impl SimVerbs {
+    pub fn new(net: Net, host: usize, door: AgentDoor, wire: Wire) -> Self {
+        Self { net, host, door, wire, alive: Alive::new() }
+    }
+
+    pub fn alive(&self) -> Alive {
+        self.alive.clone()
+    }
+
+    fn check_alive(&self) -> Result<(), TransportError> {
+        let gone = || TransportError::Disconnected("the owner is gone".to_string());
+        self.alive.is_alive().then_some(()).ok_or_else(gone)
+    }
+
+    fn check(&self, token: u64, ops: &[Op<'_>]) -> Result<(), TransportError> {
+        for op in ops {
+            let (offset, len) = op.range();
+            if offset.checked_add(len).is_none_or(|end| end > self.door.len) {
+                return Err(TransportError::OutOfBounds(format!("{len} bytes at {offset}")));
+            }
+            if op.changes() && token == 0 {
+                return Err(TransportError::Refused("token 0 allows reads only".to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    fn fate(&self) -> (Loss, bool) {
+        if self.wire.is_kind() {
+            return (Loss::None, false);
+        }
+        let mut dice = self.wire.dice();
+        let loss = match dice.permille(self.wire.tolls.loss_permille) {
+            true if dice.permille(500) => Loss::There,
+            true => Loss::Back,
+            false => Loss::None,
+        };
+        (loss, dice.permille(500))
+    }
+
+    async fn exchange(&self, token: u64, ops: Vec<Sent>) -> Result<Vec<Result1>, TransportError> {
+        let broken = || TransportError::Disconnected("the data connection broke".to_string());
+        let (loss, ends_with_client) = self.fate();
+        let deadline = Instant::now() + self.wire.tolls.stall;
+        sleep(self.net.delay(self.host, self.door.host)).await;
+        while !self.net.is_open(self.host, self.door.host) {
+            self.check_alive()?;
+            if Instant::now() >= deadline {
+                return Err(TransportError::Timeout("no path to the agent".to_string()));
+            }
+            sleep(LOOK).await;
+        }
+        if matches!(loss, Loss::There) {
+            return Err(broken());
+        }
+        let (answer, mut answered) = oneshot::channel();
+        let batch = Batch { from: self.host, token, ops, ends_with_client, answer };
+        if !self.door.send(batch) {
+            return Err(broken());
+        }
+        if matches!(loss, Loss::Back) {
+            // Whatever became of it, nobody will say.
+            return Err(broken());
+        }
+        loop {
+            match timeout(LOOK, &mut answered).await {
+                Ok(Ok(Ok(results))) => return Ok(results),
+                Ok(Ok(Err(why))) => return Err(TransportError::Refused(why)),
+                Ok(Err(_)) if self.net.is_open(self.door.host, self.host) => return Err(broken()),
+                Ok(Err(_)) => sleep(deadline.saturating_duration_since(Instant::now())).await,
+                Err(_) => self.check_alive()?,
+            }
+            if Instant::now() >= deadline {
+                return Err(TransportError::Timeout("the agent does not answer".to_string()));
+            }
+        }
+    }
+}
+
+impl Verbs for SimVerbs {
+    fn kind(&self) -> Kind {
+        Kind::Tcp
+    }
+
+    fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
+        self.check_alive()?;
+        self.check(token, ops)?;
+        let sent = ops.iter().map(Sent::of).collect();
+        let results = stack::wait(self.exchange(token, sent))?;
+        for (op, result) in ops.iter_mut().zip(results) {
+            match (op, result) {
+                (Op::Read { dst, .. }, Result1::Bytes(bytes)) => {
+                    dst.copy_from_slice(&bytes);
+                    stack::reads_from(self.door.incarnation);
+                }
+                (Op::FetchAdd { old, .. } | Op::CompareSwap { old, .. }, Result1::Word(word)) => {
+                    *old = word;
+                }
+                _ => {}
+            }
+        }
+        self.check_alive()
+    }
+
+    fn is_alive(&self) -> bool {
+        self.alive.is_alive()
+    }
+
+    fn segment_len(&self) -> u64 {
+        self.door.len
+    }
+}

@@ -1,0 +1,178 @@
+//! The end of a run: everything is healed, clients finish, and within a bounded time all that leaked
+//! must have been reclaimed. Used bytes are live bytes, at every owner and at the master; what was
+//! acknowledged is read; then all is removed, and nothing is used any more.
+
+use crate::cluster::Cluster;
+use crate::ledger::Roster;
+use crate::net::ip_of;
+use crate::plan::{JOB, PORT, secret};
+use crate::stack::{self, Stackful};
+use nkv::message::ClusterStats;
+use nkv::{Address, Client, ClientConfig};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Calls that were begun before the end may take so long.
+const LAST_CALLS: Duration = Duration::from_secs(60);
+/// Everything is whole, reclaimed or gone within so long: terms, deadlines, TTLs and the kernel's
+/// patience with connections, one after the other.
+const RECLAIMED: Duration = Duration::from_secs(90);
+/// Between looks.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Heals everything and checks what is left.
+pub async fn check(cluster: Rc<Cluster>) {
+    for a in 0..cluster.plan.hosts {
+        (0..cluster.plan.hosts).for_each(|b| cluster.net.mend(a, b));
+    }
+    cluster.machines.be_kind();
+    cluster.closing.set(true);
+    if !until(LAST_CALLS, async || cluster.calls.get() == 0 && cluster.clients_running() == 0).await
+    {
+        let (calls, clients) = (cluster.calls.get(), cluster.clients_running());
+        let text = format!("{calls} calls and {clients} clients do not end");
+        return cluster.ledger.wrong(text);
+    }
+    if !until(RECLAIMED, async || cluster.is_whole()).await {
+        return cluster.ledger.wrong("the cluster does not become whole again".to_string());
+    }
+    // On a host of its own, by tcp, with nothing remembered.
+    let handle = match cluster.last_client().await {
+        Ok(handle) => handle,
+        Err(e) => return cluster.ledger.wrong(format!("nobody can connect at the end: {e}")),
+    };
+    if !reclaimed(&cluster, &handle, "at the end", |c, s| unclean(c, s)).await {
+        return;
+    }
+    read_all(&cluster, &handle).await;
+    let keys: Vec<usize> = (0..cluster.ledger.keys()).collect();
+    let began = cluster.ledger.begin_removal(&keys);
+    let removed = handle.remove_all().await;
+    let (outcome, roster) = (crate::ledger::Outcome::of(&removed), cluster.roster(began));
+    keys.iter().for_each(|k| cluster.ledger.end_removal(began, *k, outcome, &roster));
+    if let Err(e) = removed {
+        cluster.ledger.wrong(format!("remove_all fails at the end: {e}"));
+    }
+    let used = |c: &Cluster, s: &ClusterStats| unclean(c, s).or_else(|| in_use(s));
+    reclaimed(&cluster, &handle, "after remove_all", used).await;
+    cluster.note_ends();
+}
+
+async fn until(limit: Duration, mut so: impl AsyncFnMut() -> bool) -> bool {
+    let looks = limit.as_millis() / LOOK.as_millis();
+    for _ in 0..looks {
+        if so().await {
+            return true;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    false
+}
+
+async fn reclaimed(
+    cluster: &Rc<Cluster>,
+    handle: &Client,
+    when: &str,
+    wrong: impl Fn(&Cluster, &ClusterStats) -> Option<String>,
+) -> bool {
+    let mut last = "no figures".to_string();
+    let clean = until(RECLAIMED, async || {
+        let why = match handle.stats().await {
+            Ok(stats) => wrong(cluster, &stats),
+            Err(e) => Some(e.to_string()),
+        };
+        let clean = why.is_none();
+        last = why.unwrap_or_default();
+        clean
+    });
+    if clean.await {
+        return true;
+    }
+    cluster.ledger.wrong(format!("{when}, after {RECLAIMED:?}: {last}"));
+    false
+}
+
+/// What is not as it must be once nothing happens any more.
+fn unclean(cluster: &Cluster, stats: &ClusterStats) -> Option<String> {
+    if stats.plans_open > 0 || stats.waiting > 0 {
+        return Some(format!(
+            "the master has {} plans open and {} waiting",
+            stats.plans_open, stats.waiting
+        ));
+    }
+    let mut objects = 0;
+    for row in &stats.ranks {
+        // As of now, not of its last heartbeat.
+        let o = cluster.gauges(row.rank as usize, row.segment)?;
+        let open = [o.plans_open, o.open_bytes, o.fencing, o.quarantined, o.held_bytes];
+        if open != [0; 5] || o.heap_used != o.live_bytes || row.allocated_bytes != o.live_bytes {
+            return Some(format!(
+                "rank {} segment {}: {} bytes allocated by the master, and {o:?}",
+                row.rank, row.segment, row.allocated_bytes
+            ));
+        }
+        let readable = cluster.ledger.readable_on(row.incarnation) as u64;
+        if readable != o.objects {
+            return Some(format!(
+                "rank {} segment {}: {readable} objects are readable, its owner counts {}",
+                row.rank, row.segment, o.objects
+            ));
+        }
+        objects += o.objects;
+    }
+    (objects != stats.objects)
+        .then(|| format!("owners have {objects} objects, the master lists {}", stats.objects))
+}
+
+fn in_use(stats: &ClusterStats) -> Option<String> {
+    let used = stats.ranks.iter().find(|r| r.allocated_bytes > 0);
+    used.map(|r| format!("rank {} still has {} bytes in use", r.rank, r.allocated_bytes))
+}
+
+/// Every key is what the ledger says that it is.
+async fn read_all(cluster: &Rc<Cluster>, handle: &Client) {
+    let roster: Roster = cluster.roster(u64::MAX);
+    for (key, spot) in cluster.ledger.must_be_there(&roster) {
+        let name = cluster.ledger.key_name(key);
+        match handle.get_location(&name).await {
+            Ok(meta) if meta.at.slot == spot.slot && meta.at.epoch == spot.epoch => {}
+            Ok(meta) => cluster.trace.note("elsewhere", format!("key {key}: {:?}", meta.at)),
+            Err(e) => {
+                let name = name.escape_ascii();
+                cluster.ledger.wrong(format!("{name} is acknowledged, at {spot:?}, and lost: {e}"));
+            }
+        }
+    }
+    let (cluster, handle) = (cluster.clone(), handle.clone());
+    Stackful::new(async move {
+        for key in 0..cluster.ledger.keys() {
+            let began = cluster.ledger.moment();
+            stack::read_from();
+            let read = handle.get(&cluster.ledger.key_name(key)).await;
+            match read {
+                Ok(bytes) => cluster.check_bytes(key, began, &bytes, &stack::read_from()),
+                Err(e) if e.kind == nkv::ErrorKind::NotFound => {
+                    let roster = cluster.roster(u64::MAX);
+                    cluster.ledger.check_absence(key, began, &roster);
+                }
+                Err(e) => cluster.ledger.wrong(format!("a read at the end fails: {e}")),
+            }
+        }
+    })
+    .await;
+}
+
+impl Cluster {
+    /// A handle in a process of its own, on the last host.
+    async fn last_client(self: &Rc<Self>) -> nkv::Result<Client> {
+        let at = Address::Tcp(format!("{}:{PORT}", ip_of(self.plan.ranks[0])));
+        let config = ClientConfig {
+            job: JOB.to_string(),
+            call_timeout_ms: 5_000,
+            secret: Some(secret()),
+            ..ClientConfig::default()
+        };
+        let process = self.process_on(self.plan.hosts - 1);
+        Client::connect_in(self.environment(&process, false), &at, config).await
+    }
+}

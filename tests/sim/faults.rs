@@ -1,0 +1,126 @@
+//! What goes wrong, and when: faults spread over the calls of a run, several at a time, each of a kind
+//! and at a place that follow from the seed.
+
+use crate::cluster::{Actor, Cluster};
+use crate::dice::Dice;
+use crate::plan::OPS;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Between looks whether it is time for the next fault.
+const LOOK: Duration = Duration::from_millis(5);
+/// The next fault comes at last after so long, whatever calls are doing.
+const PATIENCE: u32 = 600;
+/// Cuts that outlast the kernel's patience with a connection, of a thousand.
+const LONG_PERMILLE: u64 = 80;
+const LONG_MS: (u64, u64) = (16_000, 25_000);
+
+/// Brings on every fault of the run; returns when the last has begun. Cuts and pauses end by themselves.
+pub async fn all(cluster: Rc<Cluster>, mut dice: Dice) {
+    let n = cluster.plan.faults as u64;
+    for i in 0..n {
+        let due = OPS * (i + 1) / (n + 2);
+        for _ in 0..PATIENCE {
+            if cluster.ops.get() >= due {
+                break;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        // One that finds nothing to break is no fault.
+        while !one(&cluster, &mut dice) {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+fn one(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
+    let (ranks, clients) = (cluster.plan.ranks.len() as u64, cluster.plan.clients.len() as u64);
+    let (rank, client) = (dice.below(ranks) as usize, dice.below(clients) as usize);
+    let (lossy, pause) = (dice.permille(400), pause(dice));
+    let (name, done) = match dice.weighted(&[12, 8, 5, 14, 8, 16, 10, 10, 8, 9]) {
+        0 => ("a rank is killed", cluster.kill_rank(rank, lossy)),
+        1 => ("rank 0 is killed", cluster.kill_rank(0, lossy)),
+        2 => ("a rank leaves", cluster.tell_rank_to_leave(rank)),
+        3 => ("a rank stands still", cluster.pause_rank(rank, pause)),
+        4 => ("a client stands still", cluster.pause_client(client, pause)),
+        5 => ("a path is cut", cut_a_path(cluster, dice)),
+        6 => ("a host is cut off", cut_a_host_off(cluster, dice)),
+        7 => ("connections break", break_connections(cluster, dice)),
+        8 => ("a client is killed", cluster.kill_client(client, lossy)),
+        _ => {
+            let actors = [Actor::Master, Actor::Owner, Actor::Evictor, Actor::Producer];
+            let actor = *dice.pick(&actors);
+            let rank = if matches!(actor, Actor::Master) { 0 } else { rank };
+            ("an actor panics", cluster.crash(rank, actor))
+        }
+    };
+    if done {
+        cluster.trace.note("fault", format!("{name} (rank {rank}, client {client})"));
+        cluster.coverage.borrow_mut().count(&format!("fault: {name}"));
+        cluster.coverage.borrow_mut().count("faults");
+    }
+    done
+}
+
+/// Shorter than the TTL, or longer.
+fn pause(dice: &mut Dice) -> Duration {
+    match dice.weighted(&[50, 35, 15]) {
+        0 => dice.ms(5, 400),
+        1 => dice.ms(400, 2_000),
+        _ => dice.ms(2_000, 6_000),
+    }
+}
+
+fn duration_of_a_cut(dice: &mut Dice) -> Duration {
+    if dice.permille(LONG_PERMILLE) { dice.ms(LONG_MS.0, LONG_MS.1) } else { pause(dice) }
+}
+
+fn cut_a_path(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
+    let hosts = cluster.plan.hosts as u64;
+    let a = dice.below(hosts) as usize;
+    let b = (a + dice.between(1, hosts - 1) as usize) % hosts as usize;
+    let both = dice.permille(500);
+    let mut paths = vec![(a, b)];
+    if both {
+        paths.push((b, a));
+    }
+    cut(cluster, paths, duration_of_a_cut(dice));
+    true
+}
+
+fn cut_a_host_off(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
+    let hosts = cluster.plan.hosts;
+    let a = cluster.plan.ranks[dice.below(cluster.plan.ranks.len() as u64) as usize];
+    let (inwards, outwards) =
+        *dice.pick(&[(true, true), (true, true), (true, false), (false, true)]);
+    let mut paths = Vec::new();
+    for b in (0..hosts).filter(|b| *b != a) {
+        if outwards {
+            paths.push((a, b));
+        }
+        if inwards {
+            paths.push((b, a));
+        }
+    }
+    cut(cluster, paths, duration_of_a_cut(dice));
+    true
+}
+
+fn cut(cluster: &Rc<Cluster>, paths: Vec<(usize, usize)>, pause: Duration) {
+    cluster.trace.note("cut", format!("{paths:?} for {pause:?}"));
+    paths.iter().for_each(|(from, to)| cluster.net.cut(*from, *to));
+    let cluster = cluster.clone();
+    tokio::task::spawn_local(async move {
+        tokio::time::sleep(pause).await;
+        // Of two cuts of one path that overlap, the first to end ends both.
+        paths.iter().for_each(|(from, to)| cluster.net.mend(*from, *to));
+        cluster.trace.note("mended", format!("{paths:?}"));
+    });
+}
+
+fn break_connections(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
+    let n = dice.between(1, 4);
+    let broken = (0..n).filter(|_| cluster.net.break_one(dice)).count();
+    cluster.coverage.borrow_mut().add("connections broken", broken as u64);
+    broken > 0
+}

@@ -1,0 +1,338 @@
+//! The oracle. It knows every put and every remove that clients began and how they ended, and from the
+//! memories themselves whose bytes became readable where and what ended them. With that it decides
+//! whether an answer may be true: no read returns bytes that were not put under that key, what was
+//! removed stays removed, and nothing acknowledged is lost while its owner lives.
+//!
+//! What docs/PROTOCOL.md states as residual is allowed here, and nothing else; each has its own word in
+//! `excuse.rs`.
+
+mod answers;
+mod excuse;
+
+pub use excuse::Roster;
+
+use crate::content::{PutId, is_of, value};
+use crate::net::Lost;
+use crate::process::Pid;
+use crate::trace::Trace;
+use crate::truth::Cause;
+use nkv::ErrorKind;
+use nkv::store::KeyId;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tokio::time::Instant;
+
+/// Violations kept; the first says most.
+const MAX_WRONG: usize = 8;
+
+/// One life of one slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Spot {
+    pub incarnation: u64,
+    pub slot: u32,
+    pub epoch: u32,
+}
+
+/// How a call ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    Done,
+    Failed(ErrorKind),
+    /// Its caller gave it up, or died.
+    Dropped,
+}
+
+impl Outcome {
+    pub fn of<T>(result: &nkv::Result<T>) -> Self {
+        match result {
+            Ok(_) => Self::Done,
+            Err(e) => Self::Failed(e.kind),
+        }
+    }
+
+    fn failed(self, kind: ErrorKind) -> bool {
+        self == Self::Failed(kind)
+    }
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Done => f.write_str("done"),
+            Self::Failed(kind) => write!(f, "{kind}"),
+            Self::Dropped => f.write_str("dropped"),
+        }
+    }
+}
+
+/// A moment: moments of one run are in one order.
+pub type Moment = u64;
+
+#[derive(Debug)]
+struct Put {
+    key: usize,
+    len: usize,
+    began: Moment,
+    ended: Option<(Moment, Outcome)>,
+    // When it was acknowledged.
+    acked: Option<Instant>,
+    // Where its bytes became readable.
+    spot: Option<Spot>,
+    // Since when they are not any more, and why.
+    gone: Option<(Moment, Cause)>,
+}
+
+impl Put {
+    fn is_live(&self) -> bool {
+        self.spot.is_some() && self.gone.is_none()
+    }
+
+    fn is_acked(&self) -> bool {
+        self.acked.is_some()
+    }
+
+    fn was_over_at(&self, moment: Moment) -> bool {
+        self.ended.is_some_and(|(ended, _)| ended < moment)
+    }
+}
+
+#[derive(Debug)]
+struct Removal {
+    began: Moment,
+    ended: Option<(Moment, Outcome)>,
+    // The members of the cluster when it was acknowledged.
+    members: BTreeSet<u64>,
+}
+
+impl Removal {
+    /// It may have had, or may still have, an effect.
+    fn may_work(&self) -> bool {
+        self.ended.is_none_or(|(_, o)| {
+            !o.failed(ErrorKind::NotFound) && !o.failed(ErrorKind::InvalidArgument)
+        })
+    }
+
+    /// Acknowledged before that moment.
+    fn was_done_at(&self, moment: Moment) -> bool {
+        self.ended.is_some_and(|(ended, o)| o == Outcome::Done && ended < moment)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Key {
+    name: Vec<u8>,
+    puts: Vec<PutId>,
+    removals: BTreeMap<Moment, Removal>,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    now: Moment,
+    keys: Vec<Key>,
+    by_id: BTreeMap<KeyId, usize>,
+    puts: Vec<Put>,
+    at: BTreeMap<Spot, PutId>,
+    // Which process has an incarnation, and which processes were masters.
+    homes: BTreeMap<u64, Pid>,
+    masters: BTreeSet<Pid>,
+    dead: BTreeSet<Pid>,
+    lost: Vec<Lost>,
+    wrong: Vec<String>,
+    excused: BTreeMap<&'static str, u64>,
+}
+
+/// See the file's first paragraph.
+#[derive(Debug)]
+pub struct Ledger {
+    book: Mutex<Book>,
+    trace: Trace,
+}
+
+impl Book {
+    fn tick(&mut self) -> Moment {
+        self.now += 1;
+        self.now
+    }
+
+    fn put(&self, put: PutId) -> &Put {
+        &self.puts[put as usize]
+    }
+
+    fn name(&self, key: usize) -> String {
+        self.keys[key].name.escape_ascii().to_string()
+    }
+
+    fn wrong(&mut self, trace: &Trace, text: String) {
+        trace.note("WRONG", &text);
+        if self.wrong.len() < MAX_WRONG {
+            self.wrong.push(format!("at {} ms: {text}", trace.now_ms()));
+        }
+    }
+}
+
+impl Ledger {
+    pub fn new(keys: &[Vec<u8>], trace: Trace) -> Self {
+        let mut book = Book::default();
+        for (i, name) in keys.iter().enumerate() {
+            book.by_id.insert(KeyId::of(name), i);
+            book.keys.push(Key { name: name.clone(), ..Key::default() });
+        }
+        Self { book: Mutex::new(book), trace }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A rule was broken.
+    pub fn wrong(&self, text: String) {
+        self.lock().wrong(&self.trace, text);
+    }
+
+    /// The rules that were broken, the first first.
+    pub fn verdict(&self) -> Vec<String> {
+        self.lock().wrong.clone()
+    }
+
+    /// How often a residual had to be allowed.
+    pub fn excused(&self) -> BTreeMap<&'static str, u64> {
+        self.lock().excused.clone()
+    }
+
+    /// The moment now.
+    pub fn moment(&self) -> Moment {
+        self.lock().tick()
+    }
+
+    /// A segment of this process, which has the master or not.
+    pub fn home(&self, incarnation: u64, pid: Pid, master: bool) {
+        let mut book = self.lock();
+        book.homes.insert(incarnation, pid);
+        if master {
+            book.masters.insert(pid);
+        }
+    }
+
+    /// A process died, and with it what was on its way from it.
+    pub fn process_died(&self, pid: Pid, lost: Vec<Lost>) {
+        let mut book = self.lock();
+        book.lost.extend(lost);
+        book.dead.insert(pid);
+        let its: BTreeSet<u64> =
+            book.homes.iter().filter(|(_, p)| **p == pid).map(|(i, _)| *i).collect();
+        let now = book.tick();
+        for put in &mut book.puts {
+            if put.gone.is_none() && put.spot.is_some_and(|s| its.contains(&s.incarnation)) {
+                put.gone = Some((now, Cause::Died));
+            }
+        }
+    }
+
+    /// A put begins; returns its number and what it writes.
+    pub fn begin_put(&self, key: usize, len: usize) -> (PutId, Vec<u8>) {
+        let mut book = self.lock();
+        let (put, began) = (book.puts.len() as PutId, book.tick());
+        book.keys[key].puts.push(put);
+        let (ended, acked, spot, gone) = (None, None, None, None);
+        book.puts.push(Put { key, len, began, ended, acked, spot, gone });
+        (put, value(put, len))
+    }
+
+    /// It ended. What is acknowledged was published before, and is there unless it was taken away.
+    pub fn end_put(&self, put: PutId, outcome: Outcome) {
+        let mut book = self.lock();
+        let now = book.tick();
+        let entry = &mut book.puts[put as usize];
+        if entry.ended.is_some() {
+            return;
+        }
+        entry.ended = Some((now, outcome));
+        if outcome != Outcome::Done {
+            return;
+        }
+        entry.acked = Some(Instant::now());
+        if entry.spot.is_none() {
+            let (key, name) = (entry.key, put);
+            let text =
+                format!("put {name} of {} was acknowledged and never published", book.name(key));
+            book.wrong(&self.trace, text);
+        }
+        book.check_end_of(&self.trace, put);
+    }
+
+    /// READY took at this spot.
+    pub fn published(&self, spot: Spot, rank: u32, id: KeyId, bytes: &[u8]) {
+        let mut book = self.lock();
+        let Some(&key) = book.by_id.get(&id) else {
+            let text = format!("rank {rank} holds an object of a key that nobody put: {id:?}");
+            return book.wrong(&self.trace, text);
+        };
+        let whose = |p: &&PutId| {
+            let put = book.put(**p);
+            put.spot.is_none() && put.len == bytes.len() && is_of(**p, bytes)
+        };
+        let Some(put) = book.keys[key].puts.iter().rev().find(whose).copied() else {
+            let text = format!(
+                "[I4] {} became readable on rank {rank}, slot {} at epoch {}, with {} bytes that are \
+                 no put's",
+                book.name(key),
+                spot.slot,
+                spot.epoch,
+                bytes.len()
+            );
+            return book.wrong(&self.trace, text);
+        };
+        book.puts[put as usize].spot = Some(spot);
+        book.at.insert(spot, put);
+        let told = || format!("put {put} of key {key} at {spot:?}");
+        self.trace.event("ready", (put, spot), told);
+    }
+
+    /// What was readable at this spot is not any more.
+    pub fn retired(&self, spot: Spot, cause: Cause) {
+        let mut book = self.lock();
+        let now = book.tick();
+        let Some(&put) = book.at.get(&spot) else { return };
+        book.puts[put as usize].gone.get_or_insert((now, cause));
+        let told = || format!("put {put} at {spot:?}: {cause:?}");
+        self.trace.event("retired", (put, spot), told);
+        book.check_end_of(&self.trace, put);
+    }
+
+    /// A removal of these keys begins; the moment names it.
+    pub fn begin_removal(&self, keys: &[usize]) -> Moment {
+        let mut book = self.lock();
+        let began = book.tick();
+        for key in keys {
+            let removal = Removal { began, ended: None, members: BTreeSet::new() };
+            book.keys[*key].removals.insert(began, removal);
+        }
+        began
+    }
+
+    /// It ended for one of its keys. Acknowledged, nothing put before it is readable any more [I6].
+    pub fn end_removal(&self, began: Moment, key: usize, outcome: Outcome, roster: &Roster) {
+        let mut book = self.lock();
+        let now = book.tick();
+        let Some(removal) = book.keys[key].removals.get_mut(&began) else { return };
+        removal.ended = Some((now, outcome));
+        removal.members = roster.members.clone();
+        if outcome != Outcome::Done {
+            return;
+        }
+        let left = book.keys[key].puts.iter().copied().find(|p| {
+            let put = book.put(*p);
+            let seated = put.spot.is_some_and(|s| roster.is_seated(s.incarnation));
+            put.was_over_at(began) && put.is_live() && seated
+        });
+        if let Some(put) = left {
+            let text = format!(
+                "[I6] a removal of {} was acknowledged, and put {put}, over before it began, is still \
+                 readable at {:?}",
+                book.name(key),
+                book.put(put).spot
+            );
+            book.wrong(&self.trace, text);
+        }
+    }
+}

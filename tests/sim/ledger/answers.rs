@@ -1,0 +1,143 @@
+//! What clients were told, against what can be true.
+
+use super::{Ledger, Moment, Put, Removal, Roster, Spot};
+use crate::content::{PutId, is_of};
+use nkv::store::KeyId;
+use std::collections::BTreeSet;
+
+impl Ledger {
+    /// A read that began then returned these bytes, taken from these incarnations.
+    pub fn check_bytes(
+        &self,
+        (key, began): (usize, Moment),
+        bytes: &[u8],
+        read_from: &[u64],
+        members: &BTreeSet<u64>,
+    ) {
+        let mut book = self.lock();
+        let whose = |p: &&PutId| {
+            let put = book.put(**p);
+            put.spot.is_some() && put.len == bytes.len() && is_of(**p, bytes)
+        };
+        // Of two that could be it, as with empty values, the later one is the harmless one.
+        let Some(put) = book.keys[key].puts.iter().rev().find(whose).copied() else {
+            let text = format!(
+                "a read of {} returned {} bytes that were never put under it: {}",
+                book.name(key),
+                bytes.len(),
+                bytes[..bytes.len().min(16)].escape_ascii()
+            );
+            return book.wrong(&self.trace, text);
+        };
+        self.trace.event("read", (key, put), || format!("key {key}: put {put}"));
+        let entry = book.put(put);
+        let removal = match book.removal_before(entry, began, Some(read_from), members) {
+            Ok(excuse) => return book.excuse(excuse),
+            Err(removal) => removal,
+        };
+        let text = format!(
+            "[I6] a read of {} returned put {put}, which was removed: {removal:?}, read from \
+             {read_from:x?}, {:?}",
+            book.name(key),
+            book.put(put)
+        );
+        book.wrong(&self.trace, text);
+    }
+
+    /// The master said that this key lies there, to somebody who asked from then on.
+    pub fn check_location(
+        &self,
+        (key, began): (usize, Moment),
+        spot: Spot,
+        members: &BTreeSet<u64>,
+    ) {
+        let mut book = self.lock();
+        let name = book.name(key);
+        let Some(&put) = book.at.get(&spot) else {
+            let text = format!("the master says that {name} lies at {spot:?}, where nothing was");
+            return book.wrong(&self.trace, text);
+        };
+        if book.put(put).key != key {
+            let text = format!("the master says that {name} lies at {spot:?}, which is put {put}");
+            return book.wrong(&self.trace, text);
+        }
+        let removal = match book.removal_before(book.put(put), began, None, members) {
+            Ok(excuse) => return book.excuse(excuse),
+            Err(removal) => removal,
+        };
+        let text = format!(
+            "[I6] the master found put {put} of {name} at {spot:?}, which was removed: {removal:?}"
+        );
+        book.wrong(&self.trace, text);
+    }
+
+    /// A handle believes that this key lies there, or did.
+    pub fn check_hint(&self, key: usize, spot: Spot) {
+        let mut book = self.lock();
+        let whose = book.at.get(&spot).map(|p| book.put(*p).key);
+        if whose != Some(key) {
+            let text = format!("{} is located at {spot:?}, which is of {whose:?}", book.name(key));
+            book.wrong(&self.trace, text);
+        }
+    }
+
+    /// These keys were listed.
+    pub fn check_names<'n>(&self, names: impl Iterator<Item = &'n [u8]>) {
+        let mut book = self.lock();
+        for name in names {
+            if !book.by_id.contains_key(&KeyId::of(name)) {
+                let text = format!("{} is listed, which nobody ever put", name.escape_ascii());
+                book.wrong(&self.trace, text);
+            }
+        }
+    }
+
+    /// Somebody who asked from then on was told that there is no such key.
+    pub fn check_absence(&self, key: usize, began: Moment, roster: &Roster) {
+        let mut book = self.lock();
+        let asked = |put: &Put| {
+            let asked =
+                |r: &Removal| r.may_work() && r.ended.is_none_or(|(ended, _)| ended > put.began);
+            book.keys[put.key].removals.values().any(asked)
+        };
+        let hidden = |p: &&PutId| {
+            let put = book.put(**p);
+            let there = put.is_acked() && put.was_over_at(began) && put.is_live();
+            there && put.spot.is_some_and(|s| roster.is_seated(s.incarnation)) && !asked(put)
+        };
+        let Some(put) = book.keys[key].puts.iter().find(hidden).copied() else { return };
+        let text = format!(
+            "{} was said not to be there, and put {put} of it was acknowledged, removed by nobody and \
+             is readable at {:?}",
+            book.name(key),
+            book.put(put).spot
+        );
+        book.wrong(&self.trace, text);
+    }
+
+    /// Acknowledged puts that must be there, with the spots where they are: at the end, when nothing
+    /// fails any more.
+    pub fn must_be_there(&self, roster: &Roster) -> Vec<(usize, Spot)> {
+        let book = self.lock();
+        let live = book.puts.iter().filter(|p| p.is_acked() && p.is_live());
+        let found = live.filter_map(|p| Some((p.key, p.spot?)));
+        found.filter(|(_, s)| roster.is_seated(s.incarnation)).collect()
+    }
+
+    /// Readable objects on an incarnation, acknowledged or not.
+    pub fn readable_on(&self, incarnation: u64) -> usize {
+        let book = self.lock();
+        let here = |p: &&Put| p.spot.is_some_and(|s| s.incarnation == incarnation);
+        book.puts.iter().filter(here).filter(|p| p.is_live()).count()
+    }
+
+    /// The name of a key.
+    pub fn key_name(&self, key: usize) -> Vec<u8> {
+        self.lock().keys[key].name.clone()
+    }
+
+    /// Number of keys.
+    pub fn keys(&self) -> usize {
+        self.lock().keys.len()
+    }
+}

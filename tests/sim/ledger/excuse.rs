@@ -1,0 +1,115 @@
+//! What the ledger lets pass, and why: an object may end by what was asked of the cluster, and by the
+//! residuals that docs/PROTOCOL.md states. Each use of a residual is counted, so that a run shows how
+//! far the rules were really tested.
+
+use super::{Book, Moment, Put, Removal};
+use crate::content::PutId;
+use crate::trace::Trace;
+use crate::truth::Cause;
+use std::collections::BTreeSet;
+
+/// Who is a member, and who of them has told its master all it has.
+#[derive(Debug, Clone, Default)]
+pub struct Roster {
+    /// Incarnations in the master's view.
+    pub members: BTreeSet<u64>,
+    /// Incarnations whose link is joined.
+    pub joined: BTreeSet<u64>,
+}
+
+impl Roster {
+    /// A member that has reported: the master knows what lies there.
+    pub fn is_seated(&self, incarnation: u64) -> bool {
+        self.members.contains(&incarnation) && self.joined.contains(&incarnation)
+    }
+}
+
+impl Book {
+    /// An acknowledged object that ended other than by its owner's choice or death was asked to.
+    pub(super) fn check_end_of(&mut self, trace: &Trace, id: PutId) {
+        let put = self.put(id);
+        let (Some((gone, Cause::Handling(doing))), true) = (put.gone, put.is_acked()) else {
+            return;
+        };
+        if self.was_asked_to_go(put, gone) {
+            return;
+        }
+        if let Some(word) = self.residual_of(put) {
+            return self.excuse(Some(word));
+        }
+        let text = format!(
+            "put {id} of {} was acknowledged, nobody removed it, and its owner retired it while it \
+             handled {doing} ({:?})",
+            self.name(put.key),
+            put.spot
+        );
+        self.wrong(trace, text);
+    }
+
+    /// Counts a residual that had to be allowed.
+    pub(super) fn excuse(&mut self, word: Option<&'static str>) {
+        if let Some(word) = word {
+            *self.excused.entry(word).or_default() += 1;
+        }
+    }
+
+    /// A removal that had begun by then was not over when the put began.
+    fn was_asked_to_go(&self, put: &Put, gone: Moment) -> bool {
+        self.keys[put.key].removals.values().any(|r| {
+            r.began < gone && r.may_work() && r.ended.is_none_or(|(ended, _)| ended > put.began)
+        })
+    }
+
+    fn residual_of(&self, put: &Put) -> Option<&'static str> {
+        // "What a dead master wrote to a socket may be discarded by its kernel."
+        let home = put.spot.and_then(|s| self.homes.get(&s.incarnation));
+        let unheard = self.lost.iter().any(|l| {
+            self.masters.contains(&l.from)
+                && Some(&l.to) == home
+                && put.acked.is_some_and(|acked| l.since <= acked)
+        });
+        if unheard {
+            return Some("a dead master's last words");
+        }
+        // "Where such a put met a key of that rank, the older copy is retired when the report comes", and
+        // "if the master dies once more, which of two values is kept depends on who reports first".
+        let others = self.keys[put.key].puts.iter().map(|p| self.put(*p));
+        let mut others = others.filter(|o| o.spot.is_some() && o.spot != put.spot);
+        let twice = others.any(|o| o.began > put.began || o.is_live());
+        twice.then_some("put once more while its rank was silent")
+    }
+
+    /// The removal that makes it wrong to find this put, unless that is excused. `read_from`: what a
+    /// reader read, if it was not the master who found it; `members`: those of now.
+    pub(super) fn removal_before(
+        &self,
+        put: &Put,
+        began: Moment,
+        read_from: Option<&[u64]>,
+        members: &BTreeSet<u64>,
+    ) -> Result<Option<&'static str>, &Removal> {
+        let gone = |r: &&Removal| r.was_done_at(began) && put.was_over_at(r.began);
+        let here = put.spot.map(|s| s.incarnation).unwrap_or_default();
+        let mut excuse = None;
+        for removal in self.keys[put.key].removals.values().filter(gone) {
+            // Its owner was no member any more when the removal was acknowledged.
+            let lost = !removal.members.contains(&here);
+            let cut_off = read_from.is_some_and(|r| r.contains(&here)) && !members.contains(&here);
+            // "A loss that only ranks knew which died together with the master is not known to the
+            // next one."
+            let forgotten = removal.members.iter().all(|i| !self.is_alive(*i));
+            match (lost, cut_off, forgotten) {
+                // "An owner cut off from the master may still serve a whole object that was removed."
+                (true, true, _) => excuse = Some("read from an owner that was cut off"),
+                (true, false, true) => excuse = Some("a loss that only the dead knew of"),
+                _ => return Err(removal),
+            }
+        }
+        Ok(excuse)
+    }
+
+    /// The process that has this incarnation lives.
+    fn is_alive(&self, incarnation: u64) -> bool {
+        self.homes.get(&incarnation).is_some_and(|pid| !self.dead.contains(pid))
+    }
+}

@@ -1,0 +1,191 @@
+//! The machine below a simulated process: segments by name on its host, and the data plane between
+//! hosts. What the program asks of a machine is `nkv::machine::Machine`; nothing else of it is played.
+
+use crate::data::{AgentDoor, SimAgent, SimVerbs, Tolls, Wire};
+use crate::dice::Dice;
+use crate::ledger::Ledger;
+use crate::memory::{Hiccups, Nerves, SimMemory};
+use crate::net::Net;
+use crate::process::Pid;
+use crate::truth::Watch;
+use nkv::Credentials;
+use nkv::machine::{Connected, DataAgent, Machine, NewSegment, Served};
+use nkv::store::{Heap, Memory, SegmentName, StoreError};
+use nkv::transport::wire::BoxFuture;
+use nkv::transport::{TransportError, Verbs};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+#[derive(Debug)]
+struct Shared {
+    // By host and file name.
+    segments: BTreeMap<(usize, String), Arc<SimMemory>>,
+    // Made, and not served yet.
+    fresh: Vec<Arc<SimMemory>>,
+    // Watches of segments, by incarnation.
+    watches: BTreeMap<u64, Arc<Watch>>,
+    agents: BTreeMap<SocketAddr, AgentDoor>,
+    next_port: u16,
+    dice: Dice,
+}
+
+/// All machines of one run. Clones are the same ones.
+#[derive(Debug, Clone)]
+pub struct Machines {
+    shared: Arc<Mutex<Shared>>,
+    net: Net,
+    ledger: Arc<Ledger>,
+    hiccups: Hiccups,
+    tolls: Tolls,
+    kind: Arc<AtomicBool>,
+}
+
+impl Machines {
+    pub fn new(net: Net, ledger: Arc<Ledger>, hiccups: Hiccups, tolls: Tolls, dice: Dice) -> Self {
+        let shared = Shared {
+            segments: BTreeMap::new(),
+            fresh: Vec::new(),
+            watches: BTreeMap::new(),
+            agents: BTreeMap::new(),
+            next_port: 40_000,
+            dice,
+        };
+        let kind = Arc::default();
+        Self { shared: Arc::new(Mutex::new(shared)), net, ledger, hiccups, tolls, kind }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From here on nothing is lost, and nobody is held up.
+    pub fn be_kind(&self) {
+        self.kind.store(true, Ordering::Relaxed);
+    }
+
+    /// The watch over the segment of an incarnation.
+    pub fn watch(&self, incarnation: u64) -> Option<Arc<Watch>> {
+        self.lock().watches.get(&incarnation).cloned()
+    }
+
+    /// The machine as a process of this host has it; `master`: it runs the master.
+    pub fn of(&self, pid: Pid, host: usize, master: bool) -> SimMachine {
+        SimMachine { machines: self.clone(), pid, host, master }
+    }
+}
+
+/// See the file's first paragraph.
+#[derive(Debug, Clone)]
+pub struct SimMachine {
+    machines: Machines,
+    pid: Pid,
+    host: usize,
+    master: bool,
+}
+
+/// Removes a segment's name with its owner.
+struct Name {
+    machines: Machines,
+    called: (usize, String),
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        let gone = self.machines.lock().segments.remove(&self.called);
+        drop(gone);
+    }
+}
+
+impl Machine for SimMachine {
+    fn boot_id(&self) -> u64 {
+        0xb007 + self.host as u64
+    }
+
+    fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    fn create(
+        &self,
+        name: Option<&SegmentName>,
+        bytes: u64,
+        _: bool,
+    ) -> Result<NewSegment, StoreError> {
+        let file_name = name.map(SegmentName::file_name).unwrap_or_default();
+        let watch = Arc::new(Watch::new(self.machines.ledger.clone()));
+        let mut shared = self.machines.lock();
+        let dice = shared.dice.fork();
+        let nerves = Nerves::new(self.machines.hiccups, self.machines.kind.clone(), dice);
+        let memory = Arc::new(SimMemory::new(&file_name, bytes, watch, nerves)?);
+        let called = (self.host, file_name.clone());
+        let name = name.map(|_| {
+            shared.segments.insert(called.clone(), memory.clone());
+            let machines = self.machines.clone();
+            Box::new(Name { machines, called }) as Box<dyn Send + Sync>
+        });
+        shared.fresh.push(memory.clone());
+        Ok(NewSegment { memory, file_name, name })
+    }
+
+    fn attach(&self, file_name: &str) -> Result<Arc<dyn Memory>, StoreError> {
+        let called = (self.host, file_name.to_string());
+        let there = self.machines.lock().segments.get(&called).cloned();
+        let gone = || StoreError::BadSegment(format!("{file_name} is not there"));
+        there.map(|m| m as Arc<dyn Memory>).ok_or_else(gone)
+    }
+
+    fn prefault(&self, _: &str) {}
+
+    fn remove_socket(&self, _: &Path) {}
+
+    fn serve(&self, what: Served) -> Result<Box<dyn DataAgent>, TransportError> {
+        let heap = Heap::open(what.memory.clone())?;
+        let incarnation = what.incarnation;
+        let mut shared = self.machines.lock();
+        let it = |m: &Arc<SimMemory>| std::ptr::addr_eq(Arc::as_ptr(m), Arc::as_ptr(&what.memory));
+        if let Some(i) = shared.fresh.iter().position(it) {
+            let watch = shared.fresh.swap_remove(i).watch().clone();
+            watch.formatted(*heap.geometry());
+            shared.watches.insert(incarnation, watch);
+        }
+        self.machines.ledger.home(incarnation, self.pid, self.master);
+        shared.next_port += 1;
+        let at = SocketAddr::new(what.at.ip(), shared.next_port);
+        let (machines, dice) = (self.machines.clone(), shared.dice.fork());
+        let wire = Wire::new(machines.tolls, machines.kind.clone(), dice);
+        let (agent, door) = SimAgent::start(at, self.host, what, &machines.net, wire);
+        shared.agents.insert(at, door);
+        drop(shared);
+        Ok(Box::new(agent))
+    }
+
+    fn connect(
+        &self,
+        at: &str,
+        incarnation: u64,
+        _: &Credentials,
+    ) -> BoxFuture<'static, Result<Connected, TransportError>> {
+        let door = at.parse().ok().and_then(|at| self.machines.lock().agents.get(&at).cloned());
+        let (net, tolls, host) = (self.machines.net.clone(), self.machines.tolls, self.host);
+        let (dice, at) = (self.machines.lock().dice.fork(), at.to_string());
+        let wire = Wire::new(tolls, self.machines.kind.clone(), dice);
+        Box::pin(async move {
+            let gone = |why: &str| TransportError::Disconnected(format!("{at}: {why}"));
+            let door = door.ok_or_else(|| gone("nobody listens there"))?;
+            tokio::time::sleep(net.delay(host, door.host) + net.delay(door.host, host)).await;
+            if !net.is_open(host, door.host) || !net.is_open(door.host, host) {
+                tokio::time::sleep(tolls.connect).await;
+                return Err(gone("no answer"));
+            }
+            if door.incarnation != incarnation || !door.is_served() {
+                return Err(gone("another segment is served there"));
+            }
+            let verbs = SimVerbs::new(net, host, door, wire);
+            let alive = verbs.alive();
+            Ok((Arc::new(verbs) as Arc<dyn Verbs>, alive))
+        })
+    }
+}

@@ -1,0 +1,161 @@
+//! Memory of a simulated segment. It is the program's own private memory, with two additions: a client
+//! that reads or writes it may be held up between any two of its accesses, as a real thread may be, and
+//! every change is seen by the segment's watch. Owners are never held up: they are no clients.
+
+use crate::dice::Dice;
+use crate::stack;
+use crate::truth::Watch;
+use nkv::store::{AnonMemory, Export, Memory, StoreError};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How often, and for how long, a client's thread is held up in the middle of an access.
+#[derive(Debug, Clone, Copy)]
+pub struct Hiccups {
+    /// Of a thousand accesses.
+    pub permille: u64,
+    /// For so many milliseconds.
+    pub ms: (u64, u64),
+}
+
+/// What holds clients up.
+#[derive(Debug)]
+pub struct Nerves {
+    hiccups: Hiccups,
+    // Nobody is held up any more.
+    kind: Arc<AtomicBool>,
+    dice: Mutex<Dice>,
+}
+
+impl Nerves {
+    pub fn new(hiccups: Hiccups, kind: Arc<AtomicBool>, dice: Dice) -> Self {
+        Self { hiccups, kind, dice: Mutex::new(dice) }
+    }
+
+    /// How long a client is held up now, if it is.
+    fn pause(&self) -> Option<Duration> {
+        if self.kind.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut dice = self.dice.lock().unwrap_or_else(PoisonError::into_inner);
+        let (low, high) = self.hiccups.ms;
+        dice.permille(self.hiccups.permille).then(|| dice.ms(low, high))
+    }
+
+    fn below(&self, limit: usize) -> usize {
+        let mut dice = self.dice.lock().unwrap_or_else(PoisonError::into_inner);
+        dice.below(limit as u64) as usize
+    }
+}
+
+/// See the file's first paragraph.
+#[derive(Debug)]
+pub struct SimMemory {
+    bytes: AnonMemory,
+    watch: Arc<Watch>,
+    nerves: Nerves,
+    file_name: String,
+}
+
+impl SimMemory {
+    pub fn new(
+        file_name: &str,
+        len: u64,
+        watch: Arc<Watch>,
+        nerves: Nerves,
+    ) -> Result<Self, StoreError> {
+        let bytes = AnonMemory::new(len)?;
+        let file_name = file_name.to_string();
+        Ok(Self { bytes, watch, nerves, file_name })
+    }
+
+    pub fn watch(&self) -> &Arc<Watch> {
+        &self.watch
+    }
+
+    /// Between two accesses: a client may lose its processor here.
+    fn between(&self) {
+        if stack::is_client()
+            && let Some(pause) = self.nerves.pause()
+        {
+            stack::rest(pause);
+        }
+    }
+
+    /// Where an access of this length is split in two, if the client is to be held up within it.
+    fn split(&self, len: usize) -> usize {
+        if len <= 64 || !stack::is_client() {
+            return 0;
+        }
+        self.nerves.below(len)
+    }
+}
+
+impl Memory for SimMemory {
+    fn len(&self) -> u64 {
+        self.bytes.len()
+    }
+
+    fn export(&self) -> Export {
+        match self.file_name.as_str() {
+            "" => Export::Private,
+            name => Export::Shm { name: name.to_string() },
+        }
+    }
+
+    fn host_base(&self) -> Option<NonNull<u8>> {
+        None
+    }
+
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
+        self.between();
+        self.watch.read();
+        let (early, late) = dst.split_at_mut(self.split(dst.len()));
+        self.bytes.read(offset, early)?;
+        if !early.is_empty() {
+            self.between();
+        }
+        self.bytes.read(offset + early.len() as u64, late)
+    }
+
+    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+        self.between();
+        let (early, late) = src.split_at(self.split(src.len()));
+        self.bytes.write(offset, early)?;
+        self.watch.written(offset, early.len());
+        if !early.is_empty() {
+            self.between();
+        }
+        let offset = offset + early.len() as u64;
+        self.bytes.write(offset, late)?;
+        self.watch.written(offset, late.len());
+        Ok(())
+    }
+
+    fn load(&self, offset: u64) -> Result<u64, StoreError> {
+        self.bytes.load(offset)
+    }
+
+    fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
+        self.between();
+        let before = self.bytes.load(offset)?;
+        self.bytes.store(offset, value)?;
+        self.watch.word(&self.bytes, offset, before, value);
+        Ok(())
+    }
+
+    fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
+        self.between();
+        let found = self.bytes.compare_swap(offset, expect, new)?;
+        if found == expect {
+            self.watch.word(&self.bytes, offset, found, new);
+        }
+        Ok(found)
+    }
+
+    fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
+        self.bytes.fetch_add(offset, add)
+    }
+}

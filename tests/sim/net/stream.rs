@@ -1,0 +1,307 @@
+//! The ends of simulated connections as the program sees them: `Net`, `Listener` and streams of one
+//! process. What happens between them is the network's.
+
+use super::{Conn, ConnId, Door, Due, End, Lost, Net, Waiting};
+use crate::net::pipe::Pipe;
+use crate::process::{Life, Pid};
+use nkv::transport::wire::{Address, BoxFuture, BoxStream, Listener, Peer, UnixPeer};
+use std::io::{self, ErrorKind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Instant;
+
+/// How often a connect is tried while its path is cut, and for how long.
+const SYN_AGAIN: Duration = Duration::from_millis(500);
+const SYN_TRIES: u32 = 120;
+/// Connections that may wait to be accepted.
+const BACKLOG: usize = 1024;
+/// Of a thousand writes, how many take only a part.
+const SHORT_WRITES_PERMILLE: u64 = 10;
+
+/// The network as one process has it.
+#[derive(Debug, Clone)]
+pub struct SimNet {
+    pub net: Net,
+    pub pid: Pid,
+    pub host: usize,
+    pub life: Arc<Life>,
+}
+
+/// The address of a host, as text.
+pub fn ip_of(host: usize) -> String {
+    format!("10.0.0.{}", host + 1)
+}
+
+fn host_of(ip: &str) -> Option<usize> {
+    ip.strip_prefix("10.0.0.")?.parse::<usize>().ok()?.checked_sub(1)
+}
+
+impl SimNet {
+    fn door(&self, at: &Address) -> io::Result<Door> {
+        let wrong = || io::Error::new(ErrorKind::AddrNotAvailable, at.to_string());
+        match at {
+            Address::Unix(path) => Ok((self.host, path.display().to_string())),
+            Address::Tcp(text) => {
+                let (ip, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+                Ok((host_of(ip).ok_or_else(wrong)?, port.to_string()))
+            }
+        }
+    }
+
+    async fn dial(self, at: Address) -> io::Result<BoxStream> {
+        let door = self.door(&at)?;
+        let (here, there) = (self.host, door.0);
+        for _ in 0..SYN_TRIES {
+            tokio::time::sleep(self.net.delay(here, there)).await;
+            if !self.net.is_open(here, there) || !self.net.is_open(there, here) {
+                tokio::time::sleep(SYN_AGAIN).await;
+                continue;
+            }
+            let made = self.net.connect(&self, &door, matches!(at, Address::Unix(_)));
+            tokio::time::sleep(self.net.delay(there, here)).await;
+            return made.map(|s| Box::new(s) as BoxStream).ok_or_else(|| {
+                io::Error::new(ErrorKind::ConnectionRefused, format!("nobody listens at {at}"))
+            });
+        }
+        Err(io::Error::new(ErrorKind::TimedOut, format!("{at} does not answer")))
+    }
+}
+
+impl nkv::transport::wire::Net for SimNet {
+    fn connect(&self, addr: &Address) -> BoxFuture<'static, io::Result<BoxStream>> {
+        Box::pin(self.clone().dial(addr.clone()))
+    }
+
+    fn listen(&self, addr: &Address) -> BoxFuture<'static, io::Result<Box<dyn Listener>>> {
+        let made = self.door(addr).and_then(|door| self.net.listen(door, self.pid));
+        let at = made.map(|door| {
+            let local = match addr {
+                Address::Unix(_) => addr.clone(),
+                Address::Tcp(_) => Address::Tcp(format!("{}:{}", ip_of(door.0), door.1)),
+            };
+            let net = self.net.clone();
+            Box::new(SimListener { net, door, local, pid: self.pid }) as Box<dyn Listener>
+        });
+        Box::pin(async move { at })
+    }
+}
+
+impl Net {
+    fn listen(&self, (host, port): Door, pid: Pid) -> io::Result<Door> {
+        let mut state = self.lock();
+        let port = match port.as_str() {
+            "0" => {
+                state.next_port += 1;
+                state.next_port.to_string()
+            }
+            _ => port,
+        };
+        let door = (host, port);
+        if state.doors.contains_key(&door) {
+            return Err(io::Error::new(ErrorKind::AddrInUse, door.1));
+        }
+        state.doors.insert(door.clone(), Waiting { pid, ..Waiting::default() });
+        Ok(door)
+    }
+
+    fn connect(&self, from: &SimNet, door: &Door, unix: bool) -> Option<SimStream> {
+        let mut state = self.lock();
+        let conn = state.next_conn;
+        let waiting = state.doors.get_mut(door)?;
+        if waiting.queue.len() >= BACKLOG {
+            return None;
+        }
+        let there = waiting.pid;
+        let named = unix.then(|| (from.pid, from.life.clone()));
+        let end = |side| SimStream { net: self.clone(), conn, side };
+        waiting.queue.push_back((end(1), named));
+        if let Some(waker) = waiting.waker.take() {
+            waker.wake();
+        }
+        let ends = [(from.pid, from.host), (there, door.0)];
+        let ends = ends.map(|(pid, host)| End { pid, host, open: true });
+        state.conns.insert(conn, Conn { ends, pipes: [Pipe::default(), Pipe::default()] });
+        state.next_conn += 1;
+        Some(end(0))
+    }
+}
+
+struct SimListener {
+    net: Net,
+    door: Door,
+    local: Address,
+    pid: Pid,
+}
+
+impl Listener for SimListener {
+    fn accept(&mut self) -> BoxFuture<'_, io::Result<(BoxStream, Peer)>> {
+        Box::pin(std::future::poll_fn(|cx| {
+            let mut state = self.net.lock();
+            let gone = || io::Error::new(ErrorKind::NotConnected, "the process is being killed");
+            let waiting = state.doors.get_mut(&self.door).ok_or_else(gone)?;
+            let Some((stream, named)) = waiting.queue.pop_front() else {
+                waiting.waker = Some(cx.waker().clone());
+                return Poll::Pending;
+            };
+            let text = format!("connection {}", stream.conn);
+            let unix = named.map(|(pid, life)| UnixPeer {
+                pid: pid as i32,
+                uid: 0,
+                process: Some(life as Arc<dyn nkv::transport::wire::Process>),
+            });
+            Poll::Ready(Ok((Box::new(stream) as BoxStream, Peer { unix, text })))
+        }))
+    }
+
+    fn local(&self) -> Address {
+        self.local.clone()
+    }
+}
+
+impl Drop for SimListener {
+    fn drop(&mut self) {
+        let mut state = self.net.lock();
+        let ours = state.doors.get(&self.door).is_some_and(|d| d.pid == self.pid);
+        let door = ours.then(|| state.doors.remove(&self.door));
+        drop(state);
+        // With it go the connections that nobody accepted: without the lock.
+        drop(door);
+    }
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub struct SimStream {
+    net: Net,
+    conn: ConnId,
+    side: usize,
+}
+
+impl nkv::transport::wire::Stream for SimStream {}
+
+impl AsyncRead for SimStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let mut state = self.net.lock();
+        let Some(conn) = state.conns.get_mut(&self.conn) else {
+            return Poll::Ready(Err(ErrorKind::NotConnected.into()));
+        };
+        let pipe = &mut conn.pipes[1 - self.side];
+        match pipe.take(buf.remaining()) {
+            Some(Ok(bytes)) => {
+                buf.put_slice(&bytes);
+                Poll::Ready(Ok(()))
+            }
+            Some(Err(why)) => Poll::Ready(Err(why.into())),
+            None => {
+                pipe.reader = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl AsyncWrite for SimStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let mut state = self.net.lock();
+        let Some(conn) = state.conns.get_mut(&self.conn) else {
+            return Poll::Ready(Err(ErrorKind::NotConnected.into()));
+        };
+        let (from, to) = conn.path(self.side);
+        let pipe = &mut conn.pipes[self.side];
+        if let Some(why) = pipe.broken() {
+            return Poll::Ready(Err(why.into()));
+        }
+        let room = pipe.room();
+        if room == 0 {
+            pipe.writer = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        let mut n = room.min(buf.len());
+        if n > 1 && state.dice.permille(SHORT_WRITES_PERMILLE) {
+            n = state.dice.between(1, n as u64 - 1) as usize;
+        }
+        let now = Instant::now();
+        let due = now + state.delay(from, to);
+        let whole = state.is_open((from, to)) && state.is_open((to, from));
+        let Some(conn) = state.conns.get_mut(&self.conn) else {
+            return Poll::Ready(Err(ErrorKind::NotConnected.into()));
+        };
+        let pipe = &mut conn.pipes[self.side];
+        pipe.unacknowledged |= !whole;
+        let idle = pipe.is_idle();
+        let due = pipe.send(&buf[..n], now, due);
+        if due > now {
+            if idle {
+                state.schedule(due, Due::Arrival(self.conn, self.side));
+            }
+        } else {
+            drop(state);
+            self.net.arrivals(self.conn, self.side);
+        }
+        Poll::Ready(Ok(n))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.finish();
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl SimStream {
+    /// Says that no more follows.
+    fn finish(&self) {
+        let mut state = self.net.lock();
+        let Some(conn) = state.conns.get(&self.conn) else { return };
+        let (from, to) = conn.path(self.side);
+        let due = Instant::now() + state.delay(from, to);
+        let Some(conn) = state.conns.get_mut(&self.conn) else { return };
+        let pipe = &mut conn.pipes[self.side];
+        if pipe.broken().is_none() {
+            let due = pipe.finish(due);
+            state.schedule(due, Due::Arrival(self.conn, self.side));
+        }
+    }
+
+    /// The process is killed: its kernel may throw away what it had not delivered yet.
+    fn die(&self, lossy: bool) {
+        let mut state = self.net.lock();
+        let Some(conn) = state.conns.get_mut(&self.conn) else { return };
+        // Bytes that it did not read make its kernel reset the connection.
+        let reset = lossy || conn.pipes[1 - self.side].has_unread();
+        let (from, to) = (conn.ends[self.side].pid, conn.ends[1 - self.side].pid);
+        if reset && let Some((_, since)) = conn.pipes[self.side].lose_flight() {
+            state.lost.push(Lost { from, to, since });
+        }
+    }
+}
+
+impl Drop for SimStream {
+    fn drop(&mut self) {
+        let dying = self.net.lock().dying;
+        if let Some((_, lossy)) = dying {
+            self.die(lossy);
+        }
+        self.finish();
+        let mut state = self.net.lock();
+        let Some(conn) = state.conns.get_mut(&self.conn) else { return };
+        conn.ends[self.side].open = false;
+        // Whatever the other end sends from here on nobody reads.
+        conn.pipes[1 - self.side].lose_flight();
+        state.forget_if_over(self.conn);
+    }
+}

@@ -1,0 +1,153 @@
+//! What a seed says of a run before it begins: how many ranks on which hosts, how small their heaps and
+//! how short their limits, which clients come by which way, and how bad network, clocks and threads
+//! are. Everything is small and short, so that what is rare in production happens all the time.
+
+use crate::data::Tolls;
+use crate::dice::Dice;
+use crate::memory::Hiccups;
+use crate::net::Weather;
+use nkv::store::evict::PolicyKind;
+use nkv::{MemoryChoice, NodeConfig, Secret};
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// Calls of clients in one run, at least.
+pub const OPS: u64 = 2_000;
+/// Rank 0's control port.
+pub const PORT: u16 = 7_400;
+/// The job of every run.
+pub const JOB: &str = "sim";
+const SECRET: &[u8] = b"a secret of sixteen bytes";
+
+/// See the file's first paragraph.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Of the whole run: other streams fork from it.
+    pub seed: u64,
+    /// Host of each rank.
+    pub ranks: Vec<usize>,
+    /// Host of each client process.
+    pub clients: Vec<usize>,
+    pub hosts: usize,
+    /// Tasks of each client process, and of each rank's own handle.
+    pub workers: usize,
+    pub own_workers: usize,
+    /// Keys: families times members.
+    pub families: usize,
+    pub members: usize,
+    pub faults: usize,
+    pub weather: Weather,
+    pub tolls: Tolls,
+    pub hiccups: Hiccups,
+    /// (offset in nanoseconds, parts per million of true time) of each host's clock.
+    pub clocks: Vec<(u64, u64)>,
+    base: NodeConfig,
+    private: Vec<bool>,
+}
+
+impl Plan {
+    pub fn of(seed: u64) -> Self {
+        let mut dice = Dice::new(seed, 1);
+        let n = dice.between(3, 5) as usize;
+        let mut ranks: Vec<usize> = (0..n).collect();
+        if dice.permille(300) {
+            // Two ranks of one host: they reach each other by shared memory.
+            ranks[n - 1] = n - 2;
+        }
+        let clients = dice.between(2, 4) as usize;
+        let hosts = n + 2;
+        let clients = (0..clients).map(|_| dice.below(hosts as u64) as usize).collect();
+        let rate = |dice: &mut Dice| dice.between(960_000, 1_040_000);
+        let clocks = (0..hosts).map(|_| (dice.between(1, 1 << 50), rate(&mut dice))).collect();
+        Self {
+            seed,
+            private: (0..n).map(|_| dice.permille(200)).collect(),
+            ranks,
+            clients,
+            hosts,
+            workers: dice.between(2, 3) as usize,
+            own_workers: dice.between(0, 1) as usize,
+            families: dice.between(4, 10) as usize,
+            members: dice.between(6, 16) as usize,
+            faults: dice.between(6, 14) as usize,
+            weather: weather(&mut dice),
+            tolls: tolls(&mut dice),
+            hiccups: Hiccups { permille: dice.between(0, 20), ms: (1, dice.between(5, 120)) },
+            clocks,
+            base: config(&mut dice),
+        }
+    }
+
+    /// Settings of one rank.
+    pub fn config(&self, rank: u32) -> NodeConfig {
+        let host = self.ranks[rank as usize];
+        let memory = match self.private[rank as usize] {
+            true => MemoryChoice::Private,
+            false => MemoryChoice::Shm,
+        };
+        NodeConfig {
+            rank,
+            world_size: self.ranks.len() as u32,
+            master_host: ip(self.ranks[0]).to_string(),
+            listen: ip(host),
+            port: PORT,
+            memory,
+            ..self.base.clone()
+        }
+    }
+
+    /// Every key's name.
+    pub fn keys(&self) -> Vec<Vec<u8>> {
+        let key = |i: usize| format!("family-{:02}/{:03}", i / self.members, i % self.members);
+        (0..self.families * self.members).map(|i| key(i).into_bytes()).collect()
+    }
+}
+
+/// An address of a host, where others reach it.
+pub fn ip(host: usize) -> IpAddr {
+    IpAddr::from([10, 0, 0, host as u8 + 1])
+}
+
+/// The job's secret.
+pub fn secret() -> Secret {
+    Secret::new(SECRET, "the simulation").expect("long enough")
+}
+
+fn config(dice: &mut Dice) -> NodeConfig {
+    NodeConfig {
+        job: JOB.to_string(),
+        heap_bytes: dice.between(16, 48) * 4096,
+        prefault: false,
+        quarantine_ms: dice.between(5, 40) as u32,
+        ttl_ms: dice.between(900, 2_500),
+        heartbeat_ms: 0,
+        write_ttl_ms: dice.between(150, 1_500),
+        join_timeout_ms: 60_000,
+        call_timeout_ms: dice.between(300, 1_200),
+        water_hi: 95,
+        water_lo: dice.between(60, 85) as u32,
+        policy: *dice.pick(&[PolicyKind::Lru, PolicyKind::Fifo, PolicyKind::Lru2]),
+        page_bytes: 4096,
+        full_wait_ms: 0,
+        data_connections: 64,
+        secret: Some(secret()),
+        ..NodeConfig::default()
+    }
+}
+
+fn weather(dice: &mut Dice) -> Weather {
+    let (low, high) = *dice.pick(&[(0, 1), (0, 2), (1, 4), (0, 10)]);
+    let slow_permille = dice.between(0, 30);
+    Weather { delay_ms: (low, high), slow_permille, slow_ms: (5, dice.between(20, 200)) }
+}
+
+fn tolls(dice: &mut Dice) -> Tolls {
+    Tolls {
+        gap_permille: dice.between(5, 40),
+        gap_ms: (1, dice.between(5, 150)),
+        loss_permille: dice.between(0, 15),
+        connect: Duration::from_millis(1_000),
+        stall: Duration::from_millis(1_500),
+        agent_stall: Duration::from_millis(5_000),
+    }
+}

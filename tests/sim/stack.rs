@@ -1,0 +1,121 @@
+//! Client threads. The data plane's verbs block the thread that posts them, and what happens in the
+//! rest of the cluster meanwhile is what the protocol is about. So every client task of a simulation
+//! runs on a stack of its own, and a verb that waits suspends that stack, in the middle of whatever
+//! call it is in, until its virtual time has come. It decides nothing.
+
+use generator::{Generator, Gn};
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::ptr::NonNull;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+/// Words of a stack: debug builds have large frames. Untouched pages cost nothing.
+const STACK_WORDS: usize = 64 << 10;
+
+thread_local! {
+    // Whoever runs on a stack now.
+    static RUNNING: RefCell<Option<Running>> = const { RefCell::new(None) };
+    // What the stack that starts next is to run: it is not `Send`, and a stack takes nothing that is not.
+    static STARTING: RefCell<Option<Work>> = const { RefCell::new(None) };
+}
+
+type Work = Pin<Box<dyn Future<Output = ()>>>;
+
+#[derive(Clone)]
+struct Running {
+    waker: Waker,
+    // Incarnations that it read from since it was last asked.
+    read: Rc<RefCell<Vec<u64>>>,
+}
+
+/// A future that is polled on a stack of its own. Dropped while suspended, its stack is unwound.
+pub struct Stackful<T: 'static> {
+    stack: Generator<'static, (), ()>,
+    work: Option<Work>,
+    read: Rc<RefCell<Vec<u64>>>,
+    result: Rc<RefCell<Option<T>>>,
+}
+
+fn running() -> Option<Running> {
+    RUNNING.with_borrow(Clone::clone)
+}
+
+impl<T> Stackful<T> {
+    pub fn new(work: impl Future<Output = T> + 'static) -> Self {
+        let result = Rc::new(RefCell::new(None));
+        let answer = result.clone();
+        let work = async move {
+            let value = work.await;
+            *answer.borrow_mut() = Some(value);
+        };
+        let mut stack = Gn::<()>::new_opt(STACK_WORDS, || {
+            if let Some(work) = STARTING.take() {
+                wait(work);
+            }
+        });
+        // Marks it as one that may be suspended from any depth. Nothing is ever read there.
+        stack.set_local_data(NonNull::dangling().as_ptr());
+        Self { stack, work: Some(Box::pin(work)), read: Rc::default(), result }
+    }
+}
+
+impl<T> Future for Stackful<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let now = Running { waker: cx.waker().clone(), read: self.read.clone() };
+        if let Some(work) = self.work.take() {
+            STARTING.set(Some(work));
+        }
+        let before = RUNNING.replace(Some(now));
+        self.stack.resume();
+        RUNNING.set(before);
+        if let Some(panic) = self.stack.get_panic_data() {
+            std::panic::resume_unwind(panic);
+        }
+        match self.result.borrow_mut().take() {
+            Some(value) => Poll::Ready(value),
+            None => Poll::Pending,
+        }
+    }
+}
+
+/// True on a client's stack.
+pub fn is_client() -> bool {
+    RUNNING.with_borrow(Option::is_some)
+}
+
+/// Blocks this client until `work` is done. Only on a client's stack.
+pub fn wait<T>(work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    loop {
+        let now = running().expect("a blocking verb outside a client's stack");
+        if let Poll::Ready(value) = work.as_mut().poll(&mut Context::from_waker(&now.waker)) {
+            return value;
+        }
+        generator::co_yield_with(());
+    }
+}
+
+/// Holds this client's thread up for so long.
+pub fn rest(pause: Duration) {
+    wait(tokio::time::sleep(pause));
+}
+
+/// Notes that this client reads from an incarnation.
+pub fn reads_from(incarnation: u64) {
+    if let Some(now) = running() {
+        let mut read = now.read.borrow_mut();
+        if !read.contains(&incarnation) {
+            read.push(incarnation);
+        }
+    }
+}
+
+/// The incarnations that this client read from since it was asked last.
+pub fn read_from() -> Vec<u64> {
+    running().map(|now| now.read.take()).unwrap_or_default()
+}

@@ -1,0 +1,80 @@
+//! What happened in a run, as one number: every delivered byte, every result, every fault, each with
+//! its virtual time. Two runs of one seed have the same number, or the simulation is none.
+
+use std::fmt::Display;
+use std::hash::{Hash, Hasher};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::time::Instant;
+
+#[derive(Debug)]
+struct Inner {
+    began: Instant,
+    hash: u64,
+    events: u64,
+    told: bool,
+}
+
+/// The trace of one run. Clones are the same one.
+#[derive(Debug, Clone)]
+pub struct Trace(Arc<Mutex<Inner>>);
+
+impl Trace {
+    /// `told`: every event is also printed.
+    pub fn new(told: bool) -> Self {
+        let (began, hash) = (Instant::now(), 0xcbf2_9ce4_8422_2325);
+        Self(Arc::new(Mutex::new(Inner { began, hash, events: 0, told })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Folds in an event: what kind it is, and what tells it from others.
+    pub fn event(&self, what: &str, facts: impl Hash, told: impl FnOnce() -> String) {
+        let mut inner = self.lock();
+        let at_us = inner.began.elapsed().as_micros() as u64;
+        let mut folded = Fold(inner.hash);
+        (at_us, what).hash(&mut folded);
+        facts.hash(&mut folded);
+        inner.hash = folded.finish();
+        inner.events += 1;
+        if inner.told {
+            println!("{:>10}.{:03} {what} {}", at_us / 1000, at_us % 1000, told());
+        }
+    }
+
+    /// An event that its text describes.
+    pub fn note(&self, what: &str, text: impl Display) {
+        let text = text.to_string();
+        self.event(what, text.as_str(), || text.clone());
+    }
+
+    /// The number so far, and of how many events.
+    pub fn sum(&self) -> (u64, u64) {
+        let inner = self.lock();
+        (inner.hash, inner.events)
+    }
+
+    /// Virtual milliseconds since the run began.
+    pub fn now_ms(&self) -> u64 {
+        self.lock().began.elapsed().as_millis() as u64
+    }
+}
+
+/// A hasher whose outcome depends on nothing but what it is fed: std's is seeded anew in every process.
+struct Fold(u64);
+
+impl Hasher for Fold {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for part in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..part.len()].copy_from_slice(part);
+            self.0 = (self.0 ^ u64::from_le_bytes(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            self.0 ^= self.0 >> 29;
+        }
+    }
+}

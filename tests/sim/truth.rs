@@ -1,0 +1,246 @@
+//! What is true of one segment, from the words that its memory saw: which objects are readable, whose
+//! bytes they are, and what ended them. It believes no actor and no message. Rules that can be checked
+//! on the spot are checked here; what an object's end means for its put, the ledger knows.
+
+use crate::ledger::{Ledger, Spot};
+use crate::stack;
+use nkv::cell::CellWatch;
+use nkv::store::layout::{
+    HEADER_BYTES, KEY_CHECK_OFF, OWNER_OFF, ObjHeader, PUBLISH_OFF, epoch_of, flag, low, state,
+};
+use nkv::store::{AnonMemory, Geometry, KeyId, Memory, StoreError};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Messages in whose handlers an owner evicts.
+const EVICTING: [&str; 3] = ["Evict", "EvictWindow", "RetireAll"];
+/// Part of the quarantine in which a retired extent must not be written to: clocks of hosts differ.
+const SURE_PERCENT: u32 = 90;
+
+/// Why an object ceased to be readable, as far as it can be seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// The owner's own choice.
+    Evicted,
+    /// This message of the owner's was being handled.
+    Handling(&'static str),
+    /// Before it was known which actor is the owner.
+    Unseen,
+    /// Its process ended.
+    Died,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Extent {
+    end: u64,
+    slot: u32,
+    epoch: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Retired {
+    start: u64,
+    end: u64,
+    at: Instant,
+}
+
+#[derive(Default)]
+struct Inner {
+    geometry: Option<Geometry>,
+    owner: Option<CellWatch>,
+    // Readable objects by where their payload begins.
+    readable: BTreeMap<u64, Extent>,
+    // Where each slot's readable object begins.
+    starts: BTreeMap<u32, u64>,
+    retired: VecDeque<Retired>,
+}
+
+/// Sees every change of one segment.
+pub struct Watch {
+    ledger: Arc<Ledger>,
+    inner: Mutex<Inner>,
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Watch")
+    }
+}
+
+impl Watch {
+    pub fn new(ledger: Arc<Ledger>) -> Self {
+        Self { ledger, inner: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The segment was formatted: from here on its words mean something.
+    pub fn formatted(&self, geometry: Geometry) {
+        self.lock().geometry = Some(geometry);
+    }
+
+    /// This actor is its owner.
+    pub fn owned_by(&self, owner: CellWatch) {
+        self.lock().owner = Some(owner);
+    }
+
+    /// A client read here.
+    pub fn read(&self) {
+        if let Some(geometry) = self.lock().geometry {
+            stack::reads_from(geometry.incarnation);
+        }
+    }
+
+    /// Bytes were written. Nobody may change what is readable [I6].
+    pub fn written(&self, offset: u64, len: usize) {
+        let inner = self.lock();
+        let Some(geometry) = &inner.geometry else { return };
+        if len == 0 || offset < geometry.arena.offset {
+            return;
+        }
+        let end = offset + len as u64;
+        let before = inner.readable.range(..end).next_back();
+        if let Some((start, hit)) = before.filter(|(_, e)| e.end > offset) {
+            self.ledger.wrong(format!(
+                "[I6] bytes {offset}..{end} of rank {} were written over slot {} at epoch {}, which \
+                 is readable at {start}..{}",
+                geometry.rank, hit.slot, hit.epoch, hit.end
+            ));
+        }
+    }
+
+    /// A word was changed.
+    pub fn word(&self, memory: &AnonMemory, offset: u64, before: u64, after: u64) {
+        let mut inner = self.lock();
+        let Some(geometry) = inner.geometry else { return };
+        let Some(into) = offset.checked_sub(geometry.header_base) else { return };
+        let slot = (into / HEADER_BYTES) as u32;
+        if slot >= geometry.slots {
+            return;
+        }
+        let at = geometry.header_off(slot);
+        let Ok(header) = header_at(memory, at) else { return };
+        match offset - at {
+            OWNER_OFF => self.owner_word(&mut inner, &geometry, slot, before, after),
+            PUBLISH_OFF if low(after) == state::WRITING => {
+                self.begun(&inner, &geometry, slot, &header);
+            }
+            PUBLISH_OFF if low(after) == state::READY => {
+                self.published(&mut inner, &geometry, slot, &header, memory);
+            }
+            _ => {}
+        }
+    }
+
+    fn owner_word(&self, inner: &mut Inner, g: &Geometry, slot: u32, before: u64, after: u64) {
+        let (was, is) = (low(before) & flag::LIVE != 0, low(after) & flag::LIVE != 0);
+        let (epoch, next) = (epoch_of(before), epoch_of(after));
+        if next < epoch || (is && !was && next == epoch) {
+            self.ledger.wrong(format!(
+                "[I3] slot {slot} of rank {} went from epoch {epoch} to {next} and is served again",
+                g.rank
+            ));
+        }
+        if !was || is {
+            return;
+        }
+        let Some(start) = inner.starts.remove(&slot) else { return };
+        let Some(gone) = inner.readable.remove(&start) else { return };
+        inner.retired.push_back(Retired { start, end: gone.end, at: Instant::now() });
+        let cause = match inner.owner.as_ref().map(CellWatch::doing) {
+            None => Cause::Unseen,
+            Some(doing) if EVICTING.contains(&doing) => Cause::Evicted,
+            Some(doing) => Cause::Handling(doing),
+        };
+        let spot = Spot { incarnation: g.incarnation, slot, epoch };
+        self.ledger.retired(spot, cause);
+    }
+
+    /// A producer begins to write: what was retired a moment ago is not to be touched yet [I8].
+    fn begun(&self, inner: &Inner, g: &Geometry, slot: u32, header: &ObjHeader) {
+        let sure = Duration::from_nanos(g.quarantine_ns()) * SURE_PERCENT / 100;
+        let (start, end) = (header.payload_base, header.payload_base + header.bytes_total);
+        let early = |r: &&Retired| r.start < end && start < r.end && r.at.elapsed() < sure;
+        if let Some(r) = inner.retired.iter().rev().find(early) {
+            self.ledger.wrong(format!(
+                "[I8] slot {slot} of rank {} is written at {start}..{end}, {:?} after what lay at \
+                 {}..{} was retired; its quarantine is {} ms",
+                g.rank,
+                r.at.elapsed(),
+                r.start,
+                r.end,
+                g.quarantine_ns() / 1_000_000
+            ));
+        }
+    }
+
+    /// READY took: every byte must be there [I4], and be of one put of this key.
+    fn published(
+        &self,
+        inner: &mut Inner,
+        g: &Geometry,
+        slot: u32,
+        header: &ObjHeader,
+        memory: &AnonMemory,
+    ) {
+        let epoch = epoch_of(header.owner);
+        if low(header.owner) & flag::LIVE == 0 || epoch_of(header.publish) != epoch {
+            // Too late: its slot was retired. No reader believes it.
+            return;
+        }
+        let (start, len) = (header.payload_base, header.bytes_total);
+        let mut bytes = vec![0; len as usize];
+        if memory.read(start, &mut bytes).is_err() {
+            self.ledger.wrong(format!("[I2] slot {slot} claims {len} bytes at {start}: outside"));
+            return;
+        }
+        let key = KeyId { hash: header.key_hash, check: header.key_check };
+        let spot = Spot { incarnation: g.incarnation, slot, epoch };
+        self.ledger.published(spot, g.rank, key, &bytes);
+        let end = start + len;
+        let before = inner.readable.range(..end.max(start + 1)).next_back();
+        if let Some((at, other)) = before.filter(|(_, e)| e.end > start) {
+            self.ledger.wrong(format!(
+                "[I10] slot {slot} of rank {} published {start}..{end} over slot {} at {at}",
+                g.rank, other.slot
+            ));
+        }
+        if len > 0 {
+            inner.readable.insert(start, Extent { end, slot, epoch });
+            inner.starts.insert(slot, start);
+        } else {
+            // An empty object has no place of its own; its slot stands for it.
+            let place = NO_PLACE + u64::from(slot);
+            inner.readable.insert(place, Extent { end: place, slot, epoch });
+            inner.starts.insert(slot, place);
+        }
+        let old = Duration::from_nanos(g.quarantine_ns());
+        while inner.retired.front().is_some_and(|r| r.at.elapsed() > old) {
+            inner.retired.pop_front();
+        }
+    }
+}
+
+/// The header at an offset, as its words are now.
+fn header_at(memory: &AnonMemory, at: u64) -> Result<ObjHeader, StoreError> {
+    let word = |i: u64| memory.load(at + i);
+    let pages = word(8)?;
+    Ok(ObjHeader {
+        key_hash: word(0)?,
+        n_pages: low(pages),
+        page_size: epoch_of(pages),
+        payload_base: word(16)?,
+        bytes_total: word(24)?,
+        publish: word(PUBLISH_OFF)?,
+        last_access: 0,
+        owner: word(OWNER_OFF)?,
+        key_check: word(KEY_CHECK_OFF)?,
+    })
+}
+
+/// Places of empty objects begin here: past every segment.
+const NO_PLACE: u64 = 1 << 60;

@@ -1,0 +1,125 @@
+//! Puts: whole, in batches, and page by page with pauses in which a plan may end.
+
+use super::Worker;
+use crate::content::PutId;
+use crate::ledger::{Ledger, Outcome};
+use nkv::{ErrorKind, WritePlan};
+use std::sync::Arc;
+
+/// Longest value in bytes.
+pub const MAX_VALUE: u64 = 12 << 10;
+
+/// A put in progress: given up if it is dropped before it ended.
+struct Putting {
+    ledger: Arc<Ledger>,
+    put: PutId,
+}
+
+impl Putting {
+    fn end(&self, outcome: Outcome) {
+        self.ledger.end_put(self.put, outcome);
+    }
+}
+
+impl Drop for Putting {
+    fn drop(&mut self) {
+        // Changes nothing if it has ended.
+        self.ledger.end_put(self.put, Outcome::Dropped);
+    }
+}
+
+impl Worker {
+    fn size(&mut self) -> usize {
+        let (low, high) = match self.dice.weighted(&[2, 15, 60, 23]) {
+            0 => (0, 0),
+            1 => (1, 64),
+            2 => (65, 4096),
+            _ => (4097, MAX_VALUE),
+        };
+        self.dice.between(low, high) as usize
+    }
+
+    fn begin(&mut self, key: usize) -> (Putting, Vec<u8>) {
+        let ledger = self.cluster.ledger.clone();
+        let (put, value) = ledger.begin_put(key, self.size());
+        (Putting { ledger, put }, value)
+    }
+
+    pub(super) async fn put(&mut self) {
+        let (key, opts) = (self.key(), self.options());
+        let (putting, value) = self.begin(key);
+        let done = self.client.put(&self.name(key), &value, &opts).await;
+        putting.end(Outcome::of(&done));
+        self.told("put", key, Outcome::of(&done));
+    }
+
+    pub(super) async fn put_many(&mut self) {
+        let (keys, opts) = (self.some_keys(6), self.options());
+        let (putting, values): (Vec<_>, Vec<_>) = keys.iter().map(|k| self.begin(*k)).unzip();
+        let names: Vec<_> = keys.iter().map(|k| self.name(*k)).collect();
+        let items: Vec<_> = names.iter().zip(&values).map(|(k, v)| (&k[..], &v[..])).collect();
+        let done = self.client.put_many(&items, &opts).await;
+        for ((key, putting), done) in keys.iter().zip(&putting).zip(done) {
+            putting.end(Outcome::of(&done));
+            self.told("put-many", *key, Outcome::of(&done));
+        }
+    }
+
+    pub(super) async fn put_by_pages(&mut self) {
+        let (key, opts) = (self.key(), self.options());
+        let (putting, value) = self.begin(key);
+        let name = self.name(key);
+        let opened = self.client.open_for_write(&name, value.len() as u64, &opts).await;
+        self.told("open", key, Outcome::of(&opened));
+        let plan = match opened {
+            Ok(plan) => plan,
+            Err(e) => return putting.end(Outcome::of::<()>(&Err(e))),
+        };
+        let whole = self.write_pages(&plan, &value).await;
+        let outcome = self.finish(plan, &name, whole).await;
+        putting.end(outcome);
+        self.told("put-pages", key, outcome);
+    }
+
+    /// Writes the pages in some order; false if one was refused, or left out.
+    async fn write_pages(&mut self, plan: &WritePlan, value: &[u8]) -> bool {
+        let mut pages: Vec<u32> = (0..plan.n_pages()).collect();
+        for last in (1..pages.len()).rev() {
+            pages.swap(last, self.dice.below(last as u64 + 1) as usize);
+        }
+        let slow = self.dice.permille(150);
+        for page in pages {
+            if slow && self.dice.permille(300) {
+                let ttl = self.cluster.plan.config(0).write_ttl_ms;
+                tokio::time::sleep(self.dice.ms(0, ttl)).await;
+            }
+            if self.dice.permille(10) {
+                return false;
+            }
+            let at = page as usize * plan.page_bytes() as usize;
+            let end = value.len().min(at + plan.page_bytes() as usize);
+            if let Err(e) = plan.write_page(page, &value[at..end]) {
+                self.told("write-page", 0, Outcome::of::<()>(&Err(e)));
+                return false;
+            }
+        }
+        true
+    }
+
+    async fn finish(&mut self, plan: WritePlan, name: &[u8], whole: bool) -> Outcome {
+        match self.dice.weighted(&[70, 10, 10, 10]) {
+            0 => Outcome::of(&plan.publish().await),
+            1 if whole => {
+                let done = self.client.commit(name).await;
+                drop(plan);
+                Outcome::of(&done)
+            }
+            2 => {
+                let done = plan.abort().await;
+                self.told("abort", 0, Outcome::of(&done));
+                Outcome::of::<()>(&Err(nkv::Error::new(ErrorKind::Reclaimed, "aborted")))
+            }
+            _ => Outcome::Dropped,
+        }
+    }
+}
