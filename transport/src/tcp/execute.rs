@@ -23,8 +23,8 @@ pub(super) struct Executor<'a> {
 }
 
 impl Executor<'_> {
-    /// One verb; false if a fence stopped it. The permit hears of a change before it and after it,
-    /// with nothing in between that could fail: what was made is known to have been made.
+    /// One verb; false if a fence stopped it. The permit hears of a change before and after it, with
+    /// nothing else in between: what was made is known to have been made.
     pub(super) fn step(&mut self, step: &Step) -> Result<bool, End> {
         if self.permit.is_revoked() {
             return Ok(false);
