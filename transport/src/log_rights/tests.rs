@@ -81,7 +81,7 @@ fn line() -> (Arc<Line>, Arc<dyn Cut>) {
 fn intent(op: &Op<'_>) -> Option<Intent> {
     Some(match *op {
         Op::Read { .. } | Op::Flush => return None,
-        Op::Write { offset, ref src } => Intent::Write { offset, len: src.len() as u64 },
+        Op::Write { offset, src } => Intent::Write { offset, len: src.len() as u64 },
         Op::Store { offset, value } => Intent::Store { offset, value },
         Op::FetchAdd { offset, add, .. } => Intent::FetchAdd { offset, add },
         Op::CompareSwap { offset, expect, new, .. } => Intent::CompareSwap { offset, expect, new },

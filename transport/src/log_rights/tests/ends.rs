@@ -109,12 +109,11 @@ fn i13_i14_what_an_ended_producer_left_is_settled_and_nothing_stays_unknown() {
     let mut w = world(8);
     (0..5).for_each(|name| w.put(name, U));
     let (published, written) = (w.place(10, U), w.place(11, U));
-    let announced = w.claim(12, U);
+    let _claimed_only = w.claim(12, U);
     let (waits, above) = (w.claim(13, 2 * U), w.claim(14, U));
     assert!(matches!((&waits, &above), (Next::Wait(_), Next::Wait(_))));
     w.post(&mut published.publication().whole(&[10; U as usize])).unwrap();
     w.post(&mut written.publication().announce()).unwrap();
-    drop(announced);
     let settled = w.rights.settle().unwrap();
     let abandoned = vec![Abandon { p: 8 * U, n: 2 * U }, Abandon { p: 10 * U, n: U }];
     let mut given_up = settled.abandoned.clone();
@@ -156,12 +155,9 @@ fn i10_nothing_is_settled_under_a_request_that_is_still_inside() {
     assert_eq!(w.accept().skipped.claims, 1);
 }
 
-/// A panic between READY and its note: by the time somebody settles, the slot is another claim's.
-#[test]
-fn i3_a_claim_that_was_over_unnoticed_is_left_alone_and_so_is_who_came_after_it() {
-    let mut w = world(8);
-    let lost = w.place(0, U);
-    let publication = lost.publication();
+/// Publishes, but the agent panics between READY and its note.
+fn publish_unnoted(w: &World, placing: &Placing) {
+    let publication = placing.publication();
     let payload = [1; U as usize];
     let mut ops = publication.whole(&payload);
     let (_, cut) = line();
@@ -174,6 +170,26 @@ fn i3_a_claim_that_was_over_unnoticed_is_left_alone_and_so_is_who_came_after_it(
     ops[4].run(w.memory.as_ref()).unwrap();
     drop(request);
     assert_eq!(w.rights.open(), (1, 0));
+}
+
+#[test]
+fn i6_a_ready_that_was_not_noted_stays_ready() {
+    let mut w = world(8);
+    let placing = w.place(0, U);
+    publish_unnoted(&w, &placing);
+    let before = w.bytes();
+    let settled = w.rights.settle().unwrap();
+    assert_eq!((settled.dead, settled.over), (0, 1));
+    assert!(before == w.bytes());
+    assert_eq!(w.accept().accepted.claims, 1);
+}
+
+/// By the time somebody settles, the slot is another claim's.
+#[test]
+fn i3_a_claim_that_was_over_unnoticed_is_left_alone_and_so_is_who_came_after_it() {
+    let mut w = world(8);
+    let lost = w.place(0, U);
+    publish_unnoted(&w, &lost);
     w.accept();
     let honest = Arc::new(LogRights::new(w.geometry, w.memory.clone()));
     let lost_rights = std::mem::replace(&mut w.rights, honest);

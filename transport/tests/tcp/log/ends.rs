@@ -38,7 +38,7 @@ fn i10_i14_a_producer_that_stalls_is_cut_and_everything_it_left_is_skipped() {
     let published = place(&*client, ONE, &rig, 4, 4096);
     client.post(ONE, &mut published.publication().whole(&fill(4, 4096))).unwrap();
     client.post(ONE, &mut announced.publication().announce()).unwrap();
-    (0..3).for_each(|i| drop(place(&*client, TWO, &rig, 10 + i, 16 * 4096)));
+    let _others = [10, 11, 12].map(|name| place(&*client, TWO, &rig, name, 16 * 4096));
     let waits = claim(&*client, ONE, rig.geometry, (5, 4 * 4096)).unwrap();
     assert!(matches!(waits, Next::Wait(_)));
     let mut peer = rig.raw();

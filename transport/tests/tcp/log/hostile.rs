@@ -15,8 +15,7 @@ fn i13_i19_what_is_outside_its_own_claims_is_refused_and_nothing_changes() {
     let mine = place(&*client, ONE, &rig, 2, 8192);
     let others = place(&*client, TWO, &rig, 3, 4096);
     // Above the limit, and across it.
-    let fillers = (0..3).map(|i| place(&*client, TWO, &rig, 10 + i, 16 * 4096));
-    fillers.for_each(drop);
+    let _others = [10, 11, 12].map(|name| place(&*client, TWO, &rig, name, 16 * 4096));
     let waits = match claim(&*client, ONE, g, (4, 16 * 4096)).unwrap() {
         Next::Wait(claim) => claim.position(),
         other => panic!("{other:?}"),

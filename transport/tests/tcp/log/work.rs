@@ -111,7 +111,7 @@ impl Producer {
         for _ in 0..20_000 {
             self.client.post(0, &mut [line.read()]).unwrap();
             claim = match claim.next(line.heap_limit()) {
-                Next::Wait(claim) if mix % 7 == 0 => {
+                Next::Wait(claim) if mix.is_multiple_of(7) => {
                     let abandon = claim.abandon();
                     assert!(self.rights.abandon(abandon));
                     self.abandons.send(abandon).unwrap();
@@ -166,19 +166,15 @@ fn start(
         (0..CLAIMS_EACH - 10).for_each(|turn| producer.one(turn));
         // And then it dies: some claimed only, some with a header.
         for turn in 0..10 {
-            let claimed = claim(&*producer.client, token, geometry, (token << 40 | turn, 300));
-            let (p, n) = match claimed.unwrap() {
-                Next::Place(placing) => {
-                    if turn % 2 == 0 {
-                        let publication = placing.publication();
-                        producer.client.post(token, &mut publication.announce()).unwrap();
-                    }
-                    (placing.position(), 512)
-                }
-                Next::Wait(claim) => (claim.position(), 512),
-                Next::Skip(_) => continue,
-            };
+            let put = LogPut::new(geometry, key(token << 40 | turn), (1, 4096), 300).unwrap();
+            let n = put.claim_bytes();
+            let p = producer.client.fetch_add(token, BUMP_PTR_OFF, n).unwrap();
             producer.fates.push((p, n, Fate::Left));
+            let mut line = ControlLine::unread();
+            producer.client.post(0, &mut [line.read()]).unwrap();
+            if let (0, Next::Place(placing)) = (turn % 2, put.claimed(p).next(line.heap_limit())) {
+                producer.client.post(token, &mut placing.publication().announce()).unwrap();
+            }
         }
         producer.fates
     })
