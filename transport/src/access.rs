@@ -5,6 +5,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+/// Writes of up to this many bytes are seen by [`Permit::starts`] before they are placed: a header's
+/// fields among them.
+pub const SEEN_BYTES: usize = 64;
+
 /// One change that a request wants to make; offsets in bytes, words aligned, all in bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
@@ -26,6 +30,8 @@ pub enum Intent {
     FetchAdd {
         /// Where.
         offset: u64,
+        /// What is added.
+        add: u64,
     },
     /// An atomic exchange.
     CompareSwap {
@@ -39,7 +45,8 @@ pub enum Intent {
 }
 
 /// Interrupts whoever is inside a gate and waits for a peer: a stalled connection wakes up and
-/// leaves. Called at most a few times; must not block.
+/// leaves. Called when its token is revoked, or when its producer ends what it is writing over
+/// another connection. At most a few times; must not block.
 pub trait Cut: Send + Sync + fmt::Debug {
     /// Stops the reception of more bytes.
     fn cut(&self);
@@ -52,6 +59,15 @@ pub trait Permit {
     fn check(&self, intent: &Intent) -> Result<(), String>;
     /// True once a fence waits for this permit: place no more bytes.
     fn is_revoked(&self) -> bool;
+    /// An allowed change comes next; whatever happens to the request from here on, it may have been
+    /// made. `bytes` is what a write of up to [`SEEN_BYTES`] will place, and empty for all else. On
+    /// an error it is not made, and the connection ends.
+    fn starts(&self, _: &Intent, _: &[u8]) -> Result<(), String> {
+        Ok(())
+    }
+    /// The change was made, just now and in this thread. `found` is the word that an atomic found,
+    /// and 0 for all else.
+    fn done(&self, _: &Intent, _: u64) {}
 }
 
 /// Decides over tokens.

@@ -1,9 +1,11 @@
-//! The tokens of open plans: what each may change, and the fence that ends it [I10]. Lies outside
-//! the Owner actor and is shared with the tcp agent, so a panicking actor loses no fence. It places
-//! no byte itself and forgets a token as soon as its fence is complete: an unknown one is refused.
+//! The tokens of open plans and of producers with log rights: what each may change, and the fence
+//! that ends it [I10]. Lies outside the Owner actor and is shared with the tcp agent, so a panicking
+//! actor loses no fence. It places no byte itself and forgets a token when it is told to, after its
+//! fence: an unknown one is refused.
 
 use crate::access::{Access, Cut, Intent, Permit};
 use crate::gate::Gate;
+use crate::log_rights::LogRights;
 use hashbrown::HashMap;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::layout::{KEY_CHECK_OFF, PRODUCER_FIELDS, PUBLISH_OFF, epoch_of, low, state, word};
@@ -64,9 +66,16 @@ impl Grant {
     }
 }
 
+/// What a token stands for.
+#[derive(Debug)]
+enum Rights {
+    Plan(Grant),
+    Log(Arc<LogRights>),
+}
+
 #[derive(Debug)]
 struct Entry {
-    grant: Grant,
+    rights: Rights,
     gate: Gate,
     // Connections inside the gate now; bounded by the agent's connections.
     inside: Mutex<Vec<Arc<dyn Cut>>>,
@@ -86,7 +95,7 @@ pub struct Grants {
     clock: BootClock,
 }
 
-/// A request inside its plan's gate.
+/// A request inside its token's gate.
 #[derive(Debug)]
 pub struct Admitted {
     entry: Arc<Entry>,
@@ -106,12 +115,22 @@ impl Grants {
     /// From now on `token` may change what `grant` covers. A token known already stays as it is: a
     /// repeated open neither widens a grant nor lifts a fence. Token 0 is never granted.
     pub fn open(&self, token: u64, grant: Grant) {
+        self.open_as(token, Rights::Plan(grant));
+    }
+
+    /// From now on `token` may claim in the log and write what it claimed, over any connection. As
+    /// with [`Grants::open`], a token known already stays as it is.
+    pub fn open_log(&self, token: u64, rights: Arc<LogRights>) {
+        self.open_as(token, Rights::Log(rights));
+    }
+
+    fn open_as(&self, token: u64, rights: Rights) {
         if token == 0 {
-            tracing::error!(?grant, "a plan with token 0: its tcp writes will be refused");
+            tracing::error!(?rights, "opened with token 0: its tcp writes will be refused");
             return;
         }
         self.lock().entry(token).or_insert_with(|| {
-            Arc::new(Entry { grant, gate: Gate::new(), inside: Mutex::new(Vec::new()) })
+            Arc::new(Entry { rights, gate: Gate::new(), inside: Mutex::new(Vec::new()) })
         });
         self.opened.notify_all();
     }
@@ -146,7 +165,8 @@ impl Grants {
     }
 
     /// Drops a token whose fence is complete or whose plan ended well. It is closed by this at the
-    /// latest.
+    /// latest. A token with log rights: only after its fence, for the rights cannot be settled while
+    /// somebody is inside.
     pub fn forget(&self, token: u64) {
         if let Some(entry) = self.lock().remove(&token) {
             entry.gate.close();
@@ -188,9 +208,13 @@ impl Grants {
         cut: &Arc<dyn Cut>,
     ) -> Result<Admitted, String> {
         let entry = self.find(token, wait).ok_or_else(|| {
-            format!("token {token:#018x} is of no open plan (waited {} ms)", wait.as_millis())
+            format!(
+                "token {token:#018x} is of no open plan or log right (waited {} ms)",
+                wait.as_millis()
+            )
         })?;
-        let revoked = || format!("token {token:#018x} was revoked: its plan has ended");
+        let revoked =
+            || format!("token {token:#018x} was revoked: its plan or log right has ended");
         if !entry.gate.go_in() {
             return Err(revoked());
         }
@@ -205,6 +229,10 @@ impl Grants {
 
 impl Drop for Admitted {
     fn drop(&mut self) {
+        // Before the gate: who sees it empty finds no claim in use.
+        if let Rights::Log(log) = &self.entry.rights {
+            log.leave(&self.cut);
+        }
         let mut inside = self.entry.inside();
         if let Some(i) = inside.iter().position(|c| Arc::ptr_eq(c, &self.cut)) {
             inside.swap_remove(i);
@@ -216,7 +244,23 @@ impl Drop for Admitted {
 
 impl Permit for Admitted {
     fn check(&self, intent: &Intent) -> Result<(), String> {
-        self.entry.grant.check(intent)
+        match &self.entry.rights {
+            Rights::Plan(grant) => grant.check(intent),
+            Rights::Log(log) => log.check(intent, &self.cut),
+        }
+    }
+
+    fn starts(&self, intent: &Intent, bytes: &[u8]) -> Result<(), String> {
+        match &self.entry.rights {
+            Rights::Plan(_) => Ok(()),
+            Rights::Log(log) => log.starts(intent, bytes, &self.cut),
+        }
+    }
+
+    fn done(&self, intent: &Intent, found: u64) {
+        if let Rights::Log(log) = &self.entry.rights {
+            log.done(intent, found, &self.cut);
+        }
     }
 
     fn is_revoked(&self) -> bool {

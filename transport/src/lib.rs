@@ -2,7 +2,8 @@
 //!
 //! - [`verbs`] is the data plane's one trait of one-sided verbs; [`local`], [`shm`] and [`tcp`]
 //!   implement it and pass one conformance suite.
-//! - [`gate`], [`grants`] and [`access`] say who may place bytes, and let a fence be sure that nobody does.
+//! - [`gate`], [`grants`], [`log_rights`] and [`access`] say who may place bytes, and let a fence be sure
+//!   that nobody does.
 //! - [`wire`] carries the control plane: frames, and the network seam. [`ring`] carries the same frames
 //!   between two processes of one host without a system call.
 //!
@@ -15,6 +16,7 @@ pub mod gate;
 pub mod grants;
 mod half_open;
 pub mod local;
+pub mod log_rights;
 mod mapped;
 pub mod ring;
 pub mod shm;

@@ -7,6 +7,7 @@ mod agent;
 mod batch;
 mod client;
 mod deadline;
+mod execute;
 mod frame;
 mod handshake;
 mod line;

@@ -44,8 +44,8 @@ fn i10_a_grant_covers_its_header_fields_and_extent_and_nothing_else() {
         write(x, 8193),
         write(x + 8192, 1),
         write(u64::MAX, 2),
-        Intent::FetchAdd { offset: 16 },
-        Intent::FetchAdd { offset: h + 32 },
+        Intent::FetchAdd { offset: 16, add: 128 },
+        Intent::FetchAdd { offset: h + 32, add: 128 },
     ] {
         assert!(GRANT.check(&bad).is_err(), "{bad:?}");
     }

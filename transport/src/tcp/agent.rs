@@ -70,7 +70,7 @@ pub struct TcpCounters {
     pub turned_away: AtomicU64,
     /// Connections that the guard turned away: no proof, or a wrong one.
     pub auth_refused: AtomicU64,
-    /// Connections dropped for garbage, a stall or an error.
+    /// Connections dropped for garbage, a lie about a claim, a stall or an error.
     pub dropped: AtomicU64,
 }
 
@@ -255,7 +255,7 @@ fn report(shared: &Shared, from: &str, ended: &End) {
             // The guard has logged it, within its bound.
             counters.auth_refused.fetch_add(1, Ordering::Relaxed);
         }
-        End::Garbage(why) | End::Broken(why) => {
+        End::Garbage(why) | End::Unfit(why) | End::Broken(why) => {
             counters.dropped.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(%from, %why, "dropped a data connection");
         }

@@ -6,6 +6,7 @@ use super::frame::{
     MAX_EARLY_BYTES, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FLUSH, OP_READ, OP_STORE, OP_WRITE, OpDesc,
     REQUEST_BYTES, REQUEST_MAGIC, Request,
 };
+use crate::access::SEEN_BYTES;
 use crate::verbs::Op;
 use zerocopy::IntoBytes;
 
@@ -100,6 +101,11 @@ impl Outgoing {
         };
         let left = payload_len(op).unwrap_or(0) - from;
         let room = limits.bytes.saturating_sub(used).min(left as u64) as usize;
+        // A header's fields arrive in one piece, or the agent cannot see whether they are true.
+        let tears = op.changes() && left <= SEEN_BYTES && room < left;
+        if tears && left as u64 <= limits.bytes {
+            return None;
+        }
         (room > 0 || left == 0).then_some(room)
     }
 
@@ -167,9 +173,9 @@ mod tests {
     proptest! {
         #[test]
         fn i4_split_requests_cover_a_batch_once_and_in_order_and_the_agent_accepts_each(
-            shape in proptest::collection::vec((0u8..6, 0usize..200_000), 0..40),
+            shape in proptest::collection::vec((0u8..6, prop_oneof![0usize..70, 0usize..200_000]), 0..40),
             ops_limit in 1usize..9,
-            bytes_limit in 1u64..150_000,
+            bytes_limit in prop_oneof![1u64..200, 1u64..150_000],
         ) {
             let bytes = vec![0; 200_000];
             let mut room = vec![Vec::new(); shape.len()];
@@ -183,6 +189,12 @@ mod tests {
                 let mut steps = Steps::default();
                 steps.decode(&header, descs).unwrap();
                 all.extend_from_slice(&out.pieces);
+            }
+            for p in &all {
+                let small = payload_len(&ops[p.op]).is_some_and(|len| len <= SEEN_BYTES);
+                let torn = payload_len(&ops[p.op]).is_some_and(|len| len != p.len);
+                let write = matches!(ops[p.op], Op::Write { .. });
+                prop_assert!(!(write && small && torn) || bytes_limit < SEEN_BYTES as u64);
             }
             let mut pieces = all.into_iter().peekable();
             for (i, op) in ops.iter().enumerate() {

@@ -39,7 +39,7 @@ impl Step {
             Step::Read { .. } | Step::Flush => None,
             Step::Write { offset, len } => Some(Intent::Write { offset, len }),
             Step::Store { offset, value } => Some(Intent::Store { offset, value }),
-            Step::FetchAdd { offset, .. } => Some(Intent::FetchAdd { offset }),
+            Step::FetchAdd { offset, add } => Some(Intent::FetchAdd { offset, add }),
             Step::CompareSwap { offset, expect, new } => {
                 Some(Intent::CompareSwap { offset, expect, new })
             }

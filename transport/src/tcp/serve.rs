@@ -5,14 +5,15 @@
 
 use super::agent::Shared;
 use super::deadline::Deadline;
+use super::execute::Executor;
 use super::frame::{
     DESC_BYTES, HELLO_MAGIC, Hello, MAX_JOB_BYTES, MAX_OPS, RESPONSE_MAGIC, Request, Response,
     Status, TCP_VERSION, WELCOME_MAGIC, Welcome, message,
 };
 use super::handshake::Within;
 use super::line::{Broken, Gather, Line};
-use super::request::{Step, Steps, check_header};
-use crate::access::{Cut, Permit};
+use super::request::{Steps, check_header};
+use crate::access::Cut;
 use crate::mapped::Mapped;
 use crate::wire::auth::AuthError;
 use std::sync::Arc;
@@ -20,14 +21,12 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Bytes received by one call into the segment; a fence is looked for between calls.
-const PLACE_BYTES: usize = 4 << 20;
 /// Reads up to this length are collected and sent together.
 const SMALL_READ_BYTES: usize = 4 << 10;
 /// What is collected at most before a send.
 const SMALL_BYTES: usize = 16 << 10;
 /// Pieces in which memory that the CPU cannot address is staged.
-const STAGE_BYTES: usize = 256 << 10;
+pub(super) const STAGE_BYTES: usize = 256 << 10;
 
 /// Why a connection ended.
 #[derive(Debug)]
@@ -40,6 +39,8 @@ pub(super) enum End {
     Unauthenticated,
     /// A fence cut it.
     Fenced,
+    /// What it wanted to place is nothing that its token may say. It is told so.
+    Unfit(String),
     /// It does not speak this protocol.
     Garbage(String),
     /// The connection or the memory failed.
@@ -72,6 +73,8 @@ enum Outcome {
     No(Status, String),
     /// Fenced with part of the payload still to come.
     CutShort,
+    /// A part of the payload may not stand there, the rest is still to come.
+    Unfit(String),
 }
 
 impl<'a> Connection<'a> {
@@ -181,10 +184,12 @@ impl<'a> Connection<'a> {
                 self.deny(id, status, &why, false)
             }
             Outcome::CutShort => {
-                add(&self.shared.counters.refused, 1);
-                self.deny(id, Status::Refused, "the plan was ended while it was written", true)?;
-                self.line.finish_sending();
+                self.break_off(id, "the plan or log right was ended while it was written")?;
                 Err(End::Fenced)
+            }
+            Outcome::Unfit(why) => {
+                self.break_off(id, &why)?;
+                Err(End::Unfit(why))
             }
         }
     }
@@ -239,6 +244,7 @@ impl<'a> Connection<'a> {
             Ok(false) => Ok(Outcome::CutShort),
             // The cut looks like the peer's end of the stream.
             Err(_) if permit.is_revoked() => Ok(Outcome::CutShort),
+            Err(End::Unfit(why)) => Ok(Outcome::Unfit(why)),
             Err(end) => Err(end),
         }
     }
@@ -292,6 +298,14 @@ impl<'a> Connection<'a> {
         out.send(false)?;
         add(&self.shared.counters.bytes_out, read_bytes);
         if closing { Err(End::Fenced) } else { Ok(()) }
+    }
+
+    /// Refuses what was begun: the connection is out of step and ends.
+    fn break_off(&mut self, id: u64, why: &str) -> Result<(), End> {
+        add(&self.shared.counters.refused, 1);
+        self.deny(id, Status::Refused, why, true)?;
+        self.line.finish_sending();
+        Ok(())
     }
 
     fn deny(&mut self, id: u64, status: Status, why: &str, closing: bool) -> Result<(), End> {
@@ -375,76 +389,6 @@ fn send_large(
         out.send(more || done < len)?;
     }
     Ok(())
-}
-
-/// Executes changes in order under one permit.
-struct Executor<'a> {
-    line: &'a mut Line,
-    segment: &'a Mapped,
-    permit: &'a dyn Permit,
-    results: &'a mut Vec<u64>,
-    early: &'a mut Vec<u8>,
-    stage: &'a mut Vec<u8>,
-}
-
-impl Executor<'_> {
-    /// One verb; false if a fence stopped it.
-    fn step(&mut self, step: &Step) -> Result<bool, End> {
-        let failed = |e: crate::TransportError| End::Broken(e.to_string());
-        if self.permit.is_revoked() {
-            return Ok(false);
-        }
-        match *step {
-            Step::Write { offset, len } => return self.place(offset, len as usize),
-            Step::Read { offset, len } => {
-                let start = self.early.len();
-                self.early.resize(start + len as usize, 0);
-                self.segment.copy_out(offset, &mut self.early[start..]).map_err(failed)?;
-            }
-            Step::Store { offset, value } => self.segment.store(offset, value).map_err(failed)?,
-            Step::FetchAdd { offset, add } => {
-                self.results.push(self.segment.fetch_add(offset, add).map_err(failed)?);
-            }
-            Step::CompareSwap { offset, expect, new } => {
-                let found = self.segment.compare_swap(offset, expect, new).map_err(failed)?;
-                self.results.push(found);
-            }
-            Step::Flush => self.segment.flush(),
-        }
-        Ok(true)
-    }
-
-    /// Puts the next `len` bytes of the connection at `offset`.
-    fn place(&mut self, offset: u64, len: usize) -> Result<bool, End> {
-        let failed = |e: crate::TransportError| End::Broken(e.to_string());
-        let mut words = [0; 64];
-        if len <= words.len() {
-            self.line.take(&mut words[..len])?;
-            self.segment.copy_in(offset, &words[..len]).map_err(failed)?;
-            return Ok(true);
-        }
-        if let Some(dst) = self.segment.at(offset, len) {
-            let permit = self.permit;
-            // None of the bytes is seen before a word stored earlier [I7].
-            fence(Ordering::Release);
-            // SAFETY: mapped for `len` bytes, and ours to write while the permit is held [I10].
-            let whole =
-                unsafe { self.line.take_raw(dst, len, PLACE_BYTES, &|| permit.is_revoked()) }?;
-            return Ok(whole);
-        }
-        self.stage.resize(STAGE_BYTES, 0);
-        let mut done = 0;
-        while done < len {
-            let n = STAGE_BYTES.min(len - done);
-            self.line.take(&mut self.stage[..n])?;
-            if self.permit.is_revoked() {
-                return Ok(false);
-            }
-            self.segment.copy_in(offset + done as u64, &self.stage[..n]).map_err(failed)?;
-            done += n;
-        }
-        Ok(true)
-    }
 }
 
 fn add(counter: &AtomicU64, n: u64) {

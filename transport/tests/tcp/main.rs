@@ -5,6 +5,7 @@
 mod ends;
 mod fences;
 mod hostile;
+mod log;
 mod raw;
 mod trust;
 

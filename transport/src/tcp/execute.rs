@@ -1,0 +1,116 @@
+//! The changes of one request, made one after the other with real memory accesses while its permit is
+//! held [I10]. All of them were checked before; what is still asked here is whether a fence came
+//! meanwhile, and whether the bytes that arrived may stand where they are going. It answers nothing.
+
+use super::line::Line;
+use super::request::Step;
+use super::serve::{End, STAGE_BYTES};
+use crate::access::{Intent, Permit, SEEN_BYTES};
+use crate::mapped::Mapped;
+use std::sync::atomic::{Ordering, fence};
+
+/// Bytes received by one call into the segment; a fence is looked for between calls.
+const PLACE_BYTES: usize = 4 << 20;
+
+/// Executes changes in order under one permit.
+pub(super) struct Executor<'a> {
+    pub line: &'a mut Line,
+    pub segment: &'a Mapped,
+    pub permit: &'a dyn Permit,
+    pub results: &'a mut Vec<u64>,
+    pub early: &'a mut Vec<u8>,
+    pub stage: &'a mut Vec<u8>,
+}
+
+impl Executor<'_> {
+    /// One verb; false if a fence stopped it. The permit hears of a change before and after it, with
+    /// nothing else in between: what was made is known to have been made.
+    pub(super) fn step(&mut self, step: &Step) -> Result<bool, End> {
+        if self.permit.is_revoked() {
+            return Ok(false);
+        }
+        let Some(intent) = step.intent() else {
+            return self.look(step).map(|()| true);
+        };
+        if let Step::Write { offset, len } = *step {
+            return self.place(&intent, offset, len as usize);
+        }
+        self.permit.starts(&intent, &[]).map_err(End::Unfit)?;
+        let segment = self.segment;
+        let found = match *step {
+            Step::FetchAdd { offset, add } => Some(segment.fetch_add(offset, add)),
+            Step::CompareSwap { offset, expect, new } => {
+                Some(segment.compare_swap(offset, expect, new))
+            }
+            Step::Store { offset, value } => {
+                segment.store(offset, value).map_err(failed)?;
+                None
+            }
+            Step::Write { .. } | Step::Read { .. } | Step::Flush => None,
+        };
+        let found = found.transpose().map_err(failed)?;
+        self.permit.done(&intent, found.unwrap_or_default());
+        self.results.extend(found);
+        Ok(true)
+    }
+
+    /// A verb that changes nothing.
+    fn look(&mut self, step: &Step) -> Result<(), End> {
+        match *step {
+            Step::Read { offset, len } => {
+                let start = self.early.len();
+                self.early.resize(start + len as usize, 0);
+                self.segment.copy_out(offset, &mut self.early[start..]).map_err(failed)?;
+            }
+            Step::Flush => self.segment.flush(),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Puts the next `len` bytes of the connection at `offset`.
+    fn place(&mut self, intent: &Intent, offset: u64, len: usize) -> Result<bool, End> {
+        let mut words = [0; SEEN_BYTES];
+        let whole = if len <= words.len() {
+            self.line.take(&mut words[..len])?;
+            self.permit.starts(intent, &words[..len]).map_err(End::Unfit)?;
+            self.segment.copy_in(offset, &words[..len]).map_err(failed)?;
+            true
+        } else {
+            self.permit.starts(intent, &[]).map_err(End::Unfit)?;
+            self.place_many(offset, len)?
+        };
+        if whole {
+            self.permit.done(intent, 0);
+        }
+        Ok(whole)
+    }
+
+    fn place_many(&mut self, offset: u64, len: usize) -> Result<bool, End> {
+        if let Some(dst) = self.segment.at(offset, len) {
+            let permit = self.permit;
+            // None of the bytes is seen before a word stored earlier [I7].
+            fence(Ordering::Release);
+            // SAFETY: mapped for `len` bytes, and ours to write while the permit is held [I10].
+            let whole =
+                unsafe { self.line.take_raw(dst, len, PLACE_BYTES, &|| permit.is_revoked()) }?;
+            return Ok(whole);
+        }
+        self.stage.resize(STAGE_BYTES, 0);
+        let mut done = 0;
+        while done < len {
+            let n = STAGE_BYTES.min(len - done);
+            self.line.take(&mut self.stage[..n])?;
+            if self.permit.is_revoked() {
+                return Ok(false);
+            }
+            self.segment.copy_in(offset + done as u64, &self.stage[..n]).map_err(failed)?;
+            done += n;
+        }
+        Ok(true)
+    }
+}
+
+fn failed(error: crate::TransportError) -> End {
+    End::Broken(error.to_string())
+}

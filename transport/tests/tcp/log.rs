@@ -1,0 +1,153 @@
+//! The device log over tcp: producers claim and write through the agent, and a real owner accepts.
+//! `work` is what goes well, `hostile` what is refused, `ends` what a lost producer leaves.
+
+mod ends;
+mod hostile;
+mod work;
+
+use super::{INCARNATION, JOB, Raw, eventually, ms_of};
+use nkv_store::device_log::{
+    Abandon, BUMP_PTR_OFF, ControlLine, DeviceLog, Directory, LogGeometry, LogObject, LogPut,
+    LogTimes, Next, Placing,
+};
+use nkv_store::layout::PUBLISH_OFF;
+use nkv_store::{AnonMemory, KeyId, Memory};
+use nkv_transport::grants::Grants;
+use nkv_transport::log_rights::LogRights;
+use nkv_transport::{AgentLimits, Op, TcpAgent, TcpOptions, TcpVerbs, TransportError, Verbs};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+const HEADER_BASE: u64 = 4096;
+/// Quarantine and claim TTL: nobody reads here, and holes are looked for at once.
+const TIMES: LogTimes = LogTimes { quarantine_ns: 0, claim_ttl_ns: 0 };
+/// Tokens of two producers.
+const ONE: u64 = 0xa1;
+const TWO: u64 = 0xb2;
+
+#[derive(Debug, Default)]
+struct Index(HashMap<KeyId, LogObject>);
+
+impl Directory for Index {
+    fn contains(&self, key: &KeyId) -> bool {
+        self.0.contains_key(key)
+    }
+    fn insert(&mut self, object: &LogObject) {
+        self.0.insert(object.key, *object);
+    }
+    fn remove(&mut self, key: &KeyId, slot: u32, epoch: u32) {
+        if self.0.get(key).is_some_and(|o| (o.slot, o.epoch) == (slot, epoch)) {
+            self.0.remove(key);
+        }
+    }
+}
+
+/// An agent beside a segment with a log, its owner, and the rights of two producers.
+struct Rig {
+    agent: TcpAgent,
+    memory: Arc<AnonMemory>,
+    grants: Arc<Grants>,
+    geometry: LogGeometry,
+    log: DeviceLog,
+    index: Index,
+    one: Arc<LogRights>,
+    two: Arc<LogRights>,
+}
+
+fn rig(units: u64, unit: u64, limits: AgentLimits) -> Rig {
+    let log_base = HEADER_BASE + (units * 64).next_multiple_of(4096);
+    let memory = Arc::new(AnonMemory::new(log_base + units * unit).unwrap());
+    let geometry = LogGeometry::new(log_base, units * unit, unit, HEADER_BASE).unwrap();
+    let log = DeviceLog::fresh(memory.clone(), geometry, TIMES).unwrap();
+    let grants = Arc::new(Grants::new());
+    let [one, two] = [ONE, TWO].map(|token| {
+        let rights = Arc::new(LogRights::new(geometry, memory.clone()));
+        grants.open_log(token, rights.clone());
+        rights
+    });
+    let at = "127.0.0.1:0".parse().unwrap();
+    let access = grants.clone();
+    let agent =
+        TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, None, limits).unwrap();
+    Rig { agent, memory, grants, geometry, log, index: Index::default(), one, two }
+}
+
+impl Rig {
+    fn client(&self) -> Arc<TcpVerbs> {
+        let to = self.agent.local_addr().to_string();
+        Arc::new(TcpVerbs::connect(&to, INCARNATION, JOB, TcpOptions::default()).unwrap())
+    }
+
+    fn raw(&self) -> Raw {
+        Raw::connect(self.agent.local_addr(), INCARNATION, JOB)
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.memory.len() as usize];
+        self.memory.read(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn publish_word(&self, p: u64) -> u64 {
+        let at = self.geometry.header_off(self.geometry.slot(p));
+        self.memory.load(at + PUBLISH_OFF).unwrap()
+    }
+
+    /// What a strict look says that an accepted object holds.
+    fn payload_of(&self, name: u64) -> Vec<u8> {
+        let object = &self.index.0[&key(name)];
+        let mut bytes = vec![0; object.bytes_total as usize];
+        self.memory.read(object.payload_base, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// Fences a producer, and settles what it left, as an owner does.
+    fn end(&mut self, token: u64) {
+        let rights = if token == ONE { &self.one } else { &self.two };
+        assert!(self.grants.revoke(token));
+        assert!(self.grants.wait_out(token, Duration::from_secs(5)), "the fence hangs");
+        let settled = rights.settle().unwrap();
+        assert_eq!((settled.inside, settled.unknown, rights.open()), (0, 0, (0, 0)));
+        for claim in settled.abandoned {
+            self.log.abandon(claim).unwrap();
+        }
+        self.log.accept(0, &mut self.index).unwrap();
+    }
+}
+
+fn key(name: u64) -> KeyId {
+    KeyId::of(&name.to_le_bytes())
+}
+
+fn fill(name: u64, bytes: u64) -> Vec<u8> {
+    (0..bytes).map(|i| (i as u8).wrapping_mul(31).wrapping_add(name as u8)).collect()
+}
+
+/// A claim over tcp, and where the limit was just before.
+fn claim(
+    verbs: &dyn Verbs,
+    token: u64,
+    geometry: LogGeometry,
+    (name, bytes): (u64, u64),
+) -> Result<Next, TransportError> {
+    let put = LogPut::new(geometry, key(name), (1, 4096), bytes).unwrap();
+    let p = verbs.fetch_add(token, BUMP_PTR_OFF, put.claim_bytes())?;
+    let mut line = ControlLine::unread();
+    verbs.post(0, &mut [line.read()])?;
+    Ok(put.claimed(p).next(line.heap_limit()))
+}
+
+fn place(verbs: &dyn Verbs, token: u64, rig: &Rig, name: u64, bytes: u64) -> Placing {
+    match claim(verbs, token, rig.geometry, (name, bytes)).unwrap() {
+        Next::Place(placing) => placing,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refused<T: std::fmt::Debug>(r: Result<T, TransportError>) -> String {
+    match r {
+        Err(TransportError::Refused(why)) => why,
+        other => panic!("not refused: {other:?}"),
+    }
+}

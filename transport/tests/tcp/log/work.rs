@@ -1,0 +1,236 @@
+//! Producers that do as they should, over real connections, and what their owner finds.
+
+use super::*;
+use nkv_store::threads::spawn_named;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+
+#[test]
+fn i13_a_producer_over_tcp_claims_writes_and_publishes_and_its_owner_accepts() {
+    let mut rig = rig(64, 4096, AgentLimits::default());
+    let client = rig.client();
+    for (name, bytes) in [(1, 4096), (2, 100), (3, 60_000)] {
+        let placing = place(&*client, ONE, &rig, name, bytes);
+        let (publication, payload) = (placing.publication(), fill(name, bytes));
+        let mut ops = publication.whole(&payload);
+        client.post(ONE, &mut ops).unwrap();
+        assert_eq!(publication.took(&ops), Ok(()));
+        assert!(rig.one.clear_below(u64::MAX));
+        assert_eq!(rig.log.accept(0, &mut rig.index).unwrap(), 1);
+        assert!(rig.payload_of(name) == payload);
+    }
+    let aborted = place(&*client, ONE, &rig, 4, 100);
+    client.post(ONE, &mut aborted.publication().announce()).unwrap();
+    client.post(ONE, &mut aborted.abort().ops()).unwrap();
+    rig.log.accept(0, &mut rig.index).unwrap();
+    let counts = rig.log.counts();
+    assert_eq!((counts.accepted.claims, counts.skipped.claims), (3, 1));
+    assert_eq!(rig.log.unsettled_bytes().unwrap(), 0);
+}
+
+#[test]
+fn i4_a_chain_that_is_split_into_many_requests_is_written_in_order_and_not_refused_midway() {
+    // 50,000 is no multiple of anything: header fields and pages are cut everywhere but inside.
+    let limits = AgentLimits { max_request_bytes: 50_000, ..AgentLimits::default() };
+    let mut rig = rig(1024, 4096, limits);
+    let client = rig.client();
+    let sizes = [1 << 20, 50_000 - 32, 50_000, 3 * 50_000 - 40, 99_990];
+    let placings: Vec<_> =
+        (0..).zip(sizes).map(|(name, bytes)| place(&*client, ONE, &rig, name, bytes)).collect();
+    let publications: Vec<_> = placings.iter().map(Placing::publication).collect();
+    let payloads: Vec<_> = (0..).zip(sizes).map(|(name, bytes)| fill(name, bytes)).collect();
+    // All of them in one batch: where one ends, the next begins in the same request.
+    let puts = publications.iter().zip(&payloads);
+    let mut ops: Vec<_> = puts.flat_map(|(put, payload)| put.whole(payload)).collect();
+    client.post(ONE, &mut ops).unwrap();
+    for (publication, ops) in publications.iter().zip(ops.chunks(5)) {
+        assert_eq!(publication.took(ops), Ok(()));
+    }
+    assert!(rig.agent.counters().requests.load(Ordering::Relaxed) > 25);
+    assert_eq!(rig.log.accept(0, &mut rig.index).unwrap(), 5);
+    for (name, payload) in (0..).zip(&payloads) {
+        assert!(&rig.payload_of(name) == payload);
+    }
+    assert_eq!(rig.one.open(), (0, 0));
+}
+
+#[test]
+fn i4_pages_over_several_connections_then_ready_over_one() {
+    let mut rig = rig(1024, 4096, AgentLimits::default());
+    let client = rig.client();
+    let placing = Arc::new(place(&*client, ONE, &rig, 1, 1 << 20));
+    client.post(ONE, &mut placing.publication().announce()).unwrap();
+    let payload = Arc::new(fill(1, 1 << 20));
+    let pages: Vec<_> = (0..4)
+        .map(|i| {
+            let (client, placing, payload) = (client.clone(), placing.clone(), payload.clone());
+            spawn_named("page", move || {
+                let from = i * (1 << 18);
+                let page = placing.publication().page(from, &payload[from as usize..][..1 << 18]);
+                client.post(ONE, &mut [page]).unwrap();
+            })
+            .unwrap()
+        })
+        .collect();
+    pages.into_iter().for_each(|page| page.join().unwrap());
+    client.post(ONE, &mut placing.publication().publish()).unwrap();
+    rig.log.accept(0, &mut rig.index).unwrap();
+    assert!(rig.payload_of(1) == *payload);
+}
+
+/// What a producer says of a claim of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Published,
+    Skipped,
+    Abandoned,
+    /// Begun or not, and left to its owner.
+    Left,
+}
+
+struct Producer {
+    client: Arc<TcpVerbs>,
+    rights: Arc<LogRights>,
+    token: u64,
+    geometry: LogGeometry,
+    abandons: std::sync::mpsc::Sender<Abandon>,
+    fates: Vec<(u64, u64, Fate)>,
+}
+
+impl Producer {
+    /// One claim, of a size and an end that a counter chooses.
+    fn one(&mut self, turn: u64) {
+        let mix = turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let bytes = 1 + mix % (5 * self.geometry.unit());
+        let name = self.token << 32 | turn;
+        let put = LogPut::new(self.geometry, key(name), (1, 4096), bytes).unwrap();
+        let n = put.claim_bytes();
+        let p = self.client.fetch_add(self.token, BUMP_PTR_OFF, n).unwrap();
+        let mut claim = put.claimed(p);
+        let mut line = ControlLine::unread();
+        for _ in 0..20_000 {
+            self.client.post(0, &mut [line.read()]).unwrap();
+            claim = match claim.next(line.heap_limit()) {
+                Next::Wait(claim) if mix.is_multiple_of(7) => {
+                    let abandon = claim.abandon();
+                    assert!(self.rights.abandon(abandon));
+                    self.abandons.send(abandon).unwrap();
+                    return self.fates.push((p, n, Fate::Abandoned));
+                }
+                Next::Wait(claim) => claim,
+                Next::Skip(skip) => {
+                    self.client.post(self.token, &mut skip.ops()).unwrap();
+                    return self.fates.push((p, n, Fate::Skipped));
+                }
+                Next::Place(placing) => {
+                    let fate = self.write(&placing, (name, bytes), mix);
+                    return self.fates.push((p, n, fate));
+                }
+            };
+            std::thread::yield_now();
+        }
+        panic!("the limit never came to {p}");
+    }
+
+    fn write(&self, placing: &Placing, (name, bytes): (u64, u64), mix: u64) -> Fate {
+        let publication = placing.publication();
+        match mix % 23 {
+            0 => {
+                self.client.post(self.token, &mut publication.announce()).unwrap();
+                self.client.post(self.token, &mut placing.abort().ops()).unwrap();
+                Fate::Skipped
+            }
+            _ => {
+                let payload = fill(name, bytes);
+                let mut ops = publication.whole(&payload);
+                self.client.post(self.token, &mut ops).unwrap();
+                assert_eq!(publication.took(&ops), Ok(()));
+                Fate::Published
+            }
+        }
+    }
+}
+
+const CLAIMS_EACH: u64 = 5_000;
+
+/// Starts a producer of so many claims, of which the last few are left open.
+fn start(
+    rig: &Rig,
+    token: u64,
+    abandons: std::sync::mpsc::Sender<Abandon>,
+) -> JoinHandle<Vec<(u64, u64, Fate)>> {
+    let rights = if token == ONE { rig.one.clone() } else { rig.two.clone() };
+    let (client, geometry, fates) = (rig.client(), rig.geometry, Vec::new());
+    let mut producer = Producer { client, rights, token, geometry, abandons, fates };
+    spawn_named("producer", move || {
+        (0..CLAIMS_EACH - 10).for_each(|turn| producer.one(turn));
+        // And then it dies: some claimed only, some with a header.
+        for turn in 0..10 {
+            let put = LogPut::new(geometry, key(token << 40 | turn), (1, 4096), 300).unwrap();
+            let n = put.claim_bytes();
+            let p = producer.client.fetch_add(token, BUMP_PTR_OFF, n).unwrap();
+            producer.fates.push((p, n, Fate::Left));
+            let mut line = ControlLine::unread();
+            producer.client.post(0, &mut [line.read()]).unwrap();
+            if let (0, Next::Place(placing)) = (turn % 2, put.claimed(p).next(line.heap_limit())) {
+                producer.client.post(token, &mut placing.publication().announce()).unwrap();
+            }
+        }
+        producer.fates
+    })
+    .unwrap()
+}
+
+/// The owner's turns while producers work: accept, note what was given up, make room.
+fn own(rig: &mut Rig, abandons: &std::sync::mpsc::Receiver<Abandon>) {
+    rig.log.accept(0, &mut rig.index).unwrap();
+    while let Ok(claim) = abandons.try_recv() {
+        rig.log.abandon(claim).unwrap();
+    }
+    rig.log.retire_ahead(0, &mut rig.index).unwrap();
+    rig.log.settle(0);
+    rig.log.advance(0, |_, _| true).unwrap();
+}
+
+#[test]
+fn i1_i13_i14_ten_thousand_claims_of_two_producers_are_settled_position_by_position() {
+    let mut rig = rig(128, 256, AgentLimits::default());
+    let (send, abandons) = std::sync::mpsc::channel();
+    let mut working: Vec<_> =
+        [ONE, TWO].map(|token| (token, start(&rig, token, send.clone()))).into();
+    let mut fates = Vec::new();
+    while !working.is_empty() {
+        own(&mut rig, &abandons);
+        // What a dead one left open is in the way of the other.
+        for (token, dead) in working.extract_if(.., |(_, thread)| thread.is_finished()) {
+            fates.extend(dead.join().unwrap());
+            rig.end(token);
+        }
+        std::thread::yield_now();
+    }
+    (0..20).for_each(|_| own(&mut rig, &abandons));
+    fates.sort_by_key(|fate| fate.0);
+    // Every position belongs to one claim, and every claim is counted once as what it was.
+    let end = fates.iter().fold(0, |end, (p, n, _)| {
+        assert_eq!(*p, end, "a gap, or two claims of one position");
+        p + n
+    });
+    assert_eq!(end, rig.memory.load(BUMP_PTR_OFF).unwrap());
+    let sum = |fate| {
+        let these = fates.iter().filter(|(_, _, f)| *f == fate);
+        these.fold((0, 0), |(claims, bytes), (_, n, _)| (claims + 1, bytes + n))
+    };
+    let counts = rig.log.counts();
+    let pair = |sum: nkv_store::device_log::Sum| (sum.claims, sum.bytes);
+    let (skipped, left) = (sum(Fate::Skipped), sum(Fate::Left));
+    let (abandoned, given_up) = (sum(Fate::Abandoned), pair(counts.abandoned));
+    assert_eq!(pair(counts.accepted), sum(Fate::Published));
+    assert_eq!(pair(counts.voided), (0, 0));
+    assert_eq!(counts.duplicates.claims, 0);
+    let settled = (pair(counts.skipped).0 + given_up.0, pair(counts.skipped).1 + given_up.1);
+    let said = (skipped.0 + left.0 + abandoned.0, skipped.1 + left.1 + abandoned.1);
+    assert_eq!(settled, said);
+    assert!(given_up.0 >= abandoned.0 && pair(counts.skipped).0 >= skipped.0);
+    assert!(skipped.0 > 100 && abandoned.0 > 10 && left.0 > 10, "{skipped:?} {abandoned:?}");
+    assert_eq!(rig.log.unsettled_bytes().unwrap(), 0);
+}
