@@ -6,6 +6,7 @@ pub mod attachments;
 mod clearing;
 mod ending;
 pub mod log;
+pub mod log_producers;
 pub mod pin_tables;
 mod report;
 pub mod tables;
@@ -203,7 +204,9 @@ impl Owner {
         if !self.ending.is_empty() || self.term_pending() || pinned > 0 {
             due = now + FENCE_TICK_MS * 1_000_000;
         }
-        if self.log.as_ref().is_some_and(log::Log::is_busy) {
+        if self.log.as_ref().is_some_and(log::Log::has_work)
+            || self.truth.tables.log_producers.is_settling()
+        {
             due = due.min(now + FENCE_TICK_MS * 1_000_000);
         }
         let log_due = self.log.as_ref().and_then(log::Log::next_due_ns);

@@ -17,13 +17,14 @@ use crate::message::{
 };
 use crate::node::Segments;
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
-use crate::owner::log::{GiveUp, Name};
+use crate::owner::log::{Drain, GiveUp, Name};
 use crate::owner::pin_tables::Proof;
 use crate::owner::{LogClear, PlanDropped, TermObeyed, Touches};
 use crate::place::Place;
 use crate::race::race;
 use doors::Door;
 use nkv_store::clock::Clock;
+use nkv_store::random::Random;
 use nkv_transport::wire::auth::Guard;
 use nkv_transport::wire::{Address, BoxStream, Listener, Peer, WireError, read_frame, write_frame};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -77,6 +78,8 @@ pub struct Server {
     pub(crate) segments: Weak<Segments>,
     /// The time.
     pub clock: Arc<dyn Clock>,
+    /// Where tokens come from.
+    pub random: Arc<dyn Random>,
     /// Set when the node shuts down.
     pub closing: Arc<AtomicBool>,
     /// Connections now.
@@ -174,7 +177,7 @@ impl Server {
                 let Some(door) = self.doors.to(incarnation) else {
                     return refuse(&mut stream, self.no_door(incarnation)).await;
                 };
-                let served = attach(&door, stream, peer, producer, maps);
+                let served = attach(&door, stream, peer, (producer, maps), self.random.u64());
                 // Closed here, the client's flag falls: no verb of it succeeds any more.
                 let shut = async {
                     door.shut().await;
@@ -235,12 +238,28 @@ impl Server {
     }
 }
 
+/// Rights to the device log that end with their attachment.
+struct LogToken<'a> {
+    door: &'a Door,
+    token: Option<u64>,
+}
+
+impl Drop for LogToken<'_> {
+    fn drop(&mut self) {
+        if let Some(token) = self.token {
+            self.door.tables.log_producers.end(token);
+            // It settles what is left; full, its timer does.
+            let _ = self.door.owner.tell(Drain);
+        }
+    }
+}
+
 async fn attach(
     door: &Door,
     mut stream: BoxStream,
     peer: Peer,
-    producer: u64,
-    maps: bool,
+    (producer, maps): (u64, bool),
+    token: u64,
 ) -> Result<(), WireError> {
     let attachments = &door.tables.attachments;
     let (tx, rx) = mpsc::channel(ATTACH_QUEUE);
@@ -250,10 +269,14 @@ async fn attach(
     let id = maps.then(|| attachments.add(producer, Route::Process { tx: tx.clone(), process }));
     // Without proof of its death nobody could end its pins.
     let pins = id.zip(proof).and_then(|(id, proof)| door.tables.pins.give(id, proof));
+    let log_token = (!maps).then_some(token).and_then(|t| door.tables.log_producers.give(t));
+    let _rights = LogToken { door, token: log_token };
     let mut buf = Vec::new();
     // Read after it is registered: a later term is told to it.
     let term = door.tables.term();
-    if let Err(e) = write_frame(&mut stream, &mut buf, 0, &Welcome::Attached { term, pins }).await {
+    if let Err(e) =
+        write_frame(&mut stream, &mut buf, 0, &Welcome::Attached { term, pins, log_token }).await
+    {
         // It maps the memory only after the welcome.
         if let Some(id) = id {
             attachments.detach(id);
@@ -263,7 +286,7 @@ async fn attach(
     }
     let (mut reader, mut writer) = tokio::io::split(stream);
     let out = write_to_client(&mut writer, rx);
-    let inn = read_from_client(door, &mut reader, producer, id, &tx);
+    let inn = read_from_client(door, &mut reader, (producer, log_token), id, &tx);
     let ended = race(out, inn).await;
     if let Some(id) = id {
         attachments.cut(id);
@@ -274,7 +297,7 @@ async fn attach(
 async fn read_from_client<R: AsyncRead + Unpin>(
     door: &Door,
     reader: &mut R,
-    producer: u64,
+    (producer, token): (u64, Option<u64>),
     id: Option<AttachId>,
     tx: &mpsc::Sender<ToClient>,
 ) -> Result<(), WireError> {
@@ -291,7 +314,11 @@ async fn read_from_client<R: AsyncRead + Unpin>(
             }
             ToOwner::Dropped(_) | ToOwner::TermObeyed(_) => Ok(()),
             ToOwner::Named(list) => door.owner.push(Name(list), Reply::nobody()).await,
-            ToOwner::Abandoned(claim) => door.owner.push(GiveUp(claim), Reply::nobody()).await,
+            ToOwner::Abandoned(claim) => match token {
+                // Of its own claims only, and of those it never wrote to.
+                Some(t) if !door.tables.log_producers.abandon(t, claim.into()) => Ok(()),
+                _ => door.owner.push(GiveUp(claim), Reply::nobody()).await,
+            },
             ToOwner::ClearBelow(below) => match id {
                 Some(id) => door.owner.push(LogClear(id, below), Reply::nobody()).await,
                 None => Ok(()),

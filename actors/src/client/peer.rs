@@ -16,6 +16,7 @@ use crate::owner::tables::OwnerTables;
 use crate::owner::{Owner, Touches};
 use crate::plans::{Obeyed, OpenPlans};
 use crate::race::race;
+use nkv_store::device_log::{Landing, OpenClaims};
 use nkv_store::fork;
 use nkv_store::heap::{Heap, NOWHERE};
 use nkv_store::layout::{HEADER_BYTES, Region};
@@ -134,6 +135,13 @@ pub(crate) struct Attaching {
     pub obeyed: Arc<Obeyed>,
 }
 
+/// What an attachment may do beyond reading by verbs.
+struct Rights {
+    // The segment by loads, and a pin table, where it is mapped.
+    mapped: Option<(Reader, Option<u32>)>,
+    log_token: Option<u64>,
+}
+
 impl Attaching {
     /// Attaches by the best way that is allowed. Must run on a place with `spawn_local`.
     pub(crate) async fn run(self) -> Result<Arc<Peer>> {
@@ -159,20 +167,22 @@ impl Attaching {
         self.tcp().await
     }
 
-    fn peer(
-        &self,
-        verbs: Arc<dyn Verbs>,
-        (link, alive): (Link, Alive),
-        mapped: Option<(Reader, Option<u32>)>,
-    ) -> Peer {
+    fn peer(&self, verbs: Arc<dyn Verbs>, (link, alive): (Link, Alive), rights: Rights) -> Peer {
+        let Rights { mapped, log_token } = rights;
         let pins = mapped.as_ref().and_then(|(reader, table)| {
             let region = &reader.geometry().pins;
             Pins::new(reader.memory().clone(), region, (*table)?).map(Arc::new)
         });
-        let geometry = mapped.as_ref().and_then(|(reader, _)| reader.geometry().device_log());
         let claims = self.obeyed.claims().cloned();
-        // Memory at hand: the token is shown to nobody.
-        let log = geometry.zip(claims).map(|(geometry, claims)| PeerLog::new(geometry, claims, 1));
+        let log = match (mapped.is_some(), log_token) {
+            // Memory at hand: the token is shown to nobody.
+            (true, _) => claims.map(|claims| (claims, 1)),
+            // The agent knows the claims: nobody asks this table.
+            (false, Some(token)) => Some((Arc::new(OpenClaims::new(Landing::InCall)), token)),
+            (false, None) => None,
+        };
+        let log = self.info.device_log().zip(log);
+        let log = log.map(|(geometry, (claims, token))| PeerLog::new(geometry, claims, token));
         Peer {
             rank: self.info.rank,
             incarnation: self.info.incarnation,
@@ -207,7 +217,8 @@ impl Attaching {
         let heap = Heap::open(l.memory.clone()).ok();
         let reader = heap.as_ref().and_then(Reader::of);
         let mapped = reader.map(|reader| (reader, l.tables.pins.give(id, Proof::Here)));
-        Some(Arc::new(self.peer(Arc::new(verbs), (link, l.alive.clone()), mapped)))
+        let rights = Rights { mapped, log_token: None };
+        Some(Arc::new(self.peer(Arc::new(verbs), (link, l.alive.clone()), rights)))
     }
 
     async fn shared(&self) -> Result<Option<Arc<Peer>>> {
@@ -217,7 +228,7 @@ impl Attaching {
         if self.info.boot_id != self.env.machine.boot_id() || self.info.segment.is_empty() {
             return Ok(None);
         }
-        let (mut stream, table) = self.hello(address, true).await?;
+        let (mut stream, table, _) = self.hello(address, true).await?;
         let heap = match self.map() {
             Ok(heap) => heap,
             Err(e) => {
@@ -229,7 +240,8 @@ impl Attaching {
         let alive = Alive::new();
         let verbs = ShmVerbs::new(heap.memory().clone(), alive.clone());
         let mapped = Reader::of(&heap).map(|reader| (reader, table));
-        Ok(Some(self.linked(stream, Arc::new(verbs), alive, mapped)))
+        let rights = Rights { mapped, log_token: None };
+        Ok(Some(self.linked(stream, Arc::new(verbs), alive, rights)))
     }
 
     fn map(&self) -> Result<Heap> {
@@ -251,26 +263,26 @@ impl Attaching {
         let Some(data) = self.info.data.clone() else {
             return Err(Error::unsupported(format!("rank {} has no tcp agent", self.info.rank)));
         };
-        let (stream, _) = self.hello(&self.info.control, false).await?;
+        let (stream, _, log_token) = self.hello(&self.info.control, false).await?;
         let machine = &self.env.machine;
         let connecting = machine.connect(&data, self.info.incarnation, &self.credentials);
         let (verbs, alive) = connecting.await?;
-        Ok(self.linked(stream, verbs, alive, None))
+        Ok(self.linked(stream, verbs, alive, Rights { mapped: None, log_token }))
     }
 
-    /// The link, and the pin table that it was given.
+    /// The link, and what it was given: a pin table, a token for the log.
     async fn hello(
         &self,
         address: &nkv_transport::wire::Address,
         maps: bool,
-    ) -> Result<(BoxStream, Option<u32>)> {
+    ) -> Result<(BoxStream, Option<u32>, Option<u64>)> {
         let (producer, incarnation) = (self.producer, self.info.incarnation);
         let purpose = Purpose::Attach { producer, incarnation, maps };
         let work = hello(&*self.env.net, address, &self.credentials, purpose);
         match tokio::time::timeout(ATTACH_LIMIT, work).await {
-            Ok(Ok((stream, Welcome::Attached { term, pins }))) => {
+            Ok(Ok((stream, Welcome::Attached { term, pins, log_token }))) => {
                 self.plans.obey(&self.obeyed, term);
-                Ok((stream, pins))
+                Ok((stream, pins, log_token))
             }
             Ok(Ok((_, Welcome::Refused { why }))) => Err(Error::disconnected(why.to_string())),
             Ok(Ok((_, other))) => Err(Error::internal(format!("{address} said {other:?}"))),
@@ -291,12 +303,12 @@ impl Attaching {
         stream: BoxStream,
         verbs: Arc<dyn Verbs>,
         alive: Alive,
-        mapped: Option<(Reader, Option<u32>)>,
+        rights: Rights,
     ) -> Arc<Peer> {
         let (tx, rx) = mpsc::channel(LINK_FRAMES);
         let (rank, weak) = (self.info.rank, tx.downgrade());
         let plans = (self.plans.clone(), self.obeyed.clone());
-        let peer = Arc::new(self.peer(verbs, (Link::Remote(tx), alive.clone()), mapped));
+        let peer = Arc::new(self.peer(verbs, (Link::Remote(tx), alive.clone()), rights));
         tokio::task::spawn_local(async move {
             let why = run_link(stream, rx, weak, plans).await;
             // From here on no verb through this handle may report success.

@@ -5,7 +5,7 @@
 use super::Client;
 use super::counters::Writes;
 use super::peer::Peer;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Abandoned, KeyBytes, Named, PutOptions, ToOwner};
 use nkv_store::device_log::{ControlLine, LogGeometry, LogPut, Next, OpenClaim, OpenClaims};
 use nkv_store::{Key, KeyId};
@@ -157,6 +157,12 @@ impl Client {
             Ok(Attempt::Done) => {
                 Writes::count(&self.shared.writes.by_log, 1);
                 Some(Ok(()))
+            }
+            // The owner took the rights back: from now on by plans.
+            Err(e) if e.kind == ErrorKind::Reclaimed && peer.reader.is_none() => {
+                tracing::debug!(error = %e, "puts to this log take plans from here on");
+                peer.take_puts(false);
+                None
             }
             Ok(Attempt::Plan) => {
                 Writes::count(&self.shared.writes.log_full, 1);

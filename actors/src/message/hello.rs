@@ -81,6 +81,8 @@ pub enum Welcome {
         term: Term,
         /// The pin table of this attachment, if it maps the memory and there was one left [I9].
         pins: Option<u32>,
+        /// Shown with every change of the device log, where it is written through the tcp agent.
+        log_token: Option<u64>,
     },
     /// To a command about segments.
     Segments(Result<SegmentDone>),

@@ -45,6 +45,12 @@ pub struct Named {
     pub key: KeyBytes,
 }
 
+impl From<Abandoned> for nkv_store::device_log::Abandon {
+    fn from(a: Abandoned) -> Self {
+        Self { p: a.position, n: a.bytes }
+    }
+}
+
 /// A claim that a producer gave up before it wrote anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Abandoned {

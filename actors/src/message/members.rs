@@ -1,6 +1,7 @@
 //! Ranks as they describe themselves, and the view of all of them.
 
 use super::Term;
+use nkv_store::device_log::LogGeometry;
 use nkv_store::layout::{PAYLOAD_ALIGN, Region};
 use nkv_transport::wire::Address;
 use serde::{Deserialize, Serialize};
@@ -126,6 +127,13 @@ impl RankInfo {
             offset: self.arena_offset.saturating_sub(log_bytes),
             len: self.arena_bytes.saturating_add(log_bytes),
         }
+    }
+
+    /// The device log, if it has one that makes sense.
+    pub fn device_log(&self) -> Option<LogGeometry> {
+        let bytes = u64::from(self.log_slots) * PAYLOAD_ALIGN;
+        let base = self.arena_offset.checked_sub(bytes)?;
+        LogGeometry::new(base, bytes, PAYLOAD_ALIGN, self.header_base).ok()
     }
 
     /// The one-sided index.

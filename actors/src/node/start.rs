@@ -147,6 +147,7 @@ impl Building {
             doors: self.common().doors.clone(),
             segments: Arc::downgrade(&self.segments),
             clock: self.common().env.clock.clone(),
+            random: self.common().env.random.clone(),
             closing: self.switches.closing.clone(),
             connections: Default::default(),
             strangers: Server::room_for_strangers(),

@@ -3,6 +3,7 @@
 //! Producers and readers wait for none of it.
 
 use super::attachments::AttachId;
+use super::log_producers::Stands;
 use super::tables::Gauges;
 use super::{LogClear, Owner};
 use crate::cell::{Message, On, Reply, Turn};
@@ -35,9 +36,18 @@ pub struct LogSignals {
 /// See the file's first paragraph.
 pub(super) struct Log {
     log: DeviceLog,
-    asking: Option<Asking<AttachId>>,
+    asking: Option<Asking<Party>>,
     // Objects that were named, to be told to the master: slot and epoch.
     named: std::collections::VecDeque<(u32, u32)>,
+}
+
+/// Somebody who may have a claim open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Party {
+    /// A process that maps the memory.
+    Attached(AttachId),
+    /// A producer over tcp, by its token.
+    Agents(u64),
 }
 
 /// The index of the segment, as the log writes to it; notes what was served and is no more.
@@ -100,7 +110,7 @@ impl Log {
     }
 
     /// True while producers are being asked, or objects wait to be told of.
-    pub(super) fn is_busy(&self) -> bool {
+    pub(super) fn has_work(&self) -> bool {
         self.asking.is_some() || !self.named.is_empty()
     }
 
@@ -146,6 +156,9 @@ impl Owner {
 
     fn tend(&mut self, log: &mut Log) -> Result<(), nkv_store::StoreError> {
         let (now, clock) = (self.truth.clock.now_ns(), self.truth.clock.clone());
+        for left in self.truth.tables.log_producers.settle() {
+            log.log.abandon(left)?;
+        }
         let mut evicted = Vec::new();
         let mut segment = InSegment(&mut self.slots, &mut evicted);
         log.log.accept(now, &mut segment)?;
@@ -184,16 +197,22 @@ impl Owner {
         if let Some(check) = log.log.hole(now)? {
             let below = check.below();
             // Listed after the check was made: who comes later claims above.
-            let asked = self.truth.tables.attachments.ask_clear(below, now);
+            let attached = self.truth.tables.attachments.ask_clear(below, now);
+            let by_tcp = self.truth.tables.log_producers.tokens();
+            let asked: Vec<_> = attached
+                .into_iter()
+                .map(Party::Attached)
+                .chain(by_tcp.into_iter().map(Party::Agents))
+                .collect();
             tracing::info!(below, producers = asked.len(), "a hole in the device log: asking");
             log.asking = Some(check.ask(asked));
         }
         let Some(mut asking) = log.asking.take() else { return Ok(()) };
-        for id in asking.outstanding().to_vec() {
-            if self.truth.tables.attachments.cannot_write(id) {
-                asking.fenced(&id);
-            } else if self.truth.tables.attachments.is_clear_below(id, asking.below(), now) {
-                asking.clear(&id);
+        for party in asking.outstanding().to_vec() {
+            match self.stands(party, asking.below(), now) {
+                Stands::Clear => asking.clear(&party),
+                Stands::Fenced => asking.fenced(&party),
+                Stands::Open => {}
             }
         }
         match asking.all_clear() {
@@ -209,6 +228,16 @@ impl Owner {
             Err(asking) => log.asking = Some(asking),
         }
         Ok(())
+    }
+
+    fn stands(&self, party: Party, below: u64, now: u64) -> Stands {
+        let t = &self.truth.tables;
+        match party {
+            Party::Agents(token) => t.log_producers.stands(token, below, now),
+            Party::Attached(id) if t.attachments.cannot_write(id) => Stands::Fenced,
+            Party::Attached(id) if t.attachments.is_clear_below(id, below, now) => Stands::Clear,
+            Party::Attached(_) => Stands::Open,
+        }
     }
 
     /// Tells the master of objects that have a name, as many as one turn allows.

@@ -3,6 +3,7 @@
 
 use super::attachments::Attachments;
 use super::log::LogSignals;
+use super::log_producers::LogProducers;
 use super::pin_tables::PinTables;
 use crate::message::{EndCause, OwnerGauges, PlanId, PlanOpened, SeenView, Term};
 use hashbrown::HashMap;
@@ -78,6 +79,8 @@ pub struct OwnerTables {
     pub attachments: Attachments,
     /// Who may pin objects.
     pub pins: PinTables,
+    /// Who writes to the device log through the agent.
+    pub log_producers: LogProducers,
     /// Between the owner and the thread that polls its log.
     pub log_signals: LogSignals,
     /// Figures.
@@ -89,13 +92,13 @@ impl OwnerTables {
     pub fn new(grants: Arc<Grants>, heap: &Heap) -> Self {
         let gauges = Gauges::default();
         gauges.heap_total.store(heap.geometry().arena.len, Ordering::Relaxed);
-        let (tables, attachments) = (Mutex::default(), Attachments::default());
         Self {
-            tables,
-            grants,
-            attachments,
+            tables: Mutex::default(),
+            attachments: Attachments::default(),
             pins: PinTables::of(heap),
+            log_producers: LogProducers::of(heap, grants.clone()),
             log_signals: LogSignals::default(),
+            grants,
             gauges,
         }
     }

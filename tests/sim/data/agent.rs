@@ -274,7 +274,7 @@ fn intent_of(op: &Sent) -> Option<Intent> {
             Some(Intent::Write { offset: *offset, len: bytes.len() as u64 })
         }
         Sent::Store { offset, value } => Some(Intent::Store { offset: *offset, value: *value }),
-        Sent::FetchAdd { offset, .. } => Some(Intent::FetchAdd { offset: *offset }),
+        Sent::FetchAdd { offset, add, .. } => Some(Intent::FetchAdd { offset: *offset, add: *add }),
         Sent::CompareSwap { offset, expect, new } => {
             Some(Intent::CompareSwap { offset: *offset, expect: *expect, new: *new })
         }

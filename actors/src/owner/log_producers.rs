@@ -1,0 +1,133 @@
+//! Producers that write to the device log through the tcp agent: the rights of each, and the end of
+//! those that are gone. The agent knows what every one of them has claimed, so none is asked: a claim
+//! that hangs costs its producer the rights [I13] [I14]. Lies outside the Owner actor.
+
+use nkv_store::StoreError;
+use nkv_store::device_log::{Abandon, LogGeometry};
+use nkv_store::heap::Heap;
+use nkv_transport::grants::Grants;
+use nkv_transport::log_rights::LogRights;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A producer that is asked about a hole and has claims open below it is fenced after so long.
+const ANSWER_NS: u64 = 1_000_000_000;
+
+#[derive(Debug)]
+struct Producer {
+    rights: Arc<LogRights>,
+    over: bool,
+    asked_ns: Option<u64>,
+}
+
+/// See the file's first paragraph.
+#[derive(Debug)]
+pub struct LogProducers {
+    log: Option<(LogGeometry, Heap)>,
+    grants: Arc<Grants>,
+    by_token: Mutex<BTreeMap<u64, Producer>>,
+}
+
+/// How a producer stands to a hole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stands {
+    /// Nothing of it is open below.
+    Clear,
+    /// It can write no more.
+    Fenced,
+    /// Not yet.
+    Open,
+}
+
+impl LogProducers {
+    /// Nobody yet.
+    pub fn of(heap: &Heap, grants: Arc<Grants>) -> Self {
+        let log = heap.geometry().device_log().map(|geometry| (geometry, heap.clone()));
+        Self { log, grants, by_token: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Producer>> {
+        self.by_token.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Rights for one attachment, by the token that it shows; none if there is no log.
+    pub fn give(&self, token: u64) -> Option<u64> {
+        let (geometry, heap) = self.log.as_ref().filter(|_| token != 0)?;
+        let rights = Arc::new(LogRights::new(*geometry, heap.memory().clone()));
+        let producer = Producer { rights: rights.clone(), over: false, asked_ns: None };
+        self.lock().insert(token, producer);
+        self.grants.open_log(token, rights);
+        Some(token)
+    }
+
+    /// That attachment ended: it writes no more, and what it left is settled.
+    pub fn end(&self, token: u64) {
+        if let Some(producer) = self.lock().get_mut(&token) {
+            producer.over = true;
+        }
+        self.grants.revoke(token);
+    }
+
+    /// A producer gave up a claim; false if it had none there, or had begun to write.
+    pub fn abandon(&self, token: u64, claim: Abandon) -> bool {
+        let rights = self.lock().get(&token).map(|p| p.rights.clone());
+        rights.is_some_and(|rights| rights.abandon(claim))
+    }
+
+    /// Settles what ended producers left; claims that nobody wrote to are the log's to note. Repeated
+    /// until it is done: a request may still be inside.
+    pub fn settle(&self) -> Vec<Abandon> {
+        let over: Vec<_> = {
+            let all = self.lock();
+            let over = all.iter().filter(|(_, p)| p.over);
+            over.map(|(token, p)| (*token, p.rights.clone())).collect()
+        };
+        let mut abandoned = Vec::new();
+        for (token, rights) in over.into_iter().filter(|(token, _)| self.grants.is_out(*token)) {
+            match rights.settle() {
+                Ok(settled) => {
+                    abandoned.extend(&settled.abandoned);
+                    if settled.inside == 0 {
+                        self.lock().remove(&token);
+                        self.grants.forget(token);
+                    }
+                }
+                Err(error) => log_error(&error),
+            }
+        }
+        abandoned
+    }
+
+    /// True while an ended producer is not settled.
+    pub fn is_settling(&self) -> bool {
+        self.lock().values().any(|p| p.over)
+    }
+
+    /// Whom a hole may be of.
+    pub fn tokens(&self) -> Vec<u64> {
+        self.lock().keys().copied().collect()
+    }
+
+    /// How a producer stands to a hole below a position; one that hangs is fenced.
+    pub fn stands(&self, token: u64, below: u64, now_ns: u64) -> Stands {
+        let fence = {
+            let mut all = self.lock();
+            // Settled and forgotten.
+            let Some(p) = all.get_mut(&token) else { return Stands::Fenced };
+            if p.rights.clear_below(below) {
+                p.asked_ns = None;
+                return Stands::Clear;
+            }
+            now_ns.saturating_sub(*p.asked_ns.get_or_insert(now_ns)) >= ANSWER_NS && !p.over
+        };
+        if fence {
+            tracing::warn!("a producer over tcp holds a claim in the device log: it is fenced");
+            self.end(token);
+        }
+        Stands::Open
+    }
+}
+
+fn log_error(error: &StoreError) {
+    tracing::error!(%error, "claims of an ended producer cannot be settled yet");
+}
