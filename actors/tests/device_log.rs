@@ -260,3 +260,24 @@ async fn a_log_that_cannot_be_is_refused_with_its_numbers() {
     assert_eq!((client.write_counters().by_log, client.write_counters().by_plan), (0, 1));
     cluster.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i6_a_key_that_lies_in_the_heap_and_in_the_log_is_gone_from_both_once_removed() {
+    let cluster = Cluster::start(1, with_log("log-both")).await.unwrap();
+    let client = attached(&cluster, TransportChoice::Shm).await;
+    for turn in 0..20u8 {
+        let key = [b'b', turn];
+        // A plan is open for the key while it is put into the log: neither knows of the other.
+        let plan = client.open_for_write(&key, 4_096, &PutOptions::default()).await.unwrap();
+        client.put(&key, &bytes(4_096, turn), &logged(0)).await.unwrap();
+        plan.write_from(0, &bytes(4_096, turn)).unwrap();
+        plan.publish().await.unwrap();
+        assert_eq!(client.get(&key).await.unwrap(), bytes(4_096, turn));
+        client.remove(&key).await.unwrap();
+        let e = client.get(&key).await.unwrap_err();
+        assert_eq!(e.kind, ErrorKind::NotFound, "turn {turn}: {e}");
+        assert_eq!(client.exists(&[&key], false).await.unwrap(), [Existence::Absent]);
+    }
+    at_rest(&cluster, 0).await;
+    cluster.stop().await;
+}

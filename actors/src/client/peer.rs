@@ -334,28 +334,28 @@ impl Peer {
         self.log.as_ref().filter(|_| self.takes_puts.load(Ordering::Relaxed))
     }
 
-    /// A word to the owner, without waiting; lost if the link is full or down.
-    pub(crate) fn say(&self, word: ToOwner) {
-        let said = match (&self.link, word) {
+    /// A word to the owner, without waiting; false if the link is full or down.
+    pub(crate) fn say(&self, word: ToOwner) -> bool {
+        match (&self.link, word) {
             (Link::Local(owner, ..), ToOwner::Abandoned(claim)) => {
                 owner.tell(GiveUp(claim)).is_ok()
             }
             (Link::Local(owner, ..), ToOwner::Named(list)) => owner.tell(Name(list)).is_ok(),
             (Link::Local(..), _) => true,
             (Link::Remote(tx), word) => tx.try_send(Outgoing::Frame(word)).is_ok(),
-        };
-        if !said {
-            tracing::debug!(rank = self.rank, "a word to its owner was lost");
         }
     }
 
     /// Tells the keys of objects put into its log, at most so many.
     pub(crate) fn send_names(&self, most: usize) {
         let Some(log) = &self.log else { return };
-        let mut names = log.take_names(self, most);
-        while !names.is_empty() {
-            let rest = names.split_off(names.len().min(NAMES_PER_FRAME));
-            self.say(ToOwner::Named(std::mem::replace(&mut names, rest)));
+        let mut left = most.min(log.names_noted());
+        while left > 0 {
+            let names = log.take_names(self, left.min(NAMES_PER_FRAME));
+            left = left.saturating_sub(names.len().max(1));
+            if !names.is_empty() && !self.say(ToOwner::Named(names.clone())) {
+                return log.keep_names(names);
+            }
         }
     }
 

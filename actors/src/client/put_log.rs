@@ -56,6 +56,18 @@ impl PeerLog {
         self.names.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
+    /// Names that could not be told are kept for the next time.
+    pub(crate) fn keep_names(&self, untold: Vec<Named>) {
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        for n in untold.into_iter().rev() {
+            if let Some(position) = self.geometry.position(n.slot, n.epoch) {
+                names.push_front((position, n.key.0.into()));
+            }
+        }
+        let excess = names.len().saturating_sub(self.geometry.slots() as usize);
+        names.drain(..excess);
+    }
+
     /// Up to `most` of them, those of objects that the log has passed left out.
     pub(crate) fn take_names(&self, peer: &Peer, most: usize) -> Vec<Named> {
         let mut line = ControlLine::unread();
@@ -261,7 +273,8 @@ impl Client {
                 let given_up = claim.abandon();
                 let word = Abandoned { position: given_up.p, bytes: given_up.n };
                 debug_assert!(log.geometry.is_claim(word.position, word.bytes));
-                peer.say(ToOwner::Abandoned(word));
+                // Unheard, it is a hole that the owner asks about: nothing was written there.
+                let _ = peer.say(ToOwner::Abandoned(word));
                 Writes::count(&self.shared.writes.log_abandoned, 1);
                 return Ok(None);
             }

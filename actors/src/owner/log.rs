@@ -10,7 +10,9 @@ use crate::cell::{Message, On, Reply, Turn};
 use crate::message::{
     Abandoned, KeyBytes, LogObjectEntry, LogQuestion, Named, SlotRef, Up, WireKeyId,
 };
-use nkv_store::device_log::{Abandon, Asking, DeviceLog, Directory, LogObject, LogTimes, Retire};
+use nkv_store::device_log::{
+    Abandon, Asking, DeviceLog, Directory, HEAP_LIMIT_OFF, LogObject, LogTimes, Retire,
+};
 use nkv_store::heap::Heap;
 use nkv_store::object::Slots;
 use nkv_store::{KeyId, pins};
@@ -55,7 +57,7 @@ struct InSegment<'a>(&'a mut Slots, &'a mut Vec<(u32, u32)>);
 
 impl Directory for InSegment<'_> {
     fn contains(&self, key: &KeyId) -> bool {
-        self.0.serving(*key).is_some()
+        self.0.serving(*key, |_| true).is_some()
     }
 
     fn insert(&mut self, object: &LogObject) {
@@ -100,6 +102,10 @@ impl Log {
             Ok(log) => Some(Log { log, asking: None, named: Default::default() }),
             Err(error) => {
                 tracing::error!(%error, "the device log is lost: puts take plans");
+                // Nothing is claimable from here on: what nobody accepts must not be promised.
+                if let Err(error) = heap.memory().store(HEAP_LIMIT_OFF, 0) {
+                    tracing::error!(%error, "nor can its memory be written");
+                }
                 None
             }
         }
@@ -350,7 +356,8 @@ impl Owner {
     }
 
     fn find_in_log(&self, key: KeyId) -> Option<LogObjectEntry> {
-        let slot = self.slots.serving(key).filter(|slot| self.is_of_log(*slot))?;
+        // A plan may have put the same key into the heap: that one is not asked about here.
+        let slot = self.slots.serving(key, |slot| self.is_of_log(slot))?;
         let epoch = nkv_store::layout::epoch_of(self.slots.header(slot).owner);
         let object = self.log.as_ref()?.log.object(slot, epoch)?;
         Some(self.entry_of(&object))

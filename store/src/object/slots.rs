@@ -273,10 +273,11 @@ impl Slots {
         &self.heap
     }
 
-    /// The slot that serves a key in this segment, one of the log included.
-    pub fn serving(&self, key: KeyId) -> Option<u32> {
+    /// A slot that serves a key in this segment, of those that `among` says yes to; slots of the log are
+    /// asked about, too.
+    pub fn serving(&self, key: KeyId, among: impl Fn(u32) -> bool) -> Option<u32> {
         self.index.find(key, |slot| {
-            let header = read_header(&self.heap, slot).ok();
+            let header = among(slot).then(|| read_header(&self.heap, slot).ok()).flatten();
             header.is_some_and(|h| key_of(&h) == key && low(h.owner) & flag::LIVE != 0)
         })
     }
