@@ -47,8 +47,35 @@ const HEAP: &[Metric<OwnerGauges>] = &[
     gauge("nkv_plans_open", "Plans open on this rank", |o| o.plans_open),
     gauge("nkv_slots_fencing", "Slots that wait for a producer to be fenced", |o| o.fencing),
     gauge("nkv_slots_quarantined", "Slots in quarantine", |o| o.quarantined),
+    gauge("nkv_objects_pinned", "Retired objects that a view holds", |o| o.pinned),
+    gauge("nkv_pins_suspect", "Of these, those held for more than 10 s", |o| o.pins_suspect),
+    gauge("nkv_index_overflow", "Objects that the index has no room for", |o| o.index_overflow),
+    gauge("nkv_log_total_bytes", "Bytes of the device log", |o| o.log_total),
+    gauge("nkv_log_live_bytes", "Bytes of live objects in it", |o| o.log_live_bytes),
+    gauge("nkv_log_objects", "Live objects in it", |o| o.log_objects),
+    counter("nkv_log_claimed_bytes_total", "Bytes claimed in it", |o| o.log_claimed_bytes),
+    counter("nkv_log_accepted_bytes_total", "Bytes of claims that were published", |o| {
+        o.log_accepted_bytes
+    }),
+    counter("nkv_log_skipped_bytes_total", "Bytes of claims skipped or aborted", |o| {
+        o.log_skipped_bytes
+    }),
+    counter("nkv_log_abandoned_bytes_total", "Bytes of claims given up in line", |o| {
+        o.log_abandoned_bytes
+    }),
+    counter("nkv_log_voided_bytes_total", "Bytes of claims whose producers died", |o| {
+        o.log_voided_bytes
+    }),
+    counter("nkv_log_accepted_total", "Objects accepted in it", |o| o.log_accepted),
+    counter("nkv_log_duplicates_total", "Of a key that was there", |o| o.log_duplicates),
+    counter("nkv_log_evictions_total", "Objects that made room in it", |o| o.log_evictions),
+    counter("nkv_log_hole_checks_total", "Times all producers were asked", |o| o.log_hole_checks),
+    counter("nkv_log_fenced_total", "Producers proven to write no more", |o| o.log_fenced),
     counter("nkv_evictions_total", "Objects evicted", |o| o.evictions),
     counter("nkv_gets_served_total", "Gets that readers reported", |o| o.gets_served),
+    counter("nkv_gets_by_index_total", "Gets that an index led to", |o| o.gets_by_index),
+    counter("nkv_gets_by_cache_total", "Gets that a known location led to", |o| o.gets_by_cache),
+    counter("nkv_gets_by_master_total", "Gets the master was asked about", |o| o.gets_by_master),
     counter("nkv_bytes_read_total", "Bytes that readers reported", |o| o.bytes_read),
     counter("nkv_commits_total", "Objects committed here", |o| o.commits),
     counter("nkv_bytes_written_total", "Bytes of objects committed here", |o| o.bytes_written),
