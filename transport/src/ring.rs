@@ -10,9 +10,11 @@
 
 mod lane;
 mod layout;
+mod looking;
 mod pass;
 mod sleep;
 mod stream;
 
+pub use looking::Looking;
 pub use pass::{Offer, take};
 pub use stream::{RingStream, Waiting};

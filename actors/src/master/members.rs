@@ -275,6 +275,13 @@ impl Members {
         })
     }
 
+    /// What was kept back for a moment is said now.
+    pub(crate) fn hurry_all(&self) {
+        let inner = self.lock();
+        let unsaid = |m: &&Member| m.written.load(Ordering::Acquire) < m.sent;
+        inner.ranks.values().filter(unsaid).for_each(|m| m.urgent.notify_one());
+    }
+
     fn hurry(&self, owners: &HashSet<u64>) {
         let inner = self.lock();
         let theirs = inner.ranks.values().filter(|m| owners.contains(&m.info.incarnation));

@@ -8,8 +8,7 @@ use crate::master::{Ask, Master, Members};
 use crate::message::{Request, Response, View, Welcome};
 use crate::race::race;
 use hashbrown::HashSet;
-use nkv_store::clock::Clock;
-use nkv_transport::ring::{Offer, RingStream};
+use nkv_transport::ring::{Looking, Offer, RingStream};
 use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, WireError, read_frame, write_frame};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,12 +16,11 @@ use tokio::sync::OwnedSemaphorePermit;
 
 /// Rings of a node at once, some 130 KiB each; further clients keep their sockets.
 pub(super) const MAX_RINGS: usize = 256;
-/// How long a node looks for the next request of a client that usually has one soon. A copy of
-/// 100 KiB, between open and commit, takes less.
-const LOOK: Duration = Duration::from_micros(40);
-/// A request that came within this after the answer before came soon: to a node that slept, after
-/// `LOOK` at most, and the wake of a halted core.
-const SOON_NS: u64 = 100_000;
+/// How long a node looks for the next request of a client that usually has one soon.
+const LOOK: Duration = Duration::from_micros(20);
+/// The same after an open. A client that slept must wake, on a core that may have been halted, and
+/// place its bytes: the commit of some 100 KiB comes within this.
+const LOOK_AFTER_OPEN: Duration = Duration::from_micros(100);
 
 /// What a client's requests are asked of.
 struct Desk<'a> {
@@ -60,7 +58,7 @@ impl Server {
             None => desk.serve(&mut stream).await,
             Some((offer, _slot)) => {
                 match tokio::time::timeout(HELLO_LIMIT, offer.pass(stream)).await {
-                    Ok(Ok(mut ring)) => desk.serve_ring(&mut ring, &*self.clock).await,
+                    Ok(Ok(mut ring)) => desk.serve_ring(&mut ring).await,
                     Ok(Err(e)) => Err(e.into()),
                     // It does not take what it asked for.
                     Err(_) => Ok(()),
@@ -108,15 +106,20 @@ impl Desk<'_> {
         Ok(())
     }
 
-    async fn serve_ring(&self, ring: &mut RingStream, clock: &dyn Clock) -> Result<(), WireError> {
+    async fn serve_ring(&self, ring: &mut RingStream) -> Result<(), WireError> {
         let mut buf = Vec::new();
         let mut habits = Habits::default();
         while let Some((id, request)) = read_frame(ring, &mut buf, MAX_FRAME_BYTES).await? {
             let kind = Kind::of(&request);
-            habits.asked(clock.now_ns());
+            habits.asked(ring.slept());
             let response = self.answer(request).await;
             write_frame(ring, &mut buf, id, &response).await?;
-            ring.look_for(habits.answered(kind, clock.now_ns()));
+            let look = habits.answered(kind);
+            ring.look_for(look);
+            if look.is_zero() {
+                // This thread goes to sleep: what is still to be said needs no second waking.
+                self.members.hurry_all();
+            }
         }
         Ok(())
     }
@@ -159,33 +162,35 @@ impl Kind {
             _ => Self::Other,
         }
     }
-}
 
-/// How soon a client came back after each kind of answer: whoever has been slow once is not looked
-/// for, until it was quick again. Looking holds a core.
-#[derive(Debug)]
-struct Habits {
-    soon: [bool; 3],
-    answered: Option<(Kind, u64)>,
-}
-
-impl Default for Habits {
-    fn default() -> Self {
-        Self { soon: [true; 3], answered: None }
+    /// How long to look for what follows.
+    fn look(self) -> Duration {
+        match self {
+            Self::Open => LOOK_AFTER_OPEN,
+            Self::Locate | Self::Other => LOOK,
+        }
     }
 }
 
+/// How soon the client came back after each kind of answer. Looking holds a core.
+#[derive(Debug, Default)]
+struct Habits {
+    looking: [Looking; 3],
+    answered: Option<Kind>,
+}
+
 impl Habits {
-    fn asked(&mut self, now_ns: u64) {
-        if let Some((kind, at_ns)) = self.answered.take() {
-            self.soon[kind as usize] = now_ns.saturating_sub(at_ns) <= SOON_NS;
+    /// The next request is there; whether the node slept before it came.
+    fn asked(&mut self, slept: bool) {
+        if let Some(kind) = self.answered.take() {
+            self.looking[kind as usize].ended(slept);
         }
     }
 
     /// How long to look for the next request.
-    fn answered(&mut self, kind: Kind, now_ns: u64) -> Duration {
-        self.answered = Some((kind, now_ns));
-        if self.soon[kind as usize] { LOOK } else { Duration::ZERO }
+    fn answered(&mut self, kind: Kind) -> Duration {
+        self.answered = Some(kind);
+        if self.looking[kind as usize].worthwhile() { kind.look() } else { Duration::ZERO }
     }
 }
 
@@ -194,14 +199,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_is_looked_for_where_it_came_back_soon_last_time() {
+    fn a_client_is_looked_for_after_those_answers_after_which_it_comes_back_soon() {
         let mut habits = Habits::default();
-        assert_eq!(habits.answered(Kind::Other, 0), LOOK, "nothing is known of it yet");
-        habits.asked(1_000_000);
-        assert_eq!(habits.answered(Kind::Open, 1_000_000), LOOK, "another habit");
-        habits.asked(1_005_000);
-        assert_eq!(habits.answered(Kind::Other, 2_000_000), Duration::ZERO, "slow after this");
-        habits.asked(2_000_000 + SOON_NS);
-        assert_eq!(habits.answered(Kind::Other, 3_000_000), LOOK, "quick again");
+        for _ in 0..4 {
+            assert_eq!(habits.answered(Kind::Open), LOOK_AFTER_OPEN);
+            habits.asked(false);
+            habits.answered(Kind::Other);
+            habits.asked(true);
+        }
+        habits.answered(Kind::Other);
+        habits.asked(true);
+        assert_eq!(habits.answered(Kind::Other), Duration::ZERO, "it pauses between its puts");
+        habits.asked(false);
+        assert_eq!(habits.answered(Kind::Other), LOOK, "it does no longer");
     }
 }

@@ -4,6 +4,7 @@
 
 use super::lane::{LaneError, LaneReader, LaneWriter};
 use super::layout::{End, EndAt};
+use super::looking::Looking;
 use super::sleep::{By, For, Peer, Sleep};
 use crate::wire::Stream;
 use nkv_store::Memory;
@@ -22,9 +23,9 @@ use tokio::net::UnixStream;
 
 /// How long a thread looks for an answer while the node is awake. Answers to small requests come
 /// within a few microseconds; whatever takes longer than this is worth a sleep.
-const THREAD_LOOKS_NS: u64 = 50_000;
+const THREAD_LOOKS_NS: u64 = 20_000;
 /// The same for a task: its runtime's other tasks wait meanwhile.
-const TASK_LOOKS_NS: u64 = 10_000;
+const TASK_LOOKS_NS: u64 = 5_000;
 /// How long a node looks for the next part of what a client began.
 const NODE_LOOKS_NS: u64 = 20_000;
 /// Looks between two looks at the clock.
@@ -61,8 +62,14 @@ pub struct RingStream {
     sleep: Sleep,
     socket: UnixStream,
     wait: Wait,
-    // Until when the wait that has begun looks; None if none has.
+    // How waits end here whose length nobody asked for.
+    looking: Looking,
+    // Until when the wait that has begun looks, if one has.
     looks_until_ns: Option<u64>,
+    // Whether its word says that it sleeps.
+    announced: bool,
+    // Whether the last wait ended asleep.
+    slept: bool,
     // The peer is gone: what it wrote before can still be read.
     over: bool,
 }
@@ -93,7 +100,10 @@ impl RingStream {
             sleep: Sleep::new(&at),
             socket,
             wait,
+            looking: Looking::default(),
             looks_until_ns: None,
+            announced: false,
+            slept: false,
             over: false,
         }
     }
@@ -101,7 +111,13 @@ impl RingStream {
     /// How long the wait that comes next looks before it sleeps: for a node that knows how soon its
     /// client usually comes back.
     pub fn look_for(&mut self, time: Duration) {
+        self.slept = false;
         self.looks_until_ns = Some(BootClock.now_ns() + time.as_nanos() as u64);
+    }
+
+    /// Whether this end slept since [`RingStream::look_for`].
+    pub fn slept(&self) -> bool {
+        self.slept
     }
 
     /// Wakes the other end if it waits for what was just published.
@@ -146,17 +162,15 @@ impl RingStream {
             Some(until) => until,
             None => *self.looks_until_ns.insert(BootClock.now_ns() + self.looks_ns()),
         };
-        match self.wait {
-            Wait::Turns if BootClock.now_ns() < until => {
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
+        if self.wait == Wait::Turns {
+            if BootClock.now_ns() >= until {
+                return self.poll_bell(cx, want);
             }
-            Wait::Turns => {}
-            Wait::Thread | Wait::Task => {
-                if self.look(want, until)? {
-                    return Poll::Ready(Ok(()));
-                }
-            }
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        if self.look(want, until)? {
+            return Poll::Ready(Ok(()));
         }
         match self.wait {
             Wait::Thread => self.sleep_as_thread(cx, want),
@@ -166,33 +180,49 @@ impl RingStream {
 
     fn looks_ns(&self) -> u64 {
         match self.wait {
-            Wait::Thread => THREAD_LOOKS_NS,
-            Wait::Task => TASK_LOOKS_NS,
+            Wait::Thread if self.looking.worthwhile() => THREAD_LOOKS_NS,
+            Wait::Task if self.looking.worthwhile() => TASK_LOOKS_NS,
+            Wait::Thread | Wait::Task => 0,
             Wait::Turns => NODE_LOOKS_NS,
         }
     }
 
     /// Looks for as long as the peer is awake; true if it came.
     fn look(&mut self, want: For, until_ns: u64) -> io::Result<bool> {
-        loop {
+        while BootClock.now_ns() < until_ns {
             for _ in 0..LOOKS_PER_CLOCK {
                 if self.come(want)? {
+                    self.looking.ended(false);
                     return Ok(true);
                 }
+                // It will not answer soon, which says nothing of how soon it does when it is awake.
                 if self.sleep.peer(&self.memory).map_err(broken)? != Peer::Awake {
-                    return self.come(want);
+                    return Ok(false);
                 }
                 std::hint::spin_loop();
             }
-            if BootClock.now_ns() >= until_ns {
-                return Ok(false);
-            }
         }
+        self.looking.ended(true);
+        Ok(false)
+    }
+
+    fn announce(&mut self, want: For, by: By) -> io::Result<u64> {
+        (self.announced, self.slept) = (true, true);
+        self.sleep.announce(&self.memory, want, by).map_err(broken)
+    }
+
+    /// What was waited for is there, however it was found: the other end may count on this one.
+    fn up(&mut self) -> io::Result<()> {
+        self.looks_until_ns = None;
+        if std::mem::take(&mut self.announced) {
+            self.sleep.up(&self.memory).map_err(broken)?;
+        }
+        Ok(())
     }
 
     /// Blocks for at most a slice; then the caller's time limits have their turn.
     fn sleep_as_thread(&mut self, cx: &mut Context<'_>, want: For) -> Poll<io::Result<()>> {
-        let word = self.sleep.announce(&self.memory, want, By::Futex).map_err(broken)?;
+        let word = self.announce(want, By::Futex)?;
         if !self.come(want)? {
             let slice = futex::Timespec { tv_sec: 0, tv_nsec: SLICE.as_nanos() as i64 };
             let (own, _) = self.sleep.words();
@@ -202,7 +232,6 @@ impl RingStream {
                 self.over = self.bells()? == Some(0);
             }
         }
-        self.sleep.up(&self.memory).map_err(broken)?;
         if self.come(want)? {
             return Poll::Ready(Ok(()));
         }
@@ -210,12 +239,12 @@ impl RingStream {
         Poll::Pending
     }
 
-    /// Waits for a byte on the socket, or its end.
+    /// Waits for a byte on the socket, or its end. A byte too many is no harm: nothing has come, and
+    /// it sleeps again.
     fn poll_bell(&mut self, cx: &mut Context<'_>, want: For) -> Poll<io::Result<()>> {
         loop {
-            self.sleep.announce(&self.memory, want, By::Bell).map_err(broken)?;
+            self.announce(want, By::Bell)?;
             if self.come(want)? {
-                self.sleep.up(&self.memory).map_err(broken)?;
                 return Poll::Ready(Ok(()));
             }
             ready!(self.socket.poll_read_ready(cx))?;
@@ -223,14 +252,7 @@ impl RingStream {
                 self.bells()?.ok_or(io::ErrorKind::WouldBlock.into())
             });
             match rung {
-                Ok(bytes) => {
-                    self.sleep.up(&self.memory).map_err(broken)?;
-                    self.over = bytes == 0;
-                    // A byte too many is no harm: there is nothing, and it sleeps again.
-                    if self.come(want)? {
-                        return Poll::Ready(Ok(()));
-                    }
-                }
+                Ok(bytes) => self.over = bytes == 0,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Poll::Ready(Err(e)),
             }
@@ -268,7 +290,7 @@ impl AsyncRead for RingStream {
             let n = this.incoming.read(&this.memory, buf.initialize_unfilled()).map_err(broken)?;
             if n > 0 {
                 buf.advance(n);
-                this.looks_until_ns = None;
+                this.up()?;
                 if this.incoming.release(&this.memory).map_err(broken)? {
                     this.call(For::Room)?;
                 }
@@ -298,7 +320,7 @@ impl AsyncWrite for RingStream {
             }
             let n = this.outgoing.write(&this.memory, src).map_err(broken)?;
             if n > 0 {
-                this.looks_until_ns = None;
+                this.up()?;
                 this.call(For::Bytes)?;
                 return Poll::Ready(Ok(n));
             }
