@@ -119,9 +119,10 @@ impl Removal {
         match self.ended {
             None | Some((_, Outcome::Dropped)) => true,
             Some((ended, Outcome::Done)) => ended > put_began,
-            Some((_, Outcome::Failed(kind))) => {
-                !matches!(kind, ErrorKind::NotFound | ErrorKind::InvalidArgument | ErrorKind::NotReady)
-            }
+            Some((_, Outcome::Failed(kind))) => !matches!(
+                kind,
+                ErrorKind::NotFound | ErrorKind::InvalidArgument | ErrorKind::NotReady
+            ),
         }
     }
 
@@ -319,7 +320,8 @@ impl Ledger {
         let mut book = self.lock();
         let began = book.tick();
         for key in keys {
-            let removal = Removal { began, ended: None, members: BTreeSet::new(), knew: BTreeSet::new() };
+            let removal =
+                Removal { began, ended: None, members: BTreeSet::new(), knew: BTreeSet::new() };
             book.keys[*key].removals.insert(began, removal);
         }
         began

@@ -28,8 +28,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use stream::SimStream;
-use told::Teller;
 use tokio::time::{Instant, Sleep};
+use told::Teller;
 
 /// The kernel's patience, as transport/src/half_open.rs sets it: with bytes that nobody acknowledges,
 /// and with a silent peer.
