@@ -219,20 +219,20 @@ impl Master {
 
     /// Why a request cannot be served now, if so.
     fn refuse(&self, request: &Request) -> Option<Error> {
-        let (puts, removes) = match request {
-            Request::OpenForWrite { .. } => (true, false),
-            Request::Remove(_) | Request::RemoveMatching(_) => (false, true),
+        let what = match request {
+            Request::OpenForWrite { .. } => "a put",
+            Request::Remove(_) | Request::RemoveMatching(_) => "a remove",
+            // What a rank brings may have been removed, where an earlier master lost that rank: those
+            // who know of it are to be met first [I6].
             Request::GetLocation(_)
             | Request::MatchPrefix(_)
             | Request::Exists(_)
-            | Request::List { .. } => (false, false),
+            | Request::List { .. } => "a lookup",
             _ => return refuse_size(request),
         };
-        refuse_size(request).or_else(|| match (puts, removes) {
-            (true, _) if !self.settled() => Some(self.early("a put")),
-            (_, true) if !self.settled() => Some(self.early("a remove")),
-            (false, false) if !self.settled() => None,
-            _ => self.check_quorum().err(),
+        refuse_size(request).or_else(|| match self.settled() {
+            false => Some(self.early(what)),
+            true => self.check_quorum().err(),
         })
     }
 

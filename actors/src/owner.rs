@@ -25,7 +25,7 @@ use nkv_store::heap::Heap;
 use nkv_store::object::{OpenSlot, Slots};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tables::{Gauges, OwnerTables, PlanRecord};
+use tables::{Gauges, OwnerTables, PlanRecord, Standing};
 
 /// The owner looks at deadlines and unacknowledged frees this often.
 const IDLE_TICK_MS: u64 = 100;
@@ -248,6 +248,10 @@ impl Owner {
         // The link recorded plan and token already; this makes the slot agree.
         let header_base = self.truth.heap.geometry().header_base;
         self.truth.tables.record(&p, header_base, self.truth.clock.now_ns());
+        if self.truth.tables.standing(p.plan) == Standing::Over {
+            // Ended before this message of it was handled: its slot has been seen to.
+            return;
+        }
         if self.slots.is_live(p.at.slot, p.at.epoch) {
             // Told again after a lost link, and committed meanwhile.
             return self.close_plan(p.plan);

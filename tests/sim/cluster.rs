@@ -17,7 +17,7 @@ use crate::process::{Pid, Process};
 use crate::time::HostClock;
 use crate::trace::Trace;
 use crate::workload::counters_of;
-use nkv::message::{MasterCounters, OwnerGauges, Term};
+use nkv::message::{MasterCounters, OwnerGauges, RankState, Term};
 use nkv::{Environment, Node};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -79,6 +79,7 @@ pub struct Cluster {
     // Since which moment an incarnation has been joined without a break, as far as it was looked at.
     joined: RefCell<BTreeMap<u64, u64>>,
     members: RefCell<BTreeSet<u64>>,
+    linked: RefCell<BTreeSet<u64>>,
     // What masters counted, as of the last look, and the terms there were.
     masters: RefCell<BTreeMap<(Term, &'static str), u64>>,
     terms: RefCell<BTreeSet<Term>>,
@@ -113,6 +114,7 @@ impl Cluster {
             next_pid: Cell::new(1),
             joined: RefCell::default(),
             members: RefCell::default(),
+            linked: RefCell::default(),
             masters: RefCell::default(),
             terms: RefCell::default(),
             errands,
@@ -188,6 +190,8 @@ impl Cluster {
     /// Notes who is a member and who is joined.
     fn look(&self) {
         if let Some(Some(view)) = self.with_node(0, Node::view) {
+            let up = view.ranks.iter().filter(|(_, state)| *state != RankState::Suspect);
+            *self.linked.borrow_mut() = up.map(|(info, _)| info.incarnation).collect();
             *self.members.borrow_mut() =
                 view.ranks.iter().map(|(info, _)| info.incarnation).collect();
         }
@@ -207,7 +211,8 @@ impl Cluster {
         self.look();
         let joined = self.joined.borrow();
         let long = joined.iter().filter(|(_, from)| **from < since).map(|(i, _)| *i);
-        Roster { members: self.members.borrow().clone(), joined: long.collect() }
+        let (members, linked) = (self.members.borrow().clone(), self.linked.borrow().clone());
+        Roster { members, linked, joined: long.collect() }
     }
 
     /// An owner's figures as they are now.

@@ -20,17 +20,24 @@ use nkv::ErrorKind;
 use nkv::store::KeyId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use tokio::time::Instant;
 
+/// Values of fewer bytes may be alike.
+const TELLING_BYTES: usize = 8;
 /// Violations kept; the first says most.
 const MAX_WRONG: usize = 8;
 
 /// One life of one slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Spot {
     pub incarnation: u64,
     pub slot: u32,
     pub epoch: u32,
+}
+
+impl std::fmt::Debug for Spot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:016x} slot {} epoch {}", self.incarnation, self.slot, self.epoch)
+    }
 }
 
 /// How a call ended.
@@ -48,10 +55,6 @@ impl Outcome {
             Ok(_) => Self::Done,
             Err(e) => Self::Failed(e.kind),
         }
-    }
-
-    fn failed(self, kind: ErrorKind) -> bool {
-        self == Self::Failed(kind)
     }
 }
 
@@ -74,8 +77,8 @@ struct Put {
     len: usize,
     began: Moment,
     ended: Option<(Moment, Outcome)>,
-    // When it was acknowledged.
-    acked: Option<Instant>,
+    // When it was acknowledged, in virtual milliseconds.
+    acked: Option<u64>,
     // Where its bytes became readable.
     spot: Option<Spot>,
     // Since when they are not any more, and why.
@@ -96,20 +99,31 @@ impl Put {
     }
 }
 
-#[derive(Debug)]
 struct Removal {
     began: Moment,
     ended: Option<(Moment, Outcome)>,
-    // The members of the cluster when it was acknowledged.
+    // The members of the cluster when it was acknowledged, and those of them who knew who they were.
     members: BTreeSet<u64>,
+    knew: BTreeSet<u64>,
+}
+
+impl std::fmt::Debug for Removal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} to {:?} among {:016x?}", self.began, self.ended, self.members)
+    }
 }
 
 impl Removal {
-    /// It may have had, or may still have, an effect.
-    fn may_work(&self) -> bool {
-        self.ended.is_none_or(|(_, o)| {
-            !o.failed(ErrorKind::NotFound) && !o.failed(ErrorKind::InvalidArgument)
-        })
+    /// It may take away what was put from that moment on. One without an answer may still be on its way.
+    fn may_take(&self, put_began: Moment) -> bool {
+        match self.ended {
+            None | Some((_, Outcome::Dropped)) => true,
+            Some((ended, Outcome::Done)) => ended > put_began,
+            Some((_, Outcome::Failed(kind))) => !matches!(
+                kind,
+                ErrorKind::NotFound | ErrorKind::InvalidArgument | ErrorKind::NotReady
+            ),
+        }
     }
 
     /// Acknowledged before that moment.
@@ -135,7 +149,6 @@ struct Book {
     // Which process has an incarnation, and which processes were masters.
     homes: BTreeMap<u64, Pid>,
     masters: BTreeSet<Pid>,
-    dead: BTreeSet<Pid>,
     lost: Vec<Lost>,
     wrong: Vec<String>,
     excused: BTreeMap<&'static str, u64>,
@@ -217,7 +230,6 @@ impl Ledger {
     pub fn process_died(&self, pid: Pid, lost: Vec<Lost>) {
         let mut book = self.lock();
         book.lost.extend(lost);
-        book.dead.insert(pid);
         let its: BTreeSet<u64> =
             book.homes.iter().filter(|(_, p)| **p == pid).map(|(i, _)| *i).collect();
         let now = book.tick();
@@ -228,9 +240,13 @@ impl Ledger {
         }
     }
 
-    /// A put begins; returns its number and what it writes.
+    /// A put of about `len` bytes begins; returns its number and what it writes.
     pub fn begin_put(&self, key: usize, len: usize) -> (PutId, Vec<u8>) {
         let mut book = self.lock();
+        // Values too short to tell whose they are: each length once for each key.
+        let like = |p: &PutId| book.put(*p).len == len;
+        let alike = len < TELLING_BYTES && book.keys[key].puts.iter().any(like);
+        let len = if alike { len + TELLING_BYTES } else { len };
         let (put, began) = (book.puts.len() as PutId, book.tick());
         book.keys[key].puts.push(put);
         let (ended, acked, spot, gone) = (None, None, None, None);
@@ -250,7 +266,7 @@ impl Ledger {
         if outcome != Outcome::Done {
             return;
         }
-        entry.acked = Some(Instant::now());
+        entry.acked = Some(self.trace.now_ms());
         if entry.spot.is_none() {
             let (key, name) = (entry.key, put);
             let text =
@@ -304,7 +320,8 @@ impl Ledger {
         let mut book = self.lock();
         let began = book.tick();
         for key in keys {
-            let removal = Removal { began, ended: None, members: BTreeSet::new() };
+            let removal =
+                Removal { began, ended: None, members: BTreeSet::new(), knew: BTreeSet::new() };
             book.keys[*key].removals.insert(began, removal);
         }
         began
@@ -317,6 +334,7 @@ impl Ledger {
         let Some(removal) = book.keys[key].removals.get_mut(&began) else { return };
         removal.ended = Some((now, outcome));
         removal.members = roster.members.clone();
+        removal.knew = roster.linked.clone();
         if outcome != Outcome::Done {
             return;
         }

@@ -80,7 +80,7 @@ struct Waiting {
 pub struct Lost {
     pub from: Pid,
     pub to: Pid,
-    pub since: Instant,
+    pub since_ms: u64,
 }
 
 #[derive(Debug)]
@@ -100,7 +100,7 @@ struct State {
     pump: Option<Waker>,
     // A process that is being killed, and whether what it had sent goes with it.
     dying: Option<(Pid, bool)>,
-    lost: Vec<Lost>,
+    lost: Vec<(Pid, Pid, Instant)>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -230,7 +230,9 @@ impl Net {
     pub fn is_dead(&self) -> Vec<Lost> {
         let mut state = self.lock();
         state.dying = None;
-        std::mem::take(&mut state.lost)
+        let lost = std::mem::take(&mut state.lost);
+        let ms = |since: Instant| self.trace.now_ms() - since.elapsed().as_millis() as u64;
+        lost.into_iter().map(|(from, to, since)| Lost { from, to, since_ms: ms(since) }).collect()
     }
 
     fn arrivals(&self, conn: ConnId, side: usize) {

@@ -73,6 +73,8 @@ pub(super) struct Inner {
     // When the term began, and whether everybody was met since, or a TTL has passed; latched.
     pub began_ms: u64,
     pub settled: bool,
+    // The term was settled and had its quorum, at some time: what it said then stands. Latched.
+    pub ruled: bool,
     pub ranks: BTreeMap<Seat, Member>,
     pub gone: HashSet<u64>,
     // Incarnations whose objects this term was told of, however often their links broke since.
@@ -190,6 +192,7 @@ impl Members {
                 inner.loss = inner.number;
             }
         }
+        inner.ruled |= inner.settled && inner.too_few(self.world_size).is_none();
         inner.settled
     }
 
@@ -201,11 +204,7 @@ impl Members {
     /// Ranks that obey now, if they are no quorum: more than half, or half with rank 0. A rank obeys
     /// if its first segment does: others add room, not votes.
     pub(super) fn too_few(&self) -> Option<usize> {
-        let inner = self.lock();
-        let obeys = |m: &&Member| m.tx.is_some() && m.state != RankState::Suspect;
-        let (n, world) = (inner.firsts().filter(obeys).count(), self.world_size as usize);
-        let with_first = inner.ranks.get(&Seat::first(0)).is_some_and(|m| obeys(&m));
-        (n * 2 < world || (n * 2 == world && !with_first)).then_some(n)
+        self.lock().too_few(self.world_size)
     }
 
     pub(super) fn set_reported(&self, seat: Seat) {
@@ -401,6 +400,13 @@ impl Inner {
 
     fn reported(&self) -> usize {
         self.firsts().filter(|m| m.reported).count()
+    }
+
+    fn too_few(&self, world_size: u32) -> Option<usize> {
+        let obeys = |m: &&Member| m.tx.is_some() && m.state != RankState::Suspect;
+        let (n, world) = (self.firsts().filter(obeys).count(), world_size as usize);
+        let with_first = self.ranks.get(&Seat::first(0)).is_some_and(|m| obeys(&m));
+        (n * 2 < world || (n * 2 == world && !with_first)).then_some(n)
     }
 
     fn awaited(&self) -> Vec<Seat> {

@@ -69,9 +69,8 @@ impl Master {
         }
         // Also a term of our own, before it rose: what was placed since is not known there.
         let others = m.obeyed != Term::default() && m.obeyed != members.term();
-        if others && self.settled() && members.too_few().is_none() {
-            // Everybody else was met, or waited for in vain: it was counted as gone. Without a
-            // quorum it may be we who are late.
+        if others && self.settled() && self.may_refuse(m.obeyed) {
+            // Everybody else was met, or waited for in vain: it was counted as gone.
             return gone;
         }
         if others {
@@ -92,6 +91,18 @@ impl Master {
         Ok(())
     }
 
+    /// Whether a rank that comes too late for a settled term may be told so. Without a quorum it may be we
+    /// who are late, superseded by whom it obeyed; but not by one of a lower term, if we ever ruled: what
+    /// was said then, with that rank counted as gone, must stay true [I6].
+    fn may_refuse(&self, obeyed: Term) -> bool {
+        let members = &self.truth.members;
+        let (term, ruled) = {
+            let inner = members.lock();
+            (inner.term, inner.ruled)
+        };
+        members.too_few().is_none() || (ruled && obeyed < term)
+    }
+
     /// Makes sure that our term is above the one a joining rank obeyed. If it was not, another
     /// master ran before or beside us: what we know is void, and every rank joins again.
     fn rise_above(&mut self, obeyed: Term) -> std::result::Result<(), Refusal> {
@@ -106,6 +117,7 @@ impl Master {
             inner.term.number = number;
             inner.began_ms = self.truth.clock.now_ms();
             inner.settled = false;
+            inner.ruled = false;
             inner.ranks.clear();
             inner.reported_once.clear();
             inner.number += 1;

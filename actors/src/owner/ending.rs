@@ -5,8 +5,9 @@
 use super::Owner;
 use super::tables::{Ending, Gauges};
 use crate::evictor::Admit;
-use crate::message::{EndCause, PlanId, PlanRef, SlotRef, Up, WireKeyId};
+use crate::message::{EndCause, PlanId, PlanOpened, PlanRef, SlotRef, Up, WireKeyId};
 use nkv_store::KeyId;
+use nkv_store::arena::Extent;
 use nkv_store::object::Look;
 
 impl Owner {
@@ -16,7 +17,7 @@ impl Owner {
             return;
         }
         let looks = looks_first(cause);
-        let (producer, token, first, retired) = {
+        let (opened, first, retired) = {
             let mut t = self.truth.tables.lock();
             let Some(p) = t.plans.get_mut(&plan) else {
                 drop(t);
@@ -25,8 +26,12 @@ impl Owner {
             let before = p.ending;
             let retired = before.is_some_and(|e| e.retired);
             p.ending = Some(Ending { cause, retired });
-            (p.opened.producer, p.opened.token, before.is_none(), retired)
+            (p.opened.clone(), before.is_none(), retired)
         };
+        let (producer, token) = (opened.producer, opened.token);
+        if first {
+            self.open_as_recorded(&opened);
+        }
         if first {
             match cause {
                 EndCause::Expired => Gauges::add(&self.truth.tables.gauges.plans_expired, 1),
@@ -44,6 +49,15 @@ impl Owner {
             self.truth.tables.attachments.drop_plan(producer, plan, now);
         }
         self.pump_fences();
+    }
+
+    /// The link records a plan before this actor hears of it, so an end may come first: what ends is a
+    /// plan whose slot is open, and nothing opens it once more.
+    fn open_as_recorded(&mut self, p: &PlanOpened) {
+        let extent = Extent { offset: p.extent_offset, len: p.extent_len };
+        if let Err(error) = self.slots.open(p.at.slot, p.at.epoch, extent) {
+            tracing::debug!(%error, plan = ?p.plan, "an ending plan whose slot is past it");
+        }
     }
 
     /// After a panic: a fence may have been noted and not started. Both halves are idempotent.

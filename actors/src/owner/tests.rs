@@ -79,6 +79,13 @@ impl Bench {
 
     /// Opens a plan of 4 KiB in a slot, as the link does: recorded first, then told.
     async fn opens(&self, term: Term, seq: u64, slot: u32, epoch: u32) -> PlanRef {
+        let p = self.records(term, seq, slot, epoch);
+        self.hears(Down::PlanOpened(p.clone())).await;
+        PlanRef { plan: p.plan, at: p.at, key: KeyId::of(&p.key.0).into() }
+    }
+
+    /// The link takes a plan in; the actor has not handled its message yet.
+    fn records(&self, term: Term, seq: u64, slot: u32, epoch: u32) -> PlanOpened {
         let p = PlanOpened {
             plan: PlanId { term, seq },
             token: 1000 + seq,
@@ -93,10 +100,8 @@ impl Bench {
             bytes_total: 4096,
             page_bytes: 4096,
         };
-        let key = KeyId::of(&p.key.0);
         self.tables.record(&p, self.heap.geometry().header_base, BootClock.now_ns());
-        self.hears(Down::PlanOpened(p.clone())).await;
-        PlanRef { plan: p.plan, at: p.at, key: key.into() }
+        p
     }
 
     /// What a producer writes into a slot, up to a publish word.
@@ -186,6 +191,29 @@ async fn model_openterm_a_slot_with_an_open_plan_is_not_free_after_a_term_though
     );
     assert_eq!(b.says(freed).await, b.at(0, 1));
     assert_eq!(b.word(0), reserved(2), "[I3] armed with the next epoch");
+}
+
+/// After a rank joined again its master may end a plan before it has told of it once more, and a new
+/// term may come between the two.
+#[tokio::test]
+async fn i10_a_plan_that_ends_before_its_own_message_is_handled_leaves_no_slot_open() {
+    for by_term in [false, true] {
+        let mut b = Bench::new().await;
+        let p = b.records(OLD, 1, 0, 1);
+        match by_term {
+            false => {
+                let (plan, at, cause) = (p.plan, p.at, EndCause::Aborted);
+                b.hears(Down::EndPlan { plan, at, cause }).await;
+            }
+            true => b.obeys(NEW).await,
+        }
+        b.hears(Down::PlanOpened(p.clone())).await;
+        assert_eq!(b.says(freed).await, b.at(0, 1));
+        let gauges = b.tables.gauges.snapshot();
+        let left = (gauges.plans_open, gauges.open_bytes, gauges.fencing, gauges.held_bytes);
+        assert_eq!(left, (0, 0, 0, 0), "ended by a term: {by_term}");
+        assert_eq!(b.word(0), reserved(2));
+    }
 }
 
 #[tokio::test]

@@ -37,7 +37,7 @@ impl Ledger {
         };
         let text = format!(
             "[I6] a read of {} returned put {put}, which was removed: {removal:?}, read from \
-             {read_from:x?}, {:?}",
+             {read_from:016x?}, {:?}",
             book.name(key),
             book.put(put)
         );
@@ -96,9 +96,7 @@ impl Ledger {
     pub fn check_absence(&self, key: usize, began: Moment, roster: &Roster) {
         let mut book = self.lock();
         let asked = |put: &Put| {
-            let asked =
-                |r: &Removal| r.may_work() && r.ended.is_none_or(|(ended, _)| ended > put.began);
-            book.keys[put.key].removals.values().any(asked)
+            book.keys[put.key].removals.values().any(|r: &Removal| r.may_take(put.began))
         };
         let hidden = |p: &&PutId| {
             let put = book.put(**p);

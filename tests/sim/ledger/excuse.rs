@@ -13,6 +13,8 @@ use std::collections::BTreeSet;
 pub struct Roster {
     /// Incarnations in the master's view.
     pub members: BTreeSet<u64>,
+    /// Of these, those whose link is up as far as the master knows.
+    pub linked: BTreeSet<u64>,
     /// Incarnations whose link is joined.
     pub joined: BTreeSet<u64>,
 }
@@ -55,9 +57,7 @@ impl Book {
 
     /// A removal that had begun by then was not over when the put began.
     fn was_asked_to_go(&self, put: &Put, gone: Moment) -> bool {
-        self.keys[put.key].removals.values().any(|r| {
-            r.began < gone && r.may_work() && r.ended.is_none_or(|(ended, _)| ended > put.began)
-        })
+        self.keys[put.key].removals.values().any(|r| r.began < gone && r.may_take(put.began))
     }
 
     fn residual_of(&self, put: &Put) -> Option<&'static str> {
@@ -66,7 +66,7 @@ impl Book {
         let unheard = self.lost.iter().any(|l| {
             self.masters.contains(&l.from)
                 && Some(&l.to) == home
-                && put.acked.is_some_and(|acked| l.since <= acked)
+                && put.acked.is_some_and(|acked| l.since_ms <= acked)
         });
         if unheard {
             return Some("a dead master's last words");
@@ -96,8 +96,8 @@ impl Book {
             let lost = !removal.members.contains(&here);
             let cut_off = read_from.is_some_and(|r| r.contains(&here)) && !members.contains(&here);
             // "A loss that only ranks knew which died together with the master is not known to the
-            // next one."
-            let forgotten = removal.members.iter().all(|i| !self.is_alive(*i));
+            // next one", nor one that only ranks knew which the next one did not meet in time.
+            let forgotten = removal.knew.is_disjoint(members);
             match (lost, cut_off, forgotten) {
                 // "An owner cut off from the master may still serve a whole object that was removed."
                 (true, true, _) => excuse = Some("read from an owner that was cut off"),
@@ -106,10 +106,5 @@ impl Book {
             }
         }
         Ok(excuse)
-    }
-
-    /// The process that has this incarnation lives.
-    fn is_alive(&self, incarnation: u64) -> bool {
-        self.homes.get(&incarnation).is_some_and(|pid| !self.dead.contains(pid))
     }
 }

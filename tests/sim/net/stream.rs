@@ -1,7 +1,7 @@
 //! The ends of simulated connections as the program sees them: `Net`, `Listener` and streams of one
 //! process. What happens between them is the network's.
 
-use super::{Conn, ConnId, Door, Due, End, Lost, Net, Waiting};
+use super::{Conn, ConnId, Door, Due, End, Net, Waiting};
 use crate::net::pipe::Pipe;
 use crate::process::{Life, Pid};
 use nkv::transport::wire::{Address, BoxFuture, BoxStream, Listener, Peer, UnixPeer};
@@ -285,7 +285,7 @@ impl SimStream {
         let reset = lossy || conn.pipes[1 - self.side].has_unread();
         let (from, to) = (conn.ends[self.side].pid, conn.ends[1 - self.side].pid);
         if reset && let Some((_, since)) = conn.pipes[self.side].lose_flight() {
-            state.lost.push(Lost { from, to, since });
+            state.lost.push((from, to, since));
         }
     }
 }

@@ -59,6 +59,27 @@ async fn model_views_i17_a_rank_that_an_earlier_master_lost_is_refused_whoever_c
     assert_eq!(bench.found("removed-meanwhile").await, Err(ErrorKind::NotFound));
 }
 
+/// What an earlier master's remove said to be gone, because its rank was, that rank brings along if it
+/// is the first to come.
+#[tokio::test]
+async fn i6_a_master_finds_nothing_before_it_met_those_who_may_know_of_a_loss() {
+    let old = term(3, 9);
+    let (with, without) = (view(old, 5, &[100, 101, 102]), view(old, 6, &[100, 102]));
+    let bench = Bench::new(3).await;
+    let mut lost = bench.join_from(1, 101, old, with).await.unwrap();
+    lost.reports(vec![live(0, 1, "removed-meanwhile")]).await;
+    let mut first = bench.join(0, 200).await.unwrap();
+    first.reports(Vec::new()).await;
+    assert_eq!(bench.found("removed-meanwhile").await, Err(ErrorKind::NotReady));
+    let mut knows = bench.join_from(2, 102, old, without).await.unwrap();
+    knows.reports(vec![live(0, 1, "kept")]).await;
+    assert!(lost.is_cut().await);
+    let mut fresh = bench.join(1, 103).await.unwrap();
+    fresh.reports(Vec::new()).await;
+    assert_eq!(bench.found("removed-meanwhile").await, Err(ErrorKind::NotFound));
+    assert_eq!(bench.found("kept").await, Ok(knows.at(0, 1)));
+}
+
 #[tokio::test]
 async fn model_views_a_rank_that_joined_after_the_view_another_keeps_is_no_lost_one() {
     let old = term(3, 9);

@@ -3,6 +3,7 @@
 use super::bench::{Bench, TTL_MS, held, key, live, opening, term, view};
 use crate::ErrorKind;
 use crate::message::{Down, Refusal, Request, SeenView, Term, Up};
+use std::time::Duration;
 
 #[tokio::test]
 async fn a_new_master_rises_above_every_term_that_a_rank_obeyed_and_all_join_again() {
@@ -41,6 +42,28 @@ async fn a_master_with_a_quorum_is_not_superseded_by_what_one_rank_obeyed() {
     assert!(matches!(late, Some(Refusal::Gone { .. })), "{late:?}");
     assert!(bench.found("k").await.is_ok());
     assert_eq!(bench.members.term(), term(1, 50));
+}
+
+/// Its keys may have been put anew and removed while the quorum was there.
+#[tokio::test]
+async fn i17_a_rank_not_met_in_time_stays_out_when_its_master_has_lost_the_quorum_since() {
+    let (old, bench) = (term(3, 9), Bench::new(3).await);
+    let seen = view(old, 5, &[100, 101, 102]);
+    let mut knows = bench.join_from(2, 102, old, seen.clone()).await.unwrap();
+    knows.reports(Vec::new()).await;
+    let mut first = bench.join(0, 200).await.unwrap();
+    first.reports(Vec::new()).await;
+    for _ in 0..10 {
+        bench.clock.advance_ms(TTL_MS / 8);
+        first.says(Up::Retired(Vec::new())).await;
+        knows.says(Up::Retired(Vec::new())).await;
+        tokio::time::sleep(Duration::from_millis(15)).await;
+    }
+    assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound), "it rules, without rank 1");
+    knows.hangs_up().await;
+    assert_eq!(bench.found("k").await, Err(ErrorKind::Disconnected), "it has no quorum now");
+    let late = bench.join_from(1, 101, old, seen).await;
+    assert!(matches!(late, Err(Refusal::Gone { rank: 1, incarnation: 101 })));
 }
 
 #[tokio::test]
