@@ -102,6 +102,8 @@ const LAST_WORDS: Duration = Duration::from_millis(100);
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        // Their keys are nobody else's to tell.
+        self.peers.all().iter().for_each(|peer| peer.send_names(usize::MAX));
         if let Some(place) = self.place.take() {
             let here = place.place().clone();
             here.task(async move {
@@ -116,6 +118,16 @@ impl Shared {
     /// Ranks of the job; 0 while this handle was not told.
     pub(crate) fn world(&self) -> u32 {
         self.world.load(Ordering::Relaxed)
+    }
+
+    /// Takes an owner in that was just attached to, unless it was declared gone meanwhile [I17].
+    pub(crate) fn take_in(&self, peer: Arc<Peer>) {
+        let view = self.view.read().unwrap_or_else(PoisonError::into_inner);
+        let member = |(info, _): &(RankInfo, RankState)| info.incarnation == peer.incarnation;
+        if view.settled && !view.ranks.iter().any(member) {
+            peer.part();
+        }
+        self.peers.insert(peer.incarnation, peer);
     }
 
     /// The first segment of a rank, if it is up and has a device log.

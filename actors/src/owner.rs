@@ -150,6 +150,8 @@ impl Role for Owner {
         };
         let mut slots =
             Slots::scan(truth.heap.clone(), &open, |s, e| truth.tables.has_key(s, e), now);
+        // A word that a panic swallowed is said again.
+        truth.tables.log_signals.told.store(false, std::sync::atomic::Ordering::Release);
         let log = log::Log::of(&truth.heap, &mut slots, now);
         let mut owner = Self {
             incarnation: truth.heap.geometry().incarnation,
@@ -192,6 +194,7 @@ impl Owner {
         g.fencing.store(self.ending.len() as u64, std::sync::atomic::Ordering::Relaxed);
         let now = self.truth.clock.now_ns();
         let (pinned, suspect) = self.slots.held_by_pins(now, SUSPECT_PIN_NS);
+        let pinned = pinned + u64::from(self.log.as_ref().is_some_and(log::Log::is_held));
         g.pinned.store(pinned, std::sync::atomic::Ordering::Relaxed);
         g.pins_suspect.store(suspect, std::sync::atomic::Ordering::Relaxed);
         // Quarantine counts from when the cleared LIVE is visible, which is surely so by now [I8].
@@ -353,7 +356,9 @@ impl Owner {
         let already: Vec<_> = mine
             .iter()
             .filter(|r| {
-                !self.slots.is_live(r.slot, r.epoch) && !self.slots.is_open(r.slot, r.epoch)
+                !self.is_of_log(r.slot)
+                    && !self.slots.is_live(r.slot, r.epoch)
+                    && !self.slots.is_open(r.slot, r.epoch)
             })
             .copied()
             .collect();
@@ -502,7 +507,10 @@ impl On<OwnerTick> for Owner {
             self.expire_plans();
             self.pump_fences();
             self.pump_term();
-            if self.truth.tables.gauges.pinned.load(std::sync::atomic::Ordering::Relaxed) > 0 {
+            let held = self.log.as_ref().is_some_and(log::Log::is_held);
+            if held
+                || self.truth.tables.gauges.pinned.load(std::sync::atomic::Ordering::Relaxed) > 0
+            {
                 // A dead process holds nothing [I9].
                 self.truth.tables.pins.bury();
             }

@@ -203,7 +203,7 @@ impl On<Attached> for Producer {
         let Attached(incarnation, result) = m;
         if let (Ok(peer), Some(shared)) = (&result, self.truth.shared.upgrade()) {
             tracing::debug!(rank = peer.rank, transport = %peer.kind(), "attached");
-            shared.peers.insert(incarnation, peer.clone());
+            shared.take_in(peer.clone());
         }
         for w in self.attaching.remove(&incarnation).unwrap_or_default() {
             w.send(result.clone());

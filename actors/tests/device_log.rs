@@ -281,3 +281,68 @@ async fn i6_a_key_that_lies_in_the_heap_and_in_the_log_is_gone_from_both_once_re
     at_rest(&cluster, 0).await;
     cluster.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_was_asked_about_before_it_had_a_name_is_forgotten_when_its_object_is_evicted() {
+    let cluster = Cluster::start(1, with_log("log-asked")).await.unwrap();
+    let fresh = client_by(&cluster, TransportChoice::Tcp).await;
+    for turn in 0..3u8 {
+        let key = [b'a', turn];
+        // Never told: its handle knows a few keys only, and the log wraps before their time comes.
+        let client = attached(&cluster, TransportChoice::Shm).await;
+        client.put(&key, &bytes(9_000, turn), &logged(0)).await.unwrap();
+        assert_eq!(fresh.get_location(&key).await.unwrap().bytes_total, 9_000);
+        for i in 0..60u8 {
+            let other = [b'x', turn, i];
+            client.put(&other, &bytes(100_000, i), &logged(0)).await.unwrap();
+        }
+        eventually("it made room", async || {
+            fresh.exists(&[&key], false).await.unwrap() == [Existence::Absent]
+        })
+        .await;
+        fresh.put(&key, &bytes(50, turn), &PutOptions::default()).await.unwrap();
+        assert_eq!(fresh.get(&key).await.unwrap(), bytes(50, turn), "by a plan");
+        fresh.remove(&key).await.unwrap();
+        client.put(&key, &bytes(60, turn), &logged(0)).await.unwrap();
+        client.flush().await.unwrap();
+        eventually("listed", async || client.list(Some("^a"), None, 10).await.unwrap().len() == 1)
+            .await;
+        assert_eq!(fresh.get(&key).await.unwrap(), bytes(60, turn), "through the log again");
+        fresh.remove(&key).await.unwrap();
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i9_a_view_of_a_logged_object_holds_the_log_and_no_longer_than_it_lives() {
+    let cluster = Cluster::start(1, with_log("log-view")).await.unwrap();
+    let client = attached(&cluster, TransportChoice::Shm).await;
+    let fill = async |round: u8| {
+        let before = client.write_counters().by_plan;
+        for i in 0..80u8 {
+            let key = [b'f', round, i];
+            client.put(&key, &bytes(100_000, i), &logged(0)).await.unwrap();
+        }
+        client.write_counters().by_plan - before
+    };
+    for round in 0..2 {
+        let key = [b'v', round];
+        client.put(&key, &bytes(70_000, round), &logged(0)).await.unwrap();
+        let view = client.get_view(&key).await.unwrap();
+        assert!(fill(round).await > 0, "held by a view, the log fills up and puts take plans");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(&view[..], bytes(70_000, round), "looked at in place, it never changed");
+        assert_eq!(gauges(&cluster, 0).pinned, 1);
+        drop(view);
+        eventually("the log has room again", async || {
+            let before = client.write_counters().by_log;
+            client.put(b"probe", &bytes(100_000, 1), &logged(0)).await.unwrap();
+            client.remove(b"probe").await.unwrap();
+            client.write_counters().by_log > before
+        })
+        .await;
+        client.remove_all().await.unwrap();
+    }
+    at_rest(&cluster, 0).await;
+    cluster.stop().await;
+}

@@ -1,15 +1,18 @@
 //! Writing: open, place bytes one-sided, publish by one compare-and-swap, commit. Every byte goes
 //! through the plan's gate, so an owner that ends the plan knows when nothing is in flight [I10].
 
+mod holding;
+
 use super::counters::Writes;
 use super::peer::Peer;
 use super::{Client, one, spread, unexpected};
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{OpenItem, PlanDesc, PlanId, PlanRef, PutOptions, Request, Response};
+use crate::message::{OpenItem, PlanDesc, PlanRef, PutOptions, Request, Response};
 use crate::plans::PlanState;
-use crate::producer::{Abandon, Withdrawn};
+use crate::producer::Abandon;
 use futures_util::future::join_all;
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
+use holding::{Asked, Granted, Unfinished};
 use nkv_store::layout::{PUBLISH_OFF, epoch_of};
 use nkv_store::object::{Publication, ready};
 use nkv_store::{Key, KeyId};
@@ -310,70 +313,6 @@ impl Client {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         false
-    }
-}
-
-/// Plans of a call that is not over: given up if it fails or its future is dropped.
-struct Unfinished<'a> {
-    client: &'a Client,
-    plans: Vec<Arc<PlanState>>,
-}
-
-impl<'a> Unfinished<'a> {
-    fn new(client: &'a Client, plans: &[Result<Arc<PlanState>>]) -> Self {
-        Self { client, plans: plans.iter().filter_map(|p| p.as_ref().ok()).cloned().collect() }
-    }
-
-    /// Their commit was answered; what that means for each was seen to.
-    fn answered(&mut self, plans: &[Arc<PlanState>]) {
-        let answered: HashSet<PlanId> = plans.iter().map(|p| p.desc.plan).collect();
-        self.plans.retain(|p| !answered.contains(&p.desc.plan));
-    }
-}
-
-impl Drop for Unfinished<'_> {
-    fn drop(&mut self) {
-        self.client.abandon(&self.plans);
-    }
-}
-
-/// An open whose answer has not come: withdrawn if its future is dropped or the answer is lost.
-struct Asked<'a> {
-    client: &'a Client,
-    request: Option<u64>,
-}
-
-impl Drop for Asked<'_> {
-    fn drop(&mut self) {
-        if let (Some(request), Some(actor)) = (self.request, self.client.shared.actor.get())
-            && let Err(error) = actor.tell(Withdrawn(request))
-        {
-            tracing::debug!(%error, "an open left to its deadline");
-        }
-    }
-}
-
-/// A grant on its way to the caller: given back if attaching fails or the future is dropped.
-struct Granted<'a> {
-    client: &'a Client,
-    reference: Option<PlanRef>,
-    plan: Option<Arc<PlanState>>,
-}
-
-impl Granted<'_> {
-    /// Hands the registered plan over.
-    fn keep(mut self) -> Result<Arc<PlanState>> {
-        self.reference = None;
-        self.plan.take().ok_or_else(|| Error::internal("a grant that was never registered"))
-    }
-}
-
-impl Drop for Granted<'_> {
-    fn drop(&mut self) {
-        if let Some(plan) = self.plan.take() {
-            self.client.shared.plans.close(&plan);
-        }
-        self.client.tell_abandoned(self.reference.take().into_iter().collect());
     }
 }
 

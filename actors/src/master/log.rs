@@ -5,7 +5,7 @@
 use super::objects::{Entry, State};
 use super::{Ask, Master};
 use crate::cell::Reply;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::message::{
     Down, KeyBytes, LogObjectEntry, LogQuestion, Request, Response, Seat, SlotRef, WireKeyId,
 };
@@ -41,11 +41,15 @@ impl Master {
         reply: Reply<Response>,
     ) -> Option<(Ask, Reply<Response>)> {
         let Some(question) = self.question_of(&ask.request) else { return Some((ask, reply)) };
-        let with_log = |s: &Seat| self.books.get(s).is_some_and(|b| b.info.log_slots > 0);
-        let seats: HashSet<Seat> =
-            self.books.keys().filter(|s| with_log(s) && self.reachable(**s)).copied().collect();
+        let with_log = self.books.iter().filter(|(_, b)| b.info.log_slots > 0);
+        let seats: HashSet<Seat> = with_log.map(|(seat, _)| *seat).collect();
         if seats.is_empty() {
             return Some((ask, reply));
+        }
+        if let Some(down) = seats.iter().find(|s| !self.reachable(**s)) {
+            // It lives, perhaps, and serves what nobody else knows of.
+            self.unsure(ask, reply, &format!("{down}, whose link is down, has a device log"));
+            return None;
         }
         if self.log_questions.0.len() >= MAX_ASKED {
             let text = format!("{MAX_ASKED} calls already wait for the owners of device logs");
@@ -73,7 +77,7 @@ impl Master {
             }
             Request::Remove(keys) => Some(LogQuestion::Remove(keys.iter().map(id).collect())),
             Request::RemoveMatching(of) if of.pattern.is_none() && of.from.is_none() => {
-                Some(LogQuestion::RemoveNameless)
+                Some(LogQuestion::RemoveAll)
             }
             _ => None,
         }
@@ -113,10 +117,9 @@ impl Master {
     /// Those whose owners left, and those whose time is up.
     pub(super) fn pump_log_questions(&mut self) {
         let now = self.now_ms();
-        let reachable: HashSet<Seat> =
-            self.books.keys().filter(|s| self.reachable(**s)).copied().collect();
         for asked in self.log_questions.0.values_mut() {
-            asked.left.retain(|seat| reachable.contains(seat));
+            // Gone, it serves nothing; while it may come back its answer is waited for.
+            asked.left.retain(|seat| self.books.contains_key(seat));
         }
         let over = |a: &Asked| a.left.is_empty() || now >= a.until_ms;
         let done: Vec<_> = self.log_questions.0.extract_if(|_, a| over(a)).collect();
@@ -127,10 +130,25 @@ impl Master {
                     let text = format!(
                         "{seat} did not say within {ANSWER_LIMIT_MS} ms what its device log holds"
                     );
-                    asked.reply.send(Response::Failed(Error::disconnected(text)));
+                    self.unsure(asked.ask, asked.reply, &text);
                 }
             }
         }
+    }
+
+    /// An owner of a log could not be asked: what is known is said, and of the rest that it is not.
+    fn unsure(&mut self, ask: Ask, reply: Reply<Response>, why: &str) {
+        let unknown = || Error::disconnected(format!("this key is not known here, and {why}"));
+        let Request::GetLocation(keys) = &ask.request else {
+            let text = format!("not all of it can be removed now: {why}");
+            return reply.send(Response::Failed(Error::disconnected(text)));
+        };
+        let mut answer = self.get_location(keys);
+        if let Response::Locations(list) = &mut answer {
+            let missing = |r: &&mut crate::error::Result<_>| matches!(r, Err(e) if e.kind == ErrorKind::NotFound);
+            list.iter_mut().filter(missing).for_each(|r| *r = Err(unknown()));
+        }
+        reply.send(answer);
     }
 
     fn all_answered(&mut self, asked: Asked) {
@@ -152,7 +170,7 @@ impl Master {
         let mut duplicates = Vec::new();
         for o in list {
             let at = SlotRef { incarnation, slot: o.slot, epoch: o.epoch };
-            if !self.logged(seat, at, &o) {
+            if !self.logged(seat, at, &o, false) {
                 duplicates.push(at);
             }
         }
@@ -161,16 +179,27 @@ impl Master {
         }
     }
 
-    /// Lists one; false if it is to be retired.
-    pub(super) fn logged(&mut self, seat: Seat, at: SlotRef, o: &LogObjectEntry) -> bool {
+    /// Lists one; false if it is to be retired. `reported`: by the report of a rank that just joined.
+    pub(super) fn logged(
+        &mut self,
+        seat: Seat,
+        at: SlotRef,
+        o: &LogObjectEntry,
+        reported: bool,
+    ) -> bool {
         let Ok(key) = Key::new(&o.key.0) else { return true };
         let id = key.id();
-        match self.objects.get(&id).map(|e| (e.at, e.state)) {
-            // Of a key that is being written by a plan both may stay: a remove asks the logs anyway.
-            Some((other, State::Writing(_))) if other != at => return true,
-            Some((other, state)) if other != at || state == State::Removing => return false,
-            Some(_) => return true,
-            None if self.superseded.contains(&id) => return false,
+        match self.objects.get(&id).map(|e| (e.at, e.state, e.seat)) {
+            Some((other, State::Live, there)) if other != at => {
+                // The first one heard of is served, as far as anybody can tell.
+                return !self.reachable(there);
+            }
+            // Being written by a plan, or on its way out elsewhere: this one stays, unlisted until it
+            // is asked for. A remove asks the logs anyway.
+            Some((other, ..)) if other != at => return true,
+            Some((_, state, _)) => return state != State::Removing,
+            // Put anew while that rank was silent, and perhaps removed since [I6].
+            None if reported && self.superseded.contains(&id) => return false,
             None => {}
         }
         let Some(book) = self.books.get_mut(&seat) else { return true };

@@ -205,7 +205,7 @@ impl Master {
             if known && let Some(book) = self.books.get_mut(&seat) {
                 book.name_logged(at.slot, at.epoch, o.id.into());
             }
-            if !self.logged(seat, at, &o) {
+            if !self.logged(seat, at, &o, true) {
                 duplicates.push(at);
             }
         }

@@ -30,8 +30,8 @@ pub enum LogQuestion {
     Find(Vec<WireKeyId>),
     /// Take these away; which did you serve?
     Remove(Vec<WireKeyId>),
-    /// Take away whatever has no name yet. What has one goes like any other object.
-    RemoveNameless,
+    /// Take away everything.
+    RemoveAll,
 }
 
 /// The key of an object that a producer put into a log.

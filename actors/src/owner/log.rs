@@ -4,12 +4,13 @@
 
 use super::attachments::AttachId;
 use super::log_producers::Stands;
-use super::tables::Gauges;
-use super::{LogClear, Owner};
+use super::tables::{Gauges, Tables};
+use super::{LogClear, Owner, SLOTS_PER_FRAME};
 use crate::cell::{Message, On, Reply, Turn};
 use crate::message::{
     Abandoned, KeyBytes, LogObjectEntry, LogQuestion, Named, SlotRef, Up, WireKeyId,
 };
+use hashbrown::HashSet;
 use nkv_store::device_log::{
     Abandon, Asking, DeviceLog, Directory, HEAP_LIMIT_OFF, LogObject, LogTimes, Retire,
 };
@@ -39,6 +40,8 @@ pub struct LogSignals {
 pub(super) struct Log {
     log: DeviceLog,
     asking: Option<Asking<Party>>,
+    // A view holds the tail: nobody can be told when it ends.
+    held: bool,
     // Objects that were named, to be told to the master: slot and epoch.
     named: std::collections::VecDeque<(u32, u32)>,
 }
@@ -99,7 +102,11 @@ impl Log {
         let (memory, log) = (heap.memory().clone(), geometry.device_log()?);
         match DeviceLog::rebuild(memory, log, times, now_ns, &mut InSegment(slots, &mut Vec::new()))
         {
-            Ok(log) => Some(Log { log, asking: None, named: Default::default() }),
+            Ok(log) => {
+                // What was named before an actor restart is told again.
+                let named = log.live().map(|o| (o.slot, o.epoch)).collect();
+                Some(Log { log, asking: None, held: false, named })
+            }
             Err(error) => {
                 tracing::error!(%error, "the device log is lost: puts take plans");
                 // Nothing is claimable from here on: what nobody accepts must not be promised.
@@ -117,7 +124,12 @@ impl Log {
 
     /// True while producers are being asked, or objects wait to be told of.
     pub(super) fn has_work(&self) -> bool {
-        self.asking.is_some() || !self.named.is_empty()
+        self.asking.is_some() || !self.named.is_empty() || self.held
+    }
+
+    /// True while a view holds the tail.
+    pub(super) fn is_held(&self) -> bool {
+        self.held
     }
 
     pub(super) fn settle(&mut self, now_ns: u64) {
@@ -167,33 +179,44 @@ impl Owner {
         }
         let mut evicted = Vec::new();
         let mut segment = InSegment(&mut self.slots, &mut evicted);
-        log.log.accept(now, &mut segment)?;
-        log.log.retire_ahead(now, &mut segment)?;
+        let accepted = log.log.accept(now, &mut segment);
+        let done = accepted.and_then(|_| log.log.retire_ahead(now, &mut segment));
         log.log.settle(clock.now_ns());
+        // Also of what went before an error.
         self.forget_evicted(&evicted);
-        if log.log.next_due_ns().is_some_and(|due| due <= now) {
-            // After the fences of the retires that are due by now [I9].
+        done?;
+        log.held = false;
+        if log.log.tail_waits() {
+            // After the fences of all retires that are due by now [I9].
             let (memory, region) = (self.truth.heap.memory(), self.truth.heap.geometry().pins);
             let pinned = pins::scan(&**memory, &region)?;
             log.log.advance(now, |slot, epoch| !pinned.contains(&(slot, epoch)))?;
-        } else {
-            log.log.advance(now, |_, _| false)?;
+            log.held = log.log.tail_waits() && !pinned.is_empty();
         }
         self.look_at_holes(log, now)
     }
 
-    /// Objects that made room: the master hears of those that have a name, and so were told of.
+    /// Objects that made room: the master hears of those it was told of.
     fn forget_evicted(&self, evicted: &[(u32, u32)]) {
-        let named: Vec<SlotRef> = {
-            let t = self.truth.tables.lock();
-            let named = |(slot, epoch): &&(u32, u32)| {
-                t.keys.get(slot).is_some_and(|(named, _)| named == epoch)
+        let told: Vec<SlotRef> = {
+            let mut t = self.truth.tables.lock();
+            let Tables { keys, log_told, .. } = &mut *t;
+            let told = |(slot, epoch): &&(u32, u32)| {
+                let by_asking = log_told.get(slot) == Some(epoch);
+                if by_asking {
+                    log_told.remove(slot);
+                }
+                by_asking || keys.get(slot).is_some_and(|(named, _)| named == epoch)
             };
-            evicted.iter().filter(named).map(|(slot, epoch)| self.at(*slot, *epoch)).collect()
+            evicted.iter().filter(told).map(|(slot, epoch)| self.at(*slot, *epoch)).collect()
         };
-        if !named.is_empty() {
-            self.forget_keys(&named);
-            self.send_up(Up::Retired(named));
+        self.forget_keys(&told);
+        self.say_retired(told);
+    }
+
+    fn say_retired(&self, gone: Vec<SlotRef>) {
+        for part in gone.chunks(SLOTS_PER_FRAME) {
+            self.send_up(Up::Retired(part.to_vec()));
         }
     }
 
@@ -252,9 +275,8 @@ impl Owner {
         while entries.len() < ENTRIES_PER_TURN
             && let Some((slot, epoch)) = log.named.pop_front()
         {
-            if let Some(object) = log.log.object(slot, epoch) {
-                entries.push(self.entry_of(&object));
-            }
+            let object = log.log.object(slot, epoch).map(|o| self.entry_of(&o));
+            entries.extend(object.filter(|o| !o.key.0.is_empty()));
         }
         for part in entries.chunks(ENTRIES_PER_FRAME) {
             self.send_up(Up::Announced(part.to_vec()));
@@ -288,7 +310,7 @@ impl Owner {
         entries.filter(|e| !e.key.0.is_empty()).collect()
     }
 
-    /// Retires objects of the log that are live; which were.
+    /// Retires objects of the log; those that are surely not served any more.
     pub(super) fn retire_in_log(&mut self, list: &[(u32, u32)]) -> Vec<(u32, u32)> {
         let (now, clock) = (self.truth.clock.now_ns(), self.truth.clock.clone());
         let Some(log) = &mut self.log else { return Vec::new() };
@@ -297,8 +319,9 @@ impl Owner {
             let done =
                 log.log.retire(slot, epoch, now, &mut InSegment(&mut self.slots, &mut Vec::new()));
             match done {
-                Ok(Retire::Done) => gone.push((slot, epoch)),
-                Ok(Retire::Already | Retire::Unknown) => {}
+                Ok(Retire::Done | Retire::Already) => gone.push((slot, epoch)),
+                // Nobody was told of it: nobody may be told that it is gone.
+                Ok(Retire::Unknown) => {}
                 Err(error) => tracing::error!(%error, slot, "an object of the log stays"),
             }
         }
@@ -318,41 +341,35 @@ impl Owner {
         match question {
             LogQuestion::Find(keys) => {
                 served = keys.into_iter().filter_map(|id| self.find_in_log(id.into())).collect();
+                let mut t = self.truth.tables.lock();
+                t.log_told.extend(served.iter().map(|o| (o.slot, o.epoch)));
             }
             LogQuestion::Remove(keys) => {
-                for id in keys {
-                    if let Some(found) = self.find_in_log(id.into()) {
-                        removed.extend(self.take_away(&[(found.slot, found.epoch)]).map(|_| id));
-                    }
-                }
+                let held = keys.into_iter().filter_map(|id| self.find_in_log(id.into()));
+                let held: Vec<_> = held.map(|o| ((o.slot, o.epoch), o.id)).collect();
+                let gone = self.take_away(&held.iter().map(|(at, _)| *at).collect::<Vec<_>>());
+                let gone: HashSet<_> = gone.into_iter().collect();
+                removed = held
+                    .into_iter()
+                    .filter(|(at, _)| gone.contains(at))
+                    .map(|(_, id)| id)
+                    .collect();
             }
-            LogQuestion::RemoveNameless => {
-                let nameless: Vec<_> = self.nameless();
-                for (slot, epoch, id) in nameless {
-                    removed.extend(self.take_away(&[(slot, epoch)]).map(|_| id));
-                }
+            LogQuestion::RemoveAll => {
+                let all = self.live_in_log();
+                self.take_away(&all);
             }
         }
         self.send_up(Up::LogAnswer { number, served, removed });
     }
 
-    fn nameless(&self) -> Vec<(u32, u32, WireKeyId)> {
-        let Some(log) = &self.log else { return Vec::new() };
-        let named = |o: &LogObject| self.truth.tables.has_key(o.slot, o.epoch);
-        let nameless = log.log.live().filter(|o| !named(o));
-        nameless.map(|o| (o.slot, o.epoch, WireKeyId::from(o.key))).collect()
-    }
-
-    /// Some(()) for each object that lost LIVE by this; the master hears of those with a name.
-    fn take_away(&mut self, list: &[(u32, u32)]) -> Option<()> {
+    /// Those that lost LIVE by this, or had lost it before; the master hears of them.
+    fn take_away(&mut self, list: &[(u32, u32)]) -> Vec<(u32, u32)> {
         let gone = self.retire_in_log(list);
-        let gone: Vec<_> = gone.iter().map(|(slot, epoch)| self.at(*slot, *epoch)).collect();
-        if gone.is_empty() {
-            return None;
-        }
-        self.forget_keys(&gone);
-        self.send_up(Up::Retired(gone));
-        Some(())
+        let told: Vec<_> = gone.iter().map(|(slot, epoch)| self.at(*slot, *epoch)).collect();
+        self.forget_keys(&told);
+        self.say_retired(told);
+        gone
     }
 
     fn find_in_log(&self, key: KeyId) -> Option<LogObjectEntry> {

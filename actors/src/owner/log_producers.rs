@@ -17,7 +17,8 @@ const ANSWER_NS: u64 = 1_000_000_000;
 struct Producer {
     rights: Arc<LogRights>,
     over: bool,
-    asked_ns: Option<u64>,
+    // The position it was asked about last, and since when.
+    asked: Option<(u64, u64)>,
 }
 
 /// See the file's first paragraph.
@@ -54,7 +55,7 @@ impl LogProducers {
     pub fn give(&self, token: u64) -> Option<u64> {
         let (geometry, heap) = self.log.as_ref().filter(|_| token != 0)?;
         let rights = Arc::new(LogRights::new(*geometry, heap.memory().clone()));
-        let producer = Producer { rights: rights.clone(), over: false, asked_ns: None };
+        let producer = Producer { rights: rights.clone(), over: false, asked: None };
         self.lock().insert(token, producer);
         self.grants.open_log(token, rights);
         Some(token)
@@ -115,10 +116,12 @@ impl LogProducers {
             // Settled and forgotten.
             let Some(p) = all.get_mut(&token) else { return Stands::Fenced };
             if p.rights.clear_below(below) {
-                p.asked_ns = None;
+                p.asked = None;
                 return Stands::Clear;
             }
-            now_ns.saturating_sub(*p.asked_ns.get_or_insert(now_ns)) >= ANSWER_NS && !p.over
+            let asked = p.asked.filter(|(about, _)| *about == below).unwrap_or((below, now_ns));
+            p.asked = Some(asked);
+            now_ns.saturating_sub(asked.1) >= ANSWER_NS && !p.over
         };
         if fence {
             tracing::warn!("a producer over tcp holds a claim in the device log: it is fenced");

@@ -46,6 +46,8 @@ pub struct Tables {
     pub plans: BTreeMap<PlanId, PlanRecord>,
     /// Key string of every open or live slot, with its epoch.
     pub keys: HashMap<u32, (u32, Vec<u8>)>,
+    /// Objects of the device log that the master was told of without a name of their own: slot, epoch.
+    pub log_told: HashMap<u32, u32>,
     /// The latest plan heard of: plans of one master arrive in order.
     pub last_opened: Option<PlanId>,
     /// Slots freed (slot -> epoch that ended) and not yet acknowledged.

@@ -6,10 +6,11 @@ use crate::answers;
 use crate::bodies::again;
 use crate::handshake::{self, CLIENT, NODE};
 use nkv_actors::message::{
-    ClusterStats, Down, EndCause, Existence, Hello, KeyBytes, MESSAGES_VERSION, ObjMeta, OpenItem,
-    OwnerGauges, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, PutOptions, RankInfo, RankState,
-    RankStats, Refusal, Request, Response, SeenView, SegmentCommand, Settings, SlotContent,
-    SlotEntry, SlotRef, Term, ToClient, ToOwner, Touch, TouchBatch, Served, Up, View, Welcome, WireKeyId,
+    Abandoned, ClusterStats, Down, EndCause, Existence, Hello, KeyBytes, LogObjectEntry,
+    LogQuestion, MESSAGES_VERSION, Named, ObjMeta, OpenItem, OwnerGauges, PlanDesc, PlanId,
+    PlanOpened, PlanRef, Purpose, PutOptions, RankInfo, RankState, RankStats, Refusal, Request,
+    Response, SeenView, SegmentCommand, Served, Settings, SlotContent, SlotEntry, SlotRef, Term,
+    ToClient, ToOwner, Touch, TouchBatch, Up, View, Welcome, WireKeyId,
 };
 use nkv_actors::{Error, ErrorKind};
 use nkv_transport::wire::auth::CHALLENGE_BYTES;
@@ -145,8 +146,7 @@ fn first_frames(seeds: &mut Seeds) {
         ],
     );
     let settings = Settings { page_bytes: 4096, write_ttl_ms: 1, ttl_ms: 2, call_timeout_ms: 3 };
-    let view =
-        View {
+    let view = View {
         number: 1,
         term: TERM,
         world_size: 3,
@@ -209,6 +209,18 @@ fn responses() -> Vec<Response> {
     ]
 }
 
+fn logged() -> LogObjectEntry {
+    LogObjectEntry {
+        key: key(),
+        id: meta().key,
+        slot: 5,
+        epoch: 7,
+        payload_off: 4096,
+        bytes_total: 1000,
+        page_bytes: 256,
+    }
+}
+
 fn link(seeds: &mut Seeds) {
     let content = [
         SlotContent::Free,
@@ -222,6 +234,7 @@ fn link(seeds: &mut Seeds) {
         },
         SlotContent::Open(Box::new(opened())),
         SlotContent::Held { extent_offset: 0, extent_len: 4096 },
+        SlotContent::Logged(Box::new(logged())),
     ];
     let entry = |what| SlotEntry { slot: 5, epoch: 7, what };
     seeds.bodies(
@@ -232,6 +245,8 @@ fn link(seeds: &mut Seeds) {
             Up::Freed(vec![AT, AT]),
             Up::Adopted(PLAN_REF),
             Up::Report { number: 1, slots: content.map(entry).to_vec(), last: true },
+            Up::Announced(vec![logged(), logged()]),
+            Up::LogAnswer { number: 1, served: vec![logged()], removed: vec![logged().id] },
             Up::ViewSeen { number: 4 },
             Up::Draining,
             Up::Leave,
@@ -249,6 +264,9 @@ fn link(seeds: &mut Seeds) {
             Down::EvictTo { bytes: 4096 },
             Down::ReportTaken,
             Down::ReportPlease { number: 1 },
+            Down::AskLog { number: 1, question: LogQuestion::Find(vec![logged().id]) },
+            Down::AskLog { number: 2, question: LogQuestion::Remove(vec![logged().id]) },
+            Down::AskLog { number: 3, question: LogQuestion::RemoveAll },
             Down::View(seen()),
             Down::Beat,
         ],
@@ -261,11 +279,18 @@ fn link(seeds: &mut Seeds) {
             ToOwner::CheckPlan(PLAN),
             ToOwner::Dropped(PLAN),
             ToOwner::TermObeyed(TERM),
+            ToOwner::Named(vec![Named { slot: 5, epoch: 7, key: key() }]),
+            ToOwner::Abandoned(Abandoned { position: 4096, bytes: 8192 }),
+            ToOwner::ClearBelow(1 << 40),
             ToOwner::Detach,
         ],
     );
-    let told =
-        [ToClient::Drop(PLAN), ToClient::Plan { plan: PLAN, open: true }, ToClient::Term(TERM)];
+    let told = [
+        ToClient::Drop(PLAN),
+        ToClient::Plan { plan: PLAN, open: true },
+        ToClient::Term(TERM),
+        ToClient::ClearBelow(1 << 40),
+    ];
     seeds.bodies("to-client", &told);
 }
 

@@ -22,8 +22,9 @@ struct Held {
 impl Held {
     fn word(&mut self) -> Option<u32> {
         self.free.pop().or_else(|| {
-            self.used += 1;
-            (self.used <= PINS).then(|| self.used - 1)
+            let next = self.used;
+            self.used += u32::from(next < PINS);
+            (next < PINS).then_some(next)
         })
     }
 }

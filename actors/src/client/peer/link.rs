@@ -1,0 +1,114 @@
+//! The link between a handle and one owner: touches, names and answers go out, orders to drop come in.
+//! It lives on the place of the handle's Producer.
+
+use crate::message::{PlanId, ToClient, ToOwner};
+use crate::plans::{Obeyed, OpenPlans};
+use crate::race::race;
+use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, read_frame, write_frame};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+
+/// What the link task sends.
+pub(crate) enum Outgoing {
+    /// A frame.
+    Frame(ToOwner),
+    /// Answers when everything before it is written.
+    Flushed(oneshot::Sender<()>),
+    /// A question about a plan, and who waits for the answer.
+    Check(PlanId, oneshot::Sender<bool>),
+}
+
+/// Questions about plans that wait for their answer.
+type Checks = Arc<Mutex<Vec<(PlanId, oneshot::Sender<bool>)>>>;
+
+/// Moves frames both ways until the owner or the client goes; returns why.
+pub(super) async fn run_link(
+    stream: BoxStream,
+    mut rx: mpsc::Receiver<Outgoing>,
+    tx: mpsc::WeakSender<Outgoing>,
+    (plans, obeyed): (Arc<OpenPlans>, Arc<Obeyed>),
+) -> String {
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    let checks: Checks = Arc::default();
+    let asked = checks.clone();
+    let out = async {
+        let mut buf = Vec::new();
+        while let Some(o) = rx.recv().await {
+            let frame = match o {
+                Outgoing::Frame(f) => f,
+                Outgoing::Flushed(done) => {
+                    let _ = done.send(());
+                    continue;
+                }
+                Outgoing::Check(plan, answer) => {
+                    let mut waiting = asked.lock().unwrap_or_else(PoisonError::into_inner);
+                    // Callers that gave up leave nothing behind.
+                    waiting.retain(|(_, answer)| !answer.is_closed());
+                    waiting.push((plan, answer));
+                    drop(waiting);
+                    ToOwner::CheckPlan(plan)
+                }
+            };
+            let last = matches!(frame, ToOwner::Detach);
+            if let Err(e) = write_frame(&mut writer, &mut buf, 0, &frame).await {
+                return e.to_string();
+            }
+            if last {
+                return "detached".to_string();
+            }
+        }
+        match write_frame(&mut writer, &mut buf, 0, &ToOwner::Detach).await {
+            Ok(()) => "the client ended".to_string(),
+            Err(e) => e.to_string(),
+        }
+    };
+    let inn = async {
+        let mut buf = Vec::new();
+        loop {
+            match read_frame::<_, ToClient>(&mut reader, &mut buf, MAX_FRAME_BYTES).await {
+                Ok(Some((_, ToClient::Drop(plan)))) => {
+                    plans.drop_plan(plan);
+                    let (plans, tx) = (plans.clone(), tx.clone());
+                    tokio::task::spawn_local(async move {
+                        say_when(|| plans.is_out(plan), ToOwner::Dropped(plan), tx).await;
+                    });
+                }
+                Ok(Some((_, ToClient::Term(term)))) => {
+                    plans.obey(&obeyed, term);
+                    let (plans, obeyed, tx) = (plans.clone(), obeyed.clone(), tx.clone());
+                    tokio::task::spawn_local(async move {
+                        let obeys = || plans.obeys(&obeyed, term);
+                        say_when(obeys, ToOwner::TermObeyed(term), tx).await;
+                    });
+                }
+                Ok(Some((_, ToClient::ClearBelow(below)))) => {
+                    let (obeyed, tx) = (obeyed.clone(), tx.clone());
+                    tokio::task::spawn_local(async move {
+                        let clear = || obeyed.is_clear_below(below);
+                        say_when(clear, ToOwner::ClearBelow(below), tx).await;
+                    });
+                }
+                Ok(Some((_, ToClient::Plan { plan, open }))) => {
+                    let mut waiting = checks.lock().unwrap_or_else(PoisonError::into_inner);
+                    if let Some(i) = waiting.iter().position(|(p, _)| *p == plan) {
+                        let _ = waiting.swap_remove(i).1.send(open);
+                    }
+                }
+                Ok(None) => return "closed by the owner".to_string(),
+                Err(e) => return e.to_string(),
+            }
+        }
+    };
+    race(out, inn).await
+}
+
+/// Says a word once no copy is in flight that it would deny. A copy is bounded by its size.
+async fn say_when(out: impl Fn() -> bool, word: ToOwner, tx: mpsc::WeakSender<Outgoing>) {
+    while !out() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    if let Some(tx) = tx.upgrade() {
+        let _ = tx.send(Outgoing::Frame(word)).await;
+    }
+}

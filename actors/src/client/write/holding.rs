@@ -1,0 +1,73 @@
+//! What a call holds that is not over: given back if the call fails, or its future is dropped [I12].
+
+use super::super::Client;
+use crate::error::{Error, Result};
+use crate::message::{PlanId, PlanRef};
+use crate::plans::PlanState;
+use crate::producer::Withdrawn;
+use hashbrown::HashSet;
+use std::sync::Arc;
+
+/// Plans of a call that is not over: given up if it fails or its future is dropped.
+pub(super) struct Unfinished<'a> {
+    pub(super) client: &'a Client,
+    pub(super) plans: Vec<Arc<PlanState>>,
+}
+
+impl<'a> Unfinished<'a> {
+    pub(super) fn new(client: &'a Client, plans: &[Result<Arc<PlanState>>]) -> Self {
+        Self { client, plans: plans.iter().filter_map(|p| p.as_ref().ok()).cloned().collect() }
+    }
+
+    /// Their commit was answered; what that means for each was seen to.
+    pub(super) fn answered(&mut self, plans: &[Arc<PlanState>]) {
+        let answered: HashSet<PlanId> = plans.iter().map(|p| p.desc.plan).collect();
+        self.plans.retain(|p| !answered.contains(&p.desc.plan));
+    }
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.client.abandon(&self.plans);
+    }
+}
+
+/// An open whose answer has not come: withdrawn if its future is dropped or the answer is lost.
+pub(super) struct Asked<'a> {
+    pub(super) client: &'a Client,
+    pub(super) request: Option<u64>,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        if let (Some(request), Some(actor)) = (self.request, self.client.shared.actor.get())
+            && let Err(error) = actor.tell(Withdrawn(request))
+        {
+            tracing::debug!(%error, "an open left to its deadline");
+        }
+    }
+}
+
+/// A grant on its way to the caller: given back if attaching fails or the future is dropped.
+pub(super) struct Granted<'a> {
+    pub(super) client: &'a Client,
+    pub(super) reference: Option<PlanRef>,
+    pub(super) plan: Option<Arc<PlanState>>,
+}
+
+impl Granted<'_> {
+    /// Hands the registered plan over.
+    pub(super) fn keep(mut self) -> Result<Arc<PlanState>> {
+        self.reference = None;
+        self.plan.take().ok_or_else(|| Error::internal("a grant that was never registered"))
+    }
+}
+
+impl Drop for Granted<'_> {
+    fn drop(&mut self) {
+        if let Some(plan) = self.plan.take() {
+            self.client.shared.plans.close(&plan);
+        }
+        self.client.tell_abandoned(self.reference.take().into_iter().collect());
+    }
+}
