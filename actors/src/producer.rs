@@ -10,7 +10,8 @@ use crate::client::{Shared, unexpected};
 use crate::error::Result;
 use crate::message::{PlanRef, RankInfo, Request, Response, View};
 use crate::plans::Obeyed;
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -48,7 +49,7 @@ pub struct Producer {
     truth: ProducerTruth,
     attaching: HashMap<u64, Waiters>,
     ticks: u64,
-    unmet: HashSet<u64>,
+    unmet: BTreeSet<u64>,
     asking: bool,
     meet_again_at: u64,
 }
@@ -104,7 +105,7 @@ impl Role for Producer {
             truth: truth.clone(),
             attaching: HashMap::new(),
             ticks: 0,
-            unmet: HashSet::new(),
+            unmet: BTreeSet::new(),
             asking: false,
             meet_again_at: 0,
         }

@@ -6,7 +6,7 @@ use super::{Client, key_bytes, one, unexpected};
 use crate::error::Result;
 use crate::message::{Existence, ObjMeta, Request, Response};
 use crate::producer::Meet;
-use hashbrown::HashSet;
+use std::collections::BTreeSet;
 
 /// Keys of a prefix that are looked up before it is known whether there is a next one.
 const STEP: usize = 128;
@@ -97,7 +97,7 @@ impl Client {
     /// The master named owners: those of this host are attached to, so that next time their indexes are
     /// asked first.
     fn meet(&self, owners: Vec<u64>) {
-        let unmet: HashSet<u64> =
+        let unmet: BTreeSet<u64> =
             owners.into_iter().filter(|o| self.shared.peers.get(*o).is_none()).collect();
         if let Some(actor) = self.shared.actor.get()
             && !unmet.is_empty()

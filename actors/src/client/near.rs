@@ -11,6 +11,10 @@ use nkv_store::reader::Hit;
 use nkv_store::{KeyId, fork};
 use std::sync::Arc;
 
+/// Touches that are told by the batch of reads that made them, and by a single read: one in a thousand
+/// pays for a message, and the timer tells most of them.
+pub(super) const TOUCH_BATCH: usize = 128;
+const MANY_TOUCHES: usize = 1024;
 /// Keys that are looked up side by side.
 const BATCH: usize = 128;
 
@@ -66,6 +70,7 @@ impl Client {
         peer.note(Via::Index, Touch { slot: hit.slot, epoch: hit.epoch(), bytes });
         Reads::count(&self.shared.reads.accepted, 1);
         Reads::count(&self.shared.reads.by_index, 1);
+        peer.tell_touches(MANY_TOUCHES);
         Some(Ok(bytes as usize))
     }
 
@@ -129,6 +134,7 @@ impl Client {
         let ids: Vec<_> = items.iter().map(|(key, _)| KeyId::of(key)).collect();
         let found = self.find_near(&ids);
         let mut settled = vec![false; items.len()];
+        let mut read: Option<Arc<Peer>> = None;
         // Tail to head, so that the first of a batch counts as the most recently used.
         let all = items.iter_mut().zip(results).zip(&mut settled).zip(found).rev();
         for ((((_, dst), result), settled), found) in all {
@@ -136,7 +142,12 @@ impl Client {
             if let Some(done) = self.copy_now(&peer, &hit, dst) {
                 (*result, *settled) = (done, true);
             }
+            if read.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &peer)) {
+                read.iter().for_each(|last| last.tell_touches(TOUCH_BATCH));
+                read = Some(peer);
+            }
         }
+        read.iter().for_each(|last| last.tell_touches(TOUCH_BATCH));
         settled
     }
 }

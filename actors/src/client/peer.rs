@@ -205,6 +205,19 @@ impl Peer {
         noted.list.push(touch);
     }
 
+    /// Sends what was noted if it is enough for a message, without waiting.
+    pub(crate) fn tell_touches(&self, enough: usize) {
+        if self.touches_noted() < enough {
+            return;
+        }
+        let batch = std::mem::take(&mut *self.noted());
+        // Lost, some recency is.
+        let _ = match &self.link {
+            Link::Local(owner, ..) => owner.tell(Touches(batch)).is_ok(),
+            Link::Remote(_) => self.say(ToOwner::Touched(batch)),
+        };
+    }
+
     /// Reads noted and not sent.
     pub(crate) fn touches_noted(&self) -> usize {
         self.noted().list.len()

@@ -3,10 +3,11 @@
 
 use super::peer::Peer;
 use arc_swap::ArcSwap;
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
+use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-type ByIncarnation = HashMap<u64, Arc<Peer>>;
+type ByIncarnation = BTreeMap<u64, Arc<Peer>>;
 
 /// See the file's first paragraph.
 #[derive(Debug, Default)]
@@ -45,7 +46,7 @@ impl Peers {
             return;
         }
         let mut all = self.write();
-        let dead: Vec<_> = all.extract_if(|_, p| !p.is_alive()).collect();
+        let dead: Vec<_> = all.extract_if(.., |_, p| !p.is_alive()).collect();
         self.publish(&all);
         drop(all);
         drop(dead);
@@ -66,7 +67,7 @@ impl Peers {
         drop(all);
     }
 
-    /// Every owner, in no order.
+    /// Every owner, in the order of incarnations.
     pub(crate) fn all(&self) -> Vec<Arc<Peer>> {
         self.read().values().cloned().collect()
     }

@@ -3,6 +3,7 @@
 //! the master once and then says NotFound. Slowness alone is never NotFound.
 
 use super::counters::Reads;
+use super::near::TOUCH_BATCH;
 use super::peer::Peer;
 use super::{Client, one, spread};
 use crate::error::{Error, ErrorKind, Result};
@@ -20,6 +21,8 @@ const MAX_BYTES_PER_POST: u64 = 16 << 20;
 enum Miss {
     /// Retired, reused or removed: ask the master once.
     Changed,
+    /// Its owner cannot be reached, and nobody but this handle said that it is there.
+    Unreached(Error),
     /// Something a retry does not mend.
     Fatal(Error),
 }
@@ -43,11 +46,12 @@ impl Client {
             match read.into_iter().next().unwrap_or(Err(Miss::Changed)) {
                 Ok(_) => return Ok(bytes),
                 Err(Miss::Fatal(e)) => return Err(e),
+                Err(Miss::Unreached(e)) if last => return Err(e),
                 Err(Miss::Changed) if last => {
                     Reads::count(&self.shared.reads.lost, 1);
                     break;
                 }
-                Err(Miss::Changed) => self.shared.locations.forget(key),
+                Err(Miss::Changed | Miss::Unreached(_)) => self.shared.locations.forget(key),
             }
         }
         Err(gone(key))
@@ -113,6 +117,11 @@ impl Client {
                 results[*i] = match r {
                     Ok(n) => Ok(n),
                     Err(Miss::Fatal(e)) => Err(e),
+                    Err(Miss::Unreached(e)) => {
+                        self.shared.locations.forget(keys[*i]);
+                        todo.push(*i);
+                        Err(e)
+                    }
                     Err(Miss::Changed) => {
                         Reads::count(&self.shared.reads.lost, u64::from(last));
                         self.shared.locations.forget(keys[*i]);
@@ -152,7 +161,7 @@ impl Client {
         };
         let result = |(r, m): (std::result::Result<usize, Miss>, &ObjMeta)| match r {
             Ok(n) => Ok(n),
-            Err(Miss::Fatal(e)) => Err(e),
+            Err(Miss::Fatal(e) | Miss::Unreached(e)) => Err(e),
             Err(Miss::Changed) => Err(missing(m)),
         };
         found.into_iter().zip(&metas).map(result).collect()
@@ -184,7 +193,7 @@ impl Client {
                 Ok(p) => p,
                 Err(e) => {
                     for s in &slots {
-                        results[s.index] = Err(Miss::Fatal(e.clone()));
+                        results[s.index] = Err(unreached(s.via, &e));
                     }
                     continue;
                 }
@@ -215,12 +224,12 @@ impl Client {
             for s in now.iter() {
                 results[s.index] = match &outcome {
                     Ok(()) => judge(peer, s),
-                    Err(e) => Err(Miss::Fatal(e.clone())),
+                    Err(e) => Err(unreached(s.via, e)),
                 };
                 let reads = &self.shared.reads;
                 match &results[s.index] {
                     Ok(_) => Reads::count(&reads.accepted, 1),
-                    Err(Miss::Fatal(_)) => Reads::count(&reads.failed, 1),
+                    Err(Miss::Fatal(_) | Miss::Unreached(_)) => Reads::count(&reads.failed, 1),
                     Err(Miss::Changed) => Reads::count(&reads.changed, 1),
                 }
             }
@@ -253,6 +262,16 @@ impl Client {
             peer.note(s.via, Touch { slot, epoch, bytes: s.meta.bytes_total });
             self.shared.reads.via(s.via, 1);
         }
+        peer.tell_touches(TOUCH_BATCH);
+    }
+}
+
+/// An owner could not be read. Where nobody but this handle said that the object is there the master is
+/// asked: it may lie elsewhere by now, or nowhere.
+fn unreached(via: Via, e: &Error) -> Miss {
+    match e.kind {
+        ErrorKind::Disconnected if via != Via::Master => Miss::Unreached(e.clone()),
+        _ => Miss::Fatal(e.clone()),
     }
 }
 

@@ -12,6 +12,7 @@ use crate::message::{
 use hashbrown::{HashMap, HashSet};
 use nkv_store::arena::Extent;
 use nkv_store::{Key, KeyId};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
 /// How long owners have to answer about their logs, within a call's limit.
@@ -23,7 +24,7 @@ const MAX_ASKED: usize = 4096;
 struct Asked {
     ask: Ask,
     reply: Reply<Response>,
-    left: HashSet<Seat>,
+    left: BTreeSet<Seat>,
     until_ms: u64,
     // What lost LIVE in logs by it.
     removed: HashSet<WireKeyId>,
@@ -31,7 +32,7 @@ struct Asked {
 
 /// All of them, by the number of their question.
 #[derive(Default)]
-pub(super) struct LogQuestions(HashMap<u64, Asked>);
+pub(super) struct LogQuestions(BTreeMap<u64, Asked>);
 
 impl Master {
     /// Asks every owner of a log what it must know to answer; gives the request back if there is none.
@@ -42,7 +43,7 @@ impl Master {
     ) -> Option<(Ask, Reply<Response>)> {
         let Some(question) = self.question_of(&ask.request) else { return Some((ask, reply)) };
         let with_log = self.books.iter().filter(|(_, b)| b.info.log_slots > 0);
-        let seats: HashSet<Seat> = with_log.map(|(seat, _)| *seat).collect();
+        let seats: BTreeSet<Seat> = with_log.map(|(seat, _)| *seat).collect();
         if seats.is_empty() {
             return Some((ask, reply));
         }
@@ -122,7 +123,7 @@ impl Master {
             asked.left.retain(|seat| self.books.contains_key(seat));
         }
         let over = |a: &Asked| a.left.is_empty() || now >= a.until_ms;
-        let done: Vec<_> = self.log_questions.0.extract_if(|_, a| over(a)).collect();
+        let done: Vec<_> = self.log_questions.0.extract_if(.., |_, a| over(a)).collect();
         for (_, asked) in done {
             match asked.left.iter().next() {
                 None => self.all_answered(asked),
