@@ -88,6 +88,8 @@ pub struct Master {
     parked: VecDeque<(Ask, Reply<Response>)>,
     lost_producers: HashSet<u64>,
     last_tick_ms: u64,
+    // For plans to come: one at a time they would cost a system call each.
+    tokens: Vec<u64>,
 }
 
 /// A client's request.
@@ -178,6 +180,7 @@ impl Role for Master {
             parked: VecDeque::new(),
             lost_producers: HashSet::new(),
             last_tick_ms: truth.clock.now_ms(),
+            tokens: Vec::new(),
         };
         master.recover();
         turn.after(Duration::from_millis(TICK_MS), MasterTick);

@@ -1,6 +1,8 @@
 //! Random identities: who a rank is between one start and the next [I3] [I17]. Nothing here may be
 //! derived from time, pid or address: those repeat.
 
+use zerocopy::IntoBytes;
+
 /// A random number that is never 0. Panics if the kernel gives no random bytes: without them no
 /// incarnation would be safe to use.
 pub fn random_u64() -> u64 {
@@ -14,6 +16,16 @@ pub fn random_u64() -> u64 {
         }
     }
     panic!("the kernel's random generator returned {TRIES} zeros in a row")
+}
+
+/// As many random numbers at once, by one system call; a 0 among them is as likely as any other.
+/// Panics as [`random_u64`]. Not to be kept across a fork: the child would have the same.
+pub fn random_words<const N: usize>() -> [u64; N] {
+    let mut words = [0; N];
+    if let Err(e) = getrandom::fill(words.as_mut_bytes()) {
+        panic!("the kernel gives no random bytes ({e}); see getrandom(2)");
+    }
+    words
 }
 
 /// A new incarnation: random, never 0, never repeated [I3].
@@ -46,6 +58,13 @@ mod tests {
         seen.sort_unstable();
         seen.dedup();
         assert_eq!(seen.len(), 1000);
+    }
+
+    #[test]
+    fn random_words_differ() {
+        let mut words = random_words::<64>();
+        words.sort_unstable();
+        assert!(words.windows(2).all(|w| w[0] != w[1]));
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub use buffer::Buffer;
 pub use error::StoreError;
 pub use evict::{Policy, PolicyKind, Watermarks};
 pub use heap::{Geometry, Heap, HeapConfig};
-pub use incarnation::{boot_id, new_incarnation, random_u64};
+pub use incarnation::{boot_id, new_incarnation, random_u64, random_words};
 pub use key::{Key, KeyId};
 pub use memory::{AnonMemory, Export, Memory};
 pub use object::{Expect, Slots, Unreadable};

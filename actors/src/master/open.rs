@@ -20,6 +20,8 @@ const MAX_WAITING: usize = 65_536;
 const MIN_FULL_WAIT_MS: u64 = 250;
 /// Keys put while a rank that holds objects has not reported; past it puts wait for the report.
 const MAX_SUPERSEDED: usize = 1 << 20;
+/// Tokens made by one system call.
+const TOKENS_AT_ONCE: usize = 64;
 /// Pages per object at most (the header's field is 32 bits).
 const MAX_PAGES: u64 = u32::MAX as u64;
 
@@ -234,7 +236,7 @@ impl Master {
         (seat, at, extent, page_bytes): (Seat, SlotRef, Extent, u32),
     ) -> PlanDesc {
         let plan = self.next_plan();
-        let token = nkv_store::random_u64();
+        let token = self.new_token();
         let id = key.id();
         let header_off = self.header_off(seat, at.slot);
         let entry = Entry {
@@ -259,6 +261,17 @@ impl Master {
         self.objects.insert(id, entry);
         self.counters.opened += 1;
         desc
+    }
+
+    /// A number that nobody guesses, and not 0.
+    fn new_token(&mut self) -> u64 {
+        loop {
+            match self.tokens.pop() {
+                Some(0) => {}
+                Some(token) => return token,
+                None => self.tokens.extend(nkv_store::random_words::<TOKENS_AT_ONCE>()),
+            }
+        }
     }
 
     pub(super) fn header_off(&self, seat: Seat, slot: u32) -> u64 {
