@@ -18,3 +18,6 @@ mod stream;
 pub use looking::Looking;
 pub use pass::{Offer, take};
 pub use stream::{RingStream, Waiting};
+
+#[cfg(test)]
+mod tests;

@@ -11,7 +11,7 @@ mod peer;
 pub use address::Address;
 pub use frame::{
     FRAME_HEADER_BYTES, MAX_FRAME_BYTES, WIRE_VERSION, WireError, decode_frame, encode_frame,
-    read_frame, write_encoded, write_frame,
+    read_frame, within, write_encoded, write_frame,
 };
 pub use net::{BoxFuture, BoxStream, Listener, Net, OsNet, Stream};
 pub use peer::{Peer, Process, UnixPeer, process_alive};

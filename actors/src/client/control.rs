@@ -11,7 +11,7 @@ use crate::message::{Purpose, Request, Response, Settings, View, Welcome};
 use nkv_transport::ring::{self, Waiting};
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{
-    Address, BoxStream, MAX_FRAME_BYTES, Net, WireError, read_frame, write_frame,
+    Address, BoxStream, MAX_FRAME_BYTES, Net, WireError, read_frame, within, write_frame,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -152,18 +152,16 @@ impl ControlPool {
     pub(crate) async fn call(&self, request: Request, limit: Duration) -> Result<Response> {
         let response = match &self.path {
             MasterPath::Local(master, _) => self.call_local(master, request, limit).await?,
-            MasterPath::Remote(_) => {
-                match tokio::time::timeout(limit, self.call_remote(&request)).await {
-                    Ok(r) => r?,
-                    Err(_) => {
-                        return Err(Error::timeout(format!(
-                            "the master at {:?} did not answer within {} ms",
-                            self.path,
-                            limit.as_millis()
-                        )));
-                    }
+            MasterPath::Remote(_) => match within(limit, self.call_remote(&request)).await {
+                Ok(r) => r?,
+                Err(_) => {
+                    return Err(Error::timeout(format!(
+                        "the master at {:?} did not answer within {} ms",
+                        self.path,
+                        limit.as_millis()
+                    )));
                 }
-            }
+            },
         };
         match response {
             Response::Failed(e) => Err(e),

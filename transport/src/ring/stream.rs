@@ -121,17 +121,18 @@ impl RingStream {
     }
 
     /// Wakes the other end if it waits for what was just published.
-    fn call(&self, what: For) -> io::Result<()> {
+    fn call(&mut self, what: For) -> io::Result<()> {
         match self.sleep.call(&self.memory, what).map_err(broken)? {
             None => {}
             Some(By::Futex) => {
                 let (_, peers) = self.sleep.words();
                 let _ = futex::wake(self.futex(peers)?, futex::Flags::empty(), 1);
             }
-            // A full socket holds a bell already, and a closed one is noticed when it is read.
+            // A full socket holds a bell already.
             Some(By::Bell) => {
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-                let _ = rustix::net::send(&self.socket, &[0], flags);
+                let rung = rustix::net::send(&self.socket, &[0], flags);
+                self.over |= matches!(rung, Err(Errno::PIPE | Errno::CONNRESET));
             }
         }
         Ok(())
@@ -229,7 +230,7 @@ impl RingStream {
             let flags = futex::Flags::empty();
             let slept = futex::wait(self.futex(own)?, flags, word as u32, Some(&slice));
             if slept == Err(Errno::TIMEDOUT) {
-                self.over = self.bells()? == Some(0);
+                self.over |= self.bells()? == Some(0);
             }
         }
         if self.come(want)? {
@@ -252,7 +253,7 @@ impl RingStream {
                 self.bells()?.ok_or(io::ErrorKind::WouldBlock.into())
             });
             match rung {
-                Ok(bytes) => self.over = bytes == 0,
+                Ok(bytes) => self.over |= bytes == 0,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => return Poll::Ready(Err(e)),
             }

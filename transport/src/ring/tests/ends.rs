@@ -1,0 +1,186 @@
+//! Two ends over a real socket and one memory: frames of all sizes both ways, whatever either end does
+//! when it waits, and the end of either.
+
+use crate::ring::stream::{RingStream, Waiting};
+use crate::wire::{MAX_FRAME_BYTES, WireError, read_frame, write_frame};
+use nkv_store::shm::NamelessMemory;
+use nkv_store::threads::spawn_named;
+use proptest::prelude::*;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio::runtime::{Builder, Runtime};
+
+pub(super) const LANE_BYTES: u64 = 4096;
+/// Nothing here takes so long.
+pub(super) const LIMIT: Duration = Duration::from_secs(10);
+
+pub(super) fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+pub(super) fn sockets() -> (std::os::unix::net::UnixStream, std::os::unix::net::UnixStream) {
+    let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
+    a.set_nonblocking(true).unwrap();
+    b.set_nonblocking(true).unwrap();
+    (a, b)
+}
+
+/// A node in a thread of its own, which serves with `serve`; and the client's end, whose runtime is the
+/// caller's.
+pub(super) fn pair<F: Future<Output = ()>>(
+    waiting: Waiting,
+    serve: impl FnOnce(RingStream) -> F + Send + 'static,
+) -> (RingStream, JoinHandle<()>) {
+    let memory = NamelessMemory::create(4096 + 2 * LANE_BYTES).unwrap();
+    let fd = memory.fd().try_clone_to_owned().unwrap();
+    let (theirs, ours) = sockets();
+    let node = spawn_named("test-node", move || {
+        runtime().block_on(async move {
+            let socket = UnixStream::from_std(theirs).unwrap();
+            serve(RingStream::node(memory, socket, LANE_BYTES)).await;
+        });
+    });
+    let memory = NamelessMemory::take(fd, 4096 + 2 * LANE_BYTES).unwrap();
+    let socket = UnixStream::from_std(ours).unwrap();
+    (RingStream::client(memory, socket, LANE_BYTES, waiting), node.unwrap())
+}
+
+/// Answers every request with its bytes reversed, until the client ends. Looks for so long.
+async fn echo(mut ring: RingStream, look: Duration) {
+    let mut buf = Vec::new();
+    while let Some((id, mut bytes)) =
+        read_frame::<_, Vec<u8>>(&mut ring, &mut buf, MAX_FRAME_BYTES).await.unwrap()
+    {
+        bytes.reverse();
+        write_frame(&mut ring, &mut buf, id, &bytes).await.unwrap();
+        ring.look_for(look);
+    }
+}
+
+async fn ask(ring: &mut RingStream, id: u64, bytes: &[u8]) -> Result<Option<Vec<u8>>, WireError> {
+    let mut buf = Vec::new();
+    write_frame(ring, &mut buf, id, bytes).await?;
+    let answer = read_frame(ring, &mut buf, MAX_FRAME_BYTES).await?;
+    Ok(answer.map(|(answered, bytes)| {
+        assert_eq!(answered, id);
+        bytes
+    }))
+}
+
+fn sizes() -> impl Strategy<Value = Vec<(usize, u64)>> {
+    let size = prop_oneof![4 => 0..100_usize, 2 => 3000..5000_usize, 1 => 0..100_000_usize];
+    let pause_us = prop_oneof![4 => Just(0_u64), 1 => 0..200_u64];
+    proptest::collection::vec((size, pause_us), 1..40)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn frames_of_all_sizes_come_through_whole_however_the_ends_wait(
+        sizes in sizes(),
+        look_us in prop_oneof![Just(0_u64), Just(30), Just(1000)],
+        waiting in prop_oneof![Just(Waiting::Thread), Just(Waiting::Task)],
+    ) {
+        runtime().block_on(async {
+            let look = Duration::from_micros(look_us);
+            let (mut ring, node) = pair(waiting, move |ring| echo(ring, look));
+            for (id, (size, pause_us)) in (1..).zip(sizes) {
+                let bytes: Vec<u8> = (0..size).map(|i| (i * 7 + size) as u8).collect();
+                let answer = tokio::time::timeout(LIMIT, ask(&mut ring, id, &bytes)).await;
+                let mut answer = answer.expect("an end hangs").unwrap().unwrap();
+                answer.reverse();
+                assert_eq!(answer, bytes);
+                std::thread::sleep(Duration::from_micros(pause_us));
+            }
+            drop(ring);
+            node.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn i18_a_node_that_goes_ends_a_clients_wait() {
+    for waiting in [Waiting::Thread, Waiting::Task] {
+        runtime().block_on(async {
+            let (mut ring, node) = pair(waiting, |mut ring| async move {
+                let mut buf = Vec::new();
+                read_frame::<_, Vec<u8>>(&mut ring, &mut buf, 100).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(30)).await;
+            });
+            let answer = tokio::time::timeout(LIMIT, ask(&mut ring, 1, b"?")).await.unwrap();
+            assert!(matches!(answer, Ok(None)), "{answer:?}");
+            node.join().unwrap();
+            // And at once from then on.
+            let answer = tokio::time::timeout(LIMIT, ask(&mut ring, 2, b"?")).await.unwrap();
+            assert!(matches!(answer, Ok(None) | Err(WireError::Io(_))), "{answer:?}");
+        });
+    }
+}
+
+#[test]
+fn i18_a_node_that_goes_ends_a_clients_long_request() {
+    for waiting in [Waiting::Thread, Waiting::Task] {
+        runtime().block_on(async {
+            let (mut ring, node) = pair(waiting, |ring| async move {
+                tokio::time::sleep(Duration::from_millis(30)).await;
+                drop(ring);
+            });
+            let long = vec![1; 100_000];
+            let answer = tokio::time::timeout(LIMIT, ask(&mut ring, 1, &long)).await.unwrap();
+            assert!(matches!(answer, Err(WireError::Io(_))), "{answer:?}");
+            node.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn what_a_node_said_before_it_went_is_still_read() {
+    for waiting in [Waiting::Thread, Waiting::Task] {
+        runtime().block_on(async {
+            let (mut ring, node) = pair(waiting, |mut ring| async move {
+                write_frame(&mut ring, &mut Vec::new(), 7, &vec![1_u8, 2, 3]).await.unwrap();
+            });
+            node.join().unwrap();
+            let mut buf = Vec::new();
+            let last = read_frame::<_, Vec<u8>>(&mut ring, &mut buf, 100).await.unwrap();
+            assert_eq!(last, Some((7, vec![1, 2, 3])));
+            assert!(read_frame::<_, Vec<u8>>(&mut ring, &mut buf, 100).await.unwrap().is_none());
+        });
+    }
+}
+
+#[test]
+fn i18_a_clients_time_limit_holds_while_the_node_stands_still() {
+    for waiting in [Waiting::Thread, Waiting::Task] {
+        runtime().block_on(async {
+            let (go, stop) = std::sync::mpsc::channel::<()>();
+            let (mut ring, node) = pair(waiting, move |ring| async move {
+                // Its thread, and whatever it would say of itself, stand still.
+                let _ = stop.recv_timeout(LIMIT);
+                drop(ring);
+            });
+            let limit = Duration::from_millis(100);
+            let began = tokio::time::Instant::now();
+            let answer = tokio::time::timeout(limit, ask(&mut ring, 1, b"?")).await;
+            let took = began.elapsed();
+            assert!(answer.is_err() && took >= limit && took < LIMIT / 2, "{took:?}");
+            drop(go);
+            node.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn i18_a_client_that_goes_ends_the_nodes_wait_for_room() {
+    runtime().block_on(async {
+        let (ring, node) = pair(Waiting::Task, |mut ring| async move {
+            let long = vec![1_u8; 100_000];
+            let written = write_frame(&mut ring, &mut Vec::new(), 1, &long).await;
+            assert!(matches!(written, Err(WireError::Io(_))), "{written:?}");
+        });
+        std::thread::sleep(Duration::from_millis(30));
+        drop(ring);
+        node.join().unwrap();
+    });
+}
