@@ -51,6 +51,8 @@ pub struct OwnerTruth {
     pub evictor: Arc<OnceLock<CellAddr<Evictor>>>,
     /// The time.
     pub clock: Arc<dyn Clock>,
+    /// A claim in the device log that is open for so long is asked about.
+    pub log_claim_ttl_ms: u64,
 }
 
 /// See the file's first paragraph.
@@ -150,7 +152,7 @@ impl Role for Owner {
         };
         let mut slots =
             Slots::scan(truth.heap.clone(), &open, |s, e| truth.tables.has_key(s, e), now);
-        let log = log::Log::of(&truth.heap, &mut slots, now);
+        let log = log::Log::of(truth, &mut slots, now);
         let mut owner = Self {
             incarnation: truth.heap.geometry().incarnation,
             slots,
@@ -328,6 +330,9 @@ impl Owner {
         for r in gone {
             if t.keys.get(&r.slot).is_some_and(|(e, _)| *e == r.epoch) {
                 t.keys.remove(&r.slot);
+            }
+            if t.told.get(&r.slot) == Some(&r.epoch) {
+                t.told.remove(&r.slot);
             }
         }
     }

@@ -5,19 +5,16 @@
 use super::attachments::AttachId;
 use super::log_producers::Stands;
 use super::tables::Gauges;
-use super::{LogClear, Owner};
+use super::{LogClear, Owner, OwnerTruth};
 use crate::cell::{Message, On, Reply, Turn};
 use crate::message::{
     Abandoned, KeyBytes, LogObjectEntry, LogQuestion, Named, SlotRef, Up, WireKeyId,
 };
 use nkv_store::device_log::{Abandon, Asking, DeviceLog, Directory, LogObject, LogTimes, Retire};
-use nkv_store::heap::Heap;
 use nkv_store::object::Slots;
 use nkv_store::{KeyId, pins};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A claim that is open for so long, with nothing settled behind it, is asked about.
-const CLAIM_TTL_NS: u64 = 5_000_000_000;
 /// Entries in one frame to the master.
 const ENTRIES_PER_FRAME: usize = 4096;
 /// Entries told to the master between two looks at the log: listing lags behind a flood of puts, and
@@ -90,11 +87,11 @@ impl Message for GiveUp {
 
 impl Log {
     /// The log as the segment's headers show it, if there is one; served objects are in the index again.
-    pub(super) fn of(heap: &Heap, slots: &mut Slots, now_ns: u64) -> Option<Log> {
-        let geometry = heap.geometry();
-        let times =
-            LogTimes { quarantine_ns: geometry.quarantine_ns(), claim_ttl_ns: CLAIM_TTL_NS };
-        let (memory, log) = (heap.memory().clone(), geometry.device_log()?);
+    pub(super) fn of(truth: &OwnerTruth, slots: &mut Slots, now_ns: u64) -> Option<Log> {
+        let geometry = truth.heap.geometry();
+        let claim_ttl_ns = truth.log_claim_ttl_ms.saturating_mul(1_000_000);
+        let times = LogTimes { quarantine_ns: geometry.quarantine_ns(), claim_ttl_ns };
+        let (memory, log) = (truth.heap.memory().clone(), geometry.device_log()?);
         match DeviceLog::rebuild(memory, log, times, now_ns, &mut InSegment(slots, &mut Vec::new()))
         {
             Ok(log) => Some(Log { log, asking: None, named: Default::default() }),
@@ -176,14 +173,16 @@ impl Owner {
         self.look_at_holes(log, now)
     }
 
-    /// Objects that made room: the master hears of those that have a name, and so were told of.
+    /// Objects that made room: the master hears of those that it was told of, by their names or because
+    /// somebody asked for them.
     fn forget_evicted(&self, evicted: &[(u32, u32)]) {
         let named: Vec<SlotRef> = {
             let t = self.truth.tables.lock();
-            let named = |(slot, epoch): &&(u32, u32)| {
+            let known = |(slot, epoch): &&(u32, u32)| {
                 t.keys.get(slot).is_some_and(|(named, _)| named == epoch)
+                    || t.told.get(slot) == Some(epoch)
             };
-            evicted.iter().filter(named).map(|(slot, epoch)| self.at(*slot, *epoch)).collect()
+            evicted.iter().filter(known).map(|(slot, epoch)| self.at(*slot, *epoch)).collect()
         };
         if !named.is_empty() {
             self.forget_keys(&named);
@@ -312,6 +311,8 @@ impl Owner {
         match question {
             LogQuestion::Find(keys) => {
                 served = keys.into_iter().filter_map(|id| self.find_in_log(id.into())).collect();
+                let mut t = self.truth.tables.lock();
+                t.told.extend(served.iter().map(|o| (o.slot, o.epoch)));
             }
             LogQuestion::Remove(keys) => {
                 for id in keys {

@@ -46,6 +46,9 @@ pub struct Tables {
     pub plans: BTreeMap<PlanId, PlanRecord>,
     /// Key string of every open or live slot, with its epoch.
     pub keys: HashMap<u32, (u32, Vec<u8>)>,
+    /// Slot to epoch of objects of the log that the master was told of before they had a name: it must
+    /// hear of their end too. At most one per slot of the log.
+    pub told: HashMap<u32, u32>,
     /// The latest plan heard of: plans of one master arrive in order.
     pub last_opened: Option<PlanId>,
     /// Slots freed (slot -> epoch that ended) and not yet acknowledged.
