@@ -165,8 +165,12 @@ impl Worker {
         match self.board.calls.make("exists", "a batch", asked).await {
             Ok(list) => {
                 for (s, found) in some.iter().zip(list) {
+                    if found == Existence::Ready || self.is_found(s).await {
+                        continue;
+                    }
+                    // Looked at after the answer.
                     let excused = Self::on_doomed(s, (before, self.board.doomed()));
-                    if found != Existence::Ready && !excused && !self.board.passed(s) {
+                    if !excused && !self.board.passed(s) {
                         let text = format!("exists {}: {found:?}", shown(&s.key));
                         self.board.calls.fault(text);
                     }
@@ -177,6 +181,12 @@ impl Worker {
                 self.judge("exists", b"a batch", &e, (dooms, false));
             }
         }
+    }
+
+    /// What is in a log is listed when its producer has told its name, and found before that; one that
+    /// was killed told no names.
+    async fn is_found(&self, s: &Stored) -> bool {
+        s.mark.is_some() && self.client.get_location(&s.key).await.is_ok()
     }
 
     /// Puts a fresh key somewhere, and learns where.

@@ -12,8 +12,10 @@ use std::time::Duration;
 
 /// Keys of one batch.
 const BATCH: u64 = 8;
-/// Longest hold of a view.
-const HOLD_MS: u64 = 20;
+/// Longest hold of a view: of many, and of some, in which a log goes round more than once.
+const HOLD_MS: u64 = 10;
+const LONG_HOLD_MS: u64 = 600;
+const LONG_PERCENT: u64 = 3;
 
 struct Reader {
     client: Blocking,
@@ -101,7 +103,9 @@ impl Reader {
         match self.client.get_view(key) {
             Ok(view) => {
                 let before = values::version(key, &view);
-                std::thread::sleep(Duration::from_millis(self.random.below(HOLD_MS)));
+                let longest =
+                    if self.random.percent(LONG_PERCENT) { LONG_HOLD_MS } else { HOLD_MS };
+                std::thread::sleep(Duration::from_millis(self.random.below(longest)));
                 let after = values::version(key, &view);
                 if before.is_err() || before != after {
                     self.book.fault(&format!("a view: {before:?}, and later {after:?}"));
