@@ -5,6 +5,8 @@
 //! `NKV_CHAOS_ROUNDS` (5) rounds each; `NKV_CHAOS_SEED` repeats a run's choices. See scripts/chaos.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+#[path = "chaos/accounts.rs"]
+mod accounts;
 #[path = "chaos/board.rs"]
 mod board;
 #[path = "chaos/calls.rs"]
@@ -14,8 +16,12 @@ mod cluster_process;
 mod content;
 #[path = "chaos/harness.rs"]
 mod harness;
+#[path = "chaos/hole_rounds.rs"]
+mod hole_rounds;
 #[path = "chaos/load.rs"]
 mod load;
+#[path = "chaos/logs.rs"]
+mod logs;
 #[path = "chaos/master_rounds.rs"]
 mod master_rounds;
 #[path = "chaos/owner_rounds.rs"]
@@ -36,7 +42,7 @@ mod victim;
 use harness::Case;
 use std::process::ExitCode;
 
-const CASES: [Case; 4] = [
+const CASES: [Case; 5] = [
     Case { name: "sigkill_of_rank_0_under_load", run: master_rounds::sigkill_of_rank_0_under_load },
     Case {
         name: "sigkill_of_a_producer_under_load",
@@ -49,6 +55,10 @@ const CASES: [Case; 4] = [
     Case {
         name: "sigkill_of_an_idle_owner_is_seen_at_once",
         run: owner_rounds::sigkill_of_an_idle_owner_is_seen_at_once,
+    },
+    Case {
+        name: "i14_a_hole_is_void_only_after_the_death_of_its_stopped_producer",
+        run: hole_rounds::i14_a_hole_is_void_only_after_the_death_of_its_stopped_producer,
     },
 ];
 

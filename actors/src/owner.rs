@@ -51,6 +51,8 @@ pub struct OwnerTruth {
     pub evictor: Arc<OnceLock<CellAddr<Evictor>>>,
     /// The time.
     pub clock: Arc<dyn Clock>,
+    /// A claim in the device log that is open for so long is asked about.
+    pub log_claim_ttl_ms: u64,
 }
 
 /// See the file's first paragraph.
@@ -152,7 +154,7 @@ impl Role for Owner {
             Slots::scan(truth.heap.clone(), &open, |s, e| truth.tables.has_key(s, e), now);
         // A word that a panic swallowed is said again.
         truth.tables.log_signals.told.store(false, std::sync::atomic::Ordering::Release);
-        let log = log::Log::of(&truth.heap, &mut slots, now);
+        let log = log::Log::of(truth, &mut slots, now);
         let mut owner = Self {
             incarnation: truth.heap.geometry().incarnation,
             slots,
@@ -335,6 +337,9 @@ impl Owner {
         for r in gone {
             if t.keys.get(&r.slot).is_some_and(|(e, _)| *e == r.epoch) {
                 t.keys.remove(&r.slot);
+            }
+            if t.log_told.get(&r.slot) == Some(&r.epoch) {
+                t.log_told.remove(&r.slot);
             }
         }
     }

@@ -121,6 +121,34 @@ async fn i6_what_is_removed_from_a_log_never_comes_back_named_or_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_master_learned_by_asking_it_forgets_when_the_log_makes_room() {
+    let cluster = Cluster::start(1, with_log("log-asked")).await.unwrap();
+    let (writer, asker) =
+        (attached(&cluster, TransportChoice::Shm).await, client_by(&cluster, TransportChoice::Tcp));
+    let asker = asker.await;
+    // A name that its producer does not tell: it has too many to tell in one go, or dies first.
+    for i in 0..40u8 {
+        let key = [b'a', i];
+        writer.put(&key, &bytes(3_000, i), &logged(0)).await.unwrap();
+        asker.get_location(&key).await.unwrap();
+        // Twice round the log before any name is told.
+        if i % 20 == 19 {
+            for n in 0..16u8 {
+                let fill = writer.put(&[b'f', i, n], &bytes(512 << 10, n), &logged(0));
+                fill.await.unwrap();
+            }
+        }
+    }
+    for i in 0..40u8 {
+        let gone = || async { asker.get(&[b'a', i]).await.is_err() };
+        eventually("it made room", gone).await;
+        let free = async || asker.put(&[b'a', i], b"again", &PutOptions::default()).await.is_ok();
+        eventually("its key is free", free).await;
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i15_of_two_objects_of_one_key_the_first_is_served_and_the_other_is_void() {
     let cluster = Cluster::start(1, with_log("log-twice")).await.unwrap();
     let client = attached(&cluster, TransportChoice::Shm).await;

@@ -23,7 +23,7 @@ const fn setting(key: &'static str, value: &'static str, help: &'static str) -> 
 pub(crate) const PREFAULT: &str = "prefault";
 
 /// Every setting, in the order in which they are shown.
-pub(crate) const SETTINGS: [Setting; 28] = [
+pub(crate) const SETTINGS: [Setting; 29] = [
     setting(
         "job",
         "NAME",
@@ -90,6 +90,11 @@ pub(crate) const SETTINGS: [Setting; 28] = [
         "How long retired memory rests before it is used again [default: 50]",
     ),
     setting("write_ttl_ms", "MS", "How long a producer has from open to commit [default: 30000]"),
+    setting(
+        "log_claim_ttl_ms",
+        "MS",
+        "How long a claim in the device log may be open before everybody is asked [default: 5000]",
+    ),
     setting("ttl_ms", "MS", "A rank not heard of for so long is gone [default: 10000]"),
     setting(
         "heartbeat_ms",

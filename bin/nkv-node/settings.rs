@@ -305,6 +305,7 @@ fn heap_use(r: &mut Resolver<'_>, node: &mut NodeConfig) -> Result<(), SettingsE
 
 fn limits(r: &mut Resolver<'_>, node: &mut NodeConfig) -> Result<(), SettingsError> {
     node.write_ttl_ms = r.take("write_ttl_ms", number, node.write_ttl_ms)?;
+    node.log_claim_ttl_ms = r.take("log_claim_ttl_ms", number, node.log_claim_ttl_ms)?;
     node.ttl_ms = r.take("ttl_ms", number, node.ttl_ms)?;
     node.heartbeat_ms = r.take("heartbeat_ms", number, node.heartbeat_ms)?;
     node.join_timeout_ms = r.take("join_timeout_ms", number, node.join_timeout_ms)?;

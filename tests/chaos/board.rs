@@ -3,6 +3,7 @@
 //! in ways that tell the caller what to do.
 
 use super::calls::Calls;
+use super::logs::{Logs, Mark};
 use super::random::Random;
 use nkv::message::ObjMeta;
 use nkv::{Error, ErrorKind};
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Keys that the load leaves stored; past it what it puts it takes away again, so that nothing is
-/// ever evicted.
+/// ever evicted but from a log.
 pub const POOL_KEYS: usize = 400;
 
 /// One committed object.
@@ -24,6 +25,8 @@ pub struct Stored {
     pub len: usize,
     /// Where it lies, if this process asked.
     pub meta: Option<ObjMeta>,
+    /// Where in a log it lies at least, if it may lie in one: a log keeps the newest.
+    pub mark: Option<Mark>,
 }
 
 /// What is known of an object whose put or remove did not end well.
@@ -56,6 +59,8 @@ pub struct Board {
     stop: AtomicBool,
     /// The book of calls.
     pub calls: Calls,
+    /// The logs of the ranks.
+    pub logs: Logs,
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -102,6 +107,20 @@ impl Board {
     /// To be found out.
     pub fn add_unsure(&self, stored: Stored, fate: Fate) {
         lock(&self.unsure).push((stored, fate));
+    }
+
+    /// True if a read ended so because a log made room; what is gone for good is forgotten here.
+    pub fn log_made_room(&self, s: &Stored, e: &Error) -> bool {
+        if e.kind != ErrorKind::NotFound || !self.passed(s) {
+            return false;
+        }
+        lock(&self.stored).retain(|other| other.key != s.key);
+        true
+    }
+
+    /// True if a log may have made room at the expense of an object.
+    pub fn passed(&self, s: &Stored) -> bool {
+        s.mark.is_some_and(|mark| self.logs.may_have_passed(mark))
     }
 
     /// Number of keys.

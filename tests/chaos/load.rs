@@ -7,6 +7,7 @@ use super::board::{
 use super::content;
 use super::random::Random;
 use nkv::message::{Existence, PutOptions};
+use nkv::store::KeyId;
 use nkv::{Address, Client, ClientConfig, Error, ErrorKind, TransportChoice};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +19,11 @@ const PAGE_BYTES: u32 = 64 << 10;
 const MAX_PAUSE_US: u64 = 2_000;
 /// Keys in one batch of `exists`.
 const EXISTS_KEYS: u64 = 8;
+/// Of a hundred puts so many ask for a log.
+const LOG_PERCENT: u64 = 50;
+/// Of a hundred views so many are held, for so long at most.
+const HELD_PERCENT: u64 = 30;
+const MAX_HELD_MS: u64 = 10;
 
 /// Connects to any node of the cluster.
 pub async fn connect(node: &Address, job: &str, transport: TransportChoice) -> Client {
@@ -40,6 +46,8 @@ pub struct Worker {
     pub name: String,
     /// Ranks of the cluster.
     pub ranks: u32,
+    /// It maps the memory of the ranks, and so looks at objects in place.
+    pub maps: bool,
     /// Keys it made.
     pub made: u64,
     /// What it removed.
@@ -51,8 +59,9 @@ impl Worker {
     pub async fn run(mut self) -> Self {
         while !self.board.stopped() {
             match self.random.below(20) {
-                0..=5 => self.get().await,
-                6..=11 => self.read_where_it_lay().await,
+                0..=3 => self.get().await,
+                4..=7 if self.maps => self.look_in_place().await,
+                4..=11 => self.read_where_it_lay().await,
                 12..=13 => self.exists().await,
                 14 => self.read_what_is_gone().await,
                 15..=17 if self.board.len() < POOL_KEYS => self.put().await,
@@ -91,9 +100,33 @@ impl Worker {
         let (before, what) = (self.board.doomed(), shown(&s.key));
         match self.board.calls.make("get", &what, self.client.get(&s.key)).await {
             Ok(got) => drop(self.board.calls.compare(&s.key, s.version, s.len, &got)),
+            Err(e) if self.board.log_made_room(&s, &e) => {}
             Err(e) => {
                 let dooms = (before, self.board.doomed());
                 self.judge("get", &s.key, &e, (dooms, Self::on_doomed(&s, dooms)));
+            }
+        }
+    }
+
+    /// Without a copy; some are held for a while, and are what they were until they are dropped [I9].
+    async fn look_in_place(&mut self) {
+        let Some(s) = self.board.pick(&mut self.random) else {
+            return;
+        };
+        let (before, what) = (self.board.doomed(), shown(&s.key));
+        match self.board.calls.make("get_view", &what, self.client.get_view(&s.key)).await {
+            Ok(view) => {
+                self.board.calls.compare(&s.key, s.version, s.len, &view);
+                if self.random.percent(HELD_PERCENT) {
+                    let held = self.random.between(1, MAX_HELD_MS);
+                    tokio::time::sleep(Duration::from_millis(held)).await;
+                    self.board.calls.compare(&s.key, s.version, s.len, &view);
+                }
+            }
+            Err(e) if self.board.log_made_room(&s, &e) => {}
+            Err(e) => {
+                let dooms = (before, self.board.doomed());
+                self.judge("get_view", &s.key, &e, (dooms, Self::on_doomed(&s, dooms)));
             }
         }
     }
@@ -111,6 +144,7 @@ impl Worker {
         let read = self.client.read_into(meta, &mut dst);
         match self.board.calls.make("read_into", &what, read).await {
             Ok(n) => drop(self.board.calls.compare(&s.key, s.version, s.len, &dst[..n])),
+            Err(e) if self.board.log_made_room(&s, &e) => {}
             // It needs the owner and nobody else: the master's absence is no excuse.
             Err(e) => {
                 let on_doomed = Self::on_doomed(&s, (before, self.board.doomed()));
@@ -131,8 +165,12 @@ impl Worker {
         match self.board.calls.make("exists", "a batch", asked).await {
             Ok(list) => {
                 for (s, found) in some.iter().zip(list) {
+                    if found == Existence::Ready || self.is_found(s).await {
+                        continue;
+                    }
+                    // Looked at after the answer.
                     let excused = Self::on_doomed(s, (before, self.board.doomed()));
-                    if found != Existence::Ready && !excused {
+                    if !excused && !self.board.passed(s) {
                         let text = format!("exists {}: {found:?}", shown(&s.key));
                         self.board.calls.fault(text);
                     }
@@ -143,6 +181,12 @@ impl Worker {
                 self.judge("exists", b"a batch", &e, (dooms, false));
             }
         }
+    }
+
+    /// What is in a log is listed when its producer has told its name, and found before that; one that
+    /// was killed told no names.
+    async fn is_found(&self, s: &Stored) -> bool {
+        s.mark.is_some() && self.client.get_location(&s.key).await.is_ok()
     }
 
     /// Puts a fresh key somewhere, and learns where.
@@ -157,18 +201,23 @@ impl Worker {
         let key = format!("{}/{}", self.name, self.made).into_bytes();
         let version = self.random.next();
         let len = self.object_len();
+        let by_log = self.random.percent(LOG_PERCENT);
         let preferred =
             self.random.percent(70).then(|| self.random.below(self.ranks.into()) as u32);
         let bytes = content::bytes(&key, version, len);
         let opts = PutOptions {
             preferred_segment: preferred,
             page_bytes: PAGE_BYTES,
-            ..PutOptions::default()
+            device_alloc: Some(by_log),
         };
+        // Should it not be known afterwards where the object lies.
+        let owner = preferred.unwrap_or((KeyId::of(&key).hash % u64::from(self.ranks)) as u32);
+        let mark = self.board.logs.mark_now(owner).filter(|_| by_log);
         let (before, what) = (self.board.doomed(), shown(&key));
         let put = self.client.put(&key, &bytes, &opts);
-        let done = self.board.calls.make("put", &what, put).await;
-        let mut stored = Stored { key, version, len, meta: None };
+        let verb = if by_log { "put into a log" } else { "put" };
+        let done = self.board.calls.make(verb, &what, put).await;
+        let mut stored = Stored { key, version, len, meta: None, mark };
         let dooms = |board: &Board| (before, board.doomed());
         // Routed by the key's hash it may meet the doomed rank; sent to a living one it may not.
         let meets = |(a, b): Dooms| {
@@ -183,7 +232,16 @@ impl Worker {
         }
         let found = self.client.get_location(&stored.key);
         match self.board.calls.make("get_location", &what, found).await {
-            Ok(meta) => stored.meta = Some(meta),
+            Ok(meta) => {
+                if !self.board.logs.knows(meta.at.incarnation)
+                    && let Ok(view) = self.client.view().await
+                {
+                    self.board.logs.note(&view);
+                }
+                stored.mark = self.board.logs.mark_of(&meta);
+                stored.meta = Some(meta);
+            }
+            Err(e) if self.board.log_made_room(&stored, &e) => return None,
             Err(e) => {
                 let dooms = dooms(&self.board);
                 self.judge("get_location after put", &stored.key, &e, (dooms, meets(dooms)));
@@ -228,7 +286,12 @@ impl Worker {
             return;
         };
         let (before, what) = (self.board.doomed(), shown(&s.key));
+        // Held until it is removed and looked for: its bytes stay what they are.
+        let view = if self.maps { self.client.get_view(&s.key).await.ok() } else { None };
         let gone = self.board.calls.make("remove", &what, self.client.remove(&s.key)).await;
+        if gone.as_ref().is_err_and(|e| self.board.log_made_room(&s, e)) {
+            return;
+        }
         if let Err(e) = gone {
             let dooms = (before, self.board.doomed());
             self.judge("remove", &s.key, &e, (dooms, Self::on_doomed(&s, dooms)));
@@ -242,6 +305,9 @@ impl Worker {
                 let dooms = (before, self.board.doomed());
                 self.judge("get removed", &s.key, &e, (dooms, Self::on_doomed(&s, dooms)));
             }
+        }
+        if let Some(view) = view {
+            self.board.calls.compare(&s.key, s.version, s.len, &view);
         }
         self.gone.push(s);
     }

@@ -175,9 +175,9 @@ fn restart(stage: &mut Stage, seen: &mut Seen, rank: u32) {
             if e.kind != ErrorKind::NotReady {
                 stage.board.calls.fault(format!("a put to the successor of rank {rank}: {e}"));
             }
-            stage.board.add_failed(Stored { key, version, len, meta: None }, &e);
+            stage.board.add_failed(Stored { key, version, len, meta: None, mark: None }, &e);
         } else {
-            stage.board.add(Stored { key, version, len, meta });
+            stage.board.add(Stored { key, version, len, meta, mark: None });
         }
         if there {
             seen.slowest_join_ms = seen.slowest_join_ms.max(took);
@@ -232,7 +232,7 @@ fn check_successor(stage: &Stage, number: u64, rank: u32) {
         let meta = stage.rt.block_on(stage.observer.get_location(&key));
         match (placed, meta) {
             (Ok(()), Ok(meta)) if meta.rank == rank => {
-                stage.board.add(Stored { key, version, len, meta: Some(meta) });
+                stage.board.add(Stored { key, version, len, meta: Some(meta), mark: None });
             }
             other => calls.fault(format!("a new object for rank {rank}: {other:?}")),
         }

@@ -32,6 +32,10 @@ const LARGE_PERCENT: u64 = 20;
 const WRITE_MS: (u64, u64) = (20, 70);
 /// After a call that failed.
 const LOST_PAUSE: Duration = Duration::from_millis(20);
+/// Sizes of what goes through a log, and the pause before each: it sustains a quarter of its bytes
+/// in every quarantine.
+const LOG_BYTES: (u64, u64) = (4 << 20, 8 << 20);
+const LOG_PAUSE: Duration = Duration::from_millis(30);
 /// Longest rest between READY and commit, where the producer flips READY itself.
 const READY_MS: u64 = 20;
 
@@ -50,6 +54,8 @@ pub struct Task {
     pub name: String,
     /// Ranks of the cluster.
     pub ranks: u32,
+    /// Of a hundred objects so many go through a log.
+    pub log_percent: u64,
     /// It goes on when a call fails, because a rank is going to die; else it ends.
     pub goes_on: bool,
 }
@@ -57,8 +63,8 @@ pub struct Task {
 impl Task {
     /// As the variable holds it.
     pub fn to_text(&self) -> String {
-        let Self { node, job, transport, seed, name, ranks, goes_on } = self;
-        format!("{node} {job} {transport} {seed} {name} {ranks} {goes_on}")
+        let Self { node, job, transport, seed, name, ranks, log_percent, goes_on } = self;
+        format!("{node} {job} {transport} {seed} {name} {ranks} {log_percent} {goes_on}")
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -71,6 +77,7 @@ impl Task {
             seed: next()?.parse().ok()?,
             name: next()?.to_string(),
             ranks: next()?.parse().ok()?,
+            log_percent: next()?.parse().ok()?,
             goes_on: next()?.parse().ok()?,
         })
     }
@@ -145,6 +152,9 @@ struct Producer {
 
 impl Producer {
     fn produce(&mut self, number: u64) -> Result<()> {
+        if self.random.percent(self.task.log_percent) {
+            return self.put_into_log(number);
+        }
         let key = key(&self.task.name, number);
         let (max, page_bytes) = match self.random.percent(LARGE_PERCENT) {
             true => (u64::from(LARGE_PAGE_BYTES), LARGE_PAGE_BYTES),
@@ -184,6 +194,34 @@ impl Producer {
             say(&format!("unpublished {number} {}", BootClock.now_ms() - since));
         })?;
         say(&format!("committed {number} {}", BootClock.now_ms() - since));
+        Ok(())
+    }
+
+    /// One call that asks nobody. Large, so that a kill can fall between its claim and READY; a log
+    /// that is full sends it by a plan, and one that goes round may have no trace of it afterwards.
+    fn put_into_log(&mut self, number: u64) -> Result<()> {
+        let key = key(&self.task.name, number);
+        let len = self.random.between(LOG_BYTES.0, LOG_BYTES.1);
+        let rank = self.random.below(self.task.ranks.into()) as u32;
+        let opts = PutOptions {
+            preferred_segment: Some(rank),
+            page_bytes: PAGE_BYTES,
+            device_alloc: Some(true),
+        };
+        let value = content::bytes(&key, number, len as usize);
+        std::thread::sleep(LOG_PAUSE);
+        say(&format!("putting {number} {len} {rank}"));
+        let since = BootClock.now_ms();
+        self.client.put(&key, &value, &opts)?;
+        let took_ms = BootClock.now_ms() - since;
+        match self.client.get_location(&key) {
+            Ok(meta) => {
+                let meta =
+                    serde_json::to_string(&meta).map_err(|e| Error::internal(e.to_string()))?;
+                say(&format!("put {number} {took_ms} {meta}"));
+            }
+            Err(e) => say(&format!("unlocated {number} {took_ms} {}", e.kind)),
+        }
         Ok(())
     }
 

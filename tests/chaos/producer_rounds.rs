@@ -2,6 +2,7 @@
 //! opened leaves nothing, and nobody else notices.
 
 use super::board::Stored;
+use super::hole_rounds::{Hole, stop_half_way};
 use super::load::shown;
 use super::producer::{Task, key};
 use super::random::{Random, rounds, seed};
@@ -14,9 +15,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Tasks in this process.
-const WORKERS: u32 = 3;
+pub const WORKERS: u32 = 3;
 /// A producer has committed something within this.
-const FIRST_COMMIT_MS: u64 = 10_000;
+pub const FIRST_COMMIT_MS: u64 = 10_000;
 const LOOK: Duration = Duration::from_millis(2);
 /// The kill falls so long after the victim's first commit.
 const KILL_AFTER_MS: (u64, u64) = (50, 900);
@@ -25,8 +26,8 @@ const AIMED_EVERY: u64 = 5;
 /// A producer comes past READY within this.
 const READY_MS: u64 = 5_000;
 /// The load goes on so long after the kill.
-const AFTERWARDS_MS: u64 = 300;
-/// Of a hundred kills at least so many fall between open and READY ...
+pub const AFTERWARDS_MS: u64 = 300;
+/// Of a hundred kills of producers that write by plans at least so many fall between open and READY ...
 const MIN_BETWEEN_PERCENT: u64 = 20;
 /// ... which so few kills cannot show.
 const FEW_KILLS: u64 = 5;
@@ -53,9 +54,10 @@ pub fn sigkill_of_a_producer_under_load() {
     println!("chaos: kills fell {fell:?}; the slowest call was {}", sums.slowest);
     println!("chaos: calls {:?}", sums.outcomes);
     assert_eq!(sums.wrong_bytes, 0);
+    let by_plan = rounds / 2;
     assert!(
-        rounds < FEW_KILLS || between * 100 >= rounds * MIN_BETWEEN_PERCENT,
-        "only {between} of {rounds} kills fell between open and READY"
+        by_plan < FEW_KILLS || between * 100 >= by_plan * MIN_BETWEEN_PERCENT,
+        "only {between} of about {by_plan} kills of producers with plans fell between open and READY"
     );
 }
 
@@ -67,7 +69,8 @@ fn where_it_fell(journal: &Journal) -> &'static str {
         Some(Phase::Open) => BETWEEN,
         Some(Phase::Publishing) => "around READY",
         Some(Phase::Ready) => "between READY and the commit's answer",
-        Some(Phase::Committed | Phase::Lost) => "between two objects",
+        Some(Phase::Putting(_)) => "in a put through a log",
+        Some(Phase::Committed | Phase::Unlocated | Phase::Lost) => "between two objects",
     }
 }
 
@@ -75,38 +78,35 @@ fn round(stage: &mut Stage, seed: u64, number: u64) -> &'static str {
     use TransportChoice::{Shm, Tcp};
     let mut random = Random::new(seed, number);
     let (dies, lives) = if (seed + number).is_multiple_of(2) { (Shm, Tcp) } else { (Tcp, Shm) };
+    // Half of the victims put through logs only, and half by plans only.
+    let by_log = ((seed + number) / 2).is_multiple_of(2);
     let kill_after = random.between(KILL_AFTER_MS.0, KILL_AFTER_MS.1);
-    let start = |stage: &Stage, transport, role: &str, seed| {
-        let task = Task {
-            node: stage.cluster.address(0),
-            job: stage.cluster.job().to_string(),
-            transport,
-            seed,
-            name: format!("{role}{number}"),
-            ranks: RANKS,
-            goes_on: false,
-        };
-        ProducerProcess::start(task, &stage.board)
-    };
-    let mut victim = start(stage, dies, "victim", random.next());
-    let mut survivor = start(stage, lives, "survivor", random.next());
+    let percent = if by_log { 100 } else { 0 };
+    let victim = format!("victim{number}");
+    let mut victim = start(stage, (dies, percent), victim, random.next());
+    let survivor = format!("survivor{number}");
+    let mut survivor = start(stage, (lives, 50), survivor, random.next());
     let workers = stage.workers(WORKERS, &format!("p{number}"), &mut random);
     let load = stage.load(workers);
     wait_for(&victim, FIRST_COMMIT_MS, has_committed);
     wait_for(&survivor, FIRST_COMMIT_MS, has_committed);
 
     std::thread::sleep(Duration::from_millis(kill_after));
-    if (seed + number).is_multiple_of(AIMED_EVERY) {
+    let before = voided(stage);
+    let hole = if by_log { stop_half_way(stage, &victim) } else { None };
+    if !by_log && (seed + number).is_multiple_of(AIMED_EVERY) {
         wait_for(&victim, READY_MS, |j| j.objects.last().is_some_and(|w| w.phase == Phase::Ready));
     }
     let journal = victim.kill();
     let fell = where_it_fell(&journal);
-    println!("chaos: producer round {number}: by {dies}, after {kill_after} ms, {fell}");
+    println!("chaos: producer round {number}: by {dies}, after {kill_after} ms, {fell}: {hole:?}");
     std::thread::sleep(Duration::from_millis(AFTERWARDS_MS));
 
     let survived = survivor.end();
     stage.quiet(load);
     stage.settle(RANKS);
+    check_hole(stage, hole.filter(|_| dies == Shm), &before);
+    stage.check_unsure("after the TTLs");
     check_survivor(stage, &survived);
     check_victim(stage, &victim.task.name, &journal);
     stage.check_stored("after the TTLs");
@@ -114,11 +114,43 @@ fn round(stage: &mut Stage, seed: u64, number: u64) -> &'static str {
     fell
 }
 
-fn has_committed(journal: &Journal) -> bool {
+/// Starts a producer that puts so many of a hundred objects through logs.
+pub fn start(
+    stage: &Stage,
+    (transport, log_percent): (TransportChoice, u64),
+    name: String,
+    seed: u64,
+) -> ProducerProcess {
+    let (node, job) = (stage.cluster.address(0), stage.cluster.job().to_string());
+    let (ranks, goes_on) = (RANKS, false);
+    let task = Task { node, job, transport, seed, name, ranks, log_percent, goes_on };
+    ProducerProcess::start(task, &stage.board)
+}
+
+/// Void bytes of every rank's log.
+fn voided(stage: &Stage) -> Vec<u64> {
+    (0..RANKS).map(|rank| stage.gauges(rank).log_voided_bytes).collect()
+}
+
+/// A hole that a producer left is void, and nothing else is: whoever lives finishes what it claimed.
+fn check_hole(stage: &Stage, hole: Option<Hole>, before: &[u64]) {
+    for (rank, before) in (0..RANKS).zip(before) {
+        let expected = hole.filter(|hole| hole.rank == rank).map_or(0, |hole| hole.bytes);
+        let voided = stage.gauges(rank).log_voided_bytes - before;
+        if voided != expected {
+            let text = format!("{voided} bytes of rank {rank}'s log became void: {hole:?}");
+            stage.board.calls.fault(text);
+        }
+    }
+}
+
+/// Once a producer has put something.
+pub fn has_committed(journal: &Journal) -> bool {
     journal.objects.iter().any(|w| w.phase == Phase::Committed)
 }
 
-fn wait_for(producer: &ProducerProcess, limit_ms: u64, holds: impl Fn(&Journal) -> bool) {
+/// Waits for what a producer tells.
+pub fn wait_for(producer: &ProducerProcess, limit_ms: u64, holds: impl Fn(&Journal) -> bool) {
     let until = BootClock.now_ms() + limit_ms;
     while !holds(&producer.journal()) {
         let told = producer.journal();
@@ -127,10 +159,13 @@ fn wait_for(producer: &ProducerProcess, limit_ms: u64, holds: impl Fn(&Journal) 
     }
 }
 
+fn is_over(phase: Phase) -> bool {
+    matches!(phase, Phase::Committed | Phase::Unlocated)
+}
+
 /// Whoever lives finishes all it began.
 fn check_survivor(stage: &Stage, journal: &Journal) {
-    let unfinished: Vec<_> =
-        journal.objects.iter().filter(|w| w.phase != Phase::Committed).collect();
+    let unfinished: Vec<_> = journal.objects.iter().filter(|w| !is_over(w.phase)).collect();
     if !journal.ended || !unfinished.is_empty() {
         let text = format!("the surviving producer did not finish: {unfinished:?}");
         stage.board.calls.fault(text);
@@ -139,12 +174,13 @@ fn check_survivor(stage: &Stage, journal: &Journal) {
 
 /// What the victim committed is on the board and checked with it; the rest is judged here. Only its
 /// last object can be unfinished.
-fn check_victim(stage: &Stage, name: &str, journal: &Journal) {
-    let Some(last) = journal.objects.last().filter(|w| w.phase != Phase::Committed) else {
+pub fn check_victim(stage: &Stage, name: &str, journal: &Journal) {
+    let Some(last) = journal.objects.last().filter(|w| !is_over(w.phase)) else {
         return;
     };
     let key = key(name, last.number);
-    let stored = Stored { key, version: last.number, len: last.len, meta: last.meta.clone() };
+    let (meta, version) = (last.meta.clone(), last.number);
+    let stored = Stored { key, version, len: last.len, meta, mark: None };
     let (calls, found) = (&stage.board.calls, stage.read(&stored));
     let what = shown(&stored.key);
     match (last.phase, found) {
@@ -159,7 +195,7 @@ fn check_victim(stage: &Stage, name: &str, journal: &Journal) {
 
 /// Its key is free again.
 fn write_again(stage: &Stage, lost: Stored) {
-    let again = Stored { version: SECOND_VERSION, meta: None, ..lost };
+    let again = Stored { version: SECOND_VERSION, meta: None, mark: None, ..lost };
     let bytes = super::content::bytes(&again.key, again.version, again.len);
     let opts = PutOptions::default();
     let put = stage.observer.put(&again.key, &bytes, &opts);

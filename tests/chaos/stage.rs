@@ -1,11 +1,13 @@
 //! Three ranks in processes of their own, a load on them, and the checks that hold once it is quiet:
 //! what is stored is served, what is used is live, what is removed leaves nothing.
 
+use super::accounts::{self, accounted};
 use super::board::{Board, Fate, Stored};
 use super::cluster_process::ProcessCluster;
 use super::load::{Worker, connect, shown};
+
 use super::random::Random;
-use nkv::message::ClusterStats;
+use nkv::message::{ClusterStats, OwnerGauges};
 use nkv::store::clock::{BootClock, Clock};
 use nkv::{Client, Error, ErrorKind, TransportChoice};
 use std::sync::Arc;
@@ -28,8 +30,12 @@ pub const SLACK_MS: u64 = 1_000;
 /// Within this used bytes are live bytes again: the producer's TTL or the deadline, whichever is
 /// later, then quarantine.
 pub const SETTLE_MS: u64 = TTL_MS + DEADLINE_MS + QUARANTINE_MS + LOOKS_MS + SLACK_MS;
-/// Payload bytes of a rank: the load never fills it.
-const HEAP_BYTES: u64 = 64 << 20;
+/// Payload bytes of a rank's heap: the load never fills it.
+const HEAP_BYTES: u64 = 96 << 20;
+/// And of its log, which the load goes round.
+pub const LOG_BYTES: u64 = 32 << 20;
+/// A claim that is open for so long is asked about.
+pub const CLAIM_TTL_MS: u64 = 500;
 /// Threads of this process that carry the load; a tcp call blocks one.
 const THREADS: usize = 4;
 /// The load ends within this once it is asked to.
@@ -65,6 +71,8 @@ impl Stage {
             .unwrap();
         let flags = [
             ("--heap-bytes", HEAP_BYTES),
+            ("--log-bytes", LOG_BYTES),
+            ("--log-claim-ttl-ms", CLAIM_TTL_MS),
             ("--ttl-ms", TTL_MS),
             ("--write-ttl-ms", DEADLINE_MS),
             ("--quarantine-ms", QUARANTINE_MS),
@@ -85,6 +93,7 @@ impl Stage {
 
     /// Half of the handles by shared memory, half by tcp, each through another node.
     pub fn workers(&self, n: u32, name: &str, random: &mut Random) -> Vec<Worker> {
+        self.note_logs();
         let one = |i: u32| {
             let transport = [TransportChoice::Shm, TransportChoice::Tcp][i as usize % 2];
             let node = self.cluster.address(random.below(RANKS.into()) as u32);
@@ -94,6 +103,7 @@ impl Stage {
                 random: Random::new(random.next(), i.into()),
                 name: format!("{name}/{i}"),
                 ranks: RANKS,
+                maps: transport == TransportChoice::Shm,
                 made: 0,
                 gone: Vec::new(),
             }
@@ -101,8 +111,19 @@ impl Stage {
         (0..n).map(one).collect()
     }
 
+    /// Maps the logs of the ranks there are.
+    pub fn note_logs(&self) {
+        self.board.logs.note(&self.rt.block_on(self.observer.view()).unwrap());
+    }
+
+    /// An owner's figures, from itself.
+    pub fn gauges(&self, rank: u32) -> OwnerGauges {
+        accounts::gauges(&self.cluster, rank)
+    }
+
     /// Sets workers to work.
     pub fn load(&self, workers: Vec<Worker>) -> Vec<JoinHandle<Worker>> {
+        self.note_logs();
         self.board.stop(false);
         workers.into_iter().map(|w| self.rt.spawn(w.run())).collect()
     }
@@ -143,7 +164,7 @@ impl Stage {
     }
 
     /// Used bytes become live bytes on every one of `ranks` ranks, by the owners' figures and by the
-    /// master's, and no plan is open.
+    /// master's, every claim in a log is accounted for, and no plan is open and no view held.
     pub fn settle(&mut self, ranks: u32) {
         let waited = self.wait_for("used bytes = live bytes", SETTLE_MS, |s| balanced(s, ranks));
         self.slowest_settle_ms = self.slowest_settle_ms.max(waited);
@@ -165,7 +186,7 @@ impl Stage {
     /// Everything on the board is served, to the byte.
     pub fn check_stored(&self, told: &str) {
         for s in self.board.all() {
-            if let Some(e) = self.read(&s) {
+            if let Some(e) = self.read(&s).filter(|e| !self.board.log_made_room(&s, e)) {
                 self.board.calls.fault(format!("{told}: {} is stored: {e}", shown(&s.key)));
             }
         }
@@ -184,6 +205,7 @@ impl Stage {
                     whole += 1;
                     self.board.add(s);
                 }
+                (Some(e), _) if self.board.log_made_room(&s, &e) => {}
                 (Some(e), Fate::Whole) => fault(format!("was acknowledged: {e}")),
                 (Some(e), _) if e.kind == ErrorKind::NotFound => {}
                 (Some(e), _) => fault(format!("is neither whole nor absent: {e}")),
@@ -198,13 +220,17 @@ impl Stage {
         for some in stored.chunks(REMOVE_KEYS) {
             let keys: Vec<&[u8]> = some.iter().map(|s| &s.key[..]).collect();
             for (s, gone) in some.iter().zip(self.rt.block_on(self.observer.remove_many(&keys))) {
-                if let Err(e) = gone {
+                if let Err(e) = gone
+                    && !self.board.log_made_room(s, &e)
+                {
                     self.board.calls.fault(format!("{told}: remove {}: {e}", shown(&s.key)));
                 }
             }
         }
         self.wait_for("an empty cluster", SETTLE_MS, |s| {
-            let empty = |r: &nkv::message::RankStats| r.allocated_bytes == 0;
+            let empty = |r: &nkv::message::RankStats| {
+                r.allocated_bytes == 0 && r.owner.log_objects == 0 && r.owner.log_live_bytes == 0
+            };
             balanced(s, RANKS) && s.objects == 0 && s.ranks.iter().all(empty)
         });
     }
@@ -213,7 +239,8 @@ impl Stage {
 fn balanced(s: &ClusterStats, ranks: u32) -> bool {
     let at_rest = |r: &nkv::message::RankStats| {
         let o = &r.owner;
-        o.heap_used == o.live_bytes && r.allocated_bytes == o.live_bytes && o.fencing == 0
+        let space = o.heap_used == o.live_bytes && r.allocated_bytes == o.live_bytes;
+        space && o.fencing == 0 && o.pinned == 0 && accounted(o)
     };
     let no_plan = s.plans_open == 0 && s.waiting == 0;
     s.ranks.len() == ranks as usize && no_plan && s.ranks.iter().all(at_rest)

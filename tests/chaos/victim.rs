@@ -1,11 +1,13 @@
 //! The parent's end of a producer process: starts it, keeps its journal, kills it. The process never
 //! outlives this handle.
 
-use super::board::{Board, Stored};
+use super::board::{Board, Fate, Stored};
+use super::cluster_process::until;
 use super::producer::{TASK_VARIABLE, Task, key};
 use nkv::message::ObjMeta;
 use nkv::store::clock::{BootClock, Clock};
 use nkv::store::threads::spawn_named;
+use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -15,6 +17,8 @@ use std::time::Duration;
 
 /// Asked to end, a producer finishes its object and closes its handle within this.
 const END_LIMIT_MS: u64 = 5_000;
+/// A signal has its effect within this.
+const SIGNAL_LIMIT: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(5);
 /// How the call of a producer may end that a dying rank spoils.
 const EXCUSED: [&str; 4] = ["Disconnected", "Timeout", "NotReady", "Reclaimed"];
@@ -24,12 +28,16 @@ const EXCUSED: [&str; 4] = ["Disconnected", "Timeout", "NotReady", "Reclaimed"];
 pub enum Phase {
     /// Between open and READY.
     Open,
+    /// In the middle of a put through the log of that rank, which is one call.
+    Putting(u32),
     /// READY may be set, or committed even.
     Publishing,
     /// READY is set; not known to be committed.
     Ready,
     /// Committed.
     Committed,
+    /// It was put, and where it lies is not known: a log may have passed it.
+    Unlocated,
     /// One of its calls failed, and its producer went on.
     Lost,
 }
@@ -92,6 +100,26 @@ impl ProducerProcess {
         self.journal.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// What it told last of its last object.
+    pub fn last(&self) -> Option<Written> {
+        self.journal.lock().unwrap_or_else(PoisonError::into_inner).objects.last().cloned()
+    }
+
+    /// SIGSTOP; no thread of it runs any more when this returns.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        until(SIGNAL_LIMIT, "the producer stands", || all_threads_stand(self.child.id()));
+    }
+
+    /// SIGCONT.
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
     /// Kills it with SIGKILL; its whole journal.
     pub fn kill(&mut self) -> Journal {
         self.child.kill().unwrap();
@@ -131,6 +159,16 @@ impl Drop for ProducerProcess {
     }
 }
 
+fn all_threads_stand(pid: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    tasks.filter_map(Result::ok).all(|t| {
+        let stat = std::fs::read_to_string(t.path().join("stat")).unwrap_or_default();
+        // pid (name) state ...; a name may hold anything but ends at the last parenthesis.
+        let state = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next());
+        state.is_none_or(|s| s == "T")
+    })
+}
+
 fn note(line: &str, name: &str, journal: &Mutex<Journal>, board: &Board) {
     let mut journal = journal.lock().unwrap_or_else(PoisonError::into_inner);
     let fields: Vec<&str> = line.split(' ').collect();
@@ -148,11 +186,30 @@ fn note(line: &str, name: &str, journal: &Mutex<Journal>, board: &Board) {
             set(&mut journal, Phase::Committed);
             board.calls.ended("publish", "Ok", line, took_ms);
             if let Some(w) = journal.objects.last() {
-                board.add(stored(name, w));
+                board.add(stored(name, w, board));
             }
         }
         ("unpublished", Some(_), Some(took_ms)) => {
             board.calls.ended("publish", "Err", line, took_ms);
+        }
+        ("putting", Some(number), Some(len)) => {
+            let phase = Phase::Putting(field(3).unwrap_or_default() as u32);
+            journal.objects.push(Written { number, len: len as usize, meta: None, phase });
+        }
+        ("put", Some(_), Some(took_ms)) => {
+            board.calls.ended("put into a log", "Ok", line, took_ms);
+            set(&mut journal, Phase::Committed);
+            if let Some(w) = journal.objects.last_mut() {
+                w.meta = fields.get(3).and_then(|text| serde_json::from_str(text).ok());
+                board.add(stored(name, w, board));
+            }
+        }
+        ("unlocated", Some(_), Some(took_ms)) => {
+            board.calls.ended("put into a log", "Ok", line, took_ms);
+            set(&mut journal, Phase::Unlocated);
+            if let Some(w) = journal.objects.last() {
+                board.add_unsure(stored(name, w, board), Fate::Either);
+            }
         }
         // Its other calls write pages: they need the owner, whoever else dies.
         ("lost", Some(number), Some(took_ms)) => lost(line, (number, took_ms), &mut journal, board),
@@ -178,9 +235,10 @@ fn lost(line: &str, (number, took_ms): (u64, u64), journal: &mut Journal, board:
 }
 
 /// What the journal tells of an object.
-pub fn stored(name: &str, w: &Written) -> Stored {
+pub fn stored(name: &str, w: &Written, board: &Board) -> Stored {
     let (key, version) = (key(name, w.number), w.number);
-    Stored { key, version, len: w.len, meta: w.meta.clone() }
+    let mark = w.meta.as_ref().and_then(|meta| board.logs.mark_of(meta));
+    Stored { key, version, len: w.len, meta: w.meta.clone(), mark }
 }
 
 fn set(journal: &mut Journal, phase: Phase) {

@@ -65,6 +65,9 @@ pub struct NodeConfig {
     /// `device_alloc` put objects of up to a quarter of it there without asking the master; it holds
     /// the newest. It sustains a quarter of its bytes in every quarantine.
     pub log_bytes: u64,
+    /// A claim in the device log that is open for so many milliseconds, with everything before it
+    /// settled, is asked about: it becomes void once nobody can have it open any more [I14].
+    pub log_claim_ttl_ms: u64,
     /// Whether this node's own handle puts into device logs; see `ClientConfig`.
     pub device_alloc: bool,
     /// Which objects go first.
@@ -103,6 +106,7 @@ impl Default for NodeConfig {
             water_hi: 95,
             water_lo: 85,
             log_bytes: 0,
+            log_claim_ttl_ms: 5_000,
             device_alloc: false,
             policy: PolicyKind::Lru,
             page_bytes: 256 << 10,
@@ -172,6 +176,7 @@ impl NodeConfig {
         for (name, ms) in [
             ("ttl_ms", self.ttl_ms),
             ("write_ttl_ms", self.write_ttl_ms),
+            ("log_claim_ttl_ms", self.log_claim_ttl_ms),
             ("call_timeout_ms", self.call_timeout_ms),
             ("join_timeout_ms", self.join_timeout_ms),
         ] {

@@ -380,6 +380,7 @@ async fn start_roles(
         uplink: uplink.clone(),
         evictor: evictor_slot.clone(),
         clock: common.env.clock.clone(),
+        log_claim_ttl_ms: common.config.log_claim_ttl_ms,
     };
     let owner = CellAddr::<Owner>::start(place, owner_truth, exhausted.clone()).await?;
     let config = &common.config;

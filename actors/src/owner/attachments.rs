@@ -4,7 +4,7 @@
 use crate::message::{PlanId, Term, ToClient};
 use crate::plans::{Obeyed, OpenPlans};
 use nkv_transport::wire::Process;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 
@@ -79,6 +79,8 @@ struct Inner {
     all: BTreeMap<AttachId, Attachment>,
     // Who answers about the log instead of an attachment that broke off.
     stand_ins: BTreeMap<AttachId, AttachId>,
+    // Those that died before they answered about the log: fenced by their death, not clear by a word.
+    died: BTreeSet<AttachId>,
 }
 
 impl Inner {
@@ -87,6 +89,18 @@ impl Inner {
             id = *later;
         }
         id
+    }
+
+    /// Forgets the attachments of dead processes that hold nothing any more; those `with_plans` too.
+    fn forget_dead(&mut self, with_plans: bool) {
+        let Self { all, died, .. } = self;
+        all.retain(|id, a| {
+            let over = a.cut && (with_plans || a.pending.is_empty()) && a.dead();
+            if over && a.clear.is_some() {
+                died.insert(*id);
+            }
+            !over
+        });
     }
 }
 
@@ -147,7 +161,7 @@ impl Attachments {
         if let Some(a) = inner.all.get_mut(&id) {
             a.cut = true;
         }
-        inner.all.retain(|_, a| !(a.cut && a.dead()));
+        inner.forget_dead(true);
     }
 
     /// The producer said, over any of its attachments, that nothing of this plan is or will be
@@ -186,7 +200,7 @@ impl Attachments {
             all = false;
             a.route.remind(ToClient::Drop(plan), sent, now_ns);
         }
-        inner.all.retain(|_, a| !(a.cut && a.pending.is_empty() && a.dead()));
+        inner.forget_dead(false);
         all
     }
 
@@ -224,7 +238,7 @@ impl Attachments {
             all = false;
             a.route.remind(ToClient::Term(*term), sent, now_ns);
         }
-        inner.all.retain(|_, a| !(a.cut && a.pending.is_empty() && a.dead()));
+        inner.forget_dead(false);
         all
     }
 
@@ -233,6 +247,7 @@ impl Attachments {
         let mut inner = self.lock();
         // A check that ended needs nobody to stand in.
         inner.stand_ins.clear();
+        inner.died.clear();
         for a in inner.all.values_mut() {
             if let Route::Process { tx, .. } = &a.route {
                 let _ = tx.try_send(ToClient::ClearBelow(below));
@@ -267,7 +282,8 @@ impl Attachments {
     /// True if that attachment's process is dead.
     pub fn cannot_write(&self, id: AttachId) -> bool {
         let inner = self.lock();
-        inner.all.get(&inner.answers_for(id)).is_some_and(Attachment::dead)
+        let id = inner.answers_for(id);
+        inner.died.contains(&id) || inner.all.get(&id).is_some_and(Attachment::dead)
     }
 
     /// Attachments now.
@@ -322,5 +338,28 @@ mod tests {
         assert!(!a.is_dropped(7, plan(1), RESEND_NS + 2));
         assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
         assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
+    }
+
+    #[test]
+    fn i14_who_died_before_its_answer_is_fenced_and_not_clear() {
+        let a = Attachments::default();
+        let (tx, _rx) = mpsc::channel(4);
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        let fd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        let id = a.add(7, Route::Process { tx, process: Some(Arc::new(fd)) });
+        assert_eq!(a.ask_clear(4_096, 0), [id]);
+        assert!(
+            !a.cannot_write(id) && !a.is_clear_below(id, 4_096, 1),
+            "it lives and says nothing"
+        );
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(a.cannot_write(id), "its death is the proof");
+        a.cut(id);
+        assert!(a.is_empty());
+        assert!(a.cannot_write(id), "its death stays the proof when its connection is gone too");
+        assert_eq!(a.ask_clear(8_192, 2), [0; 0], "the next check does not ask it");
+        assert!(!a.cannot_write(id));
     }
 }

@@ -5,7 +5,7 @@
 use super::attachments::AttachId;
 use super::log_producers::Stands;
 use super::tables::{Gauges, Tables};
-use super::{LogClear, Owner, SLOTS_PER_FRAME};
+use super::{LogClear, Owner, OwnerTruth, SLOTS_PER_FRAME};
 use crate::cell::{Message, On, Reply, Turn};
 use crate::message::{
     Abandoned, KeyBytes, LogObjectEntry, LogQuestion, Named, SlotRef, Up, WireKeyId,
@@ -14,13 +14,10 @@ use hashbrown::HashSet;
 use nkv_store::device_log::{
     Abandon, Asking, DeviceLog, Directory, HEAP_LIMIT_OFF, LogObject, LogTimes, Retire,
 };
-use nkv_store::heap::Heap;
 use nkv_store::object::Slots;
 use nkv_store::{KeyId, pins};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A claim that is open for so long, with nothing settled behind it, is asked about.
-const CLAIM_TTL_NS: u64 = 5_000_000_000;
 /// Entries in one frame to the master.
 const ENTRIES_PER_FRAME: usize = 4096;
 /// Entries told to the master between two looks at the log: listing lags behind a flood of puts, and
@@ -95,11 +92,11 @@ impl Message for GiveUp {
 
 impl Log {
     /// The log as the segment's headers show it, if there is one; served objects are in the index again.
-    pub(super) fn of(heap: &Heap, slots: &mut Slots, now_ns: u64) -> Option<Log> {
-        let geometry = heap.geometry();
-        let times =
-            LogTimes { quarantine_ns: geometry.quarantine_ns(), claim_ttl_ns: CLAIM_TTL_NS };
-        let (memory, log) = (heap.memory().clone(), geometry.device_log()?);
+    pub(super) fn of(truth: &OwnerTruth, slots: &mut Slots, now_ns: u64) -> Option<Log> {
+        let geometry = truth.heap.geometry();
+        let claim_ttl_ns = truth.log_claim_ttl_ms.saturating_mul(1_000_000);
+        let times = LogTimes { quarantine_ns: geometry.quarantine_ns(), claim_ttl_ns };
+        let (memory, log) = (truth.heap.memory().clone(), geometry.device_log()?);
         match DeviceLog::rebuild(memory, log, times, now_ns, &mut InSegment(slots, &mut Vec::new()))
         {
             Ok(log) => {
@@ -110,7 +107,7 @@ impl Log {
             Err(error) => {
                 tracing::error!(%error, "the device log is lost: puts take plans");
                 // Nothing is claimable from here on: what nobody accepts must not be promised.
-                if let Err(error) = heap.memory().store(HEAP_LIMIT_OFF, 0) {
+                if let Err(error) = truth.heap.memory().store(HEAP_LIMIT_OFF, 0) {
                     tracing::error!(%error, "nor can its memory be written");
                 }
                 None

@@ -55,6 +55,7 @@ impl Bench {
             uplink,
             evictor: Arc::new(OnceLock::new()),
             clock: Arc::new(BootClock),
+            log_claim_ttl_ms: 5_000,
         };
         let place = OwnedPlace::arbiter().unwrap();
         let owner = CellAddr::start(place.place(), truth, Arc::new(|_| {})).await.unwrap();

@@ -1,0 +1,129 @@
+//! A producer that stands, or dies, between its claim in a log and READY. While it stands, whoever
+//! lives is asked and the hole stays; only its death makes it void [I14].
+
+use super::load::shown;
+use super::producer::key;
+use super::producer_rounds::{
+    AFTERWARDS_MS, FIRST_COMMIT_MS, WORKERS, check_victim, has_committed, start, wait_for,
+};
+use super::random::{Random, seed};
+use super::stage::{CLAIM_TTL_MS, LOOK, RANKS, SETTLE_MS, SLACK_MS, Stage};
+use super::victim::{Phase, ProducerProcess};
+use nkv::message::OwnerGauges;
+use nkv::store::clock::{BootClock, Clock};
+use nkv::{ErrorKind, TransportChoice};
+use std::time::Duration;
+
+/// It may take so long to stop a producer between its claim and READY.
+const AIM_MS: u64 = 10_000;
+/// A claim lies in the last so many bytes of a log when it is looked for.
+const BACK_BYTES: u64 = 12 << 20;
+/// The producer stands for so long after everybody was asked.
+const STANDS_MS: u64 = 3 * CLAIM_TTL_MS;
+
+/// A claim that its producer does not settle.
+#[derive(Debug, Clone, Copy)]
+pub struct Hole {
+    /// Whose log.
+    pub rank: u32,
+    /// Where.
+    pub position: u64,
+    /// Bytes claimed.
+    pub bytes: u64,
+}
+
+/// Stops a producer between its claim and READY. None if it came past READY every time.
+pub fn stop_half_way(stage: &Stage, producer: &ProducerProcess) -> Option<Hole> {
+    let until = BootClock.now_ms() + AIM_MS;
+    while BootClock.now_ms() < until {
+        let putting = producer.last().and_then(|w| match w.phase {
+            Phase::Putting(rank) => Some((rank, key(&producer.task.name, w.number))),
+            _ => None,
+        });
+        let found = putting.and_then(|(rank, key)| {
+            let (position, bytes) = stage.board.logs.half_written(rank, &key, BACK_BYTES)?;
+            Some(Hole { rank, position, bytes })
+        });
+        let Some(hole) = found else {
+            std::thread::sleep(Duration::from_micros(50));
+            continue;
+        };
+        producer.stop();
+        if stage.board.logs.is_half_written(hole.rank, hole.position) {
+            return Some(hole);
+        }
+        producer.resume();
+    }
+    None
+}
+
+/// The test.
+pub fn i14_a_hole_is_void_only_after_the_death_of_its_stopped_producer() {
+    let seed = seed();
+    println!("chaos: a stopped producer: seed={seed}");
+    let mut random = Random::new(seed, 0);
+    let mut stage = Stage::start();
+    let mut victim =
+        start(&stage, (TransportChoice::Shm, 100), "stopped".to_string(), random.next());
+    let workers = stage.workers(WORKERS, "hole", &mut random);
+    let load = stage.load(workers);
+    wait_for(&victim, FIRST_COMMIT_MS, has_committed);
+    let hole = stop_half_way(&stage, &victim);
+    let hole = hole.unwrap_or_else(|| panic!("not stopped in mid-claim within {AIM_MS} ms"));
+
+    let before = stage.gauges(hole.rank);
+    assert_eq!((before.log_voided_bytes, before.log_fenced), (0, 0), "nobody has died");
+    expect_standing(&stage, hole, &before);
+    let journal = victim.kill();
+    expect_fenced_then_void(&stage, hole);
+    std::thread::sleep(Duration::from_millis(AFTERWARDS_MS));
+
+    stage.quiet(load);
+    stage.settle(RANKS);
+    let after = stage.gauges(hole.rank);
+    assert_eq!(after.log_voided_bytes, hole.bytes, "what the living claimed is settled by them");
+    let put = key(&victim.task.name, journal.objects.last().unwrap().number);
+    let read = stage.rt.block_on(stage.observer.get(&put));
+    let end = read.map(|bytes| bytes.len()).map_err(|e| e.kind);
+    assert_eq!(end, Err(ErrorKind::NotFound), "{} was never READY", shown(&put));
+    check_victim(&stage, &victim.task.name, &journal);
+    stage.check_unsure("after the hole");
+    stage.check_stored("after the hole");
+    stage.remove_all("at the end");
+    stage.board.calls.assert_no_fault(&format!("a stopped producer, seed {seed}"));
+    println!(
+        "chaos: seed={seed} {hole:?} checks={} fenced={}",
+        after.log_hole_checks, after.log_fenced
+    );
+}
+
+/// Everybody is asked, and for as long as the producer stands nothing is void, however long it takes.
+fn expect_standing(stage: &Stage, hole: Hole, before: &OwnerGauges) {
+    let asked_by = BootClock.now_ms() + CLAIM_TTL_MS + SLACK_MS + SLACK_MS;
+    let mut until = None;
+    loop {
+        let (now, g) = (BootClock.now_ms(), stage.gauges(hole.rank));
+        assert_eq!((g.log_voided_bytes, g.log_fenced), (0, 0), "its producer stands, and lives");
+        if g.log_hole_checks > before.log_hole_checks && until.is_none() {
+            until = Some(now + STANDS_MS);
+        }
+        assert!(until.is_some() || now < asked_by, "nobody is asked about {hole:?}");
+        if until.is_some_and(|until| now >= until) {
+            break;
+        }
+        std::thread::sleep(LOOK);
+    }
+    let still = stage.board.logs.is_half_written(hole.rank, hole.position);
+    assert!(still, "nobody wrote to the claim of a process that lives");
+}
+
+/// It is dead: proven first, void then.
+fn expect_fenced_then_void(stage: &Stage, hole: Hole) {
+    let by = BootClock.now_ms() + SETTLE_MS;
+    while stage.gauges(hole.rank).log_voided_bytes == 0 {
+        assert!(BootClock.now_ms() < by, "a dead producer's claim stays: {hole:?}");
+        std::thread::sleep(LOOK);
+    }
+    // Counted before anything becomes void, so it is read after.
+    assert_eq!(stage.gauges(hole.rank).log_fenced, 1, "void without a fence");
+}

@@ -1,0 +1,138 @@
+//! Two processes flood one owner's log with small objects: every id comes into the log once or is put
+//! by a plan, none twice, none lost, and every byte claimed is accounted for, position by position
+//! [I13]. Prints puts per second; it compares them with nothing.
+//!
+//! `NKV_FLOOD_PUTS` (200,000) puts in all.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+#[path = "chaos/accounts.rs"]
+mod accounts;
+mod cluster_process;
+#[path = "chaos/harness.rs"]
+mod harness;
+#[path = "flood/ids.rs"]
+mod ids;
+#[path = "flood/observer.rs"]
+mod observer;
+#[path = "flood/producer.rs"]
+mod producer;
+
+use accounts::{accounted, gauges};
+use cluster_process::{ProcessCluster, until};
+use harness::Case;
+use ids::Ids;
+use nkv::message::OwnerGauges;
+use nkv::store::clock::{BootClock, Clock};
+use observer::{Observer, Seen};
+use producer::{Flood, Task};
+use std::process::ExitCode;
+use std::time::Duration;
+
+const PUTS: u64 = 200_000;
+const PRODUCERS: u64 = 2;
+/// Four quarters of it in as many quarantines is what a log sustains.
+const LOG_BYTES: u64 = 256 << 20;
+const HEAP_BYTES: u64 = 512 << 20;
+const QUARANTINE_MS: u64 = 50;
+/// All claims are settled, and the owner knows of it, within this.
+const SETTLE: Duration = Duration::from_secs(20);
+/// The flood ends if so long nothing comes in.
+const STALL_MS: u64 = 60_000;
+
+fn main() -> ExitCode {
+    match std::env::var(producer::TASK_VARIABLE) {
+        Ok(task) => producer::main(&task),
+        Err(_) => harness::main(&[Case {
+            name: "i13_every_claim_of_a_flood_is_accounted_for_by_position",
+            run: i13_every_claim_of_a_flood_is_accounted_for_by_position,
+        }]),
+    }
+}
+
+fn puts() -> u64 {
+    match std::env::var("NKV_FLOOD_PUTS") {
+        Ok(text) => text.parse().unwrap_or_else(|e| panic!("NKV_FLOOD_PUTS={text}: {e}")),
+        Err(_) => PUTS,
+    }
+}
+
+fn i13_every_claim_of_a_flood_is_accounted_for_by_position() {
+    let each = puts() / PRODUCERS;
+    let total = each * PRODUCERS;
+    let cluster = ProcessCluster::start(1, |command| {
+        let flags = [
+            ("--heap-bytes", HEAP_BYTES),
+            ("--log-bytes", LOG_BYTES),
+            ("--quarantine-ms", QUARANTINE_MS),
+        ];
+        for (flag, value) in flags {
+            command.arg(flag).arg(value.to_string());
+        }
+    });
+    let mut observer = Observer::start(&cluster, total);
+    let since = BootClock.now_ms();
+    let task = |n| {
+        let (node, job) = (cluster.address(0), cluster.job().to_string());
+        Flood::start(&Task { node, job, first: n * each, count: each })
+    };
+    let floods: Vec<Flood> = (0..PRODUCERS).map(task).collect();
+    let mut last = since;
+    while floods.iter().any(Flood::runs) {
+        if observer.look() > 0 {
+            last = BootClock.now_ms();
+        } else {
+            std::thread::sleep(observer::PAUSE);
+        }
+        let (waited, seen) = (BootClock.now_ms() - last, observer.seen());
+        assert!(
+            waited < STALL_MS,
+            "nothing for {waited} ms after {seen:?}: {:?}",
+            gauges(&cluster, 0)
+        );
+    }
+    let took_ms = (BootClock.now_ms() - since).max(1);
+    let told: Vec<_> = floods.into_iter().map(Flood::end).collect();
+    until(SETTLE, "every claim is settled", || {
+        observer.look();
+        accounted(&gauges(&cluster, 0))
+    });
+    let (ids, seen) = observer.end();
+    let by_plan: Vec<u64> = told.into_iter().flatten().collect();
+    println!(
+        "flood: {total} puts of {} bytes from {PRODUCERS} processes: {} puts/s, by_log={} by_plan={} \
+         given_up={} laps={:.1} views={}",
+        ids::VALUE_BYTES,
+        total * 1_000 / took_ms,
+        seen.ready - 1,
+        by_plan.len(),
+        seen.never,
+        seen.positions as f64 * seen.unit as f64 / LOG_BYTES as f64,
+        seen.views
+    );
+    check(total, (&ids, &seen), &by_plan, &gauges(&cluster, 0));
+}
+
+fn check(total: u64, (ids, seen): (&Ids, &Seen), by_plan: &[u64], g: &OwnerGauges) {
+    // The object that the observer put first is one more.
+    let by_log = seen.ready - 1;
+    assert_eq!(seen.twice, 0, "ids that are in the log twice");
+    assert_eq!(seen.damaged, 0, "objects that are not what was put");
+    let both = by_plan.iter().filter(|id| ids.contains(**id)).count();
+    assert_eq!(both, 0, "put by a plan, and in the log as well");
+    let mut planned = Ids::new(total);
+    let twice = by_plan.iter().filter(|id| !planned.set(**id)).count();
+    assert_eq!(twice, 0, "put by a plan twice");
+    let lost: Vec<u64> =
+        (0..total).filter(|id| !ids.contains(*id) && !planned.contains(*id)).take(10).collect();
+    assert!(lost.is_empty(), "acknowledged and nowhere: {lost:?} and perhaps more");
+    assert_eq!(by_log + by_plan.len() as u64, total);
+
+    let bytes = |claims: u64| claims * seen.unit;
+    assert_eq!(seen.ready + seen.dead + seen.never, seen.positions, "positions are whole claims");
+    assert_eq!(g.log_claimed_bytes, bytes(seen.positions), "{g:#?}");
+    assert_eq!(g.log_accepted_bytes, bytes(seen.ready), "{g:#?}");
+    assert_eq!(g.log_skipped_bytes, bytes(seen.dead), "{g:#?}");
+    assert_eq!(g.log_abandoned_bytes, bytes(seen.never), "{g:#?}");
+    assert_eq!((g.log_voided_bytes, g.log_fenced), (0, 0), "nobody died: {g:#?}");
+    assert_eq!(g.log_accepted, seen.ready, "{g:#?}");
+}

@@ -1,0 +1,240 @@
+//! A stressed process: this test's own binary, started again as a writer or a reader. Its parent's end
+//! keeps what it told, and kills it; it never outlives that, and ends when its stdin does.
+
+use super::book::{self, Sums, say};
+use super::{reader, writer};
+use nkv::store::clock::{BootClock, Clock};
+use nkv::store::threads::spawn_named;
+use nkv::{Address, Blocking, ClientConfig, Error, Result, TransportChoice};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Holds the task, blanks between its fields; the variable makes a process one.
+pub const TASK_VARIABLE: &str = "NKV_STRESS_TASK";
+/// Writers of a run.
+pub const WRITERS: u64 = 4;
+/// Asked to end, a process does so within this.
+const END_MS: u64 = 20_000;
+/// Connecting is tried for so long: a rank may be dead just then.
+const CONNECT_MS: u64 = 10_000;
+const LOOK: Duration = Duration::from_millis(10);
+
+/// What a process is told.
+#[derive(Debug, Clone)]
+pub struct Task {
+    /// A node that lives throughout.
+    pub node: Address,
+    /// The job.
+    pub job: String,
+    /// How its bytes travel.
+    pub transport: TransportChoice,
+    /// It writes; else it reads.
+    pub writes: bool,
+    /// Which of the writers, or of the readers.
+    pub number: u64,
+    /// Grows with every restart; part of its keys.
+    pub generation: u64,
+    /// Its choices.
+    pub seed: u64,
+    /// Ranks of the cluster.
+    pub ranks: u64,
+}
+
+impl Task {
+    fn to_text(&self) -> String {
+        let Self { node, job, transport, writes, number, generation, seed, ranks } = self;
+        format!("{node} {job} {transport} {writes} {number} {generation} {seed} {ranks}")
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut fields = text.split(' ');
+        let mut next = || fields.next();
+        Some(Self {
+            node: next()?.parse().ok()?,
+            job: next()?.to_string(),
+            transport: next()?.parse().ok()?,
+            writes: next()?.parse().ok()?,
+            number: next()?.parse().ok()?,
+            generation: next()?.parse().ok()?,
+            seed: next()?.parse().ok()?,
+            ranks: next()?.parse().ok()?,
+        })
+    }
+}
+
+/// Set when stdin ends.
+#[derive(Clone, Default)]
+pub struct Stopped(Arc<AtomicBool>);
+
+impl Stopped {
+    /// Whether it has.
+    pub fn is(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// Works until stdin ends. Its lines tell which generation of a writer writes.
+pub fn main(text: &str) -> ExitCode {
+    let Some(task) = Task::parse(text) else {
+        eprintln!("{TASK_VARIABLE}: not a task: {text}");
+        return ExitCode::FAILURE;
+    };
+    match work(task) {
+        Ok(()) => {
+            say("ended");
+            ExitCode::SUCCESS
+        }
+        Err(e) => {
+            say(&format!("fault it ended with {e}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn work(task: Task) -> Result<()> {
+    let stopped = Stopped::default();
+    let generations: Arc<Vec<AtomicU64>> =
+        Arc::new((0..WRITERS).map(|_| AtomicU64::new(0)).collect());
+    let (stopper, told) = (stopped.clone(), generations.clone());
+    spawn_named("stress-stdin", move || {
+        for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
+            let mut words = line.split(' ').filter_map(|w| w.parse::<u64>().ok());
+            if let (Some(writer), Some(generation)) = (words.next(), words.next())
+                && let Some(known) = told.get(writer as usize)
+            {
+                known.store(generation, Ordering::Relaxed);
+            }
+        }
+        stopper.0.store(true, Ordering::Release);
+    })?;
+    let client = connect(&task)?;
+    if task.writes {
+        writer::run(client, task, &stopped)
+    } else {
+        reader::run(client, &task, generations, &stopped)
+    }
+}
+
+fn connect(task: &Task) -> Result<Blocking> {
+    let until = BootClock.now_ms() + CONNECT_MS;
+    loop {
+        let config = ClientConfig {
+            job: task.job.clone(),
+            transport: task.transport,
+            ..ClientConfig::default()
+        };
+        match Blocking::connect(&task.node, config) {
+            Err(e) if BootClock.now_ms() >= until => {
+                return Err(Error::internal(format!("no connection for {CONNECT_MS} ms: {e}")));
+            }
+            Err(_) => std::thread::sleep(LOOK),
+            done => return done,
+        }
+    }
+}
+
+/// What a process told.
+#[derive(Debug, Clone, Default)]
+struct Told {
+    sums: Sums,
+    faults: Vec<String>,
+    ended: bool,
+    last_ms: u64,
+}
+
+/// The parent's end.
+pub struct Stressed {
+    /// What it was told.
+    pub task: Task,
+    child: Child,
+    stdin: Option<ChildStdin>,
+    told: Arc<Mutex<Told>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Stressed {
+    /// Starts it.
+    pub fn start(task: Task) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .env(TASK_VARIABLE, task.to_text())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdin = child.stdin.take();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let told = Arc::new(Mutex::new(Told { last_ms: BootClock.now_ms(), ..Told::default() }));
+        let shared = told.clone();
+        let reader = spawn_named("stress-told", move || {
+            for line in lines.map_while(std::io::Result::ok) {
+                let mut told = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                told.last_ms = BootClock.now_ms();
+                match line.split_once(' ') {
+                    Some(("sums", rest)) => told.sums = book::parse(rest),
+                    _ if line == "ended" => told.ended = true,
+                    _ => told.faults.push(line),
+                }
+            }
+        });
+        Self { task, child, stdin, told, reader: Some(reader.unwrap()) }
+    }
+
+    fn told(&self) -> Told {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Says which generation of a writer writes.
+    pub fn tell(&mut self, writer: u64, generation: u64) {
+        if let Some(stdin) = &mut self.stdin {
+            // Who is dead already is found out otherwise.
+            let _ = writeln!(stdin, "{writer} {generation}");
+        }
+    }
+
+    /// Milliseconds since it told anything.
+    pub fn silent_ms(&self) -> u64 {
+        BootClock.now_ms().saturating_sub(self.told().last_ms)
+    }
+
+    /// SIGKILL; its sums and faults.
+    pub fn kill(mut self) -> (Sums, Vec<String>) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let told = self.told_to_the_end();
+        (told.sums, told.faults)
+    }
+
+    /// Lets it end as asked; its sums and faults.
+    pub fn end(mut self) -> (Sums, Vec<String>) {
+        drop(self.stdin.take());
+        let until = BootClock.now_ms() + END_MS;
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(BootClock.now_ms() < until, "{:?} does not end: {:?}", self.task, self.told());
+            std::thread::sleep(LOOK);
+        }
+        let mut told = self.told_to_the_end();
+        if !told.ended {
+            told.faults.push(format!("{:?} ended before it was told to", self.task));
+        }
+        (told.sums, told.faults)
+    }
+
+    fn told_to_the_end(&mut self) -> Told {
+        // The pipe ends with the process, and the reader with the pipe.
+        if let Some(reader) = self.reader.take() {
+            reader.join().unwrap();
+        }
+        self.told()
+    }
+}
+
+impl Drop for Stressed {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
