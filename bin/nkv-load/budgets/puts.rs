@@ -37,7 +37,7 @@ pub(super) fn measure(
     let run_id = nkv_store::random_u64();
     let mut puts = Puts { handle, walk, size, run_id, step: 0, report, removed: Vec::new() };
     // Attaches, and touches pages.
-    (0..2 * BLOCK).for_each(|_| drop(puts.put(true)));
+    (0..2 * BLOCK).for_each(|_| _ = puts.put(true));
     let times = puts.blocks("put log busy", true, u64::MAX, stop);
     row(puts.report, times);
     if size == SMALL {
