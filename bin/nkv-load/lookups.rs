@@ -59,9 +59,9 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
         if found.abs_diff(expected) > keys.len() / 500 && !stop.asked() {
             bail!(
                 "{found} of {count} objects are live where {expected} should be: an object takes 4 KiB \
-                 of the log, and a part of it stays free: start the node with --log-bytes of at least \
-                 {} MiB",
-                u64::from(count) * 5 / 1024 + 64
+                 of the log, and the owner keeps a quarter of it free: start the node with \
+                 --log-bytes {}MiB or more",
+                log_mib(count)
             );
         }
         let mut times = OpTimes::new(op, 0);
@@ -78,6 +78,11 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     }
     handle.close();
     Ok(report)
+}
+
+/// MiB of a log of which three quarters hold so many objects, and some to spare.
+fn log_mib(count: u32) -> u64 {
+    (u64::from(count) * 4 * 4 / 3).div_ceil(1024) + 256
 }
 
 fn put_all(handle: &Blocking, run_id: u64, count: u32, stop: &Stop, report: &mut Report) {
@@ -146,8 +151,14 @@ fn shuffle(names: &mut [Name]) {
 
 #[cfg(test)]
 mod tests {
-    use super::{name, shuffle};
+    use super::{log_mib, name, shuffle};
     use std::collections::BTreeSet;
+
+    #[test]
+    fn three_quarters_of_the_log_hold_all_objects() {
+        assert_eq!(log_mib(1_000_000), 5465);
+        assert!([1, 1000, 1_000_000].iter().all(|n| log_mib(*n) * 768 >= u64::from(*n) * 4));
+    }
 
     #[test]
     fn names_differ_and_a_shuffle_loses_none() {

@@ -46,8 +46,8 @@ PAIRS = [
     ("memcpy", "nkv-embedded", False),
 ]
 NODE = ["--heap-bytes", "3GiB", "--log-bytes", "1GiB"]
-# An object takes 4 KiB of the log, and a part of the log stays free. Pages are touched as the puts come.
-LOOKUP_NODE = ["--heap-bytes", "64MiB", "--log-bytes", "5GiB", "--no-prefault"]
+# An object takes 4 KiB of the log, of which the owner keeps a quarter free. Pages are touched as the puts come.
+LOOKUP_NODE = ["--heap-bytes", "64MiB", "--log-bytes", "6GiB", "--no-prefault"]
 LOOKUPS = 1_000_000
 
 
