@@ -83,6 +83,17 @@ impl Stream {
 }
 
 impl Verdict {
+    /// Compares with bytes that were kept.
+    pub(crate) fn of(got: &[u8], right: &[u8]) -> Self {
+        if got == right {
+            return Self::default();
+        }
+        let differs = |at: &usize| got.get(*at) != right.get(*at);
+        let all = 0..got.len().max(right.len());
+        let first = all.clone().find(differs).map(|at| at as u64);
+        Self { wrong: all.filter(differs).count() as u64, first }
+    }
+
     /// Counts byte by byte: the slow path, taken for blocks that differ and for the last few bytes.
     fn count(&mut self, start: u64, block: &[u8], block_at: usize) {
         for (at, byte) in block.iter().enumerate() {
@@ -143,6 +154,13 @@ mod tests {
                 assert_eq!(found, Verdict { wrong: 1, first: Some(at as u64) });
             }
         }
+    }
+
+    #[test]
+    fn bytes_that_were_kept_are_compared_one_by_one() {
+        assert_eq!(Verdict::of(b"abc", b"abc"), Verdict::default());
+        assert_eq!(Verdict::of(b"abc", b"aXcY"), Verdict { wrong: 2, first: Some(1) });
+        assert_eq!(Verdict::of(b"abcd", b"abc"), Verdict { wrong: 1, first: Some(3) });
     }
 
     #[test]

@@ -16,6 +16,9 @@ const MAX_OBJECT_BYTES: u64 = 1 << 30;
 /// How long a run with neither `--trace` nor `--bench` lasts unless `--duration` says otherwise.
 const DEFAULT_RUN: Duration = Duration::from_secs(15);
 
+/// The ring of `--budgets`: larger than the last-level cache of any machine this was run on.
+const DEFAULT_RING: u64 = 768 << 20;
+
 const LONG_ABOUT: &str = "\
 Puts load on an nkv cluster and compares every byte that comes back.
 
@@ -23,6 +26,8 @@ Puts load on an nkv cluster and compares every byte that comes back.
   nkv-load --connect HOST:PORT            a mix of puts, gets and exists against running nodes
   nkv-load --trace FILE [--connect ...]   the prefix-cache requests of a trace
   nkv-load --bench [--connect ...]        one client, one operation at a time, beside memcpy
+  nkv-load --budgets --connect ...        warm, cold, busy, isolated and under load; puts a second
+  nkv-load --lookups N --connect ...      location lookups a second among N live objects
 
 Exit status: 0 if every byte was right and nothing failed, 1 if not, 2 for a wrong command line.";
 
@@ -63,31 +68,57 @@ pub(crate) struct Flags {
     pub(crate) report: Option<PathBuf>,
 
     /// Length of the run in seconds [default: 15]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with_all = ["trace", "bench"])]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with_all = ["trace", "measured"])]
     pub(crate) duration: Option<Duration>,
 
     /// Clients, each a thread with connections of its own
-    #[arg(long, default_value_t = 1, requires = "connect", conflicts_with_all = ["trace", "bench", "inject_corruption"],
+    #[arg(long, default_value_t = 1, requires = "connect", conflicts_with_all = ["trace", "measured", "inject_corruption"],
         value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_CLIENTS)))]
     pub(crate) clients: u16,
 
     /// Size of an object of the mix (KiB, MiB, GiB)
     #[arg(long, default_value = "64KiB", requires = "connect", value_parser = object_bytes,
-        conflicts_with_all = ["trace", "bench", "inject_corruption"])]
+        conflicts_with_all = ["trace", "measured", "inject_corruption"])]
     pub(crate) size: u64,
 
     /// Weights of put, get and exists
     #[arg(long, value_name = "PUT:GET:EXISTS", default_value = "1:4:1", requires = "connect",
-        conflicts_with_all = ["trace", "bench", "inject_corruption"])]
+        conflicts_with_all = ["trace", "measured", "inject_corruption"])]
     pub(crate) mix: Weights,
 
     /// Flip one stored byte of the embedded run, which must then be found
-    #[arg(long, conflicts_with_all = ["connect", "trace", "bench"])]
+    #[arg(long, conflicts_with_all = ["connect", "trace", "measured"])]
     pub(crate) inject_corruption: bool,
 
     /// Measure single operations of one client from 4 KiB to 16 MiB
-    #[arg(long, conflicts_with = "trace")]
+    #[arg(long, conflicts_with = "trace", group = "measured")]
     pub(crate) bench: bool,
+
+    /// Measure what the budgets are about: gets of one object and of a ring larger than the caches,
+    /// with and without load; puts into the device log and by plans, busy and with a pause between;
+    /// puts a second of one and two producer processes. With --transport tcp: copies of 1 MiB and
+    /// more, one at a time and in batches. The node needs --log-bytes 1GiB or more
+    #[arg(long, requires = "connect", conflicts_with_all = ["trace", "inject_corruption"], group = "measured")]
+    pub(crate) budgets: bool,
+
+    /// Bytes of the ring that --budgets reads and writes: more than the last-level cache has (KiB,
+    /// MiB, GiB) [default: 768MiB]
+    #[arg(long, value_name = "BYTES", requires = "budgets", value_parser = parse_bytes,
+        conflicts_with_all = ["bench", "lookups", "pour", "trace"])]
+    pub(crate) ring_bytes: Option<u64>,
+
+    /// Put N objects of 8 bytes with keys of 32 bytes into the device log and look them up in
+    /// batches of 128, hashing included: first all there, then none. An object takes 4 KiB of the
+    /// node's --log-bytes
+    #[arg(long, value_name = "N", requires = "connect", group = "measured",
+        conflicts_with_all = ["trace", "inject_corruption"], value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    pub(crate) lookups: Option<u32>,
+
+    /// Wait for a line on standard input, then put objects of 4 KiB into the device log back to back
+    /// for so long: what --budgets starts as its producers
+    #[arg(long, value_name = "SECONDS", requires = "connect", group = "measured", value_parser = seconds,
+        conflicts_with_all = ["trace", "inject_corruption"])]
+    pub(crate) pour: Option<Duration>,
 
     /// Replay a trace: lines of {"timestamp": ms, "hash_ids": [...]}
     #[arg(long, value_name = "FILE")]
@@ -95,12 +126,12 @@ pub(crate) struct Flags {
 
     /// Bytes of one block of the trace (KiB, MiB, GiB)
     #[arg(long, value_name = "BYTES", default_value = "256KiB", requires = "trace",
-        value_parser = object_bytes, conflicts_with_all = ["bench", "duration", "inject_corruption"])]
+        value_parser = object_bytes, conflicts_with_all = ["measured", "duration", "inject_corruption"])]
     pub(crate) block_bytes: u64,
 
     /// Payload bytes of each embedded rank; headers and index come on top [default: what the trace
     /// needs, at most half of MemAvailable for all ranks]
-    #[arg(long, value_name = "BYTES", requires = "trace", conflicts_with_all = ["connect", "bench", "duration", "inject_corruption"],
+    #[arg(long, value_name = "BYTES", requires = "trace", conflicts_with_all = ["connect", "measured", "duration", "inject_corruption"],
         value_parser = parse_bytes)]
     pub(crate) heap_bytes: Option<u64>,
 
@@ -110,7 +141,7 @@ pub(crate) struct Flags {
         value_name = "HI/LO",
         default_value = "95/85",
         requires = "trace",
-        conflicts_with_all = ["connect", "bench", "duration", "inject_corruption"]
+        conflicts_with_all = ["connect", "measured", "duration", "inject_corruption"]
     )]
     pub(crate) watermarks: Marks,
 
@@ -120,22 +151,22 @@ pub(crate) struct Flags {
         value_name = "MS",
         default_value_t = 50,
         requires = "trace",
-        conflicts_with_all = ["connect", "bench", "duration", "inject_corruption"]
+        conflicts_with_all = ["connect", "measured", "duration", "inject_corruption"]
     )]
     pub(crate) quarantine_ms: u32,
 
     /// Eviction policy: lru, lru2 (two-segment) or fifo
-    #[arg(long, default_value = "lru", requires = "trace", conflicts_with_all = ["connect", "bench", "duration", "inject_corruption"])]
+    #[arg(long, default_value = "lru", requires = "trace", conflicts_with_all = ["connect", "measured", "duration", "inject_corruption"])]
     pub(crate) policy: PolicyKind,
 
     /// 0: as fast as possible; else a factor of the trace's own time
     #[arg(long, default_value = "0", requires = "trace", value_parser = speed,
-        conflicts_with_all = ["bench", "duration", "inject_corruption"])]
+        conflicts_with_all = ["measured", "duration", "inject_corruption"])]
     pub(crate) speed: f64,
 
     /// Replay only the first N requests
     #[arg(long, value_name = "N", requires = "trace",
-        conflicts_with_all = ["bench", "duration", "inject_corruption"])]
+        conflicts_with_all = ["measured", "duration", "inject_corruption"])]
     pub(crate) requests: Option<usize>,
 }
 
@@ -150,6 +181,12 @@ pub(crate) enum Mode {
     Trace,
     /// Single operations beside memcpy.
     Bench,
+    /// What the budgets are about.
+    Budgets,
+    /// Location lookups.
+    Lookups,
+    /// Puts of one producer.
+    Pour,
 }
 
 /// How bytes travel.
@@ -194,6 +231,9 @@ impl Flags {
         let mode = match (&self.trace, self.bench, &self.connect) {
             (Some(_), _, _) => Mode::Trace,
             (_, true, _) => Mode::Bench,
+            _ if self.budgets => Mode::Budgets,
+            _ if self.lookups.is_some() => Mode::Lookups,
+            _ if self.pour.is_some() => Mode::Pour,
             (_, _, Some(_)) => Mode::Mix,
             _ => Mode::Embedded,
         };
@@ -206,8 +246,16 @@ impl Flags {
                 Err("--transport shm and tcp need a running node: give --connect HOST:PORT"
                     .to_string())
             }
+            Way::Tcp if matches!(mode, Mode::Lookups | Mode::Pour) => {
+                Err("lookups and --pour are about shared memory: leave --transport out".to_string())
+            }
             _ => Ok(mode),
         }
+    }
+
+    /// Bytes of the ring of `--budgets`.
+    pub(crate) fn ring(&self) -> u64 {
+        self.ring_bytes.unwrap_or(DEFAULT_RING)
     }
 
     /// How long the run lasts.
@@ -294,6 +342,10 @@ mod tests {
         assert_eq!(mode(&["--trace", "f", "--connect", "h:1"]), Ok(Mode::Trace));
         assert_eq!(mode(&["--bench", "--transport", "embedded"]), Ok(Mode::Bench));
         assert_eq!(mode(&["--bench", "--transport", "tcp", "--connect", "h:1"]), Ok(Mode::Bench));
+        let ring = ["--budgets", "--ring-bytes", "64MiB", "--connect", "h:1"];
+        assert_eq!(mode(&ring), Ok(Mode::Budgets));
+        assert_eq!(mode(&["--lookups", "1000", "--connect", "h:1"]), Ok(Mode::Lookups));
+        assert_eq!(mode(&["--pour", "1", "--connect", "h:1"]), Ok(Mode::Pour));
     }
 
     #[test]
@@ -311,6 +363,17 @@ mod tests {
             &["--transport", "embedded"],
             &["--bench", "--transport", "shm"],
             &["--bench", "--transport", "embedded", "--connect", "h:1"],
+            &["--budgets"],
+            &["--lookups", "5"],
+            &["--pour", "1"],
+            &["--budgets", "--bench", "--connect", "h:1"],
+            &["--budgets", "--lookups", "5", "--connect", "h:1"],
+            &["--budgets", "--duration", "5", "--connect", "h:1"],
+            &["--budgets", "--clients", "5", "--connect", "h:1"],
+            &["--lookups", "5", "--ring-bytes", "1MiB", "--connect", "h:1"],
+            &["--ring-bytes", "1MiB", "--connect", "h:1"],
+            &["--lookups", "5", "--transport", "tcp", "--connect", "h:1"],
+            &["--trace", "f", "--budgets", "--connect", "h:1"],
         ] {
             assert!(mode(args).is_err(), "{args:?}");
         }
@@ -321,10 +384,13 @@ mod tests {
         let flags = "--block-bytes 4KiB --heap-bytes 1MiB --watermarks 90/80 --quarantine-ms 3 \
                      --policy fifo --speed 2 --requests 5";
         let flags: Vec<&str> = flags.split_whitespace().collect();
-        let runs: [&[&str]; 5] = [
+        let runs: [&[&str]; 8] = [
             &[],
             &["--duration", "1"],
             &["--bench"],
+            &["--budgets", "--connect", "h:1"],
+            &["--lookups", "5", "--connect", "h:1"],
+            &["--pour", "1", "--connect", "h:1"],
             &["--inject-corruption"],
             &["--connect", "h:1"],
         ];
@@ -342,6 +408,8 @@ mod tests {
             &["--connect", "h:1", "--size", "0"],
             &["--connect", "h:1", "--size", "2GiB"],
             &["--connect", "h:1", "--duration", "0"],
+            &["--connect", "h:1", "--lookups", "0"],
+            &["--connect", "h:1", "--pour", "0"],
             &["--connect", "h:1", "--duration", "nan"],
             &["--trace", "f", "--speed", "-1"],
             &["--trace", "f", "--policy", "random"],

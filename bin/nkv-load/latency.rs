@@ -90,6 +90,11 @@ impl OpTimes {
         self.times.len()
     }
 
+    /// Operations per second spent in them.
+    pub(crate) fn per_s(&self) -> f64 {
+        self.count() as f64 / (self.total_ns.max(1) as f64 / 1e9)
+    }
+
     /// The row of the report; None if nothing was measured.
     pub(crate) fn row(&self) -> Option<OpRow> {
         if self.times.is_empty() {

@@ -2,6 +2,7 @@
 //! things took beside plain copies. This file only chooses the run and the exit status.
 
 mod bench;
+mod budgets;
 mod connection;
 mod content;
 mod corrupt;
@@ -10,8 +11,10 @@ mod embedded;
 mod flags;
 mod html;
 mod latency;
+mod lookups;
 mod memcpy;
 mod mix;
+mod pour;
 mod progress;
 mod report;
 mod setting;
@@ -76,6 +79,9 @@ fn run(flags: &Flags, mode: Mode) -> anyhow::Result<Report> {
         Mode::Mix => mix::run(flags, &stop)?,
         Mode::Trace => trace::run(flags, &rt, &stop)?,
         Mode::Bench => bench::run(flags, &rt, &stop)?,
+        Mode::Budgets => budgets::run(flags, &stop)?,
+        Mode::Lookups => lookups::run(flags, &stop)?,
+        Mode::Pour => pour::run(flags, &stop)?,
     };
     report.print(flags.json.as_deref())?;
     if let Some(page) = page {

@@ -42,12 +42,28 @@ impl OpRow {
             self.op.to_string(),
             if moves { show_bytes(self.bytes) } else { dash() },
             self.count.to_string(),
-            format!("{:.1}", self.p50_us),
-            format!("{:.1}", self.p99_us),
+            micros(self.p50_us),
+            micros(self.p99_us),
             if moves { format!("{:.2}", self.gb_per_s) } else { dash() },
             self.vs_memcpy.map_or_else(dash, |r| format!("{r:.2}")),
         ]
     }
+}
+
+/// Two digits where one would hide a third of the figure.
+fn micros(us: f64) -> String {
+    if us < 10.0 { format!("{us:.2}") } else { format!("{us:.1}") }
+}
+
+/// Operations of one kind a second.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Rate {
+    /// What was done.
+    pub(crate) op: &'static str,
+    /// Processes that did it at the same time.
+    pub(crate) processes: u32,
+    /// How many a second, all together.
+    pub(crate) per_s: f64,
 }
 
 /// The outcome of a run.
@@ -63,6 +79,8 @@ pub(crate) struct Report {
     pub(crate) tally: Tally,
     /// Times.
     pub(crate) ops: Vec<OpRow>,
+    /// How many a second, of a run that asks that.
+    pub(crate) rates: Vec<Rate>,
     /// What the rows were made of, in their order, for plots.
     pub(crate) times: Vec<OpTimes>,
     /// What the run chose or found by itself, in words; flags say the rest.
@@ -80,6 +98,8 @@ struct Json<'a> {
     wrong_bytes: u64,
     failed: u64,
     ops: &'a [OpRow],
+    #[serde(skip_serializing_if = "<[Rate]>::is_empty")]
+    rates: &'a [Rate],
 }
 
 impl Report {
@@ -109,6 +129,7 @@ impl Report {
             wrong_bytes: self.tally.wrong_bytes,
             failed: self.tally.failed,
             ops: &self.ops,
+            rates: &self.rates,
         })
     }
 
@@ -154,7 +175,11 @@ impl Report {
     /// If the file cannot be written.
     pub(crate) fn print(&self, json: Option<&Path>) -> anyhow::Result<()> {
         let to_stdout = json == Some(Path::new("-"));
-        let text = format!("{}\n{}", self.table(), self.summary());
+        let mut text = format!("{}\n{}", self.table(), self.summary());
+        for rate in &self.rates {
+            text +=
+                &format!("\n{}, processes {}: {:.0} a second", rate.op, rate.processes, rate.per_s);
+        }
         if to_stdout {
             eprintln!("{text}");
         } else {
@@ -178,7 +203,7 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use super::{OpRow, Report};
+    use super::{OpRow, Rate, Report};
 
     fn report() -> Report {
         let op = |op, bytes, vs_memcpy| OpRow {
@@ -210,6 +235,15 @@ mod tests {
             r#""gb_per_s":2.5,"vs_memcpy":null}]}"#
         );
         assert_eq!(report().json().unwrap(), expected);
+    }
+
+    #[test]
+    fn rates_stand_behind_the_rows_and_only_where_there_are_any() {
+        let rates = vec![Rate { op: "put log", processes: 2, per_s: 1.5e6 }];
+        let json = Report { rates, ..report() }.json().unwrap();
+        let end =
+            r#""vs_memcpy":null}],"rates":[{"op":"put log","processes":2,"per_s":1500000.0}]}"#;
+        assert!(json.ends_with(end), "{json}");
     }
 
     #[test]

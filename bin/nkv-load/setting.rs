@@ -51,6 +51,9 @@ fn title(flags: &Flags, mode: Mode) -> String {
         Mode::Mix => format!("a mix of operations against {at}"),
         Mode::Trace => format!("a trace of prefix-cache requests over {at}"),
         Mode::Bench => format!("single operations of one client, {at}"),
+        Mode::Budgets => format!("what the budgets are about, {at}"),
+        Mode::Lookups => format!("location lookups, {at}"),
+        Mode::Pour => format!("puts back to back of one producer, {at}"),
     }
 }
 
@@ -75,7 +78,9 @@ fn of_mode(flags: &Flags, mode: Mode) -> Vec<(&'static str, String)> {
             rows.push(("put : get : exists", flags.mix.to_string()));
         }
         Mode::Trace => rows.extend(of_trace(flags)),
-        Mode::Bench => {}
+        Mode::Bench | Mode::Pour => {}
+        Mode::Budgets => rows.push(("ring", show_bytes(flags.ring()))),
+        Mode::Lookups => rows.push(("objects", flags.lookups.unwrap_or(0).to_string())),
     }
     rows
 }

@@ -11,6 +11,7 @@ import traceback
 
 import memory_copy
 import mooncake_store
+import nixl_read
 import redis_socket
 
 MODES = {
@@ -18,6 +19,7 @@ MODES = {
     "mooncake-local": mooncake_store.local,
     "mooncake-dummy": mooncake_store.dummy,
     "mooncake-tcp": mooncake_store.tcp,
+    "nixl": nixl_read.nixl,
     "redis": redis_socket.redis,
 }
 

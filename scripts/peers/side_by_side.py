@@ -9,18 +9,17 @@ import contextlib
 import json
 import os
 import platform
-import selectors
-import signal
-import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 
+import budgets
+import nodes
+import sockets
+from budgets import MIB, SIZES, label
+from nodes import Failed
+
 HERE = os.path.dirname(os.path.abspath(__file__))
-KIB, MIB = 1 << 10, 1 << 20
-SIZES = [4 * KIB, 64 * KIB, 256 * KIB, 1 * MIB, 4 * MIB, 16 * MIB]
 # Of a value in the caller's buffer and into the caller's buffer: put_from and get_into, where a peer has several.
 OPERATIONS = ("put", "get")
 # One round, in this order: each peer next to the mode of nkv that is held against it.
@@ -30,23 +29,26 @@ TURNS = [
     "nkv-embedded",
     "mooncake-dummy",
     "nkv-shm",
+    "nixl",
     "mooncake-tcp",
     "nkv-tcp",
     "redis",
 ]
+# Of one round, too, and held to the budgets alone. What is compared with iperf3 stands between its two.
+BUDGET_TURNS = ["nkv-budgets", "nkv-lookups", "iperf3", "nkv-sustained", "iperf3 -l 1M"]
 # (peer, mode of nkv, whether the target below holds for the pair)
 PAIRS = [
     ("mooncake-local", "nkv-embedded", True),
     ("mooncake-dummy", "nkv-shm", True),
     ("mooncake-tcp", "nkv-tcp", True),
     ("redis", "nkv-shm", False),
+    ("nixl", "nkv-shm", False),
     ("memcpy", "nkv-embedded", False),
 ]
-HEAP = "3GiB"
-JOB = f"bench-{os.getpid()}"
-TURN_S = 180
-READY_S = 60
-DRAIN_S = 20
+NODE = ["--heap-bytes", "3GiB", "--log-bytes", "1GiB"]
+# An object takes 4 KiB of the log, of which the owner keeps a quarter free. Pages are touched as the puts come.
+LOOKUP_NODE = ["--heap-bytes", "64MiB", "--log-bytes", "6GiB", "--no-prefault"]
+LOOKUPS = 1_000_000
 
 
 def target(size):
@@ -54,31 +56,8 @@ def target(size):
     return 1.0 if size <= MIB else 0.95
 
 
-class Failed(Exception):
-    """A mode that could not be measured; the message says which and why."""
-
-
-def run(command, what):
-    # A session of its own: what ends early ends with every server it started.
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        output, errors = process.communicate(timeout=TURN_S)
-    except subprocess.TimeoutExpired as late:
-        raise Failed(f"{what}: not done after {TURN_S} s") from late
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if process.returncode != 0:
-        tail = "\n".join((output + errors).splitlines()[-15:])
-        raise Failed(f"{what}: exit {process.returncode}\n{tail}")
-    return output
-
-
 def measure_peer(mode):
-    answer = json.loads(run([os.path.join(HERE, "run"), mode], mode))
+    answer = json.loads(nodes.run([os.path.join(HERE, "run"), mode], mode))
     return {
         int(size): {"put": row["put_p50_us"], "get": row["get_p50_us"]} for size, row in answer[mode].items()
     }
@@ -86,14 +65,11 @@ def measure_peer(mode):
 
 def measure_nkv(mode, binaries):
     transport = mode.removeprefix("nkv-")
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        report = os.path.join(folder, "report.json")
-        command = [os.path.join(binaries, "nkv-load"), "--bench", "--transport", transport, "--json", report]
-        if transport != "embedded":
-            command += ["--job", JOB, "--connect", stack.enter_context(one_rank(binaries, folder))]
-        run(command, mode)
-        with open(report, encoding="utf-8") as file:
-            rows = json.load(file)["ops"]
+    flags = ["--bench", "--transport", transport]
+    if transport == "shm":
+        # As a client on the owner's host puts small objects: through the device log, asking nobody.
+        flags.append("--device-alloc")
+    rows = nodes.load(binaries, mode, flags, None if transport == "embedded" else NODE)["ops"]
     table = {}
     for row in rows:
         table.setdefault(row["bytes"], {})[row["op"]] = row["p50_us"]
@@ -103,57 +79,29 @@ def measure_nkv(mode, binaries):
     return table
 
 
-@contextlib.contextmanager
-def one_rank(binaries, folder):
-    """A node of one rank with room for everything; gives its control address."""
-    command = [os.path.join(binaries, "nkv-node"), "--rank", "0", "--world-size", "1", "--master-addr", "127.0.0.1"]
-    command += ["--port", str(free_port()), "--heap-bytes", HEAP, "--job", JOB]
-    command += ["--http", "127.0.0.1:0"]
-    log = os.path.join(folder, "node.log")
-    with open(log, "wb") as errors:
-        node = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
-    try:
-        yield control_address(node, log)
-    finally:
-        node.terminate()
-        try:
-            node.wait(DRAIN_S)
-        except subprocess.TimeoutExpired:
-            node.kill()
-            node.wait()
+def measure_budgets(turn, binaries):
+    """None where iperf3 is absent: its rows are then skipped, and say so."""
+    if turn in sockets.WAYS:
+        return sockets.gb_per_s(turn) if sockets.present() else None
+    if turn == "nkv-lookups":
+        return nodes.load(binaries, turn, ["--lookups", str(LOOKUPS)], LOOKUP_NODE)
+    transport = "tcp" if turn == "nkv-sustained" else "shm"
+    return nodes.load(binaries, turn, ["--budgets", "--transport", transport], NODE)
 
 
-def control_address(node, log):
-    """The address in the node's ready line, which it prints once it serves."""
-    deadline = time.monotonic() + READY_S
-    text = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(node.stdout, selectors.EVENT_READ)
-        while time.monotonic() < deadline and selector.select(deadline - time.monotonic()):
-            part = os.read(node.stdout.fileno(), 65536)
-            text += part
-            ready = [line for line in text.decode().splitlines(True) if line.startswith("nkv-node ready ")]
-            if ready and ready[0].endswith("\n"):
-                return dict(field.split("=", 1) for field in ready[0].split()[2:])["control"]
-            if not part:
-                break
-    with open(log, encoding="utf-8", errors="replace") as file:
-        raise Failed(f"nkv-node did not become ready within {READY_S} s:\n{''.join(file.readlines()[-15:])}")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def measure(turn, binaries):
+    if turn in BUDGET_TURNS:
+        return measure_budgets(turn, binaries)
+    return measure_nkv(turn, binaries) if turn.startswith("nkv-") else measure_peer(turn)
 
 
 def rounds_of_turns(count, binaries):
     rounds = []
     for number in range(1, count + 1):
         tables = {}
-        for mode in TURNS:
+        for mode in TURNS + BUDGET_TURNS:
             started = time.monotonic()
-            tables[mode] = measure_nkv(mode, binaries) if mode.startswith("nkv-") else measure_peer(mode)
+            tables[mode] = measure(mode, binaries)
             print(f"round {number}/{count}: {mode}, {time.monotonic() - started:.0f} s", file=sys.stderr)
         rounds.append(tables)
     return rounds
@@ -199,16 +147,12 @@ def below_target(pairs):
     ]
 
 
-def label(size):
-    return f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
-
-
 def table(head, rows):
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
-def markdown(middle, pairs, count, where):
+def markdown(middle, pairs, lines, count, where):
     head = ["p50 µs, put / get", *map(label, SIZES)]
     figures = table(
         head,
@@ -223,6 +167,7 @@ def markdown(middle, pairs, count, where):
     )
     low = below_target(pairs)
     verdict = "\n".join(f"- {line}" for line in low) if low else "None."
+    held = table(["budget", "limit", "measured", "met"], [line.cells() for line in lines])
     return f"""{where}, {count} interleaved rounds, one client, made by `scripts/bench`.
 
 Medians of the rounds:
@@ -235,7 +180,11 @@ Medians of the rounds' ratios; 1 and above means that nkv is at least as fast:
 
 Below target (Mooncake: at least 1 up to 1 MiB, 0.95 above):
 
-{verdict}"""
+{verdict}
+
+Budgets, medians of the rounds (ratios within a round):
+
+{held}"""
 
 
 def machine():
@@ -249,6 +198,7 @@ def main():
     parser = argparse.ArgumentParser(prog="scripts/bench", description="nkv and its peers side by side on this machine")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", metavar="FILE", default="target/bench/side-by-side.json")
+    parser.add_argument("--check", action="store_true", help="exit status 1 if a budget is missed")
     parser.add_argument("--binaries", default="target/release", help="where nkv-load and nkv-node are")
     options = parser.parse_args()
     try:
@@ -257,13 +207,18 @@ def main():
         print(f"scripts/bench: {failure}", file=sys.stderr)
         return 1
     middle, pairs = medians(rounds), ratios(rounds)
+    lines = budgets.judge(rounds, "" if sockets.present() else sockets.MISSING)
     where = machine()
     os.makedirs(os.path.dirname(os.path.abspath(options.json)), exist_ok=True)
     with open(options.json, "w", encoding="utf-8") as file:
         report = {"machine": where, "rounds": rounds, "medians": middle, "pairs": pairs}
-        json.dump({**report, "below_target": below_target(pairs)}, file, indent=1)
-    print(markdown(middle, pairs, options.rounds, where))
-    return 0
+        held = [{"budget": x.name, "limit": x.limit, "at_most": x.at_most, "values": x.values, "met": x.met} for x in lines]
+        json.dump({**report, "below_target": below_target(pairs), "budgets": held}, file, indent=1)
+    print(markdown(middle, pairs, lines, options.rounds, where))
+    missed = budgets.missed(lines)
+    for line in missed:
+        print(f"scripts/bench: missed: {' | '.join(line.cells()[:3])}", file=sys.stderr)
+    return 1 if options.check and missed else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,111 @@
+//! `--budgets`: what the budgets are about, measured by one client of a running node, each row beside
+//! plain copies of the same bytes. Copies walk memory as the operation does: as many bytes, in pages
+//! of the same kind, in the same order. It judges nothing: `scripts/bench` holds the rows to limits.
+
+mod gets;
+mod producers;
+mod puts;
+mod ring;
+mod sustained;
+
+use crate::connection::remote;
+use crate::flags::{Flags, Way};
+use crate::latency::OpTimes;
+use crate::progress;
+use crate::report::Report;
+use crate::sizes::show_bytes;
+use crate::stop::Stop;
+use anyhow::{Context, bail};
+use nkv::Blocking;
+use nkv::message::PutOptions;
+use ring::Walk;
+
+/// Sizes in bytes.
+const SIZES: [usize; 6] = [4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
+/// The size whose latency counts.
+const SMALL: usize = SIZES[0];
+/// The sizes of the rows by tcp.
+const LARGE: [usize; 3] = [1 << 20, 4 << 20, 16 << 20];
+/// Where Linux says how large a cache of the first core is.
+const CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
+
+/// Puts that the log takes, and puts by plans.
+fn by_log(log: bool) -> PutOptions {
+    PutOptions { device_alloc: Some(log), ..PutOptions::default() }
+}
+
+/// Measures every row.
+///
+/// # Errors
+/// If the node cannot be reached, has too little memory for the ring, or no device log.
+pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
+    let address = flags.connect.as_deref().context("--budgets needs --connect HOST:PORT")?;
+    let handle = remote(flags, address)?;
+    let mut report = Report::default();
+    if flags.transport == Way::Tcp {
+        sustained::measure(&handle, stop, &mut report)?;
+        handle.close();
+        return Ok(report);
+    }
+    let ring_bytes = room(&handle, flags.ring())?;
+    let mut walk = Walk::new(ring_bytes)?;
+    let bar = progress::bar(2 * SIZES.len() as u64 + 1, "rows");
+    for size in SIZES {
+        gets::measure(&handle, &mut walk, size, (flags, stop), &mut report)?;
+        bar.inc(1);
+    }
+    for size in SIZES {
+        puts::measure(&handle, &mut walk, size, stop, &mut report);
+        bar.inc(1);
+    }
+    drop(walk);
+    for processes in [1, 2] {
+        report.rates.extend(producers::rates(flags, processes, stop, || {})?);
+    }
+    bar.inc(1);
+    bar.finish_and_clear();
+    report.facts.push(("ring", show_bytes(ring_bytes as u64)));
+    handle.close();
+    Ok(report)
+}
+
+/// The ring in bytes: refused where it does not fit beside other objects, said where it fits a cache.
+fn room(handle: &Blocking, ring: u64) -> anyhow::Result<usize> {
+    let view = handle.view()?;
+    let (info, _) = view.ranks.first().context("a cluster of no ranks")?;
+    if view.ranks.len() > 1 {
+        bail!("{} ranks: these rows are of a node of one rank", view.ranks.len());
+    }
+    if info.log_slots == 0 {
+        bail!("the node has no device log: start it with --log-bytes 1GiB");
+    }
+    if ring > info.arena_bytes / 2 {
+        let (ring, heap) = (show_bytes(ring), show_bytes(info.arena_bytes));
+        bail!("a ring of {ring} in a heap of {heap}: give the node --heap-bytes of twice the ring");
+    }
+    if let Some(cache) = last_level_cache()
+        && cache >= ring
+    {
+        let (ring, cache) = (show_bytes(ring), show_bytes(cache));
+        eprintln!("nkv-load: a ring of {ring} fits the cache of {cache}: cold rows are not cold");
+    }
+    let ring = usize::try_from(ring).context("--ring-bytes")?;
+    let largest = SIZES[SIZES.len() - 1];
+    if ring < largest {
+        bail!("--ring-bytes: {ring} bytes hold no object of {largest}");
+    }
+    Ok(ring)
+}
+
+/// Bytes of the largest cache that Linux tells of.
+fn last_level_cache() -> Option<u64> {
+    let size = |index| std::fs::read_to_string(format!("{CACHES}/index{index}/size")).ok();
+    let kib = |text: String| text.trim().strip_suffix('K')?.parse::<u64>().ok();
+    (0..8).map_while(size).filter_map(kib).max().map(|kib| kib << 10)
+}
+
+/// Takes in what was measured of one row.
+fn row(report: &mut Report, times: OpTimes) {
+    report.requests += times.count();
+    report.measured(times);
+}

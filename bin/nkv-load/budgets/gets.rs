@@ -1,0 +1,143 @@
+//! Gets of one size: of one object again and again (warm), of a ring in order (cold), of a ring
+//! jumping, and of one object while another process puts. Each recorded get stands beside a copy.
+
+use super::ring::{Walk, jump};
+use super::{SMALL, by_log, producers, row};
+use crate::content::Verdict;
+use crate::flags::Flags;
+use crate::latency::OpTimes;
+use crate::report::Report;
+use crate::stop::Stop;
+use crate::stopwatch::{Deadline, timed};
+use crate::tally::Tally;
+use anyhow::bail;
+use nkv::Blocking;
+use std::time::Duration;
+
+/// Time for one row, and the fewest gets of one.
+const ROW: Duration = Duration::from_millis(600);
+const FEWEST: u64 = 60;
+/// Objects of one put or remove of many.
+const BATCH: usize = 256;
+const BATCH_BYTES: usize = 64 << 20;
+
+/// Rows of one size.
+///
+/// # Errors
+/// If the ring cannot be put, or no producer be started.
+pub(super) fn measure(
+    handle: &Blocking,
+    walk: &mut Walk,
+    size: usize,
+    (flags, stop): (&Flags, &Stop),
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let keys = put_ring(handle, walk, size)?;
+    let n = keys.len();
+    let mut gets = Gets { handle, walk, size, keys: &keys, tally: Tally::default() };
+    gets.compare_all();
+    row(report, gets.run("get warm", |_| 0, stop));
+    row(report, gets.run("get cold", |step| step % n, stop));
+    if size == SMALL {
+        row(report, gets.run("get jumping", |step| jump(step % n, n), stop));
+        let mut loaded = None;
+        let work = || loaded = Some(gets.run("get under load", |_| 0, stop));
+        producers::rates(flags, 1, stop, work)?;
+        loaded.into_iter().for_each(|times| row(report, times));
+    }
+    report.tally.merge(gets.tally);
+    let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    for names in names.chunks(BATCH) {
+        for (key, outcome) in names.iter().zip(handle.remove_many(names)) {
+            if let Err(error) = outcome {
+                report.tally.failed("remove", key, &error);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Puts a ring of objects by plans: none of them is evicted while it is measured.
+fn put_ring(handle: &Blocking, walk: &Walk, size: usize) -> anyhow::Result<Vec<Vec<u8>>> {
+    let run_id = nkv_store::random_u64();
+    let name = |i| format!("budgets/{run_id:016x}/{size}/{i}").into_bytes();
+    let keys: Vec<Vec<u8>> = (0..walk.objects(size)).map(name).collect();
+    for first in (0..keys.len()).step_by(batch(size)) {
+        let keys = &keys[first..keys.len().min(first + batch(size))];
+        let items: Vec<(&[u8], &[u8])> = keys
+            .iter()
+            .enumerate()
+            .map(|(i, key)| (key.as_slice(), walk.value(size, first + i)))
+            .collect();
+        if let Some(error) =
+            handle.put_many(&items, &by_log(false)).into_iter().find_map(Result::err)
+        {
+            bail!(
+                "a ring of {} objects of {size} bytes cannot be put: {error}",
+                walk.objects(size)
+            );
+        }
+    }
+    Ok(keys)
+}
+
+fn batch(size: usize) -> usize {
+    (BATCH_BYTES / size).clamp(1, BATCH)
+}
+
+struct Gets<'a> {
+    handle: &'a Blocking,
+    walk: &'a mut Walk,
+    size: usize,
+    keys: &'a [Vec<u8>],
+    tally: Tally,
+}
+
+impl Gets<'_> {
+    fn get(&mut self, index: usize) -> Option<u64> {
+        let (key, dst) = (&self.keys[index], &mut self.walk.target[..self.size]);
+        let (outcome, ns) = timed(|| self.handle.get_into(key, dst));
+        match outcome {
+            Ok(_) => Some(ns),
+            Err(error) => {
+                self.tally.failed("get", key, &error);
+                None
+            }
+        }
+    }
+
+    /// Every byte of every object, before anything is timed; it also touches every page.
+    fn compare_all(&mut self) {
+        for index in 0..self.keys.len() {
+            if self.get(index).is_some() {
+                let right = self.walk.value(self.size, index);
+                let verdict = Verdict::of(&self.walk.target[..self.size], right);
+                self.tally.compared(&self.keys[index], verdict);
+            }
+        }
+    }
+
+    /// Gets and copies by turns; whoever is second finds the caller's buffer warmer, so they also
+    /// take turns in that.
+    fn run(&mut self, op: &'static str, place: impl Fn(usize) -> usize, stop: &Stop) -> OpTimes {
+        let mut times = OpTimes::new(op, self.size as u64);
+        let deadline = Deadline::after(ROW);
+        let mut step = 0;
+        while !stop.asked() && (times.count() < FEWEST || !deadline.passed()) {
+            let index = place(step);
+            let copy_first = step % 2 == 1;
+            if copy_first {
+                times.record_memcpy(self.walk.copy_out(self.size, index));
+            }
+            match self.get(index) {
+                Some(ns) => times.record(ns),
+                None => break,
+            }
+            if !copy_first {
+                times.record_memcpy(self.walk.copy_out(self.size, index));
+            }
+            step += 1;
+        }
+        times
+    }
+}

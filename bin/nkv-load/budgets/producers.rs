@@ -1,0 +1,120 @@
+//! Producers in processes of their own: this program started again with `--pour`. They begin on a
+//! line that all of them are sent at once, and each ends by itself.
+
+use crate::flags::Flags;
+use crate::report::Rate;
+use crate::stop::Stop;
+use anyhow::{Context, bail};
+use serde::Deserialize;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// How long they put.
+pub(super) const LENGTH: Duration = Duration::from_millis(1500);
+
+#[derive(Deserialize)]
+struct Told {
+    failed: u64,
+    rates: Vec<ToldRate>,
+}
+
+#[derive(Deserialize)]
+struct ToldRate {
+    op: String,
+    per_s: f64,
+}
+
+/// Starts so many, runs `meanwhile` beside them, and adds up what they tell.
+///
+/// # Errors
+/// If one cannot be started, fails, or says nothing.
+pub(super) fn rates(
+    flags: &Flags,
+    processes: u32,
+    stop: &Stop,
+    meanwhile: impl FnOnce(),
+) -> anyhow::Result<Vec<Rate>> {
+    if stop.asked() {
+        return Ok(Vec::new());
+    }
+    let mut started =
+        (0..processes).map(|_| Producer::start(flags)).collect::<Result<Vec<_>, _>>()?;
+    for producer in &mut started {
+        producer.told("ready")?;
+    }
+    for producer in &mut started {
+        producer.go()?;
+    }
+    meanwhile();
+    let mut rates = Vec::new();
+    for op in ["put log", "put plan"] {
+        rates.push(Rate { op, processes, per_s: 0.0 });
+    }
+    for producer in started {
+        let told = producer.outcome()?;
+        if told.failed > 0 {
+            bail!("{} puts of a producer failed", told.failed);
+        }
+        for rate in &mut rates {
+            let same = told.rates.iter().filter(|told| told.op == rate.op);
+            rate.per_s += same.map(|told| told.per_s).sum::<f64>();
+        }
+    }
+    Ok(rates)
+}
+
+/// Ended when dropped.
+struct Producer {
+    child: Child,
+    said: BufReader<std::process::ChildStdout>,
+}
+
+impl Producer {
+    fn start(flags: &Flags) -> anyhow::Result<Self> {
+        let address = flags.connect.as_deref().context("--connect")?;
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["--connect", address, "--job", &flags.job, "--json", "-", "--pour"]);
+        command.arg(LENGTH.as_secs_f64().to_string());
+        if let Some(file) = &flags.secret_file {
+            command.arg("--secret-file").arg(file);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().context("a producer process")?;
+        let said = child.stdout.take().context("a producer without a standard output")?;
+        Ok(Self { child, said: BufReader::new(said) })
+    }
+
+    /// Waits for a line: it comes, or the process ends.
+    fn told(&mut self, wanted: &str) -> anyhow::Result<()> {
+        let mut line = String::new();
+        self.said.read_line(&mut line)?;
+        if line.trim() != wanted {
+            bail!(
+                "a producer said {:?} instead of {wanted:?}: run nkv-load --pour 1 by hand",
+                line.trim()
+            );
+        }
+        Ok(())
+    }
+
+    fn go(&mut self) -> anyhow::Result<()> {
+        let pipe = self.child.stdin.as_mut().context("a producer without a standard input")?;
+        pipe.write_all(b"go\n").context("a producer that ended before it began")
+    }
+
+    fn outcome(mut self) -> anyhow::Result<Told> {
+        let mut line = String::new();
+        self.said.read_line(&mut line)?;
+        serde_json::from_str(&line).with_context(|| format!("a producer said {line:?}"))
+    }
+}
+
+impl Drop for Producer {
+    fn drop(&mut self) {
+        // Ended already, unless something failed here.
+        drop(self.child.stdin.take());
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

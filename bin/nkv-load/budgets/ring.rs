@@ -1,0 +1,94 @@
+//! The memory that plain copies walk beside the operations, and the order in which both walk. The
+//! memory of objects is the node's; this is as much again, in pages of the same kind.
+
+use crate::content::Stream;
+use crate::memcpy::faulted;
+use crate::stopwatch::timed;
+use nkv::store::Buffer;
+use std::hint::black_box;
+
+/// A ring of as many bytes as the objects have, a cold source for puts, and one buffer of the caller.
+pub(super) struct Walk {
+    /// Stands for the segment.
+    segment: Buffer,
+    /// What puts put, and copies copy.
+    source: Buffer,
+    /// Where gets end.
+    pub(super) target: Buffer,
+}
+
+impl Walk {
+    /// Maps and touches twice `bytes`.
+    ///
+    /// # Errors
+    /// If the machine has not that much memory.
+    pub(super) fn new(bytes: usize) -> anyhow::Result<Self> {
+        let mut source = Buffer::new(bytes)?;
+        Stream::of(b"budgets", 0).fill(&mut source);
+        let target = faulted(bytes.min(super::SIZES[super::SIZES.len() - 1]));
+        Ok(Self { segment: Buffer::in_segment_pages(bytes)?, source, target })
+    }
+
+    /// Objects of a size in a ring.
+    pub(super) fn objects(&self, size: usize) -> usize {
+        (self.source.len() / size).max(1)
+    }
+
+    /// The value of object `index`: cold, if the ring is walked in order.
+    pub(super) fn value(&self, size: usize, index: usize) -> &[u8] {
+        let at = index % self.objects(size) * size;
+        &self.source[at..at + size]
+    }
+
+    /// Copies object `index` of the ring into the caller's buffer; nanoseconds.
+    pub(super) fn copy_out(&mut self, size: usize, index: usize) -> u64 {
+        let at = index % self.objects(size) * size;
+        let (src, dst) = (&self.segment[at..at + size], &mut self.target[..size]);
+        copy(src, dst)
+    }
+
+    /// Copies value `index` to its place in the ring; nanoseconds.
+    pub(super) fn copy_in(&mut self, size: usize, index: usize) -> u64 {
+        let at = index % self.objects(size) * size;
+        copy(&self.source[at..at + size], &mut self.segment[at..at + size])
+    }
+}
+
+fn copy(src: &[u8], dst: &mut [u8]) -> u64 {
+    let ((), ns) = timed(|| black_box(&mut *dst).copy_from_slice(black_box(src)));
+    black_box(dst);
+    ns
+}
+
+/// Number `step` of a walk over `n` places that jumps, and comes to each once in `n` steps.
+pub(super) fn jump(step: usize, n: usize) -> usize {
+    // A prime of its own: no factor in common with any number of places that memory has room for.
+    const STRIDE: u64 = 0x9e37_79b9_7f4a_7c4d;
+    (step as u64).wrapping_mul(STRIDE % n.max(1) as u64) as usize % n.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Walk, jump};
+
+    #[test]
+    fn copies_go_to_their_place_and_come_back() {
+        let mut walk = Walk::new(64 << 20).unwrap();
+        for index in [0, 5, 63, 64 + 7] {
+            walk.copy_in(1 << 20, index);
+            walk.copy_out(1 << 20, index);
+            assert!(walk.target[..1 << 20] == *walk.value(1 << 20, index));
+        }
+        assert_eq!(walk.objects(16 << 20), 4);
+    }
+
+    #[test]
+    fn a_walk_that_jumps_comes_everywhere_once() {
+        for n in [1, 2, 47, 48, 1000, 4096, 196_608] {
+            let mut seen = vec![false; n];
+            (0..n).for_each(|step| seen[jump(step, n)] = true);
+            assert!(seen.iter().all(|seen| *seen), "{n}");
+        }
+        assert!(jump(1, 196_608).abs_diff(jump(2, 196_608)) > 64);
+    }
+}

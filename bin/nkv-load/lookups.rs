@@ -1,0 +1,173 @@
+//! `--lookups N`: N live objects of a few bytes, looked up in batches by one core: the key is hashed,
+//! the bucket found and the header read inside the measurement. First keys that are all there, in an
+//! order that jumps, then as many that never were.
+
+use crate::connection::remote;
+use crate::flags::Flags;
+use crate::latency::OpTimes;
+use crate::progress;
+use crate::report::{Rate, Report};
+use crate::stop::Stop;
+use crate::stopwatch::{Deadline, timed};
+use anyhow::{Context, bail};
+use nkv::message::PutOptions;
+use nkv::{Blocking, Error};
+use std::time::Duration;
+
+const KEY_BYTES: usize = 32;
+const VALUE: [u8; 8] = *b"nkv-load";
+/// Keys of one lookup.
+const BATCH: usize = 128;
+/// Passes over all keys that are timed, after one that is not.
+const PASSES: usize = 3;
+/// How long the owner may take to serve what was put.
+const SERVED: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(50);
+/// Puts between two looks at the stop flag.
+const STEP: u32 = 4096;
+
+type Name = [u8; KEY_BYTES];
+
+/// Number `index` of the keys that are there, or of those that are not.
+fn name(run_id: u64, there: bool, index: u32) -> Name {
+    let mut name = [b'.'; KEY_BYTES];
+    name[..16].copy_from_slice(format!("{run_id:016x}").as_bytes());
+    name[16] = if there { b'+' } else { b'-' };
+    name[20..28].copy_from_slice(format!("{index:08}").as_bytes());
+    name
+}
+
+/// Puts, waits until all are served, and looks up.
+///
+/// # Errors
+/// If the node cannot be reached or its log does not hold so many objects.
+pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
+    let address = flags.connect.as_deref().context("--lookups needs --connect HOST:PORT")?;
+    let count = flags.lookups.context("--lookups N")?;
+    let handle = remote(flags, address)?;
+    let run_id = nkv_store::random_u64();
+    let mut report = Report::default();
+    put_all(&handle, run_id, count, stop, &mut report);
+    for (op, there) in [("lookup hit", true), ("lookup miss", false)] {
+        let mut names: Vec<Name> = (0..count).map(|i| name(run_id, there, i)).collect();
+        shuffle(&mut names);
+        let keys: Vec<&[u8]> = names.iter().map(<[u8; KEY_BYTES]>::as_slice).collect();
+        let found =
+            if there { wait_served(&handle, &keys, stop)? } else { look(&handle, &keys, None)? };
+        let expected = if there { keys.len() } else { 0 };
+        // One key in a thousand may find both its buckets full: no answer, so not a hit.
+        if found.abs_diff(expected) > keys.len() / 500 && !stop.asked() {
+            bail!(
+                "{found} of {count} objects are live where {expected} should be: an object takes 4 KiB \
+                 of the log, and the owner keeps a quarter of it free: start the node with \
+                 --log-bytes {}MiB or more",
+                log_mib(count)
+            );
+        }
+        let mut times = OpTimes::new(op, 0);
+        for _ in 0..PASSES {
+            if stop.asked() {
+                break;
+            }
+            report.hit_blocks += look(&handle, &keys, Some(&mut times))? as u64;
+            report.blocks += keys.len() as u64;
+        }
+        report.requests += times.count();
+        report.rates.push(Rate { op, processes: 1, per_s: times.per_s() });
+        report.measured(times);
+    }
+    handle.close();
+    Ok(report)
+}
+
+/// MiB of a log of which three quarters hold so many objects, and some to spare.
+fn log_mib(count: u32) -> u64 {
+    (u64::from(count) * 4 * 4 / 3).div_ceil(1024) + 256
+}
+
+fn put_all(handle: &Blocking, run_id: u64, count: u32, stop: &Stop, report: &mut Report) {
+    let opts = PutOptions { device_alloc: Some(true), ..PutOptions::default() };
+    let bar = progress::bar(u64::from(count), "objects");
+    let mut times = OpTimes::new("put log", VALUE.len() as u64);
+    for index in 0..count {
+        if index % STEP == 0 {
+            bar.set_position(u64::from(index));
+            if stop.asked() {
+                break;
+            }
+        }
+        let key = name(run_id, true, index);
+        let (outcome, ns) = timed(|| handle.put(&key, &VALUE, &opts));
+        match outcome {
+            Ok(()) => times.record(ns),
+            Err(error) => report.tally.failed("put", &key, &error),
+        }
+    }
+    bar.finish_and_clear();
+    report.measured(times);
+}
+
+/// The owner serves what it has accepted: looks until that is all, or no longer grows.
+fn wait_served(handle: &Blocking, keys: &[&[u8]], stop: &Stop) -> Result<usize, Error> {
+    let deadline = Deadline::after(SERVED);
+    let mut found = look(handle, keys, None)?;
+    while found < keys.len() && !deadline.passed() && !stop.asked() {
+        Deadline::after(LOOK).sleep(stop);
+        let now = look(handle, keys, None)?;
+        if now <= found {
+            break;
+        }
+        found = now;
+    }
+    Ok(found)
+}
+
+/// Looks all of them up once; how many are there.
+fn look(
+    handle: &Blocking,
+    keys: &[&[u8]],
+    mut times: Option<&mut OpTimes>,
+) -> Result<usize, Error> {
+    let (mut there, mut total) = ([false; BATCH], 0);
+    for keys in keys.chunks(BATCH) {
+        let there = &mut there[..keys.len()];
+        let (outcome, ns) = timed(|| handle.lookup_near(keys, there));
+        outcome?;
+        if let Some(times) = &mut times {
+            times.record_batch(ns, keys.len() as u64);
+        }
+        total += there.iter().filter(|there| **there).count();
+    }
+    Ok(total)
+}
+
+/// The order of the puts is the order of the headers: looked up in another, each is a cache miss.
+fn shuffle(names: &mut [Name]) {
+    for last in (1..names.len()).rev() {
+        let other = (nkv_store::random_u64() % (last as u64 + 1)) as usize;
+        names.swap(last, other);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{log_mib, name, shuffle};
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn three_quarters_of_the_log_hold_all_objects() {
+        assert_eq!(log_mib(1_000_000), 5465);
+        assert!([1, 1000, 1_000_000].iter().all(|n| log_mib(*n) * 768 >= u64::from(*n) * 4));
+    }
+
+    #[test]
+    fn names_differ_and_a_shuffle_loses_none() {
+        let all = |there| (0..1000).map(move |i| name(7, there, i));
+        let mut names: Vec<_> = all(true).chain(all(false)).collect();
+        let before: BTreeSet<_> = names.iter().copied().collect();
+        assert_eq!(before.len(), 2000);
+        let ordered = names.clone();
+        shuffle(&mut names);
+        assert!(names != ordered && before == names.into_iter().collect());
+    }
+}
