@@ -134,8 +134,8 @@ async fn what_the_master_learned_by_asking_it_forgets_when_the_log_makes_room() 
         // Twice round the log before any name is told.
         if i % 20 == 19 {
             for n in 0..16u8 {
-                let fill = writer.put(&[b'f', i, n], &bytes(512 << 10, n), &logged(0));
-                fill.await.unwrap();
+                let (key, value) = ([b'f', i, n], bytes(512 << 10, n));
+                writer.put(&key, &value, &logged(0)).await.unwrap();
             }
         }
     }

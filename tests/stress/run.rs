@@ -166,7 +166,7 @@ impl Run {
     }
 
     fn expect_words(&mut self) {
-        for s in self.all.iter().filter(|s| s.silent_ms() > SILENT_MS) {
+        if let Some(s) = self.all.iter().find(|s| s.silent_ms() > SILENT_MS) {
             panic!("{:?} hangs: no word for {} ms", s.task, s.silent_ms());
         }
     }
