@@ -68,10 +68,13 @@ struct Conn {
 /// Where one listens: a host, and a port or a socket's path.
 pub type Door = (usize, String);
 
+/// A connection that waits to be accepted, and the process at its other end where it is known.
+type Dialled = (SimStream, Option<(Pid, Arc<Life>)>);
+
 #[derive(Debug, Default)]
 struct Waiting {
     pid: Pid,
-    queue: VecDeque<(SimStream, Option<(Pid, Arc<Life>)>)>,
+    queue: VecDeque<Dialled>,
     waker: Option<Waker>,
 }
 

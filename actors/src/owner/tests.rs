@@ -210,6 +210,8 @@ async fn i10_a_plan_that_ends_before_its_own_message_is_handled_leaves_no_slot_o
         }
         b.hears(Down::PlanOpened(p.clone())).await;
         assert_eq!(b.says(freed).await, b.at(0, 1));
+        // The figures are published once the message that freed it is done with.
+        b.hears(Down::Beat).await;
         let gauges = b.tables.gauges.snapshot();
         let left = (gauges.plans_open, gauges.open_bytes, gauges.fencing, gauges.held_bytes);
         assert_eq!(left, (0, 0, 0, 0), "ended by a term: {by_term}");
