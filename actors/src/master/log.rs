@@ -43,14 +43,12 @@ impl Master {
     ) -> Option<(Ask, Reply<Response>)> {
         let Some(question) = self.question_of(&ask.request) else { return Some((ask, reply)) };
         let with_log = self.books.iter().filter(|(_, b)| b.info.log_slots > 0);
-        let seats: BTreeSet<Seat> = with_log.map(|(seat, _)| *seat).collect();
+        // One whose link is down cannot be asked: until it is gone or back, what only its log holds is not
+        // known here (PROTOCOL section 5, residual).
+        let seats: BTreeSet<Seat> =
+            with_log.map(|(seat, _)| *seat).filter(|seat| self.reachable(*seat)).collect();
         if seats.is_empty() {
             return Some((ask, reply));
-        }
-        if let Some(down) = seats.iter().find(|s| !self.reachable(**s)) {
-            // It lives, perhaps, and serves what nobody else knows of.
-            self.unsure(ask, reply, &format!("{down}, whose link is down, has a device log"));
-            return None;
         }
         if self.log_questions.0.len() >= MAX_ASKED {
             let text = format!("{MAX_ASKED} calls already wait for the owners of device logs");
