@@ -2,6 +2,8 @@
 //! `scripts/bench` reads is there, every byte right, and what cannot be measured is refused with the
 //! flag to change. Figures are not judged here: a test is no place for times.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
 mod cluster_process;
 
 use cluster_process::{Ended, ProcessCluster, run_to_end};
