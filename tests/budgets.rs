@@ -3,6 +3,8 @@
 //! flag to change. Figures are not judged here: a test is no place for times.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
 mod cluster_process;
 
 use cluster_process::{Ended, ProcessCluster, run_to_end};

@@ -88,7 +88,6 @@ fn log_mib(count: u32) -> u64 {
 fn put_all(handle: &Blocking, run_id: u64, count: u32, stop: &Stop, report: &mut Report) {
     let opts = PutOptions { device_alloc: Some(true), ..PutOptions::default() };
     let bar = progress::bar(u64::from(count), "objects");
-    let mut times = OpTimes::new("put log", VALUE.len() as u64);
     for index in 0..count {
         if index % STEP == 0 {
             bar.set_position(u64::from(index));
@@ -97,14 +96,11 @@ fn put_all(handle: &Blocking, run_id: u64, count: u32, stop: &Stop, report: &mut
             }
         }
         let key = name(run_id, true, index);
-        let (outcome, ns) = timed(|| handle.put(&key, &VALUE, &opts));
-        match outcome {
-            Ok(()) => times.record(ns),
-            Err(error) => report.tally.failed("put", &key, &error),
+        if let Err(error) = handle.put(&key, &VALUE, &opts) {
+            report.tally.failed("put", &key, &error);
         }
     }
     bar.finish_and_clear();
-    report.measured(times);
 }
 
 /// The owner serves what it has accepted: looks until that is all, or no longer grows.

@@ -109,7 +109,7 @@ def same_host(rounds):
 
 def lookups(rounds):
     for op, limit in (("lookup hit", 8e6), ("lookup miss", 5e6)):
-        name = f"{op}s of 32-byte keys, batches of 128"
+        name = f"{op}, 32-byte keys, batches of 128, 1 M objects"
         yield Line(name, rate(rounds, "nkv-lookups", op), limit, at_most=False, unit="/s")
 
 

@@ -3,7 +3,6 @@
 //! decides [I2]: so entries are stored and cleared one word at a time, with no lock, and a miss is
 //! never an answer, only "ask further".
 
-use crate::error::StoreError;
 use crate::heap::Heap;
 use crate::key::KeyId;
 use crate::layout::Region;
@@ -83,18 +82,12 @@ fn word_of(key: KeyId, slot: u32, epoch: u32) -> u64 {
     USED | tag(key) | (u64::from(epoch) & EPOCH_MASK) << EPOCH_SHIFT | u64::from(slot)
 }
 
-/// What one bucket says to one who looks for this key, in the order of its entries.
+/// What one bucket says to one who looks for this key, in the order of its entries; nothing of one
+/// that lies outside the segment. Whoever stops early has read no further.
 #[inline]
-pub fn probe<W: Words + ?Sized>(
-    words: &W,
-    bucket: u64,
-    key: KeyId,
-) -> Result<[Option<Entry>; ENTRIES], StoreError> {
-    let mut found = [None; ENTRIES];
-    for (i, entry) in found.iter_mut().enumerate() {
-        *entry = Entry::of_word(words::load(words, bucket + i as u64 * 8)?, key);
-    }
-    Ok(found)
+pub fn probe<W: Words + ?Sized>(words: &W, bucket: u64, key: KeyId) -> impl Iterator<Item = Entry> {
+    let entry = move |at| Entry::of_word(words::load(words, at).ok()?, key);
+    words_of(bucket).filter_map(entry)
 }
 
 /// What did not fit into a pair of buckets.

@@ -59,7 +59,7 @@ pub fn look<W: Words + ?Sized>(
 #[inline]
 pub fn find<W: Words + ?Sized>(words: &W, geometry: &Geometry, key: KeyId) -> Option<Hit> {
     for bucket in index::buckets_of(&geometry.index, key)? {
-        for entry in index::probe(words, bucket, key).ok()?.into_iter().flatten() {
+        for entry in index::probe(words, bucket, key) {
             let hit = look(words, geometry, entry.slot, key);
             if let Some(hit) = hit.filter(|hit| entry.is_about(hit.epoch())) {
                 return Some(hit);
@@ -130,8 +130,9 @@ impl Reader {
     pub fn find_many(&self, keys: &[KeyId], found: &mut [Option<Hit>]) {
         debug_assert_eq!(keys.len(), found.len());
         for key in keys {
-            if let Some([home, _]) = index::buckets_of(&self.geometry.index, *key) {
-                self.words().prefetch(home, BUCKET_BYTES);
+            // Both: a key that is not there is looked for in its neighbour, too.
+            if let Some([home, beside]) = index::buckets_of(&self.geometry.index, *key) {
+                self.words().prefetch(home.min(beside), 2 * BUCKET_BYTES);
             }
         }
         for key in keys {
@@ -144,8 +145,7 @@ impl Reader {
 
     fn prefetch_header(&self, key: KeyId) {
         let Some([home, _]) = index::buckets_of(&self.geometry.index, key) else { return };
-        let entries = index::probe(self.words(), home, key).unwrap_or_default();
-        if let Some(entry) = entries.into_iter().flatten().next() {
+        if let Some(entry) = index::probe(self.words(), home, key).next() {
             self.words().prefetch(self.geometry.header_off(entry.slot), HEADER_BYTES);
         }
     }

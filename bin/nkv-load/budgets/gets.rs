@@ -1,7 +1,7 @@
 //! Gets of one size: of one object again and again (warm), of a ring in order (cold), of a ring
 //! jumping, and of one object while another process puts. Each recorded get stands beside a copy.
 
-use super::ring::{Walk, jump};
+use super::ring::{Walk, stride};
 use super::{SMALL, by_log, producers, row};
 use crate::content::Verdict;
 use crate::flags::Flags;
@@ -39,7 +39,8 @@ pub(super) fn measure(
     row(report, gets.run("get warm", |_| 0, stop));
     row(report, gets.run("get cold", |step| step % n, stop));
     if size == SMALL {
-        row(report, gets.run("get jumping", |step| jump(step % n, n), stop));
+        let stride = stride(n);
+        row(report, gets.run("get jumping", |step| step % n * stride % n, stop));
         let mut loaded = None;
         let work = || loaded = Some(gets.run("get under load", |_| 0, stop));
         producers::rates(flags, 1, stop, work)?;

@@ -60,16 +60,20 @@ fn copy(src: &[u8], dst: &mut [u8]) -> u64 {
     ns
 }
 
-/// Number `step` of a walk over `n` places that jumps, and comes to each once in `n` steps.
-pub(super) fn jump(step: usize, n: usize) -> usize {
-    // A prime of its own: no factor in common with any number of places that memory has room for.
-    const STRIDE: u64 = 0x9e37_79b9_7f4a_7c4d;
-    (step as u64).wrapping_mul(STRIDE % n.max(1) as u64) as usize % n.max(1)
+/// A step that jumps: taken `n` times from anywhere, modulo `n`, it comes to each of `n` places once.
+pub(super) fn stride(n: usize) -> usize {
+    // About the golden section, so that no few steps come near where they began.
+    let from = n / 100 * 62 + 1;
+    (from..from + n).find(|s| gcd(*s, n) == 1).unwrap_or(1)
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Walk, jump};
+    use super::{Walk, stride};
 
     #[test]
     fn copies_go_to_their_place_and_come_back() {
@@ -86,9 +90,9 @@ mod tests {
     fn a_walk_that_jumps_comes_everywhere_once() {
         for n in [1, 2, 47, 48, 1000, 4096, 196_608] {
             let mut seen = vec![false; n];
-            (0..n).for_each(|step| seen[jump(step, n)] = true);
+            (0..n).for_each(|step| seen[step * stride(n) % n] = true);
             assert!(seen.iter().all(|seen| *seen), "{n}");
         }
-        assert!(jump(1, 196_608).abs_diff(jump(2, 196_608)) > 64);
+        assert!(stride(196_608) > 64 && 196_608 - stride(196_608) > 64);
     }
 }

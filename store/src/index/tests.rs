@@ -15,8 +15,8 @@ fn heap(slots: u64) -> Heap {
 /// What a reader is led to.
 fn led_to(heap: &Heap, key: KeyId) -> Vec<(u32, u64)> {
     let buckets = buckets_of(&heap.geometry().index, key).unwrap();
-    let entries = buckets.iter().flat_map(|b| probe(&**heap.memory(), *b, key).unwrap());
-    entries.flatten().map(|e| (e.slot, e.epoch_low)).collect()
+    let entries = buckets.iter().flat_map(|b| probe(&**heap.memory(), *b, key));
+    entries.map(|e| (e.slot, e.epoch_low)).collect()
 }
 
 /// Keys that crowd a few buckets.
