@@ -123,26 +123,25 @@ async fn i6_what_is_removed_from_a_log_never_comes_back_named_or_not() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_master_learned_by_asking_it_forgets_when_the_log_makes_room() {
     let cluster = Cluster::start(1, with_log("log-asked")).await.unwrap();
-    let (writer, asker) =
-        (attached(&cluster, TransportChoice::Shm).await, client_by(&cluster, TransportChoice::Tcp));
-    let asker = asker.await;
-    // A name that its producer does not tell: it has too many to tell in one go, or dies first.
-    for i in 0..40u8 {
-        let key = [b'a', i];
-        writer.put(&key, &bytes(3_000, i), &logged(0)).await.unwrap();
-        asker.get_location(&key).await.unwrap();
-        // Twice round the log before any name is told.
-        if i % 20 == 19 {
-            for n in 0..16u8 {
-                let fill = writer.put(&[b'f', i, n], &bytes(512 << 10, n), &logged(0));
-                fill.await.unwrap();
-            }
+    let writer = attached(&cluster, TransportChoice::Shm).await;
+    // It maps nothing, so it asks the master, who asks the owner.
+    let asker = client_by(&cluster, TransportChoice::Tcp).await;
+    let fill = bytes(512 << 10, 1);
+    for round in 0..4u8 {
+        for i in 0..10u8 {
+            writer.put(&[b'a', round, i], &bytes(3_000, i), &logged(0)).await.unwrap();
+            asker.get_location(&[b'a', round, i]).await.unwrap();
+        }
+        // Round the log, before any name is told.
+        for n in 0..16u8 {
+            writer.put(&[b'f', round, n], &fill, &logged(0)).await.unwrap();
         }
     }
-    for i in 0..40u8 {
-        let gone = || async { asker.get(&[b'a', i]).await.is_err() };
-        eventually("it made room", gone).await;
-        let free = async || asker.put(&[b'a', i], b"again", &PutOptions::default()).await.is_ok();
+    for (round, i) in (0..3u8).flat_map(|round| (0..10u8).map(move |i| (round, i))) {
+        let key = [b'a', round, i];
+        let gone = async || asker.get(&key).await.is_err();
+        eventually("the log made room", gone).await;
+        let free = async || asker.put(&key, b"again", &PutOptions::default()).await.is_ok();
         eventually("its key is free", free).await;
     }
     cluster.stop().await;
