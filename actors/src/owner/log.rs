@@ -15,6 +15,8 @@ use nkv_store::object::Slots;
 use nkv_store::{KeyId, pins};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+/// Between two looks for the view that keeps the tail from moving on.
+const PIN_LOOK_NS: u64 = 5_000_000;
 /// Entries in one frame to the master.
 const ENTRIES_PER_FRAME: usize = 4096;
 /// Entries told to the master between two looks at the log: listing lags behind a flood of puts, and
@@ -34,6 +36,8 @@ pub struct LogSignals {
 pub(super) struct Log {
     log: DeviceLog,
     asking: Option<Asking<Party>>,
+    // When pins were looked at last.
+    pins_looked_ns: u64,
     // Objects that were named, to be told to the master: slot and epoch.
     named: std::collections::VecDeque<(u32, u32)>,
 }
@@ -94,7 +98,9 @@ impl Log {
         let (memory, log) = (truth.heap.memory().clone(), geometry.device_log()?);
         match DeviceLog::rebuild(memory, log, times, now_ns, &mut InSegment(slots, &mut Vec::new()))
         {
-            Ok(log) => Some(Log { log, asking: None, named: Default::default() }),
+            Ok(log) => {
+                Some(Log { log, asking: None, pins_looked_ns: 0, named: Default::default() })
+            }
             Err(error) => {
                 tracing::error!(%error, "the device log is lost: puts take plans");
                 None
@@ -106,9 +112,16 @@ impl Log {
         self.log.next_due_ns()
     }
 
-    /// True while producers are being asked, or objects wait to be told of.
+    /// True while producers are being asked, objects wait to be told of, or the tail for a view.
     pub(super) fn has_work(&self) -> bool {
-        self.asking.is_some() || !self.named.is_empty()
+        self.asking.is_some() || !self.named.is_empty() || self.log.held_by_pin()
+    }
+
+    /// Whether pins are to be looked at: after the fences of the retires that are due by now [I9], and
+    /// now and then while the tail waits for one.
+    fn pins_matter(&self, now_ns: u64) -> bool {
+        self.log.next_due_ns().is_some_and(|due| due <= now_ns)
+            || self.log.held_by_pin() && now_ns >= self.pins_looked_ns + PIN_LOOK_NS
     }
 
     pub(super) fn settle(&mut self, now_ns: u64) {
@@ -162,8 +175,8 @@ impl Owner {
         log.log.retire_ahead(now, &mut segment)?;
         log.log.settle(clock.now_ns());
         self.forget_evicted(&evicted);
-        if log.log.next_due_ns().is_some_and(|due| due <= now) {
-            // After the fences of the retires that are due by now [I9].
+        if log.pins_matter(now) {
+            log.pins_looked_ns = now;
             let (memory, region) = (self.truth.heap.memory(), self.truth.heap.geometry().pins);
             let pinned = pins::scan(&**memory, &region)?;
             log.log.advance(now, |slot, epoch| !pinned.contains(&(slot, epoch)))?;
