@@ -114,14 +114,19 @@ impl Log {
 
     /// True while producers are being asked, objects wait to be told of, or the tail for a view.
     pub(super) fn has_work(&self) -> bool {
-        self.asking.is_some() || !self.named.is_empty() || self.log.held_by_pin()
+        self.asking.is_some() || !self.named.is_empty() || self.waits_for_view()
+    }
+
+    /// True while a view is all that keeps the log from moving on.
+    pub(super) fn waits_for_view(&self) -> bool {
+        self.log.held_by_pin()
     }
 
     /// Whether pins are to be looked at: after the fences of the retires that are due by now [I9], and
     /// now and then while the tail waits for one.
     fn pins_matter(&self, now_ns: u64) -> bool {
         self.log.next_due_ns().is_some_and(|due| due <= now_ns)
-            || self.log.held_by_pin() && now_ns >= self.pins_looked_ns + PIN_LOOK_NS
+            || self.waits_for_view() && now_ns >= self.pins_looked_ns + PIN_LOOK_NS
     }
 
     pub(super) fn settle(&mut self, now_ns: u64) {
