@@ -56,6 +56,7 @@ fn main() -> ExitCode {
         stopped::an_owner_that_stood_for_longer_than_the_ttl_comes_back_as_another_and_empty,
         viewer::i9_a_view_of_a_stopped_process_holds_its_object_until_it_is_dropped,
         viewer::i9_a_view_of_a_killed_process_ends_with_it,
+        viewer::i9_a_log_that_a_killed_viewer_kept_full_goes_on,
         races::what_a_remove_overtook_is_never_read_again,
     ];
     match std::env::var(steps::WRITER_VARIABLE) {

@@ -512,10 +512,9 @@ impl On<OwnerTick> for Owner {
             self.expire_plans();
             self.pump_fences();
             self.pump_term();
-            let held = self.log.as_ref().is_some_and(log::Log::is_held);
-            if held
-                || self.truth.tables.gauges.pinned.load(std::sync::atomic::Ordering::Relaxed) > 0
-            {
+            let in_log = self.log.as_ref().is_some_and(log::Log::waits_for_view);
+            let pinned = &self.truth.tables.gauges.pinned;
+            if in_log || pinned.load(std::sync::atomic::Ordering::Relaxed) > 0 {
                 // A dead process holds nothing [I9].
                 self.truth.tables.pins.bury();
             }

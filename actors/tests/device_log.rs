@@ -121,6 +121,40 @@ async fn i6_what_is_removed_from_a_log_never_comes_back_named_or_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i9_a_log_that_a_view_kept_full_goes_on_when_the_view_is_dropped() {
+    let cluster = Cluster::start(1, with_log("log-view-full")).await.unwrap();
+    let client = attached(&cluster, TransportChoice::Shm).await;
+    let put = async |i: u32| client.put(&i.to_be_bytes(), &bytes(64 << 10, 1), &logged(0)).await;
+    for round in 0..3 {
+        let first = round * 1_000;
+        put(first).await.unwrap();
+        let mut view = None;
+        eventually("it is served", async || {
+            view = client.get_view(&first.to_be_bytes()).await.ok();
+            view.is_some()
+        })
+        .await;
+        // More than the log holds, and slower than it makes room: only the view keeps it full.
+        for i in 1..100 {
+            put(first + i).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let full = client.write_counters();
+        put(first + 100).await.unwrap();
+        assert_eq!(client.write_counters().by_log, full.by_log, "the view keeps the log full");
+        assert_eq!(view.unwrap().to_vec(), bytes(64 << 10, 1));
+        let mut next = first + 200;
+        eventually("the log takes puts again", async || {
+            next += 1;
+            put(next).await.unwrap();
+            client.write_counters().by_log > full.by_log
+        })
+        .await;
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_master_learned_by_asking_it_forgets_when_the_log_makes_room() {
     let cluster = Cluster::start(1, with_log("log-asked")).await.unwrap();
     let (writer, asker) =

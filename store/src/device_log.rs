@@ -154,11 +154,6 @@ impl DeviceLog {
         self.tail
     }
 
-    /// True while something retired lies at the tail: in quarantine, or in somebody's view.
-    pub fn tail_waits(&self) -> bool {
-        self.tail < self.retired_to
-    }
-
     /// Positions from here on were not looked at: the next claim that is news begins here.
     pub fn frontier(&self) -> u64 {
         self.frontier

@@ -23,6 +23,8 @@ pub const QUARANTINE_MS: u64 = 50;
 pub const LARGE_BYTES: u64 = 48 << 20;
 /// The heap of each rank: the large object, and less than half as much beside it.
 pub const HEAP_BYTES: u64 = 64 << 20;
+/// The log of each rank.
+pub const LOG_BYTES: u64 = 4 << 20;
 /// It may take so many tries to stop a writer before its copy is over.
 pub const TRIES: u64 = 20;
 
@@ -58,6 +60,7 @@ fn unstarted(ranks: u32, times: Times) -> ProcessCluster {
     ProcessCluster::none(ranks, move |rank, command| {
         let flags = [
             ("--heap-bytes", HEAP_BYTES),
+            ("--log-bytes", LOG_BYTES),
             ("--ttl-ms", times.ttl_ms),
             ("--write-ttl-ms", times.write_ttl_ms),
             ("--quarantine-ms", QUARANTINE_MS),

@@ -3,7 +3,9 @@
 
 use super::cluster_process::until;
 use super::content;
-use super::scene::{SLACK, SMALL_BYTES, Times, cluster, expect, gauges, on, put, settled};
+use super::scene::{
+    LOG_BYTES, SLACK, SMALL_BYTES, Times, cluster, expect, gauges, on, put, settled,
+};
 use super::writer::Writer;
 use nkv::TransportChoice;
 use nkv::message::PutOptions;
@@ -58,4 +60,38 @@ pub fn i9_a_view_of_a_killed_process_ends_with_it() {
     put(&client, "after", SMALL_BYTES, 1, 9).unwrap();
     expect(&client, "after", SMALL_BYTES, 9);
     settled(&client, 1, SLACK);
+}
+
+pub fn i9_a_log_that_a_killed_viewer_kept_full_goes_on() {
+    let cluster = cluster(2, TIMES);
+    let client = cluster.connect_by(0, TransportChoice::Shm);
+    let opts = PutOptions { device_alloc: Some(true), ..on(1) };
+    let by_log = || client.client().write_counters().by_log;
+    let put = |key: &str| {
+        client.put(key.as_bytes(), &content::bytes(key.as_bytes(), 7, SMALL_BYTES), &opts).unwrap();
+    };
+    put("seen");
+    assert_eq!(by_log(), 1, "through the log");
+    let mut viewer = Writer::start(&cluster, TransportChoice::Shm);
+    let view = format!("view seen {SMALL_BYTES} 7");
+    until(SLACK, "a view", || viewer.step(&view).is_ok());
+    // More than the log holds, and slower than it makes room: only the view keeps it full.
+    let mut n = 0;
+    let mut fill = || {
+        n += 1;
+        put(&format!("fill/{n}"));
+    };
+    for _ in 0..2 * LOG_BYTES / SMALL_BYTES as u64 {
+        fill();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let full = by_log();
+    std::thread::sleep(Duration::from_millis(TIMES.ttl_ms + 500));
+    fill();
+    assert_eq!(by_log(), full, "the view keeps the log full, however long");
+    viewer.kill();
+    until(SLACK, "its death made the log go on", || {
+        fill();
+        by_log() > full
+    });
 }

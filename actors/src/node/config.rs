@@ -173,17 +173,7 @@ impl NodeConfig {
                 self.quarantine_ms
             ));
         }
-        for (name, ms) in [
-            ("ttl_ms", self.ttl_ms),
-            ("write_ttl_ms", self.write_ttl_ms),
-            ("log_claim_ttl_ms", self.log_claim_ttl_ms),
-            ("call_timeout_ms", self.call_timeout_ms),
-            ("join_timeout_ms", self.join_timeout_ms),
-        ] {
-            if ms == 0 || ms > MAX_MS {
-                return bad(format!("{name} is 1 to {MAX_MS}, not {ms}"));
-            }
-        }
+        self.validate_times()?;
         if self.heartbeat_ms * 2 > self.ttl_ms {
             return bad(format!(
                 "heartbeat_ms {} leaves no two heartbeats in ttl_ms {}",
@@ -195,6 +185,21 @@ impl NodeConfig {
         }
         let marks = Watermarks { hi: self.water_hi, lo: self.water_lo };
         marks.validate().map_err(|e| StartError::Config(e.to_string()))
+    }
+
+    fn validate_times(&self) -> Result<(), StartError> {
+        for (name, ms) in [
+            ("ttl_ms", self.ttl_ms),
+            ("write_ttl_ms", self.write_ttl_ms),
+            ("log_claim_ttl_ms", self.log_claim_ttl_ms),
+            ("call_timeout_ms", self.call_timeout_ms),
+            ("join_timeout_ms", self.join_timeout_ms),
+        ] {
+            if ms == 0 || ms > MAX_MS {
+                return Err(StartError::Config(format!("{name} is 1 to {MAX_MS}, not {ms}")));
+            }
+        }
+        Ok(())
     }
 
     /// Milliseconds between heartbeats.

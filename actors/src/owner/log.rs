@@ -18,6 +18,8 @@ use nkv_store::object::Slots;
 use nkv_store::{KeyId, pins};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+/// Between two looks for the view that keeps the tail from moving on.
+const PIN_LOOK_NS: u64 = 5_000_000;
 /// Entries in one frame to the master.
 const ENTRIES_PER_FRAME: usize = 4096;
 /// Entries told to the master between two looks at the log: listing lags behind a flood of puts, and
@@ -37,8 +39,8 @@ pub struct LogSignals {
 pub(super) struct Log {
     log: DeviceLog,
     asking: Option<Asking<Party>>,
-    // A view holds the tail: nobody can be told when it ends.
-    held: bool,
+    // When pins were looked at last.
+    pins_looked_ns: u64,
     // Objects that were named, to be told to the master: slot and epoch.
     named: std::collections::VecDeque<(u32, u32)>,
 }
@@ -102,7 +104,7 @@ impl Log {
             Ok(log) => {
                 // What was named before an actor restart is told again.
                 let named = log.live().map(|o| (o.slot, o.epoch)).collect();
-                Some(Log { log, asking: None, held: false, named })
+                Some(Log { log, asking: None, pins_looked_ns: 0, named })
             }
             Err(error) => {
                 tracing::error!(%error, "the device log is lost: puts take plans");
@@ -119,14 +121,21 @@ impl Log {
         self.log.next_due_ns()
     }
 
-    /// True while producers are being asked, or objects wait to be told of.
+    /// True while producers are being asked, objects wait to be told of, or the tail for a view.
     pub(super) fn has_work(&self) -> bool {
-        self.asking.is_some() || !self.named.is_empty() || self.held
+        self.asking.is_some() || !self.named.is_empty() || self.waits_for_view()
     }
 
-    /// True while a view holds the tail.
-    pub(super) fn is_held(&self) -> bool {
-        self.held
+    /// True while a view is all that keeps the log from moving on.
+    pub(super) fn waits_for_view(&self) -> bool {
+        self.log.held_by_pin()
+    }
+
+    /// Whether pins are to be looked at: after the fences of the retires that are due by now [I9], and
+    /// now and then while the tail waits for one.
+    fn pins_matter(&self, now_ns: u64) -> bool {
+        self.log.next_due_ns().is_some_and(|due| due <= now_ns)
+            || self.waits_for_view() && now_ns >= self.pins_looked_ns + PIN_LOOK_NS
     }
 
     pub(super) fn settle(&mut self, now_ns: u64) {
@@ -182,13 +191,11 @@ impl Owner {
         // Also of what went before an error.
         self.forget_evicted(&evicted);
         done?;
-        log.held = false;
-        if log.log.tail_waits() {
-            // After the fences of all retires that are due by now [I9].
+        if log.pins_matter(now) {
+            log.pins_looked_ns = now;
             let (memory, region) = (self.truth.heap.memory(), self.truth.heap.geometry().pins);
             let pinned = pins::scan(&**memory, &region)?;
             log.log.advance(now, |slot, epoch| !pinned.contains(&(slot, epoch)))?;
-            log.held = log.log.tail_waits() && !pinned.is_empty();
         }
         self.look_at_holes(log, now)
     }

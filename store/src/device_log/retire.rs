@@ -98,6 +98,12 @@ impl DeviceLog {
         self.quarantine.next_due_ns()
     }
 
+    /// True while the tail stands at an object whose quarantine is over: only a view that was looked
+    /// for and found can hold it there, and nothing is due when that view is dropped.
+    pub fn held_by_pin(&self) -> bool {
+        self.tail < self.retired_to && matches!(self.known_at(self.tail), Some((_, Kind::Over)))
+    }
+
     /// Moves tail and limit past everything retired whose quarantine is over and of which
     /// `unpinned(slot, epoch)` says that no view is left; how far, in bytes.
     pub fn advance(
