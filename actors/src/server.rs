@@ -6,6 +6,7 @@ mod doors;
 mod link;
 mod requests;
 
+use doors::{Door, is_local_owner};
 pub(crate) use doors::{Doors, LocalOwner, OpenDoor, Published, local_owner, publish_local};
 
 use crate::cell::{CellAddr, Reply};
@@ -19,7 +20,6 @@ use crate::node::Segments;
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
 use crate::owner::{PlanDropped, TermObeyed, Touches};
 use crate::place::Place;
-use doors::Door;
 use nkv_store::clock::Clock;
 use nkv_transport::wire::auth::Guard;
 use nkv_transport::wire::{Address, BoxStream, Listener, Peer, WireError, read_frame, write_frame};

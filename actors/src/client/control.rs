@@ -308,3 +308,6 @@ impl ControlPool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -101,3 +101,8 @@ pub(crate) fn publish_local(incarnation: u64, owner: LocalOwner) -> Published {
 pub(crate) fn local_owner(incarnation: u64) -> Option<LocalOwner> {
     LOCAL.lock().unwrap_or_else(PoisonError::into_inner).get(&incarnation).cloned()
 }
+
+/// Whether an owner is one of this process.
+pub(crate) fn is_local_owner(incarnation: u64) -> bool {
+    LOCAL.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&incarnation)
+}

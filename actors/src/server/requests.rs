@@ -2,7 +2,7 @@
 //! connection's place where both are on one host. They are answered on the master's own thread, one at
 //! a time, in the order they come.
 
-use super::{ACTOR_LIMIT, HELLO_LIMIT, Server, local_owner};
+use super::{ACTOR_LIMIT, HELLO_LIMIT, Server, is_local_owner};
 use crate::cell::CellAddr;
 use crate::master::{Ask, Master, Members};
 use crate::message::{Request, Response, View, Welcome};
@@ -117,7 +117,7 @@ impl Desk<'_> {
             Request::Commit(list) => list
                 .iter()
                 .map(|c| c.at.incarnation)
-                .filter(|owner| local_owner(*owner).is_none())
+                .filter(|owner| !is_local_owner(*owner))
                 .collect(),
             _ => HashSet::new(),
         };
