@@ -19,6 +19,7 @@ use state::CellState;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
@@ -359,6 +360,19 @@ impl<R: Role> CellAddr<R> {
             rx.await
                 .map_err(|_| Error::internal(format!("the {} actor failed on this call", R::NAME)))
         };
+        let mut work = std::pin::pin!(work);
+        // An actor on this thread has answered by the second look: no timer for that.
+        for look in 0..2 {
+            let looked = std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
+                Poll::Ready(done) => Poll::Ready(Some(done)),
+                Poll::Pending => Poll::Ready(None),
+            });
+            match looked.await {
+                Some(done) => return done,
+                None if look == 0 => a_turn_of_the_others().await,
+                None => {}
+            }
+        }
         match tokio::time::timeout(limit, work).await {
             Ok(r) => r,
             Err(_) => Err(Error::timeout(format!(
@@ -416,6 +430,19 @@ impl<R: Role> CellAddr<R> {
     pub fn status(&self) -> CellStatus {
         self.0.state.snapshot()
     }
+}
+
+/// Returns once whatever could run on this thread before has had its turn. Unlike tokio's own
+/// `yield_now` it does not wait for a look at sockets and timers.
+fn a_turn_of_the_others() -> impl Future<Output = ()> {
+    let mut first = true;
+    std::future::poll_fn(move |cx| {
+        if !std::mem::take(&mut first) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
 }
 
 fn closed<R: Role>() -> Error {

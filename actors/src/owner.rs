@@ -196,7 +196,7 @@ impl Owner {
         g.fencing.store(self.ending.len() as u64, std::sync::atomic::Ordering::Relaxed);
         let now = self.truth.clock.now_ns();
         let (pinned, suspect) = self.slots.held_by_pins(now, SUSPECT_PIN_NS);
-        let pinned = pinned + u64::from(self.log.as_ref().is_some_and(log::Log::is_held));
+        let pinned = pinned + u64::from(self.log.as_ref().is_some_and(log::Log::waits_for_view));
         g.pinned.store(pinned, std::sync::atomic::Ordering::Relaxed);
         g.pins_suspect.store(suspect, std::sync::atomic::Ordering::Relaxed);
         // Quarantine counts from when the cleared LIVE is visible, which is surely so by now [I8].

@@ -11,7 +11,7 @@ use crate::progress;
 use crate::report::Report;
 use crate::sizes::show_bytes;
 use crate::stop::Stop;
-use crate::stopwatch::{Deadline, timed};
+use crate::stopwatch::{Deadline, rest, timed};
 use crate::tally::Tally;
 use nkv::message::PutOptions;
 use nkv::store::Buffer;
@@ -47,7 +47,7 @@ const SETTLE: Duration = Duration::from_millis(10);
 /// If no node can be started or reached.
 pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Report> {
     match &flags.connect {
-        Some(address) => measure(&remote(flags, address)?, stop),
+        Some(address) => measure(&remote(flags, address)?, flags.pause(), stop),
         None => {
             let config = NodeConfig {
                 heap_bytes: HEAP_BYTES,
@@ -56,7 +56,7 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
                 ..NodeConfig::default()
             };
             let cluster = Embedded::start(rt, 1, config)?;
-            let mut report = measure(&cluster.blocking(0)?, stop)?;
+            let mut report = measure(&cluster.blocking(0)?, flags.pause(), stop)?;
             report.facts.push(("ranks", "1, embedded in the generator's process".to_string()));
             report.facts.push(("heap of a rank", show_bytes(HEAP_BYTES)));
             Ok(report)
@@ -64,7 +64,7 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
     }
 }
 
-fn measure(handle: &Blocking, stop: &Stop) -> anyhow::Result<Report> {
+fn measure(handle: &Blocking, pause: Duration, stop: &Stop) -> anyhow::Result<Report> {
     let view = handle.view()?;
     let heaps = || view.ranks.iter().map(|(info, _)| info);
     let live_bytes = heaps().map(|i| i.arena_bytes / 2).min().unwrap_or(LIVE_BYTES).min(LIVE_BYTES);
@@ -75,7 +75,7 @@ fn measure(handle: &Blocking, stop: &Stop) -> anyhow::Result<Report> {
     let mut rows = (Vec::new(), Vec::new());
     let run_id = nkv_store::random_u64();
     for (size, wanted) in SIZES {
-        let mut bench = OneSize::new(handle, run_id, size, live_bytes);
+        let mut bench = OneSize { pause, ..OneSize::new(handle, run_id, size, live_bytes) };
         bench.measure(wanted, settle, stop);
         report.requests += bench.puts.count() + bench.gets.count();
         report.blocks += bench.asked;
@@ -98,6 +98,8 @@ struct OneSize<'a> {
     size: usize,
     /// Objects alive at once.
     live: usize,
+    /// Before each operation.
+    pause: Duration,
     source: Buffer,
     target: Buffer,
     yardstick: Yardstick,
@@ -118,6 +120,7 @@ impl<'a> OneSize<'a> {
             run_id,
             size,
             live,
+            pause: Duration::ZERO,
             source,
             target: faulted(size),
             yardstick: Yardstick::new(size, live),
@@ -150,6 +153,7 @@ impl<'a> OneSize<'a> {
 
     fn round(&mut self, keys: &[Vec<u8>], recorded: bool) {
         for (index, key) in keys.iter().enumerate() {
+            rest(self.pause);
             let (outcome, ns) =
                 timed(|| self.handle.put(key, &self.source, &PutOptions::default()));
             let copy_ns = self.yardstick.copy_in(index, &self.source);
@@ -174,6 +178,7 @@ impl<'a> OneSize<'a> {
     }
 
     fn get(&mut self, index: usize, key: &[u8], recorded: bool) {
+        rest(self.pause);
         let (outcome, ns) = timed(|| self.handle.get_into(key, &mut self.target));
         match outcome {
             Ok(read) => {

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// Longest run that may be asked for: one day.
 const LONGEST_RUN_S: f64 = 86_400.0;
+/// Longest pause between two operations: a second.
+const LONGEST_PAUSE_US: i64 = 1_000_000;
 /// Most clients of one run: each is a thread with connections of its own.
 pub(crate) const MAX_CLIENTS: u16 = 256;
 /// Largest object or block that may be asked for.
@@ -85,6 +87,12 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "PUT:GET:EXISTS", default_value = "1:4:1", requires = "connect",
         conflicts_with_all = ["trace", "measured", "inject_corruption"])]
     pub(crate) mix: Weights,
+
+    /// Pause between two operations of a client of the mix or of --bench, in microseconds: what an
+    /// operation takes where everybody sleeps in between
+    #[arg(long, value_name = "US", default_value_t = 0, conflicts_with_all = ["trace", "inject_corruption"],
+        value_parser = clap::value_parser!(u32).range(0..=LONGEST_PAUSE_US))]
+    pub(crate) pause_us: u32,
 
     /// Flip one stored byte of the embedded run, which must then be found
     #[arg(long, conflicts_with_all = ["connect", "trace", "measured"])]
@@ -237,6 +245,9 @@ impl Flags {
             (_, _, Some(_)) => Mode::Mix,
             _ => Mode::Embedded,
         };
+        if mode == Mode::Embedded && self.pause_us > 0 {
+            return Err("--pause-us goes with --bench or with --connect".to_string());
+        }
         let connected = self.connect.is_some();
         match self.transport {
             Way::Embedded if mode != Mode::Bench || connected => {
@@ -256,6 +267,11 @@ impl Flags {
     /// Bytes of the ring of `--budgets`.
     pub(crate) fn ring(&self) -> u64 {
         self.ring_bytes.unwrap_or(DEFAULT_RING)
+    }
+
+    /// Between two operations.
+    pub(crate) fn pause(&self) -> Duration {
+        Duration::from_micros(u64::from(self.pause_us))
     }
 
     /// How long the run lasts.
@@ -340,7 +356,10 @@ mod tests {
         assert_eq!(mode(&["--connect", "h:1", "--clients", "4", "--mix", "1:1:0"]), Ok(Mode::Mix));
         assert_eq!(mode(&["--trace", "f", "--heap-bytes", "64MiB"]), Ok(Mode::Trace));
         assert_eq!(mode(&["--trace", "f", "--connect", "h:1"]), Ok(Mode::Trace));
-        assert_eq!(mode(&["--bench", "--transport", "embedded"]), Ok(Mode::Bench));
+        assert_eq!(
+            mode(&["--bench", "--transport", "embedded", "--pause-us", "9"]),
+            Ok(Mode::Bench)
+        );
         assert_eq!(mode(&["--bench", "--transport", "tcp", "--connect", "h:1"]), Ok(Mode::Bench));
         let ring = ["--budgets", "--ring-bytes", "64MiB", "--connect", "h:1"];
         assert_eq!(mode(&ring), Ok(Mode::Budgets));
@@ -360,6 +379,8 @@ mod tests {
             &["--trace", "f", "--connect", "h:1", "--policy", "lru"],
             &["--trace", "f", "--duration", "3"],
             &["--connect", "h:1", "--inject-corruption"],
+            &["--pause-us", "5"],
+            &["--trace", "f", "--pause-us", "5"],
             &["--transport", "embedded"],
             &["--bench", "--transport", "shm"],
             &["--bench", "--transport", "embedded", "--connect", "h:1"],
@@ -411,6 +432,7 @@ mod tests {
             &["--connect", "h:1", "--lookups", "0"],
             &["--connect", "h:1", "--pour", "0"],
             &["--connect", "h:1", "--duration", "nan"],
+            &["--connect", "h:1", "--pause-us", "1000001"],
             &["--trace", "f", "--speed", "-1"],
             &["--trace", "f", "--policy", "random"],
         ] {

@@ -42,6 +42,7 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
         size: usize::try_from(flags.size).context("--size")?,
         objects,
         weights: flags.mix,
+        pause: flags.pause(),
         deadline: Deadline::after(flags.run_length()),
         stop: stop.clone(),
         done: Arc::new(AtomicU64::new(0)),

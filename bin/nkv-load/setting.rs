@@ -64,6 +64,9 @@ fn of_mode(flags: &Flags, mode: Mode) -> Vec<(&'static str, String)> {
         rows.push(("job", flags.job.clone()));
         rows.push(("transport", transport(flags.transport).to_string()));
     }
+    if flags.pause_us > 0 {
+        rows.push(("pause", format!("{} us between operations", flags.pause_us)));
+    }
     match mode {
         Mode::Embedded => {
             rows.push(("duration", format!("{:?}", flags.run_length())));

@@ -136,6 +136,7 @@ impl HostRegion {
         Ok(NonNull::new(at).unwrap_or(self.base))
     }
 
+    #[inline]
     fn at(&self, what: &'static str, offset: u64, len: u64) -> Result<*mut u8, StoreError> {
         match offset.checked_add(len) {
             // SAFETY: offset + len <= self.len, within the range `new` was promised.
@@ -144,6 +145,7 @@ impl HostRegion {
         }
     }
 
+    #[inline]
     fn word(&self, offset: u64) -> Result<&AtomicU64, StoreError> {
         let p = self.at("word", offset, 8)?;
         if !offset.is_multiple_of(8) {
@@ -155,31 +157,37 @@ impl HostRegion {
     }
 
     /// Copies out, as [`Memory::read`].
+    #[inline]
     pub fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
         words::read(self, offset, dst)
     }
 
     /// Copies in, as [`Memory::write`].
+    #[inline]
     pub fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
         words::write(self, offset, src)
     }
 
     /// Loads a word (acquire).
+    #[inline]
     pub fn load(&self, offset: u64) -> Result<u64, StoreError> {
         words::load(self, offset)
     }
 
     /// Stores a word (release).
+    #[inline]
     pub fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
         words::store(self, offset, value)
     }
 
     /// Compare-and-swap (acquire-release); the word found.
+    #[inline]
     pub fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
         words::compare_swap(self, offset, expect, new)
     }
 
     /// Fetch-and-add (acquire-release); the word before.
+    #[inline]
     pub fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
         words::fetch_add(self, offset, add)
     }
@@ -290,18 +298,23 @@ macro_rules! host_memory {
             fn host_base(&self) -> Option<std::ptr::NonNull<u8>> {
                 Some(self.region.base())
             }
+            #[inline]
             fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), $crate::error::StoreError> {
                 self.region.read(offset, dst)
             }
+            #[inline]
             fn write(&self, offset: u64, src: &[u8]) -> Result<(), $crate::error::StoreError> {
                 self.region.write(offset, src)
             }
+            #[inline]
             fn load(&self, offset: u64) -> Result<u64, $crate::error::StoreError> {
                 self.region.load(offset)
             }
+            #[inline]
             fn store(&self, offset: u64, value: u64) -> Result<(), $crate::error::StoreError> {
                 self.region.store(offset, value)
             }
+            #[inline]
             fn compare_swap(
                 &self,
                 offset: u64,
@@ -310,6 +323,7 @@ macro_rules! host_memory {
             ) -> Result<u64, $crate::error::StoreError> {
                 self.region.compare_swap(offset, expect, new)
             }
+            #[inline]
             fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, $crate::error::StoreError> {
                 self.region.fetch_add(offset, add)
             }

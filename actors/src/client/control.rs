@@ -340,3 +340,6 @@ async fn watch_here(members: &Members, client: &Weak<Shared>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

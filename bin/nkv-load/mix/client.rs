@@ -7,7 +7,7 @@ use crate::flags::Weights;
 use crate::latency::OpTimes;
 use crate::memcpy::{Yardstick, faulted};
 use crate::stop::Stop;
-use crate::stopwatch::{Deadline, timed};
+use crate::stopwatch::{Deadline, rest, timed};
 use crate::tally::Tally;
 use nkv::message::{Existence, PutOptions};
 use nkv::store::Buffer;
@@ -30,6 +30,8 @@ pub(super) struct Plan {
     pub(super) objects: usize,
     /// Frequencies.
     pub(super) weights: Weights,
+    /// Before each operation.
+    pub(super) pause: Duration,
     /// When to end.
     pub(super) deadline: Deadline,
     /// Whether to end sooner.
@@ -127,6 +129,7 @@ impl Client {
             self.put(slot);
         }
         while !self.over() {
+            rest(self.plan.pause);
             self.step();
         }
         self.remove_all();
