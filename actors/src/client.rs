@@ -26,6 +26,7 @@ use crate::message::{
 use crate::place::OwnedPlace;
 use crate::plans::OpenPlans;
 use crate::producer::{Attach, Producer, ProducerTruth};
+use crate::rare::{ClientRarities, RareAtClient};
 use control::{ControlPool, MasterPath, contact};
 use counters::Reads;
 use locations::Locations;
@@ -71,6 +72,7 @@ pub struct Shared {
     pub(crate) actor: OnceLock<CellAddr<Producer>>,
     pub(crate) locations: Locations,
     pub(crate) reads: Reads,
+    pub(crate) rare: Arc<RareAtClient>,
     pub(crate) draining: Arc<AtomicBool>,
     settings: Mutex<Settings>,
     view: RwLock<View>,
@@ -175,6 +177,7 @@ impl Client {
             actor: OnceLock::new(),
             locations: Locations::default(),
             reads: Reads::default(),
+            rare: pool.rare.clone(),
             draining: p.draining,
             settings: Mutex::new(p.settings),
             view: RwLock::new(p.view),
@@ -243,6 +246,7 @@ impl Client {
             if p.is_alive() {
                 return Ok(p);
             }
+            self.shared.rare.attached_again.one();
             let mut peers = self.shared.peers.write().unwrap_or_else(PoisonError::into_inner);
             peers.remove(&incarnation);
         }
@@ -274,6 +278,11 @@ impl Client {
     /// How reads went so far.
     pub fn read_counters(&self) -> ReadCounters {
         self.shared.reads.snapshot()
+    }
+
+    /// What this handle had to do besides its calls.
+    pub fn rarities(&self) -> ClientRarities {
+        self.shared.rare.snapshot()
     }
 
     /// The members now.

@@ -45,7 +45,7 @@ pub async fn check(cluster: Rc<Cluster>) {
     if !until(RECLAIMED, async || handle.exists(&[b"any"], false).await.is_ok()).await {
         return cluster.ledger.wrong("nothing is found at the end".to_string());
     }
-    if !reclaimed(&cluster, &handle, "at the end", |c, s| unclean(c, s)).await {
+    if !reclaimed(&cluster, &handle, "at the end", unclean).await {
         return;
     }
     read_all(&cluster, &handle).await;

@@ -68,10 +68,13 @@ struct Conn {
 /// Where one listens: a host, and a port or a socket's path.
 pub type Door = (usize, String);
 
+/// Who connects by a unix socket.
+type Named = Option<(Pid, Arc<Life>)>;
+
 #[derive(Debug, Default)]
 struct Waiting {
     pid: Pid,
-    queue: VecDeque<(SimStream, Option<(Pid, Arc<Life>)>)>,
+    queue: VecDeque<(SimStream, Named)>,
     waker: Option<Waker>,
 }
 

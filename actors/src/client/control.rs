@@ -7,6 +7,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::master::{Ask, Master};
 use crate::membership::hello;
 use crate::message::{Purpose, Request, Response, Settings, View, Welcome};
+use crate::rare::RareAtClient;
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{
     Address, BoxStream, MAX_FRAME_BYTES, Net, WireError, read_frame, write_frame,
@@ -54,6 +55,8 @@ pub(crate) struct ControlPool {
     producer: u64,
     idle: Mutex<Vec<Conn>>,
     next_id: AtomicU64,
+    // One for all pools of a handle.
+    pub(super) rare: Arc<RareAtClient>,
 }
 
 impl std::fmt::Debug for ControlPool {
@@ -119,12 +122,15 @@ impl ControlPool {
             producer,
             idle: Mutex::default(),
             next_id: AtomicU64::new(1),
+            rare: Arc::default(),
         }
     }
 
     /// Another pool to the same master, for another runtime.
     pub(crate) fn another(&self) -> Self {
-        Self::new(self.net.clone(), self.path.clone(), self.credentials.clone(), self.producer)
+        let (net, path) = (self.net.clone(), self.path.clone());
+        let fresh = Self::new(net, path, self.credentials.clone(), self.producer);
+        Self { rare: self.rare.clone(), ..fresh }
     }
 
     /// One request, one response, within `limit`.
@@ -164,6 +170,7 @@ impl ControlPool {
                 if e.kind == ErrorKind::Internal
                     && let Some(request) = again =>
             {
+                self.rare.asked_again.one();
                 master.call(Ask { producer, request }, limit).await
             }
             other => other,
@@ -175,19 +182,21 @@ impl ControlPool {
         if let Some(conn) = idle {
             match self.exchange(conn, request).await {
                 Ok(Response::Failed(e)) if e.kind == ErrorKind::Internal && repeatable(request) => {
+                    self.rare.asked_again.one();
                 }
                 Ok(r) => return Ok(r),
                 Err(e) if !repeatable(request) || e.kind == ErrorKind::InvalidArgument => {
                     return Err(e);
                 }
                 // The master may have restarted since: try a fresh connection.
-                Err(_) => {}
+                Err(_) => self.rare.reconnected.one(),
             }
         }
         let conn = self.connect().await?;
         match self.exchange(conn, request).await {
             // A panic under another caller dropped this one's parked reply: ask the rebuilt state.
             Ok(Response::Failed(e)) if e.kind == ErrorKind::Internal && repeatable(request) => {
+                self.rare.asked_again.one();
                 let conn = self.connect().await?;
                 self.exchange(conn, request).await
             }

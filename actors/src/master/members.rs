@@ -4,6 +4,7 @@
 use crate::message::{
     Down, OwnerGauges, RankInfo, RankState, RankStats, Seat, SeenView, Term, View,
 };
+use crate::rare::RareAtMaster;
 use hashbrown::{HashMap, HashSet};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -85,13 +86,15 @@ pub(super) struct Inner {
 pub struct Members {
     inner: Mutex<Inner>,
     world_size: u32,
+    // Here, so that a panic of the actor does not lose it.
+    pub(crate) rare: RareAtMaster,
 }
 
 impl Members {
     /// Nobody yet.
     pub fn new(term: Term, world_size: u32, now_ms: u64) -> Self {
         let inner = Inner { term, began_ms: now_ms, ..Inner::default() };
-        Self { inner: Mutex::new(inner), world_size }
+        Self { inner: Mutex::new(inner), world_size, rare: RareAtMaster::default() }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -3,6 +3,7 @@
 
 use super::attachments::Attachments;
 use crate::message::{EndCause, OwnerGauges, PlanId, PlanOpened, SeenView, Term};
+use crate::rare::RareAtOwner;
 use hashbrown::HashMap;
 use nkv_store::layout::HEADER_BYTES;
 use nkv_store::object::Usage;
@@ -75,6 +76,7 @@ pub struct OwnerTables {
     pub attachments: Attachments,
     /// Figures.
     pub gauges: Gauges,
+    pub(crate) rare: RareAtOwner,
 }
 
 impl OwnerTables {
@@ -82,7 +84,8 @@ impl OwnerTables {
     pub fn new(grants: Arc<Grants>, heap_total: u64) -> Self {
         let gauges = Gauges::default();
         gauges.heap_total.store(heap_total, Ordering::Relaxed);
-        Self { tables: Mutex::default(), grants, attachments: Attachments::default(), gauges }
+        let (tables, attachments, rare) = Default::default();
+        Self { tables, grants, attachments, gauges, rare }
     }
 
     /// The tables, for the actor.

@@ -145,10 +145,7 @@ impl Cluster {
 
     /// Makes an actor panic. False if there is none.
     pub fn crash(&self, rank: usize, actor: Actor) -> bool {
-        fn crash<R: Role>(actor: &CellAddr<R>) -> bool
-        where
-            R: On<Crash>,
-        {
+        fn crash<R: Role + On<Crash>>(actor: &CellAddr<R>) -> bool {
             actor.tell(Crash).is_ok()
         }
         let crashed = self.with_node(rank, |node| match actor {
