@@ -33,6 +33,7 @@ use crate::message::{
 use crate::place::OwnedPlace;
 use crate::plans::OpenPlans;
 use crate::producer::{Attach, Producer, ProducerTruth};
+use crate::rare::{ClientRarities, RareAtClient};
 use control::{ControlPool, MasterPath, contact};
 use counters::{Reads, Writes};
 use locations::Locations;
@@ -87,6 +88,7 @@ pub struct Shared {
     pub(crate) locations: Locations,
     pub(crate) reads: Reads,
     pub(crate) writes: Writes,
+    pub(crate) rare: Arc<RareAtClient>,
     pub(crate) draining: Arc<AtomicBool>,
     settings: Mutex<Settings>,
     view: RwLock<View>,
@@ -254,6 +256,7 @@ impl Client {
             locations: Locations::default(),
             reads: Reads::default(),
             writes: Writes::default(),
+            rare: pool.rare.clone(),
             draining: p.draining,
             settings: Mutex::new(p.settings),
             world: AtomicU32::new(p.view.world_size),
@@ -323,6 +326,9 @@ impl Client {
         if let Some(p) = self.shared.peers.get(incarnation) {
             return Ok(p);
         }
+        if self.shared.peers.is_dead(incarnation) {
+            self.shared.rare.attached_again.one();
+        }
         self.shared.peers.bury();
         let info = self.rank_info(incarnation).await?;
         let actor = self.shared.actor.get().ok_or_else(|| Error::internal("no producer actor"))?;
@@ -357,6 +363,11 @@ impl Client {
     /// How puts went so far.
     pub fn write_counters(&self) -> WriteCounters {
         self.shared.writes.snapshot()
+    }
+
+    /// What this handle had to do besides its calls.
+    pub fn rarities(&self) -> ClientRarities {
+        self.shared.rare.snapshot()
     }
 
     /// The members now.

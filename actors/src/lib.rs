@@ -23,6 +23,7 @@ pub mod place;
 pub mod plans;
 pub mod producer;
 mod race;
+pub mod rare;
 pub mod server;
 
 pub use client::{Blocking, Client, ClientConfig, ObjectView, TransportChoice, WritePlan};

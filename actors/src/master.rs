@@ -326,6 +326,7 @@ impl On<Ask> for Master {
             self.flush_commits();
             self.start_rounds(turn);
         } else if self.parked.len() < MAX_PARKED {
+            self.truth.members.rare.calls_parked.one();
             self.parked.push_back((ask, reply));
         } else {
             reply.send(Response::Failed(Error::not_ready("the master is being rebuilt")));
@@ -364,6 +365,7 @@ impl On<MasterTick> for Master {
         self.last_tick_ms = now;
         if pause > self.truth.ttl_ms / PAUSES_PER_TTL {
             tracing::warn!(pause_ms = pause, "the master stood still; deadlines of others move on");
+            self.truth.members.rare.pauses_forgiven.one();
             self.truth.members.forgive(pause, now);
         }
         self.expire_ranks();

@@ -285,6 +285,7 @@ impl Owner {
                 Ok(_) => {}
                 Err(error) => {
                     // [I11]: not READY or of another epoch. The master believed a wrong commit.
+                    self.truth.tables.rare.commits_denied.one();
                     tracing::warn!(%error, plan = ?c.plan, "a commit that the header denies");
                     self.send_up(Up::Retired(vec![c.at]));
                 }
@@ -393,6 +394,7 @@ impl Owner {
             let t = self.truth.tables.lock();
             t.unacked.iter().map(|(s, e)| self.at(*s, *e)).collect()
         };
+        self.truth.tables.rare.freed_repeated.add(list.len());
         self.send_freed(list);
     }
 

@@ -1,19 +1,55 @@
 //! The spawning seam: where an actor or a control-plane task runs, and by which clock. In production
 //! a place is an actix Arbiter (a thread with its own event loop); under a deterministic simulation it
-//! is the thread one is already on, since another thread would break the order of events.
+//! is a set of tasks on the thread one is already on, since another thread would break the order of
+//! events. Either way its tasks end with it.
 
 use crate::error::{Error, Result};
 use actix::{Arbiter, ArbiterHandle, System};
 use nkv_store::clock::{BootClock, Clock};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use tokio::sync::mpsc;
+use tokio::task::LocalSet;
 
 /// What is under a place.
 #[derive(Debug, Clone)]
 enum Ground {
     // An arbiter of its own.
     Arbiter(ArbiterHandle),
-    // The current thread, which must be inside a tokio `LocalSet`.
-    Here,
+    // A set of tasks on the thread that made it.
+    Here(mpsc::UnboundedSender<Errand>),
+}
+
+/// What a set of tasks is told. Few: it hears of what is started from outside only.
+enum Errand {
+    Run(Box<dyn FnOnce() + Send>),
+    Task(Pin<Box<dyn Future<Output = ()> + Send>>),
+    Stop,
+}
+
+impl std::fmt::Debug for Errand {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Run(_) => "Run",
+            Self::Task(_) => "Task",
+            Self::Stop => "Stop",
+        })
+    }
+}
+
+/// Runs a set of tasks until it is told to stop; they are dropped then, wherever they are.
+async fn run_here(mut errands: mpsc::UnboundedReceiver<Errand>) {
+    let tasks = LocalSet::new();
+    let work = async {
+        while let Some(errand) = errands.recv().await {
+            match errand {
+                Errand::Run(body) => body(),
+                Errand::Task(work) => drop(tokio::task::spawn_local(work)),
+                Errand::Stop => return,
+            }
+        }
+    };
+    tasks.run_until(work).await;
 }
 
 /// A place to run on.
@@ -57,10 +93,12 @@ impl OwnedPlace {
         Ok(Self(Some(arbiter), Place { ground, clock: Arc::new(BootClock) }))
     }
 
-    /// The current thread, with time as this clock has it: for simulation. Whatever is run there must
-    /// be run inside a tokio `LocalSet`.
+    /// A set of tasks on the current thread, with time as this clock has it: for simulation. Must be
+    /// called inside a tokio `LocalSet`.
     pub fn here(clock: Arc<dyn Clock>) -> Self {
-        Self(None, Place { ground: Ground::Here, clock })
+        let (tell, errands) = mpsc::unbounded_channel();
+        tokio::task::spawn_local(run_here(errands));
+        Self(None, Place { ground: Ground::Here(tell), clock })
     }
 
     /// The place itself.
@@ -73,6 +111,9 @@ impl Drop for OwnedPlace {
     fn drop(&mut self) {
         if let Some(a) = &self.0 {
             a.stop();
+        }
+        if let Ground::Here(tell) = &self.1.ground {
+            let _ = tell.send(Errand::Stop);
         }
     }
 }
@@ -88,7 +129,7 @@ impl Place {
         match &self.ground {
             // A refused body is dropped; whoever waits for its result sees the sender gone.
             Ground::Arbiter(a) => drop(a.spawn_fn(body)),
-            Ground::Here => body(),
+            Ground::Here(tell) => drop(tell.send(Errand::Run(Box::new(body)))),
         }
     }
 
@@ -103,7 +144,7 @@ impl Place {
                 let done = tokio::task::spawn_blocking(work).await;
                 done.map_err(|e| Error::internal(format!("work beside the actors failed: {e}")))
             }
-            Ground::Here => Ok(work()),
+            Ground::Here(_) => Ok(work()),
         }
     }
 
@@ -111,7 +152,7 @@ impl Place {
     pub fn task(&self, work: impl Future<Output = ()> + Send + 'static) {
         match &self.ground {
             Ground::Arbiter(a) => drop(a.spawn(work)),
-            Ground::Here => drop(tokio::task::spawn_local(work)),
+            Ground::Here(tell) => drop(tell.send(Errand::Task(Box::pin(work)))),
         }
     }
 }

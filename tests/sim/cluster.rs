@@ -80,6 +80,8 @@ pub struct Cluster {
     joined: RefCell<BTreeMap<u64, u64>>,
     members: RefCell<BTreeSet<u64>>,
     linked: RefCell<BTreeSet<u64>>,
+    // Who was a member in this term and is none any more.
+    past: RefCell<(Term, BTreeSet<u64>)>,
     // What masters counted, as of the last look, and the terms there were.
     masters: RefCell<BTreeMap<(Term, &'static str), u64>>,
     terms: RefCell<BTreeSet<Term>>,
@@ -115,6 +117,7 @@ impl Cluster {
             joined: RefCell::default(),
             members: RefCell::default(),
             linked: RefCell::default(),
+            past: RefCell::default(),
             masters: RefCell::default(),
             terms: RefCell::default(),
             errands,
@@ -192,8 +195,9 @@ impl Cluster {
         if let Some(Some(view)) = self.with_node(0, Node::view) {
             let up = view.ranks.iter().filter(|(_, state)| *state != RankState::Suspect);
             *self.linked.borrow_mut() = up.map(|(info, _)| info.incarnation).collect();
-            *self.members.borrow_mut() =
-                view.ranks.iter().map(|(info, _)| info.incarnation).collect();
+            let members = view.ranks.iter().map(|(info, _)| info.incarnation).collect();
+            self.nobody_comes_back(view.term, &members);
+            *self.members.borrow_mut() = members;
         }
         let joined: Vec<u64> = (0..self.plan.ranks.len())
             .filter_map(|r| self.with_node(r, Node::joined))
@@ -203,6 +207,20 @@ impl Cluster {
         since.retain(|incarnation, _| joined.contains(incarnation));
         for incarnation in joined {
             since.entry(incarnation).or_insert_with(|| self.ledger.moment());
+        }
+    }
+
+    /// Within a term, an incarnation that ceased to be a member is none for good [I17].
+    fn nobody_comes_back(&self, term: Term, members: &BTreeSet<u64>) {
+        let mut past = self.past.borrow_mut();
+        if past.0 != term {
+            *past = (term, BTreeSet::new());
+        } else {
+            past.1.extend(self.members.borrow().difference(members));
+        }
+        if let Some(back) = past.1.intersection(members).next() {
+            self.ledger
+                .wrong(format!("[I17] {back:016x} was no member any more, and is one again"));
         }
     }
 

@@ -106,6 +106,9 @@ fn unclean(cluster: &Cluster, stats: &ClusterStats) -> Option<String> {
     }
     let mut objects = 0;
     for row in &stats.ranks {
+        if row.state != "alive" {
+            return Some(format!("rank {} segment {} is {}", row.rank, row.segment, row.state));
+        }
         // As of now, not of its last heartbeat.
         let o = cluster.gauges(row.rank as usize, row.segment)?;
         let open = [o.plans_open, o.open_bytes, o.fencing, o.quarantined, o.held_bytes];

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// Between looks whether it is time for the next fault.
 const LOOK: Duration = Duration::from_millis(5);
+/// A fault comes so many events after its time, at most.
+const WITHIN_EVENTS: u64 = 300;
 /// The next fault comes at last after so long, whatever calls are doing.
 const PATIENCE: u32 = 600;
 /// Cuts that outlast the kernel's patience with a connection, of a thousand.
@@ -26,9 +28,14 @@ pub async fn all(cluster: Rc<Cluster>, mut dice: Dice) {
             }
             tokio::time::sleep(LOOK).await;
         }
-        // One that finds nothing to break is no fault.
-        while !one(&cluster, &mut dice) {
-            tokio::time::sleep(LOOK).await;
+        loop {
+            // In the middle of what goes on in one moment, not between two.
+            let within = cluster.trace.after_events(dice.below(WITHIN_EVENTS));
+            let _ = tokio::time::timeout(LOOK * 10, within).await;
+            // One that finds nothing to break is no fault.
+            if one(&cluster, &mut dice) {
+                break;
+            }
         }
     }
 }

@@ -121,7 +121,11 @@ fn config(dice: &mut Dice) -> NodeConfig {
         quarantine_ms: dice.between(5, 40) as u32,
         ttl_ms: dice.between(900, 2_500),
         heartbeat_ms: 0,
-        write_ttl_ms: dice.between(150, 1_500),
+        // Shorter than the TTL, mostly: else plans of dead producers end by the TTL.
+        write_ttl_ms: match dice.permille(750) {
+            true => dice.between(150, 1_500),
+            false => dice.between(3_000, 8_000),
+        },
         join_timeout_ms: 60_000,
         call_timeout_ms: dice.between(300, 1_200),
         water_hi: 95,

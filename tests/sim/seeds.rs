@@ -3,6 +3,7 @@
 
 use crate::coverage::Coverage;
 use crate::run::{Outcome, run};
+use nkv::store::clock::{BootClock, Clock};
 use nkv::store::random_u64;
 use nkv::store::threads::spawn_named;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -112,12 +113,18 @@ fn seeds_hold() {
     let n = setting("NKV_SIM_SEEDS").unwrap_or(SEEDS);
     let first = setting("NKV_SIM_FROM").unwrap_or_else(|| random_u64() >> (64 - SEED_BITS));
     println!("{n} seeds from {first}");
+    let began_ms = BootClock.now_ms();
     let (coverage, failed) = run_many(first, n, processors());
     for (what, n) in &coverage.0 {
         println!("{n:>12}  {what}");
     }
+    let (seconds, failures) = ((BootClock.now_ms() - began_ms) / 1000, failed.len());
+    println!("{n} seeds from {first} in {seconds} s: {failures} failed");
     assert!(failed.is_empty(), "seeds {failed:?} failed; {}", again(failed[0]));
-    let _ = ENOUGH;
+    if n >= ENOUGH {
+        let never = coverage.never();
+        assert!(never.is_empty(), "in {n} seeds it never happened: {never:?}");
+    }
 }
 
 #[test]

@@ -2,8 +2,10 @@
 //! its virtual time. Two runs of one seed have the same number, or the simulation is none.
 
 use std::fmt::Display;
+use std::future::poll_fn;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
 use tokio::time::Instant;
 
 #[derive(Debug)]
@@ -12,6 +14,8 @@ struct Inner {
     hash: u64,
     events: u64,
     told: bool,
+    // Woken when there were so many events.
+    trip: Option<(u64, Waker)>,
 }
 
 /// The trace of one run. Clones are the same one.
@@ -22,7 +26,7 @@ impl Trace {
     /// `told`: every event is also printed.
     pub fn new(told: bool) -> Self {
         let (began, hash) = (Instant::now(), 0xcbf2_9ce4_8422_2325);
-        Self(Arc::new(Mutex::new(Inner { began, hash, events: 0, told })))
+        Self(Arc::new(Mutex::new(Inner { began, hash, events: 0, told, trip: None })))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -38,6 +42,11 @@ impl Trace {
         facts.hash(&mut folded);
         inner.hash = folded.finish();
         inner.events += 1;
+        if inner.trip.as_ref().is_some_and(|(at, _)| inner.events >= *at)
+            && let Some((_, waker)) = inner.trip.take()
+        {
+            waker.wake();
+        }
         if inner.told {
             println!("{:>10}.{:03} {what} {}", at_us / 1000, at_us % 1000, told());
         }
@@ -47,6 +56,20 @@ impl Trace {
     pub fn note(&self, what: &str, text: impl Display) {
         let text = text.to_string();
         self.event(what, text.as_str(), || text.clone());
+    }
+
+    /// Resolves after so many more events, in the middle of whatever goes on then. One waits at a time.
+    pub async fn after_events(&self, n: u64) {
+        let due = self.lock().events + n;
+        poll_fn(|cx| {
+            let mut inner = self.lock();
+            if inner.events >= due {
+                return Poll::Ready(());
+            }
+            inner.trip = Some((due, cx.waker().clone()));
+            Poll::Pending
+        })
+        .await;
     }
 
     /// The number so far, and of how many events.

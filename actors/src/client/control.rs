@@ -8,6 +8,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::master::{Ask, Master, Members, WATCH_LIMIT};
 use crate::membership::hello;
 use crate::message::{Purpose, Request, Response, Settings, View, Welcome};
+use crate::rare::RareAtClient;
 use nkv_transport::ring::{self, Waiting};
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{
@@ -60,6 +61,8 @@ pub(crate) struct ControlPool {
     waiting: Waiting,
     // Whether rings are asked for: until one could not be taken.
     rings: AtomicBool,
+    // One for all pools of a handle.
+    pub(super) rare: Arc<RareAtClient>,
 }
 
 impl std::fmt::Debug for ControlPool {
@@ -128,6 +131,7 @@ impl ControlPool {
             next_id: AtomicU64::new(1),
             waiting: Waiting::Task,
             rings: AtomicBool::new(true),
+            rare: Arc::default(),
         }
     }
 
@@ -135,7 +139,8 @@ impl ControlPool {
     pub(crate) fn another(&self) -> Self {
         let again = (self.net.clone(), self.path.clone(), self.credentials.clone(), self.producer);
         let rings = self.rings.load(Ordering::Relaxed);
-        Self::new(again.0, again.1, again.2, again.3).with_rings(rings)
+        let fresh = Self::new(again.0, again.1, again.2, again.3).with_rings(rings);
+        Self { rare: self.rare.clone(), ..fresh }
     }
 
     /// Whether to ask for rings.
@@ -183,6 +188,7 @@ impl ControlPool {
                 if e.kind == ErrorKind::Internal
                     && let Some(request) = again =>
             {
+                self.rare.asked_again.one();
                 master.call(Ask { producer, request }, limit).await
             }
             other => other,
@@ -194,19 +200,21 @@ impl ControlPool {
         if let Some(conn) = idle {
             match self.exchange(conn, request).await {
                 Ok(Response::Failed(e)) if e.kind == ErrorKind::Internal && repeatable(request) => {
+                    self.rare.asked_again.one();
                 }
                 Ok(r) => return Ok(r),
                 Err(e) if !repeatable(request) || e.kind == ErrorKind::InvalidArgument => {
                     return Err(e);
                 }
                 // The master may have restarted since: try a fresh connection.
-                Err(_) => {}
+                Err(_) => self.rare.reconnected.one(),
             }
         }
         let conn = self.connect().await?;
         match self.exchange(conn, request).await {
             // A panic under another caller dropped this one's parked reply: ask the rebuilt state.
             Ok(Response::Failed(e)) if e.kind == ErrorKind::Internal && repeatable(request) => {
+                self.rare.asked_again.one();
                 let conn = self.connect().await?;
                 self.exchange(conn, request).await
             }

@@ -31,6 +31,11 @@ impl Peers {
         self.read().get(&incarnation).filter(|p| p.is_alive()).cloned()
     }
 
+    /// Whether an owner was attached to, and the link is no more.
+    pub(crate) fn is_dead(&self, incarnation: u64) -> bool {
+        self.read().get(&incarnation).is_some_and(|p| !p.is_alive())
+    }
+
     pub(crate) fn insert(&self, incarnation: u64, peer: Arc<Peer>) {
         let mut all = self.write();
         // Dropped once the lock is free: the last of a peer takes the owner's lock.

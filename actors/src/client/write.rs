@@ -174,7 +174,11 @@ impl Client {
         let deadline = asked_ns + desc.write_ttl_ms * 1_000_000;
         let plan_id = desc.plan;
         let state = PlanState::new(desc, Key::new(key)?, peer.clone(), deadline);
-        granted.plan = Some(self.shared.plans.register(state)?);
+        let registered = self.shared.plans.register(state);
+        if registered.is_err() {
+            self.shared.rare.refused_at_once.one();
+        }
+        granted.plan = Some(registered?);
         if unsure {
             peer.check_plan(plan_id, self.limit()).await?;
         }
@@ -249,6 +253,7 @@ impl Client {
             if unsure.is_empty() || self.shared.env.clock.now_ns() >= until_ns {
                 break;
             }
+            self.shared.rare.commits_repeated.one();
             tokio::time::sleep(COMMIT_PAUSE).await;
             let again: Vec<_> = unsure.iter().map(|i| plans[*i].clone()).collect();
             for (i, r) in unsure.into_iter().zip(self.commit_once(&again).await) {
@@ -287,6 +292,7 @@ impl Client {
     }
 
     fn tell_abandoned(&self, list: Vec<PlanRef>) {
+        self.shared.rare.abandoned.add(list.len());
         if let Some(actor) = self.shared.actor.get()
             && !list.is_empty()
             && let Err(error) = actor.tell(Abandon(list))

@@ -219,6 +219,7 @@ impl Master {
             .filter(|id| self.objects.get(id).is_none_or(|e| e.remove_until_ms <= now))
             .copied()
             .collect();
+        self.truth.members.rare.removals_unconfirmed.add(late.len());
         for id in late {
             let seat = self.objects.get(&id).map(|e| e.seat);
             for (batch, item) in self.removing.remove(&id).unwrap_or_default() {

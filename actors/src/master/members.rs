@@ -4,6 +4,7 @@
 use crate::message::{
     Down, OwnerGauges, RankInfo, RankState, RankStats, Seat, SeenView, Term, View,
 };
+use crate::rare::RareAtMaster;
 use hashbrown::{HashMap, HashSet};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -97,6 +98,8 @@ pub struct Members {
     world_size: u32,
     // The order of the present view, for those who wait for the next.
     shown: watch::Sender<(Term, u64)>,
+    // Here, so that a panic of the actor does not lose it.
+    pub(crate) rare: RareAtMaster,
 }
 
 /// The table, locked. Whoever waits for a later view is woken when it is let go.
@@ -132,7 +135,8 @@ impl Members {
     /// Nobody yet.
     pub fn new(term: Term, world_size: u32, now_ms: u64) -> Self {
         let inner = Inner { term, began_ms: now_ms, ..Inner::default() };
-        Self { inner: Mutex::new(inner), world_size, shown: watch::channel((term, 0)).0 }
+        let (shown, rare) = (watch::channel((term, 0)).0, RareAtMaster::default());
+        Self { inner: Mutex::new(inner), world_size, shown, rare }
     }
 
     pub(super) fn lock(&self) -> Locked<'_> {

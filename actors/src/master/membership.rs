@@ -33,7 +33,11 @@ pub struct Joined {
 impl Master {
     pub(super) fn join(&mut self, m: Join) -> Result<Joined, Refusal> {
         self.refuse_the_odd(&m)?;
-        self.refuse_the_lost(&m)?;
+        let lost = self.refuse_the_lost(&m);
+        if matches!(lost, Err(Refusal::Gone { .. })) {
+            self.truth.members.rare.late_refused.one();
+        }
+        lost?;
         let seat = m.info.seat();
         let Join { info, seen, tx, holds, siblings, .. } = m;
         let siblings = siblings.into_iter();

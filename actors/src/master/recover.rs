@@ -68,6 +68,7 @@ impl Master {
             .filter(|(_, b)| !b.reported && now >= b.report_asked_ms + REPORT_LIMIT_MS)
             .map(|(seat, _)| *seat)
             .collect();
+        self.truth.members.rare.reports_repeated.add(silent.len());
         for seat in silent {
             self.ask_for_report(seat);
         }
@@ -212,6 +213,7 @@ impl Master {
         for part in duplicates.chunks(SLOTS_PER_FRAME) {
             self.truth.members.send(seat, Down::Retire(part.to_vec()));
         }
+        self.truth.members.rare.plans_told_again.add(lost.len());
         for Unmet { opened, since } in lost {
             let (plan, at, id) = (opened.plan, opened.at, KeyId::of(&opened.key.0));
             self.truth.members.send(seat, Down::PlanOpened(opened));
@@ -359,6 +361,7 @@ impl Master {
         let id = key.id();
         if self.superseded.contains(&id) && self.objects.get(&id).is_none_or(|e| e.at != at) {
             // Put anew while this rank was silent, and perhaps removed since [I6].
+            self.truth.members.rare.superseded.one();
             return false;
         }
         if let Some(e) = self.objects.get_mut(&id) {

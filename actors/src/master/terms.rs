@@ -123,6 +123,7 @@ impl Master {
             inner.number += 1;
             inner.loss = 0;
         }
+        self.truth.members.rare.terms_risen.one();
         tracing::warn!(term = number, "another master ran before: a new term begins");
         self.forget_all();
         Ok(())
@@ -153,6 +154,7 @@ impl Master {
             return self.batches.settle_done(batch, item, result);
         }
         let until_ms = self.now_ms() + DEFER_LIMIT_MS;
+        self.truth.members.rare.removals_deferred.one();
         self.deferred.push(Deferred { batch, item, result, until_ms });
     }
 

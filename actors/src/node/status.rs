@@ -7,6 +7,7 @@ use crate::client::{ReadCounters, WriteCounters};
 use crate::machine::DataAgent;
 use crate::membership::LinkState;
 use crate::message::{OwnerGauges, Term, View};
+use crate::rare::{ClientRarities, MasterRarities, OwnerRarities};
 use serde::Serialize;
 
 /// A snapshot of one node.
@@ -42,6 +43,12 @@ pub struct NodeStatus {
     pub reads: ReadCounters,
     /// How puts through this node's own handle went.
     pub writes: WriteCounters,
+    /// What this node's own handle had to do besides its calls.
+    pub handle_rare: ClientRarities,
+    /// What the master had to do besides serving; absent on other ranks.
+    pub master_rare: Option<MasterRarities>,
+    /// What the first segment's owner had to do besides serving.
+    pub owner_rare: OwnerRarities,
     /// Connections turned away since start for want of the job's secret or cookie [I20], on the
     /// control port, the unix socket and the tcp agents together.
     pub auth_refused: u64,
@@ -124,6 +131,9 @@ impl Node {
             attachments: first.attachments,
             reads: self.client.read_counters(),
             writes: self.client.write_counters(),
+            handle_rare: self.client.rarities(),
+            master_rare: self.master.as_ref().map(|(_, m)| m.rare.snapshot()),
+            owner_rare: self.first.reins.tables.rare.snapshot(),
             auth_refused: self.segments.common.guard.refused(),
             agent: first.agent,
             segments: self.segments.status(),

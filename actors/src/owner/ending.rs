@@ -55,6 +55,10 @@ impl Owner {
     /// plan whose slot is open, and nothing opens it once more.
     fn open_as_recorded(&mut self, p: &PlanOpened) {
         let extent = Extent { offset: p.extent_offset, len: p.extent_len };
+        if self.slots.is_open(p.at.slot, p.at.epoch) {
+            return;
+        }
+        self.truth.tables.rare.ended_unopened.one();
         if let Err(error) = self.slots.open(p.at.slot, p.at.epoch, extent) {
             tracing::debug!(%error, plan = ?p.plan, "an ending plan whose slot is past it");
         }
@@ -129,6 +133,7 @@ impl Owner {
             let out = tables.grants.is_out(opened.token)
                 && tables.attachments.is_dropped(opened.producer, plan, now);
             if !out {
+                tables.rare.fences_waited.one();
                 i += 1;
                 continue;
             }

@@ -6,6 +6,7 @@ use super::log::LogSignals;
 use super::log_producers::LogProducers;
 use super::pin_tables::PinTables;
 use crate::message::{EndCause, OwnerGauges, PlanId, PlanOpened, SeenView, Term};
+use crate::rare::RareAtOwner;
 use hashbrown::HashMap;
 use nkv_store::heap::Heap;
 use nkv_store::layout::HEADER_BYTES;
@@ -87,6 +88,7 @@ pub struct OwnerTables {
     pub log_signals: LogSignals,
     /// Figures.
     pub gauges: Gauges,
+    pub(crate) rare: RareAtOwner,
 }
 
 impl OwnerTables {
@@ -102,6 +104,7 @@ impl OwnerTables {
             log_signals: LogSignals::default(),
             grants,
             gauges,
+            rare: RareAtOwner::default(),
         }
     }
 

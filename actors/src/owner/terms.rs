@@ -19,6 +19,7 @@ impl Owner {
             let old: Vec<_> = old.map(|p| (p.opened.plan, p.opened.at, p.ending)).collect();
             (t.term, old)
         };
+        self.truth.tables.rare.terms_obeyed.one();
         tracing::info!(term = term.number, plans = old.len(), "a new term: earlier plans end");
         for (plan, at, ending) in old {
             if ending.is_none() {
@@ -40,6 +41,7 @@ impl Owner {
             t.term
         };
         if !self.truth.tables.attachments.all_obey(self.truth.clock.now_ns()) {
+            self.truth.tables.rare.terms_waited.one();
             return;
         }
         self.retire_unheard();
@@ -90,6 +92,7 @@ impl Owner {
             }
         }
         if !gone.is_empty() {
+            self.truth.tables.rare.unheard_retired.add(gone.len());
             tracing::warn!(slots = gone.len(), "written to for plans never heard of: retired");
             self.send_up(Up::Retired(gone));
         }

@@ -43,10 +43,15 @@ impl Cluster {
                 std::panic::resume_unwind(e.into_panic());
             }
         }
+        let open = handle.open_plans();
+        if open > 0 {
+            self.ledger.wrong(format!("a handle that nobody uses any more has {open} open plans"));
+        }
         if dice.permille(700) {
             handle.close().await;
         }
         self.coverage.borrow_mut().of_reads(&handle.read_counters());
+        self.coverage.borrow_mut().of_rare("handle", handle.rarities().all());
         drop(handle);
         let _ = self.errands.send(Errand::ClientEnded(client, process.pid));
     }

@@ -40,10 +40,11 @@ pub(super) struct Asked<'a> {
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        if let (Some(request), Some(actor)) = (self.request, self.client.shared.actor.get())
-            && let Err(error) = actor.tell(Withdrawn(request))
-        {
-            tracing::debug!(%error, "an open left to its deadline");
+        if let (Some(request), Some(actor)) = (self.request, self.client.shared.actor.get()) {
+            self.client.shared.rare.withdrawn.one();
+            if let Err(error) = actor.tell(Withdrawn(request)) {
+                tracing::debug!(%error, "an open left to its deadline");
+            }
         }
     }
 }
