@@ -120,7 +120,12 @@ impl Board {
 
     /// True if a log may have made room at the expense of an object.
     pub fn passed(&self, s: &Stored) -> bool {
-        s.mark.is_some_and(|mark| self.logs.may_have_passed(mark))
+        self.mark(s).is_some_and(|mark| self.logs.may_have_passed(mark))
+    }
+
+    /// Where it lies in a log, if in any; also where that log was not known yet when it was stored.
+    pub fn mark(&self, s: &Stored) -> Option<Mark> {
+        s.mark.or_else(|| self.logs.mark_of(s.meta.as_ref()?))
     }
 
     /// Number of keys.

@@ -186,7 +186,7 @@ impl Worker {
     /// What is in a log is listed when its producer has told its name, and found before that; one that
     /// was killed told no names.
     async fn is_found(&self, s: &Stored) -> bool {
-        s.mark.is_some() && self.client.get_location(&s.key).await.is_ok()
+        self.board.mark(s).is_some() && self.client.get_location(&s.key).await.is_ok()
     }
 
     /// Puts a fresh key somewhere, and learns where.

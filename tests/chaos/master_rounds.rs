@@ -251,6 +251,8 @@ fn restart(stage: &mut Stage, seen: &mut Seen, number: u64) {
             );
             std::thread::sleep(LOOK);
         }
+        // What lies in the new log is judged from now on by what that has passed.
+        stage.note_logs();
     }
 }
 
@@ -316,7 +318,7 @@ fn expect_existence(stage: &Stage, all: &[&Stored], expected: Existence) {
         Ok(found) => {
             for (s, found) in all.iter().zip(found).filter(|(_, found)| *found != expected) {
                 // In a log it is found before it is listed.
-                let found_there = || s.mark.is_some() && stage.read(s).is_none();
+                let found_there = || stage.board.mark(s).is_some() && stage.read(s).is_none();
                 if expected == Existence::Ready && (found_there() || stage.board.passed(s)) {
                     continue;
                 }

@@ -187,7 +187,8 @@ impl Stage {
     pub fn check_stored(&self, told: &str) {
         for s in self.board.all() {
             if let Some(e) = self.read(&s).filter(|e| !self.board.log_made_room(&s, e)) {
-                self.board.calls.fault(format!("{told}: {} is stored: {e}", shown(&s.key)));
+                let at = (self.board.mark(&s), s.meta.as_ref().map(|m| (m.rank, m.at)));
+                self.board.calls.fault(format!("{told}: {} is stored: {e} {at:?}", shown(&s.key)));
             }
         }
     }
@@ -196,13 +197,18 @@ impl Stage {
     /// is whole.
     pub fn check_unsure(&self, told: &str) -> u64 {
         let mut whole = 0;
-        for (s, fate) in self.board.take_unsure() {
+        self.note_logs();
+        for (mut s, fate) in self.board.take_unsure() {
             let what = shown(&s.key);
             let fault = |text: String| self.board.calls.fault(format!("{told}: {what} {text}"));
             match (self.read(&s), fate) {
                 (None, Fate::Absent) => fault("was Reclaimed and is read".to_string()),
                 (None, _) => {
                     whole += 1;
+                    // It may lie in another log than the one that was preferred.
+                    let found = self.rt.block_on(self.observer.get_location(&s.key));
+                    s.mark = None;
+                    s.meta = found.ok();
                     self.board.add(s);
                 }
                 (Some(e), _) if self.board.log_made_room(&s, &e) => {}

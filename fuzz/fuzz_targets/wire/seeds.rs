@@ -164,7 +164,7 @@ fn first_frames(seeds: &mut Seeds) {
                 ring: Some(1 << 16),
             },
             Welcome::Rank { term: TERM, settings },
-            Welcome::Attached { term: TERM },
+            Welcome::Attached { term: TERM, pins: Some(3), log_token: Some(TOKEN) },
             Welcome::Refused { why: refusal },
         ],
     );
