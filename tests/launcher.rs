@@ -160,7 +160,7 @@ fn a_rank_that_was_declared_gone_starts_afresh_under_a_new_incarnation() {
         command.args(["--ttl-ms", "500"]);
     });
     let (handle, before) = (cluster.connect(0), cluster.node(1).segment().to_string());
-    cluster.node(1).signal(rustix::process::Signal::STOP);
+    cluster.node(1).stop();
     until(REFUSAL, "rank 1 is gone", || handle.view().unwrap().ranks.len() == 1);
     cluster.node(1).signal(rustix::process::Signal::CONT);
     cluster.joined_again(1);

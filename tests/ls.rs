@@ -126,7 +126,7 @@ fn i6_a_rank_that_stands_still_fails_a_removal_in_time_and_cannot_bring_a_key_ba
     let cluster = ProcessCluster::start(3, |_| {});
     let handle = cluster.connect(0);
     fill(&handle, "k", 30);
-    cluster.node(2).signal(rustix::process::Signal::STOP);
+    cluster.node(2).stop();
     let (failed, took_ms) = timed(|| nkv(&cluster, 0, &["rm", "--matching", "^k"]));
     assert_eq!(failed.code, 3);
     assert!(took_ms <= ANSWER_MS, "{took_ms} ms");

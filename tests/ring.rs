@@ -119,7 +119,7 @@ fn i18_a_stopped_node_ends_a_call_with_timeout_and_serves_the_next_one_when_it_g
     let calls: [&dyn Fn() -> Result<(), Error>; 2] = [&of_a_thread, &of_a_task];
     for call in calls {
         call().unwrap();
-        cluster.node(0).signal(Signal::STOP);
+        cluster.node(0).stop();
         let (ended, ms) = timed(call);
         cluster.node(0).signal(Signal::CONT);
         assert_eq!(ended.unwrap_err().kind, ErrorKind::Timeout);

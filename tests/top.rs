@@ -60,7 +60,7 @@ fn a_stopped_rank_holds_no_picture_up() {
     let cluster = ProcessCluster::start(3, |command| {
         command.args(["--ttl-ms", "60000"]);
     });
-    cluster.node(2).signal(rustix::process::Signal::STOP);
+    cluster.node(2).stop();
     let silent = || {
         let screen = json(&cluster, 0);
         let row = &screen["ranks"][2];

@@ -19,12 +19,12 @@ mod view;
 mod write;
 
 pub use blocking::Blocking;
-pub use counters::{ReadCounters, WriteCounters};
+pub use counters::{MessageCounters, ReadCounters, WriteCounters};
 pub use peer::TransportChoice;
 pub use view::ObjectView;
 pub use write::WritePlan;
 
-use crate::cell::CellAddr;
+use crate::cell::{CellAddr, Message, On};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::message::{
@@ -35,7 +35,7 @@ use crate::plans::OpenPlans;
 use crate::producer::{Attach, Producer, ProducerTruth};
 use crate::rare::{ClientRarities, RareAtClient};
 use control::{ControlPool, MasterPath, contact};
-use counters::{Reads, Writes};
+use counters::{Messages, Reads, Writes};
 use locations::Locations;
 use nkv_store::fork;
 use nkv_transport::wire::Address;
@@ -88,6 +88,7 @@ pub struct Shared {
     pub(crate) locations: Locations,
     pub(crate) reads: Reads,
     pub(crate) writes: Writes,
+    pub(crate) messages: Arc<Messages>,
     pub(crate) rare: Arc<RareAtClient>,
     pub(crate) draining: Arc<AtomicBool>,
     settings: Mutex<Settings>,
@@ -117,6 +118,21 @@ impl Drop for Shared {
 }
 
 impl Shared {
+    /// A call is about to wait for an answer.
+    fn waits(&self) {
+        Messages::count(&self.messages.waited, 1);
+    }
+
+    /// Tells the Producer something that nobody waits for; none if there is no Producer.
+    pub(crate) fn tell<M: Message>(&self, word: M) -> Option<Result<()>>
+    where
+        Producer: On<M>,
+    {
+        let actor = self.actor.get()?;
+        Messages::count(&self.messages.one_way, 1);
+        Some(actor.tell(word))
+    }
+
     /// Ranks of the job; 0 while this handle was not told.
     pub(crate) fn world(&self) -> u32 {
         self.world.load(Ordering::Relaxed)
@@ -256,6 +272,7 @@ impl Client {
             locations: Locations::default(),
             reads: Reads::default(),
             writes: Writes::default(),
+            messages: Arc::default(),
             rare: pool.rare.clone(),
             draining: p.draining,
             settings: Mutex::new(p.settings),
@@ -309,7 +326,12 @@ impl Client {
 
     pub(crate) async fn call(&self, request: Request) -> Result<Response> {
         self.check_process()?;
-        self.pool.call(request, self.limit()).await
+        self.call_within(request, self.limit()).await
+    }
+
+    async fn call_within(&self, request: Request, limit: Duration) -> Result<Response> {
+        self.shared.waits();
+        self.pool.call(request, limit).await
     }
 
     /// What the cluster told this handle when it connected.
@@ -332,6 +354,7 @@ impl Client {
         self.shared.peers.bury();
         let info = self.rank_info(incarnation).await?;
         let actor = self.shared.actor.get().ok_or_else(|| Error::internal("no producer actor"))?;
+        self.shared.waits();
         match actor.call(Attach(info.clone()), self.limit()).await {
             // The actor was restarted under this call: ask its rebuilt state once.
             Err(e) if e.kind == crate::ErrorKind::Internal => {
@@ -363,6 +386,11 @@ impl Client {
     /// How puts went so far.
     pub fn write_counters(&self) -> WriteCounters {
         self.shared.writes.snapshot()
+    }
+
+    /// What was said to actors so far.
+    pub fn message_counters(&self) -> MessageCounters {
+        self.shared.messages.snapshot()
     }
 
     /// What this handle had to do besides its calls.

@@ -139,6 +139,7 @@ impl On<Attach> for Producer {
             choice: shared.config.transport,
             plans: shared.plans.clone(),
             obeyed: Obeyed::new(incarnation, claims),
+            messages: shared.messages.clone(),
         };
         turn.work(async move { Attached(incarnation, attaching.run().await) });
     }

@@ -155,6 +155,27 @@ async fn i9_a_log_that_a_view_kept_full_goes_on_when_the_view_is_dropped() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_full_of_what_is_never_read_goes_on() {
+    let cluster = Cluster::start(1, with_log("log-never")).await.unwrap();
+    let client = attached(&cluster, TransportChoice::Shm).await;
+    client.remove(b"first").await.unwrap();
+    client.put(b"k", &bytes(64 << 10, 1), &PutOptions::default()).await.unwrap();
+    eventually("served", async || client.get(b"k").await.is_ok()).await;
+    // Each is a duplicate, void as soon as it is seen; together four times what the log holds.
+    let mut by_log = client.write_counters().by_log;
+    let full = by_log + 4 * LOG / (64 << 10);
+    eventually("the log takes them all", async || {
+        // By a plan, when the log is full for a moment, it is refused.
+        let _ = client.put(b"k", &bytes(64 << 10, 1), &logged(0)).await;
+        by_log = client.write_counters().by_log;
+        by_log >= full
+    })
+    .await;
+    at_rest(&cluster, 0).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_master_learned_by_asking_it_forgets_when_the_log_makes_room() {
     let cluster = Cluster::start(1, with_log("log-asked")).await.unwrap();
     let (writer, asker) =

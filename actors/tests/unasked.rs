@@ -181,3 +181,65 @@ async fn owners_count_reads_by_who_led_there() {
     assert!(reads.by_index >= 1_000 && reads.by_master <= 2, "{reads:?}");
     cluster.stop().await;
 }
+
+/// A steady loop: gets of what lies there, one by one and in batches, and puts through a log.
+async fn steady(client: &Client, keys: &[&[u8]]) {
+    let ops = 12_800usize;
+    let opts = PutOptions { device_alloc: Some(true), ..PutOptions::default() };
+    let mut into = vec![0; 500];
+    // Once to meet everybody.
+    for key in keys {
+        client.get_into(key, &mut into).await.unwrap();
+        client.put(&[b"first", *key].concat(), &into, &opts).await.unwrap();
+    }
+    client.flush().await.unwrap();
+    let (before, reads, writes) =
+        (client.message_counters(), client.read_counters(), client.write_counters());
+    for i in 0..ops {
+        client.get_into(keys[i % keys.len()], &mut into).await.unwrap();
+    }
+    let got = client.message_counters();
+    for i in 0..ops {
+        let key = [b"put".as_slice(), &(reads.accepted + i as u64).to_be_bytes()].concat();
+        client.put(&key, &into, &opts).await.unwrap();
+    }
+    // What was noted last is told as well.
+    client.flush().await.unwrap();
+    let put = client.message_counters();
+    let (r, w) = (client.read_counters(), client.write_counters());
+    assert_eq!(r.by_index + r.by_cache - reads.by_index - reads.by_cache, ops as u64, "{r:?}");
+    assert_eq!(w.by_log - writes.by_log, ops as u64, "{w:?}");
+    assert_eq!((got.waited, put.waited), (before.waited, before.waited), "nobody waits");
+    let told = [got.one_way - before.one_way, put.one_way - got.one_way];
+    println!("{:?}: {told:?} one-way messages for {ops} gets and {ops} puts", client);
+    assert!(told.iter().all(|n| (1..=ops as u64 / 128).contains(n)), "{told:?} messages");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_a_steady_loop_no_call_waits_for_a_message_and_one_is_sent_per_128_operations_at_most() {
+    let small = config("unasked-steady");
+    let roomy = NodeConfig { heap_bytes: 128 << 20, log_bytes: 64 << 20, ..small };
+    let cluster = Cluster::start(2, roomy).await.unwrap();
+    let keys = fill(&cluster.client(), "k", 64, 500).await;
+    let keys: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
+    for client in [
+        cluster.client(),
+        client_by(&cluster, TransportChoice::Shm).await,
+        client_by(&cluster, TransportChoice::Tcp).await,
+    ] {
+        steady(&client, &keys).await;
+    }
+    let status = serde_json::to_value(cluster.node(0).status()).unwrap();
+    for path in [
+        "/reads/by_index",
+        "/reads/by_cache",
+        "/reads/by_master",
+        "/writes/by_log",
+        "/writes/by_plan",
+        "/messages/waited",
+        "/messages/one_way",
+    ] {
+        assert!(status.pointer(path).is_some_and(serde_json::Value::is_u64), "{path}: {status}");
+    }
+    cluster.stop().await;
+}

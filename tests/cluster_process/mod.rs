@@ -6,7 +6,7 @@
 mod process;
 mod web;
 
-pub use process::{EXIT_LIMIT, Ended, Process, READY_LIMIT, run_to_end};
+pub use process::{EXIT_LIMIT, Ended, Process, READY_LIMIT, all_threads_stand, run_to_end};
 pub use web::http_get;
 
 use nkv::{Address, Blocking, ClientConfig, TransportChoice};

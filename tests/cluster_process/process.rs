@@ -16,6 +16,8 @@ use std::time::Duration;
 pub const READY_LIMIT: Duration = Duration::from_secs(30);
 /// How long a process that was told to end may take.
 pub const EXIT_LIMIT: Duration = Duration::from_secs(20);
+/// How long a signal may take to reach every thread.
+const SIGNAL_LIMIT: Duration = Duration::from_secs(5);
 /// Bytes of output kept of each stream: the last.
 const KEPT_BYTES: usize = 256 * 1024;
 /// What the line for programs begins with.
@@ -173,6 +175,13 @@ impl Process {
         let _ = kill_process(pid, signal);
     }
 
+    /// SIGSTOP; returns once every thread of it stands.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        let pid = self.pid();
+        assert!(holds_within(SIGNAL_LIMIT, || all_threads_stand(pid)), "process {pid} runs on");
+    }
+
     /// SIGKILL, and waits for the end.
     pub fn kill9(&mut self) {
         let _ = self.child.kill();
@@ -225,4 +234,15 @@ fn fields(line: &str) -> BTreeMap<String, String> {
     let words = line.trim_start_matches(READY).split_whitespace();
     let pair = |word: &str| word.split_once('=').map(|(k, v)| (k.to_string(), v.to_string()));
     words.filter_map(pair).collect()
+}
+
+/// True if no thread of a process runs: it was stopped.
+pub fn all_threads_stand(pid: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
+    tasks.filter_map(Result::ok).all(|t| {
+        let stat = std::fs::read_to_string(t.path().join("stat")).unwrap_or_default();
+        // pid (name) state ...; a name may hold anything but ends at the last parenthesis.
+        let state = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next());
+        state.is_none_or(|s| s == "T")
+    })
 }

@@ -1,7 +1,7 @@
 //! The parent's end of a writer process: sends it one step at a time, stops it and lets it run
 //! again. The process never outlives this handle, stopped or not.
 
-use super::cluster_process::{ProcessCluster, until};
+use super::cluster_process::{ProcessCluster, all_threads_stand, until};
 use super::steps::WRITER_VARIABLE;
 use nkv::TransportChoice;
 use nkv::message::PlanDesc;
@@ -116,14 +116,4 @@ pub fn signal(pid: u32, signal: Signal) {
 pub fn stop(pid: u32) {
     signal(pid, Signal::STOP);
     until(SIGNAL_LIMIT, "the process stands", || all_threads_stand(pid));
-}
-
-fn all_threads_stand(pid: u32) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
-    tasks.filter_map(Result::ok).all(|t| {
-        let stat = std::fs::read_to_string(t.path().join("stat")).unwrap_or_default();
-        // pid (name) state ...; a name may hold anything but ends at the last parenthesis.
-        let state = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next());
-        state.is_none_or(|s| s == "T")
-    })
 }

@@ -44,6 +44,17 @@ counters!(
 );
 
 counters!(
+    Messages,
+    /// What one handle (and its clones) said to actors since it was made. What goes one-sided to an
+    /// owner's memory is no message, also where its tcp agent carries it out.
+    MessageCounters:
+    /// Messages whose answer a call waited for: requests, attachments, questions about plans.
+    waited,
+    /// Words that nobody waits for: reads reported, keys told, claims and plans given up.
+    one_way,
+);
+
+counters!(
     Reads,
     /// How reads of one handle (and its clones) went since it was made.
     ReadCounters:

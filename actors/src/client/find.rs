@@ -129,7 +129,7 @@ impl Client {
         // A read that needs no answer leaves its owner the rest of the call's time.
         let limit = self.limit() / if all_known { STAND_IN_SHARE } else { 1 };
         let request = Request::GetLocation(key_bytes(keys));
-        let told = match self.pool.call(request, limit).await {
+        let told = match self.call_within(request, limit).await {
             Ok(Response::Locations(list)) if list.len() == keys.len() => list,
             Ok(other) => spread(keys.len(), unexpected("GetLocation", &other)),
             Err(e) => {

@@ -99,9 +99,8 @@ impl Client {
     fn meet(&self, owners: Vec<u64>) {
         let unmet: BTreeSet<u64> =
             owners.into_iter().filter(|o| self.shared.peers.get(*o).is_none()).collect();
-        if let Some(actor) = self.shared.actor.get()
-            && !unmet.is_empty()
-            && let Err(error) = actor.tell(Meet(unmet.into_iter().collect()))
+        if !unmet.is_empty()
+            && let Some(Err(error)) = self.shared.tell(Meet(unmet.into_iter().collect()))
         {
             tracing::debug!(%error, "owners not met");
         }

@@ -7,6 +7,7 @@ mod link;
 pub(crate) use attaching::Attaching;
 use link::Outgoing;
 
+use super::counters::Messages;
 use super::put_log::{NAMES_PER_FRAME, PeerLog};
 use crate::cell::{CellAddr, Reply};
 use crate::error::{Error, Result};
@@ -103,6 +104,7 @@ pub struct Peer {
     alive: Alive,
     parted: AtomicBool,
     touches: Mutex<TouchBatch>,
+    messages: Arc<Messages>,
 }
 
 impl std::fmt::Debug for Peer {
@@ -128,11 +130,13 @@ impl Peer {
 
     /// A word to the owner, without waiting; false if the link is full or down.
     pub(crate) fn say(&self, word: ToOwner) -> bool {
+        Messages::count(&self.messages.one_way, 1);
         match (&self.link, word) {
             (Link::Local(owner, ..), ToOwner::Abandoned(claim)) => {
                 owner.tell(GiveUp(claim)).is_ok()
             }
             (Link::Local(owner, ..), ToOwner::Named(list)) => owner.tell(Name(list)).is_ok(),
+            (Link::Local(owner, ..), ToOwner::Touched(batch)) => owner.tell(Touches(batch)).is_ok(),
             (Link::Local(..), _) => true,
             (Link::Remote(tx), word) => tx.try_send(Outgoing::Frame(word)).is_ok(),
         }
@@ -182,6 +186,7 @@ impl Peer {
             alive,
             parted: AtomicBool::new(false),
             touches: Mutex::default(),
+            messages: Arc::default(),
         })
     }
 
@@ -212,10 +217,7 @@ impl Peer {
         }
         let batch = std::mem::take(&mut *self.noted());
         // Lost, some recency is.
-        let _ = match &self.link {
-            Link::Local(owner, ..) => owner.tell(Touches(batch)).is_ok(),
-            Link::Remote(_) => self.say(ToOwner::Touched(batch)),
-        };
+        let _ = self.say(ToOwner::Touched(batch));
     }
 
     /// Reads noted and not sent.
@@ -235,6 +237,7 @@ impl Peer {
     pub(crate) async fn send_touches(&self, wait: bool) -> Result<()> {
         let batch = std::mem::take(&mut *self.noted());
         let some = batch.served != Served::default();
+        Messages::count(&self.messages.one_way, u64::from(some));
         match &self.link {
             Link::Local(owner, ..) => {
                 if some {
@@ -260,6 +263,7 @@ impl Peer {
     /// Asks the owner whether a plan that was granted before we attached may still be written.
     pub(crate) async fn check_plan(&self, plan: PlanId, limit: Duration) -> Result<()> {
         let (answer, answered) = oneshot::channel();
+        Messages::count(&self.messages.waited, 1);
         let work = async {
             match &self.link {
                 Link::Local(_, tables, _) => Some(tables.wait_open(plan).await),

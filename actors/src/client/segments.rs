@@ -65,6 +65,7 @@ impl Client {
         let address = near.unwrap_or(&node.control);
         let credentials = &self.shared.credentials;
         let purpose = Purpose::Segments(command);
+        self.shared.waits();
         match hello(&*self.shared.env.net, address, credentials, purpose).await?.1 {
             Welcome::Segments(done) => done,
             Welcome::Refused { why } => Err(Error::invalid(why.to_string())),

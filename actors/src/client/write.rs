@@ -293,9 +293,8 @@ impl Client {
 
     fn tell_abandoned(&self, list: Vec<PlanRef>) {
         self.shared.rare.abandoned.add(list.len());
-        if let Some(actor) = self.shared.actor.get()
-            && !list.is_empty()
-            && let Err(error) = actor.tell(Abandon(list))
+        if !list.is_empty()
+            && let Some(Err(error)) = self.shared.tell(Abandon(list))
         {
             // Their deadline ends them.
             tracing::debug!(%error, "plans left to their deadline");

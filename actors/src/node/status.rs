@@ -3,7 +3,7 @@
 use super::Node;
 use super::segment::SegmentHost;
 use crate::cell::CellStatus;
-use crate::client::{ReadCounters, WriteCounters};
+use crate::client::{MessageCounters, ReadCounters, WriteCounters};
 use crate::machine::DataAgent;
 use crate::membership::LinkState;
 use crate::message::{OwnerGauges, Term, View};
@@ -43,6 +43,8 @@ pub struct NodeStatus {
     pub reads: ReadCounters,
     /// How puts through this node's own handle went.
     pub writes: WriteCounters,
+    /// What this node's own handle said to actors.
+    pub messages: MessageCounters,
     /// What this node's own handle had to do besides its calls.
     pub handle_rare: ClientRarities,
     /// What the master had to do besides serving; absent on other ranks.
@@ -131,6 +133,7 @@ impl Node {
             attachments: first.attachments,
             reads: self.client.read_counters(),
             writes: self.client.write_counters(),
+            messages: self.client.message_counters(),
             handle_rare: self.client.rarities(),
             master_rare: self.master.as_ref().map(|(_, m)| m.rare.snapshot()),
             owner_rare: self.first.reins.tables.rare.snapshot(),

@@ -131,10 +131,11 @@ impl Log {
         self.log.held_by_pin()
     }
 
-    /// Whether pins are to be looked at: after the fences of the retires that are due by now [I9], and
-    /// now and then while the tail waits for one.
-    fn pins_matter(&self, now_ns: u64) -> bool {
-        self.log.next_due_ns().is_some_and(|due| due <= now_ns)
+    /// Whether the tail may move, so that pins are to be looked at: after the fences of the retires
+    /// that are due by now [I9], and now and then while it waits for a view.
+    fn may_advance(&self, now_ns: u64) -> bool {
+        self.log.tail_is_free()
+            || self.log.next_due_ns().is_some_and(|due| due <= now_ns)
             || self.waits_for_view() && now_ns >= self.pins_looked_ns + PIN_LOOK_NS
     }
 
@@ -191,7 +192,7 @@ impl Owner {
         // Also of what went before an error.
         self.forget_evicted(&evicted);
         done?;
-        if log.pins_matter(now) {
+        if log.may_advance(now) {
             log.pins_looked_ns = now;
             let (memory, region) = (self.truth.heap.memory(), self.truth.heap.geometry().pins);
             let pinned = pins::scan(&**memory, &region)?;

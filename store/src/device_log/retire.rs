@@ -104,6 +104,12 @@ impl DeviceLog {
         self.tail < self.retired_to && matches!(self.known_at(self.tail), Some((_, Kind::Over)))
     }
 
+    /// True while what lies at the tail was never readable: neither a quarantine nor a view is waited
+    /// for, so nothing is due when it is to be passed.
+    pub fn tail_is_free(&self) -> bool {
+        self.tail < self.retired_to && matches!(self.known_at(self.tail), Some((_, Kind::Never)))
+    }
+
     /// Moves tail and limit past everything retired whose quarantine is over and of which
     /// `unpinned(slot, epoch)` says that no view is left; how far, in bytes.
     pub fn advance(

@@ -1,6 +1,7 @@
 //! How a handle comes to an owner: in its own process, by shared memory, or over tcp, the best way that
 //! is allowed and works.
 
+use super::super::counters::Messages;
 use super::super::put_log::PeerLog;
 use super::link::run_link;
 use super::{ATTACH_LIMIT, LINK_FRAMES, Link, Peer, TransportChoice};
@@ -34,6 +35,7 @@ pub(crate) struct Attaching {
     pub choice: TransportChoice,
     pub plans: Arc<OpenPlans>,
     pub obeyed: Arc<Obeyed>,
+    pub messages: Arc<Messages>,
 }
 
 /// What an attachment may do beyond reading by verbs.
@@ -104,6 +106,7 @@ impl Attaching {
             alive,
             parted: AtomicBool::new(false),
             touches: Mutex::default(),
+            messages: self.messages.clone(),
         }
     }
 

@@ -40,11 +40,10 @@ pub(super) struct Asked<'a> {
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        if let (Some(request), Some(actor)) = (self.request, self.client.shared.actor.get()) {
-            self.client.shared.rare.withdrawn.one();
-            if let Err(error) = actor.tell(Withdrawn(request)) {
-                tracing::debug!(%error, "an open left to its deadline");
-            }
+        let Some(request) = self.request else { return };
+        self.client.shared.rare.withdrawn.one();
+        if let Some(Err(error)) = self.client.shared.tell(Withdrawn(request)) {
+            tracing::debug!(%error, "an open left to its deadline");
         }
     }
 }

@@ -53,6 +53,24 @@ fn i9_a_pinned_object_holds_the_tail_and_loses_live_all_the_same() {
 }
 
 #[test]
+fn a_log_full_of_what_was_never_readable_moves_on_though_nothing_is_due() {
+    let mut w = world(8);
+    // Two claims that are given up come to lie at the tail, once what lay there is passed.
+    for name in 1..=2 {
+        let placing = w.place(name, U);
+        w.run(&mut placing.publication().announce());
+        w.run(&mut placing.abort().ops());
+    }
+    w.log.accept(0, &mut w.index).unwrap();
+    w.fill(3, 6);
+    assert!(!w.log.tail_is_free());
+    assert_eq!(w.log.retire_ahead(0, &mut w.index).unwrap(), 0);
+    assert_eq!((w.log.next_due_ns(), w.log.tail_is_free()), (None, true));
+    assert_eq!(w.log.advance(0, |_, _| true).unwrap(), 2 * U);
+    assert!(!w.log.tail_is_free());
+}
+
+#[test]
 fn an_object_retired_in_the_middle_is_gone_at_once_and_its_space_comes_with_the_tail() {
     let mut w = world(8);
     w.fill(1, 8);
