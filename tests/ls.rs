@@ -160,6 +160,38 @@ fn the_keys_of_a_killed_rank_are_shown_as_such_until_it_is_gone() {
 }
 
 #[test]
+fn i6_nothing_is_said_to_be_removed_while_a_log_cannot_be_asked() {
+    let mut cluster = ProcessCluster::start(2, |command| {
+        command.args(["--ttl-ms", "4000", "--log-bytes", "16MiB"]);
+    });
+    let handle = cluster.connect(0);
+    let by_log = |rank| PutOptions {
+        preferred_segment: Some(rank),
+        device_alloc: Some(true),
+        ..PutOptions::default()
+    };
+    handle.put(b"there", b"value", &by_log(0)).expect("room");
+    handle.put(b"lost", b"value", &by_log(1)).expect("room");
+    handle.put(b"listed", b"value", &PutOptions::default()).expect("room");
+    cluster.kill9(1);
+    until(LIMIT, "the master sees that the link is down", || {
+        handle.stats().expect("a master").ranks.iter().any(|r| r.state == "suspect")
+    });
+    for how in [&["rm", "there"][..], &["rm", "--all", "--yes"]] {
+        let failed = nkv(&cluster, 0, how);
+        assert_eq!(failed.code, 3, "{}", failed.stdout);
+        let told = failed.sentence();
+        assert!(told.contains("the link of rank 1 is down"), "{told}");
+        assert!(told.contains("nothing was removed"), "{told}");
+    }
+    assert_eq!(handle.get(b"there").expect("not removed"), b"value");
+    until(LIMIT, "the rank is gone", || nkv(&cluster, 0, &["rm", "there"]).code == 0);
+    assert_eq!(handle.get(b"there").expect_err("removed").kind, ErrorKind::NotFound);
+    assert_eq!(nkv(&cluster, 0, &["rm", "--all", "--yes"]).code, 0);
+    assert_eq!(handle.get(b"lost").expect_err("gone").kind, ErrorKind::NotFound);
+}
+
+#[test]
 fn a_reader_of_a_listing_may_go_away() {
     let cluster = ProcessCluster::start(3, |command| {
         command.args(["--heap-bytes", "32MiB"]);

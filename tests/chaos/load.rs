@@ -294,7 +294,9 @@ impl Worker {
         }
         if let Err(e) = gone {
             let dooms = (before, self.board.doomed());
-            self.judge("remove", &s.key, &e, (dooms, Self::on_doomed(&s, dooms)));
+            // The log of a dead rank may hold any key until that rank is gone.
+            let meets = dooms.0.or(dooms.1).is_some();
+            self.judge("remove", &s.key, &e, (dooms, meets));
             self.board.add_unsure(s, Fate::Either);
             return;
         }

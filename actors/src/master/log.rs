@@ -43,10 +43,18 @@ impl Master {
     ) -> Option<(Ask, Reply<Response>)> {
         let Some(question) = self.question_of(&ask.request) else { return Some((ask, reply)) };
         let with_log = self.books.iter().filter(|(_, b)| b.info.log_slots > 0);
-        // One whose link is down cannot be asked: until it is gone or back, what only its log holds is not
-        // known here (PROTOCOL section 5, residual).
-        let seats: BTreeSet<Seat> =
-            with_log.map(|(seat, _)| *seat).filter(|seat| self.reachable(*seat)).collect();
+        let (seats, silent): (BTreeSet<Seat>, BTreeSet<Seat>) =
+            with_log.map(|(seat, _)| *seat).partition(|seat| self.reachable(*seat));
+        // One whose link is down cannot be asked until it is back or gone. A key that only its log holds is
+        // not found meanwhile; that it was removed may not be said [I6].
+        if let (Some(seat), false) = (silent.first(), matches!(question, LogQuestion::Find(_))) {
+            let text = format!(
+                "the link of {seat} is down, and its device log may hold these keys: nothing was \
+                 removed; once it is back, or gone for its TTL, it can be"
+            );
+            reply.send(Response::Failed(Error::disconnected(text)));
+            return None;
+        }
         if seats.is_empty() {
             return Some((ask, reply));
         }
