@@ -164,6 +164,15 @@ impl Permit for HeldPermit<'_> {
     }
 }
 
+/// Lets go however a test ends: an agent waits for its threads.
+struct LetGo(Arc<AtomicBool>);
+
+impl Drop for LetGo {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
+
 #[test]
 fn i4_ready_is_not_seen_while_one_stripe_is_still_to_be_placed() {
     for late in 0..4 {
@@ -174,6 +183,7 @@ fn i4_ready_is_not_seen_while_one_stripe_is_still_to_be_placed() {
         let (any, limits) = ("127.0.0.1:0".parse().unwrap(), AgentLimits::default());
         let agent =
             TcpAgent::start(any, memory.clone(), INCARNATION, JOB, access, None, limits).unwrap();
+        let let_go = LetGo(held);
         let client = connect(agent.local_addr());
         let payload = pattern(WHOLE, late);
         let src = payload.clone();
@@ -193,7 +203,7 @@ fn i4_ready_is_not_seen_while_one_stripe_is_still_to_be_placed() {
             assert_eq!(memory.load(PUBLISH).unwrap(), word(state::WRITING, GRANT.epoch));
             std::thread::sleep(Duration::from_millis(2));
         }
-        held.store(false, Ordering::SeqCst);
+        drop(let_go);
         assert_eq!(put.join().unwrap().unwrap(), Ok(()));
         assert_eq!(memory.load(PUBLISH).unwrap(), word(state::READY, GRANT.epoch));
         assert!(payload_in(&memory) == payload);
