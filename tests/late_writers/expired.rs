@@ -129,7 +129,7 @@ pub fn a_late_commit_of_an_expired_plan_is_reclaimed_and_commits_nobody_elses() 
         theirs.write_from(3, b"irs").unwrap();
         client.publish(theirs).unwrap();
     });
-    assert_eq!(client.get(key).unwrap(), b"theirs");
+    assert_eq!(client.get(key).unwrap(), &b"theirs"[..]);
 }
 
 /// A writer that stood past its deadline between two steps is told so, by either way.
