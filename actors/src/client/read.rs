@@ -43,7 +43,7 @@ impl Client {
         self.check_process()?;
         for last in [false, true] {
             let (meta, via) = one(self.locate(&[key], last).await)?;
-            let mut room = self.shared.buffers.room(meta.bytes_total as usize)?;
+            let mut room = self.shared.buffers.room(meta.bytes_total as usize);
             let read = self.read_all(&mut [((&meta, via), room.bytes_mut())]).await;
             match read.into_iter().next().unwrap_or(Err(Miss::Changed)) {
                 Ok(_) => return Ok(room.into_bytes()),
