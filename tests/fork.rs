@@ -45,7 +45,7 @@ fn a_forked_child_that_uses_its_parents_handle_is_told_so() {
         let key = format!("k/{transport}");
         let key = key.as_bytes();
         client.put(key, b"value", &opts).unwrap();
-        assert_eq!(client.get(key).unwrap(), b"value");
+        assert_eq!(client.get(key).unwrap(), &b"value"[..]);
         refused("get", || client.get(key).err());
         refused("get_into", || client.get_into(key, &mut [0; 5]).err());
         refused("put", || client.put(b"new", b"x", &opts).err());
@@ -63,7 +63,7 @@ fn a_forked_child_that_uses_its_parents_handle_is_told_so() {
             None
         });
         assert_eq!(text, "no error");
-        assert_eq!(client.get(key).unwrap(), b"value", "the parent goes on");
+        assert_eq!(client.get(key).unwrap(), &b"value"[..], "the parent goes on");
         client.put(b"after", b"y", &opts).unwrap();
         client.remove(b"after").unwrap();
     }

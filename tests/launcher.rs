@@ -151,7 +151,7 @@ fn a_rank_killed_with_sigkill_and_restarted_joins_at_once() {
     let handle = cluster.connect(0);
     let on_1 = PutOptions { preferred_segment: Some(1), ..PutOptions::default() };
     handle.put(b"k", b"after", &on_1).unwrap();
-    assert_eq!(handle.get(b"k").unwrap(), b"after");
+    assert_eq!(handle.get(b"k").unwrap(), &b"after"[..]);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn a_rank_that_was_declared_gone_starts_afresh_under_a_new_incarnation() {
     let on_1 = PutOptions { preferred_segment: Some(1), ..PutOptions::default() };
     handle.put(b"k", b"after", &on_1).unwrap();
     assert_eq!(handle.get_location(b"k").unwrap().rank, 1);
-    assert_eq!(handle.get(b"k").unwrap(), b"after");
+    assert_eq!(handle.get(b"k").unwrap(), &b"after"[..]);
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn two_jobs_on_one_host_never_meet() {
     let (a, b) = (one.connect(0), other.connect(1));
     a.put(b"key", b"one", &PutOptions::default()).unwrap();
     b.put(b"key", b"other", &PutOptions::default()).unwrap();
-    assert_eq!((a.get(b"key").unwrap(), b.get(b"key").unwrap()), (b"one".into(), b"other".into()));
+    assert_eq!((a.get(b"key").unwrap(), b.get(b"key").unwrap()), ("one".into(), "other".into()));
     // A rank that is sent to the other job's master by mistake is refused there.
     let job = new_job();
     let mut command = node_command(&job);

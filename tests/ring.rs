@@ -52,17 +52,17 @@ fn a_client_on_this_host_has_a_ring_unless_it_wants_tcp() {
     let near = blocking(&cluster);
     let opts = PutOptions::default();
     near.put(b"k", b"through the ring", &opts).unwrap();
-    assert_eq!(near.get(b"k").unwrap(), b"through the ring");
+    assert_eq!(near.get(b"k").unwrap(), &b"through the ring"[..]);
     assert_eq!(rings(&cluster), 1);
     let far = Blocking::connect(&cluster.address(0), config(&cluster, TransportChoice::Tcp));
-    assert_eq!(far.unwrap().get(b"k").unwrap(), b"through the ring");
+    assert_eq!(far.unwrap().get(b"k").unwrap(), &b"through the ring"[..]);
     assert_eq!(rings(&cluster), 1, "who wants tcp shares no memory");
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let config = config(&cluster, TransportChoice::Auto);
         let client = Client::connect(&cluster.address(0), config).await.unwrap();
         client.put(b"l", b"from a task", &opts).await.unwrap();
-        assert_eq!(client.get(b"l").await.unwrap(), b"from a task");
+        assert_eq!(client.get(b"l").await.unwrap(), &b"from a task"[..]);
         assert_eq!(rings(&cluster), 2);
     });
     drop((near, runtime));

@@ -76,7 +76,7 @@ impl Healthy {
             while !stopped.load(Ordering::Relaxed) {
                 let (key, value) = (format!("healthy/{rounds}"), rounds.to_le_bytes());
                 handle.put(key.as_bytes(), &value, &PutOptions::default()).unwrap();
-                assert_eq!(handle.get(key.as_bytes()).unwrap(), value);
+                assert_eq!(handle.get(key.as_bytes()).unwrap(), &value[..]);
                 rounds += 1;
             }
             handle.close();
@@ -151,7 +151,7 @@ fn i20_a_rank_with_another_secret_ends_at_once_and_the_cluster_does_not_mind() {
     assert_eq!(cluster.get(1, "/readyz").0, 200);
     let handle = client(&cluster, 0, TransportChoice::Auto);
     handle.put(b"k", b"v", &PutOptions::default()).unwrap();
-    assert_eq!(handle.get(b"k").unwrap(), b"v");
+    assert_eq!(handle.get(b"k").unwrap(), &b"v"[..]);
 }
 
 /// Bytes of a real client's whole connection to the control port, which it makes through us.
@@ -265,7 +265,7 @@ fn i20_without_a_secret_a_cookie_lets_in_this_user_on_this_host_and_nobody_else(
 
     let handle = cluster.connect_by(0, TransportChoice::Tcp);
     handle.put(b"k", b"v", &PutOptions::default()).unwrap();
-    assert_eq!(handle.get(b"k").unwrap(), b"v");
+    assert_eq!(handle.get(b"k").unwrap(), &b"v"[..]);
     handle.close();
     assert_eq!(nkv(&cluster, None, &["exists", "k"]).code, 0);
     let unix = format!("unix://{}", cluster.node(1).unix());
@@ -393,7 +393,7 @@ fn i20_with_a_secret_ranks_meet_at_an_address_that_others_reach() {
     assert!(to.to_string().contains(&own.to_string()));
     let handle = client(&cluster, 0, TransportChoice::Tcp);
     handle.put(b"k", b"v", &PutOptions::default()).unwrap();
-    assert_eq!(handle.get(b"k").unwrap(), b"v");
+    assert_eq!(handle.get(b"k").unwrap(), &b"v"[..]);
     handle.close();
     let none = nkv(&cluster, None, &["get", "k"]);
     assert_eq!(none.code, 3);

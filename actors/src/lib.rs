@@ -26,6 +26,7 @@ mod race;
 pub mod rare;
 pub mod server;
 
+pub use bytes::Bytes;
 pub use client::{Blocking, Client, ClientConfig, ObjectView, TransportChoice, WritePlan};
 pub use environment::Environment;
 pub use error::{Error, ErrorKind, Result};

@@ -3,7 +3,7 @@
 //! simulation brings machines of its own. It moves no byte and knows neither keys nor plans.
 
 use nkv_store::shm::{self, SegmentName};
-use nkv_store::{AnonMemory, Memory, StoreError};
+use nkv_store::{AnonMemory, Memory, StoreError, Stripes};
 use nkv_transport::grants::Grants;
 use nkv_transport::tcp::{AgentLimits, TcpAgent, TcpCounters, TcpOptions, TcpVerbs};
 use nkv_transport::wire::BoxFuture;
@@ -86,12 +86,13 @@ pub trait Machine: Send + Sync + fmt::Debug {
     /// Starts an agent beside a segment.
     fn serve(&self, what: Served) -> Result<Box<dyn DataAgent>, TransportError>;
 
-    /// Connects to the agent of an incarnation.
+    /// Connects to the agent of an incarnation; large reads and writes are cut into these stripes.
     fn connect(
         &self,
         at: &str,
         incarnation: u64,
         credentials: &Credentials,
+        stripes: Stripes,
     ) -> BoxFuture<'static, Result<Connected, TransportError>>;
 }
 
@@ -157,11 +158,13 @@ impl Machine for OsMachine {
         at: &str,
         incarnation: u64,
         credentials: &Credentials,
+        stripes: Stripes,
     ) -> BoxFuture<'static, Result<Connected, TransportError>> {
         let (at, credentials) = (at.to_string(), credentials.clone());
         Box::pin(async move {
             let job = credentials.job().to_string();
-            let opts = TcpOptions { credentials: Some(credentials), ..TcpOptions::default() };
+            let credentials = Some(credentials);
+            let opts = TcpOptions { credentials, stripes, ..TcpOptions::default() };
             let connecting = tokio::task::spawn_blocking(move || {
                 TcpVerbs::connect(&at, incarnation, &job, opts)
             });

@@ -137,6 +137,7 @@ impl On<Attach> for Producer {
             producer: shared.producer_id,
             info: m.0,
             choice: shared.config.transport,
+            data_stripes: shared.config.data_stripes,
             plans: shared.plans.clone(),
             obeyed: Obeyed::new(incarnation, claims),
             messages: shared.messages.clone(),

@@ -275,7 +275,7 @@ async fn objects_of_a_log_survive_a_panic_of_their_owner_and_of_the_master() {
     cluster.node(0).master().unwrap().call(Crash, limit).await.unwrap_err();
     eventually("listed again", async || listed().await == 60).await;
     client.put(b"after", b"x", &logged(0)).await.unwrap();
-    assert_eq!(client.get(b"after").await.unwrap(), b"x");
+    assert_eq!(client.get(b"after").await.unwrap(), &b"x"[..]);
     client.remove(&[b'p', 7]).await.unwrap();
     assert_eq!(client.get(&[b'p', 7]).await.unwrap_err().kind, ErrorKind::NotFound);
     at_rest(&cluster, 0).await;

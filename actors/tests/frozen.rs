@@ -61,11 +61,11 @@ async fn callers_of_a_frozen_master_get_timeout_in_time_and_known_keys_are_still
     let node = cluster.node(0);
     let client = cluster.client();
     client.put(b"k", b"value", &PutOptions::default()).await.unwrap();
-    assert_eq!(client.get(b"k").await.unwrap(), b"value");
+    assert_eq!(client.get(b"k").await.unwrap(), &b"value"[..]);
     node.master().unwrap().tell(Freeze(Duration::from_secs(3))).unwrap();
     let e = client.put(b"new", b"x", &PutOptions::default()).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::Timeout, "{e}");
-    assert_eq!(client.get(b"k").await.unwrap(), b"value", "by the location it had seen");
+    assert_eq!(client.get(b"k").await.unwrap(), &b"value"[..], "by the location it had seen");
     let reads = client.read_counters();
     assert!(reads.by_index + reads.by_cache > 0, "{reads:?}");
     becomes(node, "master", "frozen").await;

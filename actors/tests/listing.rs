@@ -202,7 +202,7 @@ async fn i6_after_remove_all_no_key_is_found_and_every_byte_is_free_again() {
     is_empty(&cluster).await;
     assert_eq!(client.remove_all().await.unwrap(), 0);
     client.put(b"k00001", b"again", &on(0)).await.unwrap();
-    assert_eq!(client.get(b"k00001").await.unwrap(), b"again");
+    assert_eq!(client.get(b"k00001").await.unwrap(), &b"again"[..]);
     cluster.stop().await;
 }
 
@@ -285,7 +285,7 @@ async fn a_wrong_pattern_is_refused_in_the_words_of_the_regex_crate_and_changes_
         assert!(text.contains(says), "{text}");
         assert_eq!(told(client.list(Some(pattern), None, 1).await.unwrap_err()), text);
     }
-    assert_eq!(client.get(b"k").await.unwrap(), b"v");
+    assert_eq!(client.get(b"k").await.unwrap(), &b"v"[..]);
     cluster.stop().await;
 }
 

@@ -171,7 +171,7 @@ async fn attached_readers_are_sent_away_when_a_segment_goes() {
     node.mount_segment(16 * MIB).await.unwrap();
     let client = client_by(&cluster, TransportChoice::Auto).await;
     client.put(b"k", b"v", &on(1)).await.unwrap();
-    assert_eq!(client.get(b"k").await.unwrap(), b"v");
+    assert_eq!(client.get(b"k").await.unwrap(), &b"v"[..]);
     assert_eq!(node.status().segments[0].attachments, 1);
     let meta = client.get_location(b"k").await.unwrap();
     node.unmount_segment(1, LIMIT).await.unwrap();

@@ -137,7 +137,7 @@ async fn readers_of_a_segment_that_is_unmounted_get_whole_values_or_none() {
     }
     assert_eq!(gone.load(Ordering::Relaxed), 2);
     cluster.client().put(key.as_bytes(), b"anew", &on(0)).await.unwrap();
-    assert_eq!(node.client().get(key.as_bytes()).await.unwrap(), b"anew");
+    assert_eq!(node.client().get(key.as_bytes()).await.unwrap(), &b"anew"[..]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

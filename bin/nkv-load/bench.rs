@@ -15,7 +15,7 @@ use crate::stopwatch::{Deadline, rest, timed};
 use crate::tally::Tally;
 use nkv::message::PutOptions;
 use nkv::store::Buffer;
-use nkv::{Blocking, NodeConfig};
+use nkv::{Blocking, Bytes, NodeConfig};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
@@ -47,16 +47,18 @@ const SETTLE: Duration = Duration::from_millis(10);
 /// If no node can be started or reached.
 pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Report> {
     match &flags.connect {
-        Some(address) => measure(&remote(flags, address)?, flags.pause(), stop),
+        Some(address) => measure(&remote(flags, address)?, flags, stop),
         None => {
             let config = NodeConfig {
                 heap_bytes: HEAP_BYTES,
                 log_bytes: if flags.device_alloc { LOG_BYTES } else { 0 },
                 device_alloc: flags.device_alloc,
+                data_stripes: usize::from(flags.data_stripes),
+                get_pool_bytes: flags.get_pool_bytes,
                 ..NodeConfig::default()
             };
             let cluster = Embedded::start(rt, 1, config)?;
-            let mut report = measure(&cluster.blocking(0)?, flags.pause(), stop)?;
+            let mut report = measure(&cluster.blocking(0)?, flags, stop)?;
             report.facts.push(("ranks", "1, embedded in the generator's process".to_string()));
             report.facts.push(("heap of a rank", show_bytes(HEAP_BYTES)));
             Ok(report)
@@ -64,7 +66,7 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
     }
 }
 
-fn measure(handle: &Blocking, pause: Duration, stop: &Stop) -> anyhow::Result<Report> {
+fn measure(handle: &Blocking, flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     let view = handle.view()?;
     let heaps = || view.ranks.iter().map(|(info, _)| info);
     let live_bytes = heaps().map(|i| i.arena_bytes / 2).min().unwrap_or(LIVE_BYTES).min(LIVE_BYTES);
@@ -75,7 +77,8 @@ fn measure(handle: &Blocking, pause: Duration, stop: &Stop) -> anyhow::Result<Re
     let mut rows = (Vec::new(), Vec::new());
     let run_id = nkv_store::random_u64();
     for (size, wanted) in SIZES {
-        let mut bench = OneSize { pause, ..OneSize::new(handle, run_id, size, live_bytes) };
+        let mut bench = OneSize::new(handle, run_id, size, live_bytes);
+        (bench.pause, bench.to_bytes) = (flags.pause(), flags.to_bytes);
         bench.measure(wanted, settle, stop);
         report.requests += bench.puts.count() + bench.gets.count();
         report.blocks += bench.asked;
@@ -100,12 +103,16 @@ struct OneSize<'a> {
     live: usize,
     /// Before each operation.
     pause: Duration,
+    /// Gets return bytes of their own.
+    to_bytes: bool,
     source: Buffer,
     target: Buffer,
     yardstick: Yardstick,
     puts: OpTimes,
     gets: OpTimes,
     asked: u64,
+    /// Bytes that the last get filled.
+    read: usize,
     compared: bool,
     tally: Tally,
 }
@@ -121,12 +128,14 @@ impl<'a> OneSize<'a> {
             size,
             live,
             pause: Duration::ZERO,
+            to_bytes: false,
             source,
             target: faulted(size),
             yardstick: Yardstick::new(size, live),
             puts: OpTimes::new("put", size as u64),
             gets: OpTimes::new("get", size as u64),
             asked: 0,
+            read: 0,
             compared: false,
             tally: Tally::default(),
         }
@@ -179,22 +188,31 @@ impl<'a> OneSize<'a> {
 
     fn get(&mut self, index: usize, key: &[u8], recorded: bool) {
         rest(self.pause);
-        let (outcome, ns) = timed(|| self.handle.get_into(key, &mut self.target));
+        let mut own = Bytes::new();
+        let (outcome, ns) = timed(|| match self.to_bytes {
+            true => self.handle.get(key).map(|bytes| own = bytes),
+            false => self.handle.get_into(key, &mut self.target).map(|n| self.read = n),
+        });
         match outcome {
-            Ok(read) => {
+            Ok(()) => {
                 if recorded {
                     self.asked += 1;
                     self.gets.record(ns);
                 }
+                let (found, read): (&[u8], _) = match self.to_bytes {
+                    true => (&own, own.len()),
+                    false => (&self.target, self.read),
+                };
                 // Once is enough here, and before the copy overwrites what was read.
                 if !self.compared || read != self.size {
                     self.compared = true;
-                    let verdict = contents(self.size).verify(&self.target, read, self.size);
+                    let verdict = contents(self.size).verify(found, read, self.size);
                     self.tally.compared(key, verdict);
                 }
             }
             Err(error) => self.tally.failed("get", key, &error),
         }
+        drop(own);
         let copy_ns = self.yardstick.copy_out(index, &mut self.target);
         if recorded {
             self.gets.record_memcpy(copy_ns);

@@ -76,6 +76,14 @@ pub(crate) fn remote(flags: &Flags, address: &str) -> anyhow::Result<Blocking> {
     let secret = Secret::find(flags.secret_file.as_deref())?;
     let job = flags.job.clone();
     let device_alloc = flags.device_alloc;
-    let config = ClientConfig { job, transport, secret, device_alloc, ..ClientConfig::default() };
+    let config = ClientConfig {
+        job,
+        transport,
+        device_alloc,
+        data_stripes: usize::from(flags.data_stripes),
+        get_pool_bytes: flags.get_pool_bytes,
+        secret,
+        ..ClientConfig::default()
+    };
     Blocking::connect(&node, config).with_context(|| format!("--connect {address}"))
 }

@@ -4,6 +4,7 @@
 use crate::sizes::parse_bytes;
 use clap::{Parser, ValueEnum};
 use nkv_store::PolicyKind;
+use nkv_store::stripes::MAX_STRIPES;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -101,6 +102,21 @@ pub(crate) struct Flags {
     /// Measure single operations of one client from 4 KiB to 16 MiB
     #[arg(long, conflicts_with = "trace", group = "measured")]
     pub(crate) bench: bool,
+
+    /// Gets of --bench return bytes of their own instead of filling one buffer
+    #[arg(long, requires = "bench", conflicts_with_all = ["trace", "budgets", "lookups", "pour", "inject_corruption"])]
+    pub(crate) to_bytes: bool,
+
+    /// Bytes of buffers that such gets may use again once what they returned is dropped; 0: none
+    #[arg(long, value_name = "BYTES", default_value = "64MiB", requires = "to_bytes", value_parser = parse_bytes,
+        conflicts_with_all = ["trace", "budgets", "lookups", "pour", "inject_corruption"])]
+    pub(crate) get_pool_bytes: u64,
+
+    /// Stripes into which one large read or write is cut, each with a thread, and over tcp a
+    /// connection, of its own; 0: as the machine is, 1: none is cut
+    #[arg(long, value_name = "N", default_value_t = 0,
+        value_parser = clap::value_parser!(u16).range(0..=MAX_STRIPES as i64))]
+    pub(crate) data_stripes: u16,
 
     /// Measure what the budgets are about: gets of one object and of a ring larger than the caches,
     /// with and without load; puts into the device log and by plans, busy and with a pause between;
@@ -249,6 +265,9 @@ impl Flags {
             return Err("--pause-us goes with --bench or with --connect".to_string());
         }
         let connected = self.connect.is_some();
+        if self.data_stripes > 0 && mode != Mode::Bench && !connected {
+            return Err("--data-stripes goes with --bench or with --connect".to_string());
+        }
         match self.transport {
             Way::Embedded if mode != Mode::Bench || connected => {
                 Err("--transport embedded goes with --bench and without --connect".to_string())
@@ -363,6 +382,8 @@ mod tests {
         assert_eq!(mode(&["--bench", "--transport", "tcp", "--connect", "h:1"]), Ok(Mode::Bench));
         let ring = ["--budgets", "--ring-bytes", "64MiB", "--connect", "h:1"];
         assert_eq!(mode(&ring), Ok(Mode::Budgets));
+        let own = ["--bench", "--to-bytes", "--get-pool-bytes", "0", "--data-stripes", "2"];
+        assert_eq!(mode(&own), Ok(Mode::Bench));
         assert_eq!(mode(&["--lookups", "1000", "--connect", "h:1"]), Ok(Mode::Lookups));
         assert_eq!(mode(&["--pour", "1", "--connect", "h:1"]), Ok(Mode::Pour));
     }
@@ -380,6 +401,11 @@ mod tests {
             &["--trace", "f", "--duration", "3"],
             &["--connect", "h:1", "--inject-corruption"],
             &["--pause-us", "5"],
+            &["--to-bytes"],
+            &["--to-bytes", "--budgets", "--connect", "h:1"],
+            &["--bench", "--get-pool-bytes", "1MiB"],
+            &["--data-stripes", "2"],
+            &["--trace", "f", "--data-stripes", "2"],
             &["--trace", "f", "--pause-us", "5"],
             &["--transport", "embedded"],
             &["--bench", "--transport", "shm"],
@@ -426,6 +452,7 @@ mod tests {
         for args in [
             &["--connect", "h:1", "--clients", "0"][..],
             &["--connect", "h:1", "--clients", "257"],
+            &["--connect", "h:1", "--data-stripes", "17"],
             &["--connect", "h:1", "--size", "0"],
             &["--connect", "h:1", "--size", "2GiB"],
             &["--connect", "h:1", "--duration", "0"],

@@ -2,7 +2,8 @@
 //!
 //! - [`layout`] is the single list of structures that lie in shared, device or remote memory.
 //! - [`memory`] is the one trait behind which every kind of memory lies; [`shm`] is its host kind.
-//! - [`words`] chooses the memory orders of every access to it; [`op`] is such an access as a value.
+//! - [`words`] chooses the memory orders of every access to it; [`op`] is such an access as a value,
+//!   [`stripes`] says into how many threads' parts a large one is cut.
 //! - [`heap`] carves a segment into regions, [`arena`] places payloads in it.
 //! - [`object`] is the one place that knows an object's life.
 //! - [`index`] leads readers to headers, [`reader`] is such a reader on this host, [`pins`] keep what is
@@ -32,6 +33,7 @@ pub mod random;
 pub mod reader;
 pub mod shm;
 pub mod streaming;
+pub mod stripes;
 pub mod threads;
 pub mod words;
 
@@ -46,3 +48,4 @@ pub use memory::{AnonMemory, Export, Memory};
 pub use object::{Expect, Slots, Unreadable};
 pub use random::{OsRandom, Random};
 pub use shm::{SegmentName, ShmMemory};
+pub use stripes::Stripes;

@@ -3,6 +3,8 @@
 
 use crate::error::StoreError;
 use crate::memory::Memory;
+use crate::stripes::{Stripes, stripe_bytes};
+use crate::threads::side_by_side;
 
 /// One verb of a batch. Offsets are bytes from the start of the segment.
 #[derive(Debug)]
@@ -75,6 +77,40 @@ impl Op<'_> {
         matches!(self, Op::Store { .. } | Op::FetchAdd { .. } | Op::CompareSwap { .. })
     }
 
+    /// Into how many stripes it is to be cut; 1 for whatever is neither a read nor a write.
+    pub fn stripes(&self, by: &Stripes) -> usize {
+        match self {
+            Op::Read { .. } | Op::Write { .. } => by.of(self.range().1),
+            _ => 1,
+        }
+    }
+
+    /// Cuts a read or a write into at most `n` stripes, in order and together the same; nothing comes
+    /// of any other verb.
+    pub fn cut(&mut self, n: usize) -> Vec<Op<'_>> {
+        let place = |i: usize, each: usize, offset: &u64| *offset + (i * each) as u64;
+        match self {
+            Op::Read { offset, dst } => {
+                let each = stripe_bytes(dst.len(), n);
+                let stripes = dst.chunks_mut(each).enumerate();
+                stripes.map(|(i, dst)| Op::Read { offset: place(i, each, offset), dst }).collect()
+            }
+            Op::Write { offset, src } => {
+                let each = stripe_bytes(src.len(), n);
+                let stripes = src.chunks(each).enumerate();
+                stripes.map(|(i, src)| Op::Write { offset: place(i, each, offset), src }).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Does a read or a write with `n` threads, this one among them. All of them have ended, and what
+    /// each wrote is in memory, when it returns: what is stored next is behind it [I4].
+    pub fn run_striped(&mut self, memory: &dyn Memory, n: usize) -> Result<(), StoreError> {
+        let helpers = std::iter::repeat_n((), n.saturating_sub(1));
+        side_by_side("nkv-copy", self.cut(n), (), helpers, |(), mut part| part.run(memory))
+    }
+
     /// Does it, here and now. A batch is its verbs run one after the other [I4].
     #[inline]
     pub fn run<M: Memory + ?Sized>(&mut self, memory: &M) -> Result<(), StoreError> {
@@ -93,5 +129,34 @@ impl Op<'_> {
                 Ok(())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stripes_are_the_whole_in_order_without_gap_or_overlap() {
+        let bytes: Vec<u8> = (0..100_000u32).map(|i| (i / 7) as u8).collect();
+        for (len, n) in [(100_000, 4), (4096, 4), (4097, 2), (1, 16), (0, 3), (65_536, 1)] {
+            let mut op = Op::Write { offset: 13, src: &bytes[..len] };
+            let stripes = op.cut(n);
+            assert!(stripes.len() <= n);
+            let mut at = 0;
+            for stripe in &stripes {
+                let Op::Write { offset, src } = stripe else { panic!("{stripe:?}") };
+                assert_eq!(*offset, 13 + at as u64);
+                assert!(*src == &bytes[at..at + src.len()]);
+                at += src.len();
+            }
+            assert_eq!(at, len);
+        }
+        let mut dst = vec![0; 10_000];
+        let mut op = Op::Read { offset: 5, dst: &mut dst };
+        let ranges: Vec<_> = op.cut(2).iter().map(Op::range).collect();
+        assert_eq!(ranges, [(5, 8192), (5 + 8192, 10_000 - 8192)]);
+        assert!(Op::Flush.cut(4).is_empty());
+        assert_eq!(Op::Store { offset: 0, value: 1 }.stripes(&Stripes::new(4, 0)), 1);
     }
 }

@@ -7,6 +7,8 @@ use crate::key::KeyId;
 use crate::layout::{HEADER_BYTES, ObjHeader, epoch_of};
 use crate::memory::{HostMemory, HostRegion};
 use crate::object::{Expect, Unreadable, header_at, settled_header, unchanged, validate};
+use crate::op::Op;
+use crate::stripes::Stripes;
 use crate::words::{self, Words};
 
 /// Payload bytes that are fetched into the cache while the header is looked at: more than the hardware
@@ -18,6 +20,7 @@ const PREFETCH_BYTES: u64 = 8 * 64;
 pub struct Reader {
     memory: HostMemory,
     geometry: Geometry,
+    stripes: Stripes,
 }
 
 /// An object that was readable when its header was looked at [I2].
@@ -102,7 +105,12 @@ impl Reader {
     pub fn of(heap: &Heap) -> Option<Reader> {
         let geometry = *heap.geometry();
         let memory = HostMemory::of(heap.memory().clone())?;
-        Some(Reader { memory, geometry })
+        Some(Reader { memory, geometry, stripes: Stripes::NONE })
+    }
+
+    /// The same, with large copies made by several threads.
+    pub fn with_stripes(self, stripes: Stripes) -> Reader {
+        Reader { stripes, ..self }
     }
 
     /// Where things lie in it.
@@ -166,7 +174,20 @@ impl Reader {
     /// Copies an object out; see [`copy`].
     #[inline]
     pub fn copy(&self, hit: &Hit, dst: &mut [u8]) -> bool {
-        copy(self.words(), &self.geometry, hit, dst)
+        match self.stripes.of(dst.len() as u64) {
+            1 => copy(self.words(), &self.geometry, hit, dst),
+            n => self.copy_striped(hit, dst, n),
+        }
+    }
+
+    /// As [`copy`], by several threads: the second look comes after the last byte of all of them [I7].
+    #[cold]
+    fn copy_striped(&self, hit: &Hit, dst: &mut [u8], n: usize) -> bool {
+        let mut all = Op::Read { offset: hit.header.payload_base, dst };
+        let copied = all.run_striped(self.memory.memory().as_ref(), n);
+        let at = self.geometry.header_off(hit.slot);
+        let after = || header_at(self.words(), at);
+        copied.is_ok() && after().is_ok_and(|after| unchanged(&hit.header, &after))
     }
 
     /// See [`still`].

@@ -1,7 +1,8 @@
 //! The one place that starts an operating-system thread: every thread has a name and is found again.
 
 use crate::error::StoreError;
-use std::thread::JoinHandle;
+use std::sync::{Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
 
 /// Starts a named thread. The name is cut at 15 bytes, the kernel's limit.
 pub fn spawn_named<T: Send + 'static>(
@@ -9,8 +10,88 @@ pub fn spawn_named<T: Send + 'static>(
     body: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>, StoreError> {
     let short: String = name.chars().take(15).collect();
-    std::thread::Builder::new()
+    Builder::new()
         .name(short.clone())
         .spawn(body)
         .map_err(|e| StoreError::os("thread spawn", short, e))
+}
+
+/// Does every piece of `work`, `own` in the calling thread and each of `helpers` in a thread of its
+/// own, and returns when all of these threads have ended: nothing goes on behind the caller's back.
+/// Whoever is free takes the next piece. After an error no further piece is begun, those begun are
+/// done to their end, and the first error is returned. A helper whose thread cannot be started is
+/// done without.
+pub fn side_by_side<W: Send, H: Send, E: Send>(
+    name: &str,
+    work: Vec<W>,
+    own: H,
+    helpers: impl IntoIterator<Item = H>,
+    each: impl Fn(&mut H, W) -> Result<(), E> + Sync,
+) -> Result<(), E> {
+    let queue = Mutex::new((work.into_iter(), None));
+    let locked = || queue.lock().unwrap_or_else(PoisonError::into_inner);
+    let next = || {
+        let (rest, failed) = &mut *locked();
+        if failed.is_some() { None } else { rest.next() }
+    };
+    let run = |mut helper: H| {
+        while let Some(piece) = next() {
+            if let Err(e) = each(&mut helper, piece) {
+                locked().1.get_or_insert(e);
+            }
+        }
+    };
+    let short: String = name.chars().take(15).collect();
+    std::thread::scope(|scope| {
+        for helper in helpers {
+            let started = Builder::new().name(short.clone()).spawn_scoped(scope, || run(helper));
+            if let Err(error) = started {
+                tracing::debug!(%error, "a large copy goes on with fewer threads");
+                break;
+            }
+        }
+        run(own);
+    });
+    let failed = locked().1.take();
+    failed.map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn every_piece_is_done_once_by_as_many_threads_as_there_are_helpers_and_one() {
+        let together = Barrier::new(3);
+        let done: Vec<_> = (0..3).map(|_| AtomicUsize::new(0)).collect();
+        let each = |_: &mut (), i: usize| {
+            // Passed only if three threads are in here at a time.
+            together.wait();
+            done[i].fetch_add(1, Ordering::SeqCst);
+            Ok::<(), ()>(())
+        };
+        side_by_side("pieces", vec![0, 1, 2], (), [(), ()], each).unwrap();
+        assert!(done.iter().all(|n| n.load(Ordering::SeqCst) == 1));
+    }
+
+    #[test]
+    fn after_an_error_nothing_is_begun_and_what_was_begun_has_ended() {
+        let (begun, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let both = Barrier::new(2);
+        let each = |_: &mut (), i: usize| {
+            begun.fetch_add(1, Ordering::SeqCst);
+            both.wait();
+            if i == 0 {
+                return Err(i);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            ended.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        };
+        let failed = side_by_side("pieces", (0..100).collect(), (), [()], each);
+        assert_eq!(failed, Err(0));
+        assert_eq!((begun.into_inner(), ended.into_inner()), (2, 1));
+    }
 }

@@ -116,7 +116,7 @@ pub fn a_late_commit_of_an_expired_plan_is_reclaimed_and_commits_nobody_elses() 
         until(SLACK, "the commit is on its way", || relay.held(Way::Up) > 0);
         // READY without a commit: whoever looks at the deadline keeps it.
         until(SLACK, "the owner looks and adopts", || gauges(&cluster, OWNER).adopted == 1);
-        until(SLACK, "it is found", || client.get(key).is_ok_and(|got| got == b"late"));
+        until(SLACK, "it is found", || client.get(key).is_ok_and(|got| got == b"late"[..]));
         client.remove(key).unwrap();
         let theirs = client.open_for_write(key, 6, &on(OWNER)).unwrap();
         theirs.write_from(0, b"the").unwrap();
@@ -129,7 +129,7 @@ pub fn a_late_commit_of_an_expired_plan_is_reclaimed_and_commits_nobody_elses() 
         theirs.write_from(3, b"irs").unwrap();
         client.publish(theirs).unwrap();
     });
-    assert_eq!(client.get(key).unwrap(), b"theirs");
+    assert_eq!(client.get(key).unwrap(), &b"theirs"[..]);
 }
 
 /// A writer that stood past its deadline between two steps is told so, by either way.

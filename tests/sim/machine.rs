@@ -10,7 +10,7 @@ use crate::process::Pid;
 use crate::truth::Watch;
 use nkv::Credentials;
 use nkv::machine::{Connected, DataAgent, Machine, NewSegment, Served};
-use nkv::store::{Heap, Memory, SegmentName, StoreError};
+use nkv::store::{Heap, Memory, SegmentName, StoreError, Stripes};
 use nkv::transport::wire::BoxFuture;
 use nkv::transport::{TransportError, Verbs};
 use std::collections::BTreeMap;
@@ -167,6 +167,7 @@ impl Machine for SimMachine {
         at: &str,
         incarnation: u64,
         _: &Credentials,
+        _: Stripes,
     ) -> BoxFuture<'static, Result<Connected, TransportError>> {
         let door = at.parse().ok().and_then(|at| self.machines.lock().agents.get(&at).cloned());
         let (net, tolls, host) = (self.machines.net.clone(), self.machines.tolls, self.host);

@@ -4,7 +4,7 @@
 use crate::error::TransportError;
 use crate::mapped::Mapped;
 use crate::verbs::{Alive, Kind, Op, Verbs};
-use nkv_store::Memory;
+use nkv_store::{Memory, Stripes};
 use std::sync::Arc;
 
 /// The owner's own memory.
@@ -18,6 +18,11 @@ impl LocalVerbs {
     /// `alive` is marked dead when the owner in this process stops.
     pub fn new(memory: Arc<dyn Memory>, alive: Alive) -> Self {
         Self { mapped: Mapped::new(memory), alive }
+    }
+
+    /// The same, with large reads and writes done by several threads.
+    pub fn with_stripes(self, stripes: Stripes) -> Self {
+        Self { mapped: self.mapped.with_stripes(stripes), ..self }
     }
 }
 
@@ -42,8 +47,11 @@ impl Verbs for LocalVerbs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nkv_store::threads::spawn_named;
     use nkv_store::{AnonMemory, Export, StoreError};
     use std::ptr::NonNull;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
 
     /// Memory whose owner dies while it is written.
     #[derive(Debug)]
@@ -90,6 +98,73 @@ mod tests {
             let mut dst = [0; 100];
             let r = if read { verbs.read(0, &mut dst) } else { verbs.write(1, 0, &[1; 100]) };
             assert!(matches!(r, Err(TransportError::Disconnected(_))), "{r:?}");
+        }
+    }
+
+    /// Memory that lets the write at one offset wait.
+    #[derive(Debug)]
+    struct Slow(AnonMemory, u64, AtomicBool);
+
+    impl Memory for Slow {
+        fn len(&self) -> u64 {
+            self.0.len()
+        }
+        fn export(&self) -> Export {
+            self.0.export()
+        }
+        fn host_base(&self) -> Option<NonNull<u8>> {
+            None
+        }
+        fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
+            self.0.read(offset, dst)
+        }
+        fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+            while offset == self.1 && self.2.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            self.0.write(offset, src)
+        }
+        fn load(&self, offset: u64) -> Result<u64, StoreError> {
+            self.0.load(offset)
+        }
+        fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
+            self.0.store(offset, value)
+        }
+        fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
+            self.0.compare_swap(offset, expect, new)
+        }
+        fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
+            self.0.fetch_add(offset, add)
+        }
+    }
+
+    #[test]
+    fn i4_a_word_behind_a_large_write_waits_for_the_slowest_of_its_threads() {
+        const LEN: usize = 1 << 20;
+        for late in 0..4 {
+            let at = 4096 + late * (LEN as u64 / 4);
+            let slow = Slow(AnonMemory::new(2 << 20).unwrap(), at, AtomicBool::new(true));
+            let memory = Arc::new(slow);
+            let stripes = Stripes::new(4, LEN as u64);
+            let verbs = LocalVerbs::new(memory.clone(), Alive::new()).with_stripes(stripes);
+            let put = spawn_named("put", move || {
+                let payload = vec![7; LEN];
+                let write = Op::Write { offset: 4096, src: &payload };
+                verbs.post(1, &mut [write, Op::Store { offset: 0, value: 1 }])
+            })
+            .unwrap();
+            let landed = |i: u64| memory.load(4096 + i * (LEN as u64 / 4)).unwrap() != 0;
+            while !(0..4).all(|i| i == late || landed(i)) {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(30));
+            assert!(memory.load(0).unwrap() == 0 && !landed(late));
+            memory.2.store(false, Ordering::SeqCst);
+            put.join().unwrap().unwrap();
+            assert_eq!(memory.load(0).unwrap(), 1);
+            let mut all = vec![0; LEN];
+            memory.read(4096, &mut all).unwrap();
+            assert!(all.iter().all(|b| *b == 7));
         }
     }
 }

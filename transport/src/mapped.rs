@@ -4,8 +4,8 @@
 
 use crate::error::TransportError;
 use crate::verbs::{Alive, Op, check_batch};
-use nkv_store::Memory;
 use nkv_store::memory::HostRegion;
+use nkv_store::{Memory, Stripes};
 use std::fmt;
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ pub(crate) struct Mapped {
     memory: Arc<dyn Memory>,
     // Present where the CPU may touch the memory; VRAM has none.
     host: Option<HostRegion>,
+    stripes: Stripes,
 }
 
 impl Mapped {
@@ -22,7 +23,12 @@ impl Mapped {
         // SAFETY: `host_base` is valid for `len` bytes while the memory lives, which `memory`
         // beside it ensures; mappings are page aligned.
         let host = memory.host_base().map(|b| unsafe { HostRegion::new(b, memory.len()) });
-        Self { memory, host }
+        Self { memory, host, stripes: Stripes::NONE }
+    }
+
+    /// The same, with large reads and writes of a batch done by several threads.
+    pub(crate) fn with_stripes(self, stripes: Stripes) -> Self {
+        Self { stripes, ..self }
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -79,7 +85,10 @@ impl Mapped {
         alive.check(who)?;
         check_batch(ops, token, self.len())?;
         for op in ops {
-            op.run(self.memory.as_ref())?;
+            match op.stripes(&self.stripes) {
+                1 => op.run(self.memory.as_ref())?,
+                n => op.run_striped(self.memory.as_ref(), n)?,
+            }
         }
         // The owner may have died, and its memory be reused or stale, while we worked.
         alive.check(who)

@@ -4,7 +4,7 @@
 use crate::error::TransportError;
 use crate::mapped::Mapped;
 use crate::verbs::{Alive, Kind, Op, Verbs};
-use nkv_store::Memory;
+use nkv_store::{Memory, Stripes};
 use std::sync::Arc;
 
 /// A segment of another process of this host.
@@ -18,6 +18,11 @@ impl ShmVerbs {
     /// `alive` is marked dead by whoever watches the owner (pidfd, socket end).
     pub fn new(memory: Arc<dyn Memory>, alive: Alive) -> Self {
         Self { mapped: Mapped::new(memory), alive }
+    }
+
+    /// The same, with large reads and writes done by several threads.
+    pub fn with_stripes(self, stripes: Stripes) -> Self {
+        Self { mapped: self.mapped.with_stripes(stripes), ..self }
     }
 }
 

@@ -14,6 +14,7 @@ mod line;
 mod pool;
 mod request;
 mod serve;
+mod striped;
 
 pub use agent::{AgentLimits, TcpAgent, TcpCounters};
 pub use client::{TcpOptions, TcpVerbs};

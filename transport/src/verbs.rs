@@ -86,7 +86,7 @@ pub trait Verbs: Send + Sync + fmt::Debug {
     ///
     /// Errors: see [`TransportError`]. After `Disconnected` and `Timeout` any prefix of the batch
     /// may have happened; after `OutOfBounds` nothing of it has. A tcp batch that needs several
-    /// requests may be `Refused` after a prefix if its plan ends meanwhile.
+    /// requests, as one with large verbs in stripes does, may be `Refused` after a prefix.
     fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError>;
 
     /// False once the owner of the segment is known to be gone; never true again after that.

@@ -4,6 +4,7 @@
 use super::{Client, ClientConfig, ObjectView, WritePlan, spread};
 use crate::error::{Error, Result};
 use crate::message::{ClusterStats, Existence, Listed, ObjMeta, PutOptions, UnmountReport, View};
+use bytes::Bytes;
 use nkv_transport::wire::Address;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -67,7 +68,7 @@ impl Blocking {
     }
 
     /// See [`Client::get`].
-    pub fn get(&self, key: &[u8]) -> Result<Vec<u8>> {
+    pub fn get(&self, key: &[u8]) -> Result<Bytes> {
         self.wait(self.client.get(key))
     }
 

@@ -8,6 +8,7 @@ use super::peer::Peer;
 use super::{Client, one, spread};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{ObjMeta, Touch, Via};
+use bytes::Bytes;
 use nkv_store::KeyId;
 use nkv_store::object::{Expect, Reading, Unreadable, chain_in_time};
 use std::collections::BTreeMap;
@@ -36,15 +37,16 @@ struct Slot<'a> {
 }
 
 impl Client {
-    /// Bytes of an object in a fresh buffer.
-    pub async fn get(&self, key: &[u8]) -> Result<Vec<u8>> {
+    /// Bytes of an object, in a buffer of their own. Dropped with its last clone, a large buffer serves
+    /// a later get: see `ClientConfig::get_pool_bytes`.
+    pub async fn get(&self, key: &[u8]) -> Result<Bytes> {
         self.check_process()?;
         for last in [false, true] {
             let (meta, via) = one(self.locate(&[key], last).await)?;
-            let mut bytes = vec![0; meta.bytes_total as usize];
-            let read = self.read_all(&mut [((&meta, via), &mut bytes[..])]).await;
+            let mut room = self.shared.buffers.room(meta.bytes_total as usize);
+            let read = self.read_all(&mut [((&meta, via), room.bytes_mut())]).await;
             match read.into_iter().next().unwrap_or(Err(Miss::Changed)) {
-                Ok(_) => return Ok(bytes),
+                Ok(_) => return Ok(room.into_bytes()),
                 Err(Miss::Fatal(e)) => return Err(e),
                 Err(Miss::Unreached(e)) if last => return Err(e),
                 Err(Miss::Changed) if last => {

@@ -1,5 +1,6 @@
 //! What a node can be told, its defaults, and why it may refuse to start.
 
+use crate::client::GET_POOL_BYTES;
 use nkv_store::evict::{PolicyKind, Watermarks};
 use nkv_store::heap::{MAX_ARENA_BYTES, MAX_QUARANTINE_MS, MIN_LOG_UNITS};
 use nkv_store::layout::PAYLOAD_ALIGN;
@@ -70,6 +71,10 @@ pub struct NodeConfig {
     pub log_claim_ttl_ms: u64,
     /// Whether this node's own handle puts into device logs; see `ClientConfig`.
     pub device_alloc: bool,
+    /// Stripes of large reads and writes of this node's own handle; see `ClientConfig`.
+    pub data_stripes: usize,
+    /// Bytes of buffers that this node's own handle keeps for later gets; see `ClientConfig`.
+    pub get_pool_bytes: u64,
     /// Which objects go first.
     pub policy: PolicyKind,
     /// Bytes per page if a put names none.
@@ -108,6 +113,8 @@ impl Default for NodeConfig {
             log_bytes: 0,
             log_claim_ttl_ms: 5_000,
             device_alloc: false,
+            data_stripes: 0,
+            get_pool_bytes: GET_POOL_BYTES,
             policy: PolicyKind::Lru,
             page_bytes: 256 << 10,
             full_wait_ms: 0,

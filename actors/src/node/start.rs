@@ -185,6 +185,8 @@ impl Building {
                 job: self.config().job.clone(),
                 call_timeout_ms: self.config().call_timeout_ms,
                 device_alloc: self.config().device_alloc,
+                data_stripes: self.config().data_stripes,
+                get_pool_bytes: self.config().get_pool_bytes,
                 ..ClientConfig::default()
             },
             credentials: self.common().guard.credentials().clone(),

@@ -6,10 +6,11 @@ use super::batch::{Cursor, Outgoing};
 use super::deadline::Deadline;
 use super::frame::{DESC_BYTES, MAX_MESSAGE_BYTES, RESPONSE_MAGIC, Response, Status};
 use super::line::{Broken, Line};
-use super::pool::{Conn, Pool};
+use super::pool::{Conn, Lease, Pool};
 use crate::error::TransportError;
 use crate::verbs::{Alive, Kind, Op, Verbs, check_batch};
 use crate::wire::auth::Credentials;
+use nkv_store::Stripes;
 use std::sync::Arc;
 
 /// What one client proves, and its bounds.
@@ -22,20 +23,28 @@ pub struct TcpOptions {
     /// A post in which nothing moves for so long ends with `Timeout`; so does one that takes longer
     /// in all, connecting included, with 1 s more for each MiB of its payload.
     pub stall_ms: u64,
-    /// Connections at a time; a post takes one for itself.
+    /// Connections at a time; a post takes one for itself, and with stripes more while there are some.
     pub max_connections: usize,
+    /// How large reads and writes are cut, each stripe over a connection of its own.
+    pub stripes: Stripes,
 }
 
 impl Default for TcpOptions {
     fn default() -> Self {
-        Self { credentials: None, connect_ms: 1_000, stall_ms: 1_500, max_connections: 16 }
+        Self {
+            credentials: None,
+            connect_ms: 1_000,
+            stall_ms: 1_500,
+            max_connections: 16,
+            stripes: Stripes::NONE,
+        }
     }
 }
 
 /// Verbs over a segment that a [`super::TcpAgent`] serves.
 #[derive(Debug)]
 pub struct TcpVerbs {
-    pool: Arc<Pool>,
+    pub(super) pool: Arc<Pool>,
     segment_len: u64,
 }
 
@@ -61,7 +70,7 @@ impl TcpVerbs {
         });
         let lease = pool.lease(Deadline::NEVER)?;
         let segment_len = lease.segment_len();
-        lease.healthy();
+        drop(lease);
         Ok(Self { pool, segment_len })
     }
 
@@ -73,35 +82,50 @@ impl TcpVerbs {
     fn run(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
         let deadline = Deadline::for_bytes(self.pool.opts.stall_ms, bytes_of(ops));
         let mut lease = self.pool.lease(deadline)?;
+        let by = &self.pool.opts.stripes;
+        match ops.iter().map(|op| op.stripes(by)).max() {
+            None | Some(1) => self.chain(&mut lease, token, ops, deadline),
+            Some(n) => {
+                let more = self.pool.lease_more(n - 1, deadline);
+                let lanes = std::iter::once(lease).chain(more).collect();
+                self.striped(lanes, token, ops, deadline)
+            }
+        }
+    }
+
+    /// A batch over one connection, which is in step again, or never used again.
+    pub(super) fn chain(
+        &self,
+        lease: &mut Lease<'_>,
+        token: u64,
+        ops: &mut [Op<'_>],
+        deadline: Deadline,
+    ) -> Result<(), TransportError> {
         let mut cursor = Cursor::default();
+        // The agent closes after a fence of another plan met this connection.
+        let closed = format_args!("{} closed the connection", self.pool.target);
+        let mut in_step = lease.begin();
         let conn = lease.conn()?;
         conn.line.set_deadline(deadline);
-        let mut usable = true;
         loop {
             let id = conn.next_id;
             if !conn.out.next(ops, &mut cursor, conn.limits, id, token) {
                 break;
             }
-            if !usable {
-                // The agent closes after a fence of another plan met this connection.
-                let why = format!("{} closed the connection", self.pool.target);
-                return Err(TransportError::Disconnected(why));
+            if !in_step {
+                return Err(TransportError::Disconnected(closed.to_string()));
             }
             conn.next_id += 1;
             match self.exchange(conn, id, ops)? {
-                Answer::Done { closing } => usable = !closing,
+                Answer::Done { closing } => in_step = !closing,
                 Answer::Denied { error, closing } => {
                     // Refused in good order: the connection is in step.
-                    if !closing {
-                        lease.healthy();
-                    }
+                    lease.end(!closing);
                     return Err(error);
                 }
             }
         }
-        if usable {
-            lease.healthy();
-        }
+        lease.end(in_step);
         Ok(())
     }
 

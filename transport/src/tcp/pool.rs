@@ -17,12 +17,15 @@ use hashbrown::HashMap;
 use nkv_store::clock::{BootClock, Clock};
 use socket2::Socket;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// A connection unused for longer is looked at before it is used: the agent may have closed it.
 const FRESH_NS: u64 = 1_000_000_000;
+/// Where one more connection could not be had, none is asked for so long.
+const NO_MORE_NS: u64 = 1_000_000_000;
 
 /// One connection after its handshake, with the scratch of its posts.
 #[derive(Debug)]
@@ -55,15 +58,16 @@ pub(super) struct Pool {
     job: String,
     state: Mutex<State>,
     freed: Condvar,
+    no_more_until_ns: AtomicU64,
     clock: BootClock,
 }
 
-/// A connection checked out for one post; goes back only if `healthy` was said.
+/// A connection checked out for one post; goes back only if it is in step with the agent.
 pub(super) struct Lease<'a> {
     pool: &'a Pool,
     conn: Option<Conn>,
     number: u64,
-    healthy: bool,
+    in_step: bool,
 }
 
 impl Pool {
@@ -92,6 +96,7 @@ impl Pool {
             job: job.to_string(),
             state: Mutex::default(),
             freed: Condvar::new(),
+            no_more_until_ns: AtomicU64::new(0),
             clock: BootClock,
         })
     }
@@ -124,7 +129,36 @@ impl Pool {
     /// A connection: an idle one, a new one made before `within`, or the next that comes free within
     /// the stall limit.
     pub(super) fn lease(&self, within: Deadline) -> Result<Lease<'_>, TransportError> {
-        let limit = Duration::from_millis(self.opts.stall_ms);
+        self.lease_waiting(Duration::from_millis(self.opts.stall_ms), within)
+    }
+
+    /// Up to `most` further connections, none of them waited for: who holds one must not wait for
+    /// others that do the same. One that cannot be made is done without, also by the next posts of
+    /// a second: the agent may have no room.
+    pub(super) fn lease_more(&self, most: usize, within: Deadline) -> Vec<Lease<'_>> {
+        let mut more = Vec::with_capacity(most);
+        if self.clock.now_ns() < self.no_more_until_ns.load(Ordering::Relaxed) {
+            return more;
+        }
+        while more.len() < most {
+            match self.lease_waiting(Duration::ZERO, within) {
+                Ok(lease) => more.push(lease),
+                Err(error) => {
+                    tracing::debug!(%error, "a large copy goes over fewer connections");
+                    let until = self.clock.now_ns().saturating_add(NO_MORE_NS);
+                    self.no_more_until_ns.store(until, Ordering::Relaxed);
+                    break;
+                }
+            }
+        }
+        more
+    }
+
+    fn lease_waiting(
+        &self,
+        limit: Duration,
+        within: Deadline,
+    ) -> Result<Lease<'_>, TransportError> {
         let deadline = self.clock.now_ns().saturating_add(limit.as_nanos() as u64);
         let mut state = self.state();
         loop {
@@ -136,14 +170,14 @@ impl Pool {
                     continue;
                 }
                 let number = conn.number;
-                return Ok(Lease { pool: self, conn: Some(conn), number, healthy: false });
+                return Ok(Lease { pool: self, conn: Some(conn), number, in_step: true });
             }
             if state.open.len() < self.opts.max_connections {
                 let number = state.next_number;
                 state.next_number += 1;
                 state.open.insert(number, None);
                 drop(state);
-                let mut lease = Lease { pool: self, conn: None, number, healthy: false };
+                let mut lease = Lease { pool: self, conn: None, number, in_step: true };
                 lease.conn = Some(self.connect(number, within)?);
                 return Ok(lease);
             }
@@ -151,7 +185,9 @@ impl Pool {
             if left == 0 {
                 return Err(TransportError::Timeout(format!(
                     "all {} connections to {} stayed busy for {} ms; raise max_connections",
-                    self.opts.max_connections, self.target, self.opts.stall_ms
+                    self.opts.max_connections,
+                    self.target,
+                    limit.as_millis()
                 )));
             }
             let waited = self.freed.wait_timeout(state, Duration::from_nanos(left));
@@ -312,9 +348,20 @@ impl Lease<'_> {
         self.conn.as_ref().map_or(0, |c| c.segment_len)
     }
 
-    /// The connection is in step and may be used again.
-    pub(super) fn healthy(mut self) {
-        self.healthy = true;
+    /// A batch begins, after which the connection is out of step unless `end` says otherwise. False
+    /// if it was before: it is not to be used.
+    pub(super) fn begin(&mut self) -> bool {
+        std::mem::replace(&mut self.in_step, false)
+    }
+
+    /// A batch ended; true if the connection may be used again.
+    pub(super) fn end(&mut self, in_step: bool) {
+        self.in_step = in_step;
+    }
+
+    /// True between batches, if it may be used.
+    pub(super) fn is_in_step(&self) -> bool {
+        self.in_step
     }
 }
 
@@ -322,7 +369,7 @@ impl Drop for Lease<'_> {
     fn drop(&mut self) {
         let mut state = self.pool.state();
         match self.conn.take() {
-            Some(mut conn) if self.healthy && self.pool.alive.is_alive() => {
+            Some(mut conn) if self.in_step && self.pool.alive.is_alive() => {
                 conn.used_ns = self.pool.clock.now_ns();
                 state.idle.push(conn);
             }

@@ -1,7 +1,7 @@
 //! A segment, the target's own view of it, and a handle to it, per transport.
 
 use nkv_store::shm;
-use nkv_store::{AnonMemory, Export, Memory, StoreError, new_incarnation};
+use nkv_store::{AnonMemory, Export, Memory, StoreError, Stripes, new_incarnation};
 use nkv_transport::access::OpenAccess;
 use nkv_transport::{
     AgentLimits, Alive, LocalVerbs, ShmVerbs, TcpAgent, TcpOptions, TcpVerbs, Verbs,
@@ -28,10 +28,24 @@ pub struct Fixture {
     pub keep: Vec<Box<dyn std::any::Any>>,
 }
 
+/// Even what is hardly larger than a header is cut.
+fn stripes() -> Stripes {
+    Stripes::new(4, 0)
+}
+
 pub fn local() -> Fixture {
+    in_this_process(Stripes::NONE)
+}
+
+pub fn local_striped() -> Fixture {
+    in_this_process(stripes())
+}
+
+fn in_this_process(stripes: Stripes) -> Fixture {
     let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
     let alive = Alive::new();
-    let verbs = Arc::new(LocalVerbs::new(memory.clone(), alive.clone()));
+    let verbs = LocalVerbs::new(memory.clone(), alive.clone()).with_stripes(stripes);
+    let verbs = Arc::new(verbs);
     let dies = alive.clone();
     Fixture { verbs, memory, alive, kill: Box::new(move || dies.mark_dead()), keep: vec![] }
 }
@@ -59,15 +73,19 @@ pub fn shm() -> Fixture {
 }
 
 pub fn tcp() -> Fixture {
-    over_tcp(Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap()))
+    over_tcp(Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap()), Stripes::NONE)
+}
+
+pub fn tcp_striped() -> Fixture {
+    over_tcp(Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap()), stripes())
 }
 
 /// Behind an agent whose memory the CPU cannot address, as VRAM: everything is staged.
 pub fn tcp_unaddressable() -> Fixture {
-    over_tcp(Arc::new(Unaddressable(AnonMemory::new(SEGMENT_BYTES).unwrap())))
+    over_tcp(Arc::new(Unaddressable(AnonMemory::new(SEGMENT_BYTES).unwrap())), Stripes::NONE)
 }
 
-fn over_tcp(memory: Arc<dyn Memory>) -> Fixture {
+fn over_tcp(memory: Arc<dyn Memory>, stripes: Stripes) -> Fixture {
     let incarnation = new_incarnation();
     // A request limit below the largest operation: splitting is part of what is tested.
     let limits = AgentLimits { max_request_bytes: 5_000_001, ..AgentLimits::default() };
@@ -76,7 +94,8 @@ fn over_tcp(memory: Arc<dyn Memory>) -> Fixture {
     let agent =
         TcpAgent::start(at, memory.clone(), incarnation, "job", access, None, limits).unwrap();
     let to = agent.local_addr().to_string();
-    let verbs = TcpVerbs::connect(&to, incarnation, "job", TcpOptions::default()).unwrap();
+    let options = TcpOptions { stripes, ..TcpOptions::default() };
+    let verbs = TcpVerbs::connect(&to, incarnation, "job", options).unwrap();
     let alive = verbs.alive();
     Fixture {
         verbs: Arc::new(verbs),

@@ -47,4 +47,4 @@ macro_rules! conformance {
     };
 }
 
-conformance! { local shm tcp tcp_unaddressable }
+conformance! { local local_striped shm tcp tcp_striped tcp_unaddressable }

@@ -11,7 +11,7 @@ use nkv_store::device_log::{
     LogTimes, Next, Placing,
 };
 use nkv_store::layout::PUBLISH_OFF;
-use nkv_store::{AnonMemory, KeyId, Memory};
+use nkv_store::{AnonMemory, KeyId, Memory, Stripes};
 use nkv_transport::grants::Grants;
 use nkv_transport::log_rights::LogRights;
 use nkv_transport::{AgentLimits, Op, TcpAgent, TcpOptions, TcpVerbs, TransportError, Verbs};

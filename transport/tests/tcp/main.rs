@@ -2,11 +2,13 @@
 //! agent does not answer.
 #![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 
+mod between;
 mod ends;
 mod fences;
 mod hostile;
 mod log;
 mod raw;
+mod stripes;
 mod trust;
 
 use nkv_store::clock::{BootClock, Clock};

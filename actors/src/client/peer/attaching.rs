@@ -12,6 +12,7 @@ use crate::message::{Purpose, RankInfo, ToOwner, Welcome};
 use crate::owner::attachments::Route;
 use crate::owner::pin_tables::Proof;
 use crate::plans::{Obeyed, OpenPlans};
+use nkv_store::Stripes;
 use nkv_store::device_log::{Landing, OpenClaims};
 use nkv_store::heap::Heap;
 use nkv_store::pins::Pins;
@@ -26,6 +27,10 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
 
+/// Reads and writes of at least so many bytes are cut into stripes; see `docs/performance.md`.
+const TCP_STRIPED_FROM: u64 = 8 << 20;
+const MAPPED_STRIPED_FROM: u64 = 16 << 20;
+
 /// What a peer is made from.
 pub(crate) struct Attaching {
     pub env: Environment,
@@ -33,6 +38,7 @@ pub(crate) struct Attaching {
     pub producer: u64,
     pub info: RankInfo,
     pub choice: TransportChoice,
+    pub data_stripes: usize,
     pub plans: Arc<OpenPlans>,
     pub obeyed: Arc<Obeyed>,
     pub messages: Arc<Messages>,
@@ -117,10 +123,11 @@ impl Attaching {
         // Read after it is registered: a later term reaches the route.
         self.plans.obey(&self.obeyed, l.tables.term());
         let verbs = LocalVerbs::new(l.memory.clone(), l.alive.clone());
+        let verbs = verbs.with_stripes(self.mapped_stripes());
         let link = Link::Local(l.owner.clone(), l.tables.clone(), id);
         let heap = Heap::open(l.memory.clone()).ok();
-        let reader = heap.as_ref().and_then(Reader::of);
-        let mapped = reader.map(|reader| (reader, l.tables.pins.give(id, Proof::Here)));
+        let mapped = heap.as_ref().and_then(|heap| self.reader(heap));
+        let mapped = mapped.map(|reader| (reader, l.tables.pins.give(id, Proof::Here)));
         let rights = Rights { mapped, log_token: None };
         Some(Arc::new(self.peer(Arc::new(verbs), (link, l.alive.clone()), rights)))
     }
@@ -143,9 +150,18 @@ impl Attaching {
         };
         let alive = Alive::new();
         let verbs = ShmVerbs::new(heap.memory().clone(), alive.clone());
-        let mapped = Reader::of(&heap).map(|reader| (reader, table));
+        let verbs = verbs.with_stripes(self.mapped_stripes());
+        let mapped = self.reader(&heap).map(|reader| (reader, table));
         let rights = Rights { mapped, log_token: None };
         Ok(Some(self.linked(stream, Arc::new(verbs), alive, rights)))
+    }
+
+    fn mapped_stripes(&self) -> Stripes {
+        Stripes::new(self.data_stripes, MAPPED_STRIPED_FROM)
+    }
+
+    fn reader(&self, heap: &Heap) -> Option<Reader> {
+        Some(Reader::of(heap)?.with_stripes(self.mapped_stripes()))
     }
 
     fn map(&self) -> Result<Heap> {
@@ -169,7 +185,9 @@ impl Attaching {
         };
         let (stream, _, log_token) = self.hello(&self.info.control, false).await?;
         let machine = &self.env.machine;
-        let connecting = machine.connect(&data, self.info.incarnation, &self.credentials);
+        let stripes = Stripes::new(self.data_stripes, TCP_STRIPED_FROM);
+        let owner = self.info.incarnation;
+        let connecting = machine.connect(&data, owner, &self.credentials, stripes);
         let (verbs, alive) = connecting.await?;
         Ok(self.linked(stream, verbs, alive, Rights { mapped: None, log_token }))
     }

@@ -78,6 +78,26 @@ fn i4_pages_over_several_connections_then_ready_over_one() {
     assert!(rig.payload_of(1) == *payload);
 }
 
+#[test]
+fn i4_i13_a_claim_takes_the_stripes_of_its_payload_over_several_connections() {
+    let mut rig = rig(1024, 4096, AgentLimits::default());
+    let to = rig.agent.local_addr().to_string();
+    let options = TcpOptions { stripes: Stripes::new(4, 256 << 10), ..TcpOptions::default() };
+    let client = TcpVerbs::connect(&to, INCARNATION, JOB, options).unwrap();
+    for (name, bytes) in [(1, 256 << 10), (2, (1 << 20) - 7), (3, 700_001)] {
+        let placing = place(&client, ONE, &rig, name, bytes);
+        let (publication, payload) = (placing.publication(), fill(name, bytes));
+        let mut ops = publication.whole(&payload);
+        client.post(ONE, &mut ops).unwrap();
+        assert_eq!(publication.took(&ops), Ok(()));
+        // No stripe's request is still inside the claim, or READY would have been refused.
+        assert_eq!(rig.one.open(), (0, 0));
+        assert_eq!(rig.log.accept(0, &mut rig.index).unwrap(), 1);
+        assert!(rig.payload_of(name) == payload);
+    }
+    assert_eq!(rig.agent.counters().connections.load(Ordering::Relaxed), 4);
+}
+
 /// What a producer says of a claim of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {

@@ -1,0 +1,238 @@
+//! Buffers for what `get` returns. A fresh one costs page faults, several times the copy itself; so the
+//! buffer of an object that its reader has dropped serves a later get. Bounded, and nobody waits: with
+//! none at hand a fresh one is made. It knows nothing of objects but their length.
+
+use bytes::Bytes;
+use nkv_store::{Buffer, fork};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Smaller objects are the allocator's business: their memory is not mapped anew each time.
+const FROM_BYTES: usize = 64 << 10;
+/// Sizes of buffers between a power of two and the next: a buffer is at most a quarter too large.
+const CLASSES: usize = 4;
+
+/// The buffers of one handle that nobody uses now.
+#[derive(Debug)]
+pub(crate) struct Buffers {
+    most_bytes: usize,
+    idle: Mutex<Idle>,
+}
+
+#[derive(Debug, Default)]
+struct Idle {
+    bytes: usize,
+    // The one given back last is at the end: its memory is in some cache, as a rule.
+    buffers: VecDeque<Buffer>,
+}
+
+/// Room for one object, for as long as it is read. Dropped, it is given back.
+#[derive(Debug)]
+pub(super) enum Room {
+    Plain(Vec<u8>),
+    Lent(Lent),
+}
+
+/// A buffer of the pool while it is out. Only its first `len` bytes are ever shown: the rest may be
+/// left over from another object.
+#[derive(Debug)]
+pub(super) struct Lent {
+    // There until the drop.
+    buffer: Option<Buffer>,
+    len: usize,
+    home: Weak<Buffers>,
+}
+
+impl Buffers {
+    /// Keeps unused buffers of at most so many bytes together; 0: none.
+    pub(crate) fn new(most_bytes: u64) -> Arc<Self> {
+        let most_bytes = usize::try_from(most_bytes).unwrap_or(usize::MAX);
+        Arc::new(Self { most_bytes, idle: Mutex::default() })
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Idle> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Room for `len` bytes, which are whatever they are until they are read into.
+    pub(super) fn room(self: &Arc<Self>, len: usize) -> Room {
+        let class = class_of(len);
+        if len < FROM_BYTES || class > self.most_bytes {
+            return Room::Plain(vec![0; len]);
+        }
+        let kept = self.idle().take(class);
+        // A process may have only so many mappings: past them the allocator may still have room.
+        match kept.or_else(|| Buffer::new(class).ok()) {
+            Some(buffer) => {
+                Room::Lent(Lent { buffer: Some(buffer), len, home: Arc::downgrade(self) })
+            }
+            None => Room::Plain(vec![0; len]),
+        }
+    }
+
+    fn give_back(&self, buffer: Buffer) {
+        let mut idle = self.idle();
+        idle.bytes += buffer.len();
+        idle.buffers.push_back(buffer);
+        let mut excess = Vec::new();
+        while idle.bytes > self.most_bytes
+            && let Some(oldest) = idle.buffers.pop_front()
+        {
+            idle.bytes -= oldest.len();
+            excess.push(oldest);
+        }
+        drop(idle);
+        // Unmapped once the lock is free.
+        drop(excess);
+    }
+}
+
+impl Idle {
+    fn take(&mut self, class: usize) -> Option<Buffer> {
+        let at = self.buffers.iter().rposition(|buffer| buffer.len() == class)?;
+        self.bytes -= class;
+        self.buffers.remove(at)
+    }
+}
+
+/// Bytes of the buffer for an object of `len` bytes: the next of four sizes in every power of two.
+fn class_of(len: usize) -> usize {
+    let step = (len.max(FROM_BYTES) - 1).ilog2() - CLASSES.ilog2();
+    len.max(FROM_BYTES).next_multiple_of(1 << step)
+}
+
+impl Room {
+    /// The bytes to read into; as many as the object has.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Room::Plain(bytes) => bytes,
+            Room::Lent(lent) => match &mut lent.buffer {
+                Some(buffer) => &mut buffer[..lent.len],
+                None => &mut [],
+            },
+        }
+    }
+
+    /// What was read, for whoever wanted it.
+    pub(super) fn into_bytes(self) -> Bytes {
+        match self {
+            Room::Plain(bytes) => bytes.into(),
+            Room::Lent(lent) => Bytes::from_owner(lent),
+        }
+    }
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        self.buffer.as_ref().map_or(&[], |buffer| &buffer[..self.len])
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // In a forked child the lock may be held by a thread that is not there.
+        if fork::is_child() {
+            return;
+        }
+        if let Some((buffer, home)) = self.buffer.take().zip(self.home.upgrade()) {
+            home.give_back(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn get(pool: &Arc<Buffers>, len: usize, fill: u8) -> Bytes {
+        let mut room = pool.room(len);
+        assert_eq!(room.bytes_mut().len(), len);
+        room.bytes_mut().fill(fill);
+        room.into_bytes()
+    }
+
+    fn kept(pool: &Buffers) -> (usize, usize) {
+        let idle = pool.idle();
+        assert_eq!(idle.bytes, idle.buffers.iter().map(|b| b.len()).sum::<usize>());
+        (idle.buffers.len(), idle.bytes)
+    }
+
+    #[test]
+    fn a_class_is_at_most_a_quarter_larger_than_what_it_is_for() {
+        let classes = [1, FROM_BYTES, FROM_BYTES + 1, MIB, MIB + 1, 16 * MIB, 20 * MIB - 1];
+        let wanted = [FROM_BYTES, FROM_BYTES, 80 << 10, MIB, MIB + MIB / 4, 16 * MIB, 20 * MIB];
+        assert_eq!(classes.map(class_of), wanted);
+    }
+
+    #[test]
+    fn a_dropped_buffer_is_used_again_and_shows_no_byte_of_before() {
+        let pool = Buffers::new(4 * MIB as u64);
+        let first = get(&pool, MIB, 7);
+        let (at, copy) = (first.as_ptr(), first.clone());
+        drop(first);
+        assert_eq!(kept(&pool).0, 0, "a clone still shows its bytes");
+        assert!(copy.iter().all(|b| *b == 7));
+        drop(copy);
+        assert_eq!(kept(&pool), (1, MIB));
+        let shorter = get(&pool, MIB - 100, 9);
+        assert_eq!((shorter.as_ptr(), shorter.len(), kept(&pool).0), (at, MIB - 100, 0));
+        assert!(shorter.iter().all(|b| *b == 9));
+        let part = shorter.slice(5..10);
+        drop(shorter);
+        assert_eq!((kept(&pool).0, &part[..]), (0, &[9; 5][..]));
+    }
+
+    #[test]
+    fn a_read_that_fails_gives_its_buffer_back() {
+        let pool = Buffers::new(4 * MIB as u64);
+        drop(pool.room(MIB));
+        assert_eq!(kept(&pool), (1, MIB));
+    }
+
+    #[test]
+    fn the_pool_keeps_no_more_than_its_bound_and_drops_the_oldest() {
+        let pool = Buffers::new(4 * MIB as u64);
+        let all: Vec<_> = (0..6).map(|i| get(&pool, MIB, i)).collect();
+        let places: Vec<_> = all.iter().map(|b| b.as_ptr()).collect();
+        drop(all);
+        assert_eq!(kept(&pool), (4, 4 * MIB));
+        let again = get(&pool, MIB, 9);
+        assert_eq!(again.as_ptr(), places[5]);
+        drop(get(&pool, 3 * MIB, 1));
+        assert_eq!(kept(&pool), (2, 4 * MIB));
+        drop(get(&pool, 5 * MIB, 1));
+        assert_eq!(kept(&pool), (2, 4 * MIB), "larger than the bound");
+    }
+
+    #[test]
+    fn without_a_pool_nothing_is_kept_and_bytes_outlive_their_handle() {
+        let none = Buffers::new(0);
+        drop(get(&none, MIB, 1));
+        assert_eq!(kept(&none), (0, 0));
+        let pool = Buffers::new(MIB as u64);
+        let bytes = get(&pool, MIB, 3);
+        drop(pool);
+        assert!(bytes.iter().all(|b| *b == 3));
+    }
+
+    proptest! {
+        #[test]
+        fn whoever_holds_bytes_holds_them_alone_and_unchanged(
+            steps in proptest::collection::vec((0usize..6, 1usize..400_000), 1..60),
+        ) {
+            let pool = Buffers::new(MIB as u64);
+            let mut held: [Option<(Bytes, u8)>; 6] = Default::default();
+            for (turn, (place, len)) in steps.into_iter().enumerate() {
+                let fill = turn as u8 + 1;
+                held[place] = Some((get(&pool, len, fill), fill));
+                for (bytes, fill) in held.iter().flatten() {
+                    prop_assert!(bytes.iter().all(|b| b == fill));
+                }
+                prop_assert!(kept(&pool).1 <= MIB);
+            }
+        }
+    }
+}
