@@ -2,7 +2,6 @@
 //! `scripts/bench` reads is there, every byte right, and what cannot be measured is refused with the
 //! flag to change. Figures are not judged here: a test is no place for times.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod cluster_process;

@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Abandoned, KeyBytes, Named, PutOptions, ToOwner};
 use nkv_store::device_log::{ControlLine, LogGeometry, LogPut, Next, OpenClaim, OpenClaims};
 use nkv_store::{Key, KeyId};
-use nkv_transport::verbs::Op;
+use nkv_transport::verbs::{Kind, Op};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -171,7 +171,7 @@ impl Client {
                 Some(Ok(()))
             }
             // The owner took the rights back: from now on by plans.
-            Err(e) if e.kind == ErrorKind::Reclaimed && peer.reader.is_none() => {
+            Err(e) if e.kind == ErrorKind::Reclaimed && peer.kind() == Kind::Tcp => {
                 tracing::debug!(error = %e, "puts to this log take plans from here on");
                 peer.take_puts(false);
                 None
@@ -279,7 +279,7 @@ impl Client {
                 return Ok(None);
             }
             if waited > Duration::ZERO {
-                std::thread::sleep(LOOK);
+                self.shared.env.machine.rest(LOOK);
             }
             waited += LOOK;
             peer.verbs.post(0, &mut [line.read()])?;

@@ -40,6 +40,8 @@ pub(crate) struct Attaching {
 struct Rights {
     // The segment by loads, and a pin table, where it is mapped.
     mapped: Option<(Reader, Option<u32>)>,
+    // Its words are this process's to change, without an agent.
+    at_hand: bool,
     log_token: Option<u64>,
 }
 
@@ -69,13 +71,13 @@ impl Attaching {
     }
 
     fn peer(&self, verbs: Arc<dyn Verbs>, (link, alive): (Link, Alive), rights: Rights) -> Peer {
-        let Rights { mapped, log_token } = rights;
+        let Rights { mapped, at_hand, log_token } = rights;
         let pins = mapped.as_ref().and_then(|(reader, table)| {
             let region = &reader.geometry().pins;
             Pins::new(reader.memory().clone(), region, (*table)?).map(Arc::new)
         });
         let claims = self.obeyed.claims().cloned();
-        let log = match (mapped.is_some(), log_token) {
+        let log = match (at_hand, log_token) {
             // Memory at hand: the token is shown to nobody.
             (true, _) => claims.map(|claims| (claims, 1)),
             // The agent knows the claims: nobody asks this table.
@@ -118,7 +120,7 @@ impl Attaching {
         let heap = Heap::open(l.memory.clone()).ok();
         let reader = heap.as_ref().and_then(Reader::of);
         let mapped = reader.map(|reader| (reader, l.tables.pins.give(id, Proof::Here)));
-        let rights = Rights { mapped, log_token: None };
+        let rights = Rights { mapped, at_hand: true, log_token: None };
         Some(Arc::new(self.peer(Arc::new(verbs), (link, l.alive.clone()), rights)))
     }
 
@@ -141,7 +143,7 @@ impl Attaching {
         let alive = Alive::new();
         let verbs = ShmVerbs::new(heap.memory().clone(), alive.clone());
         let mapped = Reader::of(&heap).map(|reader| (reader, table));
-        let rights = Rights { mapped, log_token: None };
+        let rights = Rights { mapped, at_hand: true, log_token: None };
         Ok(Some(self.linked(stream, Arc::new(verbs), alive, rights)))
     }
 
@@ -168,7 +170,7 @@ impl Attaching {
         let machine = &self.env.machine;
         let connecting = machine.connect(&data, self.info.incarnation, &self.credentials);
         let (verbs, alive) = connecting.await?;
-        Ok(self.linked(stream, verbs, alive, Rights { mapped: None, log_token }))
+        Ok(self.linked(stream, verbs, alive, Rights { mapped: None, at_hand: false, log_token }))
     }
 
     /// The link, and what it was given: a pin table, a token for the log.
