@@ -6,7 +6,7 @@ use nkv::client::{ReadCounters, WriteCounters};
 use std::collections::BTreeMap;
 
 /// What is counted only when it happens, and must.
-const MUST_HAPPEN: [&str; 34] = [
+const MUST_HAPPEN: [&str; 36] = [
     "connections broken",
     "fault: a client is killed",
     "fault: a client stands still",
@@ -18,6 +18,8 @@ const MUST_HAPPEN: [&str; 34] = [
     "fault: an actor panics",
     "fault: connections break",
     "fault: rank 0 is killed",
+    "fault: the master dies and its words with it",
+    "fault: the master dies while a writer stands still",
     "abort: done",
     "evict: done",
     "get: Disconnected",
@@ -41,6 +43,13 @@ const MUST_HAPPEN: [&str; 34] = [
     "remove-matching: done",
     "terms that rose",
     "unmount: done",
+];
+
+/// What cannot happen here, each with its reason.
+const CANNOT: [&str; 1] = [
+    // An end that overtakes the plan's own message in the mailbox of its owner: here an actor is never
+    // behind the tasks that talk to it, they share one thread. Tested by itself, in actors/src/owner/tests.rs.
+    "owner: ended_unopened",
 ];
 
 /// Counters by name.
@@ -141,6 +150,6 @@ impl Coverage {
     pub fn never(&self) -> Vec<&str> {
         let zero = self.0.iter().filter(|(_, n)| **n == 0).map(|(what, _)| &what[..]);
         let told = MUST_HAPPEN.iter().copied().filter(|what| !self.0.contains_key(*what));
-        zero.chain(told).collect()
+        zero.chain(told).filter(|what| !CANNOT.contains(what)).collect()
     }
 }

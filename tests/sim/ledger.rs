@@ -82,12 +82,14 @@ struct Put {
     acked: Option<u64>,
     // It asked for the log: whatever object of its key is readable, it is done.
     any: bool,
-    // Where READY took in a log.
+    // Where READY took in a log, and when.
     logged: Option<Spot>,
+    settled: Option<Moment>,
     // Where its bytes became readable.
     spot: Option<Spot>,
-    // Since when they are not any more, and why.
+    // Since when they are not any more, and why; and in virtual milliseconds.
     gone: Option<(Moment, Cause)>,
+    gone_ms: u64,
 }
 
 impl Put {
@@ -99,8 +101,10 @@ impl Put {
         self.acked.is_some()
     }
 
+    // READY of a put to a log that failed may come late: over tcp its last verbs may be on their way.
     fn was_over_at(&self, moment: Moment) -> bool {
-        self.ended.is_some_and(|(ended, _)| ended < moment)
+        let over = |ended: Moment| self.settled.unwrap_or(ended).max(ended) < moment;
+        self.ended.is_some_and(|(ended, _)| over(ended))
     }
 }
 
@@ -261,7 +265,7 @@ impl Ledger {
         book.unaccepted.retain(|spot, _| !its.contains(&spot.incarnation));
         for put in &mut book.puts {
             if put.gone.is_none() && put.spot.is_some_and(|s| its.contains(&s.incarnation)) {
-                put.gone = Some((now, Cause::Died));
+                (put.gone, put.gone_ms) = (Some((now, Cause::Died)), self.trace.now_ms());
             }
         }
     }
@@ -276,8 +280,19 @@ impl Ledger {
         let len = if alike { len + TELLING_BYTES } else { len };
         let (put, began) = (book.puts.len() as PutId, book.tick());
         book.keys[key].puts.push(put);
-        let (ended, acked, logged, spot, gone) = (None, None, None, None, None);
-        book.puts.push(Put { key, len, began, ended, acked, any, logged, spot, gone });
+        book.puts.push(Put {
+            key,
+            len,
+            began,
+            ended: None,
+            acked: None,
+            any,
+            logged: None,
+            settled: None,
+            spot: None,
+            gone: None,
+            gone_ms: 0,
+        });
         (put, value(put, len))
     }
 
@@ -294,7 +309,7 @@ impl Ledger {
             return;
         }
         entry.acked = Some(self.trace.now_ms());
-        if entry.spot.or(entry.logged).is_none() && !book.has_another(put) {
+        if entry.spot.or(entry.logged).is_none() && !book.has_another(put, self.trace.now_ms()) {
             let name = book.name(book.put(put).key);
             let text = format!("put {put} of {name} was acknowledged and never published");
             book.wrong(&self.trace, text);
@@ -317,7 +332,10 @@ impl Ledger {
         let mut book = self.lock();
         let now = book.tick();
         let Some(&put) = book.at.get(&spot) else { return };
-        book.puts[put as usize].gone.get_or_insert((now, cause));
+        let entry = &mut book.puts[put as usize];
+        if entry.gone.is_none() {
+            (entry.gone, entry.gone_ms) = (Some((now, cause)), self.trace.now_ms());
+        }
         let told = || format!("put {put} at {spot:?}: {cause:?}");
         self.trace.event("retired", (put, spot), told);
         book.check_end_of(&self.trace, put);

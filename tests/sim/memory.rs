@@ -18,7 +18,7 @@ pub struct Hiccups {
     pub permille: u64,
     /// For so many milliseconds.
     pub ms: (u64, u64),
-    /// Of a thousand claims in a device log: right behind the fetch-and-add, when nobody knows of it.
+    /// Of a thousand claims in a device log: before the fetch-and-add, and behind it.
     pub claim_permille: u64,
 }
 
@@ -81,6 +81,15 @@ impl SimMemory {
     fn between(&self) {
         if stack::is_client()
             && let Some(pause) = self.nerves.pause(self.nerves.hiccups.permille)
+        {
+            stack::rest(pause);
+        }
+    }
+
+    /// Between a look at the log and its claim, and between the claim and whatever follows.
+    fn at_claim(&self) {
+        if stack::is_client()
+            && let Some(pause) = self.nerves.pause(self.nerves.hiccups.claim_permille)
         {
             stack::rest(pause);
         }
@@ -158,14 +167,10 @@ impl Memory for SimMemory {
     }
 
     fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
-        self.between();
+        self.at_claim();
         let found = self.bytes.fetch_add(offset, add)?;
         self.watch.claimed(found, add);
-        if stack::is_client()
-            && let Some(pause) = self.nerves.pause(self.nerves.hiccups.claim_permille)
-        {
-            stack::rest(pause);
-        }
+        self.at_claim();
         Ok(found)
     }
 }

@@ -61,7 +61,12 @@ impl Plan {
         }
         let clients = dice.between(2, 4) as usize;
         let hosts = n + 2;
-        let clients = (0..clients).map(|_| dice.below(hosts as u64) as usize).collect();
+        // Mostly where a rank is: they have its memory at hand.
+        let clients = (0..clients).map(|_| match dice.permille(600) {
+            true => *dice.pick(&ranks),
+            false => dice.below(hosts as u64) as usize,
+        });
+        let clients = clients.collect();
         let rate = |dice: &mut Dice| dice.between(960_000, 1_040_000);
         let clocks = (0..hosts).map(|_| (dice.between(1, 1 << 50), rate(&mut dice))).collect();
         Self {
@@ -80,7 +85,7 @@ impl Plan {
             hiccups: Hiccups {
                 permille: dice.between(0, 20),
                 ms: (1, dice.between(5, 120)),
-                claim_permille: dice.between(0, 120),
+                claim_permille: *dice.pick(&[0, 30, 120, 300]),
             },
             logs: (0..n).map(|_| log_units(&mut dice)).collect(),
             log_permille: dice.between(0, 700),
@@ -139,9 +144,10 @@ fn config(dice: &mut Dice) -> NodeConfig {
         ttl_ms: dice.between(900, 2_500),
         heartbeat_ms: 0,
         // Shorter than the TTL, mostly: else plans of dead producers end by the TTL.
-        write_ttl_ms: match dice.permille(750) {
-            true => dice.between(150, 1_500),
-            false => dice.between(3_000, 8_000),
+        write_ttl_ms: match dice.weighted(&[20, 55, 25]) {
+            0 => dice.between(20, 150),
+            1 => dice.between(150, 1_500),
+            _ => dice.between(3_000, 8_000),
         },
         join_timeout_ms: 60_000,
         call_timeout_ms: dice.between(300, 1_200),

@@ -103,7 +103,7 @@ pub(super) struct SegmentHost {
     pub info: RankInfo,
     pub reins: Reins,
     pub evictor: CellAddr<Evictor>,
-    poller: Option<CellAddr<AnnouncePoller>>,
+    pub poller: Option<CellAddr<AnnouncePoller>>,
     pub agent: Box<dyn DataAgent>,
     alive: Alive,
     _door: OpenDoor,

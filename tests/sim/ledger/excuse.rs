@@ -78,9 +78,8 @@ impl Book {
         let others = self.keys[put.key].puts.iter().map(|p| self.put(*p));
         let mut others = others.filter(|o| o.spot.is_some() && o.spot != put.spot);
         // Of objects of one key, one of them in a log, the master keeps the first that it hears of.
-        let beside = |o: &Put| o.gone.is_none_or(|(gone, _)| gone > put.began);
         let mut logged = others.clone().filter(|o| put.logged.or(o.logged).is_some());
-        if logged.any(beside) {
+        if logged.any(|o| self.was_known(o, put.began, put.gone_ms)) {
             return Some("another of its key was known first");
         }
         let twice = others.any(|o| o.began > put.began || o.is_live());

@@ -1,10 +1,12 @@
 //! Puts through device logs, from READY on: each is accepted, or its key was there already.
 
-use super::{Book, Ledger, Put, PutId, Spot};
+use super::{Book, Ledger, Moment, Put, PutId, Spot};
 use crate::content::is_of;
 use crate::trace::Trace;
-use crate::truth::Cause;
 use nkv::store::KeyId;
+
+/// A word of an owner about what it took away is heard this late at most: a TTL, and what a network adds.
+const LAG_MS: u64 = 10_000;
 
 impl Book {
     /// The put that wrote these bytes; says so if there is none.
@@ -45,16 +47,31 @@ impl Book {
         put.logged.is_some_and(|spot| self.unaccepted.contains_key(&spot))
     }
 
-    /// Another object of its key may have stood for a put that asked for the log. What its owner
-    /// evicted, or took along when it died, the master may believe in for a while.
-    pub(super) fn has_another(&self, put: PutId) -> bool {
+    /// Another object of its key may have stood for a put that asked for the log.
+    pub(super) fn has_another(&self, put: PutId, now_ms: u64) -> bool {
         let entry = self.put(put);
-        let stood = |other: &Put| match other.gone {
-            None | Some((_, Cause::Evicted | Cause::Died)) => other.spot.is_some(),
-            Some((gone, _)) => gone > entry.began,
-        };
         let mut others = self.keys[entry.key].puts.iter().filter(|p| **p != put);
-        entry.any && others.any(|p| stood(self.put(*p)))
+        entry.any && others.any(|p| self.was_known(self.put(*p), entry.began, now_ms))
+    }
+
+    /// Another object of its key is gone, and the master may not have heard of it yet: whoever is led
+    /// there finds nothing.
+    pub(super) fn was_listed_elsewhere(&self, put: PutId, now_ms: u64) -> bool {
+        let entry = self.put(put);
+        let mut others = self.keys[entry.key].puts.iter().filter(|p| **p != put);
+        others.any(|p| {
+            let other = self.put(*p);
+            other.gone.is_some() && self.was_known(other, entry.began, now_ms)
+        })
+    }
+
+    /// The master could believe in this object: what its owner evicted, took along when it died, or took
+    /// away for a removal that was not done by then, it hears of a while later.
+    pub(super) fn was_known(&self, put: &Put, by: Moment, now_ms: u64) -> bool {
+        let lately = put.gone.is_none() || put.gone_ms + LAG_MS >= now_ms;
+        let mut removals = self.keys[put.key].removals.values();
+        let removed = removals.any(|r| r.was_done_at(by) && put.was_over_at(r.began) && r.met(put));
+        put.spot.is_some() && lately && !removed
     }
 }
 
@@ -69,7 +86,12 @@ impl Ledger {
     pub fn settled(&self, spot: Spot, rank: u32, id: KeyId, bytes: &[u8]) {
         let mut book = self.lock();
         let Some(put) = book.whose(&self.trace, spot, (rank, id), bytes) else { return };
-        book.puts[put as usize].logged = Some(spot);
+        let now = book.tick();
+        let entry = &mut book.puts[put as usize];
+        (entry.logged, entry.settled) = (Some(spot), Some(now));
+        if entry.ended.is_some() {
+            book.excuse(Some("a put over tcp that had failed was still on its way to a log"));
+        }
         let below = |s: &&Spot| (s.incarnation, s.slot) == (spot.incarnation, spot.slot);
         if let Some(passed) = book.unaccepted.keys().find(below).copied() {
             let text = format!("[I14] {passed:?} was READY, is passed by the log and not accepted");
