@@ -184,7 +184,7 @@ fn i6_nothing_is_said_to_be_removed_while_a_log_cannot_be_asked() {
         assert!(told.contains("the link of rank 1 is down"), "{told}");
         assert!(told.contains("nothing was removed"), "{told}");
     }
-    assert_eq!(handle.get(b"there").expect("not removed"), b"value");
+    assert_eq!(handle.get(b"there").expect("not removed"), b"value"[..]);
     until(LIMIT, "the rank is gone", || nkv(&cluster, 0, &["rm", "there"]).code == 0);
     assert_eq!(handle.get(b"there").expect_err("removed").kind, ErrorKind::NotFound);
     assert_eq!(nkv(&cluster, 0, &["rm", "--all", "--yes"]).code, 0);

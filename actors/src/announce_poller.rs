@@ -1,19 +1,19 @@
 //! AnnouncePoller: watches the device log of one segment for claims that were settled, and tells the
-//! Owner to look. The thread polls one header word, the next claim's, and nothing that producers
+//! Owner to look. A thread (in a simulation a task) polls one header word, the next claim's, and nothing that producers
 //! modify; the actor owns no more than the thread's life. It decides nothing.
 
 use crate::cell::{CellAddr, Message, On, Reply, Role, Turn};
+use crate::environment::Grounds;
 use crate::owner::Owner;
 use crate::owner::log::Drain;
 use crate::owner::tables::OwnerTables;
 use nkv_store::device_log::{BUMP_PTR_OFF, LogGeometry};
 use nkv_store::heap::Heap;
 use nkv_store::layout::{PUBLISH_OFF, epoch_of, low, state};
-use nkv_store::memory::HostMemory;
+use nkv_store::memory::Memory;
 use nkv_store::threads::spawn_named;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Pause between two looks while there is news, and the longest, to which it grows when there is none.
@@ -33,12 +33,15 @@ pub struct PollerTruth {
     pub tables: Arc<OwnerTables>,
     /// Who is told.
     pub owner: Arc<OnceLock<CellAddr<Owner>>>,
+    // What it polls on.
+    pub(crate) grounds: Grounds,
 }
 
 /// See the file's first paragraph.
 pub struct AnnouncePoller {
     truth: PollerTruth,
-    thread: Option<(JoinHandle<()>, Arc<AtomicBool>)>,
+    // Tells the thread to stop; whoever holds the other half runs.
+    stop: Arc<AtomicBool>,
 }
 
 /// A timer.
@@ -54,7 +57,7 @@ impl Role for AnnouncePoller {
     const NAME: &'static str = "announce_poller";
 
     fn boot(truth: &PollerTruth, turn: &mut Turn<'_, Self>) -> Self {
-        let mut poller = Self { truth: truth.clone(), thread: None };
+        let mut poller = Self { truth: truth.clone(), stop: Arc::default() };
         poller.start();
         turn.after(CARE, Care);
         poller
@@ -64,34 +67,47 @@ impl Role for AnnouncePoller {
 impl AnnouncePoller {
     fn start(&mut self) {
         let heap = &self.truth.heap;
-        let host = HostMemory::of(heap.memory().clone());
-        let Some((log, memory)) = heap.geometry().device_log().zip(host) else { return };
-        let stop = Arc::new(AtomicBool::new(false));
-        let poll = Poll {
+        let Some(log) = heap.geometry().device_log() else { return };
+        self.stop = Arc::default();
+        let mut poll = Poll {
             log,
-            memory,
+            memory: heap.memory().clone(),
             tables: self.truth.tables.clone(),
             owner: self.truth.owner.clone(),
-            stop: stop.clone(),
+            stop: self.stop.clone(),
+            pause: LONGEST,
+            quiet: 0,
         };
-        match spawn_named("nkv-announce", move || poll.run()) {
-            Ok(thread) => self.thread = Some((thread, stop)),
-            Err(error) => tracing::error!(%error, "no thread to poll the device log: tried again"),
+        match self.truth.grounds {
+            Grounds::Threads => {
+                let thread = spawn_named("nkv-announce", move || {
+                    while poll.look() {
+                        std::thread::sleep(poll.pause);
+                    }
+                });
+                if let Err(error) = thread {
+                    tracing::error!(%error, "no thread to poll the device log: tried again");
+                }
+            }
+            Grounds::Here => drop(tokio::task::spawn_local(async move {
+                while poll.look() {
+                    tokio::time::sleep(poll.pause).await;
+                }
+            })),
         }
     }
 }
 
 impl Drop for AnnouncePoller {
     fn drop(&mut self) {
-        if let Some((_, stop)) = self.thread.take() {
-            stop.store(true, Ordering::Release);
-        }
+        self.stop.store(true, Ordering::Release);
     }
 }
 
 impl On<Care> for AnnouncePoller {
     fn on(&mut self, _: Care, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
-        if self.thread.as_ref().is_none_or(|(thread, _)| thread.is_finished()) {
+        // Nobody but this actor holds it: the thread is gone, or never was.
+        if Arc::strong_count(&self.stop) == 1 {
             self.start();
         }
         turn.after(CARE, Care);
@@ -102,26 +118,27 @@ impl On<Care> for AnnouncePoller {
 /// What the thread looks at.
 struct Poll {
     log: LogGeometry,
-    memory: HostMemory,
+    memory: Arc<dyn Memory>,
     tables: Arc<OwnerTables>,
     owner: Arc<OnceLock<CellAddr<Owner>>>,
     stop: Arc<AtomicBool>,
+    // Until the next look, and looks without news.
+    pause: Duration,
+    quiet: u32,
 }
 
 impl Poll {
-    fn run(&self) {
-        let (mut pause, mut quiet) = (LONGEST, 0);
-        while !self.stop.load(Ordering::Acquire) {
-            let beyond = quiet >= LOOKS_BEYOND && quiet.is_multiple_of(LOOKS_BEYOND);
-            if self.is_news() || beyond && self.is_claimed_beyond() {
-                self.tell();
-                (pause, quiet) = (SHORTEST, 0);
-            } else {
-                pause = (pause * 2).min(LONGEST);
-                quiet += 1;
-            }
-            std::thread::sleep(pause);
+    /// One look; false when it was the last.
+    fn look(&mut self) -> bool {
+        let beyond = self.quiet >= LOOKS_BEYOND && self.quiet.is_multiple_of(LOOKS_BEYOND);
+        if self.is_news() || beyond && self.is_claimed_beyond() {
+            self.tell();
+            (self.pause, self.quiet) = (SHORTEST, 0);
+        } else {
+            self.pause = (self.pause * 2).min(LONGEST);
+            self.quiet = self.quiet.saturating_add(1);
         }
+        !self.stop.load(Ordering::Acquire)
     }
 
     fn frontier(&self) -> u64 {
@@ -132,7 +149,7 @@ impl Poll {
     fn is_news(&self) -> bool {
         let next = self.frontier();
         let at = self.log.header_off(self.log.slot(next)) + PUBLISH_OFF;
-        let word = self.memory.words().load(at).unwrap_or(0);
+        let word = self.memory.load(at).unwrap_or(0);
         let settled = matches!(low(word), state::READY | state::DEAD);
         settled && self.log.epoch(next) == Some(epoch_of(word))
     }
@@ -145,7 +162,7 @@ impl Poll {
             + load(&g.log_skipped_bytes)
             + load(&g.log_abandoned_bytes)
             + load(&g.log_voided_bytes);
-        self.memory.words().load(BUMP_PTR_OFF).is_ok_and(|bump| bump > known)
+        self.memory.load(BUMP_PTR_OFF).is_ok_and(|bump| bump > known)
     }
 
     /// One word to the owner at a time.

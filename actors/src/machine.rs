@@ -13,6 +13,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A segment just made.
 pub struct NewSegment {
@@ -80,6 +81,12 @@ pub trait Machine: Send + Sync + fmt::Debug {
     /// saves page faults.
     fn prefault(&self, file_name: &str);
 
+    /// Holds up the thread that calls: the pause of a verb that waits.
+    fn rest(&self, pause: Duration);
+
+    /// Bytes of memory that are not taken yet; 0: unknown.
+    fn available(&self) -> u64;
+
     /// Removes the file of a unix socket, if it is there.
     fn remove_socket(&self, path: &Path);
 
@@ -140,6 +147,14 @@ impl Machine for OsMachine {
                 tracing::debug!(%error, "not prefaulted");
             }
         }));
+    }
+
+    fn rest(&self, pause: Duration) {
+        std::thread::sleep(pause);
+    }
+
+    fn available(&self) -> u64 {
+        shm::mem_available()
     }
 
     fn remove_socket(&self, path: &Path) {

@@ -63,6 +63,8 @@ pub struct MasterTruth {
     pub members: Arc<Members>,
     /// Plan numbers never repeat within a term.
     pub next_plan: Arc<AtomicU64>,
+    /// Of the machine that the master runs on.
+    pub boot_id: u64,
     /// The time.
     pub clock: Arc<dyn Clock>,
     /// Where tokens come from.

@@ -13,6 +13,7 @@ pub use config::{MemoryChoice, NodeConfig, StartError};
 pub(crate) use mount::Segments;
 pub use status::{NodeStatus, SegmentStatus};
 
+use crate::announce_poller::AnnouncePoller;
 use crate::cell::CellAddr;
 use crate::client::Client;
 
@@ -126,6 +127,11 @@ impl Node {
     /// The evictor actor of the first segment.
     pub fn evictor(&self) -> &CellAddr<Evictor> {
         &self.first.evictor
+    }
+
+    /// The actor that polls the device log of the first segment, if it has one.
+    pub fn poller(&self) -> Option<&CellAddr<AnnouncePoller>> {
+        self.first.poller.as_ref()
     }
 
     /// The owner actor of a mounted segment.

@@ -4,6 +4,7 @@
 
 use crate::client::peer::Peer;
 use crate::error::{Error, Result};
+use crate::machine::Machine;
 use crate::message::{PlanDesc, PlanId, PlanRef, Term};
 use hashbrown::{HashMap, HashSet};
 use nkv_store::Key;
@@ -59,13 +60,13 @@ impl PlanState {
     }
 
     /// No write starts from here on; returns once those in flight are done, or Timeout [I6].
-    pub(crate) fn seal(&self) -> Result<()> {
+    pub(crate) fn seal(&self, machine: &dyn Machine) -> Result<()> {
         self.sealed.store(true, Ordering::SeqCst);
         for _ in 0..SEAL_LIMIT.as_millis() {
             if self.gate.is_out() {
                 return Ok(());
             }
-            std::thread::sleep(Duration::from_millis(1));
+            machine.rest(Duration::from_millis(1));
         }
         Err(Error::timeout(format!(
             "a write for key {} was still in flight after {SEAL_LIMIT:?}",
@@ -349,6 +350,11 @@ impl OpenPlans {
         drop(inner);
         drop(gone);
         out
+    }
+
+    /// True if this plan is open.
+    pub(crate) fn holds(&self, plan: PlanId) -> bool {
+        self.lock().by_plan.contains_key(&plan)
     }
 
     /// Plans open now.

@@ -185,6 +185,22 @@ async fn i12_an_aborted_or_dropped_plan_leaves_nothing_and_its_space_comes_back(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i12_a_plan_whose_key_has_a_later_one_is_given_up_when_it_is_dropped() {
+    let cluster = Cluster::start(2, config("later")).await.unwrap();
+    let a = cluster.node(0).client();
+    let first = a.open_for_write(b"k", 4096, &on(1)).await.unwrap();
+    // It ends the plan, and the same handle opens the key once more.
+    a.remove(b"k").await.unwrap();
+    let second = a.open_for_write(b"k", 4096, &on(1)).await.unwrap();
+    drop(first);
+    assert_eq!(a.open_plans(), 1, "the first is over, and the second is not");
+    drop(second);
+    assert_eq!(a.open_plans(), 0);
+    used_is_live(&cluster).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i10_an_expired_plan_is_adopted_if_ready_and_reclaimed_if_not() {
     let base = NodeConfig { write_ttl_ms: 200, ..config("expire") };
     let cluster = Cluster::start(2, base).await.unwrap();

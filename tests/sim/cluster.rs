@@ -79,7 +79,8 @@ pub struct Cluster {
     // Since which moment an incarnation has been joined without a break, as far as it was looked at.
     joined: RefCell<BTreeMap<u64, u64>>,
     members: RefCell<BTreeSet<u64>>,
-    linked: RefCell<BTreeSet<u64>>,
+    // The same of links as the master sees them.
+    linked: RefCell<BTreeMap<u64, u64>>,
     // Who was a member in this term and is none any more.
     past: RefCell<(Term, BTreeSet<u64>)>,
     // What masters counted, as of the last look, and the terms there were.
@@ -194,7 +195,13 @@ impl Cluster {
     fn look(&self) {
         if let Some(Some(view)) = self.with_node(0, Node::view) {
             let up = view.ranks.iter().filter(|(_, state)| *state != RankState::Suspect);
-            *self.linked.borrow_mut() = up.map(|(info, _)| info.incarnation).collect();
+            let up: BTreeSet<u64> = up.map(|(info, _)| info.incarnation).collect();
+            let another = self.past.borrow().0 != view.term;
+            self.linked.borrow_mut().retain(|i, _| !another && up.contains(i));
+            for incarnation in up {
+                let mut linked = self.linked.borrow_mut();
+                linked.entry(incarnation).or_insert_with(|| self.ledger.moment());
+            }
             let members = view.ranks.iter().map(|(info, _)| info.incarnation).collect();
             self.nobody_comes_back(view.term, &members);
             *self.members.borrow_mut() = members;
@@ -229,8 +236,14 @@ impl Cluster {
         self.look();
         let joined = self.joined.borrow();
         let long = joined.iter().filter(|(_, from)| **from < since).map(|(i, _)| *i);
-        let (members, linked) = (self.members.borrow().clone(), self.linked.borrow().clone());
-        Roster { members, linked, joined: long.collect() }
+        let linked = self.linked.borrow();
+        let asked = linked.iter().filter(|(_, from)| **from < since).map(|(i, _)| *i);
+        Roster {
+            members: self.members.borrow().clone(),
+            linked: linked.keys().copied().collect(),
+            joined: long.collect(),
+            asked: asked.collect(),
+        }
     }
 
     /// An owner's figures as they are now.

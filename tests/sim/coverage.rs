@@ -2,11 +2,11 @@
 //! of them, or they tested less than they seem to.
 
 use nkv::NodeStatus;
-use nkv::client::ReadCounters;
+use nkv::client::{ReadCounters, WriteCounters};
 use std::collections::BTreeMap;
 
 /// What is counted only when it happens, and must.
-const MUST_HAPPEN: [&str; 34] = [
+const MUST_HAPPEN: [&str; 36] = [
     "connections broken",
     "fault: a client is killed",
     "fault: a client stands still",
@@ -18,6 +18,8 @@ const MUST_HAPPEN: [&str; 34] = [
     "fault: an actor panics",
     "fault: connections break",
     "fault: rank 0 is killed",
+    "fault: the master dies and its words with it",
+    "fault: the master dies while a writer stands still",
     "abort: done",
     "evict: done",
     "get: Disconnected",
@@ -41,6 +43,13 @@ const MUST_HAPPEN: [&str; 34] = [
     "remove-matching: done",
     "terms that rose",
     "unmount: done",
+];
+
+/// What cannot happen here, each with its reason.
+const CANNOT: [&str; 1] = [
+    // An end that overtakes the plan's own message in the mailbox of its owner: here an actor is never
+    // behind the tasks that talk to it, they share one thread. Tested by itself, in actors/src/owner/tests.rs.
+    "owner: ended_unopened",
 ];
 
 /// Counters by name.
@@ -80,6 +89,17 @@ impl Coverage {
             ("retired", o.retired),
             ("freed", o.freed),
         ];
+        let log = [
+            ("accepted", o.log_accepted),
+            ("duplicates", o.log_duplicates),
+            ("evictions", o.log_evictions),
+            ("bytes skipped", o.log_skipped_bytes),
+            ("bytes abandoned", o.log_abandoned_bytes),
+            ("bytes voided", o.log_voided_bytes),
+            ("hole checks", o.log_hole_checks),
+            ("producers fenced", o.log_fenced),
+        ];
+        log.iter().for_each(|(what, n)| self.add(&format!("log: {what}"), *n));
         owner.iter().for_each(|(what, n)| self.add(&format!("owner: {what}"), *n));
         self.add("agent: requests", status.agent.requests);
         self.add("agent: refused", status.agent.refused);
@@ -87,6 +107,7 @@ impl Coverage {
             self.add(&format!("panics: {}", actor.name), u64::from(actor.panics));
         }
         self.of_reads(&status.reads);
+        self.of_writes(&status.writes);
         self.of_rare("handle", status.handle_rare.all());
         self.of_rare("master", status.master_rare.map(|m| m.all()).unwrap_or_default());
         self.of_rare("owner", status.owner_rare.all());
@@ -95,6 +116,17 @@ impl Coverage {
     /// What is rare in production.
     pub fn of_rare(&mut self, of: &str, counted: Vec<(&'static str, u64)>) {
         counted.iter().for_each(|(what, n)| self.add(&format!("{of}: {what}"), *n));
+    }
+
+    /// How the puts of a handle went.
+    pub fn of_writes(&mut self, w: &WriteCounters) {
+        let writes = [
+            ("by log", w.by_log),
+            ("by plan", w.by_plan),
+            ("log full", w.log_full),
+            ("given up in line", w.log_abandoned),
+        ];
+        writes.iter().for_each(|(what, n)| self.add(&format!("puts: {what}"), *n));
     }
 
     /// How the reads of a handle went.
@@ -115,11 +147,9 @@ impl Coverage {
     /// What must have happened in any two hundred runs, and did not: every counter that the program has
     /// of a retry, a fence, a change of terms, a loss or a refusal, and every fault. They are known by
     /// being counted, 0 included: a counter that the program gains is demanded from then on.
-    ///
-    /// The device log's (claims, skips, voids) come in by the same way, as soon as there is one.
     pub fn never(&self) -> Vec<&str> {
         let zero = self.0.iter().filter(|(_, n)| **n == 0).map(|(what, _)| &what[..]);
         let told = MUST_HAPPEN.iter().copied().filter(|what| !self.0.contains_key(*what));
-        zero.chain(told).collect()
+        zero.chain(told).filter(|what| !CANNOT.contains(what)).collect()
     }
 }

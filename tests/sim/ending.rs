@@ -3,7 +3,7 @@
 //! acknowledged is read; then all is removed, and nothing is used any more.
 
 use crate::cluster::Cluster;
-use crate::ledger::Roster;
+use crate::ledger::{Roster, Said};
 use crate::net::ip_of;
 use crate::plan::{JOB, PORT, secret};
 use crate::stack::{self, Stackful};
@@ -50,7 +50,7 @@ pub async fn check(cluster: Rc<Cluster>) {
     }
     read_all(&cluster, &handle).await;
     let keys: Vec<usize> = (0..cluster.ledger.keys()).collect();
-    let began = cluster.ledger.begin_removal(&keys);
+    let began = cluster.ledger.begin_removal(&keys, Said::ByAll);
     let removed = handle.remove_all().await;
     let (outcome, roster) = (crate::ledger::Outcome::of(&removed), cluster.roster(began));
     keys.iter().for_each(|k| cluster.ledger.end_removal(began, *k, outcome, &roster));
@@ -104,7 +104,7 @@ fn unclean(cluster: &Cluster, stats: &ClusterStats) -> Option<String> {
             stats.plans_open, stats.waiting
         ));
     }
-    let mut objects = 0;
+    let (mut objects, mut logged) = (0, 0);
     for row in &stats.ranks {
         if row.state != "alive" {
             return Some(format!("rank {} segment {} is {}", row.rank, row.segment, row.state));
@@ -112,6 +112,17 @@ fn unclean(cluster: &Cluster, stats: &ClusterStats) -> Option<String> {
         // As of now, not of its last heartbeat.
         let o = cluster.gauges(row.rank as usize, row.segment)?;
         let open = [o.plans_open, o.open_bytes, o.fencing, o.quarantined, o.held_bytes];
+        let settled = o.log_accepted_bytes + o.log_skipped_bytes + o.log_abandoned_bytes;
+        if o.log_claimed_bytes != settled + o.log_voided_bytes {
+            return Some(format!(
+                "[I13] rank {} has claims that nothing became of: {o:?}",
+                row.rank
+            ));
+        }
+        let unseen = cluster.ledger.unaccepted_on(row.incarnation);
+        if unseen > 0 {
+            return Some(format!("[I13] {unseen} puts to the log of rank {} wait", row.rank));
+        }
         if open != [0; 5] || o.heap_used != o.live_bytes || row.allocated_bytes != o.live_bytes {
             return Some(format!(
                 "rank {} segment {}: {} bytes allocated by the master, and {o:?}",
@@ -119,21 +130,29 @@ fn unclean(cluster: &Cluster, stats: &ClusterStats) -> Option<String> {
             ));
         }
         let readable = cluster.ledger.readable_on(row.incarnation) as u64;
-        if readable != o.objects {
+        if readable != o.objects + o.log_objects {
             return Some(format!(
-                "rank {} segment {}: {readable} objects are readable, its owner counts {}",
-                row.rank, row.segment, o.objects
+                "rank {} segment {}: {readable} objects are readable, its owner counts {} and {} \
+                 in its log",
+                row.rank, row.segment, o.objects, o.log_objects
             ));
         }
         objects += o.objects;
+        logged += o.log_objects;
     }
-    (objects != stats.objects)
-        .then(|| format!("owners have {objects} objects, the master lists {}", stats.objects))
+    // Objects of a log whose producer died before it told their keys are listed nowhere.
+    let listed = stats.objects;
+    (!(objects..=objects + logged).contains(&listed)).then(|| {
+        format!("owners have {objects} objects and {logged} in logs, the master lists {listed}")
+    })
 }
 
 fn in_use(stats: &ClusterStats) -> Option<String> {
-    let used = stats.ranks.iter().find(|r| r.allocated_bytes > 0);
-    used.map(|r| format!("rank {} still has {} bytes in use", r.rank, r.allocated_bytes))
+    let used = stats.ranks.iter().find(|r| r.allocated_bytes + r.owner.log_live_bytes > 0);
+    used.map(|r| {
+        let logged = r.owner.log_live_bytes;
+        format!("rank {} has {} bytes in use, and {logged} in its log", r.rank, r.allocated_bytes)
+    })
 }
 
 /// Every key is what the ledger says that it is.
@@ -160,7 +179,7 @@ async fn read_all(cluster: &Rc<Cluster>, handle: &Client) {
                 Ok(bytes) => cluster.check_bytes(key, began, &bytes, &stack::read_from()),
                 Err(e) if e.kind == nkv::ErrorKind::NotFound => {
                     let roster = cluster.roster(u64::MAX);
-                    cluster.ledger.check_absence(key, began, &roster);
+                    cluster.ledger.check_absence((key, began), Said::ByAll, &roster);
                 }
                 Err(e) => cluster.ledger.wrong(format!("a read at the end fails: {e}")),
             }

@@ -7,6 +7,9 @@ use crate::plan::OPS;
 use std::rc::Rc;
 use std::time::Duration;
 
+/// Those that may panic. The master is on rank 0, the poller where there is a log.
+const ACTORS: [Actor; 5] =
+    [Actor::Master, Actor::Owner, Actor::Evictor, Actor::Producer, Actor::Poller];
 /// Between looks whether it is time for the next fault.
 const LOOK: Duration = Duration::from_millis(5);
 /// A fault comes so many events after its time, at most.
@@ -44,7 +47,7 @@ fn one(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
     let (ranks, clients) = (cluster.plan.ranks.len() as u64, cluster.plan.clients.len() as u64);
     let (rank, client) = (dice.below(ranks) as usize, dice.below(clients) as usize);
     let (lossy, pause) = (dice.permille(400), pause(dice));
-    let (name, done) = match dice.weighted(&[12, 8, 5, 14, 8, 16, 10, 10, 8, 9]) {
+    let (name, done) = match dice.weighted(&[12, 7, 5, 14, 8, 15, 10, 10, 11, 10, 6, 6]) {
         0 => ("a rank is killed", cluster.kill_rank(rank, lossy)),
         1 => ("rank 0 is killed", cluster.kill_rank(0, lossy)),
         2 => ("a rank leaves", cluster.tell_rank_to_leave(rank)),
@@ -54,12 +57,16 @@ fn one(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
         6 => ("a host is cut off", cut_a_host_off(cluster, dice)),
         7 => ("connections break", break_connections(cluster, dice)),
         8 => ("a client is killed", cluster.kill_client(client, lossy)),
-        _ => {
-            let actors = [Actor::Master, Actor::Owner, Actor::Evictor, Actor::Producer];
-            let actor = *dice.pick(&actors);
+        9 => {
+            let actor = *dice.pick(&ACTORS);
             let rank = if matches!(actor, Actor::Master) { 0 } else { rank };
             ("an actor panics", cluster.crash(rank, actor))
         }
+        10 => (
+            "the master dies while a writer stands still",
+            dies_beside(cluster, client, lossy, dice),
+        ),
+        _ => ("the master dies and its words with it", dies_unheard(cluster, rank, dice)),
     };
     if done {
         cluster.trace.note("fault", format!("{name} (rank {rank}, client {client})"));
@@ -67,6 +74,30 @@ fn one(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
         cluster.coverage.borrow_mut().count("faults");
     }
     done
+}
+
+/// A client that stands still holds back what its owners report to the next master; meanwhile keys are put
+/// anew elsewhere. False if there is none.
+fn dies_beside(cluster: &Rc<Cluster>, client: usize, lossy: bool, dice: &mut Dice) -> bool {
+    let stopped = cluster.pause_client(client, dice.ms(3_000, 8_000));
+    stopped && cluster.kill_rank(0, lossy)
+}
+
+/// The master goes on for a while with words to one rank that never arrive, and dies. False if it has not
+/// even a process.
+fn dies_unheard(cluster: &Rc<Cluster>, rank: usize, dice: &mut Dice) -> bool {
+    let (from, to) = (cluster.plan.ranks[0], cluster.plan.ranks[rank]);
+    if from == to || !cluster.is_running(0) {
+        return false;
+    }
+    let pause = dice.ms(20, 400);
+    cut(cluster, vec![(from, to)], pause + LOOK);
+    let cluster = cluster.clone();
+    tokio::task::spawn_local(async move {
+        tokio::time::sleep(pause).await;
+        cluster.kill_rank(0, true);
+    });
+    true
 }
 
 /// Shorter than the TTL, or longer.

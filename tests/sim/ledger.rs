@@ -8,10 +8,11 @@
 
 mod answers;
 mod excuse;
+mod logs;
 
 pub use excuse::Roster;
 
-use crate::content::{PutId, is_of, value};
+use crate::content::{PutId, value};
 use crate::net::Lost;
 use crate::process::Pid;
 use crate::trace::Trace;
@@ -79,10 +80,16 @@ struct Put {
     ended: Option<(Moment, Outcome)>,
     // When it was acknowledged, in virtual milliseconds.
     acked: Option<u64>,
+    // It asked for the log: whatever object of its key is readable, it is done.
+    any: bool,
+    // Where READY took in a log, and when.
+    logged: Option<Spot>,
+    settled: Option<Moment>,
     // Where its bytes became readable.
     spot: Option<Spot>,
-    // Since when they are not any more, and why.
+    // Since when they are not any more, and why; and in virtual milliseconds.
     gone: Option<(Moment, Cause)>,
+    gone_ms: u64,
 }
 
 impl Put {
@@ -94,8 +101,10 @@ impl Put {
         self.acked.is_some()
     }
 
+    // READY of a put to a log that failed may come late: over tcp its last verbs may be on their way.
     fn was_over_at(&self, moment: Moment) -> bool {
-        self.ended.is_some_and(|(ended, _)| ended < moment)
+        let over = |ended: Moment| self.settled.unwrap_or(ended).max(ended) < moment;
+        self.ended.is_some_and(|(ended, _)| over(ended))
     }
 }
 
@@ -105,6 +114,18 @@ struct Removal {
     // The members of the cluster when it was acknowledged, and those of them who knew who they were.
     members: BTreeSet<u64>,
     knew: BTreeSet<u64>,
+    // Those whose logs could be asked all the time, if it asked logs.
+    asked: BTreeSet<u64>,
+    said: Said,
+}
+
+/// Who has to know of an object for an answer to be right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Said {
+    /// The master, who hears of an object in a log some time after its put was done.
+    ByTheMaster,
+    /// The owners of logs as well, who were asked.
+    ByAll,
 }
 
 impl std::fmt::Debug for Removal {
@@ -124,6 +145,12 @@ impl Removal {
                 ErrorKind::NotFound | ErrorKind::InvalidArgument | ErrorKind::NotReady
             ),
         }
+    }
+
+    /// It came to know of this put's object, if that was there.
+    fn met(&self, put: &Put) -> bool {
+        let asked = |at: Spot| self.said == Said::ByAll && self.asked.contains(&at.incarnation);
+        put.logged.is_none_or(asked)
     }
 
     /// Acknowledged before that moment.
@@ -146,6 +173,8 @@ struct Book {
     by_id: BTreeMap<KeyId, usize>,
     puts: Vec<Put>,
     at: BTreeMap<Spot, PutId>,
+    // READY in a log, and neither accepted nor found to be one too many.
+    unaccepted: BTreeMap<Spot, PutId>,
     // Which process has an incarnation, and which processes were masters.
     homes: BTreeMap<u64, Pid>,
     masters: BTreeSet<Pid>,
@@ -233,15 +262,17 @@ impl Ledger {
         let its: BTreeSet<u64> =
             book.homes.iter().filter(|(_, p)| **p == pid).map(|(i, _)| *i).collect();
         let now = book.tick();
+        book.unaccepted.retain(|spot, _| !its.contains(&spot.incarnation));
         for put in &mut book.puts {
             if put.gone.is_none() && put.spot.is_some_and(|s| its.contains(&s.incarnation)) {
-                put.gone = Some((now, Cause::Died));
+                (put.gone, put.gone_ms) = (Some((now, Cause::Died)), self.trace.now_ms());
             }
         }
     }
 
-    /// A put of about `len` bytes begins; returns its number and what it writes.
-    pub fn begin_put(&self, key: usize, len: usize) -> (PutId, Vec<u8>) {
+    /// A put of about `len` bytes begins; returns its number and what it writes. `any`: it is done
+    /// also if another put's object is readable.
+    pub fn begin_put(&self, key: usize, len: usize, any: bool) -> (PutId, Vec<u8>) {
         let mut book = self.lock();
         // Values too short to tell whose they are: each length once for each key.
         let like = |p: &PutId| book.put(*p).len == len;
@@ -249,8 +280,19 @@ impl Ledger {
         let len = if alike { len + TELLING_BYTES } else { len };
         let (put, began) = (book.puts.len() as PutId, book.tick());
         book.keys[key].puts.push(put);
-        let (ended, acked, spot, gone) = (None, None, None, None);
-        book.puts.push(Put { key, len, began, ended, acked, spot, gone });
+        book.puts.push(Put {
+            key,
+            len,
+            began,
+            ended: None,
+            acked: None,
+            any,
+            logged: None,
+            settled: None,
+            spot: None,
+            gone: None,
+            gone_ms: 0,
+        });
         (put, value(put, len))
     }
 
@@ -267,10 +309,9 @@ impl Ledger {
             return;
         }
         entry.acked = Some(self.trace.now_ms());
-        if entry.spot.is_none() {
-            let (key, name) = (entry.key, put);
-            let text =
-                format!("put {name} of {} was acknowledged and never published", book.name(key));
+        if entry.spot.or(entry.logged).is_none() && !book.has_another(put, self.trace.now_ms()) {
+            let name = book.name(book.put(put).key);
+            let text = format!("put {put} of {name} was acknowledged and never published");
             book.wrong(&self.trace, text);
         }
         book.check_end_of(&self.trace, put);
@@ -279,28 +320,10 @@ impl Ledger {
     /// READY took at this spot.
     pub fn published(&self, spot: Spot, rank: u32, id: KeyId, bytes: &[u8]) {
         let mut book = self.lock();
-        let Some(&key) = book.by_id.get(&id) else {
-            let text = format!("rank {rank} holds an object of a key that nobody put: {id:?}");
-            return book.wrong(&self.trace, text);
-        };
-        let whose = |p: &&PutId| {
-            let put = book.put(**p);
-            put.spot.is_none() && put.len == bytes.len() && is_of(**p, bytes)
-        };
-        let Some(put) = book.keys[key].puts.iter().rev().find(whose).copied() else {
-            let text = format!(
-                "[I4] {} became readable on rank {rank}, slot {} at epoch {}, with {} bytes that are \
-                 no put's",
-                book.name(key),
-                spot.slot,
-                spot.epoch,
-                bytes.len()
-            );
-            return book.wrong(&self.trace, text);
-        };
+        let Some(put) = book.whose(&self.trace, spot, (rank, id), bytes) else { return };
         book.puts[put as usize].spot = Some(spot);
         book.at.insert(spot, put);
-        let told = || format!("put {put} of key {key} at {spot:?}");
+        let told = || format!("put {put} at {spot:?}");
         self.trace.event("ready", (put, spot), told);
     }
 
@@ -309,19 +332,22 @@ impl Ledger {
         let mut book = self.lock();
         let now = book.tick();
         let Some(&put) = book.at.get(&spot) else { return };
-        book.puts[put as usize].gone.get_or_insert((now, cause));
+        let entry = &mut book.puts[put as usize];
+        if entry.gone.is_none() {
+            (entry.gone, entry.gone_ms) = (Some((now, cause)), self.trace.now_ms());
+        }
         let told = || format!("put {put} at {spot:?}: {cause:?}");
         self.trace.event("retired", (put, spot), told);
         book.check_end_of(&self.trace, put);
     }
 
     /// A removal of these keys begins; the moment names it.
-    pub fn begin_removal(&self, keys: &[usize]) -> Moment {
+    pub fn begin_removal(&self, keys: &[usize], said: Said) -> Moment {
         let mut book = self.lock();
         let began = book.tick();
         for key in keys {
-            let removal =
-                Removal { began, ended: None, members: BTreeSet::new(), knew: BTreeSet::new() };
+            let (members, knew, asked) = Default::default();
+            let removal = Removal { began, ended: None, members, knew, asked, said };
             book.keys[*key].removals.insert(began, removal);
         }
         began
@@ -335,20 +361,24 @@ impl Ledger {
         removal.ended = Some((now, outcome));
         removal.members = roster.members.clone();
         removal.knew = roster.linked.clone();
+        removal.asked = roster.asked.clone();
         if outcome != Outcome::Done {
             return;
         }
+        let removal = &book.keys[key].removals[&began];
         let left = book.keys[key].puts.iter().copied().find(|p| {
             let put = book.put(*p);
-            let seated = put.spot.is_some_and(|s| roster.is_seated(s.incarnation));
-            put.was_over_at(began) && put.is_live() && seated
+            let at = put.spot.or(put.logged);
+            let seated = at.is_some_and(|s| roster.is_seated(s.incarnation));
+            let there = put.is_live() || book.is_unaccepted(put);
+            put.was_over_at(began) && there && seated && removal.met(put)
         });
         if let Some(put) = left {
             let text = format!(
                 "[I6] a removal of {} was acknowledged, and put {put}, over before it began, is still \
                  readable at {:?}",
                 book.name(key),
-                book.put(put).spot
+                book.put(put).spot.or(book.put(put).logged)
             );
             book.wrong(&self.trace, text);
         }

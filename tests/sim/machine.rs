@@ -7,6 +7,7 @@ use crate::ledger::Ledger;
 use crate::memory::{Hiccups, Nerves, SimMemory};
 use crate::net::Net;
 use crate::process::Pid;
+use crate::stack;
 use crate::truth::Watch;
 use nkv::Credentials;
 use nkv::machine::{Connected, DataAgent, Machine, NewSegment, Served};
@@ -18,6 +19,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 #[derive(Debug)]
 struct Shared {
@@ -138,6 +140,17 @@ impl Machine for SimMachine {
     }
 
     fn prefault(&self, _: &str) {}
+
+    fn rest(&self, pause: Duration) {
+        // Only a client's thread can wait: nothing else of a process may stand still alone.
+        if stack::is_client() {
+            stack::rest(pause);
+        }
+    }
+
+    fn available(&self) -> u64 {
+        0
+    }
 
     fn remove_socket(&self, _: &Path) {}
 

@@ -18,6 +18,8 @@ pub struct Hiccups {
     pub permille: u64,
     /// For so many milliseconds.
     pub ms: (u64, u64),
+    /// Of a thousand claims in a device log: before the fetch-and-add, and behind it.
+    pub claim_permille: u64,
 }
 
 /// What holds clients up.
@@ -35,13 +37,13 @@ impl Nerves {
     }
 
     /// How long a client is held up now, if it is.
-    fn pause(&self) -> Option<Duration> {
+    fn pause(&self, permille: u64) -> Option<Duration> {
         if self.kind.load(Ordering::Relaxed) {
             return None;
         }
         let mut dice = self.dice.lock().unwrap_or_else(PoisonError::into_inner);
         let (low, high) = self.hiccups.ms;
-        dice.permille(self.hiccups.permille).then(|| dice.ms(low, high))
+        dice.permille(permille).then(|| dice.ms(low, high))
     }
 
     fn below(&self, limit: usize) -> usize {
@@ -78,7 +80,16 @@ impl SimMemory {
     /// Between two accesses: a client may lose its processor here.
     fn between(&self) {
         if stack::is_client()
-            && let Some(pause) = self.nerves.pause()
+            && let Some(pause) = self.nerves.pause(self.nerves.hiccups.permille)
+        {
+            stack::rest(pause);
+        }
+    }
+
+    /// Between a look at the log and its claim, and between the claim and whatever follows.
+    fn at_claim(&self) {
+        if stack::is_client()
+            && let Some(pause) = self.nerves.pause(self.nerves.hiccups.claim_permille)
         {
             stack::rest(pause);
         }
@@ -156,6 +167,10 @@ impl Memory for SimMemory {
     }
 
     fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
-        self.bytes.fetch_add(offset, add)
+        self.at_claim();
+        let found = self.bytes.fetch_add(offset, add)?;
+        self.watch.claimed(found, add);
+        self.at_claim();
+        Ok(found)
     }
 }

@@ -7,6 +7,7 @@ use crate::dice::Dice;
 use crate::memory::Hiccups;
 use crate::net::Weather;
 use nkv::store::evict::PolicyKind;
+use nkv::store::layout::PAYLOAD_ALIGN;
 use nkv::{MemoryChoice, NodeConfig, Secret};
 use std::net::IpAddr;
 use std::time::Duration;
@@ -41,6 +42,10 @@ pub struct Plan {
     pub hiccups: Hiccups,
     /// (offset in nanoseconds, parts per million of true time) of each host's clock.
     pub clocks: Vec<(u64, u64)>,
+    /// Puts that ask for the device log, of a thousand.
+    pub log_permille: u64,
+    // Units of each rank's device log; 0: it has none.
+    logs: Vec<u64>,
     base: NodeConfig,
     private: Vec<bool>,
 }
@@ -56,7 +61,12 @@ impl Plan {
         }
         let clients = dice.between(2, 4) as usize;
         let hosts = n + 2;
-        let clients = (0..clients).map(|_| dice.below(hosts as u64) as usize).collect();
+        // Mostly where a rank is: they have its memory at hand.
+        let clients = (0..clients).map(|_| match dice.permille(600) {
+            true => *dice.pick(&ranks),
+            false => dice.below(hosts as u64) as usize,
+        });
+        let clients = clients.collect();
         let rate = |dice: &mut Dice| dice.between(960_000, 1_040_000);
         let clocks = (0..hosts).map(|_| (dice.between(1, 1 << 50), rate(&mut dice))).collect();
         Self {
@@ -72,7 +82,13 @@ impl Plan {
             faults: dice.between(6, 14) as usize,
             weather: weather(&mut dice),
             tolls: tolls(&mut dice),
-            hiccups: Hiccups { permille: dice.between(0, 20), ms: (1, dice.between(5, 120)) },
+            hiccups: Hiccups {
+                permille: dice.between(0, 20),
+                ms: (1, dice.between(5, 120)),
+                claim_permille: *dice.pick(&[0, 30, 120, 300]),
+            },
+            logs: (0..n).map(|_| log_units(&mut dice)).collect(),
+            log_permille: dice.between(0, 700),
             clocks,
             base: config(&mut dice),
         }
@@ -92,6 +108,7 @@ impl Plan {
             listen: ip(host),
             port: PORT,
             memory,
+            log_bytes: self.logs[rank as usize] * PAYLOAD_ALIGN,
             ..self.base.clone()
         }
     }
@@ -113,6 +130,11 @@ pub fn secret() -> Secret {
     Secret::new(SECRET, "the simulation").expect("long enough")
 }
 
+/// Room for few objects, so that it is full all the time; not every rank has a log.
+fn log_units(dice: &mut Dice) -> u64 {
+    if dice.permille(300) { 0 } else { dice.between(4, 24) }
+}
+
 fn config(dice: &mut Dice) -> NodeConfig {
     NodeConfig {
         job: JOB.to_string(),
@@ -122,9 +144,10 @@ fn config(dice: &mut Dice) -> NodeConfig {
         ttl_ms: dice.between(900, 2_500),
         heartbeat_ms: 0,
         // Shorter than the TTL, mostly: else plans of dead producers end by the TTL.
-        write_ttl_ms: match dice.permille(750) {
-            true => dice.between(150, 1_500),
-            false => dice.between(3_000, 8_000),
+        write_ttl_ms: match dice.weighted(&[20, 55, 25]) {
+            0 => dice.between(20, 150),
+            1 => dice.between(150, 1_500),
+            _ => dice.between(3_000, 8_000),
         },
         join_timeout_ms: 60_000,
         call_timeout_ms: dice.between(300, 1_200),
@@ -133,6 +156,8 @@ fn config(dice: &mut Dice) -> NodeConfig {
         policy: *dice.pick(&[PolicyKind::Lru, PolicyKind::Fifo, PolicyKind::Lru2]),
         page_bytes: 4096,
         full_wait_ms: 0,
+        // Longer than any claim waits in line: 20 ms in steps that are 1 ms long here.
+        log_claim_ttl_ms: dice.between(150, 900),
         data_connections: 64,
         secret: Some(secret()),
         ..NodeConfig::default()

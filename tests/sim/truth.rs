@@ -2,6 +2,8 @@
 //! bytes they are, and what ended them. It believes no actor and no message. Rules that can be checked
 //! on the spot are checked here; what an object's end means for its put, the ledger knows.
 
+mod log;
+
 use crate::ledger::{Ledger, Spot};
 use crate::stack;
 use nkv::cell::CellWatch;
@@ -99,7 +101,7 @@ impl Watch {
     pub fn written(&self, offset: u64, len: usize) {
         let inner = self.lock();
         let Some(geometry) = &inner.geometry else { return };
-        if len == 0 || offset < geometry.arena.offset {
+        if len == 0 || offset < payloads(geometry) {
             return;
         }
         let end = offset + len as u64;
@@ -124,19 +126,45 @@ impl Watch {
         }
         let at = geometry.header_off(slot);
         let Ok(header) = header_at(memory, at) else { return };
-        match offset - at {
-            OWNER_OFF => self.owner_word(&mut inner, &geometry, slot, before, after),
-            PUBLISH_OFF if low(after) == state::WRITING => {
+        let log = geometry.device_log().filter(|log| slot < log.slots());
+        match (offset - at, log) {
+            (OWNER_OFF, None) => {
+                let cause = handled(inner.owner.as_ref());
+                self.owner_word(&mut inner, &geometry, (slot, cause), before, after);
+            }
+            (OWNER_OFF, Some(log)) => {
+                self.owner_word_of_log(
+                    &mut inner,
+                    (&geometry, &log),
+                    (memory, slot),
+                    (before, after),
+                );
+            }
+            (PUBLISH_OFF, log) if low(after) == state::WRITING => {
+                if let Some(log) = log {
+                    self.in_time(&geometry, &log, memory, (slot, after), &header);
+                }
                 self.begun(&inner, &geometry, slot, &header);
             }
-            PUBLISH_OFF if low(after) == state::READY => {
+            (PUBLISH_OFF, Some(log)) if low(after) == state::READY => {
+                self.in_time(&geometry, &log, memory, (slot, after), &header);
+                self.settled(&geometry, slot, &header, memory);
+            }
+            (PUBLISH_OFF, None) if low(after) == state::READY => {
                 self.published(&mut inner, &geometry, slot, &header, memory);
             }
             _ => {}
         }
     }
 
-    fn owner_word(&self, inner: &mut Inner, g: &Geometry, slot: u32, before: u64, after: u64) {
+    fn owner_word(
+        &self,
+        inner: &mut Inner,
+        g: &Geometry,
+        (slot, cause): (u32, Cause),
+        before: u64,
+        after: u64,
+    ) {
         let (was, is) = (low(before) & flag::LIVE != 0, low(after) & flag::LIVE != 0);
         let (epoch, next) = (epoch_of(before), epoch_of(after));
         if next < epoch || (is && !was && next == epoch) {
@@ -151,11 +179,6 @@ impl Watch {
         let Some(start) = inner.starts.remove(&slot) else { return };
         let Some(gone) = inner.readable.remove(&start) else { return };
         inner.retired.push_back(Retired { start, end: gone.end, at: Instant::now() });
-        let cause = match inner.owner.as_ref().map(CellWatch::doing) {
-            None => Cause::Unseen,
-            Some(doing) if EVICTING.contains(&doing) => Cause::Evicted,
-            Some(doing) => Cause::Handling(doing),
-        };
         let spot = Spot { incarnation: g.incarnation, slot, epoch };
         self.ledger.retired(spot, cause);
     }
@@ -192,15 +215,29 @@ impl Watch {
             // Too late: its slot was retired. No reader believes it.
             return;
         }
-        let (start, len) = (header.payload_base, header.bytes_total);
-        let mut bytes = vec![0; len as usize];
-        if memory.read(start, &mut bytes).is_err() {
-            self.ledger.wrong(format!("[I2] slot {slot} claims {len} bytes at {start}: outside"));
-            return;
-        }
+        let Some(bytes) = self.bytes_of(slot, header, memory) else { return };
         let key = KeyId { hash: header.key_hash, check: header.key_check };
         let spot = Spot { incarnation: g.incarnation, slot, epoch };
         self.ledger.published(spot, g.rank, key, &bytes);
+        self.serves(inner, g, spot, header);
+    }
+
+    /// What a header says that its payload is.
+    fn bytes_of(&self, slot: u32, header: &ObjHeader, memory: &AnonMemory) -> Option<Vec<u8>> {
+        let (start, len) = (header.payload_base, header.bytes_total);
+        let inside = start.checked_add(len).is_some_and(|end| end <= memory.len());
+        let mut bytes = vec![0; if inside { len as usize } else { 0 }];
+        if !inside || memory.read(start, &mut bytes).is_err() {
+            self.ledger.wrong(format!("[I2] slot {slot} claims {len} bytes at {start}: outside"));
+            return None;
+        }
+        Some(bytes)
+    }
+
+    /// From here on readers believe it: it lies alone.
+    fn serves(&self, inner: &mut Inner, g: &Geometry, spot: Spot, header: &ObjHeader) {
+        let (start, len, Spot { slot, epoch, .. }) =
+            (header.payload_base, header.bytes_total, spot);
         let end = start + len;
         let before = inner.readable.range(..end.max(start + 1)).next_back();
         if let Some((at, other)) = before.filter(|(_, e)| e.end > start) {
@@ -222,6 +259,20 @@ impl Watch {
         while inner.retired.front().is_some_and(|r| r.at.elapsed() > old) {
             inner.retired.pop_front();
         }
+    }
+}
+
+/// Where payloads begin: those of the log come first.
+fn payloads(g: &Geometry) -> u64 {
+    g.device_log().map_or(g.arena.offset, |log| log.region().offset)
+}
+
+/// Why an owner retires something of the managed arena.
+fn handled(owner: Option<&CellWatch>) -> Cause {
+    match owner.map(CellWatch::doing) {
+        None => Cause::Unseen,
+        Some(doing) if EVICTING.contains(&doing) => Cause::Evicted,
+        Some(doing) => Cause::Handling(doing),
     }
 }
 

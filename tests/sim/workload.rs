@@ -111,7 +111,8 @@ impl Worker {
         let ranks = self.cluster.plan.ranks.len() as u64;
         let preferred_segment = self.dice.permille(400).then(|| self.dice.below(ranks) as u32);
         let page_bytes = *self.dice.pick(&[0, 512, 1024, 4096]);
-        PutOptions { preferred_segment, page_bytes, device_alloc: None }
+        let log = self.dice.permille(self.cluster.plan.log_permille);
+        PutOptions { preferred_segment, page_bytes, device_alloc: log.then_some(true) }
     }
 
     fn told(&self, what: &'static str, key: usize, outcome: Outcome) {

@@ -147,7 +147,7 @@ impl Peer {
         let Some(log) = &self.log else { return };
         let mut left = most.min(log.names_noted());
         while left > 0 {
-            let names = log.take_names(self, left.min(NAMES_PER_FRAME));
+            let names = log.take_names(left.min(NAMES_PER_FRAME));
             left = left.saturating_sub(names.len().max(1));
             if !names.is_empty() && !self.say(ToOwner::Named(names.clone())) {
                 return log.keep_names(names);

@@ -9,9 +9,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Abandoned, KeyBytes, Named, PutOptions, ToOwner};
 use nkv_store::device_log::{ControlLine, LogGeometry, LogPut, Next, OpenClaim, OpenClaims};
 use nkv_store::{Key, KeyId};
-use nkv_transport::verbs::Op;
+use nkv_transport::verbs::{Kind, Op};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -33,13 +33,22 @@ pub(crate) struct PeerLog {
     token: u64,
     // Puts of this handle that are in the middle of a claim.
     inside: AtomicUsize,
+    // The highest limit that a put has read: names are told by an actor, which must post no verb.
+    limit: AtomicU64,
     // Positions and keys that the owner was not told.
     names: Mutex<VecDeque<(u64, Box<[u8]>)>>,
 }
 
 impl PeerLog {
     pub(crate) fn new(geometry: LogGeometry, open: Arc<OpenClaims>, token: u64) -> Self {
-        Self { geometry, open, token, inside: AtomicUsize::new(0), names: Mutex::default() }
+        Self {
+            geometry,
+            open,
+            token,
+            inside: AtomicUsize::new(0),
+            limit: AtomicU64::new(0),
+            names: Mutex::default(),
+        }
     }
 
     fn name(&self, position: u64, key: &[u8]) {
@@ -68,14 +77,10 @@ impl PeerLog {
         names.drain(..excess);
     }
 
-    /// Up to `most` of them, those of objects that the log has passed left out.
-    pub(crate) fn take_names(&self, peer: &Peer, most: usize) -> Vec<Named> {
-        let mut line = ControlLine::unread();
-        let read = peer.verbs.post(0, &mut [line.read()]);
-        let tail = match read {
-            Ok(()) => line.heap_limit().saturating_sub(self.geometry.log_bytes()),
-            Err(_) => 0,
-        };
+    /// Up to `most` of them, those of objects that the log is known to have passed left out.
+    pub(crate) fn take_names(&self, most: usize) -> Vec<Named> {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let tail = limit.saturating_sub(self.geometry.log_bytes());
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let mut taken = Vec::new();
         while taken.len() < most
@@ -87,6 +92,13 @@ impl PeerLog {
             }
         }
         taken
+    }
+
+    /// Reads limit and bump.
+    fn look(&self, peer: &Peer, line: &mut ControlLine) -> Result<()> {
+        peer.verbs.post(0, &mut [line.read()])?;
+        self.limit.fetch_max(line.heap_limit(), Ordering::Relaxed);
+        Ok(())
     }
 
     /// True when no put of this handle is in the middle of a claim.
@@ -171,7 +183,7 @@ impl Client {
                 Some(Ok(()))
             }
             // The owner took the rights back: from now on by plans.
-            Err(e) if e.kind == ErrorKind::Reclaimed && peer.reader.is_none() => {
+            Err(e) if e.kind == ErrorKind::Reclaimed && peer.kind() == Kind::Tcp => {
                 tracing::debug!(error = %e, "puts to this log take plans from here on");
                 peer.take_puts(false);
                 None
@@ -202,7 +214,7 @@ impl Client {
         };
         let _inside = Inside::enter(log);
         let mut line = ControlLine::unread();
-        peer.verbs.post(0, &mut [line.read()])?;
+        log.look(peer, &mut line)?;
         let Ok(bound) = put.room(&line) else { return Ok(Attempt::Plan) };
         let Some(open) = log.open.enter(bound) else { return Ok(Attempt::Plan) };
         for _ in 0..CLAIMS_PER_PUT {
@@ -215,7 +227,7 @@ impl Client {
                 }
                 Some(Next::Skip(skip)) => {
                     peer.verbs.post(log.token, &mut skip.ops())?;
-                    peer.verbs.post(0, &mut [line.read()])?;
+                    log.look(peer, &mut line)?;
                     let Ok(bound) = put.room(&line) else {
                         open.leave();
                         return Ok(Attempt::Plan);
@@ -279,10 +291,10 @@ impl Client {
                 return Ok(None);
             }
             if waited > Duration::ZERO {
-                std::thread::sleep(LOOK);
+                self.shared.env.machine.rest(LOOK);
             }
             waited += LOOK;
-            peer.verbs.post(0, &mut [line.read()])?;
+            log.look(peer, line)?;
             next = claim.next(line.heap_limit());
         }
         Ok(Some(next))

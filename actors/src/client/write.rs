@@ -211,7 +211,7 @@ impl Client {
 
     fn publish(&self, p: &PlanState) -> Result<()> {
         p.check_whole()?;
-        p.seal()?;
+        p.seal(&*self.shared.env.machine)?;
         let _inside = p.enter_sealed(self.shared.env.clock.now_ns())?;
         let (offset, epoch) = (p.desc.meta.header_off + PUBLISH_OFF, p.desc.meta.at.epoch);
         let mut now = [0; 8];
@@ -460,7 +460,8 @@ impl Drop for WritePlan {
     fn drop(&mut self) {
         if let Some(p) = self.plan.take() {
             // Committed through `commit(key)`: there is nothing to give up.
-            if self.client.shared.plans.of_key(&p.key).is_some_and(|o| o.desc.plan == p.desc.plan) {
+            // By its number: where its owner ended it, the key may have another plan by now.
+            if self.client.shared.plans.holds(p.desc.plan) {
                 self.client.abandon(&[p]);
             }
         }

@@ -26,6 +26,8 @@ struct Asked {
     reply: Reply<Response>,
     left: BTreeSet<Seat>,
     until_ms: u64,
+    // Keys of which they say whether they have them.
+    about: Vec<WireKeyId>,
     // What lost LIVE in logs by it.
     removed: HashSet<WireKeyId>,
 }
@@ -41,7 +43,21 @@ impl Master {
         ask: Ask,
         reply: Reply<Response>,
     ) -> Option<(Ask, Reply<Response>)> {
-        let Some(question) = self.question_of(&ask.request) else { return Some((ask, reply)) };
+        let Some(question) = self.question_of(&ask.request, &[]) else {
+            return Some((ask, reply));
+        };
+        let until_ms = self.now_ms() + ANSWER_LIMIT_MS;
+        self.ask_logs(question, ask, reply, (until_ms, Vec::new()))
+    }
+
+    /// `about`: keys that were asked about before.
+    fn ask_logs(
+        &mut self,
+        question: LogQuestion,
+        ask: Ask,
+        reply: Reply<Response>,
+        (until_ms, mut about): (u64, Vec<WireKeyId>),
+    ) -> Option<(Ask, Reply<Response>)> {
         let with_log = self.books.iter().filter(|(_, b)| b.info.log_slots > 0);
         let (seats, silent): (BTreeSet<Seat>, BTreeSet<Seat>) =
             with_log.map(|(seat, _)| *seat).partition(|seat| self.reachable(*seat));
@@ -68,18 +84,21 @@ impl Master {
             let question = question.clone();
             self.truth.members.send(*seat, Down::AskLog { number, question });
         }
-        let (left, until_ms) = (seats, self.now_ms() + ANSWER_LIMIT_MS);
-        let asked = Asked { ask, reply, left, until_ms, removed: HashSet::new() };
+        if let LogQuestion::Find(keys) = question {
+            about.extend(keys);
+        }
+        let asked = Asked { ask, reply, left: seats, until_ms, about, removed: HashSet::new() };
         self.log_questions.0.insert(number, asked);
         None
     }
 
-    fn question_of(&self, request: &Request) -> Option<LogQuestion> {
+    /// `but`: what owners said already.
+    fn question_of(&self, request: &Request, but: &[WireKeyId]) -> Option<LogQuestion> {
         let id = |k: &KeyBytes| WireKeyId::from(KeyId::of(&k.0));
         match request {
             Request::GetLocation(keys) => {
                 let unknown = keys.iter().filter(|k| matches!(self.entry(&k.0), Ok(None)));
-                let unknown: Vec<_> = unknown.map(id).collect();
+                let unknown: Vec<_> = unknown.map(id).filter(|id| !but.contains(id)).collect();
                 (!unknown.is_empty()).then_some(LogQuestion::Find(unknown))
             }
             Request::Remove(keys) => Some(LogQuestion::Remove(keys.iter().map(id).collect())),
@@ -159,7 +178,20 @@ impl Master {
     }
 
     fn all_answered(&mut self, asked: Asked) {
-        let Asked { ask, reply, removed, .. } = asked;
+        let Asked { ask, reply, removed, until_ms, about, .. } = asked;
+        if matches!(ask.request, Request::GetLocation(_))
+            && let Some(question) = self.question_of(&ask.request, &about)
+        {
+            // Known when the others were asked about, and gone since: a log may have it all the same. Each
+            // key is asked about once, and all of it within one limit.
+            let left = self.ask_logs(question, ask, reply, (until_ms, about));
+            if let Some((ask, reply)) = left
+                && let Request::GetLocation(keys) = &ask.request
+            {
+                reply.send(self.get_location(keys));
+            }
+            return self.flush_commits();
+        }
         match ask.request {
             Request::GetLocation(keys) => reply.send(self.get_location(&keys)),
             Request::Remove(keys) => self.remove(&keys, &removed, reply),

@@ -5,12 +5,13 @@ use crate::message::{
     Down, OwnerGauges, RankInfo, RankState, RankStats, Seat, SeenView, Term, View,
 };
 use crate::rare::RareAtMaster;
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, mpsc};
 
 /// Frames waiting for one owner; past it the link is cut and its next report says everything.
 pub const DOWNLINK_FRAMES: usize = 65_536;
@@ -82,7 +83,8 @@ pub(super) struct Inner {
     pub reported_once: HashSet<u64>,
     // Views of earlier masters, as ranks brought them.
     pub past: Vec<SeenView>,
-    producers: HashMap<u64, Producer>,
+    // In order: so are those that are lost.
+    producers: BTreeMap<u64, Producer>,
     pub number: u64,
     // Term and number as those who wait were told.
     shown: (Term, u64),
@@ -96,8 +98,8 @@ pub(super) struct Inner {
 pub struct Members {
     inner: Mutex<Inner>,
     world_size: u32,
-    // The order of the present view, for those who wait for the next.
-    shown: watch::Sender<(Term, u64)>,
+    // Tells those who wait for a later view. Not a watch, which wakes them in any order.
+    later: Notify,
     // Here, so that a panic of the actor does not lose it.
     pub(crate) rare: RareAtMaster,
 }
@@ -105,7 +107,7 @@ pub struct Members {
 /// The table, locked. Whoever waits for a later view is woken when it is let go.
 pub(super) struct Locked<'a> {
     inner: MutexGuard<'a, Inner>,
-    shown: &'a watch::Sender<(Term, u64)>,
+    later: &'a Notify,
 }
 
 impl std::ops::Deref for Locked<'_> {
@@ -126,7 +128,7 @@ impl Drop for Locked<'_> {
         let now = (self.inner.term, self.inner.number);
         if self.inner.shown != now {
             self.inner.shown = now;
-            self.shown.send_replace(now);
+            self.later.notify_waiters();
         }
     }
 }
@@ -135,13 +137,13 @@ impl Members {
     /// Nobody yet.
     pub fn new(term: Term, world_size: u32, now_ms: u64) -> Self {
         let inner = Inner { term, began_ms: now_ms, ..Inner::default() };
-        let (shown, rare) = (watch::channel((term, 0)).0, RareAtMaster::default());
-        Self { inner: Mutex::new(inner), world_size, shown, rare }
+        let (later, rare) = (Notify::new(), RareAtMaster::default());
+        Self { inner: Mutex::new(inner), world_size, later, rare }
     }
 
     pub(super) fn lock(&self) -> Locked<'_> {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        Locked { inner, shown: &self.shown }
+        Locked { inner, later: &self.later }
     }
 
     /// The master's term.
@@ -161,11 +163,26 @@ impl Members {
         }
     }
 
+    /// The order of the present view.
+    fn shown(&self) -> (Term, u64) {
+        let inner = self.lock();
+        (inner.term, inner.number)
+    }
+
     /// The view once it is later than `seen`, or the same after `WATCH_LIMIT`.
     pub(crate) async fn view_after(&self, seen: (Term, u64)) -> View {
-        let mut shown = self.shown.subscribe();
-        let later = shown.wait_for(|now| *now > seen);
-        // Neither an end of the wait nor of the sender, which is `self`, changes the answer.
+        let later = async {
+            loop {
+                let mut later = pin!(self.later.notified());
+                // Before the look: what changes after it is told.
+                later.as_mut().enable();
+                if self.shown() > seen {
+                    return;
+                }
+                later.await;
+            }
+        };
+        // An end of the wait does not change the answer.
         let _ = tokio::time::timeout(WATCH_LIMIT, later).await;
         self.view()
     }

@@ -7,7 +7,6 @@ use super::{Join, Master};
 use crate::message::{
     Down, MAX_SEGMENTS, OwnerGauges, RankState, Refusal, Seat, Settings, Term, Up,
 };
-use nkv_store::boot_id;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use tokio::sync::Notify;
@@ -44,7 +43,7 @@ impl Master {
         let siblings = siblings.map(|(segment, inc)| (Seat { rank: seat.rank, segment }, inc));
         let now = self.now_ms();
         let (written, urgent) = (Arc::new(AtomicU64::new(0)), Arc::new(Notify::new()));
-        let near = info.boot_id == boot_id() && !info.segment.is_empty();
+        let near = info.boot_id == self.truth.boot_id && !info.segment.is_empty();
         let mut replaced = None;
         let (link, term) = {
             let mut inner = self.truth.members.lock();

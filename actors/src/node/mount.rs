@@ -11,7 +11,6 @@ use crate::membership::{LinkState, Siblings};
 use crate::message::{MAX_SEGMENTS, RankInfo, Seat, UnmountReport};
 use crate::owner::{Owner, RetireAll};
 use crate::place::Place;
-use nkv_store::shm;
 use nkv_transport::wire::Address;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -180,7 +179,7 @@ impl Segments {
 
     /// Private memory is taken as it is used: the machine would say no only much later, and badly.
     fn check_memory(&self, bytes: u64) -> Result<()> {
-        let available = shm::mem_available();
+        let available = self.common.env.machine.available();
         if self.common.config.memory == MemoryChoice::Private && available > 0 && bytes > available
         {
             return Err(Error::out_of_memory(format!(

@@ -103,7 +103,7 @@ pub(super) struct SegmentHost {
     pub info: RankInfo,
     pub reins: Reins,
     pub evictor: CellAddr<Evictor>,
-    poller: Option<CellAddr<AnnouncePoller>>,
+    pub poller: Option<CellAddr<AnnouncePoller>>,
     pub agent: Box<dyn DataAgent>,
     alive: Alive,
     _door: OpenDoor,
@@ -396,7 +396,12 @@ async fn start_roles(
     let _ = evictor_slot.set(evictor.clone());
     let mut poller = None;
     if heap.geometry().log_slots > 0 {
-        let truth = PollerTruth { heap: heap.clone(), tables: tables.clone(), owner: owner_slot };
+        let truth = PollerTruth {
+            heap: heap.clone(),
+            tables: tables.clone(),
+            owner: owner_slot,
+            grounds: common.env.grounds,
+        };
         let exhausted = report_to(&common.failed, Some(seat));
         poller = Some(CellAddr::<AnnouncePoller>::start(place, truth, exhausted).await?);
     }

@@ -261,6 +261,7 @@ async fn start_master(
         settings: defaults(config),
         members: members.clone(),
         next_plan: Arc::new(AtomicU64::new(1)),
+        boot_id: common.env.machine.boot_id(),
         clock: clock.clone(),
         random: common.env.random.clone(),
     };

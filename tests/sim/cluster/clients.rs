@@ -51,6 +51,7 @@ impl Cluster {
             handle.close().await;
         }
         self.coverage.borrow_mut().of_reads(&handle.read_counters());
+        self.coverage.borrow_mut().of_writes(&handle.write_counters());
         self.coverage.borrow_mut().of_rare("handle", handle.rarities().all());
         drop(handle);
         let _ = self.errands.send(Errand::ClientEnded(client, process.pid));

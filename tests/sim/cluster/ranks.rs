@@ -20,6 +20,7 @@ pub enum Actor {
     Owner,
     Evictor,
     Producer,
+    Poller,
 }
 
 impl Cluster {
@@ -128,6 +129,11 @@ impl Cluster {
         true
     }
 
+    /// True if this rank has a process.
+    pub fn is_running(&self, rank: usize) -> bool {
+        self.ranks.borrow()[rank].process.is_some()
+    }
+
     /// SIGTERM: it drains and leaves. False if there is no node.
     pub fn tell_rank_to_leave(&self, rank: usize) -> bool {
         let ranks = self.ranks.borrow();
@@ -153,6 +159,7 @@ impl Cluster {
             Actor::Owner => crash(node.owner()),
             Actor::Evictor => crash(node.evictor()),
             Actor::Producer => crash(node.producer()),
+            Actor::Poller => node.poller().is_some_and(crash),
         });
         crashed.unwrap_or(false)
     }

@@ -6,7 +6,7 @@ use crate::net::Net;
 use nkv::machine::{DataAgent, Served};
 use nkv::store::{Memory, StoreError};
 use nkv::transport::TcpCounters;
-use nkv::transport::access::{Cut, Intent, Permit};
+use nkv::transport::access::{Cut, Intent, Permit, SEEN_BYTES};
 use nkv::transport::grants::{Admitted, Grants, TOKEN_WAIT};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -76,11 +76,15 @@ struct Agent {
 
 /// The connection of one batch, as a fence cuts it.
 #[derive(Debug, Default)]
-struct Line(Notify);
+struct Line {
+    cut: AtomicBool,
+    told: Notify,
+}
 
 impl Cut for Line {
     fn cut(&self) {
-        self.0.notify_one();
+        self.cut.store(true, Ordering::SeqCst);
+        self.told.notify_one();
     }
 }
 
@@ -205,12 +209,13 @@ impl Agent {
         loop {
             if let Some(pause) = pause {
                 // A fence cuts the connection, and with it this wait.
-                let _ = timeout(pause, line.0.notified()).await;
+                let _ = timeout(pause, line.told.notified()).await;
             }
             if permit.is_some_and(Permit::is_revoked) {
                 return Err(Short::Refused("the plan was ended while it was written".to_string()));
             }
-            if self.stopped.load(Ordering::SeqCst) || Instant::now() >= deadline {
+            let cut = line.cut.load(Ordering::SeqCst);
+            if cut || self.stopped.load(Ordering::SeqCst) || Instant::now() >= deadline {
                 return Err(Short::Over);
             }
             if batch.answer.is_closed() && batch.ends_with_client {
@@ -231,8 +236,15 @@ impl Agent {
         line: &Line,
     ) -> Result<Result1, Short> {
         let failed = |e: StoreError| Short::Refused(e.to_string());
-        let memory = &self.memory;
-        Ok(match op {
+        let (memory, intent) = (&self.memory, intent_of(&op));
+        if let Some((permit, intent)) = permit.zip(intent.as_ref()) {
+            let seen = match &op {
+                Sent::Write { bytes, .. } if bytes.len() <= SEEN_BYTES => &bytes[..],
+                _ => &[],
+            };
+            permit.starts(intent, seen).map_err(Short::Refused)?;
+        }
+        let result = match op {
             Sent::Read { offset, len } => {
                 let mut bytes = vec![0; len];
                 memory.read(offset, &mut bytes).map_err(failed)?;
@@ -264,7 +276,12 @@ impl Agent {
                 memory.flush();
                 Result1::Nothing
             }
-        })
+        };
+        if let Some((permit, intent)) = permit.zip(intent.as_ref()) {
+            let found = if let Result1::Word(word) = result { word } else { 0 };
+            permit.done(intent, found);
+        }
+        Ok(result)
     }
 }
 

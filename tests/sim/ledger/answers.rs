@@ -1,6 +1,6 @@
 //! What clients were told, against what can be true.
 
-use super::{Ledger, Moment, Put, Removal, Roster, Spot};
+use super::{Ledger, Moment, Put, Removal, Roster, Said, Spot};
 use crate::content::{PutId, is_of};
 use nkv::store::KeyId;
 use std::collections::BTreeSet;
@@ -31,7 +31,7 @@ impl Ledger {
         };
         self.trace.event("read", (key, put), || format!("key {key}: put {put}"));
         let entry = book.put(put);
-        let removal = match book.removal_before(entry, began, Some(read_from), members) {
+        let removal = match book.removal_before(entry, began, read_from, members) {
             Ok(excuse) => return book.excuse(excuse),
             Err(removal) => removal,
         };
@@ -44,30 +44,31 @@ impl Ledger {
         book.wrong(&self.trace, text);
     }
 
-    /// The master said that this key lies there, to somebody who asked from then on.
+    /// Somebody who asked from then on was told that this key lies there: by the master, or by the indexes
+    /// of these incarnations.
     pub fn check_location(
         &self,
         (key, began): (usize, Moment),
         spot: Spot,
+        read_from: &[u64],
         members: &BTreeSet<u64>,
     ) {
         let mut book = self.lock();
         let name = book.name(key);
         let Some(&put) = book.at.get(&spot) else {
-            let text = format!("the master says that {name} lies at {spot:?}, where nothing was");
+            let text = format!("{name} is said to lie at {spot:?}, where nothing was");
             return book.wrong(&self.trace, text);
         };
         if book.put(put).key != key {
-            let text = format!("the master says that {name} lies at {spot:?}, which is put {put}");
+            let text = format!("{name} is said to lie at {spot:?}, which is put {put}");
             return book.wrong(&self.trace, text);
         }
-        let removal = match book.removal_before(book.put(put), began, None, members) {
+        let removal = match book.removal_before(book.put(put), began, read_from, members) {
             Ok(excuse) => return book.excuse(excuse),
             Err(removal) => removal,
         };
-        let text = format!(
-            "[I6] the master found put {put} of {name} at {spot:?}, which was removed: {removal:?}"
-        );
+        let text =
+            format!("[I6] put {put} of {name} was found at {spot:?}, and was removed: {removal:?}");
         book.wrong(&self.trace, text);
     }
 
@@ -93,7 +94,7 @@ impl Ledger {
     }
 
     /// Somebody who asked from then on was told that there is no such key.
-    pub fn check_absence(&self, key: usize, began: Moment, roster: &Roster) {
+    pub fn check_absence(&self, (key, began): (usize, Moment), said: Said, roster: &Roster) {
         let mut book = self.lock();
         let asked = |put: &Put| {
             book.keys[put.key].removals.values().any(|r: &Removal| r.may_take(put.began))
@@ -101,9 +102,16 @@ impl Ledger {
         let hidden = |p: &&PutId| {
             let put = book.put(**p);
             let there = put.is_acked() && put.was_over_at(began) && put.is_live();
-            there && put.spot.is_some_and(|s| roster.is_seated(s.incarnation)) && !asked(put)
+            // The master need not have heard of what lies in a log: then its owner was to be asked.
+            let told = |s: Spot| said == Said::ByAll && roster.asked.contains(&s.incarnation);
+            let known = put.logged.is_none_or(told);
+            let seated = put.spot.is_some_and(|s| roster.is_seated(s.incarnation));
+            there && known && seated && !asked(put)
         };
         let Some(put) = book.keys[key].puts.iter().find(hidden).copied() else { return };
+        if book.put(put).logged.is_some() && book.was_listed_elsewhere(put, self.trace.now_ms()) {
+            return book.excuse(Some("listed where it was evicted a moment ago"));
+        }
         let text = format!(
             "{} was said not to be there, and put {put} of it was acknowledged, removed by nobody and \
              is readable at {:?}",

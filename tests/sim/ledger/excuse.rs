@@ -17,6 +17,8 @@ pub struct Roster {
     pub linked: BTreeSet<u64>,
     /// Incarnations whose link is joined.
     pub joined: BTreeSet<u64>,
+    /// Incarnations whose link the master had all the time: it asked their logs.
+    pub asked: BTreeSet<u64>,
 }
 
 impl Roster {
@@ -75,26 +77,31 @@ impl Book {
         // "if the master dies once more, which of two values is kept depends on who reports first".
         let others = self.keys[put.key].puts.iter().map(|p| self.put(*p));
         let mut others = others.filter(|o| o.spot.is_some() && o.spot != put.spot);
+        // Of objects of one key, one of them in a log, the master keeps the first that it hears of.
+        let mut logged = others.clone().filter(|o| put.logged.or(o.logged).is_some());
+        if logged.any(|o| self.was_known(o, put.began, put.gone_ms)) {
+            return Some("another of its key was known first");
+        }
         let twice = others.any(|o| o.began > put.began || o.is_live());
         twice.then_some("put once more while its rank was silent")
     }
 
     /// The removal that makes it wrong to find this put, unless that is excused. `read_from`: what a
-    /// reader read, if it was not the master who found it; `members`: those of now.
+    /// reader read, indexes included; `members`: those of now.
     pub(super) fn removal_before(
         &self,
         put: &Put,
         began: Moment,
-        read_from: Option<&[u64]>,
+        read_from: &[u64],
         members: &BTreeSet<u64>,
     ) -> Result<Option<&'static str>, &Removal> {
-        let gone = |r: &&Removal| r.was_done_at(began) && put.was_over_at(r.began);
+        let gone = |r: &&Removal| r.was_done_at(began) && put.was_over_at(r.began) && r.met(put);
         let here = put.spot.map(|s| s.incarnation).unwrap_or_default();
         let mut excuse = None;
         for removal in self.keys[put.key].removals.values().filter(gone) {
             // Its owner was no member any more when the removal was acknowledged.
             let lost = !removal.members.contains(&here);
-            let cut_off = read_from.is_some_and(|r| r.contains(&here)) && !members.contains(&here);
+            let cut_off = read_from.contains(&here) && !members.contains(&here);
             // "A loss that only ranks knew which died together with the master is not known to the
             // next one", nor one that only ranks knew which the next one did not meet in time.
             let forgotten = removal.knew.is_disjoint(members);

@@ -2,7 +2,7 @@
 
 use super::writes::MAX_VALUE;
 use super::{Worker, is_absent};
-use crate::ledger::{Outcome, Spot};
+use crate::ledger::{Outcome, Said, Spot};
 use crate::stack;
 use nkv::message::{Existence, ObjMeta};
 
@@ -15,9 +15,10 @@ fn spot(meta: &ObjMeta) -> Spot {
 }
 
 impl Worker {
+    /// Nobody has it, the owners of logs included, who were asked.
     fn absent(&self, key: usize, began: u64) {
         let roster = self.cluster.roster(began);
-        self.cluster.ledger.check_absence(key, began, &roster);
+        self.cluster.ledger.check_absence((key, began), Said::ByAll, &roster);
     }
 
     pub(super) async fn get(&mut self) {
@@ -61,7 +62,8 @@ impl Worker {
         self.told("exists", keys[0], Outcome::of(&found));
         for (key, found) in keys.into_iter().zip(found.unwrap_or_default()) {
             if found == Existence::Absent {
-                self.absent(key, began);
+                let roster = self.cluster.roster(began);
+                self.cluster.ledger.check_absence((key, began), Said::ByTheMaster, &roster);
             }
         }
     }
@@ -100,13 +102,14 @@ impl Worker {
         let first = self.dice.below(self.cluster.plan.families as u64) as usize * members;
         let keys: Vec<usize> = (first..first + members).collect();
         let began = self.cluster.ledger.moment();
+        stack::read_from();
         let names: Vec<_> = keys.iter().map(|k| self.name(*k)).collect();
         let names: Vec<_> = names.iter().map(|k| &k[..]).collect();
         let run = self.client.match_prefix(&names).await;
         self.told("match-prefix", first, Outcome::of(&run));
-        let members = self.cluster.roster(began).members;
+        let (from, members) = (stack::read_from(), self.cluster.roster(began).members);
         for (key, meta) in keys.into_iter().zip(run.unwrap_or_default()) {
-            self.cluster.ledger.check_location((key, began), spot(&meta), &members);
+            self.cluster.ledger.check_location((key, began), spot(&meta), &from, &members);
             self.remember(key, meta);
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{Worker, is_absent};
 use crate::cluster::Cluster;
-use crate::ledger::{Moment, Outcome, Roster};
+use crate::ledger::{Moment, Outcome, Roster, Said};
 use std::rc::Rc;
 
 /// Removals in progress: given up if dropped before they ended.
@@ -30,8 +30,8 @@ impl Drop for Removing {
 }
 
 impl Worker {
-    fn begin_removal(&self, keys: &[usize]) -> Removing {
-        let began = self.cluster.ledger.begin_removal(keys);
+    fn begin_removal(&self, keys: &[usize], said: Said) -> Removing {
+        let began = self.cluster.ledger.begin_removal(keys, said);
         Removing { cluster: self.cluster.clone(), began, left: keys.to_vec() }
     }
 
@@ -39,13 +39,13 @@ impl Worker {
         removing.end(key, Outcome::of(done));
         if is_absent(done) {
             let roster = self.cluster.roster(removing.began);
-            self.cluster.ledger.check_absence(key, removing.began, &roster);
+            self.cluster.ledger.check_absence((key, removing.began), Said::ByAll, &roster);
         }
     }
 
     pub(super) async fn remove(&mut self) {
         let key = self.key();
-        let mut removing = self.begin_removal(&[key]);
+        let mut removing = self.begin_removal(&[key], Said::ByAll);
         let done = self.client.remove(&self.name(key)).await;
         self.told("remove", key, Outcome::of(&done));
         self.removed(&mut removing, key, &done);
@@ -53,7 +53,7 @@ impl Worker {
 
     pub(super) async fn remove_many(&mut self) {
         let keys = self.some_keys(5);
-        let mut removing = self.begin_removal(&keys);
+        let mut removing = self.begin_removal(&keys, Said::ByAll);
         let names: Vec<_> = keys.iter().map(|k| self.name(*k)).collect();
         let names: Vec<_> = names.iter().map(|k| &k[..]).collect();
         let done = self.client.remove_many(&names).await;
@@ -80,7 +80,7 @@ impl Worker {
             }
         };
         let keys: Vec<usize> = all.filter(matches).collect();
-        let mut removing = self.begin_removal(&keys);
+        let mut removing = self.begin_removal(&keys, Said::ByTheMaster);
         let done = self.client.remove_matching(&pattern).await;
         self.told("remove-matching", 0, Outcome::of(&done));
         keys.iter().for_each(|key| removing.end(*key, Outcome::of(&done)));
@@ -88,7 +88,7 @@ impl Worker {
 
     pub(super) async fn remove_all(&mut self) {
         let keys: Vec<usize> = (0..self.cluster.ledger.keys()).collect();
-        let mut removing = self.begin_removal(&keys);
+        let mut removing = self.begin_removal(&keys, Said::ByAll);
         let done = self.client.remove_all().await;
         self.told("remove-all", 0, Outcome::of(&done));
         keys.iter().for_each(|key| removing.end(*key, Outcome::of(&done)));

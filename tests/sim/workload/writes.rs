@@ -3,6 +3,7 @@
 use super::Worker;
 use crate::content::PutId;
 use crate::ledger::{Ledger, Outcome};
+use nkv::message::PutOptions;
 use nkv::{ErrorKind, WritePlan};
 use std::sync::Arc;
 
@@ -39,15 +40,15 @@ impl Worker {
         self.dice.between(low, high) as usize
     }
 
-    fn begin(&mut self, key: usize) -> (Putting, Vec<u8>) {
+    fn begin(&mut self, key: usize, opts: &PutOptions) -> (Putting, Vec<u8>) {
         let ledger = self.cluster.ledger.clone();
-        let (put, value) = ledger.begin_put(key, self.size());
+        let (put, value) = ledger.begin_put(key, self.size(), opts.device_alloc == Some(true));
         (Putting { ledger, put }, value)
     }
 
     pub(super) async fn put(&mut self) {
         let (key, opts) = (self.key(), self.options());
-        let (putting, value) = self.begin(key);
+        let (putting, value) = self.begin(key, &opts);
         let done = self.client.put(&self.name(key), &value, &opts).await;
         putting.end(Outcome::of(&done));
         self.told("put", key, Outcome::of(&done));
@@ -55,7 +56,8 @@ impl Worker {
 
     pub(super) async fn put_many(&mut self) {
         let (keys, opts) = (self.some_keys(6), self.options());
-        let (putting, values): (Vec<_>, Vec<_>) = keys.iter().map(|k| self.begin(*k)).unzip();
+        let (putting, values): (Vec<_>, Vec<_>) =
+            keys.iter().map(|k| self.begin(*k, &opts)).unzip();
         let names: Vec<_> = keys.iter().map(|k| self.name(*k)).collect();
         let items: Vec<_> = names.iter().zip(&values).map(|(k, v)| (&k[..], &v[..])).collect();
         let done = self.client.put_many(&items, &opts).await;
@@ -66,8 +68,9 @@ impl Worker {
     }
 
     pub(super) async fn put_by_pages(&mut self) {
-        let (key, opts) = (self.key(), self.options());
-        let (putting, value) = self.begin(key);
+        // Page by page goes by a plan.
+        let (key, opts) = (self.key(), PutOptions { device_alloc: None, ..self.options() });
+        let (putting, value) = self.begin(key, &opts);
         let name = self.name(key);
         let opened = self.client.open_for_write(&name, value.len() as u64, &opts).await;
         self.told("open", key, Outcome::of(&opened));

@@ -48,6 +48,8 @@ pub(crate) struct Attaching {
 struct Rights {
     // The segment by loads, and a pin table, where it is mapped.
     mapped: Option<(Reader, Option<u32>)>,
+    // Its words are this process's to change, without an agent.
+    at_hand: bool,
     log_token: Option<u64>,
 }
 
@@ -77,13 +79,13 @@ impl Attaching {
     }
 
     fn peer(&self, verbs: Arc<dyn Verbs>, (link, alive): (Link, Alive), rights: Rights) -> Peer {
-        let Rights { mapped, log_token } = rights;
+        let Rights { mapped, at_hand, log_token } = rights;
         let pins = mapped.as_ref().and_then(|(reader, table)| {
             let region = &reader.geometry().pins;
             Pins::new(reader.memory().clone(), region, (*table)?).map(Arc::new)
         });
         let claims = self.obeyed.claims().cloned();
-        let log = match (mapped.is_some(), log_token) {
+        let log = match (at_hand, log_token) {
             // Memory at hand: the token is shown to nobody.
             (true, _) => claims.map(|claims| (claims, 1)),
             // The agent knows the claims: nobody asks this table.
@@ -128,7 +130,7 @@ impl Attaching {
         let heap = Heap::open(l.memory.clone()).ok();
         let mapped = heap.as_ref().and_then(|heap| self.reader(heap));
         let mapped = mapped.map(|reader| (reader, l.tables.pins.give(id, Proof::Here)));
-        let rights = Rights { mapped, log_token: None };
+        let rights = Rights { mapped, at_hand: true, log_token: None };
         Some(Arc::new(self.peer(Arc::new(verbs), (link, l.alive.clone()), rights)))
     }
 
@@ -152,7 +154,7 @@ impl Attaching {
         let verbs = ShmVerbs::new(heap.memory().clone(), alive.clone());
         let verbs = verbs.with_stripes(self.mapped_stripes());
         let mapped = self.reader(&heap).map(|reader| (reader, table));
-        let rights = Rights { mapped, log_token: None };
+        let rights = Rights { mapped, at_hand: true, log_token: None };
         Ok(Some(self.linked(stream, Arc::new(verbs), alive, rights)))
     }
 
@@ -189,7 +191,7 @@ impl Attaching {
         let owner = self.info.incarnation;
         let connecting = machine.connect(&data, owner, &self.credentials, stripes);
         let (verbs, alive) = connecting.await?;
-        Ok(self.linked(stream, verbs, alive, Rights { mapped: None, log_token }))
+        Ok(self.linked(stream, verbs, alive, Rights { mapped: None, at_hand: false, log_token }))
     }
 
     /// The link, and what it was given: a pin table, a token for the log.

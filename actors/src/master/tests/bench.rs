@@ -118,6 +118,7 @@ impl Bench {
             },
             members: members.clone(),
             next_plan: Arc::new(AtomicU64::new(1)),
+            boot_id: nkv_store::boot_id(),
             clock: Arc::new(clock.clone()),
             random: Arc::new(nkv_store::OsRandom),
         };

@@ -1,0 +1,151 @@
+//! Puts through device logs, from READY on: each is accepted, or its key was there already.
+
+use super::{Book, Ledger, Moment, Put, PutId, Spot};
+use crate::content::is_of;
+use crate::trace::Trace;
+use nkv::store::KeyId;
+
+/// A word of an owner about what it took away is heard this late at most: a TTL, and what a network adds.
+const LAG_MS: u64 = 10_000;
+
+impl Book {
+    /// The put that wrote these bytes; says so if there is none.
+    pub(super) fn whose(
+        &mut self,
+        trace: &Trace,
+        spot: Spot,
+        (rank, id): (u32, KeyId),
+        bytes: &[u8],
+    ) -> Option<PutId> {
+        let Some(&key) = self.by_id.get(&id) else {
+            let text = format!("rank {rank} holds an object of a key that nobody put: {id:?}");
+            self.wrong(trace, text);
+            return None;
+        };
+        let whose = |p: &&PutId| {
+            let put = self.put(**p);
+            let fresh = put.spot.or(put.logged).is_none();
+            fresh && put.len == bytes.len() && is_of(**p, bytes)
+        };
+        let put = self.keys[key].puts.iter().rev().find(whose).copied();
+        if put.is_none() {
+            let text = format!(
+                "[I4] {} became readable on rank {rank}, slot {} at epoch {}, with {} bytes that are \
+                 no put's",
+                self.name(key),
+                spot.slot,
+                spot.epoch,
+                bytes.len()
+            );
+            self.wrong(trace, text);
+        }
+        put
+    }
+
+    /// READY in a log, and nothing became of it yet.
+    pub(super) fn is_unaccepted(&self, put: &Put) -> bool {
+        put.logged.is_some_and(|spot| self.unaccepted.contains_key(&spot))
+    }
+
+    /// Another object of its key may have stood for a put that asked for the log.
+    pub(super) fn has_another(&self, put: PutId, now_ms: u64) -> bool {
+        let entry = self.put(put);
+        let mut others = self.keys[entry.key].puts.iter().filter(|p| **p != put);
+        entry.any && others.any(|p| self.was_known(self.put(*p), entry.began, now_ms))
+    }
+
+    /// Another object of its key is gone, and the master may not have heard of it yet: whoever is led
+    /// there finds nothing.
+    pub(super) fn was_listed_elsewhere(&self, put: PutId, now_ms: u64) -> bool {
+        let entry = self.put(put);
+        let mut others = self.keys[entry.key].puts.iter().filter(|p| **p != put);
+        others.any(|p| {
+            let other = self.put(*p);
+            other.gone.is_some() && self.was_known(other, entry.began, now_ms)
+        })
+    }
+
+    /// The master could believe in this object: what its owner evicted, took along when it died, or took
+    /// away for a removal that was not done by then, it hears of a while later.
+    pub(super) fn was_known(&self, put: &Put, by: Moment, now_ms: u64) -> bool {
+        let lately = put.gone.is_none() || put.gone_ms + LAG_MS >= now_ms;
+        let mut removals = self.keys[put.key].removals.values();
+        let removed = removals.any(|r| r.was_done_at(by) && put.was_over_at(r.began) && r.met(put));
+        put.spot.is_some() && lately && !removed
+    }
+}
+
+impl Ledger {
+    /// A claim was made.
+    pub fn claimed(&self, rank: u32, at: u64, bytes: u64) {
+        let told = || format!("{bytes} bytes at {at} of the log of rank {rank}");
+        self.trace.event("claimed", (rank, at, bytes), told);
+    }
+
+    /// READY took at this spot of a log.
+    pub fn settled(&self, spot: Spot, rank: u32, id: KeyId, bytes: &[u8]) {
+        let mut book = self.lock();
+        let Some(put) = book.whose(&self.trace, spot, (rank, id), bytes) else { return };
+        let now = book.tick();
+        let entry = &mut book.puts[put as usize];
+        (entry.logged, entry.settled) = (Some(spot), Some(now));
+        if entry.ended.is_some() {
+            book.excuse(Some("a put over tcp that had failed was still on its way to a log"));
+        }
+        let below = |s: &&Spot| (s.incarnation, s.slot) == (spot.incarnation, spot.slot);
+        if let Some(passed) = book.unaccepted.keys().find(below).copied() {
+            let text = format!("[I14] {passed:?} was READY, is passed by the log and not accepted");
+            book.wrong(&self.trace, text);
+        }
+        book.unaccepted.insert(spot, put);
+        self.trace.event("settled", (put, spot), || format!("put {put} at {spot:?}"));
+    }
+
+    /// Its owner serves it from here on. `slots`: those of its log.
+    pub fn accepted(&self, spot: Spot, slots: u32) {
+        let mut book = self.lock();
+        let Some(put) = book.unaccepted.remove(&spot) else {
+            let text = format!("[I15] {spot:?} is served, and was never settled");
+            return book.wrong(&self.trace, text);
+        };
+        let twin = |p: &&PutId| {
+            let put = book.put(**p);
+            let here = put.spot.filter(|s| s.incarnation == spot.incarnation && s.slot < slots);
+            here.is_some() && put.is_live()
+        };
+        let key = book.put(put).key;
+        if let Some(twin) = book.keys[key].puts.iter().find(twin).copied() {
+            let (name, at) = (book.name(key), book.put(twin).spot);
+            let text = format!("[I15] {name} is served twice by one log: at {spot:?} and {at:?}");
+            book.wrong(&self.trace, text);
+        }
+        book.puts[put as usize].spot = Some(spot);
+        book.at.insert(spot, put);
+        self.trace.event("accepted", (put, spot), || format!("put {put} at {spot:?}"));
+    }
+
+    /// Its owner says that the key was there.
+    pub fn is_duplicate(&self, spot: Spot) {
+        let mut book = self.lock();
+        let Some(put) = book.unaccepted.remove(&spot) else {
+            let text = format!("[I15] {spot:?} is one too many, and was never settled");
+            return book.wrong(&self.trace, text);
+        };
+        let first = |p: &PutId| {
+            let put = book.put(*p);
+            put.is_live() && put.spot.is_some_and(|s| s.incarnation == spot.incarnation)
+        };
+        let key = book.put(put).key;
+        if !book.keys[key].puts.iter().any(first) {
+            let name = book.name(key);
+            let text = format!("[I15] {spot:?} of {name} is void, and nothing of its key is there");
+            book.wrong(&self.trace, text);
+        }
+        self.trace.event("duplicate", (put, spot), || format!("put {put} at {spot:?}"));
+    }
+
+    /// Puts to the log of an incarnation that nothing became of.
+    pub fn unaccepted_on(&self, incarnation: u64) -> usize {
+        self.lock().unaccepted.keys().filter(|s| s.incarnation == incarnation).count()
+    }
+}
