@@ -1,7 +1,6 @@
 //! The runs of `nkv-load` that measure budgets, against a node of its own: every row and rate that
 //! `scripts/bench` reads is there, every byte right, and what cannot be measured is refused with the
 //! flag to change. Figures are not judged here: a test is no place for times.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod cluster_process;
