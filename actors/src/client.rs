@@ -61,9 +61,9 @@ pub struct ClientConfig {
     /// options say otherwise. Then Ok means that an object under that key is readable, whichever
     /// came first. Owners without a log are put to by plans.
     pub device_alloc: bool,
-    /// Stripes into which one large read or write is cut, each with a thread, and over tcp a
-    /// connection, of its own: over tcp from 8 MiB, in shared memory from 16 MiB. 0: as the machine
-    /// is, one for every two processors and at most 4; 1: none is cut; at most 16.
+    /// Stripes into which one read or write of 8 MiB or more is cut, each with a thread, and over tcp
+    /// a connection, of its own. 0: as the machine is, one for every two processors and at most 4;
+    /// 1: none is cut; at most 16.
     pub data_stripes: usize,
     /// Bytes of buffers that are kept for later gets once the bytes that `get` returned are dropped;
     /// 0: none.

@@ -16,13 +16,18 @@ fn slots() -> Slots {
 }
 
 fn put(slots: &mut Slots, slot: u32, epoch: u32, key: KeyId, with: u8) {
+    put_bytes(slots, slot, epoch, key, &[with; BYTES]);
+}
+
+fn put_bytes(slots: &mut Slots, slot: u32, epoch: u32, key: KeyId, bytes: &[u8]) {
     let heap = slots.heap().clone();
     let g = heap.geometry();
-    let extent = Extent { offset: g.arena.offset + u64::from(slot) * 4096, len: 4096 };
+    let len = (bytes.len() as u64).next_multiple_of(4096);
+    let extent = Extent { offset: g.arena.offset + u64::from(slot) * 4096, len };
     slots.open(slot, epoch, extent).unwrap();
     let at = (g.header_off(slot), epoch);
-    let object = Publication::new(at, key, (1, 4096), extent.offset, BYTES as u64);
-    for op in &mut object.whole(&[with; BYTES]) {
+    let object = Publication::new(at, key, (1, 4096), extent.offset, bytes.len() as u64);
+    for op in &mut object.whole(bytes) {
         op.run(&**heap.memory()).unwrap();
     }
     slots.commit(slot, epoch).unwrap();
@@ -75,6 +80,23 @@ fn i7_a_copy_that_a_retire_or_a_reuse_overtook_is_not_believed() {
     put(&mut slots, 0, 2, key(0), 7);
     assert!(!reader.copy(&hit, &mut bytes) && reader.still(&hit).is_err());
     assert_eq!(got(&reader, key(0)), Some(vec![7; BYTES]));
+}
+
+#[test]
+fn i7_a_copy_by_several_threads_is_whole_and_believed_no_more_than_one() {
+    let bytes: Vec<u8> = (0..40_001u32).map(|i| (i / 3) as u8).collect();
+    let mut slots = slots();
+    let reader = Reader::of(slots.heap()).unwrap().with_stripes(Stripes::new(4, 0));
+    assert_eq!(reader.stripes.of(bytes.len() as u64), 4);
+    put_bytes(&mut slots, 0, 1, key(0), &bytes);
+    let hit = reader.find(key(0)).unwrap();
+    assert!(got(&reader, key(0)) == Some(bytes.clone()));
+    slots.retire(0, 1, true, 0).unwrap();
+    assert!(!reader.copy(&hit, &mut vec![0; bytes.len()]), "retired");
+    slots.due(u64::MAX);
+    put_bytes(&mut slots, 0, 2, key(0), &bytes);
+    assert!(!reader.copy(&hit, &mut vec![0; bytes.len()]), "another object");
+    assert!(got(&reader, key(0)) == Some(bytes));
 }
 
 #[test]

@@ -28,8 +28,7 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
 
 /// Reads and writes of at least so many bytes are cut into stripes; see `docs/performance.md`.
-const TCP_STRIPED_FROM: u64 = 8 << 20;
-const MAPPED_STRIPED_FROM: u64 = 16 << 20;
+const STRIPED_FROM: u64 = 8 << 20;
 
 /// What a peer is made from.
 pub(crate) struct Attaching {
@@ -125,7 +124,7 @@ impl Attaching {
         // Read after it is registered: a later term reaches the route.
         self.plans.obey(&self.obeyed, l.tables.term());
         let verbs = LocalVerbs::new(l.memory.clone(), l.alive.clone());
-        let verbs = verbs.with_stripes(self.mapped_stripes());
+        let verbs = verbs.with_stripes(self.stripes());
         let link = Link::Local(l.owner.clone(), l.tables.clone(), id);
         let heap = Heap::open(l.memory.clone()).ok();
         let mapped = heap.as_ref().and_then(|heap| self.reader(heap));
@@ -152,18 +151,18 @@ impl Attaching {
         };
         let alive = Alive::new();
         let verbs = ShmVerbs::new(heap.memory().clone(), alive.clone());
-        let verbs = verbs.with_stripes(self.mapped_stripes());
+        let verbs = verbs.with_stripes(self.stripes());
         let mapped = self.reader(&heap).map(|reader| (reader, table));
         let rights = Rights { mapped, at_hand: true, log_token: None };
         Ok(Some(self.linked(stream, Arc::new(verbs), alive, rights)))
     }
 
-    fn mapped_stripes(&self) -> Stripes {
-        Stripes::new(self.data_stripes, MAPPED_STRIPED_FROM)
+    fn stripes(&self) -> Stripes {
+        Stripes::new(self.data_stripes, STRIPED_FROM)
     }
 
     fn reader(&self, heap: &Heap) -> Option<Reader> {
-        Some(Reader::of(heap)?.with_stripes(self.mapped_stripes()))
+        Some(Reader::of(heap)?.with_stripes(self.stripes()))
     }
 
     fn map(&self) -> Result<Heap> {
@@ -187,8 +186,7 @@ impl Attaching {
         };
         let (stream, _, log_token) = self.hello(&self.info.control, false).await?;
         let machine = &self.env.machine;
-        let stripes = Stripes::new(self.data_stripes, TCP_STRIPED_FROM);
-        let owner = self.info.incarnation;
+        let (owner, stripes) = (self.info.incarnation, self.stripes());
         let connecting = machine.connect(&data, owner, &self.credentials, stripes);
         let (verbs, alive) = connecting.await?;
         Ok(self.linked(stream, verbs, alive, Rights { mapped: None, at_hand: false, log_token }))
