@@ -5,7 +5,8 @@ use super::Master;
 use super::objects::{Entry, PlanInfo, State};
 use super::placement::{Book, Taken, check_extents};
 use crate::message::{
-    Down, EndCause, KeyBytes, PlanOpened, PlanRef, Seat, SlotContent, SlotEntry, SlotRef,
+    Down, EndCause, KeyBytes, LogObjectEntry, PlanOpened, PlanRef, Seat, SlotContent, SlotEntry,
+    SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::arena::Extent;
@@ -29,6 +30,17 @@ enum Since {
     Nothing,
     Committed,
     Ended(EndCause),
+}
+
+/// What a report says of a segment, entry by entry.
+#[derive(Default)]
+struct Reported {
+    taken: HashMap<u32, Taken>,
+    free: HashMap<u32, u32>,
+    // Listed once the book is there to name them in.
+    logged: Vec<(SlotRef, LogObjectEntry)>,
+    // To be retired: another object of the key is served.
+    duplicates: Vec<SlotRef>,
 }
 
 /// A rebuilt master waits so long for reports; ranks that are silent by then report when they join.
@@ -152,10 +164,46 @@ impl Master {
         let all: Vec<_> = extents.chain(lost_extents).filter(|e| e.len > 0).collect();
         check_extents(&info, &all)?;
         self.forget_what_the_report_lacks(seat, &report, &kept);
-        let (mut taken, mut free) = (HashMap::new(), HashMap::new());
-        let (mut duplicates, mut logged) = (Vec::new(), Vec::new());
+        let Reported { mut taken, free, logged, mut duplicates } =
+            self.take_in(seat, info.incarnation, report, &kept);
+        for p in lost.iter().map(|u| &u.opened) {
+            let extent = Extent { offset: p.extent_offset, len: p.extent_len };
+            let key = Key::new(&p.key.0).ok().map(|k| k.id());
+            taken.insert(p.at.slot, Taken { epoch: p.at.epoch, extent, key });
+        }
+        let mut book = Book::rebuild(info, taken, free)?;
+        if let Some(old) = self.books.get(&seat) {
+            book.report_number = old.report_number;
+        }
+        self.books.insert(seat, book);
+        for (at, o) in logged {
+            let known = self.objects.get(&KeyId::from(o.id)).is_some_and(|e| e.at == at);
+            if known && let Some(book) = self.books.get_mut(&seat) {
+                book.name_logged(at.slot, at.epoch, o.id.into());
+            }
+            if !self.logged(seat, at, &o, true) {
+                duplicates.push(at);
+            }
+        }
+        for part in duplicates.chunks(SLOTS_PER_FRAME) {
+            self.truth.members.send(seat, Down::Retire(part.to_vec()));
+        }
+        self.tell_again(seat, lost);
+        Ok(())
+    }
+
+    /// The entries of a report, one by one; `kept` are slots of plans that the owner never met.
+    fn take_in(
+        &mut self,
+        seat: Seat,
+        incarnation: u64,
+        report: Vec<SlotEntry>,
+        kept: &HashSet<SlotRef>,
+    ) -> Reported {
+        let mut reported = Reported::default();
+        let Reported { taken, free, logged, duplicates } = &mut reported;
         for e in report {
-            let at = SlotRef { incarnation: info.incarnation, slot: e.slot, epoch: e.epoch };
+            let at = SlotRef { incarnation, slot: e.slot, epoch: e.epoch };
             match e.what {
                 SlotContent::Free if kept.contains(&at) => {}
                 SlotContent::Free => {
@@ -165,8 +213,7 @@ impl Master {
                     let extent = Extent { offset: extent_offset, len: extent_len };
                     taken.insert(e.slot, Taken { epoch: e.epoch, extent, key: None });
                 }
-                // Once the book is there to name it in.
-                SlotContent::Logged(o) => logged.push((at, o)),
+                SlotContent::Logged(o) => logged.push((at, *o)),
                 SlotContent::Open(p) => {
                     let extent = Extent { offset: p.extent_offset, len: p.extent_len };
                     let key = self.reported_plan(seat, &p);
@@ -191,28 +238,11 @@ impl Master {
                 }
             }
         }
-        for p in lost.iter().map(|u| &u.opened) {
-            let extent = Extent { offset: p.extent_offset, len: p.extent_len };
-            let key = Key::new(&p.key.0).ok().map(|k| k.id());
-            taken.insert(p.at.slot, Taken { epoch: p.at.epoch, extent, key });
-        }
-        let mut book = Book::rebuild(info, taken, free)?;
-        if let Some(old) = self.books.get(&seat) {
-            book.report_number = old.report_number;
-        }
-        self.books.insert(seat, book);
-        for (at, o) in logged {
-            let known = self.objects.get(&KeyId::from(o.id)).is_some_and(|e| e.at == at);
-            if known && let Some(book) = self.books.get_mut(&seat) {
-                book.name_logged(at.slot, at.epoch, o.id.into());
-            }
-            if !self.logged(seat, at, &o, true) {
-                duplicates.push(at);
-            }
-        }
-        for part in duplicates.chunks(SLOTS_PER_FRAME) {
-            self.truth.members.send(seat, Down::Retire(part.to_vec()));
-        }
+        reported
+    }
+
+    /// Tells an owner of plans that it never met, and of what became of them since.
+    fn tell_again(&self, seat: Seat, lost: Vec<Unmet>) {
         self.truth.members.rare.plans_told_again.add(lost.len());
         for Unmet { opened, since } in lost {
             let (plan, at, id) = (opened.plan, opened.at, KeyId::of(&opened.key.0));
@@ -228,7 +258,6 @@ impl Master {
                 }
             }
         }
-        Ok(())
     }
 
     /// Plans granted (and perhaps committed) over a link that broke before the owner heard of them:

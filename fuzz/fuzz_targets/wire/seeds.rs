@@ -271,6 +271,11 @@ fn link(seeds: &mut Seeds) {
             Down::Beat,
         ],
     );
+    attachment(seeds);
+}
+
+/// Between a handle and an owner.
+fn attachment(seeds: &mut Seeds) {
     let touch = Touch { slot: 5, epoch: 7, bytes: 1000 };
     seeds.bodies(
         "to-owner",

@@ -7,6 +7,7 @@ use crate::race::race;
 use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, read_frame, write_frame};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::io::ReadHalf;
 use tokio::sync::{mpsc, oneshot};
 
 /// What the link task sends.
@@ -29,7 +30,7 @@ pub(super) async fn run_link(
     tx: mpsc::WeakSender<Outgoing>,
     (plans, obeyed): (Arc<OpenPlans>, Arc<Obeyed>),
 ) -> String {
-    let (mut reader, mut writer) = tokio::io::split(stream);
+    let (reader, mut writer) = tokio::io::split(stream);
     let checks: Checks = Arc::default();
     let asked = checks.clone();
     let out = async {
@@ -63,44 +64,51 @@ pub(super) async fn run_link(
             Err(e) => e.to_string(),
         }
     };
-    let inn = async {
-        let mut buf = Vec::new();
-        loop {
-            match read_frame::<_, ToClient>(&mut reader, &mut buf, MAX_FRAME_BYTES).await {
-                Ok(Some((_, ToClient::Drop(plan)))) => {
-                    plans.drop_plan(plan);
-                    let (plans, tx) = (plans.clone(), tx.clone());
-                    tokio::task::spawn_local(async move {
-                        say_when(|| plans.is_out(plan), ToOwner::Dropped(plan), tx).await;
-                    });
-                }
-                Ok(Some((_, ToClient::Term(term)))) => {
-                    plans.obey(&obeyed, term);
-                    let (plans, obeyed, tx) = (plans.clone(), obeyed.clone(), tx.clone());
-                    tokio::task::spawn_local(async move {
-                        let obeys = || plans.obeys(&obeyed, term);
-                        say_when(obeys, ToOwner::TermObeyed(term), tx).await;
-                    });
-                }
-                Ok(Some((_, ToClient::ClearBelow(below)))) => {
-                    let (obeyed, tx) = (obeyed.clone(), tx.clone());
-                    tokio::task::spawn_local(async move {
-                        let clear = || obeyed.is_clear_below(below);
-                        say_when(clear, ToOwner::ClearBelow(below), tx).await;
-                    });
-                }
-                Ok(Some((_, ToClient::Plan { plan, open }))) => {
-                    let mut waiting = checks.lock().unwrap_or_else(PoisonError::into_inner);
-                    if let Some(i) = waiting.iter().position(|(p, _)| *p == plan) {
-                        let _ = waiting.swap_remove(i).1.send(open);
-                    }
-                }
-                Ok(None) => return "closed by the owner".to_string(),
-                Err(e) => return e.to_string(),
+    race(out, listen(reader, checks, tx, (plans, obeyed))).await
+}
+
+/// Takes in what the owner says until it goes; returns why.
+async fn listen(
+    mut reader: ReadHalf<BoxStream>,
+    checks: Checks,
+    tx: mpsc::WeakSender<Outgoing>,
+    (plans, obeyed): (Arc<OpenPlans>, Arc<Obeyed>),
+) -> String {
+    let mut buf = Vec::new();
+    loop {
+        match read_frame::<_, ToClient>(&mut reader, &mut buf, MAX_FRAME_BYTES).await {
+            Ok(Some((_, ToClient::Drop(plan)))) => {
+                plans.drop_plan(plan);
+                let (plans, tx) = (plans.clone(), tx.clone());
+                tokio::task::spawn_local(async move {
+                    say_when(|| plans.is_out(plan), ToOwner::Dropped(plan), tx).await;
+                });
             }
+            Ok(Some((_, ToClient::Term(term)))) => {
+                plans.obey(&obeyed, term);
+                let (plans, obeyed, tx) = (plans.clone(), obeyed.clone(), tx.clone());
+                tokio::task::spawn_local(async move {
+                    let obeys = || plans.obeys(&obeyed, term);
+                    say_when(obeys, ToOwner::TermObeyed(term), tx).await;
+                });
+            }
+            Ok(Some((_, ToClient::ClearBelow(below)))) => {
+                let (obeyed, tx) = (obeyed.clone(), tx.clone());
+                tokio::task::spawn_local(async move {
+                    let clear = || obeyed.is_clear_below(below);
+                    say_when(clear, ToOwner::ClearBelow(below), tx).await;
+                });
+            }
+            Ok(Some((_, ToClient::Plan { plan, open }))) => {
+                let mut waiting = checks.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(i) = waiting.iter().position(|(p, _)| *p == plan) {
+                    let _ = waiting.swap_remove(i).1.send(open);
+                }
+            }
+            Ok(None) => return "closed by the owner".to_string(),
+            Err(e) => return e.to_string(),
         }
-    };
-    race(out, inn).await
+    }
 }
 
 /// Says a word once no copy is in flight that it would deny. A copy is bounded by its size.

@@ -1,0 +1,109 @@
+//! The end of objects: retired for room or on the master's word, held in quarantine, freed, and said
+//! so until the master has heard it. It does not choose whom.
+
+use super::Owner;
+use super::SLOTS_PER_FRAME;
+use super::tables::{Gauges, PlanRecord};
+use crate::evictor::Forget;
+use crate::message::{EndCause, SlotRef, Up};
+use hashbrown::HashSet;
+
+impl Owner {
+    /// Retires live objects; returns the bytes that will come back after quarantine.
+    pub(super) fn retire(&mut self, victims: &[(u32, u32)]) -> u64 {
+        let now = self.truth.clock.now_ns();
+        let (mut bytes, mut gone) = (0, Vec::with_capacity(victims.len()));
+        for &(slot, epoch) in victims {
+            if self.is_of_log(slot) {
+                let of_log = self.retire_in_log(&[(slot, epoch)]);
+                gone.extend(of_log.into_iter().map(|(slot, epoch)| self.at(slot, epoch)));
+                continue;
+            }
+            if !self.slots.is_live(slot, epoch) {
+                continue;
+            }
+            if let Ok(r) = self.slots.retire(slot, epoch, true, now) {
+                bytes += r.extent.len;
+                gone.push(self.at(slot, epoch));
+            }
+        }
+        if !gone.is_empty() {
+            Gauges::add(&self.truth.tables.gauges.retired, gone.len() as u64);
+            self.forget_keys(&gone);
+            self.tell_evictor(Forget(gone.iter().map(|r| (r.slot, r.epoch)).collect()));
+            self.send_up(Up::Retired(gone));
+        }
+        bytes
+    }
+
+    pub(super) fn forget_keys(&self, gone: &[SlotRef]) {
+        let mut t = self.truth.tables.lock();
+        for r in gone {
+            if t.keys.get(&r.slot).is_some_and(|(e, _)| *e == r.epoch) {
+                t.keys.remove(&r.slot);
+            }
+            if t.log_told.get(&r.slot) == Some(&r.epoch) {
+                t.log_told.remove(&r.slot);
+            }
+        }
+    }
+
+    pub(super) fn retire_by_master(&mut self, list: Vec<SlotRef>) {
+        let mine: Vec<_> = list.into_iter().filter(|r| r.incarnation == self.incarnation).collect();
+        let pairs: Vec<_> = mine.iter().map(|r| (r.slot, r.epoch)).collect();
+        // Still open here: its commit was lost with a panic or a link. Then the plan ends instead.
+        let open: Vec<_> = {
+            let t = self.truth.tables.lock();
+            let wanted: HashSet<_> = mine.iter().collect();
+            let hit = |p: &&PlanRecord| wanted.contains(&p.opened.at);
+            t.plans.values().filter(hit).map(|p| (p.opened.plan, p.opened.at)).collect()
+        };
+        for (plan, at) in open {
+            self.end_plan(plan, at, EndCause::Removed);
+        }
+        // What is not live (any more) was or will be reported; say so again, it is idempotent.
+        let already: Vec<_> = mine
+            .iter()
+            .filter(|r| {
+                !self.is_of_log(r.slot)
+                    && !self.slots.is_live(r.slot, r.epoch)
+                    && !self.slots.is_open(r.slot, r.epoch)
+            })
+            .copied()
+            .collect();
+        self.retire(&pairs);
+        if !already.is_empty() {
+            self.send_up(Up::Retired(already));
+        }
+    }
+
+    pub(super) fn quarantine_over(&mut self) {
+        let freed = self.slots.due(self.truth.clock.now_ns());
+        if freed.is_empty() {
+            return;
+        }
+        Gauges::add(&self.truth.tables.gauges.freed, freed.len() as u64);
+        {
+            let mut t = self.truth.tables.lock();
+            for f in &freed {
+                t.unacked.insert(f.slot, f.epoch);
+            }
+        }
+        self.send_freed(freed.iter().map(|f| self.at(f.slot, f.epoch)).collect());
+    }
+
+    pub(super) fn repeat_unacked(&self) {
+        let list: Vec<_> = {
+            let t = self.truth.tables.lock();
+            t.unacked.iter().map(|(s, e)| self.at(*s, *e)).collect()
+        };
+        self.truth.tables.rare.freed_repeated.add(list.len());
+        self.send_freed(list);
+    }
+
+    pub(super) fn send_freed(&self, list: Vec<SlotRef>) {
+        for part in list.chunks(SLOTS_PER_FRAME) {
+            self.send_up(Up::Freed(part.to_vec()));
+        }
+    }
+}
