@@ -122,7 +122,7 @@ fn seeds_hold() {
     println!("{n} seeds from {first} in {seconds} s: {failures} failed");
     assert!(failed.is_empty(), "seeds {failed:?} failed; {}", again(failed[0]));
     if n >= ENOUGH {
-        let never = coverage.never();
+        let never = coverage.never(n);
         assert!(never.is_empty(), "in {n} seeds it never happened: {never:?}");
     }
 }
