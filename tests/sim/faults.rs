@@ -10,6 +10,8 @@ use std::time::Duration;
 /// Those that may panic. The master is on rank 0, the poller where there is a log.
 const ACTORS: [Actor; 5] =
     [Actor::Master, Actor::Owner, Actor::Evictor, Actor::Producer, Actor::Poller];
+/// How often it is looked whether somebody claimed.
+const TRAPPED_LOOKS: u32 = 40;
 /// Between looks whether it is time for the next fault.
 const LOOK: Duration = Duration::from_millis(5);
 /// A fault comes so many events after its time, at most.
@@ -36,18 +38,18 @@ pub async fn all(cluster: Rc<Cluster>, mut dice: Dice) {
             let within = cluster.trace.after_events(dice.below(WITHIN_EVENTS));
             let _ = tokio::time::timeout(LOOK * 10, within).await;
             // One that finds nothing to break is no fault.
-            if one(&cluster, &mut dice) {
+            if one(&cluster, &mut dice).await {
                 break;
             }
         }
     }
 }
 
-fn one(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
+async fn one(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
     let (ranks, clients) = (cluster.plan.ranks.len() as u64, cluster.plan.clients.len() as u64);
     let (rank, client) = (dice.below(ranks) as usize, dice.below(clients) as usize);
     let (lossy, pause) = (dice.permille(400), pause(dice));
-    let (name, done) = match dice.weighted(&[12, 7, 5, 14, 8, 15, 10, 10, 11, 10, 6, 6]) {
+    let (name, done) = match dice.weighted(&[12, 7, 5, 14, 8, 15, 10, 10, 8, 10, 6, 7, 10]) {
         0 => ("a rank is killed", cluster.kill_rank(rank, lossy)),
         1 => ("rank 0 is killed", cluster.kill_rank(0, lossy)),
         2 => ("a rank leaves", cluster.tell_rank_to_leave(rank)),
@@ -66,7 +68,8 @@ fn one(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
             "the master dies while a writer stands still",
             dies_beside(cluster, client, lossy, dice),
         ),
-        _ => ("the master dies and its words with it", dies_unheard(cluster, rank, dice)),
+        11 => ("the master dies and its words with it", dies_unheard(cluster, rank, dice)),
+        _ => ("a producer dies in its claim", dies_claiming(cluster, lossy).await),
     };
     if done {
         cluster.trace.note("fault", format!("{name} (rank {rank}, client {client})"));
@@ -81,6 +84,21 @@ fn one(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
 fn dies_beside(cluster: &Rc<Cluster>, client: usize, lossy: bool, dice: &mut Dice) -> bool {
     let stopped = cluster.pause_client(client, dice.ms(3_000, 8_000));
     stopped && cluster.kill_rank(0, lossy)
+}
+
+/// A client program is killed when it has claimed in a log that it has at hand, before it wrote. False if
+/// none claims within a while.
+async fn dies_claiming(cluster: &Rc<Cluster>, lossy: bool) -> bool {
+    let trap = cluster.machines.trap.clone();
+    trap.arm(true);
+    for _ in 0..TRAPPED_LOOKS {
+        tokio::time::sleep(LOOK).await;
+        if let Some(client) = trap.caught().and_then(|pid| cluster.client_of(pid)) {
+            return cluster.kill_client(client, lossy);
+        }
+    }
+    trap.arm(false);
+    false
 }
 
 /// The master goes on for a while with words to one rank that never arrive, and dies. False if it has not

@@ -77,6 +77,7 @@ struct Put {
     key: usize,
     len: usize,
     began: Moment,
+    began_ms: u64,
     ended: Option<(Moment, Outcome)>,
     // When it was acknowledged, in virtual milliseconds.
     acked: Option<u64>,
@@ -284,6 +285,7 @@ impl Ledger {
             key,
             len,
             began,
+            began_ms: self.trace.now_ms(),
             ended: None,
             acked: None,
             any,

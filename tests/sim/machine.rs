@@ -4,7 +4,7 @@
 use crate::data::{AgentDoor, SimAgent, SimVerbs, Tolls, Wire};
 use crate::dice::Dice;
 use crate::ledger::Ledger;
-use crate::memory::{Hiccups, Nerves, SimMemory};
+use crate::memory::{Hiccups, Nerves, SimMemory, Trap};
 use crate::net::Net;
 use crate::process::Pid;
 use crate::stack;
@@ -43,6 +43,7 @@ pub struct Machines {
     hiccups: Hiccups,
     tolls: Tolls,
     kind: Arc<AtomicBool>,
+    pub trap: Arc<Trap>,
 }
 
 impl Machines {
@@ -55,8 +56,8 @@ impl Machines {
             next_port: 40_000,
             dice,
         };
-        let kind = Arc::default();
-        Self { shared: Arc::new(Mutex::new(shared)), net, ledger, hiccups, tolls, kind }
+        let (kind, trap) = (Arc::default(), Arc::default());
+        Self { shared: Arc::new(Mutex::new(shared)), net, ledger, hiccups, tolls, kind, trap }
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
@@ -120,7 +121,8 @@ impl Machine for SimMachine {
         let watch = Arc::new(Watch::new(self.machines.ledger.clone()));
         let mut shared = self.machines.lock();
         let dice = shared.dice.fork();
-        let nerves = Nerves::new(self.machines.hiccups, self.machines.kind.clone(), dice);
+        let (kind, trap) = (self.machines.kind.clone(), self.machines.trap.clone());
+        let nerves = Nerves::new(self.machines.hiccups, kind, trap, dice);
         let memory = Arc::new(SimMemory::new(&file_name, bytes, watch, nerves)?);
         let called = (self.host, file_name.clone());
         let name = name.map(|_| {

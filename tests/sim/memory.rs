@@ -3,6 +3,7 @@
 //! every change is seen by the segment's watch. Owners are never held up: they are no clients.
 
 use crate::dice::Dice;
+use crate::process::Pid;
 use crate::stack;
 use crate::truth::Watch;
 use nkv::store::{AnonMemory, Export, Memory, StoreError};
@@ -10,6 +11,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+/// How long a trap holds whoever is in it.
+const HELD: Duration = Duration::from_millis(500);
 
 /// How often, and for how long, a client's thread is held up in the middle of an access.
 #[derive(Debug, Clone, Copy)]
@@ -22,18 +26,45 @@ pub struct Hiccups {
     pub claim_permille: u64,
 }
 
+/// Catches the next client program that has claimed in a log that it has at hand, and holds it there.
+#[derive(Debug, Default)]
+pub struct Trap {
+    armed: AtomicBool,
+    caught: Mutex<Option<Pid>>,
+}
+
+impl Trap {
+    /// Catches one from here on, or none any more.
+    pub fn arm(&self, armed: bool) {
+        self.armed.store(armed, Ordering::Relaxed);
+    }
+
+    /// Who was caught since it was asked last.
+    pub fn caught(&self) -> Option<Pid> {
+        self.caught.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn hold(&self, program: Pid) {
+        if self.armed.swap(false, Ordering::Relaxed) {
+            *self.caught.lock().unwrap_or_else(PoisonError::into_inner) = Some(program);
+            stack::rest(HELD);
+        }
+    }
+}
+
 /// What holds clients up.
 #[derive(Debug)]
 pub struct Nerves {
     hiccups: Hiccups,
     // Nobody is held up any more.
     kind: Arc<AtomicBool>,
+    trap: Arc<Trap>,
     dice: Mutex<Dice>,
 }
 
 impl Nerves {
-    pub fn new(hiccups: Hiccups, kind: Arc<AtomicBool>, dice: Dice) -> Self {
-        Self { hiccups, kind, dice: Mutex::new(dice) }
+    pub fn new(hiccups: Hiccups, kind: Arc<AtomicBool>, trap: Arc<Trap>, dice: Dice) -> Self {
+        Self { hiccups, kind, trap, dice: Mutex::new(dice) }
     }
 
     /// How long a client is held up now, if it is.
@@ -170,6 +201,9 @@ impl Memory for SimMemory {
         self.at_claim();
         let found = self.bytes.fetch_add(offset, add)?;
         self.watch.claimed(found, add);
+        if let Some(program) = stack::program() {
+            self.nerves.trap.hold(program);
+        }
         self.at_claim();
         Ok(found)
     }

@@ -3,6 +3,7 @@
 //! runs on a stack of its own, and a verb that waits suspends that stack, in the middle of whatever
 //! call it is in, until its virtual time has come. It decides nothing.
 
+use crate::process::Pid;
 use generator::{Generator, Gn};
 use std::cell::RefCell;
 use std::future::Future;
@@ -29,6 +30,7 @@ struct Running {
     waker: Waker,
     // Incarnations that it read from since it was last asked.
     read: Rc<RefCell<Vec<u64>>>,
+    program: Option<Pid>,
 }
 
 /// A future that is polled on a stack of its own. Dropped while suspended, its stack is unwound.
@@ -36,6 +38,7 @@ pub struct Stackful<T: 'static> {
     stack: Generator<'static, (), ()>,
     work: Option<Work>,
     read: Rc<RefCell<Vec<u64>>>,
+    program: Option<Pid>,
     result: Rc<RefCell<Option<T>>>,
 }
 
@@ -58,7 +61,12 @@ impl<T> Stackful<T> {
         });
         // Marks it as one that may be suspended from any depth. Nothing is ever read there.
         stack.set_local_data(NonNull::dangling().as_ptr());
-        Self { stack, work: Some(Box::pin(work)), read: Rc::default(), result }
+        Self { stack, work: Some(Box::pin(work)), read: Rc::default(), program: None, result }
+    }
+
+    /// It is of this client program: it can be killed without its memory.
+    pub fn of(self, program: Option<Pid>) -> Self {
+        Self { program, ..self }
     }
 }
 
@@ -66,7 +74,8 @@ impl<T> Future for Stackful<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        let now = Running { waker: cx.waker().clone(), read: self.read.clone() };
+        let now =
+            Running { waker: cx.waker().clone(), read: self.read.clone(), program: self.program };
         if let Some(work) = self.work.take() {
             STARTING.set(Some(work));
         }
@@ -86,6 +95,11 @@ impl<T> Future for Stackful<T> {
 /// True on a client's stack.
 pub fn is_client() -> bool {
     RUNNING.with_borrow(Option::is_some)
+}
+
+/// The client program that runs now, if it is one.
+pub fn program() -> Option<Pid> {
+    running().and_then(|now| now.program)
 }
 
 /// Blocks this client until `work` is done. Only on a client's stack.

@@ -9,6 +9,7 @@ mod writes;
 use crate::cluster::Cluster;
 use crate::dice::Dice;
 use crate::ledger::Outcome;
+use crate::process::Pid;
 use crate::stack::Stackful;
 use nkv::message::{MasterCounters, ObjMeta, PutOptions};
 use nkv::{Client, ErrorKind};
@@ -41,10 +42,15 @@ impl Drop for Calling {
     }
 }
 
-/// Works until the run closes.
-pub fn work(cluster: Rc<Cluster>, client: Client, dice: Dice) -> Stackful<()> {
+/// Works until the run closes; `program`: as a client program of its own.
+pub fn work(
+    cluster: Rc<Cluster>,
+    client: Client,
+    dice: Dice,
+    program: Option<Pid>,
+) -> Stackful<()> {
     let worker = Worker { cluster, client, dice, remembered: Vec::new() };
-    Stackful::new(worker.run())
+    Stackful::new(worker.run()).of(program)
 }
 
 impl Worker {

@@ -34,7 +34,7 @@ impl Cluster {
         };
         let handle = self.connect(&process, transport).await;
         let tasks = (0..self.plan.workers).map(|_| {
-            let work = workload::work(self.clone(), handle.clone(), dice.fork());
+            let work = workload::work(self.clone(), handle.clone(), dice.fork(), Some(process.pid));
             tokio::task::spawn_local(work)
         });
         for task in tasks.collect::<Vec<_>>() {
@@ -99,6 +99,12 @@ impl Cluster {
             }
         });
         true
+    }
+
+    /// The program that has this process.
+    pub fn client_of(&self, pid: Pid) -> Option<usize> {
+        let has = |c: &super::ClientProgram| c.process.as_ref().is_some_and(|p| p.pid == pid);
+        self.clients.borrow().iter().position(has)
     }
 
     /// SIGSTOP, and SIGCONT after a while. False if there is no process.

@@ -76,7 +76,7 @@ impl Cluster {
         }
         for _ in 0..self.plan.own_workers {
             let (client, dice) = (node.client(), self.fork());
-            tokio::task::spawn_local(workload::work(self.clone(), client, dice));
+            tokio::task::spawn_local(workload::work(self.clone(), client, dice, None));
         }
         self.ranks.borrow_mut()[rank].node = Some(node.clone());
     }

@@ -103,10 +103,11 @@ impl Ledger {
             let put = book.put(**p);
             let there = put.is_acked() && put.was_over_at(began) && put.is_live();
             // The master need not have heard of what lies in a log: then its owner was to be asked.
-            let told = |s: Spot| said == Said::ByAll && roster.asked.contains(&s.incarnation);
-            let known = put.logged.is_none_or(told);
-            let seated = put.spot.is_some_and(|s| roster.is_seated(s.incarnation));
-            there && known && seated && !asked(put)
+            let known = put.logged.is_none() || said == Said::ByAll;
+            // Exists says nothing of a rank whose link is down, which that rank may not know yet.
+            let heard = |s: Spot| roster.asked.contains(&s.incarnation);
+            let seated = |s: Spot| roster.is_seated(s.incarnation) && heard(s);
+            there && known && put.spot.is_some_and(seated) && !asked(put)
         };
         let Some(put) = book.keys[key].puts.iter().find(hidden).copied() else { return };
         if book.put(put).logged.is_some() && book.was_listed_elsewhere(put, self.trace.now_ms()) {

@@ -2,6 +2,7 @@
 //! residuals that docs/PROTOCOL.md states. Each use of a residual is counted, so that a run shows how
 //! far the rules were really tested.
 
+use super::logs::LAG_MS;
 use super::{Book, Moment, Put, Removal};
 use crate::content::PutId;
 use crate::trace::Trace;
@@ -73,16 +74,19 @@ impl Book {
         if unheard {
             return Some("a dead master's last words");
         }
-        // "Where such a put met a key of that rank, the older copy is retired when the report comes", and
-        // "if the master dies once more, which of two values is kept depends on who reports first".
+        // "Where such a put met a key of that rank, the older copy is retired when the report comes, whatever
+        // became of the newer one", and what was put into that rank's own log meanwhile; and "if the
+        // master dies once more, which of two values is kept depends on who reports first".
         let others = self.keys[put.key].puts.iter().map(|p| self.put(*p));
-        let mut others = others.filter(|o| o.spot.is_some() && o.spot != put.spot);
+        let others = others.filter(|o| !std::ptr::eq(*o, put));
         // Of objects of one key, one of them in a log, the master keeps the first that it hears of.
         let mut logged = others.clone().filter(|o| put.logged.or(o.logged).is_some());
         if logged.any(|o| self.was_known(o, put.began, put.gone_ms)) {
             return Some("another of its key was known first");
         }
-        let twice = others.any(|o| o.began > put.began || o.is_live());
+        let lately = |o: &Put| put.logged.is_some() && o.began_ms + LAG_MS >= put.gone_ms;
+        let mut others = others.filter(|o| put.gone.is_some_and(|(gone, _)| o.began < gone));
+        let twice = others.any(|o| o.began > put.began || o.is_live() || lately(o));
         twice.then_some("put once more while its rank was silent")
     }
 

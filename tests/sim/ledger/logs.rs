@@ -6,7 +6,7 @@ use crate::trace::Trace;
 use nkv::store::KeyId;
 
 /// A word of an owner about what it took away is heard this late at most: a TTL, and what a network adds.
-const LAG_MS: u64 = 10_000;
+pub(super) const LAG_MS: u64 = 10_000;
 
 impl Book {
     /// The put that wrote these bytes; says so if there is none.
