@@ -257,7 +257,10 @@ impl On<ProducerTick> for Producer {
         let enough = if self.ticks.is_multiple_of(FLUSH_ALL_TICKS) { 1 } else { TOUCH_BATCH };
         let peers = shared.peers.all();
         for peer in &peers {
-            if peer.log.as_ref().is_some_and(|log| log.names_noted() >= enough) {
+            if enough == 1 {
+                peer.verbs.trim();
+            }
+            if peer.log.as_ref().is_some_and(|log| log.has_words(enough)) {
                 peer.send_names(NAMES_PER_TICK);
             }
         }

@@ -1,5 +1,6 @@
 //! One segment as a reader on its host sees it: finds an object by the index and copies it out, with
-//! loads alone. Nothing here waits, allocates or asks anybody; a miss is no answer.
+//! loads alone. Nothing here asks anybody, and nothing waits or allocates but a copy that is cut into
+//! stripes for several threads; a miss is no answer.
 
 use crate::heap::{Geometry, Heap};
 use crate::index::{self, BUCKET_BYTES};

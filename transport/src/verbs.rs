@@ -89,6 +89,9 @@ pub trait Verbs: Send + Sync + fmt::Debug {
     /// requests, as one with large verbs in stripes does, may be `Refused` after a prefix.
     fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError>;
 
+    /// Lets go of what was not used lately; called now and then, and quick.
+    fn trim(&self) {}
+
     /// False once the owner of the segment is known to be gone; never true again after that.
     fn is_alive(&self) -> bool;
 

@@ -97,12 +97,17 @@ impl Client {
             by_rank.entry((ids[*i].hash % world) as u32).or_default().push(*i);
         }
         for (rank, wanted) in by_rank {
-            let Some(peer) = self.shared.peers.far(rank) else { continue };
+            let now = self.shared.env.clock.now_ns();
+            let far = self.shared.peers.far(rank).filter(|peer| !peer.is_silent(now));
+            let Some(peer) = far else { continue };
             for part in wanted.chunks(FAR_BATCH) {
                 let asked: Vec<_> = part.iter().map(|i| ids[*i]).collect();
                 let read = Self::run_blocking(&peer, || look_up_far(&peer, &asked));
-                // A peer that fails is asked nothing: the master knows.
-                let Ok(hits) = read else { break };
+                // One that fails is asked nothing, for a while: the master knows.
+                let Ok(hits) = read else {
+                    peer.was_silent(self.shared.env.clock.now_ns());
+                    break;
+                };
                 for (i, meta) in part.iter().zip(hits) {
                     if let Some(meta) = meta {
                         self.shared.locations.keep(keys[*i], &meta);

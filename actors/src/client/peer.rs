@@ -26,7 +26,7 @@ use nkv_transport::Alive;
 #[cfg(test)]
 use nkv_transport::local::LocalVerbs;
 use nkv_transport::verbs::{Kind, Verbs};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -35,6 +35,8 @@ use tokio::sync::{mpsc, oneshot};
 const LINK_FRAMES: usize = 1024;
 /// A hello that takes longer has failed.
 const ATTACH_LIMIT: Duration = Duration::from_millis(1_500);
+/// A rank whose index could not be read is spared for so long.
+const SPARED_NS: u64 = 1_000_000_000;
 /// Touches kept until they are sent; past it the oldest are lost (recency only, never counters'
 /// correctness: `flush` waits).
 const MAX_TOUCHES: usize = 65_536;
@@ -103,6 +105,8 @@ pub struct Peer {
     link: Link,
     alive: Alive,
     parted: AtomicBool,
+    // Its index is not read before that.
+    silent_until_ns: AtomicU64,
     touches: Mutex<TouchBatch>,
     messages: Arc<Messages>,
 }
@@ -116,6 +120,15 @@ impl std::fmt::Debug for Peer {
 impl Peer {
     pub(crate) fn is_alive(&self) -> bool {
         !self.parted.load(Ordering::SeqCst) && self.alive.is_alive() && self.verbs.is_alive()
+    }
+
+    /// Its index could not be read: reads that may do without it do so for a while.
+    pub(crate) fn was_silent(&self, now_ns: u64) {
+        self.silent_until_ns.store(now_ns + SPARED_NS, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_silent(&self, now_ns: u64) -> bool {
+        now_ns < self.silent_until_ns.load(Ordering::Relaxed)
     }
 
     /// Whether its rank takes new objects, as the membership says.
@@ -145,6 +158,7 @@ impl Peer {
     /// Tells the keys of objects put into its log, at most so many.
     pub(crate) fn send_names(&self, most: usize) {
         let Some(log) = &self.log else { return };
+        log.say_given_up(|word| self.say(ToOwner::Abandoned(word)));
         let mut left = most.min(log.names_noted());
         while left > 0 {
             let names = log.take_names(left.min(NAMES_PER_FRAME));
@@ -185,6 +199,7 @@ impl Peer {
             link: Link::Remote(mpsc::channel(1).0),
             alive,
             parted: AtomicBool::new(false),
+            silent_until_ns: AtomicU64::new(0),
             touches: Mutex::default(),
             messages: Arc::default(),
         })

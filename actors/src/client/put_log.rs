@@ -7,17 +7,23 @@ use super::counters::Writes;
 use super::peer::Peer;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Abandoned, KeyBytes, Named, PutOptions, ToOwner};
+use nkv_store::clock::Clock;
 use nkv_store::device_log::{ControlLine, LogGeometry, LogPut, Next, OpenClaim, OpenClaims};
 use nkv_store::{Key, KeyId};
 use nkv_transport::verbs::{Kind, Op};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long a claim waits in line for room, and the pause between two looks.
 const CLAIM_WAIT: Duration = Duration::from_millis(20);
 const LOOK: Duration = Duration::from_micros(200);
+/// After a refusal nothing is put into a log for so long; doubled so often at most: 64 s.
+const REFUSED_NS: u64 = 1_000_000_000;
+const MOST_DOUBLINGS: u32 = 6;
+/// Claims given up that wait to be told: the owner asks about what it never hears of.
+const MAX_GIVEN_UP: usize = 1024;
 /// Claims one put makes at most: one that would wrap is skipped and made again.
 const CLAIMS_PER_PUT: usize = 4;
 /// Keys told to an owner in one frame, and between two timers of the Producer.
@@ -37,6 +43,11 @@ pub(crate) struct PeerLog {
     limit: AtomicU64,
     // Positions and keys that the owner was not told.
     names: Mutex<VecDeque<(u64, Box<[u8]>)>>,
+    // Claims given up in line of which the owner could not be told at once.
+    given_up: Mutex<VecDeque<Abandoned>>,
+    // Refusals in a row, and until when nothing is put here because of them.
+    refusals: AtomicU32,
+    refused_until_ns: AtomicU64,
 }
 
 impl PeerLog {
@@ -48,7 +59,53 @@ impl PeerLog {
             inside: AtomicUsize::new(0),
             limit: AtomicU64::new(0),
             names: Mutex::default(),
+            given_up: Mutex::default(),
+            refusals: AtomicU32::new(0),
+            refused_until_ns: AtomicU64::new(0),
         }
+    }
+
+    /// Whether the owner's agent refused a claim a short while ago. It does so for good once it took the
+    /// rights back: the pause doubles with every refusal in a row.
+    fn is_refused(&self, clock: &dyn Clock) -> bool {
+        self.refusals.load(Ordering::Relaxed) > 0
+            && clock.now_ns() < self.refused_until_ns.load(Ordering::Relaxed)
+    }
+
+    fn was_refused(&self, clock: &dyn Clock) {
+        let times = self.refusals.fetch_add(1, Ordering::Relaxed).min(MOST_DOUBLINGS);
+        self.refused_until_ns.store(clock.now_ns() + (REFUSED_NS << times), Ordering::Relaxed);
+    }
+
+    fn was_served(&self) {
+        if self.refusals.load(Ordering::Relaxed) > 0 {
+            self.refusals.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn keep_given_up(&self, word: Abandoned) {
+        let mut kept = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() < MAX_GIVEN_UP {
+            kept.push_back(word);
+        }
+    }
+
+    /// Says what the owner has not been told of claims that were given up, as far as it takes it.
+    pub(crate) fn say_given_up(&self, say: impl Fn(Abandoned) -> bool) {
+        loop {
+            let mut kept = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(word) = kept.pop_front() else { return };
+            drop(kept);
+            if !say(word) {
+                return self.keep_given_up(word);
+            }
+        }
+    }
+
+    /// Whether there is so much to tell the owner.
+    pub(crate) fn has_words(&self, names: usize) -> bool {
+        self.names_noted() >= names
+            || !self.given_up.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
     fn name(&self, position: u64, key: &[u8]) {
@@ -175,17 +232,19 @@ impl Client {
         }
         let id = KeyId::of(key);
         let peer = self.log_owner(id, opts)?;
-        let log = peer.open_log()?;
+        let clock = &*self.shared.env.clock;
+        let log = peer.open_log().filter(|log| !log.is_refused(clock))?;
         let done = Self::run_blocking(&peer, || self.put_into(&peer, log, (key, id), value, opts));
         match done {
             Ok(Attempt::Done) => {
+                log.was_served();
                 Writes::count(&self.shared.writes.by_log, 1);
                 Some(Ok(()))
             }
-            // The owner took the rights back: from now on by plans.
+            // Too many claims at once, or the owner took the rights back: by plans for a while.
             Err(e) if e.kind == ErrorKind::Reclaimed && peer.kind() == Kind::Tcp => {
-                tracing::debug!(error = %e, "puts to this log take plans from here on");
-                peer.take_puts(false);
+                tracing::debug!(error = %e, "puts to this log take plans for a while");
+                log.was_refused(clock);
                 None
             }
             Ok(Attempt::Plan) => {
@@ -285,8 +344,10 @@ impl Client {
                 let given_up = claim.abandon();
                 let word = Abandoned { position: given_up.p, bytes: given_up.n };
                 debug_assert!(log.geometry.is_claim(word.position, word.bytes));
-                // Unheard, it is a hole that the owner asks about: nothing was written there.
-                let _ = peer.say(ToOwner::Abandoned(word));
+                // Unheard for long, it is a hole that the owner asks about.
+                if !peer.say(ToOwner::Abandoned(word)) {
+                    log.keep_given_up(word);
+                }
                 Writes::count(&self.shared.writes.log_abandoned, 1);
                 return Ok(None);
             }

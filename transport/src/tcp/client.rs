@@ -240,6 +240,10 @@ impl Verbs for TcpVerbs {
         pool.alive.check(&pool.target)
     }
 
+    fn trim(&self) {
+        self.pool.trim();
+    }
+
     fn is_alive(&self) -> bool {
         self.pool.alive.is_alive()
     }

@@ -26,6 +26,10 @@ use zerocopy::IntoBytes;
 const FRESH_NS: u64 = 1_000_000_000;
 /// Where one more connection could not be had, none is asked for so long.
 const NO_MORE_NS: u64 = 1_000_000_000;
+/// What the further connections of one large post may take to be made, together.
+const MORE_MS: u64 = 200;
+/// A connection unused for longer is closed when the pool is trimmed, unless it is the last.
+const KEPT_IDLE_NS: u64 = 2_000_000_000;
 
 /// One connection after its handshake, with the scratch of its posts.
 #[derive(Debug)]
@@ -118,6 +122,20 @@ impl Pool {
         self.freed.notify_all();
     }
 
+    /// Closes what was not used lately, but one: an agent has so many connections for everybody.
+    pub(super) fn trim(&self) {
+        let old = self.clock.now_ns().saturating_sub(KEPT_IDLE_NS);
+        let mut state = self.state();
+        let mut closed = Vec::new();
+        // Those used last are at the end.
+        while state.idle.len() > 1 && state.idle[0].used_ns < old {
+            let conn = state.idle.remove(0);
+            state.open.remove(&conn.number);
+            closed.push(conn);
+        }
+        drop(state);
+    }
+
     /// Closes idle connections.
     pub(super) fn close_idle(&self) {
         let mut state = self.state();
@@ -140,6 +158,8 @@ impl Pool {
         if self.clock.now_ns() < self.no_more_until_ns.load(Ordering::Relaxed) {
             return more;
         }
+        // Together: their post waits for them.
+        let within = within.within_ms(MORE_MS);
         while more.len() < most {
             match self.lease_waiting(Duration::ZERO, within) {
                 Ok(lease) => more.push(lease),

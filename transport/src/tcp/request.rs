@@ -109,7 +109,9 @@ impl Steps {
                 _ => {}
             }
             self.all.push(step);
-            if step.intent().is_some() {
+            // A flush that follows a change is carried out with it, before the answer [I4].
+            let flushes = matches!(step, Step::Flush) && self.tail + 1 == self.all.len();
+            if step.intent().is_some() || flushes && self.tail > 0 {
                 self.tail = self.all.len();
                 early = reads;
             }

@@ -2,6 +2,7 @@
 
 use super::{INCARNATION, JOB, SEGMENT_BYTES, TOKEN, eventually, ms_of, rig_with};
 use nkv_store::AnonMemory;
+use nkv_store::Stripes;
 use nkv_store::threads::spawn_named;
 use nkv_transport::access::OpenAccess;
 use nkv_transport::{AgentLimits, Op, TcpAgent, TcpOptions, TcpVerbs, TransportError, Verbs};
@@ -82,6 +83,18 @@ fn i18_a_frozen_agent_ends_a_post_by_timeout_within_two_seconds() {
 #[test]
 fn i18_a_large_write_to_a_frozen_agent_ends_within_two_seconds() {
     let client = connect(impostor(freeze), TcpOptions::default()).unwrap();
+    let big = vec![1; SEGMENT_BYTES as usize];
+    let (r, ms) = ms_of(|| client.post(TOKEN, &mut [Op::Write { offset: 0, src: &big }; 1]));
+    assert!(matches!(r, Err(TransportError::Timeout(_))), "{r:?}");
+    assert!((1_400..2_000).contains(&ms), "{ms} ms");
+}
+
+#[test]
+fn i18_a_striped_write_to_a_frozen_agent_ends_within_two_seconds_too() {
+    // It takes one connection: those for further stripes are never answered.
+    let stripes = Stripes::new(4, 64 << 10);
+    let client =
+        connect(impostor(freeze), TcpOptions { stripes, ..TcpOptions::default() }).unwrap();
     let big = vec![1; SEGMENT_BYTES as usize];
     let (r, ms) = ms_of(|| client.post(TOKEN, &mut [Op::Write { offset: 0, src: &big }; 1]));
     assert!(matches!(r, Err(TransportError::Timeout(_))), "{r:?}");

@@ -91,6 +91,14 @@ fn a_large_write_takes_several_connections_and_a_small_one_does_not() {
     assert_eq!(object.took(&ops), Ok(()));
     client.read(GRANT.extent_offset, &mut dst).unwrap();
     assert!(dst == payload && connections(&rig) == 4);
+    // Others want them too: what is not used for two seconds goes, but the last.
+    client.trim();
+    assert_eq!(connections(&rig), 4);
+    std::thread::sleep(Duration::from_millis(2_050));
+    client.trim();
+    eventually("they are closed", || connections(&rig) == 1);
+    client.read(GRANT.extent_offset, &mut dst).unwrap();
+    assert!(dst == payload);
 }
 
 #[test]

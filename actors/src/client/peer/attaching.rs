@@ -13,17 +13,18 @@ use crate::owner::attachments::Route;
 use crate::owner::pin_tables::Proof;
 use crate::plans::{Obeyed, OpenPlans};
 use nkv_store::Stripes;
-use nkv_store::device_log::{Landing, OpenClaims};
+use nkv_store::device_log::{Landing, Line, OpenClaims};
 use nkv_store::heap::Heap;
 use nkv_store::pins::Pins;
 use nkv_store::reader::Reader;
 use nkv_transport::Alive;
 use nkv_transport::local::LocalVerbs;
+use nkv_transport::log_rights::MAX_OPEN_CLAIMS;
 use nkv_transport::shm::ShmVerbs;
 use nkv_transport::verbs::Verbs;
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{BoxStream, write_frame};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
 
@@ -88,7 +89,11 @@ impl Attaching {
             // Memory at hand: the token is shown to nobody.
             (true, _) => claims.map(|claims| (claims, 1)),
             // The agent knows the claims: nobody asks this table.
-            (false, Some(token)) => Some((Arc::new(OpenClaims::new(Landing::InCall)), token)),
+            (false, Some(token)) => {
+                // As many as the agent lets one token have open.
+                let entries = (0..MAX_OPEN_CLAIMS).map(|_| Line::default()).collect();
+                Some((Arc::new(OpenClaims::with(entries, Landing::InCall)), token))
+            }
             (false, None) => None,
         };
         let log = self.info.device_log().zip(log);
@@ -112,6 +117,7 @@ impl Attaching {
             link,
             alive,
             parted: AtomicBool::new(false),
+            silent_until_ns: AtomicU64::new(0),
             touches: Mutex::default(),
             messages: self.messages.clone(),
         }
