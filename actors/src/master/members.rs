@@ -201,6 +201,13 @@ impl Members {
         self.lock().superseded.contains(id)
     }
 
+    /// True if a copy in this incarnation is an older one: it had not reported when the key was put. A
+    /// master that was rebuilt is told again of what others have.
+    pub(super) fn is_older(&self, id: &KeyId, incarnation: u64) -> bool {
+        let inner = self.lock();
+        inner.superseded.contains(id) && !inner.reported_once.contains(&incarnation)
+    }
+
     /// How many such keys there are.
     pub(super) fn superseded(&self) -> usize {
         self.lock().superseded.len()
