@@ -19,6 +19,8 @@ use std::time::Duration;
 /// Pause between two looks while there is news, and the longest, to which it grows when there is none.
 const SHORTEST: Duration = Duration::from_micros(100);
 const LONGEST: Duration = Duration::from_millis(1);
+/// The longest in a simulation, where every look is an event of all that happens.
+const LONGEST_HERE: Duration = Duration::from_millis(8);
 /// Looks without news after which claims beyond an unsettled one are looked for as well.
 const LOOKS_BEYOND: u32 = 8;
 /// How often the actor sees after its thread.
@@ -75,6 +77,10 @@ impl AnnouncePoller {
             tables: self.truth.tables.clone(),
             owner: self.truth.owner.clone(),
             stop: self.stop.clone(),
+            longest: match self.truth.grounds {
+                Grounds::Threads => LONGEST,
+                Grounds::Here => LONGEST_HERE,
+            },
             pause: LONGEST,
             quiet: 0,
         };
@@ -122,7 +128,8 @@ struct Poll {
     tables: Arc<OwnerTables>,
     owner: Arc<OnceLock<CellAddr<Owner>>>,
     stop: Arc<AtomicBool>,
-    // Until the next look, and looks without news.
+    // Until the next look, at most and now; and looks without news.
+    longest: Duration,
     pause: Duration,
     quiet: u32,
 }
@@ -135,7 +142,7 @@ impl Poll {
             self.tell();
             (self.pause, self.quiet) = (SHORTEST, 0);
         } else {
-            self.pause = (self.pause * 2).min(LONGEST);
+            self.pause = (self.pause * 2).min(self.longest);
             self.quiet = self.quiet.saturating_add(1);
         }
         !self.stop.load(Ordering::Acquire)

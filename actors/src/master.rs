@@ -84,8 +84,6 @@ pub struct Master {
     removing: HashMap<KeyId, Vec<(u64, usize)>, IdentityState>,
     // Answers to removes that wait for views to be kept.
     deferred: Vec<terms::Deferred>,
-    // Keys put while a rank with objects of an earlier term had not reported.
-    superseded: HashSet<KeyId>,
     commits_out: BTreeMap<Seat, Vec<crate::message::PlanRef>>,
     counters: MasterCounters,
     // Segments whose report is still to come after a panic; calls are parked until then.
@@ -178,7 +176,6 @@ impl Role for Master {
             log_questions: log::LogQuestions::default(),
             removing: HashMap::default(),
             deferred: Vec::new(),
-            superseded: HashSet::new(),
             commits_out: BTreeMap::new(),
             counters: MasterCounters::default(),
             recovering: BTreeSet::new(),
@@ -379,8 +376,8 @@ impl On<MasterTick> for Master {
         self.expire_removes();
         self.pump_log_questions();
         self.settle_deferred();
-        if !self.superseded.is_empty() && self.truth.members.silent().is_empty() {
-            self.superseded = HashSet::new();
+        if self.truth.members.superseded() > 0 && self.truth.members.silent().is_empty() {
+            self.truth.members.forget_superseded();
         }
         if !self.recovering.is_empty() && self.now_ms() >= self.recover_until_ms {
             self.blind = std::mem::take(&mut self.recovering);

@@ -113,7 +113,9 @@ fn dies_unheard(cluster: &Rc<Cluster>, rank: usize, dice: &mut Dice) -> bool {
     let cluster = cluster.clone();
     tokio::task::spawn_local(async move {
         tokio::time::sleep(pause).await;
-        cluster.kill_rank(0, true);
+        if !cluster.closing.get() {
+            cluster.kill_rank(0, true);
+        }
     });
     true
 }

@@ -84,7 +84,8 @@ impl Plan {
             tolls: tolls(&mut dice),
             hiccups: Hiccups {
                 permille: dice.between(0, 20),
-                ms: (1, dice.between(5, 120)),
+                // Past the end of many a plan, and past its quarantine.
+                ms: (1, *dice.pick(&[15, 60, 120, 120, 400])),
                 claim_permille: *dice.pick(&[0, 30, 120, 300]),
             },
             logs: (0..n).map(|_| log_units(&mut dice)).collect(),

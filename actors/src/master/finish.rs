@@ -194,7 +194,8 @@ impl Master {
         let (seat, at, state) = (e.seat, e.at, e.state);
         // Put while a rank was silent, that rank may hold an older copy, which is read by its location until
         // it has reported [I6]. Nor does a log ask whether its key is there.
-        if self.superseded.contains(&id) || self.books.get(&seat).is_some_and(|b| b.is_of_log(at)) {
+        let superseded = self.truth.members.is_superseded(&id);
+        if superseded || self.books.get(&seat).is_some_and(|b| b.is_of_log(at)) {
             self.check_sight()?;
         }
         if let Some(e) = self.objects.get_mut(&id) {

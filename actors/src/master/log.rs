@@ -238,7 +238,7 @@ impl Master {
             Some((other, ..)) if other != at => return true,
             Some((_, state, _)) => return state != State::Removing,
             // Put anew while that rank was silent, and perhaps removed since [I6].
-            None if reported && self.superseded.contains(&id) => return false,
+            None if reported && self.truth.members.is_older(&id, at.incarnation) => return false,
             None => {}
         }
         let Some(book) = self.books.get_mut(&seat) else { return true };

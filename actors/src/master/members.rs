@@ -6,6 +6,7 @@ use crate::message::{
 };
 use crate::rare::RareAtMaster;
 use hashbrown::HashSet;
+use nkv_store::KeyId;
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -83,6 +84,9 @@ pub(super) struct Inner {
     pub reported_once: HashSet<u64>,
     // Views of earlier masters, as ranks brought them.
     pub past: Vec<SeenView>,
+    // Keys put while a rank with objects of an earlier term had not reported.
+    // Here, so that a panic of the actor loses none.
+    superseded: HashSet<KeyId>,
     // In order: so are those that are lost.
     producers: BTreeMap<u64, Producer>,
     pub number: u64,
@@ -185,6 +189,33 @@ impl Members {
         // An end of the wait does not change the answer.
         let _ = tokio::time::timeout(WATCH_LIMIT, later).await;
         self.view()
+    }
+
+    /// Notes a key that is put while a rank is silent.
+    pub(super) fn supersede(&self, id: KeyId) {
+        self.lock().superseded.insert(id);
+    }
+
+    /// True for such a key.
+    pub(super) fn is_superseded(&self, id: &KeyId) -> bool {
+        self.lock().superseded.contains(id)
+    }
+
+    /// True if a copy in this incarnation is an older one: it had not reported when the key was put. A
+    /// master that was rebuilt is told again of what others have.
+    pub(super) fn is_older(&self, id: &KeyId, incarnation: u64) -> bool {
+        let inner = self.lock();
+        inner.superseded.contains(id) && !inner.reported_once.contains(&incarnation)
+    }
+
+    /// How many such keys there are.
+    pub(super) fn superseded(&self) -> usize {
+        self.lock().superseded.len()
+    }
+
+    /// Nobody is silent any more, or a new term began.
+    pub(super) fn forget_superseded(&self) {
+        self.lock().superseded = HashSet::new();
     }
 
     /// Members that brought objects from an earlier term and have not reported them.

@@ -139,10 +139,10 @@ impl Master {
         self.check_settled()?;
         if !self.truth.members.silent().is_empty() {
             // Whatever becomes of this object, an older one that is still to be reported is over.
-            if self.superseded.len() >= MAX_SUPERSEDED {
+            if self.truth.members.superseded() >= MAX_SUPERSEDED {
                 self.check_sight()?;
             }
-            self.superseded.insert(id);
+            self.truth.members.supersede(id);
         }
         let page_bytes = match open.opts.page_bytes {
             0 => self.truth.settings.page_bytes,

@@ -388,7 +388,9 @@ impl Master {
         (extent, bytes_total, page_bytes): (Extent, u64, u32),
     ) -> bool {
         let id = key.id();
-        if self.superseded.contains(&id) && self.objects.get(&id).is_none_or(|e| e.at != at) {
+        if self.truth.members.is_older(&id, at.incarnation)
+            && self.objects.get(&id).is_none_or(|e| e.at != at)
+        {
             // Put anew while this rank was silent, and perhaps removed since [I6].
             self.truth.members.rare.superseded.one();
             return false;

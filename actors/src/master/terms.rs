@@ -194,7 +194,7 @@ impl Master {
         self.plans.clear();
         self.books.clear();
         self.commits_out.clear();
-        self.superseded.clear();
+        self.truth.members.forget_superseded();
         self.recovering.clear();
         self.blind.clear();
         self.unpark();
