@@ -7,7 +7,8 @@ use super::{Ask, Master};
 use crate::cell::Reply;
 use crate::error::{Error, ErrorKind};
 use crate::message::{
-    Down, KeyBytes, LogObjectEntry, LogQuestion, Request, Response, Seat, SlotRef, WireKeyId,
+    Down, KeyBytes, LogObjectEntry, LogQuestion, ObjMeta, Request, Response, Seat, SlotRef,
+    WireKeyId,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::arena::Extent;
@@ -30,6 +31,8 @@ struct Asked {
     about: Vec<WireKeyId>,
     // What lost LIVE in logs by it.
     removed: HashSet<WireKeyId>,
+    // Served by a log while the key is listed as something else: being written, or on its way out.
+    besides: HashMap<KeyId, ObjMeta>,
 }
 
 /// All of them, by the number of their question.
@@ -87,7 +90,8 @@ impl Master {
         if let LogQuestion::Find(keys) = question {
             about.extend(keys);
         }
-        let asked = Asked { ask, reply, left: seats, until_ms, about, removed: HashSet::new() };
+        let (removed, besides) = Default::default();
+        let asked = Asked { ask, reply, left: seats, until_ms, about, removed, besides };
         self.log_questions.0.insert(number, asked);
         None
     }
@@ -97,7 +101,9 @@ impl Master {
         let id = |k: &KeyBytes| WireKeyId::from(KeyId::of(&k.0));
         match request {
             Request::GetLocation(keys) => {
-                let unknown = keys.iter().filter(|k| matches!(self.entry(&k.0), Ok(None)));
+                // A plan that is given up, or written by somebody else, hides nothing that a log serves.
+                let served = |k: &KeyBytes| !matches!(self.entry(&k.0), Ok(e) if e.is_none_or(|e| !e.is_live()));
+                let unknown = keys.iter().filter(|k| !served(k));
                 let unknown: Vec<_> = unknown.map(id).filter(|id| !but.contains(id)).collect();
                 (!unknown.is_empty()).then_some(LogQuestion::Find(unknown))
             }
@@ -130,7 +136,18 @@ impl Master {
                 let key = (*by_id.get(&KeyId::from(o.id))?).clone();
                 Some(LogObjectEntry { key, ..o })
             });
-            self.announced(seat, named.collect());
+            let named: Vec<_> = named.collect();
+            for o in &named {
+                let incarnation = self.books.get(&seat).map_or(0, |b| b.info.incarnation);
+                let at = SlotRef { incarnation, slot: o.slot, epoch: o.epoch };
+                let id = KeyId::from(o.id);
+                if self.objects.get(&id).is_some_and(|e| !e.is_live() && e.at != at)
+                    && let Some(entry) = self.logged_entry(seat, at, o)
+                {
+                    asked.besides.insert(id, entry.meta());
+                }
+            }
+            self.announced(seat, named);
         }
         asked.removed.extend(removed);
         if asked.left.is_empty() {
@@ -178,7 +195,7 @@ impl Master {
     }
 
     fn all_answered(&mut self, asked: Asked) {
-        let Asked { ask, reply, removed, until_ms, about, .. } = asked;
+        let Asked { ask, reply, removed, until_ms, about, besides, .. } = asked;
         if matches!(ask.request, Request::GetLocation(_))
             && let Some(question) = self.question_of(&ask.request, &about)
         {
@@ -193,12 +210,40 @@ impl Master {
             return self.flush_commits();
         }
         match ask.request {
-            Request::GetLocation(keys) => reply.send(self.get_location(&keys)),
+            Request::GetLocation(keys) => reply.send(self.location_or(&keys, &besides)),
             Request::Remove(keys) => self.remove(&keys, &removed, reply),
             _ => self.enter_round(ask, reply),
         }
         // What was said to owners by it goes out before the next word to them.
         self.flush_commits();
+    }
+
+    /// What is listed, or else what a log serves besides.
+    fn location_or(&mut self, keys: &[KeyBytes], besides: &HashMap<KeyId, ObjMeta>) -> Response {
+        let mut answer = self.get_location(keys);
+        if let Response::Locations(list) = &mut answer {
+            for (told, key) in list.iter_mut().zip(keys).filter(|(told, _)| told.is_err()) {
+                if let Some(meta) = besides.get(&KeyId::of(&key.0)) {
+                    *told = Ok(meta.clone());
+                }
+            }
+        }
+        answer
+    }
+
+    fn logged_entry(&self, seat: Seat, at: SlotRef, o: &LogObjectEntry) -> Option<Entry> {
+        Some(Entry {
+            key: Key::new(&o.key.0).ok()?,
+            seat,
+            at,
+            extent: Extent { offset: o.payload_off, len: o.bytes_total },
+            header_off: self.header_off(seat, at.slot),
+            bytes_total: o.bytes_total,
+            page_bytes: o.page_bytes,
+            state: State::Live,
+            plan: None,
+            remove_until_ms: 0,
+        })
     }
 
     /// Objects of a log, with their names. The first one heard of keeps its key [I15].
@@ -226,8 +271,8 @@ impl Master {
         o: &LogObjectEntry,
         reported: bool,
     ) -> bool {
-        let Ok(key) = Key::new(&o.key.0) else { return true };
-        let id = key.id();
+        let Some(entry) = self.logged_entry(seat, at, o) else { return true };
+        let id = entry.key.id();
         match self.objects.get(&id).map(|e| (e.at, e.state, e.seat)) {
             Some((other, State::Live, there)) if other != at => {
                 // The first one heard of is served, as far as anybody can tell.
@@ -243,18 +288,6 @@ impl Master {
         }
         let Some(book) = self.books.get_mut(&seat) else { return true };
         book.name_logged(at.slot, at.epoch, id);
-        let entry = Entry {
-            key,
-            seat,
-            at,
-            extent: Extent { offset: o.payload_off, len: o.bytes_total },
-            header_off: self.header_off(seat, at.slot),
-            bytes_total: o.bytes_total,
-            page_bytes: o.page_bytes,
-            state: State::Live,
-            plan: None,
-            remove_until_ms: 0,
-        };
         self.objects.insert(id, entry);
         true
     }
