@@ -16,7 +16,7 @@ const SIZE: usize = 4 << 10;
 const SOURCE: usize = 16 << 20;
 /// Puts between two looks at the clock.
 const PUTS: usize = 64;
-/// Puts that are not counted: they attach.
+/// Puts that are not counted, where no log says how many it holds: they attach.
 const FIRST: u64 = 256;
 
 /// Puts for as long as `--pour` says.
@@ -41,7 +41,15 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
             report.tally.failed("put", &key, &error);
         }
     };
-    (0..FIRST).for_each(|_| put(&mut report));
+    // Once round the log: from then on all of it is mapped here, as it is for a producer at work.
+    let lap = handle
+        .view()?
+        .ranks
+        .iter()
+        .filter_map(|(info, _)| info.device_log())
+        .map(|log| log.log_bytes());
+    let first = lap.max().map_or(FIRST, |bytes| bytes / SIZE as u64);
+    (0..first).for_each(|_| put(&mut report));
     println!("ready");
     std::io::stdout().flush()?;
     let mut line = String::new();
