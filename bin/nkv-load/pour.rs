@@ -42,12 +42,8 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
         }
     };
     // Once round the log: from then on all of it is mapped here, as it is for a producer at work.
-    let lap = handle
-        .view()?
-        .ranks
-        .iter()
-        .filter_map(|(info, _)| info.device_log())
-        .map(|log| log.log_bytes());
+    let ranks = handle.view()?.ranks;
+    let lap = ranks.iter().filter_map(|(info, _)| info.device_log()).map(|log| log.log_bytes());
     let first = lap.max().map_or(FIRST, |bytes| bytes / SIZE as u64);
     (0..first).for_each(|_| put(&mut report));
     println!("ready");
