@@ -102,8 +102,8 @@ impl Master {
         match request {
             Request::GetLocation(keys) => {
                 // A plan that is given up, or written by somebody else, hides nothing that a log serves.
-                let served = |k: &KeyBytes| !matches!(self.entry(&k.0), Ok(e) if e.is_none_or(|e| !e.is_live()));
-                let unknown = keys.iter().filter(|k| !served(k));
+                let hidden = |k: &&KeyBytes| matches!(self.entry(&k.0), Ok(e) if e.is_none_or(|e| !e.is_live()));
+                let unknown = keys.iter().filter(hidden);
                 let unknown: Vec<_> = unknown.map(id).filter(|id| !but.contains(id)).collect();
                 (!unknown.is_empty()).then_some(LogQuestion::Find(unknown))
             }
@@ -137,8 +137,8 @@ impl Master {
                 Some(LogObjectEntry { key, ..o })
             });
             let named: Vec<_> = named.collect();
+            let incarnation = self.books.get(&seat).map_or(0, |b| b.info.incarnation);
             for o in &named {
-                let incarnation = self.books.get(&seat).map_or(0, |b| b.info.incarnation);
                 let at = SlotRef { incarnation, slot: o.slot, epoch: o.epoch };
                 let id = KeyId::from(o.id);
                 if self.objects.get(&id).is_some_and(|e| !e.is_live() && e.at != at)
