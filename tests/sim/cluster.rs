@@ -204,6 +204,9 @@ impl Cluster {
             }
             let members = view.ranks.iter().map(|(info, _)| info.incarnation).collect();
             self.nobody_comes_back(view.term, &members);
+            if view.settled {
+                self.ledger.goes_on_with(&members);
+            }
             *self.members.borrow_mut() = members;
         }
         let joined: Vec<u64> = (0..self.plan.ranks.len())

@@ -115,6 +115,8 @@ struct Removal {
     // The members of the cluster when it was acknowledged, and those of them who knew who they were.
     members: BTreeSet<u64>,
     knew: BTreeSet<u64>,
+    // Who was none, and came back to a master that went on without meeting one of those who knew.
+    came_back: BTreeSet<u64>,
     // Those whose logs could be asked all the time, if it asked logs.
     asked: BTreeSet<u64>,
     said: Said,
@@ -348,11 +350,22 @@ impl Ledger {
         let mut book = self.lock();
         let began = book.tick();
         for key in keys {
-            let (members, knew, asked) = Default::default();
-            let removal = Removal { began, ended: None, members, knew, asked, said };
+            let (members, knew, came_back, asked) = Default::default();
+            let removal = Removal { began, ended: None, members, knew, came_back, asked, said };
             book.keys[*key].removals.insert(began, removal);
         }
         began
+    }
+
+    /// A master goes on with these members: all who could be met in time.
+    pub fn goes_on_with(&self, members: &BTreeSet<u64>) {
+        let mut book = self.lock();
+        for removal in book.keys.iter_mut().flat_map(|k| k.removals.values_mut()) {
+            let done = removal.ended.is_some_and(|(_, o)| o == Outcome::Done);
+            if done && removal.knew.is_disjoint(members) {
+                removal.came_back.extend(members.difference(&removal.members));
+            }
+        }
     }
 
     /// It ended for one of its keys. Acknowledged, nothing put before it is readable any more [I6].

@@ -138,6 +138,12 @@ impl Ledger {
         book.puts.iter().filter(here).filter(|p| p.is_live()).count()
     }
 
+    /// Something can be read there now.
+    pub fn is_readable(&self, spot: Spot) -> bool {
+        let book = self.lock();
+        book.at.get(&spot).is_some_and(|p| book.put(*p).is_live())
+    }
+
     /// The name of a key.
     pub fn key_name(&self, key: usize) -> Vec<u8> {
         self.lock().keys[key].name.clone()
