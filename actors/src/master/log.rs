@@ -13,7 +13,7 @@ use crate::message::{
 use hashbrown::{HashMap, HashSet};
 use nkv_store::arena::Extent;
 use nkv_store::{Key, KeyId};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 /// How long owners have to answer about their logs, within a call's limit.
@@ -25,7 +25,9 @@ const MAX_ASKED: usize = 4096;
 struct Asked {
     ask: Ask,
     reply: Reply<Response>,
-    left: BTreeSet<Seat>,
+    question: LogQuestion,
+    // Of which incarnations the answer is still to come.
+    left: BTreeMap<Seat, u64>,
     until_ms: u64,
     // Keys of which they say whether they have them.
     about: Vec<WireKeyId>,
@@ -62,11 +64,14 @@ impl Master {
         (until_ms, mut about): (u64, Vec<WireKeyId>),
     ) -> Option<(Ask, Reply<Response>)> {
         let with_log = self.books.iter().filter(|(_, b)| b.info.log_slots > 0);
-        let (seats, silent): (BTreeSet<Seat>, BTreeSet<Seat>) =
-            with_log.map(|(seat, _)| *seat).partition(|seat| self.reachable(*seat));
+        let (left, silent): (BTreeMap<Seat, u64>, BTreeMap<Seat, u64>) = with_log
+            .map(|(seat, book)| (*seat, book.info.incarnation))
+            .partition(|(seat, _)| self.reachable(*seat));
         // One whose link is down cannot be asked until it is back or gone. A key that only its log holds is
         // not found meanwhile; that it was removed may not be said [I6].
-        if let (Some(seat), false) = (silent.first(), matches!(question, LogQuestion::Find(_))) {
+        if let (Some((seat, _)), false) =
+            (silent.first_key_value(), matches!(question, LogQuestion::Find(_)))
+        {
             let text = format!(
                 "the link of {seat} is down, and its device log may hold these keys: nothing was \
                  removed; once it is back, or gone for its TTL, it can be"
@@ -74,7 +79,7 @@ impl Master {
             reply.send(Response::Failed(Error::disconnected(text)));
             return None;
         }
-        if seats.is_empty() {
+        if left.is_empty() {
             return Some((ask, reply));
         }
         if self.log_questions.0.len() >= MAX_ASKED {
@@ -83,15 +88,15 @@ impl Master {
             return None;
         }
         let number = self.truth.next_plan.fetch_add(1, Ordering::Relaxed);
-        for seat in &seats {
+        for seat in left.keys() {
             let question = question.clone();
             self.truth.members.send(*seat, Down::AskLog { number, question });
         }
-        if let LogQuestion::Find(keys) = question {
-            about.extend(keys);
+        if let LogQuestion::Find(keys) = &question {
+            about.extend(keys.iter().copied());
         }
         let (removed, besides) = Default::default();
-        let asked = Asked { ask, reply, left: seats, until_ms, about, removed, besides };
+        let asked = Asked { ask, reply, question, left, until_ms, about, removed, besides };
         self.log_questions.0.insert(number, asked);
         None
     }
@@ -124,7 +129,7 @@ impl Master {
         removed: Vec<WireKeyId>,
     ) {
         let Some(mut asked) = self.log_questions.0.remove(&number) else { return };
-        if !asked.left.remove(&seat) {
+        if asked.left.remove(&seat).is_none() {
             self.log_questions.0.insert(number, asked);
             return;
         }
@@ -157,19 +162,32 @@ impl Master {
         }
     }
 
+    /// A rank linked anew: what it was asked may have been lost with its last link, or the answer.
+    pub(super) fn ask_log_again(&self, seat: Seat) {
+        for (number, asked) in &self.log_questions.0 {
+            if asked.left.contains_key(&seat) {
+                let (number, question) = (*number, asked.question.clone());
+                self.truth.members.send(seat, Down::AskLog { number, question });
+            }
+        }
+    }
+
     /// Those whose owners left, and those whose time is up.
     pub(super) fn pump_log_questions(&mut self) {
         let now = self.now_ms();
         for asked in self.log_questions.0.values_mut() {
-            // Gone, it serves nothing; while it may come back its answer is waited for.
-            asked.left.retain(|seat| self.books.contains_key(seat));
+            // Gone or replaced, it serves nothing; while it may come back its answer is waited for.
+            let is_member = |seat: &Seat, incarnation: &mut u64| {
+                self.books.get(seat).is_some_and(|b| b.info.incarnation == *incarnation)
+            };
+            asked.left.retain(is_member);
         }
         let over = |a: &Asked| a.left.is_empty() || now >= a.until_ms;
         let done: Vec<_> = self.log_questions.0.extract_if(.., |_, a| over(a)).collect();
         for (_, asked) in done {
-            match asked.left.iter().next() {
+            match asked.left.first_key_value() {
                 None => self.all_answered(asked),
-                Some(seat) => {
+                Some((seat, _)) => {
                     let text = format!(
                         "{seat} did not say within {ANSWER_LIMIT_MS} ms what its device log holds"
                     );

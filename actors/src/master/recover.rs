@@ -143,6 +143,7 @@ impl Master {
         self.blind.remove(&seat);
         self.truth.members.set_reported(seat);
         self.truth.members.send(seat, Down::ReportTaken);
+        self.ask_log_again(seat);
         self.retry_waiting(seat.rank);
         if self.recovering.is_empty() {
             self.unpark();

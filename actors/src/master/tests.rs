@@ -4,6 +4,7 @@
 mod bench;
 mod late;
 mod listing;
+mod log;
 mod objects;
 mod seats;
 mod terms;
