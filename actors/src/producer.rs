@@ -19,7 +19,9 @@ use std::time::Duration;
 const FLUSH_MS: u64 = 20;
 const TOUCH_BATCH: usize = 128;
 /// At so many such looks they are sent however few they are.
-const FLUSH_ALL_TICKS: u64 = 25;
+const FLUSH_ALL_TICKS: u64 = 5;
+/// So many such looks lie between two questions for owners that were not met.
+const MEET_AGAIN_TICKS: u64 = 25;
 /// An abort that takes longer is left to the plan's deadline.
 const ABORT_LIMIT: Duration = Duration::from_secs(2);
 /// When a withdrawal is said again.
@@ -173,7 +175,7 @@ impl On<Meet> for Producer {
             self.meet(&view, turn);
         } else if !self.asking && self.ticks >= self.meet_again_at {
             self.asking = true;
-            self.meet_again_at = self.ticks + FLUSH_ALL_TICKS;
+            self.meet_again_at = self.ticks + MEET_AGAIN_TICKS;
             let pool = self.truth.pool.clone();
             turn.work(async move {
                 Members(match pool.call(Request::View, ABORT_LIMIT).await {
