@@ -478,7 +478,7 @@ impl Client {
             tracing::debug!(%error, "closing");
         }
         for peer in self.shared.peers.all() {
-            peer.detach().await;
+            peer.detach(|| self.shared.peers.writes_on(peer.incarnation)).await;
         }
         self.shared.peers.clear();
     }

@@ -25,7 +25,7 @@ use crate::message::{
 use batch::Batches;
 use hashbrown::{HashMap, HashSet};
 use index::Index;
-use matching::Rounds;
+use matching::{Round, Rounds};
 use nkv_store::KeyId;
 use nkv_store::Random;
 use nkv_store::clock::Clock;
@@ -81,6 +81,8 @@ pub struct Master {
     waiting: VecDeque<Waiting>,
     rounds: Rounds,
     log_questions: log::LogQuestions,
+    // Keys of which a log serves an object besides the entry that has the key now.
+    aside: HashSet<KeyId>,
     removing: HashMap<KeyId, Vec<(u64, usize)>, IdentityState>,
     // Answers to removes that wait for views to be kept.
     deferred: Vec<terms::Deferred>,
@@ -174,6 +176,7 @@ impl Role for Master {
             waiting: VecDeque::new(),
             rounds: Rounds::default(),
             log_questions: log::LogQuestions::default(),
+            aside: HashSet::new(),
             removing: HashMap::default(),
             deferred: Vec::new(),
             commits_out: BTreeMap::new(),
@@ -261,7 +264,9 @@ impl Master {
             Request::View | Request::Watch { .. } => {
                 reply.send(Response::View(self.truth.members.view()))
             }
-            Request::List { .. } | Request::RemoveMatching(_) => self.enter_round(ask, reply),
+            Request::List { .. } | Request::RemoveMatching(_) => {
+                self.enter_round(Round { ask, reply, from_logs: 0 })
+            }
         }
     }
 

@@ -168,6 +168,7 @@ impl Role for Owner {
         };
         owner.fence_again();
         owner.begin_term();
+        owner.retire_again();
         owner.tend_log();
         owner.settle(turn);
         owner
@@ -270,6 +271,7 @@ impl Owner {
 
     fn committed(&mut self, batch: Vec<PlanRef>) {
         let mut admitted = Vec::with_capacity(batch.len());
+        let mut second = Vec::new();
         for c in batch {
             if c.at.incarnation != self.incarnation {
                 continue;
@@ -280,6 +282,10 @@ impl Owner {
                     let g = &self.truth.tables.gauges;
                     Gauges::add(&g.commits, 1);
                     Gauges::add(&g.bytes_written, done.bytes_total);
+                    if self.log_serves(done.key) {
+                        second.push((c.at.slot, c.at.epoch));
+                        continue;
+                    }
                     admitted.push((c.at.slot, c.at.epoch, done.extent.len));
                 }
                 Ok(_) => {}
@@ -294,6 +300,10 @@ impl Owner {
         // Tail to head, like touches: the head of a prefix stays longest.
         admitted.reverse();
         self.tell_evictor(Admit(admitted));
+        // The first one accepted is served [I15].
+        if !second.is_empty() {
+            self.retire(&second);
+        }
     }
 
     /// A plan that ended well: its token is of no more use.

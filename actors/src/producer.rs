@@ -142,6 +142,7 @@ impl On<Attach> for Producer {
             data_stripes: shared.config.data_stripes,
             plans: shared.plans.clone(),
             obeyed: Obeyed::new(incarnation, claims),
+            writes_on: shared.peers.writes_on(incarnation),
             messages: shared.messages.clone(),
         };
         turn.work(async move { Attached(incarnation, attaching.run().await) });

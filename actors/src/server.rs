@@ -277,9 +277,9 @@ async fn attach(
     if let Err(e) =
         write_frame(&mut stream, &mut buf, 0, &Welcome::Attached { term, pins, log_token }).await
     {
-        // It maps the memory only after the welcome.
+        // Through this one it maps the memory only after the welcome.
         if let Some(id) = id {
-            attachments.detach(id);
+            attachments.take_back(id);
             door.tables.pins.take_back(id);
         }
         return Err(e);

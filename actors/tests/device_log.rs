@@ -110,7 +110,10 @@ async fn i6_what_is_removed_from_a_log_never_comes_back_named_or_not() {
         assert_eq!(found, [Existence::Absent]);
     }
     client.put(b"last", &bytes(100, 1), &logged(0)).await.unwrap();
-    client.remove_all().await.unwrap();
+    client.flush().await.unwrap();
+    eventually("it is listed", async || client.match_prefix(&[b"last"]).await.unwrap().len() == 1)
+        .await;
+    assert_eq!(client.remove_all().await.unwrap(), 1, "what is listed is counted, in a log, too");
     assert_eq!(client.get(b"last").await.unwrap_err().kind, ErrorKind::NotFound);
     for rank in 0..2 {
         at_rest(&cluster, rank).await;
@@ -374,6 +377,25 @@ async fn i6_a_key_that_lies_in_the_heap_and_in_the_log_is_gone_from_both_once_re
         assert_eq!(e.kind, ErrorKind::NotFound, "turn {turn}: {e}");
         assert_eq!(client.exists(&[&key], false).await.unwrap(), [Existence::Absent]);
     }
+    at_rest(&cluster, 0).await;
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i15_what_a_plan_brings_second_is_retired_and_the_first_stays() {
+    let cluster = Cluster::start(1, with_log("log-second")).await.unwrap();
+    let client = attached(&cluster, TransportChoice::Shm).await;
+    for turn in 0..10u8 {
+        let key = [b's', turn];
+        let plan = client.open_for_write(&key, 4_096, &PutOptions::default()).await.unwrap();
+        client.put(&key, &bytes(4_096, turn), &logged(0)).await.unwrap();
+        eventually("the log serves it", async || client.get(&key).await.is_ok()).await;
+        plan.write_from(0, &bytes(4_096, 100 + turn)).unwrap();
+        plan.publish().await.unwrap();
+        eventually("the second is gone", async || gauges(&cluster, 0).objects == 0).await;
+        assert_eq!(client.get(&key).await.unwrap(), bytes(4_096, turn));
+    }
+    client.remove_all().await.unwrap();
     at_rest(&cluster, 0).await;
     cluster.stop().await;
 }

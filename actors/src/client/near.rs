@@ -66,6 +66,7 @@ impl Client {
         let believed = peer.reader.as_ref().is_some_and(|r| r.copy(hit, dst));
         // Looked at after the copy: a segment whose owner is gone answers nothing any more.
         if !believed || !peer.is_alive() {
+            Reads::count(&self.shared.reads.changed, 1);
             return None;
         }
         peer.note(Via::Index, Touch { slot: hit.slot, epoch: hit.epoch(), bytes });

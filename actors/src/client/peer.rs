@@ -143,8 +143,7 @@ impl Peer {
 
     /// A word to the owner, without waiting; false if the link is full or down.
     pub(crate) fn say(&self, word: ToOwner) -> bool {
-        Messages::count(&self.messages.one_way, 1);
-        match (&self.link, word) {
+        let said = match (&self.link, word) {
             (Link::Local(owner, ..), ToOwner::Abandoned(claim)) => {
                 owner.tell(GiveUp(claim)).is_ok()
             }
@@ -152,7 +151,9 @@ impl Peer {
             (Link::Local(owner, ..), ToOwner::Touched(batch)) => owner.tell(Touches(batch)).is_ok(),
             (Link::Local(..), _) => true,
             (Link::Remote(tx), word) => tx.try_send(Outgoing::Frame(word)).is_ok(),
-        }
+        };
+        Messages::count(&self.messages.one_way, u64::from(said));
+        said
     }
 
     /// Tells the keys of objects put into its log, at most so many.
@@ -298,11 +299,12 @@ impl Peer {
         }
     }
 
-    /// Says goodbye: nothing is or will be written or viewed through this attachment. Returns once it
+    /// Says goodbye: nothing is or will be written or viewed through this attachment, nor, as `writes_on`
+    /// tells, through an earlier one. Returns once it
     /// is said. With a view still out, its owner is not told: its death or the view's drop ends it.
-    pub(crate) async fn detach(&self) {
+    pub(crate) async fn detach(&self, writes_on: impl Fn() -> bool) {
         self.alive_for_detach();
-        if !self.is_out_of_log().await {
+        if !self.is_out_of_log(writes_on).await {
             tracing::warn!(rank = self.rank, "closed with a put in flight: its claim stays open");
             return;
         }
@@ -318,10 +320,10 @@ impl Peer {
         }
     }
 
-    /// Once no put through this attachment is in the middle of a claim; false after a bounded wait.
-    async fn is_out_of_log(&self) -> bool {
+    /// Once no put is in the middle of a claim; false after a bounded wait.
+    async fn is_out_of_log(&self, writes_on: impl Fn() -> bool) -> bool {
         for _ in 0..ATTACH_LIMIT.as_millis() {
-            if self.log.as_ref().is_none_or(PeerLog::is_out) {
+            if self.log.as_ref().is_none_or(PeerLog::is_out) && !writes_on() {
                 return true;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;

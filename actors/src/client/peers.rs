@@ -5,7 +5,7 @@ use super::peer::Peer;
 use arc_swap::ArcSwap;
 use hashbrown::HashSet;
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 type ByIncarnation = BTreeMap<u64, Arc<Peer>>;
 
@@ -15,6 +15,8 @@ pub(crate) struct Peers {
     all: RwLock<ByIncarnation>,
     // In the order of ranks.
     near: ArcSwap<Vec<Arc<Peer>>>,
+    // Those whose link is no more, as long as a put or a plan goes on through them.
+    former: Mutex<Vec<Weak<Peer>>>,
 }
 
 impl Peers {
@@ -42,7 +44,7 @@ impl Peers {
         let before = all.insert(incarnation, peer);
         self.publish(&all);
         drop(all);
-        drop(before);
+        self.keep_former(before);
     }
 
     /// Forgets the dead: their segments must not stay mapped here.
@@ -54,7 +56,23 @@ impl Peers {
         let dead: Vec<_> = all.extract_if(.., |_, p| !p.is_alive()).collect();
         self.publish(&all);
         drop(all);
-        drop(dead);
+        self.keep_former(dead.into_iter().map(|(_, peer)| peer));
+    }
+
+    fn keep_former(&self, peers: impl IntoIterator<Item = Arc<Peer>>) {
+        let mut former = self.former.lock().unwrap_or_else(PoisonError::into_inner);
+        former.retain(|peer| peer.strong_count() > 0);
+        former.extend(
+            peers.into_iter().filter(|p| Arc::strong_count(p) > 1).map(|p| Arc::downgrade(&p)),
+        );
+    }
+
+    /// Whether something goes on through an earlier attachment to an owner: then no later one may say
+    /// that nothing is, or will be, written there.
+    pub(crate) fn writes_on(&self, incarnation: u64) -> bool {
+        let mut former = self.former.lock().unwrap_or_else(PoisonError::into_inner);
+        former.retain(|peer| peer.strong_count() > 0);
+        former.iter().any(|peer| peer.upgrade().is_some_and(|p| p.incarnation == incarnation))
     }
 
     /// Parts from every owner that is not among these members. Who is attached to was a member of the

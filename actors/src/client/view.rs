@@ -102,7 +102,10 @@ impl Client {
                 "rank {} is gone, or this handle is closed",
                 peer.rank
             )))),
-            Err(NoPin::Changed) => None,
+            Err(NoPin::Changed) => {
+                Reads::count(&self.shared.reads.changed, 1);
+                None
+            }
             Err(NoPin::Full) => Some(Err(Error::new(
                 ErrorKind::OutOfMemory,
                 format!("{PINS} objects of rank {} are being viewed: drop some views", peer.rank),

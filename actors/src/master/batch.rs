@@ -9,7 +9,7 @@ enum Results {
     Plans(Vec<Option<Result<PlanDesc>>>),
     Done(Vec<Option<Result<()>>>),
     // Of a removal by pattern: counted, with where its next round begins. The last item is no key.
-    Swept(Vec<Option<Result<()>>>, Option<WireKeyId>),
+    Swept(Vec<Option<Result<()>>>, Option<WireKeyId>, u64),
 }
 
 struct Batch {
@@ -45,15 +45,15 @@ impl Batches {
         self.start(n, Results::Done((0..n).map(|_| None).collect()), reply)
     }
 
-    /// Of `keys` removals, and one more item: whether ranks lost before are known to be.
+    /// Of `keys` removals and those that logs made before, and one more item: whether ranks lost before are known to be.
     pub(super) fn swept(
         &mut self,
         keys: usize,
-        next: Option<WireKeyId>,
+        (next, from_logs): (Option<WireKeyId>, u64),
         reply: Reply<Response>,
     ) -> u64 {
         let n = keys + 1;
-        self.start(n, Results::Swept((0..n).map(|_| None).collect(), next), reply)
+        self.start(n, Results::Swept((0..n).map(|_| None).collect(), next, from_logs), reply)
     }
 
     pub(super) fn settle_plan(&mut self, batch: u64, item: usize, result: Result<PlanDesc>) {
@@ -68,7 +68,7 @@ impl Batches {
 
     pub(super) fn settle_done(&mut self, batch: u64, item: usize, result: Result<()>) {
         self.settle(batch, |r| match r {
-            Results::Done(v) | Results::Swept(v, _) if v[item].is_none() => {
+            Results::Done(v) | Results::Swept(v, ..) if v[item].is_none() => {
                 v[item] = Some(result);
                 true
             }
@@ -100,17 +100,17 @@ fn finish(b: Batch) {
         Results::Done(v) => {
             Response::Done(v.into_iter().map(|r| r.unwrap_or_else(|| Err(lost()))).collect())
         }
-        Results::Swept(v, next) => {
+        Results::Swept(v, next, from_logs) => {
             let results = v.into_iter().map(|r| r.unwrap_or_else(|| Err(lost())));
-            Response::Swept(count(results.collect(), next))
+            Response::Swept(count(results.collect(), (next, from_logs)))
         }
     };
     b.reply.send(response);
 }
 
-fn count(mut results: Vec<Result<()>>, next: Option<WireKeyId>) -> Swept {
+fn count(mut results: Vec<Result<()>>, (next, from_logs): (Option<WireKeyId>, u64)) -> Swept {
     let losses = results.pop().and_then(Result::err);
-    let mut swept = Swept { next, ..Swept::default() };
+    let mut swept = Swept { next, removed: from_logs, ..Swept::default() };
     for result in results {
         match result {
             Ok(()) => swept.removed += 1,

@@ -2,6 +2,7 @@
 //! asks the owners of logs where it must not be wrong: before it says that a key is nowhere, and before
 //! a removal counts as done [I6] [I15]. No put waits for any of it.
 
+use super::matching::Round;
 use super::objects::{Entry, State};
 use super::{Ask, Master};
 use crate::cell::Reply;
@@ -33,8 +34,11 @@ struct Asked {
     about: Vec<WireKeyId>,
     // What lost LIVE in logs by it.
     removed: HashSet<WireKeyId>,
-    // Served by a log while the key is listed as something else: being written, or on its way out.
+    // Served by a log while the key is listed as something that cannot be read: being written, on its
+    // way out, or of a rank whose link is down.
     besides: HashMap<KeyId, ObjMeta>,
+    // Listed objects of logs when everything was to go.
+    listed: u64,
 }
 
 /// All of them, by the number of their question.
@@ -52,16 +56,16 @@ impl Master {
             return Some((ask, reply));
         };
         let until_ms = self.now_ms() + ANSWER_LIMIT_MS;
-        self.ask_logs(question, ask, reply, (until_ms, Vec::new()))
+        self.ask_logs(question, ask, reply, (until_ms, Vec::new(), HashMap::new()))
     }
 
-    /// `about`: keys that were asked about before.
+    /// `about`: keys that were asked about before; `besides`: what was said of them.
     fn ask_logs(
         &mut self,
         question: LogQuestion,
         ask: Ask,
         reply: Reply<Response>,
-        (until_ms, mut about): (u64, Vec<WireKeyId>),
+        (until_ms, mut about, besides): (u64, Vec<WireKeyId>, HashMap<KeyId, ObjMeta>),
     ) -> Option<(Ask, Reply<Response>)> {
         let with_log = self.books.iter().filter(|(_, b)| b.info.log_slots > 0);
         let (left, silent): (BTreeMap<Seat, u64>, BTreeMap<Seat, u64>) = with_log
@@ -80,6 +84,12 @@ impl Master {
             return None;
         }
         if left.is_empty() {
+            if let Request::GetLocation(keys) = &ask.request
+                && !besides.is_empty()
+            {
+                reply.send(self.location_or(keys, &besides));
+                return None;
+            }
             return Some((ask, reply));
         }
         if self.log_questions.0.len() >= MAX_ASKED {
@@ -95,8 +105,12 @@ impl Master {
         if let LogQuestion::Find(keys) = &question {
             about.extend(keys.iter().copied());
         }
-        let (removed, besides) = Default::default();
-        let asked = Asked { ask, reply, question, left, until_ms, about, removed, besides };
+        let listed = match question {
+            LogQuestion::RemoveAll => self.books.values().map(|b| b.logged() as u64).sum(),
+            _ => 0,
+        };
+        let removed = HashSet::new();
+        let asked = Asked { ask, reply, question, left, until_ms, about, removed, besides, listed };
         self.log_questions.0.insert(number, asked);
         None
     }
@@ -106,9 +120,10 @@ impl Master {
         let id = |k: &KeyBytes| WireKeyId::from(KeyId::of(&k.0));
         match request {
             Request::GetLocation(keys) => {
-                // A plan that is given up, or written by somebody else, hides nothing that a log serves.
-                let hidden = |k: &&KeyBytes| matches!(self.entry(&k.0), Ok(e) if e.is_none_or(|e| !e.is_live()));
-                let unknown = keys.iter().filter(hidden);
+                // A plan that is given up or written by somebody else, or an object that nobody can reach,
+                // hides nothing that a log serves.
+                let hidden = |e: Option<&Entry>| e.is_none_or(|e| !self.is_readable(e));
+                let unknown = keys.iter().filter(|k| self.entry(&k.0).is_ok_and(hidden));
                 let unknown: Vec<_> = unknown.map(id).filter(|id| !but.contains(id)).collect();
                 (!unknown.is_empty()).then_some(LogQuestion::Find(unknown))
             }
@@ -146,7 +161,7 @@ impl Master {
             for o in &named {
                 let at = SlotRef { incarnation, slot: o.slot, epoch: o.epoch };
                 let id = KeyId::from(o.id);
-                if self.objects.get(&id).is_some_and(|e| !e.is_live() && e.at != at)
+                if self.objects.get(&id).is_some_and(|e| !self.is_readable(e) && e.at != at)
                     && let Some(entry) = self.logged_entry(seat, at, o)
                 {
                     asked.besides.insert(id, entry.meta());
@@ -213,13 +228,13 @@ impl Master {
     }
 
     fn all_answered(&mut self, asked: Asked) {
-        let Asked { ask, reply, removed, until_ms, about, besides, .. } = asked;
+        let Asked { ask, reply, removed, until_ms, about, besides, listed, .. } = asked;
         if matches!(ask.request, Request::GetLocation(_))
             && let Some(question) = self.question_of(&ask.request, &about)
         {
             // Known when the others were asked about, and gone since: a log may have it all the same. Each
             // key is asked about once, and all of it within one limit.
-            let left = self.ask_logs(question, ask, reply, (until_ms, about));
+            let left = self.ask_logs(question, ask, reply, (until_ms, about, besides));
             if let Some((ask, reply)) = left
                 && let Request::GetLocation(keys) = &ask.request
             {
@@ -230,7 +245,7 @@ impl Master {
         match ask.request {
             Request::GetLocation(keys) => reply.send(self.location_or(&keys, &besides)),
             Request::Remove(keys) => self.remove(&keys, &removed, reply),
-            _ => self.enter_round(ask, reply),
+            _ => self.enter_round(Round { ask, reply, from_logs: listed }),
         }
         // What was said to owners by it goes out before the next word to them.
         self.flush_commits();
@@ -247,6 +262,20 @@ impl Master {
             }
         }
         answer
+    }
+
+    /// Whether a reader that is sent there finds it.
+    fn is_readable(&self, e: &Entry) -> bool {
+        e.is_live() && self.reachable(e.seat)
+    }
+
+    /// The entry of this key has ended: what a log serves under it is looked for again, if there was any.
+    pub(super) fn list_aside(&mut self, id: KeyId, key: &Key) {
+        if self.aside.remove(&id) {
+            let request = Request::GetLocation(vec![KeyBytes(key.as_bytes().to_vec())]);
+            // No owner to ask: none serves it.
+            let _ = self.ask_logs_first(Ask { producer: 0, request }, Reply::nobody());
+        }
     }
 
     fn logged_entry(&self, seat: Seat, at: SlotRef, o: &LogObjectEntry) -> Option<Entry> {
@@ -296,9 +325,12 @@ impl Master {
                 // The first one heard of is served, as far as anybody can tell.
                 return !self.reachable(there);
             }
-            // Being written by a plan, or on its way out elsewhere: this one stays, unlisted until it
-            // is asked for. A remove asks the logs anyway.
-            Some((other, ..)) if other != at => return true,
+            // Being written by a plan, or on its way out elsewhere: this one stays, and is listed once the
+            // other has ended. A remove asks the logs anyway.
+            Some((other, ..)) if other != at => {
+                self.aside.insert(id);
+                return true;
+            }
             Some((_, state, _)) => return state != State::Removing,
             // Put anew while that rank was silent, and perhaps removed since [I6].
             None if reported && self.truth.members.is_older(&id, at.incarnation) => return false,

@@ -24,10 +24,19 @@ const MATCH_LIMIT_MS: u64 = 200;
 /// Size of a compiled pattern; with it, the time per byte of a key is bounded.
 const MAX_PROGRAM_BYTES: usize = 1 << 20;
 
+/// A call of its turn.
+#[derive(Debug)]
+pub(super) struct Round {
+    pub ask: Ask,
+    pub reply: Reply<Response>,
+    /// Listed objects that logs gave up for it before it began.
+    pub from_logs: u64,
+}
+
 /// Rounds in progress.
 #[derive(Default)]
 pub(super) struct Rounds {
-    waiting: VecDeque<(Ask, Reply<Response>)>,
+    waiting: VecDeque<Round>,
     running: usize,
 }
 
@@ -51,8 +60,7 @@ struct Found {
 /// A round's pattern has run.
 #[derive(Debug)]
 pub(super) struct RoundMatched {
-    ask: Ask,
-    reply: Reply<Response>,
+    round: Round,
     found: Result<Found>,
 }
 
@@ -62,31 +70,31 @@ impl Message for RoundMatched {
 
 impl Master {
     /// Takes a round in; it begins when its turn comes.
-    pub(super) fn enter_round(&mut self, ask: Ask, reply: Reply<Response>) {
+    pub(super) fn enter_round(&mut self, round: Round) {
         if self.rounds.waiting.len() < MAX_WAITING {
-            return self.rounds.waiting.push_back((ask, reply));
+            return self.rounds.waiting.push_back(round);
         }
         let text = format!("{MAX_WAITING} listings and removals by pattern wait; try again later");
-        reply.send(Response::Failed(Error::not_ready(text)));
+        round.reply.send(Response::Failed(Error::not_ready(text)));
     }
 
     /// Begins as many rounds as may run. While state is being rebuilt they wait for the next tick.
     pub(super) fn start_rounds(&mut self, turn: &mut Turn<'_, Self>) {
         while self.rounds.running < MAX_RUNNING && self.recovering.is_empty() {
-            let Some((ask, reply)) = self.rounds.waiting.pop_front() else { return };
-            let Some(query) = Query::of(&ask.request) else {
-                reply.send(Response::Failed(Error::internal("a round that is none")));
+            let Some(round) = self.rounds.waiting.pop_front() else { return };
+            let Some(query) = Query::of(&round.ask.request) else {
+                round.reply.send(Response::Failed(Error::internal("a round that is none")));
                 continue;
             };
-            if let Some(e) = self.refuse_round(&ask.request) {
-                reply.send(Response::Failed(e));
+            if let Some(e) = self.refuse_round(&round.ask.request) {
+                round.reply.send(Response::Failed(e));
                 continue;
             }
             let (seen, next) = self.look(query.from);
             let clock = self.truth.clock.clone();
             self.rounds.running += 1;
             let run = move || query.run(seen, next, &clock);
-            turn.beside(run, |run| RoundMatched { ask, reply, found: run.and_then(|found| found) });
+            turn.beside(run, |run| RoundMatched { round, found: run.and_then(|found| found) });
         }
     }
 
@@ -120,17 +128,18 @@ impl Master {
     }
 
     /// Removes what matched; what vanished meanwhile is nobody's to count.
-    fn sweep(&mut self, ask: Ask, reply: Reply<Response>, found: Found) {
+    fn sweep(&mut self, round: Round, found: Found) {
         if !self.recovering.is_empty() {
             // The actor was rebuilt meanwhile: look again once everything is in sight.
-            return self.enter_round(ask, reply);
+            return self.enter_round(round);
         }
+        let Round { ask, reply, from_logs } = round;
         if let Some(e) = self.refuse_round(&ask.request) {
             return reply.send(Response::Failed(e));
         }
         let next = found.next.map(Into::into);
         let n = found.keys.len();
-        let batch = self.batches.swept(n, next, reply);
+        let batch = self.batches.swept(n, (next, from_logs), reply);
         self.remove_each(
             batch,
             found.keys.iter().map(|s| s.key.as_bytes()),
@@ -145,10 +154,10 @@ impl On<RoundMatched> for Master {
     fn on(&mut self, m: RoundMatched, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
         // A rebuilt actor hears of rounds that an earlier state began.
         self.rounds.running = self.rounds.running.saturating_sub(1);
-        match (m.found, &m.ask.request) {
-            (Err(e), _) => m.reply.send(Response::Failed(e)),
-            (Ok(found), Request::RemoveMatching(_)) => self.sweep(m.ask, m.reply, found),
-            (Ok(found), _) => m.reply.send(found.listed()),
+        match (m.found, &m.round.ask.request) {
+            (Err(e), _) => m.round.reply.send(Response::Failed(e)),
+            (Ok(found), Request::RemoveMatching(_)) => self.sweep(m.round, found),
+            (Ok(found), _) => m.round.reply.send(found.listed()),
         }
         self.start_rounds(turn);
         reply.send(());

@@ -119,6 +119,7 @@ impl Master {
             if e.state == State::Removing {
                 self.counters.removed += 1;
             }
+            self.list_aside(id, &e.key);
         }
         for (batch, item) in self.removing.remove(&id).unwrap_or_default() {
             self.settle_removed(batch, item, Ok(()));

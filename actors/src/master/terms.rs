@@ -191,6 +191,7 @@ impl Master {
             self.batches.settle_done(batch, item, Err(Error::disconnected(text)));
         }
         self.objects.clear();
+        self.aside.clear();
         self.plans.clear();
         self.books.clear();
         self.commits_out.clear();

@@ -60,6 +60,8 @@ struct Attachment {
     term: Option<(Term, u64)>,
     // The position of the log it was asked about and when, until it said that nothing is open below.
     clear: Option<(u64, u64)>,
+    // It stands for broken ones of the same producer, too.
+    stands_for: bool,
     // Its connection ended without `Detach`: only its death frees what is pending.
     cut: bool,
 }
@@ -120,7 +122,9 @@ impl Attachments {
         let id = inner.next;
         // What an attachment that broke off was still asked, this one is asked now.
         let (mut pending, mut term, mut clear) = (BTreeMap::new(), None, None);
+        let mut stands_for = false;
         for old in inner.all.values().filter(|a| a.producer == producer && a.cut) {
+            stands_for = true;
             pending.extend(old.pending.iter().map(|(plan, sent)| (*plan, *sent)));
             term = term.max(old.term);
             clear = clear.max(old.clear);
@@ -144,7 +148,8 @@ impl Attachments {
                 Route::Process { tx, .. } => drop(tx.try_send(ToClient::Drop(*plan))),
             }
         }
-        inner.all.insert(id, Attachment { producer, route, pending, term, clear, cut: false });
+        let made = Attachment { producer, route, pending, term, clear, stands_for, cut: false };
+        inner.all.insert(id, made);
         id
     }
 
@@ -153,6 +158,15 @@ impl Attachments {
         // Dropped without the lock: with it may go the plans of a whole handle.
         let gone = self.lock().all.remove(&id);
         drop(gone);
+    }
+
+    /// It was never used, which says nothing of the broken ones that it stands for [I10].
+    pub fn take_back(&self, id: AttachId) {
+        if self.lock().all.get(&id).is_some_and(|a| a.stands_for) {
+            self.cut(id);
+        } else {
+            self.detach(id);
+        }
     }
 
     /// Its connection ended without a word.
@@ -320,6 +334,25 @@ mod tests {
         assert!(!a.is_dropped(7, plan(1), 1), "another producer's word does not count");
         a.dropped(7, plan(1));
         assert!(a.is_dropped(7, plan(1), 1), "one gate stands for all its attachments");
+    }
+
+    #[test]
+    fn i10_an_attachment_that_was_never_used_does_not_speak_for_a_broken_one() {
+        let a = Attachments::default();
+        let living = || {
+            let flags = rustix::process::PidfdFlags::empty();
+            rustix::process::pidfd_open(rustix::process::getpid(), flags).unwrap()
+        };
+        let route = || Route::Process { tx: mpsc::channel(4).0, process: Some(Arc::new(living())) };
+        let first = a.add(7, route());
+        a.drop_plan(7, plan(1), 0);
+        a.cut(first);
+        let second = a.add(7, route());
+        a.take_back(second);
+        assert!(!a.is_dropped(7, plan(1), 1), "the broken one may still write");
+        let other = a.add(8, route());
+        a.take_back(other);
+        assert_eq!(a.len(), 1, "one that stands for nobody is forgotten");
     }
 
     #[test]

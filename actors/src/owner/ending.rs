@@ -156,7 +156,11 @@ impl Owner {
             if plan.term == self.truth.tables.term() {
                 self.send_up(Up::Adopted(PlanRef { plan, at, key }));
             }
-            self.tell_evictor(Admit(vec![(at.slot, at.epoch, extent_len)]));
+            if self.log_serves(done.key) {
+                self.retire(&[(at.slot, at.epoch)]);
+            } else {
+                self.tell_evictor(Admit(vec![(at.slot, at.epoch, extent_len)]));
+            }
         } else {
             // Nobody can write any more, so quarantine may start with LIVE cleared now.
             if let Err(error) = self.slots.retire(at.slot, at.epoch, true, now) {

@@ -167,6 +167,23 @@ impl Log {
 }
 
 impl Owner {
+    /// What the master was told of and the log serves no more: a panic may have swallowed the word, and no
+    /// other one ends the listing.
+    pub(super) fn retire_again(&mut self) {
+        let Some(log) = &self.log else { return };
+        let ended: Vec<SlotRef> = {
+            let t = self.truth.tables.lock();
+            let named = t.keys.iter().map(|(slot, (epoch, _))| (*slot, *epoch));
+            let told = named.chain(t.log_told.iter().map(|(slot, epoch)| (*slot, *epoch)));
+            let ended = |(slot, epoch): &(u32, u32)| {
+                self.is_of_log(*slot) && log.log.object(*slot, *epoch).is_none()
+            };
+            told.filter(ended).map(|(slot, epoch)| self.at(slot, epoch)).collect()
+        };
+        self.forget_keys(&ended);
+        self.say_retired(ended);
+    }
+
     /// Everything there is to do in the log now.
     pub(super) fn tend_log(&mut self) {
         let Some(mut log) = self.log.take() else { return };
@@ -345,7 +362,10 @@ impl Owner {
         let (mut served, mut removed) = (Vec::new(), Vec::new());
         match question {
             LogQuestion::Find(keys) => {
-                served = keys.into_iter().filter_map(|id| self.find_in_log(id.into())).collect();
+                // Who asks knows the names: with them an answer might exceed what a frame may hold.
+                let nameless = |o| LogObjectEntry { key: KeyBytes(Vec::new()), ..o };
+                let found = keys.into_iter().filter_map(|id| self.find_in_log(id.into()));
+                served = found.map(nameless).collect();
                 let mut t = self.truth.tables.lock();
                 t.log_told.extend(served.iter().map(|o| (o.slot, o.epoch)));
             }
@@ -375,6 +395,11 @@ impl Owner {
         self.forget_keys(&told);
         self.say_retired(told);
         gone
+    }
+
+    /// Whether the log serves a key: what a plan brings then is the second one [I15].
+    pub(super) fn log_serves(&self, key: KeyId) -> bool {
+        self.slots.serving(key, |slot| self.is_of_log(slot)).is_some()
     }
 
     fn find_in_log(&self, key: KeyId) -> Option<LogObjectEntry> {

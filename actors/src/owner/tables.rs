@@ -8,6 +8,7 @@ use super::pin_tables::PinTables;
 use crate::message::{EndCause, OwnerGauges, PlanId, PlanOpened, SeenView, Term};
 use crate::rare::RareAtOwner;
 use hashbrown::HashMap;
+use nkv_store::device_log::BUMP_PTR_OFF;
 use nkv_store::heap::Heap;
 use nkv_store::layout::HEADER_BYTES;
 use nkv_store::object::Usage;
@@ -76,6 +77,8 @@ pub enum Obey {
 #[derive(Debug)]
 pub struct OwnerTables {
     tables: Mutex<Tables>,
+    // Whose log claims leave no plan behind.
+    heap: Heap,
     /// tcp tokens, shared with the agent.
     pub grants: Arc<Grants>,
     /// Local producers.
@@ -98,6 +101,7 @@ impl OwnerTables {
         gauges.heap_total.store(heap.geometry().arena.len, Ordering::Relaxed);
         Self {
             tables: Mutex::default(),
+            heap: heap.clone(),
             attachments: Attachments::default(),
             pins: PinTables::of(heap),
             log_producers: LogProducers::of(heap, grants.clone()),
@@ -131,11 +135,14 @@ impl OwnerTables {
         self.lock().term
     }
 
-    /// What a joining rank tells: the term it obeyed, whether a plan was ever granted on it, and the
-    /// view it keeps.
+    /// What a joining rank tells: the term it obeyed, whether anything was ever placed on it, by a plan
+    /// or by a claim in its log, and the view it keeps.
     pub fn memory(&self) -> (Term, bool, SeenView) {
+        let log = self.heap.geometry().device_log();
+        // Memory that cannot be read may hold anything.
+        let claimed = log.is_some() && !matches!(self.heap.memory().load(BUMP_PTR_OFF), Ok(0));
         let t = self.lock();
-        (t.term, t.last_opened.is_some(), t.seen.clone())
+        (t.term, t.last_opened.is_some() || claimed, t.seen.clone())
     }
 
     /// Keeps a view, unless a later one is kept.

@@ -4,7 +4,7 @@
 use super::attachments::Route;
 use super::tables::{Obey, OwnerTables};
 use super::{FromMaster, NewTerm, Owner, OwnerTruth, PlanDropped, TermObeyed};
-use crate::cell::CellAddr;
+use crate::cell::{CellAddr, Crash};
 use crate::membership::Uplink;
 use crate::message::{
     Down, EndCause, KeyBytes, PlanId, PlanOpened, PlanRef, SlotContent, SlotEntry, SlotRef, Term,
@@ -12,6 +12,7 @@ use crate::message::{
 };
 use crate::place::OwnedPlace;
 use nkv_store::clock::{BootClock, Clock};
+use nkv_store::device_log::BUMP_PTR_OFF;
 use nkv_store::heap::{Heap, HeapConfig};
 use nkv_store::layout::{KEY_CHECK_OFF, PUBLISH_OFF};
 use nkv_store::object::{producer_fields, ready, reserved, writing};
@@ -39,7 +40,12 @@ struct Bench {
 
 impl Bench {
     async fn new() -> Self {
+        Self::with_log(0).await
+    }
+
+    async fn with_log(log_bytes: u64) -> Self {
         let config = HeapConfig {
+            log_bytes,
             arena_bytes: 8 * 4096,
             quarantine_ms: Q_MS as u32,
             ..HeapConfig::default()
@@ -365,4 +371,30 @@ async fn a_panic_in_mid_change_of_terms_changes_terms_all_the_same() {
     b.owner.call(TermObeyed(PRODUCER, NEW), LIMIT).await.unwrap();
     let slots = b.says(reported).await;
     assert!(matches!(slots[0].what, SlotContent::Live { .. }), "{slots:?}");
+}
+
+#[tokio::test]
+async fn model_lateempty_i17_a_claim_in_its_log_is_something_placed_on_a_rank() {
+    let bench = Bench::with_log(64 << 10).await;
+    assert!(!bench.tables.memory().1, "nothing was placed there");
+    bench.heap.memory().fetch_add(BUMP_PTR_OFF, 4096).unwrap();
+    assert!(bench.tables.memory().1);
+}
+
+#[tokio::test]
+async fn i15_what_a_panic_kept_from_the_master_is_said_again() {
+    let mut bench = Bench::with_log(64 << 10).await;
+    // As if it had been evicted, and the word been lost with the actor.
+    bench.tables.lock().keys.insert(1, (1, b"evicted".to_vec()));
+    bench.tables.lock().log_told.insert(2, 1);
+    let _ = bench.owner.call(Crash, LIMIT).await;
+    let mut said = bench
+        .says(|up| match up {
+            Up::Retired(list) => Some(list.clone()),
+            _ => None,
+        })
+        .await;
+    said.sort_unstable_by_key(|at| at.slot);
+    assert_eq!(said, [bench.at(1, 1), bench.at(2, 1)]);
+    assert!(!bench.tables.has_key(1, 1));
 }

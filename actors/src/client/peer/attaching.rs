@@ -41,6 +41,8 @@ pub(crate) struct Attaching {
     pub data_stripes: usize,
     pub plans: Arc<OpenPlans>,
     pub obeyed: Arc<Obeyed>,
+    /// Whether something is still written through an earlier attachment.
+    pub writes_on: bool,
     pub messages: Arc<Messages>,
 }
 
@@ -150,8 +152,11 @@ impl Attaching {
         let heap = match self.map() {
             Ok(heap) => heap,
             Err(e) => {
-                // Registered by the hello: take that back, or the owner would wait for our word.
-                let _ = write_frame(&mut stream, &mut Vec::new(), 0, &ToOwner::Detach).await;
+                // Registered by the hello: take that back, or the owner would wait for our word. Not with a
+                // write going on through an earlier attachment, for which this one stands.
+                if !self.writes_on {
+                    let _ = write_frame(&mut stream, &mut Vec::new(), 0, &ToOwner::Detach).await;
+                }
                 return Err(e);
             }
         };

@@ -1,8 +1,12 @@
 //! Questions to the owners of device logs whose links fail [I6] [I15].
 
-use super::bench::{Bench, LIMIT, Rank, info, key};
+use super::bench::{Bench, LIMIT, Rank, info, key, plan_ref};
 use crate::ErrorKind;
-use crate::message::{Down, LogQuestion, RankInfo, Request, Response, SeenView, Term, Up};
+use crate::message::{
+    Down, LogObjectEntry, LogQuestion, PlanRef, RankInfo, Request, Response, SeenView, SlotRef,
+    Term, Up, WireKeyId,
+};
+use nkv_store::KeyId;
 
 async fn joins(bench: &Bench, incarnation: u64, obeyed: Term) -> Rank {
     let info = RankInfo { log_slots: 8, ..info(1, incarnation, 2) };
@@ -71,4 +75,58 @@ async fn i15_a_question_that_was_lost_with_its_link_is_asked_on_the_next_one() {
     again.says(Up::LogAnswer { number, served: Vec::new(), removed: Vec::new() }).await;
     a_moment_passes(&bench);
     assert_eq!(outcome(asked).await, Err(ErrorKind::NotFound));
+}
+
+fn in_log(k: &str) -> LogObjectEntry {
+    LogObjectEntry {
+        key: key(k),
+        id: WireKeyId::from(KeyId::of(k.as_bytes())),
+        slot: 3,
+        epoch: 1,
+        payload_off: 0,
+        bytes_total: 100,
+        page_bytes: 4096,
+    }
+}
+
+async fn answers(logs: &Rank, number: u64, served: Vec<LogObjectEntry>) {
+    logs.says(Up::LogAnswer { number, served, removed: Vec::new() }).await;
+}
+
+async fn ends(first: &mut Rank, bench: &Bench, plan: PlanRef) {
+    bench.done(Request::Abort(vec![plan])).await.unwrap();
+    first.says(Up::Retired(vec![plan.at])).await;
+}
+
+#[tokio::test]
+async fn i15_what_a_plan_hid_in_a_log_is_listed_once_the_plan_has_ended() {
+    let (bench, mut first, mut logs) = with_log().await;
+    let plan = bench.open(1, "k", 0).await.unwrap();
+    logs.says(Up::Announced(vec![in_log("k")])).await;
+    ends(&mut first, &bench, plan_ref(&plan)).await;
+    let (number, _) = is_asked(&mut logs).await;
+    answers(&logs, number, vec![in_log("k")]).await;
+    let Response::Prefix(run) = bench.ask(Request::MatchPrefix(vec![key("k")])).await else {
+        panic!("no prefix");
+    };
+    assert_eq!(run.iter().map(|m| m.at).collect::<Vec<SlotRef>>(), [logs.at(3, 1)]);
+}
+
+#[tokio::test]
+async fn i15_what_a_log_serves_is_not_forgotten_when_the_logs_are_asked_once_more() {
+    let (bench, mut first, mut logs) = with_log().await;
+    bench.open(1, "hidden", 0).await.unwrap();
+    let listed = bench.put(2, "listed", &mut first).await;
+    let asked = bench.asks(Request::GetLocation(vec![key("hidden"), key("listed")]));
+    let (number, _) = is_asked(&mut logs).await;
+    // Evicted while the log is asked about the other one.
+    first.says(Up::Retired(vec![listed.meta.at])).await;
+    answers(&logs, number, vec![in_log("hidden")]).await;
+    let (again, question) = is_asked(&mut logs).await;
+    let listed = WireKeyId::from(KeyId::of(b"listed"));
+    assert!(matches!(question, LogQuestion::Find(keys) if keys == [listed]));
+    answers(&logs, again, Vec::new()).await;
+    let Response::Locations(found) = asked.await.unwrap() else { panic!("no locations") };
+    let found: Vec<_> = found.into_iter().map(|r| r.map(|m| m.at).map_err(|e| e.kind)).collect();
+    assert_eq!(found, [Ok(logs.at(3, 1)), Err(ErrorKind::NotFound)]);
 }
