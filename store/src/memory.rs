@@ -91,6 +91,13 @@ impl Words for dyn Memory + '_ {
     fn fence(&self, _: Ordering) {
         self.flush();
     }
+    fn prefetch(&self, offset: u64, len: u64) {
+        if let Some(base) = self.host_base()
+            && self.check("prefetch", offset, len).is_ok()
+        {
+            crate::streaming::prefetch(base.as_ptr().wrapping_add(offset as usize), len as usize);
+        }
+    }
 }
 
 /// The verbs over host memory that some mapping keeps alive.

@@ -2,15 +2,20 @@
 //! only from 192 MiB on.
 //!
 //! Into a segment: non-temporal stores. The destination is another core's to read, so taking its
-//! lines into this core's cache first is wasted bandwidth: 0.6 to 0.7 of memcpy's time from 64 KiB.
-//! Between two `sfence`, so that a READY word stored afterwards stays behind [I4].
+//! lines into this core's cache first is wasted bandwidth: 0.6 to 0.75 of memcpy's time, counted until
+//! the stores are done, from 4 KiB on. The source is fetched into the second-level cache: fetched into
+//! the first, it would take the line buffers that the stores leave through. Between two `sfence`, so
+//! that a READY word stored afterwards stays behind [I4].
 //!
 //! Out of a segment: four pages at a time with prefetch. A segment lies in 4 KiB pages, at whose ends
-//! the hardware prefetcher stops; four streams hide that: 0.75 to 0.85 of memcpy's time. The stores
-//! are ordinary ones, the caller is about to read what they wrote.
+//! the hardware prefetcher stops; four streams hide that: 0.75 to 0.85 of memcpy's time. What is in
+//! the cache already only pays for that, so the first page tells. The stores are ordinary ones, the
+//! caller is about to read what they wrote.
 
-/// Copies of at least this many bytes are streamed.
-pub const STREAM_FROM_BYTES: usize = 64 << 10;
+/// Copies into a segment of at least this many bytes are streamed.
+pub const STREAM_FROM_BYTES: usize = 4 << 10;
+/// Copies out of a segment of at least this many bytes take several pages at a time.
+pub const GATHER_FROM_BYTES: usize = 64 << 10;
 
 /// Copies `len` bytes from `src` to `dst`.
 ///
@@ -18,14 +23,18 @@ pub const STREAM_FROM_BYTES: usize = 64 << 10;
 /// Both ranges must be valid for `len` bytes and must not overlap.
 pub unsafe fn copy_in(src: *const u8, dst: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    if len >= STREAM_FROM_BYTES && std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: as promised by the caller; AVX2 was just detected.
-        return unsafe { x86::stream(src, dst, len) };
-    }
-    #[cfg(target_arch = "x86_64")]
     if len >= STREAM_FROM_BYTES {
-        // SAFETY: as promised by the caller; every x86-64 has SSE.
-        return unsafe { x86::plain(src, dst, len) };
+        // SAFETY: as promised by the caller; what each asks of the CPU was just detected, and every
+        // x86-64 has SSE.
+        return unsafe {
+            if std::arch::is_x86_feature_detected!("avx512f") {
+                x86::stream_512(src, dst, len);
+            } else if std::arch::is_x86_feature_detected!("avx2") {
+                x86::stream_256(src, dst, len);
+            } else {
+                x86::plain(src, dst, len);
+            }
+        };
     }
     // SAFETY: as promised by the caller.
     unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
@@ -38,9 +47,17 @@ pub unsafe fn copy_in(src: *const u8, dst: *mut u8, len: usize) {
 /// processes meanwhile: the copy is then stale, which [I7] detects.
 pub unsafe fn copy_out(src: *const u8, dst: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    if len >= STREAM_FROM_BYTES && std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: as promised by the caller; AVX2 was just detected.
-        return unsafe { x86::gather(src, dst, len) };
+    if len >= GATHER_FROM_BYTES && std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: as promised by the caller; AVX2 was just detected. Less than `len` was copied before.
+        return unsafe {
+            let near = x86::first_page_is_near(src, dst);
+            let (src, dst, len) = (src.add(x86::PAGE), dst.add(x86::PAGE), len - x86::PAGE);
+            if near {
+                std::ptr::copy_nonoverlapping(src, dst, len);
+            } else {
+                x86::gather(src, dst, len);
+            }
+        };
     }
     // SAFETY: as promised by the caller.
     unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
@@ -62,21 +79,37 @@ pub fn prefetch(at: *const u8, len: usize) {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m256i, _MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm256_loadu_si256, _mm256_storeu_si256,
-        _mm256_stream_si256,
+        __m256i, __m512i, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm_sfence, _mm256_loadu_si256,
+        _mm256_storeu_si256, _mm256_stream_si256, _mm512_loadu_si512, _mm512_stream_si512, _rdtsc,
     };
 
     const VECTOR: usize = size_of::<__m256i>();
-    const BLOCK: usize = 4 * VECTOR;
-    /// How far ahead of the loads the source is fetched.
-    const AHEAD: usize = 8 * BLOCK;
+    const BLOCK: usize = 2 * LINE;
+    /// How far ahead of the loads the source of a streamed copy is fetched.
+    const AHEAD: usize = 2 << 10;
 
     const LINE: usize = 64;
-    const PAGE: usize = 4096;
+    pub const PAGE: usize = 4096;
+    /// Cycles in which a page is copied that lies in the first or second cache of this core: 100 to
+    /// 200. From anywhere further away it takes 700 and more.
+    const NEAR_CYCLES: u64 = 450;
     /// Pages copied side by side.
     const STREAMS: usize = 4;
     /// How far ahead of the loads each page is fetched.
     const LINES_AHEAD: usize = 8 * LINE;
+
+    /// Copies one page; whether it lay in a cache of this core.
+    ///
+    /// # Safety
+    /// As [`super::copy_out`], for a page.
+    pub unsafe fn first_page_is_near(src: *const u8, dst: *mut u8) -> bool {
+        // SAFETY: as promised by the caller; the counter may be read by everybody.
+        unsafe {
+            let began = _rdtsc();
+            std::ptr::copy_nonoverlapping(src, dst, PAGE);
+            _rdtsc().wrapping_sub(began) < NEAR_CYCLES
+        }
+    }
 
     /// # Safety
     /// As [`super::copy_out`]; the CPU must have AVX2.
@@ -120,19 +153,10 @@ mod x86 {
     /// # Safety
     /// As [`super::copy_in`]; the CPU must have AVX2.
     #[target_feature(enable = "avx2")]
-    pub unsafe fn stream(src: *const u8, dst: *mut u8, len: usize) {
-        let head = dst.align_offset(VECTOR).min(len);
-        let blocks = (len - head) / BLOCK;
-        // SAFETY: head + blocks * BLOCK <= len; the stores are aligned because dst + head is. The
-        // prefetches may point past the end: they never fault.
+    pub unsafe fn stream_256(src: *const u8, dst: *mut u8, len: usize) {
+        // SAFETY: as promised by the caller. The stores of a block are aligned as `blocks` says.
         unsafe {
-            // Neither before what was stored earlier nor after what is stored later.
-            _mm_sfence();
-            std::ptr::copy_nonoverlapping(src, dst, head);
-            let (mut s, mut d) = (src.add(head), dst.add(head));
-            for _ in 0..blocks {
-                _mm_prefetch::<_MM_HINT_T0>(s.wrapping_add(AHEAD).cast());
-                _mm_prefetch::<_MM_HINT_T0>(s.wrapping_add(AHEAD + BLOCK / 2).cast());
+            blocks(src, dst, len, |s, d| {
                 let a = _mm256_loadu_si256(s.cast());
                 let b = _mm256_loadu_si256(s.add(VECTOR).cast());
                 let c = _mm256_loadu_si256(s.add(2 * VECTOR).cast());
@@ -141,10 +165,50 @@ mod x86 {
                 _mm256_stream_si256(d.add(VECTOR).cast(), b);
                 _mm256_stream_si256(d.add(2 * VECTOR).cast(), c);
                 _mm256_stream_si256(d.add(3 * VECTOR).cast(), e);
+            });
+        }
+    }
+
+    /// # Safety
+    /// As [`super::copy_in`]; the CPU must have AVX-512.
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn stream_512(src: *const u8, dst: *mut u8, len: usize) {
+        // SAFETY: as promised by the caller. The stores of a block are aligned as `blocks` says.
+        unsafe {
+            blocks(src, dst, len, |s, d| {
+                let a = _mm512_loadu_si512(s.cast::<__m512i>());
+                let b = _mm512_loadu_si512(s.add(LINE).cast::<__m512i>());
+                _mm512_stream_si512(d.cast(), a);
+                _mm512_stream_si512(d.add(LINE).cast(), b);
+            });
+        }
+    }
+
+    /// Copies by blocks, each `one(from, to)`; `to` is at the start of a line.
+    ///
+    /// # Safety
+    /// As [`super::copy_in`].
+    #[inline(always)]
+    unsafe fn blocks(src: *const u8, dst: *mut u8, len: usize, one: impl Fn(*const u8, *mut u8)) {
+        let head = dst.align_offset(LINE).min(len);
+        let n = (len - head) / BLOCK;
+        // SAFETY: head + n * BLOCK <= len; the prefetches may point past the end: they never fault.
+        unsafe {
+            for ahead in (0..AHEAD).step_by(LINE) {
+                _mm_prefetch::<_MM_HINT_T1>(src.wrapping_add(ahead).cast());
+            }
+            // Neither before what was stored earlier nor after what is stored later.
+            _mm_sfence();
+            std::ptr::copy_nonoverlapping(src, dst, head);
+            let (mut s, mut d) = (src.add(head), dst.add(head));
+            for _ in 0..n {
+                _mm_prefetch::<_MM_HINT_T1>(s.wrapping_add(AHEAD).cast());
+                _mm_prefetch::<_MM_HINT_T1>(s.wrapping_add(AHEAD + LINE).cast());
+                one(s, d);
                 s = s.add(BLOCK);
                 d = d.add(BLOCK);
             }
-            std::ptr::copy_nonoverlapping(s, d, len - head - blocks * BLOCK);
+            std::ptr::copy_nonoverlapping(s, d, len - head - n * BLOCK);
             _mm_sfence();
         }
     }
@@ -156,12 +220,21 @@ mod tests {
 
     #[test]
     fn every_length_and_alignment_is_copied_exactly_and_nothing_beside_it() {
-        let n = 3 * STREAM_FROM_BYTES;
+        let n = 3 * GATHER_FROM_BYTES;
         let src: Vec<u8> = (0..n).map(|i| (i * 7 + i / 251) as u8).collect();
         for (from, to) in [(0, 0), (1, 0), (0, 1), (13, 31), (64, 7)] {
-            for len in
-                [0, 1, 4096, STREAM_FROM_BYTES, STREAM_FROM_BYTES + 1, 2 * STREAM_FROM_BYTES + 97]
-            {
+            let (stream, gather) = (STREAM_FROM_BYTES, GATHER_FROM_BYTES);
+            for len in [
+                0,
+                1,
+                stream - 1,
+                stream,
+                stream + 1,
+                gather - 1,
+                gather,
+                gather + 1,
+                2 * gather + 97,
+            ] {
                 let mut dst = vec![0xEE; n];
                 for copy in [copy_in, copy_out] {
                     dst.fill(0xEE);

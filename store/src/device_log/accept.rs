@@ -4,12 +4,18 @@
 
 use super::{Abandon, DeviceLog, Directory, Gap, Kind, LogObject};
 use crate::error::StoreError;
-use crate::layout::{LAST_ACCESS_OFF, OWNER_OFF, PUBLISH_OFF, epoch_of, flag, low, word};
+use crate::layout::{
+    HEADER_BYTES, LAST_ACCESS_OFF, OWNER_OFF, PUBLISH_OFF, epoch_of, flag, low, word,
+};
 use crate::object::{dead, ready, writing};
+use crate::words::Words;
 
 /// Most abandoned claims kept above the frontier. A producer claims above the limit at most once
 /// until the limit moves, so honest ones stay far below; one too many becomes a hole.
 const MAX_AHEAD: usize = 4096;
+
+/// How many units ahead headers are fetched: each comes from the cache of the core that wrote it.
+pub(super) const HEADERS_AHEAD: u64 = 8;
 
 /// What a pass over unknown units believes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,6 +123,7 @@ impl DeviceLog {
         let mut x = gap.start;
         let mut from = x;
         while x < gap.end {
+            self.prefetch_header(x + HEADERS_AHEAD * self.geometry.unit(), gap.end);
             let step = self.look(x, gap.end, walk.pass).and_then(|seen| match seen {
                 Seen::Nothing => Ok(x + self.geometry.unit()),
                 // Only a hint, for the time until it is settled: once everybody answered, every
@@ -161,6 +168,15 @@ impl DeviceLog {
             walk.settled += 1;
         }
         walk.keep(gap, from.max(void_to), to);
+    }
+
+    /// Asks the hardware for the header of the unit at `x`, if that lies below `end`.
+    #[inline]
+    pub(super) fn prefetch_header(&self, x: u64, end: u64) {
+        if x < end {
+            let at = self.geometry.header_off(self.geometry.slot(x));
+            Words::prefetch(&*self.memory, at, HEADER_BYTES);
+        }
     }
 
     /// The claim that begins at `x`, if its header says what rule 8 asks for: this epoch, its own
