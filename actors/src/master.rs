@@ -83,6 +83,8 @@ pub struct Master {
     log_questions: log::LogQuestions,
     // Keys of which a log serves an object besides the entry that has the key now.
     aside: HashSet<KeyId>,
+    // Ranks where opens wait because an owner has many words still to take.
+    behind: BTreeSet<u32>,
     removing: HashMap<KeyId, Vec<(u64, usize)>, IdentityState>,
     // Answers to removes that wait for views to be kept.
     deferred: Vec<terms::Deferred>,
@@ -177,6 +179,7 @@ impl Role for Master {
             rounds: Rounds::default(),
             log_questions: log::LogQuestions::default(),
             aside: HashSet::new(),
+            behind: BTreeSet::new(),
             removing: HashMap::default(),
             deferred: Vec::new(),
             commits_out: BTreeMap::new(),

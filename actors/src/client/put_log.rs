@@ -28,7 +28,7 @@ const MAX_GIVEN_UP: usize = 1024;
 const CLAIMS_PER_PUT: usize = 4;
 /// Keys told to an owner in one frame, and between two timers of the Producer.
 pub(super) const NAMES_PER_FRAME: usize = 1024;
-pub(crate) const NAMES_PER_TICK: usize = 8192;
+pub(crate) const NAMES_PER_TICK: usize = 2048;
 
 /// The log of one owner, as a handle writes to it.
 #[derive(Debug)]

@@ -16,6 +16,8 @@ use tokio::sync::{Notify, mpsc};
 
 /// Frames waiting for one owner; past it the link is cut and its next report says everything.
 pub const DOWNLINK_FRAMES: usize = 65_536;
+/// Words in a link's queue from which on nothing new is placed there: its owner comes first.
+const BEHIND_FRAMES: usize = 4_096;
 /// How often, and how, a commit's answer waits for words to owners: turns first, then pauses.
 const LEFT_TRIES: u32 = 64;
 const LEFT_TURNS: u32 = 32;
@@ -286,6 +288,17 @@ impl Members {
             ..RankStats::default()
         };
         inner.ranks.values().map(row).collect()
+    }
+
+    /// Whether an owner has so many words still to take that it should get no new plans.
+    pub(super) fn is_behind(&self, seat: Seat) -> bool {
+        let inner = self.lock();
+        let queued = |tx: &mpsc::Sender<Down>| tx.max_capacity() - tx.capacity();
+        inner
+            .ranks
+            .get(&seat)
+            .and_then(|m| m.tx.as_ref())
+            .is_some_and(|tx| queued(tx) >= BEHIND_FRAMES)
     }
 
     /// Sends to an owner; a choked link is cut, its next report repairs what was lost.

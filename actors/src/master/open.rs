@@ -112,6 +112,9 @@ impl Master {
     /// Asks the owner for room, at most once per quarantine.
     fn ask_for_room(&mut self, seat: Seat, bytes: u64) {
         let now = self.now_ms();
+        if self.truth.members.is_behind(seat) {
+            return;
+        }
         let Some(book) = self.books.get_mut(&seat) else {
             return;
         };
@@ -161,6 +164,10 @@ impl Master {
         self.check_size(best, key, open)?;
         for seat in seats {
             if self.is_taken(seat, turnstile) {
+                continue;
+            }
+            if self.truth.members.is_behind(seat) {
+                self.behind.insert(seat.rank);
                 continue;
             }
             let Some(book) = self.books.get_mut(&seat) else { continue };
@@ -305,11 +312,14 @@ impl Master {
     }
 
     pub(super) fn expire_waiting(&mut self) {
+        for rank in std::mem::take(&mut self.behind) {
+            self.retry_waiting(rank);
+        }
         let now = self.now_ms();
         let (late, still): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.waiting).into_iter().partition(|w| w.deadline_ms <= now);
         self.waiting = still.into();
-        let behind: BTreeSet<u32> = late.iter().map(|w| w.seat.rank).collect();
+        let after: BTreeSet<u32> = late.iter().map(|w| w.seat.rank).collect();
         for w in late {
             // It may only have stood behind a large one: one look before it is refused.
             let asked = (w.producer, w.request, w.item as u32);
@@ -324,6 +334,15 @@ impl Master {
                 }
                 Ok(Placed::Wait(_)) => {}
             }
+            if self.truth.members.is_behind(w.seat) {
+                let text = format!(
+                    "no plan for key {} in time: the owner of {} is behind with thousands of earlier \
+                     ones; put more slowly, or give its node more processor time",
+                    w.key, w.seat
+                );
+                self.batches.settle_plan(w.batch, w.item, Err(Error::not_ready(text)));
+                continue;
+            }
             self.counters.out_of_memory += 1;
             let (free, hole) = self
                 .books
@@ -336,7 +355,7 @@ impl Master {
             self.batches.settle_plan(w.batch, w.item, Err(Error::out_of_memory(text)));
         }
         // Those behind a large one that gave up may fit.
-        for rank in behind {
+        for rank in after {
             self.retry_waiting(rank);
         }
         let asks: Vec<_> = self.waiting.iter().map(|w| (w.seat, w.open.bytes_total)).collect();

@@ -16,15 +16,17 @@ use nkv_store::device_log::{
 };
 use nkv_store::object::Slots;
 use nkv_store::{KeyId, pins};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Between two looks for the view that keeps the tail from moving on.
 const PIN_LOOK_NS: u64 = 5_000_000;
 /// Entries in one frame to the master.
 const ENTRIES_PER_FRAME: usize = 4096;
-/// Entries told to the master between two looks at the log: listing lags behind a flood of puts, and
-/// finding does not.
-const ENTRIES_PER_TURN: usize = 8192;
+/// Keys taken in and entries told to the master between two looks at the log, some 2 ms of work each:
+/// listing lags behind a flood of puts, and finding does not.
+const NAMES_PER_TURN: usize = 2048;
+const ENTRIES_PER_TURN: usize = 2048;
 
 /// Between the owner and the thread that polls the log.
 #[derive(Debug, Default)]
@@ -41,8 +43,10 @@ pub(super) struct Log {
     asking: Option<Asking<Party>>,
     // When pins were looked at last.
     pins_looked_ns: u64,
+    // What producers told, to be taken in: no more than the log has slots.
+    told: VecDeque<Named>,
     // Objects that were named, to be told to the master: slot and epoch.
-    named: std::collections::VecDeque<(u32, u32)>,
+    named: VecDeque<(u32, u32)>,
 }
 
 /// Somebody who may have a claim open.
@@ -104,7 +108,7 @@ impl Log {
             Ok(log) => {
                 // What was named before an actor restart is told again.
                 let named = log.live().map(|o| (o.slot, o.epoch)).collect();
-                Some(Log { log, asking: None, pins_looked_ns: 0, named })
+                Some(Log { log, asking: None, pins_looked_ns: 0, told: VecDeque::new(), named })
             }
             Err(error) => {
                 tracing::error!(%error, "the device log is lost: puts take plans");
@@ -123,7 +127,8 @@ impl Log {
 
     /// True while producers are being asked, objects wait to be told of, or the tail for a view.
     pub(super) fn has_work(&self) -> bool {
-        self.asking.is_some() || !self.named.is_empty() || self.waits_for_view()
+        let names = !self.told.is_empty() || !self.named.is_empty();
+        self.asking.is_some() || names || self.waits_for_view()
     }
 
     /// True while a view is all that keeps the log from moving on.
@@ -191,6 +196,7 @@ impl Owner {
             // A device lost: the next look tries again.
             tracing::error!(%error, "the device log cannot be tended");
         }
+        self.take_names(&mut log);
         self.tell_names(&mut log);
         self.truth.tables.log_signals.frontier.store(log.log.frontier(), Ordering::Release);
         self.log = Some(log);
@@ -288,6 +294,21 @@ impl Owner {
             Party::Attached(id) if t.attachments.cannot_write(id) => Stands::Fenced,
             Party::Attached(id) if t.attachments.is_clear_below(id, below, now) => Stands::Clear,
             Party::Attached(_) => Stands::Open,
+        }
+    }
+
+    /// Takes in what producers told, as much as one turn allows. What was put before it was named has been
+    /// accepted before, too.
+    fn take_names(&self, log: &mut Log) {
+        let mut t = self.truth.tables.lock();
+        for _ in 0..NAMES_PER_TURN {
+            let Some(Named { slot, epoch, key }) = log.told.pop_front() else { return };
+            let object = log.log.object(slot, epoch);
+            // The header says whose key it is: a name that does not fit it is nobody's [I16].
+            if object.is_some_and(|o| o.key == KeyId::of(&key.0)) {
+                t.keys.insert(slot, (epoch, key.0));
+                log.named.push_back((slot, epoch));
+            }
         }
     }
 
@@ -423,20 +444,13 @@ impl On<Drain> for Owner {
 
 impl On<Name> for Owner {
     fn on(&mut self, m: Name, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
-        // What was put before it was named is accepted before, too.
-        self.tend_log();
         if let Some(log) = &mut self.log {
-            let mut t = self.truth.tables.lock();
-            for Named { slot, epoch, key } in m.0 {
-                let object = log.log.object(slot, epoch);
-                // The header says whose key it is: a name that does not fit it is nobody's [I16].
-                if object.is_some_and(|o| o.key == KeyId::of(&key.0)) {
-                    t.keys.insert(slot, (epoch, key.0));
-                    log.named.push_back((slot, epoch));
-                }
-            }
+            log.told.extend(m.0);
+            // The log has wrapped since: those objects are gone.
+            let most = self.truth.heap.geometry().log_slots as usize;
+            log.told.drain(..log.told.len().saturating_sub(most));
         }
-        self.tend_log();
+        // Looked at with the next turn: a flood of names is many messages, and others wait behind them.
         self.settle(turn);
         reply.send(());
     }

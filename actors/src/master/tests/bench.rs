@@ -1,7 +1,7 @@
 //! A Master on an arbiter of its own, time by hand, and ranks that say only what a test has them say.
 
 use crate::cell::{CellAddr, Reply};
-use crate::master::{Ask, FromRank, Join, LinkId, Master, MasterTruth, Members};
+use crate::master::{Ask, DOWNLINK_FRAMES, FromRank, Join, LinkId, Master, MasterTruth, Members};
 use crate::message::{
     Down, KeyBytes, OpenItem, PlanDesc, PlanRef, PutOptions, RankInfo, Refusal, Request, Response,
     Seat, SeenView, Settings, SlotContent, SlotEntry, SlotRef, Term, Up,
@@ -194,7 +194,7 @@ impl Bench {
         (obeyed, holds, seen): (Term, bool, SeenView),
         siblings: Vec<(u32, u64)>,
     ) -> std::result::Result<Rank, Refusal> {
-        let (tx, rx) = mpsc::channel(1024);
+        let (tx, rx) = mpsc::channel(DOWNLINK_FRAMES);
         let join = Join { info: info.clone(), obeyed, holds, seen, siblings, tx };
         let joined = self.master.call(join, LIMIT).await.unwrap()?;
         // Played by hand, everything has left this process at once.

@@ -178,3 +178,23 @@ async fn i6_remove_racing_a_put_leaves_the_key_removed_or_the_put_refused() {
     r.reports(vec![live(1, 1, "other")]).await;
     assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound));
 }
+
+#[tokio::test]
+async fn nothing_is_placed_on_an_owner_that_is_behind_and_its_link_is_not_cut() {
+    let (bench, mut ranks) = Bench::whole(1).await;
+    let seat = ranks[0].info.seat();
+    (0..5_000).for_each(|_| bench.members.send(seat, Down::Beat));
+    let late = bench.asks(opening(1, "late", 0));
+    while !late.is_finished() {
+        bench.clock.advance_ms(20);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let Response::Plans(mut late) = late.await.unwrap() else { panic!("no plans") };
+    assert_eq!(late.remove(0).unwrap_err().kind, ErrorKind::NotReady);
+    // It catches up while one waits.
+    let waits = bench.asks(opening(2, "waits", 0));
+    assert!(ranks[0].drain().await.len() >= 5_000, "the link is up");
+    bench.clock.advance_ms(20);
+    let Response::Plans(mut granted) = waits.await.unwrap() else { panic!("no plans") };
+    granted.remove(0).unwrap();
+}
