@@ -433,21 +433,6 @@ impl Client {
         }
     }
 
-    /// Takes a key away for good; returns when no reader can find it any more [I6].
-    pub async fn remove(&self, key: &[u8]) -> Result<()> {
-        one(self.remove_many(&[key]).await)
-    }
-
-    /// Takes keys away; one result per key.
-    pub async fn remove_many(&self, keys: &[&[u8]]) -> Vec<Result<()>> {
-        keys.iter().for_each(|k| self.shared.locations.forget(k));
-        match self.call(Request::Remove(key_bytes(keys))).await {
-            Ok(Response::Done(list)) if list.len() == keys.len() => list,
-            Ok(other) => spread(keys.len(), unexpected("Remove", &other)),
-            Err(e) => spread(keys.len(), e),
-        }
-    }
-
     /// Asks every owner to evict until its heap is used to at most this ratio (0 to 1).
     pub async fn evict_until_below(&self, usage_ratio: f64) -> Result<()> {
         match self.call(Request::EvictUntilBelow(usage_ratio)).await? {

@@ -1,7 +1,7 @@
-//! Listings and removals by pattern: passes over all keys, one bounded round trip after the other, so
+//! Removals, and listings and removals by pattern: passes over all keys, one bounded round trip after the other, so
 //! that neither the size of the cluster nor a slow pattern meets the limit of a call.
 
-use super::{Client, unexpected};
+use super::{Client, key_bytes, one, spread, unexpected};
 use crate::error::{Error, Result};
 use crate::message::{
     KEYS_PER_ROUND, KeyBytes, Listed, Request, Response, Selection, Swept, WireKeyId,
@@ -9,6 +9,21 @@ use crate::message::{
 use nkv_store::KeyId;
 
 impl Client {
+    /// Takes a key away for good; returns when no reader can find it any more [I6].
+    pub async fn remove(&self, key: &[u8]) -> Result<()> {
+        one(self.remove_many(&[key]).await)
+    }
+
+    /// Takes keys away; one result per key.
+    pub async fn remove_many(&self, keys: &[&[u8]]) -> Vec<Result<()>> {
+        keys.iter().for_each(|k| self.shared.locations.forget(k));
+        match self.call(Request::Remove(key_bytes(keys))).await {
+            Ok(Response::Done(list)) if list.len() == keys.len() => list,
+            Ok(other) => spread(keys.len(), unexpected("Remove", &other)),
+            Err(e) => spread(keys.len(), e),
+        }
+    }
+
     /// The first `limit` keys that come after `after`, in the order of their bytes: those in which
     /// the regular expression `pattern` is found (anywhere: anchor it with `^` and `$` to match a
     /// whole key), or all of them without one. Keys of plans that are open are listed, too.
