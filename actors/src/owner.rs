@@ -211,6 +211,7 @@ impl Owner {
             due = now + FENCE_TICK_MS * 1_000_000;
         }
         if self.log.as_ref().is_some_and(log::Log::has_work)
+            || !self.truth.tables.lock().told.is_empty()
             || self.truth.tables.log_producers.is_settling()
         {
             due = due.min(now + FENCE_TICK_MS * 1_000_000);

@@ -246,4 +246,32 @@ mod tests {
             }
         }
     }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn every_way_into_a_segment_that_this_cpu_has_copies_exactly() {
+        type Copy = unsafe fn(*const u8, *mut u8, usize);
+        let has_avx2 = std::arch::is_x86_feature_detected!("avx2");
+        let has_avx512 = std::arch::is_x86_feature_detected!("avx512f");
+        let ways: [(bool, Copy); 3] = [
+            (true, x86::plain as Copy),
+            (has_avx2, x86::stream_256 as Copy),
+            (has_avx512, x86::stream_512 as Copy),
+        ];
+        let n = 3 * STREAM_FROM_BYTES;
+        let src: Vec<u8> = (0..n).map(|i| (i * 11 + i / 253) as u8).collect();
+        for (_, copy) in ways.into_iter().filter(|(has, _)| *has) {
+            for (from, to) in [(0, 0), (3, 0), (0, 5), (63, 65)] {
+                for len in
+                    [0, 63, 64, 127, 128, 129, STREAM_FROM_BYTES, 2 * STREAM_FROM_BYTES + 191]
+                {
+                    let mut dst = vec![0xEE; n];
+                    // SAFETY: both ranges lie inside vectors of n bytes; the CPU has what it takes.
+                    unsafe { copy(src[from..].as_ptr(), dst[to..].as_mut_ptr(), len) };
+                    assert_eq!(&dst[to..to + len], &src[from..from + len]);
+                    assert!(dst[..to].iter().chain(&dst[to + len..]).all(|b| *b == 0xEE));
+                }
+            }
+        }
+    }
 }

@@ -43,8 +43,6 @@ pub(super) struct Log {
     asking: Option<Asking<Party>>,
     // When pins were looked at last.
     pins_looked_ns: u64,
-    // What producers told, to be taken in: no more than the log has slots.
-    told: VecDeque<Named>,
     // Objects that were named, to be told to the master: slot and epoch.
     named: VecDeque<(u32, u32)>,
 }
@@ -108,7 +106,7 @@ impl Log {
             Ok(log) => {
                 // What was named before an actor restart is told again.
                 let named = log.live().map(|o| (o.slot, o.epoch)).collect();
-                Some(Log { log, asking: None, pins_looked_ns: 0, told: VecDeque::new(), named })
+                Some(Log { log, asking: None, pins_looked_ns: 0, named })
             }
             Err(error) => {
                 tracing::error!(%error, "the device log is lost: puts take plans");
@@ -127,8 +125,7 @@ impl Log {
 
     /// True while producers are being asked, objects wait to be told of, or the tail for a view.
     pub(super) fn has_work(&self) -> bool {
-        let names = !self.told.is_empty() || !self.named.is_empty();
-        self.asking.is_some() || names || self.waits_for_view()
+        self.asking.is_some() || !self.named.is_empty() || self.waits_for_view()
     }
 
     /// True while a view is all that keeps the log from moving on.
@@ -302,7 +299,7 @@ impl Owner {
     fn take_names(&self, log: &mut Log) {
         let mut t = self.truth.tables.lock();
         for _ in 0..NAMES_PER_TURN {
-            let Some(Named { slot, epoch, key }) = log.told.pop_front() else { return };
+            let Some(Named { slot, epoch, key }) = t.told.pop_front() else { return };
             let object = log.log.object(slot, epoch);
             // The header says whose key it is: a name that does not fit it is nobody's [I16].
             if object.is_some_and(|o| o.key == KeyId::of(&key.0)) {
@@ -444,11 +441,13 @@ impl On<Drain> for Owner {
 
 impl On<Name> for Owner {
     fn on(&mut self, m: Name, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
-        if let Some(log) = &mut self.log {
-            log.told.extend(m.0);
+        if self.log.is_some() {
+            let mut t = self.truth.tables.lock();
+            t.told.extend(m.0);
             // The log has wrapped since: those objects are gone.
             let most = self.truth.heap.geometry().log_slots as usize;
-            log.told.drain(..log.told.len().saturating_sub(most));
+            let excess = t.told.len().saturating_sub(most);
+            t.told.drain(..excess);
         }
         // Looked at with the next turn: a flood of names is many messages, and others wait behind them.
         self.settle(turn);

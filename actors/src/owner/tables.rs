@@ -5,7 +5,7 @@ use super::attachments::Attachments;
 use super::log::LogSignals;
 use super::log_producers::LogProducers;
 use super::pin_tables::PinTables;
-use crate::message::{EndCause, OwnerGauges, PlanId, PlanOpened, SeenView, Term};
+use crate::message::{EndCause, Named, OwnerGauges, PlanId, PlanOpened, SeenView, Term};
 use crate::rare::RareAtOwner;
 use hashbrown::HashMap;
 use nkv_store::device_log::BUMP_PTR_OFF;
@@ -13,7 +13,7 @@ use nkv_store::heap::Heap;
 use nkv_store::layout::HEADER_BYTES;
 use nkv_store::object::Usage;
 use nkv_transport::grants::{Grant, Grants};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -50,6 +50,8 @@ pub struct Tables {
     pub keys: HashMap<u32, (u32, Vec<u8>)>,
     /// Objects of the device log that the master was told of without a name of their own: slot, epoch.
     pub log_told: HashMap<u32, u32>,
+    /// What producers told of objects of the device log, to be taken in.
+    pub told: VecDeque<Named>,
     /// The latest plan heard of: plans of one master arrive in order.
     pub last_opened: Option<PlanId>,
     /// Slots freed (slot -> epoch that ended) and not yet acknowledged.
