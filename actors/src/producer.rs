@@ -267,7 +267,9 @@ impl On<ProducerTick> for Producer {
                 peer.send_names(NAMES_PER_TICK);
             }
         }
-        for peer in peers.into_iter().filter(|p| p.touches_noted() >= enough) {
+        // What a steady reader noted last goes with his next batch.
+        let due = |p: &Arc<Peer>| p.touches_noted() >= enough && !(enough == 1 && p.told_touches());
+        for peer in peers.into_iter().filter(due) {
             tokio::task::spawn_local(async move {
                 if let Err(error) = peer.send_touches(false).await {
                     tracing::debug!(%error, "touches lost");

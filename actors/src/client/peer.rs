@@ -108,6 +108,8 @@ pub struct Peer {
     // Its index is not read before that.
     silent_until_ns: AtomicU64,
     touches: Mutex<TouchBatch>,
+    // Whole batches went since it was asked last: what is left over goes with the next.
+    told_touches: AtomicBool,
     messages: Arc<Messages>,
 }
 
@@ -202,6 +204,7 @@ impl Peer {
             parted: AtomicBool::new(false),
             silent_until_ns: AtomicU64::new(0),
             touches: Mutex::default(),
+            told_touches: AtomicBool::new(false),
             messages: Arc::default(),
         })
     }
@@ -231,6 +234,7 @@ impl Peer {
         if self.touches_noted() < enough {
             return;
         }
+        self.told_touches.store(true, Ordering::Relaxed);
         let batch = std::mem::take(&mut *self.noted());
         // Lost, some recency is.
         let _ = self.say(ToOwner::Touched(batch));
@@ -239,6 +243,11 @@ impl Peer {
     /// Reads noted and not sent.
     pub(crate) fn touches_noted(&self) -> usize {
         self.noted().list.len()
+    }
+
+    /// Whether whole batches were sent since this was asked last.
+    pub(crate) fn told_touches(&self) -> bool {
+        self.told_touches.swap(false, Ordering::Relaxed)
     }
 
     /// Segment offset of a slot's header.

@@ -121,6 +121,7 @@ impl Attaching {
             parted: AtomicBool::new(false),
             silent_until_ns: AtomicU64::new(0),
             touches: Mutex::default(),
+            told_touches: AtomicBool::new(false),
             messages: self.messages.clone(),
         }
     }
