@@ -182,6 +182,8 @@ struct Book {
     homes: BTreeMap<u64, Pid>,
     masters: BTreeSet<Pid>,
     lost: Vec<Lost>,
+    // Of the last master that went on.
+    members: BTreeSet<u64>,
     wrong: Vec<String>,
     excused: BTreeMap<&'static str, u64>,
 }
@@ -300,6 +302,11 @@ impl Ledger {
         (put, value(put, len))
     }
 
+    /// Its handle finds the plan by the key: it may be another worker's, opened when this one's was over.
+    pub fn by_key(&self, put: PutId) {
+        self.lock().puts[put as usize].any = true;
+    }
+
     /// It ended. What is acknowledged was published before, and is there unless it was taken away.
     pub fn end_put(&self, put: PutId, outcome: Outcome) {
         let mut book = self.lock();
@@ -360,6 +367,7 @@ impl Ledger {
     /// A master goes on with these members: all who could be met in time.
     pub fn goes_on_with(&self, members: &BTreeSet<u64>) {
         let mut book = self.lock();
+        book.members.clone_from(members);
         for removal in book.keys.iter_mut().flat_map(|k| k.removals.values_mut()) {
             let done = removal.ended.is_some_and(|(_, o)| o == Outcome::Done);
             if done && removal.knew.is_disjoint(members) {

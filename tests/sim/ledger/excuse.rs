@@ -42,6 +42,10 @@ impl Book {
         if let Some(word) = self.residual_of(put) {
             return self.excuse(Some(word));
         }
+        // What was asked of it before it was declared gone: nothing of it is there for anybody now.
+        if put.spot.is_some_and(|s| !self.members.contains(&s.incarnation)) {
+            return self.excuse(Some("a late word to a rank that is gone"));
+        }
         let text = format!(
             "put {id} of {} was acknowledged, nobody removed it, and its owner retired it while it \
              handled {doing} ({:?})",

@@ -1,6 +1,6 @@
 //! Puts through device logs, from READY on: each is accepted, or its key was there already.
 
-use super::{Book, Ledger, Moment, Put, PutId, Spot};
+use super::{Book, Ledger, Moment, Put, PutId, Removal, Spot};
 use crate::content::is_of;
 use crate::trace::Trace;
 use nkv::store::KeyId;
@@ -70,7 +70,9 @@ impl Book {
     pub(super) fn was_known(&self, put: &Put, by: Moment, now_ms: u64) -> bool {
         let lately = put.gone.is_none() || put.gone_ms + LAG_MS >= now_ms;
         let mut removals = self.keys[put.key].removals.values();
-        let removed = removals.any(|r| r.was_done_at(by) && put.was_over_at(r.began) && r.met(put));
+        let here = put.spot.map(|s| s.incarnation).unwrap_or_default();
+        let gone = |r: &Removal| r.was_done_at(by) && put.was_over_at(r.began) && r.met(put);
+        let removed = removals.any(|r| gone(r) && !r.came_back.contains(&here));
         put.spot.is_some() && lately && !removed
     }
 }

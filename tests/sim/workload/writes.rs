@@ -79,7 +79,10 @@ impl Worker {
             Err(e) => return putting.end(Outcome::of::<()>(&Err(e))),
         };
         let whole = self.write_pages(&plan, &value).await;
-        let outcome = self.finish(plan, &name, whole).await;
+        let (outcome, by_key) = self.finish(plan, &name, whole).await;
+        if by_key {
+            putting.ledger.by_key(putting.put);
+        }
         putting.end(outcome);
         self.told("put-pages", key, outcome);
     }
@@ -109,13 +112,14 @@ impl Worker {
         true
     }
 
-    async fn finish(&mut self, plan: WritePlan, name: &[u8], whole: bool) -> Outcome {
-        match self.dice.weighted(&[70, 10, 10, 10]) {
+    /// How it ended, and whether the handle looked for its plan by the key.
+    async fn finish(&mut self, plan: WritePlan, name: &[u8], whole: bool) -> (Outcome, bool) {
+        let outcome = match self.dice.weighted(&[70, 10, 10, 10]) {
             0 => Outcome::of(&plan.publish().await),
             1 if whole => {
                 let done = self.client.commit(name).await;
                 drop(plan);
-                Outcome::of(&done)
+                return (Outcome::of(&done), true);
             }
             2 => {
                 let done = plan.abort().await;
@@ -123,6 +127,7 @@ impl Worker {
                 Outcome::of::<()>(&Err(nkv::Error::new(ErrorKind::Reclaimed, "aborted")))
             }
             _ => Outcome::Dropped,
-        }
+        };
+        (outcome, false)
     }
 }
