@@ -208,6 +208,10 @@ impl Cluster {
                 self.ledger.goes_on_with(&members);
             }
             *self.members.borrow_mut() = members;
+        } else {
+            // A master that is leaving may still answer: who its members are nobody can see then.
+            self.members.borrow_mut().clear();
+            self.linked.borrow_mut().clear();
         }
         let joined: Vec<u64> = (0..self.plan.ranks.len())
             .filter_map(|r| self.with_node(r, Node::joined))
