@@ -265,7 +265,7 @@ impl Master {
     }
 
     /// Whether a reader that is sent there finds it.
-    fn is_readable(&self, e: &Entry) -> bool {
+    pub(super) fn is_readable(&self, e: &Entry) -> bool {
         e.is_live() && self.reachable(e.seat)
     }
 

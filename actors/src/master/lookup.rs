@@ -67,7 +67,7 @@ impl Master {
     pub(super) fn exists(&mut self, keys: &[KeyBytes]) -> Response {
         let mut owners = Vec::new();
         let one = |key: &KeyBytes| match self.entry(&key.0) {
-            Ok(Some(e)) if e.is_live() && self.reachable(e.seat) => {
+            Ok(Some(e)) if self.is_readable(e) => {
                 if owners.len() < MAX_OWNERS && !owners.contains(&e.at.incarnation) {
                     owners.push(e.at.incarnation);
                 }

@@ -401,6 +401,12 @@ impl Inner {
         }
     }
 
+    /// The membership as ranks keep it for a later master.
+    pub(super) fn as_kept(&self) -> SeenView {
+        let incarnations = self.ranks.values().map(|m| m.info.incarnation).collect();
+        SeenView { term: self.term, number: self.number, incarnations }
+    }
+
     /// The membership changed: every rank keeps the new view. Not before the term is settled: who is
     /// still to be met is not lost, and nothing was granted or removed that a later master must know.
     pub(super) fn spread_view(&mut self) {
@@ -408,8 +414,7 @@ impl Inner {
         if !self.settled {
             return;
         }
-        let incarnations = self.ranks.values().map(|m| m.info.incarnation).collect();
-        let view = SeenView { term: self.term, number: self.number, incarnations };
+        let view = self.as_kept();
         for m in self.ranks.values_mut() {
             m.send(Down::View(view.clone()));
             m.urgent.notify_one();

@@ -116,8 +116,7 @@ impl Master {
             let mut inner = self.truth.members.lock();
             // Said with those members alone, and true still: whoever was never met is lost to later terms [I6].
             if inner.ruled {
-                let incarnations = inner.ranks.values().map(|m| m.info.incarnation).collect();
-                let ruled = SeenView { term: inner.term, number: inner.number, incarnations };
+                let ruled = inner.as_kept();
                 inner.past.push(ruled);
             }
             inner.term.number = number;

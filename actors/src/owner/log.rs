@@ -417,12 +417,16 @@ impl Owner {
 
     /// Whether the log serves a key: what a plan brings then is the second one [I15].
     pub(super) fn log_serves(&self, key: KeyId) -> bool {
-        self.slots.serving(key, |slot| self.is_of_log(slot)).is_some()
+        self.served_at(key).is_some()
+    }
+
+    // A plan may have put the same key into the heap: that one is not asked about here.
+    fn served_at(&self, key: KeyId) -> Option<u32> {
+        self.slots.serving(key, |slot| self.is_of_log(slot))
     }
 
     fn find_in_log(&self, key: KeyId) -> Option<LogObjectEntry> {
-        // A plan may have put the same key into the heap: that one is not asked about here.
-        let slot = self.slots.serving(key, |slot| self.is_of_log(slot))?;
+        let slot = self.served_at(key)?;
         let epoch = nkv_store::layout::epoch_of(self.slots.header(slot).owner);
         let object = self.log.as_ref()?.log.object(slot, epoch)?;
         Some(self.entry_of(&object))
