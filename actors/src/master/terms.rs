@@ -20,6 +20,9 @@ pub(super) struct Deferred {
 /// How long such an answer waits before it becomes Disconnected.
 const DEFER_LIMIT_MS: u64 = 1_500;
 
+/// Views of earlier terms that are kept, one a term; past it the oldest one goes.
+const MAX_PAST: usize = 1_024;
+
 impl Inner {
     /// True if a later view than the one it keeps lacks this incarnation: an earlier master
     /// declared it gone, and it was not told.
@@ -33,13 +36,30 @@ impl Inner {
     fn learn(&mut self, seen: &SeenView) -> Vec<Seat> {
         // Whom this process declared gone in a lower term of its own stands in `gone`.
         let ours = seen.term.master == self.term.master;
-        if seen.number == 0 || ours || self.past.iter().any(|v| v.order() == seen.order()) {
+        if seen.number == 0 || ours || !self.keep_past(seen.clone()) {
             return Vec::new();
         }
-        self.past.push(seen.clone());
         let lost =
             |m: &&super::members::Member| m.holds && self.was_lost(m.info.incarnation, &m.brought);
         self.ranks.values().filter(lost).map(|m| m.info.seat()).collect()
+    }
+
+    /// Keeps the latest view of a term: whoever an earlier one lacks as lost, it lacks too. False if a later
+    /// one, or the same, is kept already.
+    fn keep_past(&mut self, seen: SeenView) -> bool {
+        if let Some(v) = self.past.iter_mut().find(|v| v.term == seen.term) {
+            let later = v.number < seen.number;
+            if later {
+                *v = seen;
+            }
+            return later;
+        }
+        self.past.push(seen);
+        if self.past.len() > MAX_PAST {
+            let oldest = (0..self.past.len()).min_by_key(|&i| self.past[i].order());
+            oldest.map(|i| self.past.swap_remove(i));
+        }
+        true
     }
 }
 
@@ -117,7 +137,7 @@ impl Master {
             // Said with those members alone, and true still: whoever was never met is lost to later terms [I6].
             if inner.ruled {
                 let ruled = inner.as_kept();
-                inner.past.push(ruled);
+                inner.keep_past(ruled);
             }
             inner.term.number = number;
             inner.began_ms = self.truth.clock.now_ms();

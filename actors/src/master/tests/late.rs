@@ -1,6 +1,6 @@
 //! Ranks that were declared gone, and what an earlier master knew [I17].
 
-use super::bench::{Bench, TTL_MS, done, key, live, term, view};
+use super::bench::{Bench, TTL_MS, done, info, key, live, term, view};
 use crate::ErrorKind;
 use crate::message::{Down, Refusal, Request, SeenView, Up};
 use std::time::Duration;
@@ -245,4 +245,40 @@ async fn i17_a_rank_late_for_a_term_that_rose_twice_is_gone_all_the_same() {
     first.reports(Vec::new()).await;
     a_ttl_passes(&bench, &[&first, &second]).await;
     assert!(is_gone(bench.join_from(2, 102, obeyed, SeenView::default()).await));
+}
+
+/// Seed 294679789 of the simulation: what the first of two masters in one process said to be gone, because
+/// a rank was, that rank brought along once the second had begun.
+#[tokio::test]
+async fn i6_a_rank_that_a_ruling_term_never_met_stays_lost_when_its_master_rises() {
+    let bench = Bench::new(3).await;
+    let old = term(1, 9);
+    let mut first = bench.join(0, 100).await.unwrap();
+    first.reports(Vec::new()).await;
+    let mut second = bench.join(1, 101).await.unwrap();
+    second.reports(Vec::new()).await;
+    a_ttl_passes(&bench, &[&first, &second]).await;
+    assert_eq!(bench.found("removed-meanwhile").await, Err(ErrorKind::NotFound), "it rules");
+    // With one rank left it has no quorum: whoever obeyed a higher term makes it rise.
+    second.hangs_up().await;
+    assert_eq!(bench.found("k").await, Err(ErrorKind::Disconnected));
+    let ours = bench.members.term();
+    let higher = term(ours.number + 3, 9);
+    let fresh = info(1, 111, 3);
+    bench.joins(fresh, higher, false, SeenView::default()).await.unwrap();
+    assert!(bench.members.term() > ours);
+    assert!(is_gone(bench.join_from(2, 102, old, view(old, 2, &[100, 101, 102])).await));
+}
+
+/// Whoever a term lost stays lost, though later views of that term are kept in place of the one that says so.
+#[tokio::test]
+async fn i17_of_each_earlier_term_the_latest_view_counts() {
+    let old = term(3, 9);
+    let bench = Bench::new(4).await;
+    bench.join_from(0, 100, old, view(old, 6, &[100, 102, 103])).await.unwrap();
+    bench.join_from(2, 102, old, view(old, 7, &[100, 102])).await.unwrap();
+    for (rank, incarnation, keeps) in [(1, 101, 5), (3, 103, 6)] {
+        let seen = view(old, keeps, &[100, 101, 102, 103]);
+        assert!(is_gone(bench.join_from(rank, incarnation, old, seen).await), "rank {rank}");
+    }
 }
