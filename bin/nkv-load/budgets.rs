@@ -49,7 +49,9 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     }
     let ring_bytes = room(&handle, flags.ring())?;
     let mut walk = Walk::new(ring_bytes)?;
-    let bar = progress::bar(2 * SIZES.len() as u64 + 1, "rows");
+    let bar = progress::bar(2 * SIZES.len() as u64 + 2, "rows");
+    puts::planned(&handle, &mut walk, stop, &mut report);
+    bar.inc(1);
     for size in SIZES {
         gets::measure(&handle, &mut walk, size, (flags, stop), &mut report)?;
         bar.inc(1);
