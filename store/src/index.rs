@@ -10,6 +10,7 @@ use crate::memory::Memory;
 use crate::words::{self, Words};
 use hashbrown::HashMap;
 use std::sync::Arc;
+use zerocopy::IntoBytes;
 
 /// Bytes of a bucket: one cache line.
 pub const BUCKET_BYTES: u64 = 64;
@@ -121,11 +122,11 @@ impl Index {
     /// is one.
     pub fn insert(&mut self, key: KeyId, slot: u32, epoch: u32) {
         let Some(buckets) = buckets_of(&self.region, key) else { return };
-        let entry = word_of(key, slot, epoch);
-        if self.place_of(&buckets, entry).is_some() {
+        let (entry, words) = (word_of(key, slot, epoch), buckets.map(|at| self.bucket(at)));
+        if place_of(&buckets, &words, entry).is_some() {
             return;
         }
-        if let Some(place) = self.place_of(&buckets, 0) {
+        if let Some(place) = place_of(&buckets, &words, 0) {
             return self.store(place, entry);
         }
         let beside = self.overflow.entry(pair(&buckets)).or_default();
@@ -138,7 +139,8 @@ impl Index {
     /// Leads nobody there any more; nothing if nobody was.
     pub fn remove(&mut self, key: KeyId, slot: u32, epoch: u32) {
         let Some(buckets) = buckets_of(&self.region, key) else { return };
-        let Some(place) = self.place_of(&buckets, word_of(key, slot, epoch)) else {
+        let words = buckets.map(|at| self.bucket(at));
+        let Some(place) = place_of(&buckets, &words, word_of(key, slot, epoch)) else {
             return self.forget_beside(pair(&buckets), (key, slot, epoch));
         };
         // One that had no place takes this one.
@@ -153,8 +155,8 @@ impl Index {
     /// miss, None is certain.
     pub fn find(&self, key: KeyId, mut is: impl FnMut(u32) -> bool) -> Option<u32> {
         let buckets = buckets_of(&self.region, key)?;
-        for at in buckets.into_iter().flat_map(words_of) {
-            let entry = Entry::of_word(self.load(at), key);
+        for word in buckets.into_iter().flat_map(|at| self.bucket(at)) {
+            let entry = Entry::of_word(word, key);
             if let Some(entry) = entry.filter(|entry| is(entry.slot)) {
                 return Some(entry.slot);
             }
@@ -171,19 +173,29 @@ impl Index {
         self.overflowed
     }
 
+    /// Begins to fetch what is looked at when a key of this hash is found, inserted or removed.
+    pub fn prefetch(&self, hash: u64) {
+        if let Some([home, beside]) = buckets_of(&self.region, KeyId { hash, check: 0 }) {
+            Words::prefetch(&*self.memory, home.min(beside), 2 * BUCKET_BYTES);
+        }
+    }
+
     // Memory that cannot be reached (a device lost) leads nowhere; its headers say so to everyone.
     fn load(&self, at: u64) -> u64 {
         self.memory.load(at).unwrap_or(0)
+    }
+
+    /// A bucket's words, by one call to the memory.
+    fn bucket(&self, at: u64) -> [u64; ENTRIES] {
+        let mut words = [0; ENTRIES];
+        let read = self.memory.read(at, words.as_mut_bytes());
+        if read.is_ok() { words } else { [0; ENTRIES] }
     }
 
     fn store(&self, at: u64, word: u64) {
         if let Err(error) = self.memory.store(at, word) {
             tracing::error!(%error, "an index that cannot be written");
         }
-    }
-
-    fn place_of(&self, buckets: &[u64; 2], wanted: u64) -> Option<u64> {
-        buckets.iter().flat_map(|b| words_of(*b)).find(|at| self.load(*at) == wanted)
     }
 
     fn forget_beside(&mut self, pair: u64, gone: (KeyId, u32, u32)) {
@@ -195,6 +207,12 @@ impl Index {
             self.overflow.remove(&pair);
         }
     }
+}
+
+/// Where a word lies in a pair of buckets, whose words these are.
+fn place_of(buckets: &[u64; 2], words: &[[u64; ENTRIES]; 2], wanted: u64) -> Option<u64> {
+    let places = buckets.iter().flat_map(|bucket| words_of(*bucket));
+    places.zip(words.iter().flatten()).find(|(_, word)| **word == wanted).map(|(at, _)| at)
 }
 
 fn words_of(bucket: u64) -> impl Iterator<Item = u64> {

@@ -72,6 +72,10 @@ impl Directory for InSegment<'_> {
         self.0.index_mut().remove(*key, slot, epoch);
         self.1.push((slot, epoch));
     }
+
+    fn expect(&self, hash: u64) {
+        self.0.index().prefetch(hash);
+    }
 }
 
 /// Something is settled in the log, or may be: look.

@@ -14,8 +14,10 @@ use crate::words::Words;
 /// until the limit moves, so honest ones stay far below; one too many becomes a hole.
 const MAX_AHEAD: usize = 4096;
 
-/// How many units ahead headers are fetched: each comes from the cache of the core that wrote it.
-pub(super) const HEADERS_AHEAD: u64 = 8;
+/// How many units ahead headers are fetched, each from the cache of the core that wrote it; and how many
+/// ahead, with the header there by then, what the directory will look at for its key.
+const HEADERS_AHEAD: u64 = 16;
+const KEYS_AHEAD: u64 = 8;
 
 /// What a pass over unknown units believes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,7 +125,7 @@ impl DeviceLog {
         let mut x = gap.start;
         let mut from = x;
         while x < gap.end {
-            self.prefetch_header(x + HEADERS_AHEAD * self.geometry.unit(), gap.end);
+            self.look_ahead(x, gap.end, walk.directory);
             let step = self.look(x, gap.end, walk.pass).and_then(|seen| match seen {
                 Seen::Nothing => Ok(x + self.geometry.unit()),
                 // Only a hint, for the time until it is settled: once everybody answered, every
@@ -170,12 +172,23 @@ impl DeviceLog {
         walk.keep(gap, from.max(void_to), to);
     }
 
-    /// Asks the hardware for the header of the unit at `x`, if that lies below `end`.
+    /// Begins to fetch what a walk that is at `x` and ends at `end` will look at. Nothing of memory that
+    /// the CPU may not touch: a hint is worth no way to a device.
     #[inline]
-    pub(super) fn prefetch_header(&self, x: u64, end: u64) {
-        if x < end {
-            let at = self.geometry.header_off(self.geometry.slot(x));
-            Words::prefetch(&*self.memory, at, HEADER_BYTES);
+    pub(super) fn look_ahead<D: Directory + ?Sized>(&self, x: u64, end: u64, directory: &D) {
+        if self.memory.host_base().is_none() {
+            return;
+        }
+        let header_off = |x: u64| self.geometry.header_off(self.geometry.slot(x));
+        let (far, near) =
+            (x + HEADERS_AHEAD * self.geometry.unit(), x + KEYS_AHEAD * self.geometry.unit());
+        if far < end {
+            Words::prefetch(&*self.memory, header_off(far), HEADER_BYTES);
+        }
+        if near < end
+            && let Ok(hash) = self.memory.load(header_off(near))
+        {
+            directory.expect(hash);
         }
     }
 

@@ -2,7 +2,6 @@
 //! when no view is pinned any more, the tail passes them and the limit moves on. Also the end of a
 //! single object that somebody asked for. It does not decide who is asked about holes.
 
-use super::accept::HEADERS_AHEAD;
 use super::{DeviceLog, Directory, HEAP_LIMIT_OFF, Kind};
 use crate::error::StoreError;
 use crate::layout::{OWNER_OFF, flag, low, word};
@@ -42,8 +41,7 @@ impl DeviceLog {
                 break;
             };
             if kind == Kind::Live {
-                let ahead = self.retired_to + HEADERS_AHEAD * self.geometry.unit();
-                self.prefetch_header(ahead, needed);
+                self.look_ahead(self.retired_to, needed.min(stop), directory);
                 if self.retired_to >= needed {
                     break;
                 }

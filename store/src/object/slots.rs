@@ -282,6 +282,11 @@ impl Slots {
         })
     }
 
+    /// What leads readers to slots.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
     /// Leads readers to what the device log serves, which is not in this table.
     pub fn index_mut(&mut self) -> &mut Index {
         &mut self.index
