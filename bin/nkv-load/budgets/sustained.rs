@@ -6,96 +6,121 @@ use crate::content::Verdict;
 use crate::latency::OpTimes;
 use crate::memcpy::faulted;
 use crate::report::Report;
+use crate::sizes::show_bytes;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
-use anyhow::bail;
+use anyhow::{Context, bail};
 use nkv::Blocking;
 use nkv::message::PutOptions;
-use nkv::store::Buffer;
 use std::time::Duration;
 
 /// Bytes of one batch.
 const BATCH_BYTES: usize = 64 << 20;
-/// Time for the rows of one size, and the fewest batches of each.
-const SIZE_TIME: Duration = Duration::from_millis(3000);
-const FEWEST: usize = 4;
+/// Batches put one after the other, then read one after the other, without a pause: after one of 50 ms a
+/// bare loop of sends and receives moves a third of what it moved before. At most this share of the heap.
+const BATCHES: usize = 16;
+const SHARE_OF_HEAP: u64 = 2;
+const FEWEST: usize = 2;
 /// Twice the quarantine that a node has by default, and some more.
 const SETTLE: Duration = Duration::from_millis(150);
 
 /// Rows of every size.
 ///
 /// # Errors
-/// If something cannot be put or read.
+/// If something cannot be put or read, or the heap is too small.
 pub(super) fn measure(handle: &Blocking, stop: &Stop, report: &mut Report) -> anyhow::Result<()> {
-    let source: Buffer = {
-        let mut bytes = faulted(BATCH_BYTES);
-        crate::content::Stream::of(b"sustained", 0).fill(&mut bytes);
-        bytes
-    };
+    let mut source = faulted(BATCH_BYTES);
+    crate::content::Stream::of(b"sustained", 0).fill(&mut source);
     let mut target = faulted(BATCH_BYTES);
+    let batches = room(handle)?;
     let run_id = nkv_store::random_u64();
     for size in LARGE {
-        let bytes = size as u64;
-        let mut rows = ["put", "put batch", "get", "get batch"].map(|op| OpTimes::new(op, bytes));
-        let deadline = Deadline::after(SIZE_TIME);
-        let mut round = 0;
-        while !stop.asked() && (round <= FEWEST || !deadline.passed()) {
-            let name = |i| format!("budgets/{run_id:016x}/{size}/{round}/{i}").into_bytes();
-            let keys: Vec<Vec<u8>> = (0..BATCH_BYTES / size).map(name).collect();
-            target.fill(0);
-            let times = (round > 0).then_some(&mut rows);
-            one_round(handle, &keys, (&source, &mut target), round % 2 == 0, times)?;
-            if round == 0 {
-                report.tally.compared(&keys[0], Verdict::of(&target, &source));
+        for ops in [["put", "get"], ["put batch", "get batch"]] {
+            let mut rows = ops.map(|op| OpTimes::new(op, size as u64));
+            let name = |i: usize| format!("budgets/{run_id:016x}/{size}/{}/{i}", ops[0]);
+            let names: Vec<_> = (0..batches * (BATCH_BYTES / size)).map(name).collect();
+            let names: Vec<&[u8]> = names.iter().map(String::as_bytes).collect();
+            let single = ops[0] == "put";
+            for keys in names.chunks(BATCH_BYTES / size) {
+                put(handle, (keys, &source), single, &mut rows[0])?;
             }
-            let names: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+            for keys in names.chunks(BATCH_BYTES / size) {
+                get(handle, (keys, &mut target), single, &mut rows[1])?;
+            }
+            report.tally.compared(names[names.len() - 1], Verdict::of(&target, &source));
+            rows.into_iter().for_each(|times| row(report, times));
+            target.fill(0);
             if let Some(error) = handle.remove_many(&names).into_iter().find_map(Result::err) {
                 bail!("remove: {error}");
             }
             Deadline::after(SETTLE).sleep(stop);
-            round += 1;
+            if stop.asked() {
+                return Ok(());
+            }
         }
-        rows.into_iter().for_each(|times| row(report, times));
     }
     Ok(())
 }
 
-/// Puts all, one by one or in one call, and reads all the same way.
-fn one_round(
+/// How many batches go into the heap at once.
+fn room(handle: &Blocking) -> anyhow::Result<usize> {
+    let view = handle.view()?;
+    let (info, _) = view.ranks.first().context("a cluster of no ranks")?;
+    let fit = (info.arena_bytes / SHARE_OF_HEAP) as usize / BATCH_BYTES;
+    if fit < FEWEST {
+        bail!(
+            "a heap of {}: these rows need {}, give the node --heap-bytes of that",
+            show_bytes(info.arena_bytes),
+            show_bytes((FEWEST * BATCH_BYTES) as u64 * SHARE_OF_HEAP)
+        );
+    }
+    Ok(fit.min(BATCHES))
+}
+
+/// Puts a batch, one object by one or all in one call.
+fn put(
     handle: &Blocking,
-    keys: &[Vec<u8>],
-    (source, target): (&[u8], &mut [u8]),
+    (keys, source): (&[&[u8]], &[u8]),
     single: bool,
-    mut rows: Option<&mut [OpTimes; 4]>,
+    times: &mut OpTimes,
 ) -> anyhow::Result<()> {
-    let (opts, size) = (PutOptions::default(), source.len() / keys.len());
-    let mut record = |row: usize, ns, items| {
-        if let Some(rows) = &mut rows {
-            rows[row].record_batch(ns, items);
-        }
-    };
-    let values = source.chunks_exact(size);
+    let opts = PutOptions::default();
+    let values = source.chunks_exact(source.len() / keys.len());
+    let items: Vec<(&[u8], &[u8])> = keys.iter().copied().zip(values).collect();
     if single {
-        for (key, value) in keys.iter().zip(values) {
+        for (key, value) in items {
             let (outcome, ns) = timed(|| handle.put(key, value, &opts));
             outcome?;
-            record(0, ns, 1);
-        }
-        for (key, dst) in keys.iter().zip(target.chunks_exact_mut(size)) {
-            let (outcome, ns) = timed(|| handle.get_into(key, dst));
-            outcome?;
-            record(2, ns, 1);
+            times.record(ns);
         }
         return Ok(());
     }
-    let items: Vec<(&[u8], &[u8])> = keys.iter().map(Vec::as_slice).zip(values).collect();
     let (outcome, ns) = timed(|| handle.put_many(&items, &opts));
     outcome.into_iter().collect::<Result<Vec<_>, _>>()?;
-    record(1, ns, keys.len() as u64);
+    times.record_batch(ns, keys.len() as u64);
+    Ok(())
+}
+
+/// Reads a batch the same way.
+fn get(
+    handle: &Blocking,
+    (keys, target): (&[&[u8]], &mut [u8]),
+    single: bool,
+    times: &mut OpTimes,
+) -> anyhow::Result<()> {
+    let size = target.len() / keys.len();
     let mut wanted: Vec<(&[u8], &mut [u8])> =
-        keys.iter().map(Vec::as_slice).zip(target.chunks_exact_mut(size)).collect();
+        keys.iter().copied().zip(target.chunks_exact_mut(size)).collect();
+    if single {
+        for (key, dst) in wanted {
+            let (outcome, ns) = timed(|| handle.get_into(key, dst));
+            outcome?;
+            times.record(ns);
+        }
+        return Ok(());
+    }
     let (outcome, ns) = timed(|| handle.get_many_into(&mut wanted));
     outcome.into_iter().collect::<Result<Vec<_>, _>>()?;
-    record(3, ns, keys.len() as u64);
+    times.record_batch(ns, keys.len() as u64);
     Ok(())
 }

@@ -9,9 +9,6 @@ use crate::access::{Intent, Permit, SEEN_BYTES};
 use crate::mapped::Mapped;
 use std::sync::atomic::{Ordering, fence};
 
-/// Bytes received by one call into the segment; a fence is looked for between calls.
-const PLACE_BYTES: usize = 4 << 20;
-
 /// Executes changes in order under one permit.
 pub(super) struct Executor<'a> {
     pub line: &'a mut Line,
@@ -92,8 +89,7 @@ impl Executor<'_> {
             // None of the bytes is seen before a word stored earlier [I7].
             fence(Ordering::Release);
             // SAFETY: mapped for `len` bytes, and ours to write while the permit is held [I10].
-            let whole =
-                unsafe { self.line.take_raw(dst, len, PLACE_BYTES, &|| permit.is_revoked()) }?;
+            let whole = unsafe { self.line.take_raw(dst, len, &|| permit.is_revoked()) }?;
             return Ok(whole);
         }
         self.stage.resize(STAGE_BYTES, 0);

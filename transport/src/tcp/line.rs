@@ -20,6 +20,11 @@ const SOCKET_BUFFER_BYTES: usize = 2 << 20;
 const STALL_PARTS: u32 = 10;
 /// Slices handed to the kernel in one call.
 const GATHER_SLICES: usize = 64;
+/// Bytes handed to the kernel in one call, and taken from it. Measured on loopback between cold memory of
+/// 64 MiB at both ends: sends of 64 MiB move half as much as sends of 0.5 to 1 MiB, and so do those of
+/// 128 KiB; receives of 4 MiB move six tenths of what those of 256 KiB do.
+const SEND_BYTES: usize = 512 << 10;
+const RECEIVE_BYTES: usize = 256 << 10;
 /// Small things are received through a buffer of this size, one call for many.
 const INPUT_BYTES: usize = 16 << 10;
 
@@ -263,7 +268,7 @@ impl Line {
     /// Takes exactly `dst.len()` bytes into private memory.
     pub(super) fn take(&mut self, dst: &mut [u8]) -> Result<(), Broken> {
         // SAFETY: `dst` is borrowed for us alone.
-        unsafe { self.take_raw(dst.as_mut_ptr(), dst.len(), dst.len().max(1), &|| false) }.map(drop)
+        unsafe { self.take_raw(dst.as_mut_ptr(), dst.len(), &|| false) }.map(drop)
     }
 
     /// Takes a structure.
@@ -286,8 +291,8 @@ impl Line {
         &self.input[self.start - n..self.start]
     }
 
-    /// Takes `len` bytes to an address: what was received already, then straight from the kernel in
-    /// calls of at most `piece` bytes. Asks `stop` before each; false if it stopped.
+    /// Takes `len` bytes to an address: what was received already, then straight from the kernel, piece
+    /// by piece. Asks `stop` before each; false if it stopped.
     ///
     /// # Safety
     /// `dst` must be writable for `len` bytes, by us, until this returns.
@@ -295,7 +300,6 @@ impl Line {
         &mut self,
         dst: *mut u8,
         len: usize,
-        piece: usize,
         stop: &dyn Fn() -> bool,
     ) -> Result<bool, Broken> {
         let mut done = 0;
@@ -317,7 +321,7 @@ impl Line {
                 continue;
             }
             // SAFETY: at most `left` bytes from `at` on.
-            match unsafe { self.receive(at, left.min(piece), libc::MSG_WAITALL) }? {
+            match unsafe { self.receive(at, left.min(RECEIVE_BYTES), libc::MSG_WAITALL) }? {
                 0 => return Err(Broken::Closed("the peer ended it".to_string())),
                 n => done += n,
             }
@@ -399,18 +403,24 @@ impl Gather<'_> {
 
     /// Sends everything added. `more`: something follows at once, so a short segment may wait.
     pub(super) fn send(&mut self, more: bool) -> Result<(), Broken> {
-        let flags = libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
         let fd = self.line.shared.socket.as_raw_fd();
         let mut first = 0;
         let mut idle = 0;
         while first < self.n {
             self.line.in_time()?;
+            let (end, cut, whole) = self.piece(first);
+            // A short segment waits for what follows. A large piece had better be pushed: held back for
+            // more, its end halves what is moved.
+            let more = (more || end < self.n) && !whole;
+            let flags = libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
             // SAFETY: a msghdr of zeros is a valid empty one.
             let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-            message.msg_iov = self.slices[first..].as_mut_ptr();
-            message.msg_iovlen = self.n - first;
-            // SAFETY: slices[first..n] name memory that `add` was promised to be readable.
+            message.msg_iov = self.slices[first..end].as_mut_ptr();
+            message.msg_iovlen = end - first;
+            self.slices[end - 1].iov_len -= cut;
+            // SAFETY: slices[first..end] name memory that `add` was promised to be readable.
             let sent = unsafe { libc::sendmsg(fd, &raw const message, flags) };
+            self.slices[end - 1].iov_len += cut;
             if sent < 0 {
                 self.line.after_error(&mut idle)?;
                 continue;
@@ -421,6 +431,19 @@ impl Gather<'_> {
         }
         self.n = 0;
         Ok(())
+    }
+
+    /// What one call takes: the end of its slices, the bytes of the last one that are left for the next
+    /// call, and whether it is all that a call may take.
+    fn piece(&self, first: usize) -> (usize, usize, bool) {
+        let mut bytes = 0;
+        for (i, slice) in self.slices[first..self.n].iter().enumerate() {
+            bytes += slice.iov_len;
+            if bytes >= SEND_BYTES {
+                return (first + i + 1, bytes - SEND_BYTES, true);
+            }
+        }
+        (self.n, 0, false)
     }
 
     /// Drops the first `sent` bytes; the index of the first slice that has some left.
