@@ -11,6 +11,7 @@ mod execute;
 mod frame;
 mod handshake;
 mod line;
+mod pipeline;
 mod pool;
 mod request;
 mod serve;

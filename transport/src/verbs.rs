@@ -75,6 +75,15 @@ impl FromStr for Kind {
     }
 }
 
+/// One batch of [`Verbs::post_many`].
+#[derive(Debug)]
+pub struct Post<'a, 'b> {
+    /// What authorises it.
+    pub token: u64,
+    /// Its verbs, strictly in order.
+    pub ops: &'a mut [Op<'b>],
+}
+
 /// One-sided verbs over one remote segment. Blocking: call it from a thread that may wait.
 pub trait Verbs: Send + Sync + fmt::Debug {
     /// Which transport this is.
@@ -88,6 +97,12 @@ pub trait Verbs: Send + Sync + fmt::Debug {
     /// may have happened; after `OutOfBounds` nothing of it has. A tcp batch that needs several
     /// requests, as one with large verbs in stripes does, may be `Refused` after a prefix.
     fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError>;
+
+    /// Executes batches that have nothing to do with each other, in any order; each as
+    /// [`Verbs::post`] does, with a result of its own.
+    fn post_many(&self, posts: &mut [Post<'_, '_>]) -> Vec<Result<(), TransportError>> {
+        posts.iter_mut().map(|p| self.post(p.token, p.ops)).collect()
+    }
 
     /// Lets go of what was not used lately; called now and then, and quick.
     fn trim(&self) {}

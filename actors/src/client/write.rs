@@ -2,6 +2,7 @@
 //! through the plan's gate, so an owner that ends the plan knows when nothing is in flight [I10].
 
 mod holding;
+mod whole;
 
 use super::counters::Writes;
 use super::peer::Peer;
@@ -69,11 +70,19 @@ impl Client {
         let open: Vec<(&[u8], u64)> = items.iter().map(|(k, v)| (*k, v.len() as u64)).collect();
         let plans = self.open_many(&open, opts).await;
         let mut unfinished = Unfinished::new(self, &plans);
+        let wholes: Vec<_> = plans
+            .iter()
+            .zip(items)
+            .filter_map(|(plan, (_, value))| Some((plan.as_ref().ok()?.clone(), *value)))
+            .collect();
+        let mut placed = self.place_wholes(&wholes).into_iter();
         let mut results: Vec<Result<()>> = Vec::with_capacity(items.len());
         let mut written = Vec::new();
-        for (i, (plan, (_, value))) in plans.into_iter().zip(items).enumerate() {
+        for (i, plan) in plans.into_iter().enumerate() {
             results.push(plan.and_then(|p| {
-                Self::run_blocking(&p.peer, || self.place_whole(&p, value))?;
+                placed
+                    .next()
+                    .unwrap_or_else(|| Err(Error::internal("an object was not placed")))?;
                 written.push((i, p));
                 Ok(())
             }));
@@ -183,25 +192,6 @@ impl Client {
             peer.check_plan(plan_id, self.limit()).await?;
         }
         Ok(granted)
-    }
-
-    /// Header, payload and READY of a whole object as one chain [I4].
-    fn place_whole(&self, p: &PlanState, value: &[u8]) -> Result<()> {
-        let _inside = p.enter(self.shared.env.clock.now_ns())?;
-        let meta = &p.desc.meta;
-        if value.len() as u64 != meta.bytes_total || meta.bytes_total > p.desc.extent_len {
-            return Err(Error::internal(format!(
-                "a plan of {} bytes in an extent of {} was granted for {} bytes of key {}",
-                meta.bytes_total,
-                p.desc.extent_len,
-                value.len(),
-                p.key
-            )));
-        }
-        let object = publication(&p.desc);
-        let mut ops = object.whole(value);
-        p.peer.verbs.post(p.desc.token, &mut ops)?;
-        published(&object, &ops, p)
     }
 
     async fn publish_and_commit(&self, plan: &Arc<PlanState>) -> Result<()> {

@@ -6,9 +6,9 @@ use super::batch::{Cursor, Outgoing};
 use super::deadline::Deadline;
 use super::frame::{DESC_BYTES, MAX_MESSAGE_BYTES, RESPONSE_MAGIC, Response, Status};
 use super::line::{Broken, Line};
-use super::pool::{Conn, Lease, Pool};
+use super::pool::{Lease, Pool};
 use crate::error::TransportError;
-use crate::verbs::{Alive, Kind, Op, Verbs, check_batch};
+use crate::verbs::{Alive, Kind, Op, Post, Verbs, check_batch};
 use crate::wire::auth::Credentials;
 use nkv_store::Stripes;
 use std::sync::Arc;
@@ -79,6 +79,10 @@ impl TcpVerbs {
         self.pool.alive.clone()
     }
 
+    pub(super) fn len(&self) -> u64 {
+        self.segment_len
+    }
+
     fn run(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
         let deadline = Deadline::for_bytes(self.pool.opts.stall_ms, bytes_of(ops));
         let mut lease = self.pool.lease(deadline)?;
@@ -116,7 +120,8 @@ impl TcpVerbs {
                 return Err(TransportError::Disconnected(closed.to_string()));
             }
             conn.next_id += 1;
-            match self.exchange(conn, id, ops)? {
+            let sent = send(&conn.line, &conn.out, ops);
+            match self.answer(&mut conn.line, &conn.out, id, ops, sent)? {
                 Answer::Done { closing } => in_step = !closing,
                 Answer::Denied { error, closing } => {
                     // Refused in good order: the connection is in step.
@@ -129,21 +134,22 @@ impl TcpVerbs {
         Ok(())
     }
 
-    /// One request and its response.
-    fn exchange(
+    /// The response to a request, and what it brings back.
+    pub(super) fn answer(
         &self,
-        conn: &mut Conn,
+        line: &mut Line,
+        request: &Outgoing,
         id: u64,
         ops: &mut [Op<'_>],
+        sent: Result<(), Broken>,
     ) -> Result<Answer, TransportError> {
         let lost = |e| self.pool.lost(e);
-        let sent = send(&conn.line, &conn.out, ops);
         if let Err(Broken::Stalled(_) | Broken::Late(_)) = sent {
             return sent.map_err(lost).map(|()| Answer::Done { closing: true });
         }
         // An agent that was told to fence us answers before it has read all and closes: its answer
         // says more than the broken pipe.
-        let head: Response = conn.line.take_struct().map_err(|e| lost(sent.err().unwrap_or(e)))?;
+        let head: Response = line.take_struct().map_err(|e| lost(sent.err().unwrap_or(e)))?;
         let closing = head.closing.get() != 0;
         let garbled =
             |why: &str| Err(TransportError::Protocol(format!("{}: {why}", self.pool.target)));
@@ -157,7 +163,7 @@ impl TcpVerbs {
                 return garbled("a message beyond any limit");
             }
             let mut text = vec![0; len];
-            conn.line.take(&mut text).map_err(lost)?;
+            line.take(&mut text).map_err(lost)?;
             let text = String::from_utf8_lossy(&text).into_owned();
             let error = match status {
                 Some(Status::Refused) => TransportError::Refused(text),
@@ -166,22 +172,23 @@ impl TcpVerbs {
             };
             return Ok(Answer::Denied { error, closing });
         }
-        let due = (conn.out.results as u32, conn.out.read_bytes);
+        let due = (request.results as u32, request.read_bytes);
         if (head.n_results.get(), head.read_bytes.get()) != due {
             return garbled("an answer of another length");
         }
-        receive(&mut conn.line, &conn.out, ops).map_err(lost)?;
+        receive(line, request, ops).map_err(lost)?;
         Ok(Answer::Done { closing })
     }
 }
 
-enum Answer {
+/// What an agent said to a request, and whether it closes the connection afterwards.
+pub(super) enum Answer {
     Done { closing: bool },
     Denied { error: TransportError, closing: bool },
 }
 
 /// What a batch moves, both ways.
-fn bytes_of(ops: &[Op<'_>]) -> u64 {
+pub(super) fn bytes_of(ops: &[Op<'_>]) -> u64 {
     let payload = |op: &Op<'_>| match op {
         Op::Write { src, .. } => src.len(),
         Op::Read { dst, .. } => dst.len(),
@@ -191,7 +198,7 @@ fn bytes_of(ops: &[Op<'_>]) -> u64 {
 }
 
 /// Header, descriptors and payloads in as few calls as the kernel takes.
-fn send(line: &Line, request: &Outgoing, ops: &[Op<'_>]) -> Result<(), Broken> {
+pub(super) fn send(line: &Line, request: &Outgoing, ops: &[Op<'_>]) -> Result<(), Broken> {
     let mut out = line.gather();
     // SAFETY: `request` and the payloads of `ops` are borrowed until the send returns.
     unsafe { out.add(request.head.as_ptr(), request.head.len()) }?;
@@ -238,6 +245,18 @@ impl Verbs for TcpVerbs {
             self.run(token, ops)?;
         }
         pool.alive.check(&pool.target)
+    }
+
+    fn post_many(&self, posts: &mut [Post<'_, '_>]) -> Vec<Result<(), TransportError>> {
+        let done =
+            if posts.len() > 1 && self.is_alive() { self.pipeline(posts) } else { Vec::new() };
+        let mut done = done.into_iter();
+        let each = posts.iter_mut().map(|p| match done.next().flatten() {
+            Some(Ok(())) => self.pool.alive.check(&self.pool.target),
+            Some(Err(error)) => Err(error),
+            None => self.post(p.token, p.ops),
+        });
+        each.collect()
     }
 
     fn trim(&self) {

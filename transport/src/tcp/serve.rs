@@ -181,7 +181,10 @@ impl<'a> Connection<'a> {
             Outcome::Done => self.answer(id, header.read_bytes.get()),
             Outcome::No(status, why) => {
                 add(&self.shared.counters.refused, 1);
-                self.deny(id, status, &why, false)
+                let closing = self.line.shared().was_cut();
+                self.deny(id, status, &why, closing)?;
+                // Said to close, it looks at nothing that was sent behind.
+                if closing { Err(End::Fenced) } else { Ok(()) }
             }
             Outcome::CutShort => {
                 self.break_off(id, "the plan or log right was ended while it was written")?;
@@ -318,7 +321,7 @@ impl<'a> Connection<'a> {
             message_len: (why.len() as u32).into(),
             n_results: 0.into(),
             read_bytes: 0.into(),
-            closing: u32::from(closing || self.line.shared().was_cut()).into(),
+            closing: u32::from(closing).into(),
             reserved: 0.into(),
         };
         send_two(&self.line, head.as_bytes(), why)?;

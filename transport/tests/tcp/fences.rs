@@ -6,6 +6,7 @@ use nkv_store::layout::{state, word};
 use nkv_store::threads::spawn_named;
 use nkv_store::{AnonMemory, Memory, new_incarnation};
 use nkv_transport::access::{Access, Cut, Intent, Permit};
+use nkv_transport::verbs::Post;
 use nkv_transport::{AgentLimits, Op, TcpAgent, TcpOptions, TcpVerbs, TransportError, Verbs};
 use std::io::Write;
 use std::sync::Arc;
@@ -274,5 +275,64 @@ fn a_request_done_in_spite_of_a_cut_is_answered_and_its_connection_not_used_agai
     for round in 1..10u8 {
         client.write(TOKEN, 8, &[round; 64]).unwrap();
         assert_eq!(memory.load(8).unwrap(), u64::from_ne_bytes([round; 8]));
+    }
+}
+
+/// A request behind one whose connection is closed has not happened, and is made again; it happens once.
+#[test]
+fn i1_batches_of_one_call_happen_once_though_every_answer_closes_its_connection() {
+    let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
+    let (at, limits) = ("127.0.0.1:0".parse().unwrap(), AgentLimits::default());
+    let access = Arc::new(CutsWhileInside);
+    let agent =
+        TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, None, limits).unwrap();
+    let to = agent.local_addr().to_string();
+    let client = TcpVerbs::connect(&to, INCARNATION, JOB, TcpOptions::default()).unwrap();
+    let payload = vec![3; 100_000];
+    // The small ones come with the request before them, into one buffer of the agent.
+    let sizes = [8, 8, 100_000, 8, 8, 100_000, 100_000, 8];
+    let mut chains: Vec<_> = sizes
+        .iter()
+        .map(|n| {
+            let write = Op::Write { offset: 4096, src: &payload[..*n] };
+            [write, Op::FetchAdd { offset: 64, add: 1, old: 99 }]
+        })
+        .collect();
+    let mut posts: Vec<_> = chains.iter_mut().map(|ops| Post { token: TOKEN, ops }).collect();
+    for (i, result) in client.post_many(&mut posts).into_iter().enumerate() {
+        result.unwrap_or_else(|e| panic!("batch {i}: {e}"));
+    }
+    assert_eq!(memory.load(64).unwrap(), sizes.len() as u64);
+    let found = |ops: &[Op<'_>; 2]| match ops[1] {
+        Op::FetchAdd { old, .. } => old,
+        _ => unreachable!(),
+    };
+    let mut olds: Vec<u64> = chains.iter().map(found).collect();
+    olds.sort_unstable();
+    assert_eq!(olds, (0..sizes.len() as u64).collect::<Vec<_>>());
+}
+
+/// Refused in good order, a batch takes no other with it.
+#[test]
+fn i10_batches_of_one_call_are_refused_each_for_itself() {
+    let rig = granted();
+    let client = rig.client();
+    let payload = vec![3; 200_000];
+    let mut chains: Vec<_> =
+        (0..6).map(|i| [Op::Write { offset: (1 << 20) + 200_000 * i, src: &payload }]).collect();
+    let tokens = [TOKEN, 1, TOKEN, TOKEN, 2, TOKEN];
+    let mut posts: Vec<_> =
+        tokens.iter().zip(&mut chains).map(|(token, ops)| Post { token: *token, ops }).collect();
+    for (token, result) in tokens.iter().zip(client.post_many(&mut posts)) {
+        match *token {
+            TOKEN => result.unwrap(),
+            _ => drop(refused(result)),
+        }
+    }
+    let bytes = rig.bytes();
+    for (i, token) in tokens.iter().enumerate() {
+        let at = (1 << 20) + 200_000 * i;
+        let want = if *token == TOKEN { 3 } else { 0 };
+        assert!(bytes[at..at + 200_000].iter().all(|b| *b == want), "batch {i}");
     }
 }

@@ -4,7 +4,8 @@ use super::{bytes_at, pattern};
 use crate::fixtures::{Fixture, SEGMENT_BYTES, TOKEN};
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::threads::spawn_named;
-use nkv_transport::Op;
+use nkv_transport::verbs::Post;
+use nkv_transport::{Op, TransportError};
 use std::sync::Arc;
 
 pub fn a_batch_is_executed_in_order(f: Fixture) {
@@ -192,4 +193,37 @@ pub fn posts_of_several_threads_do_not_mix(f: Fixture) {
         })
         .collect();
     threads.into_iter().for_each(|t| t.join().unwrap());
+}
+
+pub fn batches_of_one_call_end_each_for_itself(f: Fixture) {
+    let payload = vec![pattern(5, 300_000), pattern(6, 70), pattern(7, 1_000_000)];
+    let mut chains: Vec<Vec<Op<'_>>> = (0..9u64)
+        .map(|i| {
+            let offset = if i == 4 { f.verbs.segment_len() - 8 } else { i << 20 };
+            vec![
+                Op::Write { offset, src: &payload[i as usize % 3] },
+                Op::CompareSwap { offset: 64 * i + (16 << 20), expect: 0, new: i + 1, old: 77 },
+            ]
+        })
+        .collect();
+    let mut was = [0; 8];
+    chains.push(vec![Op::Read { offset: 16 << 20, dst: &mut was }]);
+    let mut posts: Vec<_> = chains.iter_mut().map(|ops| Post { token: TOKEN, ops }).collect();
+    let results = f.verbs.post_many(&mut posts);
+    for (i, result) in results.iter().enumerate() {
+        match i {
+            4 => assert!(matches!(result, Err(TransportError::OutOfBounds(_))), "{result:?}"),
+            _ => assert!(result.is_ok(), "batch {i}: {result:?}"),
+        }
+    }
+    for (i, ops) in chains.iter().enumerate().take(9) {
+        let (Op::CompareSwap { old, .. }, payload) = (&ops[1], &payload[i % 3]) else {
+            unreachable!()
+        };
+        let word = f.memory.load((16 << 20) + 64 * i as u64).unwrap();
+        assert_eq!((*old, word), if i == 4 { (77, 0) } else { (0, i as u64 + 1) });
+        if i != 4 {
+            assert_eq!(&bytes_at(&*f.memory, (i as u64) << 20, payload.len()), payload);
+        }
+    }
 }
