@@ -196,7 +196,7 @@ pub fn posts_of_several_threads_do_not_mix(f: Fixture) {
 }
 
 pub fn batches_of_one_call_end_each_for_itself(f: Fixture) {
-    let payload = vec![pattern(5, 300_000), pattern(6, 70), pattern(7, 1_000_000)];
+    let payload = [pattern(5, 300_000), pattern(6, 70), pattern(7, 1_000_000)];
     let mut chains: Vec<Vec<Op<'_>>> = (0..9u64)
         .map(|i| {
             let offset = if i == 4 { f.verbs.segment_len() - 8 } else { i << 20 };
