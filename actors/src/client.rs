@@ -472,19 +472,6 @@ impl Client {
     pub fn open_plans(&self) -> usize {
         self.shared.plans.len()
     }
-
-    /// Runs data-plane work that may block on a socket without starving an async runtime.
-    pub(crate) fn run_blocking<T>(peer: &Peer, work: impl FnOnce() -> T) -> T {
-        use tokio::runtime::{Handle, RuntimeFlavor};
-        let multi = || {
-            Handle::try_current().is_ok_and(|h| h.runtime_flavor() == RuntimeFlavor::MultiThread)
-        };
-        if peer.kind() == nkv_transport::verbs::Kind::Tcp && multi() {
-            tokio::task::block_in_place(work)
-        } else {
-            work()
-        }
-    }
 }
 
 fn key_bytes(keys: &[&[u8]]) -> Vec<KeyBytes> {

@@ -102,7 +102,7 @@ impl Client {
             let Some(peer) = far else { continue };
             for part in wanted.chunks(FAR_BATCH) {
                 let asked: Vec<_> = part.iter().map(|i| ids[*i]).collect();
-                let read = Self::run_blocking(&peer, || look_up_far(&peer, &asked));
+                let read = peer.run_blocking(|| look_up_far(&peer, &asked));
                 // One that fails is asked nothing, for a while: the master knows.
                 let Ok(hits) = read else {
                     peer.was_silent(self.shared.env.clock.now_ns());

@@ -29,6 +29,7 @@ use nkv_transport::verbs::{Kind, Verbs};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{mpsc, oneshot};
 
 /// Frames waiting for one owner.
@@ -212,6 +213,14 @@ impl Peer {
     /// Which transport it uses.
     pub fn kind(&self) -> Kind {
         self.verbs.kind()
+    }
+
+    /// Runs data-plane work that may block on a socket without starving an async runtime.
+    pub(crate) fn run_blocking<T>(&self, work: impl FnOnce() -> T) -> T {
+        let multi = || {
+            Handle::try_current().is_ok_and(|h| h.runtime_flavor() == RuntimeFlavor::MultiThread)
+        };
+        if self.kind() == Kind::Tcp && multi() { tokio::task::block_in_place(work) } else { work() }
     }
 
     fn noted(&self) -> MutexGuard<'_, TouchBatch> {

@@ -234,7 +234,7 @@ impl Client {
         let peer = self.log_owner(id, opts)?;
         let clock = &*self.shared.env.clock;
         let log = peer.open_log().filter(|log| !log.is_refused(clock))?;
-        let done = Self::run_blocking(&peer, || self.put_into(&peer, log, (key, id), value, opts));
+        let done = peer.run_blocking(|| self.put_into(&peer, log, (key, id), value, opts));
         match done {
             Ok(Attempt::Done) => {
                 log.was_served();

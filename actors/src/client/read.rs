@@ -200,7 +200,7 @@ impl Client {
                     continue;
                 }
             };
-            Self::run_blocking(&peer, || self.read_group(&peer, &mut slots, &mut results));
+            peer.run_blocking(|| self.read_group(&peer, &mut slots, &mut results));
             self.touch_group(&peer, &slots, &results);
         }
         results

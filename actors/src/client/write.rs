@@ -195,7 +195,7 @@ impl Client {
     }
 
     async fn publish_and_commit(&self, plan: &Arc<PlanState>) -> Result<()> {
-        Self::run_blocking(&plan.peer, || self.publish(plan))?;
+        plan.peer.run_blocking(|| self.publish(plan))?;
         one(self.commit_plans(std::slice::from_ref(plan)).await)
     }
 
@@ -394,7 +394,7 @@ impl WritePlan {
                 offset.saturating_add(len)
             )));
         }
-        Client::run_blocking(&p.peer, || {
+        p.peer.run_blocking(|| {
             let _inside = p.enter(self.client.shared.env.clock.now_ns())?;
             p.check_whole()?;
             if p.first_write() {

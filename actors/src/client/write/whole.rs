@@ -21,9 +21,7 @@ impl Client {
     pub(super) fn place_wholes(&self, wholes: &[Whole<'_>]) -> Vec<Result<()>> {
         let same = |a: &Whole<'_>, b: &Whole<'_>| Arc::ptr_eq(&a.0.peer, &b.0.peer);
         let groups = wholes.chunk_by(same).flat_map(together);
-        groups
-            .flat_map(|group| Self::run_blocking(&group[0].0.peer, || self.place_group(group)))
-            .collect()
+        groups.flat_map(|group| group[0].0.peer.run_blocking(|| self.place_group(group))).collect()
     }
 
     /// Header, payload and READY of each as one chain [I4].
