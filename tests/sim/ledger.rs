@@ -182,8 +182,9 @@ struct Book {
     homes: BTreeMap<u64, Pid>,
     masters: BTreeSet<Pid>,
     lost: Vec<Lost>,
-    // Of the last master that went on.
+    // Of the last master that went on, and who was one before and is no more.
     members: BTreeSet<u64>,
+    left: BTreeSet<u64>,
     wrong: Vec<String>,
     excused: BTreeMap<&'static str, u64>,
 }
@@ -367,7 +368,8 @@ impl Ledger {
     /// A master goes on with these members: all who could be met in time.
     pub fn goes_on_with(&self, members: &BTreeSet<u64>) {
         let mut book = self.lock();
-        book.members.clone_from(members);
+        let before = std::mem::replace(&mut book.members, members.clone());
+        book.left.extend(before.difference(members));
         for removal in book.keys.iter_mut().flat_map(|k| k.removals.values_mut()) {
             let done = removal.ended.is_some_and(|(_, o)| o == Outcome::Done);
             if done && removal.knew.is_disjoint(members) {

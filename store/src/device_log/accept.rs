@@ -124,6 +124,7 @@ impl DeviceLog {
     ) -> Result<(), StoreError> {
         let mut x = gap.start;
         let mut from = x;
+        self.fetch_headers(x, gap.end);
         while x < gap.end {
             self.look_ahead(x, gap.end, walk.directory);
             let step = self.look(x, gap.end, walk.pass).and_then(|seen| match seen {
@@ -170,6 +171,15 @@ impl DeviceLog {
             walk.settled += 1;
         }
         walk.keep(gap, from.max(void_to), to);
+    }
+
+    /// Begins to fetch the headers that a walk from `x` on looks at first.
+    pub(super) fn fetch_headers(&self, x: u64, end: u64) {
+        let first = (x..end).step_by(self.geometry.unit() as usize).take(HEADERS_AHEAD as usize);
+        for x in first {
+            let at = self.geometry.header_off(self.geometry.slot(x));
+            Words::prefetch(&*self.memory, at, HEADER_BYTES);
+        }
     }
 
     /// Begins to fetch what a walk that is at `x` and ends at `end` will look at. Nothing of memory that

@@ -36,6 +36,7 @@ impl DeviceLog {
         let stop = self.first_unknown();
         let mut retired = 0;
         let mut result = Ok(());
+        self.fetch_headers(self.retired_to, needed.min(stop));
         while self.retired_to < stop {
             let Some((bytes, kind)) = self.known_at(self.retired_to) else {
                 break;

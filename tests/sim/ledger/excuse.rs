@@ -43,7 +43,7 @@ impl Book {
             return self.excuse(Some(word));
         }
         // What was asked of it before it was declared gone: nothing of it is there for anybody now.
-        if put.spot.is_some_and(|s| !self.members.contains(&s.incarnation)) {
+        if put.spot.is_some_and(|s| self.left.contains(&s.incarnation)) {
             return self.excuse(Some("a late word to a rank that is gone"));
         }
         let text = format!(

@@ -6,6 +6,7 @@ use super::batch::{Cursor, Outgoing};
 use super::deadline::Deadline;
 use super::frame::{DESC_BYTES, MAX_MESSAGE_BYTES, RESPONSE_MAGIC, Response, Status};
 use super::line::{Broken, Line};
+use super::pipeline::lost_with;
 use super::pool::{Lease, Pool};
 use crate::error::TransportError;
 use crate::verbs::{Alive, Kind, Op, Post, Verbs, check_batch};
@@ -250,11 +251,17 @@ impl Verbs for TcpVerbs {
     fn post_many(&self, posts: &mut [Post<'_, '_>]) -> Vec<Result<(), TransportError>> {
         let done =
             if posts.len() > 1 && self.is_alive() { self.pipeline(posts) } else { Vec::new() };
-        let mut done = done.into_iter();
-        let each = posts.iter_mut().map(|p| match done.next().flatten() {
-            Some(Ok(())) => self.pool.alive.check(&self.pool.target),
-            Some(Err(error)) => Err(error),
-            None => self.post(p.token, p.ops),
+        let (mut done, mut stuck) = (done.into_iter(), None);
+        let each = posts.iter_mut().map(|p| match (done.next().flatten(), &stuck) {
+            (Some(Ok(())), _) => self.pool.alive.check(&self.pool.target),
+            (Some(Err(error)), _) => Err(error),
+            (None, Some(error)) => Err(lost_with(error)),
+            (None, None) => self.post(p.token, p.ops).inspect_err(|error| {
+                // One of them waits for a peer that does not answer, not each.
+                if matches!(error, TransportError::Timeout(_)) {
+                    stuck = Some(lost_with(error));
+                }
+            }),
         });
         each.collect()
     }

@@ -7,7 +7,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of everything below.
-pub const TCP_VERSION: u32 = 1;
+pub const TCP_VERSION: u32 = 2;
 /// Verbs in one request; the client splits longer batches.
 pub const MAX_OPS: usize = 4096;
 /// Payload bytes of one request, each way; the client splits larger verbs. Default of
@@ -90,7 +90,8 @@ pub(super) struct Response {
     pub n_results: U32,
     /// Read payload that follows the results.
     pub read_bytes: U64,
-    /// 1: the agent closes the connection after this response.
+    /// 1: the agent closes the connection after this response, and has looked at nothing that was sent
+    /// behind its request: that did not happen, and may be sent again.
     pub closing: U32,
     pub reserved: U32,
 }

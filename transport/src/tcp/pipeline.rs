@@ -29,17 +29,17 @@ impl TcpVerbs {
     /// As many of the batches as go together.
     pub(super) fn pipeline(&self, posts: &mut [Post<'_, '_>]) -> Outcomes {
         let mut outcomes: Outcomes = posts.iter().map(|_| None).collect();
-        let bytes = posts.iter().map(|p| bytes_of(p.ops)).sum();
-        let deadline = Deadline::for_bytes(self.pool.opts.stall_ms, bytes);
-        let done = self
+        let flown = self
             .pool
-            .lease(deadline)
-            .and_then(|mut lease| self.fly(&mut lease, posts, deadline, &mut outcomes));
-        if let Err(error) = done {
-            // Those that never left would wait as long again, each of them, for a peer that is stuck.
-            let all = matches!(error, TransportError::Timeout(_));
-            let undone = outcomes.iter_mut().filter(|o| all && o.is_none());
-            undone.for_each(|o| *o = Some(Err(TransportError::Timeout(error.to_string()))));
+            .lease(Deadline::for_bytes(self.pool.opts.stall_ms, 0))
+            .and_then(|mut lease| self.fly(&mut lease, posts, &mut outcomes));
+        if let Err(error) = flown
+            && (matches!(error, TransportError::Timeout(_)) || outcomes.iter().all(Option::is_none))
+        {
+            // Those that never left would wait as long again, each of them, for a peer that is stuck or
+            // cannot be reached.
+            let undone = outcomes.iter_mut().filter(|o| o.is_none());
+            undone.for_each(|o| *o = Some(Err(lost_with(&error))));
         }
         outcomes
     }
@@ -50,12 +50,10 @@ impl TcpVerbs {
         &self,
         lease: &mut Lease<'_>,
         posts: &mut [Post<'_, '_>],
-        deadline: Deadline,
         outcomes: &mut Outcomes,
     ) -> Result<(), TransportError> {
         let mut in_step = lease.begin();
         let conn = lease.conn()?;
-        conn.line.set_deadline(deadline);
         let alone: Vec<bool> = posts.iter().map(|p| self.fits(p, conn.limits)).collect();
         let mut next = (0..posts.len()).filter(|i| alone[*i]);
         let (mut flying, mut broken) = (VecDeque::<Flying>::with_capacity(AHEAD), None);
@@ -65,6 +63,10 @@ impl TcpVerbs {
                 && flying.len() < AHEAD
                 && let Some(batch) = next.next()
             {
+                // Each has the time that a post of its own would have, and what is before it.
+                let bytes =
+                    flying.iter().map(|f| f.batch).chain([batch]).map(|i| bytes_of(posts[i].ops));
+                conn.line.set_deadline(Deadline::for_bytes(self.pool.opts.stall_ms, bytes.sum()));
                 let (request, sent) = self.take_off(conn, batch, &posts[batch]);
                 broken = sent.err();
                 flying.push_back(request);
@@ -73,6 +75,8 @@ impl TcpVerbs {
             // A send that broke off was the last one's: the answers before it are still to come.
             let sent = if flying.is_empty() { broken.take().map_or(Ok(()), Err) } else { Ok(()) };
             let failed = sent.is_err();
+            let limit = Deadline::for_bytes(self.pool.opts.stall_ms, bytes_of(posts[batch].ops));
+            conn.line.set_deadline(limit);
             match self.answer(&mut conn.line, &out, id, posts[batch].ops, sent) {
                 Ok(Answer::Done { closing }) => {
                     outcomes[batch] = Some(Ok(()));
@@ -125,8 +129,8 @@ impl TcpVerbs {
     }
 }
 
-/// The same for a batch that was on its way behind one that met this.
-fn lost_with(error: &TransportError) -> TransportError {
+/// The same for a batch that was on its way, or was to go, behind one that met this.
+pub(super) fn lost_with(error: &TransportError) -> TransportError {
     match error {
         TransportError::Timeout(text) => TransportError::Timeout(text.clone()),
         other => TransportError::Disconnected(other.to_string()),

@@ -222,7 +222,12 @@ impl<'a> Connection<'a> {
             Ok(permit) => permit,
             Err((status, why)) => {
                 // Payload that nobody wants: past it the connection is in step again.
-                self.line.discard(header.write_bytes.get())?;
+                match self.line.discard(header.write_bytes.get()) {
+                    Ok(()) => {}
+                    // The cut looks like the peer's end of the stream.
+                    Err(_) if self.line.shared().was_cut() => return Ok(Outcome::CutShort),
+                    Err(e) => return Err(e.into()),
+                }
                 return Ok(Outcome::No(status, why));
             }
         };

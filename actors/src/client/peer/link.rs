@@ -111,7 +111,8 @@ async fn listen(
     }
 }
 
-/// Says a word once no copy is in flight that it would deny. A copy is bounded by its size.
+/// Says a word once no copy is in flight that it would deny. A copy is bounded by its
+/// size, and so are the few that are made together.
 async fn say_when(out: impl Fn() -> bool, word: ToOwner, tx: mpsc::WeakSender<Outgoing>) {
     while !out() {
         tokio::time::sleep(Duration::from_millis(1)).await;

@@ -10,8 +10,10 @@ use nkv_transport::gate::Inside;
 use nkv_transport::verbs::{Kind, Post};
 use std::sync::Arc;
 
-/// Payload that stands inside its plans at once: an owner that ends one of them waits for that.
-const TOGETHER_BYTES: u64 = 64 << 20;
+/// Most objects, and most payload, that stand inside their plans together: an owner that ends one of these
+/// plans, or reports to a new master, waits for all of them. A larger object goes alone.
+const TOGETHER: usize = 64;
+const TOGETHER_BYTES: u64 = 8 << 20;
 
 /// An object and what will be it.
 pub(super) type Whole<'a> = (Arc<PlanState>, &'a [u8]);
@@ -19,13 +21,23 @@ pub(super) type Whole<'a> = (Arc<PlanState>, &'a [u8]);
 impl Client {
     /// Places and publishes them all; a result each, in their order.
     pub(super) fn place_wholes(&self, wholes: &[Whole<'_>]) -> Vec<Result<()>> {
-        let same = |a: &Whole<'_>, b: &Whole<'_>| Arc::ptr_eq(&a.0.peer, &b.0.peer);
-        let groups = wholes.chunk_by(same).flat_map(together);
-        groups.flat_map(|group| group[0].0.peer.run_blocking(|| self.place_group(group))).collect()
+        let owner = |i: usize| wholes[i].0.desc.meta.at.incarnation;
+        let mut order: Vec<usize> = (0..wholes.len()).collect();
+        order.sort_by_key(|i| owner(*i));
+        let mut results: Vec<Option<Result<()>>> = wholes.iter().map(|_| None).collect();
+        for group in
+            order.chunk_by(|a, b| owner(*a) == owner(*b)).flat_map(|of| together(wholes, of))
+        {
+            let members: Vec<_> = group.iter().map(|i| &wholes[*i]).collect();
+            let placed = members[0].0.peer.run_blocking(|| self.place_group(&members));
+            group.iter().zip(placed).for_each(|(i, result)| results[*i] = Some(result));
+        }
+        let unplaced = || Err(Error::internal("an object that nobody placed"));
+        results.into_iter().map(|r| r.unwrap_or_else(unplaced)).collect()
     }
 
     /// Header, payload and READY of each as one chain [I4].
-    fn place_group(&self, group: &[Whole<'_>]) -> Vec<Result<()>> {
+    fn place_group(&self, group: &[&Whole<'_>]) -> Vec<Result<()>> {
         let now_ns = self.shared.env.clock.now_ns();
         let entered: Vec<Result<(Inside<'_>, Publication)>> =
             group.iter().map(|whole| enter(whole, now_ns)).collect();
@@ -35,10 +47,7 @@ impl Client {
         let tokens = going().map(|((plan, _), _)| plan.desc.token);
         let mut posts: Vec<_> =
             tokens.zip(&mut chains).map(|(token, ops)| Post { token, ops }).collect();
-        let posted = match posts.first() {
-            Some(_) => group[0].0.peer.verbs.post_many(&mut posts),
-            None => Vec::new(),
-        };
+        let posted = group[0].0.peer.verbs.post_many(&mut posts);
         let placed = posted.into_iter().zip(&chains).zip(going());
         let mut placed = placed
             .map(|((posted, ops), ((plan, _), object))| {
@@ -57,12 +66,16 @@ impl Client {
 
 /// Cuts the objects for one owner into what is posted together. Only where a message answers each is
 /// anything gained by it.
-fn together<'a, 'b>(same: &'a [Whole<'b>]) -> impl Iterator<Item = &'a [Whole<'b>]> {
-    let (mut bytes, ahead) = (0, same[0].0.peer.verbs.kind() == Kind::Tcp);
-    same.chunk_by(move |a, b| {
-        bytes += a.1.len() as u64;
-        let on = ahead && bytes + b.1.len() as u64 <= TOGETHER_BYTES;
-        bytes = if on { bytes } else { 0 };
+fn together<'a>(wholes: &[Whole<'_>], same: &'a [usize]) -> impl Iterator<Item = &'a [usize]> {
+    let bytes_of = |i: usize| wholes[i].1.len() as u64;
+    let ahead = wholes[same[0]].0.peer.kind() == Kind::Tcp;
+    let (mut objects, mut bytes) = (1, bytes_of(same[0]));
+    same.chunk_by(move |_, next| {
+        (objects, bytes) = (objects + 1, bytes + bytes_of(*next));
+        let on = ahead && objects <= TOGETHER && bytes <= TOGETHER_BYTES;
+        if !on {
+            (objects, bytes) = (1, bytes_of(*next));
+        }
         on
     })
 }
