@@ -155,6 +155,9 @@ fn in_use(stats: &ClusterStats) -> Option<String> {
     })
 }
 
+/// How often a read at the end is made again whose owner is gone: as often as ranks can go.
+const READ_AGAIN: usize = 3;
+
 /// Every key is what the ledger says that it is.
 async fn read_all(cluster: &Rc<Cluster>, handle: &Client) {
     let roster: Roster = cluster.roster(u64::MAX);
@@ -176,7 +179,15 @@ async fn read_all(cluster: &Rc<Cluster>, handle: &Client) {
         for key in 0..cluster.ledger.keys() {
             let began = cluster.ledger.moment();
             stack::read_from();
-            let read = handle.get(&cluster.ledger.key_name(key)).await;
+            let mut read = handle.get(&cluster.ledger.key_name(key)).await;
+            // A rank that stood still may be declared gone between a location and the bytes.
+            for _ in 0..READ_AGAIN {
+                let gone = |e: &nkv::Error| e.kind == nkv::ErrorKind::Disconnected;
+                if !read.as_ref().is_err_and(gone) {
+                    break;
+                }
+                read = handle.get(&cluster.ledger.key_name(key)).await;
+            }
             match read {
                 Ok(bytes) => cluster.check_bytes(key, began, &bytes, &stack::read_from()),
                 Err(e) if e.kind == nkv::ErrorKind::NotFound => {

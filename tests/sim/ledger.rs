@@ -119,6 +119,10 @@ struct Removal {
     came_back: BTreeSet<u64>,
     // Those whose logs could be asked all the time, if it asked logs.
     asked: BTreeSet<u64>,
+    // How many masters there had been when it began, and whether there was one more when its caller, who
+    // may have stood still, took the answer: who was a member when it was given nobody knows then.
+    masters: usize,
+    late: bool,
     said: Said,
 }
 
@@ -359,7 +363,18 @@ impl Ledger {
         let began = book.tick();
         for key in keys {
             let (members, knew, came_back, asked) = Default::default();
-            let removal = Removal { began, ended: None, members, knew, came_back, asked, said };
+            let (masters, late) = (book.masters.len(), false);
+            let removal = Removal {
+                began,
+                ended: None,
+                members,
+                knew,
+                came_back,
+                asked,
+                masters,
+                late,
+                said,
+            };
             book.keys[*key].removals.insert(began, removal);
         }
         began
@@ -381,8 +396,9 @@ impl Ledger {
     /// It ended for one of its keys. Acknowledged, nothing put before it is readable any more [I6].
     pub fn end_removal(&self, began: Moment, key: usize, outcome: Outcome, roster: &Roster) {
         let mut book = self.lock();
-        let now = book.tick();
+        let (now, masters) = (book.tick(), book.masters.len());
         let Some(removal) = book.keys[key].removals.get_mut(&began) else { return };
+        removal.late = removal.masters < masters;
         removal.ended = Some((now, outcome));
         removal.members = roster.members.clone();
         removal.knew = roster.linked.clone();

@@ -108,12 +108,14 @@ impl Book {
         let mut excuse = None;
         for removal in self.keys[put.key].removals.values().filter(gone) {
             // Its owner was no member any more when the removal was acknowledged.
-            let lost = !removal.members.contains(&here);
+            let lost = removal.late || !removal.members.contains(&here);
             let cut_off = read_from.contains(&here) && !members.contains(&here);
             // "A loss that only ranks knew which died together with the master is not known to the
             // next one", nor one that only ranks knew which the next one did not meet in time; and
             // whoever was a member of that one is a member for those that follow.
-            let forgotten = removal.knew.is_disjoint(members) || removal.came_back.contains(&here);
+            let forgotten = removal.late
+                || removal.knew.is_disjoint(members)
+                || removal.came_back.contains(&here);
             match (lost, cut_off, forgotten) {
                 // "An owner cut off from the master may still serve a whole object that was removed."
                 (true, true, _) => excuse = Some("read from an owner that was cut off"),
