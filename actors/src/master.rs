@@ -260,7 +260,7 @@ impl Master {
             }
             Request::GetLocation(keys) => reply.send(self.get_location(&keys)),
             Request::MatchPrefix(keys) => reply.send(self.match_prefix(&keys)),
-            Request::Exists(keys) => reply.send(self.exists(&keys)),
+            Request::Exists(keys) => reply.send(self.exists(&keys, &HashMap::new())),
             Request::Remove(keys) => self.remove(&keys, &HashSet::new(), reply),
             Request::EvictUntilBelow(ratio) => reply.send(self.evict_until_below(ratio)),
             Request::Stats => reply.send(Response::Stats(self.stats())),

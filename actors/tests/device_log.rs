@@ -67,6 +67,25 @@ async fn what_is_put_into_a_log_is_got_from_everywhere() {
     cluster.stop().await;
 }
 
+/// Whoever takes an absent key for an evicted one and puts it again would be told Ok, and read the old value.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_just_put_into_a_log_exists_whoever_asks() {
+    let cluster = Cluster::start(2, with_log("log-exists")).await.unwrap();
+    let there = |found| assert_eq!(found, [Existence::Ready, Existence::Absent]);
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let (puts, asks) =
+            (attached(&cluster, transport).await, attached(&cluster, transport).await);
+        for i in 0..40u32 {
+            let (key, none) = (format!("{transport:?}/{i}"), format!("{transport:?}/{i}/none"));
+            puts.put(key.as_bytes(), &bytes(900, 7), &logged(i % 2)).await.unwrap();
+            let keys = [key.as_bytes(), none.as_bytes()];
+            there(puts.exists(&keys, false).await.unwrap());
+            there(asks.exists(&keys, false).await.unwrap());
+        }
+    }
+    cluster.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_put_and_a_get_through_the_log_wait_for_nobody() {
     let cluster = Cluster::start(1, with_log("log-alone")).await.unwrap();

@@ -84,13 +84,11 @@ impl Master {
             return None;
         }
         if left.is_empty() {
-            if let Request::GetLocation(keys) = &ask.request
-                && !besides.is_empty()
-            {
-                reply.send(self.location_or(keys, &besides));
-                return None;
-            }
-            return Some((ask, reply));
+            let Some(answer) = self.found(&ask.request, &besides) else {
+                return Some((ask, reply));
+            };
+            reply.send(answer);
+            return None;
         }
         if self.log_questions.0.len() >= MAX_ASKED {
             let text = format!("{MAX_ASKED} calls already wait for the owners of device logs");
@@ -119,7 +117,7 @@ impl Master {
     fn question_of(&self, request: &Request, but: &[WireKeyId]) -> Option<LogQuestion> {
         let id = |k: &KeyBytes| WireKeyId::from(KeyId::of(&k.0));
         match request {
-            Request::GetLocation(keys) => {
+            Request::GetLocation(keys) | Request::Exists(keys) => {
                 // A plan that is given up or written by somebody else, or an object that nobody can reach,
                 // hides nothing that a log serves.
                 let hidden = |e: Option<&Entry>| e.is_none_or(|e| !self.is_readable(e));
@@ -148,7 +146,7 @@ impl Master {
             self.log_questions.0.insert(number, asked);
             return;
         }
-        if let Request::GetLocation(keys) = &asked.ask.request {
+        if let Request::GetLocation(keys) | Request::Exists(keys) = &asked.ask.request {
             let by_id: HashMap<KeyId, &KeyBytes> =
                 keys.iter().map(|k| (KeyId::of(&k.0), k)).collect();
             // Who asks knows the name, if its producer has not told it yet.
@@ -215,9 +213,14 @@ impl Master {
     /// An owner of a log could not be asked: what is known is said, and of the rest that it is not.
     fn unsure(&mut self, ask: Ask, reply: Reply<Response>, why: &str) {
         let unknown = || Error::disconnected(format!("this key is not known here, and {why}"));
-        let Request::GetLocation(keys) = &ask.request else {
-            let text = format!("not all of it can be removed now: {why}");
-            return reply.send(Response::Failed(Error::disconnected(text)));
+        let failed = |text: String| Response::Failed(Error::disconnected(text));
+        let keys = match &ask.request {
+            Request::GetLocation(keys) => keys,
+            Request::Exists(_) => {
+                let text = format!("not all of these keys are known here, and {why}");
+                return reply.send(failed(text));
+            }
+            _ => return reply.send(failed(format!("not all of it can be removed now: {why}"))),
         };
         let mut answer = self.get_location(keys);
         if let Response::Locations(list) = &mut answer {
@@ -229,26 +232,33 @@ impl Master {
 
     fn all_answered(&mut self, asked: Asked) {
         let Asked { ask, reply, removed, until_ms, about, besides, listed, .. } = asked;
-        if matches!(ask.request, Request::GetLocation(_))
+        if matches!(ask.request, Request::GetLocation(_) | Request::Exists(_))
             && let Some(question) = self.question_of(&ask.request, &about)
         {
             // Known when the others were asked about, and gone since: a log may have it all the same. Each
-            // key is asked about once, and all of it within one limit.
-            let left = self.ask_logs(question, ask, reply, (until_ms, about, besides));
-            if let Some((ask, reply)) = left
-                && let Request::GetLocation(keys) = &ask.request
-            {
-                reply.send(self.get_location(keys));
-            }
+            // key is asked about once, and all of it within one limit. Without an owner to ask it is answered.
+            let _ = self.ask_logs(question, ask, reply, (until_ms, about, besides));
+            return self.flush_commits();
+        }
+        if let Some(answer) = self.found(&ask.request, &besides) {
+            reply.send(answer);
             return self.flush_commits();
         }
         match ask.request {
-            Request::GetLocation(keys) => reply.send(self.location_or(&keys, &besides)),
             Request::Remove(keys) => self.remove(&keys, &removed, reply),
             _ => self.enter_round(Round { ask, reply, from_logs: listed }),
         }
         // What was said to owners by it goes out before the next word to them.
         self.flush_commits();
+    }
+
+    /// The answer to a request that finds, once owners of logs were asked.
+    fn found(&mut self, request: &Request, besides: &HashMap<KeyId, ObjMeta>) -> Option<Response> {
+        match request {
+            Request::GetLocation(keys) => Some(self.location_or(keys, besides)),
+            Request::Exists(keys) => Some(self.exists(keys, besides)),
+            _ => None,
+        }
     }
 
     /// What is listed, or else what a log serves besides.

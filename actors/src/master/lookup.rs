@@ -5,7 +5,8 @@ use super::Master;
 use super::objects::{Entry, State};
 use crate::error::{Error, Result};
 use crate::message::{Existence, KeyBytes, ObjMeta, RankState, Response, Seat};
-use nkv_store::Key;
+use hashbrown::HashMap;
+use nkv_store::{Key, KeyId};
 
 /// Owners that one answer to Exists names.
 const MAX_OWNERS: usize = 16;
@@ -64,17 +65,29 @@ impl Master {
         Response::Prefix(run)
     }
 
-    pub(super) fn exists(&mut self, keys: &[KeyBytes]) -> Response {
+    /// `besides`: what logs serve of keys that are listed as something that cannot be read.
+    pub(super) fn exists(
+        &mut self,
+        keys: &[KeyBytes],
+        besides: &HashMap<KeyId, ObjMeta>,
+    ) -> Response {
         let mut owners = Vec::new();
-        let one = |key: &KeyBytes| match self.entry(&key.0) {
-            Ok(Some(e)) if self.is_readable(e) => {
-                if owners.len() < MAX_OWNERS && !owners.contains(&e.at.incarnation) {
-                    owners.push(e.at.incarnation);
+        let one = |key: &KeyBytes| {
+            let entry = self.entry(&key.0);
+            let listed = entry.as_ref().ok().and_then(|e| e.filter(|e| self.is_readable(e)));
+            let there = listed.map(|e| e.at.incarnation);
+            let there =
+                there.or_else(|| besides.get(&KeyId::of(&key.0)).map(|meta| meta.at.incarnation));
+            if let Some(owner) = there {
+                if owners.len() < MAX_OWNERS && !owners.contains(&owner) {
+                    owners.push(owner);
                 }
-                Existence::Ready
+                return Existence::Ready;
             }
-            Ok(Some(Entry { state: State::Writing(_), .. })) => Existence::Writing,
-            _ => Existence::Absent,
+            match entry {
+                Ok(Some(Entry { state: State::Writing(_), .. })) => Existence::Writing,
+                _ => Existence::Absent,
+            }
         };
         let found: Vec<_> = keys.iter().map(one).collect();
         if found.contains(&Existence::Absent)
