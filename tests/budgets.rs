@@ -68,7 +68,7 @@ fn every_row_of_the_budgets_is_there_with_a_copy_beside_it() {
 
 #[test]
 fn by_tcp_large_copies_are_timed_one_by_one_and_in_batches() {
-    let cluster = node("256MiB", "0");
+    let cluster = node("512MiB", "0");
     let json = outcome(&load(&cluster, &["--budgets", "--transport", "tcp"]));
     for op in ["put", "put batch", "get", "get batch"] {
         assert!(SIZES[3..].iter().all(|size| has_row(&json, op, *size)), "{op}: {json}");
