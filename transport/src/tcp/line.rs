@@ -411,7 +411,7 @@ impl Gather<'_> {
             let (end, cut, whole) = self.piece(first);
             // A short segment waits for what follows. A large piece had better be pushed: held back for
             // more, its end halves what is moved.
-            let more = (more || end < self.n) && !whole;
+            let more = more && !whole;
             let flags = libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
             // SAFETY: a msghdr of zeros is a valid empty one.
             let mut message: libc::msghdr = unsafe { std::mem::zeroed() };

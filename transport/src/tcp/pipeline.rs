@@ -77,24 +77,21 @@ impl TcpVerbs {
             let failed = sent.is_err();
             let limit = Deadline::for_bytes(self.pool.opts.stall_ms, bytes_of(posts[batch].ops));
             conn.line.set_deadline(limit);
-            match self.answer(&mut conn.line, &out, id, posts[batch].ops, sent) {
-                Ok(Answer::Done { closing }) => {
-                    outcomes[batch] = Some(Ok(()));
-                    in_step &= !closing && !failed;
-                }
-                Ok(Answer::Denied { error, closing }) => {
-                    outcomes[batch] = Some(Err(error));
-                    in_step &= !closing && !failed;
-                }
-                Err(error) => {
-                    for other in flying {
-                        outcomes[other.batch] = Some(Err(lost_with(&error)));
+            let (outcome, closing) =
+                match self.answer(&mut conn.line, &out, id, posts[batch].ops, sent) {
+                    Ok(Answer::Done { closing }) => (Ok(()), closing),
+                    Ok(Answer::Denied { error, closing }) => (Err(error), closing),
+                    Err(error) => {
+                        for other in flying {
+                            outcomes[other.batch] = Some(Err(lost_with(&error)));
+                        }
+                        let again = lost_with(&error);
+                        outcomes[batch] = Some(Err(error));
+                        return Err(again);
                     }
-                    let again = lost_with(&error);
-                    outcomes[batch] = Some(Err(error));
-                    return Err(again);
-                }
-            }
+                };
+            outcomes[batch] = Some(outcome);
+            in_step = !closing && !failed;
             if !in_step {
                 // The agent has closed and looked at nothing behind that answer.
                 return Ok(());

@@ -255,13 +255,18 @@ impl Permit for CutOnCheck {
     }
 }
 
-#[test]
-fn a_request_done_in_spite_of_a_cut_is_answered_and_its_connection_not_used_again() {
+/// An agent that does so with every request.
+fn cutting() -> (Arc<AnonMemory>, TcpAgent) {
     let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
     let (at, limits) = ("127.0.0.1:0".parse().unwrap(), AgentLimits::default());
     let access = Arc::new(CutsWhileInside);
-    let agent =
-        TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, None, limits).unwrap();
+    let agent = TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, None, limits);
+    (memory, agent.unwrap())
+}
+
+#[test]
+fn a_request_done_in_spite_of_a_cut_is_answered_and_its_connection_not_used_again() {
+    let (memory, agent) = cutting();
     let to = agent.local_addr();
     let mut peer = Raw::connect(to, INCARNATION, JOB);
     let mut bytes = request(1, TOKEN, &[(WRITE, 0, 100, 0)]);
@@ -281,11 +286,7 @@ fn a_request_done_in_spite_of_a_cut_is_answered_and_its_connection_not_used_agai
 /// A request behind one whose connection is closed has not happened, and is made again; it happens once.
 #[test]
 fn i1_batches_of_one_call_happen_once_though_every_answer_closes_its_connection() {
-    let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
-    let (at, limits) = ("127.0.0.1:0".parse().unwrap(), AgentLimits::default());
-    let access = Arc::new(CutsWhileInside);
-    let agent =
-        TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, None, limits).unwrap();
+    let (memory, agent) = cutting();
     let to = agent.local_addr().to_string();
     let client = TcpVerbs::connect(&to, INCARNATION, JOB, TcpOptions::default()).unwrap();
     // The small ones come with the request before them, into one buffer of the agent; the large ones do
