@@ -85,7 +85,7 @@ fn lookups_find_all_that_is_there_and_nothing_else_and_a_log_too_small_is_refuse
     assert!(rate(&json, "lookup hit", 1) > 0.0 && rate(&json, "lookup miss", 1) > 0.0);
 
     let ended = load(&cluster, &["--lookups", "20000"]);
-    assert_eq!(ended.code, 1, "{}", ended.stderr);
+    assert_eq!(ended.code, 3, "{}", ended.stderr);
     assert!(ended.stderr.contains("--log-bytes 361MiB"), "{}", ended.stderr);
 }
 
@@ -93,11 +93,11 @@ fn lookups_find_all_that_is_there_and_nothing_else_and_a_log_too_small_is_refuse
 fn a_node_without_a_log_or_with_too_small_a_heap_is_refused_with_the_flag_to_change() {
     let cluster = node("64MiB", "0");
     let ended = load(&cluster, &["--budgets", "--ring-bytes", "32MiB"]);
-    assert_eq!(ended.code, 1);
+    assert_eq!(ended.code, 3);
     assert!(ended.stderr.contains("--log-bytes 1GiB"), "{}", ended.stderr);
 
     let cluster = node("32MiB", "32MiB");
     let ended = load(&cluster, &["--budgets", "--ring-bytes", "32MiB"]);
-    assert_eq!(ended.code, 1);
+    assert_eq!(ended.code, 3);
     assert!(ended.stderr.contains("--heap-bytes"), "{}", ended.stderr);
 }

@@ -54,6 +54,15 @@ fn a_run_reads_back_every_byte_of_every_size_and_leaves_no_segment() {
 }
 
 #[test]
+fn a_run_that_cannot_reach_its_cluster_is_not_one_with_wrong_bytes() {
+    let nobody = ["--connect", "127.0.0.1:1", "--duration", "1"];
+    let output = start(&nobody).wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("127.0.0.1:1"), "{said}");
+}
+
+#[test]
 fn a_report_is_a_page_of_its_own_with_every_size_and_an_unwritable_one_is_told_before_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.html");
@@ -72,7 +81,7 @@ fn a_report_is_a_page_of_its_own_with_every_size_and_an_unwritable_one_is_told_b
     let output = start(&["--report", nowhere.to_str().unwrap()]).wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(stderr.contains("--report") && stderr.contains("no folder"), "{stderr}");
-    assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "no run, no outcome");
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(3), 0), "no run, no outcome");
 }
 
 #[test]
@@ -82,6 +91,18 @@ fn one_damaged_byte_is_found_and_the_run_fails() {
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert_eq!((&json["wrong_bytes"], &json["failed"]), (&Value::from(1), &Value::from(0)));
     assert!(stderr.contains("1 wrong bytes in load/65536/0"), "{stderr}");
+}
+
+#[test]
+fn wrong_bytes_are_told_by_the_exit_status_though_the_outcome_cannot_be_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let nowhere = dir.path().join("no/outcome.json");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nkv-load"));
+    command.args(["--duration", "1", "--inject-corruption", "--json"]).arg(&nowhere);
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("no/outcome.json"), "{stderr}");
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
 }
 
 #[test]

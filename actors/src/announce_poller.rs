@@ -19,6 +19,9 @@ use std::time::Duration;
 /// Pause between two looks while there is news, and the longest, to which it grows when there is none.
 const SHORTEST: Duration = Duration::from_micros(100);
 const LONGEST: Duration = Duration::from_millis(1);
+/// So many objects between two looks are a flood: the longest pause then. Waking two threads for each
+/// hundred costs the processors more than the hundred do, and who misses an object asks the owner.
+const FLOOD: u64 = 64;
 /// The longest in a simulation, where every look is an event of all that happens.
 const LONGEST_HERE: Duration = Duration::from_millis(8);
 /// Looks without news after which claims beyond an unsettled one are looked for as well.
@@ -83,6 +86,7 @@ impl AnnouncePoller {
             },
             pause: LONGEST,
             quiet: 0,
+            accepted: 0,
         };
         match self.truth.grounds {
             Grounds::Threads => {
@@ -132,6 +136,8 @@ struct Poll {
     longest: Duration,
     pause: Duration,
     quiet: u32,
+    // Objects that the owner had accepted at the last news.
+    accepted: u64,
 }
 
 impl Poll {
@@ -139,8 +145,13 @@ impl Poll {
     fn look(&mut self) -> bool {
         let beyond = self.quiet >= LOOKS_BEYOND && self.quiet.is_multiple_of(LOOKS_BEYOND);
         if self.is_news() || beyond && self.is_claimed_beyond() {
-            self.tell();
-            (self.pause, self.quiet) = (SHORTEST, 0);
+            self.quiet = 0;
+            if self.tell() {
+                let accepted = self.tables.gauges.log_accepted.load(Ordering::Relaxed);
+                let flood = accepted.saturating_sub(self.accepted) >= FLOOD;
+                self.accepted = accepted;
+                self.pause = if flood { self.longest } else { SHORTEST };
+            }
         } else {
             self.pause = (self.pause * 2).min(self.longest);
             self.quiet = self.quiet.saturating_add(1);
@@ -172,14 +183,16 @@ impl Poll {
         self.memory.load(BUMP_PTR_OFF).is_ok_and(|bump| bump > known)
     }
 
-    /// One word to the owner at a time.
-    fn tell(&self) {
-        if let Some(owner) = self.owner.get()
-            && !self.tables.log_signals.told.swap(true, Ordering::AcqRel)
-            && let Err(error) = owner.tell(Drain)
-        {
+    /// One word to the owner at a time: false if it has not come to the last one yet.
+    fn tell(&self) -> bool {
+        let Some(owner) = self.owner.get() else { return false };
+        if self.tables.log_signals.told.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        if let Err(error) = owner.tell(Drain) {
             self.tables.log_signals.told.store(false, Ordering::Release);
             tracing::debug!(%error, "the owner is busy: told again");
         }
+        true
     }
 }

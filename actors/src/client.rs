@@ -396,7 +396,7 @@ impl Client {
 
     /// How reads went so far.
     pub fn read_counters(&self) -> ReadCounters {
-        self.shared.reads.snapshot()
+        self.shared.reads.all()
     }
 
     /// How puts went so far.
@@ -475,7 +475,7 @@ impl Client {
 }
 
 fn key_bytes(keys: &[&[u8]]) -> Vec<KeyBytes> {
-    keys.iter().map(|k| KeyBytes(k.to_vec())).collect()
+    keys.iter().map(|k| KeyBytes::from(*k)).collect()
 }
 
 pub(crate) fn unexpected(asked: &str, got: &Response) -> Error {

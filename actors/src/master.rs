@@ -95,6 +95,8 @@ pub struct Master {
     recover_until_ms: u64,
     // Those whose report did not come in time: what they hold is not known.
     blind: BTreeSet<Seat>,
+    // Owners that reported to the actor before this one, and not yet to this one.
+    forgotten: HashSet<u64>,
     parked: VecDeque<(Ask, Reply<Response>)>,
     lost_producers: HashSet<u64>,
     last_tick_ms: u64,
@@ -187,6 +189,7 @@ impl Role for Master {
             recovering: BTreeSet::new(),
             recover_until_ms: 0,
             blind: BTreeSet::new(),
+            forgotten: HashSet::new(),
             parked: VecDeque::new(),
             lost_producers: HashSet::new(),
             last_tick_ms: truth.clock.now_ms(),

@@ -7,6 +7,7 @@ use nkv_store::KeyId;
 use serde::{Deserialize, Serialize};
 
 mod hello;
+mod key_bytes;
 mod link;
 mod listing;
 mod log;
@@ -26,7 +27,7 @@ pub use segments::{SegmentCommand, SegmentDone, UnmountReport};
 pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 5;
+pub const MESSAGES_VERSION: u32 = 6;
 /// Keys or items in one batch message.
 pub const MAX_BATCH: usize = 65_536;
 
@@ -154,9 +155,7 @@ pub struct PlanRef {
     pub key: WireKeyId,
 }
 
-/// A key as it crosses the wire.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeyBytes(#[serde(with = "serde_bytes")] pub Vec<u8>);
+pub use key_bytes::KeyBytes;
 
 /// Whether and how a key is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -167,6 +166,8 @@ pub enum Existence {
     Writing,
     /// Readable.
     Ready,
+    /// Stored on a rank whose link is down: a read says Disconnected until the rank is back, or gone.
+    Unreachable,
 }
 
 /// What a client asks of the master; every verb is a batch and one round trip.

@@ -4,43 +4,12 @@
 
 mod embedding;
 
+use embedding::log::{at_rest, attached, gauges, logged, with_log};
 use embedding::{bytes, client_by, config, eventually, used_is_live};
 use nkv_actors::cell::{Crash, Freeze};
-use nkv_actors::message::{Existence, OwnerGauges, PutOptions};
+use nkv_actors::message::{Existence, PutOptions};
 use nkv_actors::{Client, ClientConfig, Cluster, ErrorKind, NodeConfig, TransportChoice};
 use std::time::Duration;
-
-const LOG: u64 = 4 << 20;
-
-fn with_log(job: &str) -> NodeConfig {
-    NodeConfig { log_bytes: LOG, ..config(job) }
-}
-
-fn logged(rank: u32) -> PutOptions {
-    PutOptions { preferred_segment: Some(rank), device_alloc: Some(true), ..PutOptions::default() }
-}
-
-fn gauges(cluster: &Cluster, rank: usize) -> OwnerGauges {
-    cluster.node(rank as u32).status().owner
-}
-
-/// Every claim is settled, and each in one way [I13].
-fn accounted(g: &OwnerGauges) -> bool {
-    let settled =
-        g.log_accepted_bytes + g.log_skipped_bytes + g.log_abandoned_bytes + g.log_voided_bytes;
-    settled == g.log_claimed_bytes
-}
-
-async fn at_rest(cluster: &Cluster, rank: usize) {
-    eventually("every claim is settled", async || accounted(&gauges(cluster, rank))).await;
-}
-
-/// Attached by a first put.
-async fn attached(cluster: &Cluster, transport: TransportChoice) -> Client {
-    let client = client_by(cluster, transport).await;
-    client.put(b"first", b"put", &logged(0)).await.unwrap();
-    client
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_put_into_a_log_is_got_from_everywhere() {
@@ -143,61 +112,6 @@ async fn i6_what_is_removed_from_a_log_never_comes_back_named_or_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn i9_a_log_that_a_view_kept_full_goes_on_when_the_view_is_dropped() {
-    let cluster = Cluster::start(1, with_log("log-view-full")).await.unwrap();
-    let client = attached(&cluster, TransportChoice::Shm).await;
-    let put = async |i: u32| client.put(&i.to_be_bytes(), &bytes(64 << 10, 1), &logged(0)).await;
-    for round in 0..3 {
-        let first = round * 1_000;
-        put(first).await.unwrap();
-        let mut view = None;
-        eventually("it is served", async || {
-            view = client.get_view(&first.to_be_bytes()).await.ok();
-            view.is_some()
-        })
-        .await;
-        // More than the log holds, and slower than it makes room: only the view keeps it full.
-        for i in 1..100 {
-            put(first + i).await.unwrap();
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-        let full = client.write_counters();
-        put(first + 100).await.unwrap();
-        assert_eq!(client.write_counters().by_log, full.by_log, "the view keeps the log full");
-        assert_eq!(view.unwrap().to_vec(), bytes(64 << 10, 1));
-        let mut next = first + 200;
-        eventually("the log takes puts again", async || {
-            next += 1;
-            put(next).await.unwrap();
-            client.write_counters().by_log > full.by_log
-        })
-        .await;
-    }
-    cluster.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_full_of_what_is_never_read_goes_on() {
-    let cluster = Cluster::start(1, with_log("log-never")).await.unwrap();
-    let client = attached(&cluster, TransportChoice::Shm).await;
-    client.remove(b"first").await.unwrap();
-    client.put(b"k", &bytes(64 << 10, 1), &PutOptions::default()).await.unwrap();
-    eventually("served", async || client.get(b"k").await.is_ok()).await;
-    // Each is a duplicate, void as soon as it is seen; together four times what the log holds.
-    let mut by_log = client.write_counters().by_log;
-    let full = by_log + 4 * LOG / (64 << 10);
-    eventually("the log takes them all", async || {
-        // By a plan, when the log is full for a moment, it is refused.
-        let _ = client.put(b"k", &bytes(64 << 10, 1), &logged(0)).await;
-        by_log = client.write_counters().by_log;
-        by_log >= full
-    })
-    .await;
-    at_rest(&cluster, 0).await;
-    cluster.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_master_learned_by_asking_it_forgets_when_the_log_makes_room() {
     let cluster = Cluster::start(1, with_log("log-asked")).await.unwrap();
     let (writer, asker) =
@@ -254,34 +168,6 @@ async fn i15_of_two_objects_of_one_key_the_first_is_served_and_the_other_is_void
     let e = client.put(b"k", b"x", &PutOptions::default()).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::AlreadyExists, "{e}");
     at_rest(&cluster, 0).await;
-    cluster.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_keeps_the_newest_and_a_full_one_sends_puts_to_the_heap() {
-    let cluster = Cluster::start(1, with_log("log-wraps")).await.unwrap();
-    let client = attached(&cluster, TransportChoice::Shm).await;
-    // Ten times round the log, in sizes that do not divide it.
-    let n = 700usize;
-    for i in 0..n {
-        let value = bytes(20_000 + i * 64 % 50_000, i as u8);
-        client.put(format!("w{i}").as_bytes(), &value, &logged(0)).await.unwrap();
-    }
-    let w = client.write_counters();
-    assert_eq!(w.by_log + w.by_plan, n as u64 + 1, "{w:?}");
-    at_rest(&cluster, 0).await;
-    let g = gauges(&cluster, 0);
-    assert!(g.log_evictions > 0 && g.log_skipped_bytes > 0 && g.log_voided_bytes == 0, "{g:?}");
-    assert_eq!(client.get(format!("w{}", n - 1).as_bytes()).await.unwrap().len(), {
-        20_000 + (n - 1) * 64 % 50_000
-    });
-    // Too large for the log, whatever room there is.
-    client.put(b"large", &bytes(2 << 20, 1), &logged(0)).await.unwrap();
-    assert_eq!(client.write_counters().by_plan, w.by_plan + 1);
-    assert_eq!(client.get(b"large").await.unwrap(), bytes(2 << 20, 1));
-    client.remove_all().await.unwrap();
-    eventually("empty", async || gauges(&cluster, 0).log_objects == 0).await;
-    used_is_live(&cluster).await;
     cluster.stop().await;
 }
 

@@ -57,7 +57,7 @@ async fn fill(client: &Client, prefix: &str, n: usize) {
 }
 
 fn names(list: &[Listed]) -> Vec<String> {
-    list.iter().map(|l| String::from_utf8_lossy(&l.key.0).into_owned()).collect()
+    list.iter().map(|l| String::from_utf8_lossy(&l.key).into_owned()).collect()
 }
 
 async fn listed(client: &Client, pattern: &str) -> Vec<String> {
@@ -71,7 +71,7 @@ async fn pages(client: &Client, step: usize) -> Vec<String> {
         let page = client.list(None, after.as_deref(), step).await.unwrap();
         assert!(page.len() <= step);
         let Some(last) = page.last() else { return all };
-        after = Some(last.key.0.clone());
+        after = Some(last.key.to_vec());
         all.extend(names(&page));
     }
 }
@@ -84,7 +84,7 @@ async fn a_listing_says_key_bytes_rank_and_state_in_the_order_of_keys() {
     client.put(b"b", &[1; 5000], &on(2)).await.unwrap();
     client.put(b"a/1", b"x", &on(0)).await.unwrap();
     let open = client.open_for_write(b"a/2", 70_000, &on(1)).await.unwrap();
-    let row = |l: &Listed| (l.key.0.clone(), l.bytes_total, l.rank, l.state);
+    let row = |l: &Listed| (l.key.to_vec(), l.bytes_total, l.rank, l.state);
     let rows: Vec<_> = client.list(None, None, 10).await.unwrap().iter().map(row).collect();
     let expected = [
         (b"a/1".to_vec(), 1, 0, KeyState::Ready),
@@ -260,9 +260,9 @@ async fn keys_that_are_no_text_are_listed_matched_and_removed_like_others() {
         client.put(key, b"v", &on(0)).await.unwrap();
     }
     let list = client.list(None, None, 10).await.unwrap();
-    assert!(list.iter().map(|l| l.key.0.as_slice()).eq(keys));
+    assert!(list.iter().map(|l| &*l.key).eq(keys));
     let list = client.list(Some(r"(?-u:\xff)"), None, 10).await.unwrap();
-    assert!(list.iter().map(|l| l.key.0.as_slice()).eq([&b"a\xffb"[..]]));
+    assert!(list.iter().map(|l| &*l.key).eq([&b"a\xffb"[..]]));
     assert_eq!(client.remove_matching(r"^a(?s-u:.)b$").await.unwrap(), 2);
     assert_eq!(client.remove_matching(r"^(?-u:\xfe){1024}$").await.unwrap(), 1);
     assert_eq!(client.list(None, None, 10).await.unwrap().len(), 1);

@@ -38,37 +38,37 @@ fn by_log(log: bool) -> PutOptions {
 ///
 /// # Errors
 /// If the node cannot be reached, has too little memory for the ring, or no device log.
-pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
+pub(crate) fn run(flags: &Flags, stop: &Stop, report: &mut Report) -> anyhow::Result<()> {
     let address = flags.connect.as_deref().context("--budgets needs --connect HOST:PORT")?;
     let handle = remote(flags, address)?;
-    let mut report = Report::default();
     if flags.transport == Way::Tcp {
-        sustained::measure(&handle, stop, &mut report)?;
+        sustained::measure(&handle, stop, report)?;
         handle.close();
-        return Ok(report);
+        return Ok(());
     }
     let ring_bytes = room(&handle, flags.ring())?;
     let mut walk = Walk::new(ring_bytes)?;
     let bar = progress::bar(2 * SIZES.len() as u64 + 2, "rows");
-    puts::planned(&handle, &mut walk, stop, &mut report);
+    puts::planned(&handle, &mut walk, stop, report);
     bar.inc(1);
     for size in SIZES {
-        gets::measure(&handle, &mut walk, size, (flags, stop), &mut report)?;
+        gets::measure(&handle, &mut walk, size, (flags, stop), report)?;
         bar.inc(1);
     }
     for size in SIZES {
-        puts::measure(&handle, &mut walk, size, stop, &mut report);
+        puts::measure(&handle, &mut walk, size, stop, report);
         bar.inc(1);
     }
     drop(walk);
     for processes in [1, 2] {
-        report.rates.extend(producers::rates(flags, processes, stop, || {})?);
+        let rates = producers::rates(flags, processes, stop, || {}, report)?;
+        report.rates.extend(rates);
     }
     bar.inc(1);
     bar.finish_and_clear();
     report.facts.push(("ring", show_bytes(ring_bytes as u64)));
     handle.close();
-    Ok(report)
+    Ok(())
 }
 
 /// The ring in bytes: refused where it does not fit beside other objects, said where it fits a cache.

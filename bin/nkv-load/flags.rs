@@ -32,7 +32,8 @@ Puts load on an nkv cluster and compares every byte that comes back.
   nkv-load --budgets --connect ...        warm, cold, busy, isolated and under load; puts a second
   nkv-load --lookups N --connect ...      location lookups a second among N live objects
 
-Exit status: 0 if every byte was right and nothing failed, 1 if not, 2 for a wrong command line.";
+Exit status: 0 if every byte was right and nothing failed, 1 if not, 2 for a wrong command line, 3 or more
+if the run could not be done.";
 
 // `requires` says nothing if what is required conflicts with another flag that is given: flags of one
 // run name those of the others as conflicts besides.

@@ -37,10 +37,12 @@ use std::process::ExitCode;
 use stop::Stop;
 use tracing_subscriber::EnvFilter;
 
-/// Exit status of a run with wrong bytes or failures, and of one that could not be done.
+/// Exit status of a run with wrong bytes or failures.
 const FAILED: u8 = 1;
 /// Exit status of a wrong command line.
 const USAGE: u8 = 2;
+/// Exit status of a run that did not come to its end; nothing that it reported was wrong.
+const UNDONE: u8 = 3;
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
@@ -57,35 +59,46 @@ fn main() -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    match run(&flags, mode) {
-        Ok(report) if report.tally.is_clean() => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::from(FAILED),
+    let mut report = Report::default();
+    let done = run(&flags, mode, &mut report);
+    if let Err(error) = &done {
+        eprintln!("nkv-load: {error:#}");
+    }
+    match done {
+        // Whatever else went wrong.
+        _ if !report.tally.is_clean() => ExitCode::from(FAILED),
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("nkv-load: {error:#}");
             let start = error.downcast_ref::<StartError>();
-            ExitCode::from(start.map_or(FAILED, StartError::exit_code))
+            ExitCode::from(start.map_or(UNDONE, StartError::exit_code))
         }
     }
 }
 
-fn run(flags: &Flags, mode: Mode) -> anyhow::Result<Report> {
+/// `--budgets` keeps in `report` what it found also where it does not come to its end; the others report at
+/// their end.
+fn run(flags: &Flags, mode: Mode, report: &mut Report) -> anyhow::Result<()> {
     let page = flags.report.as_deref().map(Destination::reserve).transpose()?;
     let beginning = Beginning::now();
     let rt = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let stop = Stop::default();
     rt.block_on(async { stop.on_signals() })?;
-    let report = match mode {
-        Mode::Embedded => embedded::run(flags, &rt, &stop)?,
-        Mode::Mix => mix::run(flags, &stop)?,
-        Mode::Trace => trace::run(flags, &rt, &stop)?,
-        Mode::Bench => bench::run(flags, &rt, &stop)?,
-        Mode::Budgets => budgets::run(flags, &stop)?,
-        Mode::Lookups => lookups::run(flags, &stop)?,
-        Mode::Pour => pour::run(flags, &stop)?,
+    let done = match mode {
+        Mode::Embedded => embedded::run(flags, &rt, &stop).map(|r| *report = r),
+        Mode::Mix => mix::run(flags, &stop).map(|r| *report = r),
+        Mode::Trace => trace::run(flags, &rt, &stop).map(|r| *report = r),
+        Mode::Bench => bench::run(flags, &rt, &stop).map(|r| *report = r),
+        Mode::Budgets => budgets::run(flags, &stop, report),
+        Mode::Lookups => lookups::run(flags, &stop).map(|r| *report = r),
+        Mode::Pour => pour::run(flags, &stop).map(|r| *report = r),
     };
+    if done.is_err() {
+        report.tally.lines().iter().for_each(|line| eprintln!("nkv-load: {line}"));
+        return done;
+    }
     report.print(flags.json.as_deref())?;
     if let Some(page) = page {
-        page.write(&html::page(&report, &beginning.setting(flags, mode)))?;
+        page.write(&html::page(report, &beginning.setting(flags, mode)))?;
     }
-    Ok(report)
+    Ok(())
 }

@@ -57,11 +57,12 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
         })
         .collect::<Result<Vec<_>, _>>()?;
     show_progress(&plan, &threads);
-    let outcomes = threads
-        .into_iter()
-        .map(|t| t.join().map_err(|_| anyhow::anyhow!("a client's thread panicked")))
-        .collect::<anyhow::Result<Vec<_>>>()?;
-    Ok(report(outcomes, now_ns().saturating_sub(start)))
+    let (ended, panicked): (Vec<_>, Vec<_>) =
+        threads.into_iter().map(JoinHandle::join).partition(Result::is_ok);
+    let outcomes = ended.into_iter().flatten().collect();
+    let mut report = report(outcomes, now_ns().saturating_sub(start));
+    report.tally.failed_elsewhere("clients (their threads panicked)", panicked.len() as u64);
+    Ok(report)
 }
 
 /// Objects that each client keeps: a part of the memory there is, at least one.

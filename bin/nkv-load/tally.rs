@@ -37,6 +37,14 @@ impl Tally {
         self.list(format!("{op} {}: {error}", key.escape_ascii()));
     }
 
+    /// Operations failed of which only the number is known here.
+    pub(crate) fn failed_elsewhere(&mut self, whose: &str, failed: u64) {
+        if failed > 0 {
+            self.failed += failed;
+            self.list(format!("{failed} {whose} failed"));
+        }
+    }
+
     /// Adds what another client counted.
     pub(crate) fn merge(&mut self, other: Self) {
         self.wrong_bytes += other.wrong_bytes;

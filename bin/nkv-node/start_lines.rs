@@ -7,6 +7,7 @@ use nkv::Address;
 use nkv::Node;
 use nkv::message::RankInfo;
 use nkv::node::MemoryChoice;
+use nkv::store::shm::{Pages, pages};
 use std::io::Write;
 use std::net::SocketAddr;
 
@@ -42,13 +43,26 @@ pub(crate) fn before(settings: &Settings) -> String {
     text
 }
 
+/// The pages that a segment asked for and may have, and how larger ones are had.
+fn pages_shown() -> &'static str {
+    match pages() {
+        Pages::Huge => "pages of 2 MiB where the kernel has them",
+        Pages::Small => "pages of 4 KiB (for 2 MiB: mount -o remount,huge=advise /dev/shm)",
+    }
+}
+
 /// What is said once joined: what was found here, why the rest was not chosen, and every address.
 pub(crate) fn joined(settings: &Settings, node: &Node, http: Option<SocketAddr>) -> String {
     let (info, trusted) = (node.info(), node.credentials().shown());
     let node = &settings.node;
     let (memory, other, transports, unused) = match node.memory {
         MemoryChoice::Shm => (
-            format!("shm, /dev/shm/{} of {}", info.segment, show_bytes(info.segment_bytes)),
+            format!(
+                "shm, /dev/shm/{} of {}, {}",
+                info.segment,
+                show_bytes(info.segment_bytes),
+                pages_shown()
+            ),
             "private (shm was chosen)",
             "local, shm, tcp",
             "",
@@ -60,7 +74,16 @@ pub(crate) fn joined(settings: &Settings, node: &Node, http: Option<SocketAddr>)
             "shm (the memory is private); ",
         ),
     };
+    let ranks = match info.world_size {
+        1 => "this one".to_string(),
+        n => {
+            format!(
+                "{n}: puts wait until all have joined, a TTL at most (/readyz of rank 0 says who is missing)"
+            )
+        }
+    };
     let rows = [
+        ("ranks", ranks),
         ("memory", memory),
         ("  not chosen", format!("{other}; vram (not in this build)")),
         ("transports", transports.to_string()),

@@ -74,7 +74,7 @@ impl Ls<'_> {
 }
 
 fn name(row: &Listed) -> String {
-    shown(OsStr::from_bytes(&row.key.0))
+    shown(OsStr::from_bytes(&row.key))
 }
 
 fn object(row: &Listed) -> String {
@@ -105,7 +105,7 @@ fn pages(
         if more || !full {
             return Ok(more);
         }
-        after = page.pop().map(|row| row.key.0);
+        after = page.pop().map(|row| row.key.into());
     }
 }
 
@@ -116,19 +116,19 @@ mod tests {
 
     fn row(key: &[u8]) -> Listed {
         let (bytes_total, rank, state) = (5, 1, KeyState::Ready);
-        Listed { key: KeyBytes(key.to_vec()), bytes_total, rank, state }
+        Listed { key: KeyBytes::from(key), bytes_total, rank, state }
     }
 
     fn fetched(limit: Option<usize>, step: usize, there: u8) -> (Vec<u8>, bool) {
         let all: Vec<Listed> = (0..there).map(|k| row(&[k])).collect();
         let fetch = |after: Option<&[u8]>, n: usize| {
             assert!((1..=step).contains(&n));
-            let later = all.iter().filter(|r| after.is_none_or(|a| r.key.0.as_slice() > a));
+            let later = all.iter().filter(|r| after.is_none_or(|a| *r.key > *a));
             Ok(later.take(n).cloned().collect())
         };
         let mut got = Vec::new();
         let more = pages(limit, step, fetch, |page| {
-            got.extend(page.iter().map(|r| r.key.0[0]));
+            got.extend(page.iter().map(|r| r.key[0]));
             Ok(())
         });
         (got, more.unwrap())

@@ -49,7 +49,13 @@ impl Put<'_> {
         if json {
             output::json(&json!({ "key": shown(self.key), "bytes": bytes, "rank": rank }))?;
         } else {
-            let at = rank.map(|rank| format!(" on rank {rank}")).unwrap_or_default();
+            let at = match (rank, self.rank) {
+                (Some(rank), Some(asked)) if rank != asked => {
+                    format!(" on rank {rank}: rank {asked} is down or has no room")
+                }
+                (Some(rank), _) => format!(" on rank {rank}"),
+                (None, _) => String::new(),
+            };
             let size = show_bytes(bytes as u64);
             output::write(format!("{}: {size} stored{at}\n", shown(self.key)).as_bytes())?;
         }
@@ -126,6 +132,7 @@ pub(crate) fn exists(handle: &Blocking, keys: &[OsString], json: bool) -> Result
         Existence::Absent => "absent",
         Existence::Writing => "writing",
         Existence::Ready => "ready",
+        Existence::Unreachable => "unreachable",
     };
     let rows: Vec<_> = keys.iter().zip(found.iter().map(word)).collect();
     report(&rows, json)?;

@@ -17,7 +17,7 @@ pub(crate) fn mount(
     (rank, bytes): (u32, u64),
     json: bool,
 ) -> Result<Answer, Trouble> {
-    let segment = patience.call(|| handle.mount_segment(rank, bytes))?;
+    let segment = patience.call(|| handle.mount_segment(rank, bytes)).map_err(Trouble::segment)?;
     if json {
         output::json(&json!({ "rank": rank, "segment": segment, "bytes": bytes }))?;
     } else {
@@ -35,7 +35,8 @@ pub(crate) fn unmount(
     json: bool,
 ) -> Result<Answer, Trouble> {
     let limit = Duration::from_millis(limit_ms);
-    let report = handle.unmount_segment(seat.rank, seat.segment, limit)?;
+    let report =
+        handle.unmount_segment(seat.rank, seat.segment, limit).map_err(Trouble::segment)?;
     if json {
         output::json(&json!({
             "rank": seat.rank,

@@ -33,7 +33,10 @@ struct Rank {
     segment: String,
     heap_used: u64,
     heap_total: u64,
+    log_live: u64,
+    log_total: u64,
     objects: u64,
+    log_objects: u64,
     heard_ms: Option<u64>,
 }
 
@@ -65,7 +68,10 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
             segment: info.segment.clone(),
             heap_used: figures.map_or(0, |f| f.owner.heap_used),
             heap_total: figures.map_or(info.arena_bytes, |f| f.owner.heap_total),
+            log_live: figures.map_or(0, |f| f.owner.log_live_bytes),
+            log_total: figures.map_or(0, |f| f.owner.log_total),
             objects: figures.map_or(0, |f| f.owner.objects),
+            log_objects: figures.map_or(0, |f| f.owner.log_objects),
             heard_ms: figures.map(|f| f.heard_ms),
         });
     }
@@ -85,23 +91,19 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
 }
 
 fn text(status: &Status) -> String {
-    let header = [
-        "rank",
-        "segment",
-        "state",
-        "control",
-        "data",
-        "incarnation",
-        "pid",
-        "heap",
-        "of",
-        "objects",
-        "heard",
-    ];
+    // Columns for device logs, where there are any.
+    let logs = status.ranks.iter().any(|r| r.log_total > 0);
+    let mut header =
+        vec!["rank", "segment", "state", "control", "data", "incarnation", "pid", "heap", "of"];
+    header.push("objects");
+    if logs {
+        header.extend(["log", "of", "objects"]);
+    }
+    header.push("heard");
     let mut table = output::table(&header, 6);
     for r in &status.ranks {
         let heard = r.heard_ms.map_or("-".to_string(), |ms| format!("{ms} ms ago"));
-        table.add_row(vec![
+        let mut row = vec![
             r.rank.to_string(),
             r.segment_id.to_string(),
             r.state.clone(),
@@ -112,13 +114,18 @@ fn text(status: &Status) -> String {
             show_bytes(r.heap_used),
             show_bytes(r.heap_total),
             r.objects.to_string(),
-            heard,
-        ]);
+        ];
+        if logs {
+            row.extend([show_bytes(r.log_live), show_bytes(r.log_total)]);
+            row.push(r.log_objects.to_string());
+        }
+        row.push(heard);
+        table.add_row(row);
     }
     for rank in &status.missing {
-        let blanks = ["-"; 8].map(str::to_string);
-        let row = [rank.to_string(), "-".to_string(), "missing".to_string()];
-        table.add_row([row.to_vec(), blanks.to_vec()].concat());
+        let mut row = vec![rank.to_string(), "-".to_string(), "missing".to_string()];
+        row.resize(header.len(), "-".to_string());
+        table.add_row(row);
     }
     format!(
         "{}\n{} of {} ranks, {} objects, {} plans open\n",
@@ -183,6 +190,19 @@ mod tests {
         let text = text(&found);
         assert!(text.contains("missing") && text.contains("9 ms ago"), "{text}");
         assert!(text.ends_with("2 of 3 ranks, 5 objects, 0 plans open\n"), "{text}");
+    }
+
+    #[test]
+    fn a_device_log_has_columns_of_its_own_where_a_rank_has_one() {
+        let (view, mut stats) = cluster();
+        let lines = |stats: &ClusterStats| text(&status(&view, stats));
+        assert!(!lines(&stats).contains(" log "), "{}", lines(&stats));
+        let o = &mut stats.ranks[0].owner;
+        (o.log_total, o.log_live_bytes, o.log_objects) = (64 << 20, 3 << 20, 768);
+        let shown = lines(&stats);
+        for part in [" log ", "64 MiB", "3 MiB", "768"] {
+            assert!(shown.contains(part), "{part}: {shown}");
+        }
     }
 
     #[test]

@@ -60,6 +60,9 @@ pub(crate) enum Trouble {
         /// What the system says.
         error: io::Error,
     },
+    /// A segment that is not there, or cannot be.
+    #[error("{}", .0.message)]
+    Segment(Error),
     /// A value no rank could hold.
     #[error("{0}")]
     TooLarge(String),
@@ -98,6 +101,16 @@ impl Trouble {
         }
     }
 
+    /// A call about a segment failed: what is said of keys and objects would mislead.
+    pub(crate) fn segment(error: Error) -> Self {
+        match error.kind {
+            ErrorKind::NotFound | ErrorKind::InvalidArgument | ErrorKind::OutOfMemory => {
+                Self::Segment(error)
+            }
+            _ => Self::Call(error),
+        }
+    }
+
     /// A call with a pattern failed; a wrong one is shown with what is wrong about it.
     pub(crate) fn pattern(error: Error) -> Self {
         match error.kind {
@@ -123,9 +136,9 @@ impl Trouble {
     /// The process's exit code.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Call(e) if e.kind == ErrorKind::NotFound => EXIT_ABSENT,
+            Self::Call(e) | Self::Segment(e) if e.kind == ErrorKind::NotFound => EXIT_ABSENT,
             Self::Absent(_) => EXIT_ABSENT,
-            Self::Call(e) if e.kind == ErrorKind::InvalidArgument => EXIT_USAGE,
+            Self::Call(e) | Self::Segment(e) if e.kind == ErrorKind::InvalidArgument => EXIT_USAGE,
             Self::Usage(_) => EXIT_USAGE,
             _ => EXIT_OTHER,
         }
@@ -146,7 +159,9 @@ fn serves(refusal: &str) -> Option<&str> {
 /// What to do about a node that is not there.
 fn advice(error: &Error) -> &'static str {
     // Something answered, or took the connection, but does not speak like a node's control port.
-    if error.message.starts_with("hello to ") {
+    if error.message.contains("not a control port") {
+        "use control= of the ready line"
+    } else if error.message.starts_with("hello to ") {
         "is that a control port? use control= of the ready line"
     } else {
         "give --connect the control address of any node (it is in its ready line)"
@@ -184,6 +199,9 @@ mod tests {
             (Trouble::Usage("x".into()), 2),
             (Trouble::from(Error::timeout("x")), 3),
             (Trouble::TooLarge("x".into()), 3),
+            (Trouble::segment(Error::not_found("x")), 1),
+            (Trouble::segment(Error::invalid("x")), 2),
+            (Trouble::segment(Error::out_of_memory("x")), 3),
             (Trouble::Absent("x".into()), 1),
             (Trouble::about("x".into(), Error::already_exists("x"), || Some(1)), 3),
             (Trouble::connecting(&"h:1".parse().unwrap(), Error::disconnected("x"), "j"), 3),
@@ -198,6 +216,16 @@ mod tests {
     fn every_error_says_what_to_do_next() {
         let error = Error::already_exists("key \"a\"");
         assert_eq!(Trouble::from(error.clone()).to_string(), format!("{error}; {}", hint(&error)));
+    }
+
+    #[test]
+    fn of_a_segment_nothing_is_said_that_is_about_keys() {
+        let said = Trouble::segment(Error::not_found("there is no segment 1")).to_string();
+        assert_eq!(said, "there is no segment 1");
+        let node = "h:1".parse().unwrap();
+        let port = Error::disconnected("hello to h:1: this is a data port, not a control port");
+        let said = Trouble::connecting(&node, port, "j").to_string();
+        assert!(said.ends_with("; use control= of the ready line"), "{said}");
     }
 
     #[test]

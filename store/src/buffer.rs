@@ -26,23 +26,14 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     /// Maps and faults in `len` bytes.
     pub fn new(len: usize) -> Result<Self, StoreError> {
-        Self::mapped(len, len >= HUGE_PAGE, rustix::mm::MapFlags::PRIVATE)
-    }
-
-    /// As [`Buffer::new`], in pages of the kind that a segment has: those of the kernel's shared
-    /// memory. A yardstick for copies out of and into a segment walks such pages, or it is none. No
-    /// other process is given it; a child made by fork writes to the same bytes.
-    pub fn in_segment_pages(len: usize) -> Result<Self, StoreError> {
-        Self::mapped(len, false, rustix::mm::MapFlags::SHARED)
-    }
-
-    fn mapped(len: usize, huge: bool, kind: rustix::mm::MapFlags) -> Result<Self, StoreError> {
-        use rustix::mm::{Advice, ProtFlags, madvise, mmap_anonymous};
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+        let huge = len >= HUGE_PAGE;
         let map_len = if huge { len + HUGE_PAGE } else { len.max(1) };
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let p = unsafe { mmap_anonymous(std::ptr::null_mut(), map_len, protection, kind) }
-            .map_err(|e| StoreError::os("mmap", format!("a buffer of {len} bytes"), e))?;
+        let p =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), map_len, protection, MapFlags::PRIVATE) }
+                .map_err(|e| StoreError::os("mmap", format!("a buffer of {len} bytes"), e))?;
         let map = NonNull::new(p.cast::<u8>())
             .ok_or_else(|| StoreError::BadSegment("mmap returned a null address".to_string()))?;
         let start = if huge { map.as_ptr().align_offset(HUGE_PAGE) } else { 0 };
@@ -87,9 +78,8 @@ mod tests {
     #[test]
     fn a_buffer_of_any_length_is_zero_writable_and_page_aligned() {
         let lengths = [0, 1, 4096, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 1, 5 << 20];
-        let ways = [Buffer::new, Buffer::in_segment_pages];
-        for (new, len) in ways.into_iter().flat_map(|new| lengths.map(|len| (new, len))) {
-            let mut b = new(len).unwrap();
+        for len in lengths {
+            let mut b = Buffer::new(len).unwrap();
             assert_eq!(b.len(), len);
             assert!(b.iter().all(|x| *x == 0));
             assert_eq!(b.as_ptr() as usize % 4096, 0);

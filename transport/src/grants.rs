@@ -87,10 +87,17 @@ impl Entry {
     }
 }
 
+#[derive(Debug, Default)]
+struct Known {
+    entries: HashMap<u64, Arc<Entry>>,
+    // Who waits for a token to appear. Nobody, nearly always: then an open costs no system call.
+    waiting: usize,
+}
+
 /// All tokens of one owner.
 #[derive(Debug, Default)]
 pub struct Grants {
-    entries: Mutex<HashMap<u64, Arc<Entry>>>,
+    known: Mutex<Known>,
     opened: Condvar,
     clock: BootClock,
 }
@@ -108,8 +115,8 @@ impl Grants {
         Self::default()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Entry>>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on `token` may change what `grant` covers. A token known already stays as it is: a
@@ -129,17 +136,20 @@ impl Grants {
             tracing::error!(?rights, "opened with token 0: its tcp writes will be refused");
             return;
         }
-        self.lock().entry(token).or_insert_with(|| {
+        let mut known = self.lock();
+        known.entries.entry(token).or_insert_with(|| {
             Arc::new(Entry { rights, gate: Gate::new(), inside: Mutex::new(Vec::new()) })
         });
-        self.opened.notify_all();
+        if known.waiting > 0 {
+            self.opened.notify_all();
+        }
     }
 
     /// Fences a token: no request is admitted any more, and connections that are inside are cut, so
     /// that not even a stalled one stays. False if the token is unknown, which is refused anyway.
     /// The fence is complete when [`Grants::is_out`].
     pub fn revoke(&self, token: u64) -> bool {
-        let Some(entry) = self.lock().get(&token).cloned() else {
+        let Some(entry) = self.lock().entries.get(&token).cloned() else {
             return false;
         };
         // Closed first: who enters the list after we looked at it sees the gate closed and leaves.
@@ -153,12 +163,12 @@ impl Grants {
     /// True if no byte of this token is or will be placed: it is unknown, or revoked with nobody
     /// left inside.
     pub fn is_out(&self, token: u64) -> bool {
-        self.lock().get(&token).is_none_or(|e| e.gate.is_closed() && e.gate.is_out())
+        self.lock().entries.get(&token).is_none_or(|e| e.gate.is_closed() && e.gate.is_out())
     }
 
     /// Waits for [`Grants::is_out`] of a revoked token; false if somebody is inside after `timeout`.
     pub fn wait_out(&self, token: u64, timeout: Duration) -> bool {
-        let Some(entry) = self.lock().get(&token).cloned() else {
+        let Some(entry) = self.lock().entries.get(&token).cloned() else {
             return true;
         };
         entry.gate.is_closed() && entry.gate.wait_out(timeout)
@@ -168,14 +178,14 @@ impl Grants {
     /// latest. A token with log rights: only after its fence, for the rights cannot be settled while
     /// somebody is inside.
     pub fn forget(&self, token: u64) {
-        if let Some(entry) = self.lock().remove(&token) {
+        if let Some(entry) = self.lock().entries.remove(&token) {
             entry.gate.close();
         }
     }
 
     /// Tokens known now, revoked ones included.
     pub fn len(&self) -> usize {
-        self.lock().len()
+        self.lock().entries.len()
     }
 
     /// True if no token is known.
@@ -186,17 +196,19 @@ impl Grants {
     /// The entry of a token, waited for if need be.
     fn find(&self, token: u64, wait: Duration) -> Option<Arc<Entry>> {
         let deadline = self.clock.now_ns().saturating_add(wait.as_nanos() as u64);
-        let mut entries = self.lock();
+        let mut known = self.lock();
         loop {
-            if let Some(e) = entries.get(&token) {
+            if let Some(e) = known.entries.get(&token) {
                 return Some(e.clone());
             }
             let left = deadline.saturating_sub(self.clock.now_ns());
             if token == 0 || left == 0 {
                 return None;
             }
-            let waited = self.opened.wait_timeout(entries, Duration::from_nanos(left));
-            entries = waited.unwrap_or_else(PoisonError::into_inner).0;
+            known.waiting += 1;
+            let waited = self.opened.wait_timeout(known, Duration::from_nanos(left));
+            known = waited.unwrap_or_else(PoisonError::into_inner).0;
+            known.waiting -= 1;
         }
     }
 

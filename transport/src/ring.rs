@@ -8,6 +8,7 @@
 //! socket's, and a frame larger than a lane goes through in parts. It is not to be split: one task
 //! writes a request, then reads its answer, or the other way round.
 
+mod bell;
 mod lane;
 mod layout;
 mod looking;

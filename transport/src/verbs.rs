@@ -84,6 +84,31 @@ pub struct Post<'a, 'b> {
     pub ops: &'a mut [Op<'b>],
 }
 
+/// Who sees the batches of [`Verbs::post_many`] off: each is asked about just before it leaves, and is told
+/// of once it is over, so that a fence waits for what is in flight and not for what is still to come.
+pub trait Escort {
+    /// Batch `index` is about to leave; an error is its result, and it does not leave. May come again for
+    /// one that was over without having happened.
+    fn leaves(&mut self, index: usize) -> Result<(), TransportError>;
+
+    /// This end sends nothing more of batch `index`, and waits for no answer to it. After an error its bytes
+    /// may lie in a socket still: the target's own fence is there for them. Comes once for each time that
+    /// it left.
+    fn over(&mut self, index: usize);
+}
+
+/// Lets everything go.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Unescorted;
+
+impl Escort for Unescorted {
+    fn leaves(&mut self, _: usize) -> Result<(), TransportError> {
+        Ok(())
+    }
+
+    fn over(&mut self, _: usize) {}
+}
+
 /// One-sided verbs over one remote segment. Blocking: call it from a thread that may wait.
 pub trait Verbs: Send + Sync + fmt::Debug {
     /// Which transport this is.
@@ -98,10 +123,28 @@ pub trait Verbs: Send + Sync + fmt::Debug {
     /// requests, as one with large verbs in stripes does, may be `Refused` after a prefix.
     fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError>;
 
+    /// One of many, by itself.
+    fn post_seen_off(
+        &self,
+        index: usize,
+        post: &mut Post<'_, '_>,
+        escort: &mut dyn Escort,
+    ) -> Result<(), TransportError> {
+        escort.leaves(index)?;
+        let done = self.post(post.token, post.ops);
+        escort.over(index);
+        done
+    }
+
     /// Executes batches that have nothing to do with each other, in any order; each as
     /// [`Verbs::post`] does, with a result of its own.
-    fn post_many(&self, posts: &mut [Post<'_, '_>]) -> Vec<Result<(), TransportError>> {
-        posts.iter_mut().map(|p| self.post(p.token, p.ops)).collect()
+    fn post_many(
+        &self,
+        posts: &mut [Post<'_, '_>],
+        escort: &mut dyn Escort,
+    ) -> Vec<Result<(), TransportError>> {
+        let one = |(i, post): (usize, &mut Post<'_, '_>)| self.post_seen_off(i, post, escort);
+        posts.iter_mut().enumerate().map(one).collect()
     }
 
     /// Lets go of what was not used lately; called now and then, and quick.

@@ -1,6 +1,7 @@
 //! The same verbs for plain threads: one small runtime that this thread drives itself, with control
 //! connections of its own, so that a reply wakes nobody but the caller.
 
+use super::put_log::Now;
 use super::{Client, ClientConfig, ObjectView, WritePlan, spread};
 use crate::error::{Error, Result};
 use crate::message::{ClusterStats, Existence, Listed, ObjMeta, PutOptions, UnmountReport, View};
@@ -57,8 +58,9 @@ impl Blocking {
     /// See [`Client::put`].
     pub fn put(&self, key: &[u8], value: &[u8], opts: &PutOptions) -> Result<()> {
         match self.client.put_now(key, value, opts) {
-            Some(done) => done,
-            None => self.wait(self.client.put(key, value, opts)),
+            Now::Done(done) => done,
+            Now::Plan => self.wait(self.client.put_by_plan(key, value, opts)),
+            Now::Unmet => self.wait(self.client.put(key, value, opts)),
         }
     }
 

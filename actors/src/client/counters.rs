@@ -37,7 +37,7 @@ counters!(
     by_log,
     /// Objects put by a plan of the master's.
     by_plan,
-    /// Puts that found no room in the log, or never do, and took a plan.
+    /// Puts that tried a log and took a plan: no room, now or ever, or a claim given up.
     log_full,
     /// Claims given up in line.
     log_abandoned,
@@ -60,6 +60,8 @@ counters!(
     ReadCounters:
     /// Objects read and believed.
     accepted,
+    /// Those of them that loads alone read, led by an index: counted once, for all three.
+    by_loads,
     /// Objects viewed in place.
     viewed,
     /// Reads and views that an index led to: no message was waited for.
@@ -81,6 +83,12 @@ counters!(
 );
 
 impl Reads {
+    /// The counters now.
+    pub(crate) fn all(&self) -> ReadCounters {
+        let r = self.snapshot();
+        ReadCounters { accepted: r.accepted + r.by_loads, by_index: r.by_index + r.by_loads, ..r }
+    }
+
     /// Counts reads by who told where to.
     pub(crate) fn via(&self, via: Via, n: u64) {
         let counter = match via {

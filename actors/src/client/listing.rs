@@ -51,7 +51,7 @@ impl Client {
         loop {
             let request = Request::List {
                 of: of.clone(),
-                after: after.map(|k| KeyBytes(k.to_vec())),
+                after: after.map(KeyBytes::from),
                 limit: limit.min(KEYS_PER_ROUND) as u32,
             };
             let (keys, next) = match self.call(request).await? {
@@ -60,7 +60,7 @@ impl Client {
             };
             page.extend(keys);
             if page.len() >= limit.saturating_mul(2) || next.is_none() {
-                page.sort_unstable_by(|a, b| a.key.0.cmp(&b.key.0));
+                page.sort_unstable_by(|a, b| a.key.cmp(&b.key));
                 page.truncate(limit);
             }
             match next {

@@ -69,10 +69,12 @@ impl Client {
             Reads::count(&self.shared.reads.changed, 1);
             return None;
         }
-        peer.note(Via::Index, Touch { slot: hit.slot, epoch: hit.epoch(), bytes });
-        Reads::count(&self.shared.reads.accepted, 1);
-        Reads::count(&self.shared.reads.by_index, 1);
-        peer.tell_touches(MANY_TOUCHES);
+        let touch = Touch { slot: hit.slot, epoch: hit.epoch(), bytes };
+        let noted = peer.note(Via::Index, touch);
+        Reads::count(&self.shared.reads.by_loads, 1);
+        if noted >= MANY_TOUCHES {
+            peer.tell_touches(MANY_TOUCHES);
+        }
         Some(Ok(bytes as usize))
     }
 

@@ -227,8 +227,8 @@ impl Peer {
         self.touches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a read; sent in batches, by the Producer's timer.
-    pub(crate) fn note(&self, via: Via, touch: Touch) {
+    /// Notes a read; sent in batches, by the Producer's timer. How many are noted.
+    pub(crate) fn note(&self, via: Via, touch: Touch) -> usize {
         let mut noted = self.noted();
         noted.served.count(via);
         if noted.list.len() >= MAX_TOUCHES {
@@ -236,6 +236,7 @@ impl Peer {
             noted.list.drain(..MAX_TOUCHES / 2);
         }
         noted.list.push(touch);
+        noted.list.len()
     }
 
     /// Sends what was noted if it is enough for a message, without waiting.

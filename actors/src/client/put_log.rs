@@ -42,7 +42,7 @@ pub(crate) struct PeerLog {
     // The highest limit that a put has read: names are told by an actor, which must post no verb.
     limit: AtomicU64,
     // Positions and keys that the owner was not told.
-    names: Mutex<VecDeque<(u64, Box<[u8]>)>>,
+    names: Mutex<VecDeque<(u64, KeyBytes)>>,
     // Claims given up in line of which the owner could not be told at once.
     given_up: Mutex<VecDeque<Abandoned>>,
     // Refusals in a row, and until when nothing is put here because of them.
@@ -127,7 +127,7 @@ impl PeerLog {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         for n in untold.into_iter().rev() {
             if let Some(position) = self.geometry.position(n.slot, n.epoch) {
-                names.push_front((position, n.key.0.into()));
+                names.push_front((position, n.key));
             }
         }
         let excess = names.len().saturating_sub(self.geometry.slots() as usize);
@@ -145,7 +145,7 @@ impl PeerLog {
         {
             if let Some(epoch) = self.geometry.epoch(position).filter(|_| position >= tail) {
                 let slot = self.geometry.slot(position);
-                taken.push(Named { slot, epoch, key: KeyBytes(key.into_vec()) });
+                taken.push(Named { slot, epoch, key });
             }
         }
         taken
@@ -197,6 +197,16 @@ enum Attempt {
     Plan,
 }
 
+/// How a put went without a message.
+pub(crate) enum Now {
+    /// It is over.
+    Done(Result<()>),
+    /// It takes a plan: it was to, or the log did not take it.
+    Plan,
+    /// This handle is not attached to the owner of the log.
+    Unmet,
+}
+
 impl Client {
     pub(super) fn wants_log(&self, opts: &PutOptions) -> bool {
         opts.device_alloc.unwrap_or(self.shared.config.device_alloc)
@@ -210,55 +220,53 @@ impl Client {
         self.shared.peers.first_of(rank)
     }
 
-    /// Puts through the log, without a message. None: by a plan.
-    pub(crate) fn put_now(
-        &self,
-        key: &[u8],
-        value: &[u8],
-        opts: &PutOptions,
-    ) -> Option<Result<()>> {
+    /// Puts through the log, without a message.
+    pub(crate) fn put_now(&self, key: &[u8], value: &[u8], opts: &PutOptions) -> Now {
         if !self.wants_log(opts) {
-            return None;
+            return Now::Plan;
         }
+        // Comes while the claim is made.
+        nkv_store::streaming::fetch_source(value);
         if let Err(e) = self.check_process() {
-            return Some(Err(e));
+            return Now::Done(Err(e));
         }
         if let Err(e) = Key::check(key) {
-            return Some(Err(e.into()));
+            return Now::Done(Err(e.into()));
         }
         // The plan path says why a node that shuts down takes nothing.
         if self.shared.draining.load(Ordering::Acquire) {
-            return None;
+            return Now::Plan;
         }
         let id = KeyId::of(key);
-        let peer = self.log_owner(id, opts)?;
+        let Some(peer) = self.log_owner(id, opts) else { return Now::Unmet };
         let clock = &*self.shared.env.clock;
-        let log = peer.open_log().filter(|log| !log.is_refused(clock))?;
-        let done = peer.run_blocking(|| self.put_into(&peer, log, (key, id), value, opts));
-        match done {
+        let Some(log) = peer.open_log().filter(|log| !log.is_refused(clock)) else {
+            return Now::Plan;
+        };
+        let put = || self.put_into((&peer, log), (key, id), value, opts);
+        match peer.run_blocking(put) {
             Ok(Attempt::Done) => {
                 log.was_served();
                 Writes::count(&self.shared.writes.by_log, 1);
-                Some(Ok(()))
+                Now::Done(Ok(()))
             }
             // Too many claims at once, or the owner took the rights back: by plans for a while.
             Err(e) if e.kind == ErrorKind::Reclaimed && peer.kind() == Kind::Tcp => {
                 tracing::debug!(error = %e, "puts to this log take plans for a while");
                 log.was_refused(clock);
-                None
+                Now::Plan
             }
             Ok(Attempt::Plan) => {
                 Writes::count(&self.shared.writes.log_full, 1);
-                None
+                Now::Plan
             }
-            Err(e) => Some(Err(e)),
+            Err(e) => Now::Done(Err(e)),
         }
     }
 
     fn put_into(
         &self,
-        peer: &Peer,
-        log: &PeerLog,
+        (peer, log): (&Peer, &PeerLog),
         (key, id): (&[u8], KeyId),
         value: &[u8],
         opts: &PutOptions,

@@ -6,6 +6,7 @@ mod whole;
 
 use super::counters::Writes;
 use super::peer::Peer;
+use super::put_log::Now;
 use super::{Client, one, spread, unexpected};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{OpenItem, PlanDesc, PlanRef, PutOptions, Request, Response};
@@ -33,10 +34,22 @@ type Peers = HashMap<u64, Result<Arc<Peer>>>;
 impl Client {
     /// Stores a value under a new key; returns once it is committed.
     pub async fn put(&self, key: &[u8], value: &[u8], opts: &PutOptions) -> Result<()> {
-        if let Some(done) = self.put_now(key, value, opts) {
-            return done;
+        match self.put_now(key, value, opts) {
+            Now::Done(done) => done,
+            Now::Plan => self.put_by_plan(key, value, opts).await,
+            Now::Unmet => one(self.put_many(&[(key, value)], opts).await),
         }
-        one(self.put_many(&[(key, value)], opts).await)
+    }
+
+    /// Stores a value that no log is to take, or took.
+    pub(crate) async fn put_by_plan(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        opts: &PutOptions,
+    ) -> Result<()> {
+        self.check_process()?;
+        one(self.put_planned(&[(key, value)], opts).await)
     }
 
     /// Stores many values: through the device logs of their owners where that is wanted and there is
@@ -50,16 +63,15 @@ impl Client {
         }
         let ids: Vec<_> = items.iter().map(|(key, _)| KeyId::of(key)).collect();
         self.meet_log_owners(&ids, opts).await;
-        let mut done: Vec<_> = items.iter().map(|(k, v)| self.put_now(k, v, opts)).collect();
+        let now = |(key, value): &(&[u8], &[u8])| match self.put_now(key, value, opts) {
+            Now::Done(done) => Some(done),
+            Now::Plan | Now::Unmet => None,
+        };
+        let mut done: Vec<_> = items.iter().map(now).collect();
         let left: Vec<_> =
             items.iter().zip(&done).filter(|(_, d)| d.is_none()).map(|(item, _)| *item).collect();
         let planned =
             if left.is_empty() { Vec::new() } else { self.put_planned(&left, opts).await };
-        // The same promise by either way: an object under that key is readable.
-        let planned = planned.into_iter().map(|r| match r {
-            Err(e) if e.kind == ErrorKind::AlreadyExists => Ok(()),
-            other => other,
-        });
         let open = done.iter_mut().filter(|d| d.is_none());
         open.zip(planned).for_each(|(open, planned)| *open = Some(planned));
         let unplanned = || Err(Error::internal("a put that was neither done nor planned"));
@@ -94,6 +106,12 @@ impl Client {
         unfinished.answered(&plans);
         let stored = results.iter().filter(|r| r.is_ok()).count();
         Writes::count(&self.shared.writes.by_plan, stored as u64);
+        if self.wants_log(opts) {
+            // The same promise by either way: an object under that key is readable.
+            let there =
+                |r: &&mut Result<()>| matches!(r, Err(e) if e.kind == ErrorKind::AlreadyExists);
+            results.iter_mut().filter(there).for_each(|r| *r = Ok(()));
+        }
         results
     }
 

@@ -115,13 +115,13 @@ impl Master {
 
     /// `but`: what owners said already.
     fn question_of(&self, request: &Request, but: &[WireKeyId]) -> Option<LogQuestion> {
-        let id = |k: &KeyBytes| WireKeyId::from(KeyId::of(&k.0));
+        let id = |k: &KeyBytes| WireKeyId::from(KeyId::of(k));
         match request {
             Request::GetLocation(keys) | Request::Exists(keys) => {
                 // A plan that is given up or written by somebody else, or an object that nobody can reach,
                 // hides nothing that a log serves.
                 let hidden = |e: Option<&Entry>| e.is_none_or(|e| !self.is_readable(e));
-                let unknown = keys.iter().filter(|k| self.entry(&k.0).is_ok_and(hidden));
+                let unknown = keys.iter().filter(|k| self.entry(k).is_ok_and(hidden));
                 let unknown: Vec<_> = unknown.map(id).filter(|id| !but.contains(id)).collect();
                 (!unknown.is_empty()).then_some(LogQuestion::Find(unknown))
             }
@@ -147,8 +147,7 @@ impl Master {
             return;
         }
         if let Request::GetLocation(keys) | Request::Exists(keys) = &asked.ask.request {
-            let by_id: HashMap<KeyId, &KeyBytes> =
-                keys.iter().map(|k| (KeyId::of(&k.0), k)).collect();
+            let by_id: HashMap<KeyId, &KeyBytes> = keys.iter().map(|k| (KeyId::of(k), k)).collect();
             // Who asks knows the name, if its producer has not told it yet.
             let named = served.into_iter().filter_map(|o| {
                 let key = (*by_id.get(&KeyId::from(o.id))?).clone();
@@ -266,7 +265,7 @@ impl Master {
         let mut answer = self.get_location(keys);
         if let Response::Locations(list) = &mut answer {
             for (told, key) in list.iter_mut().zip(keys).filter(|(told, _)| told.is_err()) {
-                if let Some(meta) = besides.get(&KeyId::of(&key.0)) {
+                if let Some(meta) = besides.get(&KeyId::of(key)) {
                     *told = Ok(meta.clone());
                 }
             }
@@ -282,7 +281,7 @@ impl Master {
     /// The entry of this key has ended: what a log serves under it is looked for again, if there was any.
     pub(super) fn list_aside(&mut self, id: KeyId, key: &Key) {
         if self.aside.remove(&id) {
-            let request = Request::GetLocation(vec![KeyBytes(key.as_bytes().to_vec())]);
+            let request = Request::GetLocation(vec![KeyBytes::from(key.as_bytes())]);
             // No owner to ask: none serves it.
             let _ = self.ask_logs_first(Ask { producer: 0, request }, Reply::nobody());
         }
@@ -290,7 +289,7 @@ impl Master {
 
     fn logged_entry(&self, seat: Seat, at: SlotRef, o: &LogObjectEntry) -> Option<Entry> {
         Some(Entry {
-            key: Key::new(&o.key.0).ok()?,
+            key: Key::new(&o.key).ok()?,
             seat,
             at,
             extent: Extent { offset: o.payload_off, len: o.bytes_total },

@@ -45,7 +45,7 @@ impl Master {
     }
 
     pub(super) fn get_location(&mut self, keys: &[KeyBytes]) -> Response {
-        let found: Vec<_> = keys.iter().map(|k| self.locate(&k.0)).collect();
+        let found: Vec<_> = keys.iter().map(|k| self.locate(k)).collect();
         let hits = found.iter().filter(|r| r.is_ok()).count() as u64;
         self.counters.lookup_hits += hits;
         self.counters.lookup_misses += found.len() as u64 - hits;
@@ -55,7 +55,7 @@ impl Master {
     pub(super) fn match_prefix(&mut self, keys: &[KeyBytes]) -> Response {
         let mut run = Vec::new();
         for key in keys {
-            match self.readable(&key.0) {
+            match self.readable(key) {
                 Ok(Some(e)) => run.push(e.meta()),
                 _ => break,
             }
@@ -73,11 +73,11 @@ impl Master {
     ) -> Response {
         let mut owners = Vec::new();
         let one = |key: &KeyBytes| {
-            let entry = self.entry(&key.0);
+            let entry = self.entry(key);
             let listed = entry.as_ref().ok().and_then(|e| e.filter(|e| self.is_readable(e)));
             let there = listed.map(|e| e.at.incarnation);
             let there =
-                there.or_else(|| besides.get(&KeyId::of(&key.0)).map(|meta| meta.at.incarnation));
+                there.or_else(|| besides.get(&KeyId::of(key)).map(|meta| meta.at.incarnation));
             if let Some(owner) = there {
                 if owners.len() < MAX_OWNERS && !owners.contains(&owner) {
                     owners.push(owner);
@@ -86,6 +86,7 @@ impl Master {
             }
             match entry {
                 Ok(Some(Entry { state: State::Writing(_), .. })) => Existence::Writing,
+                Ok(Some(Entry { state: State::Live, .. })) => Existence::Unreachable,
                 _ => Existence::Absent,
             }
         };

@@ -167,7 +167,7 @@ impl On<RoundMatched> for Master {
 impl Found {
     fn listed(self) -> Response {
         let row = |s: Seen| Listed {
-            key: KeyBytes(s.key.as_bytes().to_vec()),
+            key: KeyBytes::from(s.key.as_bytes()),
             bytes_total: s.bytes_total,
             rank: s.rank,
             state: s.state,
@@ -189,7 +189,7 @@ impl Query {
     fn of(request: &Request) -> Option<Self> {
         let (of, page) = match request {
             Request::List { of, after, limit } => {
-                (of, Some((after.as_ref().map(|k| k.0.clone()), *limit as usize)))
+                (of, Some((after.as_ref().map(|k| Vec::from(k.clone())), *limit as usize)))
             }
             Request::RemoveMatching(of) => (of, None),
             _ => return None,

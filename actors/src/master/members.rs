@@ -257,6 +257,11 @@ impl Members {
         self.lock().too_few(self.world_size)
     }
 
+    /// Whether plans may have been granted on this incarnation: it reported since the term began.
+    pub(super) fn was_placed_on(&self, incarnation: u64) -> bool {
+        self.lock().reported_once.contains(&incarnation)
+    }
+
     pub(super) fn set_reported(&self, seat: Seat) {
         let mut inner = self.lock();
         if let Some(m) = inner.ranks.get_mut(&seat) {

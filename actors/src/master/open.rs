@@ -378,7 +378,7 @@ fn opened(desc: &PlanDesc, key: &Key, (producer, request, item): Asked) -> PlanO
         at: m.at,
         extent_offset: m.payload_off,
         extent_len: desc.extent_len,
-        key: KeyBytes(key.as_bytes().to_vec()),
+        key: KeyBytes::from(key.as_bytes()),
         producer,
         request,
         item,

@@ -54,6 +54,9 @@ impl Master {
         self.recover_until_ms = self.now_ms() + RECOVER_LIMIT_MS;
         for info in self.truth.members.infos() {
             let seat = info.seat();
+            if self.truth.members.was_placed_on(info.incarnation) {
+                self.forgotten.insert(info.incarnation);
+            }
             self.books.insert(seat, Book::new(info));
             self.recovering.insert(seat);
             self.ask_for_report(seat);
@@ -141,6 +144,8 @@ impl Master {
         }
         self.recovering.remove(&seat);
         self.blind.remove(&seat);
+        let incarnation = self.books.get(&seat).map_or(0, |b| b.info.incarnation);
+        self.forgotten.remove(&incarnation);
         self.truth.members.set_reported(seat);
         self.truth.members.send(seat, Down::ReportTaken);
         self.ask_log_again(seat);
@@ -169,7 +174,7 @@ impl Master {
             self.take_in(seat, info.incarnation, report, &kept);
         for p in lost.iter().map(|u| &u.opened) {
             let extent = Extent { offset: p.extent_offset, len: p.extent_len };
-            let key = Key::new(&p.key.0).ok().map(|k| k.id());
+            let key = Key::new(&p.key).ok().map(|k| k.id());
             taken.insert(p.at.slot, Taken { epoch: p.at.epoch, extent, key });
         }
         let mut book = Book::rebuild(info, taken, free)?;
@@ -229,7 +234,7 @@ impl Master {
                     ..
                 } => {
                     let extent = Extent { offset: extent_offset, len: extent_len };
-                    let key = Key::new(&key.0).ok();
+                    let key = Key::new(&key).ok();
                     let id = key.as_ref().map(Key::id);
                     taken.insert(e.slot, Taken { epoch: e.epoch, extent, key: id });
                     let live = (extent, bytes_total, page_bytes);
@@ -246,7 +251,7 @@ impl Master {
     fn tell_again(&self, seat: Seat, lost: Vec<Unmet>) {
         self.truth.members.rare.plans_told_again.add(lost.len());
         for Unmet { opened, since } in lost {
-            let (plan, at, id) = (opened.plan, opened.at, KeyId::of(&opened.key.0));
+            let (plan, at, id) = (opened.plan, opened.at, KeyId::of(&opened.key));
             self.truth.members.send(seat, Down::PlanOpened(opened));
             match since {
                 Since::Nothing => {}
@@ -298,7 +303,7 @@ impl Master {
                 at: e.at,
                 extent_offset: e.extent.offset,
                 extent_len: e.extent.len,
-                key: KeyBytes(e.key.as_bytes().to_vec()),
+                key: KeyBytes::from(e.key.as_bytes()),
                 producer: asked.0,
                 request: asked.1,
                 item: asked.2,
@@ -341,7 +346,7 @@ impl Master {
     }
 
     fn reported_plan(&mut self, seat: Seat, p: &PlanOpened) -> Option<KeyId> {
-        let key = Key::new(&p.key.0).ok()?;
+        let key = Key::new(&p.key).ok()?;
         let id = key.id();
         if let Some(e) = self.objects.get(&id) {
             // Another plan won, or what was said last was lost with the link: say it again.

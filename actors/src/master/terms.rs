@@ -93,8 +93,11 @@ impl Master {
             // Everybody else was met, or waited for in vain: it was counted as gone.
             return gone;
         }
-        if others {
-            self.rise_above(m.obeyed)?;
+        // The actor before this one may have granted plans there in words that were lost with the link, and
+        // only it knew which: a new term fences them [I10].
+        let forgotten = self.forgotten.contains(&incarnation);
+        if others || forgotten {
+            self.rise_above(if forgotten { m.obeyed.max(members.term()) } else { m.obeyed })?;
         }
         let lost = {
             let mut inner = members.lock();
@@ -149,7 +152,10 @@ impl Master {
             inner.loss = 0;
         }
         self.truth.members.rare.terms_risen.one();
-        tracing::warn!(term = number, "another master ran before: a new term begins");
+        tracing::warn!(
+            term = number,
+            "another master ran before, or words to a rank were lost with it: a new term begins"
+        );
         self.forget_all();
         Ok(())
     }
@@ -223,6 +229,7 @@ impl Master {
         self.truth.members.forget_superseded();
         self.recovering.clear();
         self.blind.clear();
+        self.forgotten.clear();
         self.unpark();
     }
 }

@@ -208,6 +208,8 @@ impl Owner {
         for left in self.truth.tables.log_producers.settle() {
             log.log.abandon(left)?;
         }
+        // First what costs least and is waited for most: in a flood the rest takes a while.
+        self.advance(log, now)?;
         let mut evicted = Vec::new();
         let mut segment = InSegment(&mut self.slots, &mut evicted);
         let accepted = log.log.accept(now, &mut segment);
@@ -216,13 +218,19 @@ impl Owner {
         // Also of what went before an error.
         self.forget_evicted(&evicted);
         done?;
+        self.advance(log, now)?;
+        self.look_at_holes(log, now)
+    }
+
+    /// Moves tail and limit on, as far as quarantine and views allow.
+    fn advance(&self, log: &mut Log, now: u64) -> Result<(), nkv_store::StoreError> {
         if log.may_advance(now) {
             log.pins_looked_ns = now;
             let (memory, region) = (self.truth.heap.memory(), self.truth.heap.geometry().pins);
             let pinned = pins::scan(&**memory, &region)?;
             log.log.advance(now, |slot, epoch| !pinned.contains(&(slot, epoch)))?;
         }
-        self.look_at_holes(log, now)
+        Ok(())
     }
 
     /// Objects that made room: the master hears of those it was told of.
@@ -306,8 +314,8 @@ impl Owner {
             let Some(Named { slot, epoch, key }) = t.told.pop_front() else { return };
             let object = log.log.object(slot, epoch);
             // The header says whose key it is: a name that does not fit it is nobody's [I16].
-            if object.is_some_and(|o| o.key == KeyId::of(&key.0)) {
-                t.keys.insert(slot, (epoch, key.0));
+            if object.is_some_and(|o| o.key == KeyId::of(&key)) {
+                t.keys.insert(slot, (epoch, key));
                 log.named.push_back((slot, epoch));
             }
         }
@@ -320,7 +328,7 @@ impl Owner {
             && let Some((slot, epoch)) = log.named.pop_front()
         {
             let object = log.log.object(slot, epoch).map(|o| self.entry_of(&o));
-            entries.extend(object.filter(|o| !o.key.0.is_empty()));
+            entries.extend(object.filter(|o| !o.key.is_empty()));
         }
         for part in entries.chunks(ENTRIES_PER_FRAME) {
             self.send_up(Up::Announced(part.to_vec()));
@@ -331,7 +339,7 @@ impl Owner {
         let t = self.truth.tables.lock();
         let named = t.keys.get(&o.slot).filter(|(epoch, _)| *epoch == o.epoch);
         LogObjectEntry {
-            key: KeyBytes(named.map(|(_, key)| key.clone()).unwrap_or_default()),
+            key: named.map(|(_, key)| key.clone()).unwrap_or_default(),
             id: WireKeyId::from(o.key),
             slot: o.slot,
             epoch: o.epoch,
@@ -351,7 +359,7 @@ impl Owner {
     pub(super) fn named_in_log(&self) -> Vec<LogObjectEntry> {
         let Some(log) = &self.log else { return Vec::new() };
         let entries = log.log.live().map(|o| self.entry_of(&o));
-        entries.filter(|e| !e.key.0.is_empty()).collect()
+        entries.filter(|e| !e.key.is_empty()).collect()
     }
 
     /// Retires objects of the log; those that are surely not served any more.
@@ -385,7 +393,7 @@ impl Owner {
         match question {
             LogQuestion::Find(keys) => {
                 // Who asks knows the names: with them an answer might exceed what a frame may hold.
-                let nameless = |o| LogObjectEntry { key: KeyBytes(Vec::new()), ..o };
+                let nameless = |o| LogObjectEntry { key: KeyBytes::default(), ..o };
                 let found = keys.into_iter().filter_map(|id| self.find_in_log(id.into()));
                 served = found.map(nameless).collect();
                 let mut t = self.truth.tables.lock();

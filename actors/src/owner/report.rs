@@ -31,7 +31,7 @@ impl Owner {
                 |r: &SlotReport| by_slot.get(&self.at(r.slot, r.epoch)).map(|p| (*p).clone());
             let key = |r: &SlotReport| match t.keys.get(&r.slot) {
                 Some((epoch, key)) if *epoch == r.epoch => key.clone(),
-                _ => Vec::new(),
+                _ => KeyBytes::default(),
             };
             self.slots.report().map(|r| entry(&r, &open, &key)).collect()
         };
@@ -64,7 +64,7 @@ impl Owner {
 fn entry(
     r: &SlotReport,
     open: &dyn Fn(&SlotReport) -> Option<crate::message::PlanOpened>,
-    key: &dyn Fn(&SlotReport) -> Vec<u8>,
+    key: &dyn Fn(&SlotReport) -> KeyBytes,
 ) -> SlotEntry {
     let extent = r.extent.unwrap_or(Extent { offset: 0, len: 0 });
     let held = SlotContent::Held { extent_offset: extent.offset, extent_len: extent.len };
@@ -73,7 +73,7 @@ fn entry(
         SlotKind::Held => held,
         SlotKind::Open => open(r).map_or(held, |p| SlotContent::Open(Box::new(p))),
         SlotKind::Live { bytes_total, page_size, n_pages, .. } => SlotContent::Live {
-            key: KeyBytes(key(r)),
+            key: key(r),
             extent_offset: extent.offset,
             extent_len: extent.len,
             bytes_total: *bytes_total,

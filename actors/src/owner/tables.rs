@@ -5,7 +5,7 @@ use super::attachments::Attachments;
 use super::log::LogSignals;
 use super::log_producers::LogProducers;
 use super::pin_tables::PinTables;
-use crate::message::{EndCause, Named, OwnerGauges, PlanId, PlanOpened, SeenView, Term};
+use crate::message::{EndCause, KeyBytes, Named, OwnerGauges, PlanId, PlanOpened, SeenView, Term};
 use crate::rare::RareAtOwner;
 use hashbrown::HashMap;
 use nkv_store::device_log::BUMP_PTR_OFF;
@@ -47,7 +47,7 @@ pub struct Tables {
     /// Open and ending plans.
     pub plans: BTreeMap<PlanId, PlanRecord>,
     /// Key string of every open or live slot, with its epoch.
-    pub keys: HashMap<u32, (u32, Vec<u8>)>,
+    pub keys: HashMap<u32, (u32, KeyBytes)>,
     /// Objects of the device log that the master was told of without a name of their own: slot, epoch.
     pub log_told: HashMap<u32, u32>,
     /// What producers told of objects of the device log, to be taken in.
@@ -165,7 +165,7 @@ impl OwnerTables {
                 return;
             }
             t.last_opened = t.last_opened.max(Some(p.plan));
-            t.keys.insert(p.at.slot, (p.at.epoch, p.key.0.clone()));
+            t.keys.insert(p.at.slot, (p.at.epoch, p.key.clone()));
             t.plans.insert(p.plan, PlanRecord { deadline_ns, ending: None, opened: p.clone() });
         }
         let grant = Grant {

@@ -88,7 +88,7 @@ impl Bench {
     async fn opens(&self, term: Term, seq: u64, slot: u32, epoch: u32) -> PlanRef {
         let p = self.records(term, seq, slot, epoch);
         self.hears(Down::PlanOpened(p.clone())).await;
-        PlanRef { plan: p.plan, at: p.at, key: KeyId::of(&p.key.0).into() }
+        PlanRef { plan: p.plan, at: p.at, key: KeyId::of(&p.key).into() }
     }
 
     /// The link takes a plan in; the actor has not handled its message yet.
@@ -99,7 +99,7 @@ impl Bench {
             at: self.at(slot, epoch),
             extent_offset: self.heap.geometry().arena.offset + u64::from(slot) * 4096,
             extent_len: 4096,
-            key: KeyBytes(format!("k{seq}").into_bytes()),
+            key: KeyBytes::from(format!("k{seq}").into_bytes()),
             producer: PRODUCER,
             request: seq,
             item: 0,
@@ -235,7 +235,7 @@ async fn what_was_ready_at_a_new_term_is_kept_with_its_key_and_reported_not_anno
     b.obeys(NEW).await;
     let slots = b.report().await;
     let live = slots.iter().find(|s| s.slot == 0).unwrap();
-    assert!(matches!(&live.what, SlotContent::Live { key, .. } if key.0 == b"k1"), "{slots:?}");
+    assert!(matches!(&live.what, SlotContent::Live { key, .. } if **key == *b"k1"), "{slots:?}");
     let torn = slots.iter().find(|s| s.slot == 1).unwrap();
     assert!(matches!(torn.what, SlotContent::Held { .. }), "{slots:?}");
     let other = b.said();
@@ -385,7 +385,7 @@ async fn model_lateempty_i17_a_claim_in_its_log_is_something_placed_on_a_rank() 
 async fn i15_what_a_panic_kept_from_the_master_is_said_again() {
     let mut bench = Bench::with_log(64 << 10).await;
     // As if it had been evicted, and the word been lost with the actor.
-    bench.tables.lock().keys.insert(1, (1, b"evicted".to_vec()));
+    bench.tables.lock().keys.insert(1, (1, b"evicted".to_vec().into()));
     bench.tables.lock().log_told.insert(2, 1);
     let _ = bench.owner.call(Crash, LIMIT).await;
     let mut said = bench

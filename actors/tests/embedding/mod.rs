@@ -2,6 +2,8 @@
 //! they are, bounded waits. It starts nothing by itself.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub mod log;
+
 use nkv_actors::message::PutOptions;
 use nkv_actors::{Client, ClientConfig, Cluster, NodeConfig, TransportChoice};
 use std::time::Duration;

@@ -43,7 +43,9 @@ pub(super) fn measure(
         row(report, gets.run("get jumping", |step| step % n * stride % n, stop));
         let mut loaded = None;
         let work = || loaded = Some(gets.run("get under load", |_| 0, stop));
-        producers::rates(flags, 1, stop, work)?;
+        let beside = producers::rates(flags, 1, stop, work, report);
+        report.tally.merge(std::mem::take(&mut gets.tally));
+        beside?;
         loaded.into_iter().for_each(|times| row(report, times));
     }
     report.tally.merge(gets.tally);

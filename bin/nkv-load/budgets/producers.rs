@@ -2,7 +2,7 @@
 //! line that all of them are sent at once, and each ends by itself.
 
 use crate::flags::Flags;
-use crate::report::Rate;
+use crate::report::{Rate, Report};
 use crate::stop::Stop;
 use anyhow::{Context, bail};
 use serde::Deserialize;
@@ -28,12 +28,13 @@ struct ToldRate {
 /// Starts so many, runs `meanwhile` beside them, and adds up what they tell.
 ///
 /// # Errors
-/// If one cannot be started, fails, or says nothing.
+/// If one cannot be started or says nothing.
 pub(super) fn rates(
     flags: &Flags,
     processes: u32,
     stop: &Stop,
     meanwhile: impl FnOnce(),
+    report: &mut Report,
 ) -> anyhow::Result<Vec<Rate>> {
     if stop.asked() {
         return Ok(Vec::new());
@@ -53,8 +54,13 @@ pub(super) fn rates(
     }
     for producer in started {
         let told = producer.outcome()?;
+        report.tally.failed_elsewhere(
+            "puts of a producer (run nkv-load --pour 1 by hand to see why)",
+            told.failed,
+        );
         if told.failed > 0 {
-            bail!("{} puts of a producer failed", told.failed);
+            // It stopped there: its rate is none.
+            return Ok(Vec::new());
         }
         for rate in &mut rates {
             let same = told.rates.iter().filter(|told| told.op == rate.op);

@@ -1,16 +1,17 @@
 //! The memory that plain copies walk beside the operations, and the order in which both walk. The
-//! memory of objects is the node's; this is as much again, in pages of the same kind.
+//! memory of objects is the node's; this is as much again, of the same kind.
 
 use crate::content::Stream;
 use crate::memcpy::faulted;
 use crate::stopwatch::timed;
 use nkv::store::Buffer;
+use nkv::store::shm::UnnamedMemory;
 use std::hint::black_box;
 
 /// A ring of as many bytes as the objects have, a cold source for puts, and one buffer of the caller.
 pub(super) struct Walk {
     /// Stands for the segment.
-    segment: Buffer,
+    segment: UnnamedMemory,
     /// What puts put, and copies copy.
     source: Buffer,
     /// Where gets end.
@@ -26,7 +27,7 @@ impl Walk {
         let mut source = Buffer::new(bytes)?;
         Stream::of(b"budgets", 0).fill(&mut source);
         let target = faulted(bytes.min(super::SIZES[super::SIZES.len() - 1]));
-        Ok(Self { segment: Buffer::in_segment_pages(bytes)?, source, target })
+        Ok(Self { segment: UnnamedMemory::new(bytes)?, source, target })
     }
 
     /// Objects of a size in a ring.

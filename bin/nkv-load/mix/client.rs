@@ -239,7 +239,7 @@ impl Client {
             }
             Ok([Existence::Ready]) if stored => self.outcome.exists.record(ns),
             Ok(other) => {
-                let text = format!("answered {other:?} for a key that is not being written");
+                let text = format!("answered {other:?} for a key that is there, or was never put");
                 self.failed("exists", slot, &key, &Error::internal(text));
             }
             Err(error) => {

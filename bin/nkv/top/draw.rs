@@ -3,6 +3,7 @@
 //! nothing of terminals, so the same lines are printed where there is none.
 
 use super::model::{ActorRow, Health, RankRow, Rates, Screen};
+use nkv::message::OwnerGauges;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -63,9 +64,21 @@ pub(super) fn draw(frame: &mut Frame<'_>, screen: &Screen, scroll: usize, every:
 /// All lines for the ranks of a range.
 pub(super) fn parts(screen: &Screen, ranks: std::ops::Range<usize>) -> Parts {
     let rows = &screen.ranks[ranks];
-    let mut traffic = vec![title(TRAFFIC)];
-    traffic.extend(rows.iter().map(|r| traffic_line(&r.rank.to_string(), r.rates.as_ref())));
-    traffic.push(traffic_line("all", Some(&screen.total)));
+    // Columns for device logs, where there are any.
+    let logs = screen.ranks.iter().filter_map(|r| r.heap.as_ref()).any(|h| h.log_total > 0);
+    let log = |heap: Option<&OwnerGauges>| match heap {
+        Some(h) if logs => {
+            let (live, of) = (bytes(h.log_live_bytes as f64), bytes(h.log_total as f64));
+            format!(" {live:>9} {of:>9}")
+        }
+        _ => String::new(),
+    };
+    let mut traffic = vec![title(&format!("{TRAFFIC}{}", if logs { LOGS } else { "" }))];
+    traffic.extend(
+        rows.iter()
+            .map(|r| traffic_line(&r.rank.to_string(), r.rates.as_ref(), &log(r.heap.as_ref()))),
+    );
+    traffic.push(traffic_line("all", Some(&screen.total), ""));
     Parts {
         head: head(screen),
         tables: [
@@ -82,6 +95,7 @@ pub(super) fn parts(screen: &Screen, ranks: std::ops::Range<usize>) -> Parts {
 const HEAPS: &str =
     "RANK STATE       HEAP USED         OF     LIVE     HELD     HOLE OBJECTS  HEARD";
 const TRAFFIC: &str = "RANK   GETS/s   READ B/s   PUTS/s  WRITE B/s  EVICT/s";
+const LOGS: &str = "  LOG LIVE        OF";
 
 fn head(screen: &Screen) -> Vec<Line<'static>> {
     let complete = screen.members == screen.world_size as usize;
@@ -139,12 +153,14 @@ fn heap_line(row: &RankRow) -> Line<'static> {
     Line::from(spans)
 }
 
-fn traffic_line(name: &str, rates: Option<&Rates>) -> Line<'static> {
+/// `more`: what comes behind the rates.
+fn traffic_line(name: &str, rates: Option<&Rates>, more: &str) -> Line<'static> {
     let Some(r) = rates else {
-        return Line::from(vec![Span::raw(format!("{name:>4} ")), Span::styled("       -", DIM)]);
+        let none = format!("{:>8}{:40}{more}", "-", "").trim_end().to_string();
+        return Line::from(vec![Span::raw(format!("{name:>4} ")), Span::styled(none, DIM)]);
     };
     let text = format!(
-        "{name:>4} {:>8} {:>10} {:>8} {:>10} {:>8}",
+        "{name:>4} {:>8} {:>10} {:>8} {:>10} {:>8}{more}",
         number(r.gets),
         bytes(r.bytes_read),
         number(r.puts),

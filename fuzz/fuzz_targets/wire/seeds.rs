@@ -67,7 +67,7 @@ const KEY: WireKeyId = WireKeyId { hash: 1, check: 2 };
 const PLAN_REF: PlanRef = PlanRef { plan: PLAN, at: AT, key: KEY };
 
 fn key() -> KeyBytes {
-    KeyBytes(b"layer/0".to_vec())
+    KeyBytes::from(&b"layer/0"[..])
 }
 
 fn meta() -> ObjMeta {
@@ -172,7 +172,7 @@ fn first_frames(seeds: &mut Seeds) {
 
 fn requests() -> Vec<Request> {
     let opts = PutOptions { preferred_segment: Some(1), page_bytes: 256, device_alloc: Some(true) };
-    let item = OpenItem { key: key().0, bytes_total: 1000, opts };
+    let item = OpenItem { key: key().into(), bytes_total: 1000, opts };
     vec![
         Request::OpenForWrite { request: 1, wait_ms: 100, items: vec![item.clone(), item] },
         Request::Commit(vec![PLAN_REF]),
@@ -200,7 +200,12 @@ fn responses() -> Vec<Response> {
         Response::Locations(vec![Ok(meta()), Err(error.clone())]),
         Response::Prefix(vec![meta()]),
         Response::Existence {
-            list: vec![Existence::Absent, Existence::Writing, Existence::Ready],
+            list: vec![
+                Existence::Absent,
+                Existence::Writing,
+                Existence::Ready,
+                Existence::Unreachable,
+            ],
             owners: vec![7],
         },
         Response::Stats(ClusterStats { ranks: vec![row], ..ClusterStats::default() }),
@@ -312,7 +317,7 @@ fn streams(seeds: &mut Seeds) {
     add([2, 1, 0, 9], &frames);
     add([3, 0, 0, 3], &[again(0, &Up::Freed(vec![AT])), again(0, &Up::Leave)]);
     add([4, 1, 0, 5], &[again(0, &ToOwner::CheckPlan(PLAN)), again(0, &ToOwner::Detach)]);
-    add([0, 2, 0, 2], &[again(1, &key()), again(2, &KeyBytes(vec![7; 300]))]);
+    add([0, 2, 0, 2], &[again(1, &key()), again(2, &KeyBytes::from(vec![7; 300]))]);
 }
 
 /// One request to an agent: verbs as (code, offset, a, b), then the payload of the writes.

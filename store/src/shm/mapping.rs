@@ -1,6 +1,7 @@
 //! One mapping of one file, and the descriptor that keeps its lock. The only place that maps and
 //! unmaps shared memory.
 
+use super::pages::HUGE_PAGE;
 use crate::error::StoreError;
 use crate::memory::HostRegion;
 use rustix::io::Errno;
@@ -35,8 +36,9 @@ impl Mapping {
             .filter(|&len| len > 0)
             .ok_or_else(|| StoreError::BadSegment(format!("cannot map {}", shown())))?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice; it aliases no Rust object, and
-        // its bytes are reached only through HostRegion [I7].
+        // SAFETY: a new mapping at an address of the kernel's choice; it aliases no Rust object. The bytes
+        // of a file that others may map are reached only through HostRegion [I7]; those of one that nobody
+        // else ever gets are its owner's alone (`UnnamedMemory`).
         let at = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &fd, 0)
         }
@@ -48,6 +50,10 @@ impl Mapping {
         let region = unsafe { HostRegion::new(base, bytes) };
         let mapping = Mapping { region, fd, pid: rustix::process::getpid() };
         mapping.advise(Advice::LinuxDontFork).map_err(|e| StoreError::os("madvise", shown(), e))?;
+        if bytes >= HUGE_PAGE {
+            // Before the first page is taken. Not allowed, or unknown to the kernel, they stay small.
+            let _ = mapping.advise(Advice::LinuxHugepage);
+        }
         Ok(mapping)
     }
 
@@ -87,7 +93,7 @@ impl Mapping {
 
     fn advise(&self, advice: Advice) -> Result<(), Errno> {
         let (base, len) = self.range();
-        // SAFETY: the range is this mapping; neither advice changes its contents or moves it.
+        // SAFETY: the range is this mapping; no advice changes its contents or moves it.
         unsafe { rustix::mm::madvise(base, len, advice) }
     }
 

@@ -118,7 +118,7 @@ impl Worker {
         let page = self.dice.between(1, LISTED) as usize;
         let listed = self.client.list(Some("family"), None, page).await;
         self.told("list", 0, Outcome::of(&listed));
-        let names = listed.iter().flatten().map(|l| &l.key.0);
-        self.cluster.ledger.check_names(names.map(Vec::as_slice));
+        let names = listed.iter().flatten().map(|l| &l.key);
+        self.cluster.ledger.check_names(names.map(|name| &**name));
     }
 }

@@ -181,7 +181,7 @@ fn i10_no_permit_is_held_once_a_revoked_token_is_out() {
 fn i10_a_request_that_enters_while_its_token_is_revoked_is_refused() {
     let grants = Arc::new(Grants::new());
     grants.open(5, GRANT);
-    let entry = grants.lock().get(&5).cloned().unwrap();
+    let entry = grants.lock().entries.get(&5).cloned().unwrap();
     // As revoke sees it when a request has passed the gate and is not yet in the list.
     let list = entry.inside();
     let g = grants.clone();

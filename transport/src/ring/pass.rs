@@ -66,7 +66,7 @@ pub async fn take(stream: BoxStream, lane_bytes: u64, waiting: Waiting) -> io::R
     socket.async_io(Interest::WRITABLE, say).await?;
     let fd = socket.async_io(Interest::READABLE, || recv_fd(&socket)).await?;
     let memory = NamelessMemory::take(fd, bytes).map_err(io::Error::other)?;
-    Ok(RingStream::client(memory, socket, lane_bytes, waiting))
+    RingStream::client(memory, socket, lane_bytes, waiting)
 }
 
 fn unix(stream: BoxStream) -> io::Result<UnixStream> {

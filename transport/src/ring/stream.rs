@@ -2,6 +2,7 @@
 //! an end waits: how long it looks, when it says that it sleeps, and what wakes it. Nothing is waited
 //! for here without the caller's time limit getting its turn.
 
+use super::bell::Bell;
 use super::lane::{LaneError, LaneReader, LaneWriter};
 use super::layout::{End, EndAt};
 use super::looking::Looking;
@@ -11,14 +12,13 @@ use nkv_store::Memory;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::shm::NamelessMemory;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
 use rustix::thread::futex;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::AtomicU32;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 
 /// How long a thread looks for an answer while the node is awake. Answers to small requests come
@@ -35,8 +35,6 @@ const LOOKS_PER_TURN: u32 = 4;
 /// A thread sleeps no longer than this before its caller's time limit is looked at, and whether the
 /// node's process still lives.
 const SLICE: Duration = Duration::from_millis(10);
-/// Bytes on the socket taken at once; they say nothing but "look".
-const BELLS: usize = 64;
 
 /// How a client waits for a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +60,7 @@ pub struct RingStream {
     incoming: LaneReader,
     outgoing: LaneWriter,
     sleep: Sleep,
-    socket: UnixStream,
+    bell: Bell,
     wait: Wait,
     // How waits end here whose length nobody asked for.
     looking: Looking,
@@ -78,7 +76,8 @@ pub struct RingStream {
 
 impl RingStream {
     pub(super) fn node(memory: NamelessMemory, socket: UnixStream, lane_bytes: u64) -> Self {
-        Self::new(memory, socket, EndAt::new(End::Node, lane_bytes), Wait::Turns)
+        let at = EndAt::new(End::Node, lane_bytes);
+        Self::new(memory, Bell::Heard(socket), at, Wait::Turns)
     }
 
     pub(super) fn client(
@@ -86,21 +85,21 @@ impl RingStream {
         socket: UnixStream,
         lane_bytes: u64,
         waiting: Waiting,
-    ) -> Self {
-        let wait = match waiting {
-            Waiting::Thread => Wait::Thread,
-            Waiting::Task => Wait::Task,
+    ) -> io::Result<Self> {
+        let (wait, bell) = match waiting {
+            Waiting::Thread => (Wait::Thread, Bell::apart(socket)?),
+            Waiting::Task => (Wait::Task, Bell::Heard(socket)),
         };
-        Self::new(memory, socket, EndAt::new(End::Client, lane_bytes), wait)
+        Ok(Self::new(memory, bell, EndAt::new(End::Client, lane_bytes), wait))
     }
 
-    fn new(memory: NamelessMemory, socket: UnixStream, at: EndAt, wait: Wait) -> Self {
+    fn new(memory: NamelessMemory, bell: Bell, at: EndAt, wait: Wait) -> Self {
         Self {
             memory,
             incoming: LaneReader::new(at.incoming),
             outgoing: LaneWriter::new(at.outgoing),
             sleep: Sleep::new(&at),
-            socket,
+            bell,
             wait,
             looking: Looking::default(),
             looks_until_ns: None,
@@ -130,12 +129,7 @@ impl RingStream {
                 let (_, peers) = self.sleep.words();
                 let _ = futex::wake(self.futex(peers)?, futex::Flags::empty(), 1);
             }
-            // A full socket holds a bell already.
-            Some(By::Bell) => {
-                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-                let rung = rustix::net::send(&self.socket, &[0], flags);
-                self.over |= matches!(rung, Err(Errno::PIPE | Errno::CONNRESET));
-            }
+            Some(By::Bell) => self.over |= !self.bell.ring(),
         }
         Ok(())
     }
@@ -248,7 +242,7 @@ impl RingStream {
             let flags = futex::Flags::empty();
             let slept = futex::wait(self.futex(own)?, flags, word as u32, Some(&slice));
             if slept == Err(Errno::TIMEDOUT) {
-                self.over |= self.bells()? == Some(0);
+                self.over |= self.bell.take()? == Some(0);
             }
         }
         if self.come(want)? {
@@ -266,25 +260,7 @@ impl RingStream {
             if self.come(want)? {
                 return Poll::Ready(Ok(()));
             }
-            ready!(self.socket.poll_read_ready(cx))?;
-            let rung = self.socket.try_io(Interest::READABLE, || {
-                self.bells()?.ok_or(io::ErrorKind::WouldBlock.into())
-            });
-            match rung {
-                Ok(bytes) => self.over |= bytes == 0,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(e) => return Poll::Ready(Err(e)),
-            }
-        }
-    }
-
-    /// Takes what is on the socket: how many bytes, 0 at its end, None if there is nothing.
-    fn bells(&self) -> io::Result<Option<usize>> {
-        match rustix::net::recv(&self.socket, &mut [0; BELLS], RecvFlags::DONTWAIT) {
-            Ok((taken, _)) => Ok(Some(taken)),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-            Err(Errno::CONNRESET | Errno::PIPE) => Ok(Some(0)),
-            Err(e) => Err(e.into()),
+            self.over |= ready!(self.bell.poll_take(cx))? == Some(0);
         }
     }
 }
@@ -352,7 +328,6 @@ impl AsyncWrite for RingStream {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let ended = rustix::net::shutdown(&self.get_mut().socket, rustix::net::Shutdown::Write);
-        Poll::Ready(ended.map_err(Into::into))
+        Poll::Ready(self.bell.shut())
     }
 }

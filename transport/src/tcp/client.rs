@@ -9,7 +9,7 @@ use super::line::{Broken, Line};
 use super::pipeline::lost_with;
 use super::pool::{Lease, Pool};
 use crate::error::TransportError;
-use crate::verbs::{Alive, Kind, Op, Post, Verbs, check_batch};
+use crate::verbs::{Alive, Escort, Kind, Op, Post, Verbs, check_batch};
 use crate::wire::auth::Credentials;
 use nkv_store::Stripes;
 use std::sync::Arc;
@@ -248,22 +248,29 @@ impl Verbs for TcpVerbs {
         pool.alive.check(&pool.target)
     }
 
-    fn post_many(&self, posts: &mut [Post<'_, '_>]) -> Vec<Result<(), TransportError>> {
-        let done =
-            if posts.len() > 1 && self.is_alive() { self.pipeline(posts) } else { Vec::new() };
+    fn post_many(
+        &self,
+        posts: &mut [Post<'_, '_>],
+        escort: &mut dyn Escort,
+    ) -> Vec<Result<(), TransportError>> {
+        let mut done: Vec<_> = posts.iter().map(|_| None).collect();
+        if posts.len() > 1 {
+            // Again, over another connection, behind an answer that closed one.
+            while self.is_alive() && self.pipeline(posts, escort, &mut done) {}
+        }
         let (mut done, mut stuck) = (done.into_iter(), None);
-        let each = posts.iter_mut().map(|p| match (done.next().flatten(), &stuck) {
+        let one = |(i, p): (usize, &mut Post<'_, '_>)| match (done.next().flatten(), &stuck) {
             (Some(Ok(())), _) => self.pool.alive.check(&self.pool.target),
             (Some(Err(error)), _) => Err(error),
             (None, Some(error)) => Err(lost_with(error)),
-            (None, None) => self.post(p.token, p.ops).inspect_err(|error| {
+            (None, None) => self.post_seen_off(i, p, escort).inspect_err(|error| {
                 // One of them waits for a peer that does not answer, not each.
                 if matches!(error, TransportError::Timeout(_)) {
                     stuck = Some(lost_with(error));
                 }
             }),
-        });
-        each.collect()
+        };
+        posts.iter_mut().enumerate().map(one).collect()
     }
 
     fn trim(&self) {

@@ -9,11 +9,13 @@ use super::deadline::Deadline;
 use super::line::Broken;
 use super::pool::{Conn, Lease};
 use crate::error::TransportError;
-use crate::verbs::{Op, Post, check_batch};
+use crate::verbs::{Escort, Op, Post, check_batch};
 use std::collections::VecDeque;
 
-/// Requests sent and not answered.
-const AHEAD: usize = 2;
+/// Requests sent and not answered: more than the sockets hold, so that the agent never waits for the next
+/// one, and no more, since a fence waits for them; a larger one goes alone.
+const AHEAD_BYTES: u64 = 8 << 20;
+const AHEAD: usize = 16;
 
 /// What became of each batch; None for one that did not happen, and may be posted.
 pub(super) type Outcomes = Vec<Option<Result<(), TransportError>>>;
@@ -26,22 +28,36 @@ struct Flying {
 }
 
 impl TcpVerbs {
-    /// As many of the batches as go together.
-    pub(super) fn pipeline(&self, posts: &mut [Post<'_, '_>]) -> Outcomes {
-        let mut outcomes: Outcomes = posts.iter().map(|_| None).collect();
-        let flown = self
-            .pool
-            .lease(Deadline::for_bytes(self.pool.opts.stall_ms, 0))
-            .and_then(|mut lease| self.fly(&mut lease, posts, &mut outcomes));
+    /// As many of the batches without an outcome as go together. False if none got one.
+    pub(super) fn pipeline(
+        &self,
+        posts: &mut [Post<'_, '_>],
+        escort: &mut dyn Escort,
+        outcomes: &mut Outcomes,
+    ) -> bool {
+        let left = |outcomes: &Outcomes| outcomes.iter().filter(|o| o.is_none()).count();
+        let before = left(outcomes);
+        if before == 0 {
+            return false;
+        }
+        let flown = self.pool.lease(Deadline::for_bytes(self.pool.opts.stall_ms, 0)).and_then(
+            |mut lease| {
+                let mut flying = VecDeque::with_capacity(AHEAD);
+                let flown = self.fly(&mut lease, posts, outcomes, (&mut flying, escort));
+                // Their answers are not waited for any more.
+                flying.iter().for_each(|f| escort.over(f.batch));
+                flown
+            },
+        );
         if let Err(error) = flown
-            && (matches!(error, TransportError::Timeout(_)) || outcomes.iter().all(Option::is_none))
+            && (matches!(error, TransportError::Timeout(_)) || left(outcomes) == before)
         {
             // Those that never left would wait as long again, each of them, for a peer that is stuck or
             // cannot be reached.
             let undone = outcomes.iter_mut().filter(|o| o.is_none());
             undone.for_each(|o| *o = Some(Err(lost_with(&error))));
         }
-        outcomes
+        left(outcomes) < before
     }
 
     /// Sends ahead and takes the answers, in order. An error ends the connection; whoever was on its way
@@ -51,45 +67,59 @@ impl TcpVerbs {
         lease: &mut Lease<'_>,
         posts: &mut [Post<'_, '_>],
         outcomes: &mut Outcomes,
+        (flying, escort): (&mut VecDeque<Flying>, &mut dyn Escort),
     ) -> Result<(), TransportError> {
         let mut in_step = lease.begin();
         let conn = lease.conn()?;
-        let alone: Vec<bool> = posts.iter().map(|p| self.fits(p, conn.limits)).collect();
-        let mut next = (0..posts.len()).filter(|i| alone[*i]);
-        let (mut flying, mut broken) = (VecDeque::<Flying>::with_capacity(AHEAD), None);
+        let fits = |(p, o): (&Post<'_, '_>, &Option<_>)| o.is_none() && self.fits(p, conn.limits);
+        let alone: Vec<bool> = posts.iter().zip(&*outcomes).map(fits).collect();
+        let mut next = (0..posts.len()).filter(|i| alone[*i]).peekable();
+        let mut broken = None;
         loop {
             while in_step
                 && broken.is_none()
                 && flying.len() < AHEAD
-                && let Some(batch) = next.next()
+                && let Some(&batch) = next.peek()
             {
+                let before: u64 = flying.iter().map(|f| bytes_of(posts[f.batch].ops)).sum();
+                let bytes = before + bytes_of(posts[batch].ops);
+                if before > 0 && bytes > AHEAD_BYTES {
+                    break;
+                }
+                next.next();
+                if let Err(refused) = escort.leaves(batch) {
+                    outcomes[batch] = Some(Err(refused));
+                    continue;
+                }
                 // Each has the time that a post of its own would have, and what is before it.
-                let bytes =
-                    flying.iter().map(|f| f.batch).chain([batch]).map(|i| bytes_of(posts[i].ops));
-                conn.line.set_deadline(Deadline::for_bytes(self.pool.opts.stall_ms, bytes.sum()));
+                conn.line.set_deadline(Deadline::for_bytes(self.pool.opts.stall_ms, bytes));
                 let (request, sent) = self.take_off(conn, batch, &posts[batch]);
                 broken = sent.err();
                 flying.push_back(request);
             }
             let Some(Flying { batch, id, out }) = flying.pop_front() else { break };
-            // A send that broke off was the last one's: the answers before it are still to come.
-            let sent = if flying.is_empty() { broken.take().map_or(Ok(()), Err) } else { Ok(()) };
+            // A send that broke off was the last one's: the answers before it are still to come, but from an
+            // agent that takes nothing any more.
+            let stuck = matches!(broken, Some(Broken::Stalled(_) | Broken::Late(_)));
+            let last = flying.is_empty() || stuck;
+            let sent = if last { broken.take().map_or(Ok(()), Err) } else { Ok(()) };
             let failed = sent.is_err();
             let limit = Deadline::for_bytes(self.pool.opts.stall_ms, bytes_of(posts[batch].ops));
             conn.line.set_deadline(limit);
-            let (outcome, closing) =
-                match self.answer(&mut conn.line, &out, id, posts[batch].ops, sent) {
-                    Ok(Answer::Done { closing }) => (Ok(()), closing),
-                    Ok(Answer::Denied { error, closing }) => (Err(error), closing),
-                    Err(error) => {
-                        for other in flying {
-                            outcomes[other.batch] = Some(Err(lost_with(&error)));
-                        }
-                        let again = lost_with(&error);
-                        outcomes[batch] = Some(Err(error));
-                        return Err(again);
+            let answer = self.answer(&mut conn.line, &out, id, posts[batch].ops, sent);
+            escort.over(batch);
+            let (outcome, closing) = match answer {
+                Ok(Answer::Done { closing }) => (Ok(()), closing),
+                Ok(Answer::Denied { error, closing }) => (Err(error), closing),
+                Err(error) => {
+                    for other in flying.iter() {
+                        outcomes[other.batch] = Some(Err(lost_with(&error)));
                     }
-                };
+                    let again = lost_with(&error);
+                    outcomes[batch] = Some(Err(error));
+                    return Err(again);
+                }
+            };
             outcomes[batch] = Some(outcome);
             in_step = !closing && !failed;
             if !in_step {

@@ -31,6 +31,7 @@ macro_rules! conformance {
                     operations_larger_than_any_socket_buffer_arrive_whole
                     a_batch_of_many_operations_is_executed_whole
                     batches_of_one_call_end_each_for_itself
+                    i10_each_batch_of_one_call_leaves_by_itself_and_few_are_on_their_way
                     a_large_read_before_a_change_sees_the_old_bytes
                     out_of_bounds_is_refused_and_nothing_of_the_batch_happens
                     misaligned_words_are_refused_and_nothing_of_the_batch_happens

@@ -5,7 +5,7 @@ use nkv_store::AnonMemory;
 use nkv_store::Stripes;
 use nkv_store::threads::spawn_named;
 use nkv_transport::access::OpenAccess;
-use nkv_transport::verbs::Post;
+use nkv_transport::verbs::{Post, Unescorted};
 use nkv_transport::{AgentLimits, Op, TcpAgent, TcpOptions, TcpVerbs, TransportError, Verbs};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{Read, Write};
@@ -96,10 +96,21 @@ fn i18_batches_of_one_call_to_a_frozen_agent_end_together_within_two_seconds() {
     let bytes = [1; 100];
     let mut chains: Vec<_> = (0..20).map(|_| [Op::Write { offset: 0, src: &bytes }]).collect();
     let mut posts: Vec<_> = chains.iter_mut().map(|ops| Post { token: TOKEN, ops }).collect();
-    let (results, ms) = ms_of(|| client.post_many(&mut posts));
+    let (results, ms) = ms_of(|| client.post_many(&mut posts, &mut Unescorted));
     assert_eq!(results.len(), 20);
     let late = |r: &Result<_, _>| matches!(r, Err(TransportError::Timeout(_)));
     assert!(results.iter().all(late), "{results:?}");
+    assert!((1_400..2_000).contains(&ms), "{ms} ms");
+}
+
+#[test]
+fn i18_batches_beyond_what_sockets_hold_to_a_frozen_agent_end_within_two_seconds() {
+    let client = connect(impostor(freeze), TcpOptions::default()).unwrap();
+    let bytes = vec![1; 1 << 20];
+    let mut chains: Vec<_> = (0..24).map(|_| [Op::Write { offset: 0, src: &bytes }]).collect();
+    let mut posts: Vec<_> = chains.iter_mut().map(|ops| Post { token: TOKEN, ops }).collect();
+    let (results, ms) = ms_of(|| client.post_many(&mut posts, &mut Unescorted));
+    assert!(results.iter().all(|r| matches!(r, Err(TransportError::Timeout(_)))), "{results:?}");
     assert!((1_400..2_000).contains(&ms), "{ms} ms");
 }
 

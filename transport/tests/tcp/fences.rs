@@ -6,7 +6,7 @@ use nkv_store::layout::{state, word};
 use nkv_store::threads::spawn_named;
 use nkv_store::{AnonMemory, Memory, new_incarnation};
 use nkv_transport::access::{Access, Cut, Intent, Permit};
-use nkv_transport::verbs::Post;
+use nkv_transport::verbs::{Escort, Post, Unescorted};
 use nkv_transport::{AgentLimits, Op, TcpAgent, TcpOptions, TcpVerbs, TransportError, Verbs};
 use std::io::Write;
 use std::sync::Arc;
@@ -283,6 +283,22 @@ fn a_request_done_in_spite_of_a_cut_is_answered_and_its_connection_not_used_agai
     }
 }
 
+/// How often each batch left and was over.
+struct Pairs(Vec<(u32, u32)>);
+
+impl Escort for Pairs {
+    fn leaves(&mut self, index: usize) -> Result<(), TransportError> {
+        let (left, over) = &mut self.0[index];
+        assert_eq!(left, over, "batch {index} is still on its way");
+        *left += 1;
+        Ok(())
+    }
+
+    fn over(&mut self, index: usize) {
+        self.0[index].1 += 1;
+    }
+}
+
 /// A request behind one whose connection is closed has not happened, and is made again; it happens once.
 #[test]
 fn i1_batches_of_one_call_happen_once_though_every_answer_closes_its_connection() {
@@ -301,9 +317,12 @@ fn i1_batches_of_one_call_happen_once_though_every_answer_closes_its_connection(
         })
         .collect();
     let mut posts: Vec<_> = chains.iter_mut().map(|ops| Post { token: TOKEN, ops }).collect();
-    for (i, result) in client.post_many(&mut posts).into_iter().enumerate() {
+    let mut pairs = Pairs(vec![(0, 0); sizes.len()]);
+    for (i, result) in client.post_many(&mut posts, &mut pairs).into_iter().enumerate() {
         result.unwrap_or_else(|e| panic!("batch {i}: {e}"));
     }
+    assert!(pairs.0.iter().all(|(left, over)| left == over && *left > 0), "{:?}", pairs.0);
+    assert!(pairs.0.iter().any(|(left, _)| *left > 1), "one at least had to leave again");
     assert_eq!(memory.load(64).unwrap(), sizes.len() as u64);
     let found = |ops: &[Op<'_>; 2]| match ops[1] {
         Op::FetchAdd { old, .. } => old,
@@ -327,7 +346,7 @@ fn i10_batches_of_one_call_are_refused_each_for_itself() {
         .collect();
     let mut posts: Vec<_> =
         tokens.iter().zip(&mut chains).map(|(token, ops)| Post { token: *token, ops }).collect();
-    for (token, result) in tokens.iter().zip(client.post_many(&mut posts)) {
+    for (token, result) in tokens.iter().zip(client.post_many(&mut posts, &mut Unescorted)) {
         match *token {
             TOKEN => result.unwrap(),
             _ => drop(refused(result)),

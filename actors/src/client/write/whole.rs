@@ -5,15 +5,12 @@ use super::super::Client;
 use super::{publication, published};
 use crate::error::{Error, Result};
 use crate::plans::PlanState;
+use nkv_store::clock::Clock;
 use nkv_store::object::Publication;
+use nkv_transport::TransportError;
 use nkv_transport::gate::Inside;
-use nkv_transport::verbs::{Kind, Post};
+use nkv_transport::verbs::{Escort, Post};
 use std::sync::Arc;
-
-/// Most objects, and most payload, that stand inside their plans together: an owner that ends one of these
-/// plans, or reports to a new master, waits for all of them. A larger object goes alone.
-const TOGETHER: usize = 64;
-const TOGETHER_BYTES: u64 = 8 << 20;
 
 /// An object and what will be it.
 pub(super) type Whole<'a> = (Arc<PlanState>, &'a [u8]);
@@ -25,9 +22,7 @@ impl Client {
         let mut order: Vec<usize> = (0..wholes.len()).collect();
         order.sort_by_key(|i| owner(*i));
         let mut results: Vec<Option<Result<()>>> = wholes.iter().map(|_| None).collect();
-        for group in
-            order.chunk_by(|a, b| owner(*a) == owner(*b)).flat_map(|of| together(wholes, of))
-        {
+        for group in order.chunk_by(|a, b| owner(*a) == owner(*b)) {
             let members: Vec<_> = group.iter().map(|i| &wholes[*i]).collect();
             let placed = members[0].0.peer.run_blocking(|| self.place_group(&members));
             group.iter().zip(placed).for_each(|(i, result)| results[*i] = Some(result));
@@ -38,50 +33,69 @@ impl Client {
 
     /// Header, payload and READY of each as one chain [I4].
     fn place_group(&self, group: &[&Whole<'_>]) -> Vec<Result<()>> {
-        let now_ns = self.shared.env.clock.now_ns();
-        let entered: Vec<Result<(Inside<'_>, Publication)>> =
-            group.iter().map(|whole| enter(whole, now_ns)).collect();
-        let going =
-            || group.iter().zip(&entered).filter_map(|(w, e)| Some((w, &e.as_ref().ok()?.1)));
-        let mut chains: Vec<_> = going().map(|((_, value), object)| object.whole(value)).collect();
-        let tokens = going().map(|((plan, _), _)| plan.desc.token);
+        let objects: Vec<Result<Publication>> = group.iter().map(|whole| fitting(whole)).collect();
+        let going: Vec<_> =
+            group.iter().zip(&objects).filter_map(|(w, o)| Some((*w, o.as_ref().ok()?))).collect();
+        let mut chains: Vec<_> = going.iter().map(|((_, value), o)| o.whole(value)).collect();
+        let tokens = going.iter().map(|((plan, _), _)| plan.desc.token);
         let mut posts: Vec<_> =
             tokens.zip(&mut chains).map(|(token, ops)| Post { token, ops }).collect();
-        let posted = group[0].0.peer.verbs.post_many(&mut posts);
-        let placed = posted.into_iter().zip(&chains).zip(going());
+        let mut gates = Gates {
+            plans: going.iter().map(|((plan, _), _)| &**plan).collect(),
+            clock: &*self.shared.env.clock,
+            inside: going.iter().map(|_| None).collect(),
+            refused: going.iter().map(|_| None).collect(),
+        };
+        let posted = group[0].0.peer.verbs.post_many(&mut posts, &mut gates);
+        let refused = gates.refused.into_iter();
+        let placed = posted.into_iter().zip(refused).zip(&chains).zip(&going);
         let mut placed = placed
-            .map(|((posted, ops), ((plan, _), object))| {
+            .map(|(((posted, refused), ops), ((plan, _), object))| {
+                refused.map_or(Ok(()), Err)?;
                 posted?;
                 published(object, ops, plan)
             })
             .collect::<Vec<_>>()
             .into_iter();
         let unposted = || Err(Error::internal("a batch that its transport did not answer"));
-        entered
+        objects
             .into_iter()
-            .map(|e| e.and_then(|_| placed.next().unwrap_or_else(unposted)))
+            .map(|o| o.and_then(|_| placed.next().unwrap_or_else(unposted)))
             .collect()
     }
 }
 
-/// Cuts the objects for one owner into what is posted together. Only where a message answers each is
-/// anything gained by it.
-fn together<'a>(wholes: &[Whole<'_>], same: &'a [usize]) -> impl Iterator<Item = &'a [usize]> {
-    let bytes_of = |i: usize| wholes[i].1.len() as u64;
-    let ahead = wholes[same[0]].0.peer.kind() == Kind::Tcp;
-    let (mut objects, mut bytes) = (1, bytes_of(same[0]));
-    same.chunk_by(move |_, next| {
-        (objects, bytes) = (objects + 1, bytes + bytes_of(*next));
-        let on = ahead && objects <= TOGETHER && bytes <= TOGETHER_BYTES;
-        if !on {
-            (objects, bytes) = (1, bytes_of(*next));
-        }
-        on
-    })
+/// The gates of plans whose objects are posted together: each is entered when its object leaves and left
+/// once it is answered, or nothing more of it is sent. An owner that ends one waits for no object behind it.
+struct Gates<'a> {
+    plans: Vec<&'a PlanState>,
+    clock: &'a dyn Clock,
+    inside: Vec<Option<Inside<'a>>>,
+    refused: Vec<Option<Error>>,
 }
 
-fn enter<'a>((plan, value): &'a Whole<'_>, now_ns: u64) -> Result<(Inside<'a>, Publication)> {
-    let inside = plan.enter(now_ns)?;
+impl Escort for Gates<'_> {
+    fn leaves(&mut self, index: usize) -> std::result::Result<(), TransportError> {
+        match self.plans[index].enter(self.clock.now_ns()) {
+            Ok(inside) => {
+                self.inside[index] = Some(inside);
+                Ok(())
+            }
+            Err(error) => {
+                let text = error.to_string();
+                self.refused[index] = Some(error);
+                Err(TransportError::Refused(text))
+            }
+        }
+    }
+
+    fn over(&mut self, index: usize) {
+        self.inside[index] = None;
+    }
+}
+
+/// What the producer of a plan writes; an error if it was granted for something else.
+fn fitting((plan, value): &Whole<'_>) -> Result<Publication> {
     let meta = &plan.desc.meta;
     if value.len() as u64 != meta.bytes_total || meta.bytes_total > plan.desc.extent_len {
         return Err(Error::internal(format!(
@@ -92,5 +106,5 @@ fn enter<'a>((plan, value): &'a Whole<'_>, now_ns: u64) -> Result<(Inside<'a>, P
             plan.key
         )));
     }
-    Ok((inside, publication(&plan.desc)))
+    Ok(publication(&plan.desc))
 }

@@ -76,7 +76,7 @@ pub(super) fn view(term: Term, number: u64, incarnations: &[u64]) -> SeenView {
 }
 
 pub(super) fn key(k: &str) -> KeyBytes {
-    KeyBytes(k.as_bytes().to_vec())
+    KeyBytes::from(k.as_bytes())
 }
 
 pub(super) fn extent_of(slot: u32) -> u64 {

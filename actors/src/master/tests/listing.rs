@@ -28,7 +28,8 @@ fn swept(response: Response) -> Result<Swept, ErrorKind> {
 async fn listed(bench: &Bench) -> Result<Vec<(String, KeyState)>, ErrorKind> {
     match bench.ask(listing()).await {
         Response::Listed { keys, .. } => {
-            let row = |l: crate::message::Listed| (String::from_utf8(l.key.0).unwrap(), l.state);
+            let row =
+                |l: crate::message::Listed| (String::from_utf8(l.key.into()).unwrap(), l.state);
             Ok(keys.into_iter().map(row).collect())
         }
         Response::Failed(e) => Err(e.kind),

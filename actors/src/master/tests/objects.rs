@@ -2,7 +2,7 @@
 
 use super::bench::{Bench, SLOTS, done, held, key, live, opening, plan_ref};
 use crate::ErrorKind;
-use crate::message::{Down, EndCause, PlanOpened, Request, Response, SeenView, Up};
+use crate::message::{Down, EndCause, Existence, PlanOpened, Request, Response, SeenView, Up};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -197,4 +197,18 @@ async fn nothing_is_placed_on_an_owner_that_is_behind_and_its_link_is_not_cut() 
     bench.clock.advance_ms(20);
     let Response::Plans(mut granted) = waits.await.unwrap() else { panic!("no plans") };
     granted.remove(0).unwrap();
+}
+
+#[tokio::test]
+async fn a_key_of_a_rank_whose_link_is_down_is_unreachable_and_not_absent() {
+    let (bench, mut ranks) = Bench::whole(3).await;
+    bench.put(1, "k", &mut ranks[2]).await;
+    ranks.pop().unwrap().hangs_up().await;
+    match bench.ask(Request::Exists(vec![key("k"), key("none")])).await {
+        Response::Existence { list, .. } => {
+            assert_eq!(list, [Existence::Unreachable, Existence::Absent]);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(bench.found("k").await, Err(ErrorKind::Disconnected), "a read says the same");
 }

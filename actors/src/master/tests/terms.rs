@@ -1,7 +1,8 @@
 //! Masters one after the other and beside each other.
 
-use super::bench::{Bench, TTL_MS, held, key, live, opening, term, view};
+use super::bench::{Bench, LIMIT, TTL_MS, held, key, live, opening, term, view};
 use crate::ErrorKind;
+use crate::cell::Crash;
 use crate::message::{Down, Refusal, Request, SeenView, Term, Up};
 use std::time::Duration;
 
@@ -187,4 +188,38 @@ async fn the_last_term_there_can_be_is_refused() {
     let last = Term { number: u64::MAX, master: 3 };
     let refused = bench.join_from(0, 100, last, SeenView::default()).await.err();
     assert!(matches!(refused, Some(Refusal::NotHere(_))), "{refused:?}");
+}
+
+/// What was granted on a rank, and said to it in words that a broken link lost, only the actor knew that
+/// panicked since: a producer may still write there.
+#[tokio::test]
+async fn i10_a_rank_whose_link_broke_before_the_rebuilt_master_had_its_report_is_fenced_by_a_new_term()
+ {
+    for (panics, breaks) in [(true, true), (true, false), (false, true)] {
+        let (bench, mut ranks) = Bench::whole(2).await;
+        let before = bench.members.term();
+        let plan = bench.put(1, "k", &mut ranks[1]).await;
+        let mut lost = ranks.pop().unwrap();
+        if breaks {
+            lost.hangs_up().await;
+            if panics {
+                bench.master.call(Crash, LIMIT).await.unwrap_err();
+            }
+            lost = bench.join_from(1, 101, before, SeenView::default()).await.unwrap();
+        } else {
+            bench.master.call(Crash, LIMIT).await.unwrap_err();
+        }
+        let rises = panics && breaks;
+        assert_eq!(bench.members.term() > before, rises, "panics {panics}, breaks {breaks}");
+        assert_eq!(lost.term > before, rises, "panics {panics}, breaks {breaks}");
+        if !rises {
+            // The plan reached it over the link that held, or is told again over the next one.
+            let met = if breaks { Vec::new() } else { vec![live(plan.meta.at.slot, 1, "k")] };
+            lost.reports(met).await;
+            if panics {
+                ranks[0].reports(Vec::new()).await;
+            }
+            assert_eq!(bench.found("k").await, Ok(plan.meta.at));
+        }
+    }
 }

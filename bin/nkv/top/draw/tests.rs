@@ -116,3 +116,23 @@ fn plain_text_has_every_rank_and_no_control_characters() {
     assert!(!text.chars().any(|c| c.is_control() && c != '\n'));
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
+
+#[test]
+fn device_logs_have_columns_where_a_rank_has_one() {
+    let mut screen = after(vec![look(0), look(1)]);
+    let heap = screen.ranks[1].heap.as_mut().unwrap();
+    (heap.log_total, heap.log_live_bytes) = (64 << 20, 3 << 20);
+    let drawn = rows(&screen, (80, 24), 0);
+    let expected = [
+        "RANK   GETS/s   READ B/s   PUTS/s  WRITE B/s  EVICT/s  LOG LIVE        OF",
+        "   0      100    400 KiB       50    200 KiB        0       0 B       0 B",
+        "   1      100    400 KiB       50    200 KiB        0   3.0 MiB  64.0 MiB",
+    ];
+    assert_eq!(drawn[8..11], expected);
+    // Before there are rates, too.
+    screen.ranks[1].rates = None;
+    let first = &super::parts(&screen, 0..3).tables[1][2];
+    let text: String = first.spans.iter().map(|s| s.content.as_ref()).collect();
+    assert_eq!(text.len(), expected[0].len(), "{text:?}");
+    assert!(text.ends_with("  3.0 MiB  64.0 MiB"), "{text:?}");
+}

@@ -43,7 +43,7 @@ pub(super) fn pair<F: Future<Output = ()>>(
     });
     let memory = NamelessMemory::take(fd, 4096 + 2 * LANE_BYTES).unwrap();
     let socket = UnixStream::from_std(ours).unwrap();
-    (RingStream::client(memory, socket, LANE_BYTES, waiting), node.unwrap())
+    (RingStream::client(memory, socket, LANE_BYTES, waiting).unwrap(), node.unwrap())
 }
 
 /// Answers every request with its bytes reversed, until the client ends. Looks for so long.

@@ -100,7 +100,7 @@ proptest! {
                 let socket = UnixStream::from_std(socket).unwrap();
                 let waiting = if thread { Waiting::Thread } else { Waiting::Task };
                 let mut ring = match client {
-                    true => RingStream::client(ours, socket, LANE_BYTES, waiting),
+                    true => RingStream::client(ours, socket, LANE_BYTES, waiting).unwrap(),
                     false => RingStream::node(ours, socket, LANE_BYTES),
                 };
                 let work = async {

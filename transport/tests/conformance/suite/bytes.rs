@@ -4,7 +4,7 @@ use super::{bytes_at, pattern};
 use crate::fixtures::{Fixture, SEGMENT_BYTES, TOKEN};
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::threads::spawn_named;
-use nkv_transport::verbs::Post;
+use nkv_transport::verbs::{Escort, Post, Unescorted};
 use nkv_transport::{Op, TransportError};
 use std::sync::Arc;
 
@@ -209,7 +209,7 @@ pub fn batches_of_one_call_end_each_for_itself(f: Fixture) {
     let mut was = [0; 8];
     chains.push(vec![Op::Read { offset: 16 << 20, dst: &mut was }]);
     let mut posts: Vec<_> = chains.iter_mut().map(|ops| Post { token: TOKEN, ops }).collect();
-    let results = f.verbs.post_many(&mut posts);
+    let results = f.verbs.post_many(&mut posts, &mut Unescorted);
     for (i, result) in results.iter().enumerate() {
         match i {
             4 => assert!(matches!(result, Err(TransportError::OutOfBounds(_))), "{result:?}"),
@@ -226,4 +226,61 @@ pub fn batches_of_one_call_end_each_for_itself(f: Fixture) {
             assert_eq!(&bytes_at(&*f.memory, (i as u64) << 20, payload.len()), payload);
         }
     }
+}
+
+/// Sees batches off, and one of them not.
+struct Doorkeeper {
+    bytes: Vec<u64>,
+    inside: Vec<bool>,
+    left: Vec<u32>,
+    most: u64,
+    refuses: usize,
+}
+
+impl Escort for Doorkeeper {
+    fn leaves(&mut self, index: usize) -> Result<(), TransportError> {
+        if index == self.refuses {
+            return Err(TransportError::Refused("not this one".to_string()));
+        }
+        assert!(!self.inside[index], "batch {index} left while it was on its way");
+        self.inside[index] = true;
+        self.left[index] += 1;
+        let inside = self.bytes.iter().zip(&self.inside).filter(|(_, inside)| **inside);
+        self.most = self.most.max(inside.map(|(bytes, _)| bytes).sum());
+        Ok(())
+    }
+
+    fn over(&mut self, index: usize) {
+        assert!(self.inside[index], "batch {index} was over and had not left");
+        self.inside[index] = false;
+    }
+}
+
+/// What a fence of one waits for is what is in flight, not all that is still to come.
+pub fn i10_each_batch_of_one_call_leaves_by_itself_and_few_are_on_their_way(f: Fixture) {
+    let (n, len) = (14, 1 << 20);
+    let payload = pattern(9, len);
+    let refuses = 5;
+    let mut chains: Vec<_> = (0..n as u64)
+        .map(|i| {
+            let word = Op::CompareSwap { offset: 8 * i, expect: 0, new: i + 1, old: 77 };
+            [Op::Write { offset: (1 << 20) * (i + 1), src: &payload }, word]
+        })
+        .collect();
+    let mut posts: Vec<_> = chains.iter_mut().map(|ops| Post { token: TOKEN, ops }).collect();
+    let mut keeper = Doorkeeper {
+        bytes: vec![len as u64; n],
+        inside: vec![false; n],
+        left: vec![0; n],
+        most: 0,
+        refuses,
+    };
+    for (i, result) in f.verbs.post_many(&mut posts, &mut keeper).into_iter().enumerate() {
+        assert_eq!(result.is_ok(), i != refuses, "batch {i}: {result:?}");
+        let word = f.memory.load(8 * i as u64).unwrap();
+        assert_eq!(word, if i == refuses { 0 } else { i as u64 + 1 }, "batch {i}");
+        assert_eq!(keeper.left[i], u32::from(i != refuses), "batch {i}");
+    }
+    assert!(!keeper.inside.contains(&true), "all are over");
+    assert!(keeper.most <= 8 << 20, "{} bytes on their way at once", keeper.most);
 }

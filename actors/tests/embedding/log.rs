@@ -1,0 +1,37 @@
+//! What tests of the device log share.
+
+use super::{client_by, config, eventually};
+use nkv_actors::message::{OwnerGauges, PutOptions};
+use nkv_actors::{Client, Cluster, NodeConfig, TransportChoice};
+
+pub const LOG: u64 = 4 << 20;
+
+pub fn with_log(job: &str) -> NodeConfig {
+    NodeConfig { log_bytes: LOG, ..config(job) }
+}
+
+pub fn logged(rank: u32) -> PutOptions {
+    PutOptions { preferred_segment: Some(rank), device_alloc: Some(true), ..PutOptions::default() }
+}
+
+pub fn gauges(cluster: &Cluster, rank: usize) -> OwnerGauges {
+    cluster.node(rank as u32).status().owner
+}
+
+/// Every claim is settled, and each in one way [I13].
+pub fn accounted(g: &OwnerGauges) -> bool {
+    let settled =
+        g.log_accepted_bytes + g.log_skipped_bytes + g.log_abandoned_bytes + g.log_voided_bytes;
+    settled == g.log_claimed_bytes
+}
+
+pub async fn at_rest(cluster: &Cluster, rank: usize) {
+    eventually("every claim is settled", async || accounted(&gauges(cluster, rank))).await;
+}
+
+/// Attached by a first put.
+pub async fn attached(cluster: &Cluster, transport: TransportChoice) -> Client {
+    let client = client_by(cluster, transport).await;
+    client.put(b"first", b"put", &logged(0)).await.unwrap();
+    client
+}

@@ -1,0 +1,64 @@
+//! Memory of the very kind that a segment has, which no other process is given: what a yardstick walks
+//! beside a segment. In pages of another kind, or of another file system, it would be none.
+
+use super::mapping::Mapping;
+use super::{SHM_DIR, limits, unnamed_file};
+use crate::error::StoreError;
+use std::ops::{Deref, DerefMut};
+use std::path::Path;
+
+/// `len` bytes, zero at first, every page taken.
+#[derive(Debug)]
+pub struct UnnamedMemory(Mapping);
+
+// SAFETY: nobody else maps the file, and the value is the mapping's only user, like a Box<[u8]>.
+unsafe impl Send for UnnamedMemory {}
+// SAFETY: as above; shared access is read-only.
+unsafe impl Sync for UnnamedMemory {}
+
+impl UnnamedMemory {
+    /// Maps and takes `len` bytes; at least one.
+    pub fn new(len: usize) -> Result<Self, StoreError> {
+        let (dir, bytes) = (Path::new(SHM_DIR), len.max(1) as u64);
+        limits::check_room_in(dir, bytes)?;
+        let shown = dir.join("(unnamed)");
+        let mapping = Mapping::of(unnamed_file(dir, bytes)?, bytes, &shown)?;
+        mapping.prefault(&shown)?;
+        Ok(Self(mapping))
+    }
+}
+
+impl Deref for UnnamedMemory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let region = self.0.region();
+        // SAFETY: that many bytes, mapped until Drop, and nobody else has them.
+        unsafe { std::slice::from_raw_parts(region.base().as_ptr(), region.len() as usize) }
+    }
+}
+
+impl DerefMut for UnnamedMemory {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let region = self.0.region();
+        // SAFETY: as in `deref`, and `self` is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(region.base().as_ptr(), region.len() as usize) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_zero_writable_and_of_the_length_that_was_asked_for() {
+        for len in [1, 4096, (2 << 20) + 1] {
+            let mut memory = UnnamedMemory::new(len).unwrap();
+            assert_eq!(memory.len(), len);
+            assert!(memory.iter().all(|x| *x == 0));
+            memory.fill(7);
+            assert!(memory.iter().all(|x| *x == 7));
+        }
+        assert!(matches!(UnnamedMemory::new(1 << 50), Err(StoreError::NotEnoughMemory(_))));
+    }
+}
