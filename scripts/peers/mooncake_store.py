@@ -27,8 +27,17 @@ def program(name):
     return os.path.join(os.path.dirname(mooncake.__file__), name)
 
 
+def check_libraries(name):
+    """Raises with what to install when the wheel's program lacks a system library."""
+    linked = subprocess.run(["ldd", program(name)], capture_output=True, text=True, check=False).stdout
+    lacks = sorted({line.split()[0] for line in linked.splitlines() if "not found" in line})
+    if lacks:
+        raise RuntimeError(f"{name} lacks {', '.join(lacks)}: apt-get install libibverbs1 librdmacm1 libcurl4 libnuma1")
+
+
 @contextlib.contextmanager
 def running(name, port, *flags):
+    check_libraries(name)
     process = subprocess.Popen([program(name), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for_listener(process, socket.AF_INET, (HOST, port))
