@@ -7,10 +7,11 @@
 //! the first, it would take the line buffers that the stores leave through. Between two `sfence`, so
 //! that a READY word stored afterwards stays behind [I4].
 //!
-//! Out of a segment: four pages at a time with prefetch. Where a segment lies in 4 KiB pages the hardware
-//! prefetcher stops at their ends; four streams hide that: 0.75 to 0.85 of memcpy's time. What is in
-//! the cache already only pays for that, so the first page tells. The stores are ordinary ones, the
-//! caller is about to read what they wrote.
+//! Out of a segment, on an Intel: four pages at a time with prefetch. Where a segment lies in 4 KiB pages
+//! the hardware prefetcher stops at their ends; four streams hide that: 0.75 to 0.85 of memcpy's time. What
+//! is in the cache already only pays for that, so the first page tells. The stores are ordinary ones, the
+//! caller is about to read what they wrote. On an AMD four streams take 1.2 to 1.3 times memcpy's time from
+//! 1 MiB on, and its own string move 0.75 to 1: it is asked for that.
 
 /// Copies into a segment of at least this many bytes are streamed.
 pub const STREAM_FROM_BYTES: usize = 4 << 10;
@@ -46,6 +47,11 @@ pub unsafe fn copy_in(src: *const u8, dst: *mut u8, len: usize) {
 /// Both ranges must be valid for `len` bytes and must not overlap. `src` may be written to by other
 /// processes meanwhile: the copy is then stale, which [I7] detects.
 pub unsafe fn copy_out(src: *const u8, dst: *mut u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if len >= GATHER_FROM_BYTES && *x86::MOVES_STRINGS_WELL {
+        // SAFETY: as promised by the caller.
+        return unsafe { x86::move_string(src, dst, len) };
+    }
     #[cfg(target_arch = "x86_64")]
     if len >= GATHER_FROM_BYTES && std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: as promised by the caller; AVX2 was just detected. Less than `len` was copied before.
@@ -94,9 +100,11 @@ pub fn fetch_source(src: &[u8]) {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m256i, __m512i, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm_sfence, _mm256_loadu_si256,
-        _mm256_storeu_si256, _mm256_stream_si256, _mm512_loadu_si512, _mm512_stream_si512, _rdtsc,
+        __cpuid, __cpuid_count, __m256i, __m512i, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch,
+        _mm_sfence, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_stream_si256,
+        _mm512_loadu_si512, _mm512_stream_si512, _rdtsc,
     };
+    use std::sync::LazyLock;
 
     const VECTOR: usize = size_of::<__m256i>();
     const BLOCK: usize = 2 * LINE;
@@ -112,6 +120,29 @@ mod x86 {
     const STREAMS: usize = 4;
     /// How far ahead of the loads each page is fetched.
     const LINES_AHEAD: usize = 8 * LINE;
+
+    /// Whether this is an AMD with enhanced `rep movsb` (AMD64 manual, volume 3: function 0 and 7).
+    pub static MOVES_STRINGS_WELL: LazyLock<bool> = LazyLock::new(|| {
+        let vendor = __cpuid(0);
+        let is_amd =
+            [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD";
+        is_amd && vendor.eax >= 7 && __cpuid_count(7, 0).ebx & (1 << 9) != 0
+    });
+
+    /// # Safety
+    /// As [`super::copy_out`].
+    pub unsafe fn move_string(src: *const u8, dst: *mut u8, len: usize) {
+        // SAFETY: as promised by the caller; the direction flag is clear at every call (System V ABI).
+        unsafe {
+            std::arch::asm!(
+                "rep movsb",
+                inout("rcx") len => _,
+                inout("rsi") src => _,
+                inout("rdi") dst => _,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
 
     /// Copies one page; whether it lay in a cache of this core.
     ///
@@ -251,7 +282,10 @@ mod tests {
                 2 * gather + 97,
             ] {
                 let mut dst = vec![0xEE; n];
-                for copy in [copy_in, copy_out] {
+                let mut ways: Vec<unsafe fn(_, _, _)> = vec![copy_in, copy_out];
+                #[cfg(target_arch = "x86_64")]
+                ways.extend([x86::move_string, gathered] as [unsafe fn(_, _, _); 2]);
+                for copy in ways {
                     dst.fill(0xEE);
                     // SAFETY: both ranges lie inside vectors of n bytes.
                     unsafe { copy(src[from..].as_ptr(), dst[to..].as_mut_ptr(), len) };
@@ -259,6 +293,18 @@ mod tests {
                     assert!(dst[..to].iter().chain(&dst[to + len..]).all(|b| *b == 0xEE));
                 }
             }
+        }
+    }
+
+    /// Whatever this CPU is better at.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn gathered(src: *const u8, dst: *mut u8, len: usize) {
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: as promised by the caller; AVX2 was just detected.
+            unsafe { x86::gather(src, dst, len) }
+        } else {
+            // SAFETY: as promised by the caller.
+            unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
         }
     }
 
