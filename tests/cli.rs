@@ -192,6 +192,22 @@ fn who_cannot_be_reached_is_named_with_what_to_do() {
 }
 
 #[test]
+fn a_living_rank_is_not_blamed_for_a_master_that_is_gone() {
+    let mut cluster = ProcessCluster::start(2, |_| {});
+    let master = cluster.node(0).control().to_string();
+    cluster.kill9(0);
+    let ended = nkv(&cluster, 1, &["get", "k"]);
+    assert_eq!(ended.code, 3);
+    let up = format!("tcp://{} is up, its master is not: ", cluster.node(1).control());
+    let said = ended.sentence();
+    assert!(said.contains(&up) && said.contains(&master), "{said}");
+    assert!(
+        said.ends_with("start rank 0 again: the other ranks wait for it and join it"),
+        "{said}"
+    );
+}
+
+#[test]
 fn a_reader_that_goes_away_is_no_failure() {
     let cluster = ProcessCluster::start(1, |_| {});
     // More than a pipe holds, so that the writer is still at it when the reader goes.

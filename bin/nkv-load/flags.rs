@@ -72,22 +72,22 @@ pub(crate) struct Flags {
     pub(crate) report: Option<PathBuf>,
 
     /// Length of the run in seconds [default: 15]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with_all = ["trace", "measured"])]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with_all = ["trace", "bench", "budgets", "lookups", "pour"])]
     pub(crate) duration: Option<Duration>,
 
     /// Clients, each a thread with connections of its own
-    #[arg(long, default_value_t = 1, requires = "connect", conflicts_with_all = ["trace", "measured", "inject_corruption"],
+    #[arg(long, default_value_t = 1, requires = "connect", conflicts_with_all = ["trace", "bench", "budgets", "lookups", "pour", "inject_corruption"],
         value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_CLIENTS)))]
     pub(crate) clients: u16,
 
     /// Size of an object of the mix (KiB, MiB, GiB)
     #[arg(long, default_value = "64KiB", requires = "connect", value_parser = object_bytes,
-        conflicts_with_all = ["trace", "measured", "inject_corruption"])]
+        conflicts_with_all = ["trace", "bench", "budgets", "lookups", "pour", "inject_corruption"])]
     pub(crate) size: u64,
 
     /// Weights of put, get and exists
     #[arg(long, value_name = "PUT:GET:EXISTS", default_value = "1:4:1", requires = "connect",
-        conflicts_with_all = ["trace", "measured", "inject_corruption"])]
+        conflicts_with_all = ["trace", "bench", "budgets", "lookups", "pour", "inject_corruption"])]
     pub(crate) mix: Weights,
 
     /// Pause between two operations of a client of the mix or of --bench, in microseconds: what an
@@ -97,7 +97,7 @@ pub(crate) struct Flags {
     pub(crate) pause_us: u32,
 
     /// Flip one stored byte of the embedded run, which must then be found
-    #[arg(long, conflicts_with_all = ["connect", "trace", "measured"])]
+    #[arg(long, conflicts_with_all = ["connect", "trace", "bench", "budgets", "lookups", "pour"])]
     pub(crate) inject_corruption: bool,
 
     /// Measure single operations of one client from 4 KiB to 16 MiB
@@ -151,12 +151,12 @@ pub(crate) struct Flags {
 
     /// Bytes of one block of the trace (KiB, MiB, GiB)
     #[arg(long, value_name = "BYTES", default_value = "256KiB", requires = "trace",
-        value_parser = object_bytes, conflicts_with_all = ["measured", "duration", "inject_corruption"])]
+        value_parser = object_bytes, conflicts_with_all = ["bench", "budgets", "lookups", "pour", "duration", "inject_corruption"])]
     pub(crate) block_bytes: u64,
 
     /// Payload bytes of each embedded rank; headers and index come on top [default: what the trace
     /// needs, at most half of MemAvailable for all ranks]
-    #[arg(long, value_name = "BYTES", requires = "trace", conflicts_with_all = ["connect", "measured", "duration", "inject_corruption"],
+    #[arg(long, value_name = "BYTES", requires = "trace", conflicts_with_all = ["connect", "bench", "budgets", "lookups", "pour", "duration", "inject_corruption"],
         value_parser = parse_bytes)]
     pub(crate) heap_bytes: Option<u64>,
 
@@ -166,7 +166,7 @@ pub(crate) struct Flags {
         value_name = "HI/LO",
         default_value = "95/85",
         requires = "trace",
-        conflicts_with_all = ["connect", "measured", "duration", "inject_corruption"]
+        conflicts_with_all = ["connect", "bench", "budgets", "lookups", "pour", "duration", "inject_corruption"]
     )]
     pub(crate) watermarks: Marks,
 
@@ -176,22 +176,22 @@ pub(crate) struct Flags {
         value_name = "MS",
         default_value_t = 50,
         requires = "trace",
-        conflicts_with_all = ["connect", "measured", "duration", "inject_corruption"]
+        conflicts_with_all = ["connect", "bench", "budgets", "lookups", "pour", "duration", "inject_corruption"]
     )]
     pub(crate) quarantine_ms: u32,
 
     /// Eviction policy: lru, lru2 (two-segment) or fifo
-    #[arg(long, default_value = "lru", requires = "trace", conflicts_with_all = ["connect", "measured", "duration", "inject_corruption"])]
+    #[arg(long, default_value = "lru", requires = "trace", conflicts_with_all = ["connect", "bench", "budgets", "lookups", "pour", "duration", "inject_corruption"])]
     pub(crate) policy: PolicyKind,
 
     /// 0: as fast as possible; else a factor of the trace's own time
     #[arg(long, default_value = "0", requires = "trace", value_parser = speed,
-        conflicts_with_all = ["measured", "duration", "inject_corruption"])]
+        conflicts_with_all = ["bench", "budgets", "lookups", "pour", "duration", "inject_corruption"])]
     pub(crate) speed: f64,
 
     /// Replay only the first N requests
     #[arg(long, value_name = "N", requires = "trace",
-        conflicts_with_all = ["measured", "duration", "inject_corruption"])]
+        conflicts_with_all = ["bench", "budgets", "lookups", "pour", "duration", "inject_corruption"])]
     pub(crate) requests: Option<usize>,
 }
 

@@ -45,7 +45,7 @@ pub(crate) enum Trouble {
         why: String,
     },
     /// No node there.
-    #[error("no cluster at {node}: {error}; {advice}", advice = advice(.error))]
+    #[error("cannot use a cluster through {node}: {error}; {advice}", advice = advice(.error))]
     Connect {
         /// Where.
         node: Address,
@@ -158,6 +158,9 @@ fn serves(refusal: &str) -> Option<&str> {
 
 /// What to do about a node that is not there.
 fn advice(error: &Error) -> &'static str {
+    if error.message.contains(" is up, its master is not: ") {
+        return "start rank 0 again: the other ranks wait for it and join it";
+    }
     // Something answered, or took the connection, but does not speak like a node's control port.
     if error.message.contains("not a control port") {
         "use control= of the ready line"

@@ -71,7 +71,10 @@ impl Blocking {
 
     /// See [`Client::get`].
     pub fn get(&self, key: &[u8]) -> Result<Bytes> {
-        self.wait(self.client.get(key))
+        match self.client.get_now(key) {
+            Some(done) => done,
+            None => self.wait(self.client.get_further(key)),
+        }
     }
 
     /// See [`Client::get_into`].

@@ -15,7 +15,7 @@ use nkv_transport::wire::{
     Address, BoxStream, MAX_FRAME_BYTES, Net, WireError, read_frame, within, write_frame,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 /// Idle connections a pool keeps.
@@ -87,13 +87,17 @@ pub(crate) async fn contact(
     producer: u64,
     limit: Duration,
 ) -> Result<Contact> {
+    let named = OnceLock::new();
     let work = async {
         let mut at = node.clone();
         // One hop at most: a node that is not the master names the master.
         for _ in 0..2 {
             let purpose = Purpose::Client { producer, ring: false };
-            match hello(net, &at, credentials, purpose).await?.1 {
-                Welcome::Client { master: Some(next), .. } => at = next,
+            let greeted = hello(net, &at, credentials, purpose).await;
+            match greeted.map_err(|e| at_hop(node, named.get(), e))?.1 {
+                Welcome::Client { master: Some(next), .. } => {
+                    at = named.get_or_init(|| next).clone();
+                }
                 Welcome::Client { master: None, view, settings, .. } => {
                     return Ok(Contact { view, settings, master: vec![at] });
                 }
@@ -106,8 +110,21 @@ pub(crate) async fn contact(
         Err(Error::internal(format!("{node} and {at} each say that the other is the master")))
     };
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
-        Err(Error::timeout(format!("{node} did not answer within {} ms", limit.as_millis())))
+        let whom = named.get().unwrap_or(node);
+        let late = format!("{whom} did not answer within {} ms", limit.as_millis());
+        Err(at_hop(node, named.get(), Error::timeout(late)))
     })
+}
+
+/// Says of the master that it is the master that fails, not the node that was asked.
+fn at_hop(node: &Address, master: Option<&Address>, error: Error) -> Error {
+    match master {
+        None => error,
+        Some(_) => Error {
+            message: format!("{node} is up, its master is not: {}", error.message),
+            ..error
+        },
+    }
 }
 
 /// True if a repeat cannot do harm: everything but removals, whose repeat would find nothing.

@@ -8,6 +8,7 @@ use super::peer::Peer;
 use super::read::too_small;
 use crate::error::{Error, Result};
 use crate::message::{Touch, Via};
+use bytes::Bytes;
 use nkv_store::reader::Hit;
 use nkv_store::{KeyId, fork};
 use std::sync::Arc;
@@ -41,6 +42,25 @@ impl Client {
 
     /// Reads an object that lies in a mapped segment. None: ask further.
     pub(crate) fn read_now(&self, key: &[u8], dst: &mut [u8]) -> Option<Result<usize>> {
+        self.with_found(key, |peer, hit| self.copy_now(peer, hit, dst))
+    }
+
+    /// The same, into a buffer of its own.
+    pub(crate) fn get_now(&self, key: &[u8]) -> Option<Result<Bytes>> {
+        self.with_found(key, |peer, hit| {
+            let mut room = self.shared.buffers.room(hit.header.bytes_total as usize);
+            let done = self.copy_now(peer, hit, room.bytes_mut())?;
+            Some(done.map(|_| room.into_bytes()))
+        })
+    }
+
+    /// Tries each mapped segment that says it has the key.
+    #[inline]
+    fn with_found<T>(
+        &self,
+        key: &[u8],
+        mut read: impl FnMut(&Peer, &Hit) -> Option<Result<T>>,
+    ) -> Option<Result<T>> {
         if let Err(e) = self.check_process() {
             return Some(Err(e));
         }
@@ -50,7 +70,7 @@ impl Client {
             let Some(reader) = &peer.reader else { continue };
             let Some(hit) = reader.find(id) else { continue };
             reader.prefetch(&hit);
-            if let Some(done) = self.copy_now(peer, &hit, dst) {
+            if let Some(done) = read(peer, &hit) {
                 return Some(done);
             }
         }

@@ -40,7 +40,14 @@ impl Client {
     /// Bytes of an object, in a buffer of their own. Dropped with its last clone, a large buffer serves
     /// a later get: see `ClientConfig::get_pool_bytes`.
     pub async fn get(&self, key: &[u8]) -> Result<Bytes> {
-        self.check_process()?;
+        match self.get_now(key) {
+            Some(done) => done,
+            None => self.get_further(key).await,
+        }
+    }
+
+    /// Gets what the indexes at hand do not lead to.
+    pub(super) async fn get_further(&self, key: &[u8]) -> Result<Bytes> {
         for last in [false, true] {
             let (meta, via) = one(self.locate(&[key], last).await)?;
             let mut room = self.shared.buffers.room(meta.bytes_total as usize);
