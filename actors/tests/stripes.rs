@@ -42,7 +42,7 @@ async fn i4_large_objects_arrive_whole_in_stripes_by_every_transport() {
                 assert!(buffer[..n] == value && buffer[n..].iter().all(|b| *b == 0));
             }
             writer.remove(b"large").await.unwrap();
-            tokio::time::sleep(std::time::Duration::from_millis(30)).await;
+            used_is_live(&cluster).await;
         }
         assert_eq!(writer.write_counters().by_log, 1, "{w}");
     }

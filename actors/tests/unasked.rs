@@ -151,11 +151,14 @@ async fn views_are_of_mapped_memory_and_of_what_is_there() {
     let view = near.get_view(b"k").await.unwrap();
     near.close().await;
     cluster.client().remove(b"k").await.unwrap();
+    let pinned = || cluster.node(0).status().owner.pinned;
+    eventually("only the view holds it", async || pinned() == 1).await;
+    // Many quarantines: no time ends a view.
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(&view[..], b"value");
-    assert_eq!(cluster.node(0).status().owner.pinned, 1);
+    assert_eq!(pinned(), 1);
     drop(view);
-    eventually("freed", async || cluster.node(0).status().owner.pinned == 0).await;
+    eventually("freed", async || pinned() == 0).await;
     cluster.stop().await;
 }
 

@@ -10,6 +10,7 @@ use crate::place::OwnedPlace;
 use crate::{ErrorKind, Result};
 use nkv_store::clock::{Clock, ManualClock};
 use nkv_transport::wire::Address;
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -244,12 +245,50 @@ impl Bench {
         }
     }
 
+    /// Returns once the master's timer has come up since: it looked at the time as it is now. Nothing
+    /// else may be on its way to the master.
+    pub(super) async fn ticks(&self) {
+        let before = self.master.status().handled;
+        let handled = async || self.master.status().handled;
+        // What is in its handler now may be a tick that looked before.
+        eventually("the master's timer comes up", handled, |n| *n >= before + 2).await;
+    }
+
+    /// Lets a TTL pass in which these ranks give signs of life, and the master looks often enough: a pause
+    /// of its own it would forgive.
+    pub(super) async fn a_ttl_passes(&self, ranks: &[&Rank]) {
+        for _ in 0..10 {
+            self.clock.advance_ms(TTL_MS / 8);
+            for r in ranks {
+                r.says(Up::Retired(Vec::new())).await;
+            }
+            self.ticks().await;
+        }
+    }
+
     /// An object of 4 KiB, put by the book.
     pub(super) async fn put(&self, request: u64, k: &str, rank: &mut Rank) -> PlanDesc {
         let plan = self.open(request, k, rank.info.rank).await.unwrap();
         self.commit(&plan).await.unwrap();
         plan
     }
+}
+
+/// Looks every few milliseconds until it finds what is wanted, at most ten seconds.
+pub(super) async fn eventually<T: Debug>(
+    what: &str,
+    mut look: impl AsyncFnMut() -> T,
+    wanted: impl Fn(&T) -> bool,
+) {
+    let mut found = look().await;
+    for _ in 0..5_000 {
+        if wanted(&found) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        found = look().await;
+    }
+    panic!("not within 10 s: {what}; found {found:?}");
 }
 
 pub(super) fn done(response: Response) -> Result<()> {

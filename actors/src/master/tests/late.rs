@@ -26,10 +26,7 @@ async fn model_lateempty_i17_a_rank_not_met_in_time_comes_back_empty_or_not_at_a
     let old = term(3, 9);
     let mut first = bench.join_from(0, 100, old, SeenView::default()).await.unwrap();
     first.reports(Vec::new()).await;
-    for _ in 0..10 {
-        bench.clock.advance_ms(TTL_MS / 8);
-        first.says(Up::Retired(Vec::new())).await;
-    }
+    bench.a_ttl_passes(&[&first]).await;
     bench.open(1, "k", 0).await.unwrap();
     let late = bench.join_from(1, 101, old, view(old, 2, &[100, 101])).await;
     assert!(is_gone(late), "it may hold what was removed, or written again, meanwhile");
@@ -123,7 +120,7 @@ async fn i6_a_removal_is_not_acknowledged_by_a_loss_that_only_a_minority_knows_o
     for _ in 0..4 {
         bench.clock.advance_ms(TTL_MS / 4);
         ranks[0].says(Up::Retired(Vec::new())).await;
-        tokio::time::sleep(Duration::from_millis(30)).await;
+        bench.ticks().await;
         ranks[0].drain().await;
     }
     let e = done(waits.await.unwrap()).unwrap_err();
@@ -142,7 +139,6 @@ async fn model_views_a_remove_that_nobody_confirms_is_disconnected() {
     ranks[1].hears(|d| matches!(d, Down::Retire(_)).then_some(())).await;
     ranks.remove(1).says(Up::Leave).await;
     ranks[0].drain().await;
-    tokio::time::sleep(Duration::from_millis(50)).await;
     bench.clock.advance_ms(1_600);
     for r in &ranks {
         r.says(Up::Retired(Vec::new())).await;
@@ -184,16 +180,6 @@ async fn a_rank_still_to_be_met_is_in_no_view_as_lost() {
     }
 }
 
-/// Lets a TTL pass in which these ranks give signs of life.
-async fn a_ttl_passes(bench: &Bench, ranks: &[&super::bench::Rank]) {
-    for _ in 0..10 {
-        bench.clock.advance_ms(TTL_MS / 8);
-        for r in ranks {
-            r.says(Up::Retired(Vec::new())).await;
-        }
-    }
-}
-
 #[tokio::test]
 async fn i6_a_key_put_anew_while_a_rank_could_not_report_is_removed_once_it_has_and_does_not_come_back()
  {
@@ -207,7 +193,7 @@ async fn i6_a_key_put_anew_while_a_rank_could_not_report_is_removed_once_it_has_
         false => first,
     };
     first.reports(Vec::new()).await;
-    a_ttl_passes(&bench, &[&first, &silent]).await;
+    bench.a_ttl_passes(&[&first, &silent]).await;
     let plan = bench.put(1, "k", &mut first).await;
     first.drain().await;
     let removal = bench.asks(Request::Remove(vec![key("k")]));
@@ -243,7 +229,7 @@ async fn i17_a_rank_late_for_a_term_that_rose_twice_is_gone_all_the_same() {
     second.reports(Vec::new()).await;
     let mut first = bench.join(0, 100).await.unwrap();
     first.reports(Vec::new()).await;
-    a_ttl_passes(&bench, &[&first, &second]).await;
+    bench.a_ttl_passes(&[&first, &second]).await;
     assert!(is_gone(bench.join_from(2, 102, obeyed, SeenView::default()).await));
 }
 
@@ -257,7 +243,7 @@ async fn i6_a_rank_that_a_ruling_term_never_met_stays_lost_when_its_master_rises
     first.reports(Vec::new()).await;
     let mut second = bench.join(1, 101).await.unwrap();
     second.reports(Vec::new()).await;
-    a_ttl_passes(&bench, &[&first, &second]).await;
+    bench.a_ttl_passes(&[&first, &second]).await;
     assert_eq!(bench.found("removed-meanwhile").await, Err(ErrorKind::NotFound), "it rules");
     // With one rank left it has no quorum: whoever obeyed a higher term makes it rise.
     second.hangs_up().await;

@@ -1,6 +1,6 @@
 //! Slots, plans and words that come late, twice or not at all [I10] [I11].
 
-use super::bench::{Bench, SLOTS, done, held, key, live, opening, plan_ref};
+use super::bench::{Bench, SLOTS, done, eventually, held, key, live, opening, plan_ref};
 use crate::ErrorKind;
 use crate::message::{Down, EndCause, Existence, PlanOpened, Request, Response, SeenView, Up};
 use std::sync::atomic::Ordering;
@@ -62,7 +62,9 @@ async fn i6_a_removal_retires_an_object_that_its_owner_never_heard_of_before_it_
     let stored = bench.put(1, "k", &mut ranks[1]).await.meta.at;
     ranks.pop().unwrap().hangs_up().await;
     let removal = bench.asks(Request::Remove(vec![key("k")]));
-    tokio::time::sleep(Duration::from_millis(30)).await;
+    // Unreachable until then, since its link is down.
+    let found = async || bench.found("k").await;
+    eventually("the master removes the key", found, |f| *f == Err(ErrorKind::NotFound)).await;
     let obeyed = bench.members.term();
     let mut r = bench.join_from(1, 101, obeyed, SeenView::default()).await.unwrap();
     let asked = |d: &Down| match d {
@@ -105,6 +107,7 @@ async fn model_onlyowner_i10_the_masters_clock_ends_no_plan() {
         bench.clock.advance_ms(100);
         r.says(Up::Retired(Vec::new())).await;
     }
+    // Time for the master's timer to come up several times.
     tokio::time::sleep(Duration::from_millis(50)).await;
     let e = bench.open(2, "k", 0).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::NotReady, "its owner said nothing yet: {e}");

@@ -1,7 +1,7 @@
 //! Ranks with more than one segment: who counts, where objects go, who waits where, who is awaited.
 
 use super::bench::{
-    Bench, LIMIT, Rank, SLOTS, TTL_MS, UNIT, info, key, live, opening, plan_ref, term, view,
+    Bench, LIMIT, Rank, SLOTS, UNIT, info, key, live, opening, plan_ref, term, view,
 };
 use crate::ErrorKind;
 use crate::message::{
@@ -325,10 +325,7 @@ async fn model_lateempty_a_segment_not_met_in_time_is_gone_and_is_waited_for_no_
     let mut first = bench.joins_with(info(0, 100, 1), first, vec![(1, 200)]).await.unwrap();
     first.reports(Vec::new()).await;
     assert_eq!(bench.found("second").await, Err(ErrorKind::NotReady));
-    for _ in 0..10 {
-        bench.clock.advance_ms(TTL_MS / 8);
-        first.says(Up::Retired(Vec::new())).await;
-    }
+    bench.a_ttl_passes(&[&first]).await;
     bench.open(1, "second", 0).await.unwrap();
     let segment = RankInfo { segment_id: 1, ..info(0, 200, 1) };
     let late = bench.joins(segment, old, true, seen).await.err();

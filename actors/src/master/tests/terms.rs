@@ -4,7 +4,6 @@ use super::bench::{Bench, LIMIT, TTL_MS, held, key, live, opening, term, view};
 use crate::ErrorKind;
 use crate::cell::Crash;
 use crate::message::{Down, Refusal, Request, SeenView, Term, Up};
-use std::time::Duration;
 
 #[tokio::test]
 async fn a_new_master_rises_above_every_term_that_a_rank_obeyed_and_all_join_again() {
@@ -54,12 +53,7 @@ async fn i17_a_rank_not_met_in_time_stays_out_when_its_master_has_lost_the_quoru
     knows.reports(Vec::new()).await;
     let mut first = bench.join(0, 200).await.unwrap();
     first.reports(Vec::new()).await;
-    for _ in 0..10 {
-        bench.clock.advance_ms(TTL_MS / 8);
-        first.says(Up::Retired(Vec::new())).await;
-        knows.says(Up::Retired(Vec::new())).await;
-        tokio::time::sleep(Duration::from_millis(15)).await;
-    }
+    bench.a_ttl_passes(&[&first, &knows]).await;
     assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound), "it rules, without rank 1");
     knows.hangs_up().await;
     assert_eq!(bench.found("k").await, Err(ErrorKind::Disconnected), "it has no quorum now");
@@ -121,7 +115,7 @@ async fn model_joinall_after_a_ttl_the_others_go_on_without_a_rank_that_was_not_
     for _ in 0..8 {
         bench.clock.advance_ms(TTL_MS / 8);
         first.says(Up::Draining).await;
-        tokio::time::sleep(std::time::Duration::from_millis(15)).await;
+        bench.ticks().await;
     }
     let mut first = bench.join(0, 100).await.unwrap();
     first.reports(Vec::new()).await;

@@ -1,17 +1,22 @@
 //! Two ends over a real socket and one memory: frames of all sizes both ways, whatever either end does
 //! when it waits, and the end of either.
 
+use crate::ring::layout::{End, EndAt};
+use crate::ring::sleep::{Peer, Sleep};
 use crate::ring::stream::{RingStream, Waiting};
 use crate::wire::{MAX_FRAME_BYTES, WireError, read_frame, write_frame};
+use nkv_store::clock::{BootClock, Clock};
 use nkv_store::shm::NamelessMemory;
 use nkv_store::threads::spawn_named;
 use proptest::prelude::*;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
 
 pub(super) const LANE_BYTES: u64 = 4096;
+const MEMORY_BYTES: u64 = 4096 + 2 * LANE_BYTES;
 /// Nothing here takes so long.
 pub(super) const LIMIT: Duration = Duration::from_secs(10);
 
@@ -26,14 +31,51 @@ pub(super) fn sockets() -> (std::os::unix::net::UnixStream, std::os::unix::net::
     (a, b)
 }
 
+/// A ring's memory as somebody beside its two ends sees it.
+#[derive(Clone)]
+struct Beside(Arc<NamelessMemory>);
+
+impl Beside {
+    fn new() -> Self {
+        Self(Arc::new(NamelessMemory::create(MEMORY_BYTES).unwrap()))
+    }
+
+    fn mapped_again(&self) -> NamelessMemory {
+        let fd = self.0.fd().try_clone_to_owned().unwrap();
+        NamelessMemory::take(fd, MEMORY_BYTES).unwrap()
+    }
+
+    /// Waits until an end says that it sleeps.
+    fn until_asleep(&self, end: End) {
+        let at = EndAt::new(end, LANE_BYTES);
+        let as_its_peer = Sleep::new(&EndAt { own: at.peers, peers: at.own, ..at });
+        let until_ms = BootClock.now_ms() + LIMIT.as_millis() as u64;
+        loop {
+            let found = as_its_peer.peer(&*self.0).unwrap();
+            if found == Peer::Asleep {
+                return;
+            }
+            assert!(BootClock.now_ms() < until_ms, "{end:?} does not sleep within 10 s: {found:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 /// A node in a thread of its own, which serves with `serve`; and the client's end, whose runtime is the
 /// caller's.
-pub(super) fn pair<F: Future<Output = ()>>(
+fn pair<F: Future<Output = ()>>(
     waiting: Waiting,
     serve: impl FnOnce(RingStream) -> F + Send + 'static,
 ) -> (RingStream, JoinHandle<()>) {
-    let memory = NamelessMemory::create(4096 + 2 * LANE_BYTES).unwrap();
-    let fd = memory.fd().try_clone_to_owned().unwrap();
+    pair_of(&Beside::new(), waiting, serve)
+}
+
+fn pair_of<F: Future<Output = ()>>(
+    ring: &Beside,
+    waiting: Waiting,
+    serve: impl FnOnce(RingStream) -> F + Send + 'static,
+) -> (RingStream, JoinHandle<()>) {
+    let (memory, ours_too) = (ring.mapped_again(), ring.mapped_again());
     let (theirs, ours) = sockets();
     let node = spawn_named("test-node", move || {
         runtime().block_on(async move {
@@ -41,9 +83,8 @@ pub(super) fn pair<F: Future<Output = ()>>(
             serve(RingStream::node(memory, socket, LANE_BYTES)).await;
         });
     });
-    let memory = NamelessMemory::take(fd, 4096 + 2 * LANE_BYTES).unwrap();
     let socket = UnixStream::from_std(ours).unwrap();
-    (RingStream::client(memory, socket, LANE_BYTES, waiting).unwrap(), node.unwrap())
+    (RingStream::client(ours_too, socket, LANE_BYTES, waiting).unwrap(), node.unwrap())
 }
 
 /// Answers every request with its bytes reversed, until the client ends. Looks for so long.
@@ -103,10 +144,12 @@ proptest! {
 fn i18_a_node_that_goes_ends_a_clients_wait() {
     for waiting in [Waiting::Thread, Waiting::Task] {
         runtime().block_on(async {
-            let (mut ring, node) = pair(waiting, |mut ring| async move {
+            let beside = Beside::new();
+            let seen = beside.clone();
+            let (mut ring, node) = pair_of(&beside, waiting, |mut ring| async move {
                 let mut buf = Vec::new();
                 read_frame::<_, Vec<u8>>(&mut ring, &mut buf, 100).await.unwrap();
-                tokio::time::sleep(Duration::from_millis(30)).await;
+                seen.until_asleep(End::Client);
             });
             let answer = tokio::time::timeout(LIMIT, ask(&mut ring, 1, b"?")).await.unwrap();
             assert!(matches!(answer, Ok(None)), "{answer:?}");
@@ -122,8 +165,10 @@ fn i18_a_node_that_goes_ends_a_clients_wait() {
 fn i18_a_node_that_goes_ends_a_clients_long_request() {
     for waiting in [Waiting::Thread, Waiting::Task] {
         runtime().block_on(async {
-            let (mut ring, node) = pair(waiting, |ring| async move {
-                tokio::time::sleep(Duration::from_millis(30)).await;
+            let beside = Beside::new();
+            let seen = beside.clone();
+            let (mut ring, node) = pair_of(&beside, waiting, |ring| async move {
+                seen.until_asleep(End::Client);
                 drop(ring);
             });
             let long = vec![1; 100_000];
@@ -174,12 +219,13 @@ fn i18_a_clients_time_limit_holds_while_the_node_stands_still() {
 #[test]
 fn i18_a_client_that_goes_ends_the_nodes_wait_for_room() {
     runtime().block_on(async {
-        let (ring, node) = pair(Waiting::Task, |mut ring| async move {
+        let beside = Beside::new();
+        let (ring, node) = pair_of(&beside, Waiting::Task, |mut ring| async move {
             let long = vec![1_u8; 100_000];
             let written = write_frame(&mut ring, &mut Vec::new(), 1, &long).await;
             assert!(matches!(written, Err(WireError::Io(_))), "{written:?}");
         });
-        std::thread::sleep(Duration::from_millis(30));
+        beside.until_asleep(End::Node);
         drop(ring);
         node.join().unwrap();
     });
