@@ -257,18 +257,19 @@ impl On<ProducerTick> for Producer {
         shared.peers.bury();
         self.ticks += 1;
         // A batch that is worth a message, or one that has waited long enough.
-        let enough = if self.ticks.is_multiple_of(FLUSH_ALL_TICKS) { 1 } else { TOUCH_BATCH };
+        let all = self.ticks.is_multiple_of(FLUSH_ALL_TICKS);
+        let enough = if all { 1 } else { TOUCH_BATCH };
         let peers = shared.peers.all();
         for peer in &peers {
-            if enough == 1 {
+            if all {
                 peer.verbs.trim();
             }
-            if peer.log.as_ref().is_some_and(|log| log.has_words(enough)) {
+            if peer.log.as_ref().is_some_and(|log| log.has_words(TOUCH_BATCH, all)) {
                 peer.send_names(NAMES_PER_TICK);
             }
         }
         // What a steady reader noted last goes with his next batch.
-        let due = |p: &Arc<Peer>| p.touches_noted() >= enough && !(enough == 1 && p.told_touches());
+        let due = |p: &Arc<Peer>| p.touches_noted() >= enough && !(all && p.told_touches());
         for peer in peers.into_iter().filter(due) {
             tokio::task::spawn_local(async move {
                 if let Err(error) = peer.send_touches(false).await {

@@ -8,6 +8,8 @@ use embedding::{bytes, client_by, config, eventually, fill, on, used_is_live};
 use nkv_actors::cell::Freeze;
 use nkv_actors::message::{Existence, PutOptions};
 use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, TransportChoice};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Reads a key until an index leads there: the first time it may be the master who does.
@@ -47,6 +49,40 @@ async fn mapped_segments_are_read_without_the_master_whoever_maps_them() {
         let after = client.read_counters();
         assert_eq!((after.by_index - before.by_index, after.by_master), (50, before.by_master));
     }
+    cluster.stop().await;
+}
+
+/// Pooled buffers come back with bytes of others in them, and objects go while they are copied.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i7_a_get_beside_puts_and_removes_of_its_key_returns_one_of_them_whole() {
+    const LEN: usize = 200_000;
+    let cluster = Cluster::start(1, config("unasked-changing")).await.unwrap();
+    let (writer, reader) = (cluster.client(), client_by(&cluster, TransportChoice::Shm).await);
+    let over = Arc::new(AtomicBool::new(false));
+    let changes = tokio::spawn({
+        let over = over.clone();
+        async move {
+            for n in 1..=200u8 {
+                writer.put(b"k", &vec![n; LEN], &PutOptions::default()).await.unwrap();
+                tokio::time::sleep(Duration::from_micros(500)).await;
+                writer.remove(b"k").await.unwrap();
+            }
+            over.store(true, Ordering::SeqCst);
+        }
+    });
+    let (mut seen, mut last) = (0, 0);
+    while !over.load(Ordering::SeqCst) {
+        match reader.get(b"k").await {
+            Ok(got) => {
+                assert!(got.len() == LEN && got.iter().all(|b| *b == got[0]), "torn");
+                assert!(got[0] >= last, "{} came after {last} was removed for it", got[0]);
+                (seen, last) = (seen + 1, got[0]);
+            }
+            Err(e) => assert!(matches!(e.kind, ErrorKind::NotFound | ErrorKind::NotReady), "{e}"),
+        }
+    }
+    changes.await.unwrap();
+    assert!(seen > 0 && last > 0, "{seen} gets, the last of {last}");
     cluster.stop().await;
 }
 

@@ -425,6 +425,8 @@ mod tests {
         ] {
             assert!(mode(args).is_err(), "{args:?}");
         }
+        let said = mode(&["--bench", "--duration", "5"]).unwrap_err();
+        assert!(said.contains("--bench") && !said.contains("--lookups"), "{said}");
     }
 
     #[test]

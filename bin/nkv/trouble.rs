@@ -158,12 +158,11 @@ fn serves(refusal: &str) -> Option<&str> {
 
 /// What to do about a node that is not there.
 fn advice(error: &Error) -> &'static str {
-    if error.message.contains(" is up, its master is not: ") {
-        return "start rank 0 again: the other ranks wait for it and join it";
-    }
     // Something answered, or took the connection, but does not speak like a node's control port.
     if error.message.contains("not a control port") {
         "use control= of the ready line"
+    } else if error.message.contains(" answers, but not the master ") {
+        "if rank 0 is down start it again, else see that its address can be reached from here"
     } else if error.message.starts_with("hello to ") {
         "is that a control port? use control= of the ready line"
     } else {

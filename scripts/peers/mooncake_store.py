@@ -30,9 +30,9 @@ def program(name):
 def check_libraries(name):
     """Raises with what to install when the wheel's program lacks a system library."""
     linked = subprocess.run(["ldd", program(name)], capture_output=True, text=True, check=False).stdout
-    lacks = sorted({line.split()[0] for line in linked.splitlines() if "not found" in line})
+    lacks = sorted({line.split()[0] for line in linked.splitlines() if "=> not found" in line})
     if lacks:
-        raise RuntimeError(f"{name} lacks {', '.join(lacks)}: apt-get install libibverbs1 librdmacm1 libcurl4 libnuma1")
+        raise RuntimeError(f"{name} lacks {', '.join(lacks)}: install the packages that have them (libibverbs1, ...)")
 
 
 @contextlib.contextmanager

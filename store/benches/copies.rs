@@ -24,20 +24,27 @@ fn main() {
     let name = SegmentName { job: "copies".into(), rank: 0, incarnation: random_u64() };
     let segment = shm::create(&name, WALKED as u64, true).unwrap();
     let base = segment.host_base().unwrap().as_ptr();
-    let mut huge = Buffer::new(16 << 20).unwrap();
-    let mut small = vec![1u8; 16 << 20];
+    let mut huge = Buffer::new((16 << 20) + 1).unwrap();
+    let mut small = vec![1u8; (16 << 20) + 1];
     let (huge, small) = (huge.as_mut_ptr(), small.as_mut_ptr());
     println!(
-        "{:>10} {:>10} {:>10} {:>10} {:>10} {:>14}",
-        "KiB", "in memcpy", "in stream", "out memcpy", "out gather", "in, 4K source"
+        "{:>10} {:>10} {:>10} {:>10} {:>10} {:>14} {:>10} {:>10}",
+        "KiB",
+        "in memcpy",
+        "in stream",
+        "out memcpy",
+        "out",
+        "in, 4K source",
+        "memcpy +1",
+        "out +1"
     );
     for size in SIZES {
-        let mut times = [const { Vec::new() }; 5];
+        let mut times = [const { Vec::new() }; 7];
         for _ in 0..ROUNDS {
             for (kind, times) in times.iter_mut().enumerate() {
                 for at in (0..WALKED).step_by(size) {
                     let start = BootClock.now_ns();
-                    // SAFETY: at + size <= WALKED; the buffers have 16 MiB, the largest size.
+                    // SAFETY: at + size <= WALKED; the buffers have 16 MiB, the largest size, and one more.
                     unsafe {
                         let there = base.add(at);
                         match kind {
@@ -45,7 +52,10 @@ fn main() {
                             1 => copy_in(huge, there, size),
                             2 => memcpy(there, huge, size),
                             3 => copy_out(there, huge, size),
-                            _ => memcpy(small, there, size),
+                            4 => memcpy(small, there, size),
+                            // To where an unaligned buffer may lie.
+                            5 => memcpy(there, huge.add(1), size),
+                            _ => copy_out(there, huge.add(1), size),
                         }
                         black_box(*there);
                     }

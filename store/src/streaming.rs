@@ -7,16 +7,22 @@
 //! the first, it would take the line buffers that the stores leave through. Between two `sfence`, so
 //! that a READY word stored afterwards stays behind [I4].
 //!
-//! Out of a segment, on an Intel: four pages at a time with prefetch. Where a segment lies in 4 KiB pages
-//! the hardware prefetcher stops at their ends; four streams hide that: 0.75 to 0.85 of memcpy's time. What
-//! is in the cache already only pays for that, so the first page tells. The stores are ordinary ones, the
-//! caller is about to read what they wrote. On an AMD four streams take 1.2 to 1.3 times memcpy's time from
-//! 1 MiB on, and its own string move 0.75 to 1: it is asked for that.
+//! Out of a segment, on an AMD: plain vectors, one line after the other. glibc hands copies of 2 KiB and
+//! more to the string move there, which takes 5 to 20 times as long where the destination lies a few bytes
+//! further within its page than the source, as an unaligned buffer does.
+//!
+//! Out of a segment, elsewhere: four pages at a time with prefetch. Where a segment lies in 4 KiB pages the
+//! hardware prefetcher stops at their ends; four streams hide that: 0.75 to 0.85 of memcpy's time on an
+//! Intel, and up to 1.6 times it on an AMD. What is in the cache already only pays for that, so the first
+//! page tells. The stores are ordinary ones, the caller is about to read what they wrote.
 
 /// Copies into a segment of at least this many bytes are streamed.
 pub const STREAM_FROM_BYTES: usize = 4 << 10;
 /// Copies out of a segment of at least this many bytes take several pages at a time.
 pub const GATHER_FROM_BYTES: usize = 64 << 10;
+/// Copies out of a segment of at least this many bytes are not left to glibc on an AMD.
+#[cfg(target_arch = "x86_64")]
+const VECTORS_FROM_BYTES: usize = 2 << 10;
 
 /// Copies `len` bytes from `src` to `dst`.
 ///
@@ -48,22 +54,22 @@ pub unsafe fn copy_in(src: *const u8, dst: *mut u8, len: usize) {
 /// processes meanwhile: the copy is then stale, which [I7] detects.
 pub unsafe fn copy_out(src: *const u8, dst: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    if len >= GATHER_FROM_BYTES && *x86::MOVES_STRINGS_WELL {
-        // SAFETY: as promised by the caller.
-        return unsafe { x86::move_string(src, dst, len) };
+    if len >= VECTORS_FROM_BYTES && *x86::IS_AMD {
+        // SAFETY: as promised by the caller; what each asks of the CPU was just detected.
+        return unsafe {
+            if std::arch::is_x86_feature_detected!("avx512f") {
+                x86::vectors_512(src, dst, len);
+            } else if std::arch::is_x86_feature_detected!("avx2") {
+                x86::vectors_256(src, dst, len);
+            } else {
+                std::ptr::copy_nonoverlapping(src, dst, len);
+            }
+        };
     }
     #[cfg(target_arch = "x86_64")]
     if len >= GATHER_FROM_BYTES && std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: as promised by the caller; AVX2 was just detected. Less than `len` was copied before.
-        return unsafe {
-            let near = x86::first_page_is_near(src, dst);
-            let (src, dst, len) = (src.add(x86::PAGE), dst.add(x86::PAGE), len - x86::PAGE);
-            if near {
-                std::ptr::copy_nonoverlapping(src, dst, len);
-            } else {
-                x86::gather(src, dst, len);
-            }
-        };
+        // SAFETY: as promised by the caller; AVX2 was just detected, and there are more bytes than a page.
+        return unsafe { x86::page_then_rest(src, dst, len) };
     }
     // SAFETY: as promised by the caller.
     unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
@@ -100,9 +106,9 @@ pub fn fetch_source(src: &[u8]) {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __cpuid, __cpuid_count, __m256i, __m512i, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch,
-        _mm_sfence, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_stream_si256,
-        _mm512_loadu_si512, _mm512_stream_si512, _rdtsc,
+        __cpuid, __m256i, __m512i, _MM_HINT_T0, _MM_HINT_T1, _mm_prefetch, _mm_sfence,
+        _mm256_loadu_si256, _mm256_storeu_si256, _mm256_stream_si256, _mm512_loadu_si512,
+        _mm512_storeu_si512, _mm512_stream_si512, _rdtsc,
     };
     use std::sync::LazyLock;
 
@@ -112,7 +118,7 @@ mod x86 {
     pub const AHEAD: usize = 2 << 10;
 
     const LINE: usize = 64;
-    pub const PAGE: usize = 4096;
+    const PAGE: usize = 4096;
     /// Cycles in which a page is copied that lies in the first or second cache of this core: 100 to
     /// 200. From anywhere further away it takes 700 and more.
     const NEAR_CYCLES: u64 = 450;
@@ -121,26 +127,60 @@ mod x86 {
     /// How far ahead of the loads each page is fetched.
     const LINES_AHEAD: usize = 8 * LINE;
 
-    /// Whether this is an AMD with enhanced `rep movsb` (AMD64 manual, volume 3: function 0 and 7).
-    pub static MOVES_STRINGS_WELL: LazyLock<bool> = LazyLock::new(|| {
+    /// Whether an AMD made this CPU (AMD64 manual, volume 3: function 0).
+    pub static IS_AMD: LazyLock<bool> = LazyLock::new(|| {
         let vendor = __cpuid(0);
-        let is_amd =
-            [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD";
-        is_amd && vendor.eax >= 7 && __cpuid_count(7, 0).ebx & (1 << 9) != 0
+        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
     });
 
     /// # Safety
-    /// As [`super::copy_out`].
-    pub unsafe fn move_string(src: *const u8, dst: *mut u8, len: usize) {
-        // SAFETY: as promised by the caller; the direction flag is clear at every call (System V ABI).
+    /// As [`super::copy_out`]; the CPU must have AVX2.
+    #[target_feature(enable = "avx2")]
+    pub unsafe fn vectors_256(src: *const u8, dst: *mut u8, len: usize) {
+        let done = len - len % LINE;
+        // SAFETY: as promised by the caller; every offset is below done <= len.
         unsafe {
-            std::arch::asm!(
-                "rep movsb",
-                inout("rcx") len => _,
-                inout("rsi") src => _,
-                inout("rdi") dst => _,
-                options(nostack, preserves_flags)
-            );
+            for at in (0..done).step_by(LINE) {
+                let (s, d) = (src.add(at), dst.add(at));
+                let a = _mm256_loadu_si256(s.cast());
+                let b = _mm256_loadu_si256(s.add(VECTOR).cast());
+                _mm256_storeu_si256(d.cast(), a);
+                _mm256_storeu_si256(d.add(VECTOR).cast(), b);
+            }
+            std::ptr::copy_nonoverlapping(src.add(done), dst.add(done), len - done);
+        }
+    }
+
+    /// # Safety
+    /// As [`super::copy_out`]; the CPU must have AVX-512.
+    #[target_feature(enable = "avx512f")]
+    pub unsafe fn vectors_512(src: *const u8, dst: *mut u8, len: usize) {
+        let done = len - len % LINE;
+        // SAFETY: as promised by the caller; every offset is below done <= len.
+        unsafe {
+            for at in (0..done).step_by(LINE) {
+                let line = _mm512_loadu_si512(src.add(at).cast::<__m512i>());
+                _mm512_storeu_si512(dst.add(at).cast::<__m512i>(), line);
+            }
+            std::ptr::copy_nonoverlapping(src.add(done), dst.add(done), len - done);
+        }
+    }
+
+    /// The first page tells how the rest is copied.
+    ///
+    /// # Safety
+    /// As [`super::copy_out`], of more than a page; the CPU must have AVX2.
+    #[target_feature(enable = "avx2")]
+    pub unsafe fn page_then_rest(src: *const u8, dst: *mut u8, len: usize) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let near = first_page_is_near(src, dst);
+            let (src, dst, len) = (src.add(PAGE), dst.add(PAGE), len - PAGE);
+            if near {
+                std::ptr::copy_nonoverlapping(src, dst, len);
+            } else {
+                gather(src, dst, len);
+            }
         }
     }
 
@@ -148,7 +188,7 @@ mod x86 {
     ///
     /// # Safety
     /// As [`super::copy_out`], for a page.
-    pub unsafe fn first_page_is_near(src: *const u8, dst: *mut u8) -> bool {
+    unsafe fn first_page_is_near(src: *const u8, dst: *mut u8) -> bool {
         // SAFETY: as promised by the caller; the counter may be read by everybody.
         unsafe {
             let began = _rdtsc();
@@ -282,10 +322,7 @@ mod tests {
                 2 * gather + 97,
             ] {
                 let mut dst = vec![0xEE; n];
-                let mut ways: Vec<unsafe fn(_, _, _)> = vec![copy_in, copy_out];
-                #[cfg(target_arch = "x86_64")]
-                ways.extend([x86::move_string, gathered] as [unsafe fn(_, _, _); 2]);
-                for copy in ways {
+                for copy in [copy_in, copy_out] {
                     dst.fill(0xEE);
                     // SAFETY: both ranges lie inside vectors of n bytes.
                     unsafe { copy(src[from..].as_ptr(), dst[to..].as_mut_ptr(), len) };
@@ -296,36 +333,28 @@ mod tests {
         }
     }
 
-    /// Whatever this CPU is better at.
-    #[cfg(target_arch = "x86_64")]
-    unsafe fn gathered(src: *const u8, dst: *mut u8, len: usize) {
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: as promised by the caller; AVX2 was just detected.
-            unsafe { x86::gather(src, dst, len) }
-        } else {
-            // SAFETY: as promised by the caller.
-            unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
-        }
-    }
-
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn every_way_into_a_segment_that_this_cpu_has_copies_exactly() {
+    fn every_way_that_this_cpu_has_copies_exactly() {
         type Copy = unsafe fn(*const u8, *mut u8, usize);
         let has_avx2 = std::arch::is_x86_feature_detected!("avx2");
         let has_avx512 = std::arch::is_x86_feature_detected!("avx512f");
-        let ways: [(bool, Copy); 3] = [
-            (true, x86::plain as Copy),
-            (has_avx2, x86::stream_256 as Copy),
-            (has_avx512, x86::stream_512 as Copy),
+        let ways: [(bool, usize, Copy); 7] = [
+            (true, 0, x86::plain as Copy),
+            (has_avx2, 0, x86::stream_256 as Copy),
+            (has_avx512, 0, x86::stream_512 as Copy),
+            (has_avx2, 0, x86::vectors_256 as Copy),
+            (has_avx512, 0, x86::vectors_512 as Copy),
+            (has_avx2, 0, x86::gather as Copy),
+            (has_avx2, GATHER_FROM_BYTES, x86::page_then_rest as Copy),
         ];
-        let n = 3 * STREAM_FROM_BYTES;
+        let n = 2 * GATHER_FROM_BYTES;
         let src: Vec<u8> = (0..n).map(|i| (i * 11 + i / 253) as u8).collect();
-        for (_, copy) in ways.into_iter().filter(|(has, _)| *has) {
+        let small = [0, 63, 64, 127, 128, 129, STREAM_FROM_BYTES, 2 * STREAM_FROM_BYTES + 191];
+        let lens = small.into_iter().chain([GATHER_FROM_BYTES, GATHER_FROM_BYTES + 16_777]);
+        for (_, least, copy) in ways.into_iter().filter(|(has, ..)| *has) {
             for (from, to) in [(0, 0), (3, 0), (0, 5), (63, 65)] {
-                for len in
-                    [0, 63, 64, 127, 128, 129, STREAM_FROM_BYTES, 2 * STREAM_FROM_BYTES + 191]
-                {
+                for len in lens.clone().filter(|len| *len >= least) {
                     let mut dst = vec![0xEE; n];
                     // SAFETY: both ranges lie inside vectors of n bytes; the CPU has what it takes.
                     unsafe { copy(src[from..].as_ptr(), dst[to..].as_mut_ptr(), len) };

@@ -101,30 +101,33 @@ pub(crate) async fn contact(
                 Welcome::Client { master: None, view, settings, .. } => {
                     return Ok(Contact { view, settings, master: vec![at] });
                 }
-                Welcome::Refused { why } => return Err(Error::invalid(why.to_string())),
+                Welcome::Refused { why } => {
+                    return Err(at_hop(node, named.get(), Error::invalid(why.to_string())));
+                }
                 other => {
                     return Err(Error::internal(format!("{at} answered a client with {other:?}")));
                 }
             }
         }
-        Err(Error::internal(format!("{node} and {at} each say that the other is the master")))
+        Err(Error::internal(format!("{node} names another master than its master does: {at}")))
     };
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
-        let whom = named.get().unwrap_or(node);
-        let late = format!("{whom} did not answer within {} ms", limit.as_millis());
-        Err(at_hop(node, named.get(), Error::timeout(late)))
+        let (whom, ms) = (named.get().unwrap_or(node), limit.as_millis());
+        let late = Error::timeout(format!("{whom} did not answer within {ms} ms of this call"));
+        Err(at_hop(node, named.get(), late))
     })
 }
 
-/// Says of the master that it is the master that fails, not the node that was asked.
+/// Blames the node that was asked for nothing that the master does, or does not.
 fn at_hop(node: &Address, master: Option<&Address>, error: Error) -> Error {
-    match master {
-        None => error,
-        Some(_) => Error {
-            message: format!("{node} is up, its master is not: {}", error.message),
-            ..error
-        },
-    }
+    let Some(master) = master else { return error };
+    let why = error.message;
+    // A refusal of the node's own is about this client's settings; this one is about the master.
+    let kind = match error.kind {
+        ErrorKind::InvalidArgument => ErrorKind::Disconnected,
+        other => other,
+    };
+    Error { kind, message: format!("{node} answers, but not the master {master} it names: {why}") }
 }
 
 /// True if a repeat cannot do harm: everything but removals, whose repeat would find nothing.

@@ -1,6 +1,6 @@
 //! Reading without asking anybody: what the indexes of mapped segments lead to, copied by this thread
-//! with loads alone. No message, no wait, no allocation, but where a large copy is cut into stripes for
-//! several threads. What is not found here is asked for further.
+//! with loads alone. No message, no wait, no allocation, but for the buffer that a `get` returns, and where a
+//! large copy is cut into stripes for several threads. What is not found here is asked for further.
 
 use super::Client;
 use super::counters::Reads;

@@ -12,7 +12,7 @@ use nkv_store::device_log::{ControlLine, LogGeometry, LogPut, Next, OpenClaim, O
 use nkv_store::{Key, KeyId};
 use nkv_transport::verbs::{Kind, Op};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -43,6 +43,8 @@ pub(crate) struct PeerLog {
     limit: AtomicU64,
     // Positions and keys that the owner was not told.
     names: Mutex<VecDeque<(u64, KeyBytes)>>,
+    // Whether a whole batch of them was told since all were last to be.
+    told_batch: AtomicBool,
     // Claims given up in line of which the owner could not be told at once.
     given_up: Mutex<VecDeque<Abandoned>>,
     // Refusals in a row, and until when nothing is put here because of them.
@@ -59,6 +61,7 @@ impl PeerLog {
             inside: AtomicUsize::new(0),
             limit: AtomicU64::new(0),
             names: Mutex::default(),
+            told_batch: AtomicBool::new(false),
             given_up: Mutex::default(),
             refusals: AtomicU32::new(0),
             refused_until_ns: AtomicU64::new(0),
@@ -102,9 +105,16 @@ impl PeerLog {
         }
     }
 
-    /// Whether there is so much to tell the owner.
-    pub(crate) fn has_words(&self, names: usize) -> bool {
-        self.names_noted() >= names
+    /// Whether a batch of names waits to be told, or a claim given up; with `all` any name, but where batches
+    /// go all the time: the next one takes it along.
+    pub(crate) fn has_words(&self, batch: usize, all: bool) -> bool {
+        let names = self.names_noted();
+        let steady = all && self.told_batch.swap(false, Ordering::Relaxed);
+        if names >= batch {
+            self.told_batch.store(true, Ordering::Relaxed);
+            return true;
+        }
+        (all && names > 0 && !steady)
             || !self.given_up.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
