@@ -190,17 +190,14 @@ impl Master {
     ) -> Result<KeyId> {
         let key = Key::new(bytes)?;
         let id = key.id();
-        let Some(e) = self.entry(bytes)? else {
-            self.check_sight()?;
+        let entry = self.entry(bytes)?;
+        // A rank that has not reported may hold an older copy, which is read by its location until it has: of a
+        // key put while it was silent, under this master or one before it, or by way of a log [I6].
+        self.check_sight()?;
+        let Some(e) = entry else {
             return Err(Error::not_found(format!("no key {key}")));
         };
         let (seat, at, state) = (e.seat, e.at, e.state);
-        // Put while a rank was silent, that rank may hold an older copy, which is read by its location until
-        // it has reported [I6]. Nor does a log ask whether its key is there.
-        let superseded = self.truth.members.is_superseded(&id);
-        if superseded || self.books.get(&seat).is_some_and(|b| b.is_of_log(at)) {
-            self.check_sight()?;
-        }
         if let Some(e) = self.objects.get_mut(&id) {
             if state != State::Removing || e.remove_until_ms <= self.truth.clock.now_ms() {
                 e.remove_until_ms = self.truth.clock.now_ms() + REMOVE_LIMIT_MS;

@@ -194,11 +194,6 @@ impl Members {
         self.lock().superseded.insert(id);
     }
 
-    /// True for such a key.
-    pub(super) fn is_superseded(&self, id: &KeyId) -> bool {
-        self.lock().superseded.contains(id)
-    }
-
     /// True if a copy in this incarnation is an older one: it had not reported when the key was put. A
     /// master that was rebuilt is told again of what others have.
     pub(super) fn is_older(&self, id: &KeyId, incarnation: u64) -> bool {

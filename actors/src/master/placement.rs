@@ -96,11 +96,6 @@ impl Book {
         })
     }
 
-    /// True for a slot of the segment's device log.
-    pub(super) fn is_of_log(&self, at: SlotRef) -> bool {
-        at.slot < self.info.log_slots
-    }
-
     /// Takes a slot and an extent for `bytes`, or nothing.
     pub(super) fn take(&mut self, bytes: u64, key: KeyId) -> Result<(SlotRef, Extent), StoreError> {
         if self.free.is_empty() && self.untouched >= self.info.slots {

@@ -218,6 +218,33 @@ async fn i6_a_key_put_anew_while_a_rank_could_not_report_is_removed_once_it_has_
     assert_eq!(bench.found("other").await, Ok(silent.at(1, 1)));
 }
 
+/// The key was put anew under an earlier master, while the rank was silent there as well: this one has it
+/// from a report, and knows nothing of the older copy.
+#[tokio::test]
+async fn i6_a_key_that_another_rank_reported_is_not_removed_while_one_cannot_report() {
+    let bench = Bench::new(2).await;
+    let old = term(3, 9);
+    let mut first = bench.join_from(0, 100, old, view(old, 2, &[100, 101])).await.unwrap();
+    let mut silent = bench.join_from(1, 101, old, view(old, 2, &[100, 101])).await.unwrap();
+    first.reports(vec![live(0, 1, "k")]).await;
+    bench.a_ttl_passes(&[&first, &silent]).await;
+    assert_eq!(bench.found("k").await, Ok(first.at(0, 1)));
+    let removal = bench.asks(Request::Remove(vec![key("k")]));
+    // They keep the view.
+    first.drain().await;
+    silent.drain().await;
+    let e = done(removal.await.unwrap()).unwrap_err();
+    assert_eq!(e.kind, ErrorKind::NotReady, "the silent rank's older copy is read by its location");
+    let now = bench.members.term();
+    let mut silent = bench.join_from(1, 101, now, view(now, 9, &[100, 101])).await.unwrap();
+    silent.reports(vec![live(0, 1, "k")]).await;
+    assert_eq!(bench.found("k").await, Ok(first.at(0, 1)), "one of a key is kept");
+    let removal = bench.asks(Request::Remove(vec![key("k")]));
+    assert_eq!(first.retires().await, first.at(0, 1));
+    done(removal.await.unwrap()).unwrap();
+    assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound));
+}
+
 #[tokio::test]
 async fn i17_a_rank_late_for_a_term_that_rose_twice_is_gone_all_the_same() {
     let bench = Bench::new(3).await;
