@@ -3,7 +3,7 @@
 
 mod cluster_process;
 
-use cluster_process::{Ended, ProcessCluster, clean_command, run_to_end};
+use cluster_process::{Ended, ProcessCluster, clean_command, run_to_end, until};
 use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -171,7 +171,7 @@ fn who_cannot_be_reached_is_named_with_what_to_do() {
     let ended = run_to_end(nowhere, LIMIT);
     assert_eq!(ended.code, 3);
     assert!(ended.sentence().contains("127.0.0.1:1"), "{}", ended.stderr);
-    assert!(ended.sentence().contains("--connect"), "{}", ended.stderr);
+    assert!(ended.sentence().contains("start that node, or connect"), "{}", ended.stderr);
 
     let other = nkv(&cluster, 0, &["status", "--job", "another"]);
     assert_eq!(other.code, 3);
@@ -203,6 +203,20 @@ fn a_living_rank_is_not_blamed_for_a_master_that_is_gone() {
     let said = ended.sentence();
     assert!(said.contains(&whom), "{said}");
     assert!(said.contains("if rank 0 is down start it again"), "{said}");
+}
+
+#[test]
+fn a_rank_says_once_that_its_master_is_gone_and_when_it_is_back() {
+    let mut cluster = ProcessCluster::start(2, |_| {});
+    let told = |cluster: &ProcessCluster, what: &str| {
+        cluster.node(1).stderr().lines().filter(|line| line.contains(what)).count()
+    };
+    cluster.kill9(0);
+    until(LIMIT, "rank 1 says so", || told(&cluster, "no link to the master any more") > 0);
+    assert_eq!(told(&cluster, "joined again"), 0);
+    cluster.restart(0);
+    until(LIMIT, "rank 1 says so", || told(&cluster, "joined again") > 0);
+    assert_eq!(told(&cluster, "no link to the master any more"), 1);
 }
 
 #[test]

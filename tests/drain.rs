@@ -95,8 +95,7 @@ fn what_is_in_flight_longer_than_the_limit_is_given_up() {
 fn a_second_signal_ends_at_once_with_the_signals_code() {
     for (second, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
         let (mut cluster, _handle, _plan) = draining("60000");
-        cluster.node(1).signal(second);
-        let (ended, took_ms) = timed(|| cluster.wait_exit(1, EXIT_LIMIT));
+        let (ended, took_ms) = timed(|| cluster.end_at_once(1, second));
         assert_eq!(ended.code, code, "{}", ended.stderr);
         assert!(took_ms < SOON.as_millis() as u64, "{took_ms} ms");
         assert!(!cluster.left_in_shm().iter().any(|name| name.contains(".1.")));

@@ -4,7 +4,7 @@
 
 mod cluster_process;
 
-use cluster_process::{EXIT_LIMIT, Ended, ProcessCluster, left_in_shm, run_to_end, until};
+use cluster_process::{Ended, ProcessCluster, left_in_shm, run_to_end, until};
 use nkv::message::PutOptions;
 use nkv::{Blocking, ErrorKind, TransportChoice};
 use std::time::Duration;
@@ -148,8 +148,7 @@ fn a_killed_or_ended_rank_leaves_no_mounted_segment_behind() {
     until(LIMIT, "it drains", || cluster.get(1, "/status").1.contains("\"draining\":true"));
     let e = handle.mount_segment(1, 1 << 20).unwrap_err();
     assert!(e.message.contains("shutting down"), "{e}");
-    cluster.term(1);
-    let ended = cluster.wait_exit(1, EXIT_LIMIT);
+    let ended = cluster.end_at_once(1, rustix::process::Signal::TERM);
     assert_eq!(ended.code, 128 + 15, "{}", ended.stderr);
     assert_eq!(left_in_shm(cluster.job()).len(), files / 2);
     drop(plan);

@@ -12,6 +12,7 @@ pub mod client;
 pub mod environment;
 pub mod error;
 pub mod evictor;
+mod greeting;
 mod log_claims;
 pub mod machine;
 pub mod master;

@@ -3,14 +3,13 @@
 
 use crate::cell::CellAddr;
 use crate::error::{Error, Result};
-use crate::message::{
-    Down, Hello, MESSAGES_VERSION, Purpose, RankInfo, Refusal, Settings, Term, Up, Welcome,
-};
+use crate::greeting::hello;
+use crate::message::{Down, Purpose, RankInfo, Refusal, Settings, Term, Up, Welcome};
 use crate::owner::tables::{Obey, OwnerTables};
 use crate::owner::{FromMaster, NewTerm, Owner};
 use crate::race::race;
 use nkv_store::clock::Clock;
-use nkv_transport::wire::auth::{AuthError, Channel, Credentials, prove};
+use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{Address, BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -202,10 +201,22 @@ impl Membership {
                 continue;
             }
             if joined_once {
+                self.tell_lost(&why, &state);
                 state.send_replace(LinkState::Lost(why));
             }
             tokio::time::sleep(Duration::from_millis(pause)).await;
             pause = (pause * 2).min(RETRY_LAST_MS);
+        }
+    }
+
+    /// Once for each loss; the tries that follow say nothing.
+    fn tell_lost(&self, why: &str, state: &watch::Sender<LinkState>) {
+        if *state.borrow() == LinkState::Joined {
+            tracing::warn!(
+                seat = %self.info.seat(), %why,
+                "no link to the master any more: what is here is served on, and the master is looked \
+                 for until it is back"
+            );
         }
     }
 
@@ -222,7 +233,7 @@ impl Membership {
                 }
                 Ok(Ok((_, Welcome::Refused { why }))) => return Err(JoinError::Refused(why)),
                 Ok(Ok((_, other))) => last = format!("{address} answered a join with {other:?}"),
-                Ok(Err(e)) => last = format!("{address}: {}", e.message),
+                Ok(Err(e)) => last = format!("{address}: {e}"),
                 Err(_) => last = format!("{address} did not answer within {HELLO_LIMIT:?}"),
             }
         }
@@ -290,7 +301,9 @@ impl Membership {
                     self.uplink.send(Up::ViewSeen { number });
                 }
                 Ok(Some((_, Down::ReportTaken))) => {
-                    state.send_replace(LinkState::Joined);
+                    if let LinkState::Lost(_) = state.send_replace(LinkState::Joined) {
+                        tracing::info!(seat = %self.info.seat(), "joined again");
+                    }
                 }
                 Ok(Some((_, Down::NoMorePlans))) => self.quiet.store(true, Ordering::Release),
                 Ok(Some((_, down))) => {
@@ -343,43 +356,4 @@ impl Membership {
 enum JoinError {
     Refused(Refusal),
     Unreachable(String),
-}
-
-/// Connects, authenticates and says hello; the stream is then the purpose's. What no repeat would
-/// mend is a refusal, as if the other end had said it.
-pub(crate) async fn hello(
-    net: &dyn Net,
-    address: &Address,
-    credentials: &Credentials,
-    purpose: Purpose,
-) -> Result<(BoxStream, Welcome)> {
-    let mut stream = net
-        .connect(address)
-        .await
-        .map_err(|e| Error::disconnected(format!("cannot connect to {address}: {e}")))?;
-    let mut buf = Vec::new();
-    let job = credentials.job();
-    let hello = Hello { version: MESSAGES_VERSION, job: job.to_string(), purpose };
-    let broken =
-        |e: &dyn std::fmt::Display| Error::disconnected(format!("hello to {address}: {e}"));
-    let proven = async {
-        let means = credentials.means(address)?;
-        prove(&mut stream, means, Channel::Control, job, credentials.random()).await
-    };
-    match proven.await {
-        Ok(()) => {}
-        Err(AuthError::Job { node: ours, client: theirs }) => {
-            return Ok((stream, Welcome::Refused { why: Refusal::Job { ours, theirs } }));
-        }
-        Err(e) if e.is_final() && !matches!(e, AuthError::Channel(_)) => {
-            return Ok((stream, Welcome::Refused { why: Refusal::Untrusted(e.to_string()) }));
-        }
-        Err(e) => return Err(broken(&e)),
-    }
-    write_frame(&mut stream, &mut buf, 0, &hello).await.map_err(|e| broken(&e))?;
-    match read_frame::<_, Welcome>(&mut stream, &mut buf, MAX_FRAME_BYTES).await {
-        Ok(Some((_, welcome))) => Ok((stream, welcome)),
-        Ok(None) => Err(broken(&"closed without an answer")),
-        Err(e) => Err(broken(&e)),
-    }
 }

@@ -7,6 +7,7 @@ use nkv_store::KeyId;
 use serde::{Deserialize, Serialize};
 
 mod hello;
+mod hex;
 mod key_bytes;
 mod link;
 mod listing;
@@ -39,6 +40,7 @@ pub struct Term {
     /// One more than the highest any owner reported.
     pub number: u64,
     /// Random id of the master process.
+    #[serde(with = "hex")]
     pub master: u64,
 }
 
@@ -55,6 +57,7 @@ pub struct PlanId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SlotRef {
     /// The owner's incarnation.
+    #[serde(with = "hex")]
     pub incarnation: u64,
     /// Header slot.
     pub slot: u32,

@@ -37,6 +37,14 @@ if the run could not be done.";
 
 // `requires` says nothing if what is required conflicts with another flag that is given: flags of one
 // run name those of the others as conflicts besides.
+const NOT_BY_THE_CLOCK: [&str; 5] = ["trace", "bench", "budgets", "lookups", "pour"];
+const NOT_IN_A_MIX: [&str; 6] =
+    ["trace", "bench", "budgets", "lookups", "pour", "inject_corruption"];
+const NOT_IN_A_BENCH: [&str; 5] = ["trace", "budgets", "lookups", "pour", "inject_corruption"];
+const NOT_IN_A_TRACE: [&str; 6] =
+    ["bench", "budgets", "lookups", "pour", "duration", "inject_corruption"];
+const NOT_IN_AN_EMBEDDED_TRACE: [&str; 7] =
+    ["connect", "bench", "budgets", "lookups", "pour", "duration", "inject_corruption"];
 
 /// The flags.
 #[derive(Debug, Clone, Parser)]
@@ -71,23 +79,24 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "FILE.html")]
     pub(crate) report: Option<PathBuf>,
 
-    /// Length of the run in seconds [default: 15]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with_all = ["trace", "bench", "budgets", "lookups", "pour"])]
+    /// Length of the embedded run or of the mix, in seconds; the other runs end when they are done
+    /// [default: 15]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with_all = NOT_BY_THE_CLOCK)]
     pub(crate) duration: Option<Duration>,
 
     /// Clients, each a thread with connections of its own
-    #[arg(long, default_value_t = 1, requires = "connect", conflicts_with_all = ["trace", "bench", "budgets", "lookups", "pour", "inject_corruption"],
+    #[arg(long, default_value_t = 1, requires = "connect", conflicts_with_all = NOT_IN_A_MIX,
         value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_CLIENTS)))]
     pub(crate) clients: u16,
 
     /// Size of an object of the mix (KiB, MiB, GiB)
     #[arg(long, default_value = "64KiB", requires = "connect", value_parser = object_bytes,
-        conflicts_with_all = ["trace", "bench", "budgets", "lookups", "pour", "inject_corruption"])]
+        conflicts_with_all = NOT_IN_A_MIX)]
     pub(crate) size: u64,
 
     /// Weights of put, get and exists
     #[arg(long, value_name = "PUT:GET:EXISTS", default_value = "1:4:1", requires = "connect",
-        conflicts_with_all = ["trace", "bench", "budgets", "lookups", "pour", "inject_corruption"])]
+        conflicts_with_all = NOT_IN_A_MIX)]
     pub(crate) mix: Weights,
 
     /// Pause between two operations of a client of the mix or of --bench, in microseconds: what an
@@ -105,12 +114,12 @@ pub(crate) struct Flags {
     pub(crate) bench: bool,
 
     /// Gets of --bench return bytes of their own instead of filling one buffer
-    #[arg(long, requires = "bench", conflicts_with_all = ["trace", "budgets", "lookups", "pour", "inject_corruption"])]
+    #[arg(long, requires = "bench", conflicts_with_all = NOT_IN_A_BENCH)]
     pub(crate) to_bytes: bool,
 
     /// Bytes of buffers that such gets may use again once what they returned is dropped; 0: none
     #[arg(long, value_name = "BYTES", default_value = "64MiB", requires = "to_bytes", value_parser = parse_bytes,
-        conflicts_with_all = ["trace", "budgets", "lookups", "pour", "inject_corruption"])]
+        conflicts_with_all = NOT_IN_A_BENCH)]
     pub(crate) get_pool_bytes: u64,
 
     /// Stripes into which one large read or write is cut, each with a thread, and over tcp a
@@ -151,12 +160,12 @@ pub(crate) struct Flags {
 
     /// Bytes of one block of the trace (KiB, MiB, GiB)
     #[arg(long, value_name = "BYTES", default_value = "256KiB", requires = "trace",
-        value_parser = object_bytes, conflicts_with_all = ["bench", "budgets", "lookups", "pour", "duration", "inject_corruption"])]
+        value_parser = object_bytes, conflicts_with_all = NOT_IN_A_TRACE)]
     pub(crate) block_bytes: u64,
 
     /// Payload bytes of each embedded rank; headers and index come on top [default: what the trace
     /// needs, at most half of MemAvailable for all ranks]
-    #[arg(long, value_name = "BYTES", requires = "trace", conflicts_with_all = ["connect", "bench", "budgets", "lookups", "pour", "duration", "inject_corruption"],
+    #[arg(long, value_name = "BYTES", requires = "trace", conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE,
         value_parser = parse_bytes)]
     pub(crate) heap_bytes: Option<u64>,
 
@@ -166,7 +175,7 @@ pub(crate) struct Flags {
         value_name = "HI/LO",
         default_value = "95/85",
         requires = "trace",
-        conflicts_with_all = ["connect", "bench", "budgets", "lookups", "pour", "duration", "inject_corruption"]
+        conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE
     )]
     pub(crate) watermarks: Marks,
 
@@ -176,22 +185,22 @@ pub(crate) struct Flags {
         value_name = "MS",
         default_value_t = 50,
         requires = "trace",
-        conflicts_with_all = ["connect", "bench", "budgets", "lookups", "pour", "duration", "inject_corruption"]
+        conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE
     )]
     pub(crate) quarantine_ms: u32,
 
     /// Eviction policy: lru, lru2 (two-segment) or fifo
-    #[arg(long, default_value = "lru", requires = "trace", conflicts_with_all = ["connect", "bench", "budgets", "lookups", "pour", "duration", "inject_corruption"])]
+    #[arg(long, default_value = "lru", requires = "trace", conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE)]
     pub(crate) policy: PolicyKind,
 
     /// 0: as fast as possible; else a factor of the trace's own time
     #[arg(long, default_value = "0", requires = "trace", value_parser = speed,
-        conflicts_with_all = ["bench", "budgets", "lookups", "pour", "duration", "inject_corruption"])]
+        conflicts_with_all = NOT_IN_A_TRACE)]
     pub(crate) speed: f64,
 
     /// Replay only the first N requests
     #[arg(long, value_name = "N", requires = "trace",
-        conflicts_with_all = ["bench", "budgets", "lookups", "pour", "duration", "inject_corruption"])]
+        conflicts_with_all = NOT_IN_A_TRACE)]
     pub(crate) requests: Option<usize>,
 }
 

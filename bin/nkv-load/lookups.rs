@@ -37,7 +37,7 @@ fn name(run_id: u64, there: bool, index: u32) -> Name {
     name
 }
 
-/// Puts, waits until all are served, and looks up.
+/// Puts, waits until all are served, looks up, and removes.
 ///
 /// # Errors
 /// If the node cannot be reached or its log does not hold so many objects.
@@ -45,15 +45,31 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     let address = flags.connect.as_deref().context("--lookups needs --connect HOST:PORT")?;
     let count = flags.lookups.context("--lookups N")?;
     let handle = remote(flags, address)?;
+    if !handle.view()?.ranks.iter().any(|(info, _)| info.log_slots > 0) {
+        bail!(
+            "no rank has a device log: start the node with --log-bytes {}MiB or more",
+            log_mib(count)
+        );
+    }
     let run_id = nkv_store::random_u64();
+    let done = measure(&handle, run_id, count, stop);
+    // Whatever came of it, its keys are of no use to anybody.
+    let removed = handle.remove_matching(&format!("^{run_id:016x}"));
+    handle.close();
+    let report = done?;
+    removed.context("removing the objects of this run: nkv rm --matching takes what is left")?;
+    Ok(report)
+}
+
+fn measure(handle: &Blocking, run_id: u64, count: u32, stop: &Stop) -> anyhow::Result<Report> {
     let mut report = Report::default();
-    put_all(&handle, run_id, count, stop, &mut report);
+    put_all(handle, run_id, count, stop, &mut report);
     for (op, there) in [("lookup hit", true), ("lookup miss", false)] {
         let mut names: Vec<Name> = (0..count).map(|i| name(run_id, there, i)).collect();
         shuffle(&mut names);
         let keys: Vec<&[u8]> = names.iter().map(<[u8; KEY_BYTES]>::as_slice).collect();
         let found =
-            if there { wait_served(&handle, &keys, stop)? } else { look(&handle, &keys, None)? };
+            if there { wait_served(handle, &keys, stop)? } else { look(handle, &keys, None)? };
         let expected = if there { keys.len() } else { 0 };
         // One key in a thousand may find both its buckets full: no answer, so not a hit.
         if found.abs_diff(expected) > keys.len() / 500 && !stop.asked() {
@@ -69,14 +85,13 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
             if stop.asked() {
                 break;
             }
-            report.hit_blocks += look(&handle, &keys, Some(&mut times))? as u64;
+            report.hit_blocks += look(handle, &keys, Some(&mut times))? as u64;
             report.blocks += keys.len() as u64;
         }
         report.requests += times.count();
         report.rates.push(Rate { op, processes: 1, per_s: times.per_s() });
         report.measured(times);
     }
-    handle.close();
     Ok(report)
 }
 

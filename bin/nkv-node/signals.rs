@@ -1,6 +1,8 @@
-//! SIGTERM and SIGINT: the first asks for a drain, a second ends the process at once. It drains
-//! nothing itself.
+//! SIGTERM and SIGINT: the first asks for a drain, another one ends the process at once. Launchers send
+//! a signal to the process and to its group: what comes within a moment of the first is its echo. It
+//! drains nothing itself.
 
+use nkv_store::clock::{BootClock, Clock};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::signal::unix::{SignalKind, signal};
@@ -8,6 +10,24 @@ use tokio::sync::watch;
 
 /// Shells add this to a signal's number.
 const SIGNAL_BASE: i32 = 128;
+/// The same signal so soon after the first says nothing new.
+const ECHO_MS: u64 = 500;
+
+/// What a signal asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Meant {
+    Drain,
+    Nothing,
+    End,
+}
+
+fn meant(first: Option<(&str, u64)>, (name, now_ms): (&str, u64)) -> Meant {
+    match first {
+        None => Meant::Drain,
+        Some((named, at_ms)) if named == name && now_ms < at_ms + ECHO_MS => Meant::Nothing,
+        Some(_) => Meant::End,
+    }
+}
 
 /// What a process that ends at once still unlinks: two names, no waiting.
 #[derive(Debug, Clone, Default)]
@@ -43,17 +63,25 @@ impl Signals {
         let (mut term, mut int) = (signal(terminate)?, signal(interrupt)?);
         let (asked, signals) = watch::channel(None);
         tokio::spawn(async move {
+            let mut first = None;
             loop {
                 let (name, number) = tokio::select! {
                     _ = term.recv() => ("SIGTERM", terminate.as_raw_value()),
                     _ = int.recv() => ("SIGINT", interrupt.as_raw_value()),
                 };
-                if asked.borrow().is_some() {
-                    leftovers.unlink();
-                    crate::say(&format!("nkv-node: a second {name}: ending at once"));
-                    std::process::exit(SIGNAL_BASE + number);
+                let now_ms = BootClock.now_ms();
+                match meant(first, (name, now_ms)) {
+                    Meant::Drain => {
+                        first = Some((name, now_ms));
+                        asked.send_replace(Some(name));
+                    }
+                    Meant::Nothing => {}
+                    Meant::End => {
+                        leftovers.unlink();
+                        crate::say(&format!("nkv-node: a second {name}: ending at once"));
+                        std::process::exit(SIGNAL_BASE + number);
+                    }
                 }
-                asked.send_replace(Some(name));
             }
         });
         Ok(Self(signals))
@@ -66,5 +94,19 @@ impl Signals {
             // The listener ends with the process only.
             Err(_) => std::future::pending().await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ECHO_MS, Meant, meant};
+
+    #[test]
+    fn the_echo_of_a_signal_asks_for_nothing_and_a_second_one_ends() {
+        let second = |name, after_ms| meant(Some(("SIGTERM", 70)), (name, 70 + after_ms));
+        assert_eq!(meant(None, ("SIGINT", 70)), Meant::Drain);
+        assert_eq!(second("SIGTERM", ECHO_MS - 1), Meant::Nothing);
+        assert_eq!(second("SIGTERM", ECHO_MS), Meant::End);
+        assert_eq!(second("SIGINT", 0), Meant::End);
     }
 }

@@ -54,6 +54,8 @@ fn run(flags: &Flags) -> Result<Answer, Trouble> {
         transport: flags.transport,
         call_timeout_ms: flags.timeout_ms,
         secret: secret.map_err(|e| Trouble::Usage(e.to_string()))?,
+        // One call or two: taking every page would take longer than they do.
+        prefault: false,
         ..ClientConfig::default()
     };
     let patience = Patience::starting(flags.timeout_ms);
@@ -61,7 +63,7 @@ fn run(flags: &Flags) -> Result<Answer, Trouble> {
         let node = flags.connect.as_ref().ok_or_else(Trouble::nowhere)?;
         patience
             .call(|| Blocking::connect(node, config.clone()))
-            .map_err(|error| Trouble::connecting(node, error, &config.job))
+            .map_err(|error| Trouble::connecting(node, error))
     };
     match &flags.command {
         Command::Status => status::show(&connect()?, flags.json),

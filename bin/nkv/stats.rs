@@ -11,22 +11,11 @@ use serde_json::{Map, Value};
 pub(crate) fn show(handle: &Blocking, json: bool) -> Result<Answer, Trouble> {
     let stats = handle.stats()?;
     if json {
-        output::json(&with_hex_incarnations(&stats)?)?;
+        output::json(&stats)?;
     } else {
         output::write(text(&stats).as_bytes())?;
     }
     Ok(Answer::Found)
-}
-
-/// As text everywhere: a number of 64 bits does not survive every reader of JSON.
-fn with_hex_incarnations(stats: &ClusterStats) -> Result<Value, Trouble> {
-    let mut json =
-        serde_json::to_value(stats).map_err(|e| Trouble::io("stdout", std::io::Error::other(e)))?;
-    let rows = json.get_mut("ranks").and_then(Value::as_array_mut).into_iter().flatten();
-    for (row, rank) in rows.zip(&stats.ranks) {
-        row["incarnation"] = Value::String(format!("{:016x}", rank.incarnation));
-    }
-    Ok(json)
 }
 
 fn text(stats: &ClusterStats) -> String {
@@ -65,17 +54,8 @@ fn fields(of: &impl serde::Serialize) -> Map<String, Value> {
 
 #[cfg(test)]
 mod tests {
-    use super::{text, with_hex_incarnations};
+    use super::text;
     use nkv::message::{ClusterStats, OwnerGauges, RankStats};
-
-    #[test]
-    fn incarnations_are_hex_as_in_status() {
-        let rank = RankStats { rank: 1, incarnation: u64::MAX - 1, ..RankStats::default() };
-        let stats = ClusterStats { ranks: vec![rank], ..ClusterStats::default() };
-        let json = with_hex_incarnations(&stats).unwrap();
-        assert_eq!(json["ranks"][0]["incarnation"], "fffffffffffffffe");
-        assert_eq!(json["ranks"][0]["rank"], 1);
-    }
 
     #[test]
     fn every_rank_is_a_column_and_every_counter_a_line() {

@@ -45,7 +45,7 @@ impl Top {
         let job = config.job.clone();
         let connected =
             patience.call(|| runtime.block_on(Collector::connect(node.clone(), config.clone())));
-        let collector = connected.map_err(|e| Trouble::connecting(node, e, &job))?;
+        let collector = connected.map_err(|e| Trouble::connecting(node, e))?;
         let model = Model::new(job);
         let live = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
         if self.once || self.json || !live {

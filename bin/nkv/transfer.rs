@@ -84,13 +84,19 @@ fn replace(target: &Path, value: &[u8], mode: Option<Permissions>) -> io::Result
     let mut beside = tempfile::Builder::new()
         .prefix(".nkv-get.")
         .permissions(Permissions::from_mode(NEW_FILE_MODE))
-        .tempfile_in(folder)?;
-    beside.write_all(value)?;
+        .tempfile_in(folder)
+        .map_err(without_path)?;
+    beside.write_all(value).map_err(without_path)?;
     if let Some(mode) = mode {
         beside.as_file().set_permissions(mode)?;
     }
     beside.persist(target).map_err(|e| e.error)?;
     Ok(())
+}
+
+/// The error alone: the file beside it is nobody's business, and gone.
+fn without_path(error: io::Error) -> io::Error {
+    if error.get_ref().is_some() { io::Error::from(error.kind()) } else { error }
 }
 
 #[cfg(test)]
@@ -168,5 +174,6 @@ mod tests {
     fn a_folder_that_is_not_there_is_an_error_that_names_the_file() {
         let error = write(Path::new("/nowhere/f"), b"x").unwrap_err().to_string();
         assert!(error.starts_with("/nowhere/f: "), "{error}");
+        assert!(!error.contains(".nkv-get."), "{error}");
     }
 }

@@ -26,7 +26,7 @@ pub(crate) enum Trouble {
     #[error("{0}; {hint}", hint = hint(.0))]
     Call(#[from] Error),
     /// No such key.
-    #[error("no key {0} (never put, evicted or removed)")]
+    #[error("no key {0} (never put, evicted, removed, or lost with its rank)")]
     Absent(String),
     /// The key has a value already.
     #[error("{key} exists{place}; values never change: nkv rm it first")]
@@ -36,20 +36,15 @@ pub(crate) enum Trouble {
         /// " on rank N", or nothing if it is gone by now.
         place: String,
     },
-    /// A node there that does not take this client.
-    #[error("{node} {why}")]
-    Refused {
-        /// Where.
-        node: Address,
-        /// What it said, and what to do.
-        why: String,
-    },
+    /// A node there that does not take this client: which one, what it said, and what to do.
+    #[error("{0}")]
+    Refused(String),
     /// No node there.
-    #[error("cannot use a cluster through {node}: {error}; {advice}", advice = advice(.error))]
+    #[error("cannot use a cluster through {node}: {error}")]
     Connect {
         /// Where.
         node: Address,
-        /// Why.
+        /// Why, and what to do.
         error: Error,
     },
     /// A file or stream.
@@ -73,16 +68,11 @@ pub(crate) enum Trouble {
 
 impl Trouble {
     /// Connecting failed.
-    pub(crate) fn connecting(node: &Address, error: Error, job: &str) -> Self {
-        let node = node.clone();
-        if error.kind != ErrorKind::InvalidArgument {
-            return Self::Connect { node, error };
+    pub(crate) fn connecting(node: &Address, error: Error) -> Self {
+        match error.kind {
+            ErrorKind::InvalidArgument => Self::Refused(error.message),
+            _ => Self::Connect { node: node.clone(), error },
         }
-        let why = match serves(&error.message) {
-            Some(theirs) => format!("serves job '{theirs}', not '{job}': give --job {theirs}"),
-            None => format!("refused: {}", error.message),
-        };
-        Self::Refused { node, why }
     }
 
     /// A call about one key failed; `place` says where it is, if that is known.
@@ -150,30 +140,10 @@ impl Trouble {
     }
 }
 
-/// The job that a node says it serves, if it refused because of that.
-fn serves(refusal: &str) -> Option<&str> {
-    let (theirs, rest) = refusal.strip_prefix("this is job '")?.split_once("', not '")?;
-    rest.contains('\'').then_some(theirs)
-}
-
-/// What to do about a node that is not there.
-fn advice(error: &Error) -> &'static str {
-    // Something answered, or took the connection, but does not speak like a node's control port.
-    if error.message.contains("not a control port") {
-        "use control= of the ready line"
-    } else if error.message.contains(" answers, but not the master ") {
-        "if rank 0 is down start it again, else see that its address can be reached from here"
-    } else if error.message.starts_with("hello to ") {
-        "is that a control port? use control= of the ready line"
-    } else {
-        "give --connect the control address of any node (it is in its ready line)"
-    }
-}
-
 /// What to do next.
 fn hint(error: &Error) -> &'static str {
     match error.kind {
-        ErrorKind::NotFound => "it was never put, evicted or removed",
+        ErrorKind::NotFound => "it was never put, or evicted, removed, or lost with its rank",
         ErrorKind::AlreadyExists => "values do not change: nkv rm it first to store another",
         ErrorKind::NotReady => "try again in a moment",
         ErrorKind::OutOfMemory => "remove something, wait for eviction, or give ranks larger heaps",
@@ -206,8 +176,8 @@ mod tests {
             (Trouble::segment(Error::out_of_memory("x")), 3),
             (Trouble::Absent("x".into()), 1),
             (Trouble::about("x".into(), Error::already_exists("x"), || Some(1)), 3),
-            (Trouble::connecting(&"h:1".parse().unwrap(), Error::disconnected("x"), "j"), 3),
-            (Trouble::connecting(&"h:1".parse().unwrap(), Error::invalid("x"), "j"), 3),
+            (Trouble::connecting(&"h:1".parse().unwrap(), Error::disconnected("x")), 3),
+            (Trouble::connecting(&"h:1".parse().unwrap(), Error::invalid("x")), 3),
             (Trouble::io("f", io::Error::from(io::ErrorKind::NotFound)), 3),
         ] {
             assert_eq!(trouble.exit_code(), code, "{trouble}");
@@ -224,24 +194,15 @@ mod tests {
     fn of_a_segment_nothing_is_said_that_is_about_keys() {
         let said = Trouble::segment(Error::not_found("there is no segment 1")).to_string();
         assert_eq!(said, "there is no segment 1");
-        let node = "h:1".parse().unwrap();
-        let port = Error::disconnected("hello to h:1: this is a data port, not a control port");
-        let said = Trouble::connecting(&node, port, "j").to_string();
-        assert!(said.ends_with("; use control= of the ready line"), "{said}");
     }
 
     #[test]
-    fn a_node_that_refuses_is_told_from_a_port_that_is_no_control_port_and_from_nothing() {
+    fn a_node_that_refuses_speaks_for_itself_and_one_that_is_not_there_cannot() {
         let at = "h:1".parse().unwrap();
-        let said = |error| Trouble::connecting(&at, error, "mine").to_string();
-        let job = Error::invalid("this is job 'theirs', not 'mine'; set NKV_JOB alike");
-        assert_eq!(said(job), "tcp://h:1 serves job 'theirs', not 'mine': give --job theirs");
-        let other = said(Error::invalid("this end speaks version 2"));
-        assert_eq!(other, "tcp://h:1 refused: this end speaks version 2");
-        let http = said(Error::disconnected("hello to tcp://h:1: closed without an answer"));
-        assert!(http.ends_with("is that a control port? use control= of the ready line"), "{http}");
-        let nothing = said(Error::disconnected("cannot connect to tcp://h:1: refused"));
-        assert!(nothing.contains("--connect"), "{nothing}");
+        let said = |error| Trouble::connecting(&at, error).to_string();
+        assert_eq!(said(Error::invalid("tcp://h:1 refused: x")), "tcp://h:1 refused: x");
+        let nothing = said(Error::disconnected("cannot connect to tcp://h:1: refused; start it"));
+        assert!(nothing.starts_with("cannot use a cluster through tcp://h:1: "), "{nothing}");
     }
 
     #[test]
@@ -255,7 +216,10 @@ mod tests {
             said(Error::already_exists("x"), None),
             "k exists; values never change: nkv rm it first"
         );
-        assert_eq!(said(Error::not_found("x"), None), "no key k (never put, evicted or removed)");
+        assert_eq!(
+            said(Error::not_found("x"), None),
+            "no key k (never put, evicted, removed, or lost with its rank)"
+        );
         let large = Error::invalid("larger than the heap; raise --heap-bytes");
         assert_eq!(Trouble::about("k".into(), large.clone(), || None).exit_code(), 3);
         assert_eq!(said(large, None), "larger than the heap; raise --heap-bytes");

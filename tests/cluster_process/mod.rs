@@ -155,6 +155,15 @@ impl ProcessCluster {
         self.node(rank).signal(rustix::process::Signal::TERM);
     }
 
+    /// Signals a rank that drains until it ends: soon after the first, the same one counts as its echo.
+    pub fn end_at_once(&mut self, rank: u32, signal: rustix::process::Signal) -> Ended {
+        until(EXIT_LIMIT, "a second signal ends it", || {
+            self.node(rank).signal(signal);
+            !self.node_mut(rank).is_running()
+        });
+        self.wait_exit(rank, EXIT_LIMIT)
+    }
+
     /// Waits for a rank to end by itself. The rank does not run any more then.
     pub fn wait_exit(&mut self, rank: u32, limit: Duration) -> Ended {
         let ended = self.node_mut(rank).wait_exit(limit);

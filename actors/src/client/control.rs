@@ -5,9 +5,9 @@
 use super::Shared;
 use crate::cell::CellAddr;
 use crate::error::{Error, ErrorKind, Result};
+use crate::greeting::hello;
 use crate::master::{Ask, Master, Members, WATCH_LIMIT};
-use crate::membership::hello;
-use crate::message::{Purpose, Request, Response, Settings, View, Welcome};
+use crate::message::{Purpose, Request, Response, Welcome};
 use crate::rare::RareAtClient;
 use nkv_transport::ring::{self, Waiting};
 use nkv_transport::wire::auth::Credentials;
@@ -15,7 +15,7 @@ use nkv_transport::wire::{
     Address, BoxStream, MAX_FRAME_BYTES, Net, WireError, read_frame, within, write_frame,
 };
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 /// Idle connections a pool keeps.
@@ -69,65 +69,6 @@ impl std::fmt::Debug for ControlPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "ControlPool({:?})", self.path)
     }
-}
-
-/// What a first contact tells.
-#[derive(Debug)]
-pub(crate) struct Contact {
-    pub view: View,
-    pub settings: Settings,
-    pub master: Vec<Address>,
-}
-
-/// Asks any node of the cluster where the master is.
-pub(crate) async fn contact(
-    net: &dyn Net,
-    node: &Address,
-    credentials: &Credentials,
-    producer: u64,
-    limit: Duration,
-) -> Result<Contact> {
-    let named = OnceLock::new();
-    let work = async {
-        let mut at = node.clone();
-        // One hop at most: a node that is not the master names the master.
-        for _ in 0..2 {
-            let purpose = Purpose::Client { producer, ring: false };
-            let greeted = hello(net, &at, credentials, purpose).await;
-            match greeted.map_err(|e| at_hop(node, named.get(), e))?.1 {
-                Welcome::Client { master: Some(next), .. } => {
-                    at = named.get_or_init(|| next).clone();
-                }
-                Welcome::Client { master: None, view, settings, .. } => {
-                    return Ok(Contact { view, settings, master: vec![at] });
-                }
-                Welcome::Refused { why } => {
-                    return Err(at_hop(node, named.get(), Error::invalid(why.to_string())));
-                }
-                other => {
-                    return Err(Error::internal(format!("{at} answered a client with {other:?}")));
-                }
-            }
-        }
-        Err(Error::internal(format!("{node} names another master than its master does: {at}")))
-    };
-    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
-        let (whom, ms) = (named.get().unwrap_or(node), limit.as_millis());
-        let late = Error::timeout(format!("{whom} did not answer within {ms} ms of this call"));
-        Err(at_hop(node, named.get(), late))
-    })
-}
-
-/// Blames the node that was asked for nothing that the master does, or does not.
-fn at_hop(node: &Address, master: Option<&Address>, error: Error) -> Error {
-    let Some(master) = master else { return error };
-    let why = error.message;
-    // A refusal of the node's own is about this client's settings; this one is about the master.
-    let kind = match error.kind {
-        ErrorKind::InvalidArgument => ErrorKind::Disconnected,
-        other => other,
-    };
-    Error { kind, message: format!("{node} answers, but not the master {master} it names: {why}") }
 }
 
 /// True if a repeat cannot do harm: everything but removals, whose repeat would find nothing.

@@ -3,7 +3,7 @@
 
 use super::Client;
 use crate::error::{Error, Result};
-use crate::membership::hello;
+use crate::greeting::hello;
 use crate::message::{Purpose, RankInfo, SegmentCommand, SegmentDone, UnmountReport, Welcome};
 use std::time::Duration;
 

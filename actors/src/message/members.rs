@@ -77,8 +77,10 @@ pub struct RankInfo {
     /// Ranks in the job, as this rank was told.
     pub world_size: u32,
     /// Random, new with every segment.
+    #[serde(with = "super::hex")]
     pub incarnation: u64,
     /// Boot id of the host: equal ids share memory.
+    #[serde(with = "super::hex")]
     pub boot_id: u64,
     /// Process id, for humans.
     pub pid: u32,

@@ -48,6 +48,7 @@ pub struct RankStats {
     /// Segment of that rank: 0 is the one it started with.
     pub segment: u32,
     /// Its incarnation.
+    #[serde(with = "super::hex")]
     pub incarnation: u64,
     /// alive, suspect or draining.
     pub state: String,

@@ -7,7 +7,7 @@ use super::link::run_link;
 use super::{ATTACH_LIMIT, LINK_FRAMES, Link, Peer, TransportChoice};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::membership::hello;
+use crate::greeting::hello;
 use crate::message::{Purpose, RankInfo, ToOwner, Welcome};
 use crate::owner::attachments::Route;
 use crate::owner::pin_tables::Proof;
@@ -39,6 +39,7 @@ pub(crate) struct Attaching {
     pub info: RankInfo,
     pub choice: TransportChoice,
     pub data_stripes: usize,
+    pub prefault: bool,
     pub plans: Arc<OpenPlans>,
     pub obeyed: Arc<Obeyed>,
     /// Whether something is still written through an earlier attachment.
@@ -185,7 +186,7 @@ impl Attaching {
                 "segment {segment} holds another incarnation"
             )));
         }
-        if self.info.prefault {
+        if self.prefault && self.info.prefault {
             // Beside the first calls: it takes 0.3 s/GiB.
             machine.prefault(segment);
         }
@@ -220,10 +221,9 @@ impl Attaching {
             }
             Ok(Ok((_, Welcome::Refused { why }))) => Err(Error::disconnected(why.to_string())),
             Ok(Ok((_, other))) => Err(Error::internal(format!("{address} said {other:?}"))),
-            Ok(Err(e)) => Err(Error::new(
-                e.kind,
-                format!("rank {} is not reachable: {}", self.info.rank, e.message),
-            )),
+            Ok(Err(e)) => {
+                Err(Error::disconnected(format!("rank {} is not reachable: {e}", self.info.rank)))
+            }
             Err(_) => Err(Error::timeout(format!(
                 "rank {} at {address} did not answer within {ATTACH_LIMIT:?}: stopped or overloaded? \
                  nkv status says when it was last heard of",

@@ -1,0 +1,148 @@
+//! A handle's first contact: any node says where the master is, and the master who is a member. What
+//! goes wrong here is told with its remedy, for whoever reads it has only an address and a job.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::greeting::{Unanswered, hello};
+use crate::message::{Purpose, Refusal, Settings, View, Welcome};
+use nkv_transport::wire::auth::Credentials;
+use nkv_transport::wire::{Address, Net};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// What a first contact tells.
+#[derive(Debug)]
+pub(crate) struct Contact {
+    pub view: View,
+    pub settings: Settings,
+    pub master: Vec<Address>,
+}
+
+/// Asks any node of the cluster where the master is.
+pub(crate) async fn contact(
+    net: &dyn Net,
+    node: &Address,
+    credentials: &Credentials,
+    producer: u64,
+    limit: Duration,
+) -> Result<Contact> {
+    let named = OnceLock::new();
+    let work = async {
+        let mut at = node.clone();
+        // One hop at most: a node that is not the master names the master.
+        for _ in 0..2 {
+            let purpose = Purpose::Client { producer, ring: false };
+            let greeted = hello(net, &at, credentials, purpose).await;
+            match greeted.map_err(|e| unanswered(node, named.get(), e))?.1 {
+                Welcome::Client { master: Some(next), .. } => {
+                    at = named.get_or_init(|| next).clone();
+                }
+                Welcome::Client { master: None, view, settings, .. } => {
+                    return Ok(Contact { view, settings, master: vec![at] });
+                }
+                Welcome::Refused { why } => {
+                    return Err(at_hop(node, named.get(), refused(&at, &why)));
+                }
+                other => {
+                    return Err(Error::internal(format!("{at} answered a client with {other:?}")));
+                }
+            }
+        }
+        Err(Error::internal(format!("{node} names another master than its master does: {at}")))
+    };
+    tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+        let (whom, ms) = (named.get().unwrap_or(node), limit.as_millis());
+        let late = Error::timeout(format!("{whom} did not answer within {ms} ms of this call"));
+        Err(at_hop(node, named.get(), late))
+    })
+}
+
+/// What was refused, and how it would not be.
+fn refused(at: &Address, why: &Refusal) -> Error {
+    Error::invalid(match why {
+        Refusal::Job { ours, theirs } => {
+            format!("{at} serves job '{ours}', not '{theirs}': give --job {ours}, or NKV_JOB")
+        }
+        other => format!("{at} refused: {other}"),
+    })
+}
+
+/// What to do about a node that does not answer.
+fn unanswered(node: &Address, master: Option<&Address>, error: Unanswered) -> Error {
+    if master.is_some() {
+        return at_hop(node, master, error.into());
+    }
+    let remedy = match error {
+        Unanswered::NoListener(..) => {
+            "start that node, or connect through another one (control= of its ready line)"
+        }
+        Unanswered::OtherPort(..) => "use control= of the ready line",
+        Unanswered::Broke(..) => {
+            "a node that is just ending breaks off like this; otherwise: is that a control port? use \
+             control= of the ready line"
+        }
+    };
+    Error::disconnected(format!("{error}; {remedy}"))
+}
+
+/// Blames the node that was asked for nothing that the master does, or does not.
+fn at_hop(node: &Address, master: Option<&Address>, error: Error) -> Error {
+    let Some(master) = master else { return error };
+    let why = error.message;
+    // A refusal of the node's own is about this client's settings; this one is about the master.
+    let kind = match error.kind {
+        ErrorKind::InvalidArgument => ErrorKind::Disconnected,
+        other => other,
+    };
+    let message = format!(
+        "{node} answers, but not the master {master} it names: {why}; if rank 0 is down start it again, \
+         else see that its address can be reached from here"
+    );
+    Error { kind, message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nkv_transport::wire::auth::AuthError;
+
+    fn at(port: u16) -> Address {
+        format!("h:{port}").parse().unwrap()
+    }
+
+    #[test]
+    fn who_does_not_answer_is_named_with_the_remedy_for_just_that() {
+        let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        let told = unanswered(&at(1), None, Unanswered::NoListener(at(1), refused)).message;
+        assert!(told.starts_with("cannot connect to tcp://h:1: "), "{told}");
+        assert!(told.contains("; start that node, or connect through another one"), "{told}");
+        let data = AuthError::Channel("this is a data port, not a control port".into());
+        let told = unanswered(&at(1), None, Unanswered::OtherPort(at(1), data)).message;
+        assert!(told.ends_with("not a control port; use control= of the ready line"), "{told}");
+        let told = unanswered(&at(1), None, Unanswered::Broke(at(1), "closed".into())).message;
+        assert!(told.contains("is just ending") && told.contains("control="), "{told}");
+    }
+
+    #[test]
+    fn a_master_that_does_not_answer_is_not_blamed_on_the_node_that_named_it() {
+        let broke = Unanswered::Broke(at(2), "closed".into());
+        let told = unanswered(&at(1), Some(&at(2)), broke);
+        assert_eq!(told.kind, ErrorKind::Disconnected);
+        assert!(told.message.contains("answers, but not the master tcp://h:2"), "{told}");
+        assert!(told.message.contains("if rank 0 is down start it again"), "{told}");
+        let told = at_hop(&at(1), Some(&at(2)), Error::invalid("x"));
+        assert_eq!(told.kind, ErrorKind::Disconnected, "not this client's settings are wrong");
+    }
+
+    #[test]
+    fn a_refusal_names_the_flag_to_change() {
+        let why = Refusal::Job { ours: "theirs".into(), theirs: "mine".into() };
+        let told = refused(&at(1), &why);
+        assert_eq!(told.kind, ErrorKind::InvalidArgument);
+        assert!(
+            told.message.contains("serves job 'theirs', not 'mine': give --job theirs"),
+            "{told}"
+        );
+        let told = refused(&at(1), &Refusal::Version { ours: 1, theirs: 2 });
+        assert!(told.message.starts_with("tcp://h:1 refused: this node speaks"), "{told}");
+    }
+}

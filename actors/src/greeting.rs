@@ -1,0 +1,72 @@
+//! The first words on a connection to a node: connect, authenticate, say what it is for. What follows
+//! belongs to that purpose.
+
+use crate::error::Error;
+use crate::message::{Hello, MESSAGES_VERSION, Purpose, Refusal, Welcome};
+use nkv_transport::wire::auth::{AuthError, Channel, Credentials, prove};
+use nkv_transport::wire::{
+    Address, BoxStream, MAX_FRAME_BYTES, Net, WireError, read_frame, write_frame,
+};
+use std::io;
+
+/// Nobody answered.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unanswered {
+    /// Nobody listens there, or the way is closed.
+    #[error("cannot connect to {0}: {1}")]
+    NoListener(Address, io::Error),
+    /// A port of a node, but one for bytes.
+    #[error("hello to {0}: {1}")]
+    OtherPort(Address, AuthError),
+    /// The connection broke, or what came back is no answer.
+    #[error("hello to {0}: {1}")]
+    Broke(Address, String),
+}
+
+impl From<Unanswered> for Error {
+    fn from(e: Unanswered) -> Self {
+        Self::disconnected(e.to_string())
+    }
+}
+
+/// Connects, authenticates and says hello; the stream is then the purpose's. What no repeat would
+/// mend is a refusal, as if the other end had said it.
+pub(crate) async fn hello(
+    net: &dyn Net,
+    address: &Address,
+    credentials: &Credentials,
+    purpose: Purpose,
+) -> Result<(BoxStream, Welcome), Unanswered> {
+    let connecting = net.connect(address).await;
+    let mut stream = connecting.map_err(|e| Unanswered::NoListener(address.clone(), e))?;
+    let broke = |why: String| Unanswered::Broke(address.clone(), why);
+    let job = credentials.job();
+    let proven = async {
+        let means = credentials.means(address)?;
+        prove(&mut stream, means, Channel::Control, job, credentials.random()).await
+    };
+    match proven.await {
+        Ok(()) => {}
+        Err(AuthError::Job { node: ours, client: theirs }) => {
+            return Ok((stream, Welcome::Refused { why: Refusal::Job { ours, theirs } }));
+        }
+        Err(e @ AuthError::Channel(_)) => return Err(Unanswered::OtherPort(address.clone(), e)),
+        Err(e) if e.is_final() => {
+            return Ok((stream, Welcome::Refused { why: Refusal::Untrusted(e.to_string()) }));
+        }
+        Err(e) => return Err(broke(e.to_string())),
+    }
+    let hello = Hello { version: MESSAGES_VERSION, job: job.to_string(), purpose };
+    match exchange(&mut stream, &hello).await {
+        Ok(Some(welcome)) => Ok((stream, welcome)),
+        Ok(None) => Err(broke("closed without an answer".to_string())),
+        Err(e) => Err(broke(e.to_string())),
+    }
+}
+
+async fn exchange(stream: &mut BoxStream, hello: &Hello) -> Result<Option<Welcome>, WireError> {
+    let mut buf = Vec::new();
+    write_frame(stream, &mut buf, 0, hello).await?;
+    let answer = read_frame::<_, Welcome>(stream, &mut buf, MAX_FRAME_BYTES).await?;
+    Ok(answer.map(|(_, welcome)| welcome))
+}
