@@ -265,7 +265,7 @@ impl On<ProducerTick> for Producer {
             if all {
                 peer.verbs.trim();
             }
-            if peer.log.as_ref().is_some_and(|log| log.has_words(TOUCH_BATCH, all)) {
+            if peer.log.as_ref().is_some_and(|log| log.tell_now(TOUCH_BATCH, all)) {
                 peer.send_names(NAMES_PER_TICK);
             }
         }

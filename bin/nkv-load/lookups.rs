@@ -23,6 +23,8 @@ const PASSES: usize = 3;
 /// How long the owner may take to serve what was put.
 const SERVED: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(50);
+/// Removals in a row that find nothing: what is missing was evicted.
+const VAIN: u32 = 10;
 /// Puts between two looks at the stop flag.
 const STEP: u32 = 4096;
 
@@ -54,11 +56,30 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     let run_id = nkv_store::random_u64();
     let done = measure(&handle, run_id, count, stop);
     // Whatever came of it, its keys are of no use to anybody.
-    let removed = handle.remove_matching(&format!("^{run_id:016x}"));
+    let removed = remove_all(&handle, run_id, count);
     handle.close();
     let report = done?;
-    removed.context("removing the objects of this run: nkv rm --matching takes what is left")?;
+    removed.with_context(|| {
+        format!(
+            "removing the objects of this run; nkv rm --matching ^{run_id:016x} takes what is left"
+        )
+    })?;
     Ok(report)
+}
+
+/// The master, which is asked to, learns of objects in a log after their puts: as long as more come up.
+fn remove_all(handle: &Blocking, run_id: u64, count: u32) -> Result<(), Error> {
+    let (deadline, mut left) = (Deadline::after(SERVED), u64::from(count));
+    let mut vain = 0;
+    while left > 0 && vain < VAIN && !deadline.passed() {
+        let removed = handle.remove_matching(&format!("^{run_id:016x}"))?;
+        left = left.saturating_sub(removed);
+        vain = if removed == 0 { vain + 1 } else { 0 };
+        if left > 0 {
+            std::thread::sleep(LOOK);
+        }
+    }
+    Ok(())
 }
 
 fn measure(handle: &Blocking, run_id: u64, count: u32, stop: &Stop) -> anyhow::Result<Report> {

@@ -76,7 +76,9 @@ impl Client {
     ///
     /// As with [`Client::remove`], what was removed is not found by any reader any more, and stays
     /// removed [I6]. The keys are passed over once, in rounds of [`KEYS_PER_ROUND`], each within the
-    /// limit of a call: a key that is put meanwhile may go or stay, and is not waited for.
+    /// limit of a call: a key that is put meanwhile may go or stay, and is not waited for. So may one
+    /// that was put into a device log a moment ago: the master learns of it after the put, and only what
+    /// it knows is passed over.
     ///
     /// An error names how many keys were removed before it; those not reached by then are still
     /// there, and a repeat takes them. Disconnected: an owner did not confirm a removal in time. What

@@ -105,9 +105,9 @@ impl PeerLog {
         }
     }
 
-    /// Whether a batch of names waits to be told, or a claim given up; with `all` any name, but where batches
-    /// go all the time: the next one takes it along.
-    pub(crate) fn has_words(&self, batch: usize, all: bool) -> bool {
+    /// One look at what waits to be told: true if it is to go now. That is a batch of names, or a claim given
+    /// up; with `all` any name, but where a batch went since the last such look: the next takes it along.
+    pub(crate) fn tell_now(&self, batch: usize, all: bool) -> bool {
         let names = self.names_noted();
         let steady = all && self.told_batch.swap(false, Ordering::Relaxed);
         if names >= batch {
