@@ -127,7 +127,9 @@ const LAST_WORDS: Duration = Duration::from_millis(100);
 impl Drop for Shared {
     fn drop(&mut self) {
         // Their keys are nobody else's to tell.
-        self.peers.all().iter().for_each(|peer| peer.send_names(usize::MAX));
+        for peer in self.peers.all() {
+            peer.send_names(usize::MAX);
+        }
         if let Some(place) = self.place.take() {
             let here = place.place().clone();
             here.task(async move {

@@ -238,8 +238,12 @@ impl Master {
             | Request::List { .. } => "a lookup",
             _ => return refuse_size(request),
         };
+        let removes = matches!(request, Request::Remove(_) | Request::RemoveMatching(_));
         refuse_size(request).or_else(|| match self.settled() {
             false => Some(self.early(what)),
+            // Before any log is asked, which takes out what it has of a key: a remove that is refused has
+            // removed nothing.
+            true if removes => self.check_quorum().and_then(|()| self.check_sight()).err(),
             true => self.check_quorum().err(),
         })
     }

@@ -141,6 +141,8 @@ pub struct Membership {
     pub siblings: Arc<Siblings>,
     /// Set when the node shuts down: then a broken link is no news.
     pub closing: Arc<AtomicBool>,
+    /// Set while the log's last word is that the link is lost.
+    pub missed: AtomicBool,
 }
 
 impl Membership {
@@ -212,6 +214,7 @@ impl Membership {
     /// Once for each loss; the tries that follow say nothing.
     fn tell_lost(&self, why: &str, state: &watch::Sender<LinkState>) {
         if *state.borrow() == LinkState::Joined {
+            self.missed.store(true, Ordering::Relaxed);
             tracing::warn!(
                 seat = %self.info.seat(), %why,
                 "no link to the master any more: what is here is served on, and the master is looked \
@@ -301,7 +304,8 @@ impl Membership {
                     self.uplink.send(Up::ViewSeen { number });
                 }
                 Ok(Some((_, Down::ReportTaken))) => {
-                    if let LinkState::Lost(_) = state.send_replace(LinkState::Joined) {
+                    state.send_replace(LinkState::Joined);
+                    if self.missed.swap(false, Ordering::Relaxed) {
                         tracing::info!(seat = %self.info.seat(), "joined again");
                     }
                 }

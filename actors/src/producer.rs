@@ -265,8 +265,10 @@ impl On<ProducerTick> for Producer {
             if all {
                 peer.verbs.trim();
             }
-            if peer.log.as_ref().is_some_and(|log| log.tell_now(TOUCH_BATCH, all)) {
-                peer.send_names(NAMES_PER_TICK);
+            if let Some(log) = peer.log.as_ref().filter(|log| log.tell_now(TOUCH_BATCH, all))
+                && peer.send_names(NAMES_PER_TICK) >= TOUCH_BATCH
+            {
+                log.batch_told();
             }
         }
         // What a steady reader noted last goes with his next batch.

@@ -8,8 +8,6 @@ use embedding::{bytes, client_by, config, eventually, fill, on, used_is_live};
 use nkv_actors::cell::Freeze;
 use nkv_actors::message::{Existence, PutOptions};
 use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, TransportChoice};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Reads a key until an index leads there: the first time it may be the master who does.
@@ -58,20 +56,15 @@ async fn i7_a_get_beside_puts_and_removes_of_its_key_returns_one_of_them_whole()
     const LEN: usize = 200_000;
     let cluster = Cluster::start(1, config("unasked-changing")).await.unwrap();
     let (writer, reader) = (cluster.client(), client_by(&cluster, TransportChoice::Shm).await);
-    let over = Arc::new(AtomicBool::new(false));
-    let changes = tokio::spawn({
-        let over = over.clone();
-        async move {
-            for n in 1..=200u8 {
-                writer.put(b"k", &vec![n; LEN], &PutOptions::default()).await.unwrap();
-                tokio::time::sleep(Duration::from_micros(500)).await;
-                writer.remove(b"k").await.unwrap();
-            }
-            over.store(true, Ordering::SeqCst);
+    let changes = tokio::spawn(async move {
+        for n in 1..=200u8 {
+            writer.put(b"k", &vec![n; LEN], &PutOptions::default()).await.unwrap();
+            tokio::time::sleep(Duration::from_micros(500)).await;
+            writer.remove(b"k").await.unwrap();
         }
     });
     let (mut seen, mut last) = (0, 0);
-    while !over.load(Ordering::SeqCst) {
+    while !changes.is_finished() {
         match reader.get(b"k").await {
             Ok(got) => {
                 assert!(got.len() == LEN && got.iter().all(|b| *b == got[0]), "torn");

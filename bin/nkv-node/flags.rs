@@ -158,8 +158,8 @@ one, by a file that only this user on this host can read. Listening on anything 
 secret. It is never a flag, since others see those.
 
 SIGTERM or SIGINT: no new plans, what is in flight is finished within --drain-ms, the segment is
-unlinked, exit 0. A second signal ends the process at once, unless it comes within half a second: launchers
-send one twice.
+unlinked, exit 0. Another signal ends the process at once; the same one only after half a second: launchers send
+one twice.
 
 Exit status: 0 stopped as asked; 2 wrong flags or configuration; 3 half a launcher environment;
 4 wrong world size; 5 the rank number is in use; 6 the heap is too large; 7 no master in time;

@@ -75,7 +75,9 @@ impl Signals {
                         first = Some((name, now_ms));
                         asked.send_replace(Some(name));
                     }
-                    Meant::Nothing => {}
+                    Meant::Nothing => {
+                        crate::say(&format!("nkv-node: {name} again at once: taken for its echo"));
+                    }
                     Meant::End => {
                         leftovers.unlink();
                         crate::say(&format!("nkv-node: a second {name}: ending at once"));

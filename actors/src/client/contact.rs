@@ -1,11 +1,12 @@
 //! A handle's first contact: any node says where the master is, and the master who is a member. What
 //! goes wrong here is told with its remedy, for whoever reads it has only an address and a job.
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::greeting::{Unanswered, hello};
 use crate::message::{Purpose, Refusal, Settings, View, Welcome};
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{Address, Net};
+use std::io;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -40,7 +41,11 @@ pub(crate) async fn contact(
                     return Ok(Contact { view, settings, master: vec![at] });
                 }
                 Welcome::Refused { why } => {
-                    return Err(at_hop(node, named.get(), refused(&at, &why)));
+                    return Err(match named.get() {
+                        None => refused(&at, &why),
+                        // The node takes this client's settings: another cluster has the master's place.
+                        Some(_) => at_hop(node, named.get(), Error::disconnected(why.to_string())),
+                    });
                 }
                 other => {
                     return Err(Error::internal(format!("{at} answered a client with {other:?}")));
@@ -51,8 +56,13 @@ pub(crate) async fn contact(
     };
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
         let (whom, ms) = (named.get().unwrap_or(node), limit.as_millis());
-        let late = Error::timeout(format!("{whom} did not answer within {ms} ms of this call"));
-        Err(at_hop(node, named.get(), late))
+        let late = format!("{whom} did not answer within {ms} ms of this call");
+        Err(match named.get() {
+            None => Error::timeout(format!(
+                "{late}; is that its address, and can it be reached from here?"
+            )),
+            Some(_) => at_hop(node, named.get(), Error::timeout(late)),
+        })
     })
 }
 
@@ -72,9 +82,10 @@ fn unanswered(node: &Address, master: Option<&Address>, error: Unanswered) -> Er
         return at_hop(node, master, error.into());
     }
     let remedy = match error {
-        Unanswered::NoListener(..) => {
+        Unanswered::NoListener(_, ref e) if nobody_listens(e.kind()) => {
             "start that node, or connect through another one (control= of its ready line)"
         }
+        Unanswered::NoListener(..) => "is that its address? control= of its ready line says it",
         Unanswered::OtherPort(..) => "use control= of the ready line",
         Unanswered::Broke(..) => {
             "a node that is just ending breaks off like this; otherwise: is that a control port? use \
@@ -84,15 +95,14 @@ fn unanswered(node: &Address, master: Option<&Address>, error: Unanswered) -> Er
     Error::disconnected(format!("{error}; {remedy}"))
 }
 
+fn nobody_listens(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+}
+
 /// Blames the node that was asked for nothing that the master does, or does not.
 fn at_hop(node: &Address, master: Option<&Address>, error: Error) -> Error {
     let Some(master) = master else { return error };
-    let why = error.message;
-    // A refusal of the node's own is about this client's settings; this one is about the master.
-    let kind = match error.kind {
-        ErrorKind::InvalidArgument => ErrorKind::Disconnected,
-        other => other,
-    };
+    let Error { kind, message: why } = error;
     let message = format!(
         "{node} answers, but not the master {master} it names: {why}; if rank 0 is down start it again, \
          else see that its address can be reached from here"
@@ -103,6 +113,7 @@ fn at_hop(node: &Address, master: Option<&Address>, error: Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
     use nkv_transport::wire::auth::AuthError;
 
     fn at(port: u16) -> Address {
@@ -111,10 +122,13 @@ mod tests {
 
     #[test]
     fn who_does_not_answer_is_named_with_the_remedy_for_just_that() {
-        let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
         let told = unanswered(&at(1), None, Unanswered::NoListener(at(1), refused)).message;
         assert!(told.starts_with("cannot connect to tcp://h:1: "), "{told}");
         assert!(told.contains("; start that node, or connect through another one"), "{told}");
+        let foreign = io::Error::new(io::ErrorKind::PermissionDenied, "user 7 listens there");
+        let told = unanswered(&at(1), None, Unanswered::NoListener(at(1), foreign)).message;
+        assert!(!told.contains("start that node"), "{told}");
         let data = AuthError::Channel("this is a data port, not a control port".into());
         let told = unanswered(&at(1), None, Unanswered::OtherPort(at(1), data)).message;
         assert!(told.ends_with("not a control port; use control= of the ready line"), "{told}");
@@ -129,8 +143,6 @@ mod tests {
         assert_eq!(told.kind, ErrorKind::Disconnected);
         assert!(told.message.contains("answers, but not the master tcp://h:2"), "{told}");
         assert!(told.message.contains("if rank 0 is down start it again"), "{told}");
-        let told = at_hop(&at(1), Some(&at(2)), Error::invalid("x"));
-        assert_eq!(told.kind, ErrorKind::Disconnected, "not this client's settings are wrong");
     }
 
     #[test]

@@ -159,18 +159,22 @@ impl Peer {
         said
     }
 
-    /// Tells the keys of objects put into its log, at most so many.
-    pub(crate) fn send_names(&self, most: usize) {
-        let Some(log) = &self.log else { return };
+    /// Tells the keys of objects put into its log, at most so many; how many it told.
+    pub(crate) fn send_names(&self, most: usize) -> usize {
+        let Some(log) = &self.log else { return 0 };
         log.say_given_up(|word| self.say(ToOwner::Abandoned(word)));
         let mut left = most.min(log.names_noted());
+        let mut told = 0;
         while left > 0 {
             let names = log.take_names(left.min(NAMES_PER_FRAME));
             left = left.saturating_sub(names.len().max(1));
             if !names.is_empty() && !self.say(ToOwner::Named(names.clone())) {
-                return log.keep_names(names);
+                log.keep_names(names);
+                break;
             }
+            told += names.len();
         }
+        told
     }
 
     /// The master declared it gone: it is neither read nor written any more, whatever it says itself.

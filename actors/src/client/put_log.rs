@@ -43,7 +43,7 @@ pub(crate) struct PeerLog {
     limit: AtomicU64,
     // Positions and keys that the owner was not told.
     names: Mutex<VecDeque<(u64, KeyBytes)>>,
-    // Whether a whole batch of them was told since all were last to be.
+    // A whole batch of them went since the last look at all of them.
     told_batch: AtomicBool,
     // Claims given up in line of which the owner could not be told at once.
     given_up: Mutex<VecDeque<Abandoned>>,
@@ -111,7 +111,6 @@ impl PeerLog {
         let names = self.names_noted();
         let steady = all && self.told_batch.swap(false, Ordering::Relaxed);
         if names >= batch {
-            self.told_batch.store(true, Ordering::Relaxed);
             return true;
         }
         (all && names > 0 && !steady)
@@ -130,6 +129,11 @@ impl PeerLog {
     /// Keys that wait to be told.
     pub(crate) fn names_noted(&self) -> usize {
         self.names.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// A whole batch of names went.
+    pub(crate) fn batch_told(&self) {
+        self.told_batch.store(true, Ordering::Relaxed);
     }
 
     /// Names that could not be told are kept for the next time.

@@ -218,6 +218,7 @@ impl Raised {
             quiet: switches.quiet.clone(),
             siblings,
             closing: switches.closing.clone(),
+            missed: AtomicBool::new(false),
         };
         self.place().task(async move { membership.run(state, told).await });
         let (owner, tables, uplink) = (self.owner, self.tables, self.uplink);

@@ -3,8 +3,8 @@
 use super::bench::{Bench, LIMIT, Rank, info, key, plan_ref};
 use crate::ErrorKind;
 use crate::message::{
-    Down, LogObjectEntry, LogQuestion, PlanRef, RankInfo, Request, Response, SeenView, SlotRef,
-    Term, Up, WireKeyId,
+    Down, LogObjectEntry, LogQuestion, PlanRef, RankInfo, Request, Response, SeenView, Selection,
+    SlotRef, Term, Up, WireKeyId,
 };
 use nkv_store::KeyId;
 
@@ -129,4 +129,28 @@ async fn i15_what_a_log_serves_is_not_forgotten_when_the_logs_are_asked_once_mor
     let Response::Locations(found) = asked.await.unwrap() else { panic!("no locations") };
     let found: Vec<_> = found.into_iter().map(|r| r.map(|m| m.at).map_err(|e| e.kind)).collect();
     assert_eq!(found, [Ok(logs.at(3, 1)), Err(ErrorKind::NotFound)]);
+}
+
+/// What a log has of a key is gone once it is asked to take it out: a remove that is refused must not ask.
+#[tokio::test]
+async fn i6_a_remove_that_is_refused_takes_nothing_out_of_any_log() {
+    let removes = [
+        Request::Remove(vec![key("k")]),
+        Request::RemoveMatching(Selection { pattern: Some("k".to_string()), from: None }),
+        Request::RemoveMatching(Selection { pattern: None, from: None }),
+    ];
+    let bench = Bench::new(2).await;
+    let old = Term { number: 3, master: 9 };
+    let seen = SeenView { term: old, number: 2, incarnations: vec![100, 101] };
+    let silent = bench.join_from(0, 100, old, seen.clone()).await.unwrap();
+    let with_log = RankInfo { log_slots: 8, ..info(1, 101, 2) };
+    let mut logs = bench.joins(with_log, old, true, seen).await.unwrap();
+    logs.reports(Vec::new()).await;
+    bench.a_ttl_passes(&[&silent, &logs]).await;
+    for remove in removes {
+        // Nobody answers for the log: a remove that asked it would wait.
+        let refused = tokio::time::timeout(LIMIT, bench.asks(remove)).await.expect("it waits");
+        let Response::Failed(e) = refused.unwrap() else { panic!("not refused") };
+        assert_eq!(e.kind, ErrorKind::NotReady, "{e}");
+    }
 }
