@@ -40,6 +40,23 @@ have_cxx() { command -v c++ >/dev/null; }
 hint_cxx() { echo "apt-get install g++"; }
 install_cxx() { apt_install g++; }
 
+# To build with the feature rdma.
+have_rdma_build() { command -v cmake >/dev/null && compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null; }
+hint_rdma_build() { echo "apt-get install cmake libclang-dev"; }
+install_rdma_build() { apt_install cmake libclang-dev; }
+
+# To run with devices: a guest, and what programs in it load.
+have_rdma_guest() {
+    local tool
+    for tool in qemu-system-x86_64 busybox cpio modprobe depmod xz rdma ip unshare python3; do
+        command -v "$tool" >/dev/null || return 1
+    done
+    [ "$(id -u)" = 0 ] && compgen -G '/usr/lib/*/libibverbs.so.1' >/dev/null && compgen -G '/usr/lib/*/libibverbs/librxe-*' >/dev/null
+}
+hint_rdma_guest() { echo "apt-get install $rdma_guest_packages, and run as root"; }
+install_rdma_guest() { apt_install $rdma_guest_packages; }
+readonly rdma_guest_packages="qemu-system-x86 busybox-static cpio kmod xz-utils iproute2 util-linux python3 libibverbs1 ibverbs-providers"
+
 have_cargo_deny() { cargo deny --version >/dev/null 2>&1; }
 hint_cargo_deny() { echo "cargo install --locked cargo-deny"; }
 install_cargo_deny() { cargo install --locked cargo-deny; }

@@ -42,6 +42,7 @@ use control::{ControlPool, MasterPath};
 use counters::{Messages, Reads, Writes};
 use locations::Locations;
 use nkv_store::fork;
+use nkv_transport::fabric::FabricConfig;
 use nkv_transport::wire::Address;
 use nkv_transport::wire::auth::{Credentials, Secret};
 use peer::Peer;
@@ -73,6 +74,8 @@ pub struct ClientConfig {
     /// Whether every page of an owner's segment is taken beside the first calls, where its owner did so
     /// (0.3 s/GiB): calls then meet no page fault. Not worth it to a process that makes few of them.
     pub prefault: bool,
+    /// Which RDMA devices to reach owners through, where they have some, too.
+    pub fabric: FabricConfig,
     /// The job's secret [I20]; without it the nodes must be this user's, on this host.
     pub secret: Option<Secret>,
 }
@@ -91,6 +94,7 @@ impl Default for ClientConfig {
             data_stripes: 0,
             get_pool_bytes: GET_POOL_BYTES,
             prefault: true,
+            fabric: FabricConfig::default(),
             secret: None,
         }
     }

@@ -4,6 +4,7 @@
 
 use nkv_store::shm::{self, SegmentName};
 use nkv_store::{AnonMemory, Memory, StoreError, Stripes};
+use nkv_transport::fabric::{Fabric, FabricConfig};
 use nkv_transport::grants::Grants;
 use nkv_transport::tcp::{AgentLimits, TcpAgent, TcpCounters, TcpOptions, TcpVerbs};
 use nkv_transport::wire::BoxFuture;
@@ -13,6 +14,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+#[cfg(feature = "rdma")]
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// A segment just made.
@@ -93,6 +96,14 @@ pub trait Machine: Send + Sync + fmt::Debug {
     /// Starts an agent beside a segment.
     fn serve(&self, what: Served) -> Result<Box<dyn DataAgent>, TransportError>;
 
+    /// The RDMA devices of this machine, opened once for all who ask for the same ones.
+    ///
+    /// # Errors
+    /// If there are none, or they cannot be used: with the reason.
+    fn fabric(&self, _: &FabricConfig) -> Result<Arc<dyn Fabric>, TransportError> {
+        Err(TransportError::Protocol("this machine has no RDMA devices".to_string()))
+    }
+
     /// Connects to the agent of an incarnation; large reads and writes are cut into these stripes.
     fn connect(
         &self,
@@ -166,6 +177,24 @@ impl Machine for OsMachine {
         let Served { at, memory, incarnation, job, grants, guard, limits } = what;
         let agent = TcpAgent::start(at, memory, incarnation, &job, grants, Some(guard), limits)?;
         Ok(Box::new(agent))
+    }
+
+    #[cfg(not(feature = "rdma"))]
+    fn fabric(&self, _: &FabricConfig) -> Result<Arc<dyn Fabric>, TransportError> {
+        Err(TransportError::Protocol("this program was built without the feature rdma".to_string()))
+    }
+
+    #[cfg(feature = "rdma")]
+    fn fabric(&self, config: &FabricConfig) -> Result<Arc<dyn Fabric>, TransportError> {
+        type Open = Vec<(FabricConfig, Arc<dyn Fabric>)>;
+        static OPEN: Mutex<Open> = Mutex::new(Vec::new());
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, fabric)) = open.iter().find(|(c, _)| c == config) {
+            return Ok(fabric.clone());
+        }
+        let fabric = nkv_transport::rdma::open(config)?;
+        open.push((config.clone(), fabric.clone()));
+        Ok(fabric)
     }
 
     fn connect(

@@ -16,7 +16,7 @@ mod members;
 mod segments;
 mod stats;
 
-pub use hello::{Hello, Purpose, Refusal, Settings, Welcome};
+pub use hello::{AttachBy, Hello, Purpose, Refusal, Settings, Welcome};
 pub use link::{
     Down, EndCause, PlanOpened, Served, SlotContent, SlotEntry, ToClient, ToOwner, Touch,
     TouchBatch, Up, Via,
@@ -28,7 +28,7 @@ pub use segments::{SegmentCommand, SegmentDone, UnmountReport};
 pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 6;
+pub const MESSAGES_VERSION: u32 = 7;
 /// Keys or items in one batch message.
 pub const MAX_BATCH: usize = 65_536;
 

@@ -19,6 +19,7 @@ use crate::membership::Uplink;
 use crate::message::{
     Down, OwnerGauges, PlanId, PlanOpened, PlanRef, SlotRef, Term, TouchBatch, Up,
 };
+use attachments::AttachId;
 use nkv_store::arena::Extent;
 use nkv_store::clock::Clock;
 use nkv_store::heap::Heap;
@@ -75,10 +76,10 @@ pub struct Owner {
 pub struct NewTerm;
 /// A producer writes for no plan of a lower term.
 #[derive(Debug)]
-pub struct TermObeyed(pub u64, pub Term);
+pub struct TermObeyed(pub AttachId, pub u64, pub Term);
 /// A process has no claim open below this position of the log.
 #[derive(Debug)]
-pub struct LogClear(pub attachments::AttachId, pub u64);
+pub struct LogClear(pub AttachId, pub u64);
 /// A frame from the master.
 #[derive(Debug)]
 pub struct FromMaster(pub Down);
@@ -87,7 +88,7 @@ pub struct FromMaster(pub Down);
 pub struct Touches(pub TouchBatch);
 /// A producer (all its attachments at once) dropped a plan.
 #[derive(Debug)]
-pub struct PlanDropped(pub u64, pub PlanId);
+pub struct PlanDropped(pub AttachId, pub u64, pub PlanId);
 /// The evictor's victims: retire those that are still live.
 #[derive(Debug)]
 pub struct Evict(pub Vec<(u32, u32)>);
@@ -371,7 +372,7 @@ impl On<Touches> for Owner {
 
 impl On<PlanDropped> for Owner {
     fn on(&mut self, m: PlanDropped, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
-        self.truth.tables.attachments.dropped(m.0, m.1);
+        self.truth.tables.attachments.dropped(m.0, m.1, m.2);
         self.pump_fences();
         self.settle(turn);
         reply.send(());
@@ -388,7 +389,7 @@ impl On<NewTerm> for Owner {
 
 impl On<TermObeyed> for Owner {
     fn on(&mut self, m: TermObeyed, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
-        self.truth.tables.attachments.term_obeyed(m.0, m.1);
+        self.truth.tables.attachments.term_obeyed(m.0, m.1, m.2);
         self.pump_term();
         self.settle(turn);
         reply.send(());

@@ -140,6 +140,7 @@ impl On<Attach> for Producer {
             info: m.0,
             choice: shared.config.transport,
             data_stripes: shared.config.data_stripes,
+            fabric: shared.config.fabric.clone(),
             prefault: shared.config.prefault,
             plans: shared.plans.clone(),
             obeyed: Obeyed::new(incarnation, claims),

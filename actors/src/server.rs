@@ -12,8 +12,8 @@ use crate::cell::{CellAddr, Reply};
 use crate::error::Error;
 use crate::master::{Join, Master, Members};
 use crate::message::{
-    Hello, MESSAGES_VERSION, Purpose, Refusal, SegmentCommand, SegmentDone, Settings, ToClient,
-    ToOwner, Welcome,
+    AttachBy, Hello, MESSAGES_VERSION, Purpose, Refusal, SegmentCommand, SegmentDone, Settings,
+    ToClient, ToOwner, Welcome,
 };
 use crate::node::Segments;
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
@@ -25,6 +25,7 @@ use crate::race::race;
 use doors::Door;
 use nkv_store::clock::Clock;
 use nkv_store::random::Random;
+use nkv_transport::fabric::{Answer, Served};
 use nkv_transport::wire::auth::Guard;
 use nkv_transport::wire::{Address, BoxStream, Listener, Peer, WireError, read_frame, write_frame};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -173,11 +174,11 @@ impl Server {
                 let join = |tx| Join { info: *info, obeyed, holds, seen, siblings, tx };
                 self.rank(stream, join).await
             }
-            Purpose::Attach { producer, incarnation, maps } => {
+            Purpose::Attach { producer, incarnation, by } => {
                 let Some(door) = self.doors.to(incarnation) else {
                     return refuse(&mut stream, self.no_door(incarnation)).await;
                 };
-                let served = attach(&door, stream, peer, (producer, maps), self.random.u64());
+                let served = attach(&door, stream, peer, (producer, by), self.random.u64());
                 // Closed here, the client's flag falls: no verb of it succeeds any more.
                 let shut = async {
                     door.shut().await;
@@ -254,30 +255,63 @@ impl Drop for LogToken<'_> {
     }
 }
 
+/// A way through devices that ends with its attachment.
+struct Severing(Arc<dyn Served>);
+
+impl Drop for Severing {
+    fn drop(&mut self) {
+        self.0.sever();
+    }
+}
+
+/// The owner's end of a way through devices; why there is none is the client's to say.
+fn through_devices(
+    door: &Door,
+    by: &AttachBy,
+) -> (Option<Severing>, Option<std::result::Result<Answer, String>>) {
+    let AttachBy::Fabric(offer) = by else { return (None, None) };
+    let Some(exported) = &door.exported else {
+        let why = "this rank's memory is not registered with any device; its log says why";
+        return (None, Some(Err(why.to_string())));
+    };
+    match exported.accept(offer) {
+        Ok((served, answer)) => (Some(Severing(served)), Some(Ok(answer))),
+        Err(e) => (None, Some(Err(e.to_string()))),
+    }
+}
+
 async fn attach(
     door: &Door,
     mut stream: BoxStream,
     peer: Peer,
-    (producer, maps): (u64, bool),
+    (producer, by): (u64, AttachBy),
     token: u64,
 ) -> Result<(), WireError> {
     let attachments = &door.tables.attachments;
     let (tx, rx) = mpsc::channel(ATTACH_QUEUE);
     let process = peer.unix.and_then(|u| u.process);
+    let (severing, fabric) = through_devices(door, &by);
+    let route = match (&by, &severing) {
+        (AttachBy::Map, _) => Some(Route::Process { tx: tx.clone(), process: process.clone() }),
+        (_, Some(way)) => Some(Route::Fabric { tx: tx.clone(), served: way.0.clone() }),
+        _ => None,
+    };
     // Registered before the welcome: every plan that ends from now on is told to it.
-    let proof = process.clone().map(Proof::Process);
-    let id = maps.then(|| attachments.add(producer, Route::Process { tx: tx.clone(), process }));
+    let id = route.map(|route| attachments.add(producer, route));
     // Without proof of its death nobody could end its pins.
+    let maps = by == AttachBy::Map;
+    let proof = process.filter(|_| maps).map(Proof::Process);
     let pins = id.zip(proof).and_then(|(id, proof)| door.tables.pins.give(id, proof));
-    let log_token = (!maps).then_some(token).and_then(|t| door.tables.log_producers.give(t));
+    let log_token = (by == AttachBy::Agent).then_some(token);
+    let log_token = log_token.and_then(|t| door.tables.log_producers.give(t));
     let _rights = LogToken { door, token: log_token };
     let mut buf = Vec::new();
     // Read after it is registered: a later term is told to it.
     let term = door.tables.term();
-    if let Err(e) =
-        write_frame(&mut stream, &mut buf, 0, &Welcome::Attached { term, pins, log_token }).await
-    {
-        // Through this one it maps the memory only after the welcome.
+    let welcome = Welcome::Attached { term, pins, log_token, fabric };
+    if let Err(e) = write_frame(&mut stream, &mut buf, 0, &welcome).await {
+        // It writes only after the welcome. What devices could do is over before it is forgotten.
+        drop(severing);
         if let Some(id) = id {
             attachments.take_back(id);
             door.tables.pins.take_back(id);
@@ -288,6 +322,7 @@ async fn attach(
     let out = write_to_client(&mut writer, rx);
     let inn = read_from_client(door, &mut reader, (producer, log_token), id, &tx);
     let ended = race(out, inn).await;
+    drop(severing);
     if let Some(id) = id {
         attachments.cut(id);
     }
@@ -306,13 +341,14 @@ async fn read_from_client<R: AsyncRead + Unpin>(
     while let Some((_, m)) = read_frame::<_, ToOwner>(reader, &mut buf, MAX_TO_OWNER_BYTES).await? {
         let told = match m {
             ToOwner::Touched(list) => door.owner.push(Touches(list), Reply::nobody()).await,
-            ToOwner::Dropped(plan) if id.is_some() => {
-                door.owner.push(PlanDropped(producer, plan), Reply::nobody()).await
-            }
-            ToOwner::TermObeyed(term) if id.is_some() => {
-                door.owner.push(TermObeyed(producer, term), Reply::nobody()).await
-            }
-            ToOwner::Dropped(_) | ToOwner::TermObeyed(_) => Ok(()),
+            ToOwner::Dropped(plan) => match id {
+                Some(id) => door.owner.push(PlanDropped(id, producer, plan), Reply::nobody()).await,
+                None => Ok(()),
+            },
+            ToOwner::TermObeyed(term) => match id {
+                Some(id) => door.owner.push(TermObeyed(id, producer, term), Reply::nobody()).await,
+                None => Ok(()),
+            },
             ToOwner::Named(list) => door.owner.push(Name(list), Reply::nobody()).await,
             ToOwner::Abandoned(claim) => match token {
                 // Of its own claims only, and of those it never wrote to.

@@ -72,6 +72,7 @@ pub(crate) fn remote(flags: &Flags, address: &str) -> anyhow::Result<Blocking> {
         Way::Auto | Way::Embedded => TransportChoice::Auto,
         Way::Shm => TransportChoice::Shm,
         Way::Tcp => TransportChoice::Tcp,
+        Way::Rdma => TransportChoice::Rdma,
     };
     let secret = Secret::find(flags.secret_file.as_deref())?;
     let job = flags.job.clone();

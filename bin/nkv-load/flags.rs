@@ -234,6 +234,8 @@ pub(crate) enum Way {
     Shm,
     /// Sockets.
     Tcp,
+    /// RDMA devices of both ends.
+    Rdma,
 }
 
 /// Relative frequencies of the mix.
@@ -282,11 +284,11 @@ impl Flags {
             Way::Embedded if mode != Mode::Bench || connected => {
                 Err("--transport embedded goes with --bench and without --connect".to_string())
             }
-            Way::Shm | Way::Tcp if !connected => {
-                Err("--transport shm and tcp need a running node: give --connect HOST:PORT"
+            Way::Shm | Way::Tcp | Way::Rdma if !connected => {
+                Err("--transport shm, tcp and rdma need a running node: give --connect HOST:PORT"
                     .to_string())
             }
-            Way::Tcp if matches!(mode, Mode::Lookups | Mode::Pour) => {
+            Way::Tcp | Way::Rdma if matches!(mode, Mode::Lookups | Mode::Pour) => {
                 Err("lookups and --pour are about shared memory: leave --transport out".to_string())
             }
             _ => Ok(mode),

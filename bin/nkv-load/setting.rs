@@ -114,6 +114,7 @@ fn transport(way: Way) -> &'static str {
         Way::Embedded => "embedded",
         Way::Shm => "shm",
         Way::Tcp => "tcp",
+        Way::Rdma => "rdma",
     }
 }
 

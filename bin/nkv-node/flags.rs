@@ -23,7 +23,7 @@ const fn setting(key: &'static str, value: &'static str, help: &'static str) -> 
 pub(crate) const PREFAULT: &str = "prefault";
 
 /// Every setting, in the order in which they are shown.
-pub(crate) const SETTINGS: [Setting; 29] = [
+pub(crate) const SETTINGS: [Setting; 31] = [
     setting(
         "job",
         "NAME",
@@ -107,6 +107,16 @@ pub(crate) const SETTINGS: [Setting; 29] = [
         "full_wait_ms",
         "MS",
         "How long a put waits for room; 0: three times the quarantine, at least 250 [default: 0]",
+    ),
+    setting(
+        "rdma_devices",
+        "auto|none|NAME,...",
+        "RDMA devices that reach this memory; auto: what can be used, named ones must be [default: auto]",
+    ),
+    setting(
+        "rdma_gid_index",
+        "auto|N",
+        "Which address of theirs; auto: RoCE v2 over IPv4 first [default: auto]",
     ),
     setting("data_connections", "N", "Most tcp data connections at once [default: 256]"),
     setting(

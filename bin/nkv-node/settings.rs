@@ -9,6 +9,7 @@ mod values;
 use crate::flags::{Flags, PREFAULT};
 use crate::launcher::{self, Env, Launcher, LauncherError};
 use crate::sizes::{parse_bytes, show_bytes};
+use nkv::transport::fabric::FabricConfig;
 use nkv::transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use nkv::{NodeConfig, Secret};
 use nkv_store::heap::MAX_ARENA_BYTES;
@@ -312,6 +313,9 @@ fn limits(r: &mut Resolver<'_>, node: &mut NodeConfig) -> Result<(), SettingsErr
     node.call_timeout_ms = r.take("call_timeout_ms", number, node.call_timeout_ms)?;
     node.full_wait_ms = r.take("full_wait_ms", number, node.full_wait_ms)?;
     node.data_connections = r.take("data_connections", number, node.data_connections)?;
+    let devices = r.take("rdma_devices", values::devices, values::Devices::Auto)?;
+    let gid_index = r.take("rdma_gid_index", values::gid_index, values::GidIndex(None))?.0;
+    node.fabric = devices.names().map(|devices| FabricConfig { devices, gid_index });
     Ok(())
 }
 

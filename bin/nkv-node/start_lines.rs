@@ -64,13 +64,13 @@ pub(crate) fn joined(settings: &Settings, node: &Node, http: Option<SocketAddr>)
                 pages_shown()
             ),
             "private (shm was chosen)",
-            "local, shm, tcp",
+            "local, shm",
             "",
         ),
         MemoryChoice::Private => (
             format!("private, {}", show_bytes(info.segment_bytes)),
             "shm (private was chosen)",
-            "local, tcp",
+            "local",
             "shm (the memory is private); ",
         ),
     };
@@ -82,12 +82,19 @@ pub(crate) fn joined(settings: &Settings, node: &Node, http: Option<SocketAddr>)
             )
         }
     };
+    let (transports, rdma) = match (&info.fabric, cfg!(feature = "rdma")) {
+        (Some(devices), _) => (format!("{transports}, rdma ({devices}), tcp"), ""),
+        (None, true) => (format!("{transports}, tcp"), "rdma (why: in the log above), "),
+        (None, false) => {
+            (format!("{transports}, tcp"), "rdma (this build is without the feature), ")
+        }
+    };
     let rows = [
         ("ranks", ranks),
         ("memory", memory),
         ("  not chosen", format!("{other}; vram (not in this build)")),
-        ("transports", transports.to_string()),
-        ("  not chosen", format!("{unused}rdma, cuda_ipc (not in this build)")),
+        ("transports", transports),
+        ("  not chosen", format!("{unused}{rdma}cuda_ipc (not in this build)")),
         ("incarnation", format!("{:016x}", info.incarnation)),
         ("control", info.control.to_string()),
         ("unix", shown(info.local.as_ref().map(Address::to_string))),

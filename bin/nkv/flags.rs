@@ -56,7 +56,7 @@ pub(crate) struct Flags {
     #[arg(long, global = true)]
     pub(crate) json: bool,
 
-    /// Which way bytes go: auto, shm or tcp
+    /// Which way bytes go: auto, shm, tcp or rdma
     #[arg(long, global = true, default_value = "auto")]
     pub(crate) transport: TransportChoice,
 
@@ -230,7 +230,7 @@ mod tests {
             "rm --yes",
             "rm --matching a --yes",
             "--connect nowhere status",
-            "--transport rdma status",
+            "--transport carrier-pigeon status",
             "--timeout-ms 0 status",
             "put k f --page-bytes 4GiB",
             "mount 1GiB",

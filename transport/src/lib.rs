@@ -12,12 +12,15 @@
 
 pub mod access;
 pub mod error;
+pub mod fabric;
 pub mod gate;
 pub mod grants;
 mod half_open;
 pub mod local;
 pub mod log_rights;
 mod mapped;
+#[cfg(feature = "rdma")]
+pub mod rdma;
 pub mod ring;
 pub mod shm;
 pub mod tcp;

@@ -48,6 +48,8 @@ pub enum Kind {
     Shm,
     /// A tcp agent beside the segment.
     Tcp,
+    /// Queue pairs of RDMA devices.
+    Rdma,
 }
 
 impl fmt::Display for Kind {
@@ -56,6 +58,7 @@ impl fmt::Display for Kind {
             Kind::Local => "local",
             Kind::Shm => "shm",
             Kind::Tcp => "tcp",
+            Kind::Rdma => "rdma",
         })
     }
 }
@@ -68,8 +71,9 @@ impl FromStr for Kind {
             "local" => Ok(Kind::Local),
             "shm" => Ok(Kind::Shm),
             "tcp" => Ok(Kind::Tcp),
+            "rdma" => Ok(Kind::Rdma),
             _ => Err(TransportError::Protocol(format!(
-                "unknown transport {s:?}; known are local, shm and tcp"
+                "unknown transport {s:?}; known are local, shm, tcp and rdma"
             ))),
         }
     }
@@ -249,7 +253,7 @@ impl Alive {
 
     /// Runs `hook` when it dies; at once if it has. Hooks live as long as the flag, so one per
     /// handle, not one per call.
-    pub(crate) fn on_death(&self, hook: impl Fn() + Send + 'static) {
+    pub fn on_death(&self, hook: impl Fn() + Send + 'static) {
         if self.is_alive() {
             self.hooks().push(Box::new(hook));
             if self.is_alive() {
@@ -288,7 +292,7 @@ mod tests {
 
     #[test]
     fn a_kind_is_written_as_it_is_read() {
-        for k in [Kind::Local, Kind::Shm, Kind::Tcp] {
+        for k in [Kind::Local, Kind::Shm, Kind::Tcp, Kind::Rdma] {
             assert_eq!(k.to_string().parse::<Kind>().unwrap(), k);
         }
         assert!("rdma2".parse::<Kind>().is_err());

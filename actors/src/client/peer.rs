@@ -45,13 +45,15 @@ const MAX_TOUCHES: usize = 65_536;
 /// Which way a client may take to an owner.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TransportChoice {
-    /// Same process, else shared memory, else tcp.
+    /// Same process, else shared memory, else RDMA where both ends have it, else tcp.
     #[default]
     Auto,
     /// Shared memory (or the same process) or an error.
     Shm,
     /// tcp even where shared memory would do.
     Tcp,
+    /// RDMA even where shared memory would do, or an error.
+    Rdma,
 }
 
 impl std::str::FromStr for TransportChoice {
@@ -61,7 +63,8 @@ impl std::str::FromStr for TransportChoice {
             "auto" => Ok(Self::Auto),
             "shm" => Ok(Self::Shm),
             "tcp" => Ok(Self::Tcp),
-            _ => Err(Error::invalid(format!("transport is auto, shm or tcp, not '{s}'"))),
+            "rdma" => Ok(Self::Rdma),
+            _ => Err(Error::invalid(format!("transport is auto, shm, tcp or rdma, not '{s}'"))),
         }
     }
 }
@@ -72,6 +75,7 @@ impl std::fmt::Display for TransportChoice {
             Self::Auto => "auto",
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
         })
     }
 }
@@ -224,7 +228,8 @@ impl Peer {
         let multi = || {
             Handle::try_current().is_ok_and(|h| h.runtime_flavor() == RuntimeFlavor::MultiThread)
         };
-        if self.kind() == Kind::Tcp && multi() { tokio::task::block_in_place(work) } else { work() }
+        let waits = matches!(self.kind(), Kind::Tcp | Kind::Rdma);
+        if waits && multi() { tokio::task::block_in_place(work) } else { work() }
     }
 
     fn noted(&self) -> MutexGuard<'_, TouchBatch> {

@@ -173,6 +173,7 @@ mod tests {
             control: Address::Tcp("127.0.0.1:1".into()),
             local: None,
             data: None,
+            fabric: None,
             http: None,
             segment: String::new(),
             segment_bytes: 0,

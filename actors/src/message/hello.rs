@@ -2,6 +2,7 @@
 
 use super::{RankInfo, SeenView, SegmentCommand, SegmentDone, Term, View};
 use crate::error::Result;
+use nkv_transport::fabric::{Answer, Offer};
 use nkv_transport::wire::Address;
 use serde::{Deserialize, Serialize};
 
@@ -46,11 +47,22 @@ pub enum Purpose {
         producer: u64,
         /// The incarnation it means.
         incarnation: u64,
-        /// True if it maps the memory: then it must answer `Drop` [I10].
-        maps: bool,
+        /// How it reaches the memory.
+        by: AttachBy,
     },
     /// A word to this node about its segments; answered once it is done.
     Segments(SegmentCommand),
+}
+
+/// How a client reaches an owner's memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AttachBy {
+    /// Through the tcp agent, which fences it.
+    Agent,
+    /// It maps the memory: then it must answer `Drop` [I10].
+    Map,
+    /// Through devices, with its end of the way: it must answer `Drop`, or is severed.
+    Fabric(Offer),
 }
 
 /// Answer to [`Hello`].
@@ -83,6 +95,8 @@ pub enum Welcome {
         pins: Option<u32>,
         /// Shown with every change of the device log, where it is written through the tcp agent.
         log_token: Option<u64>,
+        /// The owner's end of a way through devices, or why there is none, if one was offered.
+        fabric: Option<std::result::Result<Answer, String>>,
     },
     /// To a command about segments.
     Segments(Result<SegmentDone>),

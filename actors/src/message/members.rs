@@ -90,6 +90,8 @@ pub struct RankInfo {
     pub local: Option<Address>,
     /// host:port of the tcp agent.
     pub data: Option<String>,
+    /// Devices through which its memory is reached, for people; none: by no device.
+    pub fabric: Option<String>,
     /// host:port of the HTTP server with this rank's `/status`, for people's tools.
     pub http: Option<String>,
     /// File name of the shared segment; empty if private to the process.

@@ -4,6 +4,7 @@ use crate::client::GET_POOL_BYTES;
 use nkv_store::evict::{PolicyKind, Watermarks};
 use nkv_store::heap::{MAX_ARENA_BYTES, MAX_QUARANTINE_MS, MIN_LOG_UNITS};
 use nkv_store::layout::PAYLOAD_ALIGN;
+use nkv_transport::fabric::FabricConfig;
 use nkv_transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -86,6 +87,8 @@ pub struct NodeConfig {
     /// What every rank and client of the job must know [I20]; without it this user's processes on
     /// this host may connect, and nobody else.
     pub secret: Option<Secret>,
+    /// RDMA devices to register the memory with, where there are some; none: no device.
+    pub fabric: Option<FabricConfig>,
     /// Where whoever runs the node serves its `/status`: told to the others, not served here.
     pub http: Option<String>,
 }
@@ -120,6 +123,7 @@ impl Default for NodeConfig {
             full_wait_ms: 0,
             data_connections: 256,
             secret: None,
+            fabric: Some(FabricConfig::default()),
             http: None,
         }
     }

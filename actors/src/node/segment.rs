@@ -20,6 +20,8 @@ use nkv_store::heap::{Heap, HeapConfig};
 use nkv_store::shm::{self, SegmentName};
 use nkv_store::{Memory, StoreError};
 use nkv_transport::Alive;
+use nkv_transport::TransportError;
+use nkv_transport::fabric::{Exported, FabricConfig};
 use nkv_transport::grants::Grants;
 use nkv_transport::tcp::AgentLimits;
 use nkv_transport::wire::Address;
@@ -67,6 +69,8 @@ pub(super) struct Raised {
     pub socket: Option<SocketFile>,
     name: Option<Box<dyn Send + Sync>>,
     agent: Box<dyn DataAgent>,
+    // Its memory as devices know it, and which ones.
+    exported: Option<(Arc<dyn Exported>, String)>,
     pub owner: CellAddr<Owner>,
     pub evictor: CellAddr<Evictor>,
     pub poller: Option<CellAddr<AnnouncePoller>>,
@@ -136,6 +140,7 @@ impl Raised {
         let made = place.place().beside(making).await??;
         let grants = Arc::new(Grants::new());
         let agent = start_agent(common, made.heap.memory().clone(), incarnation, &grants)?;
+        let exported = export(common, seat, &made.heap, place.place()).await?;
         let tables = Arc::new(OwnerTables::new(grants, &made.heap));
         let uplink = Arc::new(Uplink::default());
         let roles = start_roles(common, seat, &made.heap, (&tables, &uplink), place.place());
@@ -148,6 +153,7 @@ impl Raised {
             socket,
             name,
             agent,
+            exported,
             owner,
             evictor,
             poller,
@@ -179,6 +185,7 @@ impl Raised {
             control,
             local,
             data: Some(self.agent.local_addr().to_string()),
+            fabric: self.exported.as_ref().map(|(_, devices)| devices.clone()),
             http: config.http.clone(),
             segment: self.file_name.clone(),
             segment_bytes: g.segment_bytes,
@@ -197,7 +204,8 @@ impl Raised {
     /// Opens its door, and starts its link to the master.
     pub(super) fn join(self, common: &Common, info: RankInfo, how: Joining) -> SegmentHost {
         let (owner, tables) = (self.owner.clone(), self.tables.clone());
-        let door = common.doors.open(info.incarnation, owner.clone(), tables.clone());
+        let exported = self.exported.as_ref().map(|(exported, _)| exported.clone());
+        let door = common.doors.open(info.incarnation, owner.clone(), tables.clone(), exported);
         let (alive, memory) = (Alive::new(), self.heap.memory().clone());
         let local = LocalOwner { memory, alive: alive.clone(), owner, tables };
         let published = common.env.owners.publish(info.incarnation, local);
@@ -346,6 +354,34 @@ fn make_memory(
     let socket = shared && id == 0;
     let socket = socket.then(|| SocketFile(called.socket_path(), machine.clone()));
     Ok(Made { heap, name, file_name, socket })
+}
+
+/// Registers a segment's memory with the devices of this machine. Devices that were named must take it;
+/// of those that merely happen to be there the log says why not.
+async fn export(
+    common: &Common,
+    seat: Seat,
+    heap: &Heap,
+    place: &Place,
+) -> Result<Option<(Arc<dyn Exported>, String)>, StartError> {
+    let Some(wanted) = common.config.fabric.clone() else { return Ok(None) };
+    let named = wanted != FabricConfig::default();
+    let (machine, memory) = (common.env.machine.clone(), heap.memory().clone());
+    let payload_at = heap.geometry().payloads().offset;
+    // It takes every page: seconds per GiB.
+    let registering = move || {
+        let fabric = machine.fabric(&wanted)?;
+        Ok((fabric.export(memory, payload_at)?, fabric.describe()))
+    };
+    let registered: Result<_, TransportError> = place.beside(registering).await?;
+    match registered {
+        Ok(exported) => Ok(Some(exported)),
+        Err(e) if named => Err(StartError::Config(format!("RDMA: {e}"))),
+        Err(error) => {
+            tracing::info!(%seat, %error, "not reached by rdma");
+            Ok(None)
+        }
+    }
 }
 
 fn start_agent(

@@ -3,6 +3,7 @@
 
 use crate::message::{PlanId, Term, ToClient};
 use crate::plans::{Obeyed, OpenPlans};
+use nkv_transport::fabric::Served;
 use nkv_transport::wire::Process;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,6 +11,8 @@ use tokio::sync::mpsc;
 
 /// A `Drop` that was not answered is said again after this long.
 const RESEND_NS: u64 = 1_000_000_000;
+/// One that writes through devices is severed if it has not answered after this long.
+const SEVER_NS: u64 = 3_000_000_000;
 /// Frames waiting for one attached process.
 pub const ATTACH_QUEUE: usize = 4096;
 
@@ -25,6 +28,13 @@ pub enum Route {
         /// Proof of its death.
         process: Option<Arc<dyn Process>>,
     },
+    /// A process anywhere, which writes through devices.
+    Fabric {
+        /// Frames to it.
+        tx: mpsc::Sender<ToClient>,
+        /// Its way in: severed, nothing of it is executed here any more.
+        served: Arc<dyn Served>,
+    },
 }
 
 impl Route {
@@ -36,17 +46,37 @@ impl Route {
             Self::Process { process: Some(process), .. } => !process.is_alive(),
             // Without one a broken connection is all the proof there can be.
             Self::Process { process: None, .. } => cut,
+            Self::Fabric { served, .. } => served.is_severed(),
         }
     }
 
-    /// Says again to another process what it has not answered for a while.
-    fn remind(&self, word: ToClient, sent_ns: &mut u64, now_ns: u64) {
-        if let Self::Process { tx, .. } = self
-            && now_ns.saturating_sub(*sent_ns) > RESEND_NS
-        {
-            *sent_ns = now_ns;
-            let _ = tx.try_send(word);
+    /// A word to another process; true if this is none. A full queue is tried again by `remind`.
+    fn say(&self, word: ToClient) -> bool {
+        match self {
+            Self::Local(..) => return true,
+            Self::Process { tx, .. } | Self::Fabric { tx, .. } => drop(tx.try_send(word)),
         }
+        false
+    }
+
+    /// Says again to another process what it has not answered for a while. One that writes through
+    /// devices is not waited for: its way in is severed.
+    fn remind(&self, word: ToClient, sent_ns: &mut u64, now_ns: u64) {
+        let waited = now_ns.saturating_sub(*sent_ns);
+        match self {
+            Self::Process { tx, .. } if waited > RESEND_NS => {
+                *sent_ns = now_ns;
+                let _ = tx.try_send(word);
+            }
+            Self::Fabric { served, .. } if waited > SEVER_NS => served.sever(),
+            _ => {}
+        }
+    }
+
+    /// Whether a word said over another attachment of its producer speaks for this one. What was sent
+    /// through a device may arrive after its sender gave it up, so of such a way only its own link knows.
+    fn hears_others(&self) -> bool {
+        !matches!(self, Self::Fabric { .. })
     }
 }
 
@@ -93,6 +123,14 @@ impl Inner {
         id
     }
 
+    /// Those for which a word over attachment `id` of `producer` speaks.
+    fn told_by(&mut self, id: AttachId, producer: u64) -> impl Iterator<Item = &mut Attachment> {
+        let of = move |(other, a): &(&AttachId, &mut Attachment)| {
+            a.producer == producer && (**other == id || a.route.hears_others())
+        };
+        self.all.iter_mut().filter(of).map(|(_, a)| a)
+    }
+
     /// Forgets the attachments of dead processes that hold nothing any more; those `with_plans` too.
     fn forget_dead(&mut self, with_plans: bool) {
         let Self { all, died, .. } = self;
@@ -129,15 +167,15 @@ impl Attachments {
             term = term.max(old.term);
             clear = clear.max(old.clear);
         }
-        if let (Some((term, _)), Route::Process { tx, .. }) = (term, &route) {
-            let _ = tx.try_send(ToClient::Term(term));
+        if let Some((term, _)) = term {
+            route.say(ToClient::Term(term));
         }
         let broken = |a: &Attachment| a.producer == producer && a.cut && a.clear.is_some();
         let replaced: Vec<_> =
             inner.all.iter().filter(|(_, a)| broken(a)).map(|(old, _)| *old).collect();
         inner.stand_ins.extend(replaced.into_iter().map(|old| (old, id)));
-        if let (Some((below, _)), Route::Process { tx, .. }) = (clear, &route) {
-            let _ = tx.try_send(ToClient::ClearBelow(below));
+        if let Some((below, _)) = clear {
+            route.say(ToClient::ClearBelow(below));
         }
         // One gate stands for all attachments of a producer, so the latest stands for the broken ones:
         // a process that attaches again and again holds one entry.
@@ -145,7 +183,7 @@ impl Attachments {
         for plan in pending.keys() {
             match &route {
                 Route::Local(plans, _) => plans.drop_plan(*plan),
-                Route::Process { tx, .. } => drop(tx.try_send(ToClient::Drop(*plan))),
+                other => drop(other.say(ToClient::Drop(*plan))),
             }
         }
         let made = Attachment { producer, route, pending, term, clear, stands_for, cut: false };
@@ -155,6 +193,10 @@ impl Attachments {
 
     /// It said that nothing of it is or will be written here.
     pub fn detach(&self, id: AttachId) {
+        let route = self.lock().all.get(&id).map(|a| a.route.clone());
+        if let Some(Route::Fabric { served, .. }) = route {
+            served.sever();
+        }
         // Dropped without the lock: with it may go the plans of a whole handle.
         let gone = self.lock().all.remove(&id);
         drop(gone);
@@ -178,10 +220,10 @@ impl Attachments {
         inner.forget_dead(true);
     }
 
-    /// The producer said, over any of its attachments, that nothing of this plan is or will be
-    /// written: its gate is one for all of them, broken ones included.
-    pub fn dropped(&self, producer: u64, plan: PlanId) {
-        for a in self.lock().all.values_mut().filter(|a| a.producer == producer) {
+    /// The producer said, over attachment `id`, that nothing of this plan is or will be written: its
+    /// gate is one for all of them, broken ones included.
+    pub fn dropped(&self, id: AttachId, producer: u64, plan: PlanId) {
+        for a in self.lock().told_by(id, producer) {
             a.pending.remove(&plan);
         }
     }
@@ -192,8 +234,7 @@ impl Attachments {
         for a in inner.all.values_mut().filter(|a| a.producer == producer) {
             match &a.route {
                 Route::Local(plans, _) => plans.drop_plan(plan),
-                // A full queue is tried again by `is_dropped`.
-                Route::Process { tx, .. } => drop(tx.try_send(ToClient::Drop(plan))),
+                other => drop(other.say(ToClient::Drop(plan))),
             }
             a.pending.insert(plan, now_ns);
         }
@@ -224,15 +265,15 @@ impl Attachments {
         for a in self.lock().all.values_mut() {
             match &a.route {
                 Route::Local(plans, obeyed) => plans.obey(obeyed, term),
-                Route::Process { tx, .. } => drop(tx.try_send(ToClient::Term(term))),
+                other => drop(other.say(ToClient::Term(term))),
             }
             a.term = Some((term, now_ns));
         }
     }
 
-    /// A producer said, over any of its attachments, that it obeys a term with all of them.
-    pub fn term_obeyed(&self, producer: u64, term: Term) {
-        for a in self.lock().all.values_mut().filter(|a| a.producer == producer) {
+    /// A producer said, over attachment `id`, that it obeys a term with all of them.
+    pub fn term_obeyed(&self, id: AttachId, producer: u64, term: Term) {
+        for a in self.lock().told_by(id, producer) {
             if a.term.is_some_and(|(asked, _)| asked <= term) {
                 a.term = None;
             }
@@ -263,9 +304,7 @@ impl Attachments {
         inner.stand_ins.clear();
         inner.died.clear();
         for a in inner.all.values_mut() {
-            if let Route::Process { tx, .. } = &a.route {
-                let _ = tx.try_send(ToClient::ClearBelow(below));
-            }
+            a.route.say(ToClient::ClearBelow(below));
             a.clear = Some((below, now_ns));
         }
         inner.all.keys().copied().collect()
@@ -330,10 +369,44 @@ mod tests {
         a.drop_plan(7, plan(1), 0);
         assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
         assert!(!a.is_dropped(7, plan(1), 1));
-        a.dropped(8, plan(1));
+        a.dropped(3, 8, plan(1));
         assert!(!a.is_dropped(7, plan(1), 1), "another producer's word does not count");
-        a.dropped(7, plan(1));
+        a.dropped(2, 7, plan(1));
         assert!(a.is_dropped(7, plan(1), 1), "one gate stands for all its attachments");
+    }
+
+    #[derive(Debug, Default)]
+    struct Way(std::sync::atomic::AtomicBool);
+
+    impl Served for Way {
+        fn sever(&self) {
+            self.0.store(true, std::sync::atomic::Ordering::SeqCst);
+        }
+        fn is_severed(&self) -> bool {
+            self.0.load(std::sync::atomic::Ordering::SeqCst)
+        }
+    }
+
+    #[test]
+    fn i10_a_producer_that_writes_through_devices_is_out_by_its_own_word_or_when_it_is_severed() {
+        let a = Attachments::default();
+        let (tx, mut rx) = mpsc::channel(4);
+        let ways: [Arc<Way>; 2] = Default::default();
+        let route = |i: usize| Route::Fabric { tx: tx.clone(), served: ways[i].clone() };
+        let (first, second) = (a.add(7, route(0)), a.add(7, route(1)));
+        a.drop_plan(7, plan(1), 0);
+        assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
+        a.dropped(second, 7, plan(1));
+        assert!(!a.is_dropped(7, plan(1), 1), "what went through the first may still arrive");
+        a.dropped(first, 7, plan(1));
+        assert!(a.is_dropped(7, plan(1), 1) && !ways[0].is_severed());
+        // Silent: it is not waited for, nor believed later.
+        a.drop_plan(7, plan(2), 2);
+        a.dropped(second, 7, plan(2));
+        assert!(!a.is_dropped(7, plan(2), SEVER_NS));
+        assert!(!a.is_dropped(7, plan(2), SEVER_NS + 3), "severed now, seen by the next look");
+        assert!(ways[0].is_severed() && !ways[1].is_severed());
+        assert!(a.is_dropped(7, plan(2), SEVER_NS + 4));
     }
 
     #[test]

@@ -251,9 +251,9 @@ async fn a_report_waits_until_every_attached_process_obeys_the_term() {
     assert_eq!(told(&mut process).await, ToClient::Term(NEW));
     longer_than_quarantine().await;
     assert_eq!(b.said(), vec![], "a write for a plan never heard of may be in flight");
-    b.owner.call(TermObeyed(PRODUCER, OLD), LIMIT).await.unwrap();
+    b.owner.call(TermObeyed(0, PRODUCER, OLD), LIMIT).await.unwrap();
     assert_eq!(b.said(), vec![], "a word about an earlier term is no answer");
-    b.owner.call(TermObeyed(PRODUCER, NEW), LIMIT).await.unwrap();
+    b.owner.call(TermObeyed(0, PRODUCER, NEW), LIMIT).await.unwrap();
     b.says(reported).await;
 }
 
@@ -318,7 +318,7 @@ async fn model_abortfence_i10_an_aborted_plans_slot_is_held_until_its_producer_d
     assert_eq!(b.tables.gauges.snapshot().fencing, 1, "held, and counted");
     assert!(b.said().iter().all(|u| freed(u).is_none()));
     assert_eq!(b.word(0), writing(1));
-    b.owner.call(PlanDropped(PRODUCER, p.plan), LIMIT).await.unwrap();
+    b.owner.call(PlanDropped(0, PRODUCER, p.plan), LIMIT).await.unwrap();
     assert_eq!(b.says(freed).await, p.at);
 }
 
@@ -367,8 +367,8 @@ async fn a_panic_in_mid_change_of_terms_changes_terms_all_the_same() {
     b.owner.call(crate::cell::Crash, LIMIT).await.unwrap_err();
     b.hears(Down::ReportPlease { number: 2 }).await;
     assert_eq!(told(&mut process).await, ToClient::Drop(PlanId { term: OLD, seq: 1 }));
-    b.owner.call(PlanDropped(PRODUCER, PlanId { term: OLD, seq: 1 }), LIMIT).await.unwrap();
-    b.owner.call(TermObeyed(PRODUCER, NEW), LIMIT).await.unwrap();
+    b.owner.call(PlanDropped(0, PRODUCER, PlanId { term: OLD, seq: 1 }), LIMIT).await.unwrap();
+    b.owner.call(TermObeyed(0, PRODUCER, NEW), LIMIT).await.unwrap();
     let slots = b.says(reported).await;
     assert!(matches!(slots[0].what, SlotContent::Live { .. }), "{slots:?}");
 }

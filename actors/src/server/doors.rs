@@ -5,6 +5,7 @@
 use crate::cell::CellAddr;
 use crate::owner::Owner;
 use crate::owner::tables::OwnerTables;
+use nkv_transport::fabric::Exported;
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
@@ -14,6 +15,8 @@ use tokio::sync::mpsc;
 pub(crate) struct Door {
     pub owner: CellAddr<Owner>,
     pub tables: Arc<OwnerTables>,
+    /// Its memory as devices know it, where there are any.
+    pub exported: Option<Arc<dyn Exported>>,
     // Closed with the segment. Not a watch, which wakes those who wait in any order.
     shut: mpsc::Sender<()>,
 }
@@ -43,9 +46,10 @@ impl Doors {
         incarnation: u64,
         owner: CellAddr<Owner>,
         tables: Arc<OwnerTables>,
+        exported: Option<Arc<dyn Exported>>,
     ) -> OpenDoor {
         let (shut, here) = mpsc::channel(1);
-        self.lock().insert(incarnation, Door { owner, tables, shut });
+        self.lock().insert(incarnation, Door { owner, tables, exported, shut });
         OpenDoor { doors: self.clone(), incarnation, _here: here }
     }
 

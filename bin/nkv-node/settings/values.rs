@@ -2,6 +2,7 @@
 //! matter here; the caller adds it to the error.
 
 use nkv::node::MemoryChoice;
+use nkv::transport::fabric::MAX_PAIRS;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
@@ -94,5 +95,70 @@ pub(super) fn memory(text: &str) -> Result<Kind, String> {
         "shm" => Ok(Kind(MemoryChoice::Shm)),
         "private" => Ok(Kind(MemoryChoice::Private)),
         _ => Err("shm or private is expected".to_string()),
+    }
+}
+
+/// Which RDMA devices reach a rank's memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Devices {
+    /// Those that can be used.
+    Auto,
+    /// None of them.
+    Off,
+    /// These.
+    Named(Vec<String>),
+}
+
+impl Devices {
+    /// None: no device; no names: whichever there are.
+    pub(super) fn names(self) -> Option<Vec<String>> {
+        match self {
+            Self::Auto => Some(Vec::new()),
+            Self::Off => None,
+            Self::Named(names) => Some(names),
+        }
+    }
+}
+
+impl std::fmt::Display for Devices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Off => f.write_str("none"),
+            Self::Named(names) => f.write_str(&names.join(",")),
+        }
+    }
+}
+
+pub(super) fn devices(text: &str) -> Result<Devices, String> {
+    let names: Vec<String> = text.split(',').map(|name| name.trim().to_string()).collect();
+    match text {
+        "auto" => Ok(Devices::Auto),
+        "none" => Ok(Devices::Off),
+        _ if names.len() > MAX_PAIRS => Err(format!("at most {MAX_PAIRS} devices are used")),
+        _ if names.iter().any(String::is_empty) => {
+            Err("auto, none, or names such as mlx5_0,mlx5_1 are expected".to_string())
+        }
+        _ => Ok(Devices::Named(names)),
+    }
+}
+
+/// An entry of a port's GID table; none: the preferred one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct GidIndex(pub(super) Option<u8>);
+
+impl std::fmt::Display for GidIndex {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(index) => write!(f, "{index}"),
+            None => f.write_str("auto"),
+        }
+    }
+}
+
+pub(super) fn gid_index(text: &str) -> Result<GidIndex, String> {
+    match text {
+        "auto" => Ok(GidIndex(None)),
+        _ => number(text).map(|index| GidIndex(Some(index))),
     }
 }

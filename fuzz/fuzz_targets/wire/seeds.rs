@@ -6,13 +6,14 @@ use crate::answers;
 use crate::bodies::again;
 use crate::handshake::{self, CLIENT, NODE};
 use nkv_actors::message::{
-    Abandoned, ClusterStats, Down, EndCause, Existence, Hello, KeyBytes, LogObjectEntry,
+    Abandoned, AttachBy, ClusterStats, Down, EndCause, Existence, Hello, KeyBytes, LogObjectEntry,
     LogQuestion, MESSAGES_VERSION, Named, ObjMeta, OpenItem, OwnerGauges, PlanDesc, PlanId,
     PlanOpened, PlanRef, Purpose, PutOptions, RankInfo, RankState, RankStats, Refusal, Request,
     Response, SeenView, SegmentCommand, Served, Settings, SlotContent, SlotEntry, SlotRef, Term,
     ToClient, ToOwner, Touch, TouchBatch, Up, View, Welcome, WireKeyId,
 };
 use nkv_actors::{Error, ErrorKind};
+use nkv_transport::fabric::{Answer, Offer, PairAddress, RemoteRange, Way};
 use nkv_transport::wire::auth::CHALLENGE_BYTES;
 use nkv_transport::wire::{Address, FRAME_HEADER_BYTES, MAX_FRAME_BYTES};
 use serde::Serialize;
@@ -104,6 +105,7 @@ fn rank() -> RankInfo {
         control: Address::Tcp("node-1:7400".to_string()),
         local: Some(Address::Unix("/run/nkv.sock".into())),
         data: Some("node-1:7401".to_string()),
+        fabric: Some("mlx5_0".to_string()),
         http: Some("node-1:7402".to_string()),
         segment: "nkv.job.1.2".to_string(),
         segment_bytes: 1 << 26,
@@ -127,6 +129,20 @@ fn hello(purpose: Purpose) -> Hello {
     Hello { version: MESSAGES_VERSION, job: "fuzz".to_string(), purpose }
 }
 
+fn pair() -> PairAddress {
+    let (gid, mtu_bytes) = ([7; 16], 4096);
+    PairAddress { gid, lid: 0, number: 17, serial: 99, mtu_bytes, reads_in: 16, reads_out: 16 }
+}
+
+fn offer() -> Offer {
+    Offer { pairs: vec![pair(), pair()] }
+}
+
+fn answer() -> Answer {
+    let range = RemoteRange { offset: 0, len: 1 << 20, address: 1 << 40, key: 5 };
+    Answer { ways: vec![Way { pair: pair(), ranges: vec![range] }] }
+}
+
 fn first_frames(seeds: &mut Seeds) {
     let (producer, incarnation) = (1, 0x1111);
     seeds.bodies(
@@ -142,7 +158,9 @@ fn first_frames(seeds: &mut Seeds) {
             }),
             hello(Purpose::Segments(SegmentCommand::Mount { bytes: 1 << 20 })),
             hello(Purpose::Segments(SegmentCommand::Unmount { segment: 1, limit_ms: 5 })),
-            hello(Purpose::Attach { producer, incarnation, maps: true }),
+            hello(Purpose::Attach { producer, incarnation, by: AttachBy::Map }),
+            hello(Purpose::Attach { producer, incarnation, by: AttachBy::Agent }),
+            hello(Purpose::Attach { producer, incarnation, by: AttachBy::Fabric(offer()) }),
         ],
     );
     let settings = Settings { page_bytes: 4096, write_ttl_ms: 1, ttl_ms: 2, call_timeout_ms: 3 };
@@ -164,7 +182,19 @@ fn first_frames(seeds: &mut Seeds) {
                 ring: Some(1 << 16),
             },
             Welcome::Rank { term: TERM, settings },
-            Welcome::Attached { term: TERM, pins: Some(3), log_token: Some(TOKEN) },
+            Welcome::Attached { term: TERM, pins: Some(3), log_token: Some(TOKEN), fabric: None },
+            Welcome::Attached {
+                term: TERM,
+                pins: None,
+                log_token: None,
+                fabric: Some(Ok(answer())),
+            },
+            Welcome::Attached {
+                term: TERM,
+                pins: None,
+                log_token: None,
+                fabric: Some(Err("no".to_string())),
+            },
             Welcome::Refused { why: refusal },
         ],
     );

@@ -106,6 +106,23 @@ fn over_tcp(memory: Arc<dyn Memory>, stripes: Stripes) -> Fixture {
     }
 }
 
+/// Through a device of this host to itself.
+#[cfg(feature = "rdma")]
+pub fn rdma() -> Fixture {
+    use nkv_transport::fabric::FabricConfig;
+    let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
+    let fabric =
+        nkv_transport::rdma::open(&FabricConfig::default()).expect("run it by scripts/rdma-test");
+    // In the middle of what is tested: an operation may lie on both sides.
+    let exported = fabric.export(memory.clone(), SEGMENT_BYTES / 2).unwrap();
+    let offering = fabric.offer().unwrap();
+    let (served, answer) = exported.accept(&offering.offer()).unwrap();
+    let alive = Alive::new();
+    let verbs = offering.connect(&answer, SEGMENT_BYTES, alive.clone()).unwrap();
+    let kill = Box::new(move || served.sever());
+    Fixture { verbs, memory, alive, kill, keep: vec![Box::new(exported)] }
+}
+
 /// Memory without an address.
 #[derive(Debug)]
 struct Unaddressable(AnonMemory);

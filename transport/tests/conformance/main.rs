@@ -50,3 +50,5 @@ macro_rules! conformance {
 }
 
 conformance! { local local_striped shm tcp tcp_striped tcp_unaddressable }
+#[cfg(feature = "rdma")]
+conformance! { rdma }

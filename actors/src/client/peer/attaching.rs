@@ -8,7 +8,7 @@ use super::{ATTACH_LIMIT, LINK_FRAMES, Link, Peer, TransportChoice};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::greeting::hello;
-use crate::message::{Purpose, RankInfo, ToOwner, Welcome};
+use crate::message::{AttachBy, Purpose, RankInfo, ToOwner, Welcome};
 use crate::owner::attachments::Route;
 use crate::owner::pin_tables::Proof;
 use crate::plans::{Obeyed, OpenPlans};
@@ -18,10 +18,11 @@ use nkv_store::heap::Heap;
 use nkv_store::pins::Pins;
 use nkv_store::reader::Reader;
 use nkv_transport::Alive;
+use nkv_transport::fabric::{Answer, FabricConfig};
 use nkv_transport::local::LocalVerbs;
 use nkv_transport::log_rights::MAX_OPEN_CLAIMS;
 use nkv_transport::shm::ShmVerbs;
-use nkv_transport::verbs::Verbs;
+use nkv_transport::verbs::{Kind, Verbs};
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{BoxStream, write_frame};
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -39,12 +40,21 @@ pub(crate) struct Attaching {
     pub info: RankInfo,
     pub choice: TransportChoice,
     pub data_stripes: usize,
+    pub fabric: FabricConfig,
     pub prefault: bool,
     pub plans: Arc<OpenPlans>,
     pub obeyed: Arc<Obeyed>,
     /// Whether something is still written through an earlier attachment.
     pub writes_on: bool,
     pub messages: Arc<Messages>,
+}
+
+/// What an owner gave with its welcome.
+struct Attached {
+    stream: BoxStream,
+    pins: Option<u32>,
+    log_token: Option<u64>,
+    fabric: Option<std::result::Result<Answer, String>>,
 }
 
 /// What an attachment may do beyond reading by verbs.
@@ -59,6 +69,9 @@ struct Rights {
 impl Attaching {
     /// Attaches by the best way that is allowed. Must run on a place with `spawn_local`.
     pub(crate) async fn run(self) -> Result<Arc<Peer>> {
+        if self.choice == TransportChoice::Rdma {
+            return self.devices().await;
+        }
         if self.choice != TransportChoice::Tcp {
             if let Some(peer) = self.local() {
                 return Ok(peer);
@@ -76,6 +89,13 @@ impl Attaching {
                     "rank {} shares no memory with this process (other host or private heap)",
                     self.info.rank
                 )));
+            }
+            if self.info.fabric.is_some() {
+                match self.devices().await {
+                    Ok(peer) => return Ok(peer),
+                    Err(e) if e.kind == ErrorKind::Timeout => return Err(e),
+                    Err(error) => tracing::info!(rank = self.info.rank, %error, "not by rdma"),
+                }
             }
         }
         self.tcp().await
@@ -150,7 +170,8 @@ impl Attaching {
         if self.info.boot_id != self.env.machine.boot_id() || self.info.segment.is_empty() {
             return Ok(None);
         }
-        let (mut stream, table, _) = self.hello(address, true).await?;
+        let attached = self.hello(address, AttachBy::Map).await?;
+        let (mut stream, table) = (attached.stream, attached.pins);
         let heap = match self.map() {
             Ok(heap) => heap,
             Err(e) => {
@@ -197,7 +218,8 @@ impl Attaching {
         let Some(data) = self.info.data.clone() else {
             return Err(Error::unsupported(format!("rank {} has no tcp agent", self.info.rank)));
         };
-        let (stream, _, log_token) = self.hello(&self.info.control, false).await?;
+        let attached = self.hello(&self.info.control, AttachBy::Agent).await?;
+        let (stream, log_token) = (attached.stream, attached.log_token);
         let machine = &self.env.machine;
         let (owner, stripes) = (self.info.incarnation, self.stripes());
         let connecting = machine.connect(&data, owner, &self.credentials, stripes);
@@ -205,19 +227,50 @@ impl Attaching {
         Ok(self.linked(stream, verbs, alive, Rights { mapped: None, at_hand: false, log_token }))
     }
 
+    /// Through devices of both ends.
+    async fn devices(&self) -> Result<Arc<Peer>> {
+        let rank = self.info.rank;
+        let none =
+            |e: String| Error::unsupported(format!("rank {rank} is not reached by rdma: {e}"));
+        if self.info.fabric.is_none() {
+            return Err(none(
+                "its memory is registered with no device; its log says why".to_string(),
+            ));
+        }
+        let fabric = self.env.machine.fabric(&self.fabric).map_err(|e| none(e.to_string()))?;
+        let offering = fabric.offer().map_err(|e| none(e.to_string()))?;
+        let offer = offering.offer();
+        let attached = self.hello(&self.info.control, AttachBy::Fabric(offer)).await?;
+        let answer = match attached.fabric {
+            Some(Ok(answer)) => answer,
+            Some(Err(why)) => return Err(none(why)),
+            None => return Err(Error::internal(format!("rank {rank} gave no answer to an offer"))),
+        };
+        let (alive, len) = (Alive::new(), self.info.segment_bytes);
+        let way = alive.clone();
+        // The first packets through it are waited for: not on the place of a handle.
+        let connecting = tokio::task::spawn_blocking(move || offering.connect(&answer, len, way));
+        let connected = connecting.await;
+        let verbs = connected
+            .map_err(|e| Error::internal(format!("connecting to rank {rank} failed: {e}")))?
+            .map_err(|e| none(e.to_string()))?;
+        let rights = Rights { mapped: None, at_hand: false, log_token: None };
+        Ok(self.linked(attached.stream, verbs, alive, rights))
+    }
+
     /// The link, and what it was given: a pin table, a token for the log.
     async fn hello(
         &self,
         address: &nkv_transport::wire::Address,
-        maps: bool,
-    ) -> Result<(BoxStream, Option<u32>, Option<u64>)> {
+        by: AttachBy,
+    ) -> Result<Attached> {
         let (producer, incarnation) = (self.producer, self.info.incarnation);
-        let purpose = Purpose::Attach { producer, incarnation, maps };
+        let purpose = Purpose::Attach { producer, incarnation, by };
         let work = hello(&*self.env.net, address, &self.credentials, purpose);
         match tokio::time::timeout(ATTACH_LIMIT, work).await {
-            Ok(Ok((stream, Welcome::Attached { term, pins, log_token }))) => {
+            Ok(Ok((stream, Welcome::Attached { term, pins, log_token, fabric }))) => {
                 self.plans.obey(&self.obeyed, term);
-                Ok((stream, pins, log_token))
+                Ok(Attached { stream, pins, log_token, fabric })
             }
             Ok(Ok((_, Welcome::Refused { why }))) => Err(Error::disconnected(why.to_string())),
             Ok(Ok((_, other))) => Err(Error::internal(format!("{address} said {other:?}"))),
@@ -242,9 +295,10 @@ impl Attaching {
         let (tx, rx) = mpsc::channel(LINK_FRAMES);
         let (rank, weak) = (self.info.rank, tx.downgrade());
         let plans = (self.plans.clone(), self.obeyed.clone());
+        let way = (verbs.kind() == Kind::Rdma).then(|| alive.clone());
         let peer = Arc::new(self.peer(verbs, (Link::Remote(tx), alive.clone()), rights));
         tokio::task::spawn_local(async move {
-            let why = run_link(stream, rx, weak, plans).await;
+            let why = run_link(stream, rx, weak, plans, way).await;
             // From here on no verb through this handle may report success.
             alive.mark_dead();
             tracing::debug!(rank, %why, "detached");

@@ -53,6 +53,7 @@ pub(super) fn info(rank: u32, incarnation: u64, world: u32) -> RankInfo {
         control: Address::Tcp("127.0.0.1:1".into()),
         local: None,
         data: None,
+        fabric: None,
         segment: String::new(),
         segment_bytes: BASE + u64::from(SLOTS) * UNIT,
         slots: SLOTS,

@@ -20,6 +20,7 @@ fn info(rank: u32) -> RankInfo {
         control: "127.0.0.1:1".parse().unwrap(),
         local: None,
         data: None,
+        fabric: None,
         http: Some("127.0.0.1:2".to_string()),
         segment: String::new(),
         segment_bytes: 0,

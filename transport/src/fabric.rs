@@ -1,0 +1,135 @@
+//! What two ends that could reach each other's memory through devices of their own tell each other
+//! before they do: plain values, which travel in the hello and its answer. The devices themselves are
+//! behind these traits and the feature `rdma`; without it nobody makes an offer, and none is taken.
+
+use crate::error::TransportError;
+use crate::verbs::{Alive, Verbs};
+use nkv_store::Memory;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::Arc;
+
+/// Which devices and addresses to use.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct FabricConfig {
+    /// Devices by name; none: every one with an active port.
+    pub devices: Vec<String>,
+    /// Which entry of the GID table; none: RoCE v2 over IPv4 first.
+    pub gid_index: Option<u8>,
+}
+
+/// The devices of this process.
+pub trait Fabric: Send + Sync + fmt::Debug {
+    /// Devices and addresses in use, for people.
+    fn describe(&self) -> String;
+
+    /// Registers a segment with every device, so that others can reach it: what lies before `payload_at`
+    /// with every access in its order, payload without [I5].
+    ///
+    /// # Errors
+    /// If the memory has no address, or it cannot be registered (the limit of locked memory).
+    fn export(
+        &self,
+        memory: Arc<dyn Memory>,
+        payload_at: u64,
+    ) -> Result<Arc<dyn Exported>, TransportError>;
+
+    /// A client's end of a way to an owner.
+    ///
+    /// # Errors
+    /// If a device has no room for it.
+    fn offer(&self) -> Result<Box<dyn Offering>, TransportError>;
+}
+
+/// A segment that others may reach through devices.
+pub trait Exported: Send + Sync + fmt::Debug {
+    /// Makes the owner's end for an offer, connected to it.
+    ///
+    /// # Errors
+    /// If the offer is none, or its ends cannot be connected: the client then takes another way.
+    fn accept(&self, offer: &Offer) -> Result<(Arc<dyn Served>, Answer), TransportError>;
+}
+
+/// A client's way into a segment, until it is severed.
+pub trait Served: Send + Sync + fmt::Debug {
+    /// Ends it: after this the devices execute nothing of that client here [I10]. Idempotent.
+    fn sever(&self);
+
+    /// Whether it was severed.
+    fn is_severed(&self) -> bool;
+}
+
+/// A client's end that is connected to nobody yet.
+pub trait Offering: Send + fmt::Debug {
+    /// What the owner is to be told.
+    fn offer(&self) -> Offer;
+
+    /// Connects to an owner that accepted, and tries the way once. Blocks for up to two seconds.
+    ///
+    /// # Errors
+    /// If the ends cannot be connected, or nothing comes through.
+    fn connect(
+        self: Box<Self>,
+        answer: &Answer,
+        segment_len: u64,
+        alive: Alive,
+    ) -> Result<Arc<dyn Verbs>, TransportError>;
+}
+
+/// One queue pair, as the other end has to know it. Addresses are of the network's, in its byte order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PairAddress {
+    /// GID of its port.
+    pub gid: [u8; 16],
+    /// Address within an InfiniBand subnet; 0 on Ethernet.
+    pub lid: u16,
+    /// Number of the pair, 24 bits.
+    pub number: u32,
+    /// Its first packet sequence number, 24 bits.
+    pub serial: u32,
+    /// Bytes of payload in one packet.
+    pub mtu_bytes: u32,
+    /// Reads and atomics it takes in at once.
+    pub reads_in: u8,
+    /// Reads and atomics it has in flight at once.
+    pub reads_out: u8,
+}
+
+/// Registered memory of the other end: a part of its segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteRange {
+    /// Where it begins in the segment.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Where it lies for the device there.
+    pub address: u64,
+    /// What its device wants to be shown.
+    pub key: u32,
+}
+
+/// A client's end: a pair, and which kind of end it is to meet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offer {
+    /// Its pairs, one for each way that the two ends are to have between them.
+    pub pairs: Vec<PairAddress>,
+}
+
+/// An owner's end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// One for each pair offered: whom it is connected to, and what it reaches.
+    pub ways: Vec<Way>,
+}
+
+/// One connected pair.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Way {
+    /// The owner's pair.
+    pub pair: PairAddress,
+    /// The segment, whole, in order and without gaps, as that pair's device knows it.
+    pub ranges: Vec<RemoteRange>,
+}
+
+/// Most pairs of one offer: no more are looked at.
+pub const MAX_PAIRS: usize = 8;

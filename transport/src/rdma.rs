@@ -1,0 +1,223 @@
+//! RDMA: one-sided verbs over reliable connected queue pairs, straight into memory that the other end
+//! registered. libibverbs is loaded when it is first asked for, so a program that has this starts
+//! anywhere, and a missing library or device is an error value.
+//!
+//! - [`open`] opens the devices of this host. An owner exports its segment, a client makes an offer; what
+//!   they tell each other goes over the control plane ([`crate::fabric`]).
+//! - Fencing [I10]: an owner severs a client's pairs. Once that returns its device executes nothing of that
+//!   client any more, whatever the client does.
+//! - [I1] Words that several parties modify have the domain `nic` here: all through one port of one device.
+
+mod context;
+#[cfg(test)]
+mod device_tests;
+mod error;
+mod lane;
+mod pair;
+mod queue;
+mod region;
+mod served;
+mod staging;
+mod verbs;
+
+pub use context::{Gid, GidKind, Limits, Port};
+pub use lane::RdmaCounters;
+pub use verbs::RdmaVerbs;
+
+use crate::error::TransportError;
+use crate::fabric::{self, Answer, FabricConfig, MAX_PAIRS, Offer};
+use crate::verbs::{Alive, Verbs};
+use context::Context;
+use lane::Lane;
+use nkv_store::Memory;
+use pair::{Pair, Place, REQUESTS};
+use queue::Queue;
+use region::Domain;
+use staging::Staging;
+use std::sync::Arc;
+use verbs::Path;
+
+/// One device of this host, as `nkv doctor` shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceReport {
+    /// Its name.
+    pub name: String,
+    /// What it can do.
+    pub limits: Limits,
+    /// Its ports.
+    pub ports: Vec<Port>,
+}
+
+/// A device in use: one of its ports, by one of its addresses.
+#[derive(Debug)]
+pub(crate) struct Device {
+    domain: Arc<Domain>,
+    staging: Arc<Staging>,
+    place: Place,
+}
+
+/// The devices that this process uses.
+#[derive(Debug)]
+struct Devices(Vec<Arc<Device>>);
+
+/// The devices of this host with their ports.
+///
+/// # Errors
+/// If there is no libibverbs, or the kernel has no RDMA; with advice.
+pub fn devices() -> Result<Vec<DeviceReport>, TransportError> {
+    let report = |name: String| {
+        let context = Context::open(&name)?;
+        let limits = context.limits()?;
+        let ports = (1..=limits.ports).map(|n| context.port(n)).collect::<Result<_, _>>()?;
+        Ok(DeviceReport { name, limits, ports })
+    };
+    context::names()?.into_iter().map(report).collect()
+}
+
+/// Opens the devices of this host.
+///
+/// # Errors
+/// If one that was asked for is not there or cannot be used, or if there is none at all.
+pub fn open(config: &FabricConfig) -> Result<Arc<dyn fabric::Fabric>, TransportError> {
+    let names = match config.devices.is_empty() {
+        true => context::names()?,
+        false => config.devices.clone(),
+    };
+    let mut devices = Vec::new();
+    let mut unfit = Vec::new();
+    for name in names.iter().take(MAX_PAIRS) {
+        match Device::open(name, config.gid_index) {
+            Ok(device) => devices.push(Arc::new(device)),
+            Err(e) if config.devices.is_empty() => unfit.push(format!("{name}: {e}")),
+            Err(e) => return Err(e),
+        }
+    }
+    if devices.is_empty() {
+        let why = if unfit.is_empty() { "none is there".to_string() } else { unfit.join("; ") };
+        return Err(TransportError::Protocol(format!("no RDMA device can be used: {why}")));
+    }
+    Ok(Arc::new(Devices(devices)))
+}
+
+impl fabric::Fabric for Devices {
+    fn describe(&self) -> String {
+        let each = self.0.iter().map(|d| format!("{} at {}", d.name(), d.place.gid));
+        each.collect::<Vec<_>>().join(", ")
+    }
+
+    fn export(
+        &self,
+        memory: Arc<dyn Memory>,
+        payload_at: u64,
+    ) -> Result<Arc<dyn fabric::Exported>, TransportError> {
+        Ok(Arc::new(served::Exported::new(&self.0, memory, payload_at)?))
+    }
+
+    fn offer(&self) -> Result<Box<dyn fabric::Offering>, TransportError> {
+        let pairs = self.0.iter().map(|device| {
+            let queue = Queue::new(device.context(), REQUESTS + queue::BATCH as u32)?;
+            let pair = Pair::new(&device.domain, &queue, &device.place, false)?;
+            Ok((device.clone(), queue, pair))
+        });
+        Ok(Box::new(Offering { pairs: pairs.collect::<Result<_, TransportError>>()? }))
+    }
+}
+
+impl Device {
+    fn open(name: &str, gid_index: Option<u8>) -> Result<Self, TransportError> {
+        let context = Context::open(name)?;
+        let limits = context.limits()?;
+        let place = Self::place(&context, limits, gid_index)?;
+        if !limits.atomics {
+            return Err(TransportError::Protocol(format!("device {name} has no atomics")));
+        }
+        let domain = Domain::new(context)?;
+        let staging = Staging::new(&domain);
+        Ok(Self { domain, staging, place })
+    }
+
+    /// The first active port, by its preferred address.
+    fn place(
+        context: &Context,
+        limits: Limits,
+        gid_index: Option<u8>,
+    ) -> Result<Place, TransportError> {
+        let name = context.name();
+        for number in 1..=limits.ports {
+            let port = context.port(number)?;
+            if !port.active {
+                continue;
+            }
+            let wanted = |g: &&Gid| gid_index.is_none_or(|index| g.index == index);
+            let Some(gid) = port.gids.iter().find(wanted) else {
+                let there: Vec<String> = port.gids.iter().map(Gid::to_string).collect();
+                let which = gid_index.map_or("any".to_string(), |i| i.to_string());
+                return Err(TransportError::Protocol(format!(
+                    "port {number} of {name} has no GID {which}; it has {}",
+                    if there.is_empty() { "none".to_string() } else { there.join(", ") }
+                )));
+            };
+            let Port { lid, mtu_bytes, .. } = port;
+            return Ok(Place { port: number, lid, mtu_bytes, gid: *gid, limits });
+        }
+        Err(TransportError::Protocol(format!(
+            "no port of {name} is active: is its link up (ip link, rdma link)?"
+        )))
+    }
+
+    fn context(&self) -> &Arc<Context> {
+        self.domain.context()
+    }
+
+    fn name(&self) -> &str {
+        self.context().name()
+    }
+}
+
+/// A client's pairs that are connected to nobody yet, one for each device.
+#[derive(Debug)]
+struct Offering {
+    pairs: Vec<(Arc<Device>, Arc<Queue>, Pair)>,
+}
+
+impl fabric::Offering for Offering {
+    fn offer(&self) -> Offer {
+        Offer { pairs: self.pairs.iter().map(|(_, _, pair)| pair.address()).collect() }
+    }
+
+    fn connect(
+        self: Box<Self>,
+        answer: &Answer,
+        segment_len: u64,
+        alive: Alive,
+    ) -> Result<Arc<dyn Verbs>, TransportError> {
+        if answer.ways.len() != self.pairs.len() {
+            return Err(TransportError::Protocol(format!(
+                "{} pairs were offered and {} accepted",
+                self.pairs.len(),
+                answer.ways.len()
+            )));
+        }
+        let counters = Arc::new(RdmaCounters::default());
+        let mut paths = Vec::new();
+        for ((device, queue, pair), way) in self.pairs.into_iter().zip(&answer.ways) {
+            let whole = way
+                .ranges
+                .iter()
+                .try_fold(0, |end, r| (r.offset == end).then(|| end.checked_add(r.len)).flatten());
+            if whole != Some(segment_len) {
+                return Err(TransportError::Protocol(format!(
+                    "the ranges of a way do not make up a segment of {segment_len} bytes"
+                )));
+            }
+            pair.connect(&way.pair)?;
+            let lane = Lane::new(pair, queue, way.ranges.clone(), counters.clone());
+            let staging = device.staging.clone();
+            paths.push(Arc::new(Path { lane, staging }));
+        }
+        for path in &paths {
+            path.try_once()?;
+        }
+        Ok(Arc::new(RdmaVerbs::new(paths, segment_len, alive, counters)))
+    }
+}

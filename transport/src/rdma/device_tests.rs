@@ -1,0 +1,135 @@
+//! What only a device can show. Run in a guest that has one: `scripts/rdma-test`.
+
+use super::*;
+use crate::fabric::{Exported, Fabric, Served};
+use nkv_store::AnonMemory;
+use nkv_store::clock::{BootClock, Clock};
+
+const SEGMENT: u64 = 8 << 20;
+const TOKEN: u64 = 7;
+
+fn fabric() -> Arc<dyn Fabric> {
+    open(&FabricConfig::default()).expect("a device: run scripts/rdma-test")
+}
+
+fn segment(fabric: &dyn Fabric) -> (Arc<dyn Memory>, Arc<dyn Exported>) {
+    let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT).unwrap());
+    let exported = fabric.export(memory.clone(), SEGMENT / 2).unwrap();
+    (memory, exported)
+}
+
+fn way(fabric: &dyn Fabric, to: &dyn Exported) -> (Arc<dyn Verbs>, Arc<dyn Served>) {
+    let offering = fabric.offer().unwrap();
+    let (served, answer) = to.accept(&offering.offer()).unwrap();
+    (offering.connect(&answer, SEGMENT, Alive::new()).unwrap(), served)
+}
+
+#[test]
+fn i10_a_late_writer_whose_way_was_severed_gets_an_error_and_changes_nothing() {
+    let fabric = fabric();
+    let (memory, exported) = segment(&*fabric);
+    let (late, severed) = way(&*fabric, &*exported);
+    let (other, _served) = way(&*fabric, &*exported);
+    late.write(TOKEN, 4096, &[1; 5000]).unwrap();
+    severed.sever();
+    assert!(severed.is_severed());
+    let start = BootClock.now_ms();
+    let e = late.write(TOKEN, 4096, &[2; 5000]).unwrap_err();
+    assert!(matches!(e, TransportError::Disconnected(_)), "{e}");
+    assert!(BootClock.now_ms() - start < 2_000, "it waited too long");
+    assert!(!late.is_alive() && late.compare_swap(TOKEN, 0, 0, 9).is_err());
+    let mut there = [0; 5000];
+    other.read(4096, &mut there).unwrap();
+    assert!(there == [1; 5000], "another way goes on, and the late writer changed nothing");
+    assert_eq!(memory.load(0).unwrap(), 0);
+}
+
+#[test]
+fn i10_after_a_way_is_severed_in_the_middle_of_a_write_no_byte_changes_any_more() {
+    let fabric = fabric();
+    let (memory, exported) = segment(&*fabric);
+    for round in 0..5u8 {
+        let (writer, served) = way(&*fabric, &*exported);
+        let writing = nkv_store::threads::spawn_named("writer", move || {
+            let value = vec![round + 1; 4 << 20];
+            (0..50).find_map(|_| writer.write(TOKEN, 0, &value).err())
+        });
+        while memory.load(0).unwrap() & 0xff != u64::from(round + 1) {
+            std::thread::yield_now();
+        }
+        served.sever();
+        let read = || {
+            let mut all = vec![0; SEGMENT as usize];
+            memory.read(0, &mut all).unwrap();
+            all
+        };
+        let before = read();
+        assert!(writing.unwrap().join().unwrap().is_some(), "it wrote on and on");
+        assert!(read() == before, "a byte changed after the way was severed, in round {round}");
+    }
+}
+
+#[test]
+fn i4_an_object_of_sixteen_pages_is_one_chain_with_one_completion() {
+    let devices = Device::open(&context::names().unwrap()[0], None).unwrap();
+    let devices = Devices(vec![Arc::new(devices)]);
+    let (_memory, exported) = segment(&devices);
+    let offering = devices.offer().unwrap();
+    let (_served, answer) = exported.accept(&offering.offer()).unwrap();
+    let counters = Arc::new(RdmaCounters::default());
+    let way = &answer.ways[0];
+    let (device, queue) = (devices.0[0].clone(), Queue::new(devices.0[0].context(), 600).unwrap());
+    let pair = Pair::new(&device.domain, &queue, &device.place, false).unwrap();
+    let mine = Offer { pairs: vec![pair.address()] };
+    let (_again, answer) = exported.accept(&mine).unwrap();
+    pair.connect(&answer.ways[0].pair).unwrap();
+    let lane = Lane::new(pair, queue, way.ranges.clone(), counters.clone());
+    let path = Arc::new(Path { lane, staging: device.staging.clone() });
+    let verbs = RdmaVerbs::new(vec![path], SEGMENT, Alive::new(), counters);
+    let (fields, page) = ([1; 32], vec![2; 4096]);
+    let mut ops = vec![
+        crate::Op::Write { offset: 4096, src: &fields },
+        crate::Op::Store { offset: 4096 + 56, value: 3 },
+        crate::Op::Store { offset: 4096 + 32, value: 4 },
+    ];
+    let pages = (0..16).map(|i| crate::Op::Write { offset: SEGMENT / 2 + i * 4096, src: &page });
+    ops.extend(pages);
+    ops.push(crate::Op::CompareSwap { offset: 4096 + 32, expect: 4, new: 5, old: 0 });
+    verbs.post(TOKEN, &mut ops).unwrap();
+    assert!(matches!(ops.last(), Some(crate::Op::CompareSwap { old: 4, .. })));
+    let count = |n: &std::sync::atomic::AtomicU64| n.load(std::sync::atomic::Ordering::Relaxed);
+    let c = verbs.counters();
+    assert_eq!((count(&c.chains), count(&c.requests), count(&c.split)), (1, 20, 0));
+}
+
+#[test]
+fn an_offer_that_is_none_is_refused_and_harms_nobody() {
+    let fabric = fabric();
+    let (_memory, exported) = segment(&*fabric);
+    let (verbs, _served) = way(&*fabric, &*exported);
+    let offer = fabric.offer().unwrap().offer();
+    for pairs in [vec![], vec![offer.pairs[0]; MAX_PAIRS + 1]] {
+        assert!(exported.accept(&Offer { pairs }).is_err());
+    }
+    // A pair that is nobody's: accepted, since nobody can tell, and never used.
+    let mut nobody = offer.pairs[0];
+    nobody.number = 0xff_fff0;
+    let _ = exported.accept(&Offer { pairs: vec![nobody] });
+    let short = Answer { ways: Vec::new() };
+    assert!(fabric.offer().unwrap().connect(&short, SEGMENT, Alive::new()).is_err());
+    verbs.write(TOKEN, 0, &[1; 100]).unwrap();
+}
+
+#[test]
+fn what_cannot_be_opened_is_an_error_that_names_what_there_is() {
+    let there = context::names().unwrap();
+    let config = FabricConfig { devices: vec!["none_such0".to_string()], gid_index: None };
+    let e = open(&config).unwrap_err().to_string();
+    assert!(e.contains("none_such0") && e.contains(&there[0]), "{e}");
+    let config = FabricConfig { devices: Vec::new(), gid_index: Some(200) };
+    let e = open(&config).unwrap_err().to_string();
+    assert!(e.contains("no GID 200") && e.contains("RoCE v2, IPv4"), "{e}");
+    let report = devices().unwrap();
+    assert!(report[0].limits.atomics && report[0].ports[0].active, "{report:?}");
+    assert_eq!(report[0].ports[0].gids[0].kind, GidKind::RoceV2Ipv4, "the preferred one first");
+}

@@ -1,0 +1,80 @@
+//! What an errno of a verbs call means to whoever deploys nkv: the call, what it was applied to, and
+//! what to do about it. Said here, once.
+
+use crate::error::TransportError;
+use std::io;
+
+/// A verbs call that failed with an errno.
+pub(super) fn failed(
+    call: &'static str,
+    target: impl Into<String>,
+    source: io::Error,
+) -> TransportError {
+    let source = match advice(call, source.raw_os_error().unwrap_or(0)) {
+        Some(advice) => io::Error::new(source.kind(), format!("{source}; {advice}")),
+        None => source,
+    };
+    TransportError::Io { call, target: target.into(), source }
+}
+
+/// The same for a call that returns its errno.
+pub(super) fn check(
+    call: &'static str,
+    target: impl FnOnce() -> String,
+    errno: i32,
+) -> Result<(), TransportError> {
+    match errno {
+        0 => Ok(()),
+        // Some providers return -1 and set errno, some return it, some its negative.
+        -1 => Err(failed(call, target(), io::Error::last_os_error())),
+        e => Err(failed(call, target(), io::Error::from_raw_os_error(e.abs()))),
+    }
+}
+
+fn advice(call: &str, errno: i32) -> Option<&'static str> {
+    Some(match (call, errno) {
+        ("ibv_get_device_list", libc::EOPNOTSUPP) => {
+            "libibverbs.so.1 is not there: install rdma-core (Debian: libibverbs1 and \
+             ibverbs-providers)"
+        }
+        ("ibv_get_device_list", libc::ENOSYS) => {
+            "the kernel has no RDMA devices: is the module ib_uverbs loaded?"
+        }
+        ("ibv_open_device", libc::EACCES | libc::EPERM) => {
+            "this user may not open /dev/infiniband/uverbs*: join its group, or pass the device to \
+             the container"
+        }
+        ("ibv_reg_mr", libc::ENOMEM | libc::EAGAIN | libc::EPERM) => {
+            "raise the limit of locked memory (ulimit -l unlimited; systemd: LimitMEMLOCK=infinity; \
+             Slurm: PropagateResourceLimitsExcept=MEMLOCK; docker: --ulimit memlock=-1), or give \
+             smaller heaps"
+        }
+        ("ibv_create_qp" | "ibv_create_cq", libc::ENOMEM) => {
+            "the device has no room for another one: fewer processes, or devices with more"
+        }
+        ("ibv_modify_qp", libc::EINVAL) => {
+            "do both ends have a GID of the same kind, and is its index right? nkv doctor lists them"
+        }
+        ("ibv_modify_qp", libc::ETIMEDOUT | libc::ENETUNREACH | libc::EHOSTUNREACH) => {
+            "no way to the other end's GID: are both devices in one network (ping its address)?"
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check;
+
+    #[test]
+    fn an_errno_comes_with_call_target_and_remedy_however_it_is_returned() {
+        for errno in [libc::ENOMEM, -libc::ENOMEM] {
+            let said = check("ibv_reg_mr", || "16 MiB".to_string(), errno).unwrap_err().to_string();
+            assert!(said.starts_with("ibv_reg_mr on 16 MiB: "), "{said}");
+            assert!(said.contains("os error 12") && said.contains("ulimit -l"), "{said}");
+        }
+        let said = check("ibv_poll_cq", || "a queue".to_string(), libc::EIO).unwrap_err();
+        assert!(!said.to_string().contains(';'), "nothing is known to do: {said}");
+        assert!(check("ibv_reg_mr", || unreachable!(), 0).is_ok());
+    }
+}

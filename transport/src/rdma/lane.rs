@@ -1,0 +1,349 @@
+//! One connected pair as callers share it: chains of requests go in with one doorbell, each is waited
+//! for by who posted it, and a pair that failed is destroyed before anybody is told, so that no buffer
+//! is used again while the device may still write to it.
+
+use super::pair::{Pair, REQUESTS};
+use super::queue::{Completion, Queue};
+use crate::error::TransportError;
+use crate::fabric::RemoteRange;
+use nkv_store::clock::{BootClock, Clock};
+use rdma_sys as sys;
+use rdma_sys::{ibv_send_flags as send, ibv_wc_status as status, ibv_wr_opcode as opcode};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Requests of one chain at most: several chains share a pair.
+pub(super) const CHAIN: usize = (REQUESTS / 4) as usize;
+/// A chain that is not done after so long has failed [I18].
+pub(super) const LIMIT: Duration = Duration::from_millis(1_500);
+/// How long who waits looks for itself before it sleeps: longer than a small operation on a real network.
+const LOOK_NS: u64 = 50_000;
+/// Longest sleep without a look at the limit.
+const NAP: Duration = Duration::from_millis(10);
+
+/// What one request does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Does {
+    Write,
+    Read,
+    FetchAdd(u64),
+    CompareSwap(u64, u64),
+}
+
+/// One request: between `len` bytes of a registered buffer and a place in remote memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request {
+    pub(super) does: Does,
+    pub(super) local: *mut u8,
+    pub(super) local_key: u32,
+    pub(super) len: u32,
+    pub(super) remote: u64,
+    pub(super) remote_key: u32,
+    /// Not before every read and atomic in front of it is done.
+    pub(super) fence: bool,
+}
+
+/// What a lane has done.
+#[derive(Debug, Default)]
+pub struct RdmaCounters {
+    /// Chains given to the device, each with one doorbell and one signaled completion.
+    pub chains: AtomicU64,
+    /// Requests in them.
+    pub requests: AtomicU64,
+    /// Chains of which the device took only a part at first.
+    pub split: AtomicU64,
+    /// Times who waited slept until the device said something.
+    pub slept: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Progress {
+    next: u64,
+    // Requests that the pair still takes.
+    free: u32,
+    // Chains that are on their way, and how many requests each holds.
+    flying: BTreeMap<u64, u32>,
+    // How chains ended that nobody has asked about yet.
+    done: BTreeMap<u64, u32>,
+    // Somebody looks for all.
+    looking: bool,
+    // The pair is destroyed, and why.
+    broken: Option<String>,
+}
+
+/// See the file's first paragraph.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pair: Mutex<Option<Pair>>,
+    queue: Arc<Queue>,
+    pub(super) inline_bytes: usize,
+    pub(super) ranges: Vec<RemoteRange>,
+    progress: Mutex<Progress>,
+    news: Condvar,
+    pub(super) counters: Arc<RdmaCounters>,
+}
+
+impl Lane {
+    pub(super) fn new(
+        pair: Pair,
+        queue: Arc<Queue>,
+        ranges: Vec<RemoteRange>,
+        counters: Arc<RdmaCounters>,
+    ) -> Self {
+        let progress = Progress {
+            next: 1,
+            free: REQUESTS,
+            flying: BTreeMap::new(),
+            done: BTreeMap::new(),
+            looking: false,
+            broken: None,
+        };
+        let inline_bytes = pair.inline_bytes();
+        Self {
+            pair: Mutex::new(Some(pair)),
+            queue,
+            inline_bytes,
+            ranges,
+            progress: Mutex::new(progress),
+            news: Condvar::new(),
+            counters,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Destroys the pair: from here on the device touches no buffer of this end for it, and sends
+    /// nothing. Everybody who waits is told then. Idempotent.
+    pub(super) fn break_off(&self, why: &str) {
+        drop(self.pair.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let mut p = self.lock();
+        p.broken.get_or_insert_with(|| why.to_string());
+        drop(p);
+        self.news.notify_all();
+    }
+
+    /// Gives a chain to the device. Its buffers are the caller's to keep until `wait` said how it ended.
+    ///
+    /// # Errors
+    /// If the pair is broken, or breaks now; nothing is on its way then.
+    pub(super) fn submit(&self, chain: &[Request]) -> Result<u64, TransportError> {
+        let cost = chain.len() as u32;
+        debug_assert!(chain.len() <= CHAIN, "{} requests in one chain", chain.len());
+        let until_ns = BootClock.now_ns() + LIMIT.as_nanos() as u64;
+        let id = self.await_that(until_ns, |p| {
+            (p.free >= cost).then(|| {
+                p.free -= cost;
+                p.next += 1;
+                p.flying.insert(p.next, cost);
+                Ok(p.next)
+            })
+        })?;
+        let posted = self.post(id, chain, until_ns);
+        if let Err(e) = posted {
+            self.break_off(&e.to_string());
+            return Err(e);
+        }
+        self.counters.chains.fetch_add(1, Ordering::Relaxed);
+        self.counters.requests.fetch_add(cost.into(), Ordering::Relaxed);
+        Ok(id)
+    }
+
+    fn post(&self, id: u64, chain: &[Request], until_ns: u64) -> Result<(), TransportError> {
+        let mut ranges: Vec<sys::ibv_sge> = chain
+            .iter()
+            .map(|r| sys::ibv_sge { addr: r.local as u64, length: r.len, lkey: r.local_key })
+            .collect();
+        let mut requests: Vec<sys::ibv_send_wr> =
+            chain.iter().zip(&mut ranges).map(|(r, s)| self.work(id, r, s)).collect();
+        if let Some(last) = requests.last_mut() {
+            last.send_flags |= send::IBV_SEND_SIGNALED.0;
+        }
+        let mut from = 0;
+        while from < requests.len() {
+            // After every change of the vector's place.
+            for i in from..requests.len() - 1 {
+                let next = &raw mut requests[i + 1];
+                requests[i].next = next;
+            }
+            let mut bad: *mut sys::ibv_send_wr = std::ptr::null_mut();
+            let errno = {
+                let pair = self.pair.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some(pair) = pair.as_ref() else { return Err(self.gone()) };
+                let first = &raw mut requests[from];
+                // SAFETY: the pair lives; the chain, its ranges and the buffers they name are valid for the
+                // call, and the buffers until the chain has ended, by the contract of `submit`.
+                unsafe { sys::ibv_post_send(pair.raw(), first, &raw mut bad) }
+            };
+            match errno.abs() {
+                0 => return Ok(()),
+                libc::ENOMEM if !bad.is_null() => {
+                    // The device took some of them: the rest goes once others are done.
+                    let base = requests.as_ptr() as usize;
+                    from = (bad as usize - base) / size_of::<sys::ibv_send_wr>();
+                    self.counters.split.fetch_add(1, Ordering::Relaxed);
+                    self.await_news(until_ns)?;
+                }
+                e => {
+                    let target = format!("a chain of {} requests", chain.len());
+                    super::error::check("ibv_post_send", || target, e)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn work(&self, id: u64, r: &Request, range: &mut sys::ibv_sge) -> sys::ibv_send_wr {
+        // SAFETY: a structure of plain numbers and pointers, all of which may be zero.
+        let mut work: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
+        work.wr_id = id;
+        work.sg_list = range;
+        work.num_sge = i32::from(r.len > 0);
+        let rdma = sys::rdma_t { remote_addr: r.remote, rkey: r.remote_key };
+        let atomic = |compare_add, swap| sys::atomic_t {
+            remote_addr: r.remote,
+            compare_add,
+            swap,
+            rkey: r.remote_key,
+        };
+        match r.does {
+            Does::Write => {
+                work.opcode = opcode::IBV_WR_RDMA_WRITE;
+                work.wr.rdma = rdma;
+                if r.len as usize <= self.inline_bytes {
+                    work.send_flags |= send::IBV_SEND_INLINE.0;
+                }
+            }
+            Does::Read => {
+                work.opcode = opcode::IBV_WR_RDMA_READ;
+                work.wr.rdma = rdma;
+            }
+            Does::FetchAdd(add) => {
+                work.opcode = opcode::IBV_WR_ATOMIC_FETCH_AND_ADD;
+                work.wr.atomic = atomic(add, 0);
+            }
+            Does::CompareSwap(expect, new) => {
+                work.opcode = opcode::IBV_WR_ATOMIC_CMP_AND_SWP;
+                work.wr.atomic = atomic(expect, new);
+            }
+        }
+        if r.fence {
+            work.send_flags |= send::IBV_SEND_FENCE.0;
+        }
+        work
+    }
+
+    /// Waits until a chain is done.
+    ///
+    /// # Errors
+    /// If it failed, or is not done within [`LIMIT`]: the pair is destroyed then, and its buffers are free.
+    pub(super) fn wait(&self, id: u64) -> Result<(), TransportError> {
+        let until_ns = BootClock.now_ns() + LIMIT.as_nanos() as u64;
+        let ended = self.await_that(until_ns, |p| p.done.remove(&id).map(Ok));
+        let failed = match ended {
+            Ok(0) => return Ok(()),
+            Ok(status) => outcome(status),
+            Err(e) => e,
+        };
+        self.break_off(&failed.to_string());
+        Err(failed)
+    }
+
+    fn gone(&self) -> TransportError {
+        let why = self.lock().broken.clone();
+        TransportError::Disconnected(why.unwrap_or_else(|| "the pair was severed".to_string()))
+    }
+
+    /// Waits until something more has ended.
+    fn await_news(&self, until_ns: u64) -> Result<(), TransportError> {
+        let before = self.lock().flying.len();
+        self.await_that(until_ns, |p| (p.flying.len() < before).then_some(Ok(())))
+    }
+
+    /// Waits until `ready` says something; one of those who wait looks for all of them.
+    fn await_that<T>(
+        &self,
+        until_ns: u64,
+        mut ready: impl FnMut(&mut Progress) -> Option<Result<T, TransportError>>,
+    ) -> Result<T, TransportError> {
+        let mut p = self.lock();
+        loop {
+            if let Some(said) = ready(&mut p) {
+                return said;
+            }
+            if p.broken.is_some() {
+                drop(p);
+                return Err(self.gone());
+            }
+            if BootClock.now_ns() >= until_ns {
+                return Err(TransportError::Timeout(format!(
+                    "nothing came back through a queue pair within {} ms",
+                    LIMIT.as_millis()
+                )));
+            }
+            if p.looking {
+                p = self.news.wait_timeout(p, NAP).unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            }
+            p.looking = true;
+            drop(p);
+            let mut found = Vec::new();
+            let looked = self.look(&mut found);
+            p = self.lock();
+            p.looking = false;
+            found.iter().for_each(|c| p.settle(c));
+            self.news.notify_all();
+            looked?;
+        }
+    }
+
+    /// Looks for what has ended, and sleeps for a while if nothing has.
+    fn look(&self, found: &mut Vec<Completion>) -> Result<(), TransportError> {
+        let until_ns = BootClock.now_ns() + LOOK_NS;
+        loop {
+            if self.queue.take(&mut |c| found.push(c))? > 0 {
+                return Ok(());
+            }
+            if BootClock.now_ns() >= until_ns {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        self.queue.arm()?;
+        // What came between the last look and the arming says nothing.
+        if self.queue.take(&mut |c| found.push(c))? == 0 {
+            self.counters.slept.fetch_add(1, Ordering::Relaxed);
+            self.queue.sleep(NAP);
+        }
+        Ok(())
+    }
+}
+
+impl Progress {
+    fn settle(&mut self, c: &Completion) {
+        // Every request behind one that failed says so, too: the first word counts.
+        if let Some(cost) = self.flying.remove(&c.id) {
+            self.free += cost;
+            self.done.insert(c.id, c.status);
+        }
+    }
+}
+
+/// What a failed request means.
+fn outcome(s: u32) -> TransportError {
+    let text = match s {
+        status::IBV_WC_RETRY_EXC_ERR => "the other end does not answer: gone, or no way to it",
+        status::IBV_WC_WR_FLUSH_ERR => "the pair failed in a request before",
+        status::IBV_WC_REM_ACCESS_ERR => {
+            "the other end does not allow it: severed, unregistered, or out of bounds"
+        }
+        status::IBV_WC_REM_INV_REQ_ERR => "the other end takes no such request",
+        status::IBV_WC_REM_OP_ERR => "the other end failed at it",
+        status::IBV_WC_LOC_PROT_ERR => "this end's buffer is not registered",
+        _ => "the device gave up",
+    };
+    TransportError::Disconnected(format!("a request failed with status {s}: {text}"))
+}

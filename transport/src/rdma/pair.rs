@@ -1,0 +1,233 @@
+//! Reliable connected queue pairs: made, connected to one other pair, and severed, after which neither
+//! end does anything more through it [I10].
+
+use super::context::{Context, Gid, Limits};
+use super::error::{check, failed};
+use super::queue::Queue;
+use super::region::Domain;
+use crate::error::TransportError;
+use crate::fabric::PairAddress;
+use rdma_sys as sys;
+use rdma_sys::{ibv_access_flags as flag, ibv_qp_attr_mask as mask, ibv_qp_state as state};
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Work requests that one pair holds.
+pub(super) const REQUESTS: u32 = 512;
+/// Ranges of local memory in one request.
+const RANGES: u32 = 1;
+/// Bytes that travel in the request itself, if the device takes so many.
+const INLINE_BYTES: u32 = 256;
+/// Reads and atomics in flight, if both ends take so many.
+const MAX_READS: u8 = 16;
+/// 4.096 µs << 13: 34 ms until a packet is sent again, seven times in all, then the other end is gone [I18].
+const ACK_TIMEOUT: u8 = 13;
+/// Not 7: Soft-RoCE tries for ever then.
+const RETRIES: u8 = 6;
+const HOP_LIMIT: u8 = 64;
+
+/// One port of a device with the address that it is reached by.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) port: u8,
+    pub(super) lid: u16,
+    pub(super) mtu_bytes: u32,
+    pub(super) gid: Gid,
+    pub(super) limits: Limits,
+}
+
+/// A queue pair. Severed when dropped.
+#[derive(Debug)]
+pub(super) struct Pair {
+    raw: NonNull<sys::ibv_qp>,
+    place: Place,
+    serial: u32,
+    inline_bytes: u32,
+    // In this order: the pair goes before what it is made of.
+    _queue: Arc<Queue>,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: libibverbs allows any thread to use a pair; posts are serialised by whoever holds it.
+unsafe impl Send for Pair {}
+// SAFETY: as above.
+unsafe impl Sync for Pair {}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        // SAFETY: made by `Pair::new`. After this the device neither sends nor executes anything for it.
+        let errno = unsafe { sys::ibv_destroy_qp(self.raw.as_ptr()) };
+        if errno != 0 {
+            // Nothing can be done about it, and a fence that is not one must not pass for one.
+            tracing::error!(device = self.context().name(), errno, "ibv_destroy_qp");
+        }
+    }
+}
+
+impl Pair {
+    /// A pair that is connected to nobody. `served`: the other end reads and writes here.
+    pub(super) fn new(
+        domain: &Arc<Domain>,
+        queue: &Arc<Queue>,
+        place: &Place,
+        served: bool,
+    ) -> Result<Self, TransportError> {
+        let mut pair = None;
+        // Devices differ in what they take inline: less, until one is taken.
+        for inline in [INLINE_BYTES, 64, 0] {
+            match Self::create(domain, queue, place, (served, inline)) {
+                Ok(made) => {
+                    pair = Some(made);
+                    break;
+                }
+                Err(e) if inline == 0 => return Err(e),
+                Err(_) => {}
+            }
+        }
+        let Some(pair) = pair else {
+            return Err(TransportError::Protocol("a pair without any inline size".to_string()));
+        };
+        pair.initialise(served)?;
+        Ok(pair)
+    }
+
+    fn create(
+        domain: &Arc<Domain>,
+        queue: &Arc<Queue>,
+        place: &Place,
+        (served, inline): (bool, u32),
+    ) -> Result<Self, TransportError> {
+        // SAFETY: a structure of plain numbers and pointers, all of which may be zero.
+        let mut init: sys::ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+        init.send_cq = queue.raw();
+        init.recv_cq = queue.raw();
+        init.qp_type = sys::ibv_qp_type::IBV_QPT_RC;
+        // Who only serves posts nothing.
+        init.cap.max_send_wr = if served { 1 } else { REQUESTS.min(place.limits.requests) };
+        init.cap.max_recv_wr = 1;
+        init.cap.max_send_sge = RANGES;
+        init.cap.max_recv_sge = 1;
+        init.cap.max_inline_data = if served { 0 } else { inline };
+        // SAFETY: domain and queue live, and `init` is valid for the call.
+        let raw = NonNull::new(unsafe { sys::ibv_create_qp(domain.raw(), &raw mut init) });
+        let raw = raw.ok_or_else(|| {
+            failed("ibv_create_qp", domain.context().name(), io::Error::last_os_error())
+        })?;
+        let serial = (nkv_store::random_u64() & 0xff_ffff) as u32;
+        let (place, inline_bytes) = (place.clone(), init.cap.max_inline_data);
+        let (_queue, domain) = (queue.clone(), domain.clone());
+        Ok(Self { raw, place, serial, inline_bytes, _queue, domain })
+    }
+
+    fn context(&self) -> &Context {
+        self.domain.context()
+    }
+
+    pub(super) fn raw(&self) -> *mut sys::ibv_qp {
+        self.raw.as_ptr()
+    }
+
+    pub(super) fn inline_bytes(&self) -> usize {
+        self.inline_bytes as usize
+    }
+
+    fn number(&self) -> u32 {
+        // SAFETY: it lives until it is dropped.
+        unsafe { self.raw.as_ref().qp_num }
+    }
+
+    /// What the other end needs to connect to it.
+    pub(super) fn address(&self) -> PairAddress {
+        PairAddress {
+            gid: self.place.gid.raw,
+            lid: self.place.lid,
+            number: self.number(),
+            serial: self.serial,
+            mtu_bytes: self.place.mtu_bytes,
+            reads_in: self.place.limits.reads_in,
+            reads_out: self.place.limits.reads_out,
+        }
+    }
+
+    fn modify(
+        &self,
+        attr: &mut sys::ibv_qp_attr,
+        what: sys::ibv_qp_attr_mask,
+    ) -> Result<(), TransportError> {
+        // SAFETY: the pair lives, and `attr` is valid for the call.
+        let errno = unsafe { sys::ibv_modify_qp(self.raw(), attr, what.0 as i32) };
+        let to = attr.qp_state;
+        let target =
+            || format!("a pair of {} at {}, to state {to}", self.context().name(), self.place.gid);
+        check("ibv_modify_qp", target, errno)
+    }
+
+    fn initialise(&self, served: bool) -> Result<(), TransportError> {
+        let mut attr = no_attributes();
+        attr.qp_state = state::IBV_QPS_INIT;
+        attr.pkey_index = 0;
+        attr.port_num = self.place.port;
+        if served {
+            attr.qp_access_flags = (flag::IBV_ACCESS_REMOTE_READ
+                | flag::IBV_ACCESS_REMOTE_WRITE
+                | flag::IBV_ACCESS_REMOTE_ATOMIC)
+                .0;
+        }
+        let what = mask::IBV_QP_STATE
+            | mask::IBV_QP_PKEY_INDEX
+            | mask::IBV_QP_PORT
+            | mask::IBV_QP_ACCESS_FLAGS;
+        self.modify(&mut attr, what)
+    }
+
+    /// From here on what `peer` sends is executed.
+    pub(super) fn accept(&self, peer: &PairAddress) -> Result<(), TransportError> {
+        let mut attr = no_attributes();
+        attr.qp_state = state::IBV_QPS_RTR;
+        attr.path_mtu = self.place.mtu_bytes.min(peer.mtu_bytes).clamp(256, 4096).ilog2() - 7;
+        attr.dest_qp_num = peer.number & 0xff_ffff;
+        attr.rq_psn = peer.serial & 0xff_ffff;
+        attr.max_dest_rd_atomic = self.place.limits.reads_in.clamp(1, MAX_READS);
+        attr.min_rnr_timer = 12;
+        attr.ah_attr.is_global = u8::from(self.place.lid == 0);
+        attr.ah_attr.grh.dgid.raw = peer.gid;
+        attr.ah_attr.grh.sgid_index = self.place.gid.index;
+        attr.ah_attr.grh.hop_limit = HOP_LIMIT;
+        attr.ah_attr.dlid = peer.lid;
+        attr.ah_attr.port_num = self.place.port;
+        let what = mask::IBV_QP_STATE
+            | mask::IBV_QP_AV
+            | mask::IBV_QP_PATH_MTU
+            | mask::IBV_QP_DEST_QPN
+            | mask::IBV_QP_RQ_PSN
+            | mask::IBV_QP_MAX_DEST_RD_ATOMIC
+            | mask::IBV_QP_MIN_RNR_TIMER;
+        self.modify(&mut attr, what)
+    }
+
+    /// From here on it may send to `peer`, which accepts it.
+    pub(super) fn connect(&self, peer: &PairAddress) -> Result<(), TransportError> {
+        self.accept(peer)?;
+        let mut attr = no_attributes();
+        attr.qp_state = state::IBV_QPS_RTS;
+        attr.timeout = ACK_TIMEOUT;
+        attr.retry_cnt = RETRIES;
+        attr.rnr_retry = RETRIES;
+        attr.sq_psn = self.serial;
+        // More than the other end holds would be lost there.
+        attr.max_rd_atomic = self.place.limits.reads_out.min(peer.reads_in).clamp(1, MAX_READS);
+        let what = mask::IBV_QP_STATE
+            | mask::IBV_QP_TIMEOUT
+            | mask::IBV_QP_RETRY_CNT
+            | mask::IBV_QP_RNR_RETRY
+            | mask::IBV_QP_SQ_PSN
+            | mask::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify(&mut attr, what)
+    }
+}
+
+fn no_attributes() -> sys::ibv_qp_attr {
+    // SAFETY: a structure of plain numbers, all of which may be zero.
+    unsafe { std::mem::zeroed() }
+}

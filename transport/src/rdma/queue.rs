@@ -1,0 +1,133 @@
+//! Completion queues: what the device has done is taken from them in batches, and who finds nothing
+//! may sleep until there is something.
+
+use super::context::Context;
+use super::error::{check, failed};
+use crate::error::TransportError;
+use rdma_sys as sys;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Completions taken at once.
+pub(super) const BATCH: usize = 16;
+
+/// What the device says of a signaled request, or of one that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Completion {
+    /// As the request was numbered.
+    pub(super) id: u64,
+    /// 0: done.
+    pub(super) status: u32,
+}
+
+/// A completion queue with its channel.
+#[derive(Debug)]
+pub(super) struct Queue {
+    raw: NonNull<sys::ibv_cq>,
+    channel: NonNull<sys::ibv_comp_channel>,
+    context: Arc<Context>,
+}
+
+// SAFETY: libibverbs allows any thread to poll, arm and wait.
+unsafe impl Send for Queue {}
+// SAFETY: as above.
+unsafe impl Sync for Queue {}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // SAFETY: made by `Queue::new`; its pairs hold an Arc and are gone, and every event was
+        // acknowledged when it was taken.
+        let errno = unsafe {
+            sys::ibv_destroy_cq(self.raw.as_ptr());
+            sys::ibv_destroy_comp_channel(self.channel.as_ptr())
+        };
+        if errno != 0 {
+            tracing::debug!(device = self.context.name(), errno, "ibv_destroy_comp_channel");
+        }
+    }
+}
+
+impl Queue {
+    pub(super) fn new(context: &Arc<Context>, entries: u32) -> Result<Arc<Self>, TransportError> {
+        let name = context.name();
+        // SAFETY: the device is open.
+        let channel = NonNull::new(unsafe { sys::ibv_create_comp_channel(context.raw()) });
+        let channel = channel
+            .ok_or_else(|| failed("ibv_create_comp_channel", name, io::Error::last_os_error()))?;
+        let nothing = std::ptr::null_mut();
+        // SAFETY: device and channel live.
+        let raw = NonNull::new(unsafe {
+            sys::ibv_create_cq(context.raw(), entries as i32, nothing, channel.as_ptr(), 0)
+        });
+        let Some(raw) = raw else {
+            let error = io::Error::last_os_error();
+            // SAFETY: made above, and no queue uses it.
+            unsafe { sys::ibv_destroy_comp_channel(channel.as_ptr()) };
+            return Err(failed("ibv_create_cq", name, error));
+        };
+        let queue = Self { raw, channel, context: context.clone() };
+        // Waiting is poll(2), with a limit; taking an event must not wait again.
+        let unblocked = fcntl_getfl(queue.fd())
+            .and_then(|flags| fcntl_setfl(queue.fd(), flags | OFlags::NONBLOCK));
+        unblocked.map_err(|e| failed("fcntl", name, e.into()))?;
+        Ok(Arc::new(queue))
+    }
+
+    pub(super) fn raw(&self) -> *mut sys::ibv_cq {
+        self.raw.as_ptr()
+    }
+
+    /// Readable once an armed queue has something.
+    fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel lives as long as `self`, and its descriptor with it.
+        unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
+    }
+
+    /// Takes what is there, up to [`BATCH`].
+    pub(super) fn take(&self, each: &mut impl FnMut(Completion)) -> Result<usize, TransportError> {
+        // SAFETY: structures of plain numbers, all of which may be zero.
+        let mut list: [sys::ibv_wc; BATCH] = unsafe { std::mem::zeroed() };
+        // SAFETY: the queue lives, and the list has that many entries.
+        let n = unsafe { sys::ibv_poll_cq(self.raw(), BATCH as i32, list.as_mut_ptr()) };
+        let Ok(n) = usize::try_from(n) else {
+            check("ibv_poll_cq", || self.context.name().to_string(), n)?;
+            return Ok(0);
+        };
+        for c in &list[..n] {
+            each(Completion { id: c.wr_id, status: c.status });
+        }
+        Ok(n)
+    }
+
+    /// The next completion makes the channel readable. Look once more after it: what came before has
+    /// not.
+    pub(super) fn arm(&self) -> Result<(), TransportError> {
+        // SAFETY: the queue lives.
+        let errno = unsafe { sys::ibv_req_notify_cq(self.raw(), 0) };
+        check("ibv_req_notify_cq", || self.context.name().to_string(), errno)
+    }
+
+    /// Sleeps until an armed queue has something, at most so long.
+    pub(super) fn sleep(&self, limit: Duration) {
+        let limit =
+            Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+        let fd = self.fd();
+        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        // Interrupted or over time: the caller looks anyway.
+        let _ = poll(&mut fds, Some(&limit));
+        let (mut queue, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the channel lives, and both pointers are valid for the call.
+        let taken = unsafe {
+            sys::ibv_get_cq_event(self.channel.as_ptr(), &raw mut queue, &raw mut context)
+        };
+        if taken == 0 {
+            // SAFETY: an event of this queue, the only one of its channel, was just taken.
+            unsafe { sys::ibv_ack_cq_events(self.raw(), 1) };
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The owner's end: its segment registered once with every device, and the pairs through which clients
+//! reach it, until they are severed.
+
+use super::Device;
+use super::pair::Pair;
+use super::queue::Queue;
+use super::region::{Registration, Rights};
+use crate::error::TransportError;
+use crate::fabric::{self, Answer, MAX_PAIRS, Offer, RemoteRange, Way};
+use nkv_store::Memory;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A segment as one device knows it.
+#[derive(Debug)]
+struct Window {
+    device: Arc<Device>,
+    queue: Arc<Queue>,
+    // Headers and words, then payload.
+    parts: Vec<(u64, u64, NonNull<u8>, Registration)>,
+}
+
+// SAFETY: an address that is only told to others.
+unsafe impl Send for Window {}
+// SAFETY: as above.
+unsafe impl Sync for Window {}
+
+/// A segment that other hosts may reach through this host's devices.
+#[derive(Debug)]
+pub(super) struct Exported {
+    // Registrations go before the memory.
+    windows: Vec<Window>,
+    memory: Arc<dyn Memory>,
+}
+
+impl Exported {
+    /// Registers a segment with every device.
+    pub(super) fn new(
+        devices: &[Arc<Device>],
+        memory: Arc<dyn Memory>,
+        payload_at: u64,
+    ) -> Result<Self, TransportError> {
+        let base = memory.host_base().ok_or_else(|| {
+            TransportError::Protocol("this memory has no address to register".to_string())
+        })?;
+        let len = memory.len();
+        let payload_at = payload_at.min(len);
+        let parts =
+            [(0, payload_at, Rights::Words), (payload_at, len - payload_at, Rights::Payload)];
+        let mut windows = Vec::new();
+        for device in devices {
+            let mut known = Vec::new();
+            for (offset, bytes, rights) in parts.into_iter().filter(|p| p.1 > 0) {
+                // SAFETY: inside the memory, which `memory` keeps for longer than the registration; others
+                // write there as the protocol allows.
+                let registration = unsafe {
+                    let at = base.add(offset as usize);
+                    (at, Registration::new(&device.domain, at, bytes as usize, rights)?)
+                };
+                known.push((offset, bytes, registration.0, registration.1));
+            }
+            // Nothing is ever posted on a served pair: its queue stays empty.
+            let queue = Queue::new(device.context(), 1)?;
+            windows.push(Window { device: device.clone(), queue, parts: known });
+        }
+        Ok(Self { windows, memory })
+    }
+}
+
+impl fabric::Exported for Exported {
+    fn accept(&self, offer: &Offer) -> Result<(Arc<dyn fabric::Served>, Answer), TransportError> {
+        if offer.pairs.is_empty() || offer.pairs.len() > MAX_PAIRS {
+            return Err(TransportError::Protocol(format!(
+                "an offer has 1 to {MAX_PAIRS} pairs, not {}",
+                offer.pairs.len()
+            )));
+        }
+        let (mut pairs, mut ways) = (Vec::new(), Vec::new());
+        for (peer, window) in offer.pairs.iter().zip(self.windows.iter().cycle()) {
+            let device = &window.device;
+            let pair = Pair::new(&device.domain, &window.queue, &device.place, true)?;
+            pair.accept(peer)?;
+            let range = |(offset, len, at, registered): &(u64, u64, NonNull<u8>, Registration)| {
+                let (address, key) = (at.as_ptr() as u64, registered.remote_key());
+                RemoteRange { offset: *offset, len: *len, address, key }
+            };
+            ways.push(Way {
+                pair: pair.address(),
+                ranges: window.parts.iter().map(range).collect(),
+            });
+            pairs.push(pair);
+        }
+        let served = ServedPairs { pairs: Mutex::new(Some(pairs)), _memory: self.memory.clone() };
+        Ok((Arc::new(served), Answer { ways }))
+    }
+}
+
+/// The owner's ends of a client's pairs.
+#[derive(Debug)]
+struct ServedPairs {
+    pairs: Mutex<Option<Vec<Pair>>>,
+    _memory: Arc<dyn Memory>,
+}
+
+impl fabric::Served for ServedPairs {
+    fn sever(&self) {
+        drop(self.pairs.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    fn is_severed(&self) -> bool {
+        self.pairs.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+}

@@ -1,0 +1,139 @@
+//! Registered buffers between callers' memory, which the device does not know, and the device. They are
+//! shared by all that one process does through a domain; there is a bound on them, and who finds none
+//! waits for one.
+
+use super::region::{Domain, Registration, Rights};
+use crate::error::TransportError;
+use nkv_store::clock::{BootClock, Clock};
+use nkv_store::{AnonMemory, Memory};
+use std::ptr::NonNull;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Bytes of one buffer.
+pub(super) const BUFFER_BYTES: usize = 1 << 20;
+/// Buffers of one domain at most.
+const MAX_BUFFERS: usize = 32;
+
+/// Memory of this process that the device may read and write.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    // The registration goes first.
+    registration: Registration,
+    base: NonNull<u8>,
+    _memory: AnonMemory,
+}
+
+// SAFETY: an address in memory that the value owns; one holder at a time uses it.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    fn new(domain: &Arc<Domain>) -> Result<Self, TransportError> {
+        let memory = AnonMemory::new(BUFFER_BYTES as u64)?;
+        let base = memory.host_base().ok_or_else(|| {
+            TransportError::Protocol("anonymous memory without an address".to_string())
+        })?;
+        // SAFETY: `_memory` keeps the range mapped for longer than the registration, and nobody else
+        // looks at it.
+        let registration = unsafe { Registration::new(domain, base, BUFFER_BYTES, Rights::Here) }?;
+        Ok(Self { registration, base, _memory: memory })
+    }
+
+    /// The byte at `at`, which must be inside.
+    pub(super) fn address(&self, at: usize) -> *mut u8 {
+        assert!(at < BUFFER_BYTES, "{at} is outside a buffer");
+        // SAFETY: inside the memory that the value owns.
+        unsafe { self.base.as_ptr().add(at) }
+    }
+
+    pub(super) fn key(&self) -> u32 {
+        self.registration.local_key()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Stock {
+    free: Vec<Buffer>,
+    made: usize,
+}
+
+/// All buffers of a domain.
+#[derive(Debug)]
+pub(super) struct Staging {
+    domain: Arc<Domain>,
+    stock: Mutex<Stock>,
+    given_back: Condvar,
+}
+
+impl Staging {
+    pub(super) fn new(domain: &Arc<Domain>) -> Arc<Self> {
+        Arc::new(Self {
+            domain: domain.clone(),
+            stock: Mutex::default(),
+            given_back: Condvar::new(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Stock> {
+        self.stock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A buffer, unless none is given back within `limit`.
+    pub(super) fn take(self: &Arc<Self>, limit: Duration) -> Result<Lease, TransportError> {
+        let clock = BootClock;
+        let until_ns = clock.now_ns().saturating_add(limit.as_nanos() as u64);
+        let mut stock = self.lock();
+        loop {
+            if let Some(buffer) = stock.free.pop() {
+                return Ok(Lease { buffer: Some(buffer), staging: self.clone() });
+            }
+            if stock.made < MAX_BUFFERS {
+                stock.made += 1;
+                drop(stock);
+                let made = Buffer::new(&self.domain);
+                if made.is_err() {
+                    self.lock().made -= 1;
+                    self.given_back.notify_one();
+                }
+                return Ok(Lease { buffer: Some(made?), staging: self.clone() });
+            }
+            let left_ns = until_ns.saturating_sub(clock.now_ns());
+            if left_ns == 0 {
+                return Err(TransportError::Timeout(format!(
+                    "no registered buffer of {MAX_BUFFERS} came free within {} ms",
+                    limit.as_millis()
+                )));
+            }
+            let left = Duration::from_nanos(left_ns);
+            let waited = self.given_back.wait_timeout(stock, left);
+            stock = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// A buffer that goes back when it is dropped. Not before the device is done with it.
+#[derive(Debug)]
+pub(super) struct Lease {
+    buffer: Option<Buffer>,
+    staging: Arc<Staging>,
+}
+
+impl std::ops::Deref for Lease {
+    type Target = Buffer;
+
+    fn deref(&self) -> &Buffer {
+        match &self.buffer {
+            Some(buffer) => buffer,
+            None => unreachable!("taken by its drop only"),
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.staging.lock().free.push(buffer);
+            self.staging.given_back.notify_one();
+        }
+    }
+}

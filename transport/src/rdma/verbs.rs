@@ -1,0 +1,362 @@
+//! [`Verbs`] over queue pairs. A batch becomes chains of requests on one pair, in order; callers' bytes go
+//! through registered buffers. What changes memory waits for the reads and atomics before it (a fence in
+//! the request), the rest of the order is the pair's own [I4].
+
+use super::lane::{CHAIN, Does, Lane, RdmaCounters, Request};
+use super::staging::{BUFFER_BYTES, Lease, Staging};
+use crate::error::TransportError;
+use crate::verbs::{Alive, Escort, Kind, Op, Post, Verbs, check_batch};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Where a value begins in a buffer: no two share a line.
+const SPACING: usize = 64;
+/// Not worth a request of its own.
+const SMALLEST_PIECE: usize = 4 << 10;
+/// Chains of one call on their way at once.
+const FLYING: usize = 2;
+/// Batches of one call on their way at once: each holds a buffer.
+const BATCHES: usize = 8;
+
+/// One way to a segment: a pair, and the buffers of its device.
+#[derive(Debug)]
+pub(super) struct Path {
+    pub(super) lane: Lane,
+    pub(super) staging: Arc<Staging>,
+}
+
+/// A segment of another process, through the devices of both.
+#[derive(Debug)]
+pub struct RdmaVerbs {
+    // At least one; the first takes whatever is not cut.
+    paths: Vec<Arc<Path>>,
+    segment_len: u64,
+    alive: Alive,
+    counters: Arc<RdmaCounters>,
+}
+
+impl RdmaVerbs {
+    pub(super) fn new(
+        paths: Vec<Arc<Path>>,
+        segment_len: u64,
+        alive: Alive,
+        counters: Arc<RdmaCounters>,
+    ) -> Self {
+        for path in &paths {
+            // Whoever waits for a dead owner is not left to the device's retries.
+            let path = Arc::downgrade(path);
+            alive.on_death(move || {
+                if let Some(path) = path.upgrade() {
+                    path.lane.break_off("the owner of the segment is gone");
+                }
+            });
+        }
+        Self { paths, segment_len, alive, counters }
+    }
+
+    /// What went through its pairs.
+    pub fn counters(&self) -> &RdmaCounters {
+        &self.counters
+    }
+
+    fn first(&self) -> &Path {
+        &self.paths[0]
+    }
+
+    fn check(&self, token: u64, ops: &[Op<'_>]) -> Result<(), TransportError> {
+        self.alive.check(&"the remote segment")?;
+        check_batch(ops, token, self.segment_len)
+    }
+
+    /// A pair that failed is not mended: whoever needs the segment attaches again. The flag falls before
+    /// anybody leaves a gate: what was sent may arrive still, so no word may say that nothing will [I10].
+    fn ended<T>(&self, ended: Result<T, TransportError>) -> Result<T, TransportError> {
+        if ended.is_err() {
+            self.alive.mark_dead();
+        }
+        ended
+    }
+}
+
+impl Verbs for RdmaVerbs {
+    fn kind(&self) -> Kind {
+        Kind::Rdma
+    }
+
+    fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
+        self.check(token, ops)?;
+        let mut batch = Batch::new(self.first());
+        let done = ops.iter_mut().try_for_each(|op| batch.add(op)).and_then(|()| batch.finish());
+        drop(batch);
+        self.ended(done)?;
+        // The owner may have died, and its memory be reused or stale, while we worked.
+        self.alive.check(&"the remote segment")
+    }
+
+    fn post_many(
+        &self,
+        posts: &mut [Post<'_, '_>],
+        escort: &mut dyn Escort,
+    ) -> Vec<Result<(), TransportError>> {
+        let mut results: Vec<Result<(), TransportError>> = Vec::with_capacity(posts.len());
+        let mut flying: VecDeque<(usize, Batch<'_>)> = VecDeque::new();
+        for (i, post) in posts.iter_mut().enumerate() {
+            if flying.len() >= BATCHES {
+                self.land(&mut flying, &mut results, escort);
+            }
+            let left = self.check(post.token, post.ops).and_then(|()| escort.leaves(i));
+            results.push(Ok(()));
+            if let Err(e) = left {
+                results[i] = Err(e);
+                continue;
+            }
+            let mut batch = Batch::new(self.first());
+            let sent = post.ops.iter_mut().try_for_each(|op| batch.add(op));
+            match sent.and_then(|()| batch.send()) {
+                Ok(()) => flying.push_back((i, batch)),
+                Err(e) => {
+                    drop(batch);
+                    results[i] = self.ended(Err(e));
+                    escort.over(i);
+                }
+            }
+        }
+        while !flying.is_empty() {
+            self.land(&mut flying, &mut results, escort);
+        }
+        results
+    }
+
+    fn is_alive(&self) -> bool {
+        self.alive.is_alive()
+    }
+
+    fn segment_len(&self) -> u64 {
+        self.segment_len
+    }
+}
+
+impl RdmaVerbs {
+    /// Waits for the batch that left first.
+    fn land(
+        &self,
+        flying: &mut VecDeque<(usize, Batch<'_>)>,
+        results: &mut [Result<(), TransportError>],
+        escort: &mut dyn Escort,
+    ) {
+        let Some((i, mut batch)) = flying.pop_front() else { return };
+        let done = batch.finish();
+        drop(batch);
+        results[i] = self.ended(done).and_then(|()| self.alive.check(&"the remote segment"));
+        escort.over(i);
+    }
+}
+
+/// Bytes that arrive in a buffer and belong elsewhere.
+struct Landing {
+    from: *const u8,
+    to: *mut u8,
+    len: usize,
+}
+
+/// Requests that go together, and the buffer that they use.
+struct Chain {
+    lease: Lease,
+    used: usize,
+    requests: Vec<Request>,
+    landings: Vec<Landing>,
+}
+
+/// A batch on its way. The memory of its operations is borrowed for longer than it lives, and it waits
+/// for every chain that it sent before it goes, unless its pair is destroyed.
+struct Batch<'a> {
+    path: &'a Path,
+    open: Option<Chain>,
+    flying: VecDeque<(u64, Chain)>,
+    // A read or atomic is on its way that the next change must not overtake.
+    reads: bool,
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        if !self.flying.is_empty() {
+            // Given up half way: its buffers go back only when the device has let go of them.
+            self.path.lane.break_off("a batch was given up");
+        }
+    }
+}
+
+impl<'a> Batch<'a> {
+    fn new(path: &'a Path) -> Self {
+        Self { path, open: None, flying: VecDeque::new(), reads: false }
+    }
+
+    fn add(&mut self, op: &mut Op<'_>) -> Result<(), TransportError> {
+        match op {
+            Op::Read { offset, dst } => self.add_read(*offset, dst),
+            Op::Write { offset, src } => self.add_write(*offset, src),
+            Op::Store { offset, value } => self.add_write(*offset, &value.to_ne_bytes()),
+            Op::FetchAdd { offset, add, old } => {
+                self.add_atomic(*offset, Does::FetchAdd(*add), old)
+            }
+            Op::CompareSwap { offset, expect, new, old } => {
+                self.add_atomic(*offset, Does::CompareSwap(*expect, *new), old)
+            }
+            // A read is answered after everything before it has reached memory.
+            Op::Flush => self.add_read(0, &mut [0; 8]).map(|()| self.drop_last_landing()),
+        }
+    }
+
+    fn add_write(&mut self, mut offset: u64, mut src: &[u8]) -> Result<(), TransportError> {
+        while !src.is_empty() {
+            let (chain, place) = self.room(offset, src.len())?;
+            let local = chain.lease.address(chain.used);
+            // SAFETY: `room` gave `place.len` bytes there, which nobody else uses; `src` has as many.
+            unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), local, place.len) };
+            self.push(Does::Write, local, place);
+            src = &src[place.len..];
+            offset += place.len as u64;
+        }
+        Ok(())
+    }
+
+    fn add_read(&mut self, mut offset: u64, mut dst: &mut [u8]) -> Result<(), TransportError> {
+        while !dst.is_empty() {
+            let (chain, place) = self.room(offset, dst.len())?;
+            let local = chain.lease.address(chain.used);
+            let (now, later) = std::mem::take(&mut dst).split_at_mut(place.len);
+            chain.landings.push(Landing { from: local, to: now.as_mut_ptr(), len: place.len });
+            self.push(Does::Read, local, place);
+            dst = later;
+            offset += place.len as u64;
+        }
+        Ok(())
+    }
+
+    fn add_atomic(&mut self, offset: u64, does: Does, old: &mut u64) -> Result<(), TransportError> {
+        let (chain, place) = self.room(offset, 8)?;
+        let local = chain.lease.address(chain.used);
+        let to = std::ptr::from_mut(old).cast();
+        chain.landings.push(Landing { from: local, to, len: 8 });
+        self.push(does, local, place);
+        Ok(())
+    }
+
+    fn drop_last_landing(&mut self) {
+        if let Some(chain) = &mut self.open {
+            chain.landings.pop();
+        }
+    }
+
+    fn push(&mut self, does: Does, local: *mut u8, place: Place) {
+        let changes = does != Does::Read;
+        let fence = changes && self.reads;
+        if fence {
+            self.reads = false;
+        }
+        self.reads |= does != Does::Write;
+        let Some(chain) = &mut self.open else { return };
+        chain.requests.push(Request {
+            does,
+            local,
+            local_key: chain.lease.key(),
+            len: place.len as u32,
+            remote: place.address,
+            remote_key: place.key,
+            fence,
+        });
+        chain.used += place.len.next_multiple_of(SPACING);
+    }
+
+    /// Room for the next request of at most `want` bytes at `offset`: in the open chain, or in a new one.
+    fn room(&mut self, offset: u64, want: usize) -> Result<(&mut Chain, Place), TransportError> {
+        let full = |chain: &Chain| {
+            let left = BUFFER_BYTES - chain.used;
+            chain.requests.len() >= CHAIN || left < want.min(SMALLEST_PIECE)
+        };
+        if self.open.as_ref().is_some_and(full) {
+            self.send()?;
+        }
+        let chain = match self.open.take() {
+            Some(chain) => chain,
+            None => Chain {
+                lease: self.path.staging.take(super::lane::LIMIT)?,
+                used: 0,
+                requests: Vec::new(),
+                landings: Vec::new(),
+            },
+        };
+        let place = self.path.place(offset, want.min(BUFFER_BYTES - chain.used))?;
+        Ok((self.open.insert(chain), place))
+    }
+
+    /// Sends the open chain, once few enough are on their way.
+    fn send(&mut self) -> Result<(), TransportError> {
+        while self.flying.len() >= FLYING {
+            self.land()?;
+        }
+        let Some(chain) = self.open.take() else { return Ok(()) };
+        if chain.requests.is_empty() {
+            return Ok(());
+        }
+        let id = self.path.lane.submit(&chain.requests)?;
+        self.flying.push_back((id, chain));
+        Ok(())
+    }
+
+    /// Waits for the chain that went first, and brings home what it read.
+    fn land(&mut self) -> Result<(), TransportError> {
+        let Some((id, _)) = self.flying.front() else { return Ok(()) };
+        let ended = self.path.lane.wait(*id);
+        let Some((_, chain)) = self.flying.pop_front() else { return Ok(()) };
+        ended?;
+        for l in &chain.landings {
+            // SAFETY: the chain is done: the device wrote `len` bytes to `from`, in a buffer that is still
+            // held, and `to` is memory of an operation that is borrowed for longer than this batch.
+            unsafe { std::ptr::copy_nonoverlapping(l.from, l.to, l.len) };
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), TransportError> {
+        self.send()?;
+        while !self.flying.is_empty() {
+            self.land()?;
+        }
+        Ok(())
+    }
+}
+
+/// A piece of remote memory.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    address: u64,
+    key: u32,
+    len: usize,
+}
+
+impl Path {
+    /// A read comes back, and a write of nothing is answered.
+    pub(super) fn try_once(&self) -> Result<(), TransportError> {
+        let mut word = [0; 8];
+        let mut batch = Batch::new(self);
+        batch.add_read(0, &mut word)?;
+        let (chain, place) = batch.room(0, 8)?;
+        let local = chain.lease.address(chain.used);
+        batch.push(Does::Write, local, Place { len: 0, ..place });
+        batch.finish()
+    }
+
+    /// Where `want` bytes at `offset` lie for the device there; fewer where a range ends.
+    fn place(&self, offset: u64, want: usize) -> Result<Place, TransportError> {
+        let inside = |r: &&crate::fabric::RemoteRange| {
+            offset.checked_sub(r.offset).is_some_and(|at| at < r.len)
+        };
+        let range = self.lane.ranges.iter().find(inside).ok_or_else(|| {
+            TransportError::OutOfBounds(format!("no registered memory at offset {offset}"))
+        })?;
+        let at = offset - range.offset;
+        let len = (range.len - at).min(want as u64) as usize;
+        Ok(Place { address: range.address + at, key: range.key, len })
+    }
+}
