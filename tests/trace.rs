@@ -186,6 +186,17 @@ fn owners(rt: &Runtime, cluster: &Cluster, gets: u64) -> Vec<OwnerGauges> {
 
 #[test]
 fn over_running_ranks_the_replay_hits_what_the_arithmetic_says_and_the_owners_agree() {
+    replayed_over_running_ranks("auto");
+}
+
+/// Needs a device: `scripts/rdma-test`.
+#[cfg(feature = "rdma")]
+#[test]
+fn through_devices_the_replay_hits_what_the_arithmetic_says_and_the_owners_agree() {
+    replayed_over_running_ranks("rdma");
+}
+
+fn replayed_over_running_ranks(transport: &str) {
     let dir = TempDir::new().unwrap();
     let (path, requests) = trace(dir.path());
     let expected = arithmetic(&requests);
@@ -196,7 +207,8 @@ fn over_running_ranks_the_replay_hits_what_the_arithmetic_says_and_the_owners_ag
     let config = NodeConfig { job: job.clone(), heap_bytes: HEAP_BYTES, ..NodeConfig::default() };
     let cluster = rt.block_on(Cluster::start(3, config)).unwrap();
     let address = cluster.node(0).info().control.to_string();
-    let (output, json) = replay(&path, &["--connect", &address, "--job", &job]);
+    let to = ["--connect", &address, "--job", &job, "--transport", transport];
+    let (output, json) = replay(&path, &to);
     assert_agrees(&output, &json, &expected);
 
     let owners = owners(&rt, &cluster, expected.hit_blocks);

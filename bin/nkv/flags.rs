@@ -73,6 +73,8 @@ pub(crate) struct Flags {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// What this host has for nkv, RDMA devices above all, and whether it works; asks no cluster
+    Doctor,
     /// The members: state, addresses, heap, objects
     Status,
     /// The counters of the master and of every rank

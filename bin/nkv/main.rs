@@ -1,6 +1,7 @@
 //! nkv: looks at a running cluster and moves single values in and out of it, for people and for
 //! scripts. It owns no memory and holds nothing open after its one command.
 
+mod doctor;
 mod flags;
 mod listing;
 mod objects;
@@ -66,6 +67,7 @@ fn run(flags: &Flags) -> Result<Answer, Trouble> {
             .map_err(|error| Trouble::connecting(node, error))
     };
     match &flags.command {
+        Command::Doctor => doctor::run(flags.json),
         Command::Status => status::show(&connect()?, flags.json),
         Command::Stats => stats::show(&connect()?, flags.json),
         Command::Top { interval, once } => {

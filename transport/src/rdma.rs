@@ -13,6 +13,7 @@ mod context;
 mod device_tests;
 mod error;
 mod lane;
+mod loop_back;
 mod pair;
 mod queue;
 mod region;
@@ -22,6 +23,7 @@ mod verbs;
 
 pub use context::{Gid, GidKind, Limits, Port};
 pub use lane::RdmaCounters;
+pub use loop_back::{LoopBack, loop_back};
 pub use verbs::RdmaVerbs;
 
 use crate::error::TransportError;

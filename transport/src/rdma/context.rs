@@ -8,7 +8,7 @@ use std::ffi::CStr;
 use std::io;
 use std::net::Ipv6Addr;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 /// Entries of a port's GID table that are looked at.
 const MAX_GIDS: i32 = 256;
@@ -125,6 +125,16 @@ struct List {
 
 impl List {
     fn read() -> Result<Self, TransportError> {
+        static FORKS: Once = Once::new();
+        // Before anything is registered: a child of this process must not take its pages along. Kernels from
+        // 5.12 on see to it themselves, and then this does nothing.
+        FORKS.call_once(|| {
+            // SAFETY: no arguments; called once, before any other call that registers.
+            let errno = unsafe { sys::ibv_fork_init() };
+            if errno != 0 {
+                tracing::debug!(errno, "ibv_fork_init");
+            }
+        });
         let mut len = 0;
         // SAFETY: `len` is valid for the call.
         let raw = unsafe { sys::ibv_get_device_list(&raw mut len) };

@@ -133,3 +133,43 @@ fn what_cannot_be_opened_is_an_error_that_names_what_there_is() {
     assert!(report[0].limits.atomics && report[0].ports[0].active, "{report:?}");
     assert_eq!(report[0].ports[0].gids[0].kind, GidKind::RoceV2Ipv4, "the preferred one first");
 }
+
+/// Each of these callers wants more buffers than its share: whoever held some and waited for more would
+/// wait for the others.
+#[test]
+fn more_callers_than_there_are_buffers_for_wait_for_no_one_another() {
+    const CALLERS: u64 = 12;
+    let fabric = fabric();
+    let (_memory, exported) = segment(&*fabric);
+    let (verbs, _served) = way(&*fabric, &*exported);
+    let callers: Vec<_> = (0..CALLERS)
+        .map(|n| {
+            let verbs = verbs.clone();
+            let work = move || {
+                let (offset, value) = (SEGMENT / 2 + n * 64 * 1024, vec![n as u8; 64 * 1024]);
+                let mut whole = vec![0; 3 << 20];
+                for _ in 0..2 {
+                    let mut ops: Vec<_> = value
+                        .chunks(4096)
+                        .enumerate()
+                        .map(|(i, src)| {
+                            [crate::Op::Write { offset: offset + i as u64 * 4096, src }]
+                        })
+                        .collect();
+                    let mut posts: Vec<_> = ops
+                        .iter_mut()
+                        .map(|ops| crate::verbs::Post { token: TOKEN, ops })
+                        .collect();
+                    let done = verbs.post_many(&mut posts, &mut crate::verbs::Unescorted);
+                    assert!(done.iter().all(Result::is_ok), "{done:?}");
+                    verbs.read(SEGMENT / 2, &mut whole).unwrap();
+                    let mine = &whole[(n * 64 * 1024) as usize..][..64 * 1024];
+                    assert!(mine == value, "caller {n}");
+                }
+            };
+            nkv_store::threads::spawn_named("caller", work).unwrap()
+        })
+        .collect();
+    callers.into_iter().for_each(|caller| caller.join().unwrap());
+    assert!(verbs.is_alive());
+}

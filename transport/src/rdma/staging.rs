@@ -78,24 +78,37 @@ impl Staging {
         self.stock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A buffer, unless none is given back within `limit`.
+    /// A buffer, if one is free or may be made.
+    pub(super) fn try_take(self: &Arc<Self>) -> Result<Option<Lease>, TransportError> {
+        let mut stock = self.lock();
+        if let Some(buffer) = stock.free.pop() {
+            return Ok(Some(Lease { buffer: Some(buffer), staging: self.clone() }));
+        }
+        if stock.made == MAX_BUFFERS {
+            return Ok(None);
+        }
+        stock.made += 1;
+        drop(stock);
+        let made = Buffer::new(&self.domain);
+        if made.is_err() {
+            self.lock().made -= 1;
+            self.given_back.notify_one();
+        }
+        Ok(Some(Lease { buffer: Some(made?), staging: self.clone() }))
+    }
+
+    /// A buffer, unless none is given back within `limit`. Only for who holds none: callers that hold
+    /// some and wait for more would wait for each other.
     pub(super) fn take(self: &Arc<Self>, limit: Duration) -> Result<Lease, TransportError> {
         let clock = BootClock;
         let until_ns = clock.now_ns().saturating_add(limit.as_nanos() as u64);
-        let mut stock = self.lock();
         loop {
-            if let Some(buffer) = stock.free.pop() {
-                return Ok(Lease { buffer: Some(buffer), staging: self.clone() });
+            if let Some(lease) = self.try_take()? {
+                return Ok(lease);
             }
-            if stock.made < MAX_BUFFERS {
-                stock.made += 1;
-                drop(stock);
-                let made = Buffer::new(&self.domain);
-                if made.is_err() {
-                    self.lock().made -= 1;
-                    self.given_back.notify_one();
-                }
-                return Ok(Lease { buffer: Some(made?), staging: self.clone() });
+            let stock = self.lock();
+            if !stock.free.is_empty() {
+                continue;
             }
             let left_ns = until_ns.saturating_sub(clock.now_ns());
             if left_ns == 0 {
@@ -105,8 +118,7 @@ impl Staging {
                 )));
             }
             let left = Duration::from_nanos(left_ns);
-            let waited = self.given_back.wait_timeout(stock, left);
-            stock = waited.unwrap_or_else(PoisonError::into_inner).0;
+            drop(self.given_back.wait_timeout(stock, left));
         }
     }
 }

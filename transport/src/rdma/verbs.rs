@@ -2,7 +2,7 @@
 //! through registered buffers. What changes memory waits for the reads and atomics before it (a fence in
 //! the request), the rest of the order is the pair's own [I4].
 
-use super::lane::{CHAIN, Does, Lane, RdmaCounters, Request};
+use super::lane::{CHAIN, Does, LIMIT, Lane, RdmaCounters, Request};
 use super::staging::{BUFFER_BYTES, Lease, Staging};
 use crate::error::TransportError;
 use crate::verbs::{Alive, Escort, Kind, Op, Post, Verbs, check_batch};
@@ -101,16 +101,33 @@ impl Verbs for RdmaVerbs {
         let mut results: Vec<Result<(), TransportError>> = Vec::with_capacity(posts.len());
         let mut flying: VecDeque<(usize, Batch<'_>)> = VecDeque::new();
         for (i, post) in posts.iter_mut().enumerate() {
-            if flying.len() >= BATCHES {
+            // One that takes several buffers goes alone: nobody waits for a buffer who holds any.
+            let most = if takes_one_buffer(post.ops) { BATCHES } else { 1 };
+            while flying.len() >= most {
                 self.land(&mut flying, &mut results, escort);
             }
+            let lease = loop {
+                match self.first().staging.try_take() {
+                    Ok(None) if !flying.is_empty() => self.land(&mut flying, &mut results, escort),
+                    Ok(None) => break self.first().staging.take(LIMIT),
+                    Ok(Some(lease)) => break Ok(lease),
+                    Err(e) => break Err(e),
+                }
+            };
+            let lease = match lease {
+                Ok(lease) => lease,
+                Err(e) => {
+                    results.push(Err(e));
+                    continue;
+                }
+            };
             let left = self.check(post.token, post.ops).and_then(|()| escort.leaves(i));
             results.push(Ok(()));
             if let Err(e) = left {
                 results[i] = Err(e);
                 continue;
             }
-            let mut batch = Batch::new(self.first());
+            let mut batch = Batch::with(self.first(), lease);
             let sent = post.ops.iter_mut().try_for_each(|op| batch.add(op));
             match sent.and_then(|()| batch.send()) {
                 Ok(()) => flying.push_back((i, batch)),
@@ -167,6 +184,18 @@ struct Chain {
     landings: Vec<Landing>,
 }
 
+impl Chain {
+    fn new(lease: Lease) -> Self {
+        Self { lease, used: 0, requests: Vec::new(), landings: Vec::new() }
+    }
+}
+
+/// Whether a batch needs no second buffer, counting every operation as if a range ended in it.
+fn takes_one_buffer(ops: &[Op<'_>]) -> bool {
+    let room = |op: &Op<'_>| op.range().1 as usize + 2 * SPACING;
+    2 * ops.len() <= CHAIN && ops.iter().map(room).sum::<usize>() <= BUFFER_BYTES
+}
+
 /// A batch on its way. The memory of its operations is borrowed for longer than it lives, and it waits
 /// for every chain that it sent before it goes, unless its pair is destroyed.
 struct Batch<'a> {
@@ -189,6 +218,12 @@ impl Drop for Batch<'_> {
 impl<'a> Batch<'a> {
     fn new(path: &'a Path) -> Self {
         Self { path, open: None, flying: VecDeque::new(), reads: false }
+    }
+
+    fn with(path: &'a Path, lease: Lease) -> Self {
+        let mut batch = Self::new(path);
+        batch.open = Some(Chain::new(lease));
+        batch
     }
 
     fn add(&mut self, op: &mut Op<'_>) -> Result<(), TransportError> {
@@ -279,15 +314,21 @@ impl<'a> Batch<'a> {
         }
         let chain = match self.open.take() {
             Some(chain) => chain,
-            None => Chain {
-                lease: self.path.staging.take(super::lane::LIMIT)?,
-                used: 0,
-                requests: Vec::new(),
-                landings: Vec::new(),
-            },
+            None => Chain::new(self.another_buffer()?),
         };
         let place = self.path.place(offset, want.min(BUFFER_BYTES - chain.used))?;
         Ok((self.open.insert(chain), place))
+    }
+
+    fn another_buffer(&mut self) -> Result<Lease, TransportError> {
+        loop {
+            match self.path.staging.try_take()? {
+                Some(lease) => return Ok(lease),
+                // Gives one back.
+                None if !self.flying.is_empty() => self.land()?,
+                None => return self.path.staging.take(LIMIT),
+            }
+        }
     }
 
     /// Sends the open chain, once few enough are on their way.

@@ -1,0 +1,174 @@
+//! `nkv doctor`: what this host has for nkv, and whether it works. It asks no cluster.
+
+use crate::output;
+use crate::sizes::show_bytes;
+use crate::trouble::{Answer, Trouble};
+use nkv_store::shm;
+use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+
+/// What was found; `--json` prints it.
+#[derive(Debug, Serialize)]
+struct Findings {
+    shm_free_bytes: u64,
+    /// None: no limit.
+    locked_memory_limit_bytes: Option<u64>,
+    rdma: Rdma,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Rdma {
+    /// Why there is none, if there is none.
+    none: Option<String>,
+    devices: Vec<Device>,
+    /// What a try of the way from this host to itself brought.
+    loop_back: Option<LoopBack>,
+}
+
+#[derive(Debug, Serialize)]
+struct Device {
+    name: String,
+    max_pairs: u32,
+    max_region_bytes: u64,
+    atomics: bool,
+    ports: Vec<Port>,
+}
+
+#[derive(Debug, Serialize)]
+struct Port {
+    number: u8,
+    active: bool,
+    mtu_bytes: u32,
+    gids: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct LoopBack {
+    through: String,
+    /// Why it failed; none: every byte and word came back.
+    failed: Option<String>,
+    /// Milliseconds to register a MiB, and microseconds of a write of 4 KiB.
+    register_ms_per_mib: f64,
+    write_us: f64,
+}
+
+/// Looks, and prints it. Absent if devices are there that do not work.
+pub(crate) fn run(json: bool) -> Result<Answer, Trouble> {
+    let findings = Findings {
+        shm_free_bytes: shm::available_bytes(),
+        locked_memory_limit_bytes: getrlimit(Resource::Memlock).current,
+        rdma: rdma(),
+    };
+    if json {
+        output::json(&findings)?;
+    } else {
+        output::write(text(&findings).as_bytes())?;
+    }
+    let broken = findings.rdma.loop_back.is_some_and(|tried| tried.failed.is_some());
+    Ok(if broken { Answer::Absent } else { Answer::Found })
+}
+
+#[cfg(not(feature = "rdma"))]
+fn rdma() -> Rdma {
+    let none = "this program was built without the feature rdma (cargo build --features rdma)";
+    Rdma { none: Some(none.to_string()), ..Rdma::default() }
+}
+
+#[cfg(feature = "rdma")]
+fn rdma() -> Rdma {
+    use nkv::transport::{fabric::FabricConfig, rdma};
+    let devices = match rdma::devices() {
+        Ok(devices) if devices.is_empty() => {
+            let none = "the kernel knows no RDMA device (rdma link; is the driver loaded?)";
+            return Rdma { none: Some(none.to_string()), ..Rdma::default() };
+        }
+        Ok(devices) => devices,
+        Err(e) => return Rdma { none: Some(e.to_string()), ..Rdma::default() },
+    };
+    let port = |p: rdma::Port| Port {
+        number: p.number,
+        active: p.active,
+        mtu_bytes: p.mtu_bytes,
+        gids: p.gids.iter().map(ToString::to_string).collect(),
+    };
+    let device = |d: rdma::DeviceReport| Device {
+        name: d.name,
+        max_pairs: d.limits.pairs,
+        max_region_bytes: d.limits.region_bytes,
+        atomics: d.limits.atomics,
+        ports: d.ports.into_iter().map(port).collect(),
+    };
+    let tried = rdma::loop_back(&FabricConfig::default());
+    let loop_back = match tried {
+        Ok(t) => LoopBack {
+            through: t.through,
+            failed: None,
+            register_ms_per_mib: t.register_ms_per_mib,
+            write_us: t.write_us,
+        },
+        Err(e) => LoopBack {
+            through: String::new(),
+            failed: Some(e.to_string()),
+            register_ms_per_mib: 0.0,
+            write_us: 0.0,
+        },
+    };
+    let devices = devices.into_iter().map(device).collect();
+    Rdma { none: None, devices, loop_back: Some(loop_back) }
+}
+
+fn text(f: &Findings) -> String {
+    let mut lines = vec![
+        format!("shared memory free   {}", show_bytes(f.shm_free_bytes)),
+        format!(
+            "locked memory        {}",
+            f.locked_memory_limit_bytes.map_or("no limit".to_string(), |bytes| format!(
+                "at most {}: RDMA registers whole heaps (ulimit -l unlimited)",
+                show_bytes(bytes)
+            ))
+        ),
+    ];
+    if let Some(why) = &f.rdma.none {
+        lines.push(format!("RDMA                 none: {why}"));
+    }
+    for d in &f.rdma.devices {
+        let atomics = if d.atomics { "atomics" } else { "no atomics: of no use here" };
+        lines.push(format!("RDMA device          {}: {} pairs, {atomics}", d.name, d.max_pairs));
+        for p in &d.ports {
+            let state = if p.active { "active" } else { "not active" };
+            lines.push(format!("  port {}             {state}, MTU {}", p.number, p.mtu_bytes));
+            lines.extend(p.gids.iter().map(|gid| format!("    {gid}")));
+        }
+    }
+    if let Some(tried) = &f.rdma.loop_back {
+        lines.push(match &tried.failed {
+            Some(why) => format!("loop back            FAILED: {why}"),
+            None => format!(
+                "loop back            works through {}: {:.1} ms to register a MiB, {:.1} µs to write 4 KiB",
+                tried.through, tried.register_ms_per_mib, tried.write_us
+            ),
+        });
+    }
+    lines.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Findings, LoopBack, Rdma, text};
+
+    fn findings(rdma: Rdma) -> Findings {
+        Findings { shm_free_bytes: 1 << 30, locked_memory_limit_bytes: Some(8 << 20), rdma }
+    }
+
+    #[test]
+    fn what_is_missing_is_said_with_what_to_do() {
+        let none = Rdma { none: Some("no library".to_string()), ..Rdma::default() };
+        let said = text(&findings(none));
+        assert!(said.contains("none: no library") && said.contains("ulimit -l"), "{said}");
+        let failed = Some("no way".to_string());
+        let through = "rxe0".to_string();
+        let tried = LoopBack { through, failed, register_ms_per_mib: 0.0, write_us: 0.0 };
+        let said = text(&findings(Rdma { loop_back: Some(tried), ..Rdma::default() }));
+        assert!(said.contains("FAILED: no way"), "{said}");
+    }
+}

@@ -1,0 +1,94 @@
+//! Writes, reads and small puts through an RDMA device of this machine to itself, one after the other and
+//! eight at a time, beside which `scripts/rdma-bench` runs perftest in the same guest. Prints one JSON object:
+//! MiB per second of the best of five rounds, and the median of a small put in microseconds.
+#![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]
+#![expect(clippy::print_stdout, reason = "its result")]
+
+use nkv_store::clock::{BootClock, Clock};
+use nkv_store::{AnonMemory, Memory};
+use nkv_transport::fabric::FabricConfig;
+use nkv_transport::verbs::{Post, Unescorted};
+use nkv_transport::{Alive, Op, Verbs};
+use std::sync::Arc;
+
+const SEGMENT: u64 = 16 << 20;
+const TOKEN: u64 = 1;
+const ROUNDS: usize = 5;
+/// Bytes of one round.
+const ROUND_BYTES: usize = 8 << 20;
+const SMALL_PUTS: usize = 300;
+
+fn mib_per_s(mut work: impl FnMut()) -> f64 {
+    let round = |work: &mut dyn FnMut()| {
+        let start = BootClock.now_ns();
+        work();
+        ROUND_BYTES as f64 / (1 << 20) as f64 / ((BootClock.now_ns() - start) as f64 / 1e9)
+    };
+    (0..ROUNDS).map(|_| round(&mut work)).fold(0.0, f64::max)
+}
+
+fn one_by_one(verbs: &dyn Verbs, size: usize, write: bool) -> f64 {
+    let mut bytes = vec![7; size];
+    mib_per_s(|| {
+        for _ in 0..ROUND_BYTES / size {
+            match write {
+                true => verbs.write(TOKEN, SEGMENT / 2, &bytes).unwrap(),
+                false => verbs.read(SEGMENT / 2, &mut bytes).unwrap(),
+            }
+        }
+    })
+}
+
+fn many(verbs: &dyn Verbs, size: usize, write: bool) -> f64 {
+    let offset = SEGMENT / 2;
+    let mut all: Vec<Vec<u8>> = (0..ROUND_BYTES / size).map(|_| vec![7; size]).collect();
+    mib_per_s(|| {
+        let each = all.iter_mut().map(|bytes| match write {
+            true => [Op::Write { offset, src: bytes }],
+            false => [Op::Read { offset, dst: bytes }],
+        });
+        let mut ops: Vec<[Op<'_>; 1]> = each.collect();
+        let mut posts: Vec<Post<'_, '_>> =
+            ops.iter_mut().map(|ops| Post { token: TOKEN, ops }).collect();
+        let done = verbs.post_many(&mut posts, &mut Unescorted);
+        assert!(done.iter().all(Result::is_ok));
+    })
+}
+
+/// Header fields, WRITING, 256 bytes and READY, as a plan's producer posts them.
+fn small_put(verbs: &dyn Verbs) -> f64 {
+    let (fields, payload) = ([1; 32], [2; 256]);
+    let mut times: Vec<u64> = (0..SMALL_PUTS as u64)
+        .map(|i| {
+            let mut ops = [
+                Op::Write { offset: 4096, src: &fields },
+                Op::Store { offset: 4096 + 56, value: 3 },
+                Op::Store { offset: 4096 + 32, value: i },
+                Op::Write { offset: SEGMENT / 2, src: &payload },
+                Op::CompareSwap { offset: 4096 + 32, expect: i, new: i + 1, old: 0 },
+            ];
+            let start = BootClock.now_ns();
+            verbs.post(TOKEN, &mut ops).unwrap();
+            BootClock.now_ns() - start
+        })
+        .collect();
+    times.sort_unstable();
+    times[SMALL_PUTS / 2] as f64 / 1e3
+}
+
+fn main() {
+    let fabric = nkv_transport::rdma::open(&FabricConfig::default()).unwrap();
+    let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT).unwrap());
+    let exported = fabric.export(memory, SEGMENT / 2).unwrap();
+    let offering = fabric.offer().unwrap();
+    let (_served, answer) = exported.accept(&offering.offer()).unwrap();
+    let verbs = offering.connect(&answer, SEGMENT, Alive::new()).unwrap();
+    let mut rows = Vec::new();
+    for (name, size) in [("64KiB", 64 << 10), ("1MiB", 1 << 20)] {
+        for (op, write) in [("write", true), ("read", false)] {
+            rows.push(format!("\"{op} {name} 1\":{:.1}", one_by_one(&*verbs, size, write)));
+            rows.push(format!("\"{op} {name} 8\":{:.1}", many(&*verbs, size, write)));
+        }
+    }
+    println!("{{{},\"small put us\":{:.1}}}", rows.join(","), small_put(&*verbs));
+}
