@@ -18,8 +18,9 @@ use std::time::Duration;
 pub(super) const CHAIN: usize = (REQUESTS / 4) as usize;
 /// A chain that is not done after so long has failed [I18].
 pub(super) const LIMIT: Duration = Duration::from_millis(1_500);
-/// How long who waits looks for itself before it sleeps: longer than a small operation on a real network.
-const LOOK_NS: u64 = 50_000;
+/// How long who waits looks for itself before it sleeps: longer than a small operation, also of an emulated
+/// device (docs/performance.md).
+const LOOK_NS: u64 = 200_000;
 /// Longest sleep without a look at the limit.
 const NAP: Duration = Duration::from_millis(10);
 
