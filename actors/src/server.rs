@@ -265,18 +265,21 @@ impl Drop for Severing {
 }
 
 /// The owner's end of a way through devices; why there is none is the client's to say.
-fn through_devices(
+async fn through_devices(
     door: &Door,
     by: &AttachBy,
 ) -> (Option<Severing>, Option<std::result::Result<Answer, String>>) {
     let AttachBy::Fabric(offer) = by else { return (None, None) };
-    let Some(exported) = &door.exported else {
+    let Some(exported) = door.exported.clone() else {
         let why = "this rank's memory is not registered with any device; its log says why";
         return (None, Some(Err(why.to_string())));
     };
-    match exported.accept(offer) {
-        Ok((served, answer)) => (Some(Severing(served)), Some(Ok(answer))),
-        Err(e) => (None, Some(Err(e.to_string()))),
+    let offer = offer.clone();
+    // The kernel may look for the other end's address for a second: not on the thread of actors.
+    match tokio::task::spawn_blocking(move || exported.accept(&offer)).await {
+        Ok(Ok((served, answer))) => (Some(Severing(served)), Some(Ok(answer))),
+        Ok(Err(e)) => (None, Some(Err(e.to_string()))),
+        Err(e) => (None, Some(Err(format!("accepting failed: {e}")))),
     }
 }
 
@@ -290,7 +293,7 @@ async fn attach(
     let attachments = &door.tables.attachments;
     let (tx, rx) = mpsc::channel(ATTACH_QUEUE);
     let process = peer.unix.and_then(|u| u.process);
-    let (severing, fabric) = through_devices(door, &by);
+    let (severing, fabric) = through_devices(door, &by).await;
     let route = match (&by, &severing) {
         (AttachBy::Map, _) => Some(Route::Process { tx: tx.clone(), process: process.clone() }),
         (_, Some(way)) => Some(Route::Fabric { tx: tx.clone(), served: way.0.clone() }),

@@ -6,7 +6,8 @@
 //!   they tell each other goes over the control plane ([`crate::fabric`]).
 //! - Fencing [I10]: an owner severs a client's pairs. Once that returns its device executes nothing of that
 //!   client any more, whatever the client does.
-//! - [I1] Words that several parties modify have the domain `nic` here: all through one port of one device.
+//! - [I1] No word that several parties modify is changed through here: of the words that a device's atomics
+//!   change, the plan's producer is the only writer of that epoch.
 
 mod context;
 #[cfg(test)]
@@ -27,7 +28,7 @@ pub use loop_back::{LoopBack, loop_back};
 pub use verbs::RdmaVerbs;
 
 use crate::error::TransportError;
-use crate::fabric::{self, Answer, FabricConfig, MAX_PAIRS, Offer};
+use crate::fabric::{self, Answer, FabricConfig, MAX_PAIRS, Offer, RemoteRange};
 use crate::verbs::{Alive, Verbs};
 use context::Context;
 use lane::Lane;
@@ -38,6 +39,9 @@ use region::Domain;
 use staging::Staging;
 use std::sync::Arc;
 use verbs::Path;
+
+/// Ranges of one way: headers and payload.
+const MAX_RANGES: usize = 2;
 
 /// One device of this host, as `nkv doctor` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,7 +120,8 @@ impl fabric::Fabric for Devices {
     }
 
     fn offer(&self) -> Result<Box<dyn fabric::Offering>, TransportError> {
-        let pairs = self.0.iter().map(|device| {
+        // Until transfers are spread over devices one of them carries all.
+        let pairs = self.0.iter().take(1).map(|device| {
             let queue = Queue::new(device.context(), REQUESTS + queue::BATCH as u32)?;
             let pair = Pair::new(&device.domain, &queue, &device.place, false)?;
             Ok((device.clone(), queue, pair))
@@ -130,6 +135,10 @@ impl Device {
         let context = Context::open(name)?;
         let limits = context.limits()?;
         let place = Self::place(&context, limits, gid_index)?;
+        if limits.requests < lane::CHAIN as u32 {
+            let n = limits.requests;
+            return Err(TransportError::Protocol(format!("device {name} takes {n} requests only")));
+        }
         if !limits.atomics {
             return Err(TransportError::Protocol(format!("device {name} has no atomics")));
         }
@@ -203,11 +212,13 @@ impl fabric::Offering for Offering {
         let counters = Arc::new(RdmaCounters::default());
         let mut paths = Vec::new();
         for ((device, queue, pair), way) in self.pairs.into_iter().zip(&answer.ways) {
-            let whole = way
-                .ranges
-                .iter()
-                .try_fold(0, |end, r| (r.offset == end).then(|| end.checked_add(r.len)).flatten());
-            if whole != Some(segment_len) {
+            let fits = |end: u64, r: &RemoteRange| {
+                let even = r.len > 0 && (r.len | r.address).is_multiple_of(8);
+                let known = r.offset == end && even && r.address.checked_add(r.len).is_some();
+                known.then(|| end.checked_add(r.len)).flatten()
+            };
+            let whole = way.ranges.iter().try_fold(0, fits);
+            if whole != Some(segment_len) || way.ranges.len() > MAX_RANGES {
                 return Err(TransportError::Protocol(format!(
                     "the ranges of a way do not make up a segment of {segment_len} bytes"
                 )));

@@ -170,21 +170,30 @@ impl Attachments {
         if let Some((term, _)) = term {
             route.say(ToClient::Term(term));
         }
-        let broken = |a: &Attachment| a.producer == producer && a.cut && a.clear.is_some();
-        let replaced: Vec<_> =
-            inner.all.iter().filter(|(_, a)| broken(a)).map(|(old, _)| *old).collect();
-        inner.stand_ins.extend(replaced.into_iter().map(|old| (old, id)));
-        if let Some((below, _)) = clear {
-            route.say(ToClient::ClearBelow(below));
-        }
-        // One gate stands for all attachments of a producer, so the latest stands for the broken ones:
-        // a process that attaches again and again holds one entry.
-        inner.all.retain(|_, a| !(a.producer == producer && a.cut));
         for plan in pending.keys() {
             match &route {
                 Route::Local(plans, _) => plans.drop_plan(*plan),
                 other => drop(other.say(ToClient::Drop(*plan))),
             }
+        }
+        if route.hears_others() {
+            let broken = |a: &Attachment| a.producer == producer && a.cut && a.clear.is_some();
+            let replaced: Vec<_> =
+                inner.all.iter().filter(|(_, a)| broken(a)).map(|(old, _)| *old).collect();
+            inner.stand_ins.extend(replaced.into_iter().map(|old| (old, id)));
+            if let Some((below, _)) = clear {
+                route.say(ToClient::ClearBelow(below));
+            }
+            // One gate stands for all attachments of a producer, so the latest stands for the broken ones:
+            // a process that attaches again and again holds one entry.
+            inner.all.retain(|_, a| !(a.producer == producer && a.cut));
+        } else {
+            // Severing it proves nothing of memory that the process maps: what broke off stays, until the
+            // producer's word of it comes over this link, or its process dies. Asked just now.
+            stands_for = false;
+            pending.values_mut().for_each(|sent| *sent = u64::MAX);
+            term = term.map(|(term, _)| (term, u64::MAX));
+            clear = None;
         }
         let made = Attachment { producer, route, pending, term, clear, stands_for, cut: false };
         inner.all.insert(id, made);
@@ -407,6 +416,33 @@ mod tests {
         assert!(!a.is_dropped(7, plan(2), SEVER_NS + 3), "severed now, seen by the next look");
         assert!(ways[0].is_severed() && !ways[1].is_severed());
         assert!(a.is_dropped(7, plan(2), SEVER_NS + 4));
+    }
+
+    #[test]
+    fn i10_severing_a_way_proves_nothing_of_memory_that_the_same_process_maps() {
+        let a = Attachments::default();
+        let living = || {
+            let flags = rustix::process::PidfdFlags::empty();
+            rustix::process::pidfd_open(rustix::process::getpid(), flags).unwrap()
+        };
+        let maps = Route::Process { tx: mpsc::channel(4).0, process: Some(Arc::new(living())) };
+        let first = a.add(7, maps);
+        a.drop_plan(7, plan(1), 0);
+        a.cut(first);
+        let (tx, mut rx) = mpsc::channel(4);
+        let way = Arc::new(Way::default());
+        let second = a.add(7, Route::Fabric { tx: tx.clone(), served: way.clone() });
+        assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)), "it is asked at once");
+        assert!(!a.is_dropped(7, plan(1), SEVER_NS * 9) && !way.is_severed(), "and given time");
+        way.sever();
+        a.cut(second);
+        assert!(
+            !a.is_dropped(7, plan(1), SEVER_NS * 9),
+            "the mapping may still be written through"
+        );
+        let third = a.add(7, Route::Fabric { tx, served: Arc::new(Way::default()) });
+        a.dropped(third, 7, plan(1));
+        assert!(a.is_dropped(7, plan(1), SEVER_NS * 9), "one gate stands for both");
     }
 
     #[test]

@@ -95,7 +95,7 @@ impl Lane {
     ) -> Self {
         let progress = Progress {
             next: 1,
-            free: REQUESTS,
+            free: pair.requests(),
             flying: BTreeMap::new(),
             done: BTreeMap::new(),
             looking: false,
@@ -179,9 +179,9 @@ impl Lane {
                 // call, and the buffers until the chain has ended, by the contract of `submit`.
                 unsafe { sys::ibv_post_send(pair.raw(), first, &raw mut bad) }
             };
-            match errno.abs() {
+            match errno {
                 0 => return Ok(()),
-                libc::ENOMEM if !bad.is_null() => {
+                e if e.abs() == libc::ENOMEM && !bad.is_null() => {
                     // The device took some of them: the rest goes once others are done.
                     let base = requests.as_ptr() as usize;
                     from = (bad as usize - base) / size_of::<sys::ibv_send_wr>();

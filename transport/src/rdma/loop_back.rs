@@ -16,8 +16,6 @@ const WRITES: u64 = 100;
 pub struct LoopBack {
     /// Devices and addresses.
     pub through: String,
-    /// Milliseconds to register a MiB.
-    pub register_ms_per_mib: f64,
     /// Microseconds of a write of 4 KiB, on average.
     pub write_us: f64,
 }
@@ -29,9 +27,7 @@ pub struct LoopBack {
 pub fn loop_back(config: &FabricConfig) -> Result<LoopBack, TransportError> {
     let fabric = open(config)?;
     let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT)?);
-    let start = BootClock.now_ns();
     let exported = fabric.export(memory, SEGMENT / 2)?;
-    let register_ms_per_mib = (BootClock.now_ns() - start) as f64 / 1e6;
     let offering = fabric.offer()?;
     let (_served, answer) = exported.accept(&offering.offer())?;
     let verbs = offering.connect(&answer, SEGMENT, Alive::new())?;
@@ -52,5 +48,5 @@ pub fn loop_back(config: &FabricConfig) -> Result<LoopBack, TransportError> {
     if verbs.load(64)? != 9 {
         return Err(wrong("a word"));
     }
-    Ok(LoopBack { through: fabric.describe(), register_ms_per_mib, write_us })
+    Ok(LoopBack { through: fabric.describe(), write_us })
 }

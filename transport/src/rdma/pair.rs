@@ -44,6 +44,7 @@ pub(super) struct Pair {
     place: Place,
     serial: u32,
     inline_bytes: u32,
+    requests: u32,
     // In this order: the pair goes before what it is made of.
     _queue: Arc<Queue>,
     domain: Arc<Domain>,
@@ -58,9 +59,16 @@ impl Drop for Pair {
     fn drop(&mut self) {
         // SAFETY: made by `Pair::new`. After this the device neither sends nor executes anything for it.
         let errno = unsafe { sys::ibv_destroy_qp(self.raw.as_ptr()) };
-        if errno != 0 {
-            // Nothing can be done about it, and a fence that is not one must not pass for one.
-            tracing::error!(device = self.context().name(), errno, "ibv_destroy_qp");
+        if errno == 0 {
+            return;
+        }
+        tracing::error!(device = self.context().name(), errno, "ibv_destroy_qp");
+        // A pair that is reset does nothing either. What cannot be ended must not pass for a fence.
+        let mut attr = no_attributes();
+        attr.qp_state = state::IBV_QPS_RESET;
+        if let Err(error) = self.modify(&mut attr, mask::IBV_QP_STATE) {
+            tracing::error!(%error, "a queue pair that cannot be ended: the process ends instead");
+            std::process::abort();
         }
     }
 }
@@ -116,8 +124,9 @@ impl Pair {
         })?;
         let serial = (nkv_store::random_u64() & 0xff_ffff) as u32;
         let (place, inline_bytes) = (place.clone(), init.cap.max_inline_data);
+        let requests = init.cap.max_send_wr;
         let (_queue, domain) = (queue.clone(), domain.clone());
-        Ok(Self { raw, place, serial, inline_bytes, _queue, domain })
+        Ok(Self { raw, place, serial, inline_bytes, requests, _queue, domain })
     }
 
     fn context(&self) -> &Context {
@@ -130,6 +139,11 @@ impl Pair {
 
     pub(super) fn inline_bytes(&self) -> usize {
         self.inline_bytes as usize
+    }
+
+    /// Requests that it holds.
+    pub(super) fn requests(&self) -> u32 {
+        self.requests.min(REQUESTS)
     }
 
     fn number(&self) -> u32 {

@@ -51,10 +51,12 @@ impl Buffer {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Stock {
     free: Vec<Buffer>,
     made: usize,
+    // Fewer than planned where the limit of locked memory allows no more.
+    most: usize,
 }
 
 /// All buffers of a domain.
@@ -69,7 +71,7 @@ impl Staging {
     pub(super) fn new(domain: &Arc<Domain>) -> Arc<Self> {
         Arc::new(Self {
             domain: domain.clone(),
-            stock: Mutex::default(),
+            stock: Mutex::new(Stock { free: Vec::new(), made: 0, most: MAX_BUFFERS }),
             given_back: Condvar::new(),
         })
     }
@@ -84,17 +86,23 @@ impl Staging {
         if let Some(buffer) = stock.free.pop() {
             return Ok(Some(Lease { buffer: Some(buffer), staging: self.clone() }));
         }
-        if stock.made == MAX_BUFFERS {
+        if stock.made >= stock.most {
             return Ok(None);
         }
         stock.made += 1;
         drop(stock);
-        let made = Buffer::new(&self.domain);
-        if made.is_err() {
-            self.lock().made -= 1;
-            self.given_back.notify_one();
+        let error = match Buffer::new(&self.domain) {
+            Ok(buffer) => return Ok(Some(Lease { buffer: Some(buffer), staging: self.clone() })),
+            Err(error) => error,
+        };
+        let mut stock = self.lock();
+        stock.made -= 1;
+        if stock.made == 0 {
+            return Err(error);
         }
-        Ok(Some(Lease { buffer: Some(made?), staging: self.clone() }))
+        stock.most = stock.made;
+        tracing::warn!(%error, buffers = stock.made, "no more registered buffers than these");
+        Ok(None)
     }
 
     /// A buffer, unless none is given back within `limit`. Only for who holds none: callers that hold

@@ -237,8 +237,11 @@ impl Attaching {
                 "its memory is registered with no device; its log says why".to_string(),
             ));
         }
-        let fabric = self.env.machine.fabric(&self.fabric).map_err(|e| none(e.to_string()))?;
-        let offering = fabric.offer().map_err(|e| none(e.to_string()))?;
+        let (machine, wanted) = (self.env.machine.clone(), self.fabric.clone());
+        let opening = move || machine.fabric(&wanted)?.offer();
+        let failed = |e| Error::internal(format!("offering to rank {rank} failed: {e}"));
+        let opened = tokio::task::spawn_blocking(opening).await.map_err(failed)?;
+        let offering = opened.map_err(|e| none(e.to_string()))?;
         let offer = offering.offer();
         let attached = self.hello(&self.info.control, AttachBy::Fabric(offer)).await?;
         let answer = match attached.fabric {
