@@ -1,0 +1,133 @@
+//! Who is out of a plan, and by what proof [I10] [I14].
+
+use super::*;
+use crate::message::Term;
+use std::os::fd::OwnedFd;
+
+fn plan(seq: u64) -> PlanId {
+    PlanId { term: Term::default(), seq }
+}
+
+/// A process that lives: this one.
+fn living() -> OwnedFd {
+    let flags = rustix::process::PidfdFlags::empty();
+    rustix::process::pidfd_open(rustix::process::getpid(), flags).unwrap()
+}
+
+#[test]
+fn i10_a_plan_is_dropped_only_when_its_producer_said_so() {
+    let a = Attachments::default();
+    let (tx, mut rx) = mpsc::channel(4);
+    a.add(7, Route::Process { tx: tx.clone(), process: None });
+    a.add(7, Route::Process { tx: tx.clone(), process: None });
+    a.add(8, Route::Process { tx, process: None });
+    a.drop_plan(7, plan(1), 0);
+    assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
+    assert!(!a.is_dropped(7, plan(1), 1));
+    a.dropped(3, 8, plan(1));
+    assert!(!a.is_dropped(7, plan(1), 1), "another producer's word does not count");
+    a.dropped(2, 7, plan(1));
+    assert!(a.is_dropped(7, plan(1), 1), "one gate stands for all its attachments");
+}
+
+#[derive(Debug, Default)]
+struct Way(std::sync::atomic::AtomicBool);
+
+impl Served for Way {
+    fn sever(&self) {
+        self.0.store(true, std::sync::atomic::Ordering::SeqCst);
+    }
+    fn is_severed(&self) -> bool {
+        self.0.load(std::sync::atomic::Ordering::SeqCst)
+    }
+}
+
+#[test]
+fn i10_a_producer_that_writes_through_devices_is_out_by_its_own_word_or_when_it_is_severed() {
+    let a = Attachments::default();
+    let (tx, mut rx) = mpsc::channel(4);
+    let ways: [Arc<Way>; 2] = Default::default();
+    let route = |i: usize| Route::Fabric { tx: tx.clone(), served: ways[i].clone() };
+    let (first, second) = (a.add(7, route(0)), a.add(7, route(1)));
+    a.drop_plan(7, plan(1), 0);
+    assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
+    a.dropped(second, 7, plan(1));
+    assert!(!a.is_dropped(7, plan(1), 1), "what went through the first may still arrive");
+    a.dropped(first, 7, plan(1));
+    assert!(a.is_dropped(7, plan(1), 1) && !ways[0].is_severed());
+    // Silent: it is not waited for, nor believed later.
+    a.drop_plan(7, plan(2), 2);
+    a.dropped(second, 7, plan(2));
+    assert!(!a.is_dropped(7, plan(2), SEVER_NS));
+    assert!(!a.is_dropped(7, plan(2), SEVER_NS + 3), "severed now, seen by the next look");
+    assert!(ways[0].is_severed() && !ways[1].is_severed());
+    assert!(a.is_dropped(7, plan(2), SEVER_NS + 4));
+}
+
+#[test]
+fn i10_severing_a_way_proves_nothing_of_memory_that_the_same_process_maps() {
+    let a = Attachments::default();
+    let maps = Route::Process { tx: mpsc::channel(4).0, process: Some(Arc::new(living())) };
+    let first = a.add(7, maps);
+    a.drop_plan(7, plan(1), 0);
+    a.cut(first);
+    let (tx, mut rx) = mpsc::channel(4);
+    let way = Arc::new(Way::default());
+    let second = a.add(7, Route::Fabric { tx: tx.clone(), served: way.clone() });
+    assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)), "it is asked at once");
+    assert!(!a.is_dropped(7, plan(1), SEVER_NS * 9) && !way.is_severed(), "and given time");
+    way.sever();
+    a.cut(second);
+    assert!(!a.is_dropped(7, plan(1), SEVER_NS * 9), "the mapping may still be written through");
+    let third = a.add(7, Route::Fabric { tx, served: Arc::new(Way::default()) });
+    a.dropped(third, 7, plan(1));
+    assert!(a.is_dropped(7, plan(1), SEVER_NS * 9), "one gate stands for both");
+}
+
+#[test]
+fn i10_an_attachment_that_was_never_used_does_not_speak_for_a_broken_one() {
+    let a = Attachments::default();
+    let route = || Route::Process { tx: mpsc::channel(4).0, process: Some(Arc::new(living())) };
+    let first = a.add(7, route());
+    a.drop_plan(7, plan(1), 0);
+    a.cut(first);
+    let second = a.add(7, route());
+    a.take_back(second);
+    assert!(!a.is_dropped(7, plan(1), 1), "the broken one may still write");
+    let other = a.add(8, route());
+    a.take_back(other);
+    assert_eq!(a.len(), 1, "one that stands for nobody is forgotten");
+}
+
+#[test]
+fn i10_a_stopped_process_holds_its_plan_and_is_reminded() {
+    let a = Attachments::default();
+    let (tx, mut rx) = mpsc::channel(4);
+    let id = a.add(7, Route::Process { tx, process: Some(Arc::new(living())) });
+    a.drop_plan(7, plan(1), 0);
+    a.cut(id);
+    assert!(!a.is_dropped(7, plan(1), 1), "its process lives: a cut connection proves nothing");
+    assert!(!a.is_dropped(7, plan(1), RESEND_NS + 2));
+    assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
+    assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
+}
+
+#[test]
+fn i14_who_died_before_its_answer_is_fenced_and_not_clear() {
+    let a = Attachments::default();
+    let (tx, _rx) = mpsc::channel(4);
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let pid = rustix::process::Pid::from_child(&child);
+    let fd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+    let id = a.add(7, Route::Process { tx, process: Some(Arc::new(fd)) });
+    assert_eq!(a.ask_clear(4_096, 0), [id]);
+    assert!(!a.cannot_write(id) && !a.is_clear_below(id, 4_096, 1), "it lives and says nothing");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(a.cannot_write(id), "its death is the proof");
+    a.cut(id);
+    assert!(a.is_empty());
+    assert!(a.cannot_write(id), "its death stays the proof when its connection is gone too");
+    assert_eq!(a.ask_clear(8_192, 2), [0; 0], "the next check does not ask it");
+    assert!(!a.cannot_write(id));
+}
