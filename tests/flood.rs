@@ -2,7 +2,7 @@
 //! by a plan, none twice, none lost, and every byte claimed is accounted for, position by position
 //! [I13]. Prints puts per second; it compares them with nothing.
 //!
-//! `NKV_FLOOD_PUTS` (200,000) puts in all.
+//! `NKV_FLOOD_PUTS` (200,000) puts in all; `NKV_FLOOD_LOG_MIB` (256) MiB of log, half of what the heap has.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 #[path = "chaos/accounts.rs"]
@@ -18,7 +18,7 @@ mod observer;
 mod producer;
 
 use accounts::{accounted, gauges};
-use cluster_process::{ProcessCluster, until};
+use cluster_process::{ProcessCluster, by_devices, until};
 use harness::Case;
 use ids::Ids;
 use nkv::message::OwnerGauges;
@@ -31,8 +31,7 @@ use std::time::Duration;
 const PUTS: u64 = 200_000;
 const PRODUCERS: u64 = 2;
 /// Four quarters of it in as many quarantines is what a log sustains.
-const LOG_BYTES: u64 = 256 << 20;
-const HEAP_BYTES: u64 = 512 << 20;
+const LOG_MIB: u64 = 256;
 const QUARANTINE_MS: u64 = 50;
 /// All claims are settled, and the owner knows of it, within this.
 const SETTLE: Duration = Duration::from_secs(20);
@@ -49,24 +48,28 @@ fn main() -> ExitCode {
     }
 }
 
-fn puts() -> u64 {
-    match std::env::var("NKV_FLOOD_PUTS") {
-        Ok(text) => text.parse().unwrap_or_else(|e| panic!("NKV_FLOOD_PUTS={text}: {e}")),
-        Err(_) => PUTS,
+fn set(variable: &str, default: u64) -> u64 {
+    match std::env::var(variable) {
+        Ok(text) => text.parse().unwrap_or_else(|e| panic!("{variable}={text}: {e}")),
+        Err(_) => default,
     }
 }
 
 fn i13_every_claim_of_a_flood_is_accounted_for_by_position() {
-    let each = puts() / PRODUCERS;
+    let each = set("NKV_FLOOD_PUTS", PUTS) / PRODUCERS;
     let total = each * PRODUCERS;
-    let cluster = ProcessCluster::start(1, |command| {
+    let log_bytes = set("NKV_FLOOD_LOG_MIB", LOG_MIB) << 20;
+    let cluster = ProcessCluster::start(1, move |command| {
         let flags = [
-            ("--heap-bytes", HEAP_BYTES),
-            ("--log-bytes", LOG_BYTES),
+            ("--heap-bytes", 2 * log_bytes),
+            ("--log-bytes", log_bytes),
             ("--quarantine-ms", QUARANTINE_MS),
         ];
         for (flag, value) in flags {
             command.arg(flag).arg(value.to_string());
+        }
+        if by_devices() {
+            command.args(["--atomic-domain", "nic"]);
         }
     });
     let mut observer = Observer::start(&cluster, total);
@@ -106,7 +109,7 @@ fn i13_every_claim_of_a_flood_is_accounted_for_by_position() {
         seen.ready - 1,
         by_plan.len(),
         seen.never,
-        seen.positions as f64 * seen.unit as f64 / LOG_BYTES as f64,
+        seen.positions as f64 * seen.unit as f64 / log_bytes as f64,
         seen.views
     );
     check(total, (&ids, &seen), &by_plan, &gauges(&cluster, 0));

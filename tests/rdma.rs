@@ -67,9 +67,38 @@ fn values_of_every_size_go_through_devices_and_come_back_whole() {
 }
 
 #[test]
+fn i1_claims_of_hosts_and_of_this_one_are_counted_by_the_device_and_those_by_tcp_take_plans() {
+    let cluster = ProcessCluster::start(2, |command| {
+        command.args(["--log-bytes", "4MiB", "--atomic-domain", "nic"]);
+    });
+    let far = [by_devices(&cluster), by_devices(&cluster)];
+    let (near, by_tcp) =
+        (cluster.connect_by(0, TransportChoice::Shm), cluster.connect_by(0, TransportChoice::Tcp));
+    let by_log = |rank| PutOptions { device_alloc: Some(true), ..on(rank) };
+    for i in 0..60u32 {
+        let (key, value) = (format!("log{i}"), bytes(i, 1 + i as usize * 700));
+        let writer = [&far[0], &far[1], &near][i as usize % 3];
+        writer.put(key.as_bytes(), &value, &by_log(i % 2)).unwrap();
+        let reader = [&near, &far[0], &by_tcp][i as usize % 3];
+        assert!(reader.get(key.as_bytes()).unwrap() == value, "{key}");
+    }
+    by_tcp.put(b"by tcp", b"a plan", &by_log(1)).unwrap();
+    for (handle, by_log, by_plan) in
+        [(&far[0], 20, 0), (&far[1], 20, 0), (&near, 20, 0), (&by_tcp, 0, 1)]
+    {
+        let writes = handle.client().write_counters();
+        assert_eq!((writes.by_log, writes.by_plan), (by_log, by_plan), "{writes:?}");
+    }
+    for rank in 0..2 {
+        until(SOON, "all are accepted", || owner(&cluster, rank)["owner"]["log_accepted"] == 30);
+    }
+}
+
+#[test]
 fn i10_a_plan_past_its_deadline_is_dropped_by_its_handle_and_takes_no_late_byte() {
     let cluster = ProcessCluster::start(2, |command| {
-        command.args(["--write-ttl-ms", "300"]);
+        // A second: what else is put takes a while in a guest.
+        command.args(["--write-ttl-ms", "1000"]);
     });
     let producer = by_devices(&cluster);
     let plan = producer.open_for_write(b"late", 4096, &on(1)).unwrap();

@@ -172,7 +172,7 @@ impl Shared {
         if view.settled && !view.ranks.iter().any(member) {
             peer.part();
         }
-        self.peers.insert(peer.incarnation, peer);
+        self.peers.insert(peer);
     }
 
     /// The first segment of a rank, if it is up and has a device log.
@@ -203,6 +203,9 @@ impl Shared {
         for (info, state) in &view.ranks {
             if let Some(peer) = self.peers.get(info.incarnation) {
                 peer.take_puts(*state == RankState::Alive);
+                if let Some(claiming) = self.peers.claiming(peer) {
+                    claiming.take_puts(*state == RankState::Alive);
+                }
             }
         }
         if view.settled {

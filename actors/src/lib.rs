@@ -33,6 +33,6 @@ pub use environment::Environment;
 pub use error::{Error, ErrorKind, Result};
 pub use nkv_transport::wire::auth::{Credentials, Secret, SecretError};
 pub use node::{
-    Cluster, DrainReport, Ended, MemoryChoice, Node, NodeConfig, NodeStatus, SegmentStatus,
-    StartError,
+    AttachedTo, Cluster, DrainReport, Ended, MemoryChoice, Node, NodeConfig, NodeStatus,
+    SegmentStatus, StartError,
 };

@@ -11,7 +11,7 @@ mod watchdog;
 
 pub use config::{MemoryChoice, NodeConfig, StartError};
 pub(crate) use mount::Segments;
-pub use status::{NodeStatus, SegmentStatus};
+pub use status::{AttachedTo, NodeStatus, SegmentStatus};
 
 use crate::announce_poller::AnnouncePoller;
 use crate::cell::CellAddr;

@@ -143,7 +143,7 @@ impl PlanState {
 pub struct Obeyed {
     incarnation: u64,
     term: Mutex<Term>,
-    // What this process has open in the owner's device log, if it has one.
+    // What is open in the owner's device log: of this process where it maps it, else of this attachment alone.
     claims: Option<Arc<OpenClaims>>,
 }
 
@@ -152,12 +152,7 @@ impl Obeyed {
         Arc::new(Self { incarnation, term: Mutex::default(), claims })
     }
 
-    /// What this process has open in the owner's device log.
-    pub(crate) fn claims(&self) -> Option<&Arc<OpenClaims>> {
-        self.claims.as_ref()
-    }
-
-    /// True when this process has nothing open in the owner's log below a position.
+    /// True when nothing that is told of over this attachment is open in the owner's log below a position.
     pub(crate) fn is_clear_below(&self, below: u64) -> bool {
         self.claims.as_ref().is_none_or(|claims| claims.clear_below(below))
     }

@@ -9,7 +9,6 @@ use crate::client::put_log::NAMES_PER_TICK;
 use crate::client::{Shared, unexpected};
 use crate::error::Result;
 use crate::message::{PlanRef, RankInfo, Request, Response, View};
-use crate::plans::Obeyed;
 use hashbrown::HashMap;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -22,6 +21,8 @@ const TOUCH_BATCH: usize = 128;
 const FLUSH_ALL_TICKS: u64 = 5;
 /// So many such looks lie between two questions for owners that were not met.
 const MEET_AGAIN_TICKS: u64 = 25;
+/// So many lie between two attempts to attach anew to where claims are made through devices: 5 s.
+const CLAIM_AGAIN_TICKS: u64 = 250;
 /// An abort that takes longer is left to the plan's deadline.
 const ABORT_LIMIT: Duration = Duration::from_secs(2);
 /// When a withdrawal is said again.
@@ -64,8 +65,10 @@ pub struct Attach(pub RankInfo);
 pub struct Meet(pub Vec<u64>);
 /// The members, asked for on behalf of a `Meet`.
 struct Members(Result<View>);
-/// An attempt to attach ended.
-struct Attached(u64, Result<Arc<Peer>>);
+/// An attempt to attach ended: the attachment, and maybe one more that claims.
+struct Attached(u64, Result<Vec<Arc<Peer>>>);
+/// An attempt ended to attach once more to where claims are made through devices.
+struct Claiming(Result<Arc<Peer>>);
 /// Plans that nobody will finish.
 #[derive(Debug)]
 pub struct Abandon(pub Vec<PlanRef>);
@@ -85,6 +88,9 @@ impl Message for Members {
     type Reply = ();
 }
 impl Message for Attached {
+    type Reply = ();
+}
+impl Message for Claiming {
     type Reply = ();
 }
 impl Message for Abandon {
@@ -132,26 +138,45 @@ impl On<Attach> for Producer {
         if waiters.len() > 1 {
             return;
         }
-        let claims = (m.0.log_slots > 0).then(|| shared.env.claims.of(incarnation));
-        let attaching = Attaching {
-            env: shared.env.clone(),
-            credentials: shared.credentials.clone(),
-            producer: shared.producer_id,
-            info: m.0,
-            choice: shared.config.transport,
-            data_stripes: shared.config.data_stripes,
-            fabric: shared.config.fabric.clone(),
-            prefault: shared.config.prefault,
-            plans: shared.plans.clone(),
-            obeyed: Obeyed::new(incarnation, claims),
-            writes_on: shared.peers.writes_on(incarnation),
-            messages: shared.messages.clone(),
-        };
+        let attaching = attaching(&shared, m.0);
         turn.work(async move { Attached(incarnation, attaching.run().await) });
     }
 }
 
+fn attaching(shared: &Shared, info: RankInfo) -> Attaching {
+    let incarnation = info.incarnation;
+    Attaching {
+        env: shared.env.clone(),
+        credentials: shared.credentials.clone(),
+        producer: shared.producer_id,
+        claims: (info.log_slots > 0).then(|| shared.env.claims.of(incarnation)),
+        info,
+        choice: shared.config.transport,
+        data_stripes: shared.config.data_stripes,
+        fabric: shared.config.fabric.clone(),
+        prefault: shared.config.prefault,
+        plans: shared.plans.clone(),
+        writes_on: shared.peers.writes_on(incarnation),
+        messages: shared.messages.clone(),
+    }
+}
+
 impl Producer {
+    /// A way that only claims was lost, or could not be had: tried once more.
+    fn claim_again(&self, shared: &Shared, turn: &mut Turn<'_, Self>) {
+        let lacking = shared.peers.lacking();
+        if lacking.is_empty() {
+            return;
+        }
+        for (info, _) in shared.view().ranks {
+            let owner = info.incarnation;
+            if lacking.contains(&owner) && !self.attaching.contains_key(&owner) {
+                let attaching = attaching(shared, info);
+                turn.work(async move { Claiming(attaching.to_claim().await) });
+            }
+        }
+    }
+
     /// Attaches to those of these owners that are members, of this host, and met no better way.
     fn meet(&mut self, view: &View, turn: &mut Turn<'_, Self>) {
         let Some(shared) = self.truth.shared.upgrade() else { return };
@@ -209,12 +234,31 @@ impl On<Members> for Producer {
 impl On<Attached> for Producer {
     fn on(&mut self, m: Attached, reply: Reply<()>, _: &mut Turn<'_, Self>) {
         let Attached(incarnation, result) = m;
-        if let (Ok(peer), Some(shared)) = (&result, self.truth.shared.upgrade()) {
-            tracing::debug!(rank = peer.rank, transport = %peer.kind(), "attached");
-            shared.take_in(peer.clone());
+        if let (Ok(peers), Some(shared)) = (&result, self.truth.shared.upgrade()) {
+            peers.iter().for_each(|peer| take_in(&shared, peer));
         }
+        let first = result.and_then(|peers| {
+            peers.into_iter().next().ok_or_else(|| crate::Error::internal("attached by no way"))
+        });
         for w in self.attaching.remove(&incarnation).unwrap_or_default() {
-            w.send(result.clone());
+            w.send(first.clone());
+        }
+        reply.send(());
+    }
+}
+
+fn take_in(shared: &Shared, peer: &Arc<Peer>) {
+    let (rank, transport) = (peer.rank, peer.kind());
+    tracing::info!(rank, %transport, passed_over = ?peer.passed_over, "attached");
+    shared.take_in(peer.clone());
+}
+
+impl On<Claiming> for Producer {
+    fn on(&mut self, m: Claiming, reply: Reply<()>, _: &mut Turn<'_, Self>) {
+        match (m.0, self.truth.shared.upgrade()) {
+            (Ok(peer), Some(shared)) => take_in(&shared, &peer),
+            (Err(error), _) => tracing::debug!(%error, "puts into a log still take plans"),
+            _ => {}
         }
         reply.send(());
     }
@@ -258,6 +302,9 @@ impl On<ProducerTick> for Producer {
         };
         shared.peers.bury();
         self.ticks += 1;
+        if self.ticks.is_multiple_of(CLAIM_AGAIN_TICKS) {
+            self.claim_again(&shared, turn);
+        }
         // A batch that is worth a message, or one that has waited long enough.
         let all = self.ticks.is_multiple_of(FLUSH_ALL_TICKS);
         let enough = if all { 1 } else { TOUCH_BATCH };

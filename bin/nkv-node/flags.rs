@@ -23,7 +23,7 @@ const fn setting(key: &'static str, value: &'static str, help: &'static str) -> 
 pub(crate) const PREFAULT: &str = "prefault";
 
 /// Every setting, in the order in which they are shown.
-pub(crate) const SETTINGS: [Setting; 31] = [
+pub(crate) const SETTINGS: [Setting; 32] = [
     setting(
         "job",
         "NAME",
@@ -72,6 +72,11 @@ pub(crate) const SETTINGS: [Setting; 31] = [
         "log_bytes",
         "BYTES",
         "Device log beside the heap, for puts that ask nobody; 0: none [default: 0]",
+    ),
+    setting(
+        "atomic_domain",
+        "cpu|nic",
+        "Who counts claims in the device log: processors of this host, or its RDMA device [default: cpu]",
     ),
     setting(
         "device_alloc",

@@ -167,6 +167,7 @@ mod tests {
             arena_offset: 0,
             arena_bytes: 1 << 20,
             prefault: true,
+            nic_atomics: false,
             quarantine_ms: 50,
         }
     }

@@ -5,8 +5,8 @@ use crate::device_log::LogGeometry;
 use crate::error::StoreError;
 use crate::incarnation::{boot_id, new_incarnation};
 use crate::layout::{
-    CTL_BYTES, EXT_OFF, HEADER_BYTES, HeapCtl, HeapExt, LAYOUT_VERSION, MAGIC, PAYLOAD_ALIGN,
-    REGIONS, Region, RegionKind,
+    AtomicDomain, CTL_BYTES, EXT_OFF, HEADER_BYTES, HeapCtl, HeapExt, LAYOUT_VERSION, MAGIC,
+    PAYLOAD_ALIGN, REGIONS, Region, RegionKind,
 };
 use crate::memory::Memory;
 use crate::{index, object, pins};
@@ -47,6 +47,8 @@ pub struct HeapConfig {
     pub water_hi: u32,
     /// Eviction ends below this percentage.
     pub water_lo: u32,
+    /// Who counts claims in the device log [I1].
+    pub atomic_domain: AtomicDomain,
 }
 
 impl Default for HeapConfig {
@@ -62,6 +64,7 @@ impl Default for HeapConfig {
             quarantine_ms: 50,
             water_hi: 95,
             water_lo: 85,
+            atomic_domain: AtomicDomain::Cpu,
         }
     }
 }
@@ -170,6 +173,8 @@ pub struct Geometry {
     pub water_hi: u32,
     /// Eviction ends below this percentage.
     pub water_lo: u32,
+    /// Who counts claims in the device log [I1].
+    pub atomic_domain: AtomicDomain,
 }
 
 impl Geometry {
@@ -300,6 +305,7 @@ fn control_block(config: &HeapConfig) -> (HeapCtl, HeapExt) {
     let ext = HeapExt {
         magic: MAGIC,
         layout_version: LAYOUT_VERSION,
+        atomic_domain: config.atomic_domain as u32,
         segment_id: config.segment_id,
         incarnation: config.incarnation,
         boot_id: config.boot_id,
@@ -357,6 +363,8 @@ fn check(ctl: &HeapCtl, ext: &HeapExt, memory_len: u64) -> Result<Geometry, Stor
     }
     let water = crate::evict::Watermarks { hi: ctl.water_hi, lo: ctl.water_lo };
     water.validate().map_err(|e| bad(e.to_string()))?;
+    let atomic_domain = AtomicDomain::try_from(ext.atomic_domain)
+        .map_err(|n| bad(format!("an atomic domain {n} is not known to this program")))?;
     Ok(Geometry {
         segment_bytes: ext.segment_bytes,
         slots,
@@ -373,6 +381,7 @@ fn check(ctl: &HeapCtl, ext: &HeapExt, memory_len: u64) -> Result<Geometry, Stor
         rank: ext.rank,
         water_hi: ctl.water_hi,
         water_lo: ctl.water_lo,
+        atomic_domain,
     })
 }
 

@@ -60,7 +60,7 @@ pub struct HeapExt {
     pub magic: u64,
     /// [`LAYOUT_VERSION`].
     pub layout_version: u32,
-    /// [I1]: 0 cpu, 1 nic, 2 gpu.
+    /// An [`AtomicDomain`].
     pub atomic_domain: u32,
     /// Segment id within its rank.
     pub segment_id: u64,
@@ -84,6 +84,51 @@ pub struct HeapExt {
     pub log_slots: u32,
     /// One [`Region`] per [`RegionKind`], in its order.
     pub regions: [Region; REGIONS],
+}
+
+/// Who alone makes the atomic changes of words that several parties modify, in all of a segment [I1]. 2 is
+/// kept for a GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub enum AtomicDomain {
+    /// Processors: of processes that map the segment, and the tcp agent for others.
+    #[default]
+    Cpu = 0,
+    /// One RDMA device of the owner's host, for its own processes as well.
+    Nic = 1,
+}
+
+impl TryFrom<u32> for AtomicDomain {
+    type Error = u32;
+
+    fn try_from(number: u32) -> Result<Self, u32> {
+        match number {
+            0 => Ok(Self::Cpu),
+            1 => Ok(Self::Nic),
+            other => Err(other),
+        }
+    }
+}
+
+impl std::str::FromStr for AtomicDomain {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "cpu" => Ok(Self::Cpu),
+            "nic" => Ok(Self::Nic),
+            other => Err(format!("cpu or nic, not '{other}'")),
+        }
+    }
+}
+
+impl std::fmt::Display for AtomicDomain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Cpu => "cpu",
+            Self::Nic => "nic",
+        })
+    }
 }
 
 /// One region of a segment: offset and length in bytes; length 0 if absent.

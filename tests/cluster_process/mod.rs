@@ -17,6 +17,12 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+/// Whether clients that are not to share memory come through RDMA devices, and those count the claims in
+/// logs: `NKV_TEST_RDMA` is set, in a guest of `scripts/rdma-test`.
+pub fn by_devices() -> bool {
+    std::env::var_os("NKV_TEST_RDMA").is_some()
+}
+
 /// Pause between two looks at a condition that is waited for.
 const LOOK: Duration = Duration::from_millis(5);
 /// Heap of a rank unless the test says otherwise.

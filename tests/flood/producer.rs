@@ -1,6 +1,7 @@
 //! One of the flooding processes: this test's own binary, started again. It puts its numbers one after
 //! the other through the log, looks up at once what went by a plan, and tells those numbers.
 
+use super::cluster_process::by_devices;
 use super::ids::{VALUE_BYTES, fill, key};
 use nkv::message::PutOptions;
 use nkv::store::threads::spawn_named;
@@ -55,7 +56,11 @@ fn parse(text: &str) -> Option<Task> {
 }
 
 fn flood(task: &Task) -> Result<Vec<u64>> {
-    let transport = TransportChoice::Shm;
+    // Shared memory: claimed by loopback there, if devices count claims. One of two comes by them alone.
+    let transport = match by_devices() && task.first > 0 {
+        true => TransportChoice::Rdma,
+        false => TransportChoice::Shm,
+    };
     let config = ClientConfig { job: task.job.clone(), transport, ..ClientConfig::default() };
     let client = Blocking::connect(&task.node, config)?;
     let opts = PutOptions {

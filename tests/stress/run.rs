@@ -3,7 +3,7 @@
 
 use super::accounts::accounted;
 use super::book::Sums;
-use super::cluster_process::{ProcessCluster, holds_within};
+use super::cluster_process::{ProcessCluster, by_devices, holds_within};
 use super::process::{Stressed, Task, WRITERS};
 use super::random::{Random, seed};
 use nkv::message::{ClusterStats, RankStats};
@@ -95,6 +95,9 @@ impl Run {
             for (flag, value) in flags {
                 command.arg(flag).arg(value.to_string());
             }
+            if by_devices() {
+                command.args(["--atomic-domain", "nic"]);
+            }
         });
         let mut run = Self {
             cluster,
@@ -112,7 +115,8 @@ impl Run {
     }
 
     fn start_one(&mut self, writes: bool, number: u64) {
-        let transport = [TransportChoice::Shm, TransportChoice::Tcp][number as usize % 2];
+        let far = if by_devices() { TransportChoice::Rdma } else { TransportChoice::Tcp };
+        let transport = [TransportChoice::Shm, far][number as usize % 2];
         let generation = if writes { self.generations[number as usize] } else { 0 };
         let task = Task {
             // The master's: no other is sure to be there.

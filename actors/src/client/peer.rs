@@ -80,6 +80,15 @@ impl std::fmt::Display for TransportChoice {
     }
 }
 
+/// What a handle uses an attachment for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Use {
+    /// Reads, writes, and claims if it can.
+    Everything,
+    /// Claims in a log that a device counts: another attachment of the handle maps the segment.
+    Claims,
+}
+
 enum Link {
     Local(CellAddr<Owner>, Arc<OwnerTables>, AttachId),
     Remote(mpsc::Sender<Outgoing>),
@@ -89,6 +98,11 @@ enum Link {
 pub struct Peer {
     pub(crate) rank: u32,
     pub(crate) incarnation: u64,
+    pub(crate) used_for: Use,
+    // Mapped, and claims in its log are counted by a device: another attachment makes them.
+    pub(crate) claims_elsewhere: bool,
+    // Ways that would have been better, and why each was not taken.
+    pub(crate) passed_over: Vec<String>,
     // The first segment of its rank: where a key's hash leads to.
     pub(crate) first: bool,
     // Where headers, index and payloads lie.
@@ -195,6 +209,9 @@ impl Peer {
         Arc::new(Self {
             rank: 0,
             incarnation: 0,
+            used_for: Use::Everything,
+            claims_elsewhere: false,
+            passed_over: Vec::new(),
             first: true,
             slots: 0,
             header_base: 0,

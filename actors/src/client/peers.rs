@@ -1,13 +1,13 @@
 //! The owners a handle is attached to. Those whose memory this process maps are kept in a list of
 //! their own that readers take without a lock.
 
-use super::peer::Peer;
+use super::peer::{Peer, Use};
 use arc_swap::ArcSwap;
 use hashbrown::HashSet;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
-type ByIncarnation = BTreeMap<u64, Arc<Peer>>;
+type ByIncarnation = BTreeMap<(u64, Use), Arc<Peer>>;
 
 /// See the file's first paragraph.
 #[derive(Debug, Default)]
@@ -30,18 +30,38 @@ impl Peers {
 
     /// The owner of an incarnation, if it is attached to and alive.
     pub(crate) fn get(&self, incarnation: u64) -> Option<Arc<Peer>> {
-        self.read().get(&incarnation).filter(|p| p.is_alive()).cloned()
+        self.used_for(incarnation, Use::Everything)
+    }
+
+    /// The attachment that claims in the log of this one's owner, if there is one.
+    pub(crate) fn claiming(&self, peer: Arc<Peer>) -> Option<Arc<Peer>> {
+        if !peer.claims_elsewhere {
+            return Some(peer);
+        }
+        self.used_for(peer.incarnation, Use::Claims)
+    }
+
+    fn used_for(&self, incarnation: u64, used_for: Use) -> Option<Arc<Peer>> {
+        self.read().get(&(incarnation, used_for)).filter(|p| p.is_alive()).cloned()
+    }
+
+    /// Owners that this handle could claim at by an attachment that it does not have.
+    pub(crate) fn lacking(&self) -> Vec<u64> {
+        let all = self.read();
+        let there = |owner: u64| all.get(&(owner, Use::Claims)).is_some_and(|p| p.is_alive());
+        let lacks = |p: &&Arc<Peer>| p.claims_elsewhere && p.is_alive() && !there(p.incarnation);
+        all.values().filter(lacks).map(|p| p.incarnation).collect()
     }
 
     /// Whether an owner was attached to, and the link is no more.
     pub(crate) fn is_dead(&self, incarnation: u64) -> bool {
-        self.read().get(&incarnation).is_some_and(|p| !p.is_alive())
+        self.read().get(&(incarnation, Use::Everything)).is_some_and(|p| !p.is_alive())
     }
 
-    pub(crate) fn insert(&self, incarnation: u64, peer: Arc<Peer>) {
+    pub(crate) fn insert(&self, peer: Arc<Peer>) {
         let mut all = self.write();
         // Dropped once the lock is free: the last of a peer takes the owner's lock.
-        let before = all.insert(incarnation, peer);
+        let before = all.insert((peer.incarnation, peer.used_for), peer);
         self.publish(&all);
         drop(all);
         self.keep_former(before);
@@ -90,7 +110,7 @@ impl Peers {
         drop(all);
     }
 
-    /// Every owner, in the order of incarnations.
+    /// Every attachment, in the order of incarnations.
     pub(crate) fn all(&self) -> Vec<Arc<Peer>> {
         self.read().values().cloned().collect()
     }
@@ -112,7 +132,8 @@ impl Peers {
     /// The first segment of a rank, if it is attached to by a transport and not mapped.
     pub(crate) fn far(&self, rank: u32) -> Option<Arc<Peer>> {
         let far = |p: &&Arc<Peer>| p.rank == rank && p.reader.is_none() && p.first;
-        self.read().values().find(far).filter(|p| p.is_alive()).cloned()
+        let read_by = |p: &&Arc<Peer>| far(p) && p.used_for == Use::Everything;
+        self.read().values().find(read_by).filter(|p| p.is_alive()).cloned()
     }
 
     // Called under the lock, so that two changes are published in their order.

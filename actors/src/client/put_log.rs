@@ -41,6 +41,8 @@ pub(crate) struct PeerLog {
     inside: AtomicUsize,
     // The highest limit that a put has read: names are told by an actor, which must post no verb.
     limit: AtomicU64,
+    // The highest bump that a put knows of; 0 where the next one is to read it.
+    bump: AtomicU64,
     // Positions and keys that the owner was not told.
     names: Mutex<VecDeque<(u64, KeyBytes)>>,
     // A whole batch of them went since the last look at all of them.
@@ -60,6 +62,7 @@ impl PeerLog {
             token,
             inside: AtomicUsize::new(0),
             limit: AtomicU64::new(0),
+            bump: AtomicU64::new(0),
             names: Mutex::default(),
             told_batch: AtomicBool::new(false),
             given_up: Mutex::default(),
@@ -172,6 +175,20 @@ impl PeerLog {
         Ok(())
     }
 
+    /// A bound to claim with, if there is room. Through a device a look takes as long as the claim: there it is
+    /// spared while the last claims left room below the last limit.
+    fn room(&self, peer: &Peer, put: &LogPut, line: &mut ControlLine) -> Result<Option<u64>> {
+        let bump = self.bump.load(Ordering::Relaxed);
+        if peer.kind() == Kind::Rdma && bump > 0 {
+            *line = ControlLine::known(self.limit.load(Ordering::Relaxed), bump);
+            if let Ok(bound) = put.room(line) {
+                return Ok(Some(bound));
+            }
+        }
+        self.look(peer, line)?;
+        Ok(put.room(line).ok())
+    }
+
     /// True when no put of this handle is in the middle of a claim.
     pub(crate) fn is_out(&self) -> bool {
         self.inside.load(Ordering::SeqCst) == 0
@@ -253,6 +270,7 @@ impl Client {
         }
         let id = KeyId::of(key);
         let Some(peer) = self.log_owner(id, opts) else { return Now::Unmet };
+        let Some(peer) = self.shared.peers.claiming(peer) else { return Now::Plan };
         let clock = &*self.shared.env.clock;
         let Some(log) = peer.open_log().filter(|log| !log.is_refused(clock)) else {
             return Now::Plan;
@@ -295,12 +313,14 @@ impl Client {
         };
         let _inside = Inside::enter(log);
         let mut line = ControlLine::unread();
-        log.look(peer, &mut line)?;
-        let Ok(bound) = put.room(&line) else { return Ok(Attempt::Plan) };
+        let Some(bound) = log.room(peer, &put, &mut line)? else { return Ok(Attempt::Plan) };
         let Some(open) = log.open.enter(bound) else { return Ok(Attempt::Plan) };
         for _ in 0..CLAIMS_PER_PUT {
             let p = claim(peer, log, &put)?;
             open.note(p);
+            if peer.kind() == Kind::Rdma {
+                log.bump.fetch_max(p.saturating_add(put.claim_bytes()), Ordering::Relaxed);
+            }
             match self.wait_in_line(peer, log, put.claimed(p), &mut line)? {
                 None => {
                     open.leave();
@@ -370,6 +390,7 @@ impl Client {
                 if !peer.say(ToOwner::Abandoned(word)) {
                     log.keep_given_up(word);
                 }
+                log.bump.store(0, Ordering::Relaxed);
                 Writes::count(&self.shared.writes.log_abandoned, 1);
                 return Ok(None);
             }

@@ -184,6 +184,7 @@ mod tests {
             index_bytes: 0,
             arena_offset: 1 << 20,
             arena_bytes,
+            nic_atomics: false,
             quarantine_ms: 50,
             prefault: false,
         }

@@ -112,6 +112,8 @@ pub struct RankInfo {
     pub arena_offset: u64,
     /// Length of the payload arena.
     pub arena_bytes: u64,
+    /// Claims in the device log are counted by its host's RDMA device alone, not by processors [I1].
+    pub nic_atomics: bool,
     /// Quarantine of this incarnation.
     pub quarantine_ms: u32,
     /// The owner took every page at start; who maps the segment does the same.

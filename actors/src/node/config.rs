@@ -3,7 +3,7 @@
 use crate::client::GET_POOL_BYTES;
 use nkv_store::evict::{PolicyKind, Watermarks};
 use nkv_store::heap::{MAX_ARENA_BYTES, MAX_QUARANTINE_MS, MIN_LOG_UNITS};
-use nkv_store::layout::PAYLOAD_ALIGN;
+use nkv_store::layout::{AtomicDomain, PAYLOAD_ALIGN};
 use nkv_transport::fabric::FabricConfig;
 use nkv_transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
 use std::net::{IpAddr, Ipv4Addr};
@@ -70,6 +70,10 @@ pub struct NodeConfig {
     /// A claim in the device log that is open for so many milliseconds, with everything before it
     /// settled, is asked about: it becomes void once nobody can have it open any more [I14].
     pub log_claim_ttl_ms: u64,
+    /// Who counts claims in the device log [I1]. `Nic`: this host's first RDMA device, so that producers of
+    /// other hosts put there without asking; those of this host do so through it, too, and who comes by tcp
+    /// takes plans.
+    pub atomic_domain: AtomicDomain,
     /// Whether this node's own handle puts into device logs; see `ClientConfig`.
     pub device_alloc: bool,
     /// Stripes of large reads and writes of this node's own handle; see `ClientConfig`.
@@ -115,6 +119,7 @@ impl Default for NodeConfig {
             water_lo: 85,
             log_bytes: 0,
             log_claim_ttl_ms: 5_000,
+            atomic_domain: AtomicDomain::Cpu,
             device_alloc: false,
             data_stripes: 0,
             get_pool_bytes: GET_POOL_BYTES,
@@ -177,6 +182,14 @@ impl NodeConfig {
                 self.heap_bytes,
                 self.log_bytes
             ));
+        }
+        if self.atomic_domain == AtomicDomain::Nic && (self.log_bytes == 0 || self.fabric.is_none())
+        {
+            return bad(
+                "atomic_domain nic is about the device log and needs an RDMA device: give log_bytes, \
+                 and not rdma_devices none"
+                    .to_string(),
+            );
         }
         if self.quarantine_ms == 0 || self.quarantine_ms > MAX_QUARANTINE_MS {
             return bad(format!(

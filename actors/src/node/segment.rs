@@ -17,6 +17,7 @@ use crate::place::{OwnedPlace, Place};
 use crate::server::{Doors, LocalOwner, OpenDoor, Published};
 use nkv_store::evict::Watermarks;
 use nkv_store::heap::{Heap, HeapConfig};
+use nkv_store::layout::AtomicDomain;
 use nkv_store::shm::{self, SegmentName};
 use nkv_store::{Memory, StoreError};
 use nkv_transport::Alive;
@@ -196,6 +197,7 @@ impl Raised {
             header_base: g.header_base,
             arena_offset: g.arena.offset,
             arena_bytes: g.arena.len,
+            nic_atomics: g.atomic_domain == AtomicDomain::Nic,
             quarantine_ms: config.quarantine_ms,
             prefault: config.prefault && config.memory == MemoryChoice::Shm,
         }
@@ -337,6 +339,7 @@ fn make_memory(
         quarantine_ms: config.quarantine_ms,
         water_hi: config.water_hi,
         water_lo: config.water_lo,
+        atomic_domain: config.atomic_domain,
     };
     let internal = |e: StoreError| match e {
         StoreError::NotEnoughMemory(text) => StartError::HeapTooLarge(text),
@@ -364,8 +367,10 @@ async fn export(
     heap: &Heap,
     place: &Place,
 ) -> Result<Option<(Arc<dyn Exported>, String)>, StartError> {
+    let by_nic = common.config.atomic_domain == AtomicDomain::Nic;
     let Some(wanted) = common.config.fabric.clone() else { return Ok(None) };
-    let named = wanted != FabricConfig::default();
+    // Without a device nobody could claim in a log whose claims only a device counts.
+    let named = wanted != FabricConfig::default() || by_nic;
     let (machine, memory) = (common.env.machine.clone(), heap.memory().clone());
     let payload_at = heap.geometry().payloads().offset;
     // It takes every page: seconds per GiB.

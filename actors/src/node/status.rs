@@ -3,6 +3,7 @@
 use super::Node;
 use super::segment::SegmentHost;
 use crate::cell::CellStatus;
+use crate::client::peer::{Peer, Use};
 use crate::client::{MessageCounters, ReadCounters, WriteCounters};
 use crate::machine::DataAgent;
 use crate::membership::LinkState;
@@ -35,8 +36,8 @@ pub struct NodeStatus {
     pub owner: OwnerGauges,
     /// Actors, but for those of mounted segments.
     pub actors: Vec<CellStatus>,
-    /// (rank, transport) of every owner this node's handle is attached to.
-    pub attached: Vec<(u32, String)>,
+    /// The owners that this node's handle is attached to, and how.
+    pub attached: Vec<AttachedTo>,
     /// Processes attached to this node's segment.
     pub attachments: usize,
     /// How reads through this node's own handle went.
@@ -105,6 +106,30 @@ impl NodeStatus {
     }
 }
 
+/// An owner that a handle is attached to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct AttachedTo {
+    /// Its rank.
+    pub rank: u32,
+    /// The way: local, shm, rdma or tcp.
+    pub transport: String,
+    /// Claims in its device log alone go this way, since a device counts them.
+    pub claims_only: bool,
+    /// The ways that would have been better, and why each was not taken.
+    pub passed_over: Vec<String>,
+}
+
+impl AttachedTo {
+    fn of(peer: &Peer) -> Self {
+        Self {
+            rank: peer.rank,
+            transport: peer.kind().to_string(),
+            claims_only: peer.used_for == Use::Claims,
+            passed_over: peer.passed_over.clone(),
+        }
+    }
+}
+
 impl Node {
     /// A snapshot.
     pub fn status(&self) -> NodeStatus {
@@ -115,8 +140,8 @@ impl Node {
         actors.push(self.producer.status());
         actors.extend(self.master.as_ref().map(|(m, _)| m.status()));
         let peers = self.client.shared.peers.all();
-        let mut attached: Vec<_> = peers.iter().map(|p| (p.rank, p.kind().to_string())).collect();
-        attached.sort();
+        let mut attached: Vec<_> = peers.iter().map(|p| AttachedTo::of(p)).collect();
+        attached.sort_by_key(|to| to.rank);
         NodeStatus {
             job: config.job.clone(),
             rank: config.rank,

@@ -5,6 +5,7 @@
 use nkv_store::StoreError;
 use nkv_store::device_log::{Abandon, LogGeometry};
 use nkv_store::heap::Heap;
+use nkv_store::layout::AtomicDomain;
 use nkv_transport::grants::Grants;
 use nkv_transport::log_rights::LogRights;
 use std::collections::BTreeMap;
@@ -43,7 +44,9 @@ pub enum Stands {
 impl LogProducers {
     /// Nobody yet.
     pub fn of(heap: &Heap, grants: Arc<Grants>) -> Self {
-        let log = heap.geometry().device_log().map(|geometry| (geometry, heap.clone()));
+        // The agent counts by this processor, which must not where a device does [I1].
+        let ours = heap.geometry().atomic_domain == AtomicDomain::Cpu;
+        let log = heap.geometry().device_log().filter(|_| ours).map(|log| (log, heap.clone()));
         Self { log, grants, by_token: Mutex::default() }
     }
 
@@ -51,7 +54,8 @@ impl LogProducers {
         self.by_token.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Rights for one attachment, by the token that it shows; none if there is no log.
+    /// Rights for one attachment, by the token that it shows; none if there is no log, or a device counts its
+    /// claims.
     pub fn give(&self, token: u64) -> Option<u64> {
         let (geometry, heap) = self.log.as_ref().filter(|_| token != 0)?;
         let rights = Arc::new(LogRights::new(*geometry, heap.memory().clone()));

@@ -116,6 +116,7 @@ fn rank() -> RankInfo {
         index_bytes: 0,
         arena_offset: 1 << 20,
         arena_bytes: 1 << 25,
+        nic_atomics: false,
         quarantine_ms: 50,
         prefault: false,
     }

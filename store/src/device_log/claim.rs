@@ -28,6 +28,16 @@ impl ControlLine {
         ControlLine([0; 64])
     }
 
+    /// As it was known before, in parts: both words only grow, so neither is too high. For who would pay a
+    /// round trip for reading it: what the fetch-and-add finds says the rest.
+    pub fn known(heap_limit: u64, bump_ptr: u64) -> ControlLine {
+        let mut line = [0; 64];
+        for (at, word) in [(HEAP_LIMIT_OFF, heap_limit), (BUMP_PTR_OFF, bump_ptr)] {
+            line[at as usize..at as usize + 8].copy_from_slice(&word.to_ne_bytes());
+        }
+        ControlLine(line)
+    }
+
     /// Reads it.
     pub fn read(&mut self) -> Op<'_> {
         Op::Read { offset: 0, dst: &mut self.0 }

@@ -4,7 +4,7 @@
 use super::super::counters::Messages;
 use super::super::put_log::PeerLog;
 use super::link::run_link;
-use super::{ATTACH_LIMIT, LINK_FRAMES, Link, Peer, TransportChoice};
+use super::{ATTACH_LIMIT, LINK_FRAMES, Link, Peer, TransportChoice, Use};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::greeting::hello;
@@ -43,7 +43,8 @@ pub(crate) struct Attaching {
     pub fabric: FabricConfig,
     pub prefault: bool,
     pub plans: Arc<OpenPlans>,
-    pub obeyed: Arc<Obeyed>,
+    /// What this process has open in the owner's log, where processors count its claims.
+    pub claims: Option<Arc<OpenClaims>>,
     /// Whether something is still written through an earlier attachment.
     pub writes_on: bool,
     pub messages: Arc<Messages>,
@@ -57,73 +58,118 @@ struct Attached {
     fabric: Option<std::result::Result<Answer, String>>,
 }
 
-/// What an attachment may do beyond reading by verbs.
-struct Rights {
+/// What an attachment may do, and why it is no better one.
+struct Way {
+    // What is told over it.
+    obeyed: Arc<Obeyed>,
     // The segment by loads, and a pin table, where it is mapped.
     mapped: Option<(Reader, Option<u32>)>,
-    // Its words are this process's to change, without an agent.
-    at_hand: bool,
-    log_token: Option<u64>,
+    // Where its open claims in the log are kept, and the token that is shown with them.
+    claims: Option<(Arc<OpenClaims>, u64)>,
+    used_for: Use,
+    passed_over: Vec<String>,
 }
 
+/// Ways that would have been better, and why each is not taken.
+type PassedOver = Vec<String>;
+
 impl Attaching {
-    /// Attaches by the best way that is allowed. Must run on a place with `spawn_local`.
-    pub(crate) async fn run(self) -> Result<Arc<Peer>> {
-        if self.choice == TransportChoice::Rdma {
-            return self.devices().await;
+    /// Attaches by the best way that is allowed, and by one more where claims go another way. Must run on a
+    /// place with `spawn_local`.
+    pub(crate) async fn run(self) -> Result<Vec<Arc<Peer>>> {
+        let peer = self.best().await?;
+        let claiming = match peer.claims_elsewhere {
+            true => Some(self.to_claim().await),
+            false => None,
+        };
+        let mut all = vec![peer];
+        match claiming {
+            Some(Ok(claiming)) => all.push(claiming),
+            Some(Err(error)) => {
+                tracing::info!(rank = self.info.rank, %error, "puts into its log take plans");
+            }
+            None => {}
         }
-        if self.choice != TransportChoice::Tcp {
-            if let Some(peer) = self.local() {
-                return Ok(peer);
-            }
-            match self.shared().await {
-                Ok(Some(peer)) => return Ok(peer),
-                Ok(None) => {}
-                // It does not answer: by tcp it would not either, and the call's limit is near.
-                Err(e) if e.kind == ErrorKind::Timeout => return Err(e),
-                Err(e) if self.choice == TransportChoice::Shm => return Err(e),
-                Err(error) => tracing::info!(rank = self.info.rank, %error, "not by shm"),
-            }
-            if self.choice == TransportChoice::Shm {
-                return Err(Error::unsupported(format!(
-                    "rank {} shares no memory with this process (other host or private heap)",
-                    self.info.rank
-                )));
-            }
-            if self.info.fabric.is_some() {
-                match self.devices().await {
-                    Ok(peer) => return Ok(peer),
-                    Err(e) if e.kind == ErrorKind::Timeout => return Err(e),
-                    Err(error) => tracing::info!(rank = self.info.rank, %error, "not by rdma"),
-                }
-            }
-        }
-        self.tcp().await
+        Ok(all)
     }
 
-    fn peer(&self, verbs: Arc<dyn Verbs>, (link, alive): (Link, Alive), rights: Rights) -> Peer {
-        let Rights { mapped, at_hand, log_token } = rights;
+    /// The way by which a process that maps a segment claims in a log whose claims a device counts [I1].
+    pub(crate) async fn to_claim(&self) -> Result<Arc<Peer>> {
+        self.devices(Use::Claims, PassedOver::new()).await
+    }
+
+    async fn best(&self) -> Result<Arc<Peer>> {
+        let rank = self.info.rank;
+        let mut passed_over = PassedOver::new();
+        match self.choice {
+            TransportChoice::Rdma => return self.devices(Use::Everything, passed_over).await,
+            TransportChoice::Tcp => return self.tcp(passed_over).await,
+            TransportChoice::Shm | TransportChoice::Auto => {}
+        }
+        if let Some(peer) = self.local() {
+            return Ok(peer);
+        }
+        match self.shared().await {
+            Ok(Some(peer)) => return Ok(peer),
+            Ok(None) => passed_over.push("shm: other host or private heap".to_string()),
+            // It does not answer: by tcp it would not either, and the call's limit is near.
+            Err(e) if e.kind == ErrorKind::Timeout => return Err(e),
+            Err(e) if self.choice == TransportChoice::Shm => return Err(e),
+            Err(error) => passed_over.push(format!("shm: {error}")),
+        }
+        if self.choice == TransportChoice::Shm {
+            return Err(Error::unsupported(format!(
+                "rank {rank} shares no memory with this process (other host or private heap)"
+            )));
+        }
+        match self.devices(Use::Everything, passed_over.clone()).await {
+            Ok(peer) => return Ok(peer),
+            Err(e) if e.kind == ErrorKind::Timeout => return Err(e),
+            Err(error) => passed_over.push(format!("rdma: {error}")),
+        }
+        self.tcp(passed_over).await
+    }
+
+    /// What is told over a way on which nothing is claimed.
+    fn without_claims(&self) -> Way {
+        Way {
+            obeyed: Obeyed::new(self.info.incarnation, None),
+            mapped: None,
+            claims: None,
+            used_for: Use::Everything,
+            passed_over: Vec::new(),
+        }
+    }
+
+    /// With the memory at hand: the token is shown to nobody.
+    fn at_hand(&self) -> Way {
+        let claims = self.claims.clone().filter(|_| !self.info.nic_atomics);
+        let obeyed = Obeyed::new(self.info.incarnation, claims.clone());
+        Way { obeyed, claims: claims.map(|claims| (claims, 1)), ..self.without_claims() }
+    }
+
+    /// Through devices: what was posted may land after its call, and this way's link alone knows of it.
+    fn by_device(&self) -> Way {
+        let counts = self.info.nic_atomics && self.claims.is_some();
+        let claims = counts.then(|| Arc::new(OpenClaims::new(Landing::Later)));
+        let obeyed = Obeyed::new(self.info.incarnation, claims.clone());
+        Way { obeyed, claims: claims.map(|claims| (claims, 1)), ..self.without_claims() }
+    }
+
+    fn peer(&self, verbs: Arc<dyn Verbs>, (link, alive): (Link, Alive), way: Way) -> Peer {
+        let Way { obeyed, mapped, claims, used_for, passed_over } = way;
         let pins = mapped.as_ref().and_then(|(reader, table)| {
             let region = &reader.geometry().pins;
             Pins::new(reader.memory().clone(), region, (*table)?).map(Arc::new)
         });
-        let claims = self.obeyed.claims().cloned();
-        let log = match (at_hand, log_token) {
-            // Memory at hand: the token is shown to nobody.
-            (true, _) => claims.map(|claims| (claims, 1)),
-            // The agent knows the claims: nobody asks this table.
-            (false, Some(token)) => {
-                // As many as the agent lets one token have open.
-                let entries = (0..MAX_OPEN_CLAIMS).map(|_| Line::default()).collect();
-                Some((Arc::new(OpenClaims::with(entries, Landing::InCall)), token))
-            }
-            (false, None) => None,
-        };
-        let log = self.info.device_log().zip(log);
+        let log = self.info.device_log().zip(claims);
         let log = log.map(|(geometry, (claims, token))| PeerLog::new(geometry, claims, token));
         Peer {
             rank: self.info.rank,
             incarnation: self.info.incarnation,
+            used_for,
+            claims_elsewhere: mapped.is_some() && self.info.nic_atomics && self.claims.is_some(),
+            passed_over,
             first: self.info.seat().is_first(),
             slots: self.info.slots,
             header_base: self.info.header_base,
@@ -136,7 +182,7 @@ impl Attaching {
             quarantine_ns: u64::from(self.info.quarantine_ms) * 1_000_000,
             verbs,
             attached_ns: self.env.clock.now_ns(),
-            obeyed: self.obeyed.clone(),
+            obeyed,
             link,
             alive,
             parted: AtomicBool::new(false),
@@ -149,18 +195,18 @@ impl Attaching {
 
     fn local(&self) -> Option<Arc<Peer>> {
         let l = self.env.owners.get(self.info.incarnation)?;
-        let route = Route::Local(self.plans.clone(), self.obeyed.clone());
+        let mut way = self.at_hand();
+        let route = Route::Local(self.plans.clone(), way.obeyed.clone());
         let id = l.tables.attachments.add(self.producer, route);
         // Read after it is registered: a later term reaches the route.
-        self.plans.obey(&self.obeyed, l.tables.term());
+        self.plans.obey(&way.obeyed, l.tables.term());
         let verbs = LocalVerbs::new(l.memory.clone(), l.alive.clone());
         let verbs = verbs.with_stripes(self.stripes());
         let link = Link::Local(l.owner.clone(), l.tables.clone(), id);
         let heap = Heap::open(l.memory.clone()).ok();
         let mapped = heap.as_ref().and_then(|heap| self.reader(heap));
-        let mapped = mapped.map(|reader| (reader, l.tables.pins.give(id, Proof::Here)));
-        let rights = Rights { mapped, at_hand: true, log_token: None };
-        Some(Arc::new(self.peer(Arc::new(verbs), (link, l.alive.clone()), rights)))
+        way.mapped = mapped.map(|reader| (reader, l.tables.pins.give(id, Proof::Here)));
+        Some(Arc::new(self.peer(Arc::new(verbs), (link, l.alive.clone()), way)))
     }
 
     async fn shared(&self) -> Result<Option<Arc<Peer>>> {
@@ -170,7 +216,8 @@ impl Attaching {
         if self.info.boot_id != self.env.machine.boot_id() || self.info.segment.is_empty() {
             return Ok(None);
         }
-        let attached = self.hello(address, AttachBy::Map).await?;
+        let mut way = self.at_hand();
+        let attached = self.hello(address, AttachBy::Map, &way.obeyed).await?;
         let (mut stream, table) = (attached.stream, attached.pins);
         let heap = match self.map() {
             Ok(heap) => heap,
@@ -186,9 +233,8 @@ impl Attaching {
         let alive = Alive::new();
         let verbs = ShmVerbs::new(heap.memory().clone(), alive.clone());
         let verbs = verbs.with_stripes(self.stripes());
-        let mapped = self.reader(&heap).map(|reader| (reader, table));
-        let rights = Rights { mapped, at_hand: true, log_token: None };
-        Ok(Some(self.linked(stream, Arc::new(verbs), alive, rights)))
+        way.mapped = self.reader(&heap).map(|reader| (reader, table));
+        Ok(Some(self.linked(stream, Arc::new(verbs), alive, way)))
     }
 
     fn stripes(&self) -> Stripes {
@@ -214,21 +260,26 @@ impl Attaching {
         Ok(heap)
     }
 
-    async fn tcp(&self) -> Result<Arc<Peer>> {
+    async fn tcp(&self, passed_over: PassedOver) -> Result<Arc<Peer>> {
         let Some(data) = self.info.data.clone() else {
             return Err(Error::unsupported(format!("rank {} has no tcp agent", self.info.rank)));
         };
-        let attached = self.hello(&self.info.control, AttachBy::Agent).await?;
-        let (stream, log_token) = (attached.stream, attached.log_token);
+        let mut way = Way { passed_over, ..self.without_claims() };
+        let attached = self.hello(&self.info.control, AttachBy::Agent, &way.obeyed).await?;
+        way.claims = attached.log_token.map(|token| {
+            // As many as the agent lets one token have open. It knows them: nobody asks this table.
+            let entries = (0..MAX_OPEN_CLAIMS).map(|_| Line::default()).collect();
+            (Arc::new(OpenClaims::with(entries, Landing::InCall)), token)
+        });
         let machine = &self.env.machine;
         let (owner, stripes) = (self.info.incarnation, self.stripes());
         let connecting = machine.connect(&data, owner, &self.credentials, stripes);
         let (verbs, alive) = connecting.await?;
-        Ok(self.linked(stream, verbs, alive, Rights { mapped: None, at_hand: false, log_token }))
+        Ok(self.linked(attached.stream, verbs, alive, way))
     }
 
     /// Through devices of both ends.
-    async fn devices(&self) -> Result<Arc<Peer>> {
+    async fn devices(&self, used_for: Use, passed_over: PassedOver) -> Result<Arc<Peer>> {
         let rank = self.info.rank;
         let none =
             |e: String| Error::unsupported(format!("rank {rank} is not reached by rdma: {e}"));
@@ -243,22 +294,23 @@ impl Attaching {
         let opened = tokio::task::spawn_blocking(opening).await.map_err(failed)?;
         let offering = opened.map_err(|e| none(e.to_string()))?;
         let offer = offering.offer();
-        let attached = self.hello(&self.info.control, AttachBy::Fabric(offer)).await?;
+        let way = Way { used_for, passed_over, ..self.by_device() };
+        let by = AttachBy::Fabric(offer);
+        let attached = self.hello(&self.info.control, by, &way.obeyed).await?;
         let answer = match attached.fabric {
             Some(Ok(answer)) => answer,
             Some(Err(why)) => return Err(none(why)),
             None => return Err(Error::internal(format!("rank {rank} gave no answer to an offer"))),
         };
         let (alive, len) = (Alive::new(), self.info.segment_bytes);
-        let way = alive.clone();
+        let here = alive.clone();
         // The first packets through it are waited for: not on the place of a handle.
-        let connecting = tokio::task::spawn_blocking(move || offering.connect(&answer, len, way));
+        let connecting = tokio::task::spawn_blocking(move || offering.connect(&answer, len, here));
         let connected = connecting.await;
         let verbs = connected
             .map_err(|e| Error::internal(format!("connecting to rank {rank} failed: {e}")))?
             .map_err(|e| none(e.to_string()))?;
-        let rights = Rights { mapped: None, at_hand: false, log_token: None };
-        Ok(self.linked(attached.stream, verbs, alive, rights))
+        Ok(self.linked(attached.stream, verbs, alive, way))
     }
 
     /// The link, and what it was given: a pin table, a token for the log.
@@ -266,13 +318,14 @@ impl Attaching {
         &self,
         address: &nkv_transport::wire::Address,
         by: AttachBy,
+        obeyed: &Arc<Obeyed>,
     ) -> Result<Attached> {
         let (producer, incarnation) = (self.producer, self.info.incarnation);
         let purpose = Purpose::Attach { producer, incarnation, by };
         let work = hello(&*self.env.net, address, &self.credentials, purpose);
         match tokio::time::timeout(ATTACH_LIMIT, work).await {
             Ok(Ok((stream, Welcome::Attached { term, pins, log_token, fabric }))) => {
-                self.plans.obey(&self.obeyed, term);
+                self.plans.obey(obeyed, term);
                 Ok(Attached { stream, pins, log_token, fabric })
             }
             Ok(Ok((_, Welcome::Refused { why }))) => Err(Error::disconnected(why.to_string())),
@@ -293,15 +346,15 @@ impl Attaching {
         stream: BoxStream,
         verbs: Arc<dyn Verbs>,
         alive: Alive,
-        rights: Rights,
+        way: Way,
     ) -> Arc<Peer> {
         let (tx, rx) = mpsc::channel(LINK_FRAMES);
         let (rank, weak) = (self.info.rank, tx.downgrade());
-        let plans = (self.plans.clone(), self.obeyed.clone());
-        let way = (verbs.kind() == Kind::Rdma).then(|| alive.clone());
-        let peer = Arc::new(self.peer(verbs, (Link::Remote(tx), alive.clone()), rights));
+        let plans = (self.plans.clone(), way.obeyed.clone());
+        let devices = (verbs.kind() == Kind::Rdma).then(|| alive.clone());
+        let peer = Arc::new(self.peer(verbs, (Link::Remote(tx), alive.clone()), way));
         tokio::task::spawn_local(async move {
-            let why = run_link(stream, rx, weak, plans, way).await;
+            let why = run_link(stream, rx, weak, plans, devices).await;
             // From here on no verb through this handle may report success.
             alive.mark_dead();
             tracing::debug!(rank, %why, "detached");

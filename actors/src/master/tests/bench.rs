@@ -63,6 +63,7 @@ pub(super) fn info(rank: u32, incarnation: u64, world: u32) -> RankInfo {
         index_bytes: 0,
         arena_offset: BASE,
         arena_bytes: u64::from(SLOTS) * UNIT,
+        nic_atomics: false,
         quarantine_ms: 5,
         prefault: false,
         http: None,

@@ -31,6 +31,7 @@ fn info(rank: u32) -> RankInfo {
         index_bytes: 0,
         arena_offset: 0,
         arena_bytes: 1 << 20,
+        nic_atomics: false,
         quarantine_ms: 50,
         prefault: false,
     }
