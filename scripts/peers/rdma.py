@@ -46,8 +46,9 @@ def one_round(bench):
                 key = f"{op} {name} {depth}"
                 theirs = bandwidth(op, size, depth)
                 ratios[f"{op} {name}, depth {depth}: nkv over ib_{op}_bw"] = (nkv[key] / theirs, nkv[key], theirs)
-    small, write, atomic = nkv["small put us"], latency("ib_write_lat"), latency("ib_atomic_lat")
-    ratios["small put over ib_write_lat + ib_atomic_lat"] = (small / (write + atomic), small, write + atomic)
+    both = latency("ib_write_lat") + latency("ib_atomic_lat")
+    for name in ("small put", "small put by claim"):
+        ratios[f"{name} over ib_write_lat + ib_atomic_lat"] = (nkv[f"{name} us"] / both, nkv[f"{name} us"], both)
     return ratios
 
 

@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// First bytes of the extension block: "nkvheap1".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"nkvheap1");
 /// Version of everything in this file. A reader refuses any other.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 /// Bytes reserved for [`HeapCtl`] and [`HeapExt`] at offset 0.
 pub const CTL_BYTES: u64 = 4096;
 /// Bytes of one header slot.
@@ -185,26 +185,27 @@ pub struct ObjHeader {
     pub payload_base: u64,
     /// Logical bytes. Producer.
     pub bytes_total: u64,
+    /// Low half of XXH3-128 of the key. Producer.
+    pub key_check: u64,
     /// Publish word: state in the low half, epoch in the high half. Producer of that epoch.
     pub publish: u64,
     /// Best-effort access time in milliseconds of CLOCK_BOOTTIME. Owner.
     pub last_access: u64,
     /// Owner word: flags in the low half, owner epoch in the high half. Owner.
     pub owner: u64,
-    /// Low half of XXH3-128 of the key. Producer.
-    pub key_check: u64,
 }
 
-/// Offset of the publish word in a header.
-pub const PUBLISH_OFF: u64 = 32;
-/// Offset of `last_access` in a header.
-pub const LAST_ACCESS_OFF: u64 = 40;
-/// Offset of the owner word in a header.
-pub const OWNER_OFF: u64 = 48;
 /// Offset of `key_check` in a header.
-pub const KEY_CHECK_OFF: u64 = 56;
-/// Bytes at the start of a header that the producer writes in one go.
-pub const PRODUCER_FIELDS: u64 = 32;
+pub const KEY_CHECK_OFF: u64 = 32;
+/// Bytes at the start of a header that the producer writes in one go. Right behind them lies the publish
+/// word, so that both may travel together.
+pub const PRODUCER_FIELDS: u64 = 40;
+/// Offset of the publish word in a header.
+pub const PUBLISH_OFF: u64 = 40;
+/// Offset of `last_access` in a header.
+pub const LAST_ACCESS_OFF: u64 = 48;
+/// Offset of the owner word in a header.
+pub const OWNER_OFF: u64 = 56;
 
 /// The source document's announce record, with the check and sequence of ours (64 bytes).
 #[repr(C, align(64))]
@@ -285,8 +286,8 @@ offsets!(HeapExt, 192, {
     rank: 72, log_slots: 76, regions: 80,
 });
 offsets!(ObjHeader, 64, {
-    key_hash: 0, n_pages: 8, page_size: 12, payload_base: 16, bytes_total: 24, publish: 32,
-    last_access: 40, owner: 48, key_check: 56,
+    key_hash: 0, n_pages: 8, page_size: 12, payload_base: 16, bytes_total: 24, key_check: 32,
+    publish: 40, last_access: 48, owner: 56,
 });
 offsets!(Announce, 64, {
     key_hash: 0, owner_rank: 8, epoch: 12, header_off: 16, payload_off: 24, n_pages: 32,

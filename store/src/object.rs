@@ -93,17 +93,17 @@ fn inside(h: &ObjHeader, arena: &Region) -> bool {
     h.payload_base >= arena.offset && end.zip(limit).is_some_and(|(end, limit)| end <= limit)
 }
 
-/// The first 32 bytes of a header, as the producer writes them in one go. `key.check` goes to
-/// `KEY_CHECK_OFF` by a write of its own, before (WRITING, epoch).
+/// The first 40 bytes of a header, as the producer writes them in one go, before (WRITING, epoch).
 pub fn producer_fields(
     key: KeyId,
     n_pages: u32,
     page_size: u32,
     payload_base: u64,
     bytes_total: u64,
-) -> [u8; 32] {
+) -> [u8; PRODUCER_FIELDS as usize] {
     let header = ObjHeader {
         key_hash: key.hash,
+        key_check: key.check,
         n_pages,
         page_size,
         payload_base,

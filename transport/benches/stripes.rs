@@ -23,10 +23,10 @@ const HEADER: u64 = 4096;
 
 fn write(verbs: &dyn Verbs, at: u64, src: &[u8]) -> Result<(), TransportError> {
     let mut ops = [
-        Op::Write { offset: HEADER, src: &[1; 32] },
-        Op::Store { offset: HEADER + 32, value: 1 },
+        Op::Write { offset: HEADER, src: &[1; 40] },
+        Op::Store { offset: HEADER + 40, value: 1 },
         Op::Write { offset: at, src },
-        Op::CompareSwap { offset: HEADER + 32, expect: 1, new: 2, old: 0 },
+        Op::CompareSwap { offset: HEADER + 40, expect: 1, new: 2, old: 0 },
     ];
     verbs.post(1, &mut ops)
 }

@@ -8,7 +8,7 @@ use crate::gate::Gate;
 use crate::log_rights::LogRights;
 use hashbrown::HashMap;
 use nkv_store::clock::{BootClock, Clock};
-use nkv_store::layout::{KEY_CHECK_OFF, PRODUCER_FIELDS, PUBLISH_OFF, epoch_of, low, state, word};
+use nkv_store::layout::{PRODUCER_FIELDS, PUBLISH_OFF, epoch_of, low, state, word};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -37,16 +37,14 @@ impl Grant {
     /// Whether a producer of this plan may do this. Nothing else of the segment is its to change.
     pub fn check(&self, intent: &Intent) -> Result<(), String> {
         let publish = self.header_off.saturating_add(PUBLISH_OFF);
-        let key_check = self.header_off.saturating_add(KEY_CHECK_OFF);
         let allowed = match *intent {
             Intent::Write { offset, len } => {
                 within(offset, len, self.extent_offset, self.extent_len)
                     || within(offset, len, self.header_off, PRODUCER_FIELDS)
-                    || (offset == key_check && len == 8)
             }
             Intent::Store { offset, value } => {
                 let may = [word(state::WRITING, self.epoch), word(state::DEAD, self.epoch)];
-                offset == key_check || (offset == publish && may.contains(&value))
+                offset == publish && may.contains(&value)
             }
             Intent::CompareSwap { offset, expect, new } => {
                 let from = matches!(low(expect), state::RESERVED | state::WRITING);

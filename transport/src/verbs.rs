@@ -119,7 +119,8 @@ pub trait Verbs: Send + Sync + fmt::Debug {
     fn kind(&self) -> Kind;
 
     /// Executes the batch strictly in order [I4] and returns when all of it has happened in the
-    /// target memory and every result is filled in. `token` authorises writes and atomics; 0 reads
+    /// target memory and every result is filled in. Writes that follow each other without a gap within one
+    /// line of 64 bytes may be seen in any order among themselves. `token` authorises writes and atomics; 0 reads
     /// only. The whole batch is checked before its first byte moves.
     ///
     /// Errors: see [`TransportError`]. After `Disconnected` and `Timeout` any prefix of the batch

@@ -14,7 +14,7 @@ use crate::place::OwnedPlace;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::device_log::BUMP_PTR_OFF;
 use nkv_store::heap::{Heap, HeapConfig};
-use nkv_store::layout::{KEY_CHECK_OFF, PUBLISH_OFF};
+use nkv_store::layout::PUBLISH_OFF;
 use nkv_store::object::{producer_fields, ready, reserved, writing};
 use nkv_store::{AnonMemory, KeyId};
 use nkv_transport::grants::Grants;
@@ -118,7 +118,6 @@ impl Bench {
         let key = KeyId::of(key.as_bytes());
         let fields = producer_fields(key, 1, 4096, g.arena.offset + u64::from(slot) * 4096, 4096);
         memory.write(off, &fields).unwrap();
-        memory.store(off + KEY_CHECK_OFF, key.check).unwrap();
         memory.store(off + PUBLISH_OFF, word).unwrap();
     }
 

@@ -8,7 +8,7 @@
 
 use super::LogGeometry;
 use crate::key::KeyId;
-use crate::layout::{HeapCtl, PUBLISH_OFF};
+use crate::layout::{HeapCtl, PRODUCER_FIELDS, PUBLISH_OFF};
 use crate::object::{Publication, dead, producer_fields};
 use crate::op::Op;
 use std::mem::offset_of;
@@ -213,7 +213,7 @@ pub struct Abandon {
 pub struct Skip {
     header_off: u64,
     epoch: u32,
-    fields: [u8; 32],
+    fields: [u8; PRODUCER_FIELDS as usize],
 }
 
 impl Skip {
@@ -275,7 +275,7 @@ impl Placing {
 pub struct Abort {
     header_off: u64,
     epoch: u32,
-    fields: [u8; 32],
+    fields: [u8; PRODUCER_FIELDS as usize],
 }
 
 impl Abort {

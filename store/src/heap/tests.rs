@@ -100,8 +100,8 @@ fn memory_that_was_never_formatted_is_refused() {
 
 #[test]
 fn another_layout_version_is_refused() {
-    let text = with_ext(|e| e.layout_version = 3).unwrap_err().to_string();
-    assert!(text.contains("version 3"), "{text}");
+    let text = with_ext(|e| e.layout_version = 2).unwrap_err().to_string();
+    assert!(text.contains("version 2"), "{text}");
 }
 
 #[test]
@@ -113,6 +113,7 @@ fn regions_outside_misaligned_or_overlapping_are_refused() {
         (|e| e.segment_bytes += 4096) as fn(&mut HeapExt),
         |e| e.segment_bytes -= 4096,
         |e| e.incarnation = 0,
+        |e| e.atomic_domain = 2,
         |e| e.quarantine_ms = 0,
         |e| e.log_slots = 11,
     ] {

@@ -4,7 +4,7 @@
 
 use super::{Expect, Unreadable, producer_fields, ready, unchanged, validate, writing};
 use crate::key::KeyId;
-use crate::layout::{HEADER_BYTES, KEY_CHECK_OFF, ObjHeader, PUBLISH_OFF, Region};
+use crate::layout::{HEADER_BYTES, ObjHeader, PRODUCER_FIELDS, PUBLISH_OFF, Region};
 use crate::op::Op;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -14,8 +14,7 @@ pub struct Publication {
     header_off: u64,
     payload_base: u64,
     epoch: u32,
-    fields: [u8; 32],
-    key_check: u64,
+    fields: [u8; PRODUCER_FIELDS as usize],
 }
 
 impl Publication {
@@ -29,15 +28,14 @@ impl Publication {
         bytes_total: u64,
     ) -> Self {
         let fields = producer_fields(key, n_pages, page_size, payload_base, bytes_total);
-        Self { header_off, payload_base, epoch, fields, key_check: key.check }
+        Self { header_off, payload_base, epoch, fields }
     }
 
     /// The header, then (WRITING, epoch): before the first page.
-    pub fn announce(&self) -> [Op<'_>; 3] {
+    pub fn announce(&self) -> [Op<'_>; 2] {
         let publish = self.header_off + PUBLISH_OFF;
         [
             Op::Write { offset: self.header_off, src: &self.fields },
-            Op::Store { offset: self.header_off + KEY_CHECK_OFF, value: self.key_check },
             Op::Store { offset: publish, value: writing(self.epoch) },
         ]
     }
@@ -53,9 +51,9 @@ impl Publication {
     }
 
     /// Header, payload and READY as one chain on one connection [I4].
-    pub fn whole<'a>(&'a self, payload: &'a [u8]) -> [Op<'a>; 5] {
-        let [fields, key_check, writing] = self.announce();
-        [fields, key_check, writing, self.page(0, payload), self.ready()]
+    pub fn whole<'a>(&'a self, payload: &'a [u8]) -> [Op<'a>; 4] {
+        let [fields, writing] = self.announce();
+        [fields, writing, self.page(0, payload), self.ready()]
     }
 
     /// Always a compare-and-swap with the epoch: on a slot that moved on it changes nothing.

@@ -10,7 +10,6 @@ mod rebuild;
 use super::*;
 use crate::arena::Extent;
 use crate::heap::HeapConfig;
-use crate::layout::KEY_CHECK_OFF;
 use crate::memory::AnonMemory;
 use std::sync::Arc;
 
@@ -33,7 +32,6 @@ fn extent(heap: &Heap, slot: u32, units: u64) -> Extent {
 fn begin(heap: &Heap, slot: u32, epoch: u32, key: KeyId, at: Extent, bytes: u64) {
     let header = heap.geometry().header_off(slot);
     heap.memory().write(header, &producer_fields(key, 1, 4096, at.offset, bytes)).unwrap();
-    heap.memory().store(header + KEY_CHECK_OFF, key.check).unwrap();
     heap.memory().store(header + PUBLISH_OFF, writing(epoch)).unwrap();
 }
 

@@ -27,25 +27,25 @@ fn write(offset: u64, len: u64) -> Intent {
 #[test]
 fn i10_a_grant_covers_its_header_fields_and_extent_and_nothing_else() {
     let (h, x) = (GRANT.header_off, GRANT.extent_offset);
-    for ok in [write(h, 32), write(h + 8, 8), write(h + 56, 8), write(x, 8192), write(x + 8191, 1)]
+    for ok in [write(h, 40), write(h + 8, 8), write(h + 32, 8), write(x, 8192), write(x + 8191, 1)]
     {
         GRANT.check(&ok).unwrap();
     }
     for bad in [
         write(h - 1, 2),
-        write(h, 33),
-        write(h + 32, 8),
+        write(h, 41),
+        write(h + 32, 9),
         write(h + 40, 8),
         write(h + 48, 8),
         write(h + 48, 16),
-        write(h + 56, 9),
+        write(h + 56, 8),
         write(h + 64, 8),
         write(x - 1, 1),
         write(x, 8193),
         write(x + 8192, 1),
         write(u64::MAX, 2),
         Intent::FetchAdd { offset: 16, add: 128 },
-        Intent::FetchAdd { offset: h + 32, add: 128 },
+        Intent::FetchAdd { offset: h + 40, add: 128 },
     ] {
         assert!(GRANT.check(&bad).is_err(), "{bad:?}");
     }
@@ -54,7 +54,7 @@ fn i10_a_grant_covers_its_header_fields_and_extent_and_nothing_else() {
 #[test]
 fn i3_the_publish_word_takes_only_this_epoch_and_only_a_producers_steps() {
     use state::{DEAD, READY, RESERVED, WRITING};
-    let publish = GRANT.header_off + 32;
+    let publish = GRANT.header_off + 40;
     let store = |low, epoch| Intent::Store { offset: publish, value: word(low, epoch) };
     for (low, epoch, ok) in [
         (WRITING, 7, true),
@@ -66,8 +66,10 @@ fn i3_the_publish_word_takes_only_this_epoch_and_only_a_producers_steps() {
     ] {
         assert_eq!(GRANT.check(&store(low, epoch)).is_ok(), ok, "store {low} {epoch}");
     }
-    GRANT.check(&Intent::Store { offset: GRANT.header_off + 56, value: 99 }).unwrap();
-    assert!(GRANT.check(&Intent::Store { offset: GRANT.header_off + 48, value: 0 }).is_err());
+    for elsewhere in [32, 48, 56] {
+        let offset = GRANT.header_off + elsewhere;
+        assert!(GRANT.check(&Intent::Store { offset, value: word(WRITING, 7) }).is_err());
+    }
     assert!(GRANT.check(&Intent::Store { offset: GRANT.extent_offset, value: 0 }).is_err());
     for from in [RESERVED, WRITING, READY, DEAD] {
         for to in [RESERVED, WRITING, READY, DEAD] {

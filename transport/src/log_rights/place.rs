@@ -3,9 +3,7 @@
 
 use crate::access::Intent;
 use nkv_store::device_log::{BUMP_PTR_OFF, LogGeometry};
-use nkv_store::layout::{
-    HEADER_BYTES, KEY_CHECK_OFF, PRODUCER_FIELDS, PUBLISH_OFF, epoch_of, low, state,
-};
+use nkv_store::layout::{HEADER_BYTES, PRODUCER_FIELDS, PUBLISH_OFF, epoch_of, low, state};
 
 /// A change that a producer of the log makes, if it makes any sense there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,10 +12,8 @@ pub(super) enum Place {
     Bump { n: u64 },
     /// Bytes [from, to) of the log, counted from its start.
     Payload { from: u64, to: u64 },
-    /// The first 32 bytes of a header, all at once.
+    /// A producer's part of a header but for the publish word, all at once.
     Fields { slot: u32 },
-    /// The check word of a header.
-    KeyCheck { slot: u32 },
     /// The publish word: a producer writes.
     Writing { slot: u32, epoch: u32 },
     /// The publish word: the claim is over.
@@ -36,7 +32,6 @@ impl Place {
             }
             Intent::Write { offset, len } => write(geometry, offset, len),
             Intent::Store { offset, value } => match header(geometry, offset)? {
-                (slot, KEY_CHECK_OFF) => Some(Place::KeyCheck { slot }),
                 (slot, PUBLISH_OFF) => {
                     let epoch = epoch_of(value);
                     match low(value) {
@@ -61,7 +56,7 @@ impl Place {
     pub(super) fn header(&self) -> Option<(u32, Option<u32>)> {
         match *self {
             Place::Bump { .. } | Place::Payload { .. } => None,
-            Place::Fields { slot } | Place::KeyCheck { slot } => Some((slot, None)),
+            Place::Fields { slot } => Some((slot, None)),
             Place::Writing { slot, epoch }
             | Place::Dead { slot, epoch }
             | Place::Ready { slot, epoch } => Some((slot, Some(epoch))),
@@ -83,7 +78,6 @@ fn write(geometry: &LogGeometry, offset: u64, len: u64) -> Option<Place> {
     match header(geometry, offset) {
         // In one piece or not at all: half of them cannot be judged.
         Some((slot, 0)) if len == PRODUCER_FIELDS => Some(Place::Fields { slot }),
-        Some((slot, KEY_CHECK_OFF)) if len == 8 => Some(Place::KeyCheck { slot }),
         Some(_) => None,
         None => {
             let from = offset.checked_sub(geometry.region().offset)?;

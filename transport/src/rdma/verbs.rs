@@ -9,8 +9,10 @@ use crate::verbs::{Alive, Escort, Kind, Op, Post, Verbs, check_batch};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+/// Bytes that memory and devices handle at once.
+const LINE: u64 = 64;
 /// Where a value begins in a buffer: no two share a line.
-const SPACING: usize = 64;
+const SPACING: usize = LINE as usize;
 /// Not worth a request of its own.
 const SMALLEST_PIECE: usize = 4 << 10;
 /// Chains of one call on their way at once.
@@ -242,7 +244,28 @@ impl<'a> Batch<'a> {
         }
     }
 
+    /// What goes on where the last write of a line ended travels with it: a header's fields and its publish
+    /// word. A request costs as much as all that a line holds.
+    fn join(&mut self, offset: u64, src: &[u8]) -> bool {
+        let last = self.open.as_mut().and_then(|chain| chain.requests.last_mut());
+        let Some(last) = last.filter(|r| r.does == Does::Write) else { return false };
+        let Ok(place) = self.path.place(offset, src.len()) else { return false };
+        let (begun, at) = (last.len as usize, (place.address % LINE) as usize);
+        let goes_on = last.remote + u64::from(last.len) == place.address;
+        let in_line = begun <= at && at + src.len() <= LINE as usize;
+        if !goes_on || !in_line || place.len < src.len() || place.key != last.remote_key {
+            return false;
+        }
+        // SAFETY: every value has whole lines of the buffer, and this one ends within its first.
+        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), last.local.add(begun), src.len()) };
+        last.len += src.len() as u32;
+        true
+    }
+
     fn add_write(&mut self, mut offset: u64, mut src: &[u8]) -> Result<(), TransportError> {
+        if self.join(offset, src) {
+            return Ok(());
+        }
         while !src.is_empty() {
             let (chain, place) = self.room(offset, src.len())?;
             let local = chain.lease.address(chain.used);

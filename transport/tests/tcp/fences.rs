@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-const PUBLISH: u64 = GRANT.header_off + 32;
+const PUBLISH: u64 = GRANT.header_off + 40;
 
 fn refused<T: std::fmt::Debug>(r: Result<T, TransportError>) -> String {
     match r {
@@ -28,8 +28,7 @@ fn a_plan_writes_its_object_and_publishes_it() {
     let client = rig.client();
     let payload = vec![7u8; GRANT.extent_len as usize];
     let mut ops = [
-        Op::Write { offset: GRANT.header_off, src: &[1; 32] },
-        Op::Store { offset: GRANT.header_off + 56, value: 99 },
+        Op::Write { offset: GRANT.header_off, src: &[1; 40] },
         Op::Store { offset: PUBLISH, value: word(state::WRITING, 7) },
         Op::Write { offset: GRANT.extent_offset, src: &payload },
         Op::CompareSwap {
@@ -40,10 +39,10 @@ fn a_plan_writes_its_object_and_publishes_it() {
         },
     ];
     client.post(TOKEN, &mut ops).unwrap();
-    assert!(matches!(ops[4], Op::CompareSwap { old, .. } if old == word(state::WRITING, 7)));
+    assert!(matches!(ops[3], Op::CompareSwap { old, .. } if old == word(state::WRITING, 7)));
     assert_eq!(rig.memory.load(PUBLISH).unwrap(), word(state::READY, 7));
     let counters = rig.agent.counters();
-    assert_eq!(counters.bytes_in.load(Ordering::Relaxed), GRANT.extent_len + 32);
+    assert_eq!(counters.bytes_in.load(Ordering::Relaxed), GRANT.extent_len + 40);
     assert_eq!(counters.requests.load(Ordering::Relaxed), 1);
     eventually("the permit is given back", || {
         rig.grants.revoke(TOKEN);
@@ -64,7 +63,7 @@ fn i10_a_batch_with_one_verb_outside_its_grant_places_no_byte() {
         Op::FetchAdd { offset: 16, add: 1, old: 0 },
     ] {
         let mut ops = [
-            Op::Write { offset: GRANT.header_off, src: &[1; 32] },
+            Op::Write { offset: GRANT.header_off, src: &[1; 40] },
             Op::Write { offset: GRANT.extent_offset, src: &big },
             bad,
         ];

@@ -73,8 +73,7 @@ fn words_are_stored_in_the_order_that_others_rely_on() {
     let index = heap.geometry().index;
     let mut slots = Slots::fresh(heap);
     let at = put(&mut slots, 1, 1, KeyId::of(b"k"));
-    let key_check = (second + KEY_CHECK_OFF, KeyId::of(b"k").check);
-    let producers = [key_check, (second + PUBLISH_OFF, writing(1))];
+    let producers = [(second + PUBLISH_OFF, writing(1))];
     let mut stored = memory.taken();
     let (entry, led) = stored.pop().unwrap();
     assert_eq!(stored, producers, "of the header an owner stores nothing before it retires");
@@ -91,11 +90,10 @@ fn i4_a_producers_verbs_are_fields_then_writing_then_pages_then_ready() {
     let object = Publication::new((header, 7), KeyId::of(b"k"), (1, 4096), payload, 100);
     let bytes = [1; 100];
     let fields = (header, PRODUCER_FIELDS);
-    let check = (header + KEY_CHECK_OFF, 8);
     let publish = (header + PUBLISH_OFF, 8);
     let ranges = |ops: &[Op<'_>]| ops.iter().map(Op::range).collect::<Vec<_>>();
-    assert_eq!(ranges(&object.announce()), [fields, check, publish]);
-    assert_eq!(ranges(&object.whole(&bytes)), [fields, check, publish, (payload, 100), publish]);
+    assert_eq!(ranges(&object.announce()), [fields, publish]);
+    assert_eq!(ranges(&object.whole(&bytes)), [fields, publish, (payload, 100), publish]);
     assert_eq!(object.page(50, &bytes[50..]).range(), (payload + 50, 50));
     let [flush, ready_word] = object.publish();
     assert!(matches!(flush, Op::Flush), "pages of several connections land first");

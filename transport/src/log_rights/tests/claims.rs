@@ -51,9 +51,7 @@ fn i13_a_claims_bytes_and_its_header_are_all_that_its_producer_may_write() {
     for ok in [
         Intent::Write { offset: x, len: 2 * U },
         Intent::Write { offset: x + 2 * U - 1, len: 1 },
-        Intent::Write { offset: at, len: 32 },
-        Intent::Write { offset: at + KEY_CHECK_OFF, len: 8 },
-        Intent::Store { offset: at + KEY_CHECK_OFF, value: 7 },
+        Intent::Write { offset: at, len: 40 },
         Intent::Store { offset: at + PUBLISH_OFF, value: writing(1) },
     ] {
         w.rights.check(&ok, &cut).unwrap();
@@ -71,11 +69,13 @@ fn i13_a_claims_bytes_and_its_header_are_all_that_its_producer_may_write() {
         (LOG_BASE + 16 * U, 1),
         (0, 64),
         (at + 8, 8),
+        (at + KEY_CHECK_OFF, 8),
         (at, 64),
-        (at, 33),
+        (at, 32),
+        (at, 41),
         (at + PUBLISH_OFF, 8),
-        (at + 40, 8),
         (at + 48, 8),
+        (at + 56, 8),
         (at + 48, 16),
         (u64::MAX - 7, 8),
     ] {
@@ -83,8 +83,9 @@ fn i13_a_claims_bytes_and_its_header_are_all_that_its_producer_may_write() {
     }
     for (offset, value) in [
         (at, 1),
-        (at + 40, 1),
-        (at + 48, word(1, 1)),
+        (at + KEY_CHECK_OFF, 7),
+        (at + 48, 1),
+        (at + 56, word(1, 1)),
         (x, 1),
         (HEAP_LIMIT_OFF, 1),
         (BUMP_PTR_OFF, 1),

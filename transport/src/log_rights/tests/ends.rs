@@ -163,11 +163,11 @@ fn publish_unnoted(w: &World, placing: &Placing) {
     let (_, cut) = line();
     let request = w.request(&cut);
     request.check(&ops).unwrap();
-    for op in &mut ops[..4] {
+    for op in &mut ops[..3] {
         request.step(op).unwrap();
     }
-    w.rights.starts(&intent(&ops[4]).unwrap(), &[], &cut).unwrap();
-    ops[4].run(w.memory.as_ref()).unwrap();
+    w.rights.starts(&intent(&ops[3]).unwrap(), &[], &cut).unwrap();
+    ops[3].run(w.memory.as_ref()).unwrap();
     drop(request);
     assert_eq!(w.rights.open(), (1, 0));
 }

@@ -82,7 +82,7 @@ fn i13_i19_a_header_that_lies_ends_its_connection_and_settles_nobody_elses_claim
     let lie = producer_fields(key(1), 1, 1, mine.payload_base(), 3 * 4096);
     let mut peer = rig.raw();
     let dead = (STORE, at + PUBLISH_OFF, word(state::DEAD, 1), 0);
-    let mut bytes = request(1, ONE, &[(WRITE, at, 32, 0), dead]);
+    let mut bytes = request(1, ONE, &[(WRITE, at, lie.len() as u64, 0), dead]);
     bytes.extend(lie);
     let before = rig.bytes();
     peer.send(&bytes);
