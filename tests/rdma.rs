@@ -6,6 +6,8 @@ mod cluster_process;
 
 use cluster_process::{ProcessCluster, clean_command, timed, until};
 use nkv::message::{Existence, PutOptions};
+use nkv::store::Buffer;
+use nkv::store::threads::spawn_named;
 use nkv::transport::Kind;
 use nkv::{Blocking, ErrorKind, TransportChoice};
 use rustix::process::Signal;
@@ -59,6 +61,16 @@ fn values_of_every_size_go_through_devices_and_come_back_whole() {
     }
     writer.remove(b"k3").unwrap();
     assert_eq!(reader.get(b"k3").unwrap_err().kind, ErrorKind::NotFound);
+    let registered = |len| writer.client().register(Buffer::new(len).unwrap()).unwrap();
+    // Read into it at odd addresses.
+    let (mut from, mut into) = (registered(3 << 20), registered((3 << 20) + 1));
+    from.copy_from_slice(&bytes(77, 3 << 20));
+    for len in [100, 5_000, 3 << 20] {
+        let key = format!("registered {len}");
+        writer.put(key.as_bytes(), &from[..len], &on(1)).unwrap();
+        assert_eq!(writer.get_into(key.as_bytes(), &mut into[1..]).unwrap(), len);
+        assert!(into[1..=len] == from[..len], "{len} bytes");
+    }
     let plan = writer.open_for_write(b"by hand", 100, &on(1)).unwrap();
     assert_eq!(plan.transport(), Some(Kind::Rdma));
     plan.write_from(0, &bytes(9, 100)).unwrap();
@@ -170,9 +182,78 @@ fn i10_a_stopped_producer_is_severed_and_its_extent_comes_back_while_it_stands()
     producer.wait().unwrap();
 }
 
+/// Kills of either side; `NKV_RDMA_KILLS` (5).
+fn rounds() -> u64 {
+    std::env::var("NKV_RDMA_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(5)
+}
+
+/// Queue pairs and registrations of this machine, as the kernel counts them.
+fn resources() -> (u64, u64) {
+    let told = std::process::Command::new("rdma").args(["resource", "show"]).output().unwrap();
+    let told = String::from_utf8(told.stdout).unwrap();
+    let sum = |name: &str| {
+        let words: Vec<&str> = told.split_whitespace().collect();
+        words.windows(2).filter(|w| w[0] == name).map(|w| w[1].parse::<u64>().unwrap()).sum()
+    };
+    (sum("qp"), sum("mr"))
+}
+
+#[test]
+fn i18_owners_killed_in_the_middle_of_transfers_cost_no_wrong_byte_and_no_pair() {
+    let mut cluster = ProcessCluster::start(3, |command| {
+        command.args(["--ttl-ms", "2000", "--log-bytes", "1MiB", "--atomic-domain", "nic"]);
+    });
+    let checker = by_devices(&cluster);
+    checker.put(b"stays", &bytes(1, 100_000), &on(1)).unwrap();
+    assert!(checker.get(b"stays").unwrap() == bytes(1, 100_000));
+    for rank in [0, 2] {
+        checker.put(format!("met {rank}").as_bytes(), &bytes(rank, 10), &on(rank)).unwrap();
+    }
+    let before = resources();
+    assert!(before.0 >= 6 && before.1 >= 6, "both ends of three ways: {before:?}");
+    for round in 0..rounds() {
+        let client = by_devices(&cluster);
+        let pid = rustix::process::Pid::from_raw(cluster.node(2).pid() as i32).unwrap();
+        let killer = spawn_named("killer", move || {
+            std::thread::sleep(Duration::from_millis(50 + 17 * (round % 11)));
+            rustix::process::kill_process(pid, Signal::KILL).unwrap();
+        });
+        let killer = killer.unwrap();
+        let mut put = Vec::new();
+        // Until it is dead, and a few more.
+        let mut left = 4;
+        for n in 0u32.. {
+            let (key, value) = (format!("{round}/{n}"), bytes(n, 60_000 + n as usize));
+            let opts = PutOptions { device_alloc: Some(n % 2 == 0), ..on(n % 3) };
+            if client.put(key.as_bytes(), &value, &opts).is_ok() {
+                put.push((key, value, n % 3));
+            }
+            left -= u32::from(killer.is_finished());
+            if left == 0 {
+                break;
+            }
+        }
+        cluster.kill9(2);
+        for (key, value, rank) in &put {
+            match checker.get(key.as_bytes()) {
+                Ok(found) => assert!(found == *value, "{key}"),
+                Err(e) => assert!(*rank == 2, "{key} on rank {rank}: {e}"),
+            }
+        }
+        assert!(checker.get(b"stays").unwrap() == bytes(1, 100_000), "round {round}");
+        client.close();
+        cluster.restart(2);
+        cluster.wait_ready(SOON);
+    }
+    until(SOON, "no pair and no registration is left of the dead", || {
+        let (pairs, registered) = resources();
+        pairs <= before.0 && registered <= before.1
+    });
+}
+
 #[test]
 fn i10_i12_producers_killed_in_the_middle_leave_no_pair_and_no_space_behind() {
-    let rounds = std::env::var("NKV_RDMA_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(5);
+    let rounds = rounds();
     let cluster = ProcessCluster::start(2, |command| {
         command.args(["--write-ttl-ms", "1000"]);
     });

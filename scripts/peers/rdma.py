@@ -37,16 +37,22 @@ def latency(tool):
     return float(pair(tool, "-n", "300")[4])
 
 
+def measured(bench, rows):
+    """Figures of nkv whose names begin like this, by name."""
+    return json.loads(subprocess.run([bench, rows], capture_output=True, text=True, check=True).stdout)
+
+
 def one_round(bench):
-    nkv = json.loads(subprocess.run([bench], capture_output=True, text=True, check=True).stdout)
     ratios = {}
     for op in ("write", "read"):
         for name, size in SIZES.items():
             for depth in (1, 8):
                 key = f"{op} {name} {depth}"
-                theirs = bandwidth(op, size, depth)
-                ratios[f"{op} {name}, depth {depth}: nkv over ib_{op}_bw"] = (nkv[key] / theirs, nkv[key], theirs)
-    both = latency("ib_write_lat") + latency("ib_atomic_lat")
+                figures, theirs = measured(bench, key), bandwidth(op, size, depth)
+                for how, copied in (("", ""), (" copied", ", through a copy")):
+                    nkv = figures[key + how]
+                    ratios[f"{op} {name}, depth {depth}{copied}: nkv over ib_{op}_bw"] = (nkv / theirs, nkv, theirs)
+    nkv, both = measured(bench, "small"), latency("ib_write_lat") + latency("ib_atomic_lat")
     for name in ("small put", "small put by claim"):
         ratios[f"{name} over ib_write_lat + ib_atomic_lat"] = (nkv[f"{name} us"] / both, nkv[f"{name} us"], both)
     return ratios
@@ -55,10 +61,11 @@ def one_round(bench):
 def main():
     bench, rounds = sys.argv[1], int(sys.argv[2])
     results = [one_round(bench) for _ in range(rounds)]
-    print("| what | ratio | nkv | perftest |\n|---|---|---|---|")
+    print("| what | ratio | lowest to highest | nkv | perftest |\n|---|---|---|---|---|")
     for name in results[0]:
         ratio, nkv, theirs = (statistics.median(r[name][i] for r in results) for i in range(3))
-        print(f"| {name} | {ratio:.2f} | {nkv:.1f} | {theirs:.1f} |")
+        all_ratios = sorted(r[name][0] for r in results)
+        print(f"| {name} | {ratio:.2f} | {all_ratios[0]:.2f} to {all_ratios[-1]:.2f} | {nkv:.1f} | {theirs:.1f} |")
 
 
 if __name__ == "__main__":

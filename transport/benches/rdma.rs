@@ -1,11 +1,12 @@
 //! Writes, reads and small puts through an RDMA device of this machine to itself, one after the other and
-//! eight at a time, beside which `scripts/rdma-bench` runs perftest in the same guest. Prints one JSON object:
+//! eight at a time, out of and into memory that the device knows, as perftest does, and copied, beside which `scripts/rdma-bench` runs perftest in the same guest. Its argument is how the names
+//! of the rows to measure begin. Prints one JSON object:
 //! MiB per second of the best of five rounds, and the median of a small put, by a plan and by a claim, in microseconds.
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]
 #![expect(clippy::print_stdout, reason = "its result")]
 
 use nkv_store::clock::{BootClock, Clock};
-use nkv_store::{AnonMemory, Memory};
+use nkv_store::{AnonMemory, Buffer, Memory};
 use nkv_transport::fabric::FabricConfig;
 use nkv_transport::verbs::{Post, Unescorted};
 use nkv_transport::{Alive, Op, Verbs};
@@ -27,23 +28,22 @@ fn mib_per_s(mut work: impl FnMut()) -> f64 {
     (0..ROUNDS).map(|_| round(&mut work)).fold(0.0, f64::max)
 }
 
-fn one_by_one(verbs: &dyn Verbs, size: usize, write: bool) -> f64 {
-    let mut bytes = vec![7; size];
+fn one_by_one(verbs: &dyn Verbs, bytes: &mut [u8], write: bool) -> f64 {
+    let size = bytes.len();
     mib_per_s(|| {
         for _ in 0..ROUND_BYTES / size {
             match write {
-                true => verbs.write(TOKEN, SEGMENT / 2, &bytes).unwrap(),
-                false => verbs.read(SEGMENT / 2, &mut bytes).unwrap(),
+                true => verbs.write(TOKEN, SEGMENT / 2, bytes).unwrap(),
+                false => verbs.read(SEGMENT / 2, bytes).unwrap(),
             }
         }
     })
 }
 
-fn many(verbs: &dyn Verbs, size: usize, write: bool) -> f64 {
+fn many(verbs: &dyn Verbs, all: &mut [u8], size: usize, write: bool) -> f64 {
     let offset = SEGMENT / 2;
-    let mut all: Vec<Vec<u8>> = (0..ROUND_BYTES / size).map(|_| vec![7; size]).collect();
     mib_per_s(|| {
-        let each = all.iter_mut().map(|bytes| match write {
+        let each = all.chunks_mut(size).map(|bytes| match write {
             true => [Op::Write { offset, src: bytes }],
             false => [Op::Read { offset, dst: bytes }],
         });
@@ -87,15 +87,26 @@ fn main() {
     let offering = fabric.offer().unwrap();
     let (_served, answer) = exported.accept(&offering.offer()).unwrap();
     let verbs = offering.connect(&answer, SEGMENT, Alive::new()).unwrap();
+    let mut registered = fabric.register(Buffer::new(ROUND_BYTES).unwrap()).unwrap();
+    let mut plain = vec![7; ROUND_BYTES];
+    let only = std::env::args().nth(1).unwrap_or_default();
     let mut rows = Vec::new();
+    let mut row = |name: String, figure: &mut dyn FnMut() -> f64| {
+        if name.starts_with(&only) {
+            rows.push(format!("\"{name}\":{:.1}", figure()));
+        }
+    };
     for (name, size) in [("64KiB", 64 << 10), ("1MiB", 1 << 20)] {
         for (op, write) in [("write", true), ("read", false)] {
-            rows.push(format!("\"{op} {name} 1\":{:.1}", one_by_one(&*verbs, size, write)));
-            rows.push(format!("\"{op} {name} 8\":{:.1}", many(&*verbs, size, write)));
+            for (how, bytes) in [("", &mut *registered), (" copied", &mut *plain)] {
+                let first = &mut bytes[..size];
+                row(format!("{op} {name} 1{how}"), &mut || one_by_one(&*verbs, first, write));
+                row(format!("{op} {name} 8{how}"), &mut || many(&*verbs, bytes, size, write));
+            }
         }
     }
     for (name, claims) in [("small put us", false), ("small put by claim us", true)] {
-        rows.push(format!("\"{name}\":{:.1}", small_put(&*verbs, claims)));
+        row(name.to_string(), &mut || small_put(&*verbs, claims));
     }
     println!("{{{}}}", rows.join(","));
 }

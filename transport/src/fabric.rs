@@ -4,9 +4,11 @@
 
 use crate::error::TransportError;
 use crate::verbs::{Alive, Verbs};
-use nkv_store::Memory;
+use nkv_store::{Buffer, Memory};
 use serde::{Deserialize, Serialize};
+use std::any::Any;
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 /// Which devices and addresses to use.
@@ -39,6 +41,47 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// # Errors
     /// If a device has no room for it.
     fn offer(&self) -> Result<Box<dyn Offering>, TransportError>;
+
+    /// Registers a caller's buffer with every device: what is written out of it or read into it is not copied
+    /// on the way. Takes seconds per GiB.
+    ///
+    /// # Errors
+    /// If it cannot be registered (the limit of locked memory).
+    fn register(&self, buffer: Buffer) -> Result<RegisteredBuffer, TransportError>;
+}
+
+/// A buffer that devices know, for as long as it lives. Works like any other memory, too.
+pub struct RegisteredBuffer {
+    // What devices know goes before the memory.
+    _registered: Box<dyn Any + Send + Sync>,
+    buffer: Buffer,
+}
+
+impl RegisteredBuffer {
+    /// A buffer, and what undoes its registration when it is dropped.
+    pub fn new(buffer: Buffer, registered: Box<dyn Any + Send + Sync>) -> Self {
+        Self { _registered: registered, buffer }
+    }
+}
+
+impl fmt::Debug for RegisteredBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RegisteredBuffer({} bytes)", self.buffer.len())
+    }
+}
+
+impl Deref for RegisteredBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.buffer
+    }
+}
+
+impl DerefMut for RegisteredBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
 }
 
 /// A segment that others may reach through devices.

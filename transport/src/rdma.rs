@@ -28,11 +28,11 @@ pub use loop_back::{LoopBack, loop_back};
 pub use verbs::RdmaVerbs;
 
 use crate::error::TransportError;
-use crate::fabric::{self, Answer, FabricConfig, MAX_PAIRS, Offer, RemoteRange};
+use crate::fabric::{self, Answer, FabricConfig, MAX_PAIRS, Offer, RegisteredBuffer, RemoteRange};
 use crate::verbs::{Alive, Verbs};
 use context::Context;
 use lane::Lane;
-use nkv_store::Memory;
+use nkv_store::{Buffer, Memory};
 use pair::{Pair, Place, REQUESTS};
 use queue::Queue;
 use region::Domain;
@@ -128,6 +128,20 @@ impl fabric::Fabric for Devices {
         });
         Ok(Box::new(Offering { pairs: pairs.collect::<Result<_, TransportError>>()? }))
     }
+
+    fn register(&self, buffer: Buffer) -> Result<RegisteredBuffer, TransportError> {
+        register(self, buffer)
+    }
+}
+
+/// A caller's buffer as the devices know it.
+fn register(devices: &Devices, buffer: Buffer) -> Result<RegisteredBuffer, TransportError> {
+    let mut known = Vec::new();
+    for device in &devices.0 {
+        // SAFETY: both go into one value, which drops `known` first, also on an error here.
+        known.extend(unsafe { device.staging.register(&buffer) }?);
+    }
+    Ok(RegisteredBuffer::new(buffer, Box::new(known)))
 }
 
 impl Device {

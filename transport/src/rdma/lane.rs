@@ -20,7 +20,7 @@ pub(super) const CHAIN: usize = (REQUESTS / 4) as usize;
 pub(super) const LIMIT: Duration = Duration::from_millis(1_500);
 /// How long who waits looks for itself before it sleeps: longer than a small operation, also of an emulated
 /// device (docs/performance.md).
-const LOOK_NS: u64 = 200_000;
+const LOOK_NS: u64 = 2_000_000;
 /// Longest sleep without a look at the limit.
 const NAP: Duration = Duration::from_millis(10);
 

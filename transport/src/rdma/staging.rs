@@ -1,13 +1,15 @@
 //! Registered buffers between callers' memory, which the device does not know, and the device. They are
 //! shared by all that one process does through a domain; there is a bound on them, and who finds none
-//! waits for one.
+//! waits for one. And the memory of callers that the device does know.
 
 use super::region::{Domain, Registration, Rights};
 use crate::error::TransportError;
 use nkv_store::clock::{BootClock, Clock};
-use nkv_store::{AnonMemory, Memory};
+use nkv_store::{AnonMemory, Buffer as CallersBuffer, Memory};
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 /// Bytes of one buffer.
@@ -65,6 +67,26 @@ pub(super) struct Staging {
     domain: Arc<Domain>,
     stock: Mutex<Stock>,
     given_back: Condvar,
+    // Callers' registered memory, by where it begins: its end, and its key.
+    known: RwLock<BTreeMap<usize, (usize, u32)>>,
+    // Something was registered once: else nobody looks.
+    any_known: AtomicBool,
+}
+
+/// A caller's memory that the device knows, until it is dropped. Nothing is under way with it then: whoever
+/// reads or writes borrows the memory.
+#[derive(Debug)]
+pub(super) struct Known {
+    staging: Arc<Staging>,
+    begin: usize,
+    _registration: Registration,
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        let known = self.staging.known.write();
+        known.unwrap_or_else(PoisonError::into_inner).remove(&self.begin);
+    }
 }
 
 impl Staging {
@@ -73,7 +95,42 @@ impl Staging {
             domain: domain.clone(),
             stock: Mutex::new(Stock { free: Vec::new(), made: 0, most: MAX_BUFFERS }),
             given_back: Condvar::new(),
+            known: RwLock::default(),
+            any_known: AtomicBool::new(false),
         })
+    }
+
+    /// Lets the device know a caller's buffer.
+    ///
+    /// # Safety
+    /// The buffer must outlive what is returned.
+    pub(super) unsafe fn register(
+        self: &Arc<Self>,
+        buffer: &CallersBuffer,
+    ) -> Result<Option<Known>, TransportError> {
+        let Some(base) = NonNull::new(buffer.as_ptr().cast_mut()).filter(|_| !buffer.is_empty())
+        else {
+            return Ok(None);
+        };
+        // SAFETY: mapped for longer than the registration, by the caller's promise; the device touches it
+        // only in operations that borrow it.
+        let registration =
+            unsafe { Registration::new(&self.domain, base, buffer.len(), Rights::Here) }?;
+        let begin = base.as_ptr() as usize;
+        let entry = (begin + buffer.len(), registration.local_key());
+        self.known.write().unwrap_or_else(PoisonError::into_inner).insert(begin, entry);
+        self.any_known.store(true, Ordering::Release);
+        Ok(Some(Known { staging: self.clone(), begin, _registration: registration }))
+    }
+
+    /// The key of callers' memory that the device knows.
+    pub(super) fn key_of(&self, at: *const u8, len: usize) -> Option<u32> {
+        if !self.any_known.load(Ordering::Acquire) {
+            return None;
+        }
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let (_, (end, key)) = known.range(..=at as usize).next_back()?;
+        (at as usize + len <= *end).then_some(*key)
     }
 
     fn lock(&self) -> MutexGuard<'_, Stock> {

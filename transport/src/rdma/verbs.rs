@@ -15,6 +15,10 @@ const LINE: u64 = 64;
 const SPACING: usize = LINE as usize;
 /// Not worth a request of its own.
 const SMALLEST_PIECE: usize = 4 << 10;
+/// Fewer bytes are copied, even if the device knows where they are.
+const DIRECT_FROM: usize = 4 << 10;
+/// Bytes of one chain that go without a copy: it has a time limit.
+const DIRECT_BYTES: usize = 8 << 20;
 /// Chains of one call on their way at once.
 const FLYING: usize = 2;
 /// Batches of one call on their way at once: each holds a buffer.
@@ -104,7 +108,7 @@ impl Verbs for RdmaVerbs {
         let mut flying: VecDeque<(usize, Batch<'_>)> = VecDeque::new();
         for (i, post) in posts.iter_mut().enumerate() {
             // One that takes several buffers goes alone: nobody waits for a buffer who holds any.
-            let most = if takes_one_buffer(post.ops) { BATCHES } else { 1 };
+            let most = if self.takes_one_buffer(post.ops) { BATCHES } else { 1 };
             while flying.len() >= most {
                 self.land(&mut flying, &mut results, escort);
             }
@@ -156,6 +160,17 @@ impl Verbs for RdmaVerbs {
 }
 
 impl RdmaVerbs {
+    /// Whether a batch needs no second buffer, counting every operation as if a range ended in it.
+    fn takes_one_buffer(&self, ops: &[Op<'_>]) -> bool {
+        let staged = |op: &Op<'_>| match op {
+            Op::Write { src, .. } if self.first().known(src.as_ptr(), src.len()).is_some() => 0,
+            Op::Read { dst, .. } if self.first().known(dst.as_ptr(), dst.len()).is_some() => 0,
+            other => other.range().1 as usize,
+        };
+        let room = |op: &Op<'_>| staged(op) + 2 * SPACING;
+        2 * ops.len() <= CHAIN && ops.iter().map(room).sum::<usize>() <= BUFFER_BYTES
+    }
+
     /// Waits for the batch that left first.
     fn land(
         &self,
@@ -182,20 +197,16 @@ struct Landing {
 struct Chain {
     lease: Lease,
     used: usize,
+    // Bytes of callers' memory that the device takes or brings itself.
+    direct: usize,
     requests: Vec<Request>,
     landings: Vec<Landing>,
 }
 
 impl Chain {
     fn new(lease: Lease) -> Self {
-        Self { lease, used: 0, requests: Vec::new(), landings: Vec::new() }
+        Self { lease, used: 0, direct: 0, requests: Vec::new(), landings: Vec::new() }
     }
-}
-
-/// Whether a batch needs no second buffer, counting every operation as if a range ended in it.
-fn takes_one_buffer(ops: &[Op<'_>]) -> bool {
-    let room = |op: &Op<'_>| op.range().1 as usize + 2 * SPACING;
-    2 * ops.len() <= CHAIN && ops.iter().map(room).sum::<usize>() <= BUFFER_BYTES
 }
 
 /// A batch on its way. The memory of its operations is borrowed for longer than it lives, and it waits
@@ -248,7 +259,9 @@ impl<'a> Batch<'a> {
     /// word. A request costs as much as all that a line holds.
     fn join(&mut self, offset: u64, src: &[u8]) -> bool {
         let last = self.open.as_mut().and_then(|chain| chain.requests.last_mut());
-        let Some(last) = last.filter(|r| r.does == Does::Write) else { return false };
+        // A large one may lie in a caller's memory.
+        let small = |r: &&mut Request| r.does == Does::Write && r.len < LINE as u32;
+        let Some(last) = last.filter(small) else { return false };
         let Ok(place) = self.path.place(offset, src.len()) else { return false };
         let (begun, at) = (last.len as usize, (place.address % LINE) as usize);
         let goes_on = last.remote + u64::from(last.len) == place.address;
@@ -266,6 +279,9 @@ impl<'a> Batch<'a> {
         if self.join(offset, src) {
             return Ok(());
         }
+        if let Some(key) = self.path.known(src.as_ptr(), src.len()) {
+            return self.add_direct(Does::Write, offset, (src.as_ptr().cast_mut(), src.len()), key);
+        }
         while !src.is_empty() {
             let (chain, place) = self.room(offset, src.len())?;
             let local = chain.lease.address(chain.used);
@@ -278,7 +294,40 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
+    /// Requests straight between a caller's registered memory and the other end. The operation borrows
+    /// that memory until the batch has ended or its pair is destroyed.
+    fn add_direct(
+        &mut self,
+        does: Does,
+        offset: u64,
+        (local, len): (*mut u8, usize),
+        key: u32,
+    ) -> Result<(), TransportError> {
+        let mut done = 0;
+        while done < len {
+            let full = |c: &Chain| c.requests.len() >= CHAIN || c.direct >= DIRECT_BYTES;
+            if self.open.as_ref().is_some_and(full) {
+                self.send()?;
+            }
+            if self.open.is_none() {
+                self.open = Some(Chain::new(self.another_buffer()?));
+            }
+            let want = (len - done).min(BUFFER_BYTES);
+            let place = self.path.place(offset + done as u64, want)?;
+            // In the bounds of `local`, by the loop.
+            self.request(does, (local.wrapping_add(done), key), place);
+            if let Some(chain) = &mut self.open {
+                chain.direct += place.len;
+            }
+            done += place.len;
+        }
+        Ok(())
+    }
+
     fn add_read(&mut self, mut offset: u64, mut dst: &mut [u8]) -> Result<(), TransportError> {
+        if let Some(key) = self.path.known(dst.as_ptr(), dst.len()) {
+            return self.add_direct(Does::Read, offset, (dst.as_mut_ptr(), dst.len()), key);
+        }
         while !dst.is_empty() {
             let (chain, place) = self.room(offset, dst.len())?;
             let local = chain.lease.address(chain.used);
@@ -306,7 +355,16 @@ impl<'a> Batch<'a> {
         }
     }
 
+    /// A request between the open chain's buffer and `place`.
     fn push(&mut self, does: Does, local: *mut u8, place: Place) {
+        let Some(key) = self.open.as_ref().map(|chain| chain.lease.key()) else { return };
+        self.request(does, (local, key), place);
+        if let Some(chain) = &mut self.open {
+            chain.used += place.len.next_multiple_of(SPACING);
+        }
+    }
+
+    fn request(&mut self, does: Does, (local, local_key): (*mut u8, u32), place: Place) {
         let changes = does != Does::Read;
         let fence = changes && self.reads;
         if fence {
@@ -317,13 +375,12 @@ impl<'a> Batch<'a> {
         chain.requests.push(Request {
             does,
             local,
-            local_key: chain.lease.key(),
+            local_key,
             len: place.len as u32,
             remote: place.address,
             remote_key: place.key,
             fence,
         });
-        chain.used += place.len.next_multiple_of(SPACING);
     }
 
     /// Room for the next request of at most `want` bytes at `offset`: in the open chain, or in a new one.
@@ -400,6 +457,11 @@ struct Place {
 }
 
 impl Path {
+    /// The key of callers' memory that the device knows, where sparing the copy is worth it.
+    fn known(&self, at: *const u8, len: usize) -> Option<u32> {
+        (len >= DIRECT_FROM).then(|| self.staging.key_of(at, len)).flatten()
+    }
+
     /// A read comes back, and a write of nothing is answered.
     pub(super) fn try_once(&self) -> Result<(), TransportError> {
         let mut word = [0; 8];
