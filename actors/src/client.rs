@@ -169,9 +169,11 @@ impl Shared {
     /// Takes an owner in that was just attached to, unless it was declared gone meanwhile [I17].
     pub(crate) fn take_in(&self, peer: Arc<Peer>) {
         let view = self.view.read().unwrap_or_else(PoisonError::into_inner);
-        let member = |(info, _): &(RankInfo, RankState)| info.incarnation == peer.incarnation;
-        if view.settled && !view.ranks.iter().any(member) {
-            peer.part();
+        let member = |(info, _): &&(RankInfo, RankState)| info.incarnation == peer.incarnation;
+        match view.ranks.iter().find(member) {
+            Some((_, state)) => peer.take_puts(*state == RankState::Alive),
+            None if view.settled => peer.part(),
+            None => {}
         }
         self.peers.insert(peer);
     }

@@ -12,7 +12,7 @@ use nkv_store::device_log::OpenClaims;
 use nkv_transport::gate::{Gate, Inside};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 /// How long a publish waits for writes of other threads.
@@ -142,16 +142,13 @@ impl PlanState {
 #[derive(Debug)]
 pub struct Obeyed {
     incarnation: u64,
-    term: Mutex<Term>,
+    // One for all attachments of a handle to that owner: what one of them says of it, it says for all.
+    term: Arc<Mutex<Term>>,
     // What is open in the owner's device log: of this process where it maps it, else of this attachment alone.
     claims: Option<Arc<OpenClaims>>,
 }
 
 impl Obeyed {
-    pub(crate) fn new(incarnation: u64, claims: Option<Arc<OpenClaims>>) -> Arc<Self> {
-        Arc::new(Self { incarnation, term: Mutex::default(), claims })
-    }
-
     /// True when nothing that is told of over this attachment is open in the owner's log below a position.
     pub(crate) fn is_clear_below(&self, below: u64) -> bool {
         self.claims.as_ref().is_none_or(|claims| claims.clear_below(below))
@@ -205,6 +202,8 @@ struct Inner {
     opening: usize,
     // The handle is closed: nothing is registered any more.
     shut: bool,
+    // The terms that owners obey, by incarnation, as long as there is an attachment.
+    terms: BTreeMap<u64, Weak<Mutex<Term>>>,
 }
 
 impl Inner {
@@ -235,6 +234,19 @@ impl Drop for Opening<'_> {
 impl OpenPlans {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a new attachment to an owner is told, and what it is asked about.
+    pub(crate) fn obeyed(&self, incarnation: u64, claims: Option<Arc<OpenClaims>>) -> Arc<Obeyed> {
+        let mut inner = self.lock();
+        let known = inner.terms.get(&incarnation).and_then(Weak::upgrade);
+        let term = known.unwrap_or_else(|| {
+            inner.terms.retain(|_, term| term.strong_count() > 0);
+            let made = Arc::new(Mutex::default());
+            inner.terms.insert(incarnation, Arc::downgrade(&made));
+            made
+        });
+        Arc::new(Obeyed { incarnation, term, claims })
     }
 
     /// Call before asking for plans; keep the guard until the granted ones are registered.
@@ -400,7 +412,8 @@ mod tests {
 
     #[test]
     fn model_attachterm_a_plan_below_the_term_of_its_owner_is_refused_before_its_first_byte() {
-        let (plans, obeyed) = (OpenPlans::default(), Obeyed::new(OWNER, None));
+        let plans = OpenPlans::default();
+        let obeyed = plans.obeyed(OWNER, None);
         let peer = Peer::nowhere(obeyed.clone());
         let (old, new) = (Term { number: 1, master: 4 }, Term { number: 2, master: 3 });
         plans.obey(&obeyed, new);
@@ -410,8 +423,23 @@ mod tests {
     }
 
     #[test]
+    fn i10_a_term_told_over_one_attachment_is_obeyed_by_every_attachment_of_its_handle() {
+        let plans = OpenPlans::default();
+        let (mapped, devices) = (plans.obeyed(OWNER, None), plans.obeyed(OWNER, None));
+        let peer = Peer::nowhere(mapped);
+        let (old, new) = (Term { number: 1, master: 4 }, Term { number: 2, master: 3 });
+        plans.obey(&devices, new);
+        assert!(plans.obeys(&devices, new));
+        let e = plans.register(granted(old, &peer)).unwrap_err();
+        assert_eq!(e.kind, crate::ErrorKind::Reclaimed, "{e}");
+        let other = Peer::nowhere(plans.obeyed(OWNER + 1, None));
+        plans.register(granted(old, &other)).unwrap();
+    }
+
+    #[test]
     fn model_dropmem_i10_a_term_ends_plans_in_flight_and_waits_for_who_is_inside() {
-        let (plans, obeyed) = (OpenPlans::default(), Obeyed::new(OWNER, None));
+        let plans = OpenPlans::default();
+        let obeyed = plans.obeyed(OWNER, None);
         let peer = Peer::nowhere(obeyed.clone());
         let (old, new) = (Term { number: 1, master: 4 }, Term { number: 2, master: 3 });
         let plan = plans.register(granted(old, &peer)).unwrap();

@@ -157,6 +157,7 @@ fn attaching(shared: &Shared, info: RankInfo) -> Attaching {
         prefault: shared.config.prefault,
         plans: shared.plans.clone(),
         writes_on: shared.peers.writes_on(incarnation),
+        claims_already: shared.peers.claims(incarnation),
         messages: shared.messages.clone(),
     }
 }

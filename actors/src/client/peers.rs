@@ -45,6 +45,11 @@ impl Peers {
         self.read().get(&(incarnation, used_for)).filter(|p| p.is_alive()).cloned()
     }
 
+    /// Whether there is an attachment that only claims.
+    pub(crate) fn claims(&self, incarnation: u64) -> bool {
+        self.used_for(incarnation, Use::Claims).is_some()
+    }
+
     /// Owners that this handle could claim at by an attachment that it does not have.
     pub(crate) fn lacking(&self) -> Vec<u64> {
         let all = self.read();
@@ -61,19 +66,32 @@ impl Peers {
     pub(crate) fn insert(&self, peer: Arc<Peer>) {
         let mut all = self.write();
         // Dropped once the lock is free: the last of a peer takes the owner's lock.
-        let before = all.insert((peer.incarnation, peer.used_for), peer);
+        let before = all.insert((peer.incarnation, peer.used_for), peer.clone());
+        let logs = before.as_ref().and_then(|before| before.log.as_ref()).zip(peer.log.as_ref());
+        if let Some((before, log)) = logs {
+            log.inherit(before);
+        }
         self.publish(&all);
         drop(all);
         self.keep_former(before);
     }
 
-    /// Forgets the dead: their segments must not stay mapped here.
+    /// Forgets the dead: their segments must not stay mapped here. One that only claimed is kept until another
+    /// takes over what it had not told, as long as its owner is attached to.
     pub(crate) fn bury(&self) {
         if self.read().values().all(|p| p.is_alive()) {
             return;
         }
         let mut all = self.write();
-        let dead: Vec<_> = all.extract_if(.., |_, p| !p.is_alive()).collect();
+        let main =
+            |p: &Peer| all.get(&(p.incarnation, Use::Everything)).is_some_and(|m| m.is_alive());
+        let kept: HashSet<u64> = all
+            .values()
+            .filter(|p| p.used_for == Use::Claims && main(p))
+            .map(|p| p.incarnation)
+            .collect();
+        let over = |p: &Peer| !(p.used_for == Use::Claims && kept.contains(&p.incarnation));
+        let dead: Vec<_> = all.extract_if(.., |_, p| !p.is_alive() && over(p)).collect();
         self.publish(&all);
         drop(all);
         self.keep_former(dead.into_iter().map(|(_, peer)| peer));

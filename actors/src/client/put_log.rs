@@ -129,6 +129,17 @@ impl PeerLog {
         names.push_back((position, key.into()));
     }
 
+    /// Takes over what an earlier attachment had not told yet.
+    pub(crate) fn inherit(&self, before: &PeerLog) {
+        let most = self.geometry.slots() as usize;
+        let names: Vec<_> = before.take_names(most);
+        self.keep_names(names);
+        before.say_given_up(|word| {
+            self.keep_given_up(word);
+            true
+        });
+    }
+
     /// Keys that wait to be told.
     pub(crate) fn names_noted(&self) -> usize {
         self.names.lock().unwrap_or_else(PoisonError::into_inner).len()
@@ -218,6 +229,17 @@ fn claim(peer: &Peer, log: &PeerLog, put: &LogPut) -> Result<u64> {
     match ops {
         [Op::FetchAdd { old, .. }] => Ok(old),
         _ => Err(Error::internal("a claim that is no fetch-and-add")),
+    }
+}
+
+/// Nothing, where a way through devices failed before anything was written: a plan may take another way.
+fn or_plan<T>(peer: &Peer, done: Result<T>) -> Result<Option<T>> {
+    match done {
+        Err(error) if peer.kind() == Kind::Rdma => {
+            tracing::debug!(%error, rank = peer.rank, "a put that takes a plan");
+            Ok(None)
+        }
+        other => other.map(Some),
     }
 }
 
@@ -313,10 +335,12 @@ impl Client {
         };
         let _inside = Inside::enter(log);
         let mut line = ControlLine::unread();
-        let Some(bound) = log.room(peer, &put, &mut line)? else { return Ok(Attempt::Plan) };
+        let room = or_plan(peer, log.room(peer, &put, &mut line))?;
+        let Some(bound) = room.flatten() else { return Ok(Attempt::Plan) };
         let Some(open) = log.open.enter(bound) else { return Ok(Attempt::Plan) };
         for _ in 0..CLAIMS_PER_PUT {
-            let p = claim(peer, log, &put)?;
+            // Lost on its way, the claim stays in doubt until the way is severed.
+            let Some(p) = or_plan(peer, claim(peer, log, &put))? else { return Ok(Attempt::Plan) };
             open.note(p);
             if peer.kind() == Kind::Rdma {
                 log.bump.fetch_max(p.saturating_add(put.claim_bytes()), Ordering::Relaxed);

@@ -349,6 +349,15 @@ impl Attachments {
         inner.died.contains(&id) || inner.all.get(&id).is_some_and(Attachment::dead)
     }
 
+    /// Ends every way through devices; who had one attaches again.
+    pub fn sever_devices(&self) {
+        for a in self.lock().all.values() {
+            if let Route::Fabric { served, .. } = &a.route {
+                served.sever();
+            }
+        }
+    }
+
     /// Attachments now.
     pub fn len(&self) -> usize {
         self.lock().all.len()

@@ -118,6 +118,8 @@ impl Log {
                 if let Err(error) = truth.heap.memory().store(HEAP_LIMIT_OFF, 0) {
                     tracing::error!(%error, "nor can its memory be written");
                 }
+                // Who claims through a device remembers an older limit.
+                truth.tables.attachments.sever_devices();
                 None
             }
         }

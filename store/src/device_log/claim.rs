@@ -217,10 +217,12 @@ pub struct Skip {
 }
 
 impl Skip {
-    /// The header's fields, then (DEAD, epoch): in order, on one connection.
-    pub fn ops(&self) -> [Op<'_>; 2] {
+    /// The header's fields, then (DEAD, epoch), which the owner believes: flushed between, since both lie in
+    /// one line.
+    pub fn ops(&self) -> [Op<'_>; 3] {
         [
             Op::Write { offset: self.header_off, src: &self.fields },
+            Op::Flush,
             Op::Store { offset: self.header_off + PUBLISH_OFF, value: dead(self.epoch) },
         ]
     }
@@ -281,10 +283,11 @@ pub struct Abort {
 impl Abort {
     /// Flush, the header's fields once more (the write that failed may have been theirs, and the
     /// owner believes no DEAD without them), then (DEAD, epoch).
-    pub fn ops(&self) -> [Op<'_>; 3] {
+    pub fn ops(&self) -> [Op<'_>; 4] {
         [
             Op::Flush,
             Op::Write { offset: self.header_off, src: &self.fields },
+            Op::Flush,
             Op::Store { offset: self.header_off + PUBLISH_OFF, value: dead(self.epoch) },
         ]
     }

@@ -258,10 +258,11 @@ impl<'a> Batch<'a> {
     /// What goes on where the last write of a line ended travels with it: a header's fields and its publish
     /// word. A request costs as much as all that a line holds.
     fn join(&mut self, offset: u64, src: &[u8]) -> bool {
-        let last = self.open.as_mut().and_then(|chain| chain.requests.last_mut());
-        // A large one may lie in a caller's memory.
-        let small = |r: &&mut Request| r.does == Does::Write && r.len < LINE as u32;
-        let Some(last) = last.filter(small) else { return false };
+        let Some(chain) = &mut self.open else { return false };
+        // Not one that takes a caller's memory as it is.
+        let ours = chain.lease.key();
+        let joins = |r: &&mut Request| r.does == Does::Write && r.local_key == ours;
+        let Some(last) = chain.requests.last_mut().filter(joins) else { return false };
         let Ok(place) = self.path.place(offset, src.len()) else { return false };
         let (begun, at) = (last.len as usize, (place.address % LINE) as usize);
         let goes_on = last.remote + u64::from(last.len) == place.address;

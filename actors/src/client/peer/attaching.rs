@@ -27,10 +27,14 @@ use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{BoxStream, write_frame};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Reads and writes of at least so many bytes are cut into stripes; see `docs/performance.md`.
 const STRIPED_FROM: u64 = 8 << 20;
+
+/// How long a mapped segment waits for the way by which it claims; tried again later.
+const CLAIM_PATIENCE: Duration = Duration::from_millis(500);
 
 /// What a peer is made from.
 pub(crate) struct Attaching {
@@ -47,6 +51,8 @@ pub(crate) struct Attaching {
     pub claims: Option<Arc<OpenClaims>>,
     /// Whether something is still written through an earlier attachment.
     pub writes_on: bool,
+    /// Whether this handle has an attachment that claims, where that takes one of its own.
+    pub claims_already: bool,
     pub messages: Arc<Messages>,
 }
 
@@ -78,10 +84,13 @@ impl Attaching {
     /// place with `spawn_local`.
     pub(crate) async fn run(self) -> Result<Vec<Arc<Peer>>> {
         let peer = self.best().await?;
-        let claiming = match peer.claims_elsewhere {
-            true => Some(self.to_claim().await),
-            false => None,
-        };
+        let mut claiming = None;
+        if peer.claims_elsewhere && !self.claims_already {
+            // Who waits for this one can read by it already.
+            let late = |_| Err(Error::timeout(format!("not within {CLAIM_PATIENCE:?}")));
+            let tried = tokio::time::timeout(CLAIM_PATIENCE, self.to_claim()).await;
+            claiming = Some(tried.unwrap_or_else(late));
+        }
         let mut all = vec![peer];
         match claiming {
             Some(Ok(claiming)) => all.push(claiming),
@@ -133,7 +142,7 @@ impl Attaching {
     /// What is told over a way on which nothing is claimed.
     fn without_claims(&self) -> Way {
         Way {
-            obeyed: Obeyed::new(self.info.incarnation, None),
+            obeyed: self.plans.obeyed(self.info.incarnation, None),
             mapped: None,
             claims: None,
             used_for: Use::Everything,
@@ -144,7 +153,7 @@ impl Attaching {
     /// With the memory at hand: the token is shown to nobody.
     fn at_hand(&self) -> Way {
         let claims = self.claims.clone().filter(|_| !self.info.nic_atomics);
-        let obeyed = Obeyed::new(self.info.incarnation, claims.clone());
+        let obeyed = self.plans.obeyed(self.info.incarnation, claims.clone());
         Way { obeyed, claims: claims.map(|claims| (claims, 1)), ..self.without_claims() }
     }
 
@@ -152,7 +161,7 @@ impl Attaching {
     fn by_device(&self) -> Way {
         let counts = self.info.nic_atomics && self.claims.is_some();
         let claims = counts.then(|| Arc::new(OpenClaims::new(Landing::Later)));
-        let obeyed = Obeyed::new(self.info.incarnation, claims.clone());
+        let obeyed = self.plans.obeyed(self.info.incarnation, claims.clone());
         Way { obeyed, claims: claims.map(|claims| (claims, 1)), ..self.without_claims() }
     }
 

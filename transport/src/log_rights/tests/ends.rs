@@ -17,7 +17,7 @@ fn i10_a_claim_that_is_over_takes_nothing_more() {
         }
         let [_, ready] = placing.publication().publish();
         w.refused(ready);
-        let [_, _, dead] = placing.abort().ops().map(|op| intent(&op));
+        let [_, _, _, dead] = placing.abort().ops().map(|op| intent(&op));
         let (_, cut) = line();
         assert!(w.rights.check(&dead.unwrap(), &cut).is_err());
     }
