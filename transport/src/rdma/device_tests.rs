@@ -1,6 +1,7 @@
 //! What only a device can show. Run in a guest that has one: `scripts/rdma-test`.
 
 use super::*;
+use crate::Op;
 use crate::fabric::{Exported, Fabric, Served};
 use nkv_store::AnonMemory;
 use nkv_store::clock::{BootClock, Clock};
@@ -69,35 +70,68 @@ fn i10_after_a_way_is_severed_in_the_middle_of_a_write_no_byte_changes_any_more(
     }
 }
 
-#[test]
-fn i4_an_object_of_sixteen_pages_is_one_chain_with_one_completion() {
+/// A way whose requests are counted, and what it leads to.
+fn counted_way() -> (RdmaVerbs, Arc<dyn Served>, Arc<dyn Exported>) {
     let devices = Device::open(&context::names().unwrap()[0], None).unwrap();
     let devices = Devices(vec![Arc::new(devices)]);
     let (_memory, exported) = segment(&devices);
-    let offering = devices.offer().unwrap();
-    let (_served, answer) = exported.accept(&offering.offer()).unwrap();
     let counters = Arc::new(RdmaCounters::default());
-    let way = &answer.ways[0];
     let (device, queue) = (devices.0[0].clone(), Queue::new(devices.0[0].context(), 600).unwrap());
     let pair = Pair::new(&device.domain, &queue, &device.place, false).unwrap();
     let mine = Offer { pairs: vec![pair.address()] };
-    let (_again, answer) = exported.accept(&mine).unwrap();
+    let (served, answer) = exported.accept(&mine).unwrap();
     pair.connect(&answer.ways[0].pair).unwrap();
-    let lane = Lane::new(pair, queue, way.ranges.clone(), counters.clone());
+    let lane = Lane::new(pair, queue, answer.ways[0].ranges.clone(), counters.clone());
     let path = Arc::new(Path { lane, staging: device.staging.clone() });
-    let verbs = RdmaVerbs::new(vec![path], SEGMENT, Alive::new(), counters);
+    (RdmaVerbs::new(vec![path], SEGMENT, Alive::new(), counters), served, exported)
+}
+
+fn count(n: &std::sync::atomic::AtomicU64) -> u64 {
+    n.load(std::sync::atomic::Ordering::Relaxed)
+}
+
+#[test]
+fn i4_what_changes_memory_after_a_read_or_an_atomic_waits_for_it_and_dead_is_no_part_of_its_fields()
+{
+    let (verbs, _served, _exported) = counted_way();
+    let (mut read, fields) = ([0; 64], [1; 40]);
+    let requests = |ops: &mut [Op<'_>]| {
+        let before = (count(&verbs.counters().requests), count(&verbs.counters().fenced));
+        verbs.post(TOKEN, ops).unwrap();
+        let c = verbs.counters();
+        (count(&c.requests) - before.0, count(&c.fenced) - before.1)
+    };
+    let write = |at| Op::Write { offset: at, src: &fields };
+    let add = || Op::FetchAdd { offset: 64, add: 1, old: 0 };
+    // Soft-RoCE keeps the order without a fence, so its bytes show none: what is asked for is counted.
+    assert_eq!(requests(&mut [write(4096), write(8192)]), (2, 0));
+    assert_eq!(requests(&mut [write(4096), Op::Read { offset: 0, dst: &mut read }]), (2, 0));
+    assert_eq!(requests(&mut [Op::Read { offset: 0, dst: &mut read }, write(4096)]), (2, 1));
+    assert_eq!(requests(&mut [add(), write(4096), write(8192)]), (3, 1));
+    assert_eq!(requests(&mut [write(4096), add(), add()]), (3, 1));
+    let dead = || Op::Store { offset: 4096 + 40, value: 3 };
+    assert_eq!(requests(&mut [write(4096), dead()]), (1, 0), "of one line");
+    assert_eq!(requests(&mut [write(4096), Op::Flush, dead()]), (3, 1));
+    assert_eq!(
+        requests(&mut [write(4096 + 30), Op::Store { offset: 4096 + 72, value: 3 }]),
+        (2, 0)
+    );
+}
+
+#[test]
+fn i4_an_object_of_sixteen_pages_is_one_chain_with_one_completion() {
+    let (verbs, _served, _exported) = counted_way();
     let (fields, page) = ([1; 40], vec![2; 4096]);
     let mut ops = vec![
-        crate::Op::Write { offset: 4096, src: &fields },
+        Op::Write { offset: 4096, src: &fields },
         // Right behind the fields: one request takes both.
-        crate::Op::Store { offset: 4096 + 40, value: 4 },
+        Op::Store { offset: 4096 + 40, value: 4 },
     ];
-    let pages = (0..16).map(|i| crate::Op::Write { offset: SEGMENT / 2 + i * 4096, src: &page });
+    let pages = (0..16).map(|i| Op::Write { offset: SEGMENT / 2 + i * 4096, src: &page });
     ops.extend(pages);
-    ops.push(crate::Op::CompareSwap { offset: 4096 + 40, expect: 4, new: 5, old: 0 });
+    ops.push(Op::CompareSwap { offset: 4096 + 40, expect: 4, new: 5, old: 0 });
     verbs.post(TOKEN, &mut ops).unwrap();
-    assert!(matches!(ops.last(), Some(crate::Op::CompareSwap { old: 4, .. })));
-    let count = |n: &std::sync::atomic::AtomicU64| n.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(matches!(ops.last(), Some(Op::CompareSwap { old: 4, .. })));
     let c = verbs.counters();
     assert_eq!((count(&c.chains), count(&c.requests), count(&c.split)), (1, 18, 0));
 }
@@ -152,9 +186,7 @@ fn more_callers_than_there_are_buffers_for_wait_for_no_one_another() {
                     let mut ops: Vec<_> = value
                         .chunks(4096)
                         .enumerate()
-                        .map(|(i, src)| {
-                            [crate::Op::Write { offset: offset + i as u64 * 4096, src }]
-                        })
+                        .map(|(i, src)| [Op::Write { offset: offset + i as u64 * 4096, src }])
                         .collect();
                     let mut posts: Vec<_> = ops
                         .iter_mut()

@@ -53,6 +53,8 @@ pub struct RdmaCounters {
     pub chains: AtomicU64,
     /// Requests in them.
     pub requests: AtomicU64,
+    /// Requests that wait for the reads and atomics before them.
+    pub fenced: AtomicU64,
     /// Chains of which the device took only a part at first.
     pub split: AtomicU64,
     /// Times who waited slept until the device said something.
@@ -150,6 +152,8 @@ impl Lane {
         }
         self.counters.chains.fetch_add(1, Ordering::Relaxed);
         self.counters.requests.fetch_add(cost.into(), Ordering::Relaxed);
+        let fenced = chain.iter().filter(|r| r.fence).count() as u64;
+        self.counters.fenced.fetch_add(fenced, Ordering::Relaxed);
         Ok(id)
     }
 
