@@ -204,12 +204,7 @@ impl Shared {
         }
         self.world.store(view.world_size, Ordering::Relaxed);
         for (info, state) in &view.ranks {
-            if let Some(peer) = self.peers.get(info.incarnation) {
-                peer.take_puts(*state == RankState::Alive);
-                if let Some(claiming) = self.peers.claiming(peer) {
-                    claiming.take_puts(*state == RankState::Alive);
-                }
-            }
+            self.peers.take_puts(info.incarnation, *state == RankState::Alive);
         }
         if view.settled {
             let members = view.ranks.iter().map(|(info, _)| info.incarnation).collect();

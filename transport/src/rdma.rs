@@ -130,18 +130,13 @@ impl fabric::Fabric for Devices {
     }
 
     fn register(&self, buffer: Buffer) -> Result<RegisteredBuffer, TransportError> {
-        register(self, buffer)
+        let mut known = Vec::new();
+        for device in &self.0 {
+            // SAFETY: both go into one value, which drops `known` first, also on an error here.
+            known.extend(unsafe { device.staging.register(&buffer) }?);
+        }
+        Ok(RegisteredBuffer::new(buffer, Box::new(known)))
     }
-}
-
-/// A caller's buffer as the devices know it.
-fn register(devices: &Devices, buffer: Buffer) -> Result<RegisteredBuffer, TransportError> {
-    let mut known = Vec::new();
-    for device in &devices.0 {
-        // SAFETY: both go into one value, which drops `known` first, also on an error here.
-        known.extend(unsafe { device.staging.register(&buffer) }?);
-    }
-    Ok(RegisteredBuffer::new(buffer, Box::new(known)))
 }
 
 impl Device {

@@ -45,6 +45,15 @@ impl Peers {
         self.read().get(&(incarnation, used_for)).filter(|p| p.is_alive()).cloned()
     }
 
+    /// Whether an owner takes new objects, as the membership says.
+    pub(crate) fn take_puts(&self, incarnation: u64, takes: bool) {
+        for used_for in [Use::Everything, Use::Claims] {
+            if let Some(peer) = self.used_for(incarnation, used_for) {
+                peer.take_puts(takes);
+            }
+        }
+    }
+
     /// Whether there is an attachment that only claims.
     pub(crate) fn claims(&self, incarnation: u64) -> bool {
         self.used_for(incarnation, Use::Claims).is_some()

@@ -306,13 +306,7 @@ impl<'a> Batch<'a> {
     ) -> Result<(), TransportError> {
         let mut done = 0;
         while done < len {
-            let full = |c: &Chain| c.requests.len() >= CHAIN || c.direct >= DIRECT_BYTES;
-            if self.open.as_ref().is_some_and(full) {
-                self.send()?;
-            }
-            if self.open.is_none() {
-                self.open = Some(Chain::new(self.another_buffer()?));
-            }
+            self.chain(|c| c.requests.len() >= CHAIN || c.direct >= DIRECT_BYTES)?;
             let want = (len - done).min(BUFFER_BYTES);
             let place = self.path.place(offset + done as u64, want)?;
             // In the bounds of `local`, by the loop.
@@ -390,6 +384,14 @@ impl<'a> Batch<'a> {
             let left = BUFFER_BYTES - chain.used;
             chain.requests.len() >= CHAIN || left < want.min(SMALLEST_PIECE)
         };
+        let path = self.path;
+        let chain = self.chain(full)?;
+        let place = path.place(offset, want.min(BUFFER_BYTES - chain.used))?;
+        Ok((chain, place))
+    }
+
+    /// The open chain, or a new one where there is none or it is full.
+    fn chain(&mut self, full: impl Fn(&Chain) -> bool) -> Result<&mut Chain, TransportError> {
         if self.open.as_ref().is_some_and(full) {
             self.send()?;
         }
@@ -397,8 +399,7 @@ impl<'a> Batch<'a> {
             Some(chain) => chain,
             None => Chain::new(self.another_buffer()?),
         };
-        let place = self.path.place(offset, want.min(BUFFER_BYTES - chain.used))?;
-        Ok((self.open.insert(chain), place))
+        Ok(self.open.insert(chain))
     }
 
     fn another_buffer(&mut self) -> Result<Lease, TransportError> {

@@ -73,43 +73,37 @@ struct Way {
     // Where its open claims in the log are kept, and the token that is shown with them.
     claims: Option<(Arc<OpenClaims>, u64)>,
     used_for: Use,
+    // Ways that would have been better, and why each is not taken.
     passed_over: Vec<String>,
 }
-
-/// Ways that would have been better, and why each is not taken.
-type PassedOver = Vec<String>;
 
 impl Attaching {
     /// Attaches by the best way that is allowed, and by one more where claims go another way. Must run on a
     /// place with `spawn_local`.
     pub(crate) async fn run(self) -> Result<Vec<Arc<Peer>>> {
-        let peer = self.best().await?;
-        let mut claiming = None;
-        if peer.claims_elsewhere && !self.claims_already {
-            // Who waits for this one can read by it already.
+        let mut all = vec![self.best().await?];
+        if all[0].claims_elsewhere && !self.claims_already {
+            // Who waits for the first one can read by it already.
             let late = |_| Err(Error::timeout(format!("not within {CLAIM_PATIENCE:?}")));
             let tried = tokio::time::timeout(CLAIM_PATIENCE, self.to_claim()).await;
-            claiming = Some(tried.unwrap_or_else(late));
-        }
-        let mut all = vec![peer];
-        match claiming {
-            Some(Ok(claiming)) => all.push(claiming),
-            Some(Err(error)) => {
-                tracing::info!(rank = self.info.rank, %error, "puts into its log take plans");
+            match tried.unwrap_or_else(late) {
+                Ok(claiming) => all.push(claiming),
+                Err(error) => {
+                    tracing::info!(rank = self.info.rank, %error, "puts into its log take plans");
+                }
             }
-            None => {}
         }
         Ok(all)
     }
 
     /// The way by which a process that maps a segment claims in a log whose claims a device counts [I1].
     pub(crate) async fn to_claim(&self) -> Result<Arc<Peer>> {
-        self.devices(Use::Claims, PassedOver::new()).await
+        self.devices(Use::Claims, Vec::new()).await
     }
 
     async fn best(&self) -> Result<Arc<Peer>> {
         let rank = self.info.rank;
-        let mut passed_over = PassedOver::new();
+        let mut passed_over = Vec::new();
         match self.choice {
             TransportChoice::Rdma => return self.devices(Use::Everything, passed_over).await,
             TransportChoice::Tcp => return self.tcp(passed_over).await,
@@ -139,30 +133,26 @@ impl Attaching {
         self.tcp(passed_over).await
     }
 
-    /// What is told over a way on which nothing is claimed.
-    fn without_claims(&self) -> Way {
+    /// A way whose open claims, if it makes any, are kept in this table. The token is shown to nobody.
+    fn way(&self, claims: Option<Arc<OpenClaims>>) -> Way {
         Way {
-            obeyed: self.plans.obeyed(self.info.incarnation, None),
+            obeyed: self.plans.obeyed(self.info.incarnation, claims.clone()),
             mapped: None,
-            claims: None,
+            claims: claims.map(|claims| (claims, 1)),
             used_for: Use::Everything,
             passed_over: Vec::new(),
         }
     }
 
-    /// With the memory at hand: the token is shown to nobody.
+    /// With the memory at hand.
     fn at_hand(&self) -> Way {
-        let claims = self.claims.clone().filter(|_| !self.info.nic_atomics);
-        let obeyed = self.plans.obeyed(self.info.incarnation, claims.clone());
-        Way { obeyed, claims: claims.map(|claims| (claims, 1)), ..self.without_claims() }
+        self.way(self.claims.clone().filter(|_| !self.info.nic_atomics))
     }
 
     /// Through devices: what was posted may land after its call, and this way's link alone knows of it.
     fn by_device(&self) -> Way {
         let counts = self.info.nic_atomics && self.claims.is_some();
-        let claims = counts.then(|| Arc::new(OpenClaims::new(Landing::Later)));
-        let obeyed = self.plans.obeyed(self.info.incarnation, claims.clone());
-        Way { obeyed, claims: claims.map(|claims| (claims, 1)), ..self.without_claims() }
+        self.way(counts.then(|| Arc::new(OpenClaims::new(Landing::Later))))
     }
 
     fn peer(&self, verbs: Arc<dyn Verbs>, (link, alive): (Link, Alive), way: Way) -> Peer {
@@ -269,11 +259,11 @@ impl Attaching {
         Ok(heap)
     }
 
-    async fn tcp(&self, passed_over: PassedOver) -> Result<Arc<Peer>> {
+    async fn tcp(&self, passed_over: Vec<String>) -> Result<Arc<Peer>> {
         let Some(data) = self.info.data.clone() else {
             return Err(Error::unsupported(format!("rank {} has no tcp agent", self.info.rank)));
         };
-        let mut way = Way { passed_over, ..self.without_claims() };
+        let mut way = Way { passed_over, ..self.way(None) };
         let attached = self.hello(&self.info.control, AttachBy::Agent, &way.obeyed).await?;
         way.claims = attached.log_token.map(|token| {
             // As many as the agent lets one token have open. It knows them: nobody asks this table.
@@ -288,7 +278,7 @@ impl Attaching {
     }
 
     /// Through devices of both ends.
-    async fn devices(&self, used_for: Use, passed_over: PassedOver) -> Result<Arc<Peer>> {
+    async fn devices(&self, used_for: Use, passed_over: Vec<String>) -> Result<Arc<Peer>> {
         let rank = self.info.rank;
         let none =
             |e: String| Error::unsupported(format!("rank {rank} is not reached by rdma: {e}"));
