@@ -23,7 +23,7 @@ const fn setting(key: &'static str, value: &'static str, help: &'static str) -> 
 pub(crate) const PREFAULT: &str = "prefault";
 
 /// Every setting, in the order in which they are shown.
-pub(crate) const SETTINGS: [Setting; 32] = [
+pub(crate) const SETTINGS: [Setting; 33] = [
     setting(
         "job",
         "NAME",
@@ -122,6 +122,11 @@ pub(crate) const SETTINGS: [Setting; 32] = [
         "rdma_gid_index",
         "auto|N",
         "Which address of theirs; auto: RoCE v2 over IPv4 first [default: auto]",
+    ),
+    setting(
+        "rdma_pairs",
+        "auto|N",
+        "Queue pairs of one way; auto: one for each device, at most 8 [default: auto]",
     ),
     setting("data_connections", "N", "Most tcp data connections at once [default: 256]"),
     setting(

@@ -316,7 +316,8 @@ fn limits(r: &mut Resolver<'_>, node: &mut NodeConfig) -> Result<(), SettingsErr
     node.data_connections = r.take("data_connections", number, node.data_connections)?;
     let devices = r.take("rdma_devices", values::devices, values::Devices::Auto)?;
     let gid_index = r.take("rdma_gid_index", values::gid_index, values::GidIndex(None))?.0;
-    node.fabric = devices.names().map(|devices| FabricConfig { devices, gid_index });
+    let pairs = r.take("rdma_pairs", values::pairs, values::Pairs(0))?.0;
+    node.fabric = devices.names().map(|devices| FabricConfig { devices, gid_index, pairs });
     Ok(())
 }
 

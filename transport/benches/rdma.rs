@@ -83,7 +83,7 @@ fn small_put(verbs: &dyn Verbs, claims: bool) -> f64 {
 fn main() {
     let fabric = nkv_transport::rdma::open(&FabricConfig::default()).unwrap();
     let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT).unwrap());
-    let exported = fabric.export(memory, SEGMENT / 2).unwrap();
+    let exported = fabric.export(memory, SEGMENT / 2, false).unwrap();
     let offering = fabric.offer().unwrap();
     let (_served, answer) = exported.accept(&offering.offer()).unwrap();
     let verbs = offering.connect(&answer, SEGMENT, Alive::new()).unwrap();

@@ -18,6 +18,15 @@ pub struct FabricConfig {
     pub devices: Vec<String>,
     /// Which entry of the GID table; none: RoCE v2 over IPv4 first.
     pub gid_index: Option<u8>,
+    /// Queue pairs of one way, at most [`MAX_PAIRS`]; 0: one for each device of this end.
+    pub pairs: usize,
+}
+
+impl FabricConfig {
+    /// Whether somebody wants these very devices: then going without is an error.
+    pub fn is_particular(&self) -> bool {
+        !self.devices.is_empty() || self.gid_index.is_some()
+    }
 }
 
 /// The devices of this process.
@@ -26,7 +35,8 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     fn describe(&self) -> String;
 
     /// Registers a segment with every device, so that others can reach it: what lies before `payload_at`
-    /// with every access in its order, payload without [I5].
+    /// with every access in its order, payload without [I5]. `counts`: the first device changes words that several
+    /// parties count, and no other does [I1].
     ///
     /// # Errors
     /// If the memory has no address, or it cannot be registered (the limit of locked memory).
@@ -34,12 +44,13 @@ pub trait Fabric: Send + Sync + fmt::Debug {
         &self,
         memory: Arc<dyn Memory>,
         payload_at: u64,
+        counts: bool,
     ) -> Result<Arc<dyn Exported>, TransportError>;
 
     /// A client's end of a way to an owner.
     ///
     /// # Errors
-    /// If a device has no room for it.
+    /// If a device has no room for it, or the link of none is up.
     fn offer(&self) -> Result<Box<dyn Offering>, TransportError>;
 
     /// Registers a caller's buffer with every device: what is written out of it or read into it is not copied
@@ -107,10 +118,11 @@ pub trait Offering: Send + fmt::Debug {
     /// What the owner is to be told.
     fn offer(&self) -> Offer;
 
-    /// Connects to an owner that accepted, and tries the way once. Blocks for up to two seconds.
+    /// Connects to an owner that accepted, and tries each pair once; those through which nothing comes are left out.
+    /// Blocks for up to two seconds.
     ///
     /// # Errors
-    /// If the ends cannot be connected, or nothing comes through.
+    /// If the ends cannot be connected, or nothing comes through any pair that could be the first.
     fn connect(
         self: Box<Self>,
         answer: &Answer,
@@ -172,6 +184,8 @@ pub struct Way {
     pub pair: PairAddress,
     /// The segment, whole, in order and without gaps, as that pair's device knows it.
     pub ranges: Vec<RemoteRange>,
+    /// That device, and no other of the owner's, changes the words that several parties count [I1].
+    pub counts: bool,
 }
 
 /// Most pairs of one offer: no more are looked at.

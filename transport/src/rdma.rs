@@ -9,10 +9,12 @@
 //! - [I1] No word that several parties modify is changed through here: of the words that a device's atomics
 //!   change, the plan's producer is the only writer of that epoch.
 
+mod batch;
 mod context;
 #[cfg(test)]
 mod device_tests;
 mod error;
+mod flight;
 mod lane;
 mod loop_back;
 mod pair;
@@ -30,6 +32,7 @@ pub use verbs::RdmaVerbs;
 use crate::error::TransportError;
 use crate::fabric::{self, Answer, FabricConfig, MAX_PAIRS, Offer, RegisteredBuffer, RemoteRange};
 use crate::verbs::{Alive, Verbs};
+use batch::Path;
 use context::Context;
 use lane::Lane;
 use nkv_store::{Buffer, Memory};
@@ -38,7 +41,6 @@ use queue::Queue;
 use region::Domain;
 use staging::Staging;
 use std::sync::Arc;
-use verbs::Path;
 
 /// Ranges of one way: headers and payload.
 const MAX_RANGES: usize = 2;
@@ -64,7 +66,11 @@ pub(crate) struct Device {
 
 /// The devices that this process uses.
 #[derive(Debug)]
-struct Devices(Vec<Arc<Device>>);
+struct Devices {
+    each: Vec<Arc<Device>>,
+    // Of one way; 0: one for each device.
+    pairs: usize,
+}
 
 /// The devices of this host with their ports.
 ///
@@ -85,29 +91,54 @@ pub fn devices() -> Result<Vec<DeviceReport>, TransportError> {
 /// # Errors
 /// If one that was asked for is not there or cannot be used, or if there is none at all.
 pub fn open(config: &FabricConfig) -> Result<Arc<dyn fabric::Fabric>, TransportError> {
-    let names = match config.devices.is_empty() {
-        true => context::names()?,
-        false => config.devices.clone(),
-    };
-    let mut devices = Vec::new();
-    let mut unfit = Vec::new();
-    for name in names.iter().take(MAX_PAIRS) {
-        match Device::open(name, config.gid_index) {
-            Ok(device) => devices.push(Arc::new(device)),
-            Err(e) if config.devices.is_empty() => unfit.push(format!("{name}: {e}")),
-            Err(e) => return Err(e),
+    Ok(Arc::new(Devices::open(config)?))
+}
+
+impl Devices {
+    fn open(config: &FabricConfig) -> Result<Self, TransportError> {
+        let names = match config.devices.is_empty() {
+            true => context::names()?,
+            false => config.devices.clone(),
+        };
+        let mut devices = Vec::new();
+        let mut unfit = Vec::new();
+        for name in names.iter().take(MAX_PAIRS) {
+            match Device::open(name, config.gid_index) {
+                Ok(device) => devices.push(Arc::new(device)),
+                Err(e) if config.devices.is_empty() => unfit.push(format!("{name}: {e}")),
+                Err(e) => return Err(e),
+            }
         }
+        if devices.is_empty() {
+            let why = if unfit.is_empty() { "none is there".to_string() } else { unfit.join("; ") };
+            return Err(TransportError::Protocol(format!("no RDMA device can be used: {why}")));
+        }
+        Ok(Self { each: devices, pairs: config.pairs })
     }
-    if devices.is_empty() {
-        let why = if unfit.is_empty() { "none is there".to_string() } else { unfit.join("; ") };
-        return Err(TransportError::Protocol(format!("no RDMA device can be used: {why}")));
+
+    /// Pairs of the devices whose links are up.
+    fn unconnected(&self) -> Result<Offering, TransportError> {
+        let up: Vec<_> = self.each.iter().filter(|d| d.is_up()).collect();
+        if up.is_empty() {
+            let devices = fabric::Fabric::describe(self);
+            return Err(TransportError::Protocol(format!(
+                "the port of no device is active any more ({devices}): are their links up (ip link, rdma link)?"
+            )));
+        }
+        let n = if self.pairs == 0 { up.len() } else { self.pairs };
+        let pairs = up.iter().cycle().take(n.min(MAX_PAIRS)).map(|device| {
+            let device = Arc::clone(device);
+            let queue = Queue::new(device.context(), REQUESTS + queue::BATCH as u32)?;
+            let pair = Pair::new(&device.domain, &queue, &device.place, false)?;
+            Ok((device, queue, pair))
+        });
+        Ok(Offering { pairs: pairs.collect::<Result<_, TransportError>>()? })
     }
-    Ok(Arc::new(Devices(devices)))
 }
 
 impl fabric::Fabric for Devices {
     fn describe(&self) -> String {
-        let each = self.0.iter().map(|d| format!("{} at {}", d.name(), d.place.gid));
+        let each = self.each.iter().map(|d| format!("{} at {}", d.name(), d.place.gid));
         each.collect::<Vec<_>>().join(", ")
     }
 
@@ -115,23 +146,18 @@ impl fabric::Fabric for Devices {
         &self,
         memory: Arc<dyn Memory>,
         payload_at: u64,
+        counts: bool,
     ) -> Result<Arc<dyn fabric::Exported>, TransportError> {
-        Ok(Arc::new(served::Exported::new(&self.0, memory, payload_at)?))
+        Ok(Arc::new(served::Exported::new(&self.each, memory, payload_at, counts)?))
     }
 
     fn offer(&self) -> Result<Box<dyn fabric::Offering>, TransportError> {
-        // Until transfers are spread over devices one of them carries all.
-        let pairs = self.0.iter().take(1).map(|device| {
-            let queue = Queue::new(device.context(), REQUESTS + queue::BATCH as u32)?;
-            let pair = Pair::new(&device.domain, &queue, &device.place, false)?;
-            Ok((device.clone(), queue, pair))
-        });
-        Ok(Box::new(Offering { pairs: pairs.collect::<Result<_, TransportError>>()? }))
+        Ok(Box::new(self.unconnected()?))
     }
 
     fn register(&self, buffer: Buffer) -> Result<RegisteredBuffer, TransportError> {
         let mut known = Vec::new();
-        for device in &self.0 {
+        for device in &self.each {
             // SAFETY: both go into one value, which drops `known` first, also on an error here.
             known.extend(unsafe { device.staging.register(&buffer) }?);
         }
@@ -185,6 +211,11 @@ impl Device {
         )))
     }
 
+    /// Whether its port is active at this moment.
+    fn is_up(&self) -> bool {
+        self.context().port(self.place.port).is_ok_and(|port| port.active)
+    }
+
     fn context(&self) -> &Arc<Context> {
         self.domain.context()
     }
@@ -194,7 +225,7 @@ impl Device {
     }
 }
 
-/// A client's pairs that are connected to nobody yet, one for each device.
+/// A client's pairs that are connected to nobody yet.
 #[derive(Debug)]
 struct Offering {
     pairs: Vec<(Arc<Device>, Arc<Queue>, Pair)>,
@@ -211,6 +242,18 @@ impl fabric::Offering for Offering {
         segment_len: u64,
         alive: Alive,
     ) -> Result<Arc<dyn Verbs>, TransportError> {
+        Ok(Arc::new(self.join(answer, segment_len, alive)?))
+    }
+}
+
+impl Offering {
+    /// Connects each pair to the owner's, and tries it.
+    fn join(
+        self,
+        answer: &Answer,
+        segment_len: u64,
+        alive: Alive,
+    ) -> Result<RdmaVerbs, TransportError> {
         if answer.ways.len() != self.pairs.len() {
             return Err(TransportError::Protocol(format!(
                 "{} pairs were offered and {} accepted",
@@ -219,7 +262,7 @@ impl fabric::Offering for Offering {
             )));
         }
         let counters = Arc::new(RdmaCounters::default());
-        let mut paths = Vec::new();
+        let mut tried = Vec::new();
         for ((device, queue, pair), way) in self.pairs.into_iter().zip(&answer.ways) {
             let fits = |end: u64, r: &RemoteRange| {
                 let even = r.len > 0 && (r.len | r.address).is_multiple_of(8);
@@ -235,11 +278,34 @@ impl fabric::Offering for Offering {
             pair.connect(&way.pair)?;
             let lane = Lane::new(pair, queue, way.ranges.clone(), counters.clone());
             let staging = device.staging.clone();
-            paths.push(Arc::new(Path { lane, staging }));
+            let path = Arc::new(Path { lane, staging });
+            tried.push((way.counts, path.try_once().map(|()| path)));
         }
-        for path in &paths {
-            path.try_once()?;
-        }
-        Ok(Arc::new(RdmaVerbs::new(paths, segment_len, alive, counters)))
+        let paths = in_use(tried)?;
+        Ok(RdmaVerbs::new(paths, segment_len, alive, counters))
     }
+}
+
+/// The paths through which something came, the one that may be the first in front: where a device counts, its own.
+fn in_use(
+    tried: Vec<(bool, Result<Arc<Path>, TransportError>)>,
+) -> Result<Vec<Arc<Path>>, TransportError> {
+    let one_counts = tried.iter().any(|(counts, _)| *counts);
+    let (mut paths, mut first, mut why) = (Vec::new(), None, None);
+    for (n, (counts, path)) in tried.into_iter().enumerate() {
+        match path {
+            Ok(path) if first.is_none() && counts == one_counts => first = Some(path),
+            Ok(path) => paths.push(path),
+            Err(error) => {
+                tracing::warn!(pair = n, %error, "nothing comes through this queue pair");
+                why = why.or(Some(error));
+            }
+        }
+    }
+    let Some(first) = first else {
+        let none = || TransportError::Protocol("no pair leads to a device that counts".to_string());
+        return Err(why.unwrap_or_else(none));
+    };
+    paths.insert(0, first);
+    Ok(paths)
 }

@@ -22,7 +22,7 @@ use nkv_store::shm::{self, SegmentName};
 use nkv_store::{Memory, StoreError};
 use nkv_transport::Alive;
 use nkv_transport::TransportError;
-use nkv_transport::fabric::{Exported, FabricConfig};
+use nkv_transport::fabric::Exported;
 use nkv_transport::grants::Grants;
 use nkv_transport::tcp::AgentLimits;
 use nkv_transport::wire::Address;
@@ -370,13 +370,13 @@ async fn export(
     let by_nic = common.config.atomic_domain == AtomicDomain::Nic;
     let Some(wanted) = common.config.fabric.clone() else { return Ok(None) };
     // Without a device nobody could claim in a log whose claims only a device counts.
-    let named = wanted != FabricConfig::default() || by_nic;
+    let named = wanted.is_particular() || by_nic;
     let (machine, memory) = (common.env.machine.clone(), heap.memory().clone());
     let payload_at = heap.geometry().payloads().offset;
     // It takes every page: seconds per GiB.
     let registering = move || {
         let fabric = machine.fabric(&wanted)?;
-        Ok((fabric.export(memory, payload_at)?, fabric.describe()))
+        Ok((fabric.export(memory, payload_at, by_nic)?, fabric.describe()))
     };
     let registered: Result<_, TransportError> = place.beside(registering).await?;
     match registered {

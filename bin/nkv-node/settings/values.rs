@@ -162,3 +162,26 @@ pub(super) fn gid_index(text: &str) -> Result<GidIndex, String> {
         _ => number(text).map(|index| GidIndex(Some(index))),
     }
 }
+
+/// Queue pairs of one way; 0: as many as there are devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Pairs(pub(super) usize);
+
+impl std::fmt::Display for Pairs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            0 => f.write_str("auto"),
+            n => write!(f, "{n}"),
+        }
+    }
+}
+
+pub(super) fn pairs(text: &str) -> Result<Pairs, String> {
+    if text == "auto" {
+        return Ok(Pairs(0));
+    }
+    match number(text)? {
+        n @ 1..=MAX_PAIRS => Ok(Pairs(n)),
+        n => Err(format!("{n} is not between 1 and {MAX_PAIRS}")),
+    }
+}

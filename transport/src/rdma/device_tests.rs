@@ -1,5 +1,7 @@
 //! What only a device can show. Run in a guest that has one: `scripts/rdma-test`.
 
+mod spread;
+
 use super::*;
 use crate::Op;
 use crate::fabric::{Exported, Fabric, Served};
@@ -15,7 +17,7 @@ fn fabric() -> Arc<dyn Fabric> {
 
 fn segment(fabric: &dyn Fabric) -> (Arc<dyn Memory>, Arc<dyn Exported>) {
     let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT).unwrap());
-    let exported = fabric.export(memory.clone(), SEGMENT / 2).unwrap();
+    let exported = fabric.export(memory.clone(), SEGMENT / 2, false).unwrap();
     (memory, exported)
 }
 
@@ -70,20 +72,34 @@ fn i10_after_a_way_is_severed_in_the_middle_of_a_write_no_byte_changes_any_more(
     }
 }
 
-/// A way whose requests are counted, and what it leads to.
-fn counted_way() -> (RdmaVerbs, Arc<dyn Served>, Arc<dyn Exported>) {
-    let devices = Device::open(&context::names().unwrap()[0], None).unwrap();
-    let devices = Devices(vec![Arc::new(devices)]);
-    let (_memory, exported) = segment(&devices);
-    let counters = Arc::new(RdmaCounters::default());
-    let (device, queue) = (devices.0[0].clone(), Queue::new(devices.0[0].context(), 600).unwrap());
-    let pair = Pair::new(&device.domain, &queue, &device.place, false).unwrap();
-    let mine = Offer { pairs: vec![pair.address()] };
-    let (served, answer) = exported.accept(&mine).unwrap();
-    pair.connect(&answer.ways[0].pair).unwrap();
-    let lane = Lane::new(pair, queue, answer.ways[0].ranges.clone(), counters.clone());
-    let path = Arc::new(Path { lane, staging: device.staging.clone() });
-    (RdmaVerbs::new(vec![path], SEGMENT, Alive::new(), counters), served, exported)
+/// A way of so many pairs whose requests are counted, and what it leads to. `turn` may change the owner's answer.
+fn counted_way(
+    pairs: usize,
+    counts: bool,
+    turn: impl FnOnce(&mut Answer),
+) -> Result<CountedWay, TransportError> {
+    let devices = Devices::open(&FabricConfig { pairs, ..FabricConfig::default() }).unwrap();
+    let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT).unwrap());
+    let exported = Fabric::export(&devices, memory.clone(), SEGMENT / 2, counts).unwrap();
+    let offering = devices.unconnected().unwrap();
+    // By one call each, so that one can be severed by itself.
+    let (mut served, mut ways) = (Vec::new(), Vec::new());
+    for pair in fabric::Offering::offer(&offering).pairs {
+        let (one, answer) = exported.accept(&Offer { pairs: vec![pair] }).unwrap();
+        served.push(one);
+        ways.extend(answer.ways);
+    }
+    let mut answer = Answer { ways };
+    turn(&mut answer);
+    let verbs = offering.join(&answer, SEGMENT, Alive::new())?;
+    Ok(CountedWay { verbs, served, memory, _exported: exported })
+}
+
+struct CountedWay {
+    verbs: RdmaVerbs,
+    served: Vec<Arc<dyn Served>>,
+    memory: Arc<dyn Memory>,
+    _exported: Arc<dyn Exported>,
 }
 
 fn count(n: &std::sync::atomic::AtomicU64) -> u64 {
@@ -93,7 +109,8 @@ fn count(n: &std::sync::atomic::AtomicU64) -> u64 {
 #[test]
 fn i4_what_changes_memory_after_a_read_or_an_atomic_waits_for_it_and_dead_is_no_part_of_its_fields()
 {
-    let (verbs, _served, _exported) = counted_way();
+    let way = counted_way(1, false, |_| {}).unwrap();
+    let verbs = &way.verbs;
     let (mut read, fields) = ([0; 64], [1; 40]);
     let requests = |ops: &mut [Op<'_>]| {
         let before = (count(&verbs.counters().requests), count(&verbs.counters().fenced));
@@ -120,7 +137,8 @@ fn i4_what_changes_memory_after_a_read_or_an_atomic_waits_for_it_and_dead_is_no_
 
 #[test]
 fn i4_an_object_of_sixteen_pages_is_one_chain_with_one_completion() {
-    let (verbs, _served, _exported) = counted_way();
+    let way = counted_way(1, false, |_| {}).unwrap();
+    let verbs = &way.verbs;
     let (fields, page) = ([1; 40], vec![2; 4096]);
     let mut ops = vec![
         Op::Write { offset: 4096, src: &fields },
@@ -130,10 +148,12 @@ fn i4_an_object_of_sixteen_pages_is_one_chain_with_one_completion() {
     let pages = (0..16).map(|i| Op::Write { offset: SEGMENT / 2 + i * 4096, src: &page });
     ops.extend(pages);
     ops.push(Op::CompareSwap { offset: 4096 + 40, expect: 4, new: 5, old: 0 });
+    let c = verbs.counters();
+    let before = (count(&c.chains), count(&c.requests));
     verbs.post(TOKEN, &mut ops).unwrap();
     assert!(matches!(ops.last(), Some(Op::CompareSwap { old: 4, .. })));
-    let c = verbs.counters();
-    assert_eq!((count(&c.chains), count(&c.requests), count(&c.split)), (1, 18, 0));
+    let took = (count(&c.chains) - before.0, count(&c.requests) - before.1);
+    assert_eq!((took, count(&c.split)), ((1, 18), 0));
 }
 
 #[test]
@@ -157,10 +177,11 @@ fn an_offer_that_is_none_is_refused_and_harms_nobody() {
 #[test]
 fn what_cannot_be_opened_is_an_error_that_names_what_there_is() {
     let there = context::names().unwrap();
-    let config = FabricConfig { devices: vec!["none_such0".to_string()], gid_index: None };
+    let config =
+        FabricConfig { devices: vec!["none_such0".to_string()], ..FabricConfig::default() };
     let e = open(&config).unwrap_err().to_string();
     assert!(e.contains("none_such0") && e.contains(&there[0]), "{e}");
-    let config = FabricConfig { devices: Vec::new(), gid_index: Some(200) };
+    let config = FabricConfig { gid_index: Some(200), ..FabricConfig::default() };
     let e = open(&config).unwrap_err().to_string();
     assert!(e.contains("no GID 200") && e.contains("RoCE v2, IPv4"), "{e}");
     let report = devices().unwrap();

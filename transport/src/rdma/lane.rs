@@ -57,6 +57,8 @@ pub struct RdmaCounters {
     pub fenced: AtomicU64,
     /// Chains of which the device took only a part at first.
     pub split: AtomicU64,
+    /// Batches and shares of long runs that went by another pair than the first.
+    pub spread: AtomicU64,
     /// Times who waited slept until the device said something.
     pub slept: AtomicU64,
 }
@@ -68,6 +70,8 @@ struct Progress {
     free: u32,
     // Chains that are on their way, and how many requests each holds.
     flying: BTreeMap<u64, u32>,
+    // Chains that have ended, all in all.
+    ended: u64,
     // How chains ended that nobody has asked about yet.
     done: BTreeMap<u64, u32>,
     // Somebody looks for all.
@@ -99,6 +103,7 @@ impl Lane {
             next: 1,
             free: pair.requests(),
             flying: BTreeMap::new(),
+            ended: 0,
             done: BTreeMap::new(),
             looking: false,
             broken: None,
@@ -133,10 +138,10 @@ impl Lane {
     ///
     /// # Errors
     /// If the pair is broken, or breaks now; nothing is on its way then.
-    pub(super) fn submit(&self, chain: &[Request]) -> Result<u64, TransportError> {
+    pub(super) fn submit(&self, chain: &[Request], until_ns: u64) -> Result<u64, TransportError> {
         let cost = chain.len() as u32;
         debug_assert!(chain.len() <= CHAIN, "{} requests in one chain", chain.len());
-        let until_ns = BootClock.now_ns() + LIMIT.as_nanos() as u64;
+        let until_ns = within_limit(until_ns);
         let id = self.await_that(until_ns, |p| {
             (p.free >= cost).then(|| {
                 p.free -= cost;
@@ -244,10 +249,10 @@ impl Lane {
     /// Waits until a chain is done.
     ///
     /// # Errors
-    /// If it failed, or is not done within [`LIMIT`]: the pair is destroyed then, and its buffers are free.
-    pub(super) fn wait(&self, id: u64) -> Result<(), TransportError> {
-        let until_ns = BootClock.now_ns() + LIMIT.as_nanos() as u64;
-        let ended = self.await_that(until_ns, |p| p.done.remove(&id).map(Ok));
+    /// If it failed, or is done neither within [`LIMIT`] nor by `until_ns`: the pair is destroyed then, and its
+    /// buffers are free.
+    pub(super) fn wait(&self, id: u64, until_ns: u64) -> Result<(), TransportError> {
+        let ended = self.await_that(within_limit(until_ns), |p| p.done.remove(&id).map(Ok));
         let failed = match ended {
             Ok(0) => return Ok(()),
             Ok(status) => outcome(status),
@@ -257,6 +262,22 @@ impl Lane {
         Err(failed)
     }
 
+    /// Whether `wait` has nothing to wait for. Takes what the device says, unless somebody else does.
+    pub(super) fn has_ended(&self, id: u64) -> bool {
+        let mut p = self.lock();
+        if !p.looking && !p.done.contains_key(&id) && p.broken.is_none() {
+            // Not with the lock given back: what is found must be settled before anybody waits for it.
+            let mut found = Vec::new();
+            // An error is for who waits.
+            let _ = self.queue.take(&mut |c| found.push(c));
+            found.iter().for_each(|c| p.settle(c));
+            if !found.is_empty() {
+                self.news.notify_all();
+            }
+        }
+        p.done.contains_key(&id) || p.broken.is_some()
+    }
+
     fn gone(&self) -> TransportError {
         let why = self.lock().broken.clone();
         TransportError::Disconnected(why.unwrap_or_else(|| "the pair was severed".to_string()))
@@ -264,8 +285,8 @@ impl Lane {
 
     /// Waits until something more has ended.
     fn await_news(&self, until_ns: u64) -> Result<(), TransportError> {
-        let before = self.lock().flying.len();
-        self.await_that(until_ns, |p| (p.flying.len() < before).then_some(Ok(())))
+        let before = self.lock().ended;
+        self.await_that(until_ns, |p| (p.ended != before).then_some(Ok(())))
     }
 
     /// Waits until `ready` says something; one of those who wait looks for all of them.
@@ -285,7 +306,8 @@ impl Lane {
             }
             if BootClock.now_ns() >= until_ns {
                 return Err(TransportError::Timeout(format!(
-                    "nothing came back through a queue pair within {} ms",
+                    "a queue pair was not done in time: {} ms for a chain of requests, and a second for each 4 MiB of \
+                     a post",
                     LIMIT.as_millis()
                 )));
             }
@@ -327,11 +349,17 @@ impl Lane {
     }
 }
 
+/// No later than a chain may take.
+pub(super) fn within_limit(until_ns: u64) -> u64 {
+    until_ns.min(BootClock.now_ns().saturating_add(LIMIT.as_nanos() as u64))
+}
+
 impl Progress {
     fn settle(&mut self, c: &Completion) {
         // Every request behind one that failed says so, too: the first word counts.
         if let Some(cost) = self.flying.remove(&c.id) {
             self.free += cost;
+            self.ended += 1;
             self.done.insert(c.id, c.status);
         }
     }

@@ -27,7 +27,7 @@ pub struct LoopBack {
 pub fn loop_back(config: &FabricConfig) -> Result<LoopBack, TransportError> {
     let fabric = open(config)?;
     let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT)?);
-    let exported = fabric.export(memory, SEGMENT / 2)?;
+    let exported = fabric.export(memory, SEGMENT / 2, false)?;
     let offering = fabric.offer()?;
     let (_served, answer) = exported.accept(&offering.offer())?;
     let verbs = offering.connect(&answer, SEGMENT, Alive::new())?;

@@ -30,6 +30,8 @@ unsafe impl Sync for Window {}
 pub(super) struct Exported {
     // Registrations go before the memory.
     windows: Vec<Window>,
+    // The first device, and no other, changes words that several parties count.
+    counts: bool,
     memory: Arc<dyn Memory>,
 }
 
@@ -39,6 +41,7 @@ impl Exported {
         devices: &[Arc<Device>],
         memory: Arc<dyn Memory>,
         payload_at: u64,
+        counts: bool,
     ) -> Result<Self, TransportError> {
         let base = memory.host_base().ok_or_else(|| {
             TransportError::Protocol("this memory has no address to register".to_string())
@@ -63,7 +66,7 @@ impl Exported {
             let queue = Queue::new(device.context(), 1)?;
             windows.push(Window { device: device.clone(), queue, parts: known });
         }
-        Ok(Self { windows, memory })
+        Ok(Self { windows, counts, memory })
     }
 }
 
@@ -76,7 +79,20 @@ impl fabric::Exported for Exported {
             )));
         }
         let (mut pairs, mut ways) = (Vec::new(), Vec::new());
-        for (peer, window) in offer.pairs.iter().zip(self.windows.iter().cycle()) {
+        let up: Vec<_> =
+            self.windows.iter().enumerate().filter(|(_, w)| w.device.is_up()).collect();
+        let down = |name: &str| {
+            TransportError::Protocol(format!(
+                "the port of {name} at the owner is not active: is its link up (ip link, rdma link)?"
+            ))
+        };
+        if self.counts && up.first().is_none_or(|(n, _)| *n > 0) {
+            return Err(down(self.windows[0].device.name()));
+        }
+        if up.is_empty() {
+            return Err(down("every device"));
+        }
+        for (peer, (n, window)) in offer.pairs.iter().zip(up.into_iter().cycle()) {
             let device = &window.device;
             let pair = Pair::new(&device.domain, &window.queue, &device.place, true)?;
             pair.accept(peer)?;
@@ -87,6 +103,7 @@ impl fabric::Exported for Exported {
             ways.push(Way {
                 pair: pair.address(),
                 ranges: window.parts.iter().map(range).collect(),
+                counts: self.counts && n == 0,
             });
             pairs.push(pair);
         }

@@ -2,6 +2,7 @@
 //! shared by all that one process does through a domain; there is a bound on them, and who finds none
 //! waits for one. And the memory of callers that the device does know.
 
+use super::lane::{LIMIT, within_limit};
 use super::region::{Domain, Registration, Rights};
 use crate::error::TransportError;
 use nkv_store::clock::{BootClock, Clock};
@@ -162,11 +163,11 @@ impl Staging {
         Ok(None)
     }
 
-    /// A buffer, unless none is given back within `limit`. Only for who holds none: callers that hold
+    /// A buffer, unless none is given back by `until_ns`, or within [`LIMIT`]. Only for who holds none: callers that hold
     /// some and wait for more would wait for each other.
-    pub(super) fn take(self: &Arc<Self>, limit: Duration) -> Result<Lease, TransportError> {
+    pub(super) fn take(self: &Arc<Self>, until_ns: u64) -> Result<Lease, TransportError> {
         let clock = BootClock;
-        let until_ns = clock.now_ns().saturating_add(limit.as_nanos() as u64);
+        let until_ns = within_limit(until_ns);
         loop {
             if let Some(lease) = self.try_take()? {
                 return Ok(lease);
@@ -179,7 +180,7 @@ impl Staging {
             if left_ns == 0 {
                 return Err(TransportError::Timeout(format!(
                     "no registered buffer of {MAX_BUFFERS} came free within {} ms",
-                    limit.as_millis()
+                    LIMIT.as_millis()
                 )));
             }
             let left = Duration::from_nanos(left_ns);

@@ -1,40 +1,22 @@
-//! [`Verbs`] over queue pairs. A batch becomes chains of requests on one pair, in order; callers' bytes go
-//! through registered buffers. What changes memory waits for the reads and atomics before it (a fence in
-//! the request), the rest of the order is the pair's own [I4].
+//! [`Verbs`] over queue pairs. A batch goes by the first of them, in order; long runs in it are spread over all
+//! ([`super::flight`]), and nothing that stands behind a run is sent before its last byte has arrived. Whole batches of
+//! one call go by whichever pair has least to do.
 
-use super::lane::{CHAIN, Does, LIMIT, Lane, RdmaCounters, Request};
-use super::staging::{BUFFER_BYTES, Lease, Staging};
+use super::batch::{Batch, Path, SPACING, limit_ns};
+use super::flight::{Flight, Landed, ends_in_a_write, long_run, spread};
+use super::lane::{CHAIN, RdmaCounters};
+use super::staging::{BUFFER_BYTES, Lease};
 use crate::error::TransportError;
 use crate::verbs::{Alive, Escort, Kind, Op, Post, Verbs, check_batch};
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes that memory and devices handle at once.
-const LINE: u64 = 64;
-/// Where a value begins in a buffer: no two share a line.
-const SPACING: usize = LINE as usize;
-/// Not worth a request of its own.
-const SMALLEST_PIECE: usize = 4 << 10;
-/// Fewer bytes are copied, even if the device knows where they are.
-const DIRECT_FROM: usize = 4 << 10;
-/// Bytes of one chain that go without a copy: it has a time limit.
-const DIRECT_BYTES: usize = 8 << 20;
-/// Chains of one call on their way at once.
-const FLYING: usize = 2;
 /// Batches of one call on their way at once: each holds a buffer.
 const BATCHES: usize = 8;
-
-/// One way to a segment: a pair, and the buffers of its device.
-#[derive(Debug)]
-pub(super) struct Path {
-    pub(super) lane: Lane,
-    pub(super) staging: Arc<Staging>,
-}
 
 /// A segment of another process, through the devices of both.
 #[derive(Debug)]
 pub struct RdmaVerbs {
-    // At least one; the first takes whatever is not cut.
+    // At least one. Words that several parties count go by the first alone [I1].
     paths: Vec<Arc<Path>>,
     segment_len: u64,
     alive: Alive,
@@ -91,10 +73,7 @@ impl Verbs for RdmaVerbs {
 
     fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
         self.check(token, ops)?;
-        let mut batch = Batch::new(self.first());
-        let done = ops.iter_mut().try_for_each(|op| batch.add(op)).and_then(|()| batch.finish());
-        drop(batch);
-        self.ended(done)?;
+        self.in_order(None, ops)?;
         // The owner may have died, and its memory be reused or stale, while we worked.
         self.alive.check(&"the remote segment")
     }
@@ -104,48 +83,43 @@ impl Verbs for RdmaVerbs {
         posts: &mut [Post<'_, '_>],
         escort: &mut dyn Escort,
     ) -> Vec<Result<(), TransportError>> {
-        let mut results: Vec<Result<(), TransportError>> = Vec::with_capacity(posts.len());
-        let mut flying: VecDeque<(usize, Batch<'_>)> = VecDeque::new();
+        let mut results: Vec<Result<(), TransportError>> = posts.iter().map(|_| Ok(())).collect();
+        let mut flight = Flight::new(&self.paths);
         for (i, post) in posts.iter_mut().enumerate() {
+            let mut landed = |l: Landed| self.over(l, &mut results, escort);
             // One that takes several buffers goes alone: nobody waits for a buffer who holds any.
-            let most = if self.takes_one_buffer(post.ops) { BATCHES } else { 1 };
-            while flying.len() >= most {
-                self.land(&mut flying, &mut results, escort);
+            let alone = !self.takes_one_buffer(post.ops);
+            let most = if alone { 1 } else { BATCHES };
+            while flight.len() >= most {
+                flight.land().into_iter().for_each(&mut landed);
             }
-            let lease = loop {
-                match self.first().staging.try_take() {
-                    Ok(None) if !flying.is_empty() => self.land(&mut flying, &mut results, escort),
-                    Ok(None) => break self.first().staging.take(LIMIT),
-                    Ok(Some(lease)) => break Ok(lease),
-                    Err(e) => break Err(e),
-                }
-            };
-            let lease = match lease {
+            // A count of several parties is one device's own [I1].
+            let counts = post.ops.iter().any(|op| matches!(op, Op::FetchAdd { .. }));
+            let by = if alone || counts { 0 } else { flight.idlest(&mut landed) };
+            let until_ns = limit_ns(bytes(post.ops));
+            let lease = flight.lease(by, until_ns, &mut landed);
+            let left = lease.and_then(|lease| {
+                self.check(post.token, post.ops)?;
+                escort.leaves(i).map(|()| lease)
+            });
+            let lease = match left {
                 Ok(lease) => lease,
                 Err(e) => {
-                    results.push(Err(e));
+                    results[i] = Err(e);
                     continue;
                 }
             };
-            let left = self.check(post.token, post.ops).and_then(|()| escort.leaves(i));
-            results.push(Ok(()));
-            if let Err(e) = left {
-                results[i] = Err(e);
-                continue;
-            }
-            let mut batch = Batch::with(self.first(), lease);
-            let sent = post.ops.iter_mut().try_for_each(|op| batch.add(op));
-            match sent.and_then(|()| batch.send()) {
-                Ok(()) => flying.push_back((i, batch)),
-                Err(e) => {
-                    drop(batch);
-                    results[i] = self.ended(Err(e));
-                    escort.over(i);
-                }
+            let sent = match alone {
+                true => self.in_order(Some(lease), post.ops),
+                false => self.ended(flight.send((i, by), lease, post.ops, until_ns)),
+            };
+            if alone || sent.is_err() {
+                results[i] = sent.and_then(|()| self.alive.check(&"the remote segment"));
+                escort.over(i);
             }
         }
-        while !flying.is_empty() {
-            self.land(&mut flying, &mut results, escort);
+        while let Some(l) = flight.land() {
+            self.over(l, &mut results, escort);
         }
         results
     }
@@ -160,7 +134,54 @@ impl Verbs for RdmaVerbs {
 }
 
 impl RdmaVerbs {
-    /// Whether a batch needs no second buffer, counting every operation as if a range ended in it.
+    /// A batch that has landed.
+    fn over(
+        &self,
+        (i, ended): Landed,
+        results: &mut [Result<(), TransportError>],
+        escort: &mut dyn Escort,
+    ) {
+        results[i] = self.ended(ended).and_then(|()| self.alive.check(&"the remote segment"));
+        escort.over(i);
+    }
+
+    /// A batch by the first pair, with this buffer to begin with; long runs by all of them.
+    fn in_order(&self, lease: Option<Lease>, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
+        let until_ns = limit_ns(bytes(ops));
+        let mut batch = Batch::new(self.first(), lease, until_ns);
+        let done = self.runs(&mut batch, ops, until_ns);
+        // Before its buffers can be another's: an error destroys the pair that they were given to.
+        drop(batch);
+        self.ended(done)
+    }
+
+    fn runs(
+        &self,
+        batch: &mut Batch<'_>,
+        mut ops: &mut [Op<'_>],
+        until_ns: u64,
+    ) -> Result<(), TransportError> {
+        loop {
+            let run = if self.paths.len() > 1 { long_run(ops) } else { None };
+            let run = run.unwrap_or(ops.len()..ops.len());
+            let (chain, rest) = ops.split_at_mut(run.start);
+            chain.iter_mut().try_for_each(|op| batch.add(op))?;
+            if run.is_empty() {
+                return batch.finish();
+            }
+            // What says WRITING is in memory before the first byte by another device is [I4].
+            if ends_in_a_write(chain) {
+                batch.add(&mut Op::Flush)?;
+            }
+            batch.finish()?;
+            let (run, rest) = rest.split_at_mut(run.len());
+            spread(&self.paths, run, until_ns)?;
+            ops = rest;
+        }
+    }
+
+    /// Whether a batch needs no second buffer, counting every operation as if a range ended in it, and is
+    /// not to be spread.
     fn takes_one_buffer(&self, ops: &[Op<'_>]) -> bool {
         let staged = |op: &Op<'_>| match op {
             Op::Write { src, .. } if self.first().known(src.as_ptr(), src.len()).is_some() => 0,
@@ -168,323 +189,14 @@ impl RdmaVerbs {
             other => other.range().1 as usize,
         };
         let room = |op: &Op<'_>| staged(op) + 2 * SPACING;
-        2 * ops.len() <= CHAIN && ops.iter().map(room).sum::<usize>() <= BUFFER_BYTES
-    }
-
-    /// Waits for the batch that left first.
-    fn land(
-        &self,
-        flying: &mut VecDeque<(usize, Batch<'_>)>,
-        results: &mut [Result<(), TransportError>],
-        escort: &mut dyn Escort,
-    ) {
-        let Some((i, mut batch)) = flying.pop_front() else { return };
-        let done = batch.finish();
-        drop(batch);
-        results[i] = self.ended(done).and_then(|()| self.alive.check(&"the remote segment"));
-        escort.over(i);
+        let whole = self.paths.len() == 1 || long_run(ops).is_none();
+        // One more for a flush.
+        whole
+            && 2 * ops.len() < CHAIN
+            && ops.iter().map(room).sum::<usize>() <= BUFFER_BYTES - SPACING
     }
 }
 
-/// Bytes that arrive in a buffer and belong elsewhere.
-struct Landing {
-    from: *const u8,
-    to: *mut u8,
-    len: usize,
-}
-
-/// Requests that go together, and the buffer that they use.
-struct Chain {
-    lease: Lease,
-    used: usize,
-    // Bytes of callers' memory that the device takes or brings itself.
-    direct: usize,
-    requests: Vec<Request>,
-    landings: Vec<Landing>,
-}
-
-impl Chain {
-    fn new(lease: Lease) -> Self {
-        Self { lease, used: 0, direct: 0, requests: Vec::new(), landings: Vec::new() }
-    }
-}
-
-/// A batch on its way. The memory of its operations is borrowed for longer than it lives, and it waits
-/// for every chain that it sent before it goes, unless its pair is destroyed.
-struct Batch<'a> {
-    path: &'a Path,
-    open: Option<Chain>,
-    flying: VecDeque<(u64, Chain)>,
-    // A read or atomic is on its way that the next change must not overtake.
-    reads: bool,
-}
-
-impl Drop for Batch<'_> {
-    fn drop(&mut self) {
-        if !self.flying.is_empty() {
-            // Given up half way: its buffers go back only when the device has let go of them.
-            self.path.lane.break_off("a batch was given up");
-        }
-    }
-}
-
-impl<'a> Batch<'a> {
-    fn new(path: &'a Path) -> Self {
-        Self { path, open: None, flying: VecDeque::new(), reads: false }
-    }
-
-    fn with(path: &'a Path, lease: Lease) -> Self {
-        let mut batch = Self::new(path);
-        batch.open = Some(Chain::new(lease));
-        batch
-    }
-
-    fn add(&mut self, op: &mut Op<'_>) -> Result<(), TransportError> {
-        match op {
-            Op::Read { offset, dst } => self.add_read(*offset, dst),
-            Op::Write { offset, src } => self.add_write(*offset, src),
-            Op::Store { offset, value } => self.add_write(*offset, &value.to_ne_bytes()),
-            Op::FetchAdd { offset, add, old } => {
-                self.add_atomic(*offset, Does::FetchAdd(*add), old)
-            }
-            Op::CompareSwap { offset, expect, new, old } => {
-                self.add_atomic(*offset, Does::CompareSwap(*expect, *new), old)
-            }
-            // A read is answered after everything before it has reached memory.
-            Op::Flush => self.add_read(0, &mut [0; 8]).map(|()| self.drop_last_landing()),
-        }
-    }
-
-    /// What goes on where the last write of a line ended travels with it: a header's fields and its publish
-    /// word. A request costs as much as all that a line holds.
-    fn join(&mut self, offset: u64, src: &[u8]) -> bool {
-        let Some(chain) = &mut self.open else { return false };
-        // Not one that takes a caller's memory as it is.
-        let ours = chain.lease.key();
-        let joins = |r: &&mut Request| r.does == Does::Write && r.local_key == ours;
-        let Some(last) = chain.requests.last_mut().filter(joins) else { return false };
-        let Ok(place) = self.path.place(offset, src.len()) else { return false };
-        let (begun, at) = (last.len as usize, (place.address % LINE) as usize);
-        let goes_on = last.remote + u64::from(last.len) == place.address;
-        let in_line = begun <= at && at + src.len() <= LINE as usize;
-        if !goes_on || !in_line || place.len < src.len() || place.key != last.remote_key {
-            return false;
-        }
-        // SAFETY: every value has whole lines of the buffer, and this one ends within its first.
-        unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), last.local.add(begun), src.len()) };
-        last.len += src.len() as u32;
-        true
-    }
-
-    fn add_write(&mut self, mut offset: u64, mut src: &[u8]) -> Result<(), TransportError> {
-        if self.join(offset, src) {
-            return Ok(());
-        }
-        if let Some(key) = self.path.known(src.as_ptr(), src.len()) {
-            return self.add_direct(Does::Write, offset, (src.as_ptr().cast_mut(), src.len()), key);
-        }
-        while !src.is_empty() {
-            let (chain, place) = self.room(offset, src.len())?;
-            let local = chain.lease.address(chain.used);
-            // SAFETY: `room` gave `place.len` bytes there, which nobody else uses; `src` has as many.
-            unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), local, place.len) };
-            self.push(Does::Write, local, place);
-            src = &src[place.len..];
-            offset += place.len as u64;
-        }
-        Ok(())
-    }
-
-    /// Requests straight between a caller's registered memory and the other end. The operation borrows
-    /// that memory until the batch has ended or its pair is destroyed.
-    fn add_direct(
-        &mut self,
-        does: Does,
-        offset: u64,
-        (local, len): (*mut u8, usize),
-        key: u32,
-    ) -> Result<(), TransportError> {
-        let mut done = 0;
-        while done < len {
-            self.chain(|c| c.requests.len() >= CHAIN || c.direct >= DIRECT_BYTES)?;
-            let want = (len - done).min(BUFFER_BYTES);
-            let place = self.path.place(offset + done as u64, want)?;
-            // In the bounds of `local`, by the loop.
-            self.request(does, (local.wrapping_add(done), key), place);
-            if let Some(chain) = &mut self.open {
-                chain.direct += place.len;
-            }
-            done += place.len;
-        }
-        Ok(())
-    }
-
-    fn add_read(&mut self, mut offset: u64, mut dst: &mut [u8]) -> Result<(), TransportError> {
-        if let Some(key) = self.path.known(dst.as_ptr(), dst.len()) {
-            return self.add_direct(Does::Read, offset, (dst.as_mut_ptr(), dst.len()), key);
-        }
-        while !dst.is_empty() {
-            let (chain, place) = self.room(offset, dst.len())?;
-            let local = chain.lease.address(chain.used);
-            let (now, later) = std::mem::take(&mut dst).split_at_mut(place.len);
-            chain.landings.push(Landing { from: local, to: now.as_mut_ptr(), len: place.len });
-            self.push(Does::Read, local, place);
-            dst = later;
-            offset += place.len as u64;
-        }
-        Ok(())
-    }
-
-    fn add_atomic(&mut self, offset: u64, does: Does, old: &mut u64) -> Result<(), TransportError> {
-        let (chain, place) = self.room(offset, 8)?;
-        let local = chain.lease.address(chain.used);
-        let to = std::ptr::from_mut(old).cast();
-        chain.landings.push(Landing { from: local, to, len: 8 });
-        self.push(does, local, place);
-        Ok(())
-    }
-
-    fn drop_last_landing(&mut self) {
-        if let Some(chain) = &mut self.open {
-            chain.landings.pop();
-        }
-    }
-
-    /// A request between the open chain's buffer and `place`.
-    fn push(&mut self, does: Does, local: *mut u8, place: Place) {
-        let Some(key) = self.open.as_ref().map(|chain| chain.lease.key()) else { return };
-        self.request(does, (local, key), place);
-        if let Some(chain) = &mut self.open {
-            chain.used += place.len.next_multiple_of(SPACING);
-        }
-    }
-
-    fn request(&mut self, does: Does, (local, local_key): (*mut u8, u32), place: Place) {
-        let changes = does != Does::Read;
-        let fence = changes && self.reads;
-        if fence {
-            self.reads = false;
-        }
-        self.reads |= does != Does::Write;
-        let Some(chain) = &mut self.open else { return };
-        chain.requests.push(Request {
-            does,
-            local,
-            local_key,
-            len: place.len as u32,
-            remote: place.address,
-            remote_key: place.key,
-            fence,
-        });
-    }
-
-    /// Room for the next request of at most `want` bytes at `offset`: in the open chain, or in a new one.
-    fn room(&mut self, offset: u64, want: usize) -> Result<(&mut Chain, Place), TransportError> {
-        let full = |chain: &Chain| {
-            let left = BUFFER_BYTES - chain.used;
-            chain.requests.len() >= CHAIN || left < want.min(SMALLEST_PIECE)
-        };
-        let path = self.path;
-        let chain = self.chain(full)?;
-        let place = path.place(offset, want.min(BUFFER_BYTES - chain.used))?;
-        Ok((chain, place))
-    }
-
-    /// The open chain, or a new one where there is none or it is full.
-    fn chain(&mut self, full: impl Fn(&Chain) -> bool) -> Result<&mut Chain, TransportError> {
-        if self.open.as_ref().is_some_and(full) {
-            self.send()?;
-        }
-        let chain = match self.open.take() {
-            Some(chain) => chain,
-            None => Chain::new(self.another_buffer()?),
-        };
-        Ok(self.open.insert(chain))
-    }
-
-    fn another_buffer(&mut self) -> Result<Lease, TransportError> {
-        loop {
-            match self.path.staging.try_take()? {
-                Some(lease) => return Ok(lease),
-                // Gives one back.
-                None if !self.flying.is_empty() => self.land()?,
-                None => return self.path.staging.take(LIMIT),
-            }
-        }
-    }
-
-    /// Sends the open chain, once few enough are on their way.
-    fn send(&mut self) -> Result<(), TransportError> {
-        while self.flying.len() >= FLYING {
-            self.land()?;
-        }
-        let Some(chain) = self.open.take() else { return Ok(()) };
-        if chain.requests.is_empty() {
-            return Ok(());
-        }
-        let id = self.path.lane.submit(&chain.requests)?;
-        self.flying.push_back((id, chain));
-        Ok(())
-    }
-
-    /// Waits for the chain that went first, and brings home what it read.
-    fn land(&mut self) -> Result<(), TransportError> {
-        let Some((id, _)) = self.flying.front() else { return Ok(()) };
-        let ended = self.path.lane.wait(*id);
-        let Some((_, chain)) = self.flying.pop_front() else { return Ok(()) };
-        ended?;
-        for l in &chain.landings {
-            // SAFETY: the chain is done: the device wrote `len` bytes to `from`, in a buffer that is still
-            // held, and `to` is memory of an operation that is borrowed for longer than this batch.
-            unsafe { std::ptr::copy_nonoverlapping(l.from, l.to, l.len) };
-        }
-        Ok(())
-    }
-
-    fn finish(&mut self) -> Result<(), TransportError> {
-        self.send()?;
-        while !self.flying.is_empty() {
-            self.land()?;
-        }
-        Ok(())
-    }
-}
-
-/// A piece of remote memory.
-#[derive(Debug, Clone, Copy)]
-struct Place {
-    address: u64,
-    key: u32,
-    len: usize,
-}
-
-impl Path {
-    /// The key of callers' memory that the device knows, where sparing the copy is worth it.
-    fn known(&self, at: *const u8, len: usize) -> Option<u32> {
-        (len >= DIRECT_FROM).then(|| self.staging.key_of(at, len)).flatten()
-    }
-
-    /// A read comes back, and a write of nothing is answered.
-    pub(super) fn try_once(&self) -> Result<(), TransportError> {
-        let mut word = [0; 8];
-        let mut batch = Batch::new(self);
-        batch.add_read(0, &mut word)?;
-        let (chain, place) = batch.room(0, 8)?;
-        let local = chain.lease.address(chain.used);
-        batch.push(Does::Write, local, Place { len: 0, ..place });
-        batch.finish()
-    }
-
-    /// Where `want` bytes at `offset` lie for the device there; fewer where a range ends.
-    fn place(&self, offset: u64, want: usize) -> Result<Place, TransportError> {
-        let inside = |r: &&crate::fabric::RemoteRange| {
-            offset.checked_sub(r.offset).is_some_and(|at| at < r.len)
-        };
-        let range = self.lane.ranges.iter().find(inside).ok_or_else(|| {
-            TransportError::OutOfBounds(format!("no registered memory at offset {offset}"))
-        })?;
-        let at = offset - range.offset;
-        let len = (range.len - at).min(want as u64) as usize;
-        Ok(Place { address: range.address + at, key: range.key, len })
-    }
+fn bytes(ops: &[Op<'_>]) -> u64 {
+    ops.iter().map(|op| op.range().1).sum()
 }

@@ -106,16 +106,40 @@ fn over_tcp(memory: Arc<dyn Memory>, stripes: Stripes) -> Fixture {
     }
 }
 
-/// Through a device of this host to itself.
+/// Through a device of this host to itself, or to the other one.
 #[cfg(feature = "rdma")]
 pub fn rdma() -> Fixture {
+    over_devices(1)
+}
+
+/// Over several pairs: large operations are cut, and batches of one call go by different ones.
+#[cfg(feature = "rdma")]
+pub fn rdma_spread() -> Fixture {
+    over_devices(3)
+}
+
+#[cfg(feature = "rdma")]
+fn over_devices(pairs: usize) -> Fixture {
     use nkv_transport::fabric::FabricConfig;
+    use nkv_transport::rdma;
+    let mut devices: Vec<String> = rdma::devices()
+        .expect("run it by scripts/rdma-test")
+        .into_iter()
+        .map(|device| device.name)
+        .collect();
     let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
-    let fabric =
-        nkv_transport::rdma::open(&FabricConfig::default()).expect("run it by scripts/rdma-test");
+    let mut open = |turned: bool| {
+        if turned {
+            devices.reverse();
+        }
+        let config = FabricConfig { devices: devices.clone(), gid_index: None, pairs };
+        rdma::open(&config).expect("a device that works")
+    };
+    // Where there are two, each leads to the other.
+    let (fabric, other) = (open(false), open(true));
     // In the middle of what is tested: an operation may lie on both sides.
-    let exported = fabric.export(memory.clone(), SEGMENT_BYTES / 2).unwrap();
-    let offering = fabric.offer().unwrap();
+    let exported = fabric.export(memory.clone(), SEGMENT_BYTES / 2, false).unwrap();
+    let offering = other.offer().unwrap();
     let (served, answer) = exported.accept(&offering.offer()).unwrap();
     let alive = Alive::new();
     let verbs = offering.connect(&answer, SEGMENT_BYTES, alive.clone()).unwrap();

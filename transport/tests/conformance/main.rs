@@ -51,4 +51,4 @@ macro_rules! conformance {
 
 conformance! { local local_striped shm tcp tcp_striped tcp_unaddressable }
 #[cfg(feature = "rdma")]
-conformance! { rdma }
+conformance! { rdma rdma_spread }

@@ -1,0 +1,190 @@
+//! Several pairs, and several devices where there are some.
+
+use super::*;
+use crate::verbs::{Post, Unescorted};
+use nkv_store::threads::spawn_named;
+use std::process::Command;
+
+const READY: u64 = 5;
+const WRITING: u64 = 4;
+const PAGE: usize = 512 << 10;
+
+fn pages(seed: usize) -> Vec<u8> {
+    (0..6 * PAGE).map(|i| (i / 64 + i + seed) as u8).collect()
+}
+
+/// A put of six large pages, as a plan's producer posts it.
+fn put(verbs: &dyn Verbs, value: &[u8]) -> Result<u64, TransportError> {
+    let fields = [1; 40];
+    let mut ops = vec![
+        Op::Write { offset: 4096, src: &fields },
+        Op::Store { offset: 4096 + 40, value: WRITING },
+    ];
+    let at = |i: usize| SEGMENT / 2 + (i * PAGE) as u64;
+    ops.extend(value.chunks(PAGE).enumerate().map(|(i, src)| Op::Write { offset: at(i), src }));
+    ops.push(Op::CompareSwap { offset: 4096 + 40, expect: WRITING, new: READY, old: 0 });
+    verbs.post(TOKEN, &mut ops)?;
+    match ops.last() {
+        Some(Op::CompareSwap { old, .. }) => Ok(*old),
+        _ => unreachable!("the last one is READY"),
+    }
+}
+
+#[test]
+fn i4_pages_over_several_pairs_are_in_memory_before_ready_is() {
+    let way = counted_way(3, false, |_| {}).unwrap();
+    let (memory, verbs) = (way.memory.clone(), way.verbs);
+    for round in 0..6 {
+        memory.store(4096 + 40, 0).unwrap();
+        let (value, watched) = (pages(round), memory.clone());
+        let watching = spawn_named("watcher", move || {
+            let until_ms = BootClock.now_ms() + 20_000;
+            while watched.load(4096 + 40).unwrap() != READY {
+                assert!(BootClock.now_ms() < until_ms, "READY never came");
+                std::hint::spin_loop();
+            }
+            let mut seen = vec![0; 6 * PAGE];
+            watched.read(SEGMENT / 2, &mut seen).unwrap();
+            seen
+        });
+        let before = count(&verbs.counters().spread);
+        assert_eq!(put(&verbs, &value).unwrap(), WRITING);
+        assert!(watching.unwrap().join().unwrap() == value, "READY came before its pages");
+        assert!(count(&verbs.counters().spread) >= before + 4, "twelve shares over three pairs");
+        let mut back = vec![0; 6 * PAGE];
+        verbs.read(SEGMENT / 2, &mut back).unwrap();
+        assert!(back == value, "read by several pairs, too");
+    }
+}
+
+#[test]
+fn i4_what_went_by_another_pair_than_the_first_is_flushed_by_its_own() {
+    let way = counted_way(2, false, |_| {}).unwrap();
+    let c = way.verbs.counters();
+    let told = || (count(&c.chains), count(&c.requests), count(&c.spread));
+    let before = told();
+    put(&way.verbs, &pages(1)).unwrap();
+    let after = told();
+    let (chains, requests, spread) = (after.0 - before.0, after.1 - before.1, after.2 - before.2);
+    // Header and the flush behind it; twelve shares; READY. No more requests than flushes.
+    assert_eq!((chains, requests - spread), (1 + 12 + 1, 2 + 12 + 1));
+    assert!((4..=8).contains(&spread), "{spread} of twelve by the other");
+    let before = told();
+    let mut back = vec![0; 6 * PAGE];
+    way.verbs.read(SEGMENT / 2, &mut back).unwrap();
+    assert_eq!(told().1 - before.1, 12, "a read needs no flush");
+}
+
+#[test]
+fn i4_a_share_whose_pair_fails_fails_the_put_and_ready_is_not_sent() {
+    let way = counted_way(3, false, |_| {}).unwrap();
+    put(&way.verbs, &pages(2)).unwrap();
+    way.memory.store(4096 + 40, 0).unwrap();
+    way.served[2].sever();
+    let start = BootClock.now_ms();
+    let e = put(&way.verbs, &pages(3)).unwrap_err();
+    assert!(matches!(e, TransportError::Disconnected(_)), "{e}");
+    assert!(BootClock.now_ms() - start < 2_000, "it waited too long");
+    assert_eq!(way.memory.load(4096 + 40).unwrap(), WRITING);
+    assert!(!way.verbs.is_alive(), "no pair of it is used any more");
+}
+
+#[test]
+fn i4_batches_of_one_call_go_by_every_pair_and_counts_by_the_first_alone() {
+    let way = counted_way(3, false, |_| {}).unwrap();
+    let verbs = &way.verbs;
+    let values: Vec<Vec<u8>> = (0..60u8).map(|n| vec![n; 20_000]).collect();
+    let at = |n: usize| SEGMENT / 2 + n as u64 * 20_480;
+    let posted = |count_too: bool| {
+        let before = count(&verbs.counters().spread);
+        let mut ops: Vec<Vec<Op<'_>>> = values
+            .iter()
+            .enumerate()
+            .map(|(n, src)| {
+                let mut ops = vec![Op::Write { offset: at(n), src }];
+                if count_too {
+                    ops.push(Op::FetchAdd { offset: 64, add: 1, old: 0 });
+                }
+                ops
+            })
+            .collect();
+        let mut posts: Vec<_> = ops.iter_mut().map(|ops| Post { token: TOKEN, ops }).collect();
+        assert!(verbs.post_many(&mut posts, &mut Unescorted).iter().all(Result::is_ok));
+        for (n, value) in values.iter().enumerate() {
+            let mut back = vec![0; value.len()];
+            verbs.read(at(n), &mut back).unwrap();
+            assert!(back == *value, "batch {n}");
+        }
+        count(&verbs.counters().spread) - before
+    };
+    assert!(posted(false) >= 20, "of sixty over three pairs");
+    assert_eq!(posted(true), 0, "[I1]");
+    assert_eq!(way.memory.load(64).unwrap(), 60);
+}
+
+/// The owner's pair that a client's is told to meet is nobody's.
+fn astray(answer: &mut Answer, n: usize) {
+    answer.ways[n].pair.number ^= 0x0f_f000;
+}
+
+#[test]
+fn a_pair_through_which_nothing_comes_is_left_out() {
+    for lost in 0..3 {
+        let way = counted_way(3, false, |answer| astray(answer, lost)).unwrap();
+        assert_eq!(put(&way.verbs, &pages(lost)).unwrap(), WRITING);
+        assert!(count(&way.verbs.counters().spread) > 0, "two are left");
+    }
+    let all = |answer: &mut Answer| (0..3).for_each(|n| astray(answer, n));
+    let e = counted_way(3, false, all).err().unwrap();
+    assert!(matches!(e, TransportError::Disconnected(_)), "{e}");
+}
+
+#[test]
+fn i1_the_first_pair_leads_to_the_device_that_counts_or_there_is_no_way() {
+    // As an owner of two devices answers: its first one counts.
+    let second_counts = |answer: &mut Answer| {
+        assert!(answer.ways[0].counts, "told by who exports it so");
+        (answer.ways[0].counts, answer.ways[1].counts) = (false, true);
+    };
+    let way = counted_way(2, true, second_counts).unwrap();
+    let before = count(&way.verbs.counters().spread);
+    way.served[0].sever();
+    assert_eq!(way.verbs.fetch_add(TOKEN, 64, 3).unwrap(), 0, "by the pair that is left");
+    assert_eq!(count(&way.verbs.counters().spread), before);
+    let lost = |answer: &mut Answer| {
+        second_counts(answer);
+        astray(answer, 1);
+    };
+    assert!(counted_way(2, true, lost).is_err(), "the other one must not count");
+}
+
+/// Two devices that do not reach each other: `scripts/rdma-guest --network rails`.
+#[test]
+fn rails_a_device_whose_link_goes_down_costs_its_share_and_not_the_way() {
+    let link = |state: &str| {
+        let done = Command::new("ip").args(["link", "set", "rdma1", state]).status().unwrap();
+        assert!(done.success(), "ip link set rdma1 {state}");
+    };
+    let config = FabricConfig::default();
+    let fabric = open(&config).unwrap();
+    let (_memory, exported) = segment(&*fabric);
+    let pairs = || fabric.offer().unwrap().offer().pairs.len();
+    assert_eq!(pairs(), 2, "one for each device");
+    let (verbs, _served) = way(&*fabric, &*exported);
+    put(&*verbs, &pages(1)).unwrap();
+    link("down");
+    let start = BootClock.now_ms();
+    let e = put(&*verbs, &pages(2)).unwrap_err();
+    assert!(BootClock.now_ms() - start < 2_000, "it took too long to say: {e}");
+    assert_eq!(pairs(), 1, "what is down is not offered");
+    let (again, _served) = way(&*fabric, &*exported);
+    put(&*again, &pages(3)).unwrap();
+    link("up");
+    let until_ms = BootClock.now_ms() + 5_000;
+    while pairs() < 2 {
+        assert!(BootClock.now_ms() < until_ms, "it is up and not used");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    let (both, _served) = way(&*fabric, &*exported);
+    put(&*both, &pages(4)).unwrap();
+}

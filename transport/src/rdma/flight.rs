@@ -1,0 +1,266 @@
+//! Batches of one call that are on their way at the same time, each with one buffer, by whichever pair has
+//! least to do. And what is spread over the pairs: long runs of writes, or of reads, in shares.
+
+use super::batch::{Batch, FLYING, Path, SMALLEST_PIECE};
+use super::staging::Lease;
+use crate::error::TransportError;
+use crate::verbs::Op;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Bytes of a run that is worth spreading: it waits for what is before it, and what is behind waits for it.
+pub(super) const SPREAD_FROM: u64 = 1 << 20;
+/// Bytes of one share: enough to be worth a doorbell, and little enough that a fast device takes more of them.
+const SHARE: usize = 256 << 10;
+
+struct Flying<'a> {
+    index: usize,
+    by: usize,
+    batch: Batch<'a>,
+}
+
+/// See the file's first paragraph.
+pub(super) struct Flight<'a> {
+    paths: &'a [Arc<Path>],
+    // As they left.
+    flying: VecDeque<Flying<'a>>,
+    // Whose turn it is among those that have as little to do.
+    turn: usize,
+}
+
+/// A batch of a flight, by its number, and how it ended.
+pub(super) type Landed = (usize, Result<(), TransportError>);
+
+impl<'a> Flight<'a> {
+    pub(super) fn new(paths: &'a [Arc<Path>]) -> Self {
+        Self { paths, flying: VecDeque::new(), turn: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.flying.len()
+    }
+
+    /// The path on which least is under way, the next of them in turn. What has ended is told to `landed` before.
+    pub(super) fn idlest(&mut self, mut landed: impl FnMut(Landed)) -> usize {
+        while let Some(at) = self.flying.iter().position(|f| f.batch.is_over()) {
+            self.flying.remove(at).map(finish).into_iter().for_each(&mut landed);
+        }
+        let load = |by: &usize| self.flying.iter().filter(|f| f.by == *by).count();
+        let n = self.paths.len();
+        let by = (0..n).map(|i| (self.turn + i) % n).min_by_key(load).unwrap_or(0);
+        self.turn = (by + 1) % n;
+        by
+    }
+
+    /// A buffer of that path. Nobody waits for one who holds any: what is on its way lands first.
+    pub(super) fn lease(
+        &mut self,
+        by: usize,
+        until_ns: u64,
+        mut landed: impl FnMut(Landed),
+    ) -> Result<Lease, TransportError> {
+        loop {
+            if let Some(lease) = self.paths[by].staging.try_take()? {
+                return Ok(lease);
+            }
+            match self.land() {
+                Some(ended) => landed(ended),
+                None => return self.paths[by].staging.take(until_ns),
+            }
+        }
+    }
+
+    /// Sends a batch by that path, with that buffer. By any other path than the first it ends only when its
+    /// bytes are in memory: what is posted next may go by the first.
+    pub(super) fn send(
+        &mut self,
+        (index, by): (usize, usize),
+        lease: Lease,
+        ops: &mut [Op<'_>],
+        until_ns: u64,
+    ) -> Result<(), TransportError> {
+        let path = &self.paths[by];
+        let mut batch = Batch::new(path, Some(lease), until_ns);
+        ops.iter_mut().try_for_each(|op| batch.add(op))?;
+        if by > 0 {
+            path.lane.counters.spread.fetch_add(1, Ordering::Relaxed);
+            if ends_in_a_write(ops) {
+                batch.add(&mut Op::Flush)?;
+            }
+        }
+        batch.send()?;
+        self.flying.push_back(Flying { index, by, batch });
+        Ok(())
+    }
+
+    /// Waits for the one that left first.
+    pub(super) fn land(&mut self) -> Option<Landed> {
+        self.flying.pop_front().map(finish)
+    }
+}
+
+fn finish(mut flying: Flying<'_>) -> Landed {
+    (flying.index, flying.batch.finish())
+}
+
+/// Whether something of these may still be on its way to memory when the last request is answered: an
+/// answer to a read or to an atomic says that everything before it has arrived.
+pub(super) fn ends_in_a_write(ops: &[Op<'_>]) -> bool {
+    matches!(ops.last(), Some(Op::Write { .. } | Op::Store { .. }))
+}
+
+/// The first run of writes, or of reads, that is worth spreading.
+pub(super) fn long_run(ops: &[Op<'_>]) -> Option<Range<usize>> {
+    let spreads = |op: &Op<'_>| {
+        let whole = matches!(op, Op::Read { .. } | Op::Write { .. });
+        whole && op.range().1 >= SMALLEST_PIECE as u64
+    };
+    let mut begin = 0;
+    while begin < ops.len() {
+        let run = ops[begin..].iter();
+        let alike = |op: &&Op<'_>| spreads(op) && op.changes() == ops[begin].changes();
+        let run: Vec<u64> = run.take_while(alike).map(|op| op.range().1).collect();
+        if run.iter().sum::<u64>() >= SPREAD_FROM {
+            return Some(begin..begin + run.len());
+        }
+        begin += run.len().max(1);
+    }
+    None
+}
+
+/// Does a run over all paths, in shares. Every share has arrived in memory when this returns.
+pub(super) fn spread(
+    paths: &[Arc<Path>],
+    run: &mut [Op<'_>],
+    until_ns: u64,
+) -> Result<(), TransportError> {
+    let mut flight = Flight::new(paths);
+    let mut failed = None;
+    let note = |failed: &mut Option<TransportError>, ended: Landed| {
+        let first = failed.take();
+        *failed = first.or(ended.1.err());
+    };
+    for (i, mut share) in shares(run).into_iter().enumerate() {
+        while flight.len() >= FLYING * paths.len() {
+            flight.land().into_iter().for_each(|ended| note(&mut failed, ended));
+        }
+        let by = flight.idlest(|ended| note(&mut failed, ended));
+        let lease = flight.lease(by, until_ns, |ended| note(&mut failed, ended))?;
+        if let Some(failed) = failed {
+            return Err(failed);
+        }
+        flight.send((i, by), lease, &mut share, until_ns)?;
+    }
+    while let Some(ended) = flight.land() {
+        note(&mut failed, ended);
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+/// Cuts a run, in order, into shares of [`SHARE`] bytes.
+fn shares<'a>(run: &'a mut [Op<'_>]) -> Vec<Vec<Op<'a>>> {
+    let (mut shares, mut share, mut left) = (Vec::new(), Vec::new(), SHARE);
+    for op in run {
+        let mut rest = match op {
+            Op::Read { offset, dst } => Op::Read { offset: *offset, dst },
+            Op::Write { offset, src } => Op::Write { offset: *offset, src },
+            _ => continue,
+        };
+        while rest.range().1 > 0 {
+            if left == 0 {
+                shares.push(std::mem::take(&mut share));
+                left = SHARE;
+            }
+            let (now, later) = split(rest, left);
+            left -= now.range().1 as usize;
+            share.push(now);
+            let Some(later) = later else { break };
+            rest = later;
+        }
+    }
+    if !share.is_empty() {
+        shares.push(share);
+    }
+    shares
+}
+
+/// The first `len` bytes of a read or a write, and the rest of it.
+fn split(op: Op<'_>, len: usize) -> (Op<'_>, Option<Op<'_>>) {
+    match op {
+        Op::Read { offset, dst } if dst.len() > len => {
+            let (now, later) = dst.split_at_mut(len);
+            let later = Op::Read { offset: offset + len as u64, dst: later };
+            (Op::Read { offset, dst: now }, Some(later))
+        }
+        Op::Write { offset, src } if src.len() > len => {
+            let (now, later) = src.split_at(len);
+            let later = Op::Write { offset: offset + len as u64, src: later };
+            (Op::Write { offset, src: now }, Some(later))
+        }
+        whole => (whole, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(offset: u64, src: &[u8]) -> Op<'_> {
+        Op::Write { offset, src }
+    }
+
+    #[test]
+    fn a_run_is_of_one_kind_and_of_large_pieces_and_long_enough() {
+        let (page, small) = (vec![0; SPREAD_FROM as usize / 4], [0; 64]);
+        let mut read = page.clone();
+        let word = || Op::Store { offset: 0, value: 1 };
+        let pages = |n: u64| (0..n).map(|i| write(i, &page));
+        let mut put = vec![write(0, &small), word()];
+        put.extend(pages(3));
+        assert_eq!(long_run(&put), None, "three quarters of what it takes");
+        put.extend(pages(2));
+        put.push(word());
+        assert_eq!(long_run(&put), Some(2..7));
+        assert_eq!(long_run(&put[7..]), None);
+        let mut mixed: Vec<Op<'_>> = pages(3).collect();
+        mixed.push(Op::Read { offset: 0, dst: &mut read });
+        mixed.extend(pages(4));
+        assert_eq!(long_run(&mixed), Some(4..8), "not over a read");
+        let many = vec![0; SMALLEST_PIECE - 1];
+        let small: Vec<Op<'_>> = (0..1000).map(|i| write(i, &many)).collect();
+        assert_eq!(long_run(&small), None, "too small to be worth a request each");
+        assert_eq!(long_run(&[]), None);
+    }
+
+    #[test]
+    fn shares_are_the_run_cut_anew_in_order_and_once() {
+        let from: Vec<u8> = (0..3 * SHARE + 77).map(|i| (i / 7) as u8).collect();
+        let cuts = [0, 5_000, 5_000, 9_001, SHARE + 10_000, 3 * SHARE, from.len()];
+        let mut run: Vec<Op<'_>> =
+            cuts.windows(2).map(|w| write(w[0] as u64, &from[w[0]..w[1]])).collect();
+        let cut = shares(&mut run);
+        assert_eq!(cut.len(), 4);
+        let (mut at, mut sizes) = (0, Vec::new());
+        for share in &cut {
+            sizes.push(share.iter().map(|op| op.range().1 as usize).sum::<usize>());
+            for op in share {
+                let Op::Write { offset, src } = op else { panic!("{op:?}") };
+                assert_eq!(*offset, at as u64);
+                assert!(!src.is_empty() && *src == &from[at..at + src.len()]);
+                at += src.len();
+            }
+        }
+        assert_eq!((at, sizes), (from.len(), vec![SHARE, SHARE, SHARE, 77]));
+        let mut into = vec![0u8; SHARE + 1];
+        let mut run = [Op::Read { offset: 8, dst: &mut into }];
+        let mut cut = shares(&mut run);
+        assert_eq!(cut[1][0].range(), (8 + SHARE as u64, 1));
+        for op in cut.iter_mut().flatten() {
+            let Op::Read { dst, .. } = op else { panic!("{op:?}") };
+            dst.fill(9);
+        }
+        assert!(into.iter().all(|b| *b == 9));
+    }
+}
