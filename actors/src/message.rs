@@ -28,7 +28,7 @@ pub use segments::{SegmentCommand, SegmentDone, UnmountReport};
 pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 9;
+pub const MESSAGES_VERSION: u32 = 10;
 /// Keys or items in one batch message.
 pub const MAX_BATCH: usize = 65_536;
 

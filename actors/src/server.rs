@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
 
 /// Control connections at once; further ones are closed at accept.
 const MAX_CONNECTIONS: usize = 4096;
@@ -255,8 +255,45 @@ impl Drop for LogToken<'_> {
     }
 }
 
-/// A way through devices that ends with its attachment.
-struct Severing(Arc<dyn Served>);
+/// A way through devices, and word of its end for the link: who is severed learns it at once.
+#[derive(Debug)]
+struct Way {
+    served: Arc<dyn Served>,
+    severed: Notify,
+}
+
+impl Served for Way {
+    fn sever(&self) {
+        self.served.sever();
+        self.severed.notify_one();
+    }
+
+    fn is_severed(&self) -> bool {
+        self.served.is_severed()
+    }
+
+    fn pairs(&self) -> &[u32] {
+        self.served.pairs()
+    }
+}
+
+/// A way that ends with its attachment.
+struct Severing(Arc<Way>);
+
+impl Severing {
+    fn new(served: Arc<dyn Served>, producer: u64) -> Self {
+        tracing::debug!(producer, pairs = ?served.pairs(), "writes through devices");
+        Self(Arc::new(Way { served, severed: Notify::new() }))
+    }
+
+    async fn severed(way: Option<&Self>) -> Result<(), WireError> {
+        match way {
+            Some(Self(way)) => way.severed.notified().await,
+            None => std::future::pending().await,
+        }
+        Ok(())
+    }
+}
 
 impl Drop for Severing {
     fn drop(&mut self) {
@@ -267,6 +304,7 @@ impl Drop for Severing {
 /// The owner's end of a way through devices; why there is none is the client's to say.
 async fn through_devices(
     door: &Door,
+    producer: u64,
     by: &AttachBy,
 ) -> (Option<Severing>, Option<std::result::Result<Answer, String>>) {
     let AttachBy::Fabric(offer) = by else { return (None, None) };
@@ -277,7 +315,7 @@ async fn through_devices(
     let offer = offer.clone();
     // The kernel may look for the other end's address for a second: not on the thread of actors.
     match tokio::task::spawn_blocking(move || exported.accept(&offer)).await {
-        Ok(Ok((served, answer))) => (Some(Severing(served)), Some(Ok(answer))),
+        Ok(Ok((served, answer))) => (Some(Severing::new(served, producer)), Some(Ok(answer))),
         Ok(Err(e)) => (None, Some(Err(e.to_string()))),
         Err(e) => (None, Some(Err(format!("accepting failed: {e}")))),
     }
@@ -293,7 +331,7 @@ async fn attach(
     let attachments = &door.tables.attachments;
     let (tx, rx) = mpsc::channel(ATTACH_QUEUE);
     let process = peer.unix.and_then(|u| u.process);
-    let (severing, fabric) = through_devices(door, &by).await;
+    let (severing, fabric) = through_devices(door, producer, &by).await;
     let route = match (&by, &severing) {
         (AttachBy::Map, _) => Some(Route::Process { tx: tx.clone(), process: process.clone() }),
         (_, Some(way)) => Some(Route::Fabric { tx: tx.clone(), served: way.0.clone() }),
@@ -324,7 +362,8 @@ async fn attach(
     let (mut reader, mut writer) = tokio::io::split(stream);
     let out = write_to_client(&mut writer, rx);
     let inn = read_from_client(door, &mut reader, (producer, log_token), id, &tx);
-    let ended = race(out, inn).await;
+    let moved = race(out, inn);
+    let ended = race(moved, Severing::severed(severing.as_ref())).await;
     drop(severing);
     if let Some(id) = id {
         attachments.cut(id);

@@ -111,6 +111,9 @@ pub trait Served: Send + Sync + fmt::Debug {
 
     /// Whether it was severed.
     fn is_severed(&self) -> bool;
+
+    /// The owner's pairs that it is made of, by number.
+    fn pairs(&self) -> &[u32];
 }
 
 /// A client's end that is connected to nobody yet.

@@ -161,6 +161,11 @@ pub trait Verbs: Send + Sync + fmt::Debug {
     /// Length of the segment in bytes.
     fn segment_len(&self) -> u64;
 
+    /// The devices of this end that it goes through, one for each queue pair.
+    fn devices(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Reads `dst.len()` bytes at `offset`.
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), TransportError> {
         self.post(0, &mut [Op::Read { offset, dst }])

@@ -113,6 +113,8 @@ pub struct AttachedTo {
     pub rank: u32,
     /// The way: local, shm, rdma or tcp.
     pub transport: String,
+    /// RDMA devices of this end that it goes through, one for each queue pair.
+    pub devices: Vec<String>,
     /// Claims in its device log alone go this way, since a device counts them.
     pub claims_only: bool,
     /// The ways that would have been better, and why each was not taken.
@@ -124,6 +126,7 @@ impl AttachedTo {
         Self {
             rank: peer.rank,
             transport: peer.kind().to_string(),
+            devices: peer.verbs.devices(),
             claims_only: peer.used_for == Use::Claims,
             passed_over: peer.passed_over.clone(),
         }

@@ -137,6 +137,8 @@ impl Owner {
                 i += 1;
                 continue;
             }
+            let (seq, cause, producer) = (plan.seq, ending.cause, opened.producer);
+            tracing::debug!(producer, plan = seq, ?cause, "fenced");
             self.fence_complete(plan, opened.at, ending, opened.extent_len);
         }
     }

@@ -107,7 +107,9 @@ impl fabric::Exported for Exported {
             });
             pairs.push(pair);
         }
-        let served = ServedPairs { pairs: Mutex::new(Some(pairs)), _memory: self.memory.clone() };
+        let numbers = pairs.iter().map(|pair| pair.address().number).collect();
+        let (pairs, _memory) = (Mutex::new(Some(pairs)), self.memory.clone());
+        let served = ServedPairs { numbers, pairs, _memory };
         Ok((Arc::new(served), Answer { ways }))
     }
 }
@@ -115,16 +117,26 @@ impl fabric::Exported for Exported {
 /// The owner's ends of a client's pairs.
 #[derive(Debug)]
 struct ServedPairs {
+    numbers: Vec<u32>,
     pairs: Mutex<Option<Vec<Pair>>>,
     _memory: Arc<dyn Memory>,
 }
 
 impl fabric::Served for ServedPairs {
     fn sever(&self) {
-        drop(self.pairs.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(severed) = pairs.take() {
+            drop(severed);
+            // Said before anybody can act on it: the log shows the order.
+            tracing::debug!(pairs = ?self.numbers, "severed");
+        }
     }
 
     fn is_severed(&self) -> bool {
         self.pairs.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    fn pairs(&self) -> &[u32] {
+        &self.numbers
     }
 }

@@ -134,6 +134,11 @@ impl Staging {
         (at as usize + len <= *end).then_some(*key)
     }
 
+    /// Whose buffers these are.
+    pub(super) fn device(&self) -> &str {
+        self.domain.context().name()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Stock> {
         self.stock.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -131,6 +131,10 @@ impl Verbs for RdmaVerbs {
     fn segment_len(&self) -> u64 {
         self.segment_len
     }
+
+    fn devices(&self) -> Vec<String> {
+        self.paths.iter().map(|path| path.staging.device().to_string()).collect()
+    }
 }
 
 impl RdmaVerbs {

@@ -40,6 +40,9 @@ impl Served for Way {
     fn is_severed(&self) -> bool {
         self.0.load(std::sync::atomic::Ordering::SeqCst)
     }
+    fn pairs(&self) -> &[u32] {
+        &[]
+    }
 }
 
 #[test]

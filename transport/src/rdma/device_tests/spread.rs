@@ -179,6 +179,7 @@ fn rails_a_device_whose_link_goes_down_costs_its_share_and_not_the_way() {
     assert_eq!(pairs(), 1, "what is down is not offered");
     let (again, _served) = way(&*fabric, &*exported);
     put(&*again, &pages(3)).unwrap();
+    assert_eq!(again.devices(), ["rxe0"]);
     link("up");
     let until_ms = BootClock.now_ms() + 5_000;
     while pairs() < 2 {
@@ -187,4 +188,5 @@ fn rails_a_device_whose_link_goes_down_costs_its_share_and_not_the_way() {
     }
     let (both, _served) = way(&*fabric, &*exported);
     put(&*both, &pages(4)).unwrap();
+    assert_eq!(both.devices(), ["rxe0", "rxe1"]);
 }
