@@ -4,6 +4,7 @@
 
 use crate::error::StoreError;
 use crate::words::{self, Words};
+use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -17,6 +18,15 @@ pub enum Export {
     Shm {
         /// File name below /dev/shm.
         name: String,
+    },
+    /// Memory of a device, such as VRAM, as a dma-buf, which other devices may be let into.
+    DmaBuf {
+        /// The dma-buf's descriptor; open while the memory lives.
+        fd: RawFd,
+        /// Where in it the memory begins, a multiple of the host's page.
+        offset: u64,
+        /// Where the memory lies for its own device: what its driver calls a pointer.
+        address: u64,
     },
 }
 

@@ -1,6 +1,7 @@
 //! What only a device can show. Run in a guest that has one: `scripts/rdma-test`.
 
 mod spread;
+mod vram;
 
 use super::*;
 use crate::Op;

@@ -49,6 +49,10 @@ fn advice(call: &str, errno: i32) -> Option<&'static str> {
              Slurm: PropagateResourceLimitsExcept=MEMLOCK; docker: --ulimit memlock=-1), or give \
              smaller heaps"
         }
+        ("ibv_reg_dmabuf_mr", libc::EOPNOTSUPP | libc::ENOSYS) => {
+            "this device's driver or kernel takes no dma-buf (Linux 5.12 and a driver of that age do)"
+        }
+        ("ibv_reg_mr, by nvidia-peermem,", _) => "is the module nvidia-peermem loaded?",
         ("ibv_create_qp" | "ibv_create_cq", libc::ENOMEM) => {
             "the device has no room for another one: fewer processes, or devices with more"
         }

@@ -4,9 +4,11 @@
 use super::context::Context;
 use super::error::failed;
 use crate::error::TransportError;
+use nkv_store::{Export, Memory};
 use rdma_sys as sys;
 use rdma_sys::ibv_access_flags as flag;
 use std::io;
+use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -74,6 +76,46 @@ impl Rights {
     }
 }
 
+/// What is registered.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Place {
+    /// Memory of this process.
+    Host(NonNull<u8>),
+    /// Memory of another device, VRAM: a part of a dma-buf, and its address there.
+    DmaBuf { fd: RawFd, offset: u64, address: u64 },
+}
+
+impl Place {
+    /// Of a whole segment; none if no device could find it.
+    pub(super) fn of(memory: &dyn Memory) -> Option<Self> {
+        match memory.export() {
+            Export::DmaBuf { fd, offset, address } => Some(Self::DmaBuf { fd, offset, address }),
+            _ => memory.host_base().map(Self::Host),
+        }
+    }
+
+    /// So many bytes further on, which must be inside.
+    pub(super) fn at(self, by: u64) -> Self {
+        match self {
+            Self::Host(base) => {
+                let further = base.as_ptr().wrapping_add(by as usize);
+                Self::Host(NonNull::new(further).unwrap_or(base))
+            }
+            Self::DmaBuf { fd, offset, address } => {
+                Self::DmaBuf { fd, offset: offset + by, address: address + by }
+            }
+        }
+    }
+
+    /// Where it lies, as requests name it.
+    pub(super) fn address(self) -> u64 {
+        match self {
+            Self::Host(base) => base.as_ptr() as u64,
+            Self::DmaBuf { address, .. } => address,
+        }
+    }
+}
+
 /// Registered memory.
 #[derive(Debug)]
 pub(super) struct Registration {
@@ -88,21 +130,37 @@ unsafe impl Sync for Registration {}
 
 impl Registration {
     /// # Safety
-    /// `len` bytes at `base` must stay mapped until the registration is dropped, and whatever the device
+    /// `len` bytes at `place` must stay where they are until the registration is dropped, and whatever the device
     /// writes there meanwhile must be expected there.
     pub(super) unsafe fn new(
         domain: &Arc<Domain>,
-        base: NonNull<u8>,
+        place: Place,
         len: usize,
         rights: Rights,
     ) -> Result<Self, TransportError> {
-        let flags = rights.flags();
+        let flags = rights.flags() as i32;
+        let base = std::ptr::with_exposed_provenance_mut(place.address() as usize);
         // SAFETY: the range is the caller's promise; the domain lives.
-        let raw = unsafe { sys::ibv_reg_mr(domain.raw(), base.as_ptr().cast(), len, flags as i32) };
-        let raw = NonNull::new(raw).ok_or_else(|| {
-            let target = format!("{len} bytes for {}", domain.context().name());
-            failed("ibv_reg_mr", target, io::Error::last_os_error())
-        })?;
+        let by_address = || unsafe { sys::ibv_reg_mr(domain.raw(), base, len, flags) };
+        let made = |raw: *mut sys::ibv_mr, call: &'static str| {
+            NonNull::new(raw).ok_or_else(|| {
+                let target = format!("{len} bytes for {}", domain.context().name());
+                failed(call, target, io::Error::last_os_error())
+            })
+        };
+        let raw = match place {
+            Place::Host(_) => made(by_address(), "ibv_reg_mr")?,
+            Place::DmaBuf { fd, offset, address } => {
+                let pd = domain.raw();
+                // SAFETY: as above.
+                let raw = unsafe { sys::ibv_reg_dmabuf_mr(pd, offset, len, address, fd, flags) };
+                made(raw, "ibv_reg_dmabuf_mr").or_else(|by_buffer| {
+                    // Where the kernel or the device cannot, a module of the GPU's driver may know its addresses.
+                    let raw = made(by_address(), "ibv_reg_mr, by nvidia-peermem,");
+                    raw.map_err(|e| TransportError::Protocol(format!("{by_buffer}; {e}")))
+                })?
+            }
+        };
         Ok(Self { raw, domain: domain.clone() })
     }
 

@@ -4,12 +4,20 @@
 use super::Device;
 use super::pair::Pair;
 use super::queue::Queue;
-use super::region::{Registration, Rights};
+use super::region::{Place, Registration, Rights};
 use crate::error::TransportError;
 use crate::fabric::{self, Answer, MAX_PAIRS, Offer, RemoteRange, Way};
 use nkv_store::Memory;
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// A part of a segment, registered.
+#[derive(Debug)]
+struct Part {
+    offset: u64,
+    len: u64,
+    address: u64,
+    registered: Registration,
+}
 
 /// A segment as one device knows it.
 #[derive(Debug)]
@@ -17,13 +25,8 @@ struct Window {
     device: Arc<Device>,
     queue: Arc<Queue>,
     // Headers and words, then payload.
-    parts: Vec<(u64, u64, NonNull<u8>, Registration)>,
+    parts: Vec<Part>,
 }
-
-// SAFETY: an address that is only told to others.
-unsafe impl Send for Window {}
-// SAFETY: as above.
-unsafe impl Sync for Window {}
 
 /// A segment that other hosts may reach through this host's devices.
 #[derive(Debug)]
@@ -43,8 +46,10 @@ impl Exported {
         payload_at: u64,
         counts: bool,
     ) -> Result<Self, TransportError> {
-        let base = memory.host_base().ok_or_else(|| {
-            TransportError::Protocol("this memory has no address to register".to_string())
+        let place = Place::of(&*memory).ok_or_else(|| {
+            TransportError::Protocol(
+                "this memory has neither an address nor a dma-buf to register".to_string(),
+            )
         })?;
         let len = memory.len();
         let payload_at = payload_at.min(len);
@@ -54,13 +59,12 @@ impl Exported {
         for device in devices {
             let mut known = Vec::new();
             for (offset, bytes, rights) in parts.into_iter().filter(|p| p.1 > 0) {
+                let place = place.at(offset);
                 // SAFETY: inside the memory, which `memory` keeps for longer than the registration; others
                 // write there as the protocol allows.
-                let registration = unsafe {
-                    let at = base.add(offset as usize);
-                    (at, Registration::new(&device.domain, at, bytes as usize, rights)?)
-                };
-                known.push((offset, bytes, registration.0, registration.1));
+                let registered =
+                    unsafe { Registration::new(&device.domain, place, bytes as usize, rights) }?;
+                known.push(Part { offset, len: bytes, address: place.address(), registered });
             }
             // Nothing is ever posted on a served pair: its queue stays empty.
             let queue = Queue::new(device.context(), 1)?;
@@ -96,9 +100,9 @@ impl fabric::Exported for Exported {
             let device = &window.device;
             let pair = Pair::new(&device.domain, &window.queue, &device.place, true)?;
             pair.accept(peer)?;
-            let range = |(offset, len, at, registered): &(u64, u64, NonNull<u8>, Registration)| {
-                let (address, key) = (at.as_ptr() as u64, registered.remote_key());
-                RemoteRange { offset: *offset, len: *len, address, key }
+            let range = |part: &Part| {
+                let Part { offset, len, address, ref registered } = *part;
+                RemoteRange { offset, len, address, key: registered.remote_key() }
             };
             ways.push(Way {
                 pair: pair.address(),

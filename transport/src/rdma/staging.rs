@@ -3,7 +3,7 @@
 //! waits for one. And the memory of callers that the device does know.
 
 use super::lane::{LIMIT, within_limit};
-use super::region::{Domain, Registration, Rights};
+use super::region::{Domain, Place, Registration, Rights};
 use crate::error::TransportError;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::{AnonMemory, Buffer as CallersBuffer, Memory};
@@ -38,7 +38,8 @@ impl Buffer {
         })?;
         // SAFETY: `_memory` keeps the range mapped for longer than the registration, and nobody else
         // looks at it.
-        let registration = unsafe { Registration::new(domain, base, BUFFER_BYTES, Rights::Here) }?;
+        let registration =
+            unsafe { Registration::new(domain, Place::Host(base), BUFFER_BYTES, Rights::Here) }?;
         Ok(Self { registration, base, _memory: memory })
     }
 
@@ -115,8 +116,9 @@ impl Staging {
         };
         // SAFETY: mapped for longer than the registration, by the caller's promise; the device touches it
         // only in operations that borrow it.
-        let registration =
-            unsafe { Registration::new(&self.domain, base, buffer.len(), Rights::Here) }?;
+        let registration = unsafe {
+            Registration::new(&self.domain, Place::Host(base), buffer.len(), Rights::Here)
+        }?;
         let begin = base.as_ptr() as usize;
         let entry = (begin + buffer.len(), registration.local_key());
         self.known.write().unwrap_or_else(PoisonError::into_inner).insert(begin, entry);

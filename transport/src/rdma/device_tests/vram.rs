@@ -1,0 +1,75 @@
+//! Memory that comes as a dma-buf. Soft-RoCE takes none: what is shown is that it is tried, what follows, and what
+//! is said. No GPU's memory has been registered yet.
+
+use super::*;
+use nkv_store::{Export, StoreError};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+/// Host memory that says that it is a GPU's, at this address.
+#[derive(Debug)]
+struct Vram {
+    memory: AnonMemory,
+    address: u64,
+    buffer: OwnedFd,
+}
+
+impl Vram {
+    fn said_to_be_at(address: impl FnOnce(u64) -> u64) -> Arc<dyn Memory> {
+        let memory = AnonMemory::new(SEGMENT).unwrap();
+        let address = address(memory.host_base().unwrap().as_ptr() as u64);
+        let buffer = rustix::fs::memfd_create("vram", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        Arc::new(Self { memory, address, buffer })
+    }
+}
+
+impl Memory for Vram {
+    fn len(&self) -> u64 {
+        self.memory.len()
+    }
+    fn export(&self) -> Export {
+        Export::DmaBuf { fd: self.buffer.as_raw_fd(), offset: 0, address: self.address }
+    }
+    fn host_base(&self) -> Option<NonNull<u8>> {
+        None
+    }
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
+        self.memory.read(offset, dst)
+    }
+    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+        self.memory.write(offset, src)
+    }
+    fn load(&self, offset: u64) -> Result<u64, StoreError> {
+        self.memory.load(offset)
+    }
+    fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
+        self.memory.store(offset, value)
+    }
+    fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
+        self.memory.compare_swap(offset, expect, new)
+    }
+    fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
+        self.memory.fetch_add(offset, add)
+    }
+}
+
+#[test]
+fn a_dma_buf_that_is_not_taken_is_registered_by_its_address() {
+    let (fabric, memory) = (fabric(), Vram::said_to_be_at(|host| host));
+    let exported = fabric.export(memory.clone(), SEGMENT / 2, false).unwrap();
+    let (verbs, _served) = way(&*fabric, &*exported);
+    let value: Vec<u8> = (0..100_000u32).map(|i| i as u8).collect();
+    verbs.write(TOKEN, SEGMENT / 2 - 50_000, &value).unwrap();
+    let mut there = vec![0; value.len()];
+    memory.read(SEGMENT / 2 - 50_000, &mut there).unwrap();
+    assert!(there == value, "over the border of headers and payload");
+}
+
+#[test]
+fn memory_that_is_taken_in_neither_way_is_an_error_that_says_both() {
+    let e =
+        fabric().export(Vram::said_to_be_at(|_| 4096), SEGMENT / 2, false).unwrap_err().to_string();
+    for part in ["ibv_reg_dmabuf_mr", "Linux 5.12", "nvidia-peermem", "4194304 bytes for rxe0"] {
+        assert!(e.contains(part), "no {part} in: {e}");
+    }
+}
