@@ -83,6 +83,7 @@ pub(crate) fn remote(flags: &Flags, address: &str) -> anyhow::Result<Blocking> {
         device_alloc,
         data_stripes: usize::from(flags.data_stripes),
         get_pool_bytes: flags.get_pool_bytes,
+        fabric: flags.fabric.config(),
         secret,
         ..ClientConfig::default()
     };

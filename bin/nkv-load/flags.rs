@@ -1,6 +1,7 @@
 //! The command line: what may be asked for, in which combinations, and what each default is. It
 //! starts nothing; a combination that cannot work is refused here, with the flag to change.
 
+use crate::fabric::FabricFlags;
 use crate::sizes::parse_bytes;
 use clap::{Parser, ValueEnum};
 use nkv_store::PolicyKind;
@@ -66,6 +67,10 @@ pub(crate) struct Flags {
     /// How bytes travel; `embedded` (in this process) goes with --bench only
     #[arg(long, value_enum, default_value_t = Way::Auto)]
     pub(crate) transport: Way,
+
+    /// Devices, where it is rdma
+    #[command(flatten)]
+    pub(crate) fabric: FabricFlags,
 
     /// Put into the device logs of the owners, without asking the master
     #[arg(long)]
@@ -279,6 +284,11 @@ impl Flags {
         let connected = self.connect.is_some();
         if self.data_stripes > 0 && mode != Mode::Bench && !connected {
             return Err("--data-stripes goes with --bench or with --connect".to_string());
+        }
+        if self.fabric != FabricFlags::default() && !connected {
+            return Err(
+                "--rdma-devices, --rdma-gid-index and --rdma-pairs go with --connect".to_string()
+            );
         }
         match self.transport {
             Way::Embedded if mode != Mode::Bench || connected => {

@@ -8,6 +8,8 @@ mod content;
 mod corrupt;
 mod destination;
 mod embedded;
+#[path = "../fabric.rs"]
+mod fabric;
 mod flags;
 mod html;
 mod latency;

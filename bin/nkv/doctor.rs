@@ -3,6 +3,7 @@
 use crate::output;
 use crate::sizes::show_bytes;
 use crate::trouble::{Answer, Trouble};
+use nkv::transport::fabric::FabricConfig;
 use nkv_store::shm;
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
@@ -51,12 +52,12 @@ struct LoopBack {
     write_us: f64,
 }
 
-/// Looks, and prints it. Absent if devices are there that do not work.
-pub(crate) fn run(json: bool) -> Result<Answer, Trouble> {
+/// Looks, tries the wanted devices, and prints it. Absent if devices are there that do not work.
+pub(crate) fn run(wanted: &FabricConfig, json: bool) -> Result<Answer, Trouble> {
     let findings = Findings {
         shm_free_bytes: shm::available_bytes(),
         locked_memory_limit_bytes: getrlimit(Resource::Memlock).current,
-        rdma: rdma(),
+        rdma: rdma(wanted),
     };
     if json {
         output::json(&findings)?;
@@ -68,14 +69,14 @@ pub(crate) fn run(json: bool) -> Result<Answer, Trouble> {
 }
 
 #[cfg(not(feature = "rdma"))]
-fn rdma() -> Rdma {
+fn rdma(_: &FabricConfig) -> Rdma {
     let none = "this program was built without the feature rdma (cargo build --features rdma)";
     Rdma { none: Some(none.to_string()), ..Rdma::default() }
 }
 
 #[cfg(feature = "rdma")]
-fn rdma() -> Rdma {
-    use nkv::transport::{fabric::FabricConfig, rdma};
+fn rdma(wanted: &FabricConfig) -> Rdma {
+    use nkv::transport::rdma;
     let devices = match rdma::devices() {
         Ok(devices) if devices.is_empty() => {
             let none = "the kernel knows no RDMA device (rdma link; is the driver loaded?)";
@@ -97,7 +98,7 @@ fn rdma() -> Rdma {
         atomics: d.limits.atomics,
         ports: d.ports.into_iter().map(port).collect(),
     };
-    let tried = rdma::loop_back(&FabricConfig::default());
+    let tried = rdma::loop_back(wanted);
     let loop_back = match tried {
         Ok(t) => LoopBack { through: t.through, failed: None, write_us: t.write_us },
         Err(e) => LoopBack { through: String::new(), failed: Some(e.to_string()), write_us: 0.0 },

@@ -1,5 +1,6 @@
 //! The command line: the commands, and the options that all of them share.
 
+use crate::fabric::FabricFlags;
 use crate::sizes::parse_bytes;
 use clap::{Parser, Subcommand};
 use nkv::{Address, TransportChoice};
@@ -59,6 +60,10 @@ pub(crate) struct Flags {
     /// Which way bytes go: auto, shm, tcp or rdma
     #[arg(long, global = true, default_value = "auto")]
     pub(crate) transport: TransportChoice,
+
+    /// Devices, where it is rdma
+    #[command(flatten)]
+    pub(crate) fabric: FabricFlags,
 
     /// Limit of one call to the cluster
     #[arg(long, global = true, value_name = "MS", default_value_t = 2_000,

@@ -2,6 +2,8 @@
 //! scripts. It owns no memory and holds nothing open after its one command.
 
 mod doctor;
+#[path = "../fabric.rs"]
+mod fabric;
 mod flags;
 mod listing;
 mod objects;
@@ -54,6 +56,7 @@ fn run(flags: &Flags) -> Result<Answer, Trouble> {
         job: flags.job.clone(),
         transport: flags.transport,
         call_timeout_ms: flags.timeout_ms,
+        fabric: flags.fabric.config(),
         secret: secret.map_err(|e| Trouble::Usage(e.to_string()))?,
         // One call or two: taking every page would take longer than they do.
         prefault: false,
@@ -67,7 +70,7 @@ fn run(flags: &Flags) -> Result<Answer, Trouble> {
             .map_err(|error| Trouble::connecting(node, error))
     };
     match &flags.command {
-        Command::Doctor => doctor::run(flags.json),
+        Command::Doctor => doctor::run(&flags.fabric.config(), flags.json),
         Command::Status => status::show(&connect()?, flags.json),
         Command::Stats => stats::show(&connect()?, flags.json),
         Command::Top { interval, once } => {

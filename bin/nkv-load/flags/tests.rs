@@ -1,5 +1,6 @@
 use super::{Flags, Marks, Mode, Weights};
 use clap::Parser;
+use nkv::transport::fabric::FabricConfig;
 use std::time::Duration;
 
 fn mode(args: &[&str]) -> Result<Mode, String> {
@@ -36,6 +37,8 @@ fn flags_that_would_be_ignored_are_refused() {
         &["--trace", "f", "--connect", "h:1", "--policy", "lru"],
         &["--trace", "f", "--duration", "3"],
         &["--connect", "h:1", "--inject-corruption"],
+        &["--rdma-devices", "rxe0"],
+        &["--rdma-pairs", "2"],
         &["--pause-us", "5"],
         &["--to-bytes"],
         &["--to-bytes", "--budgets", "--connect", "h:1"],
@@ -91,6 +94,9 @@ fn values_out_of_range_are_refused() {
         &["--connect", "h:1", "--clients", "0"][..],
         &["--connect", "h:1", "--clients", "257"],
         &["--connect", "h:1", "--data-stripes", "17"],
+        &["--connect", "h:1", "--rdma-pairs", "9"],
+        &["--connect", "h:1", "--rdma-pairs", "0"],
+        &["--connect", "h:1", "--rdma-gid-index", "256"],
         &["--connect", "h:1", "--size", "0"],
         &["--connect", "h:1", "--size", "2GiB"],
         &["--connect", "h:1", "--duration", "0"],
@@ -122,4 +128,16 @@ fn a_run_lasts_15_seconds_unless_told() {
     let flags = |args: &[&str]| Flags::try_parse_from([&["nkv-load"], args].concat()).unwrap();
     assert_eq!(flags(&[]).run_length(), Duration::from_secs(15));
     assert_eq!(flags(&["--duration", "1.5s"]).run_length(), Duration::from_millis(1500));
+}
+
+#[test]
+fn devices_are_named_in_order_and_all_are_meant_by_none() {
+    let config = |args: &[&str]| {
+        let flags = Flags::try_parse_from([&["nkv-load", "--connect", "h:1"], args].concat());
+        flags.unwrap().fabric.config()
+    };
+    assert_eq!(config(&[]), FabricConfig::default());
+    let some = config(&["--rdma-devices", "b,a", "--rdma-gid-index", "3", "--rdma-pairs", "8"]);
+    let devices = vec!["b".to_string(), "a".to_string()];
+    assert_eq!(some, FabricConfig { devices, gid_index: Some(3), pairs: 8 });
 }

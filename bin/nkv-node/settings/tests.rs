@@ -3,6 +3,7 @@
 use super::{Machine, Settings, SettingsError, resolve};
 use crate::flags::{self, Flags, SETTINGS};
 use crate::launcher::Env;
+use nkv::transport::fabric::FabricConfig;
 use std::ffi::OsString;
 use std::io::Write;
 
@@ -174,6 +175,9 @@ fn wrong_values_are_refused_with_their_source() {
         (&["--secret-file", ""], &[SECRET], "--secret-file"),
         (&["--secret-file", "/nowhere/secret"], &[SECRET], "/nowhere/secret"),
         (&["--http", "8080"], &[], "--http"),
+        (&["--rdma-devices", "a,,b"], &[], "--rdma-devices"),
+        (&["--rdma-gid-index", "256"], &[], "--rdma-gid-index"),
+        (&["--rdma-pairs", "9"], &[], "9 is not between 1 and 8"),
         (&["--threads", "257"], &[], "threads"),
         (&["--page-bytes", "4GiB"], &[], "--page-bytes"),
         (&["--job", "two words"], &[], "--job"),
@@ -195,6 +199,7 @@ fn every_value_reaches_what_it_sets() {
                 --http off --heap-bytes 3MiB --memory private --no-prefault --page-bytes 4KiB \
                 --log-bytes 64KiB --log-claim-ttl-ms 1500 --device-alloc on --policy fifo --watermarks 100/99 --quarantine-ms 5 --write-ttl-ms 6000 --ttl-ms 7000 \
                 --heartbeat-ms 80 --join-timeout-ms 90 --call-timeout-ms 100 --full-wait-ms 110 \
+                --rdma-devices b,a --rdma-gid-index 3 --rdma-pairs 8 \
                 --data-connections 12 --drain-ms 13 --rejoins 14 --threads 15 --log debug";
     let s = settle(&args.split_whitespace().collect::<Vec<_>>(), &[]).unwrap();
     let n = &s.node;
@@ -206,6 +211,8 @@ fn every_value_reaches_what_it_sets() {
     assert_eq!((n.water_hi, n.water_lo, n.quarantine_ms), (100, 99, 5));
     assert_eq!((n.write_ttl_ms, n.ttl_ms, n.heartbeat_ms), (6000, 7000, 80));
     assert_eq!((n.join_timeout_ms, n.call_timeout_ms, n.full_wait_ms), (90, 100, 110));
+    let devices = vec!["b".to_string(), "a".to_string()];
+    assert_eq!(n.fabric, Some(FabricConfig { devices, gid_index: Some(3), pairs: 8 }));
     assert_eq!((n.data_connections, s.drain_ms, s.rejoins, s.threads), (12, 13, 14, 15));
     assert_eq!((s.http, s.log.as_str()), (None, "debug"));
 }
