@@ -1,6 +1,6 @@
 //! Writes, reads and small puts through an RDMA device of this machine to itself, one after the other and
-//! eight at a time, out of and into memory that the device knows, as perftest does, and copied, beside which `scripts/rdma-bench` runs perftest in the same guest. Its argument is how the names
-//! of the rows to measure begin. Prints one JSON object:
+//! eight at a time, out of and into memory that the device knows, as perftest does, and copied, beside which `scripts/rdma-bench` runs perftest in the same guest. Its first argument is how the names
+//! of the rows to measure begin, the others are the devices to go through. Prints one JSON object:
 //! MiB per second of the best of five rounds, and the median of a small put, by a plan and by a claim, in microseconds.
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]
 #![expect(clippy::print_stdout, reason = "its result")]
@@ -81,7 +81,10 @@ fn small_put(verbs: &dyn Verbs, claims: bool) -> f64 {
 }
 
 fn main() {
-    let fabric = nkv_transport::rdma::open(&FabricConfig::default()).unwrap();
+    let mut args = std::env::args().skip(1);
+    let only = args.next().unwrap_or_default();
+    let config = FabricConfig { devices: args.collect(), ..FabricConfig::default() };
+    let fabric = nkv_transport::rdma::open(&config).unwrap();
     let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT).unwrap());
     let exported = fabric.export(memory, SEGMENT / 2, false).unwrap();
     let offering = fabric.offer().unwrap();
@@ -89,14 +92,13 @@ fn main() {
     let verbs = offering.connect(&answer, SEGMENT, Alive::new()).unwrap();
     let mut registered = fabric.register(Buffer::new(ROUND_BYTES).unwrap()).unwrap();
     let mut plain = vec![7; ROUND_BYTES];
-    let only = std::env::args().nth(1).unwrap_or_default();
     let mut rows = Vec::new();
     let mut row = |name: String, figure: &mut dyn FnMut() -> f64| {
         if name.starts_with(&only) {
             rows.push(format!("\"{name}\":{:.1}", figure()));
         }
     };
-    for (name, size) in [("64KiB", 64 << 10), ("1MiB", 1 << 20)] {
+    for (name, size) in [("64KiB", 64 << 10), ("1MiB", 1 << 20), ("8MiB", 8 << 20)] {
         for (op, write) in [("write", true), ("read", false)] {
             for (how, bytes) in [("", &mut *registered), (" copied", &mut *plain)] {
                 let first = &mut bytes[..size];
