@@ -1,13 +1,14 @@
-//! Which RDMA devices a program goes through, on its command line: the same words wherever it is asked.
+//! Which RDMA devices a client goes through, on the command line of the programs that are clients.
 
 use clap::Args;
+use nkv::TransportChoice;
 use nkv::transport::fabric::{FabricConfig, MAX_PAIRS};
 
 /// Nothing named: every device whose link is up.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Args)]
 pub(crate) struct FabricFlags {
     /// RDMA devices to reach owners through, such as mlx5_0,mlx5_1, in the owners' order [default: all]
-    #[arg(long, global = true, value_name = "NAME,...", value_delimiter = ',', num_args = 1)]
+    #[arg(long, global = true, value_name = "NAME,...", value_delimiter = ',', num_args = 1, value_parser = device)]
     rdma_devices: Vec<String>,
 
     /// Which address of theirs (nkv doctor lists them) [default: RoCE v2 over IPv4 first]
@@ -20,7 +21,38 @@ pub(crate) struct FabricFlags {
     rdma_pairs: Option<u8>,
 }
 
+fn device(name: &str) -> Result<String, String> {
+    match name.trim() {
+        "" | "auto" | "none" => {
+            Err("names such as mlx5_0,mlx5_1 are expected; without the flag all devices are used, \
+                                     and none with --transport tcp"
+                .to_string())
+        }
+        name => Ok(name.to_string()),
+    }
+}
+
 impl FabricFlags {
+    /// Whether they mean anything beside that choice.
+    ///
+    /// # Errors
+    /// One sentence if they would be ignored.
+    pub(crate) fn check(&self, transport: TransportChoice) -> Result<(), String> {
+        let flags = "--rdma-devices, --rdma-gid-index and --rdma-pairs";
+        if *self == Self::default() {
+            return Ok(());
+        }
+        if !cfg!(feature = "rdma") {
+            return Err(format!("{flags}: this program was built without the feature rdma"));
+        }
+        match transport {
+            TransportChoice::Tcp | TransportChoice::Shm => {
+                Err(format!("{flags} go with --transport rdma or auto"))
+            }
+            TransportChoice::Rdma | TransportChoice::Auto => Ok(()),
+        }
+    }
+
     /// What they say.
     pub(crate) fn config(&self) -> FabricConfig {
         FabricConfig {

@@ -1,12 +1,11 @@
 //! Where the load goes: a cluster embedded in this process, or running nodes. Both end as handles
 //! of the same kind, each for one thread, so the runs themselves do not know the difference.
 
-use crate::flags::{Flags, Way};
+use crate::flags::Flags;
 use crate::sizes::show_bytes;
 use anyhow::Context;
 use nkv::{
     Address, Blocking, ClientConfig, Cluster, MemoryChoice, Node, NodeConfig, Secret, StartError,
-    TransportChoice,
 };
 use tokio::runtime::Runtime;
 
@@ -68,18 +67,12 @@ impl Drop for Embedded<'_> {
 /// If `address` is none, or the node there does not answer or is of another job.
 pub(crate) fn remote(flags: &Flags, address: &str) -> anyhow::Result<Blocking> {
     let node: Address = address.parse().map_err(|e| anyhow::anyhow!("--connect {address}: {e}"))?;
-    let transport = match flags.transport {
-        Way::Auto | Way::Embedded => TransportChoice::Auto,
-        Way::Shm => TransportChoice::Shm,
-        Way::Tcp => TransportChoice::Tcp,
-        Way::Rdma => TransportChoice::Rdma,
-    };
     let secret = Secret::find(flags.secret_file.as_deref())?;
     let job = flags.job.clone();
     let device_alloc = flags.device_alloc;
     let config = ClientConfig {
         job,
-        transport,
+        transport: flags.transport.choice(),
         device_alloc,
         data_stripes: usize::from(flags.data_stripes),
         get_pool_bytes: flags.get_pool_bytes,

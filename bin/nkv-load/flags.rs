@@ -4,6 +4,7 @@
 use crate::fabric::FabricFlags;
 use crate::sizes::parse_bytes;
 use clap::{Parser, ValueEnum};
+use nkv::TransportChoice;
 use nkv_store::PolicyKind;
 use nkv_store::stripes::MAX_STRIPES;
 use std::path::PathBuf;
@@ -243,6 +244,18 @@ pub(crate) enum Way {
     Rdma,
 }
 
+impl Way {
+    /// What a client is told.
+    pub(crate) fn choice(self) -> TransportChoice {
+        match self {
+            Self::Auto | Self::Embedded => TransportChoice::Auto,
+            Self::Shm => TransportChoice::Shm,
+            Self::Tcp => TransportChoice::Tcp,
+            Self::Rdma => TransportChoice::Rdma,
+        }
+    }
+}
+
 /// Relative frequencies of the mix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Weights {
@@ -285,6 +298,7 @@ impl Flags {
         if self.data_stripes > 0 && mode != Mode::Bench && !connected {
             return Err("--data-stripes goes with --bench or with --connect".to_string());
         }
+        self.fabric.check(self.transport.choice())?;
         if self.fabric != FabricFlags::default() && !connected {
             return Err(
                 "--rdma-devices, --rdma-gid-index and --rdma-pairs go with --connect".to_string()

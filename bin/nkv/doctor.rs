@@ -22,8 +22,8 @@ struct Rdma {
     /// Why there is none, if there is none.
     none: Option<String>,
     devices: Vec<Device>,
-    /// What a try of the way from this host to itself brought.
-    loop_back: Option<LoopBack>,
+    /// What a try of the way from each device to itself brought: of those with an active port, or of those wanted.
+    loop_back: Vec<LoopBack>,
 }
 
 #[derive(Debug, Serialize)]
@@ -52,7 +52,7 @@ struct LoopBack {
     write_us: f64,
 }
 
-/// Looks, tries the wanted devices, and prints it. Absent if devices are there that do not work.
+/// Looks, tries each device that is wanted, and prints it. Absent if devices are there that do not work.
 pub(crate) fn run(wanted: &FabricConfig, json: bool) -> Result<Answer, Trouble> {
     let findings = Findings {
         shm_free_bytes: shm::available_bytes(),
@@ -64,7 +64,7 @@ pub(crate) fn run(wanted: &FabricConfig, json: bool) -> Result<Answer, Trouble> 
     } else {
         output::write(text(&findings).as_bytes())?;
     }
-    let broken = findings.rdma.loop_back.is_some_and(|tried| tried.failed.is_some());
+    let broken = findings.rdma.loop_back.iter().any(|tried| tried.failed.is_some());
     Ok(if broken { Answer::Absent } else { Answer::Found })
 }
 
@@ -98,13 +98,16 @@ fn rdma(wanted: &FabricConfig) -> Rdma {
         atomics: d.limits.atomics,
         ports: d.ports.into_iter().map(port).collect(),
     };
-    let tried = rdma::loop_back(wanted);
-    let loop_back = match tried {
+    let works = |d: &&rdma::DeviceReport| d.ports.iter().any(|port| port.active);
+    let all = || devices.iter().filter(works).map(|d| d.name.clone()).collect();
+    let to_try = if wanted.devices.is_empty() { all() } else { wanted.devices.clone() };
+    let loop_back = |name: String| match rdma::loop_back(&name, wanted.gid_index) {
         Ok(t) => LoopBack { through: t.through, failed: None, write_us: t.write_us },
-        Err(e) => LoopBack { through: String::new(), failed: Some(e.to_string()), write_us: 0.0 },
+        Err(e) => LoopBack { through: name, failed: Some(e.to_string()), write_us: 0.0 },
     };
+    let loop_back = to_try.into_iter().map(loop_back).collect();
     let devices = devices.into_iter().map(device).collect();
-    Rdma { none: None, devices, loop_back: Some(loop_back) }
+    Rdma { none: None, devices, loop_back }
 }
 
 fn text(f: &Findings) -> String {
@@ -130,9 +133,9 @@ fn text(f: &Findings) -> String {
             lines.extend(p.gids.iter().map(|gid| format!("    {gid}")));
         }
     }
-    if let Some(tried) = &f.rdma.loop_back {
+    for tried in &f.rdma.loop_back {
         lines.push(match &tried.failed {
-            Some(why) => format!("loop back            FAILED: {why}"),
+            Some(why) => format!("loop back            {} FAILED: {why}", tried.through),
             None => format!(
                 "loop back            works through {}: {:.1} µs to write 4 KiB",
                 tried.through, tried.write_us
@@ -158,7 +161,7 @@ mod tests {
         let failed = Some("no way".to_string());
         let through = "rxe0".to_string();
         let tried = LoopBack { through, failed, write_us: 0.0 };
-        let said = text(&findings(Rdma { loop_back: Some(tried), ..Rdma::default() }));
-        assert!(said.contains("FAILED: no way"), "{said}");
+        let said = text(&findings(Rdma { loop_back: vec![tried], ..Rdma::default() }));
+        assert!(said.contains("rxe0 FAILED: no way"), "{said}");
     }
 }

@@ -52,6 +52,7 @@ fn main() -> ExitCode {
 
 fn run(flags: &Flags) -> Result<Answer, Trouble> {
     let secret = Secret::find(flags.secret_file.as_deref());
+    flags.fabric.check(flags.transport).map_err(Trouble::Usage)?;
     let config = ClientConfig {
         job: flags.job.clone(),
         transport: flags.transport,

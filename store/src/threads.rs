@@ -56,6 +56,26 @@ pub fn side_by_side<W: Send, H: Send, E: Send>(
     failed.map_or(Ok(()), Err)
 }
 
+/// What `each` makes of every item, all of them at the same time, in order.
+pub fn all_at_once<T: Send, R: Send>(
+    name: &str,
+    items: Vec<T>,
+    each: impl Fn(T) -> R + Sync,
+) -> Vec<R> {
+    let done: Vec<Mutex<Option<R>>> = items.iter().map(|_| Mutex::new(None)).collect();
+    let work: Vec<_> = items.into_iter().zip(&done).collect();
+    let helpers = std::iter::repeat_n((), work.len().saturating_sub(1));
+    let one = |(): &mut (), (item, place): (T, &Mutex<Option<R>>)| {
+        *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(each(item));
+        Ok::<(), std::convert::Infallible>(())
+    };
+    // Infallible.
+    let _ = side_by_side(name, work, (), helpers, one);
+    done.into_iter()
+        .filter_map(|r| r.into_inner().unwrap_or_else(PoisonError::into_inner))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,5 +113,16 @@ mod tests {
         let failed = side_by_side("pieces", (0..100).collect(), (), [()], each);
         assert_eq!(failed, Err(0));
         assert_eq!((begun.into_inner(), ended.into_inner()), (2, 1));
+    }
+
+    #[test]
+    fn what_is_made_at_once_comes_back_in_order() {
+        let together = Barrier::new(3);
+        let made = all_at_once("pieces", vec![3, 1, 2], |i| {
+            together.wait();
+            i * 10
+        });
+        assert_eq!(made, [30, 10, 20]);
+        assert!(all_at_once("pieces", Vec::<u8>::new(), |i| i).is_empty());
     }
 }

@@ -100,7 +100,7 @@ pub trait Exported: Send + Sync + fmt::Debug {
     /// Makes the owner's end for an offer, connected to it.
     ///
     /// # Errors
-    /// If the offer is none, or its ends cannot be connected: the client then takes another way.
+    /// If the offer is none, or none of its pairs can be connected: the client then takes another way.
     fn accept(&self, offer: &Offer) -> Result<(Arc<dyn Served>, Answer), TransportError>;
 }
 
@@ -122,7 +122,7 @@ pub trait Offering: Send + fmt::Debug {
     fn offer(&self) -> Offer;
 
     /// Connects to an owner that accepted, and tries each pair once; those through which nothing comes are left out.
-    /// Blocks for up to two seconds.
+    /// Blocks for up to 2.5 s.
     ///
     /// # Errors
     /// If the ends cannot be connected, or nothing comes through any pair that could be the first.
@@ -137,6 +137,8 @@ pub trait Offering: Send + fmt::Debug {
 /// One queue pair, as the other end has to know it. Addresses are of the network's, in its byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PairAddress {
+    /// Which of its host's devices it belongs to: it meets the other host's device of that number, if it can.
+    pub rail: u8,
     /// GID of its port.
     pub gid: [u8; 16],
     /// Address within an InfiniBand subnet; 0 on Ethernet.
@@ -176,8 +178,10 @@ pub struct Offer {
 /// An owner's end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// One for each pair offered: whom it is connected to, and what it reaches.
-    pub ways: Vec<Way>,
+    /// One for each pair offered: whom it is connected to, and what it reaches; or why it is not.
+    pub ways: Vec<Result<Way, String>>,
+    /// One device of the owner counts: without a way to it there is none [I1].
+    pub one_counts: bool,
 }
 
 /// One connected pair.

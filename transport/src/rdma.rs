@@ -17,6 +17,7 @@ mod error;
 mod flight;
 mod lane;
 mod loop_back;
+mod offering;
 mod pair;
 mod queue;
 mod region;
@@ -30,17 +31,15 @@ pub use loop_back::{LoopBack, loop_back};
 pub use verbs::RdmaVerbs;
 
 use crate::error::TransportError;
-use crate::fabric::{self, Answer, FabricConfig, MAX_PAIRS, Offer, RegisteredBuffer, RemoteRange};
-use crate::verbs::{Alive, Verbs};
-use batch::Path;
+use crate::fabric::{self, FabricConfig, MAX_PAIRS, RegisteredBuffer};
 use context::Context;
-use lane::Lane;
 use nkv_store::{Buffer, Memory};
+use offering::{Offering, Unconnected};
 use pair::{Pair, Place, REQUESTS};
 use queue::Queue;
 use region::Domain;
 use staging::Staging;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Ranges of one way: headers and payload.
 const MAX_RANGES: usize = 2;
@@ -64,12 +63,12 @@ pub(crate) struct Device {
     place: Place,
 }
 
-/// The devices that this process uses.
+/// The devices that this process uses, by name; some of them cannot be used, or not yet.
 #[derive(Debug)]
 struct Devices {
-    each: Vec<Arc<Device>>,
-    // Of one way; 0: one for each device.
-    pairs: usize,
+    // In the order in which hosts know them: the place of one is its rail.
+    slots: Mutex<Vec<(String, Option<Arc<Device>>)>>,
+    config: FabricConfig,
 }
 
 /// The devices of this host with their ports.
@@ -96,41 +95,63 @@ pub fn open(config: &FabricConfig) -> Result<Arc<dyn fabric::Fabric>, TransportE
 
 impl Devices {
     fn open(config: &FabricConfig) -> Result<Self, TransportError> {
-        let names = match config.devices.is_empty() {
-            true => context::names()?,
-            false => config.devices.clone(),
-        };
-        let mut devices = Vec::new();
-        let mut unfit = Vec::new();
-        for name in names.iter().take(MAX_PAIRS) {
-            match Device::open(name, config.gid_index) {
-                Ok(device) => devices.push(Arc::new(device)),
-                Err(e) if config.devices.is_empty() => unfit.push(format!("{name}: {e}")),
-                Err(e) => return Err(e),
+        let named = config.devices.len();
+        if named > MAX_PAIRS {
+            return Err(TransportError::Protocol(format!(
+                "{named} RDMA devices are named; at most {MAX_PAIRS} are used"
+            )));
+        }
+        let names = if named == 0 { context::names()? } else { config.devices.clone() };
+        let (mut slots, mut unfit) = (Vec::new(), Vec::new());
+        for name in names {
+            match Device::open(&name, config.gid_index) {
+                Ok(device) => slots.push((name, Some(Arc::new(device)))),
+                Err(e) if named > 0 => return Err(e),
+                Err(error) => {
+                    tracing::info!(device = name, %error, "an RDMA device that is not used");
+                    unfit.push(format!("{name}: {error}"));
+                    slots.push((name, None));
+                }
             }
         }
-        if devices.is_empty() {
+        if slots.iter().all(|(_, device)| device.is_none()) {
             let why = if unfit.is_empty() { "none is there".to_string() } else { unfit.join("; ") };
             return Err(TransportError::Protocol(format!("no RDMA device can be used: {why}")));
         }
-        Ok(Self { each: devices, pairs: config.pairs })
+        if slots.len() > MAX_PAIRS {
+            slots.retain(|(_, device)| device.is_some());
+            slots.truncate(MAX_PAIRS);
+        }
+        Ok(Self { slots: Mutex::new(slots), config: config.clone() })
+    }
+
+    /// Those that can be used, with their rails. One that could not before is tried again: its link may be up now.
+    fn each(&self, again: bool) -> Vec<(u8, Arc<Device>)> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        if again {
+            for (name, device) in slots.iter_mut().filter(|(_, device)| device.is_none()) {
+                *device = Device::open(name, self.config.gid_index).ok().map(Arc::new);
+            }
+        }
+        let rails = (0..).zip(slots.iter());
+        rails.filter_map(|(rail, (_, device))| Some((rail, device.clone()?))).collect()
     }
 
     /// Pairs of the devices whose links are up.
     fn unconnected(&self) -> Result<Offering, TransportError> {
-        let up: Vec<_> = self.each.iter().filter(|d| d.is_up()).collect();
+        let up: Vec<_> = self.each(true).into_iter().filter(|(_, d)| d.is_up()).collect();
         if up.is_empty() {
             let devices = fabric::Fabric::describe(self);
             return Err(TransportError::Protocol(format!(
                 "the port of no device is active any more ({devices}): are their links up (ip link, rdma link)?"
             )));
         }
-        let n = if self.pairs == 0 { up.len() } else { self.pairs };
-        let pairs = up.iter().cycle().take(n.min(MAX_PAIRS)).map(|device| {
-            let device = Arc::clone(device);
+        let n = if self.config.pairs == 0 { up.len() } else { self.config.pairs };
+        let pairs = up.iter().cycle().take(n.min(MAX_PAIRS)).map(|(rail, device)| {
+            let (rail, device) = (*rail, device.clone());
             let queue = Queue::new(device.context(), REQUESTS + queue::BATCH as u32)?;
             let pair = Pair::new(&device.domain, &queue, &device.place, false)?;
-            Ok((device, queue, pair))
+            Ok(Unconnected { rail, device, queue, pair })
         });
         Ok(Offering { pairs: pairs.collect::<Result<_, TransportError>>()? })
     }
@@ -138,7 +159,8 @@ impl Devices {
 
 impl fabric::Fabric for Devices {
     fn describe(&self) -> String {
-        let each = self.each.iter().map(|d| format!("{} at {}", d.name(), d.place.gid));
+        let each = self.each(false);
+        let each = each.iter().map(|(_, d)| format!("{} at {}", d.name(), d.place.gid));
         each.collect::<Vec<_>>().join(", ")
     }
 
@@ -148,7 +170,8 @@ impl fabric::Fabric for Devices {
         payload_at: u64,
         counts: bool,
     ) -> Result<Arc<dyn fabric::Exported>, TransportError> {
-        Ok(Arc::new(served::Exported::new(&self.each, memory, payload_at, counts)?))
+        let how = (counts, !self.config.devices.is_empty());
+        Ok(Arc::new(served::Exported::new(&self.each(false), memory, payload_at, how)?))
     }
 
     fn offer(&self) -> Result<Box<dyn fabric::Offering>, TransportError> {
@@ -157,7 +180,7 @@ impl fabric::Fabric for Devices {
 
     fn register(&self, buffer: Buffer) -> Result<RegisteredBuffer, TransportError> {
         let mut known = Vec::new();
-        for device in &self.each {
+        for (_, device) in self.each(false) {
             // SAFETY: both go into one value, which drops `known` first, also on an error here.
             known.extend(unsafe { device.staging.register(&buffer) }?);
         }
@@ -223,89 +246,4 @@ impl Device {
     fn name(&self) -> &str {
         self.context().name()
     }
-}
-
-/// A client's pairs that are connected to nobody yet.
-#[derive(Debug)]
-struct Offering {
-    pairs: Vec<(Arc<Device>, Arc<Queue>, Pair)>,
-}
-
-impl fabric::Offering for Offering {
-    fn offer(&self) -> Offer {
-        Offer { pairs: self.pairs.iter().map(|(_, _, pair)| pair.address()).collect() }
-    }
-
-    fn connect(
-        self: Box<Self>,
-        answer: &Answer,
-        segment_len: u64,
-        alive: Alive,
-    ) -> Result<Arc<dyn Verbs>, TransportError> {
-        Ok(Arc::new(self.join(answer, segment_len, alive)?))
-    }
-}
-
-impl Offering {
-    /// Connects each pair to the owner's, and tries it.
-    fn join(
-        self,
-        answer: &Answer,
-        segment_len: u64,
-        alive: Alive,
-    ) -> Result<RdmaVerbs, TransportError> {
-        if answer.ways.len() != self.pairs.len() {
-            return Err(TransportError::Protocol(format!(
-                "{} pairs were offered and {} accepted",
-                self.pairs.len(),
-                answer.ways.len()
-            )));
-        }
-        let counters = Arc::new(RdmaCounters::default());
-        let mut tried = Vec::new();
-        for ((device, queue, pair), way) in self.pairs.into_iter().zip(&answer.ways) {
-            let fits = |end: u64, r: &RemoteRange| {
-                let even = r.len > 0 && (r.len | r.address).is_multiple_of(8);
-                let known = r.offset == end && even && r.address.checked_add(r.len).is_some();
-                known.then(|| end.checked_add(r.len)).flatten()
-            };
-            let whole = way.ranges.iter().try_fold(0, fits);
-            if whole != Some(segment_len) || way.ranges.len() > MAX_RANGES {
-                return Err(TransportError::Protocol(format!(
-                    "the ranges of a way do not make up a segment of {segment_len} bytes"
-                )));
-            }
-            pair.connect(&way.pair)?;
-            let lane = Lane::new(pair, queue, way.ranges.clone(), counters.clone());
-            let staging = device.staging.clone();
-            let path = Arc::new(Path { lane, staging });
-            tried.push((way.counts, path.try_once().map(|()| path)));
-        }
-        let paths = in_use(tried)?;
-        Ok(RdmaVerbs::new(paths, segment_len, alive, counters))
-    }
-}
-
-/// The paths through which something came, the one that may be the first in front: where a device counts, its own.
-fn in_use(
-    tried: Vec<(bool, Result<Arc<Path>, TransportError>)>,
-) -> Result<Vec<Arc<Path>>, TransportError> {
-    let one_counts = tried.iter().any(|(counts, _)| *counts);
-    let (mut paths, mut first, mut why) = (Vec::new(), None, None);
-    for (n, (counts, path)) in tried.into_iter().enumerate() {
-        match path {
-            Ok(path) if first.is_none() && counts == one_counts => first = Some(path),
-            Ok(path) => paths.push(path),
-            Err(error) => {
-                tracing::warn!(pair = n, %error, "nothing comes through this queue pair");
-                why = why.or(Some(error));
-            }
-        }
-    }
-    let Some(first) = first else {
-        let none = || TransportError::Protocol("no pair leads to a device that counts".to_string());
-        return Err(why.unwrap_or_else(none));
-    };
-    paths.insert(0, first);
-    Ok(paths)
 }

@@ -236,8 +236,10 @@ impl Attachments {
     /// The producer said, over attachment `id`, that nothing of this plan is or will be written: its
     /// gate is one for all of them, broken ones included.
     pub fn dropped(&self, id: AttachId, producer: u64, plan: PlanId) {
-        tracing::debug!(producer, plan = plan.seq, "dropped by its word");
         for a in self.lock().told_by(id, producer) {
+            if let Route::Fabric { served, .. } = &a.route {
+                tracing::debug!(pairs = ?served.pairs(), plan = plan.seq, "dropped by its word");
+            }
             a.pending.remove(&plan);
         }
     }

@@ -38,6 +38,7 @@ fn flags_that_would_be_ignored_are_refused() {
         &["--trace", "f", "--duration", "3"],
         &["--connect", "h:1", "--inject-corruption"],
         &["--rdma-devices", "rxe0"],
+        &["--connect", "h:1", "--transport", "tcp", "--rdma-devices", "rxe0"],
         &["--rdma-pairs", "2"],
         &["--pause-us", "5"],
         &["--to-bytes"],
@@ -95,6 +96,8 @@ fn values_out_of_range_are_refused() {
         &["--connect", "h:1", "--clients", "257"],
         &["--connect", "h:1", "--data-stripes", "17"],
         &["--connect", "h:1", "--rdma-pairs", "9"],
+        &["--connect", "h:1", "--rdma-devices", "a,,b"],
+        &["--connect", "h:1", "--rdma-devices", "none"],
         &["--connect", "h:1", "--rdma-pairs", "0"],
         &["--connect", "h:1", "--rdma-gid-index", "256"],
         &["--connect", "h:1", "--size", "0"],
@@ -140,4 +143,13 @@ fn devices_are_named_in_order_and_all_are_meant_by_none() {
     let some = config(&["--rdma-devices", "b,a", "--rdma-gid-index", "3", "--rdma-pairs", "8"]);
     let devices = vec!["b".to_string(), "a".to_string()];
     assert_eq!(some, FabricConfig { devices, gid_index: Some(3), pairs: 8 });
+}
+
+#[test]
+fn devices_are_taken_where_the_program_can_go_through_them() {
+    let told = mode(&["--connect", "h:1", "--rdma-devices", "rxe0"]);
+    match cfg!(feature = "rdma") {
+        true => assert_eq!(told, Ok(Mode::Mix)),
+        false => assert!(told.unwrap_err().contains("without the feature rdma")),
+    }
 }

@@ -2,7 +2,7 @@
 //! buffers, or straight where the device knows them. What changes memory waits for the reads and atomics before
 //! it (a fence in the request), the rest of the order is the pair's own [I4].
 
-use super::lane::{CHAIN, Does, LIMIT, Lane, Request};
+use super::lane::{CHAIN, Does, Lane, Request};
 use super::staging::{BUFFER_BYTES, Lease, Staging};
 use crate::error::TransportError;
 use crate::verbs::Op;
@@ -20,16 +20,18 @@ pub(super) const SMALLEST_PIECE: usize = 4 << 10;
 /// Fewer bytes are copied, even if the device knows where they are.
 const DIRECT_FROM: usize = 4 << 10;
 /// Bytes of one chain that go without a copy: it has a time limit.
-const DIRECT_BYTES: usize = 8 << 20;
+pub(super) const DIRECT_BYTES: usize = 8 << 20;
 /// Chains of one batch on their way at once.
 pub(super) const FLYING: usize = 2;
-/// A post that moves less than this in a second has failed, even if each of its chains is in time [I18].
-const SLOWEST_BYTES_PER_S: u64 = 4 << 20;
+/// How long a post may take, beside those of everybody else, where something goes on all the time [I18].
+const LONGEST: Duration = Duration::from_secs(10);
+/// And as much longer as its bytes take at this rate.
+const SLOWEST_BYTES_PER_S: u64 = 256 << 10;
 
-/// When a post of so many bytes that begins now has taken too long.
+/// When a post of so many bytes that begins now has taken too long, even if something went on all the time.
 pub(super) fn limit_ns(bytes: u64) -> u64 {
     let moving = Duration::from_micros(bytes.saturating_mul(1_000_000) / SLOWEST_BYTES_PER_S);
-    BootClock.now_ns().saturating_add((LIMIT + moving).as_nanos() as u64)
+    BootClock.now_ns().saturating_add((LONGEST + moving).as_nanos() as u64)
 }
 
 /// One way to a segment: a pair, and the buffers of its device.
@@ -321,15 +323,19 @@ impl Path {
         (len >= DIRECT_FROM).then(|| self.staging.key_of(at, len)).flatten()
     }
 
-    /// A read comes back, and a write of nothing is answered.
-    pub(super) fn try_once(&self) -> Result<(), TransportError> {
-        let mut word = [0; 8];
-        let mut batch = Batch::new(self, None, limit_ns(0));
-        batch.add_read(0, &mut word)?;
+    /// Sends a read of a word and a write of nothing: is either answered?
+    pub(super) fn begin_try<'a>(
+        &'a self,
+        word: &'a mut [u8; 8],
+        until_ns: u64,
+    ) -> Result<Batch<'a>, TransportError> {
+        let mut batch = Batch::new(self, None, until_ns);
+        batch.add_read(0, word)?;
         let (chain, place) = batch.room(0, 8)?;
         let local = chain.lease.address(chain.used);
         batch.push(Does::Write, local, Place { len: 0, ..place });
-        batch.finish()
+        batch.send()?;
+        Ok(batch)
     }
 
     /// Where `want` bytes at `offset` lie for the device there; fewer where a range ends.

@@ -5,7 +5,8 @@ mod vram;
 
 use super::*;
 use crate::Op;
-use crate::fabric::{Exported, Fabric, Served};
+use crate::fabric::{Answer, Exported, Fabric, Offer, Served};
+use crate::verbs::{Alive, Verbs};
 use nkv_store::AnonMemory;
 use nkv_store::clock::{BootClock, Clock};
 
@@ -90,7 +91,7 @@ fn counted_way(
         served.push(one);
         ways.extend(answer.ways);
     }
-    let mut answer = Answer { ways };
+    let mut answer = Answer { ways, one_counts: counts };
     turn(&mut answer);
     let verbs = offering.join(&answer, SEGMENT, Alive::new())?;
     Ok(CountedWay { verbs, served, memory, _exported: exported })
@@ -170,7 +171,7 @@ fn an_offer_that_is_none_is_refused_and_harms_nobody() {
     let mut nobody = offer.pairs[0];
     nobody.number = 0xff_fff0;
     let _ = exported.accept(&Offer { pairs: vec![nobody] });
-    let short = Answer { ways: Vec::new() };
+    let short = Answer { ways: Vec::new(), one_counts: false };
     assert!(fabric.offer().unwrap().connect(&short, SEGMENT, Alive::new()).is_err());
     verbs.write(TOKEN, 0, &[1; 100]).unwrap();
 }

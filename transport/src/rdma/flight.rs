@@ -86,7 +86,7 @@ impl<'a> Flight<'a> {
         ops.iter_mut().try_for_each(|op| batch.add(op))?;
         if by > 0 {
             path.lane.counters.spread.fetch_add(1, Ordering::Relaxed);
-            if ends_in_a_write(ops) {
+            if leaves_writes(ops) {
                 batch.add(&mut Op::Flush)?;
             }
         }
@@ -105,10 +105,20 @@ fn finish(mut flying: Flying<'_>) -> Landed {
     (flying.index, flying.batch.finish())
 }
 
-/// Whether something of these may still be on its way to memory when the last request is answered: an
-/// answer to a read or to an atomic says that everything before it has arrived.
-pub(super) fn ends_in_a_write(ops: &[Op<'_>]) -> bool {
-    matches!(ops.last(), Some(Op::Write { .. } | Op::Store { .. }))
+/// Whether its answer says that all that was sent before has arrived in memory, as that of an atomic does. (That of
+/// a read of payload does not: it may be served out of order [I5].)
+fn settles(op: &Op<'_>) -> bool {
+    matches!(op, Op::FetchAdd { .. } | Op::CompareSwap { .. } | Op::Flush)
+}
+
+/// Whether nothing sent by their pair is on its way to memory once these are answered.
+pub(super) fn is_settled(ops: &[Op<'_>]) -> bool {
+    ops.last().is_some_and(settles)
+}
+
+/// Whether something of these may be on its way to memory still when all of them are answered.
+fn leaves_writes(ops: &[Op<'_>]) -> bool {
+    ops.iter().rev().take_while(|op| !settles(op)).any(Op::changes)
 }
 
 /// The first run of writes, or of reads, that is worth spreading.

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Requests of one chain at most: several chains share a pair.
 pub(super) const CHAIN: usize = (REQUESTS / 4) as usize;
-/// A chain that is not done after so long has failed [I18].
+/// A pair on which nothing has ended for so long, and something should, has failed [I18].
 pub(super) const LIMIT: Duration = Duration::from_millis(1_500);
 /// How long who waits looks for itself before it sleeps: longer than a small operation, also of an emulated
 /// device (docs/performance.md).
@@ -141,7 +141,6 @@ impl Lane {
     pub(super) fn submit(&self, chain: &[Request], until_ns: u64) -> Result<u64, TransportError> {
         let cost = chain.len() as u32;
         debug_assert!(chain.len() <= CHAIN, "{} requests in one chain", chain.len());
-        let until_ns = within_limit(until_ns);
         let id = self.await_that(until_ns, |p| {
             (p.free >= cost).then(|| {
                 p.free -= cost;
@@ -249,10 +248,10 @@ impl Lane {
     /// Waits until a chain is done.
     ///
     /// # Errors
-    /// If it failed, or is done neither within [`LIMIT`] nor by `until_ns`: the pair is destroyed then, and its
+    /// If it failed, or is not done by `until_ns`, or nothing ended for [`LIMIT`]: the pair is destroyed then, and its
     /// buffers are free.
     pub(super) fn wait(&self, id: u64, until_ns: u64) -> Result<(), TransportError> {
-        let ended = self.await_that(within_limit(until_ns), |p| p.done.remove(&id).map(Ok));
+        let ended = self.await_that(until_ns, |p| p.done.remove(&id).map(Ok));
         let failed = match ended {
             Ok(0) => return Ok(()),
             Ok(status) => outcome(status),
@@ -262,20 +261,25 @@ impl Lane {
         Err(failed)
     }
 
-    /// Whether `wait` has nothing to wait for. Takes what the device says, unless somebody else does.
+    /// Whether `wait` has nothing to wait for.
     pub(super) fn has_ended(&self, id: u64) -> bool {
         let mut p = self.lock();
         if !p.looking && !p.done.contains_key(&id) && p.broken.is_none() {
-            // Not with the lock given back: what is found must be settled before anybody waits for it.
-            let mut found = Vec::new();
-            // An error is for who waits.
-            let _ = self.queue.take(&mut |c| found.push(c));
-            found.iter().for_each(|c| p.settle(c));
-            if !found.is_empty() {
-                self.news.notify_all();
-            }
+            self.gather(&mut p);
         }
         p.done.contains_key(&id) || p.broken.is_some()
+    }
+
+    /// Takes what the device says at this moment. Only where nobody looks.
+    fn gather(&self, p: &mut Progress) {
+        // Not with the lock given back: what is found must be settled before anybody waits for it.
+        let mut found = Vec::new();
+        // An error is for who looks.
+        let _ = self.queue.take(&mut |c| found.push(c));
+        found.iter().for_each(|c| p.settle(c));
+        if !found.is_empty() {
+            self.news.notify_all();
+        }
     }
 
     fn gone(&self) -> TransportError {
@@ -289,13 +293,14 @@ impl Lane {
         self.await_that(until_ns, |p| (p.ended != before).then_some(Ok(())))
     }
 
-    /// Waits until `ready` says something; one of those who wait looks for all of them.
+    /// Waits until `ready` says something, by `until_ns`, and no longer than [`LIMIT`] without any progress; one of those who wait looks for all of them.
     fn await_that<T>(
         &self,
         until_ns: u64,
         mut ready: impl FnMut(&mut Progress) -> Option<Result<T, TransportError>>,
     ) -> Result<T, TransportError> {
         let mut p = self.lock();
+        let (mut ended, mut moved_ns) = (p.ended, BootClock.now_ns());
         loop {
             if let Some(said) = ready(&mut p) {
                 return said;
@@ -304,12 +309,23 @@ impl Lane {
                 drop(p);
                 return Err(self.gone());
             }
-            if BootClock.now_ns() >= until_ns {
-                return Err(TransportError::Timeout(format!(
-                    "a queue pair was not done in time: {} ms for a chain of requests, and a second for each 4 MiB of \
-                     a post",
-                    LIMIT.as_millis()
-                )));
+            let now_ns = BootClock.now_ns();
+            if p.ended != ended {
+                (ended, moved_ns) = (p.ended, now_ns);
+            }
+            let stuck = now_ns.saturating_sub(moved_ns) >= LIMIT.as_nanos() as u64;
+            if stuck || now_ns >= until_ns {
+                // This process may have stood still, and not the device.
+                if p.looking {
+                    p = self.news.wait_timeout(p, NAP).unwrap_or_else(PoisonError::into_inner).0;
+                } else {
+                    self.gather(&mut p);
+                }
+                return match ready(&mut p) {
+                    Some(said) => said,
+                    None if p.ended != ended && now_ns < until_ns => continue,
+                    None => Err(late(stuck)),
+                };
             }
             if p.looking {
                 p = self.news.wait_timeout(p, NAP).unwrap_or_else(PoisonError::into_inner).0;
@@ -349,9 +365,11 @@ impl Lane {
     }
 }
 
-/// No later than a chain may take.
-pub(super) fn within_limit(until_ns: u64) -> u64 {
-    until_ns.min(BootClock.now_ns().saturating_add(LIMIT.as_nanos() as u64))
+fn late(stuck: bool) -> TransportError {
+    TransportError::Timeout(match stuck {
+        true => format!("nothing came back through a queue pair for {} ms", LIMIT.as_millis()),
+        false => "a post took longer than 10 s and 4 s for each MiB of it".to_string(),
+    })
 }
 
 impl Progress {

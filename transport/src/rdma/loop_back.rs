@@ -1,4 +1,4 @@
-//! A try of the way from this host to itself through a device: what `nkv doctor` shows.
+//! A try of the way from a device to itself: what `nkv doctor` shows.
 
 use super::open;
 use crate::error::TransportError;
@@ -14,18 +14,19 @@ const WRITES: u64 = 100;
 /// What it brought.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoopBack {
-    /// Devices and addresses.
+    /// The device and its address.
     pub through: String,
     /// Microseconds of a write of 4 KiB, on average.
     pub write_us: f64,
 }
 
-/// Writes, reads and counts in memory of this process through its own devices.
+/// Writes, reads and counts in memory of this process through one of its devices.
 ///
 /// # Errors
-/// If a device cannot be used, or something came back that was not put there.
-pub fn loop_back(config: &FabricConfig) -> Result<LoopBack, TransportError> {
-    let fabric = open(config)?;
+/// If it cannot be used, or something came back that was not put there.
+pub fn loop_back(device: &str, gid_index: Option<u8>) -> Result<LoopBack, TransportError> {
+    let devices = vec![device.to_string()];
+    let fabric = open(&FabricConfig { devices, gid_index, pairs: 1 })?;
     let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT)?);
     let exported = fabric.export(memory, SEGMENT / 2, false)?;
     let offering = fabric.offer()?;

@@ -146,14 +146,15 @@ impl Pair {
         self.requests.min(REQUESTS)
     }
 
-    fn number(&self) -> u32 {
+    pub(super) fn number(&self) -> u32 {
         // SAFETY: it lives until it is dropped.
         unsafe { self.raw.as_ref().qp_num }
     }
 
     /// What the other end needs to connect to it.
-    pub(super) fn address(&self) -> PairAddress {
+    pub(super) fn address(&self, rail: u8) -> PairAddress {
         PairAddress {
+            rail,
             gid: self.place.gid.raw,
             lid: self.place.lid,
             number: self.number(),

@@ -6,9 +6,15 @@ use super::pair::Pair;
 use super::queue::Queue;
 use super::region::{Place, Registration, Rights};
 use crate::error::TransportError;
-use crate::fabric::{self, Answer, MAX_PAIRS, Offer, RemoteRange, Way};
+use crate::fabric::{self, Answer, MAX_PAIRS, Offer, PairAddress, RemoteRange, Way};
 use nkv_store::Memory;
+use nkv_store::clock::{BootClock, Clock};
+use nkv_store::threads::all_at_once;
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// How long a pair may look for a device that reaches it before no further one is tried. Whoever attaches waits
+/// for 1.5 s.
+const PATIENCE_NS: u64 = 300_000_000;
 
 /// A part of a segment, registered.
 #[derive(Debug)]
@@ -22,6 +28,7 @@ struct Part {
 /// A segment as one device knows it.
 #[derive(Debug)]
 struct Window {
+    rail: u8,
     device: Arc<Device>,
     queue: Arc<Queue>,
     // Headers and words, then payload.
@@ -39,12 +46,12 @@ pub(super) struct Exported {
 }
 
 impl Exported {
-    /// Registers a segment with every device.
+    /// Registers a segment with every device that takes it. `all`: with all of them, or not at all.
     pub(super) fn new(
-        devices: &[Arc<Device>],
+        devices: &[(u8, Arc<Device>)],
         memory: Arc<dyn Memory>,
         payload_at: u64,
-        counts: bool,
+        (counts, all): (bool, bool),
     ) -> Result<Self, TransportError> {
         let place = Place::of(&*memory).ok_or_else(|| {
             TransportError::Protocol(
@@ -55,23 +62,102 @@ impl Exported {
         let payload_at = payload_at.min(len);
         let parts =
             [(0, payload_at, Rights::Words), (payload_at, len - payload_at, Rights::Payload)];
-        let mut windows = Vec::new();
-        for device in devices {
+        let (mut windows, mut failed) = (Vec::new(), None);
+        for (rail, device) in devices {
             let mut known = Vec::new();
-            for (offset, bytes, rights) in parts.into_iter().filter(|p| p.1 > 0) {
+            let registered = parts.into_iter().filter(|p| p.1 > 0).try_for_each(|part| {
+                let (offset, bytes, rights) = part;
                 let place = place.at(offset);
                 // SAFETY: inside the memory, which `memory` keeps for longer than the registration; others
                 // write there as the protocol allows.
                 let registered =
                     unsafe { Registration::new(&device.domain, place, bytes as usize, rights) }?;
                 known.push(Part { offset, len: bytes, address: place.address(), registered });
-            }
+                Ok(())
+            });
             // Nothing is ever posted on a served pair: its queue stays empty.
-            let queue = Queue::new(device.context(), 1)?;
-            windows.push(Window { device: device.clone(), queue, parts: known });
+            match registered.and_then(|()| Queue::new(device.context(), 1)) {
+                Ok(queue) => {
+                    let (rail, device) = (*rail, device.clone());
+                    windows.push(Window { rail, device, queue, parts: known });
+                }
+                Err(e) if all => return Err(e),
+                Err(error) => {
+                    tracing::warn!(device = device.name(), %error, "this memory is not reached by it");
+                    failed = Some(error);
+                }
+            }
         }
-        Ok(Self { windows, counts, memory })
+        match failed {
+            Some(e) if windows.is_empty() => Err(e),
+            _ => Ok(Self { windows, counts, memory }),
+        }
     }
+
+    /// The devices that a pair may meet, the best first. `first`: of the first pair where a device counts, that one.
+    fn for_pair(&self, up: &[usize], peer: &PairAddress, first: bool) -> Vec<usize> {
+        let place = |n: &usize| (self.windows[*n].rail, self.windows[*n].device.place.gid.raw);
+        let mut choice = up.to_vec();
+        choice.sort_by_cached_key(|n| (!(first && *n == 0), distance(place(n), peer)));
+        choice
+    }
+
+    /// A pair that has met `peer`, by the first of these devices that reaches it.
+    fn meet(&self, peer: &PairAddress, choice: &[usize]) -> Result<(usize, Pair), String> {
+        let until_ns = BootClock.now_ns() + PATIENCE_NS;
+        let mut why = String::new();
+        for n in choice {
+            let Window { device, queue, .. } = &self.windows[*n];
+            let met = Pair::new(&device.domain, queue, &device.place, true)
+                .and_then(|pair| pair.accept(peer).map(|()| pair));
+            match met {
+                Ok(pair) => return Ok((*n, pair)),
+                Err(e) if why.is_empty() => why = e.to_string(),
+                Err(_) => {}
+            }
+            if BootClock.now_ns() > until_ns {
+                break;
+            }
+        }
+        Err(why)
+    }
+
+    fn way(&self, n: usize, pair: &Pair) -> Way {
+        let range = |part: &Part| {
+            let Part { offset, len, address, ref registered } = *part;
+            RemoteRange { offset, len, address, key: registered.remote_key() }
+        };
+        let window = &self.windows[n];
+        Way {
+            pair: pair.address(window.rail),
+            ranges: window.parts.iter().map(range).collect(),
+            counts: self.counts && n == 0,
+        }
+    }
+
+    /// The devices whose links are up.
+    fn up(&self) -> Result<Vec<usize>, TransportError> {
+        let up: Vec<usize> =
+            (0..self.windows.len()).filter(|n| self.windows[*n].device.is_up()).collect();
+        let down = |name: &str| {
+            TransportError::Protocol(format!(
+                "the port of {name} at the owner is not active: is its link up (ip link, rdma link)?"
+            ))
+        };
+        match up.first() {
+            None => Err(down("every device")),
+            // It alone counts, as long as this memory lives [I1].
+            Some(n) if self.counts && *n > 0 => Err(down(self.windows[0].device.name())),
+            Some(_) => Ok(up),
+        }
+    }
+}
+
+/// How little a device of this host fits one of another's: first the one whose address begins alike (rails are
+/// networks of their own, whatever their order), then the one of its own number.
+fn distance((rail, gid): (u8, [u8; 16]), peer: &PairAddress) -> (usize, bool) {
+    let alike = gid.iter().zip(&peer.gid).take(15).take_while(|(a, b)| a == b).count();
+    (15 - alike, rail != peer.rail)
 }
 
 impl fabric::Exported for Exported {
@@ -82,39 +168,31 @@ impl fabric::Exported for Exported {
                 offer.pairs.len()
             )));
         }
+        let up = self.up()?;
+        let choices = offer
+            .pairs
+            .iter()
+            .enumerate()
+            .map(|(i, peer)| (peer, self.for_pair(&up, peer, self.counts && i == 0)));
+        // The kernel may look for an address for a second.
+        let met =
+            all_at_once("nkv-accept", choices.collect(), |(peer, choice)| self.meet(peer, &choice));
         let (mut pairs, mut ways) = (Vec::new(), Vec::new());
-        let up: Vec<_> =
-            self.windows.iter().enumerate().filter(|(_, w)| w.device.is_up()).collect();
-        let down = |name: &str| {
-            TransportError::Protocol(format!(
-                "the port of {name} at the owner is not active: is its link up (ip link, rdma link)?"
-            ))
-        };
-        if self.counts && up.first().is_none_or(|(n, _)| *n > 0) {
-            return Err(down(self.windows[0].device.name()));
+        for met in met {
+            ways.push(met.map(|(n, pair)| {
+                let way = self.way(n, &pair);
+                pairs.push(pair);
+                way
+            }));
         }
-        if up.is_empty() {
-            return Err(down("every device"));
+        if pairs.is_empty() {
+            let why = ways.into_iter().find_map(Result::err).unwrap_or_default();
+            return Err(TransportError::Protocol(format!("no pair can be connected: {why}")));
         }
-        for (peer, (n, window)) in offer.pairs.iter().zip(up.into_iter().cycle()) {
-            let device = &window.device;
-            let pair = Pair::new(&device.domain, &window.queue, &device.place, true)?;
-            pair.accept(peer)?;
-            let range = |part: &Part| {
-                let Part { offset, len, address, ref registered } = *part;
-                RemoteRange { offset, len, address, key: registered.remote_key() }
-            };
-            ways.push(Way {
-                pair: pair.address(),
-                ranges: window.parts.iter().map(range).collect(),
-                counts: self.counts && n == 0,
-            });
-            pairs.push(pair);
-        }
-        let numbers = pairs.iter().map(|pair| pair.address().number).collect();
+        let numbers = pairs.iter().map(Pair::number).collect();
         let (pairs, _memory) = (Mutex::new(Some(pairs)), self.memory.clone());
         let served = ServedPairs { numbers, pairs, _memory };
-        Ok((Arc::new(served), Answer { ways }))
+        Ok((Arc::new(served), Answer { ways, one_counts: self.counts }))
     }
 }
 
@@ -142,5 +220,41 @@ impl fabric::Served for ServedPairs {
 
     fn pairs(&self) -> &[u32] {
         &self.numbers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pair_meets_the_device_of_its_network_else_that_of_its_number() {
+        let gid = |v4: [u8; 4]| std::net::Ipv4Addr::from(v4).to_ipv6_mapped().octets();
+        let best = |here: [[u8; 4]; 2], rail: u8, peer: [u8; 4]| {
+            let (lid, number, serial) = (0, 1, 1);
+            let (mtu_bytes, reads_in, reads_out) = (4096, 16, 16);
+            let gid_there = gid(peer);
+            let peer = PairAddress {
+                rail,
+                gid: gid_there,
+                lid,
+                number,
+                serial,
+                mtu_bytes,
+                reads_in,
+                reads_out,
+            };
+            (0..2).min_by_key(|n| distance((*n, gid(here[usize::from(*n)])), &peer)).unwrap()
+        };
+        let rails = [[10, 0, 9, 3], [10, 1, 9, 3]];
+        assert_eq!((best(rails, 0, [10, 0, 5, 7]), best(rails, 1, [10, 1, 5, 7])), (0, 1));
+        assert_eq!(
+            (best(rails, 0, [10, 1, 5, 7]), best(rails, 1, [10, 0, 5, 7])),
+            (1, 0),
+            "turned"
+        );
+        let flat = [[10, 0, 0, 3], [10, 0, 0, 4]];
+        assert_eq!((best(flat, 0, [10, 0, 0, 8]), best(flat, 1, [10, 0, 0, 7])), (0, 1));
+        assert_eq!((best(flat, 0, [10, 2, 0, 8]), best(flat, 1, [10, 2, 0, 7])), (0, 1));
     }
 }

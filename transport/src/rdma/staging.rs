@@ -2,7 +2,7 @@
 //! shared by all that one process does through a domain; there is a bound on them, and who finds none
 //! waits for one. And the memory of callers that the device does know.
 
-use super::lane::{LIMIT, within_limit};
+use super::lane::LIMIT;
 use super::region::{Domain, Place, Registration, Rights};
 use crate::error::TransportError;
 use nkv_store::clock::{BootClock, Clock};
@@ -174,7 +174,7 @@ impl Staging {
     /// some and wait for more would wait for each other.
     pub(super) fn take(self: &Arc<Self>, until_ns: u64) -> Result<Lease, TransportError> {
         let clock = BootClock;
-        let until_ns = within_limit(until_ns);
+        let until_ns = until_ns.min(clock.now_ns().saturating_add(LIMIT.as_nanos() as u64));
         loop {
             if let Some(lease) = self.try_take()? {
                 return Ok(lease);

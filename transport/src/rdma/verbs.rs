@@ -2,8 +2,8 @@
 //! ([`super::flight`]), and nothing that stands behind a run is sent before its last byte has arrived. Whole batches of
 //! one call go by whichever pair has least to do.
 
-use super::batch::{Batch, Path, SPACING, limit_ns};
-use super::flight::{Flight, Landed, ends_in_a_write, long_run, spread};
+use super::batch::{Batch, DIRECT_BYTES, Path, SPACING, limit_ns};
+use super::flight::{Flight, Landed, is_settled, long_run, spread};
 use super::lane::{CHAIN, RdmaCounters};
 use super::staging::{BUFFER_BYTES, Lease};
 use crate::error::TransportError;
@@ -173,8 +173,9 @@ impl RdmaVerbs {
             if run.is_empty() {
                 return batch.finish();
             }
-            // What says WRITING is in memory before the first byte by another device is [I4].
-            if ends_in_a_write(chain) {
+            // What was sent by this pair, in an earlier post too, is in memory before another device begins: what
+            // says WRITING, or what is read or written over now [I4].
+            if !is_settled(chain) {
                 batch.add(&mut Op::Flush)?;
             }
             batch.finish()?;
@@ -187,17 +188,22 @@ impl RdmaVerbs {
     /// Whether a batch needs no second buffer, counting every operation as if a range ended in it, and is
     /// not to be spread.
     fn takes_one_buffer(&self, ops: &[Op<'_>]) -> bool {
-        let staged = |op: &Op<'_>| match op {
-            Op::Write { src, .. } if self.first().known(src.as_ptr(), src.len()).is_some() => 0,
-            Op::Read { dst, .. } if self.first().known(dst.as_ptr(), dst.len()).is_some() => 0,
-            other => other.range().1 as usize,
+        let direct = |op: &Op<'_>| match op {
+            Op::Write { src, .. } => self.first().known(src.as_ptr(), src.len()).is_some(),
+            Op::Read { dst, .. } => self.first().known(dst.as_ptr(), dst.len()).is_some(),
+            _ => false,
         };
-        let room = |op: &Op<'_>| staged(op) + 2 * SPACING;
+        let (mut staged, mut unstaged, mut requests) = (SPACING, 0, 1);
+        for op in ops {
+            let len = op.range().1 as usize;
+            let whole = if direct(op) { &mut unstaged } else { &mut staged };
+            *whole += len;
+            staged += 2 * SPACING;
+            requests += 2 + len / BUFFER_BYTES;
+        }
         let whole = self.paths.len() == 1 || long_run(ops).is_none();
-        // One more for a flush.
-        whole
-            && 2 * ops.len() < CHAIN
-            && ops.iter().map(room).sum::<usize>() <= BUFFER_BYTES - SPACING
+        // One more of each for a flush.
+        whole && requests < CHAIN && staged <= BUFFER_BYTES && unstaged <= DIRECT_BYTES
     }
 }
 

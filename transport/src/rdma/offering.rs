@@ -1,0 +1,140 @@
+//! A client's end of a way: pairs that are connected to nobody yet, and what becomes of them.
+
+use super::batch::{Batch, Path, limit_ns};
+use super::lane::{Lane, RdmaCounters};
+use super::pair::Pair;
+use super::queue::Queue;
+use super::verbs::RdmaVerbs;
+use super::{Device, MAX_RANGES};
+use crate::error::TransportError;
+use crate::fabric::{self, Answer, Offer, RemoteRange, Way};
+use crate::verbs::{Alive, Verbs};
+use nkv_store::threads::all_at_once;
+use std::sync::Arc;
+
+/// One of them, and which of this host's devices it is of.
+#[derive(Debug)]
+pub(super) struct Unconnected {
+    pub(super) rail: u8,
+    pub(super) device: Arc<Device>,
+    pub(super) queue: Arc<Queue>,
+    pub(super) pair: Pair,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Offering {
+    pub(super) pairs: Vec<Unconnected>,
+}
+
+impl fabric::Offering for Offering {
+    fn offer(&self) -> Offer {
+        Offer { pairs: self.pairs.iter().map(|u| u.pair.address(u.rail)).collect() }
+    }
+
+    fn connect(
+        self: Box<Self>,
+        answer: &Answer,
+        segment_len: u64,
+        alive: Alive,
+    ) -> Result<Arc<dyn Verbs>, TransportError> {
+        Ok(Arc::new(self.join(answer, segment_len, alive)?))
+    }
+}
+
+impl Offering {
+    /// Connects each pair to the owner's, and tries it.
+    pub(super) fn join(
+        self,
+        answer: &Answer,
+        segment_len: u64,
+        alive: Alive,
+    ) -> Result<RdmaVerbs, TransportError> {
+        if answer.ways.len() != self.pairs.len() {
+            return Err(TransportError::Protocol(format!(
+                "{} pairs were offered and {} answered",
+                self.pairs.len(),
+                answer.ways.len()
+            )));
+        }
+        let counters = Arc::new(RdmaCounters::default());
+        let pairs: Vec<_> = self.pairs.into_iter().zip(&answer.ways).collect();
+        // The kernel may look for an address for a second.
+        let connected = all_at_once("nkv-connect", pairs, |(unconnected, way)| {
+            let name = unconnected.device.name().to_string();
+            let met = match way {
+                Ok(way) => unconnected.meet(way, segment_len, &counters),
+                Err(why) => Err(TransportError::Protocol(format!("at the owner: {why}"))),
+            };
+            (name, met)
+        });
+        let paths = in_use(tried(connected), answer.one_counts)?;
+        Ok(RdmaVerbs::new(paths, segment_len, alive, counters))
+    }
+}
+
+/// A path, and whether it leads to the device that counts.
+type Found = Result<(bool, Arc<Path>), TransportError>;
+
+impl Unconnected {
+    fn meet(self, way: &Way, segment_len: u64, counters: &Arc<RdmaCounters>) -> Found {
+        let fits = |end: u64, r: &RemoteRange| {
+            let even = r.len > 0 && (r.len | r.address).is_multiple_of(8);
+            let known = r.offset == end && even && r.address.checked_add(r.len).is_some();
+            known.then(|| end.checked_add(r.len)).flatten()
+        };
+        let whole = way.ranges.iter().try_fold(0, fits);
+        if whole != Some(segment_len) || way.ranges.len() > MAX_RANGES {
+            return Err(TransportError::Protocol(format!(
+                "the ranges of a way do not make up a segment of {segment_len} bytes"
+            )));
+        }
+        let Self { device, queue, pair, .. } = self;
+        pair.connect(&way.pair)?;
+        let lane = Lane::new(pair, queue, way.ranges.clone(), counters.clone());
+        Ok((way.counts, Arc::new(Path { lane, staging: device.staging.clone() })))
+    }
+}
+
+/// Those through which something comes: all are tried before any is waited for.
+fn tried(connected: Vec<(String, Found)>) -> Vec<(String, Found)> {
+    let until_ns = limit_ns(0);
+    let mut words = vec![[0; 8]; connected.len()];
+    let sent: Vec<Option<Result<Batch<'_>, TransportError>>> = connected
+        .iter()
+        .zip(&mut words)
+        .map(|((_, found), word)| {
+            let (_, path) = found.as_ref().ok()?;
+            Some(path.begin_try(word, until_ns))
+        })
+        .collect();
+    let ended: Vec<_> =
+        sent.into_iter().map(|sent| sent.map(|sent| sent.and_then(|mut b| b.finish()))).collect();
+    let both = |((name, found), ended): ((String, Found), Option<Result<(), TransportError>>)| {
+        (name, ended.unwrap_or(Ok(())).and(found))
+    };
+    connected.into_iter().zip(ended).map(both).collect()
+}
+
+/// The paths through which something came, the one that may be the first in front: where a device counts, its own.
+fn in_use(tried: Vec<(String, Found)>, one_counts: bool) -> Result<Vec<Arc<Path>>, TransportError> {
+    let (mut paths, mut first, mut why) = (Vec::new(), None, None);
+    for (device, found) in tried {
+        match found {
+            Ok((counts, path)) if first.is_none() && counts == one_counts => first = Some(path),
+            Ok((_, path)) => paths.push(path),
+            Err(error) => {
+                tracing::warn!(device, %error, "nothing comes through its queue pair, and it goes unused");
+                why = why.or(Some(error));
+            }
+        }
+    }
+    let Some(first) = first else {
+        let none = || {
+            TransportError::Protocol("no pair leads to the owner's device that counts".to_string())
+        };
+        return Err(why.unwrap_or_else(none));
+    };
+    paths.insert(0, first);
+    Ok(paths)
+}
