@@ -119,6 +119,25 @@ fn a_get_that_fails_leaves_the_file_as_it_was() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
+/// By rdma, where no rank has a device.
+#[test]
+fn i12_a_put_that_finds_no_way_to_its_owner_leaves_its_key_to_the_next_one() {
+    let cluster = ProcessCluster::start(2, |command| {
+        command.args(["--rdma-devices", "none"]);
+    });
+    for n in 0..10 {
+        let (key, rank) = (format!("k{n}"), (n % 2).to_string());
+        let put = |args: &[&str]| {
+            let command = cluster.cli(0, &[args, &["put", &key, "-", "--rank", &rank]].concat());
+            piped(command, b"value")
+        };
+        let failed = put(&["--transport", "rdma"]);
+        assert_eq!(failed.status.code(), Some(3), "{}", String::from_utf8_lossy(&failed.stderr));
+        let put = put(&[]);
+        assert_eq!(put.status.code(), Some(0), "{}", String::from_utf8_lossy(&put.stderr));
+    }
+}
+
 #[test]
 fn what_no_heap_could_hold_is_refused_before_it_is_sent() {
     let cluster = ProcessCluster::start(3, |_| {});

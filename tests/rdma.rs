@@ -6,7 +6,7 @@ mod cluster_process;
 #[path = "rdma/deaths.rs"]
 mod deaths;
 
-use cluster_process::{ProcessCluster, until};
+use cluster_process::{ProcessCluster, timed, until};
 use nkv::message::{Existence, PutOptions};
 use nkv::store::Buffer;
 use nkv::transport::Kind;
@@ -75,6 +75,14 @@ fn values_of_every_size_go_through_devices_and_come_back_whole() {
     plan.write_from(0, &bytes(9, 100)).unwrap();
     writer.publish(plan).unwrap();
     assert!(reader.get(b"by hand").unwrap() == bytes(9, 100));
+    for n in 0..6 {
+        let brief = by_devices(&cluster);
+        (0..3)
+            .for_each(|rank| brief.put(format!("{n} {rank}").as_bytes(), b"v", &on(rank)).unwrap());
+        // Ending its pairs takes a while: it must not take itself for somebody who still writes.
+        let (_, ms) = timed(|| brief.close());
+        assert!(ms < 1_500, "closing took {ms} ms");
+    }
 }
 
 #[test]

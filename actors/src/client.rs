@@ -108,6 +108,8 @@ pub struct Shared {
     pub(crate) credentials: Credentials,
     pub(crate) producer_id: u64,
     pub(crate) plans: Arc<OpenPlans>,
+    // Held once more for each word about abandoned plans that is on its way.
+    pub(crate) abandoning: Arc<()>,
     pub(crate) peers: Peers,
     pub(crate) actor: OnceLock<CellAddr<Producer>>,
     pub(crate) locations: Locations,
@@ -296,6 +298,7 @@ impl Client {
             credentials: p.credentials,
             producer_id: p.producer_id,
             plans: Arc::default(),
+            abandoning: Arc::default(),
             peers: Peers::default(),
             actor: OnceLock::new(),
             locations: Locations::default(),

@@ -69,9 +69,9 @@ struct Members(Result<View>);
 struct Attached(u64, Result<Vec<Arc<Peer>>>);
 /// An attempt ended to attach once more to where claims are made through devices.
 struct Claiming(Result<Arc<Peer>>);
-/// Plans that nobody will finish.
+/// Plans that nobody will finish; what it holds until the master was told, or could not be.
 #[derive(Debug)]
-pub struct Abandon(pub Vec<PlanRef>);
+pub struct Abandon(pub Vec<PlanRef>, pub Arc<()>);
 /// The caller of this open is gone before its answer came.
 #[derive(Debug)]
 pub struct Withdrawn(pub u64);
@@ -156,7 +156,7 @@ fn attaching(shared: &Shared, info: RankInfo) -> Attaching {
         fabric: shared.config.fabric.clone(),
         prefault: shared.config.prefault,
         plans: shared.plans.clone(),
-        writes_on: shared.peers.writes_on(incarnation),
+        writes_on: shared.peers.writes_on(incarnation, None),
         claims_already: shared.peers.claims(incarnation),
         messages: shared.messages.clone(),
     }
@@ -269,7 +269,8 @@ impl On<Abandon> for Producer {
     fn on(&mut self, m: Abandon, reply: Reply<()>, _: &mut Turn<'_, Self>) {
         let pool = self.truth.pool.clone();
         tokio::task::spawn_local(async move {
-            if let Err(error) = pool.call(Request::Abort(m.0), ABORT_LIMIT).await {
+            let Abandon(plans, _until_told) = m;
+            if let Err(error) = pool.call(Request::Abort(plans), ABORT_LIMIT).await {
                 tracing::debug!(%error, "plans left to their deadline");
             }
         });

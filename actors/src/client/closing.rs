@@ -2,6 +2,8 @@
 
 use super::Client;
 use crate::error::{Error, Result};
+use std::sync::Arc;
+use std::time::Duration;
 
 impl Client {
     /// Returns when every touch noted so far has left this process (lost ones of dead ranks aside).
@@ -26,13 +28,27 @@ impl Client {
             tracing::warn!("closed with a write in flight; its space is held until it ends");
             return;
         }
+        self.abandoned_is_told().await;
         if let Err(error) = self.flush().await {
             tracing::debug!(%error, "closing");
         }
         for peer in self.shared.peers.all() {
-            peer.detach(|| self.shared.peers.writes_on(peer.incarnation)).await;
+            // It is dead from here on, and may be buried before it is asked about.
+            let peers = &self.shared.peers;
+            peer.detach(|| peers.writes_on(peer.incarnation, Some(&peer))).await;
         }
         self.shared.peers.clear();
+    }
+
+    /// Once the master knows which plans nobody will finish, or the call's limit is over: whoever comes next may want
+    /// their keys at once.
+    async fn abandoned_is_told(&self) {
+        for _ in 0..self.limit().as_millis() {
+            if Arc::strong_count(&self.shared.abandoning) == 1 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 
     /// Plans of this handle that are open now.

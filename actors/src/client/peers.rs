@@ -116,10 +116,11 @@ impl Peers {
 
     /// Whether something goes on through an earlier attachment to an owner: then no later one may say
     /// that nothing is, or will be, written there.
-    pub(crate) fn writes_on(&self, incarnation: u64) -> bool {
+    pub(crate) fn writes_on(&self, incarnation: u64, but: Option<&Peer>) -> bool {
         let mut former = self.former.lock().unwrap_or_else(PoisonError::into_inner);
         former.retain(|peer| peer.strong_count() > 0);
-        former.iter().any(|peer| peer.upgrade().is_some_and(|p| p.incarnation == incarnation))
+        let other = |p: &Peer| !but.is_some_and(|but| std::ptr::eq(but, p));
+        former.iter().filter_map(Weak::upgrade).any(|p| p.incarnation == incarnation && other(&p))
     }
 
     /// Parts from every owner that is not among these members. Who is attached to was a member of the

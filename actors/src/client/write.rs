@@ -302,7 +302,8 @@ impl Client {
     fn tell_abandoned(&self, list: Vec<PlanRef>) {
         self.shared.rare.abandoned.add(list.len());
         if !list.is_empty()
-            && let Some(Err(error)) = self.shared.tell(Abandon(list))
+            && let Some(Err(error)) =
+                self.shared.tell(Abandon(list, self.shared.abandoning.clone()))
         {
             // Their deadline ends them.
             tracing::debug!(%error, "plans left to their deadline");
