@@ -45,12 +45,40 @@ impl FabricFlags {
         if !cfg!(feature = "rdma") {
             return Err(format!("{flags}: this program was built without the feature rdma"));
         }
+        let named = &self.rdma_devices;
+        if (1..named.len()).any(|i| named[..i].contains(&named[i])) {
+            return Err(
+                "--rdma-devices names one twice; for more queue pairs there is --rdma-pairs"
+                    .to_string(),
+            );
+        }
         match transport {
             TransportChoice::Tcp | TransportChoice::Shm => {
                 Err(format!("{flags} go with --transport rdma or auto"))
             }
             TransportChoice::Rdma | TransportChoice::Auto => Ok(()),
         }
+    }
+
+    /// Whether the devices that are named can be used here: else another way would be taken without a word.
+    ///
+    /// # Errors
+    /// One sentence with what there is.
+    #[cfg(feature = "rdma")]
+    pub(crate) fn find(&self) -> Result<(), String> {
+        match self.config() {
+            config if config.is_particular() => {
+                nkv::transport::rdma::open(&config).map(drop).map_err(|e| e.to_string())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// As above: [`Self::check`] has refused whatever there is to find.
+    #[cfg(not(feature = "rdma"))]
+    #[expect(clippy::unnecessary_wraps, reason = "as it is with the feature")]
+    pub(crate) fn find(&self) -> Result<(), String> {
+        Ok(())
     }
 
     /// What they say.

@@ -67,6 +67,7 @@ impl Drop for Embedded<'_> {
 /// If `address` is none, or the node there does not answer or is of another job.
 pub(crate) fn remote(flags: &Flags, address: &str) -> anyhow::Result<Blocking> {
     let node: Address = address.parse().map_err(|e| anyhow::anyhow!("--connect {address}: {e}"))?;
+    flags.fabric.find().map_err(anyhow::Error::msg)?;
     let secret = Secret::find(flags.secret_file.as_deref())?;
     let job = flags.job.clone();
     let device_alloc = flags.device_alloc;

@@ -317,6 +317,12 @@ fn limits(r: &mut Resolver<'_>, node: &mut NodeConfig) -> Result<(), SettingsErr
     let devices = r.take("rdma_devices", values::devices, values::Devices::Auto)?;
     let gid_index = r.take("rdma_gid_index", values::gid_index, values::GidIndex(None))?.0;
     let pairs = r.take("rdma_pairs", values::pairs, values::Pairs(0))?.0;
+    if devices == values::Devices::Off && (gid_index.is_some() || pairs > 0) {
+        return Err(SettingsError::Config(
+            "rdma_devices none: then rdma_gid_index and rdma_pairs mean nothing; leave them out"
+                .to_string(),
+        ));
+    }
     node.fabric = devices.names().map(|devices| FabricConfig { devices, gid_index, pairs });
     Ok(())
 }

@@ -84,6 +84,9 @@ pub(crate) fn joined(settings: &Settings, node: &Node, http: Option<SocketAddr>)
     };
     let (transports, rdma) = match (&info.fabric, cfg!(feature = "rdma")) {
         (Some(devices), _) => (format!("{transports}, rdma ({devices}), tcp"), ""),
+        (None, true) if node.fabric.is_none() => {
+            (format!("{transports}, tcp"), "rdma (rdma_devices none), ")
+        }
         (None, true) => (format!("{transports}, tcp"), "rdma (why: in the log above), "),
         (None, false) => {
             (format!("{transports}, tcp"), "rdma (this build is without the feature), ")

@@ -52,7 +52,7 @@ struct LoopBack {
     write_us: f64,
 }
 
-/// Looks, tries each device that is wanted, and prints it. Absent if devices are there that do not work.
+/// Looks, tries each device that is wanted, and prints it. Absent if devices are there that do not work, or none where one is wanted.
 pub(crate) fn run(wanted: &FabricConfig, json: bool) -> Result<Answer, Trouble> {
     let findings = Findings {
         shm_free_bytes: shm::available_bytes(),
@@ -64,7 +64,8 @@ pub(crate) fn run(wanted: &FabricConfig, json: bool) -> Result<Answer, Trouble> 
     } else {
         output::write(text(&findings).as_bytes())?;
     }
-    let broken = findings.rdma.loop_back.iter().any(|tried| tried.failed.is_some());
+    let asked_for = wanted.is_particular() && findings.rdma.none.is_some();
+    let broken = findings.rdma.loop_back.iter().any(|tried| tried.failed.is_some()) || asked_for;
     Ok(if broken { Answer::Absent } else { Answer::Found })
 }
 

@@ -65,6 +65,7 @@ fn run(flags: &Flags) -> Result<Answer, Trouble> {
     };
     let patience = Patience::starting(flags.timeout_ms);
     let connect = || {
+        flags.fabric.find().map_err(Trouble::Usage)?;
         let node = flags.connect.as_ref().ok_or_else(Trouble::nowhere)?;
         patience
             .call(|| Blocking::connect(node, config.clone()))

@@ -136,8 +136,11 @@ pub(super) fn devices(text: &str) -> Result<Devices, String> {
         "auto" => Ok(Devices::Auto),
         "none" => Ok(Devices::Off),
         _ if names.len() > MAX_PAIRS => Err(format!("at most {MAX_PAIRS} devices are used")),
-        _ if names.iter().any(String::is_empty) => {
+        _ if names.iter().any(|name| matches!(name.as_str(), "" | "auto" | "none")) => {
             Err("auto, none, or names such as mlx5_0,mlx5_1 are expected".to_string())
+        }
+        _ if (1..names.len()).any(|i| names[..i].contains(&names[i])) => {
+            Err("a device is named twice; for more queue pairs there is --rdma-pairs".to_string())
         }
         _ => Ok(Devices::Named(names)),
     }
