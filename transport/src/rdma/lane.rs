@@ -21,6 +21,8 @@ pub(super) const LIMIT: Duration = Duration::from_millis(1_500);
 /// How long who waits looks for itself before it sleeps: longer than a small operation, also of an emulated
 /// device (docs/performance.md).
 const LOOK_NS: u64 = 2_000_000;
+/// Looks, each with a nap, before the time counts.
+const LEAST_LOOKS: u32 = 40;
 /// Longest sleep without a look at the limit.
 const NAP: Duration = Duration::from_millis(10);
 
@@ -300,7 +302,7 @@ impl Lane {
         mut ready: impl FnMut(&mut Progress) -> Option<Result<T, TransportError>>,
     ) -> Result<T, TransportError> {
         let mut p = self.lock();
-        let (mut ended, mut moved_ns) = (p.ended, BootClock.now_ns());
+        let (mut ended, mut moved_ns, mut looks) = (p.ended, BootClock.now_ns(), 0);
         loop {
             if let Some(said) = ready(&mut p) {
                 return said;
@@ -311,9 +313,12 @@ impl Lane {
             }
             let now_ns = BootClock.now_ns();
             if p.ended != ended {
-                (ended, moved_ns) = (p.ended, now_ns);
+                (ended, moved_ns, looks) = (p.ended, now_ns, 0);
             }
-            let stuck = now_ns.saturating_sub(moved_ns) >= LIMIT.as_nanos() as u64;
+            let long = now_ns.saturating_sub(moved_ns) >= LIMIT.as_nanos() as u64;
+            // The machine may have stood still, device and all.
+            let stuck = long && looks >= LEAST_LOOKS;
+            looks += 1;
             if stuck || now_ns >= until_ns {
                 // This process may have stood still, and not the device.
                 if p.looking {
