@@ -19,7 +19,7 @@ const LOG_BYTES: u64 = 4 << 20;
 
 /// Bytes of heap and log: little enough for memory to be short, in an emulated guest too.
 fn room() -> (u64, u64) {
-    if by_devices() { (HEAP_BYTES / 3, LOG_BYTES / 2) } else { (HEAP_BYTES, LOG_BYTES) }
+    if by_devices() { (HEAP_BYTES / 6, LOG_BYTES / 4) } else { (HEAP_BYTES, LOG_BYTES) }
 }
 const SECONDS: u64 = 5;
 /// Between two kills.

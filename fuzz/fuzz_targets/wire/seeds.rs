@@ -132,7 +132,16 @@ fn hello(purpose: Purpose) -> Hello {
 
 fn pair() -> PairAddress {
     let (gid, mtu_bytes) = ([7; 16], 4096);
-    PairAddress { gid, lid: 0, number: 17, serial: 99, mtu_bytes, reads_in: 16, reads_out: 16 }
+    PairAddress {
+        rail: 1,
+        gid,
+        lid: 0,
+        number: 17,
+        serial: 99,
+        mtu_bytes,
+        reads_in: 16,
+        reads_out: 16,
+    }
 }
 
 fn offer() -> Offer {
@@ -141,7 +150,8 @@ fn offer() -> Offer {
 
 fn answer() -> Answer {
     let range = RemoteRange { offset: 0, len: 1 << 20, address: 1 << 40, key: 5 };
-    Answer { ways: vec![Way { pair: pair(), ranges: vec![range] }] }
+    let way = Way { pair: pair(), ranges: vec![range], counts: true };
+    Answer { ways: vec![Ok(way), Err("no way".to_string())], one_counts: true }
 }
 
 fn first_frames(seeds: &mut Seeds) {
