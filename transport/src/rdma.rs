@@ -236,7 +236,7 @@ impl Device {
 
     /// Whether its port is active at this moment.
     fn is_up(&self) -> bool {
-        self.context().port(self.place.port).is_ok_and(|port| port.active)
+        self.context().is_active(self.place.port)
     }
 
     fn context(&self) -> &Arc<Context> {

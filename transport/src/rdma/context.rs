@@ -212,20 +212,31 @@ impl Context {
         })
     }
 
-    pub(super) fn port(&self, number: u8) -> Result<Port, TransportError> {
+    /// A port without its addresses, which take a call for each entry of their table.
+    fn port_state(&self, number: u8) -> Result<sys::ibv_port_attr, TransportError> {
         let target = || format!("port {number} of {}", self.name);
         // SAFETY: a structure of plain numbers, all of which may be zero.
         let mut attr: sys::ibv_port_attr = unsafe { std::mem::zeroed() };
         // SAFETY: the device is open and `attr` valid for the call.
         let errno = unsafe { sys::ibv_query_port(self.raw(), number, &raw mut attr) };
         check("ibv_query_port", target, errno)?;
+        Ok(attr)
+    }
+
+    /// Whether a port carries traffic at this moment.
+    pub(super) fn is_active(&self, number: u8) -> bool {
+        self.port_state(number).is_ok_and(|attr| is_active(&attr))
+    }
+
+    pub(super) fn port(&self, number: u8) -> Result<Port, TransportError> {
+        let attr = self.port_state(number)?;
         let mut gids: Vec<Gid> = (0..attr.gid_tbl_len.min(MAX_GIDS))
             .filter_map(|i| self.gid(number, u8::try_from(i).ok()?))
             .collect();
         gids.sort_by_key(|g| (g.kind, g.index));
         Ok(Port {
             number,
-            active: attr.state == sys::ibv_port_state::IBV_PORT_ACTIVE,
+            active: is_active(&attr),
             mtu_bytes: 128 << attr.active_mtu,
             lid: attr.lid,
             gids,
@@ -259,4 +270,8 @@ impl Context {
         };
         Some(Gid { index, raw, kind })
     }
+}
+
+fn is_active(attr: &sys::ibv_port_attr) -> bool {
+    attr.state == sys::ibv_port_state::IBV_PORT_ACTIVE
 }
