@@ -134,3 +134,32 @@ fn a_log_goes_round_and_every_byte_is_what_was_put() {
     }
     assert!(w.log.counts().evicted.claims > 50 && w.log.counts().skipped.claims > 5);
 }
+
+#[test]
+fn i13_the_tail_never_passes_what_was_retired_and_room_is_made_for_ever_after() {
+    for removed in [false, true] {
+        let mut w = world(8);
+        // What is free already lies first, while nobody asked for room yet.
+        if removed {
+            w.fill(1, 1);
+            assert_eq!(w.log.retire(0, 1, 0, &mut w.index).unwrap(), Retire::Done);
+            w.log.settle(0);
+        } else {
+            let placing = w.place(1, U);
+            w.run(&mut placing.abort().ops());
+            assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 1);
+        }
+        assert!(!w.log.tail_is_free() && !w.log.held_by_pin());
+        assert_eq!(w.log.advance(Q, |_, _| true).unwrap(), 0, "nothing was retired");
+        assert_eq!((w.log.tail(), w.log.heap_limit()), (0, 8 * U));
+        // From here on every lap needs room, and finds it.
+        for name in 2..=33 {
+            w.fill(name, 1);
+            w.make_room(name * Q);
+            assert!(w.log.tail() + 8 * U > w.log.claimed_bytes().unwrap(), "no room for {name}");
+            w.check_counts();
+        }
+        assert_eq!(w.log.heap_limit(), w.log.tail() + 8 * U);
+        assert!(w.log.counts().evicted.claims >= 24);
+    }
+}

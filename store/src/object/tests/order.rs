@@ -102,3 +102,29 @@ fn i4_a_producers_verbs_are_fields_then_writing_then_pages_then_ready() {
     };
     assert_eq!((offset, expect, new), (publish.0, writing(7), ready(7)));
 }
+
+#[test]
+fn i11_a_producer_is_told_whether_its_ready_took_and_else_what_stands_there() {
+    let mut slots = Slots::fresh(heap(2));
+    let heap = slots.heap().clone();
+    let at = extent(&heap, 0, 1);
+    let key = KeyId::of(b"k");
+    let header = heap.geometry().header_off(0);
+    let object = Publication::new((header, 1), key, (1, 4096), at.offset, 100);
+    let run = |ops: &mut [Op<'_>]| ops.iter_mut().for_each(|op| op.run(&**heap.memory()).unwrap());
+    slots.open(0, 1, at).unwrap();
+    let mut first = object.whole(&[7; 100]);
+    run(&mut first);
+    assert_eq!(object.took(&first), Ok(()));
+    // Who repeats READY did not publish, nor did who comes after the plan has ended.
+    let mut again = object.publish();
+    run(&mut again);
+    assert_eq!(object.took(&again), Err(ready(1)));
+    slots.retire(0, 1, true, 0).unwrap();
+    slots.due(Q);
+    let mut late = object.publish();
+    run(&mut late);
+    assert_eq!(object.took(&late), Err(reserved(2)));
+    // A batch that asked for no READY published nothing.
+    assert_eq!(object.took(&object.announce()), Err(0));
+}

@@ -1,6 +1,7 @@
 //! What is found and reported when an owner has lost its memory or a slot its epochs.
 
 use super::*;
+use crate::arena::Arena;
 
 #[test]
 fn i3_a_slot_out_of_epochs_is_lost_and_counted_but_its_extent_comes_back() {
@@ -93,4 +94,38 @@ fn those_who_start_cold_find_what_is_published_and_not_retired() {
     assert_eq!(found, [live]);
     assert!(slots.is_live(2, 1) && !slots.is_live(2, 2) && !slots.is_live(0, 1));
     assert!(slots.is_open(3, 1) && !slots.is_open(3, 2) && !slots.is_open(2, 1));
+}
+
+#[test]
+fn i8_a_scan_finds_the_extent_of_an_object_that_fills_its_arena() {
+    // Rounded up to the allocator's bin, 18 units, it would be larger than the arena.
+    let mut slots = Slots::fresh(heap(17));
+    let heap = slots.heap().clone();
+    let mut arena = Arena::new(heap.geometry().arena, 17);
+    let at = arena.alloc(17 * 4096 - 100).unwrap();
+    slots.open(0, 1, at).unwrap();
+    begin(&heap, 0, 1, KeyId::of(b"all of it"), at, 17 * 4096 - 100);
+    assert!(publish(&heap, 0, 1));
+    assert!(slots.commit(0, 1).unwrap().newly);
+    drop(slots);
+    let mut slots = Slots::scan(heap.clone(), &[], |slot, _| slot == 0, 0);
+    assert_eq!(slots.extents().collect::<Vec<_>>(), [(0, 1, at, true)]);
+    // Another owner that loses its memory in quarantine frees the same extent again, whole.
+    slots.retire(0, 1, true, 0).unwrap();
+    let mut slots = Slots::scan(heap, &[], |_, _| false, 0);
+    assert_eq!(slots.due(Q), [Freed { slot: 0, epoch: 1, extent: at }]);
+    arena.free(at).unwrap();
+}
+
+#[test]
+fn i15_a_key_whose_object_lost_live_is_served_by_nothing_though_the_index_still_names_it() {
+    let mut slots = Slots::fresh(heap(4));
+    let key = KeyId::of(b"k");
+    put(&mut slots, 1, 1, key);
+    assert_eq!(slots.serving(key, |_| true), Some(1));
+    assert_eq!(slots.serving(key, |slot| slot != 1), None);
+    slots.retire(1, 1, true, 0).unwrap();
+    // As it is between the two stores that take an object out: LIVE goes before the entry does.
+    slots.index_mut().insert(key, 1, 1);
+    assert_eq!(slots.serving(key, |_| true), None);
 }

@@ -1,0 +1,80 @@
+//! What a request asks to be flushed is flushed in the owner's memory, before the answer [I4].
+
+use super::*;
+use nkv_store::StoreError;
+use nkv_store::memory::Export;
+use nkv_transport::{Op, Verbs};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Memory that counts its flushes, and writes down how many there were at each change of a word.
+#[derive(Debug)]
+struct Flushed {
+    memory: AnonMemory,
+    flushes: AtomicU64,
+    at_stores: std::sync::Mutex<Vec<u64>>,
+}
+
+impl Memory for Flushed {
+    fn len(&self) -> u64 {
+        self.memory.len()
+    }
+    fn export(&self) -> Export {
+        self.memory.export()
+    }
+    fn host_base(&self) -> Option<NonNull<u8>> {
+        self.memory.host_base()
+    }
+    fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
+        self.memory.read(offset, dst)
+    }
+    fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
+        self.memory.write(offset, src)
+    }
+    fn load(&self, offset: u64) -> Result<u64, StoreError> {
+        self.memory.load(offset)
+    }
+    fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
+        self.at_stores.lock().unwrap().push(self.flushes.load(Ordering::SeqCst));
+        self.memory.store(offset, value)
+    }
+    fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError> {
+        self.memory.compare_swap(offset, expect, new)
+    }
+    fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError> {
+        self.memory.fetch_add(offset, add)
+    }
+    fn flush(&self) {
+        self.flushes.fetch_add(1, Ordering::SeqCst);
+        self.memory.flush();
+    }
+}
+
+#[test]
+fn i4_a_flush_behind_a_change_is_made_in_the_owners_memory_before_the_answer() {
+    let memory = Arc::new(Flushed {
+        memory: AnonMemory::new(SEGMENT_BYTES).unwrap(),
+        flushes: AtomicU64::new(0),
+        at_stores: std::sync::Mutex::default(),
+    });
+    let access: Arc<dyn Access> = Arc::new(OpenAccess);
+    let at = "127.0.0.1:0".parse().unwrap();
+    let limits = AgentLimits::default();
+    let agent =
+        TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, None, limits).unwrap();
+    let to = agent.local_addr().to_string();
+    let client = TcpVerbs::connect(&to, INCARNATION, JOB, TcpOptions::default()).unwrap();
+    let write = Op::Write { offset: 4096, src: &[7; 100] };
+    let flushes = || memory.flushes.swap(0, Ordering::SeqCst);
+    // At the end of a stripe, and of one that asks twice.
+    client.post(TOKEN, &mut [write, Op::Flush]).unwrap();
+    assert_eq!(flushes(), 1);
+    let write = Op::Write { offset: 4096, src: &[8; 100] };
+    client.post(TOKEN, &mut [write, Op::Flush, Op::Flush]).unwrap();
+    assert_eq!(flushes(), 2);
+    // In the middle: what comes behind it comes behind it there, too.
+    let store = |value| Op::Store { offset: 64, value };
+    client.post(TOKEN, &mut [store(1), Op::Flush, store(2)]).unwrap();
+    assert_eq!((flushes(), memory.load(64).unwrap()), (1, 2));
+    assert_eq!(*memory.at_stores.lock().unwrap(), [0, 1]);
+}
