@@ -29,6 +29,7 @@ struct Shared {
     harm: Harm,
     met: AtomicBool,
     released: AtomicBool,
+    said: AtomicBool,
     connections: AtomicUsize,
 }
 
@@ -40,6 +41,7 @@ impl Between {
             harm,
             met: AtomicBool::new(false),
             released: AtomicBool::new(false),
+            said: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
         });
         let here = shared.clone();
@@ -67,6 +69,11 @@ impl Between {
 
     pub fn release(&self) {
         self.shared.released.store(true, Ordering::SeqCst);
+    }
+
+    /// True once the agent was sent more payload by a connection that the client found closed.
+    pub fn said_the_rest(&self) -> bool {
+        self.shared.said.load(Ordering::SeqCst)
     }
 
     pub fn connections(&self) -> usize {
@@ -105,6 +112,7 @@ fn pass(shared: &Shared, mut from: TcpStream, mut to: TcpStream, up: bool, first
                     from.shutdown(Shutdown::Both).unwrap();
                     shared.wait();
                     let _ = to.write_all(&vec![0xbb; 1 << 20]);
+                    shared.said.store(true, Ordering::SeqCst);
                     return;
                 }
             }

@@ -1,7 +1,8 @@
 //! Tokens: what they cover, and that after a fence not a byte of the old plan arrives.
 
 use super::raw::{FETCH_ADD, OK, READ, REFUSED, Raw, STORE, WRITE, request};
-use super::{GRANT, INCARNATION, JOB, SEGMENT_BYTES, TOKEN, eventually, granted, ms_of};
+use super::{GRANT, INCARNATION, JOB, SEGMENT_BYTES, TOKEN, eventually, granted};
+use nkv_pace::{HANGS, timed};
 use nkv_store::layout::{state, word};
 use nkv_store::threads::spawn_named;
 use nkv_store::{AnonMemory, Memory, new_incarnation};
@@ -11,7 +12,6 @@ use nkv_transport::{AgentLimits, Op, TcpAgent, TcpOptions, TcpVerbs, TransportEr
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 const PUBLISH: u64 = GRANT.header_off + 40;
 
@@ -81,9 +81,9 @@ fn i10_a_batch_with_one_verb_outside_its_grant_places_no_byte() {
 fn an_unknown_token_is_refused_after_a_moment_and_a_late_one_is_waited_for() {
     let rig = granted();
     let client = rig.client();
-    let (r, ms) = ms_of(|| client.write(TOKEN + 1, GRANT.extent_offset, &[1; 100]));
+    let (r, took) = timed(|| client.write(TOKEN + 1, GRANT.extent_offset, &[1; 100]));
     assert!(refused(r).contains("no open plan"));
-    assert!((400..1_500).contains(&ms), "{ms} ms");
+    assert!(took.ms >= 400 && took.within(1_500), "{took}");
     let late = spawn_named("late", move || {
         client.write(TOKEN + 2, GRANT.extent_offset, &[1; 100]).map(|()| client)
     })
@@ -101,10 +101,10 @@ fn i10_a_revoked_token_is_refused_at_once_and_forever() {
     let client = rig.client();
     client.write(TOKEN, GRANT.extent_offset, &[1; 100]).unwrap();
     assert!(rig.grants.revoke(TOKEN));
-    assert!(rig.grants.wait_out(TOKEN, Duration::from_secs(2)));
+    assert!(rig.grants.wait_out(TOKEN, HANGS));
     for _ in 0..2 {
-        let (r, ms) = ms_of(|| client.write(TOKEN, GRANT.extent_offset, &[2; 100]));
-        assert!(refused(r).contains("ended") && ms < 400);
+        let (r, took) = timed(|| client.write(TOKEN, GRANT.extent_offset, &[2; 100]));
+        assert!(refused(r).contains("ended") && took.within(400), "{took}");
     }
     rig.grants.forget(TOKEN);
     assert!(client.write(TOKEN, GRANT.extent_offset, &[2; 100]).is_err());
@@ -129,8 +129,8 @@ fn i10_revoking_frees_the_gate_from_a_stalled_write_and_later_bytes_change_nothi
     });
     assert!(!rig.grants.is_out(TOKEN));
     assert!(rig.grants.revoke(TOKEN));
-    let (out, ms) = ms_of(|| rig.grants.wait_out(TOKEN, Duration::from_secs(5)));
-    assert!(out && ms < 1_000, "the fence took {ms} ms");
+    let (out, took) = timed(|| rig.grants.wait_out(TOKEN, HANGS));
+    assert!(out && took.within(1_000), "the fence took {took}");
     let before = rig.bytes();
     // It goes on as if nothing had happened; at some point it is told.
     let _ = peer.0.write_all(&vec![0xbb; HALF]);
@@ -171,7 +171,7 @@ fn i10_no_byte_arrives_after_a_fence_among_busy_writers() {
                 && rig.memory.load(GRANT.extent_offset + (1 << 20)).unwrap() != 0
         });
         rig.grants.revoke(token);
-        assert!(rig.grants.wait_out(token, Duration::from_secs(5)));
+        assert!(rig.grants.wait_out(token, HANGS));
         let before = rig.bytes();
         for w in writers {
             let e = w.join().unwrap();
@@ -196,7 +196,7 @@ fn a_fence_of_one_plan_leaves_other_plans_and_reads_alone() {
             && rig.memory.load(GRANT.extent_offset + 4096 + 488).unwrap() != 0
     });
     rig.grants.revoke(TOKEN);
-    assert!(rig.grants.wait_out(TOKEN, Duration::from_secs(5)));
+    assert!(rig.grants.wait_out(TOKEN, HANGS));
     other.send(&[2; 500]);
     assert_eq!(other.answer().unwrap().status, OK);
     other.send(&request(2, 0, &[(READ, GRANT.extent_offset + 4096, 1000, 0)]));
@@ -217,7 +217,7 @@ fn a_peer_that_does_not_read_its_answer_holds_no_gate() {
     peer.send(&[5; 8]);
     eventually("the write has landed", || rig.memory.load(GRANT.extent_offset).unwrap() != 0);
     rig.grants.revoke(TOKEN);
-    assert!(rig.grants.wait_out(TOKEN, Duration::from_secs(1)));
+    assert!(rig.grants.wait_out(TOKEN, HANGS));
     let answer = peer.answer().unwrap();
     assert_eq!((answer.status, answer.payload.len()), (OK, 64 << 20));
 }

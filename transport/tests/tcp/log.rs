@@ -5,7 +5,7 @@ mod ends;
 mod hostile;
 mod work;
 
-use super::{INCARNATION, JOB, Raw, eventually, ms_of};
+use super::{INCARNATION, JOB, Raw, eventually};
 use nkv_store::device_log::{
     Abandon, BUMP_PTR_OFF, ControlLine, DeviceLog, Directory, LogGeometry, LogObject, LogPut,
     LogTimes, Next, Placing,
@@ -17,7 +17,6 @@ use nkv_transport::log_rights::LogRights;
 use nkv_transport::{AgentLimits, Op, TcpAgent, TcpOptions, TcpVerbs, TransportError, Verbs};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 const HEADER_BASE: u64 = 4096;
 /// Quarantine and claim TTL: nobody reads here, and holes are looked for at once.
@@ -106,7 +105,7 @@ impl Rig {
     fn end(&mut self, token: u64) {
         let rights = if token == ONE { &self.one } else { &self.two };
         assert!(self.grants.revoke(token));
-        assert!(self.grants.wait_out(token, Duration::from_secs(5)), "the fence hangs");
+        assert!(self.grants.wait_out(token, nkv_pace::HANGS), "the fence hangs");
         let settled = rights.settle().unwrap();
         assert_eq!((settled.inside, settled.unknown, rights.open()), (0, 0, (0, 0)));
         for claim in settled.abandoned {

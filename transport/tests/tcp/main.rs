@@ -12,6 +12,7 @@ mod raw;
 mod stripes;
 mod trust;
 
+use nkv_pace::HANGS_MS;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::{AnonMemory, Memory};
 use nkv_transport::access::{Access, OpenAccess};
@@ -77,16 +78,9 @@ impl Rig {
 /// Waits, bounded, for something that must come true.
 fn eventually(what: &str, mut cond: impl FnMut() -> bool) {
     let clock = BootClock;
-    let deadline = clock.now_ms() + 20_000;
+    let deadline = clock.now_ms() + HANGS_MS;
     while !cond() {
         assert!(clock.now_ms() < deadline, "it never came true that {what}");
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-}
-
-fn ms_of<T>(f: impl FnOnce() -> T) -> (T, u64) {
-    let clock = BootClock;
-    let t0 = clock.now_ms();
-    let r = f();
-    (r, clock.now_ms() - t0)
 }

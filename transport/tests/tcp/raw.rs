@@ -61,7 +61,7 @@ impl Raw {
     /// Connects without a word.
     pub fn dial(to: SocketAddr) -> Self {
         let s = TcpStream::connect(to).unwrap();
-        s.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        s.set_read_timeout(Some(nkv_pace::HANGS)).unwrap();
         Self(s)
     }
 

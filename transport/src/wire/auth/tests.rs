@@ -275,7 +275,7 @@ fn i20_a_stranger_that_says_a_byte_now_and_then_is_cut_off_in_time() {
 fn i20_the_guard_counts_who_was_turned_away_and_nobody_else() {
     block_on(async {
         let guard = guarded();
-        let limit = Duration::from_secs(5);
+        let limit = nkv_pace::HANGS;
         for (means, let_in) in
             [(right(), true), (secret("the wrong secret"), false), (nothing(), false)]
         {
@@ -316,7 +316,7 @@ fn i20_without_a_secret_a_unix_socket_needs_none_and_tcp_needs_the_cookie() {
     block_on(async {
         let guard = Guard::new(Credentials::of_client("no such job here", None));
         let (_client, mut node) = tokio::io::duplex(1024);
-        assert!(guard.admit(&mut node, &a_peer(), Duration::from_secs(5)).await.is_err());
+        assert!(guard.admit(&mut node, &a_peer(), nkv_pace::HANGS).await.is_err());
     });
 }
 
