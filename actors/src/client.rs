@@ -42,7 +42,7 @@ use contact::contact;
 use control::{ControlPool, MasterPath};
 use counters::{Messages, Reads, Writes};
 use locations::Locations;
-use nkv_store::fork;
+use nkv_store::{Key, fork};
 use nkv_transport::fabric::FabricConfig;
 use nkv_transport::wire::Address;
 use nkv_transport::wire::auth::{Credentials, Secret};
@@ -456,6 +456,11 @@ impl Client {
             other => Err(unexpected("EvictUntilBelow", &other)),
         }
     }
+}
+
+/// Before anything is looked up: what is no key is not there, either, and "absent" would hide it.
+fn check_keys(keys: &[&[u8]]) -> Result<()> {
+    keys.iter().try_for_each(|key| Key::check(key)).map_err(Error::from)
 }
 
 fn key_bytes(keys: &[&[u8]]) -> Vec<KeyBytes> {

@@ -5,14 +5,14 @@
 use super::counters::Reads;
 use super::locations;
 use super::peer::Peer;
-use super::{Client, key_bytes, spread, unexpected};
+use super::{Client, check_keys, key_bytes, spread, unexpected};
 use crate::error::Result;
 use crate::message::{ObjMeta, Request, Response, SlotRef, Via, WireKeyId};
-use nkv_store::KeyId;
 use nkv_store::index::{BUCKET_BYTES, ENTRIES, Entry, buckets_of};
 use nkv_store::layout::{HEADER_BYTES, ObjHeader, epoch_of};
 use nkv_store::object::{Expect, validate};
 use nkv_store::reader::Hit;
+use nkv_store::{Key, KeyId};
 use nkv_transport::verbs::Op;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -145,6 +145,8 @@ impl Client {
             }
         };
         let stand_in = |(told, key): (Result<ObjMeta>, &&[u8])| match told {
+            // Whatever the master says, or does not.
+            _ if Key::check(key).is_err() => check_keys(&[key]).and(told),
             Ok(meta) => {
                 kept.keep(key, &meta);
                 Ok(meta)

@@ -2,7 +2,7 @@
 //! rest. Here a location that was merely seen before counts for nothing: nobody will look at its header.
 
 use super::locations;
-use super::{Client, key_bytes, one, unexpected};
+use super::{Client, check_keys, key_bytes, one, unexpected};
 use crate::error::Result;
 use crate::message::{Existence, ObjMeta, Request, Response};
 use crate::producer::Meet;
@@ -19,6 +19,7 @@ impl Client {
     /// only tier every readable key is where it is fastest already.
     pub async fn exists(&self, keys: &[&[u8]], prefetch: bool) -> Result<Vec<Existence>> {
         self.check_process()?;
+        check_keys(keys)?;
         let _no_slower_tier = prefetch;
         let mut found = vec![Existence::Absent; keys.len()];
         let known = self.find_by_index(keys);
@@ -43,6 +44,7 @@ impl Client {
     /// Locations of the longest run of readable keys from the first one.
     pub async fn match_prefix(&self, keys: &[&[u8]]) -> Result<Vec<ObjMeta>> {
         self.check_process()?;
+        check_keys(keys)?;
         let mut run = Vec::new();
         for _ in 0..TURNS {
             self.extend_by_index(keys, &mut run);
@@ -82,6 +84,7 @@ impl Client {
     /// Where a key lies.
     pub async fn get_location(&self, key: &[u8]) -> Result<ObjMeta> {
         self.check_process()?;
+        check_keys(&[key])?;
         if let Some(Some(meta)) = self.find_by_index(&[key]).pop() {
             return Ok(meta);
         }

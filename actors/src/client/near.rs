@@ -2,10 +2,10 @@
 //! with loads alone. No message, no wait, no allocation, but for the buffer that a `get` returns, and where a
 //! large copy is cut into stripes for several threads. What is not found here is asked for further.
 
-use super::Client;
 use super::counters::Reads;
 use super::peer::Peer;
 use super::read::too_small;
+use super::{Client, check_keys};
 use crate::error::{Error, Result};
 use crate::message::{Touch, Via};
 use bytes::Bytes;
@@ -61,7 +61,7 @@ impl Client {
         key: &[u8],
         mut read: impl FnMut(&Peer, &Hit) -> Option<Result<T>>,
     ) -> Option<Result<T>> {
-        if let Err(e) = self.check_process() {
+        if let Err(e) = self.check_process().and_then(|()| check_keys(&[key])) {
             return Some(Err(e));
         }
         let near = self.shared.peers.near();
@@ -125,6 +125,7 @@ impl Client {
     /// keys that are not, this says nothing: another rank may hold them, or the index have no room.
     pub fn lookup_near(&self, keys: &[&[u8]], found: &mut [bool]) -> Result<usize> {
         self.check_process()?;
+        check_keys(keys)?;
         if keys.len() != found.len() {
             return Err(Error::invalid(format!(
                 "{} keys and room for {} answers",

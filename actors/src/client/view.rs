@@ -1,9 +1,9 @@
 //! Looking at an object where it lies, without a copy: a pin keeps its bytes in place until the view is
 //! dropped [I9]. Only in memory that this process maps.
 
-use super::Client;
 use super::counters::Reads;
 use super::peer::Peer;
+use super::{Client, check_keys};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Touch, Via};
 use nkv_store::pins::{NoPin, PINS, PinnedBytes};
@@ -43,6 +43,7 @@ impl Client {
     /// lies elsewhere (read it with `get_into`); `OutOfMemory` past 4,096 objects viewed per owner.
     pub async fn get_view(&self, key: &[u8]) -> Result<ObjectView> {
         self.check_process()?;
+        check_keys(&[key])?;
         if let Some(view) = self.view_now(key) {
             return view;
         }

@@ -22,9 +22,7 @@ impl Master {
 
     fn locate(&self, key: &[u8]) -> Result<ObjMeta> {
         let shown = || Key::new(key).map_or_else(|e| e.to_string(), |k| k.to_string());
-        if key.is_empty() || key.len() > nkv_store::key::MAX_KEY_BYTES {
-            return Err(nkv_store::StoreError::BadKey { len: key.len() }.into());
-        }
+        Key::check(key)?;
         match self.entry(key)? {
             None => {
                 self.check_sight()?;
@@ -53,6 +51,9 @@ impl Master {
     }
 
     pub(super) fn match_prefix(&mut self, keys: &[KeyBytes]) -> Response {
+        if let Err(e) = keys.iter().try_for_each(|key| Key::check(key)) {
+            return Response::Failed(e.into());
+        }
         let mut run = Vec::new();
         for key in keys {
             match self.readable(key) {
@@ -71,6 +72,9 @@ impl Master {
         keys: &[KeyBytes],
         besides: &HashMap<KeyId, ObjMeta>,
     ) -> Response {
+        if let Err(e) = keys.iter().try_for_each(|key| Key::check(key)) {
+            return Response::Failed(e.into());
+        }
         let mut owners = Vec::new();
         let one = |key: &KeyBytes| {
             let entry = self.entry(key);

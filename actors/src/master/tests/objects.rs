@@ -214,3 +214,20 @@ async fn a_key_of_a_rank_whose_link_is_down_is_unreachable_and_not_absent() {
     }
     assert_eq!(bench.found("k").await, Err(ErrorKind::Disconnected), "a read says the same");
 }
+
+#[tokio::test]
+async fn what_is_no_key_is_refused_and_not_said_to_be_absent() {
+    let (bench, _ranks) = Bench::whole(1).await;
+    for bad in ["".to_string(), "k".repeat(1025)] {
+        let keys = || vec![key("k"), key(&bad)];
+        for asked in [Request::Exists(keys()), Request::MatchPrefix(keys())] {
+            let Response::Failed(e) = bench.ask(asked).await else { panic!() };
+            assert_eq!(e.kind, ErrorKind::InvalidArgument, "{e}");
+        }
+        let Response::Locations(list) = bench.ask(Request::GetLocation(keys())).await else {
+            panic!()
+        };
+        let kinds: Vec<_> = list.iter().map(|r| r.as_ref().unwrap_err().kind).collect();
+        assert_eq!(kinds, [ErrorKind::NotFound, ErrorKind::InvalidArgument]);
+    }
+}
