@@ -55,9 +55,18 @@ pub struct MakeRoom {
     /// Times it was asked in vain.
     pub attempt: u32,
 }
-/// Evict until used bytes are at most this.
+/// Evict until used bytes are at most this; answers what goes.
 #[derive(Debug)]
 pub struct EvictTo(pub u64);
+
+/// Victims that the owner was told of.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Victims {
+    /// How many.
+    pub objects: u64,
+    /// Bytes of their extents.
+    pub bytes: u64,
+}
 
 impl Message for Admit {
     type Reply = ();
@@ -72,7 +81,7 @@ impl Message for MakeRoom {
     type Reply = ();
 }
 impl Message for EvictTo {
-    type Reply = ();
+    type Reply = Victims;
 }
 
 impl Role for Evictor {
@@ -109,10 +118,10 @@ impl Evictor {
     }
 
     /// Applies: hands the victims to the owner.
-    fn evict_down_to(&mut self, target: u64, spare: usize) {
-        let victims = self.victims_down_to(target, spare);
+    fn evict_down_to(&mut self, target: u64, spare: usize) -> Victims {
+        let (victims, mut told) = (self.victims_down_to(target, spare), Victims::default());
         let Some(owner) = self.truth.owner.get() else {
-            return;
+            return told;
         };
         let mut batches = victims.chunks(VICTIMS_PER_BATCH);
         for batch in batches.by_ref() {
@@ -122,8 +131,11 @@ impl Evictor {
                 self.take_back(batch);
                 break;
             }
+            told.objects += batch.len() as u64;
+            told.bytes += batch.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
         }
         batches.for_each(|batch| self.take_back(batch));
+        told
     }
 
     /// Victims that the owner did not hear of go on as the newest; better than never again.
@@ -204,10 +216,9 @@ impl On<MakeRoom> for Evictor {
 }
 
 impl On<EvictTo> for Evictor {
-    fn on(&mut self, m: EvictTo, reply: Reply<()>, _: &mut Turn<'_, Self>) {
+    fn on(&mut self, m: EvictTo, reply: Reply<Victims>, _: &mut Turn<'_, Self>) {
         self.rebuild_if_blind();
         let open = self.open_bytes();
-        self.evict_down_to(m.0.saturating_sub(open), 0);
-        reply.send(());
+        reply.send(self.evict_down_to(m.0.saturating_sub(open), 0));
     }
 }

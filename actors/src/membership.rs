@@ -12,7 +12,7 @@ use nkv_store::clock::Clock;
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{Address, BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{ReadHalf, WriteHalf};
@@ -38,6 +38,8 @@ const SUCCESSOR_PATIENCE_MS: u64 = 1_500;
 #[derive(Debug, Default)]
 pub struct Uplink {
     tx: Mutex<Option<mpsc::Sender<Up>>>,
+    // When it came up or broke.
+    changed_ms: AtomicU64,
 }
 
 impl Uplink {
@@ -56,12 +58,18 @@ impl Uplink {
     #[cfg(test)]
     pub(crate) fn capture(&self) -> mpsc::Receiver<Up> {
         let (tx, rx) = mpsc::channel(UPLINK_FRAMES);
-        self.set(Some(tx));
+        self.set(Some(tx), 0);
         rx
     }
 
-    fn set(&self, new: Option<mpsc::Sender<Up>>) {
+    fn set(&self, new: Option<mpsc::Sender<Up>>, now_ms: u64) {
         *self.tx.lock().unwrap_or_else(PoisonError::into_inner) = new;
+        self.changed_ms.store(now_ms, Ordering::Relaxed);
+    }
+
+    /// When the link came up or broke; 0 if it never was up.
+    pub fn changed_ms(&self) -> u64 {
+        self.changed_ms.load(Ordering::Relaxed)
     }
 }
 
@@ -168,7 +176,7 @@ impl Membership {
                         let silence = Duration::from_millis(set.ttl_ms);
                         settings.send_replace(Some((term, set)));
                         let (e, answered) = self.serve(stream, silence, &state).await;
-                        self.uplink.set(None);
+                        self.uplink.set(None, self.clock.now_ms());
                         confirmed = answered;
                         e.message
                     }
@@ -265,7 +273,7 @@ impl Membership {
     ) -> (Error, bool) {
         let (reader, writer) = tokio::io::split(stream);
         let (tx, rx) = mpsc::channel(UPLINK_FRAMES);
-        self.uplink.set(Some(tx));
+        self.uplink.set(Some(tx), self.clock.now_ms());
         let left = AtomicBool::new(false);
         if self.draining.load(Ordering::Acquire) {
             self.uplink.send(Up::Draining);

@@ -24,11 +24,13 @@ pub use link::{
 pub use listing::{KEYS_PER_ROUND, KeyState, Listed, MAX_PATTERN_BYTES, Selection, Swept};
 pub use log::{Abandoned, LogObjectEntry, LogQuestion, Named};
 pub use members::{MAX_SEGMENTS, RankInfo, RankState, Seat, SeenView, View};
-pub use segments::{SegmentCommand, SegmentDone, UnmountReport};
+pub use segments::{
+    EvictReport, NodeReport, PER_MILLE, SegmentCommand, SegmentDone, SegmentReport, UnmountReport,
+};
 pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 10;
+pub const MESSAGES_VERSION: u32 = 11;
 /// Keys or items in one batch message.
 pub const MAX_BATCH: usize = 65_536;
 

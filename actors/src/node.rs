@@ -4,6 +4,7 @@
 
 mod config;
 mod mount;
+mod report;
 mod segment;
 mod start;
 mod status;
@@ -126,7 +127,7 @@ impl Node {
 
     /// The evictor actor of the first segment.
     pub fn evictor(&self) -> &CellAddr<Evictor> {
-        &self.first.evictor
+        &self.first.reins.evictor
     }
 
     /// The actor that polls the device log of the first segment, if it has one.

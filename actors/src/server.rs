@@ -231,6 +231,12 @@ impl Server {
                 let limit = Duration::from_millis(limit_ms);
                 segments.unmount(segment, limit).await.map(SegmentDone::Unmounted)
             }
+            SegmentCommand::Evict { until_per_mille } => {
+                segments.evict(until_per_mille).await.map(SegmentDone::Evicted)
+            }
+            SegmentCommand::Report => {
+                segments.report().map(|report| SegmentDone::Report(Box::new(report)))
+            }
         }
     }
 

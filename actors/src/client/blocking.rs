@@ -4,7 +4,9 @@
 use super::put_log::Now;
 use super::{Client, ClientConfig, ObjectView, WritePlan, spread};
 use crate::error::{Error, Result};
-use crate::message::{ClusterStats, Existence, Listed, ObjMeta, PutOptions, UnmountReport, View};
+use crate::message::{
+    ClusterStats, EvictReport, Existence, Listed, ObjMeta, PutOptions, UnmountReport, View,
+};
 use bytes::Bytes;
 use nkv_transport::wire::Address;
 use std::time::Duration;
@@ -203,6 +205,11 @@ impl Blocking {
         limit: Duration,
     ) -> Result<UnmountReport> {
         self.wait(self.client.unmount_segment(rank, segment, limit))
+    }
+
+    /// See [`Client::evict_rank_until_below`].
+    pub fn evict_rank_until_below(&self, rank: u32, usage_ratio: f64) -> Result<Vec<EvictReport>> {
+        self.wait(self.client.evict_rank_until_below(rank, usage_ratio))
     }
 
     /// See [`Client::evict_until_below`].

@@ -67,7 +67,7 @@ pub(crate) async fn contact(
 }
 
 /// What was refused, and how it would not be.
-fn refused(at: &Address, why: &Refusal) -> Error {
+pub(super) fn refused(at: &Address, why: &Refusal) -> Error {
     Error::invalid(match why {
         Refusal::Job { ours, theirs } => {
             format!("{at} serves job '{ours}', not '{theirs}': give --job {ours}, or NKV_JOB")
@@ -77,7 +77,7 @@ fn refused(at: &Address, why: &Refusal) -> Error {
 }
 
 /// What to do about a node that does not answer.
-fn unanswered(node: &Address, master: Option<&Address>, error: Unanswered) -> Error {
+pub(super) fn unanswered(node: &Address, master: Option<&Address>, error: Unanswered) -> Error {
     if master.is_some() {
         return at_hop(node, master, error.into());
     }

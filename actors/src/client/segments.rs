@@ -1,14 +1,24 @@
-//! Mounting and unmounting over a node's control port, for whoever is not in that node's process. It
-//! asks the node itself: the master learns of a segment when it joins and when it leaves.
+//! What a node is told, and asked, over its control port by whoever is not in its process: to mount, to
+//! unmount, to evict, and what it knows. It asks the node itself: the master learns of a segment when
+//! it joins and when it leaves.
 
-use super::Client;
+use super::contact::{refused, unanswered};
+use super::{Client, ClientConfig};
+use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::greeting::hello;
-use crate::message::{Purpose, RankInfo, SegmentCommand, SegmentDone, UnmountReport, Welcome};
+use crate::message::{
+    EvictReport, NodeReport, PER_MILLE, Purpose, RankInfo, SegmentCommand, SegmentDone,
+    UnmountReport, Welcome,
+};
+use nkv_transport::wire::Address;
+use nkv_transport::wire::auth::Credentials;
 use std::time::Duration;
 
 /// Taking pages is slow: a mount has so long for each GiB, besides the time to join.
 const MS_PER_GIB: u64 = 5_000;
+/// How long the segments of a rank may take to evict, each some seconds at most.
+const EVICTING: Duration = Duration::from_secs(60);
 /// For joining and leaving, whatever the size.
 const BESIDES: Duration = Duration::from_secs(15);
 
@@ -37,6 +47,51 @@ impl Client {
             other => {
                 Err(Error::internal(format!("rank {rank} answered an unmount with {other:?}")))
             }
+        }
+    }
+
+    /// Has one rank evict from each of its segments until at most this ratio (0 to 1) of its heap is
+    /// used, and waits, for a quarantine or two, until what went is free. Device logs make room by
+    /// themselves, and are left alone.
+    pub async fn evict_rank_until_below(
+        &self,
+        rank: u32,
+        usage_ratio: f64,
+    ) -> Result<Vec<EvictReport>> {
+        if !(0.0..=1.0).contains(&usage_ratio) {
+            return Err(Error::invalid(format!(
+                "evict_rank_until_below takes a ratio from 0 to 1, not {usage_ratio}"
+            )));
+        }
+        let until_per_mille = (usage_ratio * f64::from(PER_MILLE)) as u32;
+        match self.tell_node(rank, SegmentCommand::Evict { until_per_mille }, EVICTING).await? {
+            SegmentDone::Evicted(reports) => Ok(reports),
+            other => {
+                Err(Error::internal(format!("rank {rank} answered an eviction with {other:?}")))
+            }
+        }
+    }
+
+    /// What the node at `node` knows of itself and of the cluster. No master is needed, and no handle:
+    /// of `config` the job, the secret and the limit of a call are used.
+    pub async fn report_of(node: &Address, config: &ClientConfig) -> Result<NodeReport> {
+        let env = Environment::of_this_process();
+        let credentials = Credentials::of_client(&config.job, config.secret.clone());
+        let credentials = credentials.with_random(env.random.clone());
+        let limit = Duration::from_millis(config.call_timeout_ms);
+        let asking =
+            hello(&*env.net, node, &credentials, Purpose::Segments(SegmentCommand::Report));
+        let answer = tokio::time::timeout(limit, asking).await.map_err(|_| {
+            let ms = limit.as_millis();
+            Error::timeout(format!("{node} did not answer within {ms} ms"))
+        })?;
+        match answer.map_err(|e| unanswered(node, None, e))?.1 {
+            Welcome::Segments(done) => match done? {
+                SegmentDone::Report(report) => Ok(*report),
+                other => Err(Error::internal(format!("{node} answered with {other:?}"))),
+            },
+            Welcome::Refused { why } => Err(refused(node, &why)),
+            other => Err(Error::internal(format!("{node} answered with {other:?}"))),
         }
     }
 

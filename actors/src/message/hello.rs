@@ -50,7 +50,7 @@ pub enum Purpose {
         /// How it reaches the memory.
         by: AttachBy,
     },
-    /// A word to this node about its segments; answered once it is done.
+    /// A word to this node about itself; answered once it is done.
     Segments(SegmentCommand),
 }
 
@@ -98,7 +98,7 @@ pub enum Welcome {
         /// The owner's end of a way through devices, or why there is none, if one was offered.
         fabric: Option<std::result::Result<Answer, String>>,
     },
-    /// To a command about segments.
+    /// To a word to this node.
     Segments(Result<SegmentDone>),
     /// No, and why; `again` if it may be tried later.
     Refused {

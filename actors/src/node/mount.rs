@@ -2,6 +2,7 @@
 //! as a seat of its own, through the node's one control port; taken away, it takes its objects along
 //! and leaves nothing behind. Segment 0 is not handled here: it comes and goes with its node.
 
+use super::report::First;
 use super::segment::{Common, Joining, Raised, Reins, SegmentHost, Switches};
 use super::status::SegmentStatus;
 use super::{MemoryChoice, StartError};
@@ -34,6 +35,8 @@ pub(crate) struct Segments {
     pub(super) common: Common,
     // Known once the node listens.
     reach: OnceLock<Reach>,
+    // Known once it joins.
+    pub(super) first: OnceLock<First>,
     // Where an unmount goes on if its caller is gone.
     home: Place,
     // One at a time: what the machine has left is measured before it is taken.
@@ -91,6 +94,7 @@ impl Segments {
         Self {
             common,
             reach: OnceLock::new(),
+            first: OnceLock::new(),
             home,
             raising: tokio::sync::Mutex::default(),
             table: Mutex::new(Table { open: true, hosts: BTreeMap::new() }),

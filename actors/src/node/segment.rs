@@ -93,10 +93,13 @@ pub(super) struct Joining {
     pub switches: Switches,
 }
 
-/// What outlasts a lock on the host: enough to drain it and to take leave.
+/// What outlasts a lock on the host: enough to drain it, to evict from it, and to take leave.
 #[derive(Clone)]
 pub(super) struct Reins {
+    pub seat: Seat,
+    pub incarnation: u64,
     pub owner: CellAddr<Owner>,
+    pub evictor: CellAddr<Evictor>,
     pub tables: Arc<OwnerTables>,
     pub link: watch::Receiver<LinkState>,
     uplink: Arc<Uplink>,
@@ -107,7 +110,6 @@ pub(super) struct Reins {
 pub(super) struct SegmentHost {
     pub info: RankInfo,
     pub reins: Reins,
-    pub evictor: CellAddr<Evictor>,
     pub poller: Option<CellAddr<AnnouncePoller>>,
     pub agent: Box<dyn DataAgent>,
     alive: Alive,
@@ -231,11 +233,12 @@ impl Raised {
             missed: AtomicBool::new(false),
         };
         self.place().task(async move { membership.run(state, told).await });
-        let (owner, tables, uplink) = (self.owner, self.tables, self.uplink);
+        let (seat, incarnation) = (self.seat, info.incarnation);
+        let (owner, evictor, tables, uplink) = (self.owner, self.evictor, self.tables, self.uplink);
+        let reins = Reins { seat, incarnation, owner, evictor, tables, link, uplink, switches };
         SegmentHost {
             info,
-            reins: Reins { owner, tables, link, uplink, switches },
-            evictor: self.evictor,
+            reins,
             poller: self.poller,
             agent: self.agent,
             alive,
@@ -251,13 +254,13 @@ impl SegmentHost {
     /// Its actors, for the watchdog.
     pub(super) fn cells(&self) -> Vec<CellWatch> {
         let poller = self.poller.iter().map(CellAddr::watch);
-        [self.reins.owner.watch(), self.evictor.watch()].into_iter().chain(poller).collect()
+        [self.reins.owner.watch(), self.reins.evictor.watch()].into_iter().chain(poller).collect()
     }
 
     /// What they show of themselves.
     pub(super) fn actors(&self) -> Vec<CellStatus> {
         let poller = self.poller.iter().map(CellAddr::status);
-        [self.reins.owner.status(), self.evictor.status()].into_iter().chain(poller).collect()
+        [self.reins.owner.status(), self.reins.evictor.status()].into_iter().chain(poller).collect()
     }
 
     /// Its file under /dev/shm, if it has one.
@@ -276,6 +279,11 @@ impl Drop for SegmentHost {
 }
 
 impl Reins {
+    /// When its link to the master came up or broke; 0 if it never was up.
+    pub(super) fn link_changed_ms(&self) -> u64 {
+        self.uplink.changed_ms()
+    }
+
     /// Takes no new plans from here on.
     pub(super) fn drain(&self) {
         self.switches.draining.store(true, Ordering::Release);

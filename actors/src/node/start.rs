@@ -2,6 +2,7 @@
 //! its owner's Drop.
 
 use super::mount::Segments;
+use super::report::First;
 use super::segment::{Common, JoinedAs, Joining, Raised, SegmentHost, Switches, report_to};
 use super::watchdog::{self, Watchlist};
 use super::{Node, NodeConfig, StartError};
@@ -217,8 +218,12 @@ impl Building {
             switches: switches.clone(),
         };
         let first: SegmentHost = raised.join(common, info, joining);
+        let started_ms = common.env.clock.now_ms();
+        let handle = Arc::downgrade(&client.shared);
+        // Once only: a node joins once.
+        let _ = segments.first.set(First { reins: first.reins.clone(), handle, started_ms });
         Node {
-            started_ms: common.env.clock.now_ms(),
+            started_ms,
             failed: common.failed.subscribe(),
             client,
             producer,

@@ -189,7 +189,7 @@ impl SegmentHost {
     }
 }
 
-fn shown(link: &LinkState) -> String {
+pub(super) fn shown(link: &LinkState) -> String {
     match link {
         LinkState::Joining => "joining".to_string(),
         LinkState::Joined => "joined".to_string(),

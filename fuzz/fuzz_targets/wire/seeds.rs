@@ -6,11 +6,11 @@ use crate::answers;
 use crate::bodies::again;
 use crate::handshake::{self, CLIENT, NODE};
 use nkv_actors::message::{
-    Abandoned, AttachBy, ClusterStats, Down, EndCause, Existence, Hello, KeyBytes, LogObjectEntry,
-    LogQuestion, MESSAGES_VERSION, Named, ObjMeta, OpenItem, OwnerGauges, PlanDesc, PlanId,
-    PlanOpened, PlanRef, Purpose, PutOptions, RankInfo, RankState, RankStats, Refusal, Request,
-    Response, SeenView, SegmentCommand, Served, Settings, SlotContent, SlotEntry, SlotRef, Term,
-    ToClient, ToOwner, Touch, TouchBatch, Up, View, Welcome, WireKeyId,
+    Abandoned, AttachBy, ClusterStats, Down, EndCause, EvictReport, Existence, Hello, KeyBytes,
+    LogObjectEntry, LogQuestion, MESSAGES_VERSION, Named, ObjMeta, OpenItem, OwnerGauges, PlanDesc,
+    PlanId, PlanOpened, PlanRef, Purpose, PutOptions, RankInfo, RankState, RankStats, Refusal,
+    Request, Response, SeenView, SegmentCommand, SegmentDone, Served, Settings, SlotContent,
+    SlotEntry, SlotRef, Term, ToClient, ToOwner, Touch, TouchBatch, Up, View, Welcome, WireKeyId,
 };
 use nkv_actors::{Error, ErrorKind};
 use nkv_transport::fabric::{Answer, Offer, PairAddress, RemoteRange, Way};
@@ -169,6 +169,8 @@ fn first_frames(seeds: &mut Seeds) {
             }),
             hello(Purpose::Segments(SegmentCommand::Mount { bytes: 1 << 20 })),
             hello(Purpose::Segments(SegmentCommand::Unmount { segment: 1, limit_ms: 5 })),
+            hello(Purpose::Segments(SegmentCommand::Evict { until_per_mille: 500 })),
+            hello(Purpose::Segments(SegmentCommand::Report)),
             hello(Purpose::Attach { producer, incarnation, by: AttachBy::Map }),
             hello(Purpose::Attach { producer, incarnation, by: AttachBy::Agent }),
             hello(Purpose::Attach { producer, incarnation, by: AttachBy::Fabric(offer()) }),
@@ -207,6 +209,13 @@ fn first_frames(seeds: &mut Seeds) {
                 fabric: Some(Err("no".to_string())),
             },
             Welcome::Refused { why: refusal },
+            Welcome::Segments(Ok(SegmentDone::Evicted(vec![EvictReport {
+                segment: 0,
+                objects: 1,
+                bytes: 4096,
+                heap_used: 4096,
+                heap_total: 1 << 20,
+            }]))),
         ],
     );
 }

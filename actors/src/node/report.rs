@@ -1,0 +1,101 @@
+//! What a node is asked over its control port: what it knows of itself and of the cluster, master or
+//! no master, and to evict. It decides nothing: evictors pick what goes, owners retire it.
+
+use super::mount::{Segments, until};
+use super::segment::Reins;
+use super::status::shown;
+use crate::client::Shared;
+use crate::error::{Error, Result};
+use crate::evictor::EvictTo;
+use crate::message::{EvictReport, NodeReport, PER_MILLE, SegmentReport};
+use crate::owner::GetGauges;
+use std::sync::Weak;
+use std::time::Duration;
+
+/// How long an evictor, or an owner, may take to answer.
+const ACTOR_LIMIT: Duration = Duration::from_secs(5);
+/// What was evicted is free after a quarantine. How many of them are waited for, and how much longer.
+const QUARANTINES: u64 = 2;
+const SETTLE_MS: u64 = 1_000;
+
+/// The first segment of a node and its handle, once it has both.
+pub(super) struct First {
+    pub reins: Reins,
+    pub handle: Weak<Shared>,
+    pub started_ms: u64,
+}
+
+impl Segments {
+    fn every(&self) -> Result<Vec<Reins>> {
+        let first = self.first.get().ok_or_else(|| Error::not_ready("this rank is starting"))?;
+        Ok(std::iter::once(first.reins.clone()).chain(self.all()).collect())
+    }
+
+    /// Evicts from each heap until no more than so many thousandths of it are used.
+    pub(crate) async fn evict(&self, until_per_mille: u32) -> Result<Vec<EvictReport>> {
+        if until_per_mille > PER_MILLE {
+            return Err(Error::invalid(format!(
+                "evict until {until_per_mille} thousandths of a heap are used: {PER_MILLE} at most"
+            )));
+        }
+        let mut reports = Vec::new();
+        for reins in self.every()? {
+            reports.push(self.evict_from(&reins, until_per_mille).await?);
+        }
+        Ok(reports)
+    }
+
+    async fn evict_from(&self, reins: &Reins, until_per_mille: u32) -> Result<EvictReport> {
+        let total = reins.tables.gauges.snapshot().heap_total;
+        let share = u128::from(total) * u128::from(until_per_mille) / u128::from(PER_MILLE);
+        let target = share as u64;
+        let gone = reins.evictor.call(EvictTo(target), ACTOR_LIMIT).await?;
+        // Behind what the evictor told it: then they are retired.
+        let mut owner = reins.owner.call(GetGauges, ACTOR_LIMIT).await?;
+        if gone.objects > 0 {
+            let clock = &*self.common.env.clock;
+            let quarantine_ms = u64::from(self.common.config.quarantine_ms);
+            let end_ms = clock.now_ms() + QUARANTINES * quarantine_ms + SETTLE_MS;
+            let below = || reins.tables.gauges.snapshot().heap_used <= target;
+            until(below, end_ms, clock).await;
+            owner = reins.tables.gauges.snapshot();
+        }
+        tracing::info!(seat = %reins.seat, objects = gone.objects, bytes = gone.bytes, "evicted");
+        Ok(EvictReport {
+            segment: reins.seat.segment,
+            objects: gone.objects,
+            bytes: gone.bytes,
+            heap_used: owner.heap_used,
+            heap_total: owner.heap_total,
+        })
+    }
+
+    /// What this node knows. It asks nobody, so that it answers whatever else stands still.
+    pub(crate) fn report(&self) -> Result<NodeReport> {
+        let every = self.every()?;
+        let first = self.first.get().ok_or_else(|| Error::not_ready("this rank is starting"))?;
+        let now_ms = self.common.env.clock.now_ms();
+        let (term, _, seen) = first.reins.tables.memory();
+        let view = first.handle.upgrade().map(|handle| handle.view()).unwrap_or_default();
+        let config = &self.common.config;
+        let segment = |reins: &Reins| SegmentReport {
+            segment: reins.seat.segment,
+            incarnation: reins.incarnation,
+            link: shown(&reins.link.borrow()),
+            link_ms: now_ms.saturating_sub(reins.link_changed_ms().max(first.started_ms)),
+            owner: reins.tables.gauges.snapshot(),
+        };
+        Ok(NodeReport {
+            rank: config.rank,
+            world_size: config.world_size,
+            pid: self.common.env.machine.pid(),
+            uptime_ms: now_ms.saturating_sub(first.started_ms),
+            draining: first.reins.is_draining(),
+            master: if config.rank == 0 { None } else { self.master().into_iter().next() },
+            term,
+            seen,
+            view,
+            segments: every.iter().map(segment).collect(),
+        })
+    }
+}
