@@ -1,16 +1,22 @@
-//! `nkv top` over a real cluster, where there is no terminal: one picture with every rank, its heap
-//! and its actors, and still one when a rank, or the master itself, is killed.
+//! `nkv top` over a real cluster. Where there is no terminal: one picture with every rank, its heap
+//! and its actors, and still one when a rank, or the master itself, is killed. On a terminal: it ends
+//! with it, and gives it back as it was.
 
 mod cluster_process;
 
-use cluster_process::{Ended, ProcessCluster, holds_within, run_to_end};
+use cluster_process::{AtTerminal, Ended, ProcessCluster, Terminal, holds_within, run_to_end};
+use rustix::process::Signal;
 use serde_json::Value;
 use std::time::Duration;
 
 /// No picture may take longer: two looks, each with the limits of the master and of a rank.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 /// How long the cluster may take to see a death.
 const SEEN: Duration = Duration::from_secs(30);
+/// How long a view may take to show the cluster, and to end.
+const VIEW: Duration = Duration::from_secs(60);
+/// What clears the view away.
+const LEAVES: &str = "\x1b[?1049l";
 
 fn top(cluster: &ProcessCluster, through: u32, args: &[&str]) -> Ended {
     run_to_end(cluster.cli(through, &[&["top", "--interval", "0.2"], args].concat()), LIMIT)
@@ -70,4 +76,49 @@ fn a_stopped_rank_holds_no_picture_up() {
     assert!(holds_within(SEEN, silent), "{}", json(&cluster, 0));
     cluster.node(2).signal(rustix::process::Signal::CONT);
     assert!(holds_within(SEEN, || json(&cluster, 0)["ranks"][2]["state"] == "alive"));
+}
+
+/// On a terminal, with the cluster in view.
+fn on(terminal: &mut Terminal, cluster: &ProcessCluster) -> AtTerminal {
+    let view = terminal.start(cluster.cli(0, &["top", "--interval", "0.2"]));
+    terminal.wait_for(VIEW, "q quits");
+    assert!(!terminal.is_as_it_was());
+    view
+}
+
+#[test]
+fn a_view_whose_terminal_is_gone_ends() {
+    let cluster = ProcessCluster::start(1, |_| {});
+    let mut terminal = Terminal::new();
+    let mut view = on(&mut terminal, &cluster);
+    terminal.hang_up();
+    assert!(view.wait(&mut terminal, VIEW).success());
+}
+
+#[test]
+fn a_key_or_a_signal_ends_a_view_and_the_terminal_is_as_it_was() {
+    let cluster = ProcessCluster::start(1, |_| {});
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let mut terminal = Terminal::new();
+        let mut view = on(&mut terminal, &cluster);
+        view.signal(signal);
+        assert!(view.wait(&mut terminal, VIEW).success(), "{signal:?}");
+        assert!(terminal.is_as_it_was() && terminal.seen().contains(LEAVES), "{signal:?}");
+    }
+    let mut terminal = Terminal::new();
+    let mut view = on(&mut terminal, &cluster);
+    terminal.type_in("q");
+    assert!(view.wait(&mut terminal, VIEW).success());
+    assert!(terminal.is_as_it_was() && terminal.seen().contains(LEAVES));
+}
+
+#[test]
+fn a_signal_ends_a_view_whose_terminal_takes_no_output() {
+    let cluster = ProcessCluster::start(1, |_| {});
+    let mut terminal = Terminal::new();
+    let mut view = on(&mut terminal, &cluster);
+    terminal.stop_output();
+    view.signal(Signal::TERM);
+    assert!(view.wait(&mut terminal, VIEW).success());
+    assert!(terminal.is_as_it_was());
 }

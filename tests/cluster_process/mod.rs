@@ -4,9 +4,11 @@
 #![allow(dead_code, unused_imports, reason = "each test program uses a part of it")]
 
 mod process;
+mod terminal;
 mod web;
 
 pub use process::{EXIT_LIMIT, Ended, Process, READY_LIMIT, all_threads_stand, run_to_end};
+pub use terminal::{AtTerminal, Terminal};
 pub use web::http_get;
 
 use nkv::{Address, Blocking, ClientConfig, TransportChoice};

@@ -1,24 +1,35 @@
 //! The live view: takes the terminal, draws, listens to keys, and gives the terminal back as it was,
-//! whatever ends the view. The cluster is asked by another thread, so keys answer at once even while
-//! a rank does not.
+//! whatever ends the view: a key, a signal, or the end of the terminal itself. The cluster is asked by
+//! another thread, so keys answer at once even while a rank does not; keys are read by a third, since
+//! who reads them from a terminal that is gone is not told so.
 
 use super::collect::{Collector, Look};
 use super::draw::draw;
 use super::model::{Model, Screen};
 use crate::trouble::Trouble;
 use nkv_store::clock::{BootClock, Clock};
+use nkv_store::threads::spawn_named;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::terminal::disable_raw_mode;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Longest wait for a key before there may be something new to draw.
 const TICK: Duration = Duration::from_millis(100);
 /// Ranks that a page key moves by.
 const PAGE: usize = 10;
+/// Keys that were read and not answered yet.
+const MAX_KEYS: usize = 64;
+/// How long after a signal the view may take to end by itself: a terminal may take no more output.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// What the two threads share.
 #[derive(Debug, Default)]
@@ -30,18 +41,21 @@ struct Shared {
 }
 
 /// Gives the terminal back when dropped.
-struct Taken(DefaultTerminal);
+struct Taken(ManuallyDrop<DefaultTerminal>);
 
 impl Taken {
-    fn take() -> std::io::Result<Self> {
+    fn take() -> io::Result<Self> {
         // Also gives it back before the message of a panic is written.
-        ratatui::try_init().map(Self)
+        ratatui::try_init().map(|terminal| Self(ManuallyDrop::new(terminal)))
     }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        ratatui::restore();
+        // A terminal that is gone takes neither this nor a complaint about it, for which its own Drop
+        // would panic.
+        let _ = self.0.show_cursor();
+        let _ = ratatui::try_restore();
     }
 }
 
@@ -53,7 +67,7 @@ enum Wish {
     From(usize),
 }
 
-/// Shows the cluster until a key or a signal ends it.
+/// Shows the cluster until a key, a signal or the end of the terminal ends it.
 pub(super) fn show(
     runtime: Runtime,
     collector: Collector,
@@ -62,16 +76,23 @@ pub(super) fn show(
 ) -> Result<(), Trouble> {
     let shared = Arc::new(Shared::default());
     let theirs = shared.clone();
-    // It ends with the process: nothing it holds needs a goodbye.
-    nkv_store::threads::spawn_named("nkv-top", move || {
-        runtime.block_on(ask(collector, &theirs, interval));
+    // Before the terminal is taken: a signal must not leave it as it is then.
+    let signals = {
+        let _guard = runtime.enter();
+        Signals::new().map_err(|e| Trouble::io("signals", e))?
+    };
+    // They end with the process: nothing they hold needs a goodbye.
+    let thread = |e: std::io::Error| Trouble::io("a thread", e);
+    spawn_named("nkv-top", move || {
+        runtime.block_on(ask(collector, signals, &theirs, interval));
     })
-    .map_err(|e| Trouble::io("a thread", std::io::Error::other(e.to_string())))?;
+    .map_err(|e| thread(io::Error::other(e.to_string())))?;
     let mut terminal = Taken::take().map_err(|e| Trouble::io("the terminal", e))?;
+    let keys = read_keys().map_err(thread)?;
     let every = format!("{} s", interval.as_secs_f64());
     let failed = |e| Trouble::io("the terminal", e);
     let (mut screen, mut scroll, mut stale) = (None::<Screen>, 0, false);
-    while !shared.ended.load(Ordering::Acquire) {
+    while !shared.ended.load(Ordering::Acquire) && !is_gone() {
         let latest = shared.latest.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(look) = latest {
             screen = Some(model.update(look));
@@ -80,26 +101,54 @@ pub(super) fn show(
         if let (Some(screen), true) = (&screen, stale) {
             let draws =
                 |frame: &mut ratatui::Frame<'_>| scroll = draw(frame, screen, scroll, &every);
-            terminal.0.draw(draws).map_err(failed)?;
-            stale = false;
-        }
-        if event::poll(TICK).map_err(failed)? {
-            match event::read().map_err(failed)? {
-                Event::Key(key) => match wish(key, scroll) {
-                    Some(Wish::Quit) => return Ok(()),
-                    Some(Wish::From(rank)) => (scroll, stale) = (rank, true),
-                    None => {}
-                },
-                Event::Resize(..) => stale = true,
-                _ => {}
+            match terminal.0.draw(draws) {
+                Ok(_) => stale = false,
+                Err(_) if is_gone() => return Ok(()),
+                Err(e) => return Err(failed(e)),
             }
+        }
+        match keys.recv_timeout(TICK) {
+            Ok(Event::Key(key)) => match wish(key, scroll) {
+                Some(Wish::Quit) => return Ok(()),
+                Some(Wish::From(rank)) => (scroll, stale) = (rank, true),
+                None => {}
+            },
+            Ok(Event::Resize(..)) => stale = true,
+            Ok(_) | Err(RecvTimeoutError::Timeout) => {}
+            // Without keys nobody could end it.
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
         }
     }
     Ok(())
 }
 
+/// Keys from a thread of their own. The library that reads them never returns once the terminal is gone;
+/// that thread then ends with the process.
+fn read_keys() -> io::Result<Receiver<Event>> {
+    let (tx, rx) = sync_channel(MAX_KEYS);
+    spawn_named("nkv-top-keys", move || {
+        while let Ok(event) = event::read() {
+            if tx.send(event).is_err() {
+                return;
+            }
+        }
+    })
+    .map_err(|e| io::Error::other(e.to_string()))?;
+    Ok(rx)
+}
+
+/// True once nobody is at the other end of the terminal any more.
+fn is_gone() -> bool {
+    let stdin = io::stdin();
+    // What ends it is told without being asked for.
+    let mut asked = [PollFd::new(&stdin, PollFlags::empty())];
+    let polled = poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    let ended = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+    polled.is_ok() && asked[0].revents().intersects(ended)
+}
+
 /// Looks at the cluster at every interval; a look that takes longer is followed by the next at once.
-async fn ask(mut collector: Collector, shared: &Shared, interval: Duration) {
+async fn ask(mut collector: Collector, mut signals: Signals, shared: &Shared, interval: Duration) {
     let looks = async {
         loop {
             let begun_ns = BootClock.now_ns();
@@ -111,20 +160,33 @@ async fn ask(mut collector: Collector, shared: &Shared, interval: Duration) {
     };
     tokio::select! {
         () = looks => {}
-        () = signalled() => shared.ended.store(true, Ordering::Release),
+        () = signals.any() => {}
     }
+    shared.ended.store(true, Ordering::Release);
+    tokio::time::sleep(GRACE).await;
+    // Still here: the terminal takes no output, so the view cannot be cleared away. Its mode can.
+    let _ = disable_raw_mode();
+    std::process::exit(0);
 }
 
-/// Waits for a signal that asks the program to end.
-async fn signalled() {
-    let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
-    let [Ok(mut terminate), Ok(mut interrupt), Ok(mut hangup)] = kinds.map(signal) else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-        _ = hangup.recv() => {}
+/// The signals that ask the program to end.
+struct Signals([Signal; 3]);
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        let [terminate, interrupt, hangup] =
+            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal);
+        Ok(Self([terminate?, interrupt?, hangup?]))
+    }
+
+    /// Waits for one of them.
+    async fn any(&mut self) {
+        let [terminate, interrupt, hangup] = &mut self.0;
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = hangup.recv() => {}
+        }
     }
 }
 
