@@ -3,7 +3,9 @@
 
 mod cluster_process;
 
-use cluster_process::{Ended, ProcessCluster, clean_command, run_to_end, until};
+use cluster_process::{Ended, ProcessCluster, Terminal, clean_command, run_to_end, until};
+use nkv::message::PutOptions;
+use nkv::{ErrorKind, TransportChoice};
 use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -11,7 +13,9 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long a command at a terminal may take.
+const TERMINAL_LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs `nkv` through a rank.
 fn nkv(cluster: &ProcessCluster, rank: u32, args: &[&str]) -> Ended {
@@ -74,7 +78,7 @@ fn streams_and_keys_of_any_bytes_work() {
     assert!(got.status.success() && got.stdout == value);
     let mut exists = cluster.cli(1, &["exists"]);
     exists.arg(key);
-    assert_eq!(run_to_end(exists, LIMIT).stdout, "\\xff\\x01 key: ready\n");
+    assert_eq!(run_to_end(exists, LIMIT).stdout, "\"\\xff\\x01 key\": ready\n");
 }
 
 #[test]
@@ -107,6 +111,29 @@ fn exit_codes_tell_there_from_absent_from_wrong() {
 }
 
 #[test]
+fn what_is_no_text_is_written_to_a_terminal_only_if_that_is_asked_for() {
+    let cluster = ProcessCluster::start(1, |_| {});
+    for (key, value) in [("text", &b"plain text\n"[..]), ("bytes", b"beep\x07\xff beep")] {
+        assert!(piped(cluster.cli(0, &["put", key]), value).status.success());
+    }
+    let get = |args: &[&str]| {
+        let mut terminal = Terminal::new();
+        let mut get = terminal.start(cluster.cli(0, &[&["get"], args].concat()));
+        let status = get.wait(&mut terminal, TERMINAL_LIMIT);
+        (status.code(), terminal.seen())
+    };
+    assert_eq!(get(&["text"]), (Some(0), "plain text\r\n".to_string()));
+    let (code, told) = get(&["bytes"]);
+    assert_eq!(code, Some(2), "{told}");
+    assert!(told.contains("--force") && told.contains("-o FILE"), "{told}");
+    assert!(!told.contains("beep"), "{told}");
+    for asked in [&["bytes", "--force"][..], &["bytes", "-o", "-"]] {
+        let (code, told) = get(asked);
+        assert!(code == Some(0) && told.contains("beep"), "{told}");
+    }
+}
+
+#[test]
 fn a_get_that_fails_leaves_the_file_as_it_was() {
     let cluster = ProcessCluster::start(3, |_| {});
     let folder = tempfile::tempdir().unwrap();
@@ -132,7 +159,7 @@ fn i12_a_put_that_finds_no_way_to_its_owner_leaves_its_key_to_the_next_one() {
             piped(command, b"value")
         };
         let failed = put(&["--transport", "rdma"]);
-        assert_eq!(failed.status.code(), Some(3), "{}", String::from_utf8_lossy(&failed.stderr));
+        assert_eq!(failed.status.code(), Some(7), "{}", String::from_utf8_lossy(&failed.stderr));
         let put = put(&[]);
         assert_eq!(put.status.code(), Some(0), "{}", String::from_utf8_lossy(&put.stderr));
     }
@@ -144,7 +171,7 @@ fn what_no_heap_could_hold_is_refused_before_it_is_sent() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(17 << 20).unwrap();
     let put = nkv(&cluster, 0, &["put", "big", text(file.path())]);
-    assert_eq!(put.code, 3);
+    assert_eq!(put.code, 6);
     assert!(put.sentence().contains("--heap-bytes"), "{}", put.stderr);
     assert_eq!(nkv(&cluster, 0, &["exists", "big"]).code, 1);
 }
@@ -188,26 +215,210 @@ fn who_cannot_be_reached_is_named_with_what_to_do() {
     let mut nowhere = clean_command(env!("CARGO_BIN_EXE_nkv"));
     nowhere.args(["status", "--connect", "127.0.0.1:1"]);
     let ended = run_to_end(nowhere, LIMIT);
-    assert_eq!(ended.code, 3);
+    assert_eq!(ended.code, 4);
     assert!(ended.sentence().contains("127.0.0.1:1"), "{}", ended.stderr);
     assert!(ended.sentence().contains("start that node, or connect"), "{}", ended.stderr);
 
     let other = nkv(&cluster, 0, &["status", "--job", "another"]);
-    assert_eq!(other.code, 3);
+    assert_eq!(other.code, 5);
     let remedy = format!("serves job '{0}', not 'another': give --job {0}", cluster.job());
     assert!(other.sentence().contains(&remedy), "{}", other.stderr);
 
     let mut http = clean_command(env!("CARGO_BIN_EXE_nkv"));
     http.args(["status", "--job", cluster.job(), "--connect", cluster.http(0)]);
     let ended = run_to_end(http, LIMIT);
-    assert_eq!(ended.code, 3);
+    assert_eq!(ended.code, 4);
     assert!(ended.sentence().contains("use control= of the ready line"), "{}", ended.stderr);
+}
 
-    let mut unsaid = clean_command(env!("CARGO_BIN_EXE_nkv"));
-    unsaid.arg("status");
-    let ended = run_to_end(unsaid, LIMIT);
-    assert_eq!(ended.code, 2);
-    assert!(ended.sentence().contains("NKV_CONNECT"), "{}", ended.stderr);
+#[test]
+fn a_node_that_is_not_named_is_rank_0_of_this_host_and_of_several_the_first_that_leads_on_serves() {
+    let mut cluster = ProcessCluster::start(2, |_| {});
+    let through = |nodes: Option<&str>| {
+        let mut status = clean_command(env!("CARGO_BIN_EXE_nkv"));
+        status.env("NKV_JOB", cluster.job()).env("NKV_PORT", cluster.port().to_string());
+        status.args(["status", "--json"]).args(nodes.map(|n| format!("--connect={n}")));
+        run_to_end(status, LIMIT)
+    };
+    for nodes in [None, Some("localhost"), Some("127.0.0.1:1,127.0.0.1")] {
+        assert_eq!(through(nodes).code, 0, "{nodes:?}: {}", through(nodes).stderr);
+    }
+    let rank_1 = cluster.node(1).control().to_string();
+    let both = format!("127.0.0.1:1,{rank_1}");
+    assert_eq!(through(Some(&both)).code, 0);
+    cluster.kill9(0);
+    let none = nkv(&cluster, 1, &["get", "k", "--connect", &both]);
+    assert_eq!(none.code, 4);
+    let said = none.sentence();
+    assert!(said.contains("none of 2 nodes leads to the cluster"), "{said}");
+    assert!(said.contains("; tcp://127.0.0.1:1: ") && said.contains("answers, but not"), "{said}");
+}
+
+#[test]
+fn while_the_master_is_gone_status_says_what_each_node_knows() {
+    let mut cluster = ProcessCluster::start(3, |_| {});
+    let handle = cluster.connect(0);
+    let to_rank_1 = PutOptions { preferred_segment: Some(1), ..PutOptions::default() };
+    handle.put(b"k", b"value", &to_rank_1).unwrap();
+    let (first, rank_1) = (cluster.address(0).to_string(), cluster.address(1).to_string());
+    cluster.kill9(0);
+    let nodes = format!("{first},{rank_1}");
+    let shown = || nkv(&cluster, 1, &["status", "--connect", &nodes, "--json"]);
+    until(LIMIT, "rank 1 says that its link is lost, and what it holds", || {
+        let shown = shown();
+        assert_eq!(shown.code, 4, "{}", shown.stderr);
+        let said: serde_json::Value = serde_json::from_str(&shown.stdout).expect("JSON");
+        let (rank_0, rank_1) = (&said["nodes"][0], &said["nodes"][1]["rank"]);
+        assert!(said["master"].is_null());
+        assert_eq!(rank_0["error"]["kind"], "Disconnected", "{rank_0}");
+        assert_eq!(rank_1["segments"][0]["owner"]["objects"], 1, "{rank_1}");
+        assert_eq!(rank_1["view"]["ranks"].as_array().unwrap().len(), 3, "{rank_1}");
+        assert_eq!(rank_1["seen"]["incarnations"].as_array().unwrap().len(), 3, "{rank_1}");
+        rank_1["segments"][0]["link"].as_str().unwrap().starts_with("lost: ")
+    });
+    let text = nkv(&cluster, 1, &["status", "--connect", &nodes]);
+    assert_eq!(text.code, 4);
+    assert!(text.stdout.contains(&format!("{first}: no answer: ")), "{}", text.stdout);
+    assert!(text.stdout.contains(&format!("{rank_1}: rank 1 of 3, ")), "{}", text.stdout);
+    assert!(text.stdout.contains(&format!("link to the master {first}, for ")), "{}", text.stdout);
+    assert!(text.sentence().starts_with("nkv: none of 2 nodes"), "{}", text.stderr);
+    // The master's word is shown again as soon as there is one.
+    cluster.restart(0);
+    cluster.wait_ready(LIMIT);
+    assert_eq!(nkv(&cluster, 1, &["status", "--connect", &nodes]).code, 0);
+}
+
+#[test]
+fn errors_are_json_where_answers_are() {
+    let cluster = ProcessCluster::start(1, |_| {});
+    assert!(piped(cluster.cli(0, &["put", "there"]), b"1").status.success());
+    let error = |args: &[&str]| {
+        let ended = nkv(&cluster, 0, &[args, &["--json"]].concat());
+        assert_eq!((ended.stdout.as_str(), ended.stderr.lines().count()), ("", 1), "{args:?}");
+        let said: serde_json::Value = serde_json::from_str(&ended.stderr).expect("JSON");
+        let error = said["error"].clone();
+        assert!(!error["message"].as_str().expect("a message").is_empty(), "{said}");
+        let word = |name: &str| error[name].as_str().map(str::to_string);
+        (ended.code, word("kind").expect("a kind"), word("key"))
+    };
+    let of =
+        |code, kind: &str, key: Option<&str>| (code, kind.to_string(), key.map(str::to_string));
+    let (nothing, file) = ("/dev/null", "/nowhere/f");
+    assert_eq!(error(&["get", "none", "-o", nothing]), of(1, "NotFound", Some("none")));
+    assert_eq!(error(&["get", r#""\x00""#, "-o", nothing]), of(1, "NotFound", Some(r#""\x00""#)));
+    assert_eq!(error(&["put", "there", nothing]), of(3, "AlreadyExists", Some("there")));
+    assert_eq!(error(&["frob"]), of(2, "InvalidArgument", None));
+    assert_eq!(error(&["ls", "("]), of(2, "InvalidArgument", None));
+    assert_eq!(error(&["status", "--job", "another"]), of(5, "Refused", None));
+    assert_eq!(error(&["status", "--connect", "127.0.0.1:1"]), of(4, "Disconnected", None));
+    assert_eq!(error(&["get", "there", "-o", file]), of(7, "Io", None));
+}
+
+#[test]
+fn what_is_no_key_is_refused_by_every_command_and_by_every_verb() {
+    let cluster = ProcessCluster::start(2, |_| {});
+    let long = "k".repeat(1025);
+    for key in ["", long.as_str(), r#""""#, r#""\q""#, "\"open"] {
+        for command in [&["exists", "a"][..], &["rm", "a"], &["get"], &["put"]] {
+            let ended = nkv(&cluster, 0, &[command, &[key]].concat());
+            assert_eq!(
+                (ended.code, ended.stdout.as_str()),
+                (2, ""),
+                "{command:?}: {}",
+                ended.stderr
+            );
+        }
+    }
+    for transport in [TransportChoice::Auto, TransportChoice::Tcp] {
+        let handle = cluster.connect_by(0, transport);
+        for key in [&b""[..], long.as_bytes()] {
+            let keys = [&b"a"[..], key];
+            let outcomes = [
+                handle.exists(&keys, false).map(drop),
+                handle.match_prefix(&keys).map(drop),
+                handle.lookup_near(&keys, &mut [false; 2]).map(drop),
+                handle.get_location(key).map(drop),
+                handle.get(key).map(drop),
+                handle.get_into(key, &mut [0; 8]).map(drop),
+                handle.get_many_into(&mut [(key, &mut [0; 8])]).pop().unwrap().map(drop),
+                handle.get_view(key).map(drop),
+                handle.put(key, b"v", &PutOptions::default()),
+                handle.open_for_write(key, 1, &PutOptions::default()).map(drop),
+                handle.commit(key),
+                handle.remove(key),
+            ];
+            for (n, outcome) in outcomes.into_iter().enumerate() {
+                let kind = outcome.map_err(|e| e.kind);
+                assert_eq!(kind, Err(ErrorKind::InvalidArgument), "verb {n}, {} bytes", key.len());
+            }
+        }
+    }
+}
+
+#[test]
+fn evict_makes_room_on_one_rank_or_on_all_and_says_what_went() {
+    let cluster = ProcessCluster::start(3, |_| {});
+    let handle = cluster.connect(0);
+    for n in 0..30u32 {
+        let rank = Some(n % 3);
+        let to = PutOptions { preferred_segment: rank, ..PutOptions::default() };
+        handle.put(&n.to_le_bytes(), &[7; 1 << 20], &to).unwrap();
+    }
+    let objects = |rank: usize, cluster: &ProcessCluster| {
+        let (_, page) = cluster.get(rank as u32, "/status");
+        let page: serde_json::Value = serde_json::from_str(&page).expect("JSON");
+        page["owner"]["objects"].as_u64().expect("a number")
+    };
+    let evict = |args: &[&str]| nkv(&cluster, 1, &[&["evict", "--until-below"], args].concat());
+    let one = evict(&["25%", "--rank", "1"]);
+    assert_eq!(one.code, 0, "{}", one.stderr);
+    assert!(one.stdout.starts_with("rank 1: 6 objects evicted (6 MiB), "), "{}", one.stdout);
+    let left: Vec<u64> = (0..3).map(|rank| objects(rank, &cluster)).collect();
+    assert_eq!(left, [10, 4, 10], "of rank 1 alone");
+    // Free after a quarantine, and once the master was told.
+    until(LIMIT, "4 MiB of rank 1 are used", || {
+        handle.stats().expect("stats").ranks[1].owner.heap_used == 4 << 20
+    });
+
+    let all = evict(&["0%", "--json"]);
+    let said: serde_json::Value = serde_json::from_str(&all.stdout).expect("JSON");
+    let gone: Vec<_> = said["evicted"].as_array().unwrap().iter().map(|r| &r["objects"]).collect();
+    assert_eq!((all.code, gone), (0, vec![&10.into(), &4.into(), &10.into()]), "{said}");
+    assert!((0..3).all(|rank| objects(rank, &cluster) == 0));
+    assert_eq!(nkv(&cluster, 0, &["ls"]).stdout, "");
+    assert_eq!(evict(&["50%"]).stdout.matches(": 0 objects evicted").count(), 3);
+    let nobody = evict(&["50%", "--rank", "9"]);
+    assert_eq!(nobody.code, 4);
+    assert!(nobody.sentence().contains("rank 9 is no member"), "{}", nobody.stderr);
+}
+
+#[test]
+fn completions_and_man_pages_come_from_every_program() {
+    let run = |program: &str, args: &[&str]| {
+        let mut command = clean_command(program);
+        command.args(args);
+        let ended = run_to_end(command, LIMIT);
+        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{program} {args:?}");
+        ended.stdout
+    };
+    let nkv = env!("CARGO_BIN_EXE_nkv");
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(run(nkv, &["completions", shell]).contains("evict"), "{shell}");
+        for (program, flag) in [
+            (env!("CARGO_BIN_EXE_nkv-node"), "heap-bytes"),
+            (env!("CARGO_BIN_EXE_nkv-load"), "device-alloc"),
+        ] {
+            assert!(run(program, &["--completions", shell]).contains(flag), "{program} {shell}");
+            assert!(run(program, &["--man"]).contains(".TH"), "{program}");
+        }
+    }
+    assert!(run(nkv, &["man"]).contains("Exit status"));
+    let folder = tempfile::tempdir().unwrap();
+    let pages = folder.path().join("man1");
+    run(nkv, &["man", text(&pages)]);
+    for page in ["nkv.1", "nkv-evict.1", "nkv-status.1"] {
+        assert!(pages.join(page).exists(), "{page}");
+    }
 }
 
 #[test]
@@ -216,7 +427,7 @@ fn a_living_rank_is_not_blamed_for_a_master_that_is_gone() {
     let master = cluster.node(0).control().to_string();
     cluster.kill9(0);
     let ended = nkv(&cluster, 1, &["get", "k"]);
-    assert_eq!(ended.code, 3);
+    assert_eq!(ended.code, 4);
     let asked = cluster.node(1).control();
     let whom = format!("tcp://{asked} answers, but not the master tcp://{master} it names: ");
     let said = ended.sentence();

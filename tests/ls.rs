@@ -46,11 +46,11 @@ fn ls_shows_keys_by_lines_by_pattern_as_a_table_and_as_json() {
     put(&handle, b"run-2/a", b"", 1);
     put(&handle, b"\xff\n", b"bytes", 1);
     let all = nkv(&cluster, 2, &["ls"]);
-    assert_eq!((all.code, all.stdout.as_str()), (0, "run-1/a\nrun-1/b\nrun-2/a\n\\xff\\n\n"));
+    assert_eq!((all.code, all.stdout.as_str()), (0, "run-1/a\nrun-1/b\nrun-2/a\n\"\\xff\\n\"\n"));
     let some = nkv(&cluster, 1, &["ls", "a$"]);
     assert_eq!((some.code, some.stdout.as_str()), (0, "run-1/a\nrun-2/a\n"));
     let bytes = nkv(&cluster, 0, &["ls", r"(?-u:\xff)"]);
-    assert_eq!((bytes.code, bytes.stdout.as_str()), (0, "\\xff\\n\n"));
+    assert_eq!((bytes.code, bytes.stdout.as_str()), (0, "\"\\xff\\n\"\n"));
     let long = nkv(&cluster, 0, &["ls", "--long", "^run-1/"]).stdout;
     let columns = |line: &str| line.split_whitespace().map(str::to_string).collect::<Vec<_>>();
     let lines: Vec<_> = long.lines().map(columns).collect();
@@ -114,10 +114,33 @@ fn rm_takes_keys_by_name_by_pattern_or_all_of_them_and_never_all_by_mistake() {
 fn a_key_given_to_rm_may_be_any_bytes_that_ls_showed() {
     let cluster = ProcessCluster::start(1, |_| {});
     let handle = cluster.connect(0);
-    handle.put(b"\xfe\x01", b"v", &PutOptions::default()).expect("a put");
-    let mut rm = cluster.cli(0, &["rm"]);
-    rm.arg(OsStr::from_bytes(b"\xfe\x01"));
-    assert_eq!(run_to_end(rm, LIMIT).stdout, "\\xfe\\x01: removed\n");
+    let keys: [&[u8]; 8] = [
+        b"\xfe\x01",
+        b"\0",
+        b"a\nb",
+        b"-x",
+        b"\"q\"",
+        b" blank ",
+        b"back\\slash",
+        "\u{fc}".as_bytes(),
+    ];
+    for key in keys {
+        handle.put(key, key, &PutOptions::default()).expect("a put");
+    }
+    let listed = nkv(&cluster, 0, &["ls"]).stdout;
+    let lines: Vec<&str> = listed.lines().collect();
+    assert_eq!(lines.len(), keys.len(), "{listed}");
+    for line in &lines {
+        let exists = nkv(&cluster, 0, &["exists", line]);
+        assert_eq!(exists.stdout, format!("{line}: ready\n"), "{}", exists.stderr);
+    }
+    // As it is typed it names the same key where it is plain, and no other where it is not.
+    let mut rm = cluster.cli(0, &["rm", "--literal-keys"]);
+    rm.arg(OsStr::from_bytes(b"\xfe\x01")).arg("\"q\"");
+    assert_eq!(run_to_end(rm, LIMIT).stdout, "\"\\xfe\\x01\": removed\n\"\\\"q\\\"\": removed\n");
+    let rest: Vec<&str> =
+        lines.into_iter().filter(|l| !l.contains("xfe") && !l.contains('q')).collect();
+    assert_eq!(nkv(&cluster, 0, &[&["rm"], rest.as_slice()].concat()).code, 0);
     assert_eq!(nkv(&cluster, 0, &["ls"]).stdout, "");
 }
 
@@ -128,7 +151,7 @@ fn i6_a_rank_that_stands_still_fails_a_removal_in_time_and_cannot_bring_a_key_ba
     fill(&handle, "k", 30);
     cluster.node(2).stop();
     let (failed, took_ms) = timed(|| nkv(&cluster, 0, &["rm", "--matching", "^k"]));
-    assert_eq!(failed.code, 3);
+    assert_eq!(failed.code, 4);
     assert!(took_ms <= ANSWER_MS, "{took_ms} ms");
     let told = failed.sentence();
     assert!(told.contains("rank 2 did not confirm"), "{told}");
@@ -179,7 +202,7 @@ fn i6_nothing_is_said_to_be_removed_while_a_log_cannot_be_asked() {
     });
     for how in [&["rm", "there"][..], &["rm", "--all", "--yes"]] {
         let failed = nkv(&cluster, 0, how);
-        assert_eq!(failed.code, 3, "{}", failed.stdout);
+        assert_eq!(failed.code, 4, "{}", failed.stdout);
         let told = failed.sentence();
         assert!(told.contains("the link of rank 1 is down"), "{told}");
         assert!(told.contains("nothing was removed"), "{told}");

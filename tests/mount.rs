@@ -99,9 +99,9 @@ fn what_cannot_be_done_is_said_with_what_to_do() {
     let cluster = ProcessCluster::start(2, |_| {});
     let files = left_in_shm(cluster.job()).len();
     for (args, code, says) in [
-        (&["mount", "4TiB", "--rank", "1"][..], 3, "Ask for a smaller heap"),
+        (&["mount", "4TiB", "--rank", "1"][..], 6, "Ask for a smaller heap"),
         (&["mount", "0", "--rank", "1"], 2, "give 1 to "),
-        (&["mount", "1MiB", "--rank", "9"], 3, "rank 9 is no member"),
+        (&["mount", "1MiB", "--rank", "9"], 4, "rank 9 is no member"),
         (&["unmount", "0", "--rank", "1"], 2, "segment 0 is what rank 1 started with"),
         (&["unmount", "3", "--rank", "1"], 1, "there is no segment 3 of rank 1; mounted are []"),
     ] {

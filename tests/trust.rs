@@ -116,7 +116,7 @@ fn i20_only_who_knows_the_secret_is_served_and_the_others_are_told_why() {
     .enumerate()
     {
         let ended = nkv(&cluster, secret, &["--connect", connect, "get", "k"]);
-        assert_eq!((ended.code, ended.stdout.as_str()), (3, ""), "{}", ended.stderr);
+        assert_eq!((ended.code, ended.stdout.as_str()), (5, ""), "{}", ended.stderr);
         assert!(ended.sentence().contains(says), "{}", ended.stderr);
         assert_eq!(refused_so_far(&cluster, 0), number as u64 + 1);
     }
@@ -272,7 +272,7 @@ fn i20_without_a_secret_a_cookie_lets_in_this_user_on_this_host_and_nobody_else(
     assert_eq!(nkv(&cluster, None, &["--connect", &unix, "exists", "k"]).code, 0);
 
     let unasked = nkv(&cluster, Some(RIGHT), &["exists", "k"]);
-    assert_eq!(unasked.code, 3);
+    assert_eq!(unasked.code, 5);
     assert!(unasked.sentence().contains("started without one"), "{}", unasked.stderr);
     let heard = say(dial(cluster.node(0).control()), b"nkv-auth");
     assert!(heard.is_empty(), "half an opening, and nothing but the limit ends it");
@@ -281,7 +281,7 @@ fn i20_without_a_secret_a_cookie_lets_in_this_user_on_this_host_and_nobody_else(
     // A cookie that others could have read or written is not used any more.
     std::fs::set_permissions(&cookie, std::fs::Permissions::from_mode(0o644)).unwrap();
     let open = nkv(&cluster, None, &["exists", "k"]);
-    assert_eq!(open.code, 3);
+    assert_eq!(open.code, 5);
     assert!(open.sentence().contains("mode 644") && open.sentence().contains("chmod 600"));
     std::fs::set_permissions(&cookie, std::fs::Permissions::from_mode(0o600)).unwrap();
     assert_eq!(nkv(&cluster, None, &["exists", "k"]).code, 0);
@@ -302,15 +302,15 @@ fn nobody_else(cluster: &ProcessCluster) {
     let program = folder.path().join("nkv");
     std::fs::copy(env!("CARGO_BIN_EXE_nkv"), &program).unwrap();
     let unix = format!("unix://{}", cluster.node(0).unix());
-    for (connect, says) in [
-        (cluster.node(0).control(), "processes of its own user on its own host"),
-        (&unix, "Permission denied"),
+    for (connect, code, says) in [
+        (cluster.node(0).control(), 5, "processes of its own user on its own host"),
+        (&unix, 4, "Permission denied"),
     ] {
         let mut command: Command = clean_command(program.to_str().unwrap());
         command.args(["--job", cluster.job(), "--connect", connect, "exists", "k"]);
         command.uid(NOBODY).gid(NOBODY).current_dir("/");
         let ended = run_to_end(command, LIMIT);
-        assert_eq!(ended.code, 3, "{}", ended.stderr);
+        assert_eq!(ended.code, code, "{}", ended.stderr);
         assert!(ended.sentence().contains(says), "{}", ended.stderr);
     }
 }
@@ -396,6 +396,6 @@ fn i20_with_a_secret_ranks_meet_at_an_address_that_others_reach() {
     assert_eq!(handle.get(b"k").unwrap(), &b"v"[..]);
     handle.close();
     let none = nkv(&cluster, None, &["get", "k"]);
-    assert_eq!(none.code, 3);
+    assert_eq!(none.code, 5);
     assert!(none.sentence().contains("set NKV_SECRET"), "{}", none.stderr);
 }

@@ -1,6 +1,7 @@
 //! Where the load goes: a cluster embedded in this process, or running nodes. Both end as handles
 //! of the same kind, each for one thread, so the runs themselves do not know the difference.
 
+use crate::endpoints::{connect, endpoint};
 use crate::flags::Flags;
 use crate::sizes::show_bytes;
 use anyhow::Context;
@@ -61,12 +62,15 @@ impl Drop for Embedded<'_> {
     }
 }
 
-/// A handle of a running cluster, for one thread.
+/// A handle of a running cluster, for one thread, through the first of the nodes named in `address`,
+/// separated by commas, that leads to it.
 ///
 /// # Errors
-/// If `address` is none, or the node there does not answer or is of another job.
+/// If one of them is no address, or none answers, or they are of another job.
 pub(crate) fn remote(flags: &Flags, address: &str) -> anyhow::Result<Blocking> {
-    let node: Address = address.parse().map_err(|e| anyhow::anyhow!("--connect {address}: {e}"))?;
+    let wrong = |e| anyhow::anyhow!("--connect {address}: {e}");
+    let nodes: Vec<Address> =
+        address.split(',').map(endpoint).collect::<Result<_, _>>().map_err(wrong)?;
     flags.fabric.find().map_err(anyhow::Error::msg)?;
     let secret = Secret::find(flags.secret_file.as_deref())?;
     let job = flags.job.clone();
@@ -81,5 +85,7 @@ pub(crate) fn remote(flags: &Flags, address: &str) -> anyhow::Result<Blocking> {
         secret,
         ..ClientConfig::default()
     };
-    Blocking::connect(&node, config).with_context(|| format!("--connect {address}"))
+    let rt = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let client = rt.block_on(connect(&nodes, &config));
+    Ok(client.with_context(|| format!("--connect {address}"))?.blocking()?)
 }

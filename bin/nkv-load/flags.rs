@@ -2,6 +2,7 @@
 //! starts nothing; a combination that cannot work is refused here, with the flag to change.
 
 use crate::fabric::FabricFlags;
+use crate::packaging::PackagingFlags;
 use crate::sizes::parse_bytes;
 use clap::{Parser, ValueEnum};
 use nkv::TransportChoice;
@@ -52,8 +53,9 @@ const NOT_IN_AN_EMBEDDED_TRACE: [&str; 7] =
 #[derive(Debug, Clone, Parser)]
 #[command(name = "nkv-load", version, about = "The load generator of nkv", long_about = LONG_ABOUT)]
 pub(crate) struct Flags {
-    /// Control address of any node of a running cluster
-    #[arg(long, value_name = "HOST:PORT")]
+    /// Control addresses of nodes of a running cluster, any will do; the first that leads to it
+    /// serves. Without a port: NKV_PORT, or 7400
+    #[arg(long, value_name = "HOST:PORT,...")]
     pub(crate) connect: Option<String>,
 
     /// Job of that cluster
@@ -208,6 +210,10 @@ pub(crate) struct Flags {
     #[arg(long, value_name = "N", requires = "trace",
         conflicts_with_all = NOT_IN_A_TRACE)]
     pub(crate) requests: Option<usize>,
+
+    /// What a package is made of
+    #[command(flatten)]
+    pub(crate) packaging: PackagingFlags,
 }
 
 /// What a command line asks for.

@@ -8,6 +8,9 @@ mod content;
 mod corrupt;
 mod destination;
 mod embedded;
+#[path = "../endpoints.rs"]
+#[expect(dead_code, reason = "what only a program that need not be told where the cluster is uses")]
+mod endpoints;
 #[path = "../fabric.rs"]
 mod fabric;
 mod flags;
@@ -16,6 +19,8 @@ mod latency;
 mod lookups;
 mod memcpy;
 mod mix;
+#[path = "../packaging.rs"]
+mod packaging;
 mod pour;
 mod progress;
 mod report;
@@ -28,7 +33,7 @@ mod tally;
 mod timeline;
 mod trace;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use destination::Destination;
 use flags::{Flags, Mode};
 use nkv::StartError;
@@ -48,6 +53,11 @@ const UNDONE: u8 = 3;
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
+    match flags.packaging.print(Flags::command()) {
+        Ok(false) => {}
+        Ok(true) => return ExitCode::SUCCESS,
+        Err(_) => return ExitCode::from(UNDONE),
+    }
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -1,7 +1,8 @@
 //! The command line, and the one table of settings from which flags, `NKV_*` variables and file
 //! keys get their names. Values stay text here: whoever reads them says where a wrong one came from.
 
-use clap::{Arg, ArgAction, Command};
+use crate::packaging::PackagingFlags;
+use clap::{Arg, ArgAction, Args, Command, FromArgMatches};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -156,7 +157,7 @@ impl Setting {
 }
 
 /// What the command line says.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Flags {
     /// Values by key, as typed.
     pub(crate) values: BTreeMap<&'static str, String>,
@@ -164,6 +165,8 @@ pub(crate) struct Flags {
     pub(crate) config: Option<PathBuf>,
     /// Print the effective configuration and end.
     pub(crate) print_config: bool,
+    /// Print completions or the man page and end.
+    pub(crate) packaging: PackagingFlags,
 }
 
 const LONG_ABOUT: &str = "\
@@ -198,7 +201,7 @@ pub(crate) fn command() -> Command {
             vec![arg.value_name(s.value).help(s.help).allow_hyphen_values(true)]
         }
     });
-    Command::new("nkv-node")
+    let command = Command::new("nkv-node")
         .version(env!("CARGO_PKG_VERSION"))
         .about("Runs one rank of an nkv cluster")
         .long_about(LONG_ABOUT)
@@ -215,7 +218,8 @@ pub(crate) fn command() -> Command {
                 .long("print-config")
                 .action(ArgAction::SetTrue)
                 .help("Print the effective configuration as TOML and end"),
-        )
+        );
+    PackagingFlags::augment_args(command)
 }
 
 /// Reads the command line.
@@ -240,6 +244,7 @@ pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Flags, c
         values,
         config: matches.get_one::<PathBuf>("config").cloned(),
         print_config: matches.get_flag("print_config"),
+        packaging: PackagingFlags::from_arg_matches(&matches)?,
     })
 }
 

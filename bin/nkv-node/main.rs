@@ -6,6 +6,8 @@ mod flags;
 mod http;
 mod launcher;
 mod metrics;
+#[path = "../packaging.rs"]
+mod packaging;
 mod ready;
 mod run;
 mod settings;
@@ -35,6 +37,11 @@ fn main() -> ExitCode {
             return ExitCode::from(u8::try_from(said.exit_code()).unwrap_or(settings::EXIT_CONFIG));
         }
     };
+    match flags.packaging.print(flags::command()) {
+        Ok(false) => {}
+        Ok(true) => return ExitCode::SUCCESS,
+        Err(error) => return fail(EXIT_INTERNAL, &format!("stdout: {error}")),
+    }
     let env: launcher::Env = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
         .collect();

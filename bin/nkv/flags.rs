@@ -1,8 +1,11 @@
 //! The command line: the commands, and the options that all of them share.
 
+use crate::endpoints::{endpoint, here};
 use crate::fabric::FabricFlags;
 use crate::sizes::parse_bytes;
+use crate::{exit, keys};
 use clap::{Parser, Subcommand};
+use clap_complete::Shell;
 use nkv::{Address, TransportChoice};
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -26,23 +29,28 @@ nkv rm [OPTIONS] <KEY>...
 const LONG_ABOUT: &str = "\
 Looks at a running nkv cluster and moves single values in and out of it.
 
-  nkv --connect HOST:PORT status            the members, their heaps and addresses
-  nkv --connect HOST:PORT top               the same and more, live; q quits
-  nkv --connect HOST:PORT put KEY FILE      (or - for stdin)
-  nkv --connect HOST:PORT get KEY -o FILE   (or - for stdout)
-  nkv --connect HOST:PORT ls '^run-1/'      the keys that a regular expression matches, or all
-  nkv --connect HOST:PORT mount 1GiB --rank 1     more memory for a rank, while it runs
+  nkv status                      the members, their heaps and addresses
+  nkv top                         the same and more, live; q quits
+  nkv put KEY FILE                (or - for stdin)
+  nkv get KEY -o FILE             (or - for stdout)
+  nkv ls '^run-1/'                the keys that a regular expression matches, or all
+  nkv evict --until-below 50%     room in every heap, before somebody needs it
+  nkv mount 1GiB --rank 1         more memory for a rank, while it runs
 
-Any node of the cluster will do. Exit status: 0 done; 1 a key is not there; 2 wrong command line;
-3 anything else.";
+Where the cluster is: --connect or NKV_CONNECT names any of its nodes, or several, of which the first
+that leads to it serves. A port that is not given is NKV_PORT, or 7400. Without either it is
+127.0.0.1 with that port.";
 
 /// The command line.
 #[derive(Debug, Parser)]
-#[command(name = "nkv", version, about = "Looks at an nkv cluster", long_about = LONG_ABOUT)]
+#[command(name = "nkv", version, about = "Looks at an nkv cluster", long_about = LONG_ABOUT,
+    after_long_help = format!("{}\n\n{}", keys::SYNTAX, exit::TABLE))]
 pub(crate) struct Flags {
-    /// Control address of any node: HOST:PORT, or unix:///PATH
-    #[arg(long, global = true, env = "NKV_CONNECT", value_name = "HOST:PORT")]
-    pub(crate) connect: Option<Address>,
+    /// Control addresses of nodes, any will do: HOST, HOST:PORT or unix:///PATH [default:
+    /// 127.0.0.1, and port NKV_PORT or 7400]
+    #[arg(long, global = true, env = "NKV_CONNECT", value_name = "HOST:PORT,...",
+        value_delimiter = ',', num_args = 1, value_parser = endpoint)]
+    connect: Vec<Address>,
 
     /// Job of that cluster
     #[arg(long, global = true, env = "NKV_JOB", default_value = "nkv")]
@@ -53,9 +61,13 @@ pub(crate) struct Flags {
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) secret_file: Option<PathBuf>,
 
-    /// One JSON object instead of text
+    /// One JSON object instead of text, also for an error (on stderr)
     #[arg(long, global = true)]
     pub(crate) json: bool,
+
+    /// Take keys as they are typed, also those that begin with a double quote
+    #[arg(long, global = true)]
+    pub(crate) literal_keys: bool,
 
     /// Which way bytes go: auto, shm, tcp or rdma
     #[arg(long, global = true, default_value = "auto")]
@@ -114,6 +126,9 @@ pub(crate) enum Command {
         /// File to write; - is stdout. It appears whole or not at all
         #[arg(short, long, value_name = "FILE")]
         output: Option<PathBuf>,
+        /// Write to a terminal also what is no text (so does -o -)
+        #[arg(short, long)]
+        force: bool,
     },
     /// Takes keys away for good
     #[command(override_usage = RM_USAGE)]
@@ -144,6 +159,15 @@ pub(crate) enum Command {
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         limit: Option<u64>,
     },
+    /// Has ranks evict until no more than so much of each heap is used; says what went
+    Evict {
+        /// Share of a heap that may stay in use, such as 50%
+        #[arg(long, value_name = "PERCENT", value_parser = percent)]
+        until_below: f64,
+        /// Which rank [default: all]
+        #[arg(long, value_name = "N")]
+        rank: Option<u32>,
+    },
     /// Has a rank contribute one more segment of memory; says its number
     Mount {
         /// Payload bytes (MiB, GiB)
@@ -165,12 +189,41 @@ pub(crate) enum Command {
             value_parser = clap::value_parser!(u64).range(0..=MAX_UNMOUNT_MS))]
         wait_ms: u64,
     },
-    /// Says which keys are there; exit status 1 unless all of them can be read
+    /// Says which keys are there; exit status 1 if one is not, 4 if one cannot be read now
     Exists {
         /// The keys
         #[arg(required = true, value_name = "KEY")]
         keys: Vec<OsString>,
     },
+    /// Prints completions for a shell
+    Completions {
+        /// Which one
+        shell: Shell,
+    },
+    /// Prints the man page, or writes one for each command
+    Man {
+        /// Folder for the pages; it is made if it is not there
+        #[arg(value_name = "DIR")]
+        folder: Option<PathBuf>,
+    },
+}
+
+impl Flags {
+    /// Where to ask for the cluster, in this order.
+    pub(crate) fn nodes(&self) -> Vec<Address> {
+        if self.connect.is_empty() { vec![here()] } else { self.connect.clone() }
+    }
+}
+
+/// A ratio from a percentage. Whether 0.5 is half a percent or a half, readers disagree.
+fn percent(text: &str) -> Result<f64, String> {
+    let (number, sign) = text.strip_suffix('%').map_or((text, false), |n| (n, true));
+    match number.trim().parse::<f64>() {
+        Ok(value) if (0.0..=100.0).contains(&value) && (sign || value.fract() == 0.0) => {
+            Ok(value / 100.0)
+        }
+        _ => Err("a percentage is wanted, 0% to 100%, such as 50%".to_string()),
+    }
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
@@ -190,7 +243,7 @@ fn page_bytes(text: &str) -> Result<u32, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Command, Flags};
+    use super::{Command, Flags, percent};
     use clap::{CommandFactory, Parser};
     use std::path::Path;
 
@@ -208,7 +261,25 @@ mod tests {
         for text in ["--connect h:1 --json get k", "get --connect h:1 k --json"] {
             let flags = flags(text).unwrap();
             assert!(flags.json, "{text}");
-            assert_eq!(flags.connect.unwrap().to_string(), "tcp://h:1");
+            assert_eq!(flags.nodes(), ["tcp://h:1".parse().unwrap()]);
+        }
+    }
+
+    #[test]
+    fn several_nodes_are_named_with_commas_or_one_by_one() {
+        for text in ["--connect h:1,g:2 status", "--connect h:1 --connect g:2 status"] {
+            let nodes = flags(text).unwrap().nodes();
+            assert_eq!(nodes, ["h:1".parse().unwrap(), "g:2".parse().unwrap()], "{text}");
+        }
+    }
+
+    #[test]
+    fn a_share_is_a_percentage() {
+        for (text, ratio) in [("50%", 0.5), ("50", 0.5), ("12.5%", 0.125), ("0%", 0.0)] {
+            assert_eq!(percent(text), Ok(ratio), "{text}");
+        }
+        for text in ["0.5", "101%", "-1%", "half", "", "nan%"] {
+            assert!(percent(text).is_err(), "{text}");
         }
     }
 
@@ -236,7 +307,13 @@ mod tests {
             "rm a --yes",
             "rm --yes",
             "rm --matching a --yes",
-            "--connect nowhere status",
+            "--connect http://h status",
+            "--connect h:1,7400 status",
+            "evict",
+            "evict --rank 1",
+            "evict --until-below 0.5",
+            "completions",
+            "completions dos",
             "--transport carrier-pigeon status",
             "--timeout-ms 0 status",
             "put k f --page-bytes 4GiB",

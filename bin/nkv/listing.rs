@@ -1,15 +1,14 @@
 //! `nkv ls`: the keys that are there, page by page, so that any number of them can be printed. It
 //! holds one page at a time and reads no values.
 
-use crate::output::{self, key as shown};
+use crate::keys::shown;
+use crate::output;
 use crate::patience::Patience;
 use crate::trouble::{Answer, Trouble};
 use nkv::Blocking;
 use nkv::message::Listed;
 use serde_json::json;
-use std::ffi::OsStr;
 use std::io::Write;
-use std::os::unix::ffi::OsStrExt;
 
 /// Keys asked for at once. Every page is a pass over all keys at the master, so it is no small one.
 const PAGE_KEYS: usize = 1 << 18;
@@ -74,7 +73,7 @@ impl Ls<'_> {
 }
 
 fn name(row: &Listed) -> String {
-    shown(OsStr::from_bytes(&row.key))
+    shown(&row.key)
 }
 
 fn object(row: &Listed) -> String {
@@ -152,7 +151,7 @@ mod tests {
     fn keys_are_lines_or_a_table_or_json() {
         let ls = |long, json| Ls { pattern: None, long, limit: None, json };
         let page = [row(b"a"), row(b"\xff\n")];
-        assert_eq!(ls(false, false).text(true, &page), "a\n\\xff\\n\n");
+        assert_eq!(ls(false, false).text(true, &page), "a\n\"\\xff\\n\"\n");
         let table = ls(true, false).text(true, &page[..1]);
         assert_eq!(
             table,
@@ -162,7 +161,7 @@ mod tests {
         let json = ls(false, true);
         let text = format!("{}{}]}}", json.text(true, &page), json.text(false, &page[..1]));
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(value["keys"][1]["key"], "\\xff\\n");
+        assert_eq!(value["keys"][1]["key"], "\"\\xff\\n\"");
         assert_eq!(value["keys"][2]["state"], "ready");
     }
 }

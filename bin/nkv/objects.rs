@@ -1,7 +1,8 @@
 //! `nkv put`, `get`, `rm`, `exists`: single values. Bytes come from and go to `transfer`; here is
 //! what the cluster is asked, and what is said about the answer.
 
-use crate::output::{self, key as shown};
+use crate::keys::shown;
+use crate::output;
 use crate::patience::Patience;
 use crate::sizes::show_bytes;
 use crate::transfer;
@@ -9,14 +10,13 @@ use crate::trouble::{Answer, Trouble};
 use nkv::message::{Existence, PutOptions};
 use nkv::{Blocking, Error, ErrorKind};
 use serde_json::json;
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
+use std::io::IsTerminal;
 use std::path::Path;
 
 /// `nkv put`.
 pub(crate) struct Put<'a> {
     /// The key.
-    pub(crate) key: &'a OsStr,
+    pub(crate) key: &'a [u8],
     /// The file; `-` or none is stdin.
     pub(crate) file: Option<&'a Path>,
     /// Who should own it.
@@ -39,7 +39,7 @@ impl Put<'_> {
             page_bytes: self.page_bytes.unwrap_or(0),
             ..PutOptions::default()
         };
-        let key = self.key.as_bytes();
+        let key = self.key;
         // None if it is gone again by now: it was stored all the same.
         let place = || handle.get_location(key).ok().map(|meta| meta.rank);
         patience
@@ -70,24 +70,42 @@ fn largest_heap(handle: &Blocking) -> Result<u64, Error> {
     heaps.max().ok_or_else(|| Error::not_ready("the cluster is starting: no rank has joined yet"))
 }
 
+/// Where `nkv get` writes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Output<'a> {
+    /// The file; `-` or none is stdout.
+    pub(crate) file: Option<&'a Path>,
+    /// Any bytes, also to a terminal.
+    pub(crate) force: bool,
+}
+
 /// `nkv get`.
 pub(crate) fn get(
     handle: &Blocking,
     patience: &Patience,
-    key: &OsStr,
-    to: Option<&Path>,
+    key: &[u8],
+    to: Output<'_>,
     json: bool,
 ) -> Result<Answer, Trouble> {
-    let to = to.filter(|path| *path != Path::new("-"));
+    // Who names stdout means it.
+    let force = to.force || to.file.is_some();
+    let to = to.file.filter(|path| *path != Path::new("-"));
     if json && to.is_none() {
         return Err(Trouble::Usage(
             "get --json would mix JSON with the value: give -o FILE for the value".to_string(),
         ));
     }
-    let value = patience
-        .call(|| handle.get(key.as_bytes()))
-        .map_err(|e| Trouble::about(shown(key), e, || None))?;
+    let value =
+        patience.call(|| handle.get(key)).map_err(|e| Trouble::about(shown(key), e, || None))?;
     let Some(path) = to else {
+        if !force && std::io::stdout().is_terminal() && !is_text(&value) {
+            return Err(Trouble::Usage(format!(
+                "the {} of key {} are no text and could upset the terminal: give -o FILE, pipe them \
+                 on, or write them all the same with --force",
+                show_bytes(value.len() as u64),
+                shown(key)
+            )));
+        }
         output::write(&value)?;
         return Ok(Answer::Found);
     };
@@ -102,9 +120,15 @@ pub(crate) fn get(
     Ok(Answer::Found)
 }
 
+/// Nothing in it moves the cursor but line feeds and tabs.
+fn is_text(value: &[u8]) -> bool {
+    let harmless = |c: char| !c.is_control() || matches!(c, '\n' | '\r' | '\t');
+    std::str::from_utf8(value).is_ok_and(|text| text.chars().all(harmless))
+}
+
 /// `nkv rm`: one line per key; the first error that is not "absent" is the command's.
-pub(crate) fn rm(handle: &Blocking, keys: &[OsString], json: bool) -> Result<Answer, Trouble> {
-    let bytes: Vec<&[u8]> = keys.iter().map(|k| k.as_bytes()).collect();
+pub(crate) fn rm(handle: &Blocking, keys: &[Vec<u8>], json: bool) -> Result<Answer, Trouble> {
+    let bytes: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     let (mut rows, mut answer, mut failed) = (Vec::new(), Answer::Found, None);
     for (key, result) in keys.iter().zip(handle.remove_many(&bytes)) {
         let word = match result {
@@ -114,19 +138,19 @@ pub(crate) fn rm(handle: &Blocking, keys: &[OsString], json: bool) -> Result<Ans
                 "absent"
             }
             Err(e) => {
-                failed.get_or_insert(e);
+                failed.get_or_insert((key, e));
                 "failed"
             }
         };
         rows.push((key, word));
     }
     report(&rows, json)?;
-    failed.map_or(Ok(answer), |e| Err(e.into()))
+    failed.map_or(Ok(answer), |(key, e)| Err(Trouble::about(shown(key), e, || None)))
 }
 
 /// `nkv exists`: one line per key.
-pub(crate) fn exists(handle: &Blocking, keys: &[OsString], json: bool) -> Result<Answer, Trouble> {
-    let bytes: Vec<&[u8]> = keys.iter().map(|k| k.as_bytes()).collect();
+pub(crate) fn exists(handle: &Blocking, keys: &[Vec<u8>], json: bool) -> Result<Answer, Trouble> {
+    let bytes: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     let found = handle.exists(&bytes, false)?;
     let word = |existence: &Existence| match existence {
         Existence::Absent => "absent",
@@ -136,12 +160,16 @@ pub(crate) fn exists(handle: &Blocking, keys: &[OsString], json: bool) -> Result
     };
     let rows: Vec<_> = keys.iter().zip(found.iter().map(word)).collect();
     report(&rows, json)?;
-    let all = found.iter().all(|e| *e == Existence::Ready);
-    Ok(if all { Answer::Found } else { Answer::Absent })
+    Ok(match &found {
+        all if all.iter().all(|e| *e == Existence::Ready) => Answer::Found,
+        some if some.contains(&Existence::Absent) => Answer::Absent,
+        // Written just now, or on a rank that is down.
+        _ => Answer::Unreached,
+    })
 }
 
 /// What happened to each key.
-fn report(rows: &[(&OsString, &str)], json: bool) -> Result<(), Trouble> {
+fn report(rows: &[(&Vec<u8>, &str)], json: bool) -> Result<(), Trouble> {
     if json {
         let keys: Vec<_> =
             rows.iter().map(|(key, word)| json!({ "key": shown(key), "state": word })).collect();
@@ -149,4 +177,17 @@ fn report(rows: &[(&OsString, &str)], json: bool) -> Result<(), Trouble> {
     }
     let text: String = rows.iter().map(|(key, word)| format!("{}: {word}\n", shown(key))).collect();
     output::write(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_text;
+
+    #[test]
+    fn text_is_what_leaves_a_terminal_as_it_is() {
+        assert!(is_text(b"") && is_text("a\tü\r\n".as_bytes()));
+        for harmful in [&b"\0"[..], b"\x1b[2J", b"\xff", b"\x07", "\u{9b}".as_bytes()] {
+            assert!(!is_text(harmful), "{harmful:?}");
+        }
+    }
 }

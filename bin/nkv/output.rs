@@ -4,9 +4,7 @@
 use crate::trouble::Trouble;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
-use std::ffi::OsStr;
 use std::io::Write;
-use std::os::unix::ffi::OsStrExt;
 
 /// Writes to stdout, all of it.
 pub(crate) fn write(bytes: &[u8]) -> Result<(), Trouble> {
@@ -40,26 +38,9 @@ pub(crate) fn lines(table: &Table) -> String {
     table.to_string().lines().map(|line| line.trim_end().to_string() + "\n").collect()
 }
 
-/// A key as people read it: its text, or its bytes escaped.
-pub(crate) fn key(key: &OsStr) -> String {
-    match key.to_str() {
-        Some(text) if !text.chars().any(char::is_control) => text.to_string(),
-        _ => key.as_bytes().escape_ascii().to_string(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{key, lines, table};
-    use std::ffi::OsStr;
-    use std::os::unix::ffi::OsStrExt;
-
-    #[test]
-    fn keys_that_are_no_text_are_escaped() {
-        assert_eq!(key(OsStr::new("a/ü")), "a/ü");
-        assert_eq!(key(OsStr::from_bytes(b"a\xff\n")), "a\\xff\\n");
-        assert_eq!(key(OsStr::new("a\x1b[1m")), "a\\x1b[1m");
-    }
+    use super::{lines, table};
 
     #[test]
     fn a_table_is_plain_lines() {

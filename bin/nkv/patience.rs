@@ -22,10 +22,19 @@ impl Patience {
     }
 
     /// Calls until the answer is another than that the cluster is starting, or the time is over.
-    pub(crate) fn call<T>(&self, mut work: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+    pub(crate) fn call<T>(&self, work: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
+        self.retry(is_starting, work)
+    }
+
+    /// The same of something that asks several nodes.
+    pub(crate) fn retry<T, E>(
+        &self,
+        starting: impl Fn(&E) -> bool,
+        mut work: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
         loop {
             match work() {
-                Err(e) if is_starting(&e) && BootClock.now_ms() < self.until_ms => {
+                Err(e) if starting(&e) && BootClock.now_ms() < self.until_ms => {
                     std::thread::sleep(PAUSE);
                 }
                 other => return other,
@@ -35,7 +44,7 @@ impl Patience {
 }
 
 /// Nobody listens yet, or not all ranks are there yet. A key that is being written is neither.
-fn is_starting(error: &Error) -> bool {
+pub(crate) fn is_starting(error: &Error) -> bool {
     match error.kind {
         ErrorKind::NotReady => error.message.starts_with("the cluster is starting"),
         ErrorKind::Disconnected => {

@@ -9,8 +9,9 @@ mod status_page;
 mod terminal;
 mod text;
 
+use crate::endpoints::{self, NoneServes};
 use crate::output;
-use crate::patience::Patience;
+use crate::patience::{Patience, is_starting};
 use crate::trouble::{Answer, Trouble};
 use collect::Collector;
 use model::{Model, Screen};
@@ -31,21 +32,19 @@ pub(crate) struct Top {
 }
 
 impl Top {
-    /// Shows the cluster behind `node` until told to end.
+    /// Shows the cluster behind `nodes` until told to end.
     pub(crate) fn run(
         self,
-        node: &Address,
+        runtime: Runtime,
+        nodes: Vec<Address>,
         config: ClientConfig,
         patience: &Patience,
     ) -> Result<Answer, Trouble> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|e| Trouble::io("a runtime", e))?;
         let job = config.job.clone();
-        let connected =
-            patience.call(|| runtime.block_on(Collector::connect(node.clone(), config.clone())));
-        let collector = connected.map_err(|e| Trouble::connecting(node, e))?;
+        let starting = |none: &NoneServes| none.all(is_starting);
+        let client =
+            patience.retry(starting, || runtime.block_on(endpoints::connect(&nodes, &config)))?;
+        let collector = Collector::new(client, nodes, config);
         let model = Model::new(job);
         let live = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
         if self.once || self.json || !live {

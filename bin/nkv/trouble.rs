@@ -1,14 +1,11 @@
-//! What can go wrong and what the user should do about it: one sentence and an exit code each.
+//! What can go wrong and what the user should do about it: one sentence, or one JSON object, and an
+//! exit status each.
 
-use nkv::{Address, Error, ErrorKind};
+use crate::endpoints::NoneServes;
+use crate::exit;
+use nkv::{Error, ErrorKind};
+use serde_json::json;
 use std::io;
-
-/// Exit code if a key is not there.
-pub(crate) const EXIT_ABSENT: u8 = 1;
-/// Exit code for a wrong command line.
-pub(crate) const EXIT_USAGE: u8 = 2;
-/// Exit code for everything else.
-pub(crate) const EXIT_OTHER: u8 = 3;
 
 /// How a command ended that ended well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +14,19 @@ pub(crate) enum Answer {
     Found,
     /// Done, but a key is not there.
     Absent,
+    /// Done, but a key cannot be read now.
+    Unreached,
+}
+
+impl Answer {
+    /// The process's exit status.
+    pub(crate) fn exit_code(self) -> u8 {
+        match self {
+            Self::Found => 0,
+            Self::Absent => exit::ABSENT,
+            Self::Unreached => exit::UNREACHED,
+        }
+    }
 }
 
 /// Why a command failed.
@@ -25,6 +35,14 @@ pub(crate) enum Trouble {
     /// The cluster said no.
     #[error("{0}; {hint}", hint = hint(.0))]
     Call(#[from] Error),
+    /// The cluster said no about a key.
+    #[error("{error}; {hint}", hint = hint(.error))]
+    OfKey {
+        /// The key, as shown.
+        key: String,
+        /// What it said.
+        error: Error,
+    },
     /// No such key.
     #[error("no key {0} (never put, evicted, removed, or lost with its rank)")]
     Absent(String),
@@ -36,17 +54,9 @@ pub(crate) enum Trouble {
         /// " on rank N", or nothing if it is gone by now.
         place: String,
     },
-    /// A node there that does not take this client: which one, what it said, and what to do.
+    /// No node there, or none that takes this client: what each said, and what to do.
     #[error("{0}")]
-    Refused(String),
-    /// No node there.
-    #[error("cannot use a cluster through {node}: {error}")]
-    Connect {
-        /// Where.
-        node: Address,
-        /// Why, and what to do.
-        error: Error,
-    },
+    Connect(#[from] NoneServes),
     /// A file or stream.
     #[error("{what}: {error}")]
     Io {
@@ -67,14 +77,6 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
-    /// Connecting failed.
-    pub(crate) fn connecting(node: &Address, error: Error) -> Self {
-        match error.kind {
-            ErrorKind::InvalidArgument => Self::Refused(error.message),
-            _ => Self::Connect { node: node.clone(), error },
-        }
-    }
-
     /// A call about one key failed; `place` says where it is, if that is known.
     pub(crate) fn about(key: String, error: Error, place: impl FnOnce() -> Option<u32>) -> Self {
         match error.kind {
@@ -87,7 +89,7 @@ impl Trouble {
             ErrorKind::InvalidArgument if error.message.contains("--heap-bytes") => {
                 Self::TooLarge(error.message)
             }
-            _ => Self::Call(error),
+            _ => Self::OfKey { key, error },
         }
     }
 
@@ -109,28 +111,69 @@ impl Trouble {
         }
     }
 
-    /// Nobody said where the cluster is.
-    pub(crate) fn nowhere() -> Self {
-        Self::Usage(
-            "where is the cluster? Give --connect HOST:PORT, or NKV_CONNECT: the control address \
-             of any node"
-                .to_string(),
-        )
-    }
-
     /// A file or stream failed.
     pub(crate) fn io(what: impl Into<String>, error: io::Error) -> Self {
         Self::Io { what: what.into(), error }
     }
 
-    /// The process's exit code.
-    pub(crate) fn exit_code(&self) -> u8 {
+    /// What the caller can do about it, in the library's words.
+    fn kind(&self) -> ErrorKind {
         match self {
-            Self::Call(e) | Self::Segment(e) if e.kind == ErrorKind::NotFound => EXIT_ABSENT,
-            Self::Absent(_) => EXIT_ABSENT,
-            Self::Call(e) | Self::Segment(e) if e.kind == ErrorKind::InvalidArgument => EXIT_USAGE,
-            Self::Usage(_) => EXIT_USAGE,
-            _ => EXIT_OTHER,
+            Self::Call(e) | Self::OfKey { error: e, .. } | Self::Segment(e) => e.kind,
+            Self::Connect(none) => none.kind(),
+            Self::Absent(_) => ErrorKind::NotFound,
+            Self::Exists { .. } => ErrorKind::AlreadyExists,
+            Self::TooLarge(_) => ErrorKind::OutOfMemory,
+            Self::Usage(_) => ErrorKind::InvalidArgument,
+            Self::Io { .. } => ErrorKind::Unsupported,
+        }
+    }
+
+    /// The same in one word for programs; two kinds are of this program alone.
+    fn word(&self) -> String {
+        match self {
+            Self::Io { .. } => "Io".to_string(),
+            Self::Connect(none) if none.kind() == ErrorKind::InvalidArgument => {
+                "Refused".to_string()
+            }
+            _ => self.kind().to_string(),
+        }
+    }
+
+    /// The key it is about.
+    fn key(&self) -> Option<&str> {
+        match self {
+            Self::OfKey { key, .. } | Self::Absent(key) | Self::Exists { key, .. } => Some(key),
+            _ => None,
+        }
+    }
+
+    /// As one JSON object.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        let mut error = json!({ "kind": self.word(), "message": self.to_string() });
+        if let Some(key) = self.key() {
+            error["key"] = key.into();
+        }
+        json!({ "error": error })
+    }
+
+    /// The process's exit status.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match (self, self.kind()) {
+            (Self::Connect(_), ErrorKind::InvalidArgument) => exit::REFUSED,
+            (_, ErrorKind::NotFound) => exit::ABSENT,
+            (_, ErrorKind::InvalidArgument) => exit::USAGE,
+            (_, ErrorKind::AlreadyExists) => exit::EXISTS,
+            (_, ErrorKind::OutOfMemory) => exit::NO_ROOM,
+            (_, ErrorKind::Unsupported) => exit::LOCAL,
+            (_, ErrorKind::Corrupt | ErrorKind::Internal) => exit::BROKEN,
+            (
+                _,
+                ErrorKind::Disconnected
+                | ErrorKind::NotReady
+                | ErrorKind::Timeout
+                | ErrorKind::Reclaimed,
+            ) => exit::UNREACHED,
         }
     }
 
@@ -160,28 +203,58 @@ fn hint(error: &Error) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::{Trouble, hint};
+    use crate::endpoints::NoneServes;
+    use crate::exit;
     use nkv::Error;
+    use serde_json::json;
     use std::io;
 
+    fn connecting(error: Error) -> Trouble {
+        NoneServes(vec![("h:1".parse().unwrap(), error)]).into()
+    }
+
     #[test]
-    fn exit_codes_tell_absent_from_wrong_from_failed() {
+    fn every_outcome_has_an_exit_status_of_its_own() {
         for (trouble, code) in [
             (Trouble::from(Error::not_found("x")), 1),
+            (Trouble::Absent("x".into()), 1),
+            (Trouble::segment(Error::not_found("x")), 1),
             (Trouble::from(Error::invalid("x")), 2),
             (Trouble::Usage("x".into()), 2),
-            (Trouble::from(Error::timeout("x")), 3),
-            (Trouble::TooLarge("x".into()), 3),
-            (Trouble::segment(Error::not_found("x")), 1),
             (Trouble::segment(Error::invalid("x")), 2),
-            (Trouble::segment(Error::out_of_memory("x")), 3),
-            (Trouble::Absent("x".into()), 1),
             (Trouble::about("x".into(), Error::already_exists("x"), || Some(1)), 3),
-            (Trouble::connecting(&"h:1".parse().unwrap(), Error::disconnected("x")), 3),
-            (Trouble::connecting(&"h:1".parse().unwrap(), Error::invalid("x")), 3),
-            (Trouble::io("f", io::Error::from(io::ErrorKind::NotFound)), 3),
+            (Trouble::from(Error::timeout("x")), 4),
+            (Trouble::from(Error::disconnected("x")), 4),
+            (Trouble::from(Error::not_ready("x")), 4),
+            (connecting(Error::disconnected("x")), 4),
+            (connecting(Error::invalid("x")), 5),
+            (Trouble::TooLarge("x".into()), 6),
+            (Trouble::segment(Error::out_of_memory("x")), 6),
+            (Trouble::io("f", io::Error::from(io::ErrorKind::NotFound)), 7),
+            (Trouble::from(Error::unsupported("x")), 7),
+            (Trouble::from(Error::internal("x")), 8),
+            (Trouble::from(Error::corrupt("x")), 8),
         ] {
             assert_eq!(trouble.exit_code(), code, "{trouble}");
+            assert!(exit::TABLE.contains(&format!("\n  {code}  ")), "{code}");
         }
+    }
+
+    #[test]
+    fn as_json_an_error_names_its_kind_and_its_key() {
+        let absent = Trouble::about("k".into(), Error::not_found("x"), || None);
+        let told = absent.to_string();
+        let error = json!({ "error": { "kind": "NotFound", "message": told, "key": "k" } });
+        assert_eq!(absent.json(), error);
+        let refused = connecting(Error::invalid("no")).json();
+        assert_eq!(refused, json!({ "error": { "kind": "Refused", "message": "no" } }));
+        let io = Trouble::io("f", io::Error::from(io::ErrorKind::NotFound)).json();
+        assert_eq!(io["error"]["kind"], "Io");
+        let busy = Trouble::about("k".into(), Error::not_ready("x"), || None).json();
+        assert_eq!(
+            (&busy["error"]["kind"], &busy["error"]["key"]),
+            (&json!("NotReady"), &json!("k"))
+        );
     }
 
     #[test]
@@ -194,15 +267,6 @@ mod tests {
     fn of_a_segment_nothing_is_said_that_is_about_keys() {
         let said = Trouble::segment(Error::not_found("there is no segment 1")).to_string();
         assert_eq!(said, "there is no segment 1");
-    }
-
-    #[test]
-    fn a_node_that_refuses_speaks_for_itself_and_one_that_is_not_there_cannot() {
-        let at = "h:1".parse().unwrap();
-        let said = |error| Trouble::connecting(&at, error).to_string();
-        assert_eq!(said(Error::invalid("tcp://h:1 refused: x")), "tcp://h:1 refused: x");
-        let nothing = said(Error::disconnected("cannot connect to tcp://h:1: refused; start it"));
-        assert!(nothing.starts_with("cannot use a cluster through tcp://h:1: "), "{nothing}");
     }
 
     #[test]
@@ -221,7 +285,7 @@ mod tests {
             "no key k (never put, evicted, removed, or lost with its rank)"
         );
         let large = Error::invalid("larger than the heap; raise --heap-bytes");
-        assert_eq!(Trouble::about("k".into(), large.clone(), || None).exit_code(), 3);
+        assert_eq!(Trouble::about("k".into(), large.clone(), || None).exit_code(), 6);
         assert_eq!(said(large, None), "larger than the heap; raise --heap-bytes");
     }
 

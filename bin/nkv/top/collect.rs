@@ -34,7 +34,9 @@ pub(super) struct Look {
 #[derive(Debug)]
 pub(super) struct Collector {
     config: ClientConfig,
-    /// Where it is tried to connect, in turn; the first is what the user gave.
+    /// What the user gave.
+    given: Vec<Address>,
+    /// Where it is tried to connect, in turn: these, then all members.
     doors: Vec<Address>,
     next_door: usize,
     client: Option<Client>,
@@ -43,14 +45,10 @@ pub(super) struct Collector {
 }
 
 impl Collector {
-    /// Connects through `node`.
-    ///
-    /// # Errors
-    /// As [`Client::connect`].
-    pub(super) async fn connect(node: Address, config: ClientConfig) -> Result<Self, Error> {
-        let client = Client::connect(&node, config.clone()).await?;
-        let known = BTreeMap::new();
-        Ok(Self { config, doors: vec![node], next_door: 0, client: Some(client), known })
+    /// Asks by a handle at first, and by others where that fails.
+    pub(super) fn new(client: Client, given: Vec<Address>, config: ClientConfig) -> Self {
+        let (doors, known) = (given.clone(), BTreeMap::new());
+        Self { config, given, doors, next_door: 0, client: Some(client), known }
     }
 
     /// Asks everybody once.
@@ -60,7 +58,7 @@ impl Collector {
         if let Ok((view, _)) = &master {
             self.known = view.nodes().map(|(info, _)| (info.rank, info.clone())).collect();
             let doors = self.known.values().map(|info| info.control.clone());
-            self.doors = self.doors.iter().take(1).cloned().chain(doors).collect();
+            self.doors = self.given.iter().cloned().chain(doors).collect();
             // Who is new, or started afresh, was not asked yet.
             let new = |info: &&RankInfo| {
                 asked.get(&info.rank).is_none_or(|was| was.incarnation != info.incarnation)

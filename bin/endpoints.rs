@@ -1,0 +1,177 @@
+//! Where a cluster is: addresses of its nodes as people type them, and the first of them that leads
+//! to it. It exists once so that the programs that are clients take the same; each includes it by path.
+
+use nkv::{Address, Client, ClientConfig, Error, ErrorKind};
+use nkv_store::clock::{BootClock, Clock};
+use std::fmt;
+use std::time::Duration;
+
+/// Port of an address that names none, unless `NKV_PORT` does.
+pub(crate) const DEFAULT_PORT: u16 = 7400;
+/// What a node gets of the limit at least, however many are tried.
+const SHARE_AT_LEAST_MS: u64 = 100;
+
+/// One address: HOST, HOST:PORT or unix:///PATH.
+///
+/// # Errors
+/// One sentence if it is none.
+pub(crate) fn endpoint(text: &str) -> Result<Address, String> {
+    with_port(text.trim(), default_port())
+}
+
+/// Rank 0 of this host.
+pub(crate) fn here() -> Address {
+    Address::Tcp(format!("127.0.0.1:{}", default_port()))
+}
+
+/// What nodes of this environment are told, too.
+fn default_port() -> u16 {
+    let said = std::env::var("NKV_PORT").ok().and_then(|port| port.trim().parse().ok());
+    // On rank 0 a port of 0 means any.
+    said.filter(|port| *port != 0).unwrap_or(DEFAULT_PORT)
+}
+
+fn with_port(text: &str, port: u16) -> Result<Address, String> {
+    let read = text.parse::<Address>();
+    let bad = || format!("{text:?} is not an address: write HOST, HOST:PORT or unix:///PATH");
+    if read.is_ok() || text.starts_with("unix://") {
+        return read;
+    }
+    let host = text.strip_prefix("tcp://").unwrap_or(text);
+    if host.bytes().all(|b| b.is_ascii_digit()) {
+        return Err(format!("{} (a port alone is none)", bad()));
+    }
+    let host = match host.parse::<std::net::Ipv6Addr>() {
+        Ok(_) => format!("[{host}]"),
+        Err(_) => host.to_string(),
+    };
+    format!("{host}:{port}").parse().map_err(|_| bad())
+}
+
+/// Why no node led to the cluster: what each of them answered, in the order in which they were tried.
+#[derive(Debug)]
+pub(crate) struct NoneServes(pub(crate) Vec<(Address, Error)>);
+
+impl NoneServes {
+    /// The kind of all: a refusal is final, whatever the others say.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        let mut kinds = self.0.iter().map(|(_, error)| error.kind);
+        let refused = kinds.clone().find(|kind| *kind == ErrorKind::InvalidArgument);
+        refused.or_else(|| kinds.next_back()).unwrap_or(ErrorKind::Disconnected)
+    }
+
+    /// True if each of them answered like that.
+    pub(crate) fn all(&self, like: impl Fn(&Error) -> bool) -> bool {
+        self.0.iter().all(|(_, error)| like(error))
+    }
+}
+
+impl fmt::Display for NoneServes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_slice() {
+            // Its answer names it, and says what to do.
+            [(_, error)] if error.kind == ErrorKind::InvalidArgument => f.write_str(&error.message),
+            [(node, error)] => write!(f, "cannot use a cluster through {node}: {error}"),
+            all => {
+                write!(f, "none of {} nodes leads to the cluster", all.len())?;
+                all.iter().try_for_each(|(node, error)| write!(f, "; {node}: {}", error.message))
+            }
+        }
+    }
+}
+
+impl std::error::Error for NoneServes {}
+
+/// Connects through the first of these nodes that leads to the master, within the limit of one call.
+///
+/// # Errors
+/// What each of them answered.
+pub(crate) async fn connect(
+    nodes: &[Address],
+    config: &ClientConfig,
+) -> Result<Client, NoneServes> {
+    let mut answers = Vec::new();
+    let end_ms = BootClock.now_ms().saturating_add(config.call_timeout_ms);
+    for (i, node) in nodes.iter().enumerate() {
+        let connecting = Client::connect(node, config.clone());
+        let others = (nodes.len() - i) as u64;
+        let left_ms = end_ms.saturating_sub(BootClock.now_ms());
+        let share = Duration::from_millis((left_ms / others).max(SHARE_AT_LEAST_MS));
+        let answer = match nodes.len() {
+            // It keeps the limit itself.
+            1 => connecting.await,
+            _ => tokio::time::timeout(share, connecting).await.unwrap_or_else(|_| {
+                let ms = share.as_millis();
+                Err(Error::timeout(format!("no answer within its share of the limit, {ms} ms")))
+            }),
+        };
+        match answer {
+            Ok(client) => return Ok(client),
+            Err(error) => answers.push((node.clone(), error)),
+        }
+    }
+    Err(NoneServes(answers))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DEFAULT_PORT, NoneServes, connect, with_port};
+    use nkv::{ClientConfig, Error, ErrorKind, Secret};
+
+    #[test]
+    fn an_address_without_a_port_gets_one() {
+        for (text, address) in [
+            ("h", "tcp://h:7400"),
+            ("tcp://h", "tcp://h:7400"),
+            ("h:1", "tcp://h:1"),
+            ("10.0.0.1", "tcp://10.0.0.1:7400"),
+            ("::1", "tcp://[::1]:7400"),
+            ("[::1]", "tcp://[::1]:7400"),
+            ("[::1]:9", "tcp://[::1]:9"),
+            ("unix:///tmp/s", "unix:///tmp/s"),
+        ] {
+            assert_eq!(with_port(text, DEFAULT_PORT).unwrap().to_string(), address);
+        }
+        assert_eq!(with_port("h", 9).unwrap().to_string(), "tcp://h:9");
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_with_what_would_be_one() {
+        for text in
+            ["", "7400", ":80", "h:", "h:65536", "http://h:80", "http://h", "unix://", "tcp://"]
+        {
+            let error = with_port(text, DEFAULT_PORT).expect_err(text);
+            assert!(error.contains("unix:///"), "{error}");
+        }
+    }
+
+    #[test]
+    fn of_several_answers_each_is_told_and_a_refusal_is_final() {
+        let at = |node: &str| node.parse().unwrap();
+        let one = NoneServes(vec![(at("h:1"), Error::invalid("tcp://h:1 refused: x"))]);
+        assert_eq!(one.to_string(), "tcp://h:1 refused: x");
+        let one = NoneServes(vec![(at("h:1"), Error::disconnected("nobody"))]);
+        assert!(one.to_string().starts_with("cannot use a cluster through tcp://h:1: "), "{one}");
+        let both = NoneServes(vec![
+            (at("h:1"), Error::invalid("no")),
+            (at("h:2"), Error::disconnected("nobody")),
+        ]);
+        assert_eq!(both.kind(), ErrorKind::InvalidArgument);
+        let told = both.to_string();
+        assert!(told.contains("2 nodes") && told.contains("tcp://h:2: nobody"), "{told}");
+    }
+
+    /// A node that never answers costs its share of the limit, and not what the others need.
+    #[tokio::test]
+    async fn every_node_is_tried_within_the_limit() {
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let silent = silent.local_addr().unwrap().to_string();
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let secret = Some(Secret::new(b"a secret of this test alone", "a test").unwrap());
+        let config = ClientConfig { secret, call_timeout_ms: 400, ..ClientConfig::default() };
+        let nodes = [silent.parse().unwrap(), nobody.to_string().parse().unwrap()];
+        let NoneServes(answers) = connect(&nodes, &config).await.unwrap_err();
+        let kinds: Vec<_> = answers.iter().map(|(_, e)| e.kind).collect();
+        assert_eq!(kinds, [ErrorKind::Timeout, ErrorKind::Disconnected], "{answers:?}");
+    }
+}

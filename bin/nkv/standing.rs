@@ -1,0 +1,225 @@
+//! `nkv status` while the master cannot be reached: what each node that was named answers, and what it
+//! knows by itself. It makes no claim about the cluster that no node made.
+
+use crate::output;
+use crate::sizes::show_bytes;
+use crate::trouble::Trouble;
+use nkv::message::{NodeReport, RankInfo, RankState};
+use nkv::{Address, Client, ClientConfig, Error};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+
+/// What a node said.
+type Answer = (Address, Result<NodeReport, Error>);
+
+/// Asks every node, side by side, and prints what they know; then the command fails as it would have.
+pub(crate) fn show(
+    runtime: &Runtime,
+    nodes: &[Address],
+    config: &ClientConfig,
+    why: Trouble,
+    json: bool,
+) -> Result<crate::trouble::Answer, Trouble> {
+    let answers = runtime.block_on(async {
+        let mut asked = Vec::new();
+        for node in nodes.iter().cloned() {
+            let config = config.clone();
+            asked.push(tokio::spawn(async move {
+                let answer = Client::report_of(&node, &config).await;
+                (node, answer)
+            }));
+        }
+        let mut answers = Vec::new();
+        for one in asked {
+            answers.extend(one.await);
+        }
+        answers
+    });
+    // Where nobody knows anything, the error says all there is.
+    if answers.iter().any(|(_, answer)| answer.is_ok()) {
+        if json {
+            output::json(&object(&answers, &why))?;
+        } else {
+            output::write(text(&answers).as_bytes())?;
+        }
+    }
+    Err(why)
+}
+
+fn object(answers: &[Answer], why: &Trouble) -> Value {
+    let one = |(node, answer): &Answer| match answer {
+        Ok(report) => json!({ "address": node.to_string(), "rank": rank(report) }),
+        Err(error) => json!({
+            "address": node.to_string(),
+            "error": { "kind": error.kind.to_string(), "message": error.message },
+        }),
+    };
+    let nodes: Vec<_> = answers.iter().map(one).collect();
+    json!({ "master": null, "why": why.to_string(), "nodes": nodes })
+}
+
+/// A report with incarnations and addresses as `nkv status --json` writes them.
+fn rank(report: &NodeReport) -> Value {
+    let mut rank = json!(report);
+    let seen = report.seen.incarnations.iter().map(|incarnation| format!("{incarnation:016x}"));
+    rank["seen"]["incarnations"] = seen.collect();
+    rank["master"] = report.master.as_ref().map(Address::to_string).into();
+    rank
+}
+
+fn text(answers: &[Answer]) -> String {
+    let mut text = "the master is not reached; what these nodes know by themselves:\n".to_string();
+    let mut shown: Option<&NodeReport> = None;
+    for (node, answer) in answers {
+        text += &match (answer, shown) {
+            (Err(error), _) => format!("\n{node}: no answer: {}\n", error.message),
+            (Ok(report), Some(first)) if report.view == first.view => {
+                let same =
+                    format!("  it was last told of the same members as rank {}\n", first.rank);
+                format!("\n{node}: {}{same}", of_node(report))
+            }
+            (Ok(report), _) => {
+                shown.get_or_insert(report);
+                format!("\n{node}: {}{}", of_node(report), last_members(report))
+            }
+        };
+    }
+    text
+}
+
+fn of_node(report: &NodeReport) -> String {
+    let draining = if report.draining { ", draining" } else { "" };
+    let mut text = format!(
+        "rank {} of {}, pid {}, up {}{draining}\n",
+        report.rank,
+        report.world_size,
+        report.pid,
+        ago(report.uptime_ms)
+    );
+    let first = report.segments.first();
+    let link = first.map_or_else(String::new, |s| format!("for {}: {}", ago(s.link_ms), s.link));
+    match &report.master {
+        Some(master) => text += &format!("  link to the master {master}, {link}\n"),
+        None => text += &format!("  it is the master; its own link to it, {link}\n"),
+    }
+    let header = ["  segment", "incarnation", "heap", "of", "objects", "plans"];
+    let mut table = output::table(&header, 2);
+    for s in &report.segments {
+        table.add_row(vec![
+            format!("  {}", s.segment),
+            format!("{:016x}", s.incarnation),
+            show_bytes(s.owner.heap_used),
+            show_bytes(s.owner.heap_total),
+            (s.owner.objects + s.owner.log_objects).to_string(),
+            s.owner.plans_open.to_string(),
+        ]);
+    }
+    text += &output::lines(&table);
+    text + &format!(
+        "  it obeys term {} and keeps view {} of term {}, of {} segments\n",
+        report.term.number,
+        report.seen.number,
+        report.seen.term.number,
+        report.seen.incarnations.len()
+    )
+}
+
+/// The members when its handle was last told, which may be long ago.
+fn last_members(report: &NodeReport) -> String {
+    if report.view.ranks.is_empty() {
+        return "  it was never told who the members are\n".to_string();
+    }
+    let header = ["  last told", "segment", "state then", "control", "incarnation", "pid"];
+    let mut table = output::table(&header, header.len());
+    for (info, state) in &report.view.ranks {
+        table.add_row(member(info, *state));
+    }
+    output::lines(&table)
+}
+
+fn member(info: &RankInfo, state: RankState) -> Vec<String> {
+    vec![
+        format!("  rank {}", info.rank),
+        info.segment_id.to_string(),
+        state.to_string(),
+        info.control.bare(),
+        format!("{:016x}", info.incarnation),
+        info.pid.to_string(),
+    ]
+}
+
+/// A length of time, short.
+fn ago(ms: u64) -> String {
+    match ms / 1_000 {
+        s if s < 10 => format!("{}.{} s", s, ms % 1_000 / 100),
+        s if s < 120 => format!("{s} s"),
+        s if s < 7_200 => format!("{} min", s / 60),
+        s => format!("{} h", s / 3_600),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ago, object, text};
+    use crate::trouble::Trouble;
+    use nkv::Error;
+    use nkv::message::{NodeReport, OwnerGauges, SeenView, SegmentReport, Term, View};
+
+    fn report() -> NodeReport {
+        let owner = OwnerGauges { heap_total: 1 << 20, objects: 3, ..OwnerGauges::default() };
+        let term = Term { number: 2, master: 9 };
+        let link = "lost: the master closed the link".to_string();
+        NodeReport {
+            rank: 1,
+            world_size: 3,
+            pid: 77,
+            uptime_ms: 61_000,
+            draining: false,
+            master: Some("h:7400".parse().unwrap()),
+            term,
+            seen: SeenView { term, number: 5, incarnations: vec![1, 2, 3] },
+            view: View::default(),
+            segments: vec![SegmentReport {
+                segment: 0,
+                incarnation: 0x11,
+                link,
+                link_ms: 2_500,
+                owner,
+            }],
+        }
+    }
+
+    #[test]
+    fn each_node_is_shown_with_what_it_knows_or_why_it_says_nothing() {
+        let answers = [
+            ("h:1".parse().unwrap(), Err(Error::disconnected("cannot connect"))),
+            ("h:2".parse().unwrap(), Ok(report())),
+        ];
+        let said = text(&answers);
+        assert!(said.contains("tcp://h:1: no answer: cannot connect\n"), "{said}");
+        assert!(said.contains("tcp://h:2: rank 1 of 3, pid 77, up 61 s\n"), "{said}");
+        let link = "tcp://h:7400, for 2.5 s: lost: the master closed the link\n";
+        assert!(said.contains(link), "{said}");
+        assert!(said.contains("view 5 of term 2, of 3 segments"), "{said}");
+        let json = object(&answers, &Trouble::from(Error::disconnected("x")));
+        assert_eq!(json["nodes"][1]["rank"]["segments"][0]["owner"]["objects"], 3);
+        assert_eq!(json["nodes"][0]["error"]["kind"], "Disconnected");
+        let rank = &json["nodes"][1]["rank"];
+        assert_eq!((&rank["master"], &rank["term"]["number"]), (&"tcp://h:7400".into(), &2.into()));
+        assert_eq!(rank["seen"]["incarnations"][2], "0000000000000003");
+        assert!(json["master"].is_null());
+        let again = ("h:3".parse().unwrap(), Ok(NodeReport { rank: 2, ..report() }));
+        let [one, two] = answers;
+        let said = text(&[one, two, again]);
+        assert!(said.ends_with("  it was last told of the same members as rank 1\n"), "{said}");
+    }
+
+    #[test]
+    fn times_are_short() {
+        for (ms, said) in
+            [(940, "0.9 s"), (61_000, "61 s"), (600_000, "10 min"), (9_000_000, "2 h")]
+        {
+            assert_eq!(ago(ms), said);
+        }
+    }
+}
