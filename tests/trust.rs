@@ -9,7 +9,7 @@ use cluster_process::{
     until,
 };
 use nkv::message::PutOptions;
-use nkv::transport::wire::auth::{CHALLENGE_BYTES, OPENING_BYTES, PROOF_BYTES, VERDICT_BYTES};
+use nkv::transport::wire::auth::{ANSWER_BYTES, FINISH_BYTES, OPENING_BYTES};
 use nkv::{Address, Blocking, ClientConfig, Secret, TransportChoice};
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::threads::spawn_named;
@@ -204,19 +204,20 @@ fn i20_an_overheard_handshake_opens_no_door_of_the_cluster() {
     let cluster = with_secret(2);
     let healthy = Healthy::start(&cluster);
     let said = overhear(&cluster);
-    assert!(said.len() > OPENING_BYTES + PROOF_BYTES, "a hello follows the proof");
-    let told = CHALLENGE_BYTES + VERDICT_BYTES;
+    assert!(said.len() > OPENING_BYTES + FINISH_BYTES, "a hello follows the handshake");
+    assert!(!said.windows(6).any(|w| w == b"status"), "and can be read by nobody between");
+    let told = ANSWER_BYTES;
     // The node it was made for, over each of its doors, and the other one, which has the same secret.
     let doors = [cluster.node(0).control(), cluster.node(1).control()];
     for door in doors {
-        assert_eq!(say(dial(door), &said).len(), told, "a challenge, a refusal and no more");
+        assert_eq!(say(dial(door), &said).len(), told, "an answer and no more");
     }
     let unix = UnixStream::connect(cluster.node(0).unix()).unwrap();
     unix.set_read_timeout(Some(LIMIT)).unwrap();
     assert_eq!(say(unix, &said).len(), told);
     for rank in 0..2 {
         let heard = say(dial(cluster.node(rank).data()), &said);
-        assert_eq!(heard.len(), CHALLENGE_BYTES, "made for another channel");
+        assert_eq!(heard.len(), ANSWER_BYTES, "made for another channel");
     }
     until(LIMIT, "every one was counted", || {
         (refused_so_far(&cluster, 0), refused_so_far(&cluster, 1)) == (3, 2)

@@ -45,8 +45,8 @@ pub(crate) async fn hello(
         let means = credentials.means(address)?;
         prove(&mut stream, means, Channel::Control, job, credentials.random()).await
     };
-    match proven.await {
-        Ok(()) => {}
+    let mut stream = match proven.await {
+        Ok(session) => session.seal(stream),
         Err(AuthError::Job { node: ours, client: theirs }) => {
             return Ok((stream, Welcome::Refused { why: Refusal::Job { ours, theirs } }));
         }
@@ -55,7 +55,7 @@ pub(crate) async fn hello(
             return Ok((stream, Welcome::Refused { why: Refusal::Untrusted(e.to_string()) }));
         }
         Err(e) => return Err(broke(e.to_string())),
-    }
+    };
     let hello = Hello { version: MESSAGES_VERSION, job: job.to_string(), purpose };
     match exchange(&mut stream, &hello).await {
         Ok(Some(welcome)) => Ok((stream, welcome)),

@@ -153,10 +153,11 @@ impl Server {
             tracing::debug!(peer = %peer.text, "closed: {MAX_STRANGERS} strangers are waiting");
             return Ok(());
         };
-        if self.guard.admit(&mut stream, &peer, HELLO_LIMIT).await.is_err() {
+        let Ok(session) = self.guard.admit(&mut stream, &peer, HELLO_LIMIT).await else {
             return Ok(());
-        }
+        };
         drop(stranger);
+        let mut stream = session.seal(stream);
         let mut buf = Vec::new();
         let hello = read_frame::<_, Hello>(&mut stream, &mut buf, MAX_HELLO_BYTES);
         let Ok(hello) = tokio::time::timeout(HELLO_LIMIT, hello).await else {

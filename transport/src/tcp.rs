@@ -16,6 +16,7 @@ mod pool;
 mod request;
 mod serve;
 mod striped;
+mod tags;
 
 pub use agent::{AgentLimits, TcpAgent, TcpCounters};
 pub use client::{TcpOptions, TcpVerbs};

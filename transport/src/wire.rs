@@ -7,6 +7,7 @@ pub mod auth;
 mod frame;
 mod net;
 mod peer;
+mod sealed;
 
 pub use address::Address;
 pub use frame::{

@@ -1,4 +1,4 @@
-//! The handshake that every connection begins with, each end against a hostile other. Nonces are
+//! The handshake that every connection begins with, each end against a hostile other. Keys are
 //! fresh, so nothing that a stranger has prepared may pass where a secret is asked for [I20], and
 //! neither end says or takes a byte more than the handshake has. The first byte picks the end and
 //! what is asked for, the second is the seed of the pieces.
@@ -7,8 +7,7 @@ use crate::agent::JOB;
 use crate::feed::Feed;
 use nkv_store::OsRandom;
 use nkv_transport::wire::auth::{
-    CHALLENGE_BYTES, Channel, Credentials, Guard, Means, OPENING_BYTES, PROOF_BYTES, Secret,
-    VERDICT_BYTES, prove,
+    ANSWER_BYTES, Channel, Credentials, FINISH_BYTES, Guard, Means, OPENING_BYTES, Secret, prove,
 };
 use nkv_transport::wire::{Peer, UnixPeer};
 use std::io;
@@ -87,11 +86,11 @@ pub fn talk(end: u8, seed: u8, bytes: &[u8]) -> (bool, Vec<u8>) {
         let unix = Some(UnixPeer { pid: 1, uid: 0, process: None });
         let peer = Peer { unix, text: "a fuzzer".to_string() };
         let admitted = RUNTIME.block_on(guard.admit(&mut talk, &peer, PATIENCE));
-        (admitted.is_ok(), OPENING_BYTES + PROOF_BYTES, CHALLENGE_BYTES + VERDICT_BYTES)
+        (admitted.is_ok(), OPENING_BYTES + FINISH_BYTES, ANSWER_BYTES)
     } else {
-        let means = secret.map_or(Means::Nothing("none was found".to_string()), Means::Secret);
+        let means = secret.map_or(Means::Kernel, Means::Secret);
         let proved = RUNTIME.block_on(prove(&mut talk, means, Channel::Control, JOB, &OsRandom));
-        (proved.is_ok(), CHALLENGE_BYTES + VERDICT_BYTES, OPENING_BYTES + PROOF_BYTES)
+        (proved.is_ok(), ANSWER_BYTES, OPENING_BYTES + FINISH_BYTES)
     };
     assert!(!(asked && passed), "it passed without the secret");
     assert!(talk.feed.taken() <= most_taken, "more was taken than a handshake has");

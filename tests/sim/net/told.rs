@@ -4,7 +4,7 @@
 
 use super::ConnId;
 use nkv::message::{Down, Hello, Purpose, Request, Response, ToClient, ToOwner, Up, Welcome};
-use nkv::transport::wire::auth::{CHALLENGE_BYTES, OPENING_BYTES, PROOF_BYTES, VERDICT_BYTES};
+use nkv::transport::wire::auth::{ANSWER_BYTES, FINISH_BYTES, OPENING_BYTES};
 use nkv::transport::wire::{WireError, decode_frame};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -30,7 +30,7 @@ struct Told {
 pub struct Teller(BTreeMap<ConnId, Told>);
 
 /// Bytes of the handshake that each side says: the simulation's job has a secret.
-const HANDSHAKE: [usize; 2] = [OPENING_BYTES + PROOF_BYTES, CHALLENGE_BYTES + VERDICT_BYTES];
+const HANDSHAKE: [usize; 2] = [OPENING_BYTES + FINISH_BYTES, ANSWER_BYTES];
 
 impl Teller {
     /// Bytes arrived; returns the frames that are whole now.

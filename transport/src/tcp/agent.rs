@@ -197,7 +197,7 @@ fn accept_all(shared: &Arc<Shared>, listener: &Socket) {
 
 fn admit(shared: &Arc<Shared>, id: u64, socket: Socket, from: &str) -> Result<(), TransportError> {
     let failed = |e| TransportError::io("configure", from, e);
-    let line = Line::new(socket, shared.limits.stall_ms).map_err(failed)?;
+    let mut line = Line::new(socket, shared.limits.stall_ms).map_err(failed)?;
     // Held until the thread is in the table: it takes itself out when it ends.
     let mut open = shared.open();
     if open.len() >= shared.limits.max_connections {
@@ -209,7 +209,7 @@ fn admit(shared: &Arc<Shared>, id: u64, socket: Socket, from: &str) -> Result<()
         // A few bytes into an empty socket buffer: does not block the acceptor.
         let _ = match &shared.guard {
             Some(guard) => line.send(&guard.busy(&why)),
-            None => send_welcome(&line, shared, Status::Busy, &why),
+            None => send_welcome(&mut line, shared, Status::Busy, &why),
         };
         line.finish_sending();
         return Ok(());
@@ -254,6 +254,12 @@ fn report(shared: &Shared, from: &str, ended: &End) {
         End::Unauthenticated => {
             // The guard has logged it, within its bound.
             counters.auth_refused.fetch_add(1, Ordering::Relaxed);
+        }
+        End::Forged => {
+            counters.auth_refused.fetch_add(1, Ordering::Relaxed);
+            if let Some(guard) = &shared.guard {
+                guard.refuse(from, "a message that its client did not make");
+            }
         }
         End::Garbage(why) | End::Unfit(why) | End::Broken(why) => {
             counters.dropped.fetch_add(1, Ordering::Relaxed);

@@ -6,6 +6,7 @@ use super::frame::{
     MAX_EARLY_BYTES, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FLUSH, OP_READ, OP_STORE, OP_WRITE, OpDesc,
     REQUEST_BYTES, REQUEST_MAGIC, Request,
 };
+use super::line::Line;
 use crate::access::SEEN_BYTES;
 use crate::verbs::Op;
 use zerocopy::IntoBytes;
@@ -28,7 +29,7 @@ pub(super) struct Piece {
 /// One request under construction, reused for the next.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
-    /// Header and descriptors.
+    /// Header, descriptors and, before it is sent, their tag.
     pub head: Vec<u8>,
     /// What the descriptors stand for, in order.
     pub pieces: Vec<Piece>,
@@ -85,6 +86,12 @@ impl Outgoing {
         };
         self.head[..REQUEST_BYTES].copy_from_slice(header.as_bytes());
         !self.pieces.is_empty()
+    }
+
+    /// Puts its tag behind header and descriptors: once, when it is sent.
+    pub(super) fn sign(&mut self, line: &mut Line) {
+        let tag = line.tag(&[&self.head]);
+        self.head.extend_from_slice(tag.bytes());
     }
 
     /// How many payload bytes of this verb fit (0 for words and empty payloads); `None` if the verb

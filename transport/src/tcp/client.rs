@@ -13,6 +13,8 @@ use crate::verbs::{Alive, Escort, Kind, Op, Post, Verbs, check_batch};
 use crate::wire::auth::Credentials;
 use nkv_store::Stripes;
 use std::sync::Arc;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
 
 /// What one client proves, and its bounds.
 #[derive(Debug, Clone)]
@@ -121,6 +123,7 @@ impl TcpVerbs {
                 return Err(TransportError::Disconnected(closed.to_string()));
             }
             conn.next_id += 1;
+            conn.out.sign(&mut conn.line);
             let sent = send(&conn.line, &conn.out, ops);
             match self.answer(&mut conn.line, &conn.out, id, ops, sent)? {
                 Answer::Done { closing } => in_step = !closing,
@@ -165,6 +168,7 @@ impl TcpVerbs {
             }
             let mut text = vec![0; len];
             line.take(&mut text).map_err(lost)?;
+            line.check_tag(&[head.as_bytes(), &text]).map_err(lost)?;
             let text = String::from_utf8_lossy(&text).into_owned();
             let error = match status {
                 Some(Status::Refused) => TransportError::Refused(text),
@@ -177,7 +181,7 @@ impl TcpVerbs {
         if (head.n_results.get(), head.read_bytes.get()) != due {
             return garbled("an answer of another length");
         }
-        receive(line, request, ops).map_err(lost)?;
+        receive(line, &head, request, ops).map_err(lost)?;
         Ok(Answer::Done { closing })
     }
 }
@@ -215,12 +219,21 @@ pub(super) fn send(line: &Line, request: &Outgoing, ops: &[Op<'_>]) -> Result<()
 }
 
 /// Results of the atomics, then payloads of the reads.
-fn receive(line: &mut Line, request: &Outgoing, ops: &mut [Op<'_>]) -> Result<(), Broken> {
+fn receive(
+    line: &mut Line,
+    head: &Response,
+    request: &Outgoing,
+    ops: &mut [Op<'_>],
+) -> Result<(), Broken> {
+    let mut results = vec![U64::ZERO; request.results];
+    line.take(results.as_mut_bytes())?;
+    line.check_tag(&[head.as_bytes(), results.as_bytes()])?;
+    let mut results = results.into_iter();
     for p in &request.pieces {
-        if let Some(Op::FetchAdd { old, .. } | Op::CompareSwap { old, .. }) = ops.get_mut(p.op) {
-            let mut word = [0; 8];
-            line.take(&mut word)?;
-            *old = u64::from_le_bytes(word);
+        if let Some(Op::FetchAdd { old, .. } | Op::CompareSwap { old, .. }) = ops.get_mut(p.op)
+            && let Some(found) = results.next()
+        {
+            *old = found.get();
         }
     }
     for p in &request.pieces {

@@ -46,6 +46,7 @@ impl Read for Within<'_> {
             Err(Broken::Closed(_)) => return Ok(0),
             Err(Broken::Stalled(_) | Broken::Late(_)) => return Err(self.late()),
             Err(Broken::Io(e)) => return Err(e),
+            Err(e @ Broken::Forged) => return Err(io::Error::other(e.to_string())),
         }
         let ready = self.line.take_received(dst.len());
         dst[..ready.len()].copy_from_slice(ready);
@@ -61,6 +62,7 @@ impl Write for Within<'_> {
             Err(Broken::Closed(why)) => Err(io::Error::new(io::ErrorKind::BrokenPipe, why)),
             Err(Broken::Stalled(_) | Broken::Late(_)) => Err(self.late()),
             Err(Broken::Io(e)) => Err(e),
+            Err(e @ Broken::Forged) => Err(io::Error::other(e.to_string())),
         }
     }
 

@@ -3,6 +3,7 @@
 //! buffer here ever holds a payload.
 
 use super::deadline::Deadline;
+use super::tags::{Tag, Tags};
 use crate::access::Cut;
 use crate::half_open;
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
@@ -37,6 +38,8 @@ pub(super) enum Broken {
     Stalled(u64),
     /// Something moved, but it was not done within so many milliseconds.
     Late(u64),
+    /// What came is not what the other end said.
+    Forged,
     /// The system failed otherwise.
     Io(io::Error),
 }
@@ -47,6 +50,10 @@ impl std::fmt::Display for Broken {
             Broken::Closed(why) => write!(f, "connection closed ({why})"),
             Broken::Stalled(ms) => write!(f, "no progress for {ms} ms"),
             Broken::Late(ms) => write!(f, "too slow: not done within {ms} ms"),
+            Broken::Forged => f.write_str(
+                "a message that the other end did not make: somebody between the two changes what \
+                 goes over this connection",
+            ),
             Broken::Io(e) => write!(f, "{e}"),
         }
     }
@@ -139,6 +146,7 @@ pub(super) struct Line {
     shared: Arc<Interrupt>,
     stall_ms: u64,
     deadline: Deadline,
+    tags: Tags,
     input: Box<[u8]>,
     // What was received and not yet taken lies in input[start..end].
     start: usize,
@@ -152,7 +160,8 @@ impl Line {
         let shared = Arc::new(Interrupt { socket, cut: AtomicBool::new(false) });
         let input = vec![0; INPUT_BYTES].into_boxed_slice();
         let deadline = Deadline::NEVER;
-        let mut line = Self { shared, stall_ms: 0, deadline, input, start: 0, end: 0 };
+        let tags = Tags::default();
+        let mut line = Self { shared, stall_ms: 0, deadline, tags, input, start: 0, end: 0 };
         line.set_stall_ms(stall_ms)?;
         Ok(line)
     }
@@ -168,6 +177,23 @@ impl Line {
     /// By when everything from here on must be done, until this is called again.
     pub(super) fn set_deadline(&mut self, deadline: Deadline) {
         self.deadline = deadline;
+    }
+
+    /// From here on the head of each message, either way, has a tag behind it.
+    pub(super) fn set_tags(&mut self, tags: Tags) {
+        self.tags = tags;
+    }
+
+    /// What is to be sent behind the head of the next message out: all of `parts`, in their order.
+    pub(super) fn tag(&mut self, parts: &[&[u8]]) -> Tag {
+        self.tags.next(parts)
+    }
+
+    /// Takes the tag of a head that was taken in `parts`: an error if the other end did not say it.
+    pub(super) fn check_tag(&mut self, parts: &[&[u8]]) -> Result<(), Broken> {
+        let Some(mut tag) = self.tags.room() else { return Ok(()) };
+        self.take(&mut tag)?;
+        if self.tags.fits(parts, &tag) { Ok(()) } else { Err(Broken::Forged) }
     }
 
     /// Called between system calls, each of which ends within a part of the stall limit.

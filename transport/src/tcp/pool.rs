@@ -10,6 +10,7 @@ use super::frame::{
 };
 use super::handshake::Within;
 use super::line::{Broken, Interrupt, Line, dial};
+use super::tags::Tags;
 use crate::error::TransportError;
 use crate::verbs::Alive;
 use crate::wire::auth::{AuthError, Channel, Credentials, prove_blocking};
@@ -272,8 +273,13 @@ impl Pool {
         let means = means.map_err(|e| TransportError::Unauthenticated(e.to_string()))?;
         let mut stream = Within::new(line, limit_ms);
         let random = credentials.random();
-        let Err(why) = prove_blocking(&mut stream, means, Channel::Data, &self.job, random) else {
-            return Ok(());
+        let proven = prove_blocking(&mut stream, means, Channel::Data, &self.job, random);
+        let why = match proven {
+            Ok(session) => {
+                line.set_tags(Tags::of_client(session.tags()));
+                return Ok(());
+            }
+            Err(why) => why,
         };
         // Interrupted, because the owner was found dead meanwhile?
         self.alive.check(&self.target)?;
@@ -305,6 +311,8 @@ impl Pool {
         };
         let mut bytes = hello.as_bytes().to_vec();
         bytes.extend_from_slice(self.job.as_bytes());
+        let tag = line.tag(&[&bytes]);
+        bytes.extend_from_slice(tag.bytes());
         let sent = line.send(&bytes);
         // An agent that is full answers and closes without reading: look for its answer first.
         let welcome: Welcome =
@@ -323,6 +331,7 @@ impl Pool {
         }
         let mut text = vec![0; len];
         line.take(&mut text).map_err(|e| self.lost(e))?;
+        line.check_tag(&[welcome.as_bytes(), &text]).map_err(|e| self.lost(e))?;
         let text = String::from_utf8_lossy(&text);
         match Status::from_wire(welcome.status.get()) {
             Some(Status::Ok) if welcome.incarnation.get() == self.incarnation => Ok(welcome),
@@ -349,6 +358,7 @@ impl Pool {
             Broken::Stalled(_) | Broken::Late(_) => {
                 TransportError::Timeout(format!("{}: {e}", self.target))
             }
+            Broken::Forged => TransportError::Unauthenticated(format!("{}: {e}", self.target)),
             Broken::Io(source) => TransportError::io("tcp", &self.target, source),
         }
     }

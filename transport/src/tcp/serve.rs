@@ -13,6 +13,7 @@ use super::frame::{
 use super::handshake::Within;
 use super::line::{Broken, Gather, Line};
 use super::request::{Steps, check_header};
+use super::tags::Tags;
 use crate::access::Cut;
 use crate::mapped::Mapped;
 use crate::wire::auth::AuthError;
@@ -37,6 +38,8 @@ pub(super) enum End {
     TurnedAway(String),
     /// The guard did not let it in.
     Unauthenticated,
+    /// It was let in, and then came what its peer did not say.
+    Forged,
     /// A fence cut it.
     Fenced,
     /// What it wanted to place is nothing that its token may say. It is told so.
@@ -49,7 +52,10 @@ pub(super) enum End {
 
 impl From<Broken> for End {
     fn from(b: Broken) -> Self {
-        End::Broken(b.to_string())
+        match b {
+            Broken::Forged => End::Forged,
+            other => End::Broken(other.to_string()),
+        }
     }
 }
 
@@ -118,11 +124,13 @@ impl<'a> Connection<'a> {
             return Ok(());
         };
         let limits = &self.shared.limits;
-        match guard.admit_blocking(&mut Within::new(&mut self.line, limits.hello_ms), self.from) {
-            Ok(()) => {}
+        let mut within = Within::new(&mut self.line, limits.hello_ms);
+        let session = match guard.admit_blocking(&mut within, self.from) {
+            Ok(session) => session,
             Err(AuthError::Closed(0)) => return Err(End::Left),
             Err(_) => return Err(End::Unauthenticated),
-        }
+        };
+        self.line.set_tags(Tags::of_agent(session.tags()));
         let stall = self.line.set_stall_ms(limits.stall_ms);
         stall.map_err(|e| End::Broken(e.to_string()))
     }
@@ -144,6 +152,7 @@ impl<'a> Connection<'a> {
         }
         let mut job = vec![0; job_len];
         self.line.take(&mut job)?;
+        self.line.check_tag(&[hello.as_bytes(), &job])?;
         if job != self.shared.job.as_bytes() {
             let theirs = String::from_utf8_lossy(&job).into_owned();
             let why = format!("this segment is of job {:?}, not {theirs:?}", self.shared.job);
@@ -157,11 +166,11 @@ impl<'a> Connection<'a> {
             );
             return self.turn_away(Status::Incarnation, why);
         }
-        Ok(send_welcome(&self.line, self.shared, Status::Ok, "")?)
+        Ok(send_welcome(&mut self.line, self.shared, Status::Ok, "")?)
     }
 
-    fn turn_away(&self, status: Status, why: String) -> Result<(), End> {
-        send_welcome(&self.line, self.shared, status, &why)?;
+    fn turn_away(&mut self, status: Status, why: String) -> Result<(), End> {
+        send_welcome(&mut self.line, self.shared, status, &why)?;
         self.line.finish_sending();
         Err(End::TurnedAway(why))
     }
@@ -173,6 +182,7 @@ impl<'a> Connection<'a> {
         check_header(&header, self.shared.limits.max_request_bytes).map_err(End::Garbage)?;
         self.descs.resize(header.n_ops.get() as usize * DESC_BYTES, 0);
         self.line.take(&mut self.descs)?;
+        self.line.check_tag(&[header.as_bytes(), &self.descs])?;
         self.steps.decode(&header, &self.descs).map_err(End::Garbage)?;
         add(&self.shared.counters.requests, 1);
         let id = header.id.get();
@@ -272,11 +282,12 @@ impl<'a> Connection<'a> {
             closing: u32::from(closing).into(),
             reserved: 0.into(),
         };
-        let mut out = self.line.gather();
         self.results.iter_mut().for_each(|r| *r = r.to_le());
-        for piece in [head.as_bytes(), self.results.as_bytes(), &self.early] {
+        let tag = self.line.tag(&[head.as_bytes(), self.results.as_bytes()]);
+        let mut out = self.line.gather();
+        for piece in [head.as_bytes(), self.results.as_bytes(), tag.bytes(), &self.early] {
             if !piece.is_empty() {
-                // SAFETY: head, results and early are not touched before the last send below.
+                // SAFETY: head, results, tag and early are not touched before the last send below.
                 unsafe { out.add(piece.as_ptr(), piece.len())? };
             }
         }
@@ -329,14 +340,14 @@ impl<'a> Connection<'a> {
             closing: u32::from(closing).into(),
             reserved: 0.into(),
         };
-        send_two(&self.line, head.as_bytes(), why)?;
+        send_head(&mut self.line, head.as_bytes(), why)?;
         Ok(())
     }
 }
 
 /// Sends the agent's half of the handshake.
 pub(super) fn send_welcome(
-    line: &Line,
+    line: &mut Line,
     shared: &Shared,
     status: Status,
     why: &str,
@@ -352,16 +363,17 @@ pub(super) fn send_welcome(
         message_len: (why.len() as u32).into(),
         max_ops: (MAX_OPS as u32).into(),
     };
-    send_two(line, head.as_bytes(), why)
+    send_head(line, head.as_bytes(), why)
 }
 
-fn send_two(line: &Line, a: &[u8], b: &[u8]) -> Result<(), Broken> {
+/// A message that is all head: a structure, its text, and their tag.
+fn send_head(line: &mut Line, head: &[u8], text: &[u8]) -> Result<(), Broken> {
+    let tag = line.tag(&[head, text]);
     let mut out = line.gather();
-    // SAFETY: both are borrowed until the send below returns.
-    unsafe {
-        out.add(a.as_ptr(), a.len())?;
-        if !b.is_empty() {
-            out.add(b.as_ptr(), b.len())?;
+    for piece in [head, text, tag.bytes()] {
+        if !piece.is_empty() {
+            // SAFETY: all are borrowed until the send below returns.
+            unsafe { out.add(piece.as_ptr(), piece.len())? };
         }
     }
     out.send(false)

@@ -24,6 +24,11 @@ pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {
         false
     }
 
+    /// Whether only its two ends can read or change what goes over it: then nothing is encrypted.
+    fn is_private(&self) -> bool {
+        self.is_unix()
+    }
+
     /// The unix socket under it, if nothing that was received waits to be read.
     fn into_unix(self: Box<Self>) -> Option<UnixStream> {
         None

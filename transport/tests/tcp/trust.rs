@@ -1,13 +1,13 @@
 //! Who is let in by an agent with a guard, over real sockets [I20]; and that those who are not disturb
 //! nobody who is.
 
-use super::{INCARNATION, JOB, SEGMENT_BYTES, TOKEN, eventually};
+use super::{INCARNATION, JOB, SEGMENT_BYTES, TOKEN, eventually, raw};
 use nkv_pace::{HANGS, timed};
 use nkv_store::AnonMemory;
 use nkv_store::threads::spawn_named;
 use nkv_transport::access::OpenAccess;
 use nkv_transport::wire::auth::{
-    CHALLENGE_BYTES, Credentials, Guard, OPENING_BYTES, PROOF_BYTES, Secret, VERDICT_BYTES,
+    ANSWER_BYTES, Credentials, FINISH_BYTES, Guard, OPENING_BYTES, Secret,
 };
 use nkv_transport::{AgentLimits, TcpAgent, TcpOptions, TcpVerbs, TransportError, Verbs};
 use std::io::{Read, Write};
@@ -15,6 +15,14 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+/// Bytes of a tag, of a welcome without text, and of a hello with its tag.
+const TAG: usize = 16;
+const WELCOME: usize = 48 + TAG;
+const HELLO: usize = 24 + JOB.len() + TAG;
+/// What each end says until a connection may carry requests.
+const SAID: [usize; 2] = [OPENING_BYTES, FINISH_BYTES + HELLO];
+const ANSWERED: [usize; 2] = [ANSWER_BYTES, WELCOME];
 
 fn knows(secret: &str) -> Credentials {
     knows_of(JOB, secret)
@@ -146,10 +154,8 @@ fn overhear(to: SocketAddr) -> (Vec<u8>, Vec<u8>) {
         spawn_named("client", move || connect(at, Some(knows("the right secret")))).unwrap();
     let (mut client_end, _) = listener.accept().unwrap();
     let mut node_end = TcpStream::connect(to).unwrap();
-    let hello = 24 + JOB.len();
     let (mut said, mut answered) = (Vec::new(), Vec::new());
-    for (out, back) in [(OPENING_BYTES, CHALLENGE_BYTES), (PROOF_BYTES, VERDICT_BYTES), (hello, 48)]
-    {
+    for (out, back) in SAID.into_iter().zip(ANSWERED) {
         let mut bytes = vec![0; out];
         client_end.read_exact(&mut bytes).unwrap();
         node_end.write_all(&bytes).unwrap();
@@ -167,12 +173,12 @@ fn overhear(to: SocketAddr) -> (Vec<u8>, Vec<u8>) {
 fn i20_a_replayed_handshake_is_refused_by_the_agent_and_by_the_client() {
     let door = door();
     let (said, answered) = overhear(door.agent.local_addr());
-    assert!(answered[CHALLENGE_BYTES + VERDICT_BYTES..].starts_with(b"nkvtcp-w"));
+    assert!(answered[ANSWER_BYTES..].starts_with(b"nkvtcp-w"));
     let mut stranger = door.dial();
     stranger.write_all(&said).unwrap();
     let heard = rest(stranger);
-    assert_eq!(heard.len(), CHALLENGE_BYTES + VERDICT_BYTES, "no welcome");
-    assert_ne!(heard[..CHALLENGE_BYTES], answered[..CHALLENGE_BYTES]);
+    assert_eq!(heard.len(), ANSWER_BYTES, "no welcome");
+    assert_ne!(heard, answered[..ANSWER_BYTES]);
     eventually("it was counted", || door.refused() == 1);
     let impostor = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = impostor.local_addr().unwrap();
@@ -256,5 +262,164 @@ fn i17_a_guarded_agent_of_another_job_or_incarnation_is_not_the_one_that_was_mea
             Err(TransportError::Disconnected(why)) => assert!(why.contains(says), "{why}"),
             other => panic!("{other:?}"),
         }
+    }
+}
+
+/// A relay between one client and the agent, past the welcome: it has passed on all that makes a
+/// connection. The client waits to be told to go on.
+struct Relay {
+    from_client: TcpStream,
+    to_node: TcpStream,
+}
+
+impl Relay {
+    fn between<T: Send + 'static>(
+        door: &Door,
+        then: impl FnOnce(TcpVerbs) -> T + Send + 'static,
+    ) -> (Self, std::thread::JoinHandle<T>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let client = spawn_named("client", move || {
+            then(connect(at, Some(knows("the right secret"))).unwrap())
+        });
+        let (from_client, _) = listener.accept().unwrap();
+        let mut relay = Self { from_client, to_node: door.dial() };
+        for (out, back) in SAID.into_iter().zip(ANSWERED) {
+            relay.pass_on(out, |_| ());
+            relay.pass_back(back, |_| ());
+        }
+        (relay, client.unwrap())
+    }
+
+    fn pass_on(&mut self, bytes: usize, change: impl FnOnce(&mut [u8])) -> Vec<u8> {
+        let mut passed = vec![0; bytes];
+        self.from_client.read_exact(&mut passed).unwrap();
+        change(&mut passed);
+        self.to_node.write_all(&passed).unwrap();
+        passed
+    }
+
+    fn pass_back(&mut self, bytes: usize, change: impl FnOnce(&mut [u8])) {
+        let mut passed = vec![0; bytes];
+        self.to_node.read_exact(&mut passed).unwrap();
+        change(&mut passed);
+        self.from_client.write_all(&passed).unwrap();
+    }
+}
+
+const SECRET_BYTES: &[u8; 24] = b"prompt of another tenant";
+
+fn door_with_a_prompt() -> (Door, TcpVerbs) {
+    let door = door();
+    let healthy = door.connect(knows("the right secret")).unwrap();
+    healthy.write(TOKEN, 4096, SECRET_BYTES).unwrap();
+    (door, healthy)
+}
+
+#[test]
+fn i20_a_relay_that_passed_a_whole_handshake_on_can_issue_no_request() {
+    let (door, healthy) = door_with_a_prompt();
+    let read = raw::request(1, 0, &[(raw::READ, 4096, 24, 0)]);
+    let store = raw::request(1, TOKEN, &[(raw::STORE, 4096, 0x2121_2121_2121_2121, 0)]);
+    for (number, request) in [read, store].into_iter().enumerate() {
+        // Without a tag, and with one that it made up.
+        for tag in [&[][..], &[7; TAG]] {
+            let before = door.refused();
+            let (relay, client) = Relay::between(&door, drop);
+            let mut node = relay.to_node;
+            node.write_all(&request).unwrap();
+            node.write_all(tag).unwrap();
+            node.shutdown(std::net::Shutdown::Write).unwrap();
+            assert_eq!(rest(node), b"", "request {number} was answered");
+            if !tag.is_empty() {
+                eventually("it was counted", || door.refused() == before + 1);
+            }
+            drop(relay.from_client);
+            client.join().unwrap();
+        }
+    }
+    let mut now = [0; 24];
+    healthy.read(4096, &mut now).unwrap();
+    assert_eq!(&now, SECRET_BYTES);
+}
+
+#[test]
+fn i20_a_relay_can_neither_change_nor_repeat_a_request() {
+    let (door, healthy) = door_with_a_prompt();
+    // A store is header, one descriptor and its tag.
+    const STORE: usize = 40 + 32 + TAG;
+    for byte in [4, 8, 16, 24, 40, 48, 56, 72] {
+        let (mut relay, client) = Relay::between(&door, |verbs| verbs.store(TOKEN, 4096, 5));
+        relay.pass_on(STORE, |bytes| bytes[byte] ^= 1);
+        let answer = relay.to_node.read(&mut [0; 1]);
+        assert!(matches!(answer, Ok(0)) || answer.is_err(), "byte {byte}: {answer:?}");
+        drop(relay);
+        assert!(client.join().unwrap().is_err(), "byte {byte}");
+    }
+    let mut now = [0; 24];
+    healthy.read(4096, &mut now).unwrap();
+    assert_eq!(&now, SECRET_BYTES, "not one of them was executed");
+    let (mut relay, client) = Relay::between(&door, |verbs| verbs.fetch_add(TOKEN, 8192, 1));
+    let said = relay.pass_on(STORE, |_| ());
+    relay.pass_back(40 + 8 + TAG, |_| ());
+    relay.to_node.write_all(&said).unwrap();
+    let answer = relay.to_node.read(&mut [0; 1]);
+    assert!(matches!(answer, Ok(0)) || answer.is_err(), "{answer:?}");
+    assert_eq!(client.join().unwrap().unwrap(), 0);
+    healthy.read(8192, &mut now).unwrap();
+    assert_eq!(now[0], 1, "added once");
+}
+
+#[test]
+fn i20_a_client_takes_no_result_that_its_agent_did_not_say() {
+    let (door, _healthy) = door_with_a_prompt();
+    const ADD: usize = 40 + 32 + TAG;
+    const ANSWER: usize = 40 + 8 + TAG;
+    // Status, id, counts, the closing flag, the result, the tag.
+    for byte in [4, 8, 20, 32, 40, 47, 48, ANSWER - 1] {
+        let (mut relay, client) = Relay::between(&door, |verbs| verbs.fetch_add(TOKEN, 8192, 1));
+        relay.pass_on(ADD, |_| ());
+        relay.pass_back(ANSWER, |bytes| bytes[byte] ^= 1);
+        // One that waits for more than there is sees the end.
+        drop(relay);
+        let error = client.join().unwrap().unwrap_err();
+        if byte >= 40 {
+            assert!(matches!(error, TransportError::Unauthenticated(_)), "byte {byte}: {error}");
+        }
+    }
+}
+
+#[test]
+fn i20_a_client_without_a_cookie_believes_no_listener() {
+    let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
+    let at = "127.0.0.1:0".parse().unwrap();
+    let limits = AgentLimits::default();
+    let access = Arc::new(OpenAccess);
+    // What the impostor has behind it demands nothing.
+    let behind = TcpAgent::start(at, memory, INCARNATION, JOB, access, None, limits).unwrap();
+    let to = behind.local_addr();
+    for needs in [0u32, 3] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let impostor = spawn_named("impostor", move || {
+            let (mut client, _) = listener.accept().unwrap();
+            client.read_exact(&mut [0; OPENING_BYTES]).unwrap();
+            let mut welcome = b"nkv-chal".to_vec();
+            for word in [2, 0, needs] {
+                welcome.extend(word.to_le_bytes());
+            }
+            welcome.resize(ANSWER_BYTES, 0);
+            client.write_all(&welcome).unwrap();
+            let mut node = TcpStream::connect(to).unwrap();
+            let mut back = (node.try_clone().unwrap(), client.try_clone().unwrap());
+            spawn_named("back", move || std::io::copy(&mut back.0, &mut back.1)).unwrap();
+            // What the client says to one who proved nothing.
+            std::io::copy(&mut client, &mut node).unwrap()
+        });
+        let got = connect(at, Some(Credentials::of_client(JOB, None)));
+        let refused =
+            matches!(got, Err(TransportError::Unauthenticated(_) | TransportError::Protocol(_)));
+        assert!(refused, "{got:?}");
+        assert_eq!(impostor.unwrap().join().unwrap(), 0, "not a byte of a hello");
     }
 }

@@ -38,8 +38,10 @@ impl Channel {
 /// What one end of one connection can prove, or demands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Means {
-    /// Nothing; the text says why, as in "no cookie was found".
+    /// Nothing; the text says why, as in "no cookie was found". Nobody is let in by it.
     Nothing(String),
+    /// What the kernel says of the process at the other end of a unix socket.
+    Kernel,
     /// That it can read the job's cookie.
     Cookie(Secret),
     /// That it knows the job's secret.
@@ -52,6 +54,7 @@ pub(super) enum MeansKind {
     Nothing,
     Cookie,
     Secret,
+    Kernel,
 }
 
 impl MeansKind {
@@ -60,11 +63,13 @@ impl MeansKind {
             Self::Nothing => 0,
             Self::Cookie => 1,
             Self::Secret => 2,
+            Self::Kernel => 3,
         }
     }
 
     pub(super) fn from_number(n: u32) -> Option<Self> {
-        [Self::Nothing, Self::Cookie, Self::Secret].into_iter().find(|k| k.number() == n)
+        let all = [Self::Nothing, Self::Cookie, Self::Secret, Self::Kernel];
+        all.into_iter().find(|k| k.number() == n)
     }
 }
 
@@ -72,8 +77,17 @@ impl Means {
     pub(super) fn kind(&self) -> MeansKind {
         match self {
             Self::Nothing(_) => MeansKind::Nothing,
+            Self::Kernel => MeansKind::Kernel,
             Self::Cookie(_) => MeansKind::Cookie,
             Self::Secret(_) => MeansKind::Secret,
+        }
+    }
+
+    /// The secret or cookie of a handshake under it.
+    pub(super) fn secret(&self) -> Option<&Secret> {
+        match self {
+            Self::Nothing(_) | Self::Kernel => None,
+            Self::Cookie(secret) | Self::Secret(secret) => Some(secret),
         }
     }
 
@@ -93,7 +107,7 @@ impl Means {
     pub(super) fn differs(&self) -> AuthError {
         match self {
             Self::Cookie(_) => AuthError::CookieDiffers,
-            Self::Nothing(_) | Self::Secret(_) => AuthError::SecretDiffers,
+            Self::Nothing(_) | Self::Kernel | Self::Secret(_) => AuthError::SecretDiffers,
         }
     }
 
@@ -106,7 +120,9 @@ impl Means {
                 "it has a secret, and this node was started without one"
             }
             (_, Some(MeansKind::Nothing)) => "it has neither a secret nor the job's cookie",
-            (_, Some(MeansKind::Cookie)) => "it has a cookie, and none is asked for here",
+            (_, Some(MeansKind::Cookie | MeansKind::Kernel)) => {
+                "it offers what is not asked for here"
+            }
         }
     }
 }
@@ -126,7 +142,7 @@ enum Basis {
 pub struct Credentials {
     job: Arc<str>,
     basis: Basis,
-    // Of the nonces of its handshakes.
+    // Of the keys of its handshakes.
     random: Arc<dyn Random>,
 }
 
@@ -155,12 +171,12 @@ impl Credentials {
         Self { job: job.into(), basis, random: Arc::new(OsRandom) }
     }
 
-    /// The same, with nonces from another source than the kernel: for simulation.
+    /// The same, with keys from another source than the kernel: for simulation.
     pub fn with_random(self, random: Arc<dyn Random>) -> Self {
         Self { random, ..self }
     }
 
-    /// Where its nonces come from.
+    /// Where the keys of its handshakes come from.
     pub fn random(&self) -> &dyn Random {
         &*self.random
     }
@@ -182,9 +198,7 @@ impl Credentials {
     pub fn on_unix_socket(&self) -> Means {
         match &self.basis {
             Basis::Secret(secret) => Means::Secret(secret.clone()),
-            Basis::Held(_) | Basis::Looked => {
-                Means::Nothing("a unix socket needs none".to_string())
-            }
+            Basis::Held(_) | Basis::Looked => Means::Kernel,
         }
     }
 

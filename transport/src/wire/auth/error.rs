@@ -150,6 +150,9 @@ pub enum AuthError {
     /// This end's own secret or cookie cannot be used.
     #[error("{0}")]
     Secret(#[from] SecretError),
+    /// A step of the handshake that cannot fail did.
+    #[error("the handshake's cryptography failed: {0}")]
+    Noise(String),
     /// No random bytes, no handshake.
     #[error("the kernel gives no random bytes: {0}")]
     Random(String),
@@ -171,9 +174,13 @@ impl AuthError {
             | E::Impostor
             | E::Denied(_)
             | E::Secret(_) => true,
-            E::Foreign(_) | E::Busy(_) | E::Closed(_) | E::Late(_) | E::Io(_) | E::Random(_) => {
-                false
-            }
+            E::Foreign(_)
+            | E::Busy(_)
+            | E::Closed(_)
+            | E::Late(_)
+            | E::Io(_)
+            | E::Noise(_)
+            | E::Random(_) => false,
         }
     }
 }

@@ -1,30 +1,26 @@
-//! The frames of the handshake: four structures of fixed size, little-endian, sent before anything
-//! whose length a peer could choose. The first 12 bytes of each never change: magic and version.
+//! The frames of the handshake: structures of fixed size, little-endian, sent before anything whose
+//! length a peer could choose. The first 12 bytes of opening and answer never change: magic and version.
 //!
 //! ```text
-//! client                                   node
-//!   Opening   channel, means, job, nonce  ->
-//!                                         <-  Challenge   go on or why not, needs, nonce
-//!   Proof     HMAC("client", both)        ->
-//!                                         <-  Verdict     HMAC("server", both and the proof)
+//! client                                             node
+//!   Opening  channel, means, job; Noise message 1  ->
+//!                                                  <-  Answer  go on or why not; Noise message 2
+//!   Finish   first message of the session          ->
 //! ```
 
-use super::secret::MAC_BYTES;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Version of everything below.
-pub const AUTH_VERSION: u32 = 1;
-/// Bytes of a nonce: two never meet by chance.
-pub(super) const NONCE_BYTES: usize = 32;
-/// Longest job name, and longest text of a challenge.
+/// Version of everything below. 1 was an exchange of nonces and HMACs that bound nothing that followed.
+pub const AUTH_VERSION: u32 = 2;
+/// A public key and the tag of an empty payload: Noise messages 1 and 2.
+pub(super) const NOISE_BYTES: usize = 32 + 16;
+/// Longest job name, and longest text of an answer.
 pub(super) const TEXT_BYTES: usize = 256;
 
 /// To one who expects a control frame of older releases, bytes 4 and 5 are another wire version.
 pub(super) const OPENING_MAGIC: u64 = u64::from_le_bytes(*b"nkv-auth");
-pub(super) const CHALLENGE_MAGIC: u64 = u64::from_le_bytes(*b"nkv-chal");
-pub(super) const PROOF_MAGIC: u64 = u64::from_le_bytes(*b"nkv-mac!");
-pub(super) const VERDICT_MAGIC: u64 = u64::from_le_bytes(*b"nkv-done");
+pub(super) const ANSWER_MAGIC: u64 = u64::from_le_bytes(*b"nkv-chal");
 
 /// A text of at most [`TEXT_BYTES`], the rest zero.
 #[repr(C)]
@@ -55,10 +51,11 @@ impl Text {
     }
 }
 
-/// The client's first word.
+/// What the client says in the clear: the prologue of the Noise handshake, so that both ends have read
+/// the same or it fails.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub(super) struct Opening {
+pub(super) struct Prologue {
     pub magic: U64,
     pub version: U32,
     /// [`super::Channel`] as a number.
@@ -66,13 +63,21 @@ pub(super) struct Opening {
     /// What the client can prove: [`super::Means`] as a number.
     pub means: U32,
     pub job: Text,
-    pub nonce: [u8; NONCE_BYTES],
 }
 
-/// The node's answer.
+/// The client's first frame.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub(super) struct Challenge {
+pub(super) struct Opening {
+    pub clear: Prologue,
+    /// Noise message 1; zeros without a key.
+    pub noise: [u8; NOISE_BYTES],
+}
+
+/// The node's answer. A refusal is told without any proof: it only ever ends a connection.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+pub(super) struct Answer {
     pub magic: U64,
     pub version: U32,
     /// [`Status`] as a number.
@@ -81,48 +86,25 @@ pub(super) struct Challenge {
     pub needs: U32,
     /// The node's job if the client named another, or why not.
     pub text: Text,
-    pub nonce: [u8; NONCE_BYTES],
-}
-
-/// What the client proves.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub(super) struct Proof {
-    pub magic: U64,
-    pub version: U32,
-    pub mac: [u8; MAC_BYTES],
-}
-
-/// The node's last word, with its own proof unless it refuses.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-pub(super) struct Verdict {
-    pub magic: U64,
-    pub version: U32,
-    /// [`Status`] as a number.
-    pub status: U32,
-    pub mac: [u8; MAC_BYTES],
+    /// Noise message 2; zeros with a refusal and without a key.
+    pub noise: [u8; NOISE_BYTES],
 }
 
 /// Bytes of the client's first frame.
 pub const OPENING_BYTES: usize = size_of::<Opening>();
 /// Bytes of the node's answer.
-pub const CHALLENGE_BYTES: usize = size_of::<Challenge>();
-/// Bytes of the client's proof.
-pub const PROOF_BYTES: usize = size_of::<Proof>();
-/// Bytes of the node's last frame.
-pub const VERDICT_BYTES: usize = size_of::<Verdict>();
+pub const ANSWER_BYTES: usize = size_of::<Answer>();
+/// Bytes of the client's last frame: the keys of tags both ways, encrypted.
+pub const FINISH_BYTES: usize = 32 + 16;
 
-const _: () = {
-    assert!(OPENING_BYTES == 312 && CHALLENGE_BYTES == 312);
-    assert!(PROOF_BYTES == 44 && VERDICT_BYTES == 48);
-};
+// As many as a client of version 1 waits for, or more: it reads of the other version in them.
+const _: () = assert!(OPENING_BYTES == 328 && ANSWER_BYTES == 328);
 
-/// How a challenge or a verdict ends.
+/// How an answer ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Status {
-    /// Go on; in a verdict: welcome.
+    /// Go on.
     Ok = 0,
     /// Another version.
     Version = 1,
@@ -132,7 +114,7 @@ pub(super) enum Status {
     Channel = 3,
     /// What the client can prove is not what is demanded.
     Means = 4,
-    /// The proof is wrong.
+    /// The client's Noise message was made with another secret.
     Proof = 5,
     /// No room; the text says why.
     Busy = 6,

@@ -7,6 +7,7 @@ use super::exchange::{verify, verify_blocking};
 use super::frames::Status;
 use super::handshake::Verifier;
 use super::refusals::Refusals;
+use super::session::Session;
 use crate::wire::Peer;
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -57,7 +58,7 @@ impl Guard {
         stream: &mut S,
         peer: &Peer,
         limit: Duration,
-    ) -> Result<(), AuthError>
+    ) -> Result<Session, AuthError>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -79,7 +80,7 @@ impl Guard {
         &self,
         stream: &mut S,
         from: &str,
-    ) -> Result<(), AuthError> {
+    ) -> Result<Session, AuthError> {
         let outcome = self
             .on_tcp()
             .and_then(|means| verify_blocking(stream, self.verifier(means, Channel::Data)));
@@ -89,13 +90,18 @@ impl Guard {
     /// The first frame of a node that has no room for a data connection. Proves nothing.
     pub fn busy(&self, why: &str) -> Vec<u8> {
         let means = Means::Nothing(String::new());
-        self.verifier(means, Channel::Data).no(Status::Busy, why).as_bytes().to_vec()
+        self.verifier(means, Channel::Data).answer(Status::Busy, why).as_bytes().to_vec()
     }
 
-    fn noted(&self, outcome: Result<(), AuthError>, from: &str) -> Result<(), AuthError> {
+    /// A connection that was let in carried what its peer did not say.
+    pub(crate) fn refuse(&self, from: &str, why: &str) {
+        self.refusals.add(from, &why);
+    }
+
+    fn noted(&self, outcome: Result<Session, AuthError>, from: &str) -> Result<Session, AuthError> {
         match &outcome {
             // Somebody looked whether anything listens here.
-            Ok(()) | Err(AuthError::Closed(0)) => {}
+            Ok(_) | Err(AuthError::Closed(0)) => {}
             Err(why) => self.refusals.add(from, why),
         }
         outcome

@@ -1,56 +1,54 @@
-//! The handshake as decisions over frames, without any input or output. Both ends prove what they
-//! share over all bytes of both first frames, so over both nonces, the job, the channel and what was
-//! demanded: no part can be replayed, reflected or changed on the way. The client proves first: a
-//! stranger gets nothing from a node that it could try passwords on.
+//! The handshake as decisions over frames, without any input or output. The clear frame is the
+//! prologue of a Noise handshake under what both ends share: no part of it can be changed, moved to
+//! another job, port or channel, or repeated. A stranger gets nothing from a node that it could try
+//! passwords on, and the node computes nothing dear before it has seen that the secret is known.
 
 use super::credentials::{Channel, Means, MeansKind};
 use super::error::AuthError;
 use super::frames::{
-    AUTH_VERSION, CHALLENGE_MAGIC, Challenge, NONCE_BYTES, OPENING_MAGIC, Opening, PROOF_MAGIC,
-    Proof, Status, Text, VERDICT_MAGIC, Verdict,
+    ANSWER_MAGIC, AUTH_VERSION, Answer, FINISH_BYTES, NOISE_BYTES, OPENING_BYTES, OPENING_MAGIC,
+    Opening, Prologue, Status, Text,
 };
-use super::secret::{MAC_BYTES, Secret};
-use hmac::Mac;
+use super::noise::Noise;
+use super::session::Session;
 use nkv_store::Random;
-use zerocopy::IntoBytes;
+use zerocopy::FromBytes;
 
-/// What the client's proof is of, besides the frames.
-const CLIENT_LABEL: &[u8; 16] = b"nkv-auth client\0";
-/// What the node's proof is of: another label, so that no proof fits the other end.
-const SERVER_LABEL: &[u8; 16] = b"nkv-auth server\0";
+/// What a magic takes, and with the version.
+const MAGIC_BYTES: usize = 8;
+pub(super) const VERSIONED_BYTES: usize = 12;
+/// What is shown of bytes that are no frame.
+const SHOWN_BYTES: usize = 8;
 
-fn nonce(random: &dyn Random) -> Result<[u8; NONCE_BYTES], AuthError> {
-    let mut nonce = [0; NONCE_BYTES];
-    random.fill(&mut nonce).map_err(|e| AuthError::Random(e.to_string()))?;
-    Ok(nonce)
+/// Decides over a frame's first bytes as soon as they are there: one who speaks something else may
+/// never send as many as a frame has.
+pub(super) fn check_first(bytes: &[u8], magic: u64) -> Result<(), AuthError> {
+    let Some((first, rest)) = bytes.split_first_chunk::<MAGIC_BYTES>() else { return Ok(()) };
+    if *first != magic.to_le_bytes() {
+        let shown = first[..SHOWN_BYTES].escape_ascii();
+        return Err(AuthError::Foreign(format!("it begins with \"{shown}\"")));
+    }
+    match rest.first_chunk().map(|v| u32::from_le_bytes(*v)) {
+        Some(theirs) if theirs != AUTH_VERSION => Err(AuthError::Version { theirs }),
+        _ => Ok(()),
+    }
 }
 
-fn version(theirs: u32) -> Result<(), AuthError> {
-    if theirs == AUTH_VERSION { Ok(()) } else { Err(AuthError::Version { theirs }) }
+/// How many bytes to read next of a frame of `len`, `got` of which are there.
+pub(super) fn wanted(got: usize, len: usize) -> usize {
+    let until = [MAGIC_BYTES, VERSIONED_BYTES, len].into_iter().find(|end| got < *end);
+    until.map_or(0, |end| end.min(len) - got)
 }
 
-/// The client's end, before the challenge.
+/// The client's end, before the answer.
 pub(super) struct Prover {
-    opening: Opening,
     means: Means,
     job: String,
+    noise: Option<Noise>,
 }
 
-/// The client's end, after it sent its proof.
-pub(super) struct Proved {
-    prover: Prover,
-    challenge: Challenge,
-    proof: Proof,
-    secret: Secret,
-}
-
-/// What a challenge asks for.
-pub(super) enum Asked {
-    /// Nothing: the handshake is over.
-    Nothing,
-    /// A proof, to be sent.
-    Proof(Box<Proved>),
-}
+/// The client's end, after the answer: what is still to be sent.
+pub(super) type Finish = Option<[u8; FINISH_BYTES]>;
 
 impl Prover {
     pub(super) fn new(
@@ -58,31 +56,32 @@ impl Prover {
         channel: Channel,
         job: &str,
         random: &dyn Random,
-    ) -> Result<Self, AuthError> {
-        let opening = Opening {
+    ) -> Result<(Self, Opening), AuthError> {
+        let clear = Prologue {
             magic: OPENING_MAGIC.into(),
             version: AUTH_VERSION.into(),
             channel: channel.number().into(),
             means: means.kind().number().into(),
             job: Text::new(job),
-            nonce: nonce(random)?,
         };
-        Ok(Self { opening, means, job: job.to_string() })
+        let begun = means.secret().map(|secret| Noise::client(secret, job, &clear, random));
+        let (noise, first) = begun.transpose()?.unzip();
+        let opening = Opening { clear, noise: first.unwrap_or([0; NOISE_BYTES]) };
+        Ok((Self { means, job: job.to_string(), noise }, opening))
     }
 
-    pub(super) fn opening(&self) -> &[u8] {
-        self.opening.as_bytes()
-    }
-
-    /// Decides over the node's answer.
-    pub(super) fn challenged(self, challenge: Challenge) -> Result<Asked, AuthError> {
-        version(challenge.version.get())?;
-        let needs = MeansKind::from_number(challenge.needs.get());
+    /// Decides over the node's answer: it must have proven itself with it.
+    pub(super) fn answered(
+        self,
+        answer: &Answer,
+        random: &dyn Random,
+    ) -> Result<(Session, Finish), AuthError> {
+        let needs = MeansKind::from_number(answer.needs.get());
         let strange = |what: String| AuthError::Foreign(what);
-        match Status::from_wire(challenge.status.get()) {
+        match Status::from_wire(answer.status.get()) {
             Some(Status::Ok) => {}
             Some(Status::Job) => {
-                let node = challenge.text.shown();
+                let node = answer.text.shown();
                 return Err(AuthError::Job { node, client: self.job });
             }
             Some(Status::Means) => {
@@ -91,137 +90,167 @@ impl Prover {
                     None => strange("it demands what this release does not know".to_string()),
                 });
             }
-            Some(Status::Channel) => return Err(AuthError::Channel(challenge.text.shown())),
-            Some(Status::Busy) => return Err(AuthError::Busy(challenge.text.shown())),
+            Some(Status::Proof) => return Err(self.means.differs()),
+            Some(Status::Channel) => return Err(AuthError::Channel(answer.text.shown())),
+            Some(Status::Busy) => return Err(AuthError::Busy(answer.text.shown())),
             other => return Err(strange(format!("it answers the opening with {other:?}"))),
         }
-        // Only what was offered may be demanded: nobody talks this end into proving less.
-        if needs != Some(self.means.kind()) {
+        // What was said in the clear must be what a node says that goes on.
+        if needs != Some(self.means.kind()) || !answer.text.is("") {
             return Err(strange(format!("it demands {needs:?} of {:?}", self.means.kind())));
         }
-        let secret = match &self.means {
-            Means::Nothing(_) => return Ok(Asked::Nothing),
-            Means::Cookie(secret) | Means::Secret(secret) => secret.clone(),
-        };
-        let parts = [&CLIENT_LABEL[..], self.opening.as_bytes(), challenge.as_bytes()];
-        let mac = secret.mac(&parts).finalize().into_bytes().into();
-        let proof = Proof { magic: PROOF_MAGIC.into(), version: AUTH_VERSION.into(), mac };
-        Ok(Asked::Proof(Box::new(Proved { prover: self, challenge, proof, secret })))
-    }
-}
-
-impl Proved {
-    pub(super) fn proof(&self) -> &[u8] {
-        self.proof.as_bytes()
-    }
-
-    /// Decides over the node's last word: it must prove itself, too.
-    pub(super) fn judged(self, verdict: &Verdict) -> Result<(), AuthError> {
-        version(verdict.version.get())?;
-        match Status::from_wire(verdict.status.get()) {
-            Some(Status::Ok) => {}
-            Some(Status::Proof) => return Err(self.prover.means.differs()),
-            other => {
-                return Err(AuthError::Foreign(format!("it answers the proof with {other:?}")));
+        match (self.noise, &self.means) {
+            (Some(mut noise), _) => {
+                noise.read(&answer.noise).map_err(|_| AuthError::Impostor)?;
+                let (session, finish) = noise.finish(random)?;
+                Ok((session, Some(finish)))
             }
+            (None, Means::Kernel) => Ok((Session::plain(), None)),
+            // Whoever lets in an end that can prove nothing has proven nothing either.
+            (None, _) => Err(AuthError::Impostor),
         }
-        let (opening, challenge) = (self.prover.opening.as_bytes(), self.challenge.as_bytes());
-        let parts = [&SERVER_LABEL[..], opening, challenge, self.proof.as_bytes()];
-        let right = self.secret.mac(&parts).verify_slice(&verdict.mac);
-        right.map_err(|_| AuthError::Impostor)
     }
 }
 
-/// The node's end, before the opening.
+/// What the node's end demands, and of whom.
 pub(super) struct Verifier<'a> {
     pub means: Means,
     pub channel: Channel,
     pub job: &'a str,
-    /// Where its nonce comes from.
+    /// Where its key comes from.
     pub random: &'a dyn Random,
 }
 
-/// The node's end, after it sent its challenge.
-pub(super) struct Challenged {
-    opening: Opening,
-    challenge: Challenge,
-    secret: Secret,
-}
-
 /// What an opening led to.
-pub(super) enum Opened {
-    /// Welcome: nothing has to be proven here. The challenge says so.
-    Welcome(Challenge),
-    /// The challenge, and what waits for the proof.
-    Challenged(Challenge, Box<Challenged>),
-    /// The challenge that says no, and why.
-    Refused(Challenge, AuthError),
+enum Opened {
+    /// Nothing has to be proven here.
+    Welcome,
+    /// The client knows the secret, or repeats one who does.
+    Proven(Box<Answer>, Noise),
 }
 
 impl Verifier<'_> {
-    /// A first answer that says no.
-    pub(super) fn no(&self, status: Status, text: &str) -> Challenge {
-        Challenge {
-            magic: CHALLENGE_MAGIC.into(),
+    /// An answer without a key.
+    pub(super) fn answer(&self, status: Status, text: &str) -> Answer {
+        Answer {
+            magic: ANSWER_MAGIC.into(),
             version: AUTH_VERSION.into(),
             status: (status as u32).into(),
             needs: self.means.kind().number().into(),
             text: Text::new(text),
-            nonce: [0; NONCE_BYTES],
+            noise: [0; NOISE_BYTES],
         }
     }
 
-    /// Decides over the client's first word.
-    pub(super) fn opened(self, opening: Opening) -> Result<Opened, AuthError> {
-        let refused = |status, text: &str, why| Ok(Opened::Refused(self.no(status, text), why));
-        if opening.version.get() != AUTH_VERSION {
-            let theirs = opening.version.get();
-            return refused(Status::Version, "", AuthError::Version { theirs });
-        }
-        if opening.channel.get() != self.channel.number() {
+    fn opened(&self, opening: &Opening) -> Result<Opened, (Status, AuthError)> {
+        let clear = &opening.clear;
+        if clear.channel.get() != self.channel.number() {
             let text = self.channel.not_the_other();
-            return refused(Status::Channel, text, AuthError::Channel(text.to_string()));
+            return Err((Status::Channel, AuthError::Channel(text.to_string())));
         }
-        if !opening.job.is(self.job) {
-            let (node, client) = (self.job.to_string(), opening.job.shown());
-            return refused(Status::Job, self.job, AuthError::Job { node, client });
+        if !clear.job.is(self.job) {
+            let (node, client) = (self.job.to_string(), clear.job.shown());
+            return Err((Status::Job, AuthError::Job { node, client }));
         }
-        let offers = MeansKind::from_number(opening.means.get());
-        let secret = match (&self.means, offers) {
-            (Means::Nothing(_), Some(MeansKind::Nothing)) => {
-                return Ok(Opened::Welcome(self.no(Status::Ok, "")));
-            }
-            (Means::Cookie(secret), Some(MeansKind::Cookie)) => secret.clone(),
-            (Means::Secret(secret), Some(MeansKind::Secret)) => secret.clone(),
-            (_, offers) => {
-                let why = AuthError::Denied(self.means.not_offered(offers));
-                return refused(Status::Means, "", why);
-            }
-        };
-        let challenge = Challenge { nonce: nonce(self.random)?, ..self.no(Status::Ok, "") };
-        Ok(Opened::Challenged(challenge, Box::new(Challenged { opening, challenge, secret })))
+        let offers = MeansKind::from_number(clear.means.get());
+        let kind = self.means.kind();
+        if offers != Some(kind) || kind == MeansKind::Nothing {
+            return Err((Status::Means, AuthError::Denied(self.means.not_offered(offers))));
+        }
+        let Some(secret) = self.means.secret() else { return Ok(Opened::Welcome) };
+        let internal = |e| (Status::Busy, e);
+        let mut noise = Noise::node(secret, self.job, clear, self.random).map_err(internal)?;
+        if noise.read(&opening.noise).is_err() {
+            let why = "a wrong proof: another secret, or a changed opening";
+            return Err((Status::Proof, AuthError::Denied(why)));
+        }
+        let message = noise.write().map_err(internal)?;
+        Ok(Opened::Proven(
+            Box::new(Answer { noise: message, ..self.answer(Status::Ok, "") }),
+            noise,
+        ))
     }
 }
 
-impl Challenged {
-    /// Decides over the client's proof; the verdict is to be sent either way.
-    pub(super) fn proved(self, proof: &Proof) -> (Verdict, Result<(), AuthError>) {
-        let verdict = |status: Status, mac| Verdict {
-            magic: VERDICT_MAGIC.into(),
-            version: AUTH_VERSION.into(),
-            status: (status as u32).into(),
-            mac,
-        };
-        let (opening, challenge) = (self.opening.as_bytes(), self.challenge.as_bytes());
-        let parts = [&CLIENT_LABEL[..], opening, challenge];
-        // Constant in time, whatever the proof is.
-        if self.secret.mac(&parts).verify_slice(&proof.mac).is_err()
-            || proof.version.get() != AUTH_VERSION
-        {
-            let why = AuthError::Denied("a wrong proof: another secret, or a replayed handshake");
-            return (verdict(Status::Proof, [0; MAC_BYTES]), Err(why));
+/// The node's end, fed with bytes as they come.
+pub(super) struct Entrance<'a> {
+    verifier: Verifier<'a>,
+    frame: Vec<u8>,
+    // Once the opening was answered.
+    noise: Option<Noise>,
+}
+
+/// What some bytes led to.
+#[derive(Debug)]
+pub(super) enum Entering {
+    /// Nothing yet: more are needed.
+    More,
+    /// This is to be sent, and more is needed.
+    Say(Box<Answer>),
+    /// It is over, once this is sent.
+    Over(Option<Box<Answer>>, Result<Session, AuthError>),
+}
+
+impl<'a> Entrance<'a> {
+    pub(super) fn new(verifier: Verifier<'a>) -> Self {
+        Self { verifier, frame: Vec::new(), noise: None }
+    }
+
+    /// How many bytes to read next, at most: none of what follows the handshake is taken.
+    pub(super) fn wants(&self) -> usize {
+        match self.noise {
+            None => wanted(self.frame.len(), OPENING_BYTES),
+            Some(_) => FINISH_BYTES - self.frame.len(),
         }
-        let parts = [&SERVER_LABEL[..], opening, challenge, proof.as_bytes()];
-        (verdict(Status::Ok, self.secret.mac(&parts).finalize().into_bytes().into()), Ok(()))
+    }
+
+    /// Bytes of the frame that is not whole.
+    pub(super) fn got(&self) -> usize {
+        self.frame.len()
+    }
+
+    /// Some bytes came, no more than were wanted.
+    pub(super) fn take(&mut self, bytes: &[u8]) -> Entering {
+        self.frame.extend_from_slice(bytes);
+        if let Some(finish) = self.noise.is_some().then(|| self.frame.first_chunk()).flatten()
+            && let Some(noise) = self.noise.take()
+        {
+            let session = noise.finished(finish);
+            let why = "a wrong proof: a replayed handshake";
+            return Entering::Over(None, session.map_err(|_| AuthError::Denied(why)));
+        }
+        if self.noise.is_some() {
+            return Entering::More;
+        }
+        if let Err(why) = check_first(&self.frame, OPENING_MAGIC) {
+            let status = match why {
+                AuthError::Version { .. } => Status::Version,
+                // An older nkv at least sees that this is a newer one.
+                _ => Status::Foreign,
+            };
+            return self.over(status, why);
+        }
+        let Ok(opening) = Opening::read_from_bytes(&self.frame) else { return Entering::More };
+        self.frame.clear();
+        match self.verifier.opened(&opening) {
+            Ok(Opened::Welcome) => {
+                let answer = self.verifier.answer(Status::Ok, "");
+                Entering::Over(Some(Box::new(answer)), Ok(Session::plain()))
+            }
+            Ok(Opened::Proven(answer, noise)) => {
+                self.noise = Some(noise);
+                Entering::Say(answer)
+            }
+            Err((status, why)) => self.over(status, why),
+        }
+    }
+
+    fn over(&self, status: Status, why: AuthError) -> Entering {
+        let text = match &why {
+            AuthError::Job { node, .. } => node.as_str(),
+            AuthError::Channel(text) => text,
+            _ => "",
+        };
+        Entering::Over(Some(Box::new(self.verifier.answer(status, text))), Err(why))
     }
 }

@@ -23,7 +23,9 @@ pub const SECRET_VARIABLE: &str = "NKV_SECRET";
 pub const SECRET_FILE_VARIABLE: &str = "NKV_SECRET_FILE";
 /// Block of SHA-256: a shorter key is padded with zeros to it, a longer one hashed (RFC 2104).
 const BLOCK_BYTES: usize = 64;
-/// Bytes of a proof.
+/// What the handshake's key is made with, and nothing else.
+const PSK_LABEL: &[u8; 16] = b"nkv-auth psk v2\0";
+/// Bytes of a SHA-256.
 pub(super) const MAC_BYTES: usize = 32;
 /// Permission bits that would let others in.
 pub(super) const OTHERS: u32 = 0o077;
@@ -122,7 +124,13 @@ impl Secret {
         Self::choose(file, text.as_deref(), path.as_deref())
     }
 
-    /// HMAC-SHA256 under this secret, of parts whose lengths are fixed.
+    /// The pre-shared key of the handshakes of a job.
+    pub(super) fn psk(&self, job: &str) -> [u8; MAC_BYTES] {
+        self.mac(&[PSK_LABEL, job.as_bytes()]).finalize().into_bytes().into()
+    }
+
+    /// HMAC-SHA256 under this secret: of a label of 16 bytes, and of one part or of several whose
+    /// lengths are fixed.
     pub(super) fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
         let mut mac = <Hmac<Sha256> as KeyInit>::new((&*self.block).into());
         parts.iter().for_each(|part| mac.update(part));

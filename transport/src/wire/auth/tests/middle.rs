@@ -12,8 +12,8 @@ use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Bytes of the frames in their order: opening, challenge, proof, verdict.
-pub const FRAMES: [usize; 4] = [OPENING_BYTES, CHALLENGE_BYTES, PROOF_BYTES, VERDICT_BYTES];
+/// Bytes of the frames in their order: opening, answer, finish.
+pub const FRAMES: [usize; 3] = [OPENING_BYTES, ANSWER_BYTES, FINISH_BYTES];
 /// Nobody waits longer, whatever went wrong.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -34,7 +34,7 @@ pub struct Record {
     pub node: Vec<u8>,
 }
 
-type Outcome = Result<(), AuthError>;
+type Outcome = Result<Session, AuthError>;
 
 pub fn verify(mut node: UnixStream, means: Means, channel: Channel) -> Outcome {
     node.set_read_timeout(Some(PATIENCE)).unwrap();

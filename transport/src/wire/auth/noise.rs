@@ -1,0 +1,150 @@
+//! The cryptography of the handshake, as the crate `snow` has it: the Noise pattern NNpsk0. Its
+//! pre-shared key is made of what the job shares, and of the job's name. Nothing else here knows of
+//! it, and nothing of it decides who is let in.
+
+use super::error::AuthError;
+use super::frames::{FINISH_BYTES, NOISE_BYTES, Prologue};
+use super::secret::Secret;
+use super::session::{Session, TAG_KEYS_BYTES, TagKeys};
+use nkv_store::Random;
+use snow::params::NoiseParams;
+use snow::resolvers::{CryptoResolver, DefaultResolver};
+use snow::{Builder, HandshakeState};
+use std::sync::LazyLock;
+use zerocopy::IntoBytes;
+
+static PARAMS: LazyLock<NoiseParams> = LazyLock::new(|| {
+    let params = "Noise_NNpsk0_25519_ChaChaPoly_SHA256".parse();
+    params.expect("a pattern and primitives that this build has")
+});
+
+/// One handshake under way, at either end.
+pub(super) struct Noise(Box<HandshakeState>);
+
+/// The other end knows another secret, or somebody changed a frame.
+pub(super) struct Differs;
+
+/// `snow`'s primitives with random bytes that were drawn beforehand: an ephemeral key takes 32 once.
+pub(super) struct Primitives {
+    pub seed: [u8; 32],
+}
+
+/// Those bytes; given out once.
+struct Drawn(Option<[u8; 32]>);
+
+impl snow::types::Random for Drawn {
+    fn try_fill_bytes(&mut self, to: &mut [u8]) -> Result<(), snow::Error> {
+        let seed = self.0.take().ok_or(snow::Error::Rng)?;
+        let seed = seed.get(..to.len()).ok_or(snow::Error::Rng)?;
+        to.copy_from_slice(seed);
+        Ok(())
+    }
+}
+
+impl CryptoResolver for Primitives {
+    fn resolve_rng(&self) -> Option<Box<dyn snow::types::Random>> {
+        Some(Box::new(Drawn(Some(self.seed))))
+    }
+
+    fn resolve_dh(&self, choice: &snow::params::DHChoice) -> Option<Box<dyn snow::types::Dh>> {
+        DefaultResolver.resolve_dh(choice)
+    }
+
+    fn resolve_hash(
+        &self,
+        choice: &snow::params::HashChoice,
+    ) -> Option<Box<dyn snow::types::Hash>> {
+        DefaultResolver.resolve_hash(choice)
+    }
+
+    fn resolve_cipher(
+        &self,
+        choice: &snow::params::CipherChoice,
+    ) -> Option<Box<dyn snow::types::Cipher>> {
+        DefaultResolver.resolve_cipher(choice)
+    }
+}
+
+/// Random bytes, or no handshake.
+pub(super) fn drawn<const N: usize>(random: &dyn Random) -> Result<[u8; N], AuthError> {
+    let mut bytes = [0; N];
+    random.fill(&mut bytes).map_err(|e| AuthError::Random(e.to_string()))?;
+    Ok(bytes)
+}
+
+/// What must not happen with the fixed sizes and the fixed order here.
+fn failed(e: snow::Error) -> AuthError {
+    AuthError::Noise(e.to_string())
+}
+
+impl Noise {
+    fn new(
+        secret: &Secret,
+        job: &str,
+        prologue: &Prologue,
+        random: &dyn Random,
+        build: impl FnOnce(Builder<'_>) -> Result<HandshakeState, snow::Error>,
+    ) -> Result<Self, AuthError> {
+        let (psk, seed) = (secret.psk(job), drawn(random)?);
+        let builder = Builder::with_resolver(PARAMS.clone(), Box::new(Primitives { seed }));
+        let made = builder.psk(0, &psk).and_then(|b| b.prologue(prologue.as_bytes()));
+        Ok(Self(Box::new(made.and_then(build).map_err(failed)?)))
+    }
+
+    /// The client's end, and its message 1.
+    pub(super) fn client(
+        secret: &Secret,
+        job: &str,
+        prologue: &Prologue,
+        random: &dyn Random,
+    ) -> Result<(Self, [u8; NOISE_BYTES]), AuthError> {
+        let mut noise = Self::new(secret, job, prologue, random, |b| b.build_initiator())?;
+        let first = noise.write()?;
+        Ok((noise, first))
+    }
+
+    /// The node's end, which has read message 1.
+    pub(super) fn node(
+        secret: &Secret,
+        job: &str,
+        prologue: &Prologue,
+        random: &dyn Random,
+    ) -> Result<Self, AuthError> {
+        Self::new(secret, job, prologue, random, |b| b.build_responder())
+    }
+
+    pub(super) fn write(&mut self) -> Result<[u8; NOISE_BYTES], AuthError> {
+        let mut message = [0; NOISE_BYTES];
+        self.0.write_message(&[], &mut message).map_err(failed)?;
+        Ok(message)
+    }
+
+    pub(super) fn read(&mut self, message: &[u8; NOISE_BYTES]) -> Result<(), Differs> {
+        // No payload; the buffer is for the tag alone.
+        let read = self.0.read_message(message, &mut [0; NOISE_BYTES]);
+        read.map(drop).map_err(|_| Differs)
+    }
+
+    /// Both messages are exchanged: the client chooses the keys of tags, and says them first thing.
+    pub(super) fn finish(
+        self,
+        random: &dyn Random,
+    ) -> Result<(Session, [u8; FINISH_BYTES]), AuthError> {
+        let keys = drawn::<TAG_KEYS_BYTES>(random)?;
+        let mut transport = self.0.into_transport_mode().map_err(failed)?;
+        let mut finish = [0; FINISH_BYTES];
+        transport.write_message(&keys, &mut finish).map_err(failed)?;
+        Ok((Session::new(transport, TagKeys::new(&keys)), finish))
+    }
+
+    /// The node believes the client with this message and not before: message 1 may be a repeat of
+    /// what was overheard, this cannot be.
+    pub(super) fn finished(self, finish: &[u8; FINISH_BYTES]) -> Result<Session, Differs> {
+        let mut transport = self.0.into_transport_mode().map_err(|_| Differs)?;
+        let mut keys = [0; TAG_KEYS_BYTES];
+        match transport.read_message(finish, &mut keys) {
+            Ok(TAG_KEYS_BYTES) => Ok(Session::new(transport, TagKeys::new(&keys))),
+            _ => Err(Differs),
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What a handshake leaves behind: with a key, everything that follows is bound to it. Control
+//! connections are encrypted with it, data connections carry tags under keys that it passed on. A
+//! relay can pass bytes on, and no more [I20].
+
+use super::super::net::BoxStream;
+use super::super::sealed::Sealed;
+use siphasher::sip128::{Hasher128, SipHasher24};
+use snow::TransportState;
+use std::fmt;
+use std::hash::Hasher;
+
+/// Bytes of the key of one direction's tags.
+const TAG_KEY_BYTES: usize = 16;
+/// Of both directions.
+pub(super) const TAG_KEYS_BYTES: usize = 2 * TAG_KEY_BYTES;
+/// Bytes of a tag.
+pub(crate) const TAG_BYTES: usize = 16;
+
+/// An authenticated connection.
+pub struct Session(Option<Keyed>);
+
+struct Keyed {
+    transport: Box<TransportState>,
+    tags: TagKeys,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "Session(not shown)" } else { "Session(none)" })
+    }
+}
+
+impl Session {
+    pub(super) fn new(transport: TransportState, tags: TagKeys) -> Self {
+        Self(Some(Keyed { transport: Box::new(transport), tags }))
+    }
+
+    /// Of two ends that the kernel vouches for.
+    pub(super) fn plain() -> Self {
+        Self(None)
+    }
+
+    /// The stream for all that follows: encrypted, unless nobody else can reach it.
+    pub fn seal(self, stream: BoxStream) -> BoxStream {
+        match self.0 {
+            Some(keyed) if !stream.is_private() => Box::new(Sealed::new(stream, keyed.transport)),
+            _ => stream,
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn keyed(self) -> Option<Box<TransportState>> {
+        self.0.map(|keyed| keyed.transport)
+    }
+
+    /// The keys of tags, on a connection that was authenticated by a secret or cookie.
+    pub(crate) fn tags(&self) -> Option<TagKeys> {
+        self.0.as_ref().map(|keyed| keyed.tags.clone())
+    }
+}
+
+/// The keys of a data connection's tags.
+#[derive(Clone)]
+pub(crate) struct TagKeys {
+    pub to_node: TagKey,
+    pub to_client: TagKey,
+}
+
+impl TagKeys {
+    pub(super) fn new(bytes: &[u8; TAG_KEYS_BYTES]) -> Self {
+        let key = |from: usize| {
+            let mut key = [0; TAG_KEY_BYTES];
+            key.copy_from_slice(&bytes[from..from + TAG_KEY_BYTES]);
+            TagKey { key, next: 0 }
+        };
+        Self { to_node: key(0), to_client: key(TAG_KEY_BYTES) }
+    }
+}
+
+/// One direction: each message has the next number, which is not sent and cannot repeat.
+#[derive(Clone)]
+pub(crate) struct TagKey {
+    key: [u8; TAG_KEY_BYTES],
+    next: u64,
+}
+
+impl fmt::Debug for TagKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TagKey(not shown, {} so far)", self.next)
+    }
+}
+
+impl TagKey {
+    /// The tag of the next message: SipHash-2-4 of 128 bits over its number and its parts, of which
+    /// the first says how long the others are.
+    pub(crate) fn tag(&mut self, parts: &[&[u8]]) -> [u8; TAG_BYTES] {
+        let mut mac = SipHasher24::new_with_key(&self.key);
+        mac.write(&self.next.to_le_bytes());
+        self.next += 1;
+        parts.iter().for_each(|part| mac.write(part));
+        mac.finish128().as_bytes()
+    }
+
+    /// Whether this is the tag of the next message, in constant time.
+    pub(crate) fn is_next(&mut self, parts: &[&[u8]], tag: &[u8; TAG_BYTES]) -> bool {
+        let right = u128::from_le_bytes(self.tag(parts));
+        right ^ u128::from_le_bytes(*tag) == 0
+    }
+}
