@@ -16,10 +16,31 @@ pub fn check_room(bytes: u64) -> Result<(), StoreError> {
 }
 
 pub(super) fn check_room_in(dir: &Path, bytes: u64) -> Result<(), StoreError> {
+    check_file_size(bytes)?;
     if Room::measure(dir, Path::new("/")).least().is_some_and(|room| bytes > room) {
         return Err(not_enough(dir, bytes, "it does not fit"));
     }
     Ok(())
+}
+
+/// Refuses what the limit of file sizes forbids: the kernel would end the process by SIGXFSZ.
+pub(super) fn check_file_size(bytes: u64) -> Result<(), StoreError> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
+    file_size_fits(bytes, limit.current, limit.maximum)
+}
+
+fn file_size_fits(bytes: u64, soft: Option<u64>, hard: Option<u64>) -> Result<(), StoreError> {
+    let Some(limit) = soft.filter(|limit| bytes > *limit) else {
+        return Ok(());
+    };
+    let hard = hard.map_or("unlimited".to_string(), readable);
+    Err(StoreError::NotEnoughMemory(format!(
+        "shared memory of {} is a file, and this process may make none larger than {} (ulimit -f; \
+         hard limit: {hard}). Raise it where the program is started: ulimit -f unlimited, or \
+         LimitFSIZE=infinity in a systemd unit; or ask for less",
+        readable(bytes),
+        readable(limit)
+    )))
 }
 
 /// Bytes that a segment may take at most, now: the least of the free part of /dev/shm, MemAvailable

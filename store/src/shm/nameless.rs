@@ -2,6 +2,7 @@
 //! that dies nor one that means harm can take pages away, so touching it is never SIGBUS. What lies
 //! inside, and how the descriptor travels, is its users' business.
 
+use super::limits::check_file_size;
 use super::mapping::Mapping;
 use crate::error::StoreError;
 use crate::memory::{Export, HostRegion, host_memory};
@@ -30,6 +31,7 @@ impl NamelessMemory {
     /// Makes one of `bytes` zero bytes.
     pub fn create(bytes: u64) -> Result<Self, StoreError> {
         let os = |call, e| StoreError::os(call, SHOWN, e);
+        check_file_size(bytes)?;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create(SHOWN, flags).map_err(|e| os("memfd_create", e))?;
         rustix::fs::ftruncate(&fd, bytes).map_err(|e| os("ftruncate", e))?;

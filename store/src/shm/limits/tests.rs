@@ -93,3 +93,13 @@ fn the_refusal_has_the_numbers_and_the_remedies() {
         assert!(text.contains(part), "{part} in {text}");
     }
 }
+
+#[test]
+fn a_segment_above_the_limit_of_file_sizes_is_refused_with_both_limits() {
+    file_size_fits(MIB, Some(MIB), Some(MIB)).unwrap();
+    file_size_fits(u64::MAX, None, None).unwrap();
+    let error = file_size_fits(3 * MIB, Some(MIB), None).unwrap_err().to_string();
+    for part in ["3145728 bytes", "1048576 bytes", "ulimit -f", "hard limit: unlimited"] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
+}

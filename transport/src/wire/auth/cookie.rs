@@ -99,6 +99,15 @@ fn os(path: &Path) -> impl Fn(Errno) -> SecretError {
 }
 
 impl Places {
+    /// A runtime folder that others may write to is passed over: its user should know, and why.
+    fn tell_unusable(&self) {
+        for path in &self.runtime {
+            if let Err(why @ SecretError::Mode { .. }) = Folder::open_at(path, OTHERS_WRITE) {
+                tracing::warn!(%why, "no cookie is kept in this runtime folder");
+            }
+        }
+    }
+
     /// The folders that are there and this user's own; with `make`, the one below /tmp is made.
     fn folders(&self, make: bool) -> Result<Vec<Folder>, SecretError> {
         // A runtime folder of somebody else (`sudo` keeps the variable) is not an error, it is none.
@@ -201,7 +210,9 @@ fn check(path: &Path, stat: &Stat, forbidden: u32) -> Result<(), SecretError> {
     }
     let mode = stat.st_mode & 0o777;
     if mode & forbidden != 0 {
-        return Err(SecretError::Mode { path: path.to_path_buf(), mode });
+        let folder = FileType::from_raw_mode(stat.st_mode).is_dir();
+        let wanted = if folder { FOLDER_MODE } else { COOKIE_MODE }.as_raw_mode();
+        return Err(SecretError::Mode { path: path.to_path_buf(), mode, wanted });
     }
     Ok(())
 }
@@ -209,7 +220,9 @@ fn check(path: &Path, stat: &Stat, forbidden: u32) -> Result<(), SecretError> {
 impl CookieFile {
     /// The job's cookie, made if there is none. Blocks for about a second at most.
     pub fn hold(job: &str) -> Result<Self, SecretError> {
-        Self::hold_at(&places(), job)
+        let places = places();
+        places.tell_unusable();
+        Self::hold_at(&places, job)
     }
 
     /// As [`Self::hold`], in a folder of the caller's, which must be its user's alone.

@@ -28,12 +28,17 @@ pub enum SecretError {
         limit: usize,
     },
     /// Others may read or change it.
-    #[error("{path} has mode {mode:03o}: others may read or change it; chmod 600 it", path = .path.display())]
+    #[error(
+        "{path} has mode {mode:03o}: others may read or change it; chmod {wanted:03o} {path}",
+        path = .path.display()
+    )]
     Mode {
-        /// The file.
+        /// File or folder.
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
+        /// Those that it should have.
+        wanted: u32,
     },
     /// It belongs to somebody else.
     #[error(

@@ -84,7 +84,7 @@ impl Secret {
         }
         let mode = stat.st_mode & 0o777;
         if mode & OTHERS != 0 {
-            return Err(SecretError::Mode { path: path.to_path_buf(), mode });
+            return Err(SecretError::Mode { path: path.to_path_buf(), mode, wanted: 0o600 });
         }
         let mut bytes = Vec::new();
         // Room for a newline of either kind behind the longest.

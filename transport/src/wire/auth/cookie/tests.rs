@@ -109,6 +109,17 @@ fn i20_what_others_could_have_put_there_is_refused_and_left_alone() {
     set_mode(&path, 0o604);
     says("chmod 600");
     set_mode(&path, 0o600);
+    set_mode(dir.path(), 0o777);
+    let open = CookieFile::hold_in(dir.path(), JOB).unwrap_err().to_string();
+    assert!(
+        open.contains(&format!(
+            "mode 777: others may read or change it; chmod 700 {}",
+            dir.path().display()
+        )),
+        "{open}"
+    );
+    set_mode(dir.path(), 0o700);
+    set_mode(&path, 0o600);
     assert!(find_in(&at(dir.path()), JOB).unwrap().is_some());
     assert_eq!(std::fs::read(&precious).unwrap(), [1; 32]);
 }
