@@ -9,6 +9,7 @@ mod faults;
 mod state;
 
 pub use faults::{Crash, Freeze};
+pub(crate) use state::STOOD_STILL_MS;
 pub use state::{BEAT_MS, CellStatus, CellWatch, FROZEN_MS};
 
 use crate::error::{Error, Result};

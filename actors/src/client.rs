@@ -22,7 +22,7 @@ mod view;
 mod write;
 
 pub use blocking::Blocking;
-pub use counters::{MessageCounters, ReadCounters, WriteCounters};
+pub use counters::{CallTimes, MessageCounters, ReadCounters, WriteCounters};
 pub use peer::TransportChoice;
 pub use view::ObjectView;
 pub use write::WritePlan;
@@ -40,7 +40,7 @@ use crate::rare::{ClientRarities, RareAtClient};
 use buffers::Buffers;
 use contact::contact;
 use control::{ControlPool, MasterPath};
-use counters::{Messages, Reads, Writes};
+use counters::{Messages, Reads, Times, Writes};
 use locations::Locations;
 use nkv_store::{Key, fork};
 use nkv_transport::fabric::FabricConfig;
@@ -117,6 +117,7 @@ pub struct Shared {
     pub(crate) reads: Reads,
     pub(crate) writes: Writes,
     pub(crate) messages: Arc<Messages>,
+    pub(crate) times: Times,
     pub(crate) rare: Arc<RareAtClient>,
     pub(crate) draining: Arc<AtomicBool>,
     settings: Mutex<Settings>,
@@ -305,6 +306,7 @@ impl Client {
             reads: Reads::default(),
             writes: Writes::default(),
             messages: Arc::default(),
+            times: Times::default(),
             rare: pool.rare.clone(),
             draining: p.draining,
             settings: Mutex::new(p.settings),
@@ -363,7 +365,11 @@ impl Client {
 
     async fn call_within(&self, request: Request, limit: Duration) -> Result<Response> {
         self.shared.waits();
-        self.pool.call(request, limit).await
+        let (kind, clock) = (request.kind(), &self.shared.env.clock);
+        let asked_ns = clock.now_ns();
+        let answer = self.pool.call(request, limit).await;
+        self.shared.times.requests[kind].record(clock.now_ns().saturating_sub(asked_ns));
+        answer
     }
 
     /// What the cluster told this handle when it connected.
@@ -425,6 +431,11 @@ impl Client {
         self.shared.messages.snapshot()
     }
 
+    /// How long calls took so far.
+    pub fn call_times(&self) -> CallTimes {
+        self.shared.times.snapshot()
+    }
+
     /// What this handle had to do besides its calls.
     pub fn rarities(&self) -> ClientRarities {
         self.shared.rare.snapshot()
@@ -437,7 +448,7 @@ impl Client {
                 self.shared.keep_view(v.clone());
                 Ok(v)
             }
-            other => Err(unexpected("View", &other)),
+            other => Err(self.pool.unexpected("View", &other)),
         }
     }
 
@@ -445,7 +456,7 @@ impl Client {
     pub async fn stats(&self) -> Result<ClusterStats> {
         match self.call(Request::Stats).await? {
             Response::Stats(s) => Ok(s),
-            other => Err(unexpected("Stats", &other)),
+            other => Err(self.pool.unexpected("Stats", &other)),
         }
     }
 
@@ -453,7 +464,7 @@ impl Client {
     pub async fn evict_until_below(&self, usage_ratio: f64) -> Result<()> {
         match self.call(Request::EvictUntilBelow(usage_ratio)).await? {
             Response::Done(list) => one(list),
-            other => Err(unexpected("EvictUntilBelow", &other)),
+            other => Err(self.pool.unexpected("EvictUntilBelow", &other)),
         }
     }
 }
@@ -465,10 +476,6 @@ fn check_keys(keys: &[&[u8]]) -> Result<()> {
 
 fn key_bytes(keys: &[&[u8]]) -> Vec<KeyBytes> {
     keys.iter().map(|k| KeyBytes::from(*k)).collect()
-}
-
-pub(crate) fn unexpected(asked: &str, got: &Response) -> Error {
-    Error::internal(format!("the master answered {asked} with {got:?}"))
 }
 
 pub(crate) fn one<T>(list: Vec<Result<T>>) -> Result<T> {

@@ -9,11 +9,13 @@
 pub mod announce_poller;
 pub mod cell;
 pub mod client;
+pub mod durations;
 pub mod environment;
 pub mod error;
 pub mod evictor;
 mod greeting;
 mod log_claims;
+mod log_limit;
 pub mod machine;
 pub mod master;
 pub mod membership;

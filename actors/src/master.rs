@@ -18,6 +18,7 @@ mod terms;
 
 use crate::cell::{Message, On, Reply, Role, Turn};
 use crate::error::Error;
+use crate::log_limit::LogLimit;
 use crate::message::{
     ClusterStats, Down, MAX_BATCH, MasterCounters, RankInfo, RankStats, Refusal, Request, Response,
     Seat, SeenView, Settings, Term, Up,
@@ -99,6 +100,8 @@ pub struct Master {
     forgotten: HashSet<u64>,
     parked: VecDeque<(Ask, Reply<Response>)>,
     lost_producers: HashSet<u64>,
+    // Ranks that do not fit, by seat and world size.
+    refused: LogLimit<(Seat, u32)>,
     last_tick_ms: u64,
 }
 
@@ -192,6 +195,7 @@ impl Role for Master {
             forgotten: HashSet::new(),
             parked: VecDeque::new(),
             lost_producers: HashSet::new(),
+            refused: LogLimit::default(),
             last_tick_ms: truth.clock.now_ms(),
         };
         master.recover();

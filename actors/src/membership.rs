@@ -4,6 +4,7 @@
 use crate::cell::CellAddr;
 use crate::error::{Error, Result};
 use crate::greeting::hello;
+use crate::log_limit::LogLimit;
 use crate::message::{Down, Purpose, RankInfo, Refusal, Settings, Term, Up, Welcome};
 use crate::owner::tables::{Obey, OwnerTables};
 use crate::owner::{FromMaster, NewTerm, Owner};
@@ -163,6 +164,7 @@ impl Membership {
         let (mut joined_once, mut confirmed) = (false, false);
         let mut pause = RETRY_FIRST_MS;
         let started = self.clock.now_ms();
+        let mut refusals = LogLimit::default();
         loop {
             if self.closing.load(Ordering::Acquire) {
                 state.send_replace(LinkState::Left { confirmed });
@@ -171,7 +173,7 @@ impl Membership {
             let why = match self.join().await {
                 Ok((stream, term, set)) => match self.obey(term).await {
                     Ok(()) => {
-                        joined_once = true;
+                        (joined_once, refusals) = (true, LogLimit::default());
                         pause = RETRY_FIRST_MS;
                         let silence = Duration::from_millis(set.ttl_ms);
                         settings.send_replace(Some((term, set)));
@@ -197,6 +199,9 @@ impl Membership {
                     if !joined_once && !again {
                         state.send_replace(LinkState::Refused(r));
                         return;
+                    }
+                    if joined_once {
+                        self.tell_refused(&r, &mut refusals);
                     }
                     r.to_string()
                 }
@@ -231,6 +236,18 @@ impl Membership {
         }
     }
 
+    /// Now and then for as long as it lasts: somebody has to start one of the two differently.
+    fn tell_refused(&self, why: &Refusal, limit: &mut LogLimit<()>) {
+        if matches!(why, Refusal::Later(_)) || !limit.is_due((), self.clock.now_ms()) {
+            return;
+        }
+        tracing::warn!(
+            seat = %self.info.seat(), %why,
+            "the master refuses this rank, which had joined: what is here is served on to those who \
+             know of it, and the master is asked again until it takes this rank in"
+        );
+    }
+
     async fn join(&self) -> std::result::Result<(BoxStream, Term, Settings), JoinError> {
         let mut last = "no address for the master".to_string();
         for address in &self.master {
@@ -243,7 +260,7 @@ impl Membership {
                     return Ok((stream, term, settings));
                 }
                 Ok(Ok((_, Welcome::Refused { why }))) => return Err(JoinError::Refused(why)),
-                Ok(Ok((_, other))) => last = format!("{address} answered a join with {other:?}"),
+                Ok(Ok((_, other))) => last = format!("{address} answered a join {other}"),
                 Ok(Err(e)) => last = format!("{address}: {e}"),
                 Err(_) => last = format!("{address} did not answer within {HELLO_LIMIT:?}"),
             }

@@ -230,6 +230,44 @@ pub enum Request {
     RemoveMatching(Selection),
 }
 
+impl Request {
+    /// Names of the kinds, by [`Self::kind`].
+    pub const KINDS: [&str; 13] = [
+        "open",
+        "commit",
+        "abort",
+        "withdraw",
+        "locate",
+        "match_prefix",
+        "exists",
+        "remove",
+        "evict",
+        "stats",
+        "view",
+        "list",
+        "remove_matching",
+    ];
+
+    /// Which of [`Self::KINDS`].
+    pub fn kind(&self) -> usize {
+        match self {
+            Self::OpenForWrite { .. } => 0,
+            Self::Commit(_) => 1,
+            Self::Abort(_) => 2,
+            Self::Withdraw { .. } => 3,
+            Self::GetLocation(_) => 4,
+            Self::MatchPrefix(_) => 5,
+            Self::Exists(_) => 6,
+            Self::Remove(_) => 7,
+            Self::EvictUntilBelow(_) => 8,
+            Self::Stats => 9,
+            Self::View | Self::Watch { .. } => 10,
+            Self::List { .. } => 11,
+            Self::RemoveMatching(_) => 12,
+        }
+    }
+}
+
 /// Answers, in the order of the request's items.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Response {
@@ -263,4 +301,22 @@ pub enum Response {
     },
     /// To RemoveMatching.
     Swept(Swept),
+}
+
+/// What an answer is, for the error that it is not the one that was asked for.
+impl std::fmt::Display for Response {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Plans(list) => write!(f, "{} plans", list.len()),
+            Self::Done(list) => write!(f, "{} results", list.len()),
+            Self::Locations(list) => write!(f, "{} locations", list.len()),
+            Self::Prefix(list) => write!(f, "a prefix of {} keys", list.len()),
+            Self::Existence { list, .. } => write!(f, "the existence of {} keys", list.len()),
+            Self::Stats(_) => f.write_str("figures"),
+            Self::View(_) => f.write_str("a membership view"),
+            Self::Failed(e) => write!(f, "{e}"),
+            Self::Listed { keys, .. } => write!(f, "a list of {} keys", keys.len()),
+            Self::Swept(_) => f.write_str("a count of removals"),
+        }
+    }
 }

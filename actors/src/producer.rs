@@ -3,10 +3,10 @@
 //! were dropped. Open plans and attached peers lie outside it; it never sees a payload byte.
 
 use crate::cell::{Message, On, Reply, Role, Turn};
+use crate::client::Shared;
 use crate::client::control::ControlPool;
 use crate::client::peer::{Attaching, Peer};
 use crate::client::put_log::NAMES_PER_TICK;
-use crate::client::{Shared, unexpected};
 use crate::error::Result;
 use crate::message::{PlanRef, RankInfo, Request, Response, View};
 use hashbrown::HashMap;
@@ -209,7 +209,7 @@ impl On<Meet> for Producer {
             turn.work(async move {
                 Members(match pool.call(Request::View, ABORT_LIMIT).await {
                     Ok(Response::View(view)) => Ok(view),
-                    Ok(other) => Err(unexpected("View", &other)),
+                    Ok(other) => Err(pool.unexpected("View", &other)),
                     Err(e) => Err(e),
                 })
             });

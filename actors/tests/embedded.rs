@@ -375,7 +375,9 @@ async fn i6_one_key_twice_in_a_batch_is_written_once_and_overwrites_nobody() {
     let items: [(&[u8], &[u8]); 3] = [(b"a", &small), (b"b", &other), (b"a", &large)];
     let results = client.put_many(&items, &PutOptions::default()).await;
     assert!(results[0].is_ok() && results[1].is_ok(), "{results:?}");
-    assert_eq!(results[2].as_ref().unwrap_err().kind, ErrorKind::NotReady);
+    let twice = results[2].as_ref().unwrap_err();
+    assert_eq!(twice.kind, ErrorKind::InvalidArgument);
+    assert!(twice.message.contains("stands twice in this batch, at 0 and 2 "), "{twice}");
     assert_eq!(client.get(b"a").await.unwrap(), small);
     assert_eq!(client.get(b"b").await.unwrap(), other);
     used_is_live(&cluster).await;

@@ -1,13 +1,16 @@
 //! What can be seen of a cell from outside its thread: queue, panics, and whether it still moves.
 
+use crate::durations::{Durations, Histogram};
 use crate::place::Place;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// A cell without a sign of life for so long is frozen. It gives one every [`BEAT_MS`].
 pub const FROZEN_MS: u64 = 1_500;
 /// Between two heartbeats of a cell, through its own mailbox.
 pub const BEAT_MS: u64 = 250;
+/// A watchdog whose last look is longer ago did not run: the whole process stood still.
+pub(crate) const STOOD_STILL_MS: u64 = BEAT_MS + 1_000;
 
 /// The counters behind [`CellStatus`].
 #[derive(Debug)]
@@ -20,6 +23,9 @@ pub(super) struct CellState {
     pub(super) restarts: AtomicU32,
     busy_since_ns: AtomicU64,
     last_beat_ns: AtomicU64,
+    // When the watchdog looked last; none while nobody watches.
+    watchdog_ns: OnceLock<Arc<AtomicU64>>,
+    handling: Histogram,
     doing: Mutex<&'static str>,
     last_error: Mutex<Option<String>>,
 }
@@ -47,6 +53,9 @@ pub struct CellStatus {
     pub frozen_in: Option<String>,
     /// Last panic's text.
     pub last_error: Option<String>,
+    /// How long messages were in their handlers; not part of `/status`.
+    #[serde(skip)]
+    pub handling: Durations,
 }
 
 /// Looks at a cell without keeping it alive.
@@ -54,9 +63,26 @@ pub struct CellStatus {
 pub struct CellWatch(pub(super) Arc<CellState>);
 
 impl CellWatch {
+    /// A cell that nobody runs.
+    #[cfg(test)]
+    pub(crate) fn of_nobody(name: &'static str, place: Place) -> Self {
+        Self(Arc::new(CellState::new(name, place)))
+    }
+
     /// The present state.
     pub fn status(&self) -> CellStatus {
         self.0.snapshot()
+    }
+
+    /// From now on watched by whoever writes down here when it looks, in nanoseconds.
+    pub(crate) fn watched_by(&self, looked_ns: Arc<AtomicU64>) {
+        // A second watchdog would say the same.
+        let _ = self.0.watchdog_ns.set(looked_ns);
+    }
+
+    /// The process did not run until now: the cell could give no sign of life.
+    pub(crate) fn forgive(&self, now_ns: u64) {
+        self.0.last_beat_ns.fetch_max(now_ns, Ordering::Relaxed);
     }
 
     /// The message that it took up last: the one in its handler, if it is in one.
@@ -77,6 +103,8 @@ impl CellState {
             restarts: AtomicU32::new(0),
             busy_since_ns: AtomicU64::new(0),
             last_beat_ns: AtomicU64::new(now),
+            watchdog_ns: OnceLock::new(),
+            handling: Histogram::default(),
             doing: Mutex::new(""),
             last_error: Mutex::new(None),
         }
@@ -99,7 +127,9 @@ impl CellState {
         let age = |t: u64| now.saturating_sub(t) / 1_000_000;
         let busy_ms = if busy == 0 { 0 } else { age(busy) };
         let idle_ms = age(self.last_beat_ns.load(Ordering::Relaxed));
-        let frozen = idle_ms >= FROZEN_MS;
+        let looked_ms = self.watchdog_ns.get().map_or(0, |at| age(at.load(Ordering::Relaxed)));
+        // Asked before the watchdog ran again: then nobody ran, and no actor holds anything.
+        let frozen = idle_ms >= FROZEN_MS && looked_ms <= STOOD_STILL_MS;
         let frozen_in = || match busy {
             0 => "another actor holds its thread".to_string(),
             _ => {
@@ -117,6 +147,7 @@ impl CellState {
             idle_ms,
             frozen_in: frozen.then(frozen_in),
             last_error: self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            handling: self.handling.snapshot(),
         }
     }
 
@@ -135,8 +166,9 @@ impl CellState {
     }
 
     pub(super) fn end(&self) {
-        self.busy_since_ns.store(0, Ordering::Relaxed);
-        self.beat();
+        let (now, since) = (self.now_ns(), self.busy_since_ns.swap(0, Ordering::Relaxed));
+        self.handling.record(now.saturating_sub(since));
+        self.last_beat_ns.store(now, Ordering::Relaxed);
         self.handled.fetch_add(1, Ordering::Relaxed);
     }
 

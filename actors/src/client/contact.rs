@@ -48,7 +48,8 @@ pub(crate) async fn contact(
                     });
                 }
                 other => {
-                    return Err(Error::internal(format!("{at} answered a client with {other:?}")));
+                    let text = format!("{at} answered a client {other}: is it a node of this job?");
+                    return Err(Error::disconnected(text));
                 }
             }
         }

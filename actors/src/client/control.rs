@@ -34,11 +34,16 @@ pub(crate) enum MasterPath {
     Remote(Arc<Mutex<Vec<Address>>>),
 }
 
-impl std::fmt::Debug for MasterPath {
+/// As it stands in errors, behind "the master".
+impl std::fmt::Display for MasterPath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Local(..) => f.write_str("in this process"),
-            Self::Remote(a) => write!(f, "{:?}", a.lock().unwrap_or_else(PoisonError::into_inner)),
+            Self::Local(..) => f.write_str("(rank 0, in this process)"),
+            Self::Remote(all) => {
+                let all = all.lock().unwrap_or_else(PoisonError::into_inner);
+                let shown: Vec<String> = all.iter().map(Address::to_string).collect();
+                write!(f, "(rank 0 at {})", shown.join(" or "))
+            }
         }
     }
 }
@@ -67,7 +72,7 @@ pub(crate) struct ControlPool {
 
 impl std::fmt::Debug for ControlPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "ControlPool({:?})", self.path)
+        write!(f, "ControlPool{}", self.path)
     }
 }
 
@@ -114,6 +119,14 @@ impl ControlPool {
         Self { waiting: Waiting::Thread, ..self }
     }
 
+    /// An answer that is none to what was asked: whoever is there is not the master that was meant.
+    pub(crate) fn unexpected(&self, asked: &str, got: &Response) -> Error {
+        Error::disconnected(format!(
+            "the master {} answered {asked} with {got}: use one release of nkv in a job",
+            self.path
+        ))
+    }
+
     /// One request, one response, within `limit`.
     pub(crate) async fn call(&self, request: Request, limit: Duration) -> Result<Response> {
         let response = match &self.path {
@@ -122,7 +135,7 @@ impl ControlPool {
                 Ok(r) => r?,
                 Err(_) => {
                     return Err(Error::timeout(format!(
-                        "the master at {:?} did not answer within {} ms",
+                        "the master {} did not answer within {} ms",
                         self.path,
                         limit.as_millis()
                     )));
@@ -254,7 +267,11 @@ impl ControlPool {
             Welcome::Refused { why } => {
                 return Err(Error::disconnected(format!("{address} refused: {why}")));
             }
-            other => return Err(Error::disconnected(format!("{address} is no master: {other:?}"))),
+            other => {
+                return Err(Error::disconnected(format!(
+                    "{address} is not the master: it answers {other}"
+                )));
+            }
         };
         Ok(Conn { stream, buf: Vec::new() })
     }

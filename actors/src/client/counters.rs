@@ -1,7 +1,8 @@
 //! What became of reads and puts: one counter on every branch, so that retries are seen before they
 //! hurt [I7].
 
-use crate::message::Via;
+use crate::durations::{Durations, Histogram, named};
+use crate::message::{Request, Via};
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -97,5 +98,35 @@ impl Reads {
             Via::Master => &self.by_master,
         };
         Self::count(counter, n);
+    }
+}
+
+/// How long calls of one handle (and its clones) took. Gets and puts that mapped memory alone
+/// answers are not timed: two looks at a clock would be a good part of them.
+#[derive(Debug, Default)]
+pub(crate) struct Times {
+    pub(crate) requests: [Histogram; Request::KINDS.len()],
+    pub(crate) puts: Histogram,
+    pub(crate) reads: Histogram,
+}
+
+/// How long calls of one handle (and its clones) took since it was made.
+#[derive(Debug, Clone)]
+pub struct CallTimes {
+    /// Requests to the master, each with its kind.
+    pub requests: Vec<(&'static str, Durations)>,
+    /// Calls that put by plans: open, write, publish, commit.
+    pub puts: Durations,
+    /// Reads through a transport: one for each chain of headers and payloads.
+    pub reads: Durations,
+}
+
+impl Times {
+    pub(crate) fn snapshot(&self) -> CallTimes {
+        CallTimes {
+            requests: named(Request::KINDS, &self.requests),
+            puts: self.puts.snapshot(),
+            reads: self.reads.snapshot(),
+        }
     }
 }

@@ -5,7 +5,7 @@
 use super::counters::Reads;
 use super::locations;
 use super::peer::Peer;
-use super::{Client, check_keys, key_bytes, spread, unexpected};
+use super::{Client, check_keys, key_bytes, spread};
 use crate::error::Result;
 use crate::message::{ObjMeta, Request, Response, SlotRef, Via, WireKeyId};
 use nkv_store::index::{BUCKET_BYTES, ENTRIES, Entry, buckets_of};
@@ -136,7 +136,7 @@ impl Client {
         let request = Request::GetLocation(key_bytes(keys));
         let told = match self.call_within(request, limit).await {
             Ok(Response::Locations(list)) if list.len() == keys.len() => list,
-            Ok(other) => spread(keys.len(), unexpected("GetLocation", &other)),
+            Ok(other) => spread(keys.len(), self.pool.unexpected("GetLocation", &other)),
             Err(e) => {
                 if locations::unknown(e.kind) {
                     kept.master_silent(self.shared.env.clock.now_ns());

@@ -1,7 +1,7 @@
 //! Removals, and listings and removals by pattern: passes over all keys, one bounded round trip after the other, so
 //! that neither the size of the cluster nor a slow pattern meets the limit of a call.
 
-use super::{Client, key_bytes, one, spread, unexpected};
+use super::{Client, key_bytes, one, spread};
 use crate::error::{Error, Result};
 use crate::message::{
     KEYS_PER_ROUND, KeyBytes, Listed, Request, Response, Selection, Swept, WireKeyId,
@@ -19,7 +19,7 @@ impl Client {
         keys.iter().for_each(|k| self.shared.locations.forget(k));
         match self.call(Request::Remove(key_bytes(keys))).await {
             Ok(Response::Done(list)) if list.len() == keys.len() => list,
-            Ok(other) => spread(keys.len(), unexpected("Remove", &other)),
+            Ok(other) => spread(keys.len(), self.pool.unexpected("Remove", &other)),
             Err(e) => spread(keys.len(), e),
         }
     }
@@ -56,7 +56,7 @@ impl Client {
             };
             let (keys, next) = match self.call(request).await? {
                 Response::Listed { keys, next } => (keys, next),
-                other => return Err(unexpected("List", &other)),
+                other => return Err(self.pool.unexpected("List", &other)),
             };
             page.extend(keys);
             if page.len() >= limit.saturating_mul(2) || next.is_none() {
@@ -98,7 +98,7 @@ impl Client {
         loop {
             let round = match self.call(Request::RemoveMatching(of.clone())).await {
                 Ok(Response::Swept(round)) => round,
-                Ok(other) => return Err(unexpected("RemoveMatching", &other)),
+                Ok(other) => return Err(self.pool.unexpected("RemoveMatching", &other)),
                 // Nothing was removed that could be named.
                 Err(e) if of.from.is_none() => return Err(e),
                 Err(e) => return Err(stopped(removed, 0, &e)),

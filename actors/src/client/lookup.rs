@@ -2,7 +2,7 @@
 //! rest. Here a location that was merely seen before counts for nothing: nobody will look at its header.
 
 use super::locations;
-use super::{Client, check_keys, key_bytes, one, unexpected};
+use super::{Client, check_keys, key_bytes, one};
 use crate::error::Result;
 use crate::message::{Existence, ObjMeta, Request, Response};
 use crate::producer::Meet;
@@ -37,7 +37,7 @@ impl Client {
                 self.meet(owners);
                 Ok(found)
             }
-            other => Err(unexpected("Exists", &other)),
+            other => Err(self.pool.unexpected("Exists", &other)),
         }
     }
 
@@ -60,7 +60,7 @@ impl Client {
                     self.meet(list.iter().map(|m| m.at.incarnation).collect());
                     run.extend(list);
                 }
-                Ok(other) => return Err(unexpected("MatchPrefix", &other)),
+                Ok(other) => return Err(self.pool.unexpected("MatchPrefix", &other)),
                 // A shorter run is a true answer, too.
                 Err(e) if locations::unknown(e.kind) && !run.is_empty() => break,
                 Err(e) => return Err(e),
@@ -90,7 +90,7 @@ impl Client {
         }
         match self.call(Request::GetLocation(key_bytes(&[key]))).await {
             Ok(Response::Locations(list)) => one(list),
-            Ok(other) => Err(unexpected("GetLocation", &other)),
+            Ok(other) => Err(self.pool.unexpected("GetLocation", &other)),
             // Nobody could be asked: the last known location is the best there is.
             Err(e) if locations::unknown(e.kind) => self.shared.locations.known(key).ok_or(e),
             Err(e) => Err(e),

@@ -251,7 +251,9 @@ impl Client {
         let mut ops: Vec<_> = slots.iter_mut().flat_map(|s| s.reading.chain(&mut *s.dst)).collect();
         peer.verbs.post(0, &mut ops)?;
         drop(ops);
-        if chain_in_time(t0, self.shared.env.clock.now_ns(), peer.quarantine_ns) {
+        let now = self.shared.env.clock.now_ns();
+        self.shared.times.reads.record(now.saturating_sub(t0));
+        if chain_in_time(t0, now, peer.quarantine_ns) {
             return Ok(());
         }
         Reads::count(&self.shared.reads.strict, 1);

@@ -30,7 +30,7 @@ impl Client {
             Duration::from_millis((bytes >> 30).saturating_add(1).saturating_mul(MS_PER_GIB));
         match self.tell_node(rank, SegmentCommand::Mount { bytes }, work).await? {
             SegmentDone::Mounted { segment, .. } => Ok(segment),
-            other => Err(Error::internal(format!("rank {rank} answered a mount with {other:?}"))),
+            SegmentDone::Unmounted(_) => Err(crossed(rank, "a mount as if it were an unmount")),
         }
     }
 
@@ -44,9 +44,7 @@ impl Client {
         let limit_ms = limit.as_millis() as u64;
         match self.tell_node(rank, SegmentCommand::Unmount { segment, limit_ms }, limit).await? {
             SegmentDone::Unmounted(report) => Ok(report),
-            other => {
-                Err(Error::internal(format!("rank {rank} answered an unmount with {other:?}")))
-            }
+            SegmentDone::Mounted { .. } => Err(crossed(rank, "an unmount as if it were a mount")),
         }
     }
 
@@ -124,7 +122,14 @@ impl Client {
         match hello(&*self.shared.env.net, address, credentials, purpose).await?.1 {
             Welcome::Segments(done) => done,
             Welcome::Refused { why } => Err(Error::invalid(why.to_string())),
-            other => Err(Error::internal(format!("{address} answered a command with {other:?}"))),
+            other => Err(Error::disconnected(format!(
+                "rank {} at {address} answered a command {other}",
+                node.rank
+            ))),
         }
     }
+}
+
+fn crossed(rank: u32, how: &str) -> Error {
+    Error::disconnected(format!("rank {rank} answered {how}: use one release of nkv in a job"))
 }

@@ -2,12 +2,13 @@
 //! through the plan's gate, so an owner that ends the plan knows when nothing is in flight [I10].
 
 mod holding;
+mod repeated;
 mod whole;
 
 use super::counters::Writes;
 use super::peer::Peer;
 use super::put_log::Now;
-use super::{Client, one, spread, unexpected};
+use super::{Client, one, spread};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{OpenItem, PlanDesc, PlanRef, PutOptions, Request, Response};
 use crate::plans::PlanState;
@@ -19,6 +20,7 @@ use nkv_store::layout::{PUBLISH_OFF, epoch_of};
 use nkv_store::object::{Publication, ready};
 use nkv_store::{Key, KeyId};
 use nkv_transport::verbs::Op;
+use repeated::name_repeated;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -49,7 +51,7 @@ impl Client {
         opts: &PutOptions,
     ) -> Result<()> {
         self.check_process()?;
-        one(self.put_planned(&[(key, value)], opts).await)
+        one(self.put_planned(&[(key, value)], &[0], opts).await)
     }
 
     /// Stores many values: through the device logs of their owners where that is wanted and there is
@@ -59,7 +61,8 @@ impl Client {
             return spread(items.len(), e);
         }
         if !self.wants_log(opts) {
-            return self.put_planned(items, opts).await;
+            let all: Vec<usize> = (0..items.len()).collect();
+            return self.put_planned(items, &all, opts).await;
         }
         let ids: Vec<_> = items.iter().map(|(key, _)| KeyId::of(key)).collect();
         self.meet_log_owners(&ids, opts).await;
@@ -68,19 +71,27 @@ impl Client {
             Now::Plan | Now::Unmet => None,
         };
         let mut done: Vec<_> = items.iter().map(now).collect();
-        let left: Vec<_> =
-            items.iter().zip(&done).filter(|(_, d)| d.is_none()).map(|(item, _)| *item).collect();
+        let at: Vec<usize> = (0..items.len()).filter(|i| done[*i].is_none()).collect();
+        let left: Vec<_> = at.iter().map(|i| items[*i]).collect();
         let planned =
-            if left.is_empty() { Vec::new() } else { self.put_planned(&left, opts).await };
+            if left.is_empty() { Vec::new() } else { self.put_planned(&left, &at, opts).await };
         let open = done.iter_mut().filter(|d| d.is_none());
         open.zip(planned).for_each(|(open, planned)| *open = Some(planned));
         let unplanned = || Err(Error::internal("a put that was neither done nor planned"));
         done.into_iter().map(|d| d.unwrap_or_else(unplanned)).collect()
     }
 
-    async fn put_planned(&self, items: &[(&[u8], &[u8])], opts: &PutOptions) -> Vec<Result<()>> {
+    /// `at`: where in the caller's batch each of these stands.
+    async fn put_planned(
+        &self,
+        items: &[(&[u8], &[u8])],
+        at: &[usize],
+        opts: &PutOptions,
+    ) -> Vec<Result<()>> {
+        let began_ns = self.shared.env.clock.now_ns();
         let open: Vec<(&[u8], u64)> = items.iter().map(|(k, v)| (*k, v.len() as u64)).collect();
-        let plans = self.open_many(&open, opts).await;
+        let mut plans = self.open_many(&open, opts).await;
+        name_repeated(&mut plans, &open, at);
         let mut unfinished = Unfinished::new(self, &plans);
         let wholes: Vec<_> = plans
             .iter()
@@ -104,6 +115,8 @@ impl Client {
             results[*i] = r;
         }
         unfinished.answered(&plans);
+        let took_ns = self.shared.env.clock.now_ns().saturating_sub(began_ns);
+        self.shared.times.puts.record(took_ns);
         let stored = results.iter().filter(|r| r.is_ok()).count();
         Writes::count(&self.shared.writes.by_plan, stored as u64);
         if self.wants_log(opts) {
@@ -160,7 +173,7 @@ impl Client {
         };
         let answer = match self.call(request).await {
             Ok(Response::Plans(list)) if list.len() == items.len() => list,
-            Ok(other) => return spread(items.len(), unexpected("OpenForWrite", &other)),
+            Ok(other) => return spread(items.len(), self.pool.unexpected("OpenForWrite", &other)),
             Err(e) => return spread(items.len(), e),
         };
         let peers = &self.owners_of(&answer).await;
@@ -286,7 +299,7 @@ impl Client {
         let list = plans.iter().map(|p| p.reference()).collect();
         match self.call(Request::Commit(list)).await {
             Ok(Response::Done(list)) if list.len() == plans.len() => list,
-            Ok(other) => spread(plans.len(), unexpected("Commit", &other)),
+            Ok(other) => spread(plans.len(), self.pool.unexpected("Commit", &other)),
             Err(e) => spread(plans.len(), e),
         }
     }
@@ -460,7 +473,7 @@ impl WritePlan {
         self.client.shared.plans.close(&plan);
         match client.call(Request::Abort(vec![plan.reference()])).await? {
             Response::Done(list) => one(list),
-            other => Err(unexpected("Abort", &other)),
+            other => Err(client.pool.unexpected("Abort", &other)),
         }
     }
 }

@@ -74,7 +74,8 @@ impl Master {
         }
         let seat = e.seat;
         if !matches!(self.truth.members.state(seat), Some(RankState::Alive | RankState::Draining)) {
-            return Err(Error::disconnected(format!("{seat}, which holds it, is down")));
+            let whom = super::lookup::named(&self.books, seat);
+            return Err(Error::disconnected(format!("{whom}, which holds it, is down")));
         }
         // Between a join and its report it is not known whether the owner ever heard of the plan.
         if !self.books.get(&seat).is_some_and(|b| b.reported) {

@@ -3,13 +3,23 @@
 
 use super::Master;
 use super::objects::{Entry, State};
+use super::placement::Book;
 use crate::error::{Error, Result};
 use crate::message::{Existence, KeyBytes, ObjMeta, RankState, Response, Seat};
 use hashbrown::HashMap;
 use nkv_store::{Key, KeyId};
+use std::collections::BTreeMap;
 
 /// Owners that one answer to Exists names.
 const MAX_OWNERS: usize = 16;
+
+/// A segment, and where its node is.
+pub(super) fn named(books: &BTreeMap<Seat, Book>, seat: Seat) -> String {
+    match books.get(&seat) {
+        Some(book) => format!("{seat} at {}", book.info.control),
+        None => seat.to_string(),
+    }
+}
 
 impl Master {
     pub(super) fn reachable(&self, seat: Seat) -> bool {
@@ -33,10 +43,13 @@ impl Master {
                 State::Writing(_) => {
                     Err(Error::not_ready(format!("key {} is being written to {}", e.key, e.seat)))
                 }
-                State::Live if !self.reachable(e.seat) => Err(Error::disconnected(format!(
-                    "key {} lies on {}, whose link is down",
-                    e.key, e.seat
-                ))),
+                State::Live if !self.reachable(e.seat) => {
+                    let whom = named(&self.books, e.seat);
+                    Err(Error::disconnected(format!(
+                        "key {} lies on {whom}, whose link is down",
+                        e.key
+                    )))
+                }
                 State::Live => Ok(e.meta()),
             },
         }

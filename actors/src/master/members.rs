@@ -5,8 +5,9 @@ mod words;
 
 pub use words::DOWNLINK_FRAMES;
 
+use crate::durations::{Durations, Histogram, named};
 use crate::message::{
-    Down, OwnerGauges, RankInfo, RankState, RankStats, Seat, SeenView, Term, View,
+    Down, OwnerGauges, RankInfo, RankState, RankStats, Request, Seat, SeenView, Term, View,
 };
 use crate::rare::RareAtMaster;
 use hashbrown::HashSet;
@@ -104,6 +105,8 @@ pub struct Members {
     later: Notify,
     // Here, so that a panic of the actor does not lose it.
     pub(crate) rare: RareAtMaster,
+    // From the arrival of a request to its answer.
+    pub(crate) requests: [Histogram; Request::KINDS.len()],
 }
 
 /// The table, locked. Whoever waits for a later view is woken when it is let go.
@@ -136,11 +139,17 @@ impl Drop for Locked<'_> {
 }
 
 impl Members {
+    /// How long each kind of request took.
+    pub(crate) fn request_times(&self) -> Vec<(&'static str, Durations)> {
+        named(Request::KINDS, &self.requests)
+    }
+
     /// Nobody yet.
     pub fn new(term: Term, world_size: u32, now_ms: u64) -> Self {
         let inner = Inner { term, began_ms: now_ms, ..Inner::default() };
         let (later, rare) = (Notify::new(), RareAtMaster::default());
-        Self { inner: Mutex::new(inner), world_size, later, rare }
+        let requests = Default::default();
+        Self { inner: Mutex::new(inner), world_size, later, rare, requests }
     }
 
     pub(super) fn lock(&self) -> Locked<'_> {

@@ -5,7 +5,7 @@ use super::members::{LinkId, Member};
 use super::placement::Book;
 use super::{Join, Master};
 use crate::message::{
-    Down, MAX_SEGMENTS, OwnerGauges, RankState, Refusal, Seat, Settings, Term, Up,
+    Down, MAX_SEGMENTS, OwnerGauges, RankInfo, RankState, Refusal, Seat, Settings, Term, Up,
 };
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -31,7 +31,7 @@ pub struct Joined {
 
 impl Master {
     pub(super) fn join(&mut self, m: Join) -> Result<Joined, Refusal> {
-        self.refuse_the_odd(&m)?;
+        self.refuse_the_odd(&m).inspect_err(|why| self.tell_refused(&m.info, why))?;
         let lost = self.refuse_the_lost(&m);
         if matches!(lost, Err(Refusal::Gone { .. })) {
             self.truth.members.rare.late_refused.one();
@@ -107,6 +107,14 @@ impl Master {
             return Err(Refusal::Segment { rank, segment, last: MAX_SEGMENTS - 1 });
         }
         Ok(())
+    }
+
+    /// A rank that does not fit asks twice a second for as long as it runs.
+    fn tell_refused(&mut self, info: &RankInfo, why: &Refusal) {
+        if !self.refused.is_due((info.seat(), info.world_size), self.now_ms()) {
+            return;
+        }
+        tracing::warn!(seat = %info.seat(), at = %info.control, pid = info.pid, %why, "refused a rank");
     }
 
     /// A rank started afresh: the segments its former node had mounted went with that node.

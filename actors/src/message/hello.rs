@@ -107,6 +107,20 @@ pub enum Welcome {
     },
 }
 
+/// What an answer is, for the error that it is not the one that was asked for.
+impl std::fmt::Display for Welcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Client { master: Some(at), .. } => write!(f, "that the master is at {at}"),
+            Self::Client { master: None, .. } => f.write_str("as the master does to a client"),
+            Self::Rank { .. } => f.write_str("as the master does to a rank"),
+            Self::Attached { .. } => f.write_str("as an owner does that is attached to"),
+            Self::Segments(_) => f.write_str("as a node does that was told to mount"),
+            Self::Refused { why } => write!(f, "with a refusal: {why}"),
+        }
+    }
+}
+
 /// Why a connection was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Refusal {
@@ -131,7 +145,10 @@ pub enum Refusal {
         theirs: String,
     },
     /// Other world size.
-    #[error("rank {rank} was started with world size {theirs}, but the master has {ours}")]
+    #[error(
+        "rank {rank} was started with world size {theirs}, but the master (rank 0) with {ours}: start \
+         every rank of the job with the same --world-size (NKV_WORLD_SIZE)"
+    )]
     WorldSize {
         /// Who asked.
         rank: u32,

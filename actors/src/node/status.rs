@@ -4,7 +4,8 @@ use super::Node;
 use super::segment::SegmentHost;
 use crate::cell::CellStatus;
 use crate::client::peer::{Peer, Use};
-use crate::client::{MessageCounters, ReadCounters, WriteCounters};
+use crate::client::{CallTimes, MessageCounters, ReadCounters, WriteCounters};
+use crate::durations::Durations;
 use crate::machine::DataAgent;
 use crate::membership::LinkState;
 use crate::message::{OwnerGauges, Term, View};
@@ -59,6 +60,12 @@ pub struct NodeStatus {
     pub agent: AgentStatus,
     /// Mounted segments: what the fields above say of the first one.
     pub segments: Vec<SegmentStatus>,
+    /// How long calls through this node's own handle took; not part of `/status`.
+    #[serde(skip)]
+    pub call_times: CallTimes,
+    /// How long the master took for requests of others; empty on other ranks.
+    #[serde(skip)]
+    pub master_requests: Vec<(&'static str, Durations)>,
 }
 
 /// A mounted segment.
@@ -168,6 +175,8 @@ impl Node {
             auth_refused: self.segments.common.guard.refused(),
             agent: first.agent,
             segments: self.segments.status(),
+            call_times: self.client.call_times(),
+            master_requests: self.master.as_ref().map_or_else(Vec::new, |(_, m)| m.request_times()),
         }
     }
 }

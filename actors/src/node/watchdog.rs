@@ -1,18 +1,15 @@
 //! The watchdog: a thread that no actor can hold up (in a simulation, where none could, a task). It sees actors that no longer move, says so in
 //! the log, and ends the node when one stays frozen: only a fresh process frees its thread.
 
-use crate::cell::{BEAT_MS, CellWatch};
+use crate::cell::{BEAT_MS, CellWatch, STOOD_STILL_MS};
 use crate::environment::{Environment, Grounds};
 use nkv_store::StoreError;
 use nkv_store::clock::Clock;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
-
-/// A look that comes so much later than planned means that this whole process stood still.
-const PAUSE_MS: u64 = 1_000;
 
 #[derive(Debug)]
 struct Watched {
@@ -23,16 +20,23 @@ struct Watched {
 
 /// Whom the watchdog looks at, by segment: those of the node itself are with segment 0.
 #[derive(Debug, Default)]
-pub(super) struct Watchlist(Mutex<BTreeMap<u32, Vec<Watched>>>);
+pub(super) struct Watchlist {
+    cells: Mutex<BTreeMap<u32, Vec<Watched>>>,
+    // When it looked last: the cells know by it whether the process ran.
+    looked_ns: Arc<AtomicU64>,
+}
 
 impl Watchlist {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, Vec<Watched>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Looks at these, too.
     pub(super) fn add(&self, segment: u32, cells: impl IntoIterator<Item = CellWatch>) {
-        let watched = cells.into_iter().map(|cell| Watched { cell, frozen_since: None });
+        let watched = cells.into_iter().map(|cell| {
+            cell.watched_by(self.looked_ns.clone());
+            Watched { cell, frozen_since: None }
+        });
         self.lock().entry(segment).or_default().extend(watched);
     }
 
@@ -41,8 +45,12 @@ impl Watchlist {
         self.lock().remove(&segment);
     }
 
-    fn forget_the_past(&self) {
-        self.lock().values_mut().flatten().for_each(|w| w.frozen_since = None);
+    /// The process stood still: no actor could give a sign of life.
+    fn forgive(&self, now_ns: u64) {
+        for watched in self.lock().values_mut().flatten() {
+            watched.frozen_since = None;
+            watched.cell.forgive(now_ns);
+        }
     }
 
     /// Why the node must end, if actors have been frozen for `limit_ms`: of these, the one that holds
@@ -86,11 +94,19 @@ struct Watchdog {
 impl Watchdog {
     /// One look; false if it was the last.
     fn look(&mut self) -> bool {
-        let now = self.clock.now_ms();
-        if now.saturating_sub(self.last_look_ms) > BEAT_MS + PAUSE_MS {
-            self.list.forget_the_past();
+        let now_ns = self.clock.now_ns();
+        let now = now_ns / 1_000_000;
+        let still_ms = now.saturating_sub(self.last_look_ms);
+        if still_ms > STOOD_STILL_MS {
+            self.list.forgive(now_ns);
+            tracing::warn!(
+                still_ms,
+                "this process did not run: stopped by a signal or a debugger, suspended with its \
+                 machine, or without a processor; its actors are not taken for frozen"
+            );
         }
         self.last_look_ms = now;
+        self.list.looked_ns.store(now_ns, Ordering::Relaxed);
         if let Some(why) = self.list.look(now, self.limit_ms) {
             self.failed.send_replace(Some(why));
             return false;
@@ -124,5 +140,45 @@ pub(super) fn start(
             });
             Ok(())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::place::OwnedPlace;
+    use nkv_store::clock::ManualClock;
+
+    #[tokio::test]
+    async fn a_process_that_stood_still_blames_no_actor_for_it() {
+        let clock = ManualClock::default();
+        let shared: Arc<dyn Clock> = Arc::new(clock.clone());
+        let here = tokio::task::LocalSet::new();
+        here.run_until(async move {
+            let place = OwnedPlace::here(shared.clone());
+            let cell = CellWatch::of_nobody("owner", place.place().clone());
+            let list = Arc::<Watchlist>::default();
+            list.add(0, [cell.clone()]);
+            let (failed, closing) = (watch::channel(None).0, Arc::default());
+            let mut dog =
+                Watchdog { clock: shared, list, limit_ms: 4_000, failed, closing, last_look_ms: 0 };
+            clock.advance_ms(BEAT_MS);
+            dog.look();
+
+            // Stopped, and asked before the watchdog runs again; then the watchdog does.
+            clock.advance_ms(9_000);
+            assert_eq!(cell.status().frozen_in, None);
+            assert!(dog.look(), "nobody is to blame");
+            assert_eq!((cell.status().state, cell.status().idle_ms), ("running", 0));
+
+            // The watchdog runs, and the cell gives no sign of life: that is another matter.
+            for _ in 0..crate::cell::FROZEN_MS / BEAT_MS {
+                clock.advance_ms(BEAT_MS);
+                dog.look();
+            }
+            let frozen = cell.status().frozen_in;
+            assert_eq!(frozen.as_deref(), Some("another actor holds its thread"));
+        })
+        .await;
     }
 }

@@ -8,6 +8,7 @@ use crate::master::{Ask, Master, Members};
 use crate::message::{Request, Response, View, Welcome};
 use crate::race::race;
 use hashbrown::HashSet;
+use nkv_store::clock::Clock;
 use nkv_transport::ring::{Looking, Offer, RingStream};
 use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, WireError, read_frame, write_frame};
 use std::sync::Arc;
@@ -28,6 +29,7 @@ struct Desk<'a> {
     members: &'a Members,
     doors: &'a Doors,
     producer: u64,
+    clock: &'a dyn Clock,
 }
 
 impl Server {
@@ -51,7 +53,7 @@ impl Server {
             // Only told where the master is.
             return Ok(());
         };
-        let desk = Desk { master, members, doors: &self.doors, producer };
+        let desk = Desk { master, members, doors: &self.doors, producer, clock: &*self.clock };
         let by_ring = ring.is_some();
         members.producer_up(producer, by_ring);
         let served = match ring {
@@ -134,11 +136,13 @@ impl Desk<'_> {
                 .collect(),
             _ => HashSet::new(),
         };
+        let (kind, asked_ns) = (request.kind(), self.clock.now_ns());
         let ask = Ask { producer: self.producer, request };
         let answer = self.master.call(ask, ACTOR_LIMIT).await;
         if !owners.is_empty() {
             self.members.words_left(&owners).await;
         }
+        self.members.requests[kind].record(self.clock.now_ns().saturating_sub(asked_ns));
         answer.unwrap_or_else(Response::Failed)
     }
 }

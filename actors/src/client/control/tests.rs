@@ -96,3 +96,14 @@ async fn a_pool_keeps_its_ring_and_takes_another_after_the_node_was_started_anew
     assert!(pool.rings.load(Ordering::Relaxed));
     node.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_to_something_else_is_disconnected_and_names_the_master_and_its_address() {
+    let (node, pool) = node("other-answer").await;
+    let told = pool.unexpected("Exists", &Response::Done(vec![Ok(()), Ok(())]));
+    assert_eq!(told.kind, ErrorKind::Disconnected);
+    let at = node.info().local.clone().unwrap();
+    let begins = format!("the master (rank 0 at {at}) answered Exists with 2 results");
+    assert!(told.message.starts_with(&begins), "{told}");
+    node.stop().await;
+}

@@ -328,7 +328,10 @@ impl Attaching {
                 Ok(Attached { stream, pins, log_token, fabric })
             }
             Ok(Ok((_, Welcome::Refused { why }))) => Err(Error::disconnected(why.to_string())),
-            Ok(Ok((_, other))) => Err(Error::internal(format!("{address} said {other:?}"))),
+            Ok(Ok((_, other))) => Err(Error::disconnected(format!(
+                "rank {} at {address} answered an attachment {other}",
+                self.info.rank
+            ))),
             Ok(Err(e)) => {
                 Err(Error::disconnected(format!("rank {} is not reachable: {e}", self.info.rank)))
             }

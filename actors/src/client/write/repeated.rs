@@ -1,0 +1,53 @@
+//! A key that stands in one batch twice: the first of them is put, and the others are told so. Without
+//! this they would hear of another put, which there is not.
+
+use crate::error::{Error, ErrorKind, Result};
+use hashbrown::HashMap;
+use nkv_store::Key;
+
+/// Says of items that were refused since an earlier one of the same batch has their key where both
+/// stand. `at` are the places in the caller's batch.
+pub(super) fn name_repeated<T>(opened: &mut [Result<T>], items: &[(&[u8], u64)], at: &[usize]) {
+    let refused = |r: &Result<T>| matches!(r, Err(e) if e.kind == ErrorKind::NotReady);
+    // As a rule nothing is refused, and nothing is looked for.
+    if !opened.iter().any(refused) {
+        return;
+    }
+    let mut first: HashMap<&[u8], usize> = HashMap::new();
+    for i in 0..opened.len().min(items.len()) {
+        let key = items[i].0;
+        if opened[i].is_ok() {
+            first.entry(key).or_insert(i);
+        } else if let Some(before) = first.get(key).filter(|_| refused(&opened[i])) {
+            let shown = Key::new(key).map_or_else(|e| e.to_string(), |k| k.to_string());
+            let places = (at.get(*before).unwrap_or(before), at.get(i).unwrap_or(&i));
+            opened[i] = Err(Error::invalid(format!(
+                "key {shown} stands twice in this batch, at {} and {} (counted from 0): the first \
+                 is put, this one is not",
+                places.0, places.1
+            )));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::name_repeated;
+    use crate::error::{Error, ErrorKind, Result};
+
+    #[test]
+    fn only_what_an_earlier_item_of_the_batch_holds_up_is_called_repeated() {
+        let wait = || Err(Error::not_ready("being written by another put"));
+        let items: [(&[u8], u64); 4] = [(b"a", 1), (b"b", 1), (b"a", 1), (b"b", 1)];
+        let mut opened: Vec<Result<()>> = vec![Ok(()), wait(), wait(), wait()];
+        name_repeated(&mut opened, &items, &[3, 5, 7, 9]);
+        assert_eq!(opened[1], wait(), "another put has it");
+        let told = opened[2].clone().unwrap_err();
+        assert_eq!(told.kind, ErrorKind::InvalidArgument);
+        assert!(
+            told.message.starts_with("key a stands twice in this batch, at 3 and 7 "),
+            "{told}"
+        );
+        assert_eq!(opened[3], wait());
+    }
+}
