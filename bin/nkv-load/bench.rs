@@ -2,7 +2,7 @@
 //! in the same loop. Puts make new keys; gets read those into one reused buffer. It removes what it
 //! put, and it may not keep a cluster fuller than half of its smallest heap.
 
-use crate::connection::{Embedded, remote};
+use crate::connection::{Embedded, heap_takes, remote};
 use crate::content::Stream;
 use crate::flags::Flags;
 use crate::latency::OpTimes;
@@ -68,6 +68,8 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
 
 fn measure(handle: &Blocking, flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     let view = handle.view()?;
+    let largest = SIZES.iter().map(|(size, _)| *size as u64).max().unwrap_or(0);
+    heap_takes(&view, largest, "the largest object of --bench")?;
     let heaps = || view.ranks.iter().map(|(info, _)| info);
     let live_bytes = heaps().map(|i| i.arena_bytes / 2).min().unwrap_or(LIVE_BYTES).min(LIVE_BYTES);
     let quarantine_ms = heaps().map(|i| i.quarantine_ms).max().unwrap_or(0);

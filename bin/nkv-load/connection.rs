@@ -4,7 +4,8 @@
 use crate::endpoints::{connect, endpoint};
 use crate::flags::Flags;
 use crate::sizes::show_bytes;
-use anyhow::Context;
+use anyhow::{Context, ensure};
+use nkv::message::View;
 use nkv::{
     Address, Blocking, ClientConfig, Cluster, MemoryChoice, Node, NodeConfig, Secret, StartError,
 };
@@ -88,4 +89,24 @@ pub(crate) fn remote(flags: &Flags, address: &str) -> anyhow::Result<Blocking> {
     let rt = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let client = rt.block_on(connect(&nodes, &config));
     Ok(client.with_context(|| format!("--connect {address}"))?.blocking()?)
+}
+
+/// Refuses a run whose objects fit no heap of the cluster: each of its puts would fail.
+///
+/// # Errors
+/// With the size, the largest heap, and what to change.
+pub(crate) fn heap_takes(view: &View, bytes: u64, what: &str) -> anyhow::Result<()> {
+    let largest = view.ranks.iter().max_by_key(|(info, _)| info.arena_bytes);
+    let Some((info, _)) = largest else {
+        return Ok(());
+    };
+    ensure!(
+        bytes <= info.arena_bytes,
+        "{what} is {}, and the largest heap of the cluster has {} (rank {}): nothing could be put; \
+         take smaller objects, or start ranks with a larger --heap-bytes",
+        show_bytes(bytes),
+        show_bytes(info.arena_bytes),
+        info.rank
+    );
+    Ok(())
 }

@@ -3,6 +3,7 @@
 
 use crate::fabric::FabricFlags;
 use crate::packaging::PackagingFlags;
+use crate::logging::LogFormat;
 use crate::sizes::parse_bytes;
 use clap::{Parser, ValueEnum};
 use nkv::TransportChoice;
@@ -36,7 +37,7 @@ Puts load on an nkv cluster and compares every byte that comes back.
   nkv-load --lookups N --connect ...      location lookups a second among N live objects
 
 Exit status: 0 if every byte was right and nothing failed, 1 if not, 2 for a wrong command line, 3 or more
-if the run could not be done.";
+if the run could not be done, or not one operation of it was.";
 
 // `requires` says nothing if what is required conflicts with another flag that is given: flags of one
 // run name those of the others as conflicts besides.
@@ -51,7 +52,7 @@ const NOT_IN_AN_EMBEDDED_TRACE: [&str; 7] =
 
 /// The flags.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "nkv-load", version, about = "The load generator of nkv", long_about = LONG_ABOUT)]
+#[command(name = "nkv-load", version = env!("NKV_BUILD_VERSION"), about = "The load generator of nkv", long_about = LONG_ABOUT)]
 pub(crate) struct Flags {
     /// Control addresses of nodes of a running cluster, any will do; the first that leads to it
     /// serves. Without a port: NKV_PORT, or 7400
@@ -86,6 +87,10 @@ pub(crate) struct Flags {
     /// Also write a page with plots of latency and throughput to this file
     #[arg(long, value_name = "FILE.html")]
     pub(crate) report: Option<PathBuf>,
+
+    /// What is logged (RUST_LOG says how much) for people, or as JSON objects
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub(crate) log_format: LogFormat,
 
     /// Length of the embedded run or of the mix, in seconds; the other runs end when they are done
     /// [default: 15]

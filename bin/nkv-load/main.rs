@@ -16,11 +16,15 @@ mod fabric;
 mod flags;
 mod html;
 mod latency;
+#[path = "../logging.rs"]
+mod logging;
 mod lookups;
 mod memcpy;
 mod mix;
 #[path = "../packaging.rs"]
 mod packaging;
+#[path = "../open_files.rs"]
+mod open_files;
 mod pour;
 mod progress;
 mod report;
@@ -33,17 +37,21 @@ mod tally;
 mod timeline;
 mod trace;
 
+use anyhow::bail;
 use clap::{CommandFactory, Parser};
 use destination::Destination;
 use flags::{Flags, Mode};
 use nkv::StartError;
 use report::Report;
 use setting::Beginning;
-use std::io::IsTerminal;
 use std::process::ExitCode;
 use stop::Stop;
 use tracing_subscriber::EnvFilter;
 
+/// Files of a run: an embedded cluster of three ranks takes some 120.
+const FILES: u64 = 192;
+/// Files of each client of a mix: its runtime and its connections.
+const FILES_PER_CLIENT: u64 = 16;
 /// Exit status of a run with wrong bytes or failures.
 const FAILED: u8 = 1;
 /// Exit status of a wrong command line.
@@ -59,11 +67,7 @@ fn main() -> ExitCode {
         Err(_) => return ExitCode::from(UNDONE),
     }
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
+    logging::start(filter, flags.log_format);
     let mode = match flags.mode() {
         Ok(mode) => mode,
         Err(text) => {
@@ -90,6 +94,8 @@ fn main() -> ExitCode {
 /// `--budgets` keeps in `report` what it found also where it does not come to its end; the others report at
 /// their end.
 fn run(flags: &Flags, mode: Mode, report: &mut Report) -> anyhow::Result<()> {
+    open_files::raise(FILES + FILES_PER_CLIENT * u64::from(flags.clients))
+        .map_err(anyhow::Error::msg)?;
     let page = flags.report.as_deref().map(Destination::reserve).transpose()?;
     let beginning = Beginning::now();
     let rt = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -111,6 +117,11 @@ fn run(flags: &Flags, mode: Mode, report: &mut Report) -> anyhow::Result<()> {
     report.print(flags.json.as_deref())?;
     if let Some(page) = page {
         page.write(&html::page(report, &beginning.setting(flags, mode)))?;
+    }
+    if report.ops.is_empty() && report.rates.is_empty() && !stop.asked() {
+        let failed = report.tally.failed;
+        anyhow::ensure!(failed == 0, "not one operation succeeded; {failed} failed");
+        bail!("the time was over before the first operation: give a longer --duration");
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ mod file;
 mod replay;
 mod room;
 
-use crate::connection::{Embedded, remote};
+use crate::connection::{Embedded, heap_takes, remote};
 use crate::flags::Flags;
 use crate::progress;
 use crate::report::Report;
@@ -76,6 +76,7 @@ fn replay(
     stop: &Stop,
 ) -> anyhow::Result<Report> {
     let block_bytes = usize::try_from(flags.block_bytes).context("--block-bytes")?;
+    heap_takes(&handle.view()?, flags.block_bytes, "--block-bytes")?;
     let before = handle.stats()?;
     let bar = progress::bar(requests.len() as u64, "requests");
     let start = now_ns();

@@ -24,7 +24,7 @@ const fn setting(key: &'static str, value: &'static str, help: &'static str) -> 
 pub(crate) const PREFAULT: &str = "prefault";
 
 /// Every setting, in the order in which they are shown.
-pub(crate) const SETTINGS: [Setting; 33] = [
+pub(crate) const SETTINGS: [Setting; 34] = [
     setting(
         "job",
         "NAME",
@@ -141,7 +141,12 @@ pub(crate) const SETTINGS: [Setting; 33] = [
         "How often in a row this rank starts afresh after it was declared gone [default: 8]",
     ),
     setting("threads", "N", "Worker threads; 0: as many as there are cores, 2 to 8 [default: 0]"),
-    setting("log", "FILTER", "What is logged to stderr, as in nkv_actors=debug [default: info]"),
+    setting(
+        "log",
+        "FILTER",
+        "What is logged to stderr, as in nkv_actors=debug; nkv_node=debug: every setting, and what was found at start [default: info]",
+    ),
+    setting("log_format", "text|json", "Log lines for people, or JSON objects [default: text]"),
 ];
 
 impl Setting {
@@ -174,7 +179,7 @@ Runs one rank of an nkv cluster.
 
 Flags win over NKV_* variables over --config FILE over what torchrun, Open MPI or Slurm export over
 defaults. Every flag has a variable (--heap-bytes: NKV_HEAP_BYTES) and a key in the file (heap_bytes).
-The effective configuration is printed at start, with where each value came from.
+--print-config shows every value with where it came from, and --log nkv_node=debug does at start.
 
 Every connection is authenticated: by the job's secret, the same on every rank and client, or, without
 one, by a file that only this user on this host can read. Listening on anything but loopback needs a
@@ -202,7 +207,7 @@ pub(crate) fn command() -> Command {
         }
     });
     let command = Command::new("nkv-node")
-        .version(env!("CARGO_PKG_VERSION"))
+        .version(env!("NKV_BUILD_VERSION"))
         .about("Runs one rank of an nkv cluster")
         .long_about(LONG_ABOUT)
         .args(settings)
@@ -217,7 +222,7 @@ pub(crate) fn command() -> Command {
             Arg::new("print_config")
                 .long("print-config")
                 .action(ArgAction::SetTrue)
-                .help("Print the effective configuration as TOML and end"),
+                .help("Print every setting as TOML, with where its value came from, and end"),
         );
     PackagingFlags::augment_args(command)
 }

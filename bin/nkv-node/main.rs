@@ -5,9 +5,13 @@
 mod flags;
 mod http;
 mod launcher;
+#[path = "../logging.rs"]
+mod logging;
 mod metrics;
 #[path = "../packaging.rs"]
 mod packaging;
+#[path = "../open_files.rs"]
+mod open_files;
 mod ready;
 mod run;
 mod settings;
@@ -16,19 +20,26 @@ mod signals;
 mod sizes;
 mod start_lines;
 
+use logging::LogFormat;
 use nkv::transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use settings::{Machine, Settings};
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
 /// Exit code for what should not happen.
 const EXIT_INTERNAL: u8 = 70;
+/// Files that a rank has open by itself, with room for some clients.
+const OWN_FILES: u64 = 64;
+/// Files for each other rank: its link, and what its handle takes.
+const FILES_PER_RANK: u64 = 4;
 /// How long tasks that are still running may take to end with the process.
 const RUNTIME_END: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
+    // Asked first now: the time counts from here.
+    metrics::started();
     let flags = match flags::parse(std::env::args_os()) {
         Ok(flags) => flags,
         Err(said) => {
@@ -71,9 +82,12 @@ fn serve(settings: Settings) -> ExitCode {
             return fail(settings::EXIT_CONFIG, &why);
         }
     };
-    let colours = std::io::stderr().is_terminal();
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
-    lines.with_writer(std::io::stderr).init();
+    let format = settings.log_format;
+    logging::start(filter, format);
+    match open_files::raise(files_needed(&settings)) {
+        Ok(limit) => tell_files(limit, &settings),
+        Err(why) => return end(format, settings::EXIT_CONFIG, &why),
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(settings.threads)
         .thread_name("nkv-worker")
@@ -81,13 +95,42 @@ fn serve(settings: Settings) -> ExitCode {
         .build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
-        Err(error) => return fail(EXIT_INTERNAL, &format!("no runtime: {error}")),
+        Err(error) => return end(format, EXIT_INTERNAL, &format!("no runtime: {error}")),
     };
     let outcome = runtime.block_on(run::run(settings));
     runtime.shutdown_timeout(RUNTIME_END);
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(end) => fail(end.code, &end.why),
+        Err(why) => end(format, why.code, &why.why),
+    }
+}
+
+/// Files of a rank whose cluster is whole, and of some clients.
+fn files_needed(settings: &Settings) -> u64 {
+    OWN_FILES + FILES_PER_RANK * u64::from(settings.node.world_size)
+}
+
+/// Connections that cannot be had are refused later, one by one: better known now.
+fn tell_files(limit: u64, settings: &Settings) {
+    let wanted = files_needed(settings) + settings.node.data_connections as u64;
+    if limit < wanted {
+        tracing::warn!(
+            limit,
+            wanted,
+            "the limit of open files is below what --data-connections and the ranks may take: some \
+             connections will be refused; raise the hard limit (ulimit -n), or give fewer"
+        );
+    }
+}
+
+/// The last word of a rank that had begun: in the form of its log.
+fn end(format: LogFormat, code: u8, why: &str) -> ExitCode {
+    match format {
+        LogFormat::Text => fail(code, &why),
+        LogFormat::Json => {
+            tracing::error!(exit_status = code, "{why}");
+            ExitCode::from(code)
+        }
     }
 }
 

@@ -1,39 +1,40 @@
 //! `/metrics`: a node's status as Prometheus text. Every name stands in one table here; a scrape is
 //! a picture of the status at that moment, so nothing can go stale and a rank that started afresh
-//! begins at zero, as Prometheus expects.
+//! begins at zero, as Prometheus expects. Lines come in the order of the tables, always.
 
-use ::metrics::{Key, KeyName, Label, Level, Metadata, Recorder};
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
+mod process;
+mod text;
+
 use nkv::NodeStatus;
 use nkv::cell::CellStatus;
 use nkv::message::{ClusterStats, OwnerGauges};
+pub(crate) use process::started;
+use text::{Labels, Sort, Text};
 
 /// What a scrape is.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-
-/// Whether a figure may fall.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sort {
-    /// It may.
-    Gauge,
-    /// It only grows; its name ends in `_total`.
-    Counter,
-}
 
 /// One figure of a `T`.
 struct Metric<T> {
     name: &'static str,
     sort: Sort,
     help: &'static str,
+    /// Of the figure in the metric's unit: 1000 for milliseconds that are shown as seconds.
+    per_unit: u32,
     value: fn(&T) -> u64,
 }
 
 const fn gauge<T>(name: &'static str, help: &'static str, value: fn(&T) -> u64) -> Metric<T> {
-    Metric { name, sort: Sort::Gauge, help, value }
+    Metric { name, sort: Sort::Gauge, help, per_unit: 1, value }
 }
 
 const fn counter<T>(name: &'static str, help: &'static str, value: fn(&T) -> u64) -> Metric<T> {
-    Metric { name, sort: Sort::Counter, help, value }
+    Metric { name, sort: Sort::Counter, help, per_unit: 1, value }
+}
+
+/// A figure in milliseconds, shown in seconds.
+const fn seconds<T>(name: &'static str, help: &'static str, value: fn(&T) -> u64) -> Metric<T> {
+    Metric { name, sort: Sort::Gauge, help, per_unit: 1_000, value }
 }
 
 /// Of a heap: the rank's first one, and labelled `segment` each that it mounted besides.
@@ -93,7 +94,7 @@ const HEAP: &[Metric<OwnerGauges>] = &[
 
 /// Of the rank itself.
 const NODE: &[Metric<NodeStatus>] = &[
-    gauge("nkv_uptime_ms", "Milliseconds since this incarnation started", |s| s.uptime_ms),
+    seconds("nkv_uptime_seconds", "Since this incarnation started", |s| s.uptime_ms),
     gauge("nkv_joined", "1 while the link to the master is up", |s| u64::from(s.link == "joined")),
     gauge("nkv_draining", "1 while the rank drains", |s| u64::from(s.draining)),
     gauge("nkv_world_size", "Ranks the job has", |s| u64::from(s.world_size)),
@@ -139,52 +140,103 @@ const MASTER: &[Metric<ClusterStats>] = &[
 /// Of each actor, labelled `actor`.
 const ACTOR: &[Metric<CellStatus>] = &[
     gauge("nkv_actor_queue", "Messages that wait", |a| a.queue),
-    gauge("nkv_actor_busy_ms", "Milliseconds in the present message", |a| a.busy_ms),
-    gauge("nkv_actor_idle_ms", "Milliseconds since the last sign of life", |a| a.idle_ms),
+    seconds("nkv_actor_busy_seconds", "In the present message", |a| a.busy_ms),
+    seconds("nkv_actor_idle_seconds", "Since the last sign of life", |a| a.idle_ms),
     counter("nkv_actor_handled_total", "Messages handled", |a| a.handled),
     counter("nkv_actor_restarts_total", "Times rebuilt", |a| u64::from(a.restarts)),
     counter("nkv_actor_panics_total", "Panics caught", |a| u64::from(a.panics)),
 ];
 
+/// Histograms, by name.
+const CLIENT_REQUEST: &str = "nkv_client_request_duration_seconds";
+const CLIENT_PUT: &str = "nkv_client_put_duration_seconds";
+const CLIENT_READ: &str = "nkv_client_read_duration_seconds";
+const MASTER_REQUEST: &str = "nkv_master_request_duration_seconds";
+const HANDLING: &str = "nkv_actor_handling_duration_seconds";
+
+/// What a table's figures are of, each with its labels.
+type Subjects<'a, T> = Vec<(Vec<(&'static str, &'a str)>, &'a T)>;
+
 /// The status as Prometheus text, every line labelled with the rank.
 pub(crate) fn render(status: &NodeStatus, cluster: Option<&ClusterStats>) -> String {
-    let builder = PrometheusBuilder::new().add_global_label("rank", status.rank.to_string());
-    let recorder = builder.build_recorder();
-    record(&recorder, HEAP, &status.owner, &[]);
-    record(&recorder, NODE, status, &[]);
+    let mut text = Text::of_rank(status.rank);
+    build(&mut text);
+    process::write(&mut text);
+    let numbers: Vec<String> = status.segments.iter().map(|s| s.segment.to_string()).collect();
+    let mounted = || numbers.iter().zip(&status.segments);
+    let mut heaps: Subjects<'_, OwnerGauges> = vec![(Vec::new(), &status.owner)];
+    heaps.extend(mounted().map(|(n, s)| (vec![("segment", n.as_str())], &s.owner)));
+    let mut actors: Subjects<'_, CellStatus> =
+        status.actors.iter().map(|a| (vec![("actor", a.name)], a)).collect();
+    for (n, segment) in mounted() {
+        let labels = |a: &CellStatus| vec![("actor", a.name), ("segment", n.as_str())];
+        actors.extend(segment.actors.iter().map(|a| (labels(a), a)));
+    }
+    table(&mut text, HEAP, &heaps);
+    table(&mut text, NODE, &vec![(Vec::new(), status)]);
     if let Some(cluster) = cluster {
-        record(&recorder, MASTER, cluster, &[]);
+        table(&mut text, MASTER, &vec![(Vec::new(), cluster)]);
     }
-    for actor in &status.actors {
-        record(&recorder, ACTOR, actor, &[Label::new("actor", actor.name)]);
+    table(&mut text, ACTOR, &actors);
+    text.metric(HANDLING, Sort::Histogram, "Messages in their handlers");
+    for (labels, actor) in &actors {
+        text.durations(HANDLING, labels, &actor.handling);
     }
-    for mounted in &status.segments {
-        let segment = Label::new("segment", mounted.segment.to_string());
-        record(&recorder, HEAP, &mounted.owner, std::slice::from_ref(&segment));
-        for actor in &mounted.actors {
-            let labels = [Label::new("actor", actor.name), segment.clone()];
-            record(&recorder, ACTOR, actor, &labels);
-        }
-    }
-    recorder.handle().render()
+    durations(&mut text, status);
+    text.into_string()
 }
 
-fn record<T>(recorder: &PrometheusRecorder, table: &[Metric<T>], of: &T, labels: &[Label]) {
-    let metadata = Metadata::new(module_path!(), Level::INFO, None);
+/// Which build this is.
+fn build(text: &mut Text) {
+    text.metric("nkv_build_info", Sort::Gauge, "1, labelled with what this program was built from");
+    let labels = [("version", env!("CARGO_PKG_VERSION")), ("commit", env!("NKV_BUILD_COMMIT"))];
+    text.sample("nkv_build_info", &labels, 1);
+}
+
+fn table<T>(text: &mut Text, table: &[Metric<T>], of: &Subjects<'_, T>) {
     for metric in table {
-        let (name, value) = (KeyName::from(metric.name), (metric.value)(of));
-        let key = Key::from_parts(metric.name, labels.to_vec());
-        match metric.sort {
-            Sort::Counter => {
-                recorder.describe_counter(name, None, metric.help.into());
-                recorder.register_counter(&key, &metadata).absolute(value);
-            }
-            #[expect(clippy::cast_precision_loss, reason = "Prometheus has no other numbers")]
-            Sort::Gauge => {
-                recorder.describe_gauge(name, None, metric.help.into());
-                recorder.register_gauge(&key, &metadata).set(value as f64);
-            }
+        text.metric(metric.name, metric.sort, metric.help);
+        for (labels, subject) in of {
+            sample(text, metric, labels, (metric.value)(subject));
         }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "Prometheus has no other numbers")]
+fn sample<T>(text: &mut Text, metric: &Metric<T>, labels: Labels<'_>, value: u64) {
+    match metric.per_unit {
+        1 => text.sample(metric.name, labels, value),
+        n => text.sample(metric.name, labels, value as f64 / f64::from(n)),
+    }
+}
+
+/// How long calls took. Of requests only the kinds that there were: all kinds would be hundreds of
+/// lines that say nothing.
+fn durations(text: &mut Text, status: &NodeStatus) {
+    let calls = &status.call_times;
+    text.metric(
+        CLIENT_REQUEST,
+        Sort::Histogram,
+        "Requests of this node's own handle to the master",
+    );
+    requests(text, CLIENT_REQUEST, &calls.requests);
+    text.metric(CLIENT_PUT, Sort::Histogram, "Calls of it that put by plans, open to commit");
+    text.durations(CLIENT_PUT, &[], &calls.puts);
+    text.metric(
+        CLIENT_READ,
+        Sort::Histogram,
+        "Reads of it, but for those by loads in mapped memory",
+    );
+    text.durations(CLIENT_READ, &[], &calls.reads);
+    if !status.master_requests.is_empty() {
+        text.metric(MASTER_REQUEST, Sort::Histogram, "Requests of others, arrival to answer");
+        requests(text, MASTER_REQUEST, &status.master_requests);
+    }
+}
+
+fn requests(text: &mut Text, name: &str, all: &[(&'static str, nkv::durations::Durations)]) {
+    for (kind, found) in all.iter().filter(|(_, d)| d.counts.iter().any(|n| *n > 0)) {
+        text.durations(name, &[("request", kind)], found);
     }
 }
 
@@ -204,6 +256,8 @@ mod tests {
             assert!(seen.insert(name), "{name} twice");
             assert!(name.starts_with("nkv_") && !help.is_empty(), "{name}");
             assert_eq!(name.ends_with("_total"), sort == Sort::Counter, "{name}");
+            let milliseconds = name.ends_with("_ms") || name.contains("_ms_");
+            assert!(!milliseconds && !name.ends_with("_count"), "{name}");
         }
     }
 }

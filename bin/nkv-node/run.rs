@@ -5,7 +5,7 @@
 use crate::ready::Standing;
 use crate::settings::Settings;
 use crate::signals::{Leftovers, Signals};
-use crate::{EXIT_INTERNAL, http, say, start_lines};
+use crate::{EXIT_INTERNAL, http, start_lines};
 use nkv::message::RankInfo;
 use nkv::{Address, Ended, Node};
 use nkv_store::clock::{BootClock, Clock};
@@ -54,7 +54,7 @@ enum Outcome {
 /// # Errors
 /// With the exit code and the sentence.
 pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
-    say(start_lines::before(&settings).trim_end());
+    start_lines::before(&settings);
     listens_here(settings.node.listen)?;
     let leftovers = Leftovers::default();
     let mut signals = Signals::listen(leftovers.clone())
@@ -67,7 +67,7 @@ pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
         standing.joins();
         let node = tokio::select! {
             name = signals.asked() => {
-                say(&format!("nkv-node: {name} before joining: nothing to drain"));
+                tracing::info!("{name} before joining: nothing to drain");
                 return Ok(());
             }
             started = Node::start(settings.node.clone()) => {
@@ -94,7 +94,7 @@ pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
             let why = format!("{why}; {row} times in a row: give --rejoins to try more often");
             return Err(End::new(EXIT_INTERNAL, why));
         }
-        say(&format!("nkv-node: {why}; starting afresh ({row} of {})", settings.rejoins));
+        tracing::warn!("{why}; starting afresh ({row} of {})", settings.rejoins);
         tokio::select! {
             _ = signals.asked() => return Ok(()),
             () = tokio::time::sleep(pause_before(row)) => {}
@@ -159,15 +159,17 @@ async fn serve(
 
 async fn drain(node: &Node, settings: &Settings, name: &str) {
     let limit = Duration::from_millis(settings.drain_ms);
-    say(&format!(
-        "nkv-node: {name}: no new plans; finishing what is in flight within {} ms",
+    tracing::info!(
+        "{name}: no new plans; finishing what is in flight within {} ms",
         settings.drain_ms
-    ));
+    );
     let report = node.drain(limit).await;
-    say(&format!(
-        "nkv-node: drained in {} ms: {} plans finished, {} given up",
-        report.waited_ms, report.plans_finished, report.plans_left
-    ));
+    tracing::info!(
+        "drained in {} ms: {} plans finished, {} given up",
+        report.waited_ms,
+        report.plans_finished,
+        report.plans_left
+    );
 }
 
 /// Leaves the cluster and unlinks. A node that does not get done is dropped, which unlinks too.
@@ -177,13 +179,13 @@ async fn stop(node: Arc<Node>) {
         return;
     };
     if tokio::time::timeout(STOP_LIMIT, node.stop()).await.is_err() {
-        say(&format!("nkv-node: leaving took more than {} ms", STOP_LIMIT.as_millis()));
+        tracing::warn!("leaving took more than {} ms", STOP_LIMIT.as_millis());
     }
 }
 
 fn tell_joined(settings: &Settings, node: &Node, http: Option<SocketAddr>) {
     let info = node.info();
-    say(start_lines::joined(settings, node, http).trim_end());
+    start_lines::joined(settings, node, http);
     start_lines::tell_programs(&start_lines::ready_line(settings, info, http));
 }
 

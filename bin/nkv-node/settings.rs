@@ -8,6 +8,7 @@ mod values;
 
 use crate::flags::{Flags, PREFAULT};
 use crate::launcher::{self, Env, Launcher, LauncherError};
+use crate::logging::LogFormat;
 use crate::sizes::{parse_bytes, show_bytes};
 use nkv::transport::fabric::FabricConfig;
 use nkv::transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
@@ -59,6 +60,8 @@ pub(crate) struct Settings {
     pub(crate) threads: usize,
     /// Filter of log lines.
     pub(crate) log: String,
+    /// Their form.
+    pub(crate) log_format: LogFormat,
     /// Every effective value and its source, in the order of the table.
     pub(crate) lines: Vec<Line>,
     /// What the user should know before it surprises them.
@@ -136,6 +139,7 @@ pub(crate) fn resolve(
         rejoins: r.take("rejoins", number, DEFAULT_REJOINS)?,
         threads: threads(&mut r, machine)?,
         log: r.take("log", |text| Ok(text.to_string()), DEFAULT_LOG.to_string())?,
+        log_format: r.take("log_format", values::log_format, LogFormat::default())?,
         lines: r.into_lines(),
         warnings: [warnings, place.warnings(launcher.as_ref())].concat(),
     };
@@ -254,7 +258,7 @@ fn master_host(
     rank: u32,
     listen: IpAddr,
 ) -> Result<String, SettingsError> {
-    let parse = |text: &str| Ok::<_, String>(text.to_string());
+    let parse = values::host;
     let here = listen.to_string();
     match launcher {
         Some(l) if l.one_host => {

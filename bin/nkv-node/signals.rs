@@ -76,11 +76,11 @@ impl Signals {
                         asked.send_replace(Some(name));
                     }
                     Meant::Nothing => {
-                        crate::say(&format!("nkv-node: {name} again at once: taken for its echo"));
+                        tracing::info!("{name} again at once: taken for its echo");
                     }
                     Meant::End => {
                         leftovers.unlink();
-                        crate::say(&format!("nkv-node: a second {name}: ending at once"));
+                        tracing::warn!("a second {name}: ending at once");
                         std::process::exit(SIGNAL_BASE + number);
                     }
                 }

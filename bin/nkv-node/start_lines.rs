@@ -1,13 +1,12 @@
-//! What a rank tells when it starts: its configuration with sources, what it found on this machine
-//! and every address, for people on stderr; and one line for programs on stdout.
+//! What a rank tells when it starts: who it is and where, in two lines of its log; its configuration
+//! with sources and what it found on this machine, at debug level; and one line for programs on stdout.
 
 use crate::settings::{Line, Settings};
 use crate::sizes::show_bytes;
-use nkv::Address;
-use nkv::Node;
 use nkv::message::RankInfo;
 use nkv::node::MemoryChoice;
 use nkv::store::shm::{Pages, pages};
+use nkv::{Address, Node, NodeConfig};
 use std::io::Write;
 use std::net::SocketAddr;
 
@@ -24,23 +23,24 @@ pub(crate) fn configuration(lines: &[Line]) -> String {
 }
 
 /// What is said before joining.
-pub(crate) fn before(settings: &Settings) -> String {
+pub(crate) fn before(settings: &Settings) {
     let node = &settings.node;
-    let mut text = format!(
-        "nkv-node {} (pid {}), rank {} of {} in job {}\n",
-        env!("CARGO_PKG_VERSION"),
-        std::process::id(),
-        node.rank,
-        node.world_size,
-        node.job
+    tracing::info!(
+        version = env!("NKV_BUILD_VERSION"),
+        pid = std::process::id(),
+        job = %node.job,
+        rank = node.rank,
+        world_size = node.world_size,
+        master = %format_args!("{}:{}", node.master_host, node.port),
+        heap = %show_bytes(node.heap_bytes),
+        "starting"
     );
-    for line in configuration(&settings.lines).lines() {
-        text += &format!("  {line}\n");
+    for Line { key, value, source } in &settings.lines {
+        tracing::debug!(%value, %source, "setting {key}");
     }
     for warning in &settings.warnings {
-        text += &format!("nkv-node: warning: {warning}\n");
+        tracing::warn!("{warning}");
     }
-    text
 }
 
 /// The pages that a segment asked for and may have, and how larger ones are had.
@@ -51,10 +51,22 @@ fn pages_shown() -> &'static str {
     }
 }
 
-/// What is said once joined: what was found here, why the rest was not chosen, and every address.
-pub(crate) fn joined(settings: &Settings, node: &Node, http: Option<SocketAddr>) -> String {
+/// What is said once joined: every address, what was found here, and why the rest was not chosen.
+pub(crate) fn joined(settings: &Settings, node: &Node, http: Option<SocketAddr>) {
     let (info, trusted) = (node.info(), node.credentials().shown());
-    let node = &settings.node;
+    tracing::info!(
+        control = %info.control,
+        unix = %shown(info.local.as_ref().map(Address::to_string)),
+        data = %shown(info.data.clone()),
+        http = %shown(http.map(|h| format!("http://{h}"))),
+        "joined"
+    );
+    for (name, text) in found(&settings.node, info, trusted) {
+        tracing::debug!("{name}: {text}");
+    }
+}
+
+fn found(node: &NodeConfig, info: &RankInfo, trusted: String) -> [(&'static str, String); 7] {
     let (memory, other, transports, unused) = match node.memory {
         MemoryChoice::Shm => (
             format!(
@@ -92,20 +104,15 @@ pub(crate) fn joined(settings: &Settings, node: &Node, http: Option<SocketAddr>)
             (format!("{transports}, tcp"), "rdma (this build is without the feature), ")
         }
     };
-    let rows = [
+    [
         ("ranks", ranks),
         ("memory", memory),
-        ("  not chosen", format!("{other}; vram (not in this build)")),
+        ("memory not chosen", format!("{other}; vram (not in this build)")),
         ("transports", transports),
-        ("  not chosen", format!("{unused}{rdma}cuda_ipc (not in this build)")),
+        ("transports not chosen", format!("{unused}{rdma}cuda_ipc (not in this build)")),
         ("incarnation", format!("{:016x}", info.incarnation)),
-        ("control", info.control.to_string()),
-        ("unix", shown(info.local.as_ref().map(Address::to_string))),
-        ("data", shown(info.data.clone())),
-        ("http", shown(http.map(|h| format!("http://{h}")))),
         ("who may connect", trusted),
-    ];
-    rows.iter().map(|(name, text)| format!("  {name:KEY_WIDTH$} {text}\n")).collect()
+    ]
 }
 
 /// The line for programs: fields are `name=value` without blanks, `-` for what there is not.

@@ -43,7 +43,7 @@ that leads to it serves. A port that is not given is NKV_PORT, or 7400. Without 
 
 /// The command line.
 #[derive(Debug, Parser)]
-#[command(name = "nkv", version, about = "Looks at an nkv cluster", long_about = LONG_ABOUT,
+#[command(name = "nkv", version = env!("NKV_BUILD_VERSION"), about = "Looks at an nkv cluster", long_about = LONG_ABOUT,
     after_long_help = format!("{}\n\n{}", keys::SYNTAX, exit::TABLE))]
 pub(crate) struct Flags {
     /// Control addresses of nodes, any will do: HOST, HOST:PORT or unix:///PATH [default:

@@ -12,6 +12,8 @@ mod flags;
 mod keys;
 mod listing;
 mod objects;
+#[path = "../open_files.rs"]
+mod open_files;
 mod output;
 #[path = "../packaging.rs"]
 #[expect(dead_code, reason = "its flags are those of programs without commands")]
@@ -138,7 +140,11 @@ impl<'a> Cluster<'a> {
     }
 }
 
+/// Files that one command has open at once.
+const FILES: u64 = 32;
+
 fn run(flags: &Flags) -> Result<Answer, Trouble> {
+    open_files::raise(FILES).map_err(Trouble::Usage)?;
     match &flags.command {
         Command::Doctor => doctor::run(&flags.fabric.config(), flags.json),
         Command::Completions { shell } => {

@@ -29,8 +29,8 @@ impl Client {
         let work =
             Duration::from_millis((bytes >> 30).saturating_add(1).saturating_mul(MS_PER_GIB));
         match self.tell_node(rank, SegmentCommand::Mount { bytes }, work).await? {
-            SegmentDone::Mounted { segment, .. } => Ok(segment),
-            SegmentDone::Unmounted(_) => Err(crossed(rank, "a mount as if it were an unmount")),
+            (_, SegmentDone::Mounted { segment, .. }) => Ok(segment),
+            (whom, other) => Err(crossed(&whom, "a mount", &other)),
         }
     }
 
@@ -43,8 +43,8 @@ impl Client {
     ) -> Result<UnmountReport> {
         let limit_ms = limit.as_millis() as u64;
         match self.tell_node(rank, SegmentCommand::Unmount { segment, limit_ms }, limit).await? {
-            SegmentDone::Unmounted(report) => Ok(report),
-            SegmentDone::Mounted { .. } => Err(crossed(rank, "an unmount as if it were a mount")),
+            (_, SegmentDone::Unmounted(report)) => Ok(report),
+            (whom, other) => Err(crossed(&whom, "an unmount", &other)),
         }
     }
 
@@ -63,10 +63,8 @@ impl Client {
         }
         let until_per_mille = (usage_ratio * f64::from(PER_MILLE)) as u32;
         match self.tell_node(rank, SegmentCommand::Evict { until_per_mille }, EVICTING).await? {
-            SegmentDone::Evicted(reports) => Ok(reports),
-            other => {
-                Err(Error::internal(format!("rank {rank} answered an eviction with {other:?}")))
-            }
+            (_, SegmentDone::Evicted(reports)) => Ok(reports),
+            (whom, other) => Err(crossed(&whom, "an eviction", &other)),
         }
     }
 
@@ -86,10 +84,10 @@ impl Client {
         match answer.map_err(|e| unanswered(node, None, e))?.1 {
             Welcome::Segments(done) => match done? {
                 SegmentDone::Report(report) => Ok(*report),
-                other => Err(Error::internal(format!("{node} answered with {other:?}"))),
+                other => Err(crossed(&node.to_string(), "a question about itself", &other)),
             },
             Welcome::Refused { why } => Err(refused(node, &why)),
-            other => Err(Error::internal(format!("{node} answered with {other:?}"))),
+            other => Err(Error::disconnected(format!("{node} answered {other}"))),
         }
     }
 
@@ -98,7 +96,7 @@ impl Client {
         rank: u32,
         command: SegmentCommand,
         work: Duration,
-    ) -> Result<SegmentDone> {
+    ) -> Result<(String, SegmentDone)> {
         let view = self.view().await?;
         let node = view.nodes().find(|(info, _)| info.rank == rank).map(|(info, _)| info);
         let node = node.ok_or_else(|| {
@@ -111,7 +109,12 @@ impl Client {
         })
     }
 
-    async fn ask_node(&self, node: &RankInfo, command: SegmentCommand) -> Result<SegmentDone> {
+    /// What a node answers, and who it is, for errors.
+    async fn ask_node(
+        &self,
+        node: &RankInfo,
+        command: SegmentCommand,
+    ) -> Result<(String, SegmentDone)> {
         // By the socket where there is one: that is the way that needs no secret.
         let near =
             node.local.as_ref().filter(|_| node.boot_id == self.shared.env.machine.boot_id());
@@ -120,7 +123,7 @@ impl Client {
         let purpose = Purpose::Segments(command);
         self.shared.waits();
         match hello(&*self.shared.env.net, address, credentials, purpose).await?.1 {
-            Welcome::Segments(done) => done,
+            Welcome::Segments(done) => Ok((format!("rank {} at {address}", node.rank), done?)),
             Welcome::Refused { why } => Err(Error::invalid(why.to_string())),
             other => Err(Error::disconnected(format!(
                 "rank {} at {address} answered a command {other}",
@@ -130,6 +133,6 @@ impl Client {
     }
 }
 
-fn crossed(rank: u32, how: &str) -> Error {
-    Error::disconnected(format!("rank {rank} answered {how}: use one release of nkv in a job"))
+fn crossed(whom: &str, asked: &str, got: &SegmentDone) -> Error {
+    Error::disconnected(format!("{whom} answered {asked} with {got}: use one release of nkv in a job"))
 }

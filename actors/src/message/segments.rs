@@ -52,6 +52,18 @@ pub enum SegmentDone {
     Report(Box<NodeReport>),
 }
 
+/// What an answer is, for the error that it is not the one that was asked for.
+impl std::fmt::Display for SegmentDone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Mounted { .. } => "a mount",
+            Self::Unmounted(_) => "an unmount",
+            Self::Evicted(_) => "an eviction",
+            Self::Report(_) => "a report",
+        })
+    }
+}
+
 /// What an unmount found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnmountReport {

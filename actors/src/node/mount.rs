@@ -215,7 +215,9 @@ impl Segments {
             LinkState::NoMaster(why) => Err(Error::disconnected(format!(
                 "the master did not take the segment in within {limit:?}: {why}"
             ))),
-            other => Err(Error::disconnected(format!("the segment is {other:?}"))),
+            other => {
+                Err(Error::disconnected(format!("the link of the segment: {}", shown(&other))))
+            }
         }
     }
 

@@ -238,6 +238,13 @@ impl Client {
                 self.outcome.exists.record(ns);
             }
             Ok([Existence::Ready]) if stored => self.outcome.exists.record(ns),
+            Ok([Existence::Unreachable]) => {
+                // Who holds it, and where, says whoever is asked for the object itself.
+                let error = self.handle.get_location(&key).err().unwrap_or_else(|| {
+                    Error::disconnected("the rank that holds it was down a moment ago")
+                });
+                self.failed("exists", slot, &key, &error);
+            }
             Ok(other) => {
                 let text = format!("answered {other:?} for a key that is there, or was never put");
                 self.failed("exists", slot, &key, &Error::internal(text));

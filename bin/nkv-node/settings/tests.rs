@@ -293,3 +293,27 @@ fn the_effective_configuration_can_be_read_back_as_a_file() {
     let values = |s: &Settings| s.lines.iter().map(|l| l.value.clone()).collect::<Vec<_>>();
     assert_eq!(values(&first), values(&again));
 }
+
+#[test]
+fn the_masters_host_is_a_name_or_an_address_and_nothing_else() {
+    for host in ["node-0", "10.0.0.7", "::1", "[fe80::1]"] {
+        assert_eq!(settle(&["--master-addr", host], &[]).unwrap().node.master_host, host);
+    }
+    for wrong in ["", " ", "node-0:7400", "tcp://node-0"] {
+        let error = settle(&["--master-addr", wrong], &[]).unwrap_err();
+        assert_eq!(error.exit_code(), super::EXIT_CONFIG);
+        let error = error.to_string();
+        assert!(error.contains("--master-addr") && error.contains("the host of rank 0"), "{error}");
+    }
+}
+
+#[test]
+fn the_form_of_log_lines_is_one_of_two() {
+    use crate::logging::LogFormat;
+    assert_eq!(settle(&[], &[]).unwrap().log_format, LogFormat::Text);
+    let json = settle(&[], &[("NKV_LOG_FORMAT", "json")]).unwrap();
+    assert_eq!(json.log_format, LogFormat::Json);
+    assert!(
+        settle(&["--log-format", "xml"], &[]).unwrap_err().to_string().contains("text or json")
+    );
+}

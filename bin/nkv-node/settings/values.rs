@@ -1,6 +1,8 @@
 //! How each kind of value is read from text. The text's source (flag, variable, file) does not
 //! matter here; the caller adds it to the error.
 
+use crate::logging::LogFormat;
+use clap::ValueEnum;
 use nkv::node::MemoryChoice;
 use nkv::transport::fabric::MAX_PAIRS;
 use std::net::SocketAddr;
@@ -29,6 +31,24 @@ pub(super) fn job_name(text: &str) -> Result<String, String> {
         return Err("a job id has no blanks or control characters".to_string());
     }
     Ok(text.to_string())
+}
+
+/// Where rank 0 is: a name or an address, and no port.
+pub(super) fn host(text: &str) -> Result<String, String> {
+    let odd = |c: char| c.is_whitespace() || c.is_control() || c == '/';
+    let port = text.rsplit_once(':').is_some_and(|(host, _)| !host.contains(':'));
+    if text.is_empty() || text.contains(odd) || port {
+        return Err(
+            "the host of rank 0 is expected, such as node-0 or 10.0.0.7, and nothing else: \
+                    its port is --port"
+                .to_string(),
+        );
+    }
+    Ok(text.to_string())
+}
+
+pub(super) fn log_format(text: &str) -> Result<LogFormat, String> {
+    LogFormat::from_str(text, false).map_err(|_| "text or json is expected".to_string())
 }
 
 /// Where HTTP is served, if at all.
