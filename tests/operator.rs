@@ -137,12 +137,14 @@ fn every_line_of_a_log_for_machines_is_a_json_object() {
     assert_eq!(said["starting"]["rank"], 0);
     assert!(said["joined"]["control"].as_str().unwrap().starts_with("tcp://"));
 
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = taken.local_addr().map(|at| (at.to_string(), taken)).unwrap();
     let mut command = node_command(&new_job());
-    command.args(["--log-format", "json", "--http", "127.0.0.1:1", "--heap-bytes", "4MiB"]);
+    command.args(["--log-format", "json", "--http", &taken.0, "--heap-bytes", "4MiB"]);
     let failed = run_to_end(command, LIMIT);
     let last: serde_json::Value = serde_json::from_str(failed.sentence()).unwrap();
     assert_eq!(last["exit_status"], failed.code);
-    assert!(last["message"].as_str().unwrap().contains("--http 127.0.0.1:1"), "{last}");
+    assert!(last["message"].as_str().unwrap().contains(&format!("--http {}", taken.0)), "{last}");
 }
 
 #[test]
@@ -265,7 +267,7 @@ fn a_load_that_meets_a_dead_rank_names_it_and_its_address() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(
-        said.contains("Disconnected: ") && said.contains(&format!("rank 1 at {dead}")),
+        said.contains("Disconnected: ") && said.contains(&format!("rank 1 at tcp://{dead}")),
         "{said}"
     );
     assert!(!said.contains("Internal") && !said.contains("Unreachable"), "{said}");

@@ -25,13 +25,15 @@ pub(crate) fn configuration(lines: &[Line]) -> String {
 /// What is said before joining.
 pub(crate) fn before(settings: &Settings) {
     let node = &settings.node;
+    // Rank 0 is the master: where, says the second line.
+    let master = (node.rank > 0).then(|| format!("{}:{}", node.master_host, node.port));
     tracing::info!(
         version = env!("NKV_BUILD_VERSION"),
         pid = std::process::id(),
         job = %node.job,
         rank = node.rank,
         world_size = node.world_size,
-        master = %format_args!("{}:{}", node.master_host, node.port),
+        master,
         heap = %show_bytes(node.heap_bytes),
         "starting"
     );

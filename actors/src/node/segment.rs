@@ -391,7 +391,9 @@ async fn export(
         Ok(exported) => Ok(Some(exported)),
         Err(e) if named => Err(StartError::Config(format!("RDMA: {e}"))),
         Err(error) => {
-            tracing::info!(%seat, %error, "not reached by rdma");
+            if cfg!(feature = "rdma") {
+                tracing::info!(%seat, %error, "not reached by rdma");
+            }
             Ok(None)
         }
     }
