@@ -42,7 +42,7 @@ mod tests {
         let lines = (0..2 * PAUSE_MS).step_by(500).filter(|now| limit.is_due(1, *now)).count();
         assert_eq!(lines, 2);
         assert!(limit.is_due(2, 0));
-        (0..5_000).for_each(|kind| drop(limit.is_due(kind, 0)));
+        assert!((3..5_000).all(|kind| limit.is_due(kind, 0)));
         assert!(limit.0.len() <= MAX_KINDS);
     }
 }

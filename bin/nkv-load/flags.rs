@@ -2,8 +2,8 @@
 //! starts nothing; a combination that cannot work is refused here, with the flag to change.
 
 use crate::fabric::FabricFlags;
-use crate::packaging::PackagingFlags;
 use crate::logging::LogFormat;
+use crate::packaging::PackagingFlags;
 use crate::sizes::parse_bytes;
 use clap::{Parser, ValueEnum};
 use nkv::TransportChoice;

@@ -21,10 +21,10 @@ mod logging;
 mod lookups;
 mod memcpy;
 mod mix;
-#[path = "../packaging.rs"]
-mod packaging;
 #[path = "../open_files.rs"]
 mod open_files;
+#[path = "../packaging.rs"]
+mod packaging;
 mod pour;
 mod progress;
 mod report;

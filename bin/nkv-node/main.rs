@@ -8,10 +8,10 @@ mod launcher;
 #[path = "../logging.rs"]
 mod logging;
 mod metrics;
-#[path = "../packaging.rs"]
-mod packaging;
 #[path = "../open_files.rs"]
 mod open_files;
+#[path = "../packaging.rs"]
+mod packaging;
 mod ready;
 mod run;
 mod settings;

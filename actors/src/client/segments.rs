@@ -134,5 +134,7 @@ impl Client {
 }
 
 fn crossed(whom: &str, asked: &str, got: &SegmentDone) -> Error {
-    Error::disconnected(format!("{whom} answered {asked} with {got}: use one release of nkv in a job"))
+    Error::disconnected(format!(
+        "{whom} answered {asked} with {got}: use one release of nkv in a job"
+    ))
 }

@@ -76,7 +76,8 @@ impl Master {
         if let (Some((seat, _)), false) =
             (silent.first_key_value(), matches!(question, LogQuestion::Find(_)))
         {
-            let at = self.books.get(seat).map_or_else(String::new, |b| format!(" ({})", b.info.control));
+            let at =
+                self.books.get(seat).map_or_else(String::new, |b| format!(" ({})", b.info.control));
             let text = format!(
                 "the link of {seat} is down{at}, and its device log may hold these keys: nothing was \
                  removed; once it is back, or gone for its TTL, it can be"

@@ -4,7 +4,7 @@
 
 use super::report::First;
 use super::segment::{Common, Joining, Raised, Reins, SegmentHost, Switches};
-use super::status::SegmentStatus;
+use super::status::{SegmentStatus, shown};
 use super::{MemoryChoice, StartError};
 use crate::cell::CellAddr;
 use crate::error::{Error, Result};
