@@ -120,7 +120,7 @@ fn a_start_is_two_lines_of_its_rank_and_every_setting_at_debug_level() {
     let ended = ended_alone(&["--log", "info,nkv_node=debug"]);
     let setting = "setting heap_bytes value=4194304 source=--heap-bytes";
     assert!(ended.stderr.contains(setting), "{}", ended.stderr);
-    assert!(ended.stderr.contains("who may connect: "), "{}", ended.stderr);
+    assert!(ended.stderr.contains("transports not chosen: "), "{}", ended.stderr);
 }
 
 #[test]

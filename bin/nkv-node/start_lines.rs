@@ -61,14 +61,15 @@ pub(crate) fn joined(settings: &Settings, node: &Node, http: Option<SocketAddr>)
         unix = %shown(info.local.as_ref().map(Address::to_string)),
         data = %shown(info.data.clone()),
         http = %shown(http.map(|h| format!("http://{h}"))),
+        who_may_connect = %trusted,
         "joined"
     );
-    for (name, text) in found(&settings.node, info, trusted) {
+    for (name, text) in found(&settings.node, info) {
         tracing::debug!("{name}: {text}");
     }
 }
 
-fn found(node: &NodeConfig, info: &RankInfo, trusted: String) -> [(&'static str, String); 7] {
+fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
     let (memory, other, transports, unused) = match node.memory {
         MemoryChoice::Shm => (
             format!(
@@ -113,7 +114,6 @@ fn found(node: &NodeConfig, info: &RankInfo, trusted: String) -> [(&'static str,
         ("transports", transports),
         ("transports not chosen", format!("{unused}{rdma}cuda_ipc (not in this build)")),
         ("incarnation", format!("{:016x}", info.incarnation)),
-        ("who may connect", trusted),
     ]
 }
 
