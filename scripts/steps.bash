@@ -11,8 +11,11 @@ MISSING=()
 running=""
 
 readonly TAIL_LINES=60
-# The whole run ends within this many seconds: a step gets its own limit or what is left.
-readonly BUDGET_S=${NKV_BUDGET_S:-7200}
+# Seconds that all builds together, and all other steps together, may take: each gets its own limit or
+# what is left. Limits are for what hangs, several times what an idle machine needs; and a build, which
+# takes however long a busy machine takes, costs the tests behind it no time.
+BUILD_LEFT_S=${NKV_BUILD_BUDGET_S:-7200} STEPS_LEFT_S=${NKV_BUDGET_S:-7200}
+readonly BUILD_S=1800
 
 rm -rf "$LOGS"
 mkdir -p "$LOGS"
@@ -63,6 +66,10 @@ have_cargo_deny() { cargo deny --version >/dev/null 2>&1; }
 hint_cargo_deny() { echo "cargo install --locked cargo-deny"; }
 install_cargo_deny() { cargo install --locked cargo-deny; }
 
+have_cargo_mutants() { cargo mutants --version >/dev/null 2>&1; }
+hint_cargo_mutants() { echo "cargo install --locked cargo-mutants"; }
+install_cargo_mutants() { cargo install --locked cargo-mutants; }
+
 apt_install() {
     local as_root=()
     [ "$(id -u)" = 0 ] || as_root=(sudo -n)
@@ -72,29 +79,40 @@ apt_install() {
 
 # --- steps ----------------------------------------------------------------------------------------
 
+# build "name" "needs" COMMAND...: one of the limits for builds.
+build() {
+    run_step "$1" "$2" "$((BUILD_S < BUILD_LEFT_S ? BUILD_S : BUILD_LEFT_S))" "${@:3}"
+    BUILD_LEFT_S=$((BUILD_LEFT_S - TOOK_S))
+}
+
 # step "name" "needs" LIMIT_SECONDS COMMAND...
 step() {
-    local name=$1 needs=$2 limit=$3 log need started status=0 left
+    run_step "$1" "$2" "$(($3 < STEPS_LEFT_S ? $3 : STEPS_LEFT_S))" "${@:4}"
+    STEPS_LEFT_S=$((STEPS_LEFT_S - TOOK_S))
+}
+
+run_step() {
+    local name=$1 needs=$2 limit=$(($3 > 0 ? $3 : 1)) log need started status=0
     shift 3
+    TOOK_S=0
     log=$LOGS/${name//[^a-z0-9]/-}.log
     printf '%-28s ' "$name"
     for need in $needs; do
         provide "$need" "$log" || { skip_step "$name" "$need" "$log"; return; }
     done
-    left=$((BUDGET_S - SECONDS))
-    [ "$limit" -le "$left" ] || limit=$((left > 1 ? left : 1))
     started=$SECONDS
     # In the background, so that an interrupt reaches this shell and, by it, the step's whole group.
     timeout --kill-after=30 "$limit" "$@" >>"$log" 2>&1 </dev/null &
     running=$!
     wait "$running" || status=$?
     running=""
+    TOOK_S=$((SECONDS - started))
     count "$status" "$log"
     if [ "$status" = 0 ] && [ "$COUNTED_FAILED" = 0 ]; then
-        printf 'ok       %5d s   %s\n' $((SECONDS - started)) "$COUNTED"
+        printf 'ok       %5d s   %s\n' $TOOK_S "$COUNTED"
         return
     fi
-    printf 'FAILED   %5d s   %s' $((SECONDS - started)) "$COUNTED"
+    printf 'FAILED   %5d s   %s' $TOOK_S "$COUNTED"
     case $status in 124 | 137) printf ' (ran past %d s)' "$limit" ;; esac
     printf '\n'
     tail -n $TAIL_LINES "$log" | sed 's/^/    | /'
