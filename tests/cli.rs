@@ -13,9 +13,9 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = nkv_pace::HANGS;
 /// How long a command at a terminal may take.
-const TERMINAL_LIMIT: Duration = Duration::from_secs(60);
+const TERMINAL_LIMIT: Duration = nkv_pace::HANGS;
 
 /// Runs `nkv` through a rank.
 fn nkv(cluster: &ProcessCluster, rank: u32, args: &[&str]) -> Ended {

@@ -34,7 +34,7 @@ const PRODUCERS: u64 = 2;
 const LOG_MIB: u64 = 256;
 const QUARANTINE_MS: u64 = 50;
 /// All claims are settled, and the owner knows of it, within this.
-const SETTLE: Duration = Duration::from_secs(20);
+const SETTLE: Duration = nkv_pace::HANGS;
 /// The flood ends if so long nothing comes in.
 const STALL_MS: u64 = 60_000;
 

@@ -9,7 +9,7 @@ use nkv::message::PutOptions;
 use nkv::{Blocking, ErrorKind, TransportChoice};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = nkv_pace::HANGS;
 /// Bytes of one value: some dozens fill the first segment and a mounted one alike.
 const LEN: usize = 200_000;
 

@@ -10,11 +10,11 @@ use serde_json::Value;
 use std::time::Duration;
 
 /// No picture may take longer: two looks, each with the limits of the master and of a rank.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = nkv_pace::HANGS;
 /// How long the cluster may take to see a death.
-const SEEN: Duration = Duration::from_secs(30);
+const SEEN: Duration = nkv_pace::HANGS;
 /// How long a view may take to show the cluster, and to end.
-const VIEW: Duration = Duration::from_secs(60);
+const VIEW: Duration = nkv_pace::HANGS;
 /// What clears the view away.
 const LEAVES: &str = "\x1b[?1049l";
 

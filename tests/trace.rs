@@ -30,7 +30,7 @@ const TOLERANCE: f64 = 0.005;
 const PUBLISHED: [(PolicyKind, f64); 3] =
     [(PolicyKind::Lru, 0.278), (PolicyKind::Fifo, 0.248), (PolicyKind::Lru2, 0.288)];
 /// How long the nodes' counters may take to show what was read.
-const COUNTERS_LIMIT: Duration = Duration::from_secs(5);
+const COUNTERS_LIMIT: Duration = nkv_pace::HANGS;
 const COUNTERS_PAUSE: Duration = Duration::from_millis(20);
 
 /// What the cache must do, from the trace alone.

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 const RIGHT: &str = "the secret of this test";
 const WRONG: &str = "the secret of that test";
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = nkv_pace::HANGS;
 const SMALL: &str = "1MiB";
 /// A refusal is logged so often in a second at most.
 const LINES_PER_SECOND: u64 = 8;

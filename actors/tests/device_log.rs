@@ -5,7 +5,7 @@
 mod embedding;
 
 use embedding::log::{at_rest, attached, gauges, logged, with_log};
-use embedding::{bytes, client_by, config, eventually, used_is_live};
+use embedding::{bytes, client_by, config, eventually, quarantines_pass, used_is_live};
 use nkv_actors::cell::{Crash, Freeze};
 use nkv_actors::message::{Existence, PutOptions};
 use nkv_actors::{Client, ClientConfig, Cluster, ErrorKind, NodeConfig, TransportChoice};
@@ -181,7 +181,7 @@ async fn objects_of_a_log_survive_a_panic_of_their_owner_and_of_the_master() {
     client.flush().await.unwrap();
     let listed = async || client.list(Some("^p"), None, 100).await.unwrap().len();
     eventually("listed", async || listed().await == 60).await;
-    let limit = Duration::from_secs(5);
+    let limit = nkv_pace::HANGS;
     cluster.node(0).owner().call(Crash, limit).await.unwrap_err();
     for i in 0..60u8 {
         assert_eq!(client.get(&[b'p', i]).await.unwrap(), bytes(2_000, i));
@@ -356,7 +356,7 @@ async fn i9_a_view_of_a_logged_object_holds_the_log_and_no_longer_than_it_lives(
         let pinned = || gauges(&cluster, 0).pinned;
         eventually("only the view holds the log", async || pinned() == 1).await;
         // Many quarantines: no time ends a view.
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        quarantines_pass(&cluster, 10).await;
         assert_eq!(&view[..], bytes(70_000, round), "looked at in place, it never changed");
         assert_eq!(pinned(), 1);
         drop(view);

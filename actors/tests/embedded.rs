@@ -1,6 +1,9 @@
 //! An embedded cluster: the verbs through real actors, in one process.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod embedding;
+
+use embedding::eventually;
 use nkv_actors::message::{Existence, PutOptions};
 use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig};
 use std::time::Duration;
@@ -21,17 +24,6 @@ fn on(rank: u32) -> PutOptions {
 
 fn bytes(n: usize, seed: u8) -> Vec<u8> {
     (0..n).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()
-}
-
-/// Looks every few milliseconds until `done`, at most five seconds.
-async fn eventually<F: AsyncFnMut() -> bool>(what: &str, mut done: F) {
-    for _ in 0..1000 {
-        if done().await {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("not within 5 s: {what}");
 }
 
 async fn used_is_live(cluster: &Cluster) {
@@ -208,8 +200,7 @@ async fn i10_an_expired_plan_is_adopted_if_ready_and_reclaimed_if_not() {
     let unfinished = a.open_for_write(b"unfinished", 8192, &on(1)).await.unwrap();
     unfinished.write_from(0, &[1; 4096]).unwrap();
     let owner = cluster.node(1).owner();
-    let gauges =
-        async || owner.call(nkv_actors::owner::GetGauges, Duration::from_secs(1)).await.unwrap();
+    let gauges = async || owner.call(nkv_actors::owner::GetGauges, nkv_pace::HANGS).await.unwrap();
     eventually("the plan is reclaimed", async || gauges().await.reclaimed == 1).await;
     let e = unfinished.write_from(4096, &[1; 4096]).unwrap_err();
     assert_eq!(e.kind, ErrorKind::Reclaimed);

@@ -1,12 +1,14 @@
 //! Listings and removals by pattern over an embedded cluster, alone and beside puts, deaths and panics.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod embedding;
+
+use embedding::eventually;
 use nkv_actors::cell::Crash;
 use nkv_actors::message::{Existence, KEYS_PER_ROUND, KeyState, Listed, PutOptions};
 use nkv_actors::{Client, Cluster, Error, ErrorKind, Node, NodeConfig};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 fn config(job: &str) -> NodeConfig {
     NodeConfig {
@@ -20,17 +22,6 @@ fn config(job: &str) -> NodeConfig {
 
 fn on(rank: u32) -> PutOptions {
     PutOptions { preferred_segment: Some(rank), ..PutOptions::default() }
-}
-
-/// Looks every few milliseconds until `done`, at most five seconds.
-async fn eventually<F: AsyncFnMut() -> bool>(what: &str, mut done: F) {
-    for _ in 0..1000 {
-        if done().await {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("not within 5 s: {what}");
 }
 
 /// Nothing is left: neither an object nor a byte that is taken, at master and owners.
@@ -347,7 +338,7 @@ async fn a_panic_of_the_master_under_a_removal_loses_no_key_of_it_for_good() {
         for _ in 0..turn {
             tokio::task::yield_now().await;
         }
-        master.call(Crash, Duration::from_secs(5)).await.unwrap_err();
+        master.call(Crash, nkv_pace::HANGS).await.unwrap_err();
         match removal.await.unwrap() {
             Ok(_) => assert_eq!(listed(&client, "^k").await, Vec::<String>::new()),
             Err(e) => assert_eq!(e.kind, ErrorKind::Internal, "{e}"),

@@ -2,6 +2,9 @@
 //! panicked gets Internal, all others a correct answer from rebuilt state.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod embedding;
+
+use embedding::eventually;
 use nkv_actors::cell::Crash;
 use nkv_actors::evictor::EvictTo;
 use nkv_actors::message::PutOptions;
@@ -11,7 +14,7 @@ use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig};
 use std::sync::Arc;
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = nkv_pace::HANGS;
 const CALLERS: usize = 64;
 
 fn config(job: &str) -> NodeConfig {
@@ -99,13 +102,11 @@ async fn a_panic_in_an_owner_is_survived_with_its_slots_as_they_were() {
     let owner = cluster.node(1).owner().clone();
     // The master's word of the plan may reach the owner after its first byte.
     let mut before = owner.call(GetGauges, LIMIT).await.unwrap();
-    for _ in 0..1000 {
-        if (before.plans_open, before.objects) == (1, (CALLERS / 2) as u64) {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
+    eventually("the owner knows the plan and the objects", async || {
         before = owner.call(GetGauges, LIMIT).await.unwrap();
-    }
+        (before.plans_open, before.objects) == (1, (CALLERS / 2) as u64)
+    })
+    .await;
     let o = owner.clone();
     let answers = crash_among(async move { owner.call(Crash, LIMIT).await }, |_| {
         let o = o.clone();
@@ -123,13 +124,10 @@ async fn a_panic_in_an_owner_is_survived_with_its_slots_as_they_were() {
         client.remove(format!("k{i}").as_bytes()).await.unwrap();
     }
     client.remove(b"half").await.unwrap();
-    for _ in 0..1000 {
-        if o.call(GetGauges, LIMIT).await.unwrap().heap_used == 0 {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("space did not come back after the owner's panic: {:?}", o.call(GetGauges, LIMIT).await);
+    eventually("space comes back after the owner's panic", async || {
+        o.call(GetGauges, LIMIT).await.unwrap().heap_used == 0
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -152,13 +150,8 @@ async fn a_panic_in_an_evictor_is_survived_and_it_still_finds_victims() {
 }
 
 async fn objects(cluster: &Cluster, want: u64) {
-    for _ in 0..1000 {
-        if cluster.node(1).status().owner.objects == want {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    panic!("not {want} objects: {:?}", cluster.node(1).status().owner);
+    let there = || cluster.node(1).status().owner.objects;
+    eventually(&format!("{want} objects"), async || there() == want).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,7 +4,7 @@
 
 mod embedding;
 
-use embedding::{bytes, client_by, config, eventually, fill, on, used_is_live};
+use embedding::{bytes, client_by, config, eventually, fill, on, quarantines_pass, used_is_live};
 use nkv_actors::cell::Freeze;
 use nkv_actors::message::{Existence, PutOptions};
 use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, TransportChoice};
@@ -183,7 +183,7 @@ async fn views_are_of_mapped_memory_and_of_what_is_there() {
     let pinned = || cluster.node(0).status().owner.pinned;
     eventually("only the view holds it", async || pinned() == 1).await;
     // Many quarantines: no time ends a view.
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    quarantines_pass(&cluster, 10).await;
     assert_eq!(&view[..], b"value");
     assert_eq!(pinned(), 1);
     drop(view);

@@ -2,18 +2,15 @@
 //! wrong. It does not stop at the first fault: a run tells all it saw, bounded.
 
 use super::content;
-use nkv::store::clock::{BootClock, Clock};
 use nkv::{Error, Result};
+use nkv_pace::{HANGS, Stopwatch, Took};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 /// Within this a call has ended, whoever died.
 pub const CALL_LIMIT_MS: u64 = 2_000;
-/// What the machine may add: three ranks, the load and the checks share two cores.
+/// What may be added to it here: three ranks, the load and the checks share two cores.
 pub const CALL_MARGIN_MS: u64 = 300;
-/// A call that takes longer is given up as hung, so that the run itself ends.
-const HUNG: Duration = Duration::from_secs(10);
 /// Faults that are told word by word.
 const MAX_FAULTS: usize = 20;
 
@@ -60,34 +57,34 @@ impl Calls {
     }
 
     /// A call ended; `end` is `Ok` or the kind of its error.
-    pub fn ended(&self, verb: &str, end: &str, what: &str, took_ms: u64) {
+    pub fn ended(&self, verb: &str, end: &str, what: &str, took: Took) {
         {
             let mut sums = self.lock();
             sums.calls += 1;
             *sums.outcomes.entry(format!("{verb}:{end}")).or_default() += 1;
-            if took_ms > sums.slowest_ms {
-                sums.slowest_ms = took_ms;
+            if took.ms > sums.slowest_ms {
+                sums.slowest_ms = took.ms;
                 sums.slowest = format!("{verb} {what} -> {end}");
             }
         }
-        if took_ms > CALL_LIMIT_MS + CALL_MARGIN_MS {
-            self.fault(format!("{verb} {what} took {took_ms} ms and ended with {end}"));
+        if !took.within(CALL_LIMIT_MS + CALL_MARGIN_MS) {
+            self.fault(format!("{verb} {what} took {took} and ended with {end}"));
         }
     }
 
-    /// Makes a call and writes it down.
+    /// Makes a call and writes it down; one that hangs is given up, so that the run itself ends.
     pub async fn make<T>(
         &self,
         verb: &str,
         what: &str,
         work: impl Future<Output = Result<T>>,
     ) -> Result<T> {
-        let since = BootClock.now_ms();
-        let result = tokio::time::timeout(HUNG, work)
+        let watch = Stopwatch::start();
+        let result = tokio::time::timeout(HANGS, work)
             .await
-            .unwrap_or_else(|_| Err(Error::internal(format!("{verb} {what} hung for {HUNG:?}"))));
+            .unwrap_or_else(|_| Err(Error::internal(format!("{verb} {what} hung for {HANGS:?}"))));
         let end = result.as_ref().map_or_else(|e| e.kind.to_string(), |_| "Ok".to_string());
-        self.ended(verb, &end, what, BootClock.now_ms() - since);
+        self.ended(verb, &end, what, watch.took());
         result
     }
 

@@ -12,6 +12,7 @@ use super::victim::{Phase, ProducerProcess, stored};
 use nkv::message::{Existence, PutOptions};
 use nkv::store::clock::{BootClock, Clock};
 use nkv::{Error, ErrorKind, Result, TransportChoice};
+use nkv_pace::Stopwatch;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -227,7 +228,7 @@ fn call_without_master(stage: &Stage, located: &[Arc<Stored>]) {
 
 /// Starts rank 0 again; it must place objects on every rank soon.
 fn restart(stage: &mut Stage, seen: &mut Seen, number: u64) {
-    let since = BootClock.now_ms();
+    let watch = Stopwatch::start();
     stage.cluster.restart(0);
     for rank in 0..RANKS {
         let opts = PutOptions { preferred_segment: Some(rank), ..PutOptions::default() };
@@ -237,16 +238,16 @@ fn restart(stage: &mut Stage, seen: &mut Seen, number: u64) {
             let value = super::content::bytes(&key, version, len);
             let put = stage.observer.put(&key, &value, &opts);
             let put = stage.rt.block_on(stage.board.calls.make("put", "after the return", put));
-            let took = BootClock.now_ms() - since;
+            let took = watch.took();
             let there = noted(stage, (key, version, len), put) == Some(rank);
             if there {
-                seen.slowest_return_ms = seen.slowest_return_ms.max(took);
+                seen.slowest_return_ms = seen.slowest_return_ms.max(took.ms);
                 break;
             }
             let stats = || stage.rt.block_on(stage.observer.stats());
             assert!(
-                took < RETURN_MS,
-                "{took} ms after rank 0's start, none for {rank}: {:#?}",
+                took.within(RETURN_MS),
+                "{took} after rank 0's start, none for {rank}: {:#?}",
                 stats()
             );
             std::thread::sleep(LOOK);

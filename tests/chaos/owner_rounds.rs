@@ -8,6 +8,7 @@ use super::stage::{LOOK, RANKS, SLACK_MS, Stage, TTL_MS};
 use nkv::ErrorKind;
 use nkv::message::PutOptions;
 use nkv::store::clock::{BootClock, Clock};
+use nkv_pace::{HANGS_MS, Stopwatch};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use std::time::Duration;
 const WORKERS: u32 = 4;
 /// The kill falls on a cluster that holds so many keys at least.
 const KEYS_BEFORE: usize = 90;
-const KEYS_LIMIT_MS: u64 = 15_000;
+const KEYS_LIMIT_MS: u64 = HANGS_MS;
 /// And so long after that.
 const KILL_AFTER_MS: (u64, u64) = (0, 500);
 /// The load goes on so long after the kill: every call that met it ends meanwhile.
@@ -96,7 +97,7 @@ fn round(stage: &mut Stage, seen: &mut Seen, seed: u64, number: u64) {
 
     let lost = stage.board.take_of(doomed.incarnation);
     seen.keys_lost += lost.len() as u64;
-    wait_until_gone(stage, doomed, killed);
+    wait_until_gone(stage, doomed);
     stage.settle(if soon { RANKS } else { RANKS - 1 });
     check_lost(stage, &lost);
     seen.unsure_whole += stage.check_unsure("after the TTL");
@@ -157,7 +158,7 @@ pub fn doom(stage: &Stage, rank: u32) -> Doomed {
 
 /// Starts the dead rank's successor; it must be in, and take objects, at once.
 fn restart(stage: &mut Stage, seen: &mut Seen, rank: u32) {
-    let since = BootClock.now_ms();
+    let (since, watch) = (BootClock.now_ms(), Stopwatch::start());
     stage.cluster.restart(rank);
     let opts = PutOptions { preferred_segment: Some(rank), ..PutOptions::default() };
     let mut tries = 0;
@@ -169,7 +170,7 @@ fn restart(stage: &mut Stage, seen: &mut Seen, rank: u32) {
         let put = stage.observer.put(&key, &value, &opts);
         let put = stage.rt.block_on(stage.board.calls.make("put", "to the successor", put));
         let meta = stage.rt.block_on(stage.observer.get_location(&key)).ok();
-        let took = BootClock.now_ms() - since;
+        let took = watch.took();
         let there = meta.as_ref().is_some_and(|m| m.rank == rank);
         if let Err(e) = put {
             if e.kind != ErrorKind::NotReady {
@@ -180,19 +181,17 @@ fn restart(stage: &mut Stage, seen: &mut Seen, rank: u32) {
             stage.board.add(Stored { key, version, len, meta, mark: None });
         }
         if there {
-            seen.slowest_join_ms = seen.slowest_join_ms.max(took);
+            seen.slowest_join_ms = seen.slowest_join_ms.max(took.ms);
             return;
         }
-        assert!(took < JOIN_MS, "rank {rank} takes no objects {took} ms after it started again");
+        assert!(took.within(JOIN_MS), "rank {rank} takes no objects after its start: {took}");
         std::thread::sleep(LOOK);
     }
 }
 
 /// Past the TTL the dead incarnation is no member.
-fn wait_until_gone(stage: &Stage, doomed: Doomed, killed: u64) {
-    let since_kill = BootClock.now_ms() - killed;
-    let limit = (TTL_MS + SLACK_MS).saturating_sub(since_kill);
-    stage.wait_for("the dead rank to be gone", limit, |s| {
+fn wait_until_gone(stage: &Stage, doomed: Doomed) {
+    stage.wait_for("the dead rank to be gone", TTL_MS + SLACK_MS, |s| {
         s.ranks.iter().all(|r| r.incarnation != doomed.incarnation)
     });
 }

@@ -6,12 +6,12 @@ use super::content;
 use super::past_the_handle::own_verbs;
 use super::random::Random;
 use nkv::message::{PlanDesc, PutOptions};
-use nkv::store::clock::{BootClock, Clock};
 use nkv::store::layout::PUBLISH_OFF;
 use nkv::store::object::{ready, writing};
 use nkv::store::threads::spawn_named;
 use nkv::transport::verbs::{Op, Verbs};
 use nkv::{Address, Blocking, ClientConfig, Error, Result, TransportChoice};
+use nkv_pace::Stopwatch;
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::process::ExitCode;
@@ -128,10 +128,10 @@ fn work(task: &Task) -> Result<()> {
     let mut number = 0;
     while !stop.load(Ordering::Acquire) {
         number += 1;
-        let since = BootClock.now_ms();
+        let watch = Stopwatch::start();
         match producer.produce(number) {
             Err(e) if task.goes_on => {
-                say(&format!("lost {number} {} {} {e}", BootClock.now_ms() - since, e.kind));
+                say(&format!("lost {number} {} {} {e}", watch.took().told(), e.kind));
                 std::thread::sleep(LOST_PAUSE);
             }
             other => other?,
@@ -166,12 +166,12 @@ impl Producer {
             PutOptions { preferred_segment: Some(preferred), page_bytes, ..PutOptions::default() };
         let value = content::bytes(&key, number, len as usize);
 
-        let since = BootClock.now_ms();
+        let watch = Stopwatch::start();
         let plan = self.client.open_for_write(&key, len, &opts)?;
-        let took_ms = BootClock.now_ms() - since;
+        let took = watch.took().told();
         let desc = plan.desc().ok_or_else(|| Error::internal("a plan that is over at once"))?;
         let meta = serde_json::to_string(&desc.meta).map_err(|e| Error::internal(e.to_string()))?;
-        say(&format!("open {number} {len} {took_ms} {meta}"));
+        say(&format!("open {number} {len} {took} {meta}"));
 
         let mut pages: Vec<(u32, &[u8])> = (0..).zip(value.chunks(page_bytes as usize)).collect();
         self.random.shuffle(&mut pages);
@@ -189,11 +189,11 @@ impl Producer {
         } else {
             say(&format!("publishing {number}"));
         }
-        let since = BootClock.now_ms();
+        let watch = Stopwatch::start();
         self.client.publish(plan).inspect_err(|_| {
-            say(&format!("unpublished {number} {}", BootClock.now_ms() - since));
+            say(&format!("unpublished {number} {}", watch.took().told()));
         })?;
-        say(&format!("committed {number} {}", BootClock.now_ms() - since));
+        say(&format!("committed {number} {}", watch.took().told()));
         Ok(())
     }
 
@@ -211,16 +211,16 @@ impl Producer {
         let value = content::bytes(&key, number, len as usize);
         std::thread::sleep(LOG_PAUSE);
         say(&format!("putting {number} {len} {rank}"));
-        let since = BootClock.now_ms();
+        let watch = Stopwatch::start();
         self.client.put(&key, &value, &opts)?;
-        let took_ms = BootClock.now_ms() - since;
+        let took = watch.took().told();
         match self.client.get_location(&key) {
             Ok(meta) => {
                 let meta =
                     serde_json::to_string(&meta).map_err(|e| Error::internal(e.to_string()))?;
-                say(&format!("put {number} {took_ms} {meta}"));
+                say(&format!("put {number} {took} {meta}"));
             }
-            Err(e) => say(&format!("unlocated {number} {took_ms} {}", e.kind)),
+            Err(e) => say(&format!("unlocated {number} {took} {}", e.kind)),
         }
         Ok(())
     }

@@ -17,14 +17,14 @@ use std::time::Duration;
 /// Tasks in this process.
 pub const WORKERS: u32 = 3;
 /// A producer has committed something within this.
-pub const FIRST_COMMIT_MS: u64 = 10_000;
+pub const FIRST_COMMIT_MS: u64 = nkv_pace::HANGS_MS;
 const LOOK: Duration = Duration::from_millis(2);
 /// The kill falls so long after the victim's first commit.
 const KILL_AFTER_MS: (u64, u64) = (50, 900);
 /// One round in so many waits for READY before it kills, and so meets what must be adopted.
 const AIMED_EVERY: u64 = 5;
 /// A producer comes past READY within this.
-const READY_MS: u64 = 5_000;
+const READY_MS: u64 = nkv_pace::HANGS_MS;
 /// The load goes on so long after the kill.
 pub const AFTERWARDS_MS: u64 = 300;
 /// Of a hundred kills of producers that write by plans at least so many fall between open and READY ...

@@ -8,8 +8,8 @@ use super::load::{Worker, connect, shown};
 
 use super::random::Random;
 use nkv::message::{ClusterStats, OwnerGauges};
-use nkv::store::clock::{BootClock, Clock};
 use nkv::{Client, Error, ErrorKind, TransportChoice};
+use nkv_pace::Stopwatch;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -25,7 +25,7 @@ pub const DEADLINE_MS: u64 = 2_000;
 pub const QUARANTINE_MS: u64 = 50;
 /// Owners and master look at their deadlines this often at least, and heartbeats carry the figures.
 const LOOKS_MS: u64 = 500;
-/// What a loaded machine with two cores may add to a wait.
+/// What may be added to a wait: three ranks, the load and the checks share two cores.
 pub const SLACK_MS: u64 = 1_000;
 /// Within this used bytes are live bytes again: the producer's TTL or the deadline, whichever is
 /// later, then quarantine.
@@ -39,11 +39,11 @@ pub const CLAIM_TTL_MS: u64 = 500;
 /// Threads of this process that carry the load; a tcp call blocks one.
 const THREADS: usize = 4;
 /// The load ends within this once it is asked to.
-const STOP_LIMIT: Duration = Duration::from_secs(15);
+const STOP_LIMIT: Duration = nkv_pace::HANGS;
 /// Pause of a bounded wait.
 pub const LOOK: Duration = Duration::from_millis(10);
 /// Any other bounded wait.
-const WAIT_MS: u64 = 15_000;
+const WAIT_MS: u64 = nkv_pace::HANGS_MS;
 /// Keys per batch of removes.
 const REMOVE_KEYS: usize = 256;
 
@@ -149,15 +149,15 @@ impl Stage {
         limit_ms: u64,
         holds: impl Fn(&ClusterStats) -> bool,
     ) -> u64 {
-        let since = BootClock.now_ms();
+        let watch = Stopwatch::start();
         self.rt.block_on(async {
             loop {
                 let stats = self.observer.stats().await.unwrap();
-                let waited = BootClock.now_ms() - since;
+                let waited = watch.took();
                 if holds(&stats) {
-                    return waited;
+                    return waited.ms;
                 }
-                assert!(waited < limit_ms, "waited {waited} ms for {what}: {stats:#?}");
+                assert!(waited.within(limit_ms), "waited {waited} for {what}: {stats:#?}");
                 tokio::time::sleep(LOOK).await;
             }
         })

@@ -7,6 +7,7 @@ use super::producer::{TASK_VARIABLE, Task, key};
 use nkv::message::ObjMeta;
 use nkv::store::clock::{BootClock, Clock};
 use nkv::store::threads::spawn_named;
+use nkv_pace::Took;
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -16,10 +17,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Asked to end, a producer finishes its object and closes its handle within this.
-const END_LIMIT_MS: u64 = 5_000;
+const END_LIMIT_MS: u64 = nkv_pace::HANGS_MS;
 /// A signal has its effect within this.
-const SIGNAL_LIMIT: Duration = Duration::from_secs(5);
+const SIGNAL_LIMIT: Duration = nkv_pace::HANGS;
 const LOOK: Duration = Duration::from_millis(5);
+/// Of a call that did not say how long it took.
+const NEVER: Took = Took { ms: u64::MAX, percent: 100, spare_ms: 0 };
 /// How the call of a producer may end that a dying rank spoils.
 const EXCUSED: [&str; 4] = ["Disconnected", "Timeout", "NotReady", "Reclaimed"];
 
@@ -173,47 +176,48 @@ fn note(line: &str, name: &str, journal: &Mutex<Journal>, board: &Board) {
     let mut journal = journal.lock().unwrap_or_else(PoisonError::into_inner);
     let fields: Vec<&str> = line.split(' ').collect();
     let field = |i: usize| fields.get(i).and_then(|f| f.parse::<u64>().ok());
-    match (fields[0], field(1), field(2)) {
-        ("open", Some(number), Some(len)) => {
+    let took = |i: usize| fields.get(i).and_then(|f| f.parse::<Took>().ok());
+    match (fields[0], field(1), field(2), took(2)) {
+        ("open", Some(number), Some(len), _) => {
             let meta = fields.get(4).and_then(|text| serde_json::from_str(text).ok());
             let (len, phase) = (len as usize, Phase::Open);
             journal.objects.push(Written { number, len, meta, phase });
-            board.calls.ended("open", "Ok", line, field(3).unwrap_or(u64::MAX));
+            board.calls.ended("open", "Ok", line, took(3).unwrap_or(NEVER));
         }
-        ("publishing", Some(_), None) => set(&mut journal, Phase::Publishing),
-        ("ready", Some(_), None) => set(&mut journal, Phase::Ready),
-        ("committed", Some(_), Some(took_ms)) => {
+        ("publishing", Some(_), None, None) => set(&mut journal, Phase::Publishing),
+        ("ready", Some(_), None, None) => set(&mut journal, Phase::Ready),
+        ("committed", Some(_), _, Some(took)) => {
             set(&mut journal, Phase::Committed);
-            board.calls.ended("publish", "Ok", line, took_ms);
+            board.calls.ended("publish", "Ok", line, took);
             if let Some(w) = journal.objects.last() {
                 board.add(stored(name, w, board));
             }
         }
-        ("unpublished", Some(_), Some(took_ms)) => {
-            board.calls.ended("publish", "Err", line, took_ms);
+        ("unpublished", Some(_), _, Some(took)) => {
+            board.calls.ended("publish", "Err", line, took);
         }
-        ("putting", Some(number), Some(len)) => {
+        ("putting", Some(number), Some(len), _) => {
             let phase = Phase::Putting(field(3).unwrap_or_default() as u32);
             journal.objects.push(Written { number, len: len as usize, meta: None, phase });
         }
-        ("put", Some(_), Some(took_ms)) => {
-            board.calls.ended("put into a log", "Ok", line, took_ms);
+        ("put", Some(_), _, Some(took)) => {
+            board.calls.ended("put into a log", "Ok", line, took);
             set(&mut journal, Phase::Committed);
             if let Some(w) = journal.objects.last_mut() {
                 w.meta = fields.get(3).and_then(|text| serde_json::from_str(text).ok());
                 board.add(stored(name, w, board));
             }
         }
-        ("unlocated", Some(_), Some(took_ms)) => {
-            board.calls.ended("put into a log", "Ok", line, took_ms);
+        ("unlocated", Some(_), _, Some(took)) => {
+            board.calls.ended("put into a log", "Ok", line, took);
             set(&mut journal, Phase::Unlocated);
             if let Some(w) = journal.objects.last() {
                 board.add_unsure(stored(name, w, board), Fate::Either);
             }
         }
         // Its other calls write pages: they need the owner, whoever else dies.
-        ("lost", Some(number), Some(took_ms)) => lost(line, (number, took_ms), &mut journal, board),
-        ("ended", None, None) => journal.ended = true,
+        ("lost", Some(number), _, Some(took)) => lost(line, (number, took), &mut journal, board),
+        ("ended", None, None, None) => journal.ended = true,
         // None of its calls may fail where no rank dies.
         _ => board.calls.fault(format!("producer {name}: {line}")),
     }
@@ -221,7 +225,7 @@ fn note(line: &str, name: &str, journal: &Mutex<Journal>, board: &Board) {
 
 /// A call of a producer that goes on failed, by the rank that dies. What it wrote last is whole or
 /// absent, whatever it was told: it may have flipped READY itself.
-fn lost(line: &str, (number, took_ms): (u64, u64), journal: &mut Journal, board: &Board) {
+fn lost(line: &str, (number, took): (u64, Took), journal: &mut Journal, board: &Board) {
     let kind = line.split(' ').nth(3).unwrap_or_default();
     *journal.lost.entry(kind.to_string()).or_default() += 1;
     if board.doomed().is_none() || !EXCUSED.contains(&kind) {
@@ -230,7 +234,7 @@ fn lost(line: &str, (number, took_ms): (u64, u64), journal: &mut Journal, board:
     match journal.objects.last_mut().filter(|w| w.number == number) {
         Some(w) => w.phase = Phase::Lost,
         // Never granted: all of it was one call.
-        None => board.calls.ended("open", kind, line, took_ms),
+        None => board.calls.ended("open", kind, line, took),
     }
 }
 

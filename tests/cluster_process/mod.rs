@@ -311,10 +311,3 @@ pub fn holds_within(limit: Duration, mut condition: impl FnMut() -> bool) -> boo
 pub fn until(limit: Duration, what: &str, condition: impl FnMut() -> bool) {
     assert!(holds_within(limit, condition), "not within {} ms: {what}", limit.as_millis());
 }
-
-/// Milliseconds that `work` takes, and its result.
-pub fn timed<T>(work: impl FnOnce() -> T) -> (T, u64) {
-    let start = BootClock.now_ms();
-    let result = work();
-    (result, BootClock.now_ms() - start)
-}

@@ -2,6 +2,7 @@
 //! end waited for with a bound, and its death certain when the test is over.
 
 use super::holds_within;
+use nkv_pace::HANGS;
 use nkv_store::threads::spawn_named;
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
@@ -13,11 +14,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long a rank may take to join.
-pub const READY_LIMIT: Duration = Duration::from_secs(30);
+pub const READY_LIMIT: Duration = HANGS;
 /// How long a process that was told to end may take.
-pub const EXIT_LIMIT: Duration = Duration::from_secs(20);
+pub const EXIT_LIMIT: Duration = HANGS;
 /// How long a signal may take to reach every thread.
-const SIGNAL_LIMIT: Duration = Duration::from_secs(5);
+const SIGNAL_LIMIT: Duration = HANGS;
 /// Bytes of output kept of each stream: the last.
 const KEPT_BYTES: usize = 256 * 1024;
 /// What the line for programs begins with.

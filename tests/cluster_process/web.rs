@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 /// How long connecting, and each read and write, may take.
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = nkv_pace::HANGS;
 /// Largest answer read.
 const MAX_ANSWER_BYTES: u64 = 16 << 20;
 

@@ -30,7 +30,7 @@ const GIVEN_UP_MS: u64 = 60;
 const LATE_MS: u64 = 5;
 /// The object that is put first, and viewed first.
 const ANCHOR: &[u8] = b"anchor";
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = nkv_pace::HANGS;
 
 /// What was seen, in claims of one unit each.
 #[derive(Debug, Clone, Copy, Default)]

@@ -10,12 +10,13 @@ use nkv::store::clock::{BootClock, Clock};
 use nkv::store::memory::Memory;
 use nkv::store::shm;
 use nkv::{Blocking, Error, ErrorKind, Result};
+use nkv_pace::{HANGS, HANGS_MS, timed};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a loaded machine with two cores may add to a wait.
-pub const SLACK: Duration = Duration::from_secs(5);
-/// Every call ends within this, whoever is dead or stands, and what the machine may add.
+/// What a busy machine may add to a wait.
+pub const SLACK: Duration = HANGS;
+/// Every call ends within this, whoever is dead or stands.
 pub const CALL_MS: u64 = 2_300;
 /// Retired memory rests.
 pub const QUARANTINE_MS: u64 = 50;
@@ -112,10 +113,8 @@ pub fn expect(client: &Blocking, key: &str, len: usize, version: u64) {
 
 /// The kind of error that a call ended with, and that it ended in time.
 pub fn kind_in_time<T>(what: &str, call: impl FnOnce() -> Result<T>) -> Option<ErrorKind> {
-    let since = BootClock.now_ms();
-    let end = call().err();
-    let took = BootClock.now_ms() - since;
-    assert!(took <= CALL_MS, "{what} took {took} ms: {end:?}");
+    let (end, took) = timed(|| call().err());
+    assert!(took.within(CALL_MS), "{what} took {took}: {end:?}");
     end.map(|e: Error| e.kind)
 }
 
@@ -186,7 +185,7 @@ pub fn try_to_stop(
     writer.tell("write 0");
     let since = BootClock.now_ms();
     while word(&*memory, first) != first_word {
-        assert!(BootClock.now_ms() - since < 5_000, "no byte of {key} arrives");
+        assert!(BootClock.now_ms() - since < HANGS_MS, "no byte of {key} arrives");
         std::thread::yield_now();
     }
     writer.stop();

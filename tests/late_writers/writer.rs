@@ -13,9 +13,9 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
 /// A step of a writer that runs takes no longer.
-pub const STEP_LIMIT: Duration = Duration::from_secs(10);
+pub const STEP_LIMIT: Duration = nkv_pace::HANGS;
 /// A signal takes effect within this.
-const SIGNAL_LIMIT: Duration = Duration::from_secs(2);
+const SIGNAL_LIMIT: Duration = nkv_pace::HANGS;
 
 /// How a step ended: what it answered, or the kind and text of its error.
 pub type Answer = Result<String, String>;

@@ -1,11 +1,12 @@
 //! Either side dies or stands still in the middle: no wrong byte, fenced before anything is used again, and nothing of
 //! it left behind.
 
-use crate::cluster_process::{ProcessCluster, clean_command, timed, until};
+use crate::cluster_process::{ProcessCluster, clean_command, until};
 use crate::{SOON, by_devices, bytes, on, owner};
 use nkv::ErrorKind;
 use nkv::message::PutOptions;
 use nkv::store::threads::spawn_named;
+use nkv_pace::timed;
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Child, Stdio};
@@ -19,10 +20,10 @@ fn i18_after_an_owners_death_calls_end_in_time_and_the_others_go_on() {
         handle.put(format!("on{rank}").as_bytes(), &bytes(rank, 50_000), &on(rank)).unwrap();
     }
     cluster.kill9(2);
-    let (outcome, ms) = timed(|| handle.get(b"on2"));
+    let (outcome, took) = timed(|| handle.get(b"on2"));
     let e = outcome.unwrap_err();
     assert!(matches!(e.kind, ErrorKind::Disconnected | ErrorKind::NotFound), "{e}");
-    assert!(ms <= 4_000, "{ms} ms");
+    assert!(took.within(4_000), "{took}");
     assert!(handle.get(b"on1").unwrap() == bytes(1, 50_000));
     cluster.restart(2);
     cluster.wait_ready(SOON);

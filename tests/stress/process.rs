@@ -18,9 +18,9 @@ pub const TASK_VARIABLE: &str = "NKV_STRESS_TASK";
 /// Writers of a run.
 pub const WRITERS: u64 = 4;
 /// Asked to end, a process does so within this.
-const END_MS: u64 = 20_000;
+const END_MS: u64 = nkv_pace::HANGS_MS;
 /// Connecting is tried for so long: a rank may be dead just then.
-const CONNECT_MS: u64 = 10_000;
+const CONNECT_MS: u64 = nkv_pace::HANGS_MS;
 const LOOK: Duration = Duration::from_millis(10);
 
 /// What a process is told.

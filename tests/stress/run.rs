@@ -27,9 +27,9 @@ const KILL_MS: (u64, u64) = (200, 900);
 /// The owner is dead for so long.
 const AWAY_MS: (u64, u64) = (0, 1_500);
 /// Whoever is alive tells something within this.
-const SILENT_MS: u64 = 15_000;
+const SILENT_MS: u64 = nkv_pace::HANGS_MS;
 /// Afterwards all that is used is live within this.
-const SETTLE: Duration = Duration::from_secs(15);
+const SETTLE: Duration = nkv_pace::HANGS;
 const LOOK: Duration = Duration::from_millis(20);
 
 struct Run {

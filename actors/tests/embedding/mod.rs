@@ -6,6 +6,8 @@ pub mod log;
 
 use nkv_actors::message::PutOptions;
 use nkv_actors::{Client, ClientConfig, Cluster, NodeConfig, TransportChoice};
+use nkv_pace::{HANGS, HANGS_MS};
+use nkv_store::clock::{BootClock, Clock};
 use std::time::Duration;
 
 pub fn config(job: &str) -> NodeConfig {
@@ -26,15 +28,25 @@ pub fn bytes(n: usize, seed: u8) -> Vec<u8> {
     (0..n).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()
 }
 
-/// Looks every few milliseconds until `done`, at most ten seconds.
+/// Looks every few milliseconds until `done`, within [`HANGS`].
 pub async fn eventually<F: AsyncFnMut() -> bool>(what: &str, mut done: F) {
-    for _ in 0..2000 {
-        if done().await {
-            return;
-        }
+    let until_ms = BootClock.now_ms() + HANGS_MS;
+    while !done().await {
+        assert!(BootClock.now_ms() < until_ms, "not within {HANGS:?}: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    panic!("not within 10 s: {what}");
+}
+
+/// Lets so many objects come and go on rank 0, each through a quarantine of its own.
+pub async fn quarantines_pass(cluster: &Cluster, n: usize) {
+    let used = || cluster.node(0).status().owner.heap_used;
+    let before = used();
+    for i in 0..n {
+        let key = format!("comes and goes {i}");
+        cluster.client().put(key.as_bytes(), &bytes(4_096, 1), &on(0)).await.unwrap();
+        cluster.client().remove(key.as_bytes()).await.unwrap();
+        eventually("its space is free", async || used() == before).await;
+    }
 }
 
 /// Files of a job in shared memory: segments and sockets.

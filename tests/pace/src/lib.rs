@@ -2,13 +2,15 @@
 //!
 //! - What must come true at all has [`HANGS`]: a slow machine needs a part of it, a hang all of it.
 //! - A limit that the system promises is measured by [`timed`] or a [`Stopwatch`]. Beside every
-//!   measurement a thread notes how late this machine wakes it, and what is allowed grows with
-//!   that: by nothing where the machine is idle.
+//!   measurement a thread works and sleeps: how much longer its work takes than on a processor of
+//!   its own, and how late it is woken, is what the limit is stretched by. On an idle machine that
+//!   is nothing.
 //!
 //! That something does not happen is shown by what happens meanwhile, not by time.
 
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::threads::spawn_named;
+use rustix::time::{ClockId, clock_gettime};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -30,7 +32,13 @@ const LATE_NS: u64 = 1_000_000;
 /// threads, for those it joins; and each may meet the longest wait there was.
 const WAITS: u64 = 20;
 
-/// Late wakes kept: those of the last minute, if each is late.
+/// Processor time of one piece of work: longer than a scheduler lets a thread run that just woke.
+const WORK_NS: u64 = 10_000_000;
+
+/// Looks between two pieces of work: it takes a twentieth of one processor.
+const LOOKS: u64 = 40;
+
+/// What is kept of either: the last minute, if the machine is late each time.
 const KEPT: usize = 8_192;
 
 /// What the watch of this process has seen.
@@ -40,33 +48,63 @@ struct Seen {
     asleep_ns: u64,
     /// When it was woken late, and how late.
     late: VecDeque<(u64, u64)>,
+    /// When it had done a piece of work, and how long that took.
+    work: VecDeque<(u64, u64)>,
 }
 
-static SEEN: Mutex<Seen> = Mutex::new(Seen { asleep_ns: 0, late: VecDeque::new() });
+static SEEN: Mutex<Seen> =
+    Mutex::new(Seen { asleep_ns: 0, late: VecDeque::new(), work: VecDeque::new() });
 static STARTED: Once = Once::new();
 
 fn seen() -> MutexGuard<'static, Seen> {
     SEEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sleeps and looks how late it was woken, until the process ends.
+fn keep(list: &mut VecDeque<(u64, u64)>, entry: (u64, u64)) {
+    if list.len() == KEPT {
+        list.pop_front();
+    }
+    list.push_back(entry);
+}
+
+/// Works and sleeps in turns, and writes down how it fares, until the process ends.
 fn watch() {
     loop {
-        std::thread::sleep(Duration::from_nanos(LOOK_NS));
-        let mut seen = seen();
+        let began_ns = BootClock.now_ns();
+        work();
         let now_ns = BootClock.now_ns();
-        let late_ns = now_ns.saturating_sub(seen.asleep_ns + LOOK_NS);
-        if late_ns > LATE_NS {
-            if seen.late.len() == KEPT {
-                seen.late.pop_front();
-            }
-            seen.late.push_back((now_ns, late_ns));
-        }
-        seen.asleep_ns = now_ns;
+        let mut noted = seen();
+        keep(&mut noted.work, (now_ns, now_ns - began_ns));
+        noted.asleep_ns = now_ns;
+        drop(noted);
+        (0..LOOKS).for_each(|_| look());
     }
 }
 
-/// Measures one call, and how late this machine was meanwhile.
+/// Takes the processor for [`WORK_NS`] of its time.
+fn work() {
+    let cpu_ns = || {
+        let t = clock_gettime(ClockId::ThreadCPUTime);
+        t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+    };
+    let until_ns = cpu_ns() + WORK_NS;
+    while cpu_ns() < until_ns {
+        std::hint::spin_loop();
+    }
+}
+
+fn look() {
+    std::thread::sleep(Duration::from_nanos(LOOK_NS));
+    let mut seen = seen();
+    let now_ns = BootClock.now_ns();
+    let late_ns = now_ns.saturating_sub(seen.asleep_ns + LOOK_NS);
+    if late_ns > LATE_NS {
+        keep(&mut seen.late, (now_ns, late_ns));
+    }
+    seen.asleep_ns = now_ns;
+}
+
+/// Measures one call, and how this machine fared meanwhile.
 #[derive(Debug, Clone, Copy)]
 pub struct Stopwatch {
     began_ns: u64,
@@ -76,7 +114,7 @@ impl Stopwatch {
     /// Begins now.
     pub fn start() -> Stopwatch {
         STARTED.call_once(|| {
-            seen().asleep_ns = BootClock.now_ns();
+            seen().asleep_ns = BootClock.now_ns() + WORK_NS;
             if let Err(error) = spawn_named("pace", watch) {
                 panic!("no thread to watch this machine's pace: {error}");
             }
@@ -86,19 +124,35 @@ impl Stopwatch {
 
     /// What it took until now.
     pub fn took(&self) -> Took {
-        let now_ns = BootClock.now_ns();
-        let (mut worst_ns, mut lost_ns) = (0, 0);
         let seen = seen();
+        let now_ns = BootClock.now_ns();
         // What it sleeps through just now is late, too.
         let asleep = (now_ns, now_ns.saturating_sub(seen.asleep_ns + LOOK_NS));
+        let (mut worst_ns, mut lost_ns) = (0, 0);
         for &(woken_ns, late_ns) in seen.late.iter().chain([&asleep]) {
             if woken_ns >= self.began_ns {
                 worst_ns = late_ns.max(worst_ns);
                 lost_ns += late_ns;
             }
         }
-        Took { ms: (now_ns - self.began_ns) / 1_000_000, spare_ms: spare_ms(worst_ns, lost_ns) }
+        // Of something short the last piece before it tells.
+        let mut work: Vec<u64> =
+            seen.work.iter().filter(|w| w.0 >= self.began_ns).map(|w| w.1).collect();
+        if work.is_empty() {
+            work.extend(seen.work.back().map(|w| w.1));
+        }
+        Took {
+            ms: (now_ns - self.began_ns) / 1_000_000,
+            percent: percent(&work),
+            spare_ms: spare_ms(worst_ns, lost_ns),
+        }
     }
+}
+
+/// How long work took, in percent of what it takes on a processor of its own.
+fn percent(work_ns: &[u64]) -> u64 {
+    let alone_ns = work_ns.len() as u64 * WORK_NS;
+    (work_ns.iter().sum::<u64>() * 100).checked_div(alone_ns).unwrap_or(100).max(100)
 }
 
 fn spare_ms(worst_ns: u64, lost_ns: u64) -> u64 {
@@ -110,20 +164,45 @@ fn spare_ms(worst_ns: u64, lost_ns: u64) -> u64 {
 pub struct Took {
     /// By the clock.
     pub ms: u64,
-    /// What this machine may have added to it.
+    /// How long work took on this machine meanwhile, in percent of what it takes on an idle one.
+    pub percent: u64,
+    /// What waiting to be woken may have added.
     pub spare_ms: u64,
 }
 
 impl Took {
     /// True if it kept its limit, as far as this machine let it.
     pub fn within(&self, limit_ms: u64) -> bool {
-        self.ms <= limit_ms.saturating_add(self.spare_ms)
+        let stretched_ms = u128::from(limit_ms) * u128::from(self.percent) / 100;
+        u128::from(self.ms) <= stretched_ms + u128::from(self.spare_ms)
+    }
+}
+
+/// As one process tells another that measures nothing itself: MS/PERCENT/SPARE.
+impl std::str::FromStr for Took {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Took, String> {
+        let number = |part: &str| part.parse::<u64>().map_err(|e| format!("{text:?}: {e}"));
+        let parts: Vec<u64> = text.split('/').map(number).collect::<Result<_, _>>()?;
+        match parts[..] {
+            [ms, percent, spare_ms] => Ok(Took { ms, percent, spare_ms }),
+            _ => Err(format!("{text:?} is no MS/PERCENT/SPARE")),
+        }
+    }
+}
+
+impl Took {
+    /// MS/PERCENT/SPARE, for another process.
+    pub fn told(&self) -> String {
+        format!("{}/{}/{}", self.ms, self.percent, self.spare_ms)
     }
 }
 
 impl fmt::Display for Took {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ms, of which this busy machine may have added {}", self.ms, self.spare_ms)
+        let Took { ms, percent, spare_ms } = self;
+        write!(f, "{ms} ms (the machine at {percent}% of an idle one's time, and {spare_ms} ms)")
     }
 }
 
@@ -139,16 +218,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_idle_machine_adds_nothing_and_a_late_one_a_multiple_of_its_longest_wait() {
+    fn an_idle_machine_adds_nothing_and_a_busy_one_what_it_needs_more() {
+        assert_eq!((percent(&[]), percent(&[WORK_NS - 1])), (100, 100));
+        assert_eq!(percent(&[WORK_NS, 4 * WORK_NS]), 250);
         assert_eq!(spare_ms(LATE_NS, 40 * LATE_NS), 0);
         assert_eq!(spare_ms(30_000_000, 100_000_000), 700);
-        let took = Took { ms: 2_700, spare_ms: 700 };
-        assert!(took.within(2_000) && !took.within(1_999));
-        assert!(took.within(u64::MAX));
+        let took = Took { ms: 5_700, percent: 250, spare_ms: 700 };
+        assert!(took.within(2_000) && !took.within(1_999) && took.within(u64::MAX));
+        assert_eq!(took.told().parse(), Ok(took));
+        assert!("5/1".parse::<Took>().is_err() && "a/b/c".parse::<Took>().is_err());
     }
 
     #[test]
     fn what_the_watch_sleeps_through_counts_before_it_wakes() {
+        Stopwatch::start();
+        // Once it has worked, it looks.
+        while seen().work.is_empty() {
+            std::thread::yield_now();
+        }
         let began = Stopwatch::start();
         let held = seen();
         let until = BootClock.now_ns() + 40 * LOOK_NS;
@@ -157,6 +244,6 @@ mod tests {
         }
         drop(held);
         let took = began.took();
-        assert!(took.ms >= 200 && took.spare_ms >= WAITS * 190, "{took}");
+        assert!(took.ms >= 200 && took.spare_ms >= WAITS * 180, "{took}");
     }
 }

@@ -8,7 +8,7 @@ use crate::message::{
 };
 use crate::place::OwnedPlace;
 use crate::{ErrorKind, Result};
-use nkv_store::clock::{Clock, ManualClock};
+use nkv_store::clock::{BootClock, Clock, ManualClock};
 use nkv_transport::wire::Address;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-pub(super) const LIMIT: Duration = Duration::from_secs(5);
+pub(super) const LIMIT: Duration = nkv_pace::HANGS;
 pub(super) const TTL_MS: u64 = 1_000;
 pub(super) const UNIT: u64 = 4096;
 /// Slots of a fake rank, and pages of its arena.
@@ -268,6 +268,14 @@ impl Bench {
         }
     }
 
+    /// The master answers others often, with time in between for whatever it does by itself.
+    pub(super) async fn goes_on_meanwhile(&self) {
+        for _ in 0..50 {
+            assert!(matches!(self.ask(Request::View).await, Response::View(_)));
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
     /// An object of 4 KiB, put by the book.
     pub(super) async fn put(&self, request: u64, k: &str, rank: &mut Rank) -> PlanDesc {
         let plan = self.open(request, k, rank.info.rank).await.unwrap();
@@ -276,21 +284,19 @@ impl Bench {
     }
 }
 
-/// Looks every few milliseconds until it finds what is wanted, at most ten seconds.
+/// Looks every few milliseconds until it finds what is wanted, within [`LIMIT`].
 pub(super) async fn eventually<T: Debug>(
     what: &str,
     mut look: impl AsyncFnMut() -> T,
     wanted: impl Fn(&T) -> bool,
 ) {
+    let until_ms = BootClock.now_ms() + nkv_pace::HANGS_MS;
     let mut found = look().await;
-    for _ in 0..5_000 {
-        if wanted(&found) {
-            return;
-        }
+    while !wanted(&found) {
+        assert!(BootClock.now_ms() < until_ms, "not within {LIMIT:?}: {what}; found {found:?}");
         tokio::time::sleep(Duration::from_millis(2)).await;
         found = look().await;
     }
-    panic!("not within 10 s: {what}; found {found:?}");
 }
 
 pub(super) fn done(response: Response) -> Result<()> {

@@ -3,7 +3,6 @@
 use super::bench::{Bench, TTL_MS, done, info, key, live, term, view};
 use crate::ErrorKind;
 use crate::message::{Down, Refusal, Request, SeenView, Up};
-use std::time::Duration;
 
 fn is_gone<T>(r: Result<T, Refusal>) -> bool {
     matches!(r, Err(Refusal::Gone { .. }))
@@ -94,7 +93,7 @@ async fn model_views_a_remove_waits_until_the_others_keep_the_loss_of_a_rank() {
     ranks.remove(1).says(Up::Leave).await;
     ranks[0].drain().await;
     let removal = bench.asks(Request::Remove(vec![key("k")]));
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    bench.goes_on_meanwhile().await;
     assert!(!removal.is_finished(), "rank 2 does not keep the view that lacks rank 1 yet");
     let number = ranks[1]
         .hears(|d| match d {

@@ -4,7 +4,6 @@ use super::bench::{Bench, LIMIT, Rank, TTL_MS, live};
 use crate::ErrorKind;
 use crate::cell::Crash;
 use crate::message::{Down, KeyState, Request, Response, Selection, SlotRef, Swept, Up};
-use std::time::Duration;
 
 fn removal(pattern: &str) -> Request {
     Request::RemoveMatching(Selection { pattern: Some(pattern.to_string()), from: None })
@@ -132,7 +131,7 @@ async fn i6_a_removal_waits_until_the_others_keep_the_loss_of_a_rank() {
     ranks[0].drain().await;
     // The key went with its rank: there is nothing to remove, and yet nothing may be said.
     let waits = bench.asks(removal("^k$"));
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    bench.goes_on_meanwhile().await;
     assert!(!waits.is_finished(), "rank 2 does not keep the view that lacks rank 1 yet");
     let number = ranks[1]
         .hears(|d| match d {

@@ -1,6 +1,7 @@
 //! A line against peers that move a little now and then.
 
 use super::*;
+use nkv_pace::HANGS;
 use nkv_store::threads::spawn_named;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,7 +20,7 @@ fn pair() -> (Line, TcpStream) {
     let least = |s: SockRef<'_>| s.set_recv_buffer_size(1).unwrap();
     least(SockRef::from(&listener));
     let at = listener.local_addr().unwrap();
-    let line = Line::new(dial(at, Duration::from_secs(1)).unwrap(), STALL_MS).unwrap();
+    let line = Line::new(dial(at, HANGS).unwrap(), STALL_MS).unwrap();
     line.shared().socket.set_send_buffer_size(1).unwrap();
     let (peer, _) = listener.accept().unwrap();
     peer.set_read_timeout(Some(PACE)).unwrap();
@@ -75,7 +76,7 @@ fn a_payload_has_time_in_proportion_and_a_request_has_none_to_share_with_the_nex
     line.set_deadline(Deadline::after_ms(0));
     peer.write_all(&[1]).unwrap();
     assert!(matches!(line.fill(1), Err(Broken::Late(0))));
-    assert!(line.wait_begin(Duration::from_secs(5)).unwrap(), "idle time is no part of a request");
+    assert!(line.wait_begin(HANGS).unwrap(), "idle time is no part of a request");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Bytes of the frames in their order: opening, answer, finish.
 pub const FRAMES: [usize; 3] = [OPENING_BYTES, ANSWER_BYTES, FINISH_BYTES];
 /// Nobody waits longer, whatever went wrong.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = nkv_pace::HANGS;
 
 /// Which bit of which frame is changed on the way.
 pub struct Tamper(Option<(usize, usize)>);
