@@ -35,12 +35,18 @@ impl Extent {
             && self.offset.is_multiple_of(PAYLOAD_ALIGN)
             && self.len.is_multiple_of(PAYLOAD_ALIGN)
             && self.offset >= region.offset
-            && self.offset.checked_add(self.len).is_some_and(|e| e <= region.offset + region.len)
+            && self
+                .offset
+                .checked_add(self.len)
+                .is_some_and(|e| e <= region.offset.saturating_add(region.len))
     }
 }
 
 /// Most units an arena has; the allocator counts them in 32 bits.
 const MAX_UNITS: u64 = u32::MAX as u64 - 4096;
+/// Extents that a fresh arena has nodes for, 8 MiB of them. An arena whose extents outgrow its nodes
+/// gets twice as many: what a segment claims to hold costs nothing before it is used.
+const FIRST_EXTENTS: u32 = 1 << 17;
 /// Allocator nodes beyond the two that each extent can need (itself and the hole behind it):
 /// the first hole, the reserve the allocator never hands out, and the fillers of a rebuild that
 /// an exact fit splits into bins.
@@ -51,6 +57,8 @@ pub struct Arena {
     region: Region,
     units: u32,
     max_extents: u32,
+    /// Extents that there are nodes for now; at most `max_extents`.
+    room: u32,
     used_units: u64,
     /// One object larger than the largest bin below the capacity holds everything.
     whole: bool,
@@ -71,17 +79,23 @@ impl std::fmt::Debug for Arena {
 
 impl Arena {
     /// An empty arena over a region (4 KiB aligned, as `Heap::open` checked it) that places at most
-    /// `max_extents` at a time. Takes 64 bytes per extent of
-    /// that bound, at most 32 per unit, at once.
+    /// `max_extents` at a time. Takes 64 bytes per extent that it has room for: for the first 131,072
+    /// at once, and for twice as many whenever that is not enough.
     pub fn new(region: Region, max_extents: u32) -> Arena {
+        Arena::with_room(region, max_extents, FIRST_EXTENTS)
+    }
+
+    fn with_room(region: Region, max_extents: u32, room: u32) -> Arena {
         let units = (region.len / PAYLOAD_ALIGN).min(MAX_UNITS) as u32;
         // An extent has at least one unit, so more extents than units can never be.
         let max_extents = max_extents.min(units);
-        let nodes = max_extents.saturating_mul(2).min(units).saturating_add(SPARE_NODES);
+        let room = room.min(max_extents);
+        let nodes = room.saturating_mul(2).min(units).saturating_add(SPARE_NODES);
         Arena {
             region,
             units,
             max_extents,
+            room,
             used_units: 0,
             whole: false,
             allocator: Allocator::with_max_allocs(units, nodes),
@@ -116,6 +130,9 @@ impl Arena {
         }
         if bin_up(units) != units {
             return self.alloc_whole(asked);
+        }
+        if self.extents() >= self.room {
+            self.grow()?;
         }
         let Some(allocation) = self.allocator.allocate(units as u32) else {
             return Err(self.full(asked));
@@ -193,7 +210,18 @@ impl Arena {
         max_extents: u32,
         extents: &[Extent],
     ) -> Result<Arena, StoreError> {
-        let mut arena = Arena::new(region, max_extents);
+        let n = u32::try_from(extents.len()).unwrap_or(u32::MAX);
+        let room = n.saturating_add(1).max(FIRST_EXTENTS);
+        Arena::rebuild_with_room(region, max_extents, room, extents)
+    }
+
+    fn rebuild_with_room(
+        region: Region,
+        max_extents: u32,
+        room: u32,
+        extents: &[Extent],
+    ) -> Result<Arena, StoreError> {
+        let mut arena = Arena::with_room(region, max_extents, room);
         if let [only] = extents
             && *only == arena.everything()
             && arena.placed_bytes(only.len) != Arena::rounded(only.len)
@@ -209,6 +237,19 @@ impl Arena {
         sorted.sort_unstable_by_key(|e| e.offset);
         arena.place_in_order(&sorted)?;
         Ok(arena)
+    }
+
+    /// The same extents, with nodes for twice as many.
+    fn grow(&mut self) -> Result<(), StoreError> {
+        let (base, allocator) = (self.region.offset, &self.allocator);
+        let extent = |a: &Allocation| Extent {
+            offset: base + u64::from(a.offset) * PAYLOAD_ALIGN,
+            len: u64::from(allocator.allocation_size(*a)) * PAYLOAD_ALIGN,
+        };
+        let extents: Vec<Extent> = self.taken.iter().map(extent).collect();
+        let room = self.room.saturating_mul(2);
+        *self = Arena::rebuild_with_room(self.region, self.max_extents, room, &extents)?;
+        Ok(())
     }
 
     /// On a fresh allocator everything comes from the one hole at the end, so allocations follow

@@ -246,3 +246,38 @@ fn random_eviction_keeps_nine_tenths_of_the_arena_in_use() {
     let mean = sum / f64::from(samples);
     assert!(mean > 0.9, "mean utilisation {mean:.3}");
 }
+
+#[test]
+fn what_an_arena_claims_to_hold_costs_nothing_before_it_is_used() {
+    // 8 TiB, an extent for each of its units: their nodes would take 128 GiB.
+    let units = 1 << 31;
+    let mut a = Arena::new(region(units), units as u32);
+    let (nodes, most) = (a.allocator.storage_report().total_free_space, units as u32);
+    assert_eq!((nodes, a.room, a.max_extents), (most, FIRST_EXTENTS, most));
+    let one = a.alloc(1).unwrap();
+    let again = Arena::rebuild(region(units), units as u32, &[one]).unwrap();
+    assert_eq!((again.room, again.used_bytes()), (FIRST_EXTENTS, PAYLOAD_ALIGN));
+}
+
+#[test]
+fn an_arena_grows_with_its_extents_and_keeps_them_where_they_are() {
+    let n = 4 * 16;
+    let mut a = Arena::with_room(region(4096), 4096, 16);
+    let sizes = |i: u64| (1 + i % 5) * PAYLOAD_ALIGN;
+    let mut extents: Vec<Extent> = (0..n).map(|i| a.alloc(sizes(i)).unwrap()).collect();
+    assert!(a.room >= n as u32);
+    // With holes of several sizes between them, it grows once more.
+    let gone: Vec<Extent> = extents.iter().copied().step_by(3).collect();
+    extents.retain(|e| !gone.contains(e));
+    gone.into_iter().for_each(|e| a.free(e).unwrap());
+    let before = a.room;
+    let more = (0..2 * u64::from(before)).map(|_| a.alloc(PAYLOAD_ALIGN).unwrap());
+    extents.extend(more);
+    assert!(a.room > before);
+    let mut sorted = extents.clone();
+    sorted.sort_unstable_by_key(|e| e.offset);
+    assert!(sorted.windows(2).all(|w| w[0].end() <= w[1].offset), "two extents overlap");
+    assert_eq!(a.used_bytes(), extents.iter().map(|e| e.len).sum::<u64>());
+    extents.into_iter().for_each(|e| a.free(e).unwrap());
+    assert_eq!((a.used_bytes(), a.extents()), (0, 0));
+}
