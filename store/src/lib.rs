@@ -8,7 +8,7 @@
 //! - [`object`] is the one place that knows an object's life.
 //! - [`index`] leads readers to headers, [`reader`] is such a reader on this host, [`pins`] keep what is
 //!   looked at in place.
-//! - [`evict`] picks victims.
+//! - [`evict`] picks victims. [`log_lines`] bounds what others can make a process log.
 //!
 //! This crate knows no network and no actor.
 #![expect(unsafe_code, reason = "shared memory is mapped and accessed by raw pointers here")]
@@ -25,6 +25,7 @@ pub mod incarnation;
 pub mod index;
 pub mod key;
 pub mod layout;
+pub mod log_lines;
 pub mod memory;
 pub mod object;
 pub mod op;

@@ -1,0 +1,53 @@
+//! How many lines of the log one matter gets that others can repeat at will: some a second, and beyond
+//! that a number, so that somebody who repeats it all day fills no disk.
+
+use std::sync::{Mutex, PoisonError};
+
+/// Lines per window; what is beyond is told as a number.
+pub const LINES: u64 = 8;
+/// A window, in milliseconds.
+const WINDOW_MS: u64 = 1_000;
+
+/// See the file's first paragraph.
+#[derive(Debug, Default)]
+pub struct LogLines(Mutex<Window>);
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Window {
+    since_ms: u64,
+    lines: u64,
+    unsaid: u64,
+}
+
+impl LogLines {
+    /// None with every line taken. Else the next one is to be written, and says that so many before it
+    /// were not.
+    pub fn next(&self, now_ms: u64) -> Option<u64> {
+        // Numbers alone: whole also after a panic.
+        let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if now_ms.saturating_sub(window.since_ms) >= WINDOW_MS {
+            *window = Window { since_ms: now_ms, lines: 0, unsaid: window.unsaid };
+        }
+        if window.lines == LINES {
+            window.unsaid += 1;
+            return None;
+        }
+        window.lines += 1;
+        Some(std::mem::take(&mut window.unsaid))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_a_bounded_number_of_lines_and_a_count() {
+        let log = LogLines::default();
+        let lines = (0..1_000).filter(|_| log.next(5_000).is_some()).count();
+        assert_eq!(lines as u64, LINES);
+        assert_eq!(log.next(5_999), None);
+        assert_eq!(log.next(6_000), Some(1_000 - LINES + 1));
+        assert_eq!(log.next(6_000), Some(0));
+    }
+}
