@@ -6,7 +6,8 @@ mod cluster_process;
 
 use cluster_process::ProcessCluster;
 use nkv::message::PutOptions;
-use nkv::{Blocking, Error, ErrorKind, TransportChoice};
+use nkv::{Blocking, Client, ClientConfig, Error, ErrorKind, Node, NodeConfig, TransportChoice};
+use std::path::PathBuf;
 
 /// Runs `work` in a forked child; the error it came to.
 fn in_child(work: impl FnOnce() -> Option<Error>) -> String {
@@ -82,4 +83,80 @@ fn i9_a_view_in_a_forked_child_panics_with_a_reason_and_its_parents_pin_stays() 
     });
     assert!(text.contains("forked"), "{text}");
     assert_eq!(&view[..], b"value");
+}
+
+fn files_of(job: &str) -> Vec<PathBuf> {
+    let prefix = format!("nkv.{job}.");
+    let all = std::fs::read_dir("/dev/shm").expect("a folder").filter_map(|e| Some(e.ok()?.path()));
+    let named =
+        |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with(&prefix));
+    let mut all: Vec<_> = all.filter(named).collect();
+    all.sort();
+    all
+}
+
+/// Has a child drop everything and end as a program does that does not know what it has.
+fn child_that_ends(work: impl FnOnce()) {
+    // SAFETY: as in `in_child`; the child ends by `exit`, with whatever is registered to run then.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // Without an end of its own it is ended: then the test fails.
+        // SAFETY: a timer of this process.
+        unsafe { libc::alarm(CHILD_LIMIT_S) };
+        work();
+        // SAFETY: ends this process.
+        unsafe { libc::exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child just made.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(status, 0, "the child hung, or died: {status:#x}");
+}
+
+/// A child that has not ended by then hangs.
+const CHILD_LIMIT_S: u32 = 60;
+
+#[test]
+fn a_child_forked_from_an_embedded_node_leaves_its_parent_whole() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let job = format!("forked-{}", std::process::id());
+    let config = NodeConfig { job: job.clone(), heap_bytes: 8 << 20, ..NodeConfig::default() };
+    let node = runtime.block_on(Node::start(config)).unwrap();
+    let opts = PutOptions::default();
+    let by = |transport| {
+        let config = ClientConfig { job: job.clone(), transport, ..ClientConfig::default() };
+        runtime.block_on(Client::connect(&node.info().control, config)).unwrap()
+    };
+    let (mapped, remote) = (by(TransportChoice::Shm), by(TransportChoice::Tcp));
+    let blocking = remote.blocking().unwrap();
+    for (client, key) in [(&mapped, b"mapped"), (&remote, b"remote")] {
+        runtime.block_on(client.put(key, b"value", &opts)).unwrap();
+    }
+    blocking.put(b"k", b"value", &opts).unwrap();
+    let view = runtime.block_on(mapped.get_view(b"k")).unwrap();
+    let files = files_of(&job);
+    assert!(files.len() >= 2, "a segment and a socket: {files:?}");
+    let parts = (view, blocking, mapped, remote, node);
+    let mut parts = Some(parts);
+    child_that_ends(|| drop(parts.take()));
+    let (view, blocking, mapped, remote, node) = parts.unwrap();
+    assert_eq!(files_of(&job), files, "names of the parent's are gone");
+    assert_eq!(&view[..], b"value");
+    assert_eq!(blocking.get(b"k").unwrap(), &b"value"[..]);
+    for client in [&mapped, &remote] {
+        runtime.block_on(client.put(b"after", b"y", &opts)).unwrap();
+        assert_eq!(runtime.block_on(client.get(b"after")).unwrap(), &b"y"[..]);
+        runtime.block_on(client.remove(b"after")).unwrap();
+    }
+    // Who comes later finds the cookie, the ports and the agent.
+    let config = ClientConfig {
+        job: job.clone(),
+        transport: TransportChoice::Tcp,
+        ..ClientConfig::default()
+    };
+    let late = runtime.block_on(Client::connect(&node.info().control, config)).unwrap();
+    assert_eq!(runtime.block_on(late.get(b"k")).unwrap(), &b"value"[..]);
+    drop(view);
+    runtime.block_on(node.stop());
+    assert_eq!(files_of(&job), Vec::<PathBuf>::new(), "and the parent removes its own");
 }

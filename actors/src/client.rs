@@ -42,7 +42,8 @@ use contact::contact;
 use control::{ControlPool, MasterPath};
 use counters::{Messages, Reads, Times, Writes};
 use locations::Locations;
-use nkv_store::{Key, fork};
+use nkv_store::Key;
+use nkv_store::fork::MadeIn;
 use nkv_transport::fabric::FabricConfig;
 use nkv_transport::wire::Address;
 use nkv_transport::wire::auth::{Credentials, Secret};
@@ -127,6 +128,7 @@ pub struct Shared {
     next_request: AtomicU64,
     // Only a standalone client has one; a node's handle lives on its node's.
     place: Option<OwnedPlace>,
+    pub(crate) made: MadeIn,
 }
 
 /// After the last handle is gone its links still say Detach before their thread ends.
@@ -134,6 +136,10 @@ const LAST_WORDS: Duration = Duration::from_millis(100);
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        // A forked child speaks for nobody.
+        if !self.made.is_here() {
+            return;
+        }
         // Their keys are nobody else's to tell.
         for peer in self.peers.all() {
             peer.send_names(usize::MAX);
@@ -159,7 +165,7 @@ impl Shared {
     where
         Producer: On<M>,
     {
-        let actor = self.actor.get()?;
+        let actor = self.actor.get().filter(|_| self.made.is_here())?;
         Messages::count(&self.messages.one_way, 1);
         Some(actor.tell(word))
     }
@@ -286,7 +292,6 @@ impl Client {
     }
 
     pub(crate) fn from_parts(p: Parts) -> Self {
-        fork::mark_here();
         // Who wants tcp even where memory could be shared gets no ring either.
         let rings = p.config.transport != TransportChoice::Tcp;
         let pool =
@@ -314,6 +319,7 @@ impl Client {
             view: RwLock::new(p.view),
             next_request: AtomicU64::new(1),
             place: p.place,
+            made: MadeIn::here(),
         };
         Self { shared: Arc::new(shared), pool: Arc::new(pool) }
     }

@@ -27,6 +27,7 @@ use crate::place::OwnedPlace;
 use crate::producer::Producer;
 use futures_util::future::join_all;
 use mount::{QUIET_LIMIT_MS, until};
+use nkv_store::fork::OfItsProcess;
 use nkv_transport::wire::auth::Credentials;
 use segment::{JoinedAs, Reins, SegmentHost, SocketFile};
 use std::path::PathBuf;
@@ -59,7 +60,10 @@ pub struct DrainReport {
 }
 
 /// One rank of a cluster. Dropping it takes it down at once; see [`Node::drain`] and [`Node::stop`].
-pub struct Node {
+pub struct Node(OfItsProcess<NodeParts>);
+
+/// What a node is made of. A child made by fork has it, too, and its end there ends nothing.
+pub struct NodeParts {
     client: Client,
     producer: CellAddr<Producer>,
     master: Option<(CellAddr<Master>, Arc<Members>)>,
@@ -73,6 +77,14 @@ pub struct Node {
     first: SegmentHost,
     // Last: its thread ends with it.
     _master_place: Option<OwnedPlace>,
+}
+
+impl std::ops::Deref for Node {
+    type Target = NodeParts;
+
+    fn deref(&self) -> &NodeParts {
+        &self.0
+    }
 }
 
 impl std::fmt::Debug for Node {
@@ -244,7 +256,7 @@ impl Node {
     }
 }
 
-impl Drop for Node {
+impl Drop for NodeParts {
     fn drop(&mut self) {
         self.closing.store(true, Ordering::Release);
         self.segments.close();

@@ -6,6 +6,7 @@
 use crate::error::{Error, Result};
 use actix::{Arbiter, ArbiterHandle, System};
 use nkv_store::clock::{BootClock, Clock};
+use nkv_store::fork::MadeIn;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tokio::sync::mpsc;
@@ -61,10 +62,13 @@ pub struct Place {
 
 /// The process's actix System: only the anchor that arbiters need, it runs nothing itself.
 fn system() -> Result<System> {
-    static SYSTEM: OnceLock<Mutex<Option<System>>> = OnceLock::new();
+    static SYSTEM: OnceLock<Mutex<Option<(System, MadeIn)>>> = OnceLock::new();
     let slot = SYSTEM.get_or_init(|| Mutex::new(None));
     let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(s) = slot.as_ref() {
+    // That of a parent has no thread here.
+    if let Some((s, made)) = slot.as_ref()
+        && made.is_here()
+    {
         return Ok(s.clone());
     }
     let (tx, rx) = std::sync::mpsc::sync_channel(1);
@@ -76,13 +80,13 @@ fn system() -> Result<System> {
         }
     })?;
     let s = rx.recv().map_err(|_| Error::internal("the actor system did not start"))?;
-    *slot = Some(s.clone());
+    *slot = Some((s.clone(), MadeIn::here()));
     Ok(s)
 }
 
 /// An arbiter that is stopped when dropped.
 #[derive(Debug)]
-pub struct OwnedPlace(Option<Arbiter>, Place);
+pub struct OwnedPlace(Option<Arbiter>, Place, MadeIn);
 
 impl OwnedPlace {
     /// Starts an arbiter thread.
@@ -90,7 +94,7 @@ impl OwnedPlace {
         System::set_current(system()?);
         let arbiter = Arbiter::new();
         let ground = Ground::Arbiter(arbiter.handle());
-        Ok(Self(Some(arbiter), Place { ground, clock: Arc::new(BootClock) }))
+        Ok(Self(Some(arbiter), Place { ground, clock: Arc::new(BootClock) }, MadeIn::here()))
     }
 
     /// A set of tasks on the current thread, with time as this clock has it: for simulation. Must be
@@ -98,7 +102,7 @@ impl OwnedPlace {
     pub fn here(clock: Arc<dyn Clock>) -> Self {
         let (tell, errands) = mpsc::unbounded_channel();
         tokio::task::spawn_local(run_here(errands));
-        Self(None, Place { ground: Ground::Here(tell), clock })
+        Self(None, Place { ground: Ground::Here(tell), clock }, MadeIn::here())
     }
 
     /// The place itself.
@@ -109,6 +113,10 @@ impl OwnedPlace {
 
 impl Drop for OwnedPlace {
     fn drop(&mut self) {
+        // In a forked child the thread is its parent's.
+        if !self.2.is_here() {
+            return;
+        }
         if let Some(a) = &self.0 {
             a.stop();
         }

@@ -1,38 +1,106 @@
-//! Whether this process is a fork of the one that loaded nkv. Segments are not mapped in a child made
-//! by fork (MADV_DONTFORK), its runtime has no threads and its connections are its parent's: a handle
-//! must say so instead of crashing.
+//! In which process something was made. A child made by fork has its parent's values, and of what they
+//! stand for outside the process only a share: the files, sockets and queue pairs are its parent's, its
+//! runtime has no threads, and segments are not mapped there (MADV_DONTFORK). So a handle says so
+//! instead of crashing, and no end of a value in a child touches anything outside it.
 
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a handle says in such a child.
 pub const MESSAGE: &str = "this process was forked from the one that made this nkv handle, whose memory and connections it \
      does not have: connect anew in the child, or start it by exec (Python: multiprocessing's \
      \"spawn\")";
 
-/// A byte that is 1 in the process that made it and 0 in its forked children.
-static MARK: LazyLock<&'static AtomicU8> = LazyLock::new(mark);
+/// A word that is 0 in a child after its fork, and then this process's number; none before Linux 4.14.
+static NUMBER: LazyLock<Option<&'static AtomicU64>> = LazyLock::new(wiped_on_fork);
+/// The last number that this process or one above it took: a child goes on from there.
+static LAST: AtomicU64 = AtomicU64::new(0);
 
-/// True in a child made by fork after the first call in its parent. One load.
-#[inline]
-pub fn is_child() -> bool {
-    MARK.load(Ordering::Relaxed) == 0
-}
+/// The process that made a value: this one, or one that this one was forked from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MadeIn(u64);
 
-/// Remembers that it is this process in which handles are made. Called when one is.
-pub fn mark_here() {
-    LazyLock::force(&MARK);
-}
+impl MadeIn {
+    /// This process.
+    pub fn here() -> Self {
+        Self(number())
+    }
 
-fn mark() -> &'static AtomicU8 {
-    match wiped_on_fork() {
-        Some(byte) => byte,
-        // Before Linux 4.14: no fork is ever noticed, as before.
-        None => Box::leak(Box::new(AtomicU8::new(1))),
+    /// False in a child made by fork since. One load.
+    #[inline]
+    pub fn is_here(self) -> bool {
+        number() == self.0
     }
 }
 
-fn wiped_on_fork() -> Option<&'static AtomicU8> {
+impl Default for MadeIn {
+    fn default() -> Self {
+        Self::here()
+    }
+}
+
+/// A value whose end touches what its process shares with its children: dropped where it was made, and
+/// left alone in a child.
+#[derive(Debug, Default)]
+pub struct OfItsProcess<T> {
+    value: ManuallyDrop<T>,
+    made: MadeIn,
+}
+
+impl<T> OfItsProcess<T> {
+    /// Of this process.
+    pub fn new(value: T) -> Self {
+        Self { value: ManuallyDrop::new(value), made: MadeIn::here() }
+    }
+}
+
+impl<T> Deref for OfItsProcess<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for OfItsProcess<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+impl<T> Drop for OfItsProcess<T> {
+    fn drop(&mut self) {
+        if self.made.is_here() {
+            // SAFETY: dropped here and nowhere else, and nobody has `self` after this.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        }
+    }
+}
+
+#[inline]
+fn number() -> u64 {
+    match *NUMBER {
+        Some(word) => match word.load(Ordering::Relaxed) {
+            0 => take_number(word),
+            number => number,
+        },
+        None => u64::from(std::process::id()),
+    }
+}
+
+#[cold]
+fn take_number(word: &AtomicU64) -> u64 {
+    // Above those of all processes that this one's values may come from.
+    let next = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+    match word.compare_exchange(0, next, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => next,
+        Err(taken) => taken,
+    }
+}
+
+fn wiped_on_fork() -> Option<&'static AtomicU64> {
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
     const PAGE: usize = 4096;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -41,30 +109,67 @@ fn wiped_on_fork() -> Option<&'static AtomicU8> {
         .ok()?;
     // SAFETY: the page just mapped, which holds nothing yet.
     unsafe { madvise(at, PAGE, Advice::LinuxWipeOnFork) }.ok()?;
-    // SAFETY: mapped for ever, aligned, and accessed atomically alone.
-    let byte = unsafe { AtomicU8::from_ptr(at.cast()) };
-    byte.store(1, Ordering::Relaxed);
-    Some(byte)
+    // SAFETY: mapped for ever, aligned, zero, and accessed atomically alone.
+    Some(unsafe { AtomicU64::from_ptr(at.cast()) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_forked_child_knows_that_it_is_one() {
-        mark_here();
-        assert!(!is_child());
-        // SAFETY: the child calls nothing but an atomic load and _exit.
+    /// Ends by a status: 7 if it was dropped.
+    struct Ends;
+
+    impl Drop for Ends {
+        fn drop(&mut self) {
+            // SAFETY: ends the process at once.
+            unsafe { libc::_exit(7) };
+        }
+    }
+
+    fn status_of_child(child: impl FnOnce() -> i32) -> i32 {
+        // SAFETY: the child calls nothing but loads, stores and _exit.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
+            let status = child();
             // SAFETY: as above.
-            unsafe { libc::_exit(i32::from(is_child())) };
+            unsafe { libc::_exit(status) };
         }
         let mut status = 0;
         // SAFETY: waits for the child just made.
-        assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
-        assert_eq!(libc::WEXITSTATUS(status), 1, "the child took itself for its parent");
-        assert!(!is_child());
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        libc::WEXITSTATUS(status)
+    }
+
+    #[test]
+    fn a_forked_child_knows_what_was_made_in_which_process() {
+        let made = MadeIn::here();
+        assert!(made.is_here());
+        let status = status_of_child(|| {
+            let own = MadeIn::here();
+            let known = !made.is_here() && own.is_here() && own != made;
+            // And so does a child of the child, of both.
+            let below = status_of_child(|| i32::from(made.is_here() || own.is_here()));
+            i32::from(!known || below != 0)
+        });
+        assert_eq!(status, 0, "the child took itself for its parent");
+        assert!(made.is_here());
+    }
+
+    #[test]
+    fn what_is_of_its_process_ends_there_and_nowhere_else() {
+        let mut held = Some(OfItsProcess::new(Ends));
+        let parents = status_of_child(|| {
+            drop(held.take());
+            3
+        });
+        // Not here either: the test would end with it.
+        std::mem::forget(held);
+        assert_eq!(parents, 3, "the child dropped what is its parent's");
+        let own = status_of_child(|| {
+            drop(OfItsProcess::new(Ends));
+            3
+        });
+        assert_eq!(own, 7, "the child did not drop its own");
     }
 }

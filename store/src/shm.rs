@@ -162,7 +162,7 @@ pub fn attach_in(
     name::check_file_name(file_name)?;
     let path = dir.join(file_name);
     let mut registry = registry();
-    let mapping = match registry.get(&path).and_then(Weak::upgrade) {
+    let mapping = match registry.get(&path).and_then(Weak::upgrade).filter(|m| m.made_here()) {
         Some(mapping) => mapping,
         None => {
             let mapping = Arc::new(open_existing(&path)?);

@@ -8,6 +8,7 @@ use crate::message::{
     ClusterStats, EvictReport, Existence, Listed, ObjMeta, PutOptions, UnmountReport, View,
 };
 use bytes::Bytes;
+use nkv_store::fork::OfItsProcess;
 use nkv_transport::wire::Address;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -16,7 +17,7 @@ use tokio::runtime::Runtime;
 #[derive(Debug)]
 pub struct Blocking {
     client: Client,
-    runtime: Runtime,
+    runtime: OfItsProcess<Runtime>,
 }
 
 impl Blocking {
@@ -26,7 +27,7 @@ impl Blocking {
             .enable_all()
             .build()
             .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
-        Ok(Self { client, runtime })
+        Ok(Self { client, runtime: OfItsProcess::new(runtime) })
     }
 
     /// Connects through any node of the cluster.

@@ -5,7 +5,8 @@
 use super::Client;
 use crate::error::{Error, Result};
 use bytes::Bytes;
-use nkv_store::{Buffer, fork};
+use nkv_store::Buffer;
+use nkv_store::fork::MadeIn;
 use nkv_transport::fabric::RegisteredBuffer;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -57,6 +58,7 @@ pub(super) struct Lent {
     buffer: Option<Buffer>,
     len: usize,
     home: Weak<Buffers>,
+    made: MadeIn,
 }
 
 impl Buffers {
@@ -80,7 +82,8 @@ impl Buffers {
         // A process may have only so many mappings: past them the allocator may still have room.
         match kept.or_else(|| Buffer::new(class).ok()) {
             Some(buffer) => {
-                Room::Lent(Lent { buffer: Some(buffer), len, home: Arc::downgrade(self) })
+                let (home, made) = (Arc::downgrade(self), MadeIn::here());
+                Room::Lent(Lent { buffer: Some(buffer), len, home, made })
             }
             None => Room::Plain(vec![0; len]),
         }
@@ -147,7 +150,7 @@ impl AsRef<[u8]> for Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         // In a forked child the lock may be held by a thread that is not there.
-        if fork::is_child() {
+        if !self.made.is_here() {
             return;
         }
         if let Some((buffer, home)) = self.buffer.take().zip(self.home.upgrade()) {

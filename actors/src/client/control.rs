@@ -9,6 +9,7 @@ use crate::greeting::hello;
 use crate::master::{Ask, Master, Members, WATCH_LIMIT};
 use crate::message::{Purpose, Request, Response, Welcome};
 use crate::rare::RareAtClient;
+use nkv_store::fork::OfItsProcess;
 use nkv_transport::ring::{self, Waiting};
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{
@@ -60,7 +61,8 @@ pub(crate) struct ControlPool {
     path: MasterPath,
     credentials: Credentials,
     producer: u64,
-    idle: Mutex<Vec<Conn>>,
+    // The end of a socket takes it out of an event loop that a forked child shares with its parent.
+    idle: OfItsProcess<Mutex<Vec<Conn>>>,
     next_id: AtomicU64,
     // How a call waits at a ring.
     waiting: Waiting,
@@ -93,7 +95,7 @@ impl ControlPool {
             path,
             credentials,
             producer,
-            idle: Mutex::default(),
+            idle: OfItsProcess::default(),
             next_id: AtomicU64::new(1),
             waiting: Waiting::Task,
             rings: AtomicBool::new(true),

@@ -37,7 +37,10 @@ impl Client {
     /// An error in a child made by fork, where this handle is of no use.
     #[inline]
     pub(crate) fn check_process(&self) -> Result<()> {
-        if fork::is_child() { Err(Error::disconnected(fork::MESSAGE)) } else { Ok(()) }
+        match self.shared.made.is_here() {
+            true => Ok(()),
+            false => Err(Error::disconnected(fork::MESSAGE)),
+        }
     }
 
     /// Reads an object that lies in a mapped segment. None: ask further.

@@ -17,7 +17,7 @@ use crate::owner::log::{GiveUp, Name};
 use crate::owner::tables::OwnerTables;
 use crate::owner::{Owner, Touches};
 use crate::plans::Obeyed;
-use nkv_store::fork;
+use nkv_store::fork::MadeIn;
 use nkv_store::heap::NOWHERE;
 use nkv_store::layout::{HEADER_BYTES, Region};
 use nkv_store::pins::Pins;
@@ -130,6 +130,7 @@ pub struct Peer {
     // Whole batches went since it was asked last: what is left over goes with the next.
     told_touches: AtomicBool,
     messages: Arc<Messages>,
+    made: MadeIn,
 }
 
 impl std::fmt::Debug for Peer {
@@ -232,6 +233,7 @@ impl Peer {
             touches: Mutex::default(),
             told_touches: AtomicBool::new(false),
             messages: Arc::default(),
+            made: MadeIn::here(),
         })
     }
 
@@ -387,7 +389,7 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         // A forked child speaks for nobody, and its parent may have held the lock at the fork.
-        if fork::is_child() {
+        if !self.made.is_here() {
             return;
         }
         // Plans hold their peer: with no peer left there is no writer. A remote link says so itself

@@ -16,6 +16,7 @@ use crate::owner::{Owner, OwnerTruth};
 use crate::place::{OwnedPlace, Place};
 use crate::server::{Doors, LocalOwner, OpenDoor, Published};
 use nkv_store::evict::Watermarks;
+use nkv_store::fork::MadeIn;
 use nkv_store::heap::{Heap, HeapConfig};
 use nkv_store::layout::AtomicDomain;
 use nkv_store::shm::{self, SegmentName};
@@ -123,11 +124,13 @@ pub(super) struct SegmentHost {
 
 /// The unix socket's file, removed with the node.
 #[derive(Debug)]
-pub(super) struct SocketFile(pub PathBuf, Arc<dyn Machine>);
+pub(super) struct SocketFile(pub PathBuf, Arc<dyn Machine>, MadeIn);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        self.1.remove_socket(&self.0);
+        if self.2.is_here() {
+            self.1.remove_socket(&self.0);
+        }
     }
 }
 
@@ -363,7 +366,7 @@ fn make_memory(
     let heap = Heap::format(memory, &wanted).map_err(internal)?;
     // One socket serves a node: it bears the name of its first segment.
     let socket = shared && id == 0;
-    let socket = socket.then(|| SocketFile(called.socket_path(), machine.clone()));
+    let socket = socket.then(|| SocketFile(called.socket_path(), machine.clone(), MadeIn::here()));
     Ok(Made { heap, name, file_name, socket })
 }
 

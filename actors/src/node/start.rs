@@ -5,7 +5,7 @@ use super::mount::Segments;
 use super::report::First;
 use super::segment::{Common, JoinedAs, Joining, Raised, SegmentHost, Switches, report_to};
 use super::watchdog::{self, Watchlist};
-use super::{Node, NodeConfig, StartError};
+use super::{Node, NodeConfig, NodeParts, StartError};
 use crate::cell::CellAddr;
 use crate::client::control::MasterPath;
 use crate::client::{Client, ClientConfig, Parts};
@@ -17,6 +17,7 @@ use crate::message::{RankInfo, Refusal, Settings, Term, View};
 use crate::place::{OwnedPlace, Place};
 use crate::producer::Producer;
 use crate::server::{Doors, Server, serve};
+use nkv_store::fork::OfItsProcess;
 use nkv_transport::wire::auth::{Credentials, Guard};
 use nkv_transport::wire::{Address, Listener, Net};
 use std::net::SocketAddr;
@@ -222,7 +223,7 @@ impl Building {
         let handle = Arc::downgrade(&client.shared);
         // Once only: a node joins once.
         let _ = segments.first.set(First { reins: first.reins.clone(), handle, started_ms });
-        Node {
+        let parts = NodeParts {
             started_ms,
             failed: common.failed.subscribe(),
             client,
@@ -234,7 +235,8 @@ impl Building {
             _socket: socket,
             first,
             _master_place: master_place,
-        }
+        };
+        Node(OfItsProcess::new(parts))
     }
 }
 

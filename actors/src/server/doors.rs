@@ -5,6 +5,7 @@
 use crate::cell::CellAddr;
 use crate::owner::Owner;
 use crate::owner::tables::OwnerTables;
+use nkv_store::fork::MadeIn;
 use nkv_transport::fabric::Exported;
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -84,7 +85,7 @@ pub(crate) struct LocalOwner {
 
 /// The owners of one process, by incarnation.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct LocalOwners(Arc<Mutex<BTreeMap<u64, LocalOwner>>>);
+pub(crate) struct LocalOwners(Arc<Mutex<BTreeMap<u64, (LocalOwner, MadeIn)>>>);
 
 /// An owner of this process is known to its clients for as long as this lives.
 #[derive(Debug)]
@@ -106,18 +107,19 @@ impl LocalOwners {
         HERE.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, LocalOwner>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, (LocalOwner, MadeIn)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes an owner known to clients of its process.
     pub(crate) fn publish(&self, incarnation: u64, owner: LocalOwner) -> Published {
-        self.lock().insert(incarnation, owner);
+        self.lock().insert(incarnation, (owner, MadeIn::here()));
         Published { owners: self.clone(), incarnation }
     }
 
-    /// An owner of this process.
+    /// An owner of this process; those of one that it was forked from are none here.
     pub(crate) fn get(&self, incarnation: u64) -> Option<LocalOwner> {
-        self.lock().get(&incarnation).cloned()
+        let all = self.lock();
+        all.get(&incarnation).filter(|(_, made)| made.is_here()).map(|(owner, _)| owner.clone())
     }
 }

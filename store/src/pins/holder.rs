@@ -2,7 +2,7 @@
 //! bytes that a pin keeps in place.
 
 use super::{PINS, Table};
-use crate::fork;
+use crate::fork::{self, MadeIn};
 use crate::layout::Region;
 use crate::memory::HostMemory;
 use hashbrown::HashMap;
@@ -35,6 +35,7 @@ pub struct Pins {
     memory: HostMemory,
     table: Table,
     held: Mutex<Held>,
+    made: MadeIn,
 }
 
 /// Why an object could not be pinned.
@@ -52,7 +53,7 @@ impl Pins {
     /// The pins of whoever was given that table; None if the segment has no table of that number.
     pub fn new(memory: HostMemory, pins: &Region, number: u32) -> Option<Pins> {
         let table = Table::of(pins, number)?;
-        Some(Pins { memory, table, held: Mutex::default() })
+        Some(Pins { memory, table, held: Mutex::default(), made: MadeIn::here() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
@@ -142,7 +143,7 @@ impl Deref for PinnedBytes {
 
     fn deref(&self) -> &[u8] {
         // A child made by fork has no mapping here: better a word than SIGSEGV.
-        assert!(!fork::is_child(), "{}", fork::MESSAGE);
+        assert!(self.pins.made.is_here(), "{}", fork::MESSAGE);
         // SAFETY: `at` was checked to have `len` bytes in the mapping that `pins` keeps; published
         // bytes do not change [I6], and their extent is not given away while the pin stands [I9].
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
@@ -152,7 +153,7 @@ impl Deref for PinnedBytes {
 impl Drop for PinnedBytes {
     fn drop(&mut self) {
         // In a forked child the table is not mapped, and the pin is its parent's.
-        if !fork::is_child() {
+        if self.pins.made.is_here() {
             self.pins.release((self.slot, self.epoch));
         }
     }

@@ -3,10 +3,10 @@
 
 use super::pages::HUGE_PAGE;
 use crate::error::StoreError;
+use crate::fork::MadeIn;
 use crate::memory::HostRegion;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use rustix::process::Pid;
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -22,8 +22,8 @@ const PAGE: usize = 4096;
 pub(super) struct Mapping {
     region: HostRegion,
     fd: OwnedFd,
-    /// The process that mapped it: a forked child has the value but not the mapping.
-    pid: Pid,
+    /// A forked child has the value but not the mapping.
+    made: MadeIn,
 }
 
 impl Mapping {
@@ -48,7 +48,7 @@ impl Mapping {
         // SAFETY: page aligned and `bytes` long; unmapped only when this value is dropped, and every
         // user of the region holds the Arc that owns it.
         let region = unsafe { HostRegion::new(base, bytes) };
-        let mapping = Mapping { region, fd, pid: rustix::process::getpid() };
+        let mapping = Mapping { region, fd, made: MadeIn::here() };
         mapping.advise(Advice::LinuxDontFork).map_err(|e| StoreError::os("madvise", shown(), e))?;
         if bytes >= HUGE_PAGE {
             // Before the first page is taken. Not allowed, or unknown to the kernel, they stay small.
@@ -67,7 +67,7 @@ impl Mapping {
 
     /// True in the process that mapped it, false in its forked children.
     pub(super) fn made_here(&self) -> bool {
-        self.pid == rustix::process::getpid()
+        self.made.is_here()
     }
 
     /// Takes every page now, for writing.

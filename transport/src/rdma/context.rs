@@ -3,6 +3,7 @@
 
 use super::error::{check, failed};
 use crate::error::TransportError;
+use nkv_store::fork::MadeIn;
 use rdma_sys as sys;
 use std::ffi::CStr;
 use std::io;
@@ -100,6 +101,7 @@ pub struct Limits {
 pub(super) struct Context {
     raw: NonNull<sys::ibv_context>,
     name: String,
+    made: MadeIn,
 }
 
 // SAFETY: libibverbs allows any thread to use an open device, and several at once.
@@ -109,6 +111,9 @@ unsafe impl Sync for Context {}
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if !self.is_here() {
+            return;
+        }
         // SAFETY: opened by `Context::open`, and whatever was made of it holds an Arc and is gone.
         let errno = unsafe { sys::ibv_close_device(self.raw.as_ptr()) };
         if errno != 0 {
@@ -170,6 +175,12 @@ pub(super) fn names() -> Result<Vec<String>, TransportError> {
 }
 
 impl Context {
+    /// False in a forked child: what was made of the device is its parent's, and the kernel would end it
+    /// there for both.
+    pub(super) fn is_here(&self) -> bool {
+        self.made.is_here()
+    }
+
     pub(super) fn open(name: &str) -> Result<Arc<Self>, TransportError> {
         let list = List::read()?;
         let found = list.each().find(|(n, _)| n == name);
@@ -182,7 +193,7 @@ impl Context {
         // SAFETY: the device is of a list that lives.
         let raw = NonNull::new(unsafe { sys::ibv_open_device(device) });
         let raw = raw.ok_or_else(|| failed("ibv_open_device", name, io::Error::last_os_error()))?;
-        Ok(Arc::new(Self { raw, name: name.to_string() }))
+        Ok(Arc::new(Self { raw, name: name.to_string(), made: MadeIn::here() }))
     }
 
     pub(super) fn raw(&self) -> *mut sys::ibv_context {

@@ -57,6 +57,9 @@ unsafe impl Sync for Pair {}
 
 impl Drop for Pair {
     fn drop(&mut self) {
+        if !self.context().is_here() {
+            return;
+        }
         // SAFETY: made by `Pair::new`. After this the device neither sends nor executes anything for it.
         let errno = unsafe { sys::ibv_destroy_qp(self.raw.as_ptr()) };
         if errno == 0 {

@@ -40,6 +40,9 @@ unsafe impl Sync for Queue {}
 
 impl Drop for Queue {
     fn drop(&mut self) {
+        if !self.context.is_here() {
+            return;
+        }
         // SAFETY: made by `Queue::new`; its pairs hold an Arc and are gone, and every event was
         // acknowledged when it was taken.
         let errno = unsafe {

@@ -44,6 +44,9 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
+        if !self.context.is_here() {
+            return;
+        }
         // SAFETY: allocated by `Domain::new`; its pairs and registrations hold an Arc and are gone.
         let errno = unsafe { sys::ibv_dealloc_pd(self.raw()) };
         if errno != 0 {
@@ -179,6 +182,9 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
+        if !self.domain.context().is_here() {
+            return;
+        }
         // SAFETY: made by `Registration::new`; nobody uses its keys here after this.
         let errno = unsafe { sys::ibv_dereg_mr(self.raw.as_ptr()) };
         if errno != 0 {

@@ -10,6 +10,7 @@ use crate::mapped::Mapped;
 use crate::wire::auth::Guard;
 use hashbrown::HashMap;
 use nkv_store::Memory;
+use nkv_store::fork::MadeIn;
 use nkv_store::threads::spawn_named;
 use socket2::Socket;
 use std::net::{Shutdown, SocketAddr};
@@ -107,6 +108,7 @@ pub struct TcpAgent {
     local: SocketAddr,
     listener: Arc<Socket>,
     acceptor: Mutex<Option<JoinHandle<()>>>,
+    made: MadeIn,
 }
 
 impl TcpAgent {
@@ -138,7 +140,7 @@ impl TcpAgent {
         });
         let (s, l) = (shared.clone(), listener.clone());
         let acceptor = Mutex::new(Some(spawn_named("nkv-tcp-accept", move || accept_all(&s, &l))?));
-        Ok(Self { shared, local, listener, acceptor })
+        Ok(Self { shared, local, listener, acceptor, made: MadeIn::here() })
     }
 
     /// Where it really listens.
@@ -152,8 +154,12 @@ impl TcpAgent {
     }
 
     /// Stops listening, shuts every connection down and joins their threads. No byte is placed
-    /// afterwards. Idempotent.
+    /// afterwards. Idempotent. A child made by fork has neither its threads nor a say over its sockets:
+    /// there it does nothing.
     pub fn stop(&self) {
+        if !self.made.is_here() {
+            return;
+        }
         self.shared.stopping.store(true, Ordering::SeqCst);
         // On Linux this wakes a blocked accept.
         let _ = self.listener.shutdown(Shutdown::Both);

@@ -12,6 +12,7 @@ use crate::error::TransportError;
 use crate::verbs::{Alive, Escort, Kind, Op, Post, Verbs, check_batch};
 use crate::wire::auth::Credentials;
 use nkv_store::Stripes;
+use nkv_store::fork::MadeIn;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
@@ -49,6 +50,7 @@ impl Default for TcpOptions {
 pub struct TcpVerbs {
     pub(super) pool: Arc<Pool>,
     segment_len: u64,
+    made: MadeIn,
 }
 
 impl TcpVerbs {
@@ -74,7 +76,7 @@ impl TcpVerbs {
         let lease = pool.lease(Deadline::NEVER)?;
         let segment_len = lease.segment_len();
         drop(lease);
-        Ok(Self { pool, segment_len })
+        Ok(Self { pool, segment_len, made: MadeIn::here() })
     }
 
     /// The flag with which others tell that the owner is gone; posts in flight end at once then.
@@ -301,7 +303,9 @@ impl Verbs for TcpVerbs {
 
 impl Drop for TcpVerbs {
     fn drop(&mut self) {
-        // A flag kept by others must not keep sockets open.
-        self.pool.close_idle();
+        // A flag kept by others must not keep sockets open. In a forked child they are its parent's.
+        if self.made.is_here() {
+            self.pool.close_idle();
+        }
     }
 }

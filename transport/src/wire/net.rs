@@ -4,6 +4,7 @@
 use super::address::Address;
 use super::peer::{Peer, unix_peer};
 use crate::half_open;
+use nkv_store::fork::{MadeIn, OfItsProcess};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use std::future::Future;
 use std::io;
@@ -145,9 +146,11 @@ impl Listener for TcpAccept {
 
 /// A unix listener that removes its own socket file when dropped.
 struct UnixAccept {
-    listener: UnixListener,
+    // Its end takes it out of an event loop that a forked child shares with its parent.
+    listener: OfItsProcess<UnixListener>,
     path: PathBuf,
     inode: u64,
+    made: MadeIn,
 }
 
 impl UnixAccept {
@@ -175,12 +178,16 @@ impl UnixAccept {
         let listener = UnixListener::from_std(std::os::fd::OwnedFd::from(socket).into())?;
         let inode = std::fs::symlink_metadata(own)?.ino();
         std::fs::rename(own, path)?;
-        Ok(Self { listener, path: path.to_path_buf(), inode })
+        let (listener, made) = (OfItsProcess::new(listener), MadeIn::here());
+        Ok(Self { listener, path: path.to_path_buf(), inode, made })
     }
 }
 
 impl Drop for UnixAccept {
     fn drop(&mut self) {
+        if !self.made.is_here() {
+            return;
+        }
         let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|m| m.ino() == self.inode);
         if ours {
             let _ = std::fs::remove_file(&self.path);

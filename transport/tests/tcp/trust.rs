@@ -423,3 +423,50 @@ fn i20_a_client_without_a_cookie_believes_no_listener() {
         assert_eq!(impostor.unwrap().join().unwrap(), 0, "not a byte of a hello");
     }
 }
+
+/// Runs `work` in a forked child, which then ends as a program does; its status.
+#[expect(unsafe_code, reason = "a fork is what is tested")]
+fn in_child(work: impl FnOnce()) -> i32 {
+    // SAFETY: the child runs `work`, which takes no lock that another thread may have held at the
+    // fork (that is what is tested), and ends.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        work();
+        // SAFETY: ends this process; what it has registered to run then is what is tested.
+        unsafe { libc::exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child just made.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    status
+}
+
+#[test]
+fn a_forked_child_that_drops_an_agent_and_a_connection_takes_nothing_from_its_parent() {
+    let door = door();
+    let before = door.connect(knows("the right secret")).unwrap();
+    before.write(TOKEN, 0, &[7; 8]).unwrap();
+    // What the child has is the parent's as well: it drops copies of it at its end.
+    let at = door.agent.local_addr();
+    let (mut door, mut before) = (Some(door), Some(before));
+    let status = in_child(|| {
+        drop(before.take());
+        drop(door.take());
+    });
+    assert_eq!(status, 0, "the child hung, or died");
+    before.as_ref().unwrap().read(0, &mut [0; 8]).unwrap();
+    connect(at, Some(knows("the right secret"))).unwrap();
+}
+
+#[test]
+fn a_forked_child_that_drops_a_cookie_leaves_its_parents() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let cookie = nkv_transport::wire::auth::CookieFile::hold_in(dir.path(), "job").unwrap();
+    let path = cookie.path().to_path_buf();
+    assert_eq!(in_child(|| cookie.let_go()), 0);
+    assert!(path.exists(), "a forked child removed the cookie of its living parent");
+    drop(cookie);
+    assert!(!path.exists(), "and its own it removes");
+}

@@ -14,6 +14,7 @@ use crate::owner::pin_tables::Proof;
 use crate::plans::{Obeyed, OpenPlans};
 use nkv_store::Stripes;
 use nkv_store::device_log::{Landing, Line, OpenClaims};
+use nkv_store::fork::MadeIn;
 use nkv_store::heap::Heap;
 use nkv_store::pins::Pins;
 use nkv_store::reader::Reader;
@@ -189,6 +190,7 @@ impl Attaching {
             touches: Mutex::default(),
             told_touches: AtomicBool::new(false),
             messages: self.messages.clone(),
+            made: MadeIn::here(),
         }
     }
 

@@ -5,6 +5,7 @@
 
 use super::error::SecretError;
 use super::secret::{OTHERS, Secret};
+use nkv_store::fork::MadeIn;
 use nkv_store::shm::job_part;
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -34,6 +35,7 @@ pub struct CookieFile {
     path: PathBuf,
     // Holds the shared lock.
     file: OwnedFd,
+    made: MadeIn,
 }
 
 /// A folder that may hold cookies.
@@ -241,7 +243,8 @@ impl CookieFile {
                 if locked(&file, folder, &name)? {
                     let Folder { fd, path } = folders.swap_remove(number);
                     let path = path.join(&name);
-                    return Ok(Self { secret, folder: fd, name, path, file });
+                    let made = MadeIn::here();
+                    return Ok(Self { secret, folder: fd, name, path, file, made });
                 }
                 // Its last holder is removing it.
                 std::thread::sleep(PAUSE);
@@ -269,6 +272,10 @@ impl CookieFile {
     /// Gives this holder's share up; the last one removes the file. What was read stays usable.
     /// Done by the end of the value at the latest.
     pub fn let_go(&self) {
+        // A forked child shares its parent's lock: what it let go of would be its parent's.
+        if !self.made.is_here() {
+            return;
+        }
         // Whole or not at all: while another node has its share this fails, and that one removes it.
         let alone = rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive);
         if alone.is_ok() && has_name(&self.file, &self.folder, &self.name) {
