@@ -84,20 +84,15 @@ pub struct Turn<'a, R: Role> {
 }
 
 impl<R: Role> Turn<'_, R> {
-    /// Sends `message` to this role after `delay`. A timer is a message, and dies with the actor.
+    /// Sends `message` to this role after `delay`. A timer is a message, and dies with the actor. While
+    /// the mailbox is full it waits: a role that sets its next timer as this one comes must not lose it.
     pub fn after<M: Message>(&self, delay: Duration, message: M)
     where
         R: On<M>,
     {
-        let (weak, state) = (self.weak.clone(), self.state.clone());
-        tokio::task::spawn_local(async move {
+        self.work(async move {
             tokio::time::sleep(delay).await;
-            if let Some(addr) = weak.upgrade() {
-                // A full mailbox means the role is busy; a later timer finds the same work.
-                if addr.try_send(Envelope { message, reply: Reply::nobody() }).is_ok() {
-                    state.sent();
-                }
-            }
+            message
         });
     }
 }

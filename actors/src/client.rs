@@ -266,6 +266,7 @@ impl Client {
         let credentials = Credentials::of_client(&config.job, config.secret.clone());
         let credentials = credentials.with_random(env.random.clone());
         let found = contact(&*env.net, node, &credentials, producer_id, limit).await?;
+        found.settings.check()?;
         let mut addresses = found.master;
         if let Some((info, _)) = found.view.ranks.iter().find(|(i, _)| i.rank == 0)
             && info.boot_id == env.machine.boot_id()

@@ -1,5 +1,6 @@
 //! Evictor: picks victims when a heap is above its high watermark or an open waits for room. It
-//! only names them; the Owner retires them. It starts cold: its list is rebuilt from the headers.
+//! only names them; the Owner retires them. It starts cold: its list is rebuilt from the headers, and
+//! so it is when the Owner could not tell it something.
 
 use crate::cell::{CellAddr, Message, On, Reply, Role, Turn};
 use crate::owner::tables::OwnerTables;
@@ -10,11 +11,15 @@ use nkv_store::heap::Heap;
 use nkv_store::object::live_slots;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// Victims in one message to the owner.
 const VICTIMS_PER_BATCH: usize = 4096;
 /// From this attempt on, recency does not help: take the cheapest contiguous window.
 const WINDOW_FROM_ATTEMPT: u32 = 1;
+
+/// Between looks at whether the owner could not tell something.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// What outlives the Evictor actor.
 #[derive(Clone)]
@@ -36,8 +41,12 @@ pub struct Evictor {
     truth: EvictorTruth,
     policy: Box<dyn Policy>,
     capacity: u64,
+    // Its list was read anew at the last look: what was said before that, and heard after, is stale.
+    look_again: bool,
 }
 
+/// A timer.
+struct LookAgain;
 /// Objects that became live: (slot, epoch, bytes of the extent), oldest first.
 #[derive(Debug)]
 pub struct Admit(pub Vec<(u32, u32, u64)>);
@@ -68,6 +77,9 @@ pub struct Victims {
     pub bytes: u64,
 }
 
+impl Message for LookAgain {
+    type Reply = ();
+}
 impl Message for Admit {
     type Reply = ();
 }
@@ -88,11 +100,12 @@ impl Role for Evictor {
     type Truth = EvictorTruth;
     const NAME: &'static str = "evictor";
 
-    fn boot(truth: &EvictorTruth, _: &mut Turn<'_, Self>) -> Self {
+    fn boot(truth: &EvictorTruth, turn: &mut Turn<'_, Self>) -> Self {
+        turn.after(LOOK_AGAIN, LookAgain);
         let geometry = truth.heap.geometry();
         let mut policy = truth.policy.build(geometry.slots);
         fill(&mut *policy, &truth.heap);
-        Self { truth: truth.clone(), policy, capacity: geometry.arena.len }
+        Self { truth: truth.clone(), policy, capacity: geometry.arena.len, look_again: false }
     }
 }
 
@@ -102,7 +115,9 @@ fn fill(policy: &mut dyn Policy, heap: &Heap) {
     let mut live: Vec<_> = live_slots(heap).collect();
     live.sort_by_key(|l| l.last_access_ms);
     for l in live {
-        policy.admit(l.slot, l.epoch, Arena::rounded_within(l.bytes_total, capacity));
+        // A producer wrote it: more than there is, it cannot be.
+        let bytes = Arena::rounded_within(l.bytes_total.min(capacity), capacity);
+        policy.admit(l.slot, l.epoch, bytes);
     }
 }
 
@@ -153,6 +168,19 @@ impl Evictor {
         }
     }
 
+    /// Reads the list anew if the owner could not tell something, and once more at the look after that:
+    /// by then every word is heard that was on its way when the headers were read.
+    fn catch_up(&mut self) {
+        let missed = self.truth.tables.evictor_missed.swap(false, Ordering::AcqRel);
+        if missed || self.look_again {
+            let geometry = self.truth.heap.geometry();
+            self.policy = self.truth.policy.build(geometry.slots);
+            fill(&mut *self.policy, &self.truth.heap);
+            self.check_watermark();
+        }
+        self.look_again = missed;
+    }
+
     fn open_bytes(&self) -> u64 {
         self.truth.tables.gauges.open_bytes.load(Ordering::Relaxed)
     }
@@ -165,6 +193,14 @@ impl Evictor {
             // The newest stays: an object as large as the heap must be stored, not just accepted.
             self.evict_down_to(marks.target_bytes(self.capacity).saturating_sub(open), 1);
         }
+    }
+}
+
+impl On<LookAgain> for Evictor {
+    fn on(&mut self, _: LookAgain, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+        turn.after(LOOK_AGAIN, LookAgain);
+        self.catch_up();
+        reply.send(());
     }
 }
 
@@ -222,3 +258,6 @@ impl On<EvictTo> for Evictor {
         reply.send(self.evict_down_to(m.0.saturating_sub(open), 0));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,6 +14,8 @@ pub mod environment;
 pub mod error;
 pub mod evictor;
 mod greeting;
+#[cfg(any(test, feature = "hostile"))]
+pub mod hostile;
 mod log_claims;
 mod log_limit;
 pub mod machine;

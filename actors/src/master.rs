@@ -20,8 +20,8 @@ use crate::cell::{Message, On, Reply, Role, Turn};
 use crate::error::Error;
 use crate::log_limit::LogLimit;
 use crate::message::{
-    ClusterStats, Down, MAX_BATCH, MasterCounters, RankInfo, RankStats, Refusal, Request, Response,
-    Seat, SeenView, Settings, Term, Up,
+    ClusterStats, Down, MasterCounters, RankInfo, RankStats, Refusal, Request, Response, Seat,
+    SeenView, Settings, Term, Up,
 };
 use batch::Batches;
 use hashbrown::{HashMap, HashSet};
@@ -30,6 +30,7 @@ use matching::{Round, Rounds};
 use nkv_store::KeyId;
 use nkv_store::Random;
 use nkv_store::clock::Clock;
+use nkv_store::log_lines::LogLines;
 use objects::{Entry, IdentityState, PlanInfo};
 use open::Waiting;
 use placement::Book;
@@ -103,6 +104,8 @@ pub struct Master {
     // Ranks that do not fit, by seat and world size.
     refused: LogLimit<(Seat, u32)>,
     last_tick_ms: u64,
+    // Of what was said that cannot be.
+    refused_lines: LogLines,
 }
 
 /// A client's request.
@@ -197,6 +200,7 @@ impl Role for Master {
             lost_producers: HashSet::new(),
             refused: LogLimit::default(),
             last_tick_ms: truth.clock.now_ms(),
+            refused_lines: LogLines::default(),
         };
         master.recover();
         turn.after(Duration::from_millis(TICK_MS), MasterTick);
@@ -240,10 +244,10 @@ impl Master {
             | Request::MatchPrefix(_)
             | Request::Exists(_)
             | Request::List { .. } => "a lookup",
-            _ => return refuse_size(request),
+            _ => return request.check().err(),
         };
         let removes = matches!(request, Request::Remove(_) | Request::RemoveMatching(_));
-        refuse_size(request).or_else(|| match self.settled() {
+        request.check().err().or_else(|| match self.settled() {
             false => Some(self.early(what)),
             // Before any log is asked, which takes out what it has of a key: a remove that is refused has
             // removed nothing.
@@ -317,26 +321,6 @@ impl Master {
     }
 }
 
-fn refuse_size(request: &Request) -> Option<Error> {
-    let n = match request {
-        Request::OpenForWrite { items, .. } => items.len(),
-        Request::Commit(l) | Request::Abort(l) => l.len(),
-        Request::GetLocation(k)
-        | Request::MatchPrefix(k)
-        | Request::Exists(k)
-        | Request::Remove(k) => k.len(),
-        Request::Withdraw { .. }
-        | Request::EvictUntilBelow(_)
-        | Request::Stats
-        | Request::View
-        | Request::Watch { .. }
-        | Request::List { .. }
-        | Request::RemoveMatching(_) => 0,
-    };
-    let text = || format!("a batch has at most {MAX_BATCH} items, this one {n}; split it");
-    (n > MAX_BATCH).then(|| Error::invalid(text()))
-}
-
 impl On<Ask> for Master {
     fn on(&mut self, ask: Ask, reply: Reply<Response>, turn: &mut Turn<'_, Self>) {
         if self.recovering.is_empty() {
@@ -355,7 +339,10 @@ impl On<Ask> for Master {
 impl On<FromRank> for Master {
     fn on(&mut self, m: FromRank, reply: Reply<()>, _: &mut Turn<'_, Self>) {
         if self.truth.members.heard(m.seat, m.link, self.now_ms()) {
-            self.seat_says(m.seat, m.incarnation, m.up);
+            match self.truth.members.check_up(m.seat, &m.up) {
+                Ok(()) => self.seat_says(m.seat, m.incarnation, m.up),
+                Err(error) => self.refuse_words(m.seat, &error),
+            }
         }
         reply.send(());
     }

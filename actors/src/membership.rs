@@ -56,7 +56,7 @@ impl Uplink {
     }
 
     /// What would be sent, for a test that plays the master.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "hostile"))]
     pub(crate) fn capture(&self) -> mpsc::Receiver<Up> {
         let (tx, rx) = mpsc::channel(UPLINK_FRAMES);
         self.set(Some(tx), 0);
@@ -256,9 +256,10 @@ impl Membership {
             let purpose = Purpose::Rank { info, obeyed, holds, seen, siblings };
             let work = hello(&*self.net, address, &self.credentials, purpose);
             match tokio::time::timeout(HELLO_LIMIT, work).await {
-                Ok(Ok((stream, Welcome::Rank { term, settings }))) => {
-                    return Ok((stream, term, settings));
-                }
+                Ok(Ok((stream, Welcome::Rank { term, settings }))) => match settings.check() {
+                    Ok(()) => return Ok((stream, term, settings)),
+                    Err(e) => last = format!("{address} welcomed a join with {}", e.message),
+                },
                 Ok(Ok((_, Welcome::Refused { why }))) => return Err(JoinError::Refused(why)),
                 Ok(Ok((_, other))) => last = format!("{address} answered a join {other}"),
                 Ok(Err(e)) => last = format!("{address}: {e}"),
@@ -321,8 +322,21 @@ impl Membership {
             let Ok(frame) = tokio::time::timeout(silence, frame).await else {
                 return Error::disconnected(format!("the master was silent for {silence:?}"));
             };
+            if let Ok(Some((_, down))) = &frame
+                && let Err(e) = self.info.check_down(down)
+            {
+                return Error::disconnected(format!(
+                    "the master said what cannot be: {}",
+                    e.message
+                ));
+            }
             match frame {
                 Ok(Some((_, Down::Beat))) => {}
+                Ok(Some((_, Down::Refused(why)))) => {
+                    return Error::disconnected(format!(
+                        "the master believes this rank no more: {why}"
+                    ));
+                }
                 Ok(Some((_, Down::View(view)))) => {
                     let number = view.number;
                     self.tables.keep_view(view);
@@ -336,7 +350,9 @@ impl Membership {
                 }
                 Ok(Some((_, Down::NoMorePlans))) => self.quiet.store(true, Ordering::Release),
                 Ok(Some((_, down))) => {
-                    if let Down::PlanOpened(p) = &down {
+                    if let Down::PlanOpened(p) = &down
+                        && p.at.incarnation == self.info.incarnation
+                    {
                         // Outside the actor first: a panic must not lose a plan [I10].
                         self.tables.record(p, self.info.header_base, self.clock.now_ns());
                     }

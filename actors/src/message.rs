@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use nkv_store::KeyId;
 use serde::{Deserialize, Serialize};
 
+mod bounds;
 mod hello;
 mod hex;
 mod key_bytes;
@@ -16,6 +17,7 @@ mod members;
 mod segments;
 mod stats;
 
+pub use bounds::{MAX_TEXT_BYTES, MAX_TIME_MS};
 pub use hello::{AttachBy, Hello, Purpose, Refusal, Settings, Welcome};
 pub use link::{
     Down, EndCause, PlanOpened, Served, SlotContent, SlotEntry, ToClient, ToOwner, Touch,
@@ -30,7 +32,7 @@ pub use segments::{
 pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 11;
+pub const MESSAGES_VERSION: u32 = 12;
 /// Keys or items in one batch message.
 pub const MAX_BATCH: usize = 65_536;
 

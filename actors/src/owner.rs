@@ -153,6 +153,8 @@ impl Role for Owner {
         };
         let mut slots =
             Slots::scan(truth.heap.clone(), &open, |s, e| truth.tables.has_key(s, e), now);
+        // So may the evictor have missed one that a panic swallowed.
+        truth.tables.evictor_missed.store(true, std::sync::atomic::Ordering::Release);
         // A word that a panic swallowed is said again.
         truth.tables.log_signals.told.store(false, std::sync::atomic::Ordering::Release);
         let log = log::Log::of(truth, &mut slots, now);
@@ -243,8 +245,9 @@ impl Owner {
         if let Some(e) = self.truth.evictor.get()
             && let Err(error) = e.tell(message)
         {
-            // It rebuilds its list from the headers when it finds too few victims.
-            tracing::warn!(%error, "the evictor missed a batch");
+            // It reads the headers again at its next look, in half a second.
+            self.truth.tables.evictor_missed.store(true, std::sync::atomic::Ordering::Release);
+            tracing::debug!(%error, "the evictor missed a batch");
         }
     }
 
@@ -339,7 +342,11 @@ impl On<FromMaster> for Owner {
             Down::AskLog { number, question } => self.answer_about_log(number, question),
             Down::ReportPlease { number } => self.report_when_fenced(number),
             // The link's matter.
-            Down::ReportTaken | Down::NoMorePlans | Down::Beat | Down::View(_) => {}
+            Down::ReportTaken
+            | Down::NoMorePlans
+            | Down::Beat
+            | Down::View(_)
+            | Down::Refused(_) => {}
         }
         self.settle(turn);
         reply.send(());
@@ -351,15 +358,16 @@ impl On<Touches> for Owner {
         let now_ms = self.truth.clock.now_ms();
         let TouchBatch { list, served } = m.0;
         let mut fresh = Vec::with_capacity(list.len());
-        let mut bytes = 0;
+        let mut bytes = 0u64;
         for t in &list {
-            bytes += t.bytes;
+            bytes = bytes.saturating_add(t.bytes);
             if self.slots.touch(t.slot, t.epoch, now_ms) {
                 fresh.push((t.slot, t.epoch));
             }
         }
         let g = &self.truth.tables.gauges;
-        Gauges::add(&g.gets_served, served.by_index + served.by_cache + served.by_master);
+        let all = served.by_index.saturating_add(served.by_cache).saturating_add(served.by_master);
+        Gauges::add(&g.gets_served, all);
         Gauges::add(&g.gets_by_index, served.by_index);
         Gauges::add(&g.gets_by_cache, served.by_cache);
         Gauges::add(&g.gets_by_master, served.by_master);

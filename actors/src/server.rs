@@ -338,17 +338,22 @@ async fn attach(
     let attachments = &door.tables.attachments;
     let (tx, rx) = mpsc::channel(ATTACH_QUEUE);
     let process = peer.unix.and_then(|u| u.process);
+    let proof = match (&by, process) {
+        (AttachBy::Map, None) => {
+            return refuse(&mut stream, Refusal::NoProof { peer: peer.text }).await;
+        }
+        (AttachBy::Map, process) => process,
+        _ => None,
+    };
     let (severing, fabric) = through_devices(door, producer, &by).await;
-    let route = match (&by, &severing) {
-        (AttachBy::Map, _) => Some(Route::Process { tx: tx.clone(), process: process.clone() }),
+    let route = match (&proof, &severing) {
+        (Some(process), _) => Some(Route::Process { tx: tx.clone(), process: process.clone() }),
         (_, Some(way)) => Some(Route::Fabric { tx: tx.clone(), served: way.0.clone() }),
         _ => None,
     };
     // Registered before the welcome: every plan that ends from now on is told to it.
     let id = route.map(|route| attachments.add(producer, route));
-    // Without proof of its death nobody could end its pins.
-    let maps = by == AttachBy::Map;
-    let proof = process.filter(|_| maps).map(Proof::Process);
+    let proof = proof.map(Proof::Process);
     let pins = id.zip(proof).and_then(|(id, proof)| door.tables.pins.give(id, proof));
     let log_token = (by == AttachBy::Agent).then_some(token);
     let log_token = log_token.and_then(|t| door.tables.log_producers.give(t));
@@ -388,6 +393,11 @@ async fn read_from_client<R: AsyncRead + Unpin>(
     let mut buf = Vec::new();
     let checks = Arc::new(Semaphore::new(MAX_CHECKS));
     while let Some((_, m)) = read_frame::<_, ToOwner>(reader, &mut buf, MAX_TO_OWNER_BYTES).await? {
+        if let Err(e) = m.check(door.tables.geometry()) {
+            // It is told why, and what it said is not taken in [I19].
+            let _ = tx.try_send(ToClient::Refused(e.message.clone()));
+            return Err(unsound(&e));
+        }
         let told = match m {
             ToOwner::Touched(list) => door.owner.push(Touches(list), Reply::nobody()).await,
             ToOwner::Dropped(plan) => match id {
@@ -432,6 +442,11 @@ async fn read_from_client<R: AsyncRead + Unpin>(
         }
     }
     Ok(())
+}
+
+/// An attached client said what cannot be.
+fn unsound(error: &Error) -> WireError {
+    WireError::Io(std::io::Error::new(std::io::ErrorKind::InvalidData, error.message.clone()))
 }
 
 async fn refuse(stream: &mut BoxStream, why: Refusal) -> Result<(), WireError> {

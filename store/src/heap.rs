@@ -16,6 +16,8 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Most payload bytes, managed and log together: 8 TiB, so that every 4 KiB unit and every slot has a
 /// 31-bit number.
 pub const MAX_ARENA_BYTES: u64 = 1 << 43;
+/// Most header slots: one per unit of payload.
+pub const MAX_SLOTS: u32 = (MAX_ARENA_BYTES / PAYLOAD_ALIGN) as u32;
 /// Fewest units of a device log: an object takes at most a quarter of it.
 pub const MIN_LOG_UNITS: u64 = 4;
 /// Longest quarantine a segment may ask for.
@@ -178,6 +180,53 @@ pub struct Geometry {
 }
 
 impl Geometry {
+    /// Every number that anybody computes an address or an amount of memory from, as a control block or
+    /// another process states them: sizes are possible, and all regions lie inside the segment and apart.
+    /// Whoever did not carve the segment calls it before anything else.
+    pub fn check(&self) -> Result<(), StoreError> {
+        let mut regions = [Region::default(); REGIONS];
+        let headers =
+            Region { offset: self.header_base, len: u64::from(self.slots) * HEADER_BYTES };
+        for (kind, region) in [
+            (RegionKind::Ctl, Region { offset: 0, len: CTL_BYTES }),
+            (RegionKind::Headers, headers),
+            (RegionKind::Index, self.index),
+            (RegionKind::Pins, self.pins),
+            (RegionKind::Log, self.log),
+            (RegionKind::Arena, self.arena),
+        ] {
+            regions[kind as usize] = region;
+        }
+        check_regions(&regions, self.segment_bytes)?;
+        // Neither sum overflows: both lie inside the segment, and apart.
+        let payloads = self.arena.len + self.log.len;
+        if self.arena.len == 0 || payloads > MAX_ARENA_BYTES {
+            return Err(bad(format!(
+                "its arena has {} bytes, its log {}, of at most {MAX_ARENA_BYTES}",
+                self.arena.len, self.log.len
+            )));
+        }
+        let log_units = self.log.len / PAYLOAD_ALIGN;
+        let logged = u64::from(self.log_slots) == log_units && self.log_slots < self.slots;
+        if !logged || self.slots > MAX_SLOTS || (1..MIN_LOG_UNITS).contains(&log_units) {
+            return Err(bad(format!(
+                "it has {} slots of at most {MAX_SLOTS}, {} of them its log's, which has {log_units} \
+                 units",
+                self.slots, self.log_slots
+            )));
+        }
+        if !index::fits(&self.index) {
+            return Err(bad(format!("its index has {} bytes", self.index.len)));
+        }
+        if self.incarnation == 0 || !(1..=MAX_QUARANTINE_MS).contains(&self.quarantine_ms) {
+            return Err(bad(format!(
+                "incarnation {:016x}, quarantine {} ms",
+                self.incarnation, self.quarantine_ms
+            )));
+        }
+        Ok(())
+    }
+
     /// Segment offset of a slot's header. A slot that does not exist gives [`NOWHERE`], which every
     /// memory refuses: the number may come from another process.
     pub fn header_off(&self, slot: u32) -> u64 {
@@ -334,43 +383,35 @@ fn check(ctl: &HeapCtl, ext: &HeapExt, memory_len: u64) -> Result<Geometry, Stor
         return Err(bad(format!("it claims {} bytes, {memory_len} are mapped", ext.segment_bytes)));
     }
     check_regions(&ext.regions, ext.segment_bytes)?;
-    let headers = ext.regions[RegionKind::Headers as usize];
-    let arena = ext.regions[RegionKind::Arena as usize];
-    let slots = ctl.hdr_count;
-    if slots == 0 || headers.len != u64::from(slots) * HEADER_BYTES {
-        return Err(bad(format!("{slots} slots in a header region of {} bytes", headers.len)));
-    }
-    let log = ext.regions[RegionKind::Log as usize];
-    if arena.len == 0 || arena.len > MAX_ARENA_BYTES || log.len > MAX_ARENA_BYTES {
-        return Err(bad(format!("its arena has {} bytes, its log {}", arena.len, log.len)));
+    let region = |kind: RegionKind| ext.regions[kind as usize];
+    let (headers, log, arena) =
+        (region(RegionKind::Headers), region(RegionKind::Log), region(RegionKind::Arena));
+    if headers.len != u64::from(ctl.hdr_count) * HEADER_BYTES {
+        return Err(bad(format!(
+            "{} slots in a header region of {} bytes",
+            ctl.hdr_count, headers.len
+        )));
     }
     let log_in_order = log.len == u64::from(ext.log_slots) * PAYLOAD_ALIGN
         && u64::from(ext.log_unit) == PAYLOAD_ALIGN
-        && (log.len == 0 || log.offset + log.len == arena.offset && ext.log_slots < slots);
+        && (log.len == 0 || log.offset + log.len == arena.offset);
     if ctl.hdr_base != headers.offset || ctl.heap_base != arena.offset || !log_in_order {
         return Err(bad("its control block and its region table disagree".to_string()));
     }
-    let (index, pins) =
-        (ext.regions[RegionKind::Index as usize], ext.regions[RegionKind::Pins as usize]);
-    if !index::fits(&index) || !pins::fits(&pins) {
-        return Err(bad(format!("its index has {} bytes, its pins {}", index.len, pins.len)));
-    }
-    if ext.incarnation == 0 || ext.quarantine_ms == 0 || ext.quarantine_ms > MAX_QUARANTINE_MS {
-        return Err(bad(format!(
-            "incarnation {:016x}, quarantine {} ms",
-            ext.incarnation, ext.quarantine_ms
-        )));
+    let pins = region(RegionKind::Pins);
+    if !pins::fits(&pins) {
+        return Err(bad(format!("its pins have {} bytes", pins.len)));
     }
     let water = crate::evict::Watermarks { hi: ctl.water_hi, lo: ctl.water_lo };
     water.validate().map_err(|e| bad(e.to_string()))?;
     let atomic_domain = AtomicDomain::try_from(ext.atomic_domain)
         .map_err(|n| bad(format!("an atomic domain {n} is not known to this program")))?;
-    Ok(Geometry {
+    let geometry = Geometry {
         segment_bytes: ext.segment_bytes,
-        slots,
+        slots: ctl.hdr_count,
         log_slots: ext.log_slots,
         header_base: headers.offset,
-        index,
+        index: region(RegionKind::Index),
         pins,
         log,
         arena,
@@ -382,7 +423,9 @@ fn check(ctl: &HeapCtl, ext: &HeapExt, memory_len: u64) -> Result<Geometry, Stor
         water_hi: ctl.water_hi,
         water_lo: ctl.water_lo,
         atomic_domain,
-    })
+    };
+    geometry.check()?;
+    Ok(geometry)
 }
 
 fn check_regions(regions: &[Region; REGIONS], segment_bytes: u64) -> Result<(), StoreError> {

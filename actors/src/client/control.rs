@@ -146,7 +146,7 @@ impl ControlPool {
         };
         match response {
             Response::Failed(e) => Err(e),
-            other => Ok(other),
+            other => other.check().map(|()| other),
         }
     }
 

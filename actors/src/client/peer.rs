@@ -11,7 +11,7 @@ use super::counters::Messages;
 use super::put_log::{NAMES_PER_FRAME, PeerLog};
 use crate::cell::{CellAddr, Reply};
 use crate::error::{Error, Result};
-use crate::message::{PlanId, Served, ToOwner, Touch, TouchBatch, Via};
+use crate::message::{ObjMeta, PlanId, Served, ToOwner, Touch, TouchBatch, Via};
 use crate::owner::attachments::AttachId;
 use crate::owner::log::{GiveUp, Name};
 use crate::owner::tables::OwnerTables;
@@ -142,6 +142,13 @@ impl std::fmt::Debug for Peer {
 impl Peer {
     pub(crate) fn is_alive(&self) -> bool {
         !self.parted.load(Ordering::SeqCst) && self.alive.is_alive() && self.verbs.is_alive()
+    }
+
+    /// Whether an object can lie here as the master says.
+    pub(crate) fn check(&self, meta: &ObjMeta) -> Result<()> {
+        let checked = meta.check(self.slots, self.header_base, &self.payloads);
+        checked
+            .map_err(|e| Error::internal(format!("the master's answer cannot be: {}", e.message)))
     }
 
     /// Its index could not be read: reads that may do without it do so for a while.

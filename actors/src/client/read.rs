@@ -50,10 +50,8 @@ impl Client {
     pub(super) async fn get_further(&self, key: &[u8]) -> Result<Bytes> {
         for last in [false, true] {
             let (meta, via) = one(self.locate(&[key], last).await)?;
-            let mut room = self.shared.buffers.room(meta.bytes_total as usize);
-            let read = self.read_all(&mut [((&meta, via), room.bytes_mut())]).await;
-            match read.into_iter().next().unwrap_or(Err(Miss::Changed)) {
-                Ok(_) => return Ok(room.into_bytes()),
+            match self.read_whole(&meta, via).await {
+                Ok(bytes) => return Ok(bytes),
                 Err(Miss::Fatal(e)) => return Err(e),
                 Err(Miss::Unreached(e)) if last => return Err(e),
                 Err(Miss::Changed) if last => {
@@ -64,6 +62,16 @@ impl Client {
             }
         }
         Err(gone(key))
+    }
+
+    /// Reads an object into as much room as its location says it takes.
+    async fn read_whole(&self, meta: &ObjMeta, via: Via) -> std::result::Result<Bytes, Miss> {
+        let peer = self.peer(meta.at.incarnation).await.map_err(|e| unreached(via, &e))?;
+        // Before room is made for it: no more than its owner's segment has.
+        peer.check(meta).map_err(Miss::Fatal)?;
+        let mut room = self.shared.buffers.room(meta.bytes_total as usize);
+        let read = self.read_all(&mut [((meta, via), room.bytes_mut())]).await;
+        read.into_iter().next().unwrap_or(Err(Miss::Changed)).map(|_| room.into_bytes())
     }
 
     /// Reads an object into `dst`; returns its length. A `dst` that is too small is refused.

@@ -179,8 +179,8 @@ impl Client {
         let peers = &self.owners_of(&answer).await;
         asked.request = None;
         // Together: a slow owner delays its own plans only, and by one limit for all of them.
-        let taking = answer.into_iter().zip(items).map(|(granted, (key, _))| async move {
-            self.take_in(granted?, peers, key, asked_ns).await
+        let taking = answer.into_iter().zip(items).map(|(granted, (key, bytes))| async move {
+            self.take_in(granted?, peers, (key, *bytes), asked_ns).await
         });
         let granted = join_all(taking).await;
         drop(opening);
@@ -202,7 +202,7 @@ impl Client {
         &self,
         desc: PlanDesc,
         peers: &Peers,
-        key: &[u8],
+        (key, bytes): (&[u8], u64),
         asked_ns: u64,
     ) -> Result<Granted<'_>> {
         let reference = PlanRef { plan: desc.plan, at: desc.meta.at, key: desc.meta.key };
@@ -211,7 +211,8 @@ impl Client {
         let peer = peers.get(&desc.meta.at.incarnation).cloned().ok_or_else(unmet)??;
         // Attached only after asking: the owner may have ended the plan before it knew us.
         let unsure = peer.attached_ns >= asked_ns;
-        let deadline = asked_ns + desc.write_ttl_ms * 1_000_000;
+        desc.check(bytes).and_then(|()| peer.check(&desc.meta))?;
+        let deadline = asked_ns.saturating_add(desc.write_ttl_ms.saturating_mul(1_000_000));
         let plan_id = desc.plan;
         let state = PlanState::new(desc, Key::new(key)?, peer.clone(), deadline);
         let registered = self.shared.plans.register(state);

@@ -6,8 +6,9 @@ mod words;
 pub use words::DOWNLINK_FRAMES;
 
 use crate::durations::{Durations, Histogram, named};
+use crate::error::Result;
 use crate::message::{
-    Down, OwnerGauges, RankInfo, RankState, RankStats, Request, Seat, SeenView, Term, View,
+    Down, OwnerGauges, RankInfo, RankState, RankStats, Request, Seat, SeenView, Term, Up, View,
 };
 use crate::rare::RareAtMaster;
 use hashbrown::HashSet;
@@ -324,6 +325,20 @@ impl Members {
             m.cut();
             inner.number += 1;
             tracing::warn!(%seat, "link down: it is suspect");
+        }
+    }
+
+    /// Whether the owner of a seat can say so.
+    pub(super) fn check_up(&self, seat: Seat, up: &Up) -> Result<()> {
+        self.lock().ranks.get(&seat).map_or(Ok(()), |m| m.info.check_up(up))
+    }
+
+    /// Ends a link: what its owner said last is not to be believed.
+    pub(super) fn cut(&self, seat: Seat) {
+        let mut inner = self.lock();
+        if let Some(m) = inner.ranks.get_mut(&seat) {
+            m.cut();
+            inner.number += 1;
         }
     }
 

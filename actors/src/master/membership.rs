@@ -4,6 +4,7 @@
 use super::members::{LinkId, Member};
 use super::placement::Book;
 use super::{Join, Master};
+use crate::error::Error;
 use crate::message::{
     Down, MAX_SEGMENTS, OwnerGauges, RankInfo, RankState, Refusal, Seat, Settings, Term, Up,
 };
@@ -75,7 +76,7 @@ impl Master {
                 gauges: OwnerGauges::default(),
                 reported: false,
                 holds,
-                siblings: siblings.take(MAX_SEGMENTS as usize).collect(),
+                siblings: siblings.collect(),
                 brought: seen,
                 keeps_view: 0,
             };
@@ -100,11 +101,18 @@ impl Master {
     fn refuse_the_odd(&self, m: &Join) -> Result<(), Refusal> {
         let (seat, ours) = (m.info.seat(), self.truth.world_size);
         let (rank, segment) = (seat.rank, seat.segment);
+        let checked = m.info.check().and_then(|()| m.info.check_siblings(&m.siblings));
         if m.info.world_size != ours || rank >= ours {
             return Err(Refusal::WorldSize { rank, ours, theirs: m.info.world_size });
         }
         if segment >= MAX_SEGMENTS {
             return Err(Refusal::Segment { rank, segment, last: MAX_SEGMENTS - 1 });
+        }
+        if let Err(e) = checked.and_then(|()| m.seen.check(ours)) {
+            if let Some(before) = self.refused_lines.next(self.now_ms()) {
+                tracing::warn!(%seat, error = %e, before, "a hello that cannot be true: refused");
+            }
+            return Err(Refusal::Invalid(e.message));
         }
         Ok(())
     }
@@ -123,6 +131,17 @@ impl Master {
         for (seat, incarnation) in orphans {
             self.gone(seat, Some(incarnation), "its node was started afresh");
         }
+    }
+
+    /// What a segment's owner said cannot be. It is told so, and its link ends [I19]: whatever it holds is
+    /// made good by the report that follows its next join.
+    pub(super) fn refuse_words(&self, seat: Seat, error: &Error) {
+        let members = &self.truth.members;
+        if let Some(before) = self.refused_lines.next(self.now_ms()) {
+            tracing::warn!(%seat, %error, before, "an owner's word that cannot be: its link is cut");
+        }
+        members.send(seat, Down::Refused(error.message.clone()));
+        members.cut(seat);
     }
 
     pub(super) fn seat_says(&mut self, seat: Seat, incarnation: u64, up: Up) {

@@ -33,8 +33,9 @@ pub(super) struct Book {
     pub room_asked_ms: u64,
     pub room_attempt: u32,
     free: Vec<u32>,
-    // Slots from here on were never used: they are at the first epoch.
+    // Slots from here on that are neither taken nor have an epoch were never used: they are at the first.
     untouched: u32,
+    // Next epochs of used slots; 0 of one that had its last [I3].
     epochs: HashMap<u32, u32>,
 }
 
@@ -79,25 +80,20 @@ impl Book {
     ) -> Result<Self, StoreError> {
         let extents: Vec<_> = taken.values().map(|t| t.extent).filter(|e| e.len > 0).collect();
         let arena = Arena::rebuild(region(&info), managed(&info), &extents)?;
-        let used =
-            taken.keys().chain(free_epochs.keys()).max().map_or(0, |s| s + 1).max(info.log_slots);
-        let mut free: Vec<u32> =
-            (info.log_slots..used).rev().filter(|s| !taken.contains_key(s)).collect();
-        free.shrink_to_fit();
+        // Those that were used before; the others are come across by the way, however many they are.
+        let mut free: Vec<u32> = free_epochs.keys().copied().collect();
+        free.retain(|slot| !taken.contains_key(slot));
+        free.sort_unstable_by_key(|slot| std::cmp::Reverse(*slot));
         let base = Self::new(info);
-        Ok(Self {
-            arena,
-            taken,
-            free,
-            untouched: used,
-            epochs: free_epochs,
-            reported: true,
-            ..base
-        })
+        Ok(Self { arena, taken, free, epochs: free_epochs, reported: true, ..base })
     }
 
     /// Takes a slot and an extent for `bytes`, or nothing.
     pub(super) fn take(&mut self, bytes: u64, key: KeyId) -> Result<(SlotRef, Extent), StoreError> {
+        while self.taken.contains_key(&self.untouched) || self.epochs.contains_key(&self.untouched)
+        {
+            self.untouched += 1;
+        }
         if self.free.is_empty() && self.untouched >= self.info.slots {
             return Err(StoreError::ArenaFull {
                 asked: bytes,
@@ -125,8 +121,9 @@ impl Book {
         {
             tracing::error!(%error, slot, "a taken extent that the arena does not know");
         }
-        if let Some(next) = epoch.checked_add(1) {
-            self.epochs.insert(slot, next);
+        let next = epoch.checked_add(1);
+        self.epochs.insert(slot, next.unwrap_or(0));
+        if next.is_some() {
             self.free.push(slot);
         }
         true

@@ -4,6 +4,7 @@
 use super::Master;
 use super::objects::{Entry, PlanInfo, State};
 use super::placement::{Book, Taken, check_extents};
+use crate::error::Error;
 use crate::message::{
     Down, EndCause, KeyBytes, LogObjectEntry, PlanOpened, PlanRef, Seat, SlotContent, SlotEntry,
     SlotRef,
@@ -45,8 +46,6 @@ struct Reported {
 
 /// A rebuilt master waits so long for reports; ranks that are silent by then report when they join.
 const RECOVER_LIMIT_MS: u64 = 1_000;
-/// Slots in a report that are kept until its last part: more than any heap of this layout has.
-const MAX_REPORT_SLOTS: usize = 1 << 31;
 
 impl Master {
     /// At boot: ask every member for a report.
@@ -96,7 +95,7 @@ impl Master {
         if silent.is_empty() {
             return Ok(());
         }
-        Err(crate::error::Error::not_ready(format!(
+        Err(Error::not_ready(format!(
             "{} hold objects that this master has not been told of: they wait for a process that may \
              still write to them",
             names(&silent)
@@ -111,7 +110,7 @@ impl Master {
         if self.blind.is_empty() {
             return Ok(());
         }
-        Err(crate::error::Error::not_ready(format!(
+        Err(Error::not_ready(format!(
             "the master was restarted and has no report yet of {}",
             names(&self.blind)
         )))
@@ -127,8 +126,14 @@ impl Master {
 
     pub(super) fn report(&mut self, seat: Seat, number: u64, slots: Vec<SlotEntry>, last: bool) {
         let Some(book) = self.books.get_mut(&seat) else { return };
-        if book.report_number != number || book.report.len() + slots.len() > MAX_REPORT_SLOTS {
+        if book.report_number != number || book.reported {
             return;
+        }
+        let (len, most) = (book.report.len() + slots.len(), book.info.slots);
+        if len > most as usize || (slots.is_empty() && !last) {
+            let text = format!("a report of {len} slots and more; the segment has {most}");
+            book.report = Vec::new();
+            return self.refuse_words(seat, &Error::invalid(text));
         }
         book.report.extend(slots);
         // Every part is a sign that the rest is on its way.
@@ -138,9 +143,9 @@ impl Master {
         }
         let report = std::mem::take(&mut book.report);
         if let Err(error) = self.apply_report(seat, report) {
-            // Nothing was placed by it; the owner is asked once more.
-            tracing::error!(%seat, %error, "a report that contradicts itself");
-            return;
+            // Nothing was changed by it; the owner is asked once more when it is back.
+            let text = format!("a report that contradicts itself: {error}");
+            return self.refuse_words(seat, &Error::invalid(text));
         }
         self.recovering.remove(&seat);
         self.blind.remove(&seat);
@@ -158,6 +163,7 @@ impl Master {
     /// The report is the truth of this segment: its entries replace what was known of it.
     fn apply_report(&mut self, seat: Seat, report: Vec<SlotEntry>) -> Result<(), StoreError> {
         let Some(info) = self.books.get(&seat).map(|b| b.info.clone()) else { return Ok(()) };
+        self.check_report(seat, &report)?;
         let mut lost = self.plans_the_owner_never_met(seat, &report);
         // In the order of their grants: the owner takes a later one as word of all earlier ones.
         lost.sort_by_key(|u| u.opened.plan);
@@ -198,6 +204,25 @@ impl Master {
         Ok(())
     }
 
+    /// Each slot is there once, and no plan is another segment's or still to be granted.
+    fn check_report(&self, seat: Seat, report: &[SlotEntry]) -> Result<(), StoreError> {
+        let bad = |text: String| Err(StoreError::BadSegment(text));
+        let mut slots = HashSet::with_capacity(report.len());
+        let (term, next) =
+            (self.truth.members.term(), self.truth.next_plan.load(Ordering::Relaxed));
+        for e in report {
+            if !slots.insert(e.slot) {
+                return bad(format!("slot {} is in it twice", e.slot));
+            }
+            let SlotContent::Open(p) = &e.what else { continue };
+            let theirs = self.plans.get(&p.plan).is_some_and(|known| known.seat != seat);
+            if theirs || p.plan.term > term || (p.plan.term == term && p.plan.seq >= next) {
+                return bad(format!("it has the plan {} of term {:?}", p.plan.seq, p.plan.term));
+            }
+        }
+        Ok(())
+    }
+
     /// The entries of a report, one by one; `kept` are slots of plans that the owner never met.
     fn take_in(
         &mut self,
@@ -234,6 +259,8 @@ impl Master {
                     ..
                 } => {
                     let extent = Extent { offset: extent_offset, len: extent_len };
+                    // A producer wrote it into the header, where the owner read it.
+                    let bytes_total = bytes_total.min(extent_len);
                     let key = Key::new(&key).ok();
                     let id = key.as_ref().map(Key::id);
                     taken.insert(e.slot, Taken { epoch: e.epoch, extent, key: id });

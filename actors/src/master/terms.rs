@@ -72,7 +72,9 @@ impl Members {
     }
 
     pub(super) fn keeps_view(&self, seat: Seat, number: u64) {
-        if let Some(m) = self.lock().ranks.get_mut(&seat) {
+        let mut inner = self.lock();
+        let number = number.min(inner.number);
+        if let Some(m) = inner.ranks.get_mut(&seat) {
             m.keeps_view = m.keeps_view.max(number);
         }
     }

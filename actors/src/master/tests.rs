@@ -3,6 +3,7 @@
 
 mod bench;
 mod late;
+mod lies;
 mod listing;
 mod log;
 mod objects;

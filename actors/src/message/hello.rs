@@ -193,6 +193,18 @@ pub enum Refusal {
     /// Not the node that was meant.
     #[error("{0}")]
     NotHere(String),
+    /// It would map the memory, and nobody could tell when it is dead.
+    #[error(
+        "no pidfd of {peer} can be had (a kernel before 5.3, or another pid namespace): its death could \
+         not be proven, so it does not map this memory, and is served over tcp"
+    )]
+    NoProof {
+        /// Who.
+        peer: String,
+    },
+    /// What it says of itself cannot be.
+    #[error("this hello cannot be true, and is not believed: {0}")]
+    Invalid(String),
     /// The two ends do not share the job's secret; found in the handshake that comes first [I20].
     #[error("{0}")]
     Untrusted(String),

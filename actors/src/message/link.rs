@@ -54,6 +54,8 @@ pub enum Down {
         /// What is asked.
         question: LogQuestion,
     },
+    /// What you said cannot be: this link ends.
+    Refused(String),
     /// Report every slot, under this number.
     ReportPlease {
         /// Parts of an older report are ignored.
@@ -268,8 +270,10 @@ pub struct TouchBatch {
 }
 
 /// Owner to client, on an attach connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToClient {
+    /// What you said cannot be: this attachment ends.
+    Refused(String),
     /// Never start this plan; say `Dropped` once nothing of it is in flight.
     Drop(PlanId),
     /// Say `ClearBelow` once this process has no claim open below this position of the log.

@@ -25,8 +25,9 @@ pub enum Route {
     Process {
         /// Frames to it.
         tx: mpsc::Sender<ToClient>,
-        /// Proof of its death.
-        process: Option<Arc<dyn Process>>,
+        /// Proof of its death. Without one nobody could ever be sure that it writes no more: it is served
+        /// through the agent, which fences it.
+        process: Arc<dyn Process>,
     },
     /// A process anywhere, which writes through devices.
     Fabric {
@@ -40,12 +41,11 @@ pub enum Route {
 impl Route {
     /// True when nobody at its other end can write what is asked about: this process says so of
     /// its own plans by `here`, another one is out when it is dead.
-    fn is_out(&self, cut: bool, here: impl FnOnce(&OpenPlans, &Obeyed) -> bool) -> bool {
+    fn is_out(&self, here: impl FnOnce(&OpenPlans, &Obeyed) -> bool) -> bool {
         match self {
             Self::Local(plans, obeyed) => here(plans, obeyed),
-            Self::Process { process: Some(process), .. } => !process.is_alive(),
-            // Without one a broken connection is all the proof there can be.
-            Self::Process { process: None, .. } => cut,
+            // A broken connection proves nothing.
+            Self::Process { process, .. } => !process.is_alive(),
             Self::Fabric { served, .. } => served.is_severed(),
         }
     }
@@ -105,7 +105,7 @@ struct Attachment {
 
 impl Attachment {
     fn dead(&self) -> bool {
-        self.route.is_out(self.cut, |_, _| false)
+        self.route.is_out(|_, _| false)
     }
 }
 
@@ -261,7 +261,7 @@ impl Attachments {
             let Some(sent) = a.pending.get_mut(&plan) else {
                 continue;
             };
-            if a.route.is_out(a.cut, |plans, _| plans.is_out(plan)) {
+            if a.route.is_out(|plans, _| plans.is_out(plan)) {
                 a.pending.remove(&plan);
                 continue;
             }
@@ -299,7 +299,7 @@ impl Attachments {
         let mut all = true;
         for a in inner.all.values_mut() {
             let Some((term, sent)) = &mut a.term else { continue };
-            if a.route.is_out(a.cut, |plans, obeyed| plans.obeys(obeyed, *term)) {
+            if a.route.is_out(|plans, obeyed| plans.obeys(obeyed, *term)) {
                 a.term = None;
                 continue;
             }

@@ -9,12 +9,12 @@ use crate::message::{EndCause, KeyBytes, Named, OwnerGauges, PlanId, PlanOpened,
 use crate::rare::RareAtOwner;
 use hashbrown::HashMap;
 use nkv_store::device_log::BUMP_PTR_OFF;
-use nkv_store::heap::Heap;
+use nkv_store::heap::{Geometry, Heap};
 use nkv_store::layout::HEADER_BYTES;
 use nkv_store::object::Usage;
 use nkv_transport::grants::{Grant, Grants};
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -91,6 +91,8 @@ pub struct OwnerTables {
     pub log_producers: LogProducers,
     /// Between the owner and the thread that polls its log.
     pub log_signals: LogSignals,
+    /// The evictor may have missed a word of what became live or ceased to be: it reads the headers.
+    pub evictor_missed: AtomicBool,
     /// Figures.
     pub gauges: Gauges,
     pub(crate) rare: RareAtOwner,
@@ -109,9 +111,15 @@ impl OwnerTables {
             log_producers: LogProducers::of(heap, grants.clone()),
             log_signals: LogSignals::default(),
             grants,
+            evictor_missed: AtomicBool::new(false),
             gauges,
             rare: RareAtOwner::default(),
         }
+    }
+
+    /// Where things lie in the segment.
+    pub fn geometry(&self) -> &Geometry {
+        self.heap.geometry()
     }
 
     /// The tables, for the actor.
@@ -157,7 +165,7 @@ impl OwnerTables {
 
     /// Takes a plan in, with its tcp token, before the actor hears of it; idempotent.
     pub fn record(&self, p: &PlanOpened, header_base: u64, now_ns: u64) {
-        let deadline_ns = now_ns + p.deadline_ms * 1_000_000;
+        let deadline_ns = now_ns.saturating_add(p.deadline_ms.saturating_mul(1_000_000));
         {
             let mut t = self.lock();
             // Of a lower term: its master is superseded, and nobody may write for it [I10].
@@ -275,9 +283,11 @@ gauges!(
 );
 
 impl Gauges {
-    /// Adds to a counter.
+    /// Adds to a counter, which stays at the end of its numbers: what is added may be another's word.
     pub fn add(counter: &AtomicU64, n: u64) {
-        counter.fetch_add(n, Ordering::Relaxed);
+        let sum = |count: u64| Some(count.saturating_add(n));
+        // Always Ok: `sum` always has a value.
+        let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
     }
 
     /// Publishes the levels.

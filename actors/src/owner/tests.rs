@@ -3,12 +3,12 @@
 
 use super::attachments::Route;
 use super::tables::{Obey, OwnerTables};
-use super::{FromMaster, NewTerm, Owner, OwnerTruth, PlanDropped, TermObeyed};
+use super::{FromMaster, NewTerm, Owner, OwnerTruth, PlanDropped, TermObeyed, Touches};
 use crate::cell::{CellAddr, Crash};
 use crate::membership::Uplink;
 use crate::message::{
-    Down, EndCause, KeyBytes, PlanId, PlanOpened, PlanRef, SlotContent, SlotEntry, SlotRef, Term,
-    ToClient, Up,
+    Down, EndCause, KeyBytes, PlanId, PlanOpened, PlanRef, Served, SlotContent, SlotEntry, SlotRef,
+    Term, ToClient, Touch, TouchBatch, Up,
 };
 use crate::place::OwnedPlace;
 use nkv_store::clock::{BootClock, Clock};
@@ -156,7 +156,7 @@ impl Bench {
         let (tx, rx) = mpsc::channel(16);
         let fd: OwnedFd =
             rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
-        self.tables.attachments.add(PRODUCER, Route::Process { tx, process: Some(Arc::new(fd)) });
+        self.tables.attachments.add(PRODUCER, Route::Process { tx, process: Arc::new(fd) });
         rx
     }
 }
@@ -400,4 +400,18 @@ async fn i15_what_a_panic_kept_from_the_master_is_said_again() {
     said.sort_unstable_by_key(|at| at.slot);
     assert_eq!(said, [bench.at(1, 1), bench.at(2, 1)]);
     assert!(!bench.tables.has_key(1, 1));
+}
+
+#[tokio::test]
+async fn figures_that_a_reader_reports_stay_at_the_end_of_their_numbers() {
+    let b = Bench::new().await;
+    let touch = |bytes| Touch { slot: 0, epoch: 1, bytes };
+    let served = Served { by_index: u64::MAX, by_cache: 1, by_master: u64::MAX };
+    for _ in 0..2 {
+        let list = vec![touch(u64::MAX), touch(1)];
+        b.owner.call(Touches(TouchBatch { list, served }), LIMIT).await.unwrap();
+    }
+    let told = b.tables.gauges.snapshot();
+    assert_eq!((told.bytes_read, told.gets_served, told.gets_by_cache), (u64::MAX, u64::MAX, 2));
+    assert_eq!(b.owner.status().panics, 0);
 }

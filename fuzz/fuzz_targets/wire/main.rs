@@ -26,7 +26,7 @@ const SEEDS_VARIABLE: &str = "NKV_FUZZ_SEEDS";
 type Decoder = fn(&[u8]) -> bool;
 
 /// By first byte, modulo their number.
-const DECODERS: [(&str, Decoder); 13] = [
+const DECODERS: [(&str, Decoder); 14] = [
     ("hello", bodies::hello),
     ("welcome", bodies::welcome),
     ("request", bodies::request),
@@ -40,6 +40,7 @@ const DECODERS: [(&str, Decoder); 13] = [
     ("agent", agent::run),
     ("answers", answers::run),
     ("handshake", handshake::run),
+    ("actors", nkv_actors::hostile::run),
 ];
 
 fn run(input: &[u8]) -> bool {

@@ -50,6 +50,9 @@ pub fn write(folder: &Path) -> usize {
     for text in ["tcp://node-3:7400", "[::1]:7400", "unix:///run/nkv.sock"] {
         seeds.add("address", text.as_bytes());
     }
+    for input in nkv_actors::hostile::seeds() {
+        seeds.add("actors", &input);
+    }
     for (n, (decoder, input)) in seeds.0.iter().enumerate() {
         assert!(crate::run(input), "seed {n} for {decoder} is not understood");
     }
@@ -209,6 +212,8 @@ fn first_frames(seeds: &mut Seeds) {
                 fabric: Some(Err("no".to_string())),
             },
             Welcome::Refused { why: refusal },
+            Welcome::Refused { why: Refusal::Invalid("0 slots".to_string()) },
+            Welcome::Refused { why: Refusal::NoProof { peer: "pid 0".to_string() } },
             Welcome::Segments(Ok(SegmentDone::Evicted(vec![EvictReport {
                 segment: 0,
                 objects: 1,
@@ -324,6 +329,7 @@ fn link(seeds: &mut Seeds) {
             Down::AskLog { number: 3, question: LogQuestion::RemoveAll },
             Down::View(seen()),
             Down::Beat,
+            Down::Refused("slot 9 of 8".to_string()),
         ],
     );
     attachment(seeds);
@@ -347,6 +353,7 @@ fn attachment(seeds: &mut Seeds) {
     );
     let told = [
         ToClient::Drop(PLAN),
+        ToClient::Refused("a read of 0 slots".to_string()),
         ToClient::Plan { plan: PLAN, open: true },
         ToClient::Term(TERM),
         ToClient::ClearBelow(1 << 40),

@@ -82,6 +82,11 @@ impl Attaching {
     /// Attaches by the best way that is allowed, and by one more where claims go another way. Must run on a
     /// place with `spawn_local`.
     pub(crate) async fn run(self) -> Result<Vec<Arc<Peer>>> {
+        // As the master told of it; everything about this owner is computed from it.
+        self.info.check().map_err(|e| {
+            let rank = self.info.rank;
+            Error::internal(format!("rank {rank} cannot be as the master describes it: {e}"))
+        })?;
         let mut all = vec![self.best().await?];
         if all[0].claims_elsewhere && !self.claims_already {
             // Who waits for the first one can read by it already.
@@ -366,3 +371,6 @@ impl Attaching {
         peer
     }
 }
+
+#[cfg(test)]
+mod tests;

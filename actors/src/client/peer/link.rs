@@ -129,6 +129,9 @@ async fn listen(
                     let _ = waiting.swap_remove(i).1.send(open);
                 }
             }
+            Ok(Some((_, ToClient::Refused(why)))) => {
+                return format!("the owner believes this process no more: {why}");
+            }
             Ok(None) => return "closed by the owner".to_string(),
             Err(e) => return e.to_string(),
         }

@@ -1,6 +1,6 @@
 //! Questions to the owners of device logs whose links fail [I6] [I15].
 
-use super::bench::{Bench, LIMIT, Rank, info, key, plan_ref};
+use super::bench::{Bench, LIMIT, Rank, UNIT, extent_of, info, key, plan_ref};
 use crate::ErrorKind;
 use crate::message::{
     Down, LogObjectEntry, LogQuestion, PlanRef, RankInfo, Request, Response, SeenView, Selection,
@@ -8,8 +8,13 @@ use crate::message::{
 };
 use nkv_store::KeyId;
 
+/// A log of eight units before its arena.
+fn with_log_slots(info: RankInfo) -> RankInfo {
+    RankInfo { log_slots: 8, slots: info.slots + 8, ..info }
+}
+
 async fn joins(bench: &Bench, incarnation: u64, obeyed: Term) -> Rank {
-    let info = RankInfo { log_slots: 8, ..info(1, incarnation, 2) };
+    let info = with_log_slots(info(1, incarnation, 2));
     bench.joins(info, obeyed, false, SeenView::default()).await.unwrap()
 }
 
@@ -83,7 +88,7 @@ fn in_log(k: &str) -> LogObjectEntry {
         id: WireKeyId::from(KeyId::of(k.as_bytes())),
         slot: 3,
         epoch: 1,
-        payload_off: 0,
+        payload_off: extent_of(0) - 8 * UNIT,
         bytes_total: 100,
         page_bytes: 4096,
     }
@@ -143,7 +148,7 @@ async fn i6_a_remove_that_is_refused_takes_nothing_out_of_any_log() {
     let old = Term { number: 3, master: 9 };
     let seen = SeenView { term: old, number: 2, incarnations: vec![100, 101] };
     let silent = bench.join_from(0, 100, old, seen.clone()).await.unwrap();
-    let with_log = RankInfo { log_slots: 8, ..info(1, 101, 2) };
+    let with_log = with_log_slots(info(1, 101, 2));
     let mut logs = bench.joins(with_log, old, true, seen).await.unwrap();
     logs.reports(Vec::new()).await;
     bench.a_ttl_passes(&[&silent, &logs]).await;

@@ -18,9 +18,10 @@ fn living() -> OwnedFd {
 fn i10_a_plan_is_dropped_only_when_its_producer_said_so() {
     let a = Attachments::default();
     let (tx, mut rx) = mpsc::channel(4);
-    a.add(7, Route::Process { tx: tx.clone(), process: None });
-    a.add(7, Route::Process { tx: tx.clone(), process: None });
-    a.add(8, Route::Process { tx, process: None });
+    let process: Arc<dyn Process> = Arc::new(living());
+    a.add(7, Route::Process { tx: tx.clone(), process: process.clone() });
+    a.add(7, Route::Process { tx: tx.clone(), process: process.clone() });
+    a.add(8, Route::Process { tx, process });
     a.drop_plan(7, plan(1), 0);
     assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
     assert!(!a.is_dropped(7, plan(1), 1));
@@ -70,7 +71,7 @@ fn i10_a_producer_that_writes_through_devices_is_out_by_its_own_word_or_when_it_
 #[test]
 fn i10_severing_a_way_proves_nothing_of_memory_that_the_same_process_maps() {
     let a = Attachments::default();
-    let maps = Route::Process { tx: mpsc::channel(4).0, process: Some(Arc::new(living())) };
+    let maps = Route::Process { tx: mpsc::channel(4).0, process: Arc::new(living()) };
     let first = a.add(7, maps);
     a.drop_plan(7, plan(1), 0);
     a.cut(first);
@@ -90,7 +91,7 @@ fn i10_severing_a_way_proves_nothing_of_memory_that_the_same_process_maps() {
 #[test]
 fn i10_an_attachment_that_was_never_used_does_not_speak_for_a_broken_one() {
     let a = Attachments::default();
-    let route = || Route::Process { tx: mpsc::channel(4).0, process: Some(Arc::new(living())) };
+    let route = || Route::Process { tx: mpsc::channel(4).0, process: Arc::new(living()) };
     let first = a.add(7, route());
     a.drop_plan(7, plan(1), 0);
     a.cut(first);
@@ -106,7 +107,7 @@ fn i10_an_attachment_that_was_never_used_does_not_speak_for_a_broken_one() {
 fn i10_a_stopped_process_holds_its_plan_and_is_reminded() {
     let a = Attachments::default();
     let (tx, mut rx) = mpsc::channel(4);
-    let id = a.add(7, Route::Process { tx, process: Some(Arc::new(living())) });
+    let id = a.add(7, Route::Process { tx, process: Arc::new(living()) });
     a.drop_plan(7, plan(1), 0);
     a.cut(id);
     assert!(!a.is_dropped(7, plan(1), 1), "its process lives: a cut connection proves nothing");
@@ -122,7 +123,7 @@ fn i14_who_died_before_its_answer_is_fenced_and_not_clear() {
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     let pid = rustix::process::Pid::from_child(&child);
     let fd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
-    let id = a.add(7, Route::Process { tx, process: Some(Arc::new(fd)) });
+    let id = a.add(7, Route::Process { tx, process: Arc::new(fd) });
     assert_eq!(a.ask_clear(4_096, 0), [id]);
     assert!(!a.cannot_write(id) && !a.is_clear_below(id, 4_096, 1), "it lives and says nothing");
     child.kill().unwrap();

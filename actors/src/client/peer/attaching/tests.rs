@@ -1,0 +1,69 @@
+//! Which way a handle takes where the best one is refused.
+
+use crate::environment::Environment;
+use crate::message::PutOptions;
+use crate::server::LocalOwners;
+use crate::{Client, ClientConfig, ErrorKind, Node, NodeConfig, TransportChoice};
+use nkv_transport::wire::{Address, BoxFuture, BoxStream, Listener, Net, OsNet, Peer};
+use std::io;
+use std::sync::Arc;
+
+/// The network of a host whose kernel gives no pidfd of a peer.
+struct NoPidfds;
+
+impl Net for NoPidfds {
+    fn connect(&self, addr: &Address) -> BoxFuture<'static, io::Result<BoxStream>> {
+        OsNet.connect(addr)
+    }
+
+    fn listen(&self, addr: &Address) -> BoxFuture<'static, io::Result<Box<dyn Listener>>> {
+        let listening = OsNet.listen(addr);
+        Box::pin(async move { Ok(Box::new(Unnamed(listening.await?)) as Box<dyn Listener>) })
+    }
+}
+
+struct Unnamed(Box<dyn Listener>);
+
+impl Listener for Unnamed {
+    fn accept(&mut self) -> BoxFuture<'_, io::Result<(BoxStream, Peer)>> {
+        Box::pin(async move {
+            let (stream, mut peer) = self.0.accept().await?;
+            if let Some(unix) = &mut peer.unix {
+                unix.process = None;
+            }
+            Ok((stream, peer))
+        })
+    }
+
+    fn local(&self) -> Address {
+        self.0.local()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i10_a_process_without_a_pidfd_does_not_map_and_writes_by_tcp() {
+    let job = format!("no-pidfd-{}", std::process::id());
+    let config = NodeConfig { job: job.clone(), heap_bytes: 8 << 20, ..NodeConfig::default() };
+    let here = Environment::of_this_process();
+    let node = Environment { net: Arc::new(NoPidfds), ..here.clone() };
+    let node = Node::start_in(node, config).await.unwrap();
+    // As another process: the owners of this one are not known to it.
+    let elsewhere = Environment { owners: LocalOwners::default(), ..here };
+    let by = |transport| {
+        let config = ClientConfig { job: job.clone(), transport, ..ClientConfig::default() };
+        Client::connect_in(elsewhere.clone(), &node.info().control, config)
+    };
+    let client = by(TransportChoice::Auto).await.unwrap();
+    client.put(b"k", b"value", &PutOptions::default()).await.unwrap();
+    assert_eq!(client.get(b"k").await.unwrap(), &b"value"[..]);
+    let attached = client.shared.peers.all();
+    assert_eq!(attached.len(), 1);
+    assert_eq!(attached[0].kind(), nkv_transport::verbs::Kind::Tcp);
+    let why = attached[0].passed_over.join("; ");
+    assert!(why.contains("shm: ") && why.contains("no pidfd of unix pid"), "{why}");
+    // Who will have shared memory or nothing is told the same.
+    let only = by(TransportChoice::Shm).await.unwrap();
+    let e = only.put(b"l", b"value", &PutOptions::default()).await.unwrap_err();
+    assert!(e.kind == ErrorKind::Disconnected && e.message.contains("no pidfd"), "{e}");
+    node.stop().await;
+}

@@ -1,0 +1,190 @@
+//! Actors fed with whatever decodes: a master hears of a member and of clients, an owner of a master
+//! and of an attached process, and all of them may lie in every number. Nothing of it may make an actor
+//! panic, take memory that no honest word would take, or keep the others from being served [I19]. The
+//! fuzzer runs it, and so does a test, from the same seeds.
+
+mod scene;
+mod seeds;
+
+pub use seeds::seeds;
+
+use crate::message::{Down, Purpose, Request, Response, ToOwner, Up};
+use nkv_transport::wire::{FRAME_HEADER_BYTES, WIRE_VERSION, decode_frame, encode_frame};
+use scene::Scene;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Words of one input at most.
+const MAX_WORDS: usize = 64;
+/// Who says it, and its length, before each word.
+const WORD_HEADER: usize = 3;
+
+/// What is said, to whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A member joins.
+    Hello = 0,
+    /// A member's owner to the master.
+    Up = 1,
+    /// A client to the master.
+    Request = 2,
+    /// The master to an owner.
+    Down = 3,
+    /// An attached process to an owner.
+    ToOwner = 4,
+    /// The master to a client.
+    Response = 5,
+    /// Time passes.
+    Later = 6,
+}
+
+const KINDS: [Kind; 7] =
+    [Kind::Hello, Kind::Up, Kind::Request, Kind::Down, Kind::ToOwner, Kind::Response, Kind::Later];
+
+/// A word as it stands in an input.
+pub fn word<T: Serialize>(kind: Kind, value: &T) -> Vec<u8> {
+    let mut frame = Vec::new();
+    // Bounded by its maker: what cannot be encoded is an empty word.
+    let _ = encode_frame(&mut frame, 0, value);
+    let body = frame.get(FRAME_HEADER_BYTES..).unwrap_or_default();
+    let len = u16::try_from(body.len()).unwrap_or(u16::MAX);
+    [&[kind as u8], &len.to_le_bytes()[..], &body[..usize::from(len)]].concat()
+}
+
+fn decoded<T: DeserializeOwned>(body: &[u8]) -> Option<T> {
+    let mut frame = Vec::with_capacity(FRAME_HEADER_BYTES + body.len());
+    frame.extend_from_slice(&(body.len() as u32).to_le_bytes());
+    frame.extend_from_slice(&WIRE_VERSION.to_le_bytes());
+    frame.extend_from_slice(&[0; 10]);
+    frame.extend_from_slice(body);
+    decode_frame(&frame).ok().map(|(_, value, _)| value)
+}
+
+/// Says the words of an input one after the other; true if all of them decoded. Panics if an actor did,
+/// or does not serve others any more.
+pub fn run(input: &[u8]) -> bool {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    let Ok(runtime) = runtime else { return false };
+    let tasks = tokio::task::LocalSet::new();
+    tasks.block_on(&runtime, async {
+        let mut scene = Scene::new().await;
+        let mut understood = true;
+        let mut rest = input;
+        for _ in 0..MAX_WORDS {
+            let Some((header, body)) = rest.split_at_checked(WORD_HEADER) else { break };
+            let len = usize::from(u16::from_le_bytes([header[1], header[2]])).min(body.len());
+            let (body, later) = body.split_at(len);
+            rest = later;
+            understood &= say(&mut scene, KINDS[usize::from(header[0]) % KINDS.len()], body).await;
+            scene.honest_stays().await;
+        }
+        scene.others_are_served().await;
+        understood
+    })
+}
+
+async fn say(scene: &mut Scene, kind: Kind, body: &[u8]) -> bool {
+    match kind {
+        Kind::Hello => match decoded::<Purpose>(body) {
+            Some(purpose) => scene.joins(purpose).await,
+            None => return false,
+        },
+        Kind::Up => match decoded::<Up>(body) {
+            Some(up) => scene.member_says(up).await,
+            None => return false,
+        },
+        Kind::Request => match decoded::<Request>(body) {
+            Some(request) => scene.client_asks(request).await,
+            None => return false,
+        },
+        Kind::Down => match decoded::<Down>(body) {
+            Some(down) => scene.master_says(down).await,
+            None => return false,
+        },
+        Kind::ToOwner => match decoded::<ToOwner>(body) {
+            Some(word) => scene.process_says(word).await,
+            None => return false,
+        },
+        Kind::Response => match decoded::<Response>(body) {
+            Some(response) => scene.client_is_told(&response),
+            None => return false,
+        },
+        Kind::Later => scene.time_passes(body.len() as u64).await,
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Inputs of one test run; `NKV_HOSTILE_INPUTS` sets another number.
+    const INPUTS: u64 = 2_000;
+    /// Numbers at which something may begin, end or wrap.
+    const NUMBERS: [u64; 16] = [
+        0,
+        1,
+        2,
+        63,
+        1_024,
+        4_095,
+        4_096,
+        65_536,
+        1 << 31,
+        u32::MAX as u64 - 1,
+        u32::MAX as u64,
+        1 << 32,
+        1 << 43,
+        1 << 63,
+        u64::MAX - 4_095,
+        u64::MAX,
+    ];
+
+    struct Dice(u64);
+
+    impl Dice {
+        fn below(&mut self, n: usize) -> usize {
+            // splitmix64.
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let x = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((x ^ x >> 31) % n.max(1) as u64) as usize
+        }
+    }
+
+    /// Words of the seeds, a few of their numbers changed.
+    fn lie(dice: &mut Dice, seeds: &[Vec<u8>]) -> Vec<u8> {
+        let mut input = Vec::new();
+        for _ in 0..1 + dice.below(6) {
+            let mut word = seeds[dice.below(seeds.len())].clone();
+            for _ in 0..dice.below(4) {
+                let width = [1, 2, 4, 8][dice.below(4)];
+                let room = word.len().saturating_sub(WORD_HEADER + width - 1);
+                if room == 0 {
+                    continue;
+                }
+                let at = WORD_HEADER + dice.below(room);
+                let number = NUMBERS[dice.below(NUMBERS.len())].to_le_bytes();
+                word[at..at + width].copy_from_slice(&number[..width]);
+            }
+            input.extend(word);
+        }
+        input
+    }
+
+    #[test]
+    fn i19_no_word_that_decodes_makes_an_actor_panic_or_harms_others() {
+        let seeds = seeds();
+        for seed in &seeds {
+            assert!(run(seed), "a seed that is not understood: {seed:?}");
+        }
+        let wanted = std::env::var("NKV_HOSTILE_INPUTS").ok().and_then(|n| n.parse().ok());
+        let mut understood = 0;
+        for n in 0..wanted.unwrap_or(INPUTS) {
+            let input = lie(&mut Dice(n), &seeds);
+            let done = std::panic::catch_unwind(|| run(&input));
+            understood += u64::from(done.unwrap_or_else(|_| panic!("input {n}: {input:?}")));
+        }
+        assert!(understood > INPUTS / 10, "only {understood} inputs decoded");
+    }
+}

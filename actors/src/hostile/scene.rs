@@ -1,0 +1,382 @@
+//! A master with an honest member, an owner of its own, and those who say things to them.
+
+use crate::cell::CellAddr;
+use crate::master::{Ask, FromRank, Join, LinkId, Master, MasterTick, MasterTruth, Members};
+use crate::membership::Uplink;
+use crate::message::{
+    Down, OpenItem, Purpose, PutOptions, RankInfo, Request, Response, Seat, SeenView, Settings,
+    Term, ToOwner, Up,
+};
+use crate::owner::log::{GiveUp, Name};
+use crate::owner::tables::OwnerTables;
+use crate::owner::{
+    FromMaster, LogClear, NewTerm, Owner, OwnerTruth, PlanDropped, TermObeyed, Touches,
+};
+use crate::place::OwnedPlace;
+use nkv_store::clock::{Clock, ManualClock};
+use nkv_store::heap::{Heap, HeapConfig};
+use nkv_store::{AnonMemory, OsRandom};
+use nkv_transport::grants::Grants;
+use nkv_transport::wire::Address;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// A call that takes longer is no answer.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Frames that wait for a member at most.
+const QUEUE: usize = 1024;
+const TTL_MS: u64 = 1_000;
+/// Ranks of the cluster: the honest one and the other.
+const WORLD: u32 = 2;
+pub(super) const HONEST: u64 = 0x100;
+pub(super) const LIAR: u64 = 0x200;
+pub(super) const OWNED: u64 = 0x300;
+pub(super) const PRODUCER: u64 = 7;
+pub(super) const TERM: Term = Term { number: 1, master: 50 };
+pub(super) const SLOTS: u32 = 8;
+const UNIT: u64 = 4096;
+/// Where the honest arena begins.
+pub(super) const ARENA: u64 = 1 << 20;
+pub(super) const LOG_SLOTS: u32 = 4;
+
+struct Member {
+    seat: Seat,
+    incarnation: u64,
+    link: LinkId,
+    // The master's, as it was welcomed.
+    term: Term,
+    rx: mpsc::Receiver<Down>,
+    asked: u64,
+}
+
+/// See the file's first paragraph.
+pub(super) struct Scene {
+    master: CellAddr<Master>,
+    owner: CellAddr<Owner>,
+    tables: Arc<OwnerTables>,
+    heap: Heap,
+    up: mpsc::Receiver<Up>,
+    clock: ManualClock,
+    honest: Option<Member>,
+    liar: Option<Member>,
+    requests: u64,
+    _place: OwnedPlace,
+}
+
+pub(super) fn info(rank: u32, incarnation: u64) -> RankInfo {
+    RankInfo {
+        rank,
+        segment_id: 0,
+        world_size: WORLD,
+        incarnation,
+        boot_id: 1,
+        pid: 1,
+        control: Address::Tcp("127.0.0.1:1".into()),
+        local: None,
+        data: Some("127.0.0.1:2".into()),
+        fabric: None,
+        http: None,
+        segment: "nkv.hostile.0.1".into(),
+        segment_bytes: ARENA + u64::from(SLOTS) * UNIT,
+        slots: SLOTS + LOG_SLOTS,
+        log_slots: LOG_SLOTS,
+        header_base: UNIT,
+        index_offset: 2 * UNIT,
+        index_bytes: 256,
+        arena_offset: ARENA,
+        arena_bytes: u64::from(SLOTS) * UNIT,
+        nic_atomics: false,
+        quarantine_ms: 5,
+        prefault: false,
+    }
+}
+
+/// The segment of the owner that is spoken to.
+pub(super) fn owned_config() -> HeapConfig {
+    HeapConfig {
+        incarnation: OWNED,
+        arena_bytes: u64::from(SLOTS) * UNIT,
+        log_bytes: u64::from(LOG_SLOTS) * UNIT,
+        quarantine_ms: 5,
+        ..HeapConfig::default()
+    }
+}
+
+impl Scene {
+    pub(super) async fn new() -> Self {
+        let clock = ManualClock::default();
+        clock.advance_ms(1_000_000);
+        let place = OwnedPlace::here(Arc::new(clock.clone()));
+        let master = start_master(&place, &clock).await;
+        let config = owned_config();
+        let memory = AnonMemory::new(config.segment_bytes()).expect("some pages");
+        let heap = Heap::format(Arc::new(memory), &config).expect("a heap");
+        let tables = Arc::new(OwnerTables::new(Arc::new(Grants::new()), &heap));
+        let uplink = Arc::new(Uplink::default());
+        let up = uplink.capture();
+        let truth = OwnerTruth {
+            heap: heap.clone(),
+            tables: tables.clone(),
+            uplink,
+            evictor: Arc::new(OnceLock::new()),
+            clock: Arc::new(clock.clone()),
+            log_claim_ttl_ms: 5_000,
+        };
+        let owner = CellAddr::start(place.place(), truth, Arc::new(|_| {})).await;
+        let owner = owner.expect("an owner");
+        tables.obey(TERM);
+        let _ = owner.call(NewTerm, LIMIT).await;
+        let (honest, liar) = (None, None);
+        let mut scene = Self {
+            master,
+            owner,
+            tables,
+            heap,
+            up,
+            clock,
+            honest,
+            liar,
+            requests: 0,
+            _place: place,
+        };
+        scene.honest = scene.join(info(0, HONEST), (Term::default(), false), Vec::new()).await;
+        scene.honest_reports().await;
+        scene.liar = scene.join(info(1, LIAR), (Term::default(), false), Vec::new()).await;
+        scene
+    }
+
+    async fn join(
+        &mut self,
+        info: RankInfo,
+        (obeyed, holds): (Term, bool),
+        siblings: Vec<(u32, u64)>,
+    ) -> Option<Member> {
+        self.join_with(info, (obeyed, holds, SeenView::default()), siblings).await
+    }
+
+    async fn join_with(
+        &mut self,
+        info: RankInfo,
+        (obeyed, holds, seen): (Term, bool, SeenView),
+        siblings: Vec<(u32, u64)>,
+    ) -> Option<Member> {
+        let (tx, rx) = mpsc::channel(QUEUE);
+        let (seat, incarnation) = (info.seat(), info.incarnation);
+        let join = Join { info, obeyed, holds, seen, siblings, tx };
+        let joined = self.master.call(join, LIMIT).await.expect("the master answers").ok()?;
+        joined.written.store(u64::MAX / 2, std::sync::atomic::Ordering::SeqCst);
+        let (link, term) = (joined.link, joined.term);
+        Some(Member { seat, incarnation, link, term, rx, asked: 0 })
+    }
+
+    /// Whoever joins as the honest rank takes its place; it does so itself, too, when it is cut.
+    async fn honest_reports(&mut self) {
+        let Some(member) = &mut self.honest else { return };
+        while let Ok(down) = member.rx.try_recv() {
+            let up = match down {
+                Down::ReportPlease { number } => {
+                    Up::Report { number, slots: Vec::new(), last: true }
+                }
+                Down::View(view) => Up::ViewSeen { number: view.number },
+                Down::AskLog { number, .. } => {
+                    Up::LogAnswer { number, served: Vec::new(), removed: Vec::new() }
+                }
+                _ => continue,
+            };
+            let (seat, incarnation, link) = (member.seat, member.incarnation, member.link);
+            let _ = self.master.call(FromRank { seat, incarnation, link, up }, LIMIT).await;
+        }
+    }
+
+    /// A hello: only one that joins says anything here.
+    pub(super) async fn joins(&mut self, purpose: Purpose) {
+        let Purpose::Rank { info, obeyed, holds, seen, siblings } = purpose else { return };
+        // As the honest rank nobody else joins: its link is up, or it is back at once.
+        if info.rank == 0 {
+            return;
+        }
+        if let Some(member) = self.join_with(*info, (obeyed, holds, seen), siblings).await {
+            self.liar = Some(member);
+        }
+    }
+
+    pub(super) async fn member_says(&mut self, up: Up) {
+        let Some(member) = &mut self.liar else { return };
+        while let Ok(down) = member.rx.try_recv() {
+            if let Down::ReportPlease { number } = down {
+                member.asked = number;
+            }
+        }
+        let asked = member.asked;
+        // The number that was asked for is no secret.
+        let up = match up {
+            Up::Report { slots, last, .. } => Up::Report { number: asked, slots, last },
+            other => other,
+        };
+        let (seat, incarnation, link) = (member.seat, member.incarnation, member.link);
+        let _ = self.master.call(FromRank { seat, incarnation, link, up }, LIMIT).await;
+    }
+
+    pub(super) async fn client_asks(&mut self, request: Request) {
+        let ask = Ask { producer: PRODUCER, request };
+        // Some answers come only once owners said something: not waited for.
+        let _ = self.master.push(ask, crate::cell::Reply::nobody()).await;
+    }
+
+    /// As the link of a rank takes a frame in.
+    pub(super) async fn master_says(&mut self, down: Down) {
+        let info = RankInfo { segment_id: 0, ..self.owned() };
+        if info.check_down(&down).is_err() {
+            return;
+        }
+        match &down {
+            Down::View(view) => return self.tables.keep_view(view.clone()),
+            Down::PlanOpened(p) if p.at.incarnation == OWNED => {
+                self.tables.record(p, info.header_base, self.clock.now_ns());
+            }
+            _ => {}
+        }
+        let _ = self.owner.call(FromMaster(down), LIMIT).await;
+        while self.up.try_recv().is_ok() {}
+    }
+
+    fn owned(&self) -> RankInfo {
+        let g = self.heap.geometry();
+        RankInfo {
+            incarnation: g.incarnation,
+            segment_bytes: g.segment_bytes,
+            slots: g.slots,
+            log_slots: g.log_slots,
+            header_base: g.header_base,
+            index_offset: g.index.offset,
+            index_bytes: g.index.len,
+            arena_offset: g.arena.offset,
+            arena_bytes: g.arena.len,
+            ..info(0, OWNED)
+        }
+    }
+
+    /// As the owner's side of an attach connection takes a frame in.
+    pub(super) async fn process_says(&mut self, word: ToOwner) {
+        if word.check(self.heap.geometry()).is_err() {
+            return;
+        }
+        let _ = match word {
+            ToOwner::Touched(batch) => self.owner.call(Touches(batch), LIMIT).await,
+            ToOwner::Named(names) => self.owner.call(Name(names), LIMIT).await,
+            ToOwner::Abandoned(claim) => self.owner.call(GiveUp(claim), LIMIT).await,
+            ToOwner::ClearBelow(below) => self.owner.call(LogClear(1, below), LIMIT).await,
+            ToOwner::Dropped(plan) => self.owner.call(PlanDropped(1, PRODUCER, plan), LIMIT).await,
+            ToOwner::TermObeyed(term) => {
+                self.owner.call(TermObeyed(1, PRODUCER, term), LIMIT).await
+            }
+            ToOwner::CheckPlan(plan) => {
+                let _ = self.tables.standing(plan);
+                Ok(())
+            }
+            ToOwner::Detach => Ok(()),
+        };
+    }
+
+    /// As a handle takes an answer in: what it computes from one that it believes.
+    pub(super) fn client_is_told(&self, response: &Response) {
+        if response.check().is_err() {
+            return;
+        }
+        let g = self.heap.geometry();
+        match response {
+            Response::Plans(list) => list.iter().flatten().for_each(|plan| {
+                let lies = plan.meta.check(g.slots, g.header_base, &g.payloads());
+                if lies.is_ok() && plan.check(plan.meta.bytes_total).is_ok() {
+                    assert!(plan.meta.bytes_total <= g.payloads().len);
+                    assert!(plan.write_ttl_ms.checked_mul(1_000_000).is_some());
+                }
+            }),
+            Response::Locations(list) => list.iter().flatten().for_each(|meta| {
+                if meta.check(g.slots, g.header_base, &g.payloads()).is_ok() {
+                    assert!(meta.bytes_total <= g.payloads().len);
+                }
+            }),
+            _ => {}
+        }
+    }
+
+    pub(super) async fn time_passes(&mut self, ms: u64) {
+        self.clock.advance_ms(ms);
+        self.honest_lives().await;
+        let _ = self.master.call(MasterTick, LIMIT).await;
+    }
+
+    /// The actors have not panicked, and who lies keeps nobody else from a put.
+    pub(super) async fn others_are_served(&mut self) {
+        for status in [self.master.status(), self.owner.status()] {
+            let why = status.last_error.unwrap_or_default();
+            assert_eq!(status.panics, 0, "the {} panicked: {why}", status.name);
+        }
+        let held = self.honest.as_ref().map(|m| m.incarnation);
+        assert_eq!(held, Some(HONEST));
+        self.serves_a_put().await;
+    }
+
+    /// A term that rose above what the liar obeyed has cut every link: the honest one is back at once.
+    pub(super) async fn honest_stays(&mut self) {
+        let cut = self.honest.as_ref().filter(|m| m.rx.is_closed()).map(|m| m.term);
+        if let Some(obeyed) = cut {
+            self.honest = self.join(info(0, HONEST), (obeyed, false), Vec::new()).await;
+        }
+        self.honest_reports().await;
+    }
+
+    async fn serves_a_put(&mut self) {
+        self.honest_stays().await;
+        // Whoever has not reported is waited for, for one TTL, which the honest rank lives through.
+        for _ in 0..2 * PARTS {
+            self.time_passes(TTL_MS / PARTS).await;
+            self.honest_reports().await;
+        }
+        self.requests += 1;
+        let opts = PutOptions { preferred_segment: Some(0), ..PutOptions::default() };
+        let key = b"of somebody else entirely".to_vec();
+        let items = vec![OpenItem { key, bytes_total: 1, opts }];
+        let request =
+            Request::OpenForWrite { request: u64::MAX - self.requests, wait_ms: 0, items };
+        let ask = Ask { producer: PRODUCER + 1, request };
+        let answer = self.master.call(ask, LIMIT).await;
+        let honest = self.honest.is_some();
+        assert!(matches!(answer, Ok(Response::Plans(_) | Response::Failed(_))), "{answer:?}");
+        assert!(honest, "the honest rank was refused");
+    }
+
+    async fn honest_lives(&mut self) {
+        let Some(member) = &self.honest else { return };
+        let (seat, incarnation, link) = (member.seat, member.incarnation, member.link);
+        let up = Up::Retired(Vec::new());
+        let _ = self.master.call(FromRank { seat, incarnation, link, up }, LIMIT).await;
+    }
+}
+
+/// Steps in which a TTL passes: a pause of its own the master would forgive.
+const PARTS: u64 = 8;
+
+async fn start_master(place: &OwnedPlace, clock: &ManualClock) -> CellAddr<Master> {
+    let members = Arc::new(Members::new(TERM, WORLD, clock.now_ms()));
+    let truth = MasterTruth {
+        world_size: WORLD,
+        ttl_ms: TTL_MS,
+        full_wait_ms: 50,
+        settings: Settings {
+            page_bytes: 4096,
+            write_ttl_ms: 100,
+            ttl_ms: TTL_MS,
+            call_timeout_ms: 500,
+        },
+        members,
+        next_plan: Arc::new(AtomicU64::new(1)),
+        boot_id: 1,
+        clock: Arc::new(clock.clone()),
+        random: Arc::new(OsRandom),
+    };
+    CellAddr::start(place.place(), truth, Arc::new(|_| {})).await.expect("a master")
+}

@@ -1,0 +1,193 @@
+//! Words that are true, one of each kind and shape: what lies begin from.
+
+use super::scene::{ARENA, LIAR, LOG_SLOTS, OWNED, TERM, info};
+use super::{Kind, word};
+use crate::message::{
+    Abandoned, Down, EndCause, KeyBytes, LogObjectEntry, LogQuestion, Named, ObjMeta, OpenItem,
+    OwnerGauges, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, PutOptions, Request, Response,
+    SeenView, Selection, Served, SlotContent, SlotEntry, SlotRef, Term, ToOwner, Touch, TouchBatch,
+    Up, WireKeyId,
+};
+
+const PLAN: PlanId = PlanId { term: TERM, seq: 1 };
+const KEY: WireKeyId = WireKeyId { hash: 1, check: 2 };
+
+fn key() -> KeyBytes {
+    KeyBytes::from(&b"layer/0"[..])
+}
+
+/// Where the arena of the owner that is spoken to begins.
+fn owned_arena() -> u64 {
+    super::scene::owned_config().segment_bytes() - u64::from(super::scene::SLOTS) * 4096
+}
+
+fn at(incarnation: u64) -> SlotRef {
+    SlotRef { incarnation, slot: LOG_SLOTS + 1, epoch: 1 }
+}
+
+fn opened(incarnation: u64, extent_offset: u64) -> PlanOpened {
+    PlanOpened {
+        plan: PLAN,
+        token: 9,
+        at: at(incarnation),
+        extent_offset,
+        extent_len: 4096,
+        key: key(),
+        producer: super::scene::PRODUCER,
+        request: 1,
+        item: 0,
+        deadline_ms: 1_000,
+        bytes_total: 4096,
+        page_bytes: 4096,
+    }
+}
+
+fn logged() -> LogObjectEntry {
+    LogObjectEntry {
+        key: key(),
+        id: KEY,
+        slot: 0,
+        epoch: 1,
+        payload_off: ARENA - u64::from(LOG_SLOTS) * 4096,
+        bytes_total: 100,
+        page_bytes: 4096,
+    }
+}
+
+fn report() -> Vec<SlotEntry> {
+    let live = SlotContent::Live {
+        key: key(),
+        extent_offset: ARENA,
+        extent_len: 4096,
+        bytes_total: 100,
+        page_bytes: 4096,
+        n_pages: 1,
+    };
+    let held = SlotContent::Held { extent_offset: ARENA + 8192, extent_len: 4096 };
+    let entry = |slot, epoch, what| SlotEntry { slot, epoch, what };
+    vec![
+        entry(LOG_SLOTS, 3, live),
+        entry(LOG_SLOTS + 1, 1, SlotContent::Open(Box::new(opened(LIAR, ARENA + 4096)))),
+        entry(LOG_SLOTS + 2, 2, held),
+        entry(LOG_SLOTS + 3, 7, SlotContent::Free),
+        entry(0, 1, SlotContent::Logged(Box::new(logged()))),
+    ]
+}
+
+fn ups() -> Vec<Up> {
+    let gauges = OwnerGauges { heap_used: 1, ..OwnerGauges::default() };
+    vec![
+        Up::Report { number: 0, slots: report(), last: true },
+        Up::Report { number: 0, slots: report(), last: false },
+        Up::Report { number: 0, slots: Vec::new(), last: true },
+        Up::Heartbeat(Box::new(gauges)),
+        Up::Retired(vec![at(LIAR)]),
+        Up::Freed(vec![at(LIAR), SlotRef { epoch: 3, slot: LOG_SLOTS, ..at(LIAR) }]),
+        Up::Adopted(PlanRef { plan: PLAN, at: at(LIAR), key: KEY }),
+        Up::Announced(vec![logged()]),
+        Up::LogAnswer { number: 1, served: vec![logged()], removed: vec![KEY] },
+        Up::ViewSeen { number: 1 },
+        Up::Draining,
+        Up::Leave,
+    ]
+}
+
+fn requests() -> Vec<Request> {
+    let opts = PutOptions { preferred_segment: Some(1), page_bytes: 4096, device_alloc: None };
+    let item = OpenItem { key: b"layer/1".to_vec(), bytes_total: 4096, opts };
+    let of = Selection { pattern: Some("layer".to_string()), from: Some(KEY) };
+    let plan = PlanRef { plan: PLAN, at: at(LIAR), key: KEY };
+    vec![
+        Request::OpenForWrite { request: 1, wait_ms: 100, items: vec![item] },
+        Request::Commit(vec![plan]),
+        Request::Abort(vec![plan]),
+        Request::Withdraw { request: 1 },
+        Request::GetLocation(vec![key()]),
+        Request::MatchPrefix(vec![key()]),
+        Request::Exists(vec![key()]),
+        Request::Remove(vec![key()]),
+        Request::EvictUntilBelow(0.5),
+        Request::Stats,
+        Request::View,
+        Request::List { of: of.clone(), after: Some(key()), limit: 10 },
+        Request::RemoveMatching(of),
+    ]
+}
+
+fn downs() -> Vec<Down> {
+    let plan = PlanRef { plan: PLAN, at: at(OWNED), key: KEY };
+    let view = SeenView { term: TERM, number: 2, incarnations: vec![OWNED, LIAR] };
+    let find = LogQuestion::Find(vec![KEY]);
+    vec![
+        Down::PlanOpened(opened(OWNED, owned_arena())),
+        Down::Committed(vec![plan]),
+        Down::EndPlan { plan: PLAN, at: at(OWNED), cause: EndCause::Aborted },
+        Down::EndPlan { plan: PLAN, at: at(OWNED), cause: EndCause::Expired },
+        Down::Retire(vec![at(OWNED)]),
+        Down::FreedAck(vec![at(OWNED)]),
+        Down::MakeRoom { bytes: 4096, attempt: 1 },
+        Down::EvictTo { bytes: 4096 },
+        Down::View(view),
+        Down::AskLog { number: 1, question: find },
+        Down::AskLog { number: 2, question: LogQuestion::Remove(vec![KEY]) },
+        Down::AskLog { number: 3, question: LogQuestion::RemoveAll },
+        Down::ReportPlease { number: 4 },
+        Down::NoMorePlans,
+    ]
+}
+
+fn to_owners() -> Vec<ToOwner> {
+    let served = Served { by_index: 1, by_cache: 2, by_master: 3 };
+    let list = vec![Touch { slot: 1, epoch: 1, bytes: 4096 }];
+    vec![
+        ToOwner::Touched(TouchBatch { list, served }),
+        ToOwner::CheckPlan(PLAN),
+        ToOwner::Dropped(PLAN),
+        ToOwner::TermObeyed(TERM),
+        ToOwner::Named(vec![Named { slot: 0, epoch: 1, key: key() }]),
+        ToOwner::Abandoned(Abandoned { position: 0, bytes: 4096 }),
+        ToOwner::ClearBelow(4096),
+        ToOwner::Detach,
+    ]
+}
+
+fn responses() -> Vec<Response> {
+    let meta = ObjMeta {
+        key: KEY,
+        rank: 0,
+        at: at(OWNED),
+        header_off: 4096 + u64::from(LOG_SLOTS + 1) * 64,
+        payload_off: owned_arena(),
+        bytes_total: 4096,
+        page_bytes: 4096,
+        n_pages: 1,
+    };
+    let (plan, token) = (PLAN, 9);
+    let granted = PlanDesc { plan, token, meta: meta.clone(), extent_len: 4096, write_ttl_ms: 100 };
+    vec![
+        Response::Plans(vec![Ok(granted)]),
+        Response::Locations(vec![Ok(meta.clone())]),
+        Response::Prefix(vec![meta]),
+    ]
+}
+
+/// All of them, each an input of its own.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let seen =
+        SeenView { term: Term { number: 1, master: 3 }, number: 1, incarnations: vec![LIAR] };
+    let joins = Purpose::Rank {
+        info: Box::new(info(1, LIAR)),
+        obeyed: TERM,
+        holds: true,
+        seen,
+        siblings: vec![(1, 0x201)],
+    };
+    let mut all = vec![word(Kind::Hello, &joins)];
+    all.extend(ups().iter().map(|up| word(Kind::Up, up)));
+    all.extend(requests().iter().map(|request| word(Kind::Request, request)));
+    all.extend(downs().iter().map(|down| word(Kind::Down, down)));
+    all.extend(to_owners().iter().map(|said| word(Kind::ToOwner, said)));
+    all.extend(responses().iter().map(|response| word(Kind::Response, response)));
+    all.push([&[Kind::Later as u8, 200, 0][..], &[0; 200]].concat());
+    all
+}

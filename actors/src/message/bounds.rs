@@ -1,0 +1,318 @@
+//! What can be true of what others say. A message that decodes may still name sizes, slots and epochs
+//! that cannot be: whoever takes one in asks here first, before any number of it allocates, indexes or
+//! is added to another [I19]. Only what the sender itself vouches for is refused: what a producer wrote
+//! into a header, and an owner merely passes on, is bounded where it is used.
+
+mod calls;
+
+use super::{
+    Down, LogObjectEntry, LogQuestion, MAX_BATCH, MAX_SEGMENTS, PlanOpened, RankInfo, SeenView,
+    SlotContent, SlotEntry, SlotRef, ToOwner, Up,
+};
+use crate::error::{Error, Result};
+use nkv_store::arena::Extent;
+use nkv_store::heap::Geometry;
+use nkv_store::key::MAX_KEY_BYTES;
+use nkv_store::layout::{AtomicDomain, PAYLOAD_ALIGN, Region};
+use nkv_transport::wire::Address;
+
+/// Longest address, file name or list of devices that a rank tells of itself.
+pub const MAX_TEXT_BYTES: usize = 1024;
+/// Longest time that a message may name: 30 days. Sums of a few of them are far from an end of numbers.
+pub const MAX_TIME_MS: u64 = 30 * 24 * 3_600 * 1_000;
+/// Reads that one batch of touches reports at most; of each way to an object.
+pub const MAX_TOUCHES_SERVED: u64 = 1 << 40;
+
+fn refuse<T>(text: String) -> Result<T> {
+    Err(Error::invalid(text))
+}
+
+fn text(what: &str, bytes: usize) -> Result<()> {
+    match bytes {
+        0..=MAX_TEXT_BYTES => Ok(()),
+        _ => refuse(format!("{what} of {bytes} bytes; at most {MAX_TEXT_BYTES} are taken")),
+    }
+}
+
+fn list(what: &str, len: usize, most: usize) -> Result<()> {
+    if len <= most {
+        return Ok(());
+    }
+    refuse(format!("{len} {what} in one message; at most {most} are taken"))
+}
+
+fn key(bytes: &[u8]) -> Result<()> {
+    match bytes.len() {
+        0..=MAX_KEY_BYTES => Ok(()),
+        len => refuse(format!("a key of {len} bytes; at most {MAX_KEY_BYTES} are taken")),
+    }
+}
+
+fn slot_at(slots: u32, slot: u32, epoch: u32) -> Result<()> {
+    if slot < slots && epoch > 0 {
+        return Ok(());
+    }
+    refuse(format!(
+        "slot {slot} at epoch {epoch}, of a segment whose slots are 0 to {} and whose epochs begin at 1",
+        slots.saturating_sub(1)
+    ))
+}
+
+fn time(what: &str, ms: u64) -> Result<()> {
+    match ms {
+        0..=MAX_TIME_MS => Ok(()),
+        _ => refuse(format!("{what} of {ms} ms; at most {MAX_TIME_MS} can be meant")),
+    }
+}
+
+impl RankInfo {
+    /// Where things lie in the segment, if it can be as it is described.
+    pub fn geometry(&self) -> Result<Geometry> {
+        let log_bytes = u64::from(self.log_slots) * PAYLOAD_ALIGN;
+        let Some(log_offset) = self.arena_offset.checked_sub(log_bytes) else {
+            return refuse(format!(
+                "a device log of {log_bytes} bytes before offset {}",
+                self.arena_offset
+            ));
+        };
+        let log = Region { offset: log_offset, len: log_bytes };
+        let geometry = Geometry {
+            segment_bytes: self.segment_bytes,
+            slots: self.slots,
+            log_slots: self.log_slots,
+            header_base: self.header_base,
+            index: self.index(),
+            pins: Region::default(),
+            log: if log_bytes == 0 { Region::default() } else { log },
+            arena: Region { offset: self.arena_offset, len: self.arena_bytes },
+            quarantine_ms: self.quarantine_ms,
+            incarnation: self.incarnation,
+            segment_id: u64::from(self.segment_id),
+            boot_id: self.boot_id,
+            rank: self.rank,
+            water_hi: 0,
+            water_lo: 0,
+            atomic_domain: if self.nic_atomics { AtomicDomain::Nic } else { AtomicDomain::Cpu },
+        };
+        geometry.check().map_err(|e| Error::invalid(e.to_string()))?;
+        Ok(geometry)
+    }
+
+    /// Whether a rank can be as it describes itself.
+    pub fn check(&self) -> Result<()> {
+        let address = |a: &Address| match a {
+            Address::Tcp(name) => name.len(),
+            Address::Unix(path) => path.as_os_str().len(),
+        };
+        text("a control address", address(&self.control))?;
+        text("a local address", self.local.as_ref().map_or(0, address))?;
+        for (what, told) in
+            [("a data address", &self.data), ("a device list", &self.fabric), ("a URL", &self.http)]
+        {
+            text(what, told.as_ref().map_or(0, String::len))?;
+        }
+        text("a segment's name", self.segment.len())?;
+        let units = self.geometry()?.payloads().len / PAYLOAD_ALIGN;
+        if u64::from(self.slots) > units {
+            return refuse(format!(
+                "{} header slots for {units} units of {PAYLOAD_ALIGN} bytes: there is one for each",
+                self.slots
+            ));
+        }
+        if self.segment_id >= MAX_SEGMENTS {
+            return refuse(format!(
+                "segment {}; a rank's count from 0 to {}",
+                self.segment_id,
+                MAX_SEGMENTS - 1
+            ));
+        }
+        Ok(())
+    }
+
+    /// The other segments that a node tells of, beside this one.
+    pub fn check_siblings(&self, siblings: &[(u32, u64)]) -> Result<()> {
+        list("siblings", siblings.len(), MAX_SEGMENTS as usize - 1)?;
+        match siblings.iter().find(|(n, _)| *n == self.segment_id || *n >= MAX_SEGMENTS) {
+            Some((segment, _)) => refuse(format!(
+                "segment {segment} beside segment {}; a rank's count from 0 to {}",
+                self.segment_id,
+                MAX_SEGMENTS - 1
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn check_slot(&self, slot: u32, epoch: u32) -> Result<()> {
+        slot_at(self.slots, slot, epoch)
+    }
+
+    fn check_ref(&self, at: &SlotRef) -> Result<()> {
+        if at.incarnation != self.incarnation {
+            return refuse(format!(
+                "a slot of incarnation {:016x}, said by {:016x}",
+                at.incarnation, self.incarnation
+            ));
+        }
+        self.check_slot(at.slot, at.epoch)
+    }
+
+    fn check_refs(&self, refs: &[SlotRef]) -> Result<()> {
+        list("slots", refs.len(), self.slots as usize)?;
+        refs.iter().try_for_each(|at| self.check_ref(at))
+    }
+
+    /// Of length 0 is what an owner could not tell.
+    fn check_extent(&self, offset: u64, len: u64) -> Result<()> {
+        let arena = Region { offset: self.arena_offset, len: self.arena_bytes };
+        if len == 0 || (Extent { offset, len }).within(&arena) {
+            return Ok(());
+        }
+        refuse(format!("an extent of {len} bytes at {offset}, outside the arena at {arena:?}"))
+    }
+
+    fn check_plan(&self, p: &PlanOpened) -> Result<()> {
+        self.check_ref(&p.at)?;
+        if p.at.slot < self.log_slots {
+            return refuse(format!("a plan in slot {} of the device log", p.at.slot));
+        }
+        self.check_extent(p.extent_offset, p.extent_len)?;
+        if p.extent_len == 0 || p.bytes_total > p.extent_len {
+            return refuse(format!(
+                "a plan of {} bytes in an extent of {}",
+                p.bytes_total, p.extent_len
+            ));
+        }
+        key(&p.key)?;
+        time("a deadline", p.deadline_ms)
+    }
+
+    fn check_logged(&self, o: &LogObjectEntry) -> Result<()> {
+        self.check_slot(o.slot, o.epoch)?;
+        if o.slot >= self.log_slots {
+            return refuse(format!("slot {} is not the device log's", o.slot));
+        }
+        let log = self.payloads();
+        let fits = |end: u64| end <= self.arena_offset;
+        let inside = o.payload_off.checked_add(o.bytes_total).is_some_and(fits);
+        if o.payload_off < log.offset || !inside {
+            return refuse(format!(
+                "an object of {} bytes at {}, outside the device log",
+                o.bytes_total, o.payload_off
+            ));
+        }
+        key(&o.key)
+    }
+
+    fn check_entry(&self, e: &SlotEntry) -> Result<()> {
+        self.check_slot(e.slot, e.epoch)?;
+        let managed = e.slot >= self.log_slots;
+        match &e.what {
+            SlotContent::Free if managed => Ok(()),
+            SlotContent::Held { extent_offset, extent_len } if managed => {
+                self.check_extent(*extent_offset, *extent_len)
+            }
+            SlotContent::Live { key: bytes, extent_offset, extent_len, .. } if managed => {
+                key(bytes)?;
+                self.check_extent(*extent_offset, *extent_len)
+            }
+            SlotContent::Open(p) if (p.at.slot, p.at.epoch) == (e.slot, e.epoch) => {
+                self.check_plan(p)
+            }
+            SlotContent::Logged(o) if (o.slot, o.epoch) == (e.slot, e.epoch) => {
+                self.check_logged(o)
+            }
+            other => refuse(format!("slot {} cannot hold {other:?}", e.slot)),
+        }
+    }
+
+    /// What the owner of this segment says, as its master hears it.
+    pub fn check_up(&self, up: &Up) -> Result<()> {
+        match up {
+            Up::Retired(refs) | Up::Freed(refs) => self.check_refs(refs),
+            Up::Adopted(a) => self.check_ref(&a.at),
+            Up::Report { slots, .. } => {
+                list("slots", slots.len(), MAX_BATCH)?;
+                slots.iter().try_for_each(|e| self.check_entry(e))
+            }
+            Up::Announced(objects) => self.check_objects(objects),
+            Up::LogAnswer { served, removed, .. } => {
+                list("keys", removed.len(), MAX_BATCH)?;
+                self.check_objects(served)
+            }
+            // Figures are shown and added up, by who saturates.
+            Up::Heartbeat(_) | Up::ViewSeen { .. } | Up::Draining | Up::Leave => Ok(()),
+        }
+    }
+
+    fn check_objects(&self, objects: &[LogObjectEntry]) -> Result<()> {
+        list("objects", objects.len(), MAX_BATCH)?;
+        objects.iter().try_for_each(|o| self.check_logged(o))
+    }
+
+    /// What a master says to the owner of this segment.
+    pub fn check_down(&self, down: &Down) -> Result<()> {
+        // Words about an earlier incarnation may still be on their way: they are ignored.
+        let slots = |refs: &[SlotRef]| list("slots", refs.len(), MAX_BATCH);
+        match down {
+            Down::PlanOpened(p) if p.at.incarnation == self.incarnation => self.check_plan(p),
+            Down::PlanOpened(p) => key(&p.key),
+            Down::Committed(plans) => list("plans", plans.len(), MAX_BATCH),
+            Down::Retire(refs) | Down::FreedAck(refs) => slots(refs),
+            Down::View(view) => view.check(self.world_size),
+            Down::AskLog { question, .. } => match question {
+                LogQuestion::Find(keys) | LogQuestion::Remove(keys) => {
+                    list("keys", keys.len(), MAX_BATCH)
+                }
+                LogQuestion::RemoveAll => Ok(()),
+            },
+            Down::Refused(why) => text("a reason", why.len()),
+            Down::EndPlan { .. }
+            | Down::MakeRoom { .. }
+            | Down::EvictTo { .. }
+            | Down::Beat
+            | Down::ReportTaken
+            | Down::NoMorePlans
+            | Down::ReportPlease { .. } => Ok(()),
+        }
+    }
+}
+
+impl ToOwner {
+    /// Whether an attached client can say so to the owner of this segment.
+    pub fn check(&self, segment: &Geometry) -> Result<()> {
+        match self {
+            ToOwner::Touched(batch) => {
+                let s = &batch.served;
+                let most = s.by_index.max(s.by_cache).max(s.by_master);
+                if most > MAX_TOUCHES_SERVED {
+                    return refuse(format!("{most} reads reported at once"));
+                }
+                batch.list.iter().try_for_each(|t| match t.bytes <= segment.payloads().len {
+                    true => slot_at(segment.slots, t.slot, t.epoch),
+                    false => refuse(format!("a read of {} bytes", t.bytes)),
+                })
+            }
+            ToOwner::Named(names) => names.iter().try_for_each(|n| {
+                slot_at(segment.slots, n.slot, n.epoch)?;
+                key(&n.key)
+            }),
+            // Looked at against the log's own counters.
+            ToOwner::Abandoned(_) | ToOwner::ClearBelow(_) => Ok(()),
+            ToOwner::CheckPlan(_)
+            | ToOwner::Dropped(_)
+            | ToOwner::TermObeyed(_)
+            | ToOwner::Detach => Ok(()),
+        }
+    }
+}
+
+impl SeenView {
+    /// Whether a cluster of so many ranks can have been so.
+    pub fn check(&self, world_size: u32) -> Result<()> {
+        let most = u64::from(world_size) * u64::from(MAX_SEGMENTS);
+        list("members", self.incarnations.len(), usize::try_from(most).unwrap_or(usize::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,123 @@
+//! What can be true of what a client asks and is told, and of the settings of its cluster.
+
+use super::{key, list, refuse, time};
+use crate::error::{Error, Result};
+use crate::message::{KEYS_PER_ROUND, MAX_BATCH, ObjMeta, PlanDesc, Request, Response, Settings};
+use nkv_store::heap::MAX_ARENA_BYTES;
+use nkv_store::layout::{HEADER_BYTES, Region};
+
+impl Settings {
+    /// Whether a cluster can have these.
+    pub fn check(&self) -> Result<()> {
+        if self.page_bytes == 0 || self.ttl_ms == 0 {
+            return refuse(format!(
+                "settings of {} bytes a page and a TTL of {} ms",
+                self.page_bytes, self.ttl_ms
+            ));
+        }
+        time("a write TTL", self.write_ttl_ms)?;
+        time("a TTL", self.ttl_ms)?;
+        time("a call's limit", self.call_timeout_ms)
+    }
+}
+
+impl ObjMeta {
+    /// Whether an object can be so, in the segment that has these slots and payloads.
+    pub fn check(&self, slots: u32, header_base: u64, payloads: &Region) -> Result<()> {
+        let header_off = u64::from(self.at.slot) * HEADER_BYTES + header_base;
+        let end = self.payload_off.checked_add(self.bytes_total);
+        let inside = self.payload_off >= payloads.offset
+            && end.is_some_and(|end| end <= payloads.offset.saturating_add(payloads.len));
+        let named = self.at.slot < slots && self.header_off == header_off;
+        if inside && named {
+            return Ok(());
+        }
+        refuse(format!(
+            "an object of {} bytes at {}, slot {} with its header at {}: rank {} has {slots} slots \
+             from {header_base} on and payloads at {payloads:?}",
+            self.bytes_total, self.payload_off, self.at.slot, self.header_off, self.rank
+        ))
+    }
+}
+
+impl ObjMeta {
+    /// Whether any segment can have such an object.
+    fn check_numbers(&self) -> Result<()> {
+        let end = self.payload_off.checked_add(self.bytes_total);
+        let header_end = self.header_off.checked_add(HEADER_BYTES);
+        if self.bytes_total <= MAX_ARENA_BYTES && end.is_some() && header_end.is_some() {
+            return Ok(());
+        }
+        refuse(format!(
+            "an object of {} bytes at {}, its header at {}",
+            self.bytes_total, self.payload_off, self.header_off
+        ))
+    }
+}
+
+impl Response {
+    /// Whether a master can say so. That a list is as long as the question is seen to by who asked, and
+    /// where an object lies by who knows its segment.
+    pub fn check(&self) -> Result<()> {
+        let told = match self {
+            Response::Plans(list) => {
+                list.iter().flatten().try_for_each(|plan| plan.meta.check_numbers())
+            }
+            Response::Locations(list) => list.iter().flatten().try_for_each(ObjMeta::check_numbers),
+            Response::Prefix(list) => list.iter().try_for_each(ObjMeta::check_numbers),
+            Response::Listed { keys, .. } => list("keys", keys.len(), KEYS_PER_ROUND),
+            _ => Ok(()),
+        };
+        told.map_err(|e| Error::internal(format!("the master's answer cannot be: {}", e.message)))
+    }
+}
+
+impl PlanDesc {
+    /// Whether a plan for `bytes` can be so. Where it lies is checked with its owner's segment.
+    pub fn check(&self, bytes: u64) -> Result<()> {
+        let m = &self.meta;
+        if u64::from(m.n_pages) != bytes.div_ceil(u64::from(m.page_bytes.max(1))) {
+            return refuse(format!(
+                "a plan of {} pages of {} bytes for {bytes} bytes",
+                m.n_pages, m.page_bytes
+            ));
+        }
+        if m.bytes_total != bytes || self.extent_len < bytes || bytes > MAX_ARENA_BYTES {
+            return refuse(format!(
+                "a plan of {} bytes in an extent of {} where {bytes} were asked for",
+                m.bytes_total, self.extent_len
+            ));
+        }
+        time("a write TTL", self.write_ttl_ms)
+    }
+}
+
+impl Request {
+    /// Whether a client may ask so. What is wrong with one item of a batch is that item's answer.
+    pub fn check(&self) -> Result<()> {
+        let n = match self {
+            Request::OpenForWrite { items, .. } => items.len(),
+            Request::Commit(l) | Request::Abort(l) => l.len(),
+            Request::GetLocation(k)
+            | Request::MatchPrefix(k)
+            | Request::Exists(k)
+            | Request::Remove(k) => k.len(),
+            Request::Withdraw { .. }
+            | Request::EvictUntilBelow(_)
+            | Request::Stats
+            | Request::View
+            | Request::Watch { .. }
+            | Request::List { .. }
+            | Request::RemoveMatching(_) => 0,
+        };
+        if n > MAX_BATCH {
+            return refuse(format!(
+                "a batch has at most {MAX_BATCH} items, this one {n}; split it"
+            ));
+        }
+        match self {
+            Request::List { after: Some(after), .. } => key(after),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Numbers that cannot be, one at a time.
+
+use crate::message::*;
+use nkv_store::heap::{Heap, HeapConfig};
+use nkv_store::key::MAX_KEY_BYTES;
+use nkv_store::{AnonMemory, Geometry};
+use std::sync::Arc;
+
+const INCARNATION: u64 = 5;
+const PLAN: PlanId = PlanId { term: Term { number: 1, master: 2 }, seq: 3 };
+const KEY: WireKeyId = WireKeyId { hash: 1, check: 2 };
+
+fn geometry() -> Geometry {
+    let config = HeapConfig {
+        incarnation: INCARNATION,
+        arena_bytes: 8 * 4096,
+        log_bytes: 4 * 4096,
+        ..HeapConfig::default()
+    };
+    let memory = Arc::new(AnonMemory::new(config.segment_bytes()).unwrap());
+    *Heap::format(memory, &config).unwrap().geometry()
+}
+
+/// As a node tells of such a segment.
+fn info() -> RankInfo {
+    let g = geometry();
+    RankInfo {
+        rank: 0,
+        segment_id: 0,
+        world_size: 2,
+        incarnation: g.incarnation,
+        boot_id: g.boot_id,
+        pid: 1,
+        control: "127.0.0.1:1".parse().unwrap(),
+        local: None,
+        data: None,
+        fabric: None,
+        http: None,
+        segment: "nkv.a.0.1".to_string(),
+        segment_bytes: g.segment_bytes,
+        slots: g.slots,
+        log_slots: g.log_slots,
+        header_base: g.header_base,
+        index_offset: g.index.offset,
+        index_bytes: g.index.len,
+        arena_offset: g.arena.offset,
+        arena_bytes: g.arena.len,
+        nic_atomics: false,
+        quarantine_ms: g.quarantine_ms,
+        prefault: false,
+    }
+}
+
+fn opened() -> PlanOpened {
+    let g = geometry();
+    PlanOpened {
+        plan: PLAN,
+        token: 1,
+        at: SlotRef { incarnation: INCARNATION, slot: g.log_slots, epoch: 1 },
+        extent_offset: g.arena.offset,
+        extent_len: 4096,
+        key: KeyBytes::from(&b"k"[..]),
+        producer: 1,
+        request: 1,
+        item: 0,
+        deadline_ms: 1_000,
+        bytes_total: 4096,
+        page_bytes: 4096,
+    }
+}
+
+#[test]
+fn i19_a_segment_is_believed_as_its_owner_made_it() {
+    let (told, made) = (info().geometry().unwrap(), geometry());
+    info().check().unwrap();
+    let of = |g: &Geometry| (g.segment_bytes, g.slots, g.log, g.arena, g.index, g.payloads());
+    assert_eq!(of(&told), of(&made));
+}
+
+#[test]
+fn i19_an_owner_takes_no_plan_that_cannot_be() {
+    let info = info();
+    info.check_down(&Down::PlanOpened(opened())).unwrap();
+    let lies: [fn(&mut PlanOpened); 9] = [
+        |p| p.at.slot = u32::MAX,
+        |p| p.at.slot = 0,
+        |p| p.at.epoch = 0,
+        |p| p.extent_offset = 0,
+        |p| p.extent_offset = u64::MAX - 4095,
+        |p| p.extent_len = u64::MAX,
+        |p| p.bytes_total = 4097,
+        |p| p.deadline_ms = u64::MAX,
+        |p| p.key = KeyBytes::from(vec![1; MAX_KEY_BYTES + 1]),
+    ];
+    for (n, lie) in lies.into_iter().enumerate() {
+        let mut p = opened();
+        lie(&mut p);
+        assert!(info.check_down(&Down::PlanOpened(p)).is_err(), "lie {n}");
+    }
+    let view = |n| SeenView { incarnations: vec![1; n], ..SeenView::default() };
+    let most = 2 * MAX_SEGMENTS as usize;
+    info.check_down(&Down::View(view(most))).unwrap();
+    assert!(info.check_down(&Down::View(view(most + 1))).is_err());
+    let keys = vec![KEY; MAX_BATCH + 1];
+    let asked = Down::AskLog { number: 1, question: LogQuestion::Find(keys) };
+    assert!(info.check_down(&asked).is_err());
+}
+
+#[test]
+fn i19_an_owner_takes_no_read_and_no_key_that_cannot_be() {
+    let g = geometry();
+    let touched = |slot, epoch, bytes, served| {
+        ToOwner::Touched(TouchBatch { list: vec![Touch { slot, epoch, bytes }], served })
+    };
+    let none = Served::default();
+    touched(0, 1, g.payloads().len, none).check(&g).unwrap();
+    for lie in [
+        touched(g.slots, 1, 1, none),
+        touched(0, 0, 1, none),
+        touched(0, 1, u64::MAX, none),
+        touched(0, 1, 1, Served { by_master: u64::MAX, ..none }),
+        ToOwner::Named(vec![Named { slot: u32::MAX, epoch: 1, key: KeyBytes::default() }]),
+        ToOwner::Named(vec![Named { slot: 0, epoch: 1, key: vec![1; MAX_KEY_BYTES + 1].into() }]),
+    ] {
+        assert!(lie.check(&g).is_err(), "{lie:?}");
+    }
+}
+
+#[test]
+fn i19_a_client_takes_no_location_and_no_plan_that_cannot_be() {
+    let g = geometry();
+    let at = SlotRef { incarnation: INCARNATION, slot: 5, epoch: 1 };
+    let honest = ObjMeta {
+        key: KEY,
+        rank: 0,
+        at,
+        header_off: g.header_off(5),
+        payload_off: g.arena.offset,
+        bytes_total: 4097,
+        page_bytes: 4096,
+        n_pages: 2,
+    };
+    let check = |meta: &ObjMeta| meta.check(g.slots, g.header_base, &g.payloads());
+    check(&honest).unwrap();
+    let lies: [fn(&mut ObjMeta); 5] = [
+        |m| m.at.slot = u32::MAX,
+        |m| m.header_off = 0,
+        |m| m.payload_off = 0,
+        |m| m.payload_off = u64::MAX,
+        |m| m.bytes_total = u64::MAX,
+    ];
+    for (n, lie) in lies.into_iter().enumerate() {
+        let mut meta = honest.clone();
+        lie(&mut meta);
+        assert!(check(&meta).is_err(), "lie {n}");
+    }
+    let far = ObjMeta { bytes_total: u64::MAX, ..honest.clone() };
+    assert!(Response::Locations(vec![Ok(far.clone())]).check().is_err());
+    assert!(Response::Prefix(vec![honest.clone(), far]).check().is_err());
+    let plan = |meta, extent_len, write_ttl_ms| PlanDesc {
+        plan: PLAN,
+        token: 1,
+        meta,
+        extent_len,
+        write_ttl_ms,
+    };
+    plan(honest.clone(), 8192, 100).check(4097).unwrap();
+    assert!(plan(honest.clone(), 8192, 100).check(4096).is_err(), "of another size");
+    assert!(plan(honest.clone(), 4096, 100).check(4097).is_err(), "in too short an extent");
+    assert!(plan(honest.clone(), 8192, u64::MAX).check(4097).is_err(), "for ever");
+    let pages = ObjMeta { n_pages: u32::MAX, ..honest };
+    assert!(plan(pages, 8192, 100).check(4097).is_err(), "in pages that it does not have");
+}
+
+#[test]
+fn i19_settings_that_cannot_be_are_not_taken_over() {
+    let honest = Settings { page_bytes: 4096, write_ttl_ms: 1, ttl_ms: 1, call_timeout_ms: 1 };
+    honest.check().unwrap();
+    for lie in [
+        Settings { page_bytes: 0, ..honest.clone() },
+        Settings { ttl_ms: 0, ..honest.clone() },
+        Settings { write_ttl_ms: u64::MAX, ..honest.clone() },
+        Settings { ttl_ms: u64::MAX, ..honest.clone() },
+        Settings { call_timeout_ms: u64::MAX, ..honest },
+    ] {
+        assert!(lie.check().is_err(), "{lie:?}");
+    }
+}
