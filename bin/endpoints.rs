@@ -1,5 +1,6 @@
 //! Where a cluster is: addresses of its nodes as people type them, and the first of them that leads
-//! to it. It exists once so that the programs that are clients take the same; each includes it by path.
+//! to it. It exists once so that the programs that are clients take the same; each includes it by
+//! path.
 
 use nkv::{Address, Client, ClientConfig, Error, ErrorKind};
 use nkv_store::clock::{BootClock, Clock};
@@ -48,7 +49,8 @@ fn with_port(text: &str, port: u16) -> Result<Address, String> {
     format!("{host}:{port}").parse().map_err(|_| bad())
 }
 
-/// Why no node led to the cluster: what each of them answered, in the order in which they were tried.
+/// Why no node led to the cluster: what each of them answered, in the order in which they were
+/// tried.
 #[derive(Debug)]
 pub(crate) struct NoneServes(pub(crate) Vec<(Address, Error)>);
 
@@ -82,7 +84,8 @@ impl fmt::Display for NoneServes {
 
 impl std::error::Error for NoneServes {}
 
-/// Connects through the first of these nodes that leads to the master, within the limit of one call.
+/// Connects through the first of these nodes that leads to the master, within the limit of one
+/// call.
 ///
 /// # Errors
 /// What each of them answered.

@@ -1,5 +1,6 @@
-//! What a package is made of besides the programs: completions for shells and man pages, made from the
-//! very parsers. It exists once so that each program can print its own; each includes it by path.
+//! What a package is made of besides the programs: completions for shells and man pages, made from
+//! the very parsers. It exists once so that each program can print its own; each includes it by
+//! path.
 
 use clap::{Args, Command};
 use clap_complete::Shell;

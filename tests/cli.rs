@@ -2,10 +2,13 @@
 //! streams, and the exit codes and sentences that scripts and people rely on.
 
 mod cluster_process;
+#[path = "cli/reaching.rs"]
+mod reaching;
+#[path = "cli/refusing.rs"]
+mod refusing;
 
 use cluster_process::{Ended, ProcessCluster, Terminal, clean_command, run_to_end, until};
 use nkv::message::PutOptions;
-use nkv::{ErrorKind, TransportChoice};
 use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -79,35 +82,6 @@ fn streams_and_keys_of_any_bytes_work() {
     let mut exists = cluster.cli(1, &["exists"]);
     exists.arg(key);
     assert_eq!(run_to_end(exists, LIMIT).stdout, "\"\\xff\\x01 key\": ready\n");
-}
-
-#[test]
-fn exit_codes_tell_there_from_absent_from_wrong() {
-    let cluster = ProcessCluster::start(3, |_| {});
-    let put = piped(cluster.cli(0, &["put", "a", "--rank", "2"]), b"1");
-    assert_eq!(String::from_utf8(put.stdout).unwrap(), "a: 1 B stored on rank 2\n");
-    assert!(piped(cluster.cli(0, &["put", "b", "-", "--rank", "1"]), b"2").status.success());
-
-    let both = nkv(&cluster, 1, &["exists", "a", "b"]);
-    assert_eq!((both.code, both.stdout.as_str()), (0, "a: ready\nb: ready\n"));
-    let one = nkv(&cluster, 2, &["exists", "a", "none"]);
-    assert_eq!((one.code, one.stdout.as_str()), (1, "a: ready\nnone: absent\n"));
-
-    let again = piped(cluster.cli(1, &["put", "a"]), b"other");
-    assert_eq!(again.status.code(), Some(3));
-    let told = String::from_utf8(again.stderr).unwrap();
-    assert_eq!(told, "nkv: a exists on rank 2; values never change: nkv rm it first\n");
-
-    let rm = nkv(&cluster, 2, &["rm", "a", "none", "b"]);
-    assert_eq!((rm.code, rm.stdout.as_str()), (1, "a: removed\nnone: absent\nb: removed\n"));
-    let gone = nkv(&cluster, 0, &["get", "a"]);
-    assert_eq!((gone.code, gone.stdout.as_str()), (1, ""));
-    assert!(gone.sentence().contains("no key a (never put,"), "{}", gone.stderr);
-    assert_eq!(nkv(&cluster, 0, &["rm", "a"]).code, 1);
-
-    for wrong in [&["put"][..], &["frob"], &["get", "a", "--json"], &["put", ""]] {
-        assert_eq!(nkv(&cluster, 0, wrong).code, 2, "{wrong:?}");
-    }
 }
 
 #[test]
@@ -210,152 +184,6 @@ fn status_and_stats_are_tables_and_json() {
 }
 
 #[test]
-fn who_cannot_be_reached_is_named_with_what_to_do() {
-    let cluster = ProcessCluster::start(1, |_| {});
-    let mut nowhere = clean_command(env!("CARGO_BIN_EXE_nkv"));
-    nowhere.args(["status", "--connect", "127.0.0.1:1"]);
-    let ended = run_to_end(nowhere, LIMIT);
-    assert_eq!(ended.code, 4);
-    assert!(ended.sentence().contains("127.0.0.1:1"), "{}", ended.stderr);
-    assert!(ended.sentence().contains("start that node, or connect"), "{}", ended.stderr);
-
-    let other = nkv(&cluster, 0, &["status", "--job", "another"]);
-    assert_eq!(other.code, 5);
-    let remedy = format!("serves job '{0}', not 'another': give --job {0}", cluster.job());
-    assert!(other.sentence().contains(&remedy), "{}", other.stderr);
-
-    let mut http = clean_command(env!("CARGO_BIN_EXE_nkv"));
-    http.args(["status", "--job", cluster.job(), "--connect", cluster.http(0)]);
-    let ended = run_to_end(http, LIMIT);
-    assert_eq!(ended.code, 4);
-    assert!(ended.sentence().contains("use control= of the ready line"), "{}", ended.stderr);
-}
-
-#[test]
-fn a_node_that_is_not_named_is_rank_0_of_this_host_and_of_several_the_first_that_leads_on_serves() {
-    let mut cluster = ProcessCluster::start(2, |_| {});
-    let through = |nodes: Option<&str>| {
-        let mut status = clean_command(env!("CARGO_BIN_EXE_nkv"));
-        status.env("NKV_JOB", cluster.job()).env("NKV_PORT", cluster.port().to_string());
-        status.args(["status", "--json"]).args(nodes.map(|n| format!("--connect={n}")));
-        run_to_end(status, LIMIT)
-    };
-    for nodes in [None, Some("localhost"), Some("127.0.0.1:1,127.0.0.1")] {
-        assert_eq!(through(nodes).code, 0, "{nodes:?}: {}", through(nodes).stderr);
-    }
-    let rank_1 = cluster.node(1).control().to_string();
-    let both = format!("127.0.0.1:1,{rank_1}");
-    assert_eq!(through(Some(&both)).code, 0);
-    cluster.kill9(0);
-    let none = nkv(&cluster, 1, &["get", "k", "--connect", &both]);
-    assert_eq!(none.code, 4);
-    let said = none.sentence();
-    assert!(said.contains("none of 2 nodes leads to the cluster"), "{said}");
-    assert!(said.contains("; tcp://127.0.0.1:1: ") && said.contains("answers, but not"), "{said}");
-}
-
-#[test]
-fn while_the_master_is_gone_status_says_what_each_node_knows() {
-    let mut cluster = ProcessCluster::start(3, |_| {});
-    let handle = cluster.connect(0);
-    let to_rank_1 = PutOptions { preferred_segment: Some(1), ..PutOptions::default() };
-    handle.put(b"k", b"value", &to_rank_1).unwrap();
-    let (first, rank_1) = (cluster.address(0).to_string(), cluster.address(1).to_string());
-    cluster.kill9(0);
-    let nodes = format!("{first},{rank_1}");
-    let shown = || nkv(&cluster, 1, &["status", "--connect", &nodes, "--json"]);
-    until(LIMIT, "rank 1 says that its link is lost, and what it holds", || {
-        let shown = shown();
-        assert_eq!(shown.code, 4, "{}", shown.stderr);
-        let said: serde_json::Value = serde_json::from_str(&shown.stdout).expect("JSON");
-        let (rank_0, rank_1) = (&said["nodes"][0], &said["nodes"][1]["rank"]);
-        assert!(said["master"].is_null());
-        assert_eq!(rank_0["error"]["kind"], "Disconnected", "{rank_0}");
-        assert_eq!(rank_1["segments"][0]["owner"]["objects"], 1, "{rank_1}");
-        assert_eq!(rank_1["view"]["ranks"].as_array().unwrap().len(), 3, "{rank_1}");
-        assert_eq!(rank_1["seen"]["incarnations"].as_array().unwrap().len(), 3, "{rank_1}");
-        rank_1["segments"][0]["link"].as_str().unwrap().starts_with("lost: ")
-    });
-    let text = nkv(&cluster, 1, &["status", "--connect", &nodes]);
-    assert_eq!(text.code, 4);
-    assert!(text.stdout.contains(&format!("{first}: no answer: ")), "{}", text.stdout);
-    assert!(text.stdout.contains(&format!("{rank_1}: rank 1 of 3, ")), "{}", text.stdout);
-    assert!(text.stdout.contains(&format!("link to the master {first}, for ")), "{}", text.stdout);
-    assert!(text.sentence().starts_with("nkv: none of 2 nodes"), "{}", text.stderr);
-    // The master's word is shown again as soon as there is one.
-    cluster.restart(0);
-    cluster.wait_ready(LIMIT);
-    assert_eq!(nkv(&cluster, 1, &["status", "--connect", &nodes]).code, 0);
-}
-
-#[test]
-fn errors_are_json_where_answers_are() {
-    let cluster = ProcessCluster::start(1, |_| {});
-    assert!(piped(cluster.cli(0, &["put", "there"]), b"1").status.success());
-    let error = |args: &[&str]| {
-        let ended = nkv(&cluster, 0, &[args, &["--json"]].concat());
-        assert_eq!((ended.stdout.as_str(), ended.stderr.lines().count()), ("", 1), "{args:?}");
-        let said: serde_json::Value = serde_json::from_str(&ended.stderr).expect("JSON");
-        let error = said["error"].clone();
-        assert!(!error["message"].as_str().expect("a message").is_empty(), "{said}");
-        let word = |name: &str| error[name].as_str().map(str::to_string);
-        (ended.code, word("kind").expect("a kind"), word("key"))
-    };
-    let of =
-        |code, kind: &str, key: Option<&str>| (code, kind.to_string(), key.map(str::to_string));
-    let (nothing, file) = ("/dev/null", "/nowhere/f");
-    assert_eq!(error(&["get", "none", "-o", nothing]), of(1, "NotFound", Some("none")));
-    assert_eq!(error(&["get", r#""\x00""#, "-o", nothing]), of(1, "NotFound", Some(r#""\x00""#)));
-    assert_eq!(error(&["put", "there", nothing]), of(3, "AlreadyExists", Some("there")));
-    assert_eq!(error(&["frob"]), of(2, "InvalidArgument", None));
-    assert_eq!(error(&["ls", "("]), of(2, "InvalidArgument", None));
-    assert_eq!(error(&["status", "--job", "another"]), of(5, "Refused", None));
-    assert_eq!(error(&["status", "--connect", "127.0.0.1:1"]), of(4, "Disconnected", None));
-    assert_eq!(error(&["get", "there", "-o", file]), of(7, "Io", None));
-}
-
-#[test]
-fn what_is_no_key_is_refused_by_every_command_and_by_every_verb() {
-    let cluster = ProcessCluster::start(2, |_| {});
-    let long = "k".repeat(1025);
-    for key in ["", long.as_str(), r#""""#, r#""\q""#, "\"open"] {
-        for command in [&["exists", "a"][..], &["rm", "a"], &["get"], &["put"]] {
-            let ended = nkv(&cluster, 0, &[command, &[key]].concat());
-            assert_eq!(
-                (ended.code, ended.stdout.as_str()),
-                (2, ""),
-                "{command:?}: {}",
-                ended.stderr
-            );
-        }
-    }
-    for transport in [TransportChoice::Auto, TransportChoice::Tcp] {
-        let handle = cluster.connect_by(0, transport);
-        for key in [&b""[..], long.as_bytes()] {
-            let keys = [&b"a"[..], key];
-            let outcomes = [
-                handle.exists(&keys, false).map(drop),
-                handle.match_prefix(&keys).map(drop),
-                handle.lookup_near(&keys, &mut [false; 2]).map(drop),
-                handle.get_location(key).map(drop),
-                handle.get(key).map(drop),
-                handle.get_into(key, &mut [0; 8]).map(drop),
-                handle.get_many_into(&mut [(key, &mut [0; 8])]).pop().unwrap().map(drop),
-                handle.get_view(key).map(drop),
-                handle.put(key, b"v", &PutOptions::default()),
-                handle.open_for_write(key, 1, &PutOptions::default()).map(drop),
-                handle.commit(key),
-                handle.remove(key),
-            ];
-            for (n, outcome) in outcomes.into_iter().enumerate() {
-                let kind = outcome.map_err(|e| e.kind);
-                assert_eq!(kind, Err(ErrorKind::InvalidArgument), "verb {n}, {} bytes", key.len());
-            }
-        }
-    }
-}
-
-#[test]
 fn evict_makes_room_on_one_rank_or_on_all_and_says_what_went() {
     let cluster = ProcessCluster::start(3, |_| {});
     let handle = cluster.connect(0);
@@ -419,34 +247,6 @@ fn completions_and_man_pages_come_from_every_program() {
     for page in ["nkv.1", "nkv-evict.1", "nkv-status.1"] {
         assert!(pages.join(page).exists(), "{page}");
     }
-}
-
-#[test]
-fn a_living_rank_is_not_blamed_for_a_master_that_is_gone() {
-    let mut cluster = ProcessCluster::start(2, |_| {});
-    let master = cluster.node(0).control().to_string();
-    cluster.kill9(0);
-    let ended = nkv(&cluster, 1, &["get", "k"]);
-    assert_eq!(ended.code, 4);
-    let asked = cluster.node(1).control();
-    let whom = format!("tcp://{asked} answers, but not the master tcp://{master} it names: ");
-    let said = ended.sentence();
-    assert!(said.contains(&whom), "{said}");
-    assert!(said.contains("if rank 0 is down start it again"), "{said}");
-}
-
-#[test]
-fn a_rank_says_once_that_its_master_is_gone_and_when_it_is_back() {
-    let mut cluster = ProcessCluster::start(2, |_| {});
-    let told = |cluster: &ProcessCluster, what: &str| {
-        cluster.node(1).stderr().lines().filter(|line| line.contains(what)).count()
-    };
-    cluster.kill9(0);
-    until(LIMIT, "rank 1 says so", || told(&cluster, "no link to the master any more") > 0);
-    assert_eq!(told(&cluster, "joined again"), 0);
-    cluster.restart(0);
-    until(LIMIT, "rank 1 says so", || told(&cluster, "joined again") > 0);
-    assert_eq!(told(&cluster, "no link to the master any more"), 1);
 }
 
 #[test]

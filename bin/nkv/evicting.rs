@@ -1,5 +1,5 @@
-//! `nkv evict`: ranks make room in their heaps before somebody needs it. Each rank is asked itself; what
-//! goes is what its policy would have evicted first.
+//! `nkv evict`: ranks make room in their heaps before somebody needs it. Each rank is asked itself;
+//! what goes is what its policy would have evicted first.
 
 use crate::output;
 use crate::patience::Patience;

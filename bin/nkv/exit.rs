@@ -30,4 +30,5 @@ Exit status:
   7  this machine: a file, a stream, the terminal, or a transport that is not here
   8  damaged bytes or a defect of nkv
 
-With --json an error is one object on stderr: {\"error\":{\"kind\":...,\"message\":...,\"key\":...}}.";
+With --json an error is one object on stderr:
+  {\"error\":{\"kind\":...,\"message\":...,\"key\":...}}";

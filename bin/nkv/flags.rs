@@ -37,9 +37,9 @@ Looks at a running nkv cluster and moves single values in and out of it.
   nkv evict --until-below 50%     room in every heap, before somebody needs it
   nkv mount 1GiB --rank 1         more memory for a rank, while it runs
 
-Where the cluster is: --connect or NKV_CONNECT names any of its nodes, or several, of which the first
-that leads to it serves. A port that is not given is NKV_PORT, or 7400. Without either it is
-127.0.0.1 with that port.";
+Where the cluster is: --connect or NKV_CONNECT names any of its nodes, or several, of which the
+first that leads to it serves. A port that is not given is NKV_PORT, or 7400. Without either it
+is 127.0.0.1 with that port.";
 
 /// The command line.
 #[derive(Debug, Parser)]

@@ -7,11 +7,11 @@ use std::os::unix::ffi::OsStrExt;
 
 /// For `--help`.
 pub(crate) const SYNTAX: &str = "\
-Keys are 1 to 1024 bytes of anything. A key is taken, and printed, as it is where it is plain text.
-One that begins with a double quote is in escaped form: \"...\" with \\xHH for a byte, \\n \\r \\t \\a \\b,
-\\\\ and \\\". So nkv get '\"\\x00\\xff\"' reads the key of the two bytes 0 and 255. Keys are printed in that
-form if they are no printable text, if blanks begin or end them, or if they begin with - or \". With
---literal-keys every key is taken as it is typed.";
+Keys are 1 to 1024 bytes of anything. A key is taken, and printed, as it is where it is plain
+text. One that begins with a double quote is in escaped form: \"...\" with \\xHH for a byte,
+\\n \\r \\t \\a \\b, \\\\ and \\\". So nkv get '\"\\x00\\xff\"' reads the key of the two bytes 0
+and 255. Keys are printed in that form if they are no printable text, if blanks begin or end
+them, or if they begin with - or \". With --literal-keys every key is taken as it is typed.";
 
 /// A key as people read it, and as [`parse`] takes it.
 pub(crate) fn shown(key: &[u8]) -> String {

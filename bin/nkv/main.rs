@@ -118,7 +118,8 @@ impl<'a> Cluster<'a> {
         Ok(self.patience.retry(starting, connecting)?.blocking()?)
     }
 
-    /// Runs a command and says goodbye to the owners it met, so that they need not notice it themselves.
+    /// Runs a command and says goodbye to the owners it met, so that they need not notice it
+    /// themselves.
     fn with(
         &self,
         work: impl FnOnce(&Blocking) -> Result<Answer, Trouble>,

@@ -100,8 +100,8 @@ pub(crate) fn get(
     let Some(path) = to else {
         if !force && std::io::stdout().is_terminal() && !is_text(&value) {
             return Err(Trouble::Usage(format!(
-                "the {} of key {} are no text and could upset the terminal: give -o FILE, pipe them \
-                 on, or write them all the same with --force",
+                "the {} of key {} are no text and could upset the terminal: give -o FILE, pipe \
+                 them on, or write them all the same with --force",
                 show_bytes(value.len() as u64),
                 shown(key)
             )));

@@ -1,5 +1,5 @@
-//! `nkv status` while the master cannot be reached: what each node that was named answers, and what it
-//! knows by itself. It makes no claim about the cluster that no node made.
+//! `nkv status` while the master cannot be reached: what each node that was named answers, and what
+//! it knows by itself. It makes no claim about the cluster that no node made.
 
 use crate::output;
 use crate::sizes::show_bytes;
@@ -12,7 +12,8 @@ use tokio::runtime::Runtime;
 /// What a node said.
 type Answer = (Address, Result<NodeReport, Error>);
 
-/// Asks every node, side by side, and prints what they know; then the command fails as it would have.
+/// Asks every node, side by side, and prints what they know; then the command fails as it would
+/// have.
 pub(crate) fn show(
     runtime: &Runtime,
     nodes: &[Address],

@@ -1,5 +1,6 @@
-//! A terminal of a test's own: a program runs at one end, the test reads and closes the other. What the
-//! program writes is read whenever something is waited for, so that it never waits for the test.
+//! A terminal of a test's own: a program runs at one end, the test reads and closes the other. What
+//! the program writes is read whenever something is waited for, so that it never waits for the
+//! test.
 
 use super::holds_within;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -1,5 +1,5 @@
-//! What a node is asked over its control port: what it knows of itself and of the cluster, master or
-//! no master, and to evict. It decides nothing: evictors pick what goes, owners retire it.
+//! What a node is asked over its control port: what it knows of itself and of the cluster, master
+//! or no master, and to evict. It decides nothing: evictors pick what goes, owners retire it.
 
 use super::mount::{Segments, until};
 use super::segment::Reins;
@@ -14,7 +14,8 @@ use std::time::Duration;
 
 /// How long an evictor, or an owner, may take to answer.
 const ACTOR_LIMIT: Duration = Duration::from_secs(5);
-/// What was evicted is free after a quarantine. How many of them are waited for, and how much longer.
+/// What was evicted is free after a quarantine. How many of them are waited for, and how much
+/// longer.
 const QUARANTINES: u64 = 2;
 const SETTLE_MS: u64 = 1_000;
 
