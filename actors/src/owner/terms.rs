@@ -79,15 +79,13 @@ impl Owner {
                 let before = taken.range(..e.offset + e.len).next_back();
                 before.is_none_or(|(_, end)| *end <= e.offset)
             };
-            let arena = self.truth.heap.geometry().arena;
-            let none = Extent { offset: arena.offset, len: 0 };
-            let extent = claimed.filter(free).unwrap_or(none);
-            if extent.len > 0 {
-                taken.insert(extent.offset, extent.offset + extent.len);
+            // Of a claim that is another's in part nothing is held: who reads here by it is refused.
+            let extent = claimed.filter(free);
+            if let Some(e) = extent {
+                taken.insert(e.offset, e.offset + e.len);
             }
-            let done = self.slots.open(slot, epoch, extent);
-            match done.and_then(|()| self.slots.retire(slot, epoch, true, now)) {
-                Ok(_) => gone.push(SlotRef { incarnation: self.incarnation, slot, epoch }),
+            match self.slots.retire_unheard(slot, epoch, extent, now) {
+                Ok(()) => gone.push(SlotRef { incarnation: self.incarnation, slot, epoch }),
                 Err(error) => tracing::error!(slot, epoch, %error, "a slot that cannot be retired"),
             }
         }

@@ -14,7 +14,7 @@ use crate::place::OwnedPlace;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::device_log::BUMP_PTR_OFF;
 use nkv_store::heap::{Heap, HeapConfig};
-use nkv_store::layout::PUBLISH_OFF;
+use nkv_store::layout::{OWNER_OFF, PUBLISH_OFF, flag, low};
 use nkv_store::object::{producer_fields, ready, reserved, writing};
 use nkv_store::{AnonMemory, KeyId};
 use nkv_transport::grants::Grants;
@@ -414,4 +414,46 @@ async fn figures_that_a_reader_reports_stay_at_the_end_of_their_numbers() {
     let told = b.tables.gauges.snapshot();
     assert_eq!((told.bytes_read, told.gets_served, told.gets_by_cache), (u64::MAX, u64::MAX, 2));
     assert_eq!(b.owner.status().panics, 0);
+}
+
+#[tokio::test]
+async fn i3_a_slot_written_for_an_unheard_plan_is_retired_whatever_extent_its_header_claims() {
+    let mut b = Bench::new().await;
+    let p = b.opens(OLD, 1, 0, 1).await;
+    b.writes(0, "k1", ready(1));
+    b.hears(Down::Committed(vec![p])).await;
+    // Slot 1 claims the bytes of slot 0, slot 2 bytes outside the arena.
+    let g = *b.heap.geometry();
+    for (slot, base) in [(1, g.arena.offset), (2, u64::MAX - 4095)] {
+        let fields = producer_fields(KeyId::of(b"x"), 1, 4096, base, 4096);
+        b.heap.memory().write(g.header_off(slot), &fields).unwrap();
+        b.heap.memory().store(g.header_off(slot) + PUBLISH_OFF, ready(1)).unwrap();
+    }
+    b.obeys(NEW).await;
+    let slots = b.report().await;
+    for slot in [1, 2] {
+        let owner = b.heap.memory().load(g.header_off(slot) + OWNER_OFF).unwrap();
+        assert_eq!(
+            low(owner) & flag::LIVE,
+            0,
+            "READY and LIVE at an epoch that is given out again"
+        );
+        let held = |e: &&SlotEntry| {
+            (e.slot, e.epoch) == (slot, 1) && matches!(e.what, SlotContent::Held { .. })
+        };
+        assert_eq!(slots.iter().filter(held).count(), 1, "{slots:?}");
+    }
+    let mut freed = Vec::new();
+    while freed.len() < 2 {
+        let more = |up: &Up| match up {
+            Up::Freed(list) => Some(list.clone()),
+            _ => None,
+        };
+        freed.extend(b.says(more).await);
+        freed.sort();
+        freed.dedup();
+    }
+    assert_eq!(freed, [b.at(1, 1), b.at(2, 1)]);
+    assert_eq!([b.word(1), b.word(2)], [reserved(2); 2]);
+    assert_eq!(b.word(0), ready(1), "what was committed stays");
 }

@@ -342,7 +342,7 @@ impl Slots {
     }
 
     /// Decides and applies one event; true if something changed.
-    fn step(
+    pub(super) fn step(
         &mut self,
         slot: u32,
         epoch: u32,

@@ -100,6 +100,8 @@ pub(super) struct Slot {
 pub(super) enum Event {
     /// A plan was placed here.
     Open(Place),
+    /// Written to for a plan that was never heard of, and of which nobody is left to write.
+    Unheard(Place),
     /// The plan's producer published and committed; the header was found in order.
     Commit,
     /// The object, or the plan, ends; `fenced`: no producer can write any more.
@@ -130,6 +132,7 @@ pub(super) fn decide(at: Slot, epoch: u32, event: Event) -> Decision {
     let to = |state| Become(Slot { epoch, state });
     match (at.state, event) {
         (State::Free, Event::Open(place)) => to(State::Open(place)),
+        (State::Free, Event::Unheard(place)) => to(State::Quarantined(place)),
         (State::Open(held), Event::Open(place)) if held == place => Already,
         (State::Open(place), Event::Commit) => to(State::Live(place)),
         (State::Live(_), Event::Commit) => Already,
@@ -190,6 +193,7 @@ mod tests {
         ];
         let events = [
             Event::Open(PLACE),
+            Event::Unheard(PLACE),
             Event::Commit,
             Event::Retire { fenced: true },
             Event::Retire { fenced: false },
@@ -210,7 +214,7 @@ mod tests {
         let last = Slot { epoch: u32::MAX, state: State::Quarantined(PLACE) };
         let spent = Slot { epoch: u32::MAX, state: State::Spent };
         assert_eq!(decide(last, u32::MAX, Event::Elapsed), Decision::Become(spent));
-        for event in [Event::Open(PLACE), Event::Commit, Event::Elapsed, Event::Fenced] {
+        for event in [Event::Open(PLACE), Event::Unheard(PLACE), Event::Commit, Event::Elapsed] {
             assert_eq!(decide(spent, u32::MAX, event), Decision::Refused);
         }
     }

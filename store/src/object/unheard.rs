@@ -1,11 +1,12 @@
 //! Slots that are free in their owner's table but written to in memory: a producer wrote there for
-//! a plan whose grant the owner never heard of. It changes nothing.
+//! a plan whose grant the owner never heard of. They are found, and retired.
 
 use super::read_header;
 use super::scan::claimed;
 use super::slots::Slots;
-use super::transition::State;
+use super::transition::{Event, Place, State};
 use crate::arena::Extent;
+use crate::error::StoreError;
 use crate::layout::{epoch_of, low, state};
 
 impl Slots {
@@ -23,5 +24,24 @@ impl Slots {
             Some((slot, at.epoch, claimed(&header, &arena).map(|p| p.extent(&arena))))
         })
         .collect()
+    }
+
+    /// Retires one of them: LIVE goes, and quarantine begins at `now_ns`. `claimed` is held meanwhile;
+    /// none where the header's claim is of no use. Only while nobody can be writing there.
+    pub fn retire_unheard(
+        &mut self,
+        slot: u32,
+        epoch: u32,
+        claimed: Option<Extent>,
+        now_ns: u64,
+    ) -> Result<(), StoreError> {
+        let arena = self.heap().geometry().arena;
+        let place = claimed.and_then(|e| Place::of(e, &arena)).unwrap_or(Place::UNKNOWN);
+        // The decision first: a slot that is given to somebody keeps its LIVE.
+        self.step(slot, epoch, Event::Unheard(place), "retire of what no plan was heard of")?;
+        self.clear_live(slot, epoch)?;
+        self.heap().memory().flush();
+        self.begin_quarantine(slot, epoch, now_ns);
+        Ok(())
     }
 }
