@@ -2,6 +2,7 @@
 //! arbiter of its own; every request is a batch. Its state is rebuilt from the owners' reports.
 
 mod batch;
+mod commit;
 mod finish;
 mod index;
 mod log;
@@ -91,6 +92,8 @@ pub struct Master {
     // Answers to removes that wait for views to be kept.
     deferred: Vec<terms::Deferred>,
     commits_out: BTreeMap<Seat, Vec<crate::message::PlanRef>>,
+    // Commits whose owners have not recorded the plan yet.
+    unrecorded: BTreeMap<Seat, Vec<commit::Unrecorded>>,
     counters: MasterCounters,
     // Segments whose report is still to come after a panic; calls are parked until then.
     recovering: BTreeSet<Seat>,
@@ -129,6 +132,8 @@ pub struct Join {
     pub seen: SeenView,
     /// Other segments of its node, told by the first: (segment, incarnation).
     pub siblings: Vec<(u32, u64)>,
+    /// It is of the master's own process: what it knows ends with the master.
+    pub own: bool,
     /// Frames to it.
     pub tx: tokio::sync::mpsc::Sender<Down>,
 }
@@ -191,6 +196,7 @@ impl Role for Master {
             removing: HashMap::default(),
             deferred: Vec::new(),
             commits_out: BTreeMap::new(),
+            unrecorded: BTreeMap::new(),
             counters: MasterCounters::default(),
             recovering: BTreeSet::new(),
             recover_until_ms: 0,
@@ -267,7 +273,7 @@ impl Master {
             Request::OpenForWrite { request, wait_ms, items } => {
                 self.open(ask.producer, request, wait_ms, items, reply);
             }
-            Request::Commit(list) => reply.send(Response::Done(self.commit(&list))),
+            Request::Commit(list) => self.commit(&list, reply),
             Request::Abort(list) => reply.send(Response::Done(self.abort(&list))),
             Request::Withdraw { request } => {
                 self.withdraw(ask.producer, request);
@@ -357,6 +363,7 @@ impl On<Join> for Master {
 impl On<LinkDown> for Master {
     fn on(&mut self, m: LinkDown, reply: Reply<()>, _: &mut Turn<'_, Self>) {
         self.truth.members.link_down(m.seat, m.link);
+        self.settle_commits(m.seat);
         reply.send(());
     }
 }
@@ -380,6 +387,7 @@ impl On<MasterTick> for Master {
         self.end_plans_of_lost_producers();
         self.expire_waiting();
         self.expire_removes();
+        self.expire_commits();
         self.pump_log_questions();
         self.settle_deferred();
         if self.truth.members.superseded() > 0 && self.truth.members.silent().is_empty() {

@@ -5,7 +5,7 @@ use crate::cell::CellAddr;
 use crate::error::{Error, Result};
 use crate::greeting::hello;
 use crate::log_limit::LogLimit;
-use crate::message::{Down, Purpose, RankInfo, Refusal, Settings, Term, Up, Welcome};
+use crate::message::{Down, PlanId, Purpose, RankInfo, Refusal, Settings, Term, Up, Welcome};
 use crate::owner::tables::{Obey, OwnerTables};
 use crate::owner::{FromMaster, NewTerm, Owner};
 use crate::race::race;
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{ReadHalf, WriteHalf};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 /// Frames waiting for the master; past it the link is cut and the next report says everything.
 const UPLINK_FRAMES: usize = 8192;
@@ -171,13 +171,13 @@ impl Membership {
                 return;
             }
             let why = match self.join().await {
-                Ok((stream, term, set)) => match self.obey(term).await {
+                Ok((stream, (term, set, confirm))) => match self.obey(term).await {
                     Ok(()) => {
                         (joined_once, refusals) = (true, LogLimit::default());
                         pause = RETRY_FIRST_MS;
                         let silence = Duration::from_millis(set.ttl_ms);
                         settings.send_replace(Some((term, set)));
-                        let (e, answered) = self.serve(stream, silence, &state).await;
+                        let (e, answered) = self.serve((stream, confirm), silence, &state).await;
                         self.uplink.set(None, self.clock.now_ms());
                         confirmed = answered;
                         e.message
@@ -248,7 +248,7 @@ impl Membership {
         );
     }
 
-    async fn join(&self) -> std::result::Result<(BoxStream, Term, Settings), JoinError> {
+    async fn join(&self) -> std::result::Result<(BoxStream, (Term, Settings, bool)), JoinError> {
         let mut last = "no address for the master".to_string();
         for address in &self.master {
             let (obeyed, holds, seen) = self.tables.memory();
@@ -256,8 +256,8 @@ impl Membership {
             let purpose = Purpose::Rank { info, obeyed, holds, seen, siblings };
             let work = hello(&*self.net, address, &self.credentials, purpose);
             match tokio::time::timeout(HELLO_LIMIT, work).await {
-                Ok(Ok((stream, Welcome::Rank { term, settings }))) => match settings.check() {
-                    Ok(()) => return Ok((stream, term, settings)),
+                Ok(Ok((stream, Welcome::Rank { term, settings, confirm }))) => match settings.check() {
+                    Ok(()) => return Ok((stream, (term, settings, confirm))),
                     Err(e) => last = format!("{address} welcomed a join with {}", e.message),
                 },
                 Ok(Ok((_, Welcome::Refused { why }))) => return Err(JoinError::Refused(why)),
@@ -285,7 +285,7 @@ impl Membership {
     /// a Leave. The master asks for a report first.
     async fn serve(
         &self,
-        stream: BoxStream,
+        (stream, confirm): (BoxStream, bool),
         silence: Duration,
         state: &watch::Sender<LinkState>,
     ) -> (Error, bool) {
@@ -293,12 +293,13 @@ impl Membership {
         let (tx, rx) = mpsc::channel(UPLINK_FRAMES);
         self.uplink.set(Some(tx), self.clock.now_ms());
         let left = AtomicBool::new(false);
+        let recorded = confirm.then(Recorded::default);
         if self.draining.load(Ordering::Acquire) {
             self.uplink.send(Up::Draining);
         }
-        let mut read = std::pin::pin!(self.read(reader, silence, state));
+        let mut read = std::pin::pin!(self.read(reader, silence, state, recorded.as_ref()));
         let (said, taken) = race(async { (read.as_mut().await, false) }, async {
-            (self.write(writer, rx, &left).await, true)
+            (self.write(writer, rx, &left, recorded.as_ref()).await, true)
         })
         .await;
         if taken {
@@ -314,6 +315,7 @@ impl Membership {
         mut reader: ReadHalf<BoxStream>,
         silence: Duration,
         state: &watch::Sender<LinkState>,
+        recorded: Option<&Recorded>,
     ) -> Error {
         let mut buf = Vec::new();
         loop {
@@ -354,7 +356,10 @@ impl Membership {
                         && p.at.incarnation == self.info.incarnation
                     {
                         // Outside the actor first: a panic must not lose a plan [I10].
-                        self.tables.record(p, self.info.header_base, self.clock.now_ns());
+                        let now = self.clock.now_ns();
+                        if self.tables.record(p, self.info.header_base, now) {
+                            recorded.inspect(|r| r.add(p.plan));
+                        }
                     }
                     let sent = self.owner.push(FromMaster(down), crate::cell::Reply::nobody());
                     if let Err(e) = sent.await {
@@ -372,6 +377,7 @@ impl Membership {
         mut writer: WriteHalf<BoxStream>,
         mut rx: mpsc::Receiver<Up>,
         left: &AtomicBool,
+        recorded: Option<&Recorded>,
     ) -> Error {
         let mut beat = tokio::time::interval(self.heartbeat);
         beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -381,6 +387,7 @@ impl Membership {
                 // In this order: a heartbeat is due now and then, frames may be there without end.
                 biased;
                 _ = beat.tick() => Up::Heartbeat(Box::new(self.tables.gauges.snapshot())),
+                up_to = Recorded::next(recorded) => Up::PlansRecorded { up_to },
                 up = rx.recv() => match up {
                     Some(up) => up,
                     None => return Error::disconnected("the link was choked"),
@@ -393,6 +400,33 @@ impl Membership {
                 left.store(true, Ordering::Release);
                 tokio::time::sleep(LEAVE_ANSWER).await;
                 return Error::disconnected("left");
+            }
+        }
+    }
+}
+
+/// Plans of one link that are recorded, and that its master has not been told are. The reader takes in
+/// whatever has come before the writer has its turn: one frame acknowledges many plans.
+#[derive(Debug, Default)]
+struct Recorded {
+    up_to: Mutex<Option<PlanId>>,
+    news: Notify,
+}
+
+impl Recorded {
+    fn add(&self, plan: PlanId) {
+        *self.up_to.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan);
+        self.news.notify_one();
+    }
+
+    /// The latest one, once there is one to tell of; never where the master does not ask.
+    async fn next(recorded: Option<&Self>) -> PlanId {
+        let Some(recorded) = recorded else { return std::future::pending().await };
+        loop {
+            let up_to = recorded.up_to.lock().unwrap_or_else(PoisonError::into_inner).take();
+            match up_to {
+                Some(plan) => return plan,
+                None => recorded.news.notified().await,
             }
         }
     }

@@ -63,6 +63,10 @@ counters! {
         removals_deferred,
         /// Removals that no owner confirmed in time.
         removals_unconfirmed,
+        /// Commits that came before their owner had recorded the plan, and waited.
+        commits_waited,
+        /// Of these, those that waited in vain.
+        commits_unrecorded,
         /// Calls parked while the state was rebuilt.
         calls_parked,
         /// Pauses of its own that were forgiven to everybody.

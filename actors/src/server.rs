@@ -172,7 +172,8 @@ impl Server {
         match hello.purpose {
             Purpose::Client { producer, ring } => self.client(stream, producer, ring).await,
             Purpose::Rank { info, obeyed, holds, seen, siblings } => {
-                let join = |tx| Join { info: *info, obeyed, holds, seen, siblings, tx };
+                let own = self.doors.to(info.incarnation).is_some();
+                let join = |tx| Join { info: *info, obeyed, holds, seen, siblings, own, tx };
                 self.rank(stream, join).await
             }
             Purpose::Attach { producer, incarnation, by } => {

@@ -181,8 +181,8 @@ impl Cluster {
     fn kill(&self, process: &Process, lossy: bool) {
         self.net.is_dying(process.pid, lossy);
         process.kill();
-        let lost = self.net.is_dead();
-        self.ledger.process_died(process.pid, lost);
+        self.net.is_dead();
+        self.ledger.process_died(process.pid);
     }
 
     /// Runs something on the node of a rank that is up.

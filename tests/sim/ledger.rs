@@ -13,7 +13,6 @@ mod logs;
 pub use excuse::Roster;
 
 use crate::content::{PutId, value};
-use crate::net::Lost;
 use crate::process::Pid;
 use crate::trace::Trace;
 use crate::truth::Cause;
@@ -185,7 +184,6 @@ struct Book {
     // Which process has an incarnation, and which processes were masters.
     homes: BTreeMap<u64, Pid>,
     masters: BTreeSet<Pid>,
-    lost: Vec<Lost>,
     // Of the last master that went on, and who was one before and is no more.
     members: BTreeSet<u64>,
     left: BTreeSet<u64>,
@@ -265,10 +263,9 @@ impl Ledger {
         }
     }
 
-    /// A process died, and with it what was on its way from it.
-    pub fn process_died(&self, pid: Pid, lost: Vec<Lost>) {
+    /// A process died.
+    pub fn process_died(&self, pid: Pid) {
         let mut book = self.lock();
-        book.lost.extend(lost);
         let its: BTreeSet<u64> =
             book.homes.iter().filter(|(_, p)| **p == pid).map(|(i, _)| *i).collect();
         let now = book.tick();

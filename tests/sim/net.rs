@@ -78,14 +78,6 @@ struct Waiting {
     waker: Option<Waker>,
 }
 
-/// Bytes of a connection that were lost with a process, and since when they were on their way.
-#[derive(Debug, Clone)]
-pub struct Lost {
-    pub from: Pid,
-    pub to: Pid,
-    pub since_ms: u64,
-}
-
 #[derive(Debug)]
 struct State {
     dice: Dice,
@@ -103,7 +95,6 @@ struct State {
     pump: Option<Waker>,
     // A process that is being killed, and whether what it had sent goes with it.
     dying: Option<(Pid, bool)>,
-    lost: Vec<(Pid, Pid, Instant)>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -137,7 +128,6 @@ impl Net {
             next_due: 0,
             pump: None,
             dying: None,
-            lost: Vec::new(),
         };
         Self { state: Arc::new(Mutex::new(state)), teller: Arc::default(), trace }
     }
@@ -229,13 +219,9 @@ impl Net {
         drop(its);
     }
 
-    /// It is dead. Returns what was lost with it.
-    pub fn is_dead(&self) -> Vec<Lost> {
-        let mut state = self.lock();
-        state.dying = None;
-        let lost = std::mem::take(&mut state.lost);
-        let ms = |since: Instant| self.trace.now_ms() - since.elapsed().as_millis() as u64;
-        lost.into_iter().map(|(from, to, since)| Lost { from, to, since_ms: ms(since) }).collect()
+    /// It is dead.
+    pub fn is_dead(&self) {
+        self.lock().dying = None;
     }
 
     fn arrivals(&self, conn: ConnId, side: usize) {

@@ -26,9 +26,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often, and after which pause, a commit is repeated while its owner is unsure.
+/// How often, after which pause, and for how long a commit is repeated while its owner is unsure: a
+/// repeat may wait at the master, and the last one is answered within two seconds [I18].
 const COMMIT_RETRIES: u32 = 40;
 const COMMIT_PAUSE: Duration = Duration::from_millis(20);
+const COMMIT_LIMIT: Duration = Duration::from_millis(1_200);
 
 /// Owners by incarnation.
 type Peers = HashMap<u64, Result<Arc<Peer>>>;
@@ -265,9 +267,11 @@ impl Client {
         if plans.is_empty() {
             return Vec::new();
         }
-        let until_ns = self.shared.env.clock.now_ns() + self.limit().as_nanos() as u64;
+        let limit = self.limit().min(COMMIT_LIMIT);
+        let until_ns = self.shared.env.clock.now_ns() + limit.as_nanos() as u64;
         let mut results = self.commit_once(plans).await;
-        // NotReady: the owner is reporting, or is looking at a plan that ran out of time. It settles.
+        // NotReady: the owner is reporting, or has not recorded the plan, or is looking at one that ran out
+        // of time. It settles.
         for _ in 0..COMMIT_RETRIES {
             let unsure: Vec<usize> = (0..plans.len())
                 .filter(|i| matches!(&results[*i], Err(e) if e.kind == ErrorKind::NotReady))

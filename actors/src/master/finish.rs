@@ -1,5 +1,5 @@
-//! How objects and plans end at the master: Commit, Abort, Remove, and the owner's words Retired,
-//! Freed and Adopted. Only the owner's word or the owner's death ends a plan [I10]; every word
+//! How objects and plans end at the master: Abort, Remove, and the owner's words Retired, Freed and
+//! Adopted. Only the owner's word or the owner's death ends a plan [I10]; every word
 //! carries {plan, term, incarnation, slot, epoch}, and a mismatch changes nothing [I11].
 
 use super::Master;
@@ -8,7 +8,7 @@ use super::recover::{SLOTS_PER_FRAME, given_up};
 use crate::cell::Reply;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{
-    Down, EndCause, KeyBytes, PlanId, PlanRef, RankState, Response, Seat, SlotRef, WireKeyId,
+    Down, EndCause, KeyBytes, PlanId, PlanRef, Response, Seat, SlotRef, WireKeyId,
 };
 use hashbrown::HashSet;
 use nkv_store::{Key, KeyId};
@@ -25,75 +25,6 @@ const SIDE_BY_SIDE: usize = 32;
 const REMOVE_LIMIT_MS: u64 = 1_500;
 
 impl Master {
-    pub(super) fn commit(&mut self, list: &[PlanRef]) -> Vec<Result<()>> {
-        list.iter().map(|c| self.commit_one(c)).collect()
-    }
-
-    fn commit_one(&mut self, c: &PlanRef) -> Result<()> {
-        let outcome = self.accept_commit(c);
-        match &outcome {
-            Ok(true) => {
-                self.plans.remove(&c.plan);
-                self.counters.committed += 1;
-            }
-            Ok(false) => {}
-            Err(_) => self.counters.commit_refused += 1,
-        }
-        outcome.map(drop)
-    }
-
-    /// True if it is newly live, false if it was already.
-    fn accept_commit(&mut self, c: &PlanRef) -> Result<bool> {
-        let id = KeyId::from(c.key);
-        let reclaimed = |why: &str| {
-            Err(Error::reclaimed(format!("the plan {} of key {id:?} {why}", c.plan.seq)))
-        };
-        let ending = self.plans.get(&c.plan).and_then(|p| p.ending);
-        if !self.objects.contains_key(&id) {
-            self.check_sight()?;
-        }
-        let Some(e) = self.objects.get_mut(&id) else {
-            return reclaimed("ended before the commit (deadline, abort or remove)");
-        };
-        if e.at != c.at {
-            return reclaimed("lost its slot: it ended and the key was written again");
-        }
-        if e.state == State::Live {
-            return Ok(false);
-        }
-        if e.state != State::Writing(c.plan) {
-            return reclaimed("was aborted by a remove");
-        }
-        match ending {
-            None => {}
-            // The owner is looking: it says Adopted or Retired in a moment.
-            Some(EndCause::ProducerGone | EndCause::Expired) => {
-                return Err(Error::not_ready(format!("the plan of key {id:?} is being ended")));
-            }
-            Some(_) => return reclaimed("was aborted"),
-        }
-        let seat = e.seat;
-        if !matches!(self.truth.members.state(seat), Some(RankState::Alive | RankState::Draining)) {
-            let whom = super::lookup::named(&self.books, seat);
-            return Err(Error::disconnected(format!("{whom}, which holds it, is down")));
-        }
-        // Between a join and its report it is not known whether the owner ever heard of the plan.
-        if !self.books.get(&seat).is_some_and(|b| b.reported) {
-            return Err(Error::not_ready(format!("{seat} is still reporting")));
-        }
-        e.state = State::Live;
-        e.plan = None;
-        self.commits_out.entry(seat).or_default().push(*c);
-        Ok(true)
-    }
-
-    /// Commits of one request go to each owner as one frame.
-    pub(super) fn flush_commits(&mut self) {
-        for (seat, list) in std::mem::take(&mut self.commits_out) {
-            self.truth.members.send(seat, Down::Committed(list));
-        }
-    }
-
     pub(super) fn abort(&mut self, list: &[PlanRef]) -> Vec<Result<()>> {
         for a in list {
             self.end_plan(a.plan, EndCause::Aborted);

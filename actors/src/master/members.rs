@@ -8,7 +8,7 @@ pub use words::DOWNLINK_FRAMES;
 use crate::durations::{Durations, Histogram, named};
 use crate::error::Result;
 use crate::message::{
-    Down, OwnerGauges, RankInfo, RankState, RankStats, Request, Seat, SeenView, Term, Up, View,
+    Down, OwnerGauges, PlanId, RankInfo, RankState, RankStats, Request, Seat, SeenView, Term, Up, View,
 };
 use crate::rare::RareAtMaster;
 use hashbrown::HashSet;
@@ -49,6 +49,11 @@ pub(super) struct Member {
     pub urgent: Arc<Notify>,
     // Whether its memory can be mapped by clients on this host.
     pub near: bool,
+    // It is of this process, and dies with it: nobody waits until it has recorded a plan.
+    pub own: bool,
+    // The last plan told over this link, and the last that its owner has recorded.
+    pub told: Option<PlanId>,
+    pub recorded: Option<PlanId>,
     pub heard_ms: u64,
     pub gauges: OwnerGauges,
     // Its report arrived: plans may be placed there.

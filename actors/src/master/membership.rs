@@ -39,7 +39,7 @@ impl Master {
         }
         lost?;
         let seat = m.info.seat();
-        let Join { info, seen, tx, holds, siblings, .. } = m;
+        let Join { info, seen, tx, own, holds, siblings, .. } = m;
         let siblings = siblings.into_iter();
         let siblings = siblings.map(|(segment, inc)| (Seat { rank: seat.rank, segment }, inc));
         let now = self.now_ms();
@@ -72,6 +72,9 @@ impl Master {
                 written: written.clone(),
                 urgent: urgent.clone(),
                 near,
+                own,
+                told: None,
+                recorded: None,
                 heard_ms: now,
                 gauges: OwnerGauges::default(),
                 reported: false,
@@ -95,7 +98,8 @@ impl Master {
         tracing::info!(%seat, incarnation = format!("{:016x}", info.incarnation), "joined");
         self.books.entry(seat).or_insert_with(|| Book::new(info));
         self.ask_for_report(seat);
-        Ok(Joined { term, settings: self.truth.settings.clone(), link, written, urgent })
+        let settings = self.truth.settings.clone();
+        Ok(Joined { term, settings, link, written, urgent })
     }
 
     fn refuse_the_odd(&self, m: &Join) -> Result<(), Refusal> {
@@ -154,6 +158,10 @@ impl Master {
             Up::Retired(list) => self.retired(seat, &list),
             Up::Freed(list) => self.freed(seat, list),
             Up::Adopted(a) => self.adopted(seat, a),
+            Up::PlansRecorded { up_to } => {
+                self.truth.members.has_recorded(seat, up_to);
+                self.settle_commits(seat);
+            }
             Up::Report { number, slots, last } => self.report(seat, number, slots, last),
             Up::Draining => {
                 {
@@ -210,6 +218,7 @@ impl Master {
         self.drop_objects_of(seat);
         self.books.remove(&seat);
         self.blind.remove(&seat);
+        self.settle_commits(seat);
         if self.recovering.remove(&seat) && self.recovering.is_empty() {
             self.unpark();
         }

@@ -41,6 +41,8 @@ pub(super) struct PlanInfo {
     pub request: u64,
     pub item: u32,
     pub token: u64,
+    // Its owner reported it, so it has it recorded.
+    pub reported: bool,
     // Its end was asked of the owner already.
     pub ending: Option<EndCause>,
 }

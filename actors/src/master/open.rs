@@ -262,7 +262,8 @@ impl Master {
             PlanDesc { plan, token, meta: entry.meta(), extent_len: extent.len, write_ttl_ms };
         let opened = opened(&desc, key, (producer, request, item));
         self.truth.members.send(seat, Down::PlanOpened(opened));
-        let info = PlanInfo { seat, at, producer, request, item, token, ending: None };
+        let (reported, ending) = (false, None);
+        let info = PlanInfo { seat, at, producer, request, item, token, reported, ending };
         self.plans.insert(plan, info);
         self.objects.insert(id, entry);
         self.counters.opened += 1;

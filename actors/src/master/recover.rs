@@ -154,6 +154,7 @@ impl Master {
         self.truth.members.set_reported(seat);
         self.truth.members.send(seat, Down::ReportTaken);
         self.ask_log_again(seat);
+        self.settle_commits(seat);
         self.retry_waiting(seat.rank);
         if self.recovering.is_empty() {
             self.unpark();
@@ -375,6 +376,9 @@ impl Master {
     fn reported_plan(&mut self, seat: Seat, p: &PlanOpened) -> Option<KeyId> {
         let key = Key::new(&p.key).ok()?;
         let id = key.id();
+        if let Some(plan) = self.plans.get_mut(&p.plan) {
+            plan.reported = true;
+        }
         if let Some(e) = self.objects.get(&id) {
             // Another plan won, or what was said last was lost with the link: say it again.
             if e.at == p.at && e.state == State::Live {
@@ -407,7 +411,8 @@ impl Master {
         };
         self.objects.insert(id, entry);
         let (producer, request, item, token) = (p.producer, p.request, p.item, p.token);
-        let info = PlanInfo { seat, at: p.at, producer, request, item, token, ending: None };
+        let (at, reported, ending) = (p.at, true, None);
+        let info = PlanInfo { seat, at, producer, request, item, token, reported, ending };
         self.plans.insert(p.plan, info);
         Some(id)
     }

@@ -223,6 +223,9 @@ impl Master {
             let text = "a new term of the master began before the removal was confirmed";
             self.batches.settle_done(batch, item, Err(Error::disconnected(text)));
         }
+        for w in std::mem::take(&mut self.unrecorded).into_values().flatten() {
+            self.batches.settle_done(w.batch, w.item, Err(again()));
+        }
         self.objects.clear();
         self.aside.clear();
         self.plans.clear();

@@ -2,6 +2,7 @@
 //! the first protocol failed. `model_NAME` is the switch of that model which a test stands for.
 
 mod bench;
+mod commit;
 mod late;
 mod lies;
 mod listing;

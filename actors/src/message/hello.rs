@@ -86,6 +86,8 @@ pub enum Welcome {
         term: Term,
         /// Settings of the cluster.
         settings: Settings,
+        /// Whether the master waits to hear that plans are recorded (`PlansRecorded`).
+        confirm: bool,
     },
     /// To an attaching client.
     Attached {

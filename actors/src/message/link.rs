@@ -120,6 +120,12 @@ pub enum Up {
     Freed(Vec<SlotRef>),
     /// An ended plan was READY: it is live.
     Adopted(PlanRef),
+    /// Every plan told over this link so far, up to this one, is recorded where it survives the
+    /// master. Sent where the welcome asked for it.
+    PlansRecorded {
+        /// The latest of them.
+        up_to: PlanId,
+    },
     /// Part of the answer to `ReportPlease`.
     Report {
         /// The number asked for.

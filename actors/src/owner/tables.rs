@@ -163,14 +163,18 @@ impl OwnerTables {
         }
     }
 
-    /// Takes a plan in, with its tcp token, before the actor hears of it; idempotent.
-    pub fn record(&self, p: &PlanOpened, header_base: u64, now_ns: u64) {
+    /// Takes a plan in, with its tcp token, before the actor hears of it; idempotent. False if it was
+    /// granted by a master that is superseded.
+    pub fn record(&self, p: &PlanOpened, header_base: u64, now_ns: u64) -> bool {
         let deadline_ns = now_ns.saturating_add(p.deadline_ms.saturating_mul(1_000_000));
         {
             let mut t = self.lock();
-            // Of a lower term: its master is superseded, and nobody may write for it [I10].
-            if t.plans.contains_key(&p.plan) || p.plan.term < t.term {
-                return;
+            // Nobody may write for a plan of a lower term [I10].
+            if p.plan.term < t.term {
+                return false;
+            }
+            if t.plans.contains_key(&p.plan) {
+                return true;
             }
             t.last_opened = t.last_opened.max(Some(p.plan));
             t.keys.insert(p.at.slot, (p.at.epoch, p.key.clone()));
@@ -183,6 +187,7 @@ impl OwnerTables {
             extent_len: p.extent_len,
         };
         self.grants.open(p.token, grant);
+        true
     }
 
     /// Whether the table has a key string for a slot at an epoch: then a plan was opened there.

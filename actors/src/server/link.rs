@@ -33,6 +33,7 @@ impl Server {
         let (tx, rx) = mpsc::channel(DOWNLINK_FRAMES);
         let join = join(tx);
         let (seat, incarnation) = (join.info.seat(), join.info.incarnation);
+        let confirm = !join.own;
         let joined = match master.call(join, ACTOR_LIMIT).await {
             Ok(Ok(joined)) => joined,
             Ok(Err(why)) => return refuse(&mut stream, why).await,
@@ -42,7 +43,7 @@ impl Server {
         let link = joined.link;
         let ended = async {
             let settings = joined.settings.clone();
-            let welcome = Welcome::Rank { term: joined.term, settings };
+            let welcome = Welcome::Rank { term: joined.term, settings, confirm };
             write_frame(&mut stream, &mut Vec::new(), 0, &welcome).await?;
             let (mut reader, mut writer) = tokio::io::split(stream);
             let down = write_downs(&mut writer, rx, &joined);

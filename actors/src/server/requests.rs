@@ -2,12 +2,11 @@
 //! connection's place where both are on one host. They are answered on the master's own thread, one at
 //! a time, in the order they come.
 
-use super::{ACTOR_LIMIT, Doors, HELLO_LIMIT, Server};
+use super::{ACTOR_LIMIT, HELLO_LIMIT, Server};
 use crate::cell::CellAddr;
 use crate::master::{Ask, Master, Members};
 use crate::message::{Request, Response, View, Welcome};
 use crate::race::race;
-use hashbrown::HashSet;
 use nkv_store::clock::Clock;
 use nkv_transport::ring::{Looking, Offer, RingStream};
 use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, WireError, read_frame, write_frame};
@@ -27,7 +26,6 @@ const LOOK_AFTER_OPEN: Duration = Duration::from_micros(100);
 struct Desk<'a> {
     master: &'a CellAddr<Master>,
     members: &'a Members,
-    doors: &'a Doors,
     producer: u64,
     clock: &'a dyn Clock,
 }
@@ -53,7 +51,7 @@ impl Server {
             // Only told where the master is.
             return Ok(());
         };
-        let desk = Desk { master, members, doors: &self.doors, producer, clock: &*self.clock };
+        let desk = Desk { master, members, producer, clock: &*self.clock };
         let by_ring = ring.is_some();
         members.producer_up(producer, by_ring);
         let served = match ring {
@@ -127,21 +125,9 @@ impl Desk<'_> {
     }
 
     async fn answer(&self, request: Request) -> Response {
-        let owners: HashSet<u64> = match &request {
-            // An owner of this very process dies with the master: it keeps no word longer.
-            Request::Commit(list) => list
-                .iter()
-                .map(|c| c.at.incarnation)
-                .filter(|owner| self.doors.to(*owner).is_none())
-                .collect(),
-            _ => HashSet::new(),
-        };
         let (kind, asked_ns) = (request.kind(), self.clock.now_ns());
         let ask = Ask { producer: self.producer, request };
         let answer = self.master.call(ask, ACTOR_LIMIT).await;
-        if !owners.is_empty() {
-            self.members.words_left(&owners).await;
-        }
         self.members.requests[kind].record(self.clock.now_ns().saturating_sub(asked_ns));
         answer.unwrap_or_else(Response::Failed)
     }

@@ -197,7 +197,7 @@ fn first_frames(seeds: &mut Seeds) {
                 settings: settings.clone(),
                 ring: Some(1 << 16),
             },
-            Welcome::Rank { term: TERM, settings },
+            Welcome::Rank { term: TERM, settings, confirm: true },
             Welcome::Attached { term: TERM, pins: Some(3), log_token: Some(TOKEN), fabric: None },
             Welcome::Attached {
                 term: TERM,
@@ -304,6 +304,7 @@ fn link(seeds: &mut Seeds) {
             Up::Retired(vec![AT]),
             Up::Freed(vec![AT, AT]),
             Up::Adopted(PLAN_REF),
+            Up::PlansRecorded { up_to: PLAN_REF.plan },
             Up::Report { number: 1, slots: content.map(entry).to_vec(), last: true },
             Up::Announced(vec![logged(), logged()]),
             Up::LogAnswer { number: 1, served: vec![logged()], removed: vec![logged().id] },

@@ -68,16 +68,6 @@ impl Book {
     }
 
     fn residual_of(&self, put: &Put) -> Option<&'static str> {
-        // "What a dead master wrote to a socket may be discarded by its kernel."
-        let home = put.spot.and_then(|s| self.homes.get(&s.incarnation));
-        let unheard = self.lost.iter().any(|l| {
-            self.masters.contains(&l.from)
-                && Some(&l.to) == home
-                && put.acked.is_some_and(|acked| l.since_ms <= acked)
-        });
-        if unheard {
-            return Some("a dead master's last words");
-        }
         // "Where such a put met a key of that rank, the older copy is retired when the report comes, whatever
         // became of the newer one", and what was put into that rank's own log meanwhile; and "if the
         // master dies once more, which of two values is kept depends on who reports first".

@@ -20,8 +20,6 @@ pub struct Pipe {
     ended: bool,
     // Nothing more goes in, and what the reader is told past the last byte.
     broken: Option<ErrorKind>,
-    // When the first byte that is still in flight was sent.
-    pub unheard_since: Option<Instant>,
     // Sent while nothing could be acknowledged.
     pub unacknowledged: bool,
     pub reader: Option<Waker>,
@@ -47,9 +45,8 @@ impl Pipe {
     }
 
     /// Takes bytes that arrive at `due`, or later if those before them do. Returns when.
-    pub fn send(&mut self, bytes: &[u8], now: Instant, due: Instant) -> Instant {
+    pub fn send(&mut self, bytes: &[u8], due: Instant) -> Instant {
         let due = self.flight.back().map_or(due, |(before, _)| due.max(*before));
-        self.unheard_since.get_or_insert(now);
         self.flight_bytes += bytes.len();
         self.flight.push_back((due, bytes.to_vec()));
         due
@@ -70,9 +67,6 @@ impl Pipe {
             arrived.extend_from_slice(&bytes);
         }
         self.ready.extend(&arrived);
-        if self.flight.is_empty() {
-            self.unheard_since = None;
-        }
         let ended = self.flight.is_empty() && self.fin_due.is_some_and(|due| due <= now);
         if ended {
             self.fin_due = None;
@@ -97,13 +91,10 @@ impl Pipe {
         self.fin_due = self.fin_due.map(|at| at.max(due));
     }
 
-    /// What is in flight is lost; returns how many bytes, and since when they were.
-    pub fn lose_flight(&mut self) -> Option<(usize, Instant)> {
-        let lost = self.flight_bytes;
-        let since = self.unheard_since.take();
+    /// What is in flight is lost.
+    pub fn lose_flight(&mut self) {
         self.flight.clear();
         self.flight_bytes = 0;
-        since.filter(|_| lost > 0).map(|since| (lost, since))
     }
 
     /// Nothing goes in any more; the reader gets what lies ready, then the error.

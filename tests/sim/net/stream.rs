@@ -245,7 +245,7 @@ impl AsyncWrite for SimStream {
         let pipe = &mut conn.pipes[self.side];
         pipe.unacknowledged |= !whole;
         let idle = pipe.is_idle();
-        let due = pipe.send(&buf[..n], now, due);
+        let due = pipe.send(&buf[..n], due);
         if due > now {
             if idle {
                 state.schedule(due, Due::Arrival(self.conn, self.side));
@@ -288,9 +288,8 @@ impl SimStream {
         let Some(conn) = state.conns.get_mut(&self.conn) else { return };
         // Bytes that it did not read make its kernel reset the connection.
         let reset = lossy || conn.pipes[1 - self.side].has_unread();
-        let (from, to) = (conn.ends[self.side].pid, conn.ends[1 - self.side].pid);
-        if reset && let Some((_, since)) = conn.pipes[self.side].lose_flight() {
-            state.lost.push((from, to, since));
+        if reset {
+            conn.pipes[self.side].lose_flight();
         }
     }
 }

@@ -1,21 +1,15 @@
-//! What the master says to owners: a bounded queue for each link, who is behind with his, and when
-//! what was said has left this process. It does not decide what is said.
+//! What the master says to owners: a bounded queue for each link, who is behind with his, and which
+//! plans an owner has recorded. It does not decide what is said.
 
-use super::{LinkId, Member, Members};
-use crate::message::{Down, RankState, Seat};
-use hashbrown::HashSet;
+use super::{Member, Members};
+use crate::message::{Down, PlanId, RankState, Seat};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Frames waiting for one owner; past it the link is cut and its next report says everything.
 pub const DOWNLINK_FRAMES: usize = 65_536;
 /// Words in a link's queue from which on nothing new is placed there: its owner comes first.
 const BEHIND_FRAMES: usize = 4_096;
-/// How often, and how, a commit's answer waits for words to owners: turns first, then pauses.
-const LEFT_TRIES: u32 = 64;
-const LEFT_TURNS: u32 = 32;
-const LEFT_PAUSE: Duration = Duration::from_millis(1);
 
 impl Members {
     /// Whether an owner has so many words still to take that it should get no new plans.
@@ -34,9 +28,11 @@ impl Members {
         let inner = &mut *self.lock();
         let Some(m) = inner.ranks.get_mut(&seat) else { return };
         let waited_for = match &down {
-            // By a producer's first byte over tcp: the agent knows the plan from the owner.
+            // By its commit, which asks whether the owner has recorded it; in this process by a producer's
+            // first byte over tcp: the agent knows the plan from the owner.
             Down::PlanOpened(p) => {
-                !m.near || inner.producers.get(&p.producer).is_none_or(|p| p.rings == 0)
+                let maps = inner.producers.get(&p.producer).is_some_and(|p| p.rings > 0);
+                !(m.own && m.near && maps)
             }
             Down::Committed(_) | Down::FreedAck(_) | Down::Beat => false,
             _ => true,
@@ -49,22 +45,18 @@ impl Members {
         }
     }
 
-    /// What has been said to the links of these incarnations so far.
-    fn said(&self, owners: &HashSet<u64>) -> Vec<(Seat, LinkId, u64)> {
-        let inner = self.lock();
-        let theirs = |m: &Member| m.tx.is_some() && owners.contains(&m.info.incarnation);
-        let linked = inner.ranks.iter().filter(|(_, m)| theirs(m));
-        linked.map(|(seat, m)| (*seat, m.link, m.sent)).collect()
+    /// The owner has recorded every plan told over its present link, up to this one.
+    pub(in crate::master) fn has_recorded(&self, seat: Seat, up_to: PlanId) {
+        if let Some(m) = self.lock().ranks.get_mut(&seat) {
+            // It cannot have recorded more than it was told.
+            m.recorded = m.recorded.max(m.told.min(Some(up_to)));
+        }
     }
 
-    /// True if all of that left this process; of a link that ended since there is nothing to wait for.
-    fn have_left(&self, said: &[(Seat, LinkId, u64)]) -> bool {
-        let inner = self.lock();
-        said.iter().all(|(seat, link, sent)| {
-            inner.ranks.get(seat).is_none_or(|m| {
-                m.link != *link || m.tx.is_none() || m.written.load(Ordering::Acquire) >= *sent
-            })
-        })
+    /// Whether a plan told over the present link is where it survives this process, or need not.
+    pub(in crate::master) fn is_recorded(&self, seat: Seat, plan: PlanId) -> bool {
+        let recorded = |m: &Member| m.own || m.recorded >= Some(plan);
+        self.lock().ranks.get(&seat).is_some_and(recorded)
     }
 
     /// What was kept back for a moment is said now.
@@ -73,39 +65,15 @@ impl Members {
         let unsaid = |m: &&Member| m.written.load(Ordering::Acquire) < m.sent;
         inner.ranks.values().filter(unsaid).for_each(|m| m.urgent.notify_one());
     }
-
-    fn hurry(&self, owners: &HashSet<u64>) {
-        let inner = self.lock();
-        let theirs = inner.ranks.values().filter(|m| owners.contains(&m.info.incarnation));
-        theirs.for_each(|m| m.urgent.notify_one());
-    }
-
-    /// Returns once what was said to these owners so far has left this process, or after a bounded
-    /// wait. Before a commit is acknowledged: with the owner's word of a plan goes its key string.
-    /// Of its owners only: a stopped rank elsewhere, whose link is full, holds nobody up.
-    pub(crate) async fn words_left(&self, owners: &HashSet<u64>) {
-        let said = self.said(owners);
-        if self.have_left(&said) {
-            return;
-        }
-        self.hurry(owners);
-        for attempt in 0..LEFT_TRIES {
-            if self.have_left(&said) {
-                return;
-            }
-            // The links' tasks run on this very thread: they only need a turn.
-            match attempt {
-                0..LEFT_TURNS => tokio::task::yield_now().await,
-                _ => tokio::time::sleep(LEFT_PAUSE).await,
-            }
-        }
-    }
 }
 
 impl Member {
     pub(super) fn send(&mut self, down: Down) -> bool {
         let Some(tx) = &self.tx else { return true };
         self.sent += 1;
+        if let Down::PlanOpened(p) = &down {
+            self.told = self.told.max(Some(p.plan));
+        }
         if tx.try_send(down).is_err() {
             tracing::warn!(seat = %self.info.seat(), "its link is choked or down");
             self.cut();

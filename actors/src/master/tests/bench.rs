@@ -27,6 +27,8 @@ pub(super) struct Bench {
     pub master: CellAddr<Master>,
     pub members: Arc<Members>,
     pub clock: ManualClock,
+    /// Whether ranks that join must say which plans they have recorded.
+    pub confirming: bool,
     world: u32,
     _place: OwnedPlace,
 }
@@ -36,7 +38,6 @@ pub(super) struct Rank {
     pub info: RankInfo,
     pub rx: mpsc::Receiver<Down>,
     pub term: Term,
-    pub written: Arc<AtomicU64>,
     link: LinkId,
     master: CellAddr<Master>,
     pub keeps_views: bool,
@@ -126,12 +127,23 @@ impl Bench {
             random: Arc::new(nkv_store::OsRandom),
         };
         let master = CellAddr::start(place.place(), truth, Arc::new(|_| {})).await.unwrap();
-        Self { master, members, clock, world, _place: place }
+        Self { master, members, clock, confirming: false, world, _place: place }
     }
 
-    /// All ranks joined fresh, and their empty heaps reported.
+    /// All ranks joined fresh, and their empty heaps reported. They are of the master's process: nobody
+    /// waits until they have recorded a plan.
     pub(super) async fn whole(world: u32) -> (Self, Vec<Rank>) {
+        Self::new(world).await.whole_of(world).await
+    }
+
+    /// The same, of other processes than the master's.
+    pub(super) async fn whole_apart(world: u32) -> (Self, Vec<Rank>) {
         let bench = Self::new(world).await;
+        Self { confirming: true, ..bench }.whole_of(world).await
+    }
+
+    async fn whole_of(self, world: u32) -> (Self, Vec<Rank>) {
+        let bench = self;
         let mut ranks = Vec::new();
         for rank in 0..world {
             ranks.push(bench.join(rank, 100 + u64::from(rank)).await.unwrap());
@@ -198,15 +210,13 @@ impl Bench {
         siblings: Vec<(u32, u64)>,
     ) -> std::result::Result<Rank, Refusal> {
         let (tx, rx) = mpsc::channel(DOWNLINK_FRAMES);
-        let join = Join { info: info.clone(), obeyed, holds, seen, siblings, tx };
+        let own = !self.confirming;
+        let join = Join { info: info.clone(), obeyed, holds, seen, siblings, own, tx };
         let joined = self.master.call(join, LIMIT).await.unwrap()?;
-        // Played by hand, everything has left this process at once.
-        joined.written.store(u64::MAX / 2, std::sync::atomic::Ordering::SeqCst);
         Ok(Rank {
             info,
             rx,
             term: joined.term,
-            written: joined.written,
             link: joined.link,
             master: self.master.clone(),
             keeps_views: true,

@@ -3,7 +3,6 @@
 use super::bench::{Bench, SLOTS, done, eventually, held, key, live, opening, plan_ref};
 use crate::ErrorKind;
 use crate::message::{Down, EndCause, Existence, PlanOpened, Request, Response, SeenView, Up};
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 fn opened(d: &Down) -> Option<PlanOpened> {
@@ -144,21 +143,6 @@ async fn i11_a_commit_of_an_expired_plan_is_reclaimed() {
     let plan = bench.open(1, "k", 0).await.unwrap();
     ranks[0].says(Up::Retired(vec![plan.meta.at])).await;
     assert_eq!(bench.commit(&plan).await.unwrap_err().kind, ErrorKind::Reclaimed);
-}
-
-#[tokio::test]
-async fn a_commits_answer_waits_until_the_owners_word_left_this_process() {
-    let (bench, ranks) = Bench::whole(1).await;
-    let sent = ranks[0].written.swap(0, Ordering::SeqCst);
-    bench.open(1, "k", 0).await.unwrap();
-    let waits = tokio::spawn({
-        let members = bench.members.clone();
-        async move { members.words_left(&[100].into()).await }
-    });
-    tokio::task::yield_now().await;
-    assert!(!waits.is_finished(), "killed now, nobody would know the key");
-    ranks[0].written.store(sent, Ordering::SeqCst);
-    tokio::time::timeout(Duration::from_millis(20), waits).await.unwrap().unwrap();
 }
 
 #[tokio::test]

@@ -1,0 +1,162 @@
+//! Commit: an object becomes live once its owner has recorded the plan, and with it the key string:
+//! from then on it is found again whenever the master dies. A commit that comes before that waits,
+//! bounded, and changes nothing if the wait is in vain.
+
+use super::Master;
+use super::objects::State;
+use crate::cell::Reply;
+use crate::error::{Error, Result};
+use crate::message::{Down, EndCause, PlanRef, RankState, Response, Seat};
+use nkv_store::KeyId;
+
+/// How long a commit waits until the owner has recorded its plan. A few of them fit into the time in
+/// which a client repeats a commit.
+const RECORD_LIMIT_MS: u64 = 400;
+
+/// A commit whose owner has not recorded the plan yet.
+#[derive(Debug)]
+pub(super) struct Unrecorded {
+    pub batch: u64,
+    pub item: usize,
+    commit: PlanRef,
+    until_ms: u64,
+}
+
+/// What becomes of a commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Accepted {
+    Newly,
+    /// It was live already.
+    Before,
+    /// The owner has not recorded the plan yet.
+    Waits(Seat),
+}
+
+impl Master {
+    /// Each client has one request at a time under way, so what waits is bounded by their batches.
+    pub(super) fn commit(&mut self, list: &[PlanRef], reply: Reply<Response>) {
+        let accepted: Vec<_> = list.iter().map(|c| self.commit_one(c)).collect();
+        let waits = |a: &Result<Accepted>| matches!(a, Ok(Accepted::Waits(_)));
+        if !accepted.iter().any(waits) {
+            let done = accepted.into_iter().map(|a| a.map(drop)).collect();
+            return reply.send(Response::Done(done));
+        }
+        let batch = self.batches.done(list.len(), reply);
+        let until_ms = self.now_ms() + self.record_limit_ms();
+        for (item, (accepted, commit)) in accepted.into_iter().zip(list).enumerate() {
+            match accepted {
+                Ok(Accepted::Waits(seat)) => {
+                    self.truth.members.rare.commits_waited.one();
+                    let waits = Unrecorded { batch, item, commit: *commit, until_ms };
+                    self.unrecorded.entry(seat).or_default().push(waits);
+                }
+                other => self.batches.settle_done(batch, item, other.map(drop)),
+            }
+        }
+    }
+
+    /// Within the usual limit of a call.
+    fn record_limit_ms(&self) -> u64 {
+        RECORD_LIMIT_MS.min(self.truth.settings.call_timeout_ms / 2)
+    }
+
+    fn commit_one(&mut self, c: &PlanRef) -> Result<Accepted> {
+        let accepted = self.accept_commit(c);
+        match &accepted {
+            Ok(Accepted::Newly) => {
+                self.plans.remove(&c.plan);
+                self.counters.committed += 1;
+            }
+            Ok(_) => {}
+            Err(_) => self.counters.commit_refused += 1,
+        }
+        accepted
+    }
+
+    fn accept_commit(&mut self, c: &PlanRef) -> Result<Accepted> {
+        let id = KeyId::from(c.key);
+        let reclaimed = |why: &str| {
+            Err(Error::reclaimed(format!("the plan {} of key {id:?} {why}", c.plan.seq)))
+        };
+        let plan = self.plans.get(&c.plan);
+        let (ending, reported) = plan.map_or((None, false), |p| (p.ending, p.reported));
+        if !self.objects.contains_key(&id) {
+            self.check_sight()?;
+        }
+        let Some(e) = self.objects.get_mut(&id) else {
+            return reclaimed("ended before the commit (deadline, abort or remove)");
+        };
+        if e.at != c.at {
+            return reclaimed("lost its slot: it ended and the key was written again");
+        }
+        if e.state == State::Live {
+            return Ok(Accepted::Before);
+        }
+        if e.state != State::Writing(c.plan) {
+            return reclaimed("was aborted by a remove");
+        }
+        match ending {
+            None => {}
+            // The owner is looking: it says Adopted or Retired in a moment.
+            Some(EndCause::ProducerGone | EndCause::Expired) => {
+                return Err(Error::not_ready(format!("the plan of key {id:?} is being ended")));
+            }
+            Some(_) => return reclaimed("was aborted"),
+        }
+        let seat = e.seat;
+        if !matches!(self.truth.members.state(seat), Some(RankState::Alive | RankState::Draining)) {
+            let whom = super::lookup::named(&self.books, seat);
+            return Err(Error::disconnected(format!("{whom}, which holds it, is down")));
+        }
+        // Between a join and its report it is not known whether the owner ever heard of the plan.
+        if !self.books.get(&seat).is_some_and(|b| b.reported) {
+            return Err(Error::not_ready(format!("{seat} is still reporting")));
+        }
+        if !reported && !self.truth.members.is_recorded(seat, c.plan) {
+            return Ok(Accepted::Waits(seat));
+        }
+        e.state = State::Live;
+        e.plan = None;
+        self.commits_out.entry(seat).or_default().push(*c);
+        Ok(Accepted::Newly)
+    }
+
+    /// Commits of one request go to each owner as one frame.
+    pub(super) fn flush_commits(&mut self) {
+        for (seat, list) in std::mem::take(&mut self.commits_out) {
+            self.truth.members.send(seat, Down::Committed(list));
+        }
+    }
+
+    /// An owner has recorded plans, or its link is another one, or none: looks at the commits that wait
+    /// for it once more.
+    pub(super) fn settle_commits(&mut self, seat: Seat) {
+        for w in self.unrecorded.remove(&seat).unwrap_or_default() {
+            match self.commit_one(&w.commit) {
+                Ok(Accepted::Waits(seat)) => self.unrecorded.entry(seat).or_default().push(w),
+                other => self.batches.settle_done(w.batch, w.item, other.map(drop)),
+            }
+        }
+        // At once: nothing said of an object later may overtake its commit.
+        self.flush_commits();
+    }
+
+    /// Its plan stays open: the client repeats the commit, or gives the plan up.
+    pub(super) fn expire_commits(&mut self) {
+        let (now, limit) = (self.now_ms(), self.record_limit_ms());
+        let books = &self.books;
+        for (seat, waiting) in &mut self.unrecorded {
+            for w in waiting.extract_if(.., |w| w.until_ms <= now) {
+                self.truth.members.rare.commits_unrecorded.one();
+                let whom = super::lookup::named(books, *seat);
+                let why = format!(
+                    "{whom} did not confirm within {limit} ms that it has plan {}: it is \
+                     stopped, busy or cut off; nothing is stored, put it again",
+                    w.commit.plan.seq
+                );
+                self.batches.settle_done(w.batch, w.item, Err(Error::not_ready(why)));
+            }
+        }
+        self.unrecorded.retain(|_, waiting| !waiting.is_empty());
+    }
+}
