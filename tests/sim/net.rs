@@ -53,7 +53,6 @@ pub struct Weather {
 /// One end of a connection.
 #[derive(Debug)]
 struct End {
-    pid: Pid,
     host: usize,
     open: bool,
 }

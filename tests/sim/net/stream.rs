@@ -114,15 +114,13 @@ impl Net {
         if waiting.queue.len() >= BACKLOG {
             return None;
         }
-        let there = waiting.pid;
         let named = unix.then(|| (from.pid, from.life.clone()));
         let end = |side| SimStream { net: self.clone(), conn, side };
         waiting.queue.push_back((end(1), named));
         if let Some(waker) = waiting.waker.take() {
             waker.wake();
         }
-        let ends = [(from.pid, from.host), (there, door.0)];
-        let ends = ends.map(|(pid, host)| End { pid, host, open: true });
+        let ends = [from.host, door.0].map(|host| End { host, open: true });
         state.conns.insert(conn, Conn { ends, pipes: [Pipe::default(), Pipe::default()] });
         state.next_conn += 1;
         Some(end(0))
