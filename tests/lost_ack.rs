@@ -1,6 +1,5 @@
 //! A put is acknowledged once its owner has recorded the plan, and not when word of it is in a socket:
 //! what was acknowledged is found again when the master dies, whatever its owner had read by then.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod cluster_process;
 
@@ -9,7 +8,6 @@ use nkv::message::PutOptions;
 use nkv::store::clock::{BootClock, Clock};
 use nkv::{Blocking, Error, ErrorKind};
 use rustix::process::Signal;
-
 use std::time::Duration;
 
 /// A cluster that is whole takes puts, and finds what it holds, within this.
