@@ -256,10 +256,12 @@ impl Membership {
             let purpose = Purpose::Rank { info, obeyed, holds, seen, siblings };
             let work = hello(&*self.net, address, &self.credentials, purpose);
             match tokio::time::timeout(HELLO_LIMIT, work).await {
-                Ok(Ok((stream, Welcome::Rank { term, settings, confirm }))) => match settings.check() {
-                    Ok(()) => return Ok((stream, (term, settings, confirm))),
-                    Err(e) => last = format!("{address} welcomed a join with {}", e.message),
-                },
+                Ok(Ok((stream, Welcome::Rank { term, settings, confirm }))) => {
+                    match settings.check() {
+                        Ok(()) => return Ok((stream, (term, settings, confirm))),
+                        Err(e) => last = format!("{address} welcomed a join with {}", e.message),
+                    }
+                }
                 Ok(Ok((_, Welcome::Refused { why }))) => return Err(JoinError::Refused(why)),
                 Ok(Ok((_, other))) => last = format!("{address} answered a join {other}"),
                 Ok(Err(e)) => last = format!("{address}: {e}"),

@@ -164,9 +164,10 @@ impl Scene {
     ) -> Option<Member> {
         let (tx, rx) = mpsc::channel(QUEUE);
         let (seat, incarnation) = (info.seat(), info.incarnation);
-        let join = Join { info, obeyed, holds, seen, siblings, tx };
+        // The honest one confirms no plans: it is taken for one of the master's own process.
+        let own = incarnation != LIAR;
+        let join = Join { info, obeyed, holds, seen, siblings, own, tx };
         let joined = self.master.call(join, LIMIT).await.expect("the master answers").ok()?;
-        joined.written.store(u64::MAX / 2, std::sync::atomic::Ordering::SeqCst);
         let (link, term) = (joined.link, joined.term);
         Some(Member { seat, incarnation, link, term, rx, asked: 0 })
     }

@@ -84,6 +84,7 @@ fn ups() -> Vec<Up> {
         Up::Retired(vec![at(LIAR)]),
         Up::Freed(vec![at(LIAR), SlotRef { epoch: 3, slot: LOG_SLOTS, ..at(LIAR) }]),
         Up::Adopted(PlanRef { plan: PLAN, at: at(LIAR), key: KEY }),
+        Up::PlansRecorded { up_to: PLAN },
         Up::Announced(vec![logged()]),
         Up::LogAnswer { number: 1, served: vec![logged()], removed: vec![KEY] },
         Up::ViewSeen { number: 1 },

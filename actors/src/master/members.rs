@@ -8,7 +8,8 @@ pub use words::DOWNLINK_FRAMES;
 use crate::durations::{Durations, Histogram, named};
 use crate::error::Result;
 use crate::message::{
-    Down, OwnerGauges, PlanId, RankInfo, RankState, RankStats, Request, Seat, SeenView, Term, Up, View,
+    Down, OwnerGauges, PlanId, RankInfo, RankState, RankStats, Request, Seat, SeenView, Term, Up,
+    View,
 };
 use crate::rare::RareAtMaster;
 use hashbrown::HashSet;

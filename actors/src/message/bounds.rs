@@ -239,6 +239,8 @@ impl RankInfo {
                 list("keys", removed.len(), MAX_BATCH)?;
                 self.check_objects(served)
             }
+            // Compared with what the owner was told.
+            Up::PlansRecorded { .. } => Ok(()),
             // Figures are shown and added up, by who saturates.
             Up::Heartbeat(_) | Up::ViewSeen { .. } | Up::Draining | Up::Leave => Ok(()),
         }
