@@ -337,6 +337,19 @@ fn i20_a_cookie_outlives_the_death_of_any_rank() {
     assert!(!cookie.exists());
 }
 
+#[test]
+fn i20_a_cookie_that_somebody_removes_is_put_back_by_a_living_rank() {
+    let mut cluster = ProcessCluster::start(2, |_| {});
+    let (cookie, before) = (cookie(cluster.job()), std::fs::read(cookie(cluster.job())).unwrap());
+    std::fs::remove_file(&cookie).unwrap();
+    until(LIMIT, "the cookie is back", || std::fs::read(&cookie).is_ok_and(|b| b == before));
+    let handle = cluster.connect_by(1, TransportChoice::Tcp);
+    handle.put(b"k", b"v", &PutOptions::default()).unwrap();
+    handle.close();
+    all_end(&mut cluster);
+    assert!(!cookie.exists(), "the last rank takes it away");
+}
+
 fn all_end(cluster: &mut ProcessCluster) {
     for rank in [1, 0] {
         cluster.term(rank);

@@ -5,8 +5,10 @@
 mod doors;
 mod link;
 mod requests;
+mod strangers;
 
 pub(crate) use doors::{Doors, LocalOwner, LocalOwners, OpenDoor, Published};
+pub use strangers::Strangers;
 
 use crate::cell::{CellAddr, Reply};
 use crate::error::Error;
@@ -24,9 +26,10 @@ use crate::place::Place;
 use crate::race::race;
 use doors::Door;
 use nkv_store::clock::Clock;
+use nkv_store::log_lines::LogLines;
 use nkv_store::random::Random;
 use nkv_transport::fabric::{Answer, Served};
-use nkv_transport::wire::auth::Guard;
+use nkv_transport::wire::auth::{AuthError, Guard};
 use nkv_transport::wire::{Address, BoxStream, Listener, Peer, WireError, read_frame, write_frame};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -34,15 +37,13 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 
-/// Control connections at once; further ones are closed at accept.
+/// Control connections at once that were let in; further ones are closed.
 const MAX_CONNECTIONS: usize = 4096;
 /// A connection that has not proven what the job shares by then is closed, and one that has and
 /// does not say hello for as long again.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// Largest hello.
 const MAX_HELLO_BYTES: usize = 64 * 1024;
-/// Connections at once that have not proven yet that they belong to the job.
-const MAX_STRANGERS: usize = 256;
 /// Largest frame of a rank: a part of a report with the longest keys fits twice.
 const MAX_UP_BYTES: usize = 8 << 20;
 /// Largest frame of an attached client: the most touches it keeps fit.
@@ -83,20 +84,17 @@ pub struct Server {
     pub random: Arc<dyn Random>,
     /// Set when the node shuts down.
     pub closing: Arc<AtomicBool>,
-    /// Connections now.
+    /// Connections now that were let in.
     pub connections: AtomicUsize,
     /// Room for those that have not proven yet that they belong to the job.
-    pub strangers: Arc<Semaphore>,
+    pub strangers: Arc<Strangers>,
+    /// Lines of the log about what others can repeat at will.
+    pub lines: LogLines,
     /// Room for rings.
     pub rings: Arc<Semaphore>,
 }
 
 impl Server {
-    /// Room for so many strangers.
-    pub fn room_for_strangers() -> Arc<Semaphore> {
-        Arc::new(Semaphore::new(MAX_STRANGERS))
-    }
-
     /// Room for so many clients that share memory with this node.
     pub fn room_for_rings() -> Arc<Semaphore> {
         Arc::new(Semaphore::new(requests::MAX_RINGS))
@@ -118,22 +116,20 @@ impl Server {
         loop {
             match listener.accept().await {
                 Ok((stream, peer)) => {
-                    if self.connections.fetch_add(1, Ordering::Relaxed) >= MAX_CONNECTIONS {
-                        self.connections.fetch_sub(1, Ordering::Relaxed);
-                        tracing::warn!(peer = %peer.text, "closed: {MAX_CONNECTIONS} connections");
-                        continue;
-                    }
-                    let counted = Counted(self.clone());
+                    let place = self.strangers.enter(peer.unix.is_some());
+                    let server = self.clone();
                     tokio::task::spawn_local(async move {
-                        let server = &counted.0;
                         let text = peer.text.clone();
-                        if let Err(why) = server.clone().connection(stream, peer).await {
+                        if let Err(why) = server.connection(stream, peer, place).await {
                             tracing::debug!(peer = %text, %why, "control connection closed");
                         }
                     });
                 }
-                Err(e) => {
-                    tracing::warn!(error = %e, "accept failed");
+                Err(error) => {
+                    if let Some(before) = self.lines.next(self.clock.now_ms()) {
+                        tracing::warn!(%error, before, "accept failed");
+                    }
+                    self.strangers.thin_out();
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -147,16 +143,29 @@ impl Server {
         self: Arc<Self>,
         mut stream: BoxStream,
         peer: Peer,
+        place: strangers::Place,
     ) -> Result<(), WireError> {
-        // A stranger's words are read no further; the guard has counted and logged it [I20].
-        let Ok(stranger) = self.strangers.clone().try_acquire_owned() else {
-            tracing::debug!(peer = %peer.text, "closed: {MAX_STRANGERS} strangers are waiting");
+        let admitted = async { Some(self.guard.admit(&mut stream, &peer, HELLO_LIMIT).await) };
+        let gives_way = async {
+            place.gives_way().await;
+            None
+        };
+        let session = match race(admitted, gives_way).await {
+            Some(Ok(session)) => session,
+            // What it says is read no further; the guard has counted and logged it [I20].
+            Some(Err(_)) => return Ok(()),
+            None => {
+                self.guard.refuse(&peer.text, &AuthError::Crowded.to_string());
+                return Ok(());
+            }
+        };
+        drop(place);
+        let Some(_counted) = self.clone().one_more() else {
+            if let Some(before) = self.lines.next(self.clock.now_ms()) {
+                tracing::warn!(peer = %peer.text, before, "closed: {MAX_CONNECTIONS} connections");
+            }
             return Ok(());
         };
-        let Ok(session) = self.guard.admit(&mut stream, &peer, HELLO_LIMIT).await else {
-            return Ok(());
-        };
-        drop(stranger);
         let mut stream = session.seal(stream);
         let mut buf = Vec::new();
         let hello = read_frame::<_, Hello>(&mut stream, &mut buf, MAX_HELLO_BYTES);
@@ -193,6 +202,13 @@ impl Server {
                 write_frame(&mut stream, &mut buf, 0, &Welcome::Segments(done)).await
             }
         }
+    }
+
+    fn one_more(self: Arc<Self>) -> Option<Counted> {
+        let before = self.connections.fetch_add(1, Ordering::Relaxed);
+        // Takes itself off again if it is one too many.
+        let counted = Counted(self);
+        (before < MAX_CONNECTIONS).then_some(counted)
     }
 
     fn refusal(&self, hello: &Hello) -> Option<Refusal> {

@@ -3,6 +3,7 @@
 //! connection: measured faster than any event loop for payloads. No actor takes part; the agent
 //! asks its [`crate::access::Access`] and nothing else.
 
+mod accept;
 mod agent;
 mod batch;
 mod client;

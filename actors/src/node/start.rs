@@ -16,15 +16,18 @@ use crate::membership::LinkState;
 use crate::message::{RankInfo, Refusal, Settings, Term, View};
 use crate::place::{OwnedPlace, Place};
 use crate::producer::Producer;
-use crate::server::{Doors, Server, serve};
+use crate::server::{Doors, Server, Strangers, serve};
 use nkv_store::fork::OfItsProcess;
 use nkv_transport::wire::auth::{Credentials, Guard};
 use nkv_transport::wire::{Address, Listener, Net};
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
+
+/// How often it is looked whether the job's cookie is still there.
+const COOKIE_CHECK: Duration = Duration::from_secs(1);
 
 /// A node under construction: what later steps need of earlier ones.
 struct Building {
@@ -152,9 +155,14 @@ impl Building {
             random: self.common().env.random.clone(),
             closing: self.switches.closing.clone(),
             connections: Default::default(),
-            strangers: Server::room_for_strangers(),
+            strangers: Strangers::new(),
+            lines: Default::default(),
             rings: Server::room_for_rings(),
         });
+        let credentials = self.common().guard.credentials().clone();
+        if credentials.has_cookie() {
+            place.task(keep_cookie(credentials, self.switches.closing.clone()));
+        }
         serve(place, server.clone(), listener);
         if let Some(l) = local {
             serve(place, server, l);
@@ -252,6 +260,30 @@ async fn make_guard(env: &Environment, config: &NodeConfig) -> Result<Arc<Guard>
     };
     let made = made.map_err(|e| StartError::Config(e.to_string()))?;
     Ok(Arc::new(Guard::new(made.with_random(env.random.clone()))))
+}
+
+/// Puts the job's cookie back when it is missing, for as long as the node lives.
+async fn keep_cookie(credentials: Credentials, closing: Arc<AtomicBool>) {
+    let mut said = false;
+    while !closing.load(Ordering::Acquire) {
+        tokio::time::sleep(COOKIE_CHECK).await;
+        let cookie = credentials.clone();
+        // A file: not on the thread of actors.
+        match tokio::task::spawn_blocking(move || cookie.put_back()).await {
+            Ok(Ok(None)) => said = false,
+            Ok(Ok(Some(path))) => {
+                let path = path.display();
+                tracing::warn!(%path, "the job's cookie had been removed; put it back");
+            }
+            Ok(Err(error)) => {
+                // Once for each time that it is missing.
+                if !std::mem::replace(&mut said, true) {
+                    tracing::warn!(%error, "the job's cookie is missing: no new client can connect by tcp");
+                }
+            }
+            Err(error) => tracing::warn!(%error, "the check of the job's cookie failed"),
+        }
+    }
 }
 
 async fn start_master(

@@ -1,36 +1,84 @@
-//! The HTTP connections: so many at once, each for one request and with so much time for it, that
-//! one who says nothing, or does not read, keeps no probe out for long. It knows nothing of HTTP.
+//! The HTTP connections: so many at once, each for one request and with so much time for it. When there
+//! is no room for one more, one goes: the oldest that said nothing yet, else the oldest whose answer has
+//! not begun. So who is silent keeps no probe out, not for a moment. It knows nothing of HTTP.
 
 use axum::serve::Listener;
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep};
 
-/// Connections at once; further ones wait in the listen backlog.
-pub(super) const MAX_CONNECTIONS: usize = 64;
+/// Connections at once: enough that a probe among thousands of new ones a second has the time to ask.
+pub(super) const MAX_CONNECTIONS: usize = 256;
 /// Until the first byte of the answer, and from there to its last.
 pub(super) const STEP_LIMIT: Duration = Duration::from_secs(5);
 /// Pause after an accept error (out of file descriptors), so that it cannot spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Accepts while there is room.
+/// Accepts everybody, and lets the oldest go.
 pub(super) struct Bounded {
     listener: TcpListener,
-    room: Arc<Semaphore>,
+    open: Arc<Open>,
     limit: Duration,
+}
+
+/// The connections there are, by number and so by age.
+#[derive(Debug, Default)]
+struct Open(Mutex<(u64, BTreeMap<u64, One>)>);
+
+/// How far it is; the least goes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Step {
+    Silent,
+    Asking,
+    Answered,
+}
+
+#[derive(Debug)]
+struct One {
+    step: Step,
+    // Dropped, it ends the connection.
+    _stays: oneshot::Sender<()>,
+}
+
+impl Open {
+    fn lock(&self) -> MutexGuard<'_, (u64, BTreeMap<u64, One>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters one more, at the cost of the oldest if there is no room.
+    fn enter(&self) -> (u64, oneshot::Receiver<()>) {
+        let (stays, ends) = oneshot::channel();
+        let mut all = self.lock();
+        if all.1.len() >= MAX_CONNECTIONS {
+            let first = all.1.iter().min_by_key(|(number, one)| (one.step, **number));
+            let first = first.map(|(number, _)| *number);
+            first.and_then(|number| all.1.remove(&number));
+        }
+        all.0 += 1;
+        let number = all.0;
+        all.1.insert(number, One { step: Step::Silent, _stays: stays });
+        (number, ends)
+    }
+
+    fn reached(&self, number: u64, step: Step) {
+        if let Some(one) = self.lock().1.get_mut(&number) {
+            one.step = step;
+        }
+    }
 }
 
 impl Bounded {
     /// `limit` is for each of the two steps of a connection.
     pub(super) fn new(listener: TcpListener, limit: Duration) -> Self {
-        Self { listener, room: Arc::new(Semaphore::new(MAX_CONNECTIONS)), limit }
+        Self { listener, open: Arc::default(), limit }
     }
 }
 
@@ -40,14 +88,13 @@ impl Listener for Bounded {
 
     async fn accept(&mut self) -> (Connection, SocketAddr) {
         loop {
-            // The semaphore is never closed; were it, refusing everybody is what a pause does.
-            if let Ok(permit) = self.room.clone().acquire_owned().await {
-                match self.listener.accept().await {
-                    Ok((stream, peer)) => {
-                        return (Connection::new(stream, self.limit, permit), peer);
-                    }
-                    Err(error) => tracing::debug!(%error, "HTTP accept failed"),
+            match self.listener.accept().await {
+                Ok((stream, peer)) => {
+                    // Those accepted before are heard before they can lose their places.
+                    tokio::task::yield_now().await;
+                    return (Connection::new(stream, self.limit, self.open.clone()), peer);
                 }
+                Err(error) => tracing::debug!(%error, "HTTP accept failed"),
             }
             tokio::time::sleep(ACCEPT_PAUSE).await;
         }
@@ -63,22 +110,45 @@ pub(super) struct Connection {
     stream: TcpStream,
     limit: Duration,
     step_ends: Pin<Box<Sleep>>,
-    answering: bool,
-    _permit: OwnedSemaphorePermit,
+    step: Step,
+    open: Arc<Open>,
+    number: u64,
+    ends: oneshot::Receiver<()>,
 }
 
 impl Connection {
-    fn new(stream: TcpStream, limit: Duration, permit: OwnedSemaphorePermit) -> Self {
+    fn new(stream: TcpStream, limit: Duration, open: Arc<Open>) -> Self {
         let step_ends = Box::pin(tokio::time::sleep(limit));
-        Self { stream, limit, step_ends, answering: false, _permit: permit }
+        let (number, ends) = open.enter();
+        Self { stream, limit, step_ends, step: Step::Silent, open, number, ends }
     }
 
-    /// An error once the step has lasted too long; else the task is woken when it has.
+    /// True if it was not there before.
+    fn reached(&mut self, step: Step) -> bool {
+        let further = self.step < step;
+        if further {
+            self.step = step;
+            self.open.reached(self.number, step);
+        }
+        further
+    }
+
+    /// An error once the step has lasted too long, or another needs the place; else the task is woken
+    /// when it is so.
     fn in_time(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if Pin::new(&mut self.ends).poll(cx).is_ready() {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
         match self.step_ends.as_mut().poll(cx) {
             Poll::Pending => Ok(()),
             Poll::Ready(()) => Err(io::ErrorKind::TimedOut.into()),
         }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.open.lock().1.remove(&self.number);
     }
 }
 
@@ -89,7 +159,12 @@ impl AsyncRead for Connection {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.in_time(cx)?;
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if buf.filled().len() > before {
+            self.reached(Step::Asking);
+        }
+        read
     }
 }
 
@@ -99,8 +174,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if !self.answering {
-            self.answering = true;
+        if self.reached(Step::Answered) {
             let end = Instant::now() + self.limit;
             self.step_ends.as_mut().reset(end);
         }

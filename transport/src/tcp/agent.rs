@@ -1,6 +1,7 @@
-//! The agent's life: it listens beside a segment, gives each connection a thread, counts, and ends
-//! with every thread joined. It decides nothing about tokens and understands no request itself.
+//! The agent's life: it listens beside a segment, gives each connection that was let in a thread, counts,
+//! and ends with every thread joined. It decides nothing about tokens and understands no request itself.
 
+use super::accept::Acceptor;
 use super::frame::{MAX_REQUEST_BYTES, Status};
 use super::line::{Interrupt, Line, listen};
 use super::serve::{Connection, End, send_welcome};
@@ -10,24 +11,24 @@ use crate::mapped::Mapped;
 use crate::wire::auth::Guard;
 use hashbrown::HashMap;
 use nkv_store::Memory;
+use nkv_store::clock::{BootClock, Clock};
 use nkv_store::fork::MadeIn;
+use nkv_store::log_lines::LogLines;
 use nkv_store::threads::spawn_named;
 use socket2::Socket;
 use std::net::{Shutdown, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 256;
-/// Pause after a failed accept (too many open files), so that it is not tried in a tight loop.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Bounds of one agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentLimits {
-    /// Connections at a time, each with a thread; more are turned away with a message.
+    /// Connections at a time that were let in, each with a thread; more are turned away with a message.
+    /// There is room beside them for some that have proven nothing yet.
     pub max_connections: usize,
     /// A connection without a request for so long is closed.
     pub idle_ms: u64,
@@ -54,7 +55,7 @@ impl Default for AgentLimits {
     }
 }
 
-/// What an agent has done. Monotonic, but for `connections`.
+/// What an agent has done. Monotonic, but for `connections` and `unauthenticated`.
 #[derive(Debug, Default)]
 pub struct TcpCounters {
     /// Payload bytes placed by whole requests.
@@ -65,8 +66,10 @@ pub struct TcpCounters {
     pub requests: AtomicU64,
     /// Requests refused: token, grant, bounds, fence.
     pub refused: AtomicU64,
-    /// Connections open now.
+    /// Connections open now, without those that have proven nothing yet.
     pub connections: AtomicU64,
+    /// Connections now that have proven nothing yet.
+    pub unauthenticated: AtomicU64,
     /// Connections turned away: limit, job, incarnation, version.
     pub turned_away: AtomicU64,
     /// Connections that the guard turned away: no proof, or a wrong one.
@@ -85,8 +88,11 @@ pub(super) struct Shared {
     pub guard: Option<Arc<Guard>>,
     pub limits: AgentLimits,
     pub counters: Arc<TcpCounters>,
-    stopping: AtomicBool,
+    pub stopping: AtomicBool,
+    // Of what strangers can repeat at will.
+    pub lines: LogLines,
     open: Mutex<HashMap<u64, Open>>,
+    last: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -98,6 +104,16 @@ struct Open {
 impl Shared {
     fn open(&self) -> MutexGuard<'_, HashMap<u64, Open>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.open().len() < self.limits.max_connections
+    }
+
+    fn told_away(&self, from: &str, why: &str) {
+        if let Some(before) = self.lines.next(BootClock.now_ms()) {
+            tracing::warn!(%from, %why, before, "turned a data connection away");
+        }
     }
 }
 
@@ -136,10 +152,12 @@ impl TcpAgent {
             limits,
             counters: Arc::default(),
             stopping: AtomicBool::new(false),
+            lines: LogLines::default(),
             open: Mutex::default(),
+            last: AtomicU64::new(1),
         });
-        let (s, l) = (shared.clone(), listener.clone());
-        let acceptor = Mutex::new(Some(spawn_named("nkv-tcp-accept", move || accept_all(&s, &l))?));
+        let acceptor = Acceptor::new(shared.clone(), listener.clone()).map_err(failed)?;
+        let acceptor = Mutex::new(Some(spawn_named("nkv-tcp-accept", move || acceptor.run())?));
         Ok(Self { shared, local, listener, acceptor, made: MadeIn::here() })
     }
 
@@ -181,50 +199,39 @@ impl Drop for TcpAgent {
     }
 }
 
-fn accept_all(shared: &Arc<Shared>, listener: &Socket) {
-    let mut id = 0;
-    while !shared.stopping.load(Ordering::SeqCst) {
-        match listener.accept() {
-            Ok((socket, from)) => {
-                id += 1;
-                let from = from.as_socket().map_or_else(String::new, |a| a.to_string());
-                if let Err(error) = admit(shared, id, socket, &from) {
-                    tracing::warn!(%from, %error, "a data connection could not be served");
-                }
-            }
-            Err(_) if shared.stopping.load(Ordering::SeqCst) => {}
-            Err(error) => {
-                tracing::warn!(%error, "accept failed");
-                std::thread::sleep(ACCEPT_PAUSE);
-            }
-        }
-    }
+/// Says that there is no room, and closes.
+pub(super) fn turn_away(shared: &Shared, line: &mut Line, from: &str) {
+    shared.counters.turned_away.fetch_add(1, Ordering::Relaxed);
+    let max = shared.limits.max_connections;
+    let why = format!("all {max} data connections of this agent are in use; try again later");
+    shared.told_away(from, &why);
+    // A few bytes into an empty socket buffer: does not block the acceptor.
+    let _ = match &shared.guard {
+        Some(guard) if !line.has_tags() => line.send(&guard.busy(&why)),
+        _ => send_welcome(line, shared, Status::Busy, &why),
+    };
+    line.finish_sending();
 }
 
-fn admit(shared: &Arc<Shared>, id: u64, socket: Socket, from: &str) -> Result<(), TransportError> {
-    let failed = |e| TransportError::io("configure", from, e);
-    let mut line = Line::new(socket, shared.limits.stall_ms).map_err(failed)?;
+/// Gives a connection that was let in a thread.
+pub(super) fn hand_over(
+    shared: &Arc<Shared>,
+    mut line: Line,
+    from: &str,
+) -> Result<(), TransportError> {
     // Held until the thread is in the table: it takes itself out when it ends.
     let mut open = shared.open();
     if open.len() >= shared.limits.max_connections {
         drop(open);
-        shared.counters.turned_away.fetch_add(1, Ordering::Relaxed);
-        let max = shared.limits.max_connections;
-        let why = format!("all {max} data connections of this agent are in use; try again later");
-        tracing::warn!(%from, max, "turned a data connection away");
-        // A few bytes into an empty socket buffer: does not block the acceptor.
-        let _ = match &shared.guard {
-            Some(guard) => line.send(&guard.busy(&why)),
-            None => send_welcome(&mut line, shared, Status::Busy, &why),
-        };
-        line.finish_sending();
+        turn_away(shared, &mut line, from);
         return Ok(());
     }
+    let id = shared.last.fetch_add(1, Ordering::Relaxed);
     let interrupt = line.shared().clone();
     let (shared2, from) = (shared.clone(), from.to_string());
     let thread = spawn_named(&format!("nkv-tcp-{id}"), move || {
         shared2.counters.connections.fetch_add(1, Ordering::Relaxed);
-        let ended = serve(&shared2, line, &from);
+        let ended = serve(&shared2, line);
         shared2.counters.connections.fetch_sub(1, Ordering::Relaxed);
         report(&shared2, &from, &ended);
         // Dropping our own handle detaches us; `stop` may have taken it already.
@@ -235,9 +242,9 @@ fn admit(shared: &Arc<Shared>, id: u64, socket: Socket, from: &str) -> Result<()
     Ok(())
 }
 
-fn serve(shared: &Shared, line: Line, from: &str) -> End {
+fn serve(shared: &Shared, line: Line) -> End {
     let interrupt = line.shared().clone();
-    let mut connection = Connection::new(shared, line, from);
+    let mut connection = Connection::new(shared, line);
     // A panic here would be a bug of ours; it must not keep the connection in the table.
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| connection.serve()));
     let ended = ended.unwrap_or_else(|_| End::Broken("a panic in the agent".to_string()));
@@ -255,11 +262,7 @@ fn report(shared: &Shared, from: &str, ended: &End) {
         End::Fenced => tracing::info!(%from, "data connection cut by a fence"),
         End::TurnedAway(why) => {
             counters.turned_away.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(%from, %why, "turned a data connection away");
-        }
-        End::Unauthenticated => {
-            // The guard has logged it, within its bound.
-            counters.auth_refused.fetch_add(1, Ordering::Relaxed);
+            shared.told_away(from, why);
         }
         End::Forged => {
             counters.auth_refused.fetch_add(1, Ordering::Relaxed);
@@ -269,7 +272,9 @@ fn report(shared: &Shared, from: &str, ended: &End) {
         }
         End::Garbage(why) | End::Unfit(why) | End::Broken(why) => {
             counters.dropped.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(%from, %why, "dropped a data connection");
+            if let Some(before) = shared.lines.next(BootClock.now_ms()) {
+                tracing::warn!(%from, %why, before, "dropped a data connection");
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::half_open;
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 use std::io;
 use std::net::{Shutdown, SocketAddr};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -121,6 +121,12 @@ fn prepare(socket: &Socket) -> io::Result<()> {
     Ok(())
 }
 
+/// True if the process or the system has no more descriptors or memory for sockets.
+pub(super) fn is_exhausted(e: &io::Error) -> bool {
+    let codes = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
+    e.raw_os_error().is_some_and(|code| codes.contains(&code))
+}
+
 /// Connects within `limit`.
 pub(super) fn dial(to: SocketAddr, limit: Duration) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
@@ -182,6 +188,10 @@ impl Line {
     /// From here on the head of each message, either way, has a tag behind it.
     pub(super) fn set_tags(&mut self, tags: Tags) {
         self.tags = tags;
+    }
+
+    pub(super) fn has_tags(&self) -> bool {
+        self.tags.room().is_some()
     }
 
     /// What is to be sent behind the head of the next message out: all of `parts`, in their order.
@@ -269,6 +279,44 @@ impl Line {
             Some(Ok(())) => Ok(true),
             Some(Err(e)) => Err(e),
         }
+    }
+
+    /// What has come already, without waiting: None if nothing has, 0 bytes at the end of the stream. Only
+    /// before anything else is taken.
+    pub(super) fn receive_now(&self, dst: &mut [u8]) -> io::Result<Option<usize>> {
+        let fd = self.shared.socket.as_raw_fd();
+        loop {
+            // SAFETY: `dst` is borrowed for us alone.
+            let n =
+                unsafe { libc::recv(fd, dst.as_mut_ptr().cast(), dst.len(), libc::MSG_DONTWAIT) };
+            if n >= 0 {
+                return Ok(Some(n as usize));
+            }
+            let e = io::Error::last_os_error();
+            match e.kind() {
+                io::ErrorKind::Interrupted => {}
+                io::ErrorKind::WouldBlock => return Ok(None),
+                _ => return Err(e),
+            }
+        }
+    }
+
+    /// Sends a few bytes whole without waiting, or fails.
+    pub(super) fn send_now(&self, bytes: &[u8]) -> io::Result<()> {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        let fd = self.shared.socket.as_raw_fd();
+        // SAFETY: `bytes` is borrowed until the call returns.
+        let n = unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), flags) };
+        match usize::try_from(n) {
+            Ok(n) if n == bytes.len() => Ok(()),
+            Ok(_) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(_) => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// To be waited for.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.shared.socket.as_fd()
     }
 
     /// Receives until at least `want` bytes (at most the buffer's size) can be taken.

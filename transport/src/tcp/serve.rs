@@ -1,4 +1,4 @@
-//! One connection of the agent: greet, then requests until the peer leaves, stalls or talks
+//! One connection of the agent, after its handshake: greet, then requests until the peer leaves, stalls or talks
 //! nonsense, or takes too long over a request, which ends this connection and no other [I19]. Bytes of a plan are placed only while
 //! its permit is held, and the permit is dropped before the answer is sent, so a peer that does not
 //! read cannot hold up a fence [I10].
@@ -10,13 +10,10 @@ use super::frame::{
     DESC_BYTES, HELLO_MAGIC, Hello, MAX_JOB_BYTES, MAX_OPS, RESPONSE_MAGIC, Request, Response,
     Status, TCP_VERSION, WELCOME_MAGIC, Welcome, message,
 };
-use super::handshake::Within;
 use super::line::{Broken, Gather, Line};
 use super::request::{Steps, check_header};
-use super::tags::Tags;
 use crate::access::Cut;
 use crate::mapped::Mapped;
-use crate::wire::auth::AuthError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
@@ -36,8 +33,6 @@ pub(super) enum End {
     Left,
     /// It was turned away, with an answer.
     TurnedAway(String),
-    /// The guard did not let it in.
-    Unauthenticated,
     /// It was let in, and then came what its peer did not say.
     Forged,
     /// A fence cut it.
@@ -62,7 +57,6 @@ impl From<Broken> for End {
 /// State of one connection; buffers are bounded and reused.
 pub(super) struct Connection<'a> {
     shared: &'a Shared,
-    from: &'a str,
     line: Line,
     cut: Arc<dyn Cut>,
     steps: Steps,
@@ -84,11 +78,10 @@ enum Outcome {
 }
 
 impl<'a> Connection<'a> {
-    pub(super) fn new(shared: &'a Shared, line: Line, from: &'a str) -> Self {
+    pub(super) fn new(shared: &'a Shared, line: Line) -> Self {
         let cut = line.shared().clone();
         Self {
             shared,
-            from,
             line,
             cut,
             steps: Steps::default(),
@@ -102,7 +95,7 @@ impl<'a> Connection<'a> {
 
     /// Serves until the connection ends.
     pub(super) fn serve(&mut self) -> End {
-        if let Err(end) = self.authenticate().and_then(|()| self.greet()) {
+        if let Err(end) = self.greet() {
             return end;
         }
         let idle = Duration::from_millis(self.shared.limits.idle_ms);
@@ -116,23 +109,6 @@ impl<'a> Connection<'a> {
                 return end;
             }
         }
-    }
-
-    /// Before anything else, within one limit over all of it [I20].
-    fn authenticate(&mut self) -> Result<(), End> {
-        let Some(guard) = &self.shared.guard else {
-            return Ok(());
-        };
-        let limits = &self.shared.limits;
-        let mut within = Within::new(&mut self.line, limits.hello_ms);
-        let session = match guard.admit_blocking(&mut within, self.from) {
-            Ok(session) => session,
-            Err(AuthError::Closed(0)) => return Err(End::Left),
-            Err(_) => return Err(End::Unauthenticated),
-        };
-        self.line.set_tags(Tags::of_agent(session.tags()));
-        let stall = self.line.set_stall_ms(limits.stall_ms);
-        stall.map_err(|e| End::Broken(e.to_string()))
     }
 
     fn greet(&mut self) -> Result<(), End> {

@@ -26,6 +26,7 @@ pub use error::{AuthError, SecretError};
 pub use exchange::{prove, prove_blocking};
 pub use frames::{ANSWER_BYTES, AUTH_VERSION, FINISH_BYTES, OPENING_BYTES};
 pub use guard::Guard;
+pub(crate) use handshake::{Entering, Entrance};
 pub use secret::{MIN_SECRET_BYTES, SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
 pub use session::Session;
 pub(crate) use session::{TAG_BYTES, TagKey, TagKeys};

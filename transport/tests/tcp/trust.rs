@@ -464,9 +464,61 @@ fn a_forked_child_that_drops_a_cookie_leaves_its_parents() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
     let cookie = nkv_transport::wire::auth::CookieFile::hold_in(dir.path(), "job").unwrap();
-    let path = cookie.path().to_path_buf();
+    let path = cookie.path();
     assert_eq!(in_child(|| cookie.let_go()), 0);
     assert!(path.exists(), "a forked child removed the cookie of its living parent");
     drop(cookie);
     assert!(!path.exists(), "and its own it removes");
+}
+
+/// More than there are places for who has proven nothing.
+const SILENT: usize = 300;
+
+#[test]
+fn i20_silent_strangers_have_no_thread_and_keep_nobody_out() {
+    // Nothing but another's coming closes one of them.
+    let limits = AgentLimits { hello_ms: 600_000, ..AgentLimits::default() };
+    let door = door_with(limits);
+    let at_once = || door.agent.counters().unauthenticated.load(Ordering::Relaxed) as usize;
+    let mut silent: Vec<_> = (0..SILENT).map(|_| door.dial()).collect();
+    eventually("the first of them gave way", || door.refused() >= 1 && at_once() < SILENT);
+    let places = at_once();
+    assert_eq!(silent[0].read(&mut [0; 1]).unwrap(), 0, "the oldest gave way");
+    for _ in 0..20 {
+        let client = door.connect(knows("the right secret")).unwrap();
+        client.write(TOKEN, 0, &[7; 8]).unwrap();
+        silent.push(door.dial());
+    }
+    assert!(at_once() <= places);
+    eventually("only those that were let in ever had a thread", || {
+        door.agent.counters().connections.load(Ordering::Relaxed) == 0
+    });
+    // Those that were closed were counted, and nobody else.
+    eventually("the others are still there", || door.refused() as usize + at_once() == SILENT + 20);
+    // The agent's end is the end of all of them.
+    let youngest = silent.pop().unwrap();
+    drop(door);
+    assert_eq!(rest(youngest), b"");
+}
+
+#[test]
+fn i20_a_handshake_goes_on_in_whatever_pieces_it_comes() {
+    let door = door();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let client = spawn_named("client", move || {
+        let verbs = connect(at, Some(knows("the right secret"))).unwrap();
+        verbs.write(TOKEN, 0, &[5; 8]).unwrap();
+    });
+    let (mut from_client, _) = listener.accept().unwrap();
+    let mut to_node = door.dial();
+    let (mut back, mut forth) = (to_node.try_clone().unwrap(), from_client.try_clone().unwrap());
+    spawn_named("answers", move || std::io::copy(&mut back, &mut forth)).unwrap();
+    to_node.set_nodelay(true).unwrap();
+    let mut piece = [0; 1];
+    while let Ok(1) = from_client.read(&mut piece) {
+        to_node.write_all(&piece).unwrap();
+    }
+    client.unwrap().join().unwrap();
+    assert_eq!(door.refused(), 0);
 }

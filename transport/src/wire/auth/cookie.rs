@@ -1,7 +1,8 @@
 //! The cookie of a job: 32 random bytes in a file that only its user can read, standing in for a
 //! secret between processes of one user on one host. Nodes make it and share a lock on it; the last
-//! one to end removes it, and what a killed one left is taken over by the next. Nothing here follows
-//! a link or trusts a folder that others could have made.
+//! one to end removes it, one whose file somebody else removed puts it back, and what killed ones left
+//! is taken over or swept by the next. Nothing here follows a link or trusts a folder that others could
+//! have made.
 
 use super::error::SecretError;
 use super::secret::{OTHERS, Secret};
@@ -13,6 +14,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Bytes of a cookie.
@@ -25,17 +27,29 @@ const OTHERS_WRITE: u32 = 0o022;
 /// A cookie that others are just removing is tried again so often, with such pauses.
 const TRIES: usize = 50;
 const PAUSE: Duration = Duration::from_millis(20);
+/// Folders of this user's below /tmp: another user can have made those with the first names.
+const OWN_FOLDERS: usize = 8;
+/// Entries of a folder looked at for what killed nodes left.
+const MAX_SWEPT: usize = 4096;
 
 /// A job's cookie, for as long as a node of it lives.
 #[derive(Debug)]
 pub struct CookieFile {
     secret: Secret,
-    folder: OwnedFd,
+    places: Places,
     name: String,
+    held: Mutex<Held>,
+    made: MadeIn,
+}
+
+/// The file, which another may take the place of.
+#[derive(Debug)]
+struct Held {
+    folder: OwnedFd,
     path: PathBuf,
     // Holds the shared lock.
     file: OwnedFd,
-    made: MadeIn,
+    over: bool,
 }
 
 /// A folder that may hold cookies.
@@ -45,12 +59,12 @@ struct Folder {
 }
 
 /// Where cookies may lie, best first: this user's runtime folder, as the environment and as the
-/// system's convention name it, then one below /tmp. Which of them is used must not depend on
+/// system's convention name it, then some below /tmp. Which of them is used must not depend on
 /// whether a process came from a login, a timer or `sudo`: hence all, in one order.
 #[derive(Debug, Clone)]
 struct Places {
     runtime: Vec<PathBuf>,
-    own: PathBuf,
+    own: Vec<PathBuf>,
 }
 
 fn me() -> u32 {
@@ -65,7 +79,10 @@ fn places() -> Places {
     if !runtime.contains(&usual) {
         runtime.push(usual);
     }
-    Places { runtime, own: PathBuf::from(format!("/tmp/nkv-{}", me())) }
+    let first = format!("/tmp/nkv-{}", me());
+    let next = (1..OWN_FOLDERS).map(|n| PathBuf::from(format!("{first}.{n}")));
+    let own = std::iter::once(PathBuf::from(&first)).chain(next).collect();
+    Places { runtime, own }
 }
 
 fn file_name(job: &str) -> String {
@@ -80,7 +97,7 @@ pub(super) fn find(job: &str) -> Result<Option<Secret>, SecretError> {
 /// Why there is none.
 pub(super) fn nowhere(job: &str) -> String {
     let all = places();
-    let folders = all.runtime.iter().chain([&all.own]);
+    let folders = all.runtime.iter().chain(all.own.first());
     let folders: Vec<String> = folders.map(|p| p.display().to_string()).collect();
     format!("no {} was found in {}", file_name(job), folders.join(" or "))
 }
@@ -110,20 +127,32 @@ impl Places {
         }
     }
 
-    /// The folders that are there and this user's own; with `make`, the one below /tmp is made.
+    /// The folders that are there and this user's own; with `make`, one below /tmp is made if there is
+    /// none. Another user's is passed over; an error only where nothing else is left.
     fn folders(&self, make: bool) -> Result<Vec<Folder>, SecretError> {
         // A runtime folder of somebody else (`sudo` keeps the variable) is not an error, it is none.
         let usable = |path: &PathBuf| Folder::open_at(path, OTHERS_WRITE).ok().flatten();
         let mut found: Vec<Folder> = self.runtime.iter().filter_map(usable).collect();
-        if make && found.is_empty() {
-            match rustix::fs::mkdir(&self.own, FOLDER_MODE) {
-                Ok(()) | Err(Errno::EXIST) => {}
-                Err(e) => return Err(os(&self.own)(e)),
+        let mut refused = Vec::new();
+        for path in &self.own {
+            if make && found.is_empty() {
+                match rustix::fs::mkdir(path, FOLDER_MODE) {
+                    Ok(()) | Err(Errno::EXIST) => {}
+                    Err(e) => refused.push(os(path)(e)),
+                }
+            }
+            match Folder::open_at(path, OTHERS) {
+                Ok(folder) => found.extend(folder),
+                // Anybody can make it.
+                Err(why) => refused.push(why),
             }
         }
-        // Anybody can make this one: if another user did, that must be said.
-        found.extend(Folder::open_at(&self.own, OTHERS)?);
-        Ok(found)
+        match refused.len() {
+            0 => Ok(found),
+            _ if !found.is_empty() => Ok(found),
+            1 => Err(refused.remove(0)),
+            _ => Err(SecretError::NoFolder(refused.iter().map(SecretError::to_string).collect())),
+        }
     }
 }
 
@@ -174,14 +203,14 @@ impl Folder {
         Ok(Some((file.into(), secret)))
     }
 
-    /// Puts a fresh cookie there; if another process was first, its cookie stays.
-    fn make(&self, name: &str) -> Result<(), SecretError> {
+    /// Puts a cookie there, a fresh one if none is given; if another process was first, its cookie stays.
+    fn make(&self, name: &str, secret: Option<&Secret>) -> Result<(), SecretError> {
         let path = self.path.join(name);
         let unique = format!(".{name}.{:016x}", nkv_store::random_u64());
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.fd, &unique, flags, COOKIE_MODE).map_err(os(&path))?;
-        let made = fill(fd, &path).and_then(|()| {
+        let made = fill(fd, &path, secret).and_then(|()| {
             let linked = rustix::fs::linkat(&self.fd, &unique, &self.fd, name, AtFlags::empty());
             match linked {
                 // Whole from the first moment that it has its name.
@@ -193,12 +222,36 @@ impl Folder {
         let _ = rustix::fs::unlinkat(&self.fd, &unique, AtFlags::empty());
         made
     }
+
+    /// Removes the cookies of jobs whose nodes were all killed: nobody holds a share of their locks. A
+    /// node that has just made one and has no share yet makes it again.
+    fn sweep(&self, own: &str) -> usize {
+        let Ok(entries) = rustix::fs::Dir::read_from(&self.fd) else { return 0 };
+        let names = entries.take(MAX_SWEPT).flatten();
+        let names = names.filter_map(|e| e.file_name().to_str().ok().map(str::to_string));
+        let cookies = names.filter(|n| n.starts_with("nkv-") && n.ends_with(".cookie") && n != own);
+        cookies.filter(|name| self.sweep_one(name)).count()
+    }
+
+    fn sweep_one(&self, name: &str) -> bool {
+        // What is no cookie of this user's is left alone.
+        let Ok(Some((file, _))) = self.open(name) else { return false };
+        let alone = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+        alone.is_ok()
+            && has_name(&file, &self.fd, name)
+            && rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()).is_ok()
+    }
 }
 
-fn fill(fd: OwnedFd, path: &Path) -> Result<(), SecretError> {
+fn fill(fd: OwnedFd, path: &Path, secret: Option<&Secret>) -> Result<(), SecretError> {
     let failed = |source| SecretError::Io { path: path.to_path_buf(), source };
     let mut bytes = [0; COOKIE_BYTES];
-    getrandom::fill(&mut bytes).map_err(|e| failed(std::io::Error::other(e.to_string())))?;
+    match secret {
+        Some(secret) => bytes.copy_from_slice(secret.first_bytes()),
+        None => {
+            getrandom::fill(&mut bytes).map_err(|e| failed(std::io::Error::other(e.to_string())))?
+        }
+    }
     // The umask may have taken more than it should.
     rustix::fs::fchmod(&fd, COOKIE_MODE).map_err(os(path))?;
     File::from(fd).write_all(&bytes).map_err(failed)
@@ -229,34 +282,19 @@ impl CookieFile {
 
     /// As [`Self::hold`], in a folder of the caller's, which must be its user's alone.
     pub fn hold_in(folder: &Path, job: &str) -> Result<Self, SecretError> {
-        Self::hold_at(&Places { runtime: Vec::new(), own: folder.to_path_buf() }, job)
+        Self::hold_at(&Places { runtime: Vec::new(), own: vec![folder.to_path_buf()] }, job)
     }
 
     fn hold_at(places: &Places, job: &str) -> Result<Self, SecretError> {
         let name = file_name(job);
-        for _ in 0..TRIES {
-            let mut folders = places.folders(true)?;
-            for (number, folder) in folders.iter().enumerate() {
-                let Some((file, secret)) = folder.open(&name)? else {
-                    continue;
-                };
-                if locked(&file, folder, &name)? {
-                    let Folder { fd, path } = folders.swap_remove(number);
-                    let path = path.join(&name);
-                    let made = MadeIn::here();
-                    return Ok(Self { secret, folder: fd, name, path, file, made });
-                }
-                // Its last holder is removing it.
-                std::thread::sleep(PAUSE);
-                break;
-            }
-            match folders.first() {
-                Some(first) => first.make(&name)?,
-                None => return Err(os(&places.own)(Errno::NOENT)),
-            }
-        }
-        let why = format!("was in use by others for {} ms", TRIES as u128 * PAUSE.as_millis());
-        Err(SecretError::Kind { path: places.own.join(name), why })
+        let (held, secret) = Held::find_or_make(places, &name, None)?;
+        Ok(Self {
+            secret,
+            places: places.clone(),
+            name,
+            held: Mutex::new(held),
+            made: MadeIn::here(),
+        })
     }
 
     /// What stands in for a secret.
@@ -265,8 +303,32 @@ impl CookieFile {
     }
 
     /// Where it lies.
-    pub fn path(&self) -> &Path {
-        &self.path
+    pub fn path(&self) -> PathBuf {
+        self.held().path.clone()
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts the cookie back if somebody removed it, such as a cleaner of /tmp or the end of a login: who
+    /// knows it lives on. Where it is now, if it was missing.
+    ///
+    /// # Errors
+    /// If it cannot be put back, or a node that came meanwhile made another one.
+    pub fn put_back(&self) -> Result<Option<PathBuf>, SecretError> {
+        let mut held = self.held();
+        if held.over || !self.made.is_here() || held.is_at_its_path() {
+            return Ok(None);
+        }
+        let (again, found) = Held::find_or_make(&self.places, &self.name, Some(&self.secret))?;
+        if found != self.secret {
+            let why = "was made anew by a node that started after this job's was removed: end that \
+                       node, and this one puts its own back";
+            return Err(SecretError::Kind { path: again.path, why: why.to_string() });
+        }
+        *held = again;
+        Ok(Some(held.path.clone()))
     }
 
     /// Gives this holder's share up; the last one removes the file. What was read stays usable.
@@ -276,12 +338,61 @@ impl CookieFile {
         if !self.made.is_here() {
             return;
         }
+        let mut held = self.held();
+        held.over = true;
         // Whole or not at all: while another node has its share this fails, and that one removes it.
-        let alone = rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive);
-        if alone.is_ok() && has_name(&self.file, &self.folder, &self.name) {
-            let _ = rustix::fs::unlinkat(&self.folder, self.name.as_str(), AtFlags::empty());
+        let alone = rustix::fs::flock(&held.file, FlockOperation::NonBlockingLockExclusive);
+        if alone.is_ok() && has_name(&held.file, &held.folder, &self.name) {
+            let _ = rustix::fs::unlinkat(&held.folder, self.name.as_str(), AtFlags::empty());
         }
     }
+}
+
+impl Held {
+    /// The cookie of that name with a share of its lock, wherever it is; where it is nowhere, it is made
+    /// of `secret`, or fresh.
+    fn find_or_make(
+        places: &Places,
+        name: &str,
+        secret: Option<&Secret>,
+    ) -> Result<(Self, Secret), SecretError> {
+        for _ in 0..TRIES {
+            let mut folders = places.folders(true)?;
+            for (number, folder) in folders.iter().enumerate() {
+                let Some((file, found)) = folder.open(name)? else {
+                    continue;
+                };
+                if locked(&file, folder, name)? {
+                    let swept: usize = folders.iter().map(|folder| folder.sweep(name)).sum();
+                    if swept > 0 {
+                        tracing::info!(swept, "removed cookies that killed nodes left");
+                    }
+                    let Folder { fd, path } = folders.swap_remove(number);
+                    let path = path.join(name);
+                    return Ok((Self { folder: fd, path, file, over: false }, found));
+                }
+                // Its last holder is removing it.
+                std::thread::sleep(PAUSE);
+                break;
+            }
+            match folders.first() {
+                Some(first) => first.make(name, secret)?,
+                None => return Err(SecretError::NoFolder(Vec::new())),
+            }
+        }
+        let why = format!("was in use by others for {} ms", TRIES as u128 * PAUSE.as_millis());
+        Err(SecretError::Kind { path: PathBuf::from(name), why })
+    }
+
+    /// Whether its path still leads to it: its folder may be gone as well.
+    fn is_at_its_path(&self) -> bool {
+        let named = rustix::fs::lstat(&self.path);
+        matches!((named, rustix::fs::fstat(&self.file)), (Ok(n), Ok(o)) if is_same(&n, &o))
+    }
+}
+
+fn is_same(a: &Stat, b: &Stat) -> bool {
+    (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 }
 
 /// Takes a share of the lock; false if the file has lost its name or is about to.
@@ -299,10 +410,7 @@ fn locked(file: &OwnedFd, folder: &Folder, name: &str) -> Result<bool, SecretErr
 fn has_name(file: &impl AsFd, folder: &OwnedFd, name: &str) -> bool {
     let named = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW);
     let opened = rustix::fs::fstat(file);
-    match (named, opened) {
-        (Ok(n), Ok(o)) => (n.st_dev, n.st_ino) == (o.st_dev, o.st_ino),
-        _ => false,
-    }
+    matches!((named, opened), (Ok(n), Ok(o)) if is_same(&n, &o))
 }
 
 impl Drop for CookieFile {

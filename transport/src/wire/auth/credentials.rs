@@ -7,6 +7,7 @@ use super::error::{AuthError, SecretError};
 use super::secret::Secret;
 use crate::wire::Address;
 use nkv_store::{OsRandom, Random};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// What a connection is for; a proof for one is none for the other.
@@ -211,6 +212,19 @@ impl Credentials {
                 Some(secret) => Means::Cookie(secret),
                 None => Means::Nothing(cookie::nowhere(&self.job)),
             }),
+        }
+    }
+
+    /// Whether there is a file that somebody else could remove.
+    pub fn has_cookie(&self) -> bool {
+        matches!(self.basis, Basis::Held(_))
+    }
+
+    /// Puts a node's cookie back if it is missing: where it is now, then. Blocks on the file system.
+    pub fn put_back(&self) -> Result<Option<PathBuf>, SecretError> {
+        match &self.basis {
+            Basis::Held(cookie) => cookie.put_back(),
+            Basis::Secret(_) | Basis::Looked => Ok(None),
         }
     }
 

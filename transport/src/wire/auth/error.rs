@@ -61,6 +61,13 @@ pub enum SecretError {
         /// What is wrong, and what to do.
         why: String,
     },
+    /// Other users have made every folder that a cookie could lie in.
+    #[error(
+        "no folder for the job's cookie can be used ({}): remove one of them, name one of your own in \
+         XDG_RUNTIME_DIR, or set NKV_SECRET for this job",
+        .0.join("; ")
+    )]
+    NoFolder(Vec<String>),
     /// Two sources that may differ.
     #[error("{0}")]
     Ambiguous(String),
@@ -146,6 +153,9 @@ pub enum AuthError {
     /// The other end left before the handshake was done.
     #[error("closed after {0} bytes of the handshake")]
     Closed(usize),
+    /// Too many others had proven nothing either, and came later.
+    #[error("closed before its handshake was done, to make room for others")]
+    Crowded,
     /// It took too long.
     #[error("no handshake within {0} ms")]
     Late(u64),
@@ -182,6 +192,7 @@ impl AuthError {
             E::Foreign(_)
             | E::Busy(_)
             | E::Closed(_)
+            | E::Crowded
             | E::Late(_)
             | E::Io(_)
             | E::Noise(_)

@@ -4,8 +4,8 @@
 
 use super::credentials::{Channel, Means};
 use super::error::AuthError;
-use super::frames::{ANSWER_BYTES, ANSWER_MAGIC, Answer};
-use super::handshake::{Entering, Entrance, Prover, Verifier, check_first, wanted};
+use super::frames::{ANSWER_BYTES, ANSWER_MAGIC, Answer, OPENING_BYTES};
+use super::handshake::{Entering, Entrance, Prover, check_first, wanted};
 use super::session::Session;
 use nkv_store::Random;
 use std::io::{self, Read, Write};
@@ -33,7 +33,7 @@ fn read(result: io::Result<usize>, got: usize) -> Result<usize, AuthError> {
 
 /// The two ways of moving bytes, written once: `$wait` is `.await` or nothing.
 macro_rules! drivers {
-    ($say:ident, $prove:ident, $verify:ident, ($($fun:tt)+), $reader:path, $writer:path, ($($wait:tt)*)) => {
+    ($say:ident, $prove:ident, ($($fun:tt)+), $reader:path, $writer:path, ($($wait:tt)*)) => {
         $($fun)+ $say<S: $writer + Unpin>(stream: &mut S, frame: &[u8]) -> Result<(), AuthError> {
             stream.write_all(frame)$($wait)*.map_err(|e| closed(e, 0))?;
             stream.flush()$($wait)*.map_err(|e| closed(e, 0))
@@ -69,31 +69,30 @@ macro_rules! drivers {
             }
             Ok(session)
         }
-
-        /// The node's end: demands the proof, and proves itself to a client that gave it.
-        pub(super) $($fun)+ $verify<S: $reader + $writer + Unpin>(
-            stream: &mut S,
-            verifier: Verifier<'_>,
-        ) -> Result<Session, AuthError> {
-            let mut entrance = Entrance::new(verifier);
-            let mut buf = [0; ANSWER_BYTES];
-            loop {
-                let wants = entrance.wants();
-                let n = read(stream.read(&mut buf[..wants])$($wait)*, entrance.got())?;
-                match entrance.take(&buf[..n]) {
-                    Entering::More => {}
-                    Entering::Say(answer) => $say(stream, answer.as_bytes())$($wait)*?,
-                    Entering::Over(answer, outcome) => {
-                        if let Some(answer) = answer {
-                            $say(stream, answer.as_bytes())$($wait)*?;
-                        }
-                        return outcome;
-                    }
-                }
-            }
-        }
     };
 }
 
-drivers!(say, prove, verify, (async fn), AsyncRead, AsyncWrite, (.await));
-drivers!(say_blocking, prove_blocking, verify_blocking, (fn), Read, Write, ());
+drivers!(say, prove, (async fn), AsyncRead, AsyncWrite, (.await));
+drivers!(say_blocking, prove_blocking, (fn), Read, Write, ());
+
+/// The node's end: demands the proof, and proves itself to a client that gave it.
+pub(super) async fn verify<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
+    mut entrance: Entrance,
+) -> Result<Session, AuthError> {
+    let mut buf = [0; OPENING_BYTES];
+    loop {
+        let wants = entrance.wants();
+        let n = read(stream.read(&mut buf[..wants]).await, entrance.got())?;
+        match entrance.take(&buf[..n]) {
+            Entering::More => {}
+            Entering::Say(answer) => say(stream, &answer).await?,
+            Entering::Over(answer, outcome) => {
+                if let Some(answer) = answer {
+                    say(stream, &answer).await?;
+                }
+                return outcome;
+            }
+        }
+    }
+}

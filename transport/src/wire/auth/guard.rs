@@ -3,13 +3,12 @@
 
 use super::credentials::{Channel, Credentials, Means};
 use super::error::{AuthError, SecretError};
-use super::exchange::{verify, verify_blocking};
+use super::exchange::verify;
 use super::frames::Status;
-use super::handshake::Verifier;
+use super::handshake::{Entrance, Verifier};
 use super::refusals::Refusals;
 use super::session::Session;
 use crate::wire::Peer;
-use std::io::{Read, Write};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use zerocopy::IntoBytes;
@@ -37,9 +36,8 @@ impl Guard {
         self.refusals.count()
     }
 
-    fn verifier(&self, means: Means, channel: Channel) -> Verifier<'_> {
-        let (job, random) = (self.credentials.job(), self.credentials.random());
-        Verifier { means, channel, job, random }
+    fn verifier(&self, means: Means, channel: Channel) -> Verifier {
+        Verifier { means, channel, credentials: self.credentials.clone() }
     }
 
     fn on_tcp(&self) -> Result<Means, AuthError> {
@@ -68,23 +66,17 @@ impl Guard {
                 Some(_) => self.credentials.on_unix_socket(),
                 None => self.on_tcp()?,
             };
-            verify(stream, self.verifier(means, Channel::Control)).await
+            verify(stream, Entrance::new(self.verifier(means, Channel::Control))).await
         };
         let outcome = tokio::time::timeout(limit, work).await;
         let outcome = outcome.unwrap_or(Err(AuthError::Late(limit.as_millis() as u64)));
         self.noted(outcome, &peer.text)
     }
 
-    /// Lets a data connection in, or says why not. The stream has the time limit.
-    pub fn admit_blocking<S: Read + Write + Unpin>(
-        &self,
-        stream: &mut S,
-        from: &str,
-    ) -> Result<Session, AuthError> {
-        let outcome = self
-            .on_tcp()
-            .and_then(|means| verify_blocking(stream, self.verifier(means, Channel::Data)));
-        self.noted(outcome, from)
+    /// The node's end of a data connection's handshake, for whoever moves its bytes; how it ends must be
+    /// noted if it is not well.
+    pub(crate) fn entrance(&self) -> Result<Entrance, AuthError> {
+        Ok(Entrance::new(self.verifier(self.on_tcp()?, Channel::Data)))
     }
 
     /// The first frame of a node that has no room for a data connection. Proves nothing.
@@ -93,17 +85,24 @@ impl Guard {
         self.verifier(means, Channel::Data).answer(Status::Busy, why).as_bytes().to_vec()
     }
 
-    /// A connection that was let in carried what its peer did not say.
-    pub(crate) fn refuse(&self, from: &str, why: &str) {
+    /// A connection that was let in carried what its peer did not say, or one gave way to another.
+    pub fn refuse(&self, from: &str, why: &str) {
         self.refusals.add(from, &why);
     }
 
-    fn noted(&self, outcome: Result<Session, AuthError>, from: &str) -> Result<Session, AuthError> {
-        match &outcome {
-            // Somebody looked whether anything listens here.
-            Ok(_) | Err(AuthError::Closed(0)) => {}
-            Err(why) => self.refusals.add(from, why),
+    /// A connection was not let in; true if that counts as a refusal.
+    pub(crate) fn note(&self, from: &str, why: &AuthError) -> bool {
+        // Somebody looked whether anything listens here.
+        let counts = !matches!(why, AuthError::Closed(0));
+        if counts {
+            self.refusals.add(from, why);
         }
-        outcome
+        counts
+    }
+
+    fn noted(&self, outcome: Result<Session, AuthError>, from: &str) -> Result<Session, AuthError> {
+        outcome.inspect_err(|why| {
+            self.note(from, why);
+        })
     }
 }

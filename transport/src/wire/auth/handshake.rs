@@ -3,7 +3,7 @@
 //! another job, port or channel, or repeated. A stranger gets nothing from a node that it could try
 //! passwords on, and the node computes nothing dear before it has seen that the secret is known.
 
-use super::credentials::{Channel, Means, MeansKind};
+use super::credentials::{Channel, Credentials, Means, MeansKind};
 use super::error::AuthError;
 use super::frames::{
     ANSWER_MAGIC, AUTH_VERSION, Answer, FINISH_BYTES, NOISE_BYTES, OPENING_BYTES, OPENING_MAGIC,
@@ -12,7 +12,7 @@ use super::frames::{
 use super::noise::Noise;
 use super::session::Session;
 use nkv_store::Random;
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// What a magic takes, and with the version.
 const MAGIC_BYTES: usize = 8;
@@ -113,12 +113,11 @@ impl Prover {
 }
 
 /// What the node's end demands, and of whom.
-pub(super) struct Verifier<'a> {
+pub(super) struct Verifier {
     pub means: Means,
     pub channel: Channel,
-    pub job: &'a str,
-    /// Where its key comes from.
-    pub random: &'a dyn Random,
+    /// Its job, and where its keys come from.
+    pub credentials: Credentials,
 }
 
 /// What an opening led to.
@@ -129,7 +128,7 @@ enum Opened {
     Proven(Box<Answer>, Noise),
 }
 
-impl Verifier<'_> {
+impl Verifier {
     /// An answer without a key.
     pub(super) fn answer(&self, status: Status, text: &str) -> Answer {
         Answer {
@@ -148,8 +147,9 @@ impl Verifier<'_> {
             let text = self.channel.not_the_other();
             return Err((Status::Channel, AuthError::Channel(text.to_string())));
         }
-        if !clear.job.is(self.job) {
-            let (node, client) = (self.job.to_string(), clear.job.shown());
+        let (job, random) = (self.credentials.job(), self.credentials.random());
+        if !clear.job.is(job) {
+            let (node, client) = (job.to_string(), clear.job.shown());
             return Err((Status::Job, AuthError::Job { node, client }));
         }
         let offers = MeansKind::from_number(clear.means.get());
@@ -159,7 +159,7 @@ impl Verifier<'_> {
         }
         let Some(secret) = self.means.secret() else { return Ok(Opened::Welcome) };
         let internal = |e| (Status::Busy, e);
-        let mut noise = Noise::node(secret, self.job, clear, self.random).map_err(internal)?;
+        let mut noise = Noise::node(secret, job, clear, random).map_err(internal)?;
         if noise.read(&opening.noise).is_err() {
             let why = "a wrong proof: another secret, or a changed opening";
             return Err((Status::Proof, AuthError::Denied(why)));
@@ -173,8 +173,8 @@ impl Verifier<'_> {
 }
 
 /// The node's end, fed with bytes as they come.
-pub(super) struct Entrance<'a> {
-    verifier: Verifier<'a>,
+pub(crate) struct Entrance {
+    verifier: Verifier,
     frame: Vec<u8>,
     // Once the opening was answered.
     noise: Option<Noise>,
@@ -182,22 +182,22 @@ pub(super) struct Entrance<'a> {
 
 /// What some bytes led to.
 #[derive(Debug)]
-pub(super) enum Entering {
+pub(crate) enum Entering {
     /// Nothing yet: more are needed.
     More,
     /// This is to be sent, and more is needed.
-    Say(Box<Answer>),
+    Say(Vec<u8>),
     /// It is over, once this is sent.
-    Over(Option<Box<Answer>>, Result<Session, AuthError>),
+    Over(Option<Vec<u8>>, Result<Session, AuthError>),
 }
 
-impl<'a> Entrance<'a> {
-    pub(super) fn new(verifier: Verifier<'a>) -> Self {
+impl Entrance {
+    pub(super) fn new(verifier: Verifier) -> Self {
         Self { verifier, frame: Vec::new(), noise: None }
     }
 
     /// How many bytes to read next, at most: none of what follows the handshake is taken.
-    pub(super) fn wants(&self) -> usize {
+    pub(crate) fn wants(&self) -> usize {
         match self.noise {
             None => wanted(self.frame.len(), OPENING_BYTES),
             Some(_) => FINISH_BYTES - self.frame.len(),
@@ -205,12 +205,12 @@ impl<'a> Entrance<'a> {
     }
 
     /// Bytes of the frame that is not whole.
-    pub(super) fn got(&self) -> usize {
+    pub(crate) fn got(&self) -> usize {
         self.frame.len()
     }
 
     /// Some bytes came, no more than were wanted.
-    pub(super) fn take(&mut self, bytes: &[u8]) -> Entering {
+    pub(crate) fn take(&mut self, bytes: &[u8]) -> Entering {
         self.frame.extend_from_slice(bytes);
         if let Some(finish) = self.noise.is_some().then(|| self.frame.first_chunk()).flatten()
             && let Some(noise) = self.noise.take()
@@ -235,11 +235,11 @@ impl<'a> Entrance<'a> {
         match self.verifier.opened(&opening) {
             Ok(Opened::Welcome) => {
                 let answer = self.verifier.answer(Status::Ok, "");
-                Entering::Over(Some(Box::new(answer)), Ok(Session::plain()))
+                Entering::Over(Some(answer.as_bytes().to_vec()), Ok(Session::plain()))
             }
             Ok(Opened::Proven(answer, noise)) => {
                 self.noise = Some(noise);
-                Entering::Say(answer)
+                Entering::Say(answer.as_bytes().to_vec())
             }
             Err((status, why)) => self.over(status, why),
         }
@@ -251,6 +251,6 @@ impl<'a> Entrance<'a> {
             AuthError::Channel(text) => text,
             _ => "",
         };
-        Entering::Over(Some(Box::new(self.verifier.answer(status, text))), Err(why))
+        Entering::Over(Some(self.verifier.answer(status, text).as_bytes().to_vec()), Err(why))
     }
 }

@@ -129,6 +129,12 @@ impl Secret {
         self.mac(&[PSK_LABEL, job.as_bytes()]).finalize().into_bytes().into()
     }
 
+    /// The bytes of a cookie.
+    pub(super) fn first_bytes(&self) -> &[u8; MAC_BYTES] {
+        let (first, _) = self.block.split_at(MAC_BYTES);
+        first.try_into().unwrap_or(&[0; MAC_BYTES])
+    }
+
     /// HMAC-SHA256 under this secret: of a label of 16 bytes, and of one part or of several whose
     /// lengths are fixed.
     pub(super) fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {

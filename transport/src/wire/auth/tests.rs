@@ -134,13 +134,9 @@ fn i20_a_proof_for_one_channel_or_job_is_none_for_another() {
     // The channel changed on the way.
     let (client, node) = converse(right(), right(), &Tamper::flip(0, 12 * 8));
     assert!(client.is_err() && node.is_err());
-    let (mut client, mut node) = UnixStream::pair().unwrap();
+    let (mut client, node) = UnixStream::pair().unwrap();
     let waits = nkv_store::threads::spawn_named("node", move || {
-        let credentials = Credentials::of_client("another job", None);
-        assert_eq!(credentials.job(), "another job");
-        let (channel, random) = (Channel::Control, &OsRandom);
-        let verifier = super::handshake::Verifier { means: right(), channel, job: JOB, random };
-        super::exchange::verify_blocking(&mut node, verifier).map(drop)
+        verify(node, right(), Channel::Control).map(drop)
     });
     let why = prove_blocking(&mut client, right(), Channel::Control, "another job", &OsRandom)
         .unwrap_err();

@@ -18,7 +18,7 @@ fn set_mode(path: &Path, mode: u32) {
 }
 
 fn at(dir: &Path) -> Places {
-    Places { runtime: Vec::new(), own: dir.to_path_buf() }
+    Places { runtime: Vec::new(), own: vec![dir.to_path_buf()] }
 }
 
 fn entries(dir: &Path) -> Vec<String> {
@@ -148,7 +148,7 @@ fn i20_a_folder_of_the_systems_comes_first_and_a_strange_one_is_passed_over() {
     let strange = folder();
     set_mode(strange.path(), 0o777);
     let runtime_first = vec![missing, strange.path().to_path_buf(), runtime.path().to_path_buf()];
-    let places = Places { runtime: runtime_first, own: own.path().to_path_buf() };
+    let places = Places { runtime: runtime_first, own: vec![own.path().to_path_buf()] };
     let held = CookieFile::hold_at(&places, JOB).unwrap();
     assert!(held.path().starts_with(runtime.path()), "{:?}", held.path());
     // One that was made before there was a runtime folder is used all the same.
@@ -157,4 +157,95 @@ fn i20_a_folder_of_the_systems_comes_first_and_a_strange_one_is_passed_over() {
     let after = CookieFile::hold_at(&places, JOB).unwrap();
     assert_eq!(before.secret(), after.secret());
     assert_eq!(entries(strange.path()), Vec::<String>::new());
+}
+
+#[test]
+fn i20_a_strangers_folder_does_not_matter_where_there_is_another() {
+    if !rustix::process::geteuid().is_root() {
+        // Only root can make a folder that is another user's.
+        return;
+    }
+    let dir = folder();
+    let folders = ["run", "nkv-0", "nkv-0.1"].map(|name| dir.path().join(name));
+    let [run, first, second] = &folders;
+    for path in [run, first] {
+        std::fs::create_dir(path).unwrap();
+        set_mode(path, 0o700);
+    }
+    std::os::unix::fs::chown(first, Some(65_534), Some(65_534)).unwrap();
+    let own = vec![first.clone(), second.clone()];
+    let both = Places { runtime: vec![run.clone()], own: own.clone() };
+    let held = CookieFile::hold_at(&both, JOB).unwrap();
+    assert!(held.path().starts_with(run) && !second.exists());
+    assert_eq!(find_in(&both, JOB).unwrap().as_ref(), Some(held.secret()));
+    drop(held);
+    // Without a folder of the system's, the next of this user's own.
+    let next = Places { runtime: Vec::new(), own };
+    let held = CookieFile::hold_at(&next, JOB).unwrap();
+    assert!(held.path().starts_with(second));
+    assert_eq!(find_in(&next, JOB).unwrap().as_ref(), Some(held.secret()));
+    drop(held);
+    std::os::unix::fs::chown(second, Some(65_534), Some(65_534)).unwrap();
+    let text = CookieFile::hold_at(&next, JOB).unwrap_err().to_string();
+    for part in [first.to_str().unwrap(), second.to_str().unwrap(), "XDG_RUNTIME_DIR"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn i20_a_cookie_that_was_removed_is_put_back_and_the_last_node_removes_it_all_the_same() {
+    let dir = folder();
+    let inside = dir.path().join("folder");
+    let [first, second] = [0; 2].map(|_| {
+        let _ = std::fs::create_dir(&inside);
+        set_mode(&inside, 0o700);
+        CookieFile::hold_in(&inside, JOB).unwrap()
+    });
+    assert_eq!(first.put_back().unwrap(), None);
+    for gone_with_its_folder in [false, true] {
+        std::fs::remove_file(first.path()).unwrap();
+        if gone_with_its_folder {
+            std::fs::remove_dir(&inside).unwrap();
+        }
+        assert_eq!(second.put_back().unwrap(), Some(second.path()));
+        assert_eq!(find_in(&at(&inside), JOB).unwrap().as_ref(), Some(first.secret()));
+        // The others share the new file's lock.
+        assert_eq!(first.put_back().unwrap(), Some(first.path()));
+        assert_eq!((first.put_back().unwrap(), second.put_back().unwrap()), (None, None));
+    }
+    drop(second);
+    assert_eq!(entries(&inside).len(), 1);
+    // Where another was made meanwhile, it is that one's.
+    std::fs::remove_file(first.path()).unwrap();
+    let other = CookieFile::hold_in(&inside, JOB).unwrap();
+    let text = first.put_back().unwrap_err().to_string();
+    assert!(text.contains("made anew"), "{text}");
+    assert_eq!(find_in(&at(&inside), JOB).unwrap().as_ref(), Some(other.secret()));
+    drop(other);
+    assert!(first.put_back().unwrap().is_some());
+    first.let_go();
+    assert_eq!(entries(&inside), Vec::<String>::new());
+    assert_eq!(first.put_back().unwrap(), None, "it ended");
+    assert_eq!(entries(&inside), Vec::<String>::new());
+}
+
+#[test]
+fn i20_what_killed_jobs_left_is_swept_by_the_next_node_and_nothing_else() {
+    let dir = folder();
+    let living = CookieFile::hold_in(dir.path(), "living").unwrap();
+    let odd = ["nkv-odd.cookie", "nkv-short.cookie", "precious", "nkv-link.cookie"];
+    for (name, len) in [("nkv-killed.cookie", 32), (odd[0], 32), (odd[1], 5), (odd[2], 32)] {
+        std::fs::write(dir.path().join(name), vec![1; len]).unwrap();
+        set_mode(&dir.path().join(name), 0o600);
+    }
+    set_mode(&dir.path().join(odd[0]), 0o644);
+    symlink(dir.path().join("precious"), dir.path().join(odd[3])).unwrap();
+    let held = CookieFile::hold_in(dir.path(), JOB).unwrap();
+    let mut left = entries(dir.path());
+    left.sort();
+    let mut all: Vec<String> = odd.map(str::to_string).into();
+    all.extend([file_name("living"), file_name(JOB)]);
+    all.sort();
+    assert_eq!(left, all);
+    drop((living, held));
 }

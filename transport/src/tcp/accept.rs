@@ -1,0 +1,257 @@
+//! The agent's door: one thread that accepts, and that moves the handshakes of all who have not proven
+//! yet that they belong to the job. Nobody has a thread before that, there is room for so many of
+//! them, and who came first goes first when another wants in [I20]. It never blocks on a peer.
+
+use super::agent::{Shared, hand_over, turn_away};
+use super::deadline::Deadline;
+use super::line::{Line, is_exhausted};
+use super::tags::Tags;
+use crate::error::TransportError;
+use crate::wire::auth::{AuthError, Entering, Entrance, Guard, OPENING_BYTES};
+use nkv_store::clock::{BootClock, Clock};
+use rustix::event::{Timespec, epoll};
+use socket2::Socket;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Connections that have proven nothing yet. With one more, the oldest is closed.
+pub(super) const MAX_UNAUTHENTICATED: usize = 256;
+/// Pause after a failed accept (too many open files), so that it is not tried in a tight loop.
+const ACCEPT_PAUSE_NS: u64 = 50_000_000;
+/// Accepted in a row before those who wait are heard again.
+const ACCEPTS: usize = 64;
+/// Events taken in one call.
+const EVENTS: usize = 256;
+/// What the listener is called among events; connections are numbered from 1.
+const LISTENER: u64 = 0;
+
+/// Somebody who has proven nothing yet.
+struct Stranger {
+    line: Line,
+    entrance: Entrance,
+    from: String,
+    deadline: Deadline,
+}
+
+/// See the file's first paragraph.
+pub(super) struct Acceptor {
+    shared: Arc<Shared>,
+    listener: Arc<Socket>,
+    epoll: OwnedFd,
+    // By number, so by age; the limit of all is the same.
+    strangers: BTreeMap<u64, Stranger>,
+    last: u64,
+    // The listener is not heard until then.
+    paused_until_ns: Option<u64>,
+}
+
+impl Acceptor {
+    pub(super) fn new(shared: Arc<Shared>, listener: Arc<Socket>) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let data = epoll::EventData::new_u64(LISTENER);
+        epoll::add(&epoll, &*listener, data, epoll::EventFlags::IN)?;
+        let strangers = BTreeMap::new();
+        Ok(Self { shared, listener, epoll, strangers, last: LISTENER, paused_until_ns: None })
+    }
+
+    /// Until the agent stops, which shuts the listener down.
+    pub(super) fn run(mut self) {
+        let mut events = Vec::with_capacity(EVENTS);
+        while !self.shared.stopping.load(Ordering::SeqCst) {
+            events.clear();
+            let limit = self.limit();
+            let buffer = rustix::buffer::spare_capacity(&mut events);
+            match epoll::wait(&self.epoll, buffer, limit.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "the agent accepts nobody any more");
+                    return;
+                }
+            }
+            for event in &events {
+                match event.data.u64() {
+                    LISTENER => self.accept_some(),
+                    number => self.hear(number),
+                }
+            }
+            self.close_late();
+            self.resume();
+        }
+    }
+
+    /// How long to wait at most: until the oldest is late, or a pause is over.
+    fn limit(&self) -> Option<Timespec> {
+        let oldest = self.strangers.first_key_value().map(|(_, s)| s.deadline.left_ns());
+        let now = BootClock.now_ns();
+        let pause = self.paused_until_ns.map(|until| until.saturating_sub(now));
+        let left = oldest.into_iter().chain(pause).min()?;
+        let (seconds, rest) = (left / 1_000_000_000, left % 1_000_000_000);
+        // A little later rather than a moment too early, again and again.
+        Some(Timespec {
+            tv_sec: seconds as i64,
+            tv_nsec: (rest as i64 + 1_000_000).min(999_999_999),
+        })
+    }
+
+    fn accept_some(&mut self) {
+        for _ in 0..ACCEPTS {
+            match self.listener.accept() {
+                Ok((socket, from)) => {
+                    let from = from.as_socket().map_or_else(String::new, |a| a.to_string());
+                    if let Err(error) = self.admit(socket, &from) {
+                        tracing::debug!(%from, %error, "a data connection could not be served");
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(_) if self.shared.stopping.load(Ordering::SeqCst) => return,
+                // Nobody who has proven nothing has a better right to a descriptor than the next.
+                Err(e) if is_exhausted(&e) && self.close_oldest() => {}
+                Err(error) => return self.pause(&error),
+            }
+        }
+    }
+
+    fn pause(&mut self, error: &io::Error) {
+        if let Some(before) = self.shared.lines.next(BootClock.now_ms()) {
+            tracing::warn!(%error, before, "accept failed");
+        }
+        self.hear_listener(epoll::EventFlags::empty());
+        self.paused_until_ns = Some(BootClock.now_ns() + ACCEPT_PAUSE_NS);
+    }
+
+    fn resume(&mut self) {
+        if self.paused_until_ns.is_some_and(|until| until <= BootClock.now_ns()) {
+            self.paused_until_ns = None;
+            self.hear_listener(epoll::EventFlags::IN);
+        }
+    }
+
+    fn hear_listener(&self, what: epoll::EventFlags) {
+        let data = epoll::EventData::new_u64(LISTENER);
+        if let Err(error) = epoll::modify(&self.epoll, &*self.listener, data, what) {
+            tracing::error!(%error, "the agent's listener cannot be waited for");
+        }
+    }
+
+    fn admit(&mut self, socket: Socket, from: &str) -> Result<(), TransportError> {
+        let failed = |e| TransportError::io("configure", from, e);
+        let shared = self.shared.clone();
+        let mut line = Line::new(socket, shared.limits.stall_ms).map_err(failed)?;
+        if !shared.has_room() {
+            turn_away(&shared, &mut line, from);
+            return Ok(());
+        }
+        let Some(guard) = &shared.guard else {
+            return hand_over(&shared, line, from);
+        };
+        let entrance = match guard.entrance() {
+            Ok(entrance) => entrance,
+            Err(why) => {
+                self.refused(guard, from, &why);
+                return Ok(());
+            }
+        };
+        if self.strangers.len() >= MAX_UNAUTHENTICATED {
+            self.close_oldest();
+        }
+        self.last += 1;
+        let data = epoll::EventData::new_u64(self.last);
+        let what = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        epoll::add(&self.epoll, line.fd(), data, what).map_err(|e| failed(e.into()))?;
+        let deadline = Deadline::after_ms(shared.limits.hello_ms);
+        let from = from.to_string();
+        self.strangers.insert(self.last, Stranger { line, entrance, from, deadline });
+        shared.counters.unauthenticated.store(self.strangers.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// True if there was one.
+    fn close_oldest(&mut self) -> bool {
+        let Some((_, stranger)) = self.strangers.pop_first() else { return false };
+        self.over(stranger, Err(AuthError::Crowded));
+        true
+    }
+
+    fn close_late(&mut self) {
+        let limit_ms = self.shared.limits.hello_ms;
+        while self.strangers.first_key_value().is_some_and(|(_, s)| s.deadline.is_over()) {
+            if let Some((_, stranger)) = self.strangers.pop_first() {
+                self.over(stranger, Err(AuthError::Late(limit_ms)));
+            }
+        }
+    }
+
+    /// Takes what has come of one handshake.
+    fn hear(&mut self, number: u64) {
+        let Some(mut stranger) = self.strangers.remove(&number) else { return };
+        match stranger.go_on() {
+            None => drop(self.strangers.insert(number, stranger)),
+            Some(outcome) => self.over(stranger, outcome),
+        }
+    }
+
+    fn over(&self, stranger: Stranger, outcome: Result<Tags, AuthError>) {
+        let Stranger { mut line, from, .. } = stranger;
+        let shared = &self.shared;
+        shared.counters.unauthenticated.store(self.strangers.len() as u64, Ordering::Relaxed);
+        let Some(guard) = &shared.guard else { return };
+        // By name: a forked child may have a copy of its descriptor. Its thread hears it from here on.
+        let _ = epoll::delete(&self.epoll, line.fd());
+        match outcome {
+            Ok(tags) => {
+                line.set_tags(tags);
+                if let Err(error) = hand_over(shared, line, &from) {
+                    tracing::warn!(%from, %error, "a data connection could not be served");
+                }
+            }
+            Err(why) => {
+                line.finish_sending();
+                self.refused(guard, &from, &why);
+            }
+        }
+    }
+
+    fn refused(&self, guard: &Guard, from: &str, why: &AuthError) {
+        if guard.note(from, why) {
+            self.shared.counters.auth_refused.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Stranger {
+    /// As far as it goes without waiting; the outcome once there is one.
+    fn go_on(&mut self) -> Option<Result<Tags, AuthError>> {
+        let mut bytes = [0; OPENING_BYTES];
+        loop {
+            let wants = self.entrance.wants();
+            let n = match self.line.receive_now(&mut bytes[..wants]) {
+                Ok(None) => return None,
+                Ok(Some(0)) => return Some(Err(AuthError::Closed(self.entrance.got()))),
+                Ok(Some(n)) => n,
+                Err(e) => return Some(Err(AuthError::Io(e))),
+            };
+            match self.entrance.take(&bytes[..n]) {
+                Entering::More => {}
+                Entering::Say(answer) => {
+                    if let Err(e) = self.line.send_now(&answer) {
+                        return Some(Err(AuthError::Io(e)));
+                    }
+                }
+                Entering::Over(answer, outcome) => {
+                    if let Some(answer) = answer
+                        && let Err(e) = self.line.send_now(&answer)
+                    {
+                        return Some(outcome.and(Err(AuthError::Io(e))));
+                    }
+                    return Some(outcome.map(|session| Tags::of_agent(session.tags())));
+                }
+            }
+        }
+    }
+}
