@@ -246,7 +246,7 @@ impl Master {
             Request::Remove(_) | Request::RemoveMatching(_) => "a remove",
             // What a rank brings may have been removed, where an earlier master lost that rank: those
             // who know of it are to be met first [I6].
-            Request::GetLocation(_)
+            Request::GetLocation { .. }
             | Request::MatchPrefix(_)
             | Request::Exists(_)
             | Request::List { .. } => "a lookup",
@@ -279,7 +279,7 @@ impl Master {
                 self.withdraw(ask.producer, request);
                 reply.send(Response::Done(Vec::new()));
             }
-            Request::GetLocation(keys) => reply.send(self.get_location(&keys)),
+            Request::GetLocation { keys, gone } => reply.send(self.get_location(&keys, &gone)),
             Request::MatchPrefix(keys) => reply.send(self.match_prefix(&keys)),
             Request::Exists(keys) => reply.send(self.exists(&keys, &HashMap::new())),
             Request::Remove(keys) => self.remove(&keys, &HashSet::new(), reply),

@@ -35,6 +35,8 @@ pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats};
 pub const MESSAGES_VERSION: u32 = 12;
 /// Keys or items in one batch message.
 pub const MAX_BATCH: usize = 65_536;
+/// Places that a call looks at for one key, one after the other, before it gives up.
+pub const MAX_PLACES: usize = 8;
 
 /// (number, random master id), compared in that order.
 #[derive(
@@ -199,7 +201,13 @@ pub enum Request {
         request: u64,
     },
     /// Where are they?
-    GetLocation(Vec<KeyBytes>),
+    GetLocation {
+        /// The keys.
+        keys: Vec<KeyBytes>,
+        /// Where the caller was led to and found nothing to believe: before any of these is named once
+        /// more, its owner is asked.
+        gone: Vec<SlotRef>,
+    },
     /// The longest run from the first key that is readable.
     MatchPrefix(Vec<KeyBytes>),
     /// Are they there?
@@ -257,7 +265,7 @@ impl Request {
             Self::Commit(_) => 1,
             Self::Abort(_) => 2,
             Self::Withdraw { .. } => 3,
-            Self::GetLocation(_) => 4,
+            Self::GetLocation { .. } => 4,
             Self::MatchPrefix(_) => 5,
             Self::Exists(_) => 6,
             Self::Remove(_) => 7,

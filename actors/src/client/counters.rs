@@ -73,9 +73,9 @@ counters!(
     by_master,
     /// Batches too slow for their chain: their headers were read once more, strictly.
     strict,
-    /// Objects that had changed under the read: the master was asked once more.
+    /// Objects that had changed under the read: they were looked for further.
     changed,
-    /// Objects that had changed again: NotFound.
+    /// Objects that had changed and lay nowhere else: NotFound.
     lost,
     /// Locations that stood in because the master did not answer.
     stood_in,

@@ -6,14 +6,15 @@ use super::counters::Reads;
 use super::locations;
 use super::peer::Peer;
 use super::{Client, check_keys, key_bytes, spread};
-use crate::error::Result;
-use crate::message::{ObjMeta, Request, Response, SlotRef, Via, WireKeyId};
+use crate::error::{Error, ErrorKind, Result};
+use crate::message::{MAX_PLACES, ObjMeta, Request, Response, SlotRef, Via, WireKeyId};
 use nkv_store::index::{BUCKET_BYTES, ENTRIES, Entry, buckets_of};
 use nkv_store::layout::{HEADER_BYTES, ObjHeader, epoch_of};
 use nkv_store::object::{Expect, validate};
 use nkv_store::reader::Hit;
 use nkv_store::{Key, KeyId};
 use nkv_transport::verbs::Op;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
@@ -28,40 +29,88 @@ const PAIR_BYTES: usize = 2 * BUCKET_BYTES as usize;
 /// A location, and who told it.
 pub(super) type Located = (ObjMeta, Via);
 
+/// What a call has found out so far about where one key is not.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Tried {
+    /// Where it was retired, removed or overwritten: it never comes back there, epochs are not reused [I3].
+    gone: SmallVec<[SlotRef; 1]>,
+    /// A hint led to an owner that cannot be reached: from here on only the master counts.
+    unreached: bool,
+}
+
+impl Tried {
+    /// The object had changed where it was looked for.
+    pub(super) fn found_gone(&mut self, at: SlotRef) {
+        self.gone.push(at);
+    }
+
+    /// Whether it had changed anywhere.
+    pub(super) fn found_any_gone(&self) -> bool {
+        !self.gone.is_empty()
+    }
+
+    /// Its owner could not be reached.
+    pub(super) fn not_reached(&mut self) {
+        self.unreached = true;
+    }
+
+    /// Whether a hint may be followed.
+    fn allows(&self, meta: &ObjMeta) -> bool {
+        !self.unreached && !self.gone.contains(&meta.at)
+    }
+
+    /// Whether the next place is the last one.
+    pub(super) fn is_last(&self) -> bool {
+        self.gone.len() + 1 >= MAX_PLACES
+    }
+
+    /// What is said where nobody leads on.
+    pub(super) fn failed(&self, key: &[u8], e: Error) -> Error {
+        match e.kind {
+            ErrorKind::NotFound if self.found_any_gone() => Error::not_found(format!(
+                "key {} was evicted or removed while it was read",
+                shown(key)
+            )),
+            _ => e,
+        }
+    }
+}
+
 impl Client {
-    /// Locations of keys. With `from_master`, all of them by its word: what was known was wrong.
-    pub(super) async fn locate(&self, keys: &[&[u8]], from_master: bool) -> Vec<Result<Located>> {
-        let mut found: Vec<Option<Located>> = match from_master {
-            true => vec![None; keys.len()],
-            false => self.find_unasked(keys),
-        };
+    /// Locations of keys; `tried`, of each, is where not to look once more. NotFound is the master's word.
+    pub(super) async fn locate(&self, keys: &[&[u8]], tried: &[Tried]) -> Vec<Result<Located>> {
+        debug_assert_eq!(keys.len(), tried.len());
+        let mut found = self.find_unasked(keys, tried);
         let rest: Vec<usize> = (0..keys.len()).filter(|i| found[*i].is_none()).collect();
         if rest.is_empty() {
             return found.into_iter().flatten().map(Ok).collect();
         }
         let unknown: Vec<&[u8]> = rest.iter().map(|i| keys[*i]).collect();
-        let mut told = self.ask_master(&unknown).await.into_iter();
-        let answers = found.iter_mut().map(|known| match known.take() {
+        let gone = rest.iter().flat_map(|i| tried[*i].gone.iter().copied()).collect();
+        let mut told = self.ask_master(&unknown, gone).await.into_iter();
+        let answers = found.iter_mut().enumerate().map(|(i, known)| match known.take() {
             Some(known) => Some(Ok(known)),
-            None => told.next().map(|t| t.map(|meta| (meta, Via::Master))),
+            None => told.next().map(|t| led(t, keys[i], &tried[i])),
         });
         answers.flatten().collect()
     }
 
     /// What can be known without a message.
-    fn find_unasked(&self, keys: &[&[u8]]) -> Vec<Option<Located>> {
+    fn find_unasked(&self, keys: &[&[u8]], tried: &[Tried]) -> Vec<Option<Located>> {
         let ids: Vec<_> = keys.iter().map(|key| KeyId::of(key)).collect();
         let near = self.metas_near(&ids).into_iter();
+        let near = near.zip(tried).map(|(meta, tried)| meta.filter(|meta| tried.allows(meta)));
         let mut found: Vec<_> = near.map(|meta| meta.map(|meta| (meta, Via::Index))).collect();
-        for (known, key) in found.iter_mut().zip(keys).filter(|(known, _)| known.is_none()) {
-            let cached = self.shared.locations.known(key);
+        for (i, known) in found.iter_mut().enumerate().filter(|(_, known)| known.is_none()) {
+            let cached = self.shared.locations.known(keys[i]).filter(|m| tried[i].allows(m));
             // Only while its owner's incarnation is attached to and alive.
             let alive = |m: &ObjMeta| self.shared.peers.get(m.at.incarnation).is_some();
             *known = cached.filter(alive).map(|meta| (meta, Via::Cache));
         }
-        let wanted: Vec<usize> = (0..keys.len()).filter(|i| found[*i].is_none()).collect();
+        let open = |i: &usize| found[*i].is_none() && !tried[*i].unreached;
+        let wanted: Vec<usize> = (0..keys.len()).filter(open).collect();
         for (i, meta) in self.find_far(keys, &ids, &wanted) {
-            found[i] = Some((meta, Via::Index));
+            found[i] = tried[i].allows(&meta).then_some((meta, Via::Index));
         }
         found
     }
@@ -121,7 +170,7 @@ impl Client {
 
     /// Asks the master; where it does not answer, or cannot know, the last known location stands
     /// in: whoever reads there finds out whether it still holds.
-    async fn ask_master(&self, keys: &[&[u8]]) -> Vec<Result<ObjMeta>> {
+    async fn ask_master(&self, keys: &[&[u8]], gone: Vec<SlotRef>) -> Vec<Result<ObjMeta>> {
         let kept = &self.shared.locations;
         let all_known = kept.knows_all(keys);
         if all_known && kept.spare_master(self.shared.env.clock.now_ns()) {
@@ -133,7 +182,7 @@ impl Client {
         }
         // A read that needs no answer leaves its owner the rest of the call's time.
         let limit = self.limit() / if all_known { STAND_IN_SHARE } else { 1 };
-        let request = Request::GetLocation(key_bytes(keys));
+        let request = Request::GetLocation { keys: key_bytes(keys), gone };
         let told = match self.call_within(request, limit).await {
             Ok(Response::Locations(list)) if list.len() == keys.len() => list,
             Ok(other) => spread(keys.len(), self.pool.unexpected("GetLocation", &other)),
@@ -162,6 +211,34 @@ impl Client {
         };
         told.into_iter().zip(keys).map(stand_in).collect()
     }
+}
+
+/// The master's word, unless it leads once more to where nothing was.
+fn led(told: Result<ObjMeta>, key: &[u8], tried: &Tried) -> Result<Located> {
+    match told {
+        Ok(meta) if tried.gone.contains(&meta.at) => Err(Error::not_ready(format!(
+            "key {} is no more in slot {} of rank {}, and nobody could say yet whether it lies \
+             elsewhere: ask again",
+            shown(key),
+            meta.at.slot,
+            meta.rank
+        ))),
+        Ok(meta) => Ok((meta, Via::Master)),
+        Err(e) => Err(tried.failed(key, e)),
+    }
+}
+
+/// A key that was put anew as often as it was looked for.
+pub(super) fn moves_on(key: &[u8]) -> Error {
+    Error::not_ready(format!(
+        "key {} was put anew and evicted or removed {MAX_PLACES} times while it was read: read it \
+         again",
+        shown(key)
+    ))
+}
+
+pub(super) fn shown(key: &[u8]) -> String {
+    nkv_store::Key::new(key).map_or_else(|e| e.to_string(), |k| k.to_string())
 }
 
 /// The location of an object whose header was read.

@@ -88,7 +88,8 @@ impl Client {
         if let Some(Some(meta)) = self.find_by_index(&[key]).pop() {
             return Ok(meta);
         }
-        match self.call(Request::GetLocation(key_bytes(&[key]))).await {
+        let (keys, gone) = (key_bytes(&[key]), Vec::new());
+        match self.call(Request::GetLocation { keys, gone }).await {
             Ok(Response::Locations(list)) => one(list),
             Ok(other) => Err(self.pool.unexpected("GetLocation", &other)),
             // Nobody could be asked: the last known location is the best there is.

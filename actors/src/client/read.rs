@@ -1,13 +1,15 @@
 //! Reading: header, payload, header again, in one batch per owner; validated by [I7]. A read that
-//! was too slow for its chain re-reads the header strictly; one that found the object changed asks
-//! the master once and then says NotFound. Slowness alone is never NotFound.
+//! was too slow for its chain re-reads the header strictly; one that found the object changed looks
+//! for it further, never twice at one place, until somebody who must know says NotFound. Slowness alone is
+//! never NotFound.
 
 use super::counters::Reads;
+use super::find::{Tried, moves_on};
 use super::near::TOUCH_BATCH;
 use super::peer::Peer;
 use super::{Client, one, spread};
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{ObjMeta, Touch, Via};
+use crate::message::{MAX_PLACES, ObjMeta, Touch, Via};
 use bytes::Bytes;
 use nkv_store::KeyId;
 use nkv_store::object::{Expect, Reading, Unreadable, chain_in_time};
@@ -20,7 +22,7 @@ const MAX_BYTES_PER_POST: u64 = 16 << 20;
 
 /// Why a read found nothing to believe.
 enum Miss {
-    /// Retired, reused or removed: ask the master once.
+    /// Retired, reused or removed: it may lie elsewhere by now.
     Changed,
     /// Its owner cannot be reached, and nobody but this handle said that it is there.
     Unreached(Error),
@@ -48,20 +50,40 @@ impl Client {
 
     /// Gets what the indexes at hand do not lead to.
     pub(super) async fn get_further(&self, key: &[u8]) -> Result<Bytes> {
-        for last in [false, true] {
-            let (meta, via) = one(self.locate(&[key], last).await)?;
+        let mut tried = Tried::default();
+        for _ in 0..=MAX_PLACES {
+            let located = one(self.locate(&[key], std::slice::from_ref(&tried)).await);
+            let (meta, via) = located.inspect_err(|e| self.count_lost(&tried, e))?;
             match self.read_whole(&meta, via).await {
                 Ok(bytes) => return Ok(bytes),
-                Err(Miss::Fatal(e)) => return Err(e),
-                Err(Miss::Unreached(e)) if last => return Err(e),
-                Err(Miss::Changed) if last => {
-                    Reads::count(&self.shared.reads.lost, 1);
-                    break;
-                }
-                Err(Miss::Changed | Miss::Unreached(_)) => self.shared.locations.forget(key),
+                Err(miss) => tried = self.try_further(key, &meta, tried, miss)?,
             }
         }
-        Err(gone(key))
+        Err(moves_on(key))
+    }
+
+    /// What a read that missed goes on with, or the error it ends with.
+    fn try_further(
+        &self,
+        key: &[u8],
+        meta: &ObjMeta,
+        mut tried: Tried,
+        miss: Miss,
+    ) -> Result<Tried> {
+        match miss {
+            Miss::Fatal(e) => return Err(e),
+            Miss::Changed if tried.is_last() => return Err(moves_on(key)),
+            Miss::Changed => tried.found_gone(meta.at),
+            Miss::Unreached(_) => tried.not_reached(),
+        }
+        self.shared.locations.forget(key);
+        Ok(tried)
+    }
+
+    /// An object that had changed, and lies nowhere.
+    fn count_lost(&self, tried: &Tried, e: &Error) {
+        let lost = e.kind == ErrorKind::NotFound && tried.found_any_gone();
+        Reads::count(&self.shared.reads.lost, u64::from(lost));
     }
 
     /// Reads an object into as much room as its location says it takes.
@@ -110,47 +132,49 @@ impl Client {
         let keys: Vec<&[u8]> = items.iter().map(|(k, _)| *k).collect();
         let mut results: Vec<Result<usize>> =
             (0..items.len()).map(|_| Err(Error::internal("not read"))).collect();
-        let mut todo: Vec<usize> = (0..items.len()).collect();
-        for last in [false, true] {
-            let wanted: Vec<&[u8]> = todo.iter().map(|i| keys[*i]).collect();
-            let located = self.locate(&wanted, last).await;
+        let mut todo: Vec<(usize, Tried)> =
+            (0..items.len()).map(|i| (i, Tried::default())).collect();
+        for _ in 0..=MAX_PLACES {
+            let wanted: Vec<&[u8]> = todo.iter().map(|(i, _)| keys[*i]).collect();
+            let (at, tried): (Vec<usize>, Vec<Tried>) = todo.into_iter().unzip();
+            let located = self.locate(&wanted, &tried).await;
             let mut found = Vec::new();
-            for (i, r) in todo.iter().zip(located) {
+            for ((i, tried), r) in at.into_iter().zip(tried).zip(located) {
                 match r {
-                    Ok(meta) => found.push((*i, meta)),
-                    Err(e) => results[*i] = Err(e),
+                    Ok(meta) => found.push((i, meta, tried)),
+                    Err(e) => {
+                        self.count_lost(&tried, &e);
+                        results[i] = Err(e);
+                    }
                 }
             }
             let mut reads: Vec<((&ObjMeta, Via), &mut [u8])> = Vec::with_capacity(found.len());
             let mut f = found.iter().peekable();
             for (i, (_, dst)) in items.iter_mut().enumerate() {
-                if let Some((_, (meta, via))) = f.next_if(|(at, _)| *at == i) {
+                if let Some((_, (meta, via), _)) = f.next_if(|(at, ..)| *at == i) {
                     reads.push(((meta, *via), dst));
                 }
             }
             let read = self.read_all(&mut reads).await;
-            todo.clear();
-            for ((i, _), r) in found.iter().zip(read) {
-                results[*i] = match r {
-                    Ok(n) => Ok(n),
-                    Err(Miss::Fatal(e)) => Err(e),
-                    Err(Miss::Unreached(e)) => {
-                        self.shared.locations.forget(keys[*i]);
-                        todo.push(*i);
-                        Err(e)
+            todo = Vec::new();
+            for ((i, (meta, _), tried), r) in found.into_iter().zip(read) {
+                let further = match r {
+                    Ok(n) => {
+                        results[i] = Ok(n);
+                        continue;
                     }
-                    Err(Miss::Changed) => {
-                        Reads::count(&self.shared.reads.lost, u64::from(last));
-                        self.shared.locations.forget(keys[*i]);
-                        todo.push(*i);
-                        Err(gone(keys[*i]))
-                    }
+                    Err(miss) => self.try_further(keys[i], &meta, tried, miss),
                 };
+                match further {
+                    Ok(tried) => todo.push((i, tried)),
+                    Err(e) => results[i] = Err(e),
+                }
             }
-            if todo.is_empty() || last {
-                break;
+            if todo.is_empty() {
+                return results;
             }
         }
+        todo.iter().for_each(|(i, _)| results[*i] = Err(moves_on(keys[*i])));
         results
     }
 
@@ -321,9 +345,4 @@ pub(super) fn too_small(object: u64, buffer: usize) -> Error {
     Error::invalid(format!(
         "the object has {object} bytes, the buffer {buffer}; get_location tells the size first"
     ))
-}
-
-fn gone(key: &[u8]) -> Error {
-    let shown = nkv_store::Key::new(key).map_or_else(|e| e.to_string(), |k| k.to_string());
-    Error::new(ErrorKind::NotFound, format!("key {shown} was evicted or removed while it was read"))
 }

@@ -2,13 +2,14 @@
 //! dropped [I9]. Only in memory that this process maps.
 
 use super::counters::Reads;
+use super::find::{Tried, moves_on, shown};
 use super::peer::Peer;
 use super::{Client, check_keys};
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{Touch, Via};
+use crate::message::{MAX_PLACES, Touch, Via};
+use nkv_store::KeyId;
 use nkv_store::pins::{NoPin, PINS, PinnedBytes};
 use nkv_store::reader::Hit;
-use nkv_store::{Key, KeyId};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -48,8 +49,9 @@ impl Client {
             return view;
         }
         let id = KeyId::of(key);
-        for from_master in [false, true] {
-            let told = self.locate(&[key], from_master).await;
+        let mut tried = Tried::default();
+        for _ in 0..MAX_PLACES {
+            let told = self.locate(&[key], std::slice::from_ref(&tried)).await;
             let (meta, via) = super::one(told)?;
             let peer = self.peer(meta.at.incarnation).await?;
             let Some(reader) = &peer.reader else {
@@ -67,9 +69,9 @@ impl Client {
                 return view;
             }
             self.shared.locations.forget(key);
+            tried.found_gone(meta.at);
         }
-        let text = format!("key {} was evicted or removed while it was looked at", shown(key));
-        Err(Error::new(ErrorKind::NotFound, text))
+        Err(moves_on(key))
     }
 
     /// A view of what an index leads to. None: ask further.
@@ -113,8 +115,4 @@ impl Client {
             ))),
         }
     }
-}
-
-fn shown(key: &[u8]) -> String {
-    Key::new(key).map_or_else(|e| e.to_string(), |k| k.to_string())
 }

@@ -1,9 +1,11 @@
 //! Objects of device logs at the master. It hears of one once it has a name, in batches; until then it
-//! asks the owners of logs where it must not be wrong: before it says that a key is nowhere, and before
-//! a removal counts as done [I6] [I15]. No put waits for any of it.
+//! asks the owners of logs where it must not be wrong: before it says that a key is nowhere, before a
+//! removal counts as done [I6] [I15], and where a reader found nothing at the place that is listed [I7]:
+//! what an owner retired it has said before it answers. No put waits for any of it.
 
 use super::matching::Round;
 use super::objects::{Entry, State};
+use super::placement::Book;
 use super::{Ask, Master};
 use crate::cell::Reply;
 use crate::error::{Error, ErrorKind};
@@ -14,7 +16,7 @@ use crate::message::{
 use hashbrown::{HashMap, HashSet};
 use nkv_store::arena::Extent;
 use nkv_store::{Key, KeyId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
 /// How long owners have to answer about their logs, within a call's limit.
@@ -45,6 +47,14 @@ struct Asked {
 #[derive(Default)]
 pub(super) struct LogQuestions(BTreeMap<u64, Asked>);
 
+/// Where who asks was led to, and found nothing to believe.
+fn gone_places(request: &Request) -> HashSet<SlotRef> {
+    match request {
+        Request::GetLocation { gone, .. } => gone.iter().copied().collect(),
+        _ => HashSet::new(),
+    }
+}
+
 impl Master {
     /// Asks every owner of a log what it must know to answer; gives the request back if there is none.
     pub(super) fn ask_logs_first(
@@ -67,8 +77,10 @@ impl Master {
         reply: Reply<Response>,
         (until_ms, mut about, besides): (u64, Vec<WireKeyId>, HashMap<KeyId, ObjMeta>),
     ) -> Option<(Ask, Reply<Response>)> {
-        let with_log = self.books.iter().filter(|(_, b)| b.info.log_slots > 0);
-        let (left, silent): (BTreeMap<Seat, u64>, BTreeMap<Seat, u64>) = with_log
+        let doubted = self.doubted(&ask.request);
+        let is_asked = |(seat, b): &(&Seat, &Book)| b.info.log_slots > 0 || doubted.contains(*seat);
+        let asked = self.books.iter().filter(is_asked);
+        let (left, silent): (BTreeMap<Seat, u64>, BTreeMap<Seat, u64>) = asked
             .map(|(seat, book)| (*seat, book.info.incarnation))
             .partition(|(seat, _)| self.reachable(*seat));
         // One whose link is down cannot be asked until it is back or gone. A key that only its log holds is
@@ -115,14 +127,23 @@ impl Master {
         None
     }
 
+    /// Segments whose owners have retired what is listed there, as a reader says who found it gone.
+    fn doubted(&self, request: &Request) -> BTreeSet<Seat> {
+        let Request::GetLocation { keys, gone } = request else { return BTreeSet::new() };
+        let gone: HashSet<_> = gone.iter().collect();
+        let listed = keys.iter().filter_map(|k| self.entry(k).ok().flatten());
+        listed.filter(|e| gone.contains(&e.at)).map(|e| e.seat).collect()
+    }
+
     /// `but`: what owners said already.
     fn question_of(&self, request: &Request, but: &[WireKeyId]) -> Option<LogQuestion> {
         let id = |k: &KeyBytes| WireKeyId::from(KeyId::of(k));
         match request {
-            Request::GetLocation(keys) | Request::Exists(keys) => {
-                // A plan that is given up or written by somebody else, or an object that nobody can reach,
-                // hides nothing that a log serves.
-                let hidden = |e: Option<&Entry>| e.is_none_or(|e| !self.is_readable(e));
+            Request::GetLocation { keys, .. } | Request::Exists(keys) => {
+                // A plan that is given up or written by somebody else, or an object that nobody can reach
+                // or that is gone, hides nothing that a log serves.
+                let gone = gone_places(request);
+                let hidden = |e: Option<&Entry>| e.is_none_or(|e| self.is_hidden(e, &gone));
                 let unknown = keys.iter().filter(|k| self.entry(k).is_ok_and(hidden));
                 let unknown: Vec<_> = unknown.map(id).filter(|id| !but.contains(id)).collect();
                 (!unknown.is_empty()).then_some(LogQuestion::Find(unknown))
@@ -148,7 +169,8 @@ impl Master {
             self.log_questions.0.insert(number, asked);
             return;
         }
-        if let Request::GetLocation(keys) | Request::Exists(keys) = &asked.ask.request {
+        if let Request::GetLocation { keys, .. } | Request::Exists(keys) = &asked.ask.request {
+            let gone = gone_places(&asked.ask.request);
             let by_id: HashMap<KeyId, &KeyBytes> = keys.iter().map(|k| (KeyId::of(k), k)).collect();
             // Who asks knows the name, if its producer has not told it yet.
             let named = served.into_iter().filter_map(|o| {
@@ -160,10 +182,14 @@ impl Master {
             for o in &named {
                 let at = SlotRef { incarnation, slot: o.slot, epoch: o.epoch };
                 let id = KeyId::from(o.id);
-                if self.objects.get(&id).is_some_and(|e| !self.is_readable(e) && e.at != at)
-                    && let Some(entry) = self.logged_entry(seat, at, o)
-                {
+                let Some(listed) = self.objects.get(&id).filter(|e| e.at != at) else { continue };
+                let (hidden, is_gone) = (self.is_hidden(listed, &gone), gone.contains(&listed.at));
+                if hidden && let Some(entry) = self.logged_entry(seat, at, o) {
                     asked.besides.insert(id, entry.meta());
+                }
+                // Listed once its owner's word of the other one has come; until then it is no second one.
+                if is_gone {
+                    self.aside.insert(id);
                 }
             }
             self.announced(seat, named);
@@ -215,15 +241,15 @@ impl Master {
     fn unsure(&mut self, ask: Ask, reply: Reply<Response>, why: &str) {
         let unknown = || Error::disconnected(format!("this key is not known here, and {why}"));
         let failed = |text: String| Response::Failed(Error::disconnected(text));
-        let keys = match &ask.request {
-            Request::GetLocation(keys) => keys,
+        let (keys, gone) = match &ask.request {
+            Request::GetLocation { keys, gone } => (keys, gone),
             Request::Exists(_) => {
                 let text = format!("not all of these keys are known here, and {why}");
                 return reply.send(failed(text));
             }
             _ => return reply.send(failed(format!("not all of it can be removed now: {why}"))),
         };
-        let mut answer = self.get_location(keys);
+        let mut answer = self.get_location(keys, gone);
         if let Response::Locations(list) = &mut answer {
             let missing = |r: &&mut crate::error::Result<_>| matches!(r, Err(e) if e.kind == ErrorKind::NotFound);
             list.iter_mut().filter(missing).for_each(|r| *r = Err(unknown()));
@@ -233,7 +259,7 @@ impl Master {
 
     fn all_answered(&mut self, asked: Asked) {
         let Asked { ask, reply, removed, until_ms, about, besides, listed, .. } = asked;
-        if matches!(ask.request, Request::GetLocation(_) | Request::Exists(_))
+        if matches!(ask.request, Request::GetLocation { .. } | Request::Exists(_))
             && let Some(question) = self.question_of(&ask.request, &about)
         {
             // Known when the others were asked about, and gone since: a log may have it all the same. Each
@@ -256,15 +282,19 @@ impl Master {
     /// The answer to a request that finds, once owners of logs were asked.
     fn found(&mut self, request: &Request, besides: &HashMap<KeyId, ObjMeta>) -> Option<Response> {
         match request {
-            Request::GetLocation(keys) => Some(self.location_or(keys, besides)),
+            Request::GetLocation { keys, gone } => Some(self.location_or((keys, gone), besides)),
             Request::Exists(keys) => Some(self.exists(keys, besides)),
             _ => None,
         }
     }
 
     /// What is listed, or else what a log serves besides.
-    fn location_or(&mut self, keys: &[KeyBytes], besides: &HashMap<KeyId, ObjMeta>) -> Response {
-        let mut answer = self.get_location(keys);
+    fn location_or(
+        &mut self,
+        (keys, gone): (&[KeyBytes], &[SlotRef]),
+        besides: &HashMap<KeyId, ObjMeta>,
+    ) -> Response {
+        let mut answer = self.get_location(keys, gone);
         if let Response::Locations(list) = &mut answer {
             for (told, key) in list.iter_mut().zip(keys).filter(|(told, _)| told.is_err()) {
                 if let Some(meta) = besides.get(&KeyId::of(key)) {
@@ -280,10 +310,16 @@ impl Master {
         e.is_live() && self.reachable(e.seat)
     }
 
+    /// Whether what a log serves under the key of this entry is to be looked for.
+    fn is_hidden(&self, e: &Entry, gone: &HashSet<SlotRef>) -> bool {
+        !self.is_readable(e) || gone.contains(&e.at)
+    }
+
     /// The entry of this key has ended: what a log serves under it is looked for again, if there was any.
     pub(super) fn list_aside(&mut self, id: KeyId, key: &Key) {
         if self.aside.remove(&id) {
-            let request = Request::GetLocation(vec![KeyBytes::from(key.as_bytes())]);
+            let (keys, gone) = (vec![KeyBytes::from(key.as_bytes())], Vec::new());
+            let request = Request::GetLocation { keys, gone };
             // No owner to ask: none serves it.
             let _ = self.ask_logs_first(Ask { producer: 0, request }, Reply::nobody());
         }
@@ -332,6 +368,14 @@ impl Master {
         let Some(entry) = self.logged_entry(seat, at, o) else { return true };
         let id = entry.key.id();
         match self.objects.get(&id).map(|e| (e.at, e.state, e.seat)) {
+            // Within a segment its owner decides, and has by now: this one is served, and that the other is
+            // retired it says in a moment. The same where a reader found the other gone.
+            Some((other, State::Live, there))
+                if other != at && (there == seat || self.aside.contains(&id)) =>
+            {
+                self.aside.insert(id);
+                return true;
+            }
             Some((other, State::Live, there)) if other != at => {
                 // The first one heard of is served, as far as anybody can tell.
                 return !self.reachable(there);

@@ -5,8 +5,8 @@ use super::Master;
 use super::objects::{Entry, State};
 use super::placement::Book;
 use crate::error::{Error, Result};
-use crate::message::{Existence, KeyBytes, ObjMeta, RankState, Response, Seat};
-use hashbrown::HashMap;
+use crate::message::{Existence, KeyBytes, ObjMeta, RankState, Response, Seat, SlotRef};
+use hashbrown::{HashMap, HashSet};
 use nkv_store::{Key, KeyId};
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ impl Master {
         Ok(self.entry(key)?.filter(|e| e.is_live() && self.reachable(e.seat)))
     }
 
-    fn locate(&self, key: &[u8]) -> Result<ObjMeta> {
+    fn locate(&self, key: &[u8], gone: &HashSet<&SlotRef>) -> Result<ObjMeta> {
         let shown = || Key::new(key).map_or_else(|e| e.to_string(), |k| k.to_string());
         Key::check(key)?;
         match self.entry(key)? {
@@ -50,13 +50,21 @@ impl Master {
                         e.key
                     )))
                 }
+                // Its owner was asked and did not say so: nobody knows better than the one who asks.
+                State::Live if gone.contains(&e.at) => Err(Error::not_ready(format!(
+                    "key {} is listed in slot {} of {}, where it was found to be no more; its owner \
+                     has not said so yet: ask again",
+                    e.key, e.at.slot, e.seat
+                ))),
                 State::Live => Ok(e.meta()),
             },
         }
     }
 
-    pub(super) fn get_location(&mut self, keys: &[KeyBytes]) -> Response {
-        let found: Vec<_> = keys.iter().map(|k| self.locate(k)).collect();
+    /// `gone`: where who asks found nothing to believe.
+    pub(super) fn get_location(&mut self, keys: &[KeyBytes], gone: &[SlotRef]) -> Response {
+        let gone = gone.iter().collect();
+        let found: Vec<_> = keys.iter().map(|k| self.locate(k, &gone)).collect();
         let hits = found.iter().filter(|r| r.is_ok()).count() as u64;
         self.counters.lookup_hits += hits;
         self.counters.lookup_misses += found.len() as u64 - hits;

@@ -148,7 +148,7 @@ impl Kind {
     fn of(request: &Request) -> Self {
         match request {
             Request::OpenForWrite { .. } => Self::Open,
-            Request::GetLocation(_) => Self::Locate,
+            Request::GetLocation { .. } => Self::Locate,
             _ => Self::Other,
         }
     }

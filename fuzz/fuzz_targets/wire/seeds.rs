@@ -233,7 +233,7 @@ fn requests() -> Vec<Request> {
         Request::Commit(vec![PLAN_REF]),
         Request::Abort(vec![PLAN_REF]),
         Request::Withdraw { request: 1 },
-        Request::GetLocation(vec![key(), key()]),
+        Request::GetLocation { keys: vec![key(), key()], gone: Vec::new() },
         Request::MatchPrefix(vec![key()]),
         Request::Exists(vec![key()]),
         Request::Remove(vec![key()]),

@@ -110,9 +110,6 @@ impl Ledger {
             there && known && put.spot.is_some_and(seated) && !asked(put)
         };
         let Some(put) = book.keys[key].puts.iter().find(hidden).copied() else { return };
-        if book.put(put).logged.is_some() && book.was_listed_elsewhere(put, self.trace.now_ms()) {
-            return book.excuse(Some("listed where it was evicted a moment ago"));
-        }
         let text = format!(
             "{} was said not to be there, and put {put} of it was acknowledged, removed by nobody and \
              is readable at {:?}",

@@ -54,17 +54,6 @@ impl Book {
         entry.any && others.any(|p| self.was_known(self.put(*p), entry.began, now_ms))
     }
 
-    /// Another object of its key is gone, and the master may not have heard of it yet: whoever is led
-    /// there finds nothing.
-    pub(super) fn was_listed_elsewhere(&self, put: PutId, now_ms: u64) -> bool {
-        let entry = self.put(put);
-        let mut others = self.keys[entry.key].puts.iter().filter(|p| **p != put);
-        others.any(|p| {
-            let other = self.put(*p);
-            other.gone.is_some() && self.was_known(other, entry.began, now_ms)
-        })
-    }
-
     /// The master could believe in this object: what its owner evicted, took along when it died, or took
     /// away for a removal that was not done by then, it hears of a while later.
     pub(super) fn was_known(&self, put: &Put, by: Moment, now_ms: u64) -> bool {

@@ -51,7 +51,10 @@ fn a_moment_passes(bench: &Bench) {
 
 #[tokio::test]
 async fn i15_a_log_whose_owner_was_replaced_is_not_waited_for() {
-    for request in [Request::GetLocation(vec![key("k")]), Request::Remove(vec![key("k")])] {
+    for request in [
+        Request::GetLocation { keys: vec![key("k")], gone: Vec::new() },
+        Request::Remove(vec![key("k")]),
+    ] {
         let (bench, mut first, mut logs) = with_log().await;
         let asked = bench.asks(request);
         is_asked(&mut logs).await;
@@ -69,7 +72,7 @@ async fn i15_a_log_whose_owner_was_replaced_is_not_waited_for() {
 #[tokio::test]
 async fn i15_a_question_that_was_lost_with_its_link_is_asked_on_the_next_one() {
     let (bench, _first, mut logs) = with_log().await;
-    let asked = bench.asks(Request::GetLocation(vec![key("k")]));
+    let asked = bench.asks(Request::GetLocation { keys: vec![key("k")], gone: Vec::new() });
     let (number, _) = is_asked(&mut logs).await;
     logs.hangs_up().await;
     let mut again = joins(&bench, 101, bench.members.term()).await;
@@ -122,7 +125,8 @@ async fn i15_what_a_log_serves_is_not_forgotten_when_the_logs_are_asked_once_mor
     let (bench, mut first, mut logs) = with_log().await;
     bench.open(1, "hidden", 0).await.unwrap();
     let listed = bench.put(2, "listed", &mut first).await;
-    let asked = bench.asks(Request::GetLocation(vec![key("hidden"), key("listed")]));
+    let asked = bench
+        .asks(Request::GetLocation { keys: vec![key("hidden"), key("listed")], gone: Vec::new() });
     let (number, _) = is_asked(&mut logs).await;
     // Evicted while the log is asked about the other one.
     first.says(Up::Retired(vec![listed.meta.at])).await;
@@ -134,6 +138,88 @@ async fn i15_what_a_log_serves_is_not_forgotten_when_the_logs_are_asked_once_mor
     let Response::Locations(found) = asked.await.unwrap() else { panic!("no locations") };
     let found: Vec<_> = found.into_iter().map(|r| r.map(|m| m.at).map_err(|e| e.kind)).collect();
     assert_eq!(found, [Ok(logs.at(3, 1)), Err(ErrorKind::NotFound)]);
+}
+
+/// Where the master sends somebody who found a key gone from here.
+fn asks_past(bench: &Bench, k: &str, gone: SlotRef) -> tokio::task::JoinHandle<Response> {
+    bench.asks(Request::GetLocation { keys: vec![key(k)], gone: vec![gone] })
+}
+
+async fn led_to(asked: tokio::task::JoinHandle<Response>) -> Result<SlotRef, ErrorKind> {
+    match tokio::time::timeout(LIMIT, asked).await.expect("no answer").unwrap() {
+        Response::Locations(mut list) => list.remove(0).map(|m| m.at).map_err(|e| e.kind),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn retires_any(said: &[Down]) -> bool {
+    said.iter().any(|d| matches!(d, Down::Retire(_)))
+}
+
+/// Whether its owner's word of the retired object comes before the log answers or after.
+#[tokio::test]
+async fn i7_who_found_a_listed_object_gone_is_led_to_the_one_that_a_log_serves() {
+    for word_first in [true, false] {
+        let (bench, mut first, mut logs) = with_log().await;
+        let gone = bench.put(1, "k", &mut first).await.meta.at;
+        let asked = asks_past(&bench, "k", gone);
+        let (number, question) = is_asked(&mut logs).await;
+        let here = WireKeyId::from(KeyId::of(b"k"));
+        assert!(matches!(question, LogQuestion::Find(keys) if keys == [here]));
+        let (same, _) = is_asked(&mut first).await;
+        assert_eq!(same, number, "the owner of what is listed is asked, too");
+        if word_first {
+            first.says(Up::Retired(vec![gone])).await;
+        }
+        answers(&first, number, Vec::new()).await;
+        answers(&logs, number, vec![in_log("k")]).await;
+        assert_eq!(led_to(asked).await, Ok(logs.at(3, 1)));
+        // Told its name meanwhile, it is no second one.
+        logs.says(Up::Announced(vec![in_log("k")])).await;
+        assert!(!retires_any(&logs.drain().await), "word first: {word_first}");
+        if !word_first {
+            first.says(Up::Retired(vec![gone])).await;
+            let (number, _) = is_asked(&mut logs).await;
+            answers(&logs, number, vec![in_log("k")]).await;
+        }
+        assert_eq!(bench.found("k").await, Ok(logs.at(3, 1)));
+    }
+}
+
+#[tokio::test]
+async fn i7_not_found_is_the_word_of_the_owner_that_retired_it() {
+    for says_so in [true, false] {
+        let (bench, mut first, mut logs) = with_log().await;
+        let gone = bench.put(1, "k", &mut first).await.meta.at;
+        let asked = asks_past(&bench, "k", gone);
+        let (number, _) = is_asked(&mut logs).await;
+        answers(&logs, number, Vec::new()).await;
+        if says_so {
+            first.says(Up::Retired(vec![gone])).await;
+        }
+        assert!(!asked.is_finished(), "its owner has not answered");
+        answers(&first, number, Vec::new()).await;
+        let expected = if says_so { ErrorKind::NotFound } else { ErrorKind::NotReady };
+        assert_eq!(led_to(asked).await, Err(expected));
+    }
+}
+
+/// Its owner retires the one that comes second: if the master retired the first, both were gone.
+#[tokio::test]
+async fn i15_of_two_objects_of_one_key_in_a_segment_the_master_retires_none() {
+    let (bench, mut first, mut logs) = with_log().await;
+    let planned = bench.put(1, "k", &mut logs).await.meta.at;
+    assert_eq!(planned.incarnation, logs.info.incarnation);
+    logs.says(Up::Announced(vec![in_log("k")])).await;
+    first.drain().await;
+    assert!(
+        !retires_any(&logs.drain().await),
+        "it accepted the log's before it heard of the plan's"
+    );
+    logs.says(Up::Retired(vec![planned])).await;
+    let (number, _) = is_asked(&mut logs).await;
+    answers(&logs, number, vec![in_log("k")]).await;
+    assert_eq!(bench.found("k").await, Ok(logs.at(3, 1)));
 }
 
 /// What a log has of a key is gone once it is asked to take it out: a remove that is refused must not ask.

@@ -208,9 +208,8 @@ async fn what_is_no_key_is_refused_and_not_said_to_be_absent() {
             let Response::Failed(e) = bench.ask(asked).await else { panic!() };
             assert_eq!(e.kind, ErrorKind::InvalidArgument, "{e}");
         }
-        let Response::Locations(list) = bench.ask(Request::GetLocation(keys())).await else {
-            panic!()
-        };
+        let located = Request::GetLocation { keys: keys(), gone: Vec::new() };
+        let Response::Locations(list) = bench.ask(located).await else { panic!() };
         let kinds: Vec<_> = list.iter().map(|r| r.as_ref().unwrap_err().kind).collect();
         assert_eq!(kinds, [ErrorKind::NotFound, ErrorKind::InvalidArgument]);
     }

@@ -373,7 +373,8 @@ async fn a_rebuilt_master_asks_every_segment_and_knows_their_objects_again() {
     ranks[0].drain().await;
     second.drain().await;
     assert!(bench.master.call(crate::cell::Crash, LIMIT).await.is_err());
-    let found = bench.asks(Request::GetLocation(vec![key("here"), key("there")]));
+    let found = bench
+        .asks(Request::GetLocation { keys: vec![key("here"), key("there")], gone: Vec::new() });
     reports_again(&mut ranks[0], "here").await;
     assert!(!found.is_finished(), "the second one has not reported");
     reports_again(&mut second, "there").await;

@@ -2,7 +2,9 @@
 
 use super::{key, list, refuse, time};
 use crate::error::{Error, Result};
-use crate::message::{KEYS_PER_ROUND, MAX_BATCH, ObjMeta, PlanDesc, Request, Response, Settings};
+use crate::message::{
+    KEYS_PER_ROUND, MAX_BATCH, MAX_PLACES, ObjMeta, PlanDesc, Request, Response, Settings,
+};
 use nkv_store::heap::MAX_ARENA_BYTES;
 use nkv_store::layout::{HEADER_BYTES, Region};
 
@@ -98,10 +100,9 @@ impl Request {
         let n = match self {
             Request::OpenForWrite { items, .. } => items.len(),
             Request::Commit(l) | Request::Abort(l) => l.len(),
-            Request::GetLocation(k)
-            | Request::MatchPrefix(k)
-            | Request::Exists(k)
-            | Request::Remove(k) => k.len(),
+            // Of one key a reader may have been led to several places.
+            Request::GetLocation { keys, gone } => keys.len().max(gone.len().div_ceil(MAX_PLACES)),
+            Request::MatchPrefix(k) | Request::Exists(k) | Request::Remove(k) => k.len(),
             Request::Withdraw { .. }
             | Request::EvictUntilBelow(_)
             | Request::Stats
