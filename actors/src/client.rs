@@ -22,6 +22,7 @@ mod view;
 mod write;
 
 pub use blocking::Blocking;
+pub(crate) use closing::closed;
 pub use counters::{CallTimes, MessageCounters, ReadCounters, WriteCounters};
 pub use peer::TransportChoice;
 pub use view::ObjectView;
@@ -121,6 +122,8 @@ pub struct Shared {
     pub(crate) times: Times,
     pub(crate) rare: Arc<RareAtClient>,
     pub(crate) draining: Arc<AtomicBool>,
+    // No verb does anything any more.
+    pub(crate) closed: AtomicBool,
     settings: Mutex<Settings>,
     view: RwLock<View>,
     // Ranks of the job, once told; 0 before.
@@ -315,6 +318,7 @@ impl Client {
             times: Times::default(),
             rare: pool.rare.clone(),
             draining: p.draining,
+            closed: AtomicBool::new(false),
             settings: Mutex::new(p.settings),
             world: AtomicU32::new(p.view.world_size),
             view: RwLock::new(p.view),
@@ -366,7 +370,7 @@ impl Client {
     }
 
     pub(crate) async fn call(&self, request: Request) -> Result<Response> {
-        self.check_process()?;
+        self.check_usable()?;
         self.call_within(request, self.limit()).await
     }
 

@@ -2,6 +2,7 @@
 //! A gate per plan says whether bytes are being placed; a plan that was dropped is never started,
 //! even if the reply that grants it arrives later [I10].
 
+use crate::client::closed;
 use crate::client::peer::Peer;
 use crate::error::{Error, Result};
 use crate::machine::Machine;
@@ -249,17 +250,26 @@ impl OpenPlans {
         Arc::new(Obeyed { incarnation, term, claims })
     }
 
-    /// Call before asking for plans; keep the guard until the granted ones are registered.
-    pub(crate) fn opening(&self) -> Opening<'_> {
-        self.lock().opening += 1;
-        Opening(self)
+    /// Call before asking for plans; keep the guard until the granted ones are registered, or given up.
+    pub(crate) fn opening(&self) -> Result<Opening<'_>> {
+        let mut inner = self.lock();
+        if inner.shut {
+            return Err(closed());
+        }
+        inner.opening += 1;
+        Ok(Opening(self))
+    }
+
+    /// True when nobody asks for plans now.
+    pub(crate) fn none_opening(&self) -> bool {
+        self.lock().opening == 0
     }
 
     /// Takes a granted plan in, unless the owner ended it already.
     pub(crate) fn register(&self, plan: PlanState) -> Result<Arc<PlanState>> {
         let mut inner = self.lock();
         if inner.shut {
-            return Err(Error::disconnected(format!("this handle is closed; key {}", plan.key)));
+            return Err(closed());
         }
         let obeyed = plan.peer.obeyed.get();
         if inner.refused.contains(&plan.desc.plan) || plan.desc.plan.term < obeyed {
@@ -280,7 +290,7 @@ impl OpenPlans {
         inner.by_key.get(key).and_then(|p| inner.by_plan.get(p)).cloned()
     }
 
-    /// Registers no plan from here on: the handle is being closed.
+    /// Asks for and registers no plan from here on: the handle is being closed.
     pub(crate) fn shut(&self) {
         self.lock().shut = true;
     }
@@ -458,7 +468,7 @@ mod tests {
      {
         let plans = OpenPlans::default();
         let id = PlanId { term: Term::default(), seq: 7 };
-        let guard = plans.opening();
+        let guard = plans.opening().unwrap();
         plans.drop_plan(id);
         assert!(plans.lock().refused.contains(&id));
         drop(guard);

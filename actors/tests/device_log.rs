@@ -112,6 +112,26 @@ async fn i6_what_is_removed_from_a_log_never_comes_back_named_or_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_removal_of_everything_took_out_of_logs_is_counted_named_or_not() {
+    let cluster = Cluster::start(2, with_log("log-count")).await.unwrap();
+    let client = client_by(&cluster, TransportChoice::Shm).await;
+    for named in [false, true] {
+        for i in 0..20u8 {
+            client.put(&[b'n', i], &bytes(500, i), &logged(u32::from(i % 2))).await.unwrap();
+        }
+        client.put(b"planned", b"x", &PutOptions::default()).await.unwrap();
+        if named {
+            client.flush().await.unwrap();
+            let listed = async || client.list(None, None, 100).await.unwrap().len() == 21;
+            eventually("all are listed", listed).await;
+        }
+        assert_eq!(client.remove_all().await.unwrap(), 21, "named: {named}");
+        assert_eq!(client.remove_all().await.unwrap(), 0);
+    }
+    cluster.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_master_learned_by_asking_it_forgets_when_the_log_makes_room() {
     let cluster = Cluster::start(1, with_log("log-asked")).await.unwrap();
     let (writer, asker) =

@@ -42,12 +42,12 @@ impl Blocking {
 
     fn wait<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         // Before anything of the runtime is touched: a forked child has none of its threads.
-        self.client.check_process()?;
+        self.client.check_usable()?;
         self.runtime.block_on(work)
     }
 
     fn wait_all<T>(&self, n: usize, work: impl Future<Output = Vec<Result<T>>>) -> Vec<Result<T>> {
-        match self.client.check_process() {
+        match self.client.check_usable() {
             Ok(()) => self.runtime.block_on(work),
             Err(e) => spread(n, e),
         }
@@ -95,7 +95,7 @@ impl Blocking {
 
     /// See [`Client::get_view`].
     pub fn get_view(&self, key: &[u8]) -> Result<ObjectView> {
-        self.client.check_process()?;
+        self.client.check_usable()?;
         match self.client.view_now(key) {
             Some(view) => view,
             None => self.wait(self.client.get_view(key)),
@@ -225,7 +225,7 @@ impl Blocking {
 
     /// See [`Client::close`].
     pub fn close(&self) {
-        if self.client.check_process().is_ok() {
+        if self.client.check_usable().is_ok() {
             self.runtime.block_on(self.client.close());
         }
     }

@@ -3,11 +3,22 @@
 use super::Client;
 use crate::error::{Error, Result};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+/// What every verb of a closed handle ends with.
+pub(crate) fn closed() -> Error {
+    Error::disconnected("this handle is closed, and its clones with it: connect once more")
+}
 
 impl Client {
     /// Returns when every touch noted so far has left this process (lost ones of dead ranks aside).
     pub async fn flush(&self) -> Result<()> {
+        self.check_usable()?;
+        self.send_noted().await
+    }
+
+    async fn send_noted(&self) -> Result<()> {
         for peer in self.shared.peers.all().into_iter().filter(|p| p.is_alive()) {
             peer.send_names(usize::MAX);
             let told = tokio::time::timeout(self.limit(), peer.send_touches(true)).await;
@@ -21,15 +32,18 @@ impl Client {
         Ok(())
     }
 
-    /// Flushes and says goodbye to every owner. Open plans are aborted first.
+    /// Flushes and says goodbye to every owner. Open plans are aborted first. From its beginning on every
+    /// verb of this handle and of its clones ends with Disconnected and reserves nothing; views stay.
     pub async fn close(&self) {
+        self.shared.plans.shut();
+        self.shared.closed.store(true, Ordering::Relaxed);
         if !self.abort_open_plans().await {
             // A copy is still in flight: no owner may be told that nothing is. Their links stay.
             tracing::warn!("closed with a write in flight; its space is held until it ends");
             return;
         }
         self.abandoned_is_told().await;
-        if let Err(error) = self.flush().await {
+        if let Err(error) = self.send_noted().await {
             tracing::debug!(%error, "closing");
         }
         for peer in self.shared.peers.all() {
@@ -40,11 +54,12 @@ impl Client {
         self.shared.peers.clear();
     }
 
-    /// Once the master knows which plans nobody will finish, or the call's limit is over: whoever comes next may want
-    /// their keys at once.
+    /// Once the master knows which plans nobody will finish, those included that are being granted, or the
+    /// call's limit is over: whoever comes next may want their keys at once.
     async fn abandoned_is_told(&self) {
         for _ in 0..self.limit().as_millis() {
-            if Arc::strong_count(&self.shared.abandoning) == 1 {
+            // In this order: what was granted last is given up before it counts as opened.
+            if self.shared.plans.none_opening() && Arc::strong_count(&self.shared.abandoning) == 1 {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -43,6 +43,7 @@ impl Client {
         after: Option<&[u8]>,
         limit: usize,
     ) -> Result<Vec<Listed>> {
+        self.check_usable()?;
         let mut page = Vec::new();
         if limit == 0 {
             return Ok(page);

@@ -18,7 +18,7 @@ impl Client {
     /// Whether keys are there. `prefetch` asks for promotion from slower tiers; with DRAM as the
     /// only tier every readable key is where it is fastest already.
     pub async fn exists(&self, keys: &[&[u8]], prefetch: bool) -> Result<Vec<Existence>> {
-        self.check_process()?;
+        self.check_usable()?;
         check_keys(keys)?;
         let _no_slower_tier = prefetch;
         let mut found = vec![Existence::Absent; keys.len()];
@@ -43,7 +43,7 @@ impl Client {
 
     /// Locations of the longest run of readable keys from the first one.
     pub async fn match_prefix(&self, keys: &[&[u8]]) -> Result<Vec<ObjMeta>> {
-        self.check_process()?;
+        self.check_usable()?;
         check_keys(keys)?;
         let mut run = Vec::new();
         for _ in 0..TURNS {
@@ -83,7 +83,7 @@ impl Client {
 
     /// Where a key lies.
     pub async fn get_location(&self, key: &[u8]) -> Result<ObjMeta> {
-        self.check_process()?;
+        self.check_usable()?;
         check_keys(&[key])?;
         if let Some(Some(meta)) = self.find_by_index(&[key]).pop() {
             return Ok(meta);

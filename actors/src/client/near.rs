@@ -2,6 +2,7 @@
 //! with loads alone. No message, no wait, no allocation, but for the buffer that a `get` returns, and where a
 //! large copy is cut into stripes for several threads. What is not found here is asked for further.
 
+use super::closing::closed;
 use super::counters::Reads;
 use super::peer::Peer;
 use super::read::too_small;
@@ -12,6 +13,7 @@ use bytes::Bytes;
 use nkv_store::reader::Hit;
 use nkv_store::{KeyId, fork};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Touches that are told by the batch of reads that made them, and by a single read: one in a thousand
 /// pays for a message, and the timer tells most of them.
@@ -34,13 +36,13 @@ fn in_order(near: &[Arc<Peer>], world: u32, key: KeyId) -> impl Iterator<Item = 
 }
 
 impl Client {
-    /// An error in a child made by fork, where this handle is of no use.
+    /// An error where this handle is of no use: in a child made by fork, and once it is closed.
     #[inline]
-    pub(crate) fn check_process(&self) -> Result<()> {
-        match self.shared.made.is_here() {
-            true => Ok(()),
-            false => Err(Error::disconnected(fork::MESSAGE)),
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        if !self.shared.made.is_here() {
+            return Err(Error::disconnected(fork::MESSAGE));
         }
+        if self.shared.closed.load(Ordering::Relaxed) { Err(closed()) } else { Ok(()) }
     }
 
     /// Reads an object that lies in a mapped segment. None: ask further.
@@ -64,7 +66,7 @@ impl Client {
         key: &[u8],
         mut read: impl FnMut(&Peer, &Hit) -> Option<Result<T>>,
     ) -> Option<Result<T>> {
-        if let Err(e) = self.check_process().and_then(|()| check_keys(&[key])) {
+        if let Err(e) = self.check_usable().and_then(|()| check_keys(&[key])) {
             return Some(Err(e));
         }
         let near = self.shared.peers.near();
@@ -127,7 +129,7 @@ impl Client {
     /// How many of the keys, from the first on, mapped segments hold; and whether each is there. Of
     /// keys that are not, this says nothing: another rank may hold them, or the index have no room.
     pub fn lookup_near(&self, keys: &[&[u8]], found: &mut [bool]) -> Result<usize> {
-        self.check_process()?;
+        self.check_usable()?;
         check_keys(keys)?;
         if keys.len() != found.len() {
             return Err(Error::invalid(format!(

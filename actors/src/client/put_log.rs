@@ -280,7 +280,7 @@ impl Client {
         }
         // Comes while the claim is made.
         nkv_store::streaming::fetch_source(value);
-        if let Err(e) = self.check_process() {
+        if let Err(e) = self.check_usable() {
             return Now::Done(Err(e));
         }
         if let Err(e) = Key::check(key) {

@@ -106,7 +106,7 @@ impl Client {
 
     /// Reads many; one result per item, in order.
     pub async fn get_many_into(&self, items: &mut [(&[u8], &mut [u8])]) -> Vec<Result<usize>> {
-        if let Err(e) = self.check_process() {
+        if let Err(e) = self.check_usable() {
             return spread(items.len(), e);
         }
         let mut results: Vec<Result<usize>> =
@@ -185,7 +185,7 @@ impl Client {
 
     /// Reads many by location. The batch is touched tail to head: its first object stays longest.
     pub async fn read_many_into(&self, items: &mut [(&ObjMeta, &mut [u8])]) -> Vec<Result<usize>> {
-        if let Err(e) = self.check_process() {
+        if let Err(e) = self.check_usable() {
             return spread(items.len(), e);
         }
         let metas: Vec<ObjMeta> = items.iter().map(|(m, _)| (*m).clone()).collect();

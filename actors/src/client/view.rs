@@ -43,7 +43,7 @@ impl Client {
     /// A view of an object in memory that this process maps: no byte is copied. `Unsupported` if it
     /// lies elsewhere (read it with `get_into`); `OutOfMemory` past 4,096 objects viewed per owner.
     pub async fn get_view(&self, key: &[u8]) -> Result<ObjectView> {
-        self.check_process()?;
+        self.check_usable()?;
         check_keys(&[key])?;
         if let Some(view) = self.view_now(key) {
             return view;

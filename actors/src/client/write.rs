@@ -52,14 +52,14 @@ impl Client {
         value: &[u8],
         opts: &PutOptions,
     ) -> Result<()> {
-        self.check_process()?;
+        self.check_usable()?;
         one(self.put_planned(&[(key, value)], &[0], opts).await)
     }
 
     /// Stores many values: through the device logs of their owners where that is wanted and there is
     /// room, else with one round trip to open, one-sided writes, and one round trip to commit.
     pub async fn put_many(&self, items: &[(&[u8], &[u8])], opts: &PutOptions) -> Vec<Result<()>> {
-        if let Err(e) = self.check_process() {
+        if let Err(e) = self.check_usable() {
             return spread(items.len(), e);
         }
         if !self.wants_log(opts) {
@@ -143,6 +143,7 @@ impl Client {
 
     /// Publishes (if the writer has not) and commits the open plan of a key.
     pub async fn commit(&self, key: &[u8]) -> Result<()> {
+        self.check_usable()?;
         let key = Key::new(key)?;
         let plan = self.shared.plans.of_key(&key).ok_or_else(|| {
             Error::not_found(format!("this handle has no open plan for key {key}"))
@@ -160,7 +161,10 @@ impl Client {
             return spread(items.len(), e);
         }
         let asked_ns = self.shared.env.clock.now_ns();
-        let opening = self.shared.plans.opening();
+        let opening = match self.shared.plans.opening() {
+            Ok(opening) => opening,
+            Err(e) => return spread(items.len(), e),
+        };
         let wire = items.iter().map(|(key, bytes_total)| OpenItem {
             key: key.to_vec(),
             bytes_total: *bytes_total,
@@ -330,13 +334,12 @@ impl Client {
 
     /// False if a write of another thread is still in flight at the call's limit.
     pub(crate) async fn abort_open_plans(&self) -> bool {
-        self.shared.plans.shut();
         let plans = self.shared.plans.all();
         plans.iter().for_each(|p| self.shared.plans.close(p));
         if !plans.is_empty() {
             let list = plans.iter().map(|p| p.reference()).collect();
             // Unanswered, their deadline ends them.
-            let _ = self.call(Request::Abort(list)).await;
+            let _ = self.call_within(Request::Abort(list), self.limit()).await;
         }
         for _ in 0..self.limit().as_millis() {
             if self.shared.plans.all_out() {
@@ -380,6 +383,7 @@ pub struct WritePlan {
 
 impl WritePlan {
     fn state(&self) -> Result<&Arc<PlanState>> {
+        self.client.check_usable()?;
         self.plan.as_ref().ok_or_else(|| Error::invalid("this plan is finished"))
     }
 
@@ -474,6 +478,8 @@ impl WritePlan {
         let Some(plan) = self.plan.take() else {
             return Ok(());
         };
+        // Its close gave the plan up.
+        client.check_usable()?;
         self.client.shared.plans.drop_plan(plan.desc.plan);
         self.client.shared.plans.close(&plan);
         match client.call(Request::Abort(vec![plan.reference()])).await? {

@@ -182,7 +182,7 @@ impl Scene {
                 }
                 Down::View(view) => Up::ViewSeen { number: view.number },
                 Down::AskLog { number, .. } => {
-                    Up::LogAnswer { number, served: Vec::new(), removed: Vec::new() }
+                    Up::LogAnswer { number, served: Vec::new(), removed: Vec::new(), taken: 0 }
                 }
                 _ => continue,
             };

@@ -3,7 +3,7 @@
 //! carries {plan, term, incarnation, slot, epoch}, and a mismatch changes nothing [I11].
 
 use super::Master;
-use super::objects::State;
+use super::objects::{Entry, State};
 use super::recover::{SLOTS_PER_FRAME, given_up};
 use crate::cell::Reply;
 use crate::error::{Error, ErrorKind, Result};
@@ -148,28 +148,31 @@ impl Master {
         Ok(id)
     }
 
-    /// A remove whose owner does not answer fails, but what was asked to go stays gone [I6].
+    /// A remove whose owner does not answer fails, at once where its link is down; but what was asked to go
+    /// stays gone [I6].
     pub(super) fn expire_removes(&mut self) {
         let now = self.now_ms();
-        let late: Vec<_> = self
-            .removing
-            .keys()
-            .filter(|id| self.objects.get(id).is_none_or(|e| e.remove_until_ms <= now))
-            .copied()
-            .collect();
+        let over = |e: &Entry| e.remove_until_ms <= now || !self.reachable(e.seat);
+        let late = self.removing.keys().filter(|id| self.objects.get(id).is_none_or(over));
+        let late: Vec<_> = late.copied().collect();
         self.truth.members.rare.removals_unconfirmed.add(late.len());
         for id in late {
-            let seat = self.objects.get(&id).map(|e| e.seat);
+            let unconfirmed = self.objects.get(&id).map(|e| self.unconfirmed(e));
             for (batch, item) in self.removing.remove(&id).unwrap_or_default() {
-                let result = match seat {
-                    None => Ok(()),
-                    Some(seat) => Err(Error::disconnected(format!(
-                        "{seat} did not confirm the removal within {REMOVE_LIMIT_MS} ms"
-                    ))),
-                };
+                let result = unconfirmed.clone().map_or(Ok(()), Err);
                 self.batches.settle_done(batch, item, result);
             }
         }
+    }
+
+    fn unconfirmed(&self, e: &Entry) -> Error {
+        Error::disconnected(match self.reachable(e.seat) {
+            true => format!("{} did not confirm the removal within {REMOVE_LIMIT_MS} ms", e.seat),
+            false => format!(
+                "the link of {} is down: key {} is taken away once it is back, or gone for its TTL",
+                e.seat, e.key
+            ),
+        })
     }
 
     pub(super) fn retired(&mut self, seat: Seat, list: &[SlotRef]) {

@@ -39,8 +39,8 @@ struct Asked {
     // Served by a log while the key is listed as something that cannot be read: being written, on its
     // way out, or of a rank whose link is down.
     besides: HashMap<KeyId, ObjMeta>,
-    // Listed objects of logs when everything was to go.
-    listed: u64,
+    // How many objects lost LIVE in logs when everything was to go.
+    taken: u64,
 }
 
 /// All of them, by the number of their question.
@@ -117,12 +117,8 @@ impl Master {
         if let LogQuestion::Find(keys) = &question {
             about.extend(keys.iter().copied());
         }
-        let listed = match question {
-            LogQuestion::RemoveAll => self.books.values().map(|b| b.logged() as u64).sum(),
-            _ => 0,
-        };
-        let removed = HashSet::new();
-        let asked = Asked { ask, reply, question, left, until_ms, about, removed, besides, listed };
+        let (removed, taken) = (HashSet::new(), 0);
+        let asked = Asked { ask, reply, question, left, until_ms, about, removed, besides, taken };
         self.log_questions.0.insert(number, asked);
         None
     }
@@ -162,7 +158,7 @@ impl Master {
         seat: Seat,
         number: u64,
         served: Vec<LogObjectEntry>,
-        removed: Vec<WireKeyId>,
+        (removed, taken): (Vec<WireKeyId>, u64),
     ) {
         let Some(mut asked) = self.log_questions.0.remove(&number) else { return };
         if asked.left.remove(&seat).is_none() {
@@ -195,6 +191,7 @@ impl Master {
             self.announced(seat, named);
         }
         asked.removed.extend(removed);
+        asked.taken = asked.taken.saturating_add(taken);
         if asked.left.is_empty() {
             self.all_answered(asked);
         } else {
@@ -258,7 +255,7 @@ impl Master {
     }
 
     fn all_answered(&mut self, asked: Asked) {
-        let Asked { ask, reply, removed, until_ms, about, besides, listed, .. } = asked;
+        let Asked { ask, reply, removed, until_ms, about, besides, taken, .. } = asked;
         if matches!(ask.request, Request::GetLocation { .. } | Request::Exists(_))
             && let Some(question) = self.question_of(&ask.request, &about)
         {
@@ -273,7 +270,7 @@ impl Master {
         }
         match ask.request {
             Request::Remove(keys) => self.remove(&keys, &removed, reply),
-            _ => self.enter_round(Round { ask, reply, from_logs: listed }),
+            _ => self.enter_round(Round { ask, reply, from_logs: taken }),
         }
         // What was said to owners by it goes out before the next word to them.
         self.flush_commits();

@@ -29,7 +29,7 @@ const MAX_PROGRAM_BYTES: usize = 1 << 20;
 pub(super) struct Round {
     pub ask: Ask,
     pub reply: Reply<Response>,
-    /// Listed objects that logs gave up for it before it began.
+    /// Objects that logs gave up for it before it began, listed or not.
     pub from_logs: u64,
 }
 

@@ -180,8 +180,8 @@ impl Master {
                 self.settle_deferred();
             }
             Up::Announced(list) => self.announced(seat, list),
-            Up::LogAnswer { number, served, removed } => {
-                self.log_answer(seat, number, served, removed);
+            Up::LogAnswer { number, served, removed, taken } => {
+                self.log_answer(seat, number, served, (removed, taken));
             }
             Up::Leave => self.gone(seat, Some(incarnation), LEFT),
         }

@@ -142,11 +142,6 @@ impl Book {
     }
 
     /// It is gone.
-    /// Objects of its log that are listed.
-    pub(super) fn logged(&self) -> usize {
-        self.logged.len()
-    }
-
     pub(super) fn forget_logged(&mut self, slot: u32, epoch: u32) {
         if self.logged.get(&slot).is_some_and(|(e, _)| *e == epoch) {
             self.logged.remove(&slot);

@@ -235,7 +235,11 @@ impl RankInfo {
                 slots.iter().try_for_each(|e| self.check_entry(e))
             }
             Up::Announced(objects) => self.check_objects(objects),
-            Up::LogAnswer { served, removed, .. } => {
+            Up::LogAnswer { served, removed, taken, .. } => {
+                if *taken > u64::from(self.log_slots) {
+                    let most = self.log_slots;
+                    return refuse(format!("{taken} objects taken from a log of {most} slots"));
+                }
                 list("keys", removed.len(), MAX_BATCH)?;
                 self.check_objects(served)
             }

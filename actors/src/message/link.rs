@@ -143,8 +143,10 @@ pub enum Up {
         number: u64,
         /// To `Find`: what is served.
         served: Vec<LogObjectEntry>,
-        /// To the others: what lost LIVE.
+        /// To `Remove`: what lost LIVE.
         removed: Vec<WireKeyId>,
+        /// To `RemoveAll`: how many objects lost LIVE.
+        taken: u64,
     },
     /// The view of this number is kept.
     ViewSeen {

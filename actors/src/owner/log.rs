@@ -391,7 +391,7 @@ impl Owner {
     /// The master's question, answered from a log that was just drained.
     pub(super) fn answer_about_log(&mut self, number: u64, question: LogQuestion) {
         self.tend_log();
-        let (mut served, mut removed) = (Vec::new(), Vec::new());
+        let (mut served, mut removed, mut taken) = (Vec::new(), Vec::new(), 0);
         match question {
             LogQuestion::Find(keys) => {
                 // Who asks knows the names: with them an answer might exceed what a frame may hold.
@@ -414,10 +414,10 @@ impl Owner {
             }
             LogQuestion::RemoveAll => {
                 let all = self.live_in_log();
-                self.take_away(&all);
+                taken = self.take_away(&all).len() as u64;
             }
         }
-        self.send_up(Up::LogAnswer { number, served, removed });
+        self.send_up(Up::LogAnswer { number, served, removed, taken });
     }
 
     /// Those that lost LIVE by this, or had lost it before; the master hears of them.

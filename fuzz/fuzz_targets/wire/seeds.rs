@@ -307,7 +307,7 @@ fn link(seeds: &mut Seeds) {
             Up::PlansRecorded { up_to: PLAN_REF.plan },
             Up::Report { number: 1, slots: content.map(entry).to_vec(), last: true },
             Up::Announced(vec![logged(), logged()]),
-            Up::LogAnswer { number: 1, served: vec![logged()], removed: vec![logged().id] },
+            Up::LogAnswer { number: 1, served: vec![logged()], removed: vec![logged().id], taken: 1 },
             Up::ViewSeen { number: 4 },
             Up::Draining,
             Up::Leave,

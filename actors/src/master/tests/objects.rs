@@ -60,10 +60,11 @@ async fn i6_a_removal_retires_an_object_that_its_owner_never_heard_of_before_it_
     let (bench, mut ranks) = Bench::whole(2).await;
     let stored = bench.put(1, "k", &mut ranks[1]).await.meta.at;
     ranks.pop().unwrap().hangs_up().await;
-    let removal = bench.asks(Request::Remove(vec![key("k")]));
-    // Unreachable until then, since its link is down.
     let found = async || bench.found("k").await;
-    eventually("the master removes the key", found, |f| *f == Err(ErrorKind::NotFound)).await;
+    eventually("its link is down", found, |f| *f == Err(ErrorKind::Disconnected)).await;
+    let e = bench.done(Request::Remove(vec![key("k")])).await.unwrap_err();
+    assert_eq!(e.kind, ErrorKind::Disconnected, "{e}");
+    assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound), "it is gone all the same");
     let obeyed = bench.members.term();
     let mut r = bench.join_from(1, 101, obeyed, SeenView::default()).await.unwrap();
     let asked = |d: &Down| match d {
@@ -75,12 +76,42 @@ async fn i6_a_removal_retires_an_object_that_its_owner_never_heard_of_before_it_
     let plan = r.hears(opened).await;
     assert_eq!((plan.at, &plan.key), (stored, &key("k")));
     assert_eq!(r.hears(ended).await, EndCause::Removed);
+    let removal = bench.asks(Request::Remove(vec![key("k")]));
+    r.hears(|d| matches!(d, Down::Retire(list) if list == &[stored]).then_some(())).await;
     assert!(!removal.is_finished(), "its owner has not cleared LIVE yet");
     let other = bench.open(2, "other", 1).await.unwrap().meta;
     assert_ne!((other.at.slot, other.payload_off), (stored.slot, plan.extent_offset));
     r.says(Up::Retired(vec![stored])).await;
     ranks[0].drain().await;
     done(removal.await.unwrap()).unwrap();
+}
+
+/// Time by hand stands still: whatever waited for the end of a limit would wait for ever.
+#[tokio::test]
+async fn i6_a_removal_where_a_link_is_down_or_breaks_fails_at_once_and_so_does_a_batch() {
+    for breaks_first in [true, false] {
+        let (bench, mut ranks) = Bench::whole(2).await;
+        for (request, k) in ["a", "b", "c"].into_iter().enumerate() {
+            bench.put(request as u64, k, &mut ranks[1]).await;
+        }
+        bench.put(9, "here", &mut ranks[0]).await;
+        let mut down = ranks.pop().unwrap();
+        let keys = ["a", "b", "here", "c"].map(key).to_vec();
+        let removal = if breaks_first {
+            down.hangs_up().await;
+            bench.asks(Request::Remove(keys))
+        } else {
+            let removal = bench.asks(Request::Remove(keys));
+            down.hears(|d| matches!(d, Down::Retire(_)).then_some(())).await;
+            down.hangs_up().await;
+            removal
+        };
+        ranks[0].retires().await;
+        let Response::Done(list) = removal.await.unwrap() else { panic!("no list") };
+        let kinds: Vec<_> = list.into_iter().map(|r| r.map_err(|e| e.kind)).collect();
+        let lost = Err(ErrorKind::Disconnected);
+        assert_eq!(kinds, [lost, lost, Ok(()), lost], "it breaks first: {breaks_first}");
+    }
 }
 
 #[tokio::test]
