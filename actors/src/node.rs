@@ -5,6 +5,7 @@
 mod config;
 mod mount;
 mod report;
+mod rights;
 mod segment;
 mod start;
 mod status;

@@ -7,7 +7,7 @@
 
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::{AnonMemory, Buffer, Memory};
-use nkv_transport::fabric::FabricConfig;
+use nkv_transport::fabric::{FabricConfig, Part};
 use nkv_transport::verbs::{Post, Unescorted};
 use nkv_transport::{Alive, Op, Verbs};
 use std::sync::Arc;
@@ -86,7 +86,7 @@ fn main() {
     let config = FabricConfig { devices: args.collect(), ..FabricConfig::default() };
     let fabric = nkv_transport::rdma::open(&config).unwrap();
     let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT).unwrap());
-    let exported = fabric.export(memory, SEGMENT / 2, false).unwrap();
+    let exported = fabric.export(memory, &Part::halves(SEGMENT), false).unwrap();
     let offering = fabric.offer().unwrap();
     let (_served, answer) = exported.accept(&offering.offer()).unwrap();
     let verbs = offering.connect(&answer, SEGMENT, Alive::new()).unwrap();

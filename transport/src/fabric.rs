@@ -34,16 +34,17 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// Devices and addresses in use, for people.
     fn describe(&self) -> String;
 
-    /// Registers a segment with every device, so that others can reach it: what lies before `payload_at`
-    /// with every access in its order, payload without [I5]. `counts`: the first device changes words that several
-    /// parties count, and no other does [I1].
+    /// Registers a segment with every device, so that others can reach it, each of its `parts` for what
+    /// they may do with that one. `counts`: the first device changes words that several parties count, and no
+    /// other does [I1].
     ///
     /// # Errors
-    /// If the memory has no address, or it cannot be registered (the limit of locked memory).
+    /// If the memory has no address, the parts do not make it up, or it cannot be registered (the limit of
+    /// locked memory).
     fn export(
         &self,
         memory: Arc<dyn Memory>,
-        payload_at: u64,
+        parts: &[Part],
         counts: bool,
     ) -> Result<Arc<dyn Exported>, TransportError>;
 
@@ -155,6 +156,43 @@ pub struct PairAddress {
     pub reads_out: u8,
 }
 
+/// What other hosts may do with a part of a segment. Its owner's device refuses the rest, and the pair fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Access {
+    /// Read it.
+    Read,
+    /// Read it, and change its words by atomics: where claims are counted.
+    Count,
+    /// Read and write it and change its words by atomics, each access in its order: headers.
+    Words,
+    /// Read and write it, and one write may overtake another on its way to memory [I5].
+    Payload,
+}
+
+impl Access {
+    /// Whether it may be written.
+    pub fn writes(self) -> bool {
+        matches!(self, Self::Words | Self::Payload)
+    }
+}
+
+/// The next so many bytes of a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// How many.
+    pub len: u64,
+    /// What others may do with them.
+    pub access: Access,
+}
+
+impl Part {
+    /// A segment of words, then as much payload: for tries and tests.
+    pub fn halves(segment: u64) -> [Self; 2] {
+        let half = |access| Self { len: segment / 2, access };
+        [half(Access::Words), half(Access::Payload)]
+    }
+}
+
 /// Registered memory of the other end: a part of its segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteRange {
@@ -166,6 +204,8 @@ pub struct RemoteRange {
     pub address: u64,
     /// What its device wants to be shown.
     pub key: u32,
+    /// What its device lets this end do there.
+    pub access: Access,
 }
 
 /// A client's end: a pair, and which kind of end it is to meet.

@@ -41,8 +41,9 @@ use region::Domain;
 use staging::Staging;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Ranges of one way: headers and payload.
-const MAX_RANGES: usize = 2;
+/// Ranges of one way: the control block, before, at and behind what counts claims; headers; index and pins;
+/// payload.
+const MAX_RANGES: usize = 6;
 
 /// One device of this host, as `nkv doctor` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -167,11 +168,11 @@ impl fabric::Fabric for Devices {
     fn export(
         &self,
         memory: Arc<dyn Memory>,
-        payload_at: u64,
+        parts: &[fabric::Part],
         counts: bool,
     ) -> Result<Arc<dyn fabric::Exported>, TransportError> {
         let how = (counts, !self.config.devices.is_empty());
-        Ok(Arc::new(served::Exported::new(&self.each(false), memory, payload_at, how)?))
+        Ok(Arc::new(served::Exported::new(&self.each(false), memory, parts, how)?))
     }
 
     fn offer(&self) -> Result<Box<dyn fabric::Offering>, TransportError> {

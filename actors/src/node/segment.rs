@@ -2,6 +2,7 @@
 //! A node has a first one and those mounted while it runs; each lives on a place of its own and can
 //! be taken down alone. It decides nothing.
 
+use super::rights;
 use super::watchdog::Watchlist;
 use super::{MemoryChoice, NodeConfig, StartError};
 use crate::announce_poller::{AnnouncePoller, PollerTruth};
@@ -383,11 +384,11 @@ async fn export(
     // Without a device nobody could claim in a log whose claims only a device counts.
     let named = wanted.is_particular() || by_nic;
     let (machine, memory) = (common.env.machine.clone(), heap.memory().clone());
-    let payload_at = heap.geometry().payloads().offset;
+    let parts = rights::of_others(heap, by_nic);
     // It takes every page: seconds per GiB.
     let registering = move || {
         let fabric = machine.fabric(&wanted)?;
-        Ok((fabric.export(memory, payload_at, by_nic)?, fabric.describe()))
+        Ok((fabric.export(memory, &parts, by_nic)?, fabric.describe()))
     };
     let registered: Result<_, TransportError> = place.beside(registering).await?;
     match registered {

@@ -13,7 +13,7 @@ use nkv_actors::message::{
     SlotEntry, SlotRef, Term, ToClient, ToOwner, Touch, TouchBatch, Up, View, Welcome, WireKeyId,
 };
 use nkv_actors::{Error, ErrorKind};
-use nkv_transport::fabric::{Answer, Offer, PairAddress, RemoteRange, Way};
+use nkv_transport::fabric::{Access, Answer, Offer, PairAddress, RemoteRange, Way};
 use nkv_transport::wire::auth::FINISH_BYTES;
 use nkv_transport::wire::{Address, FRAME_HEADER_BYTES, MAX_FRAME_BYTES};
 use serde::Serialize;
@@ -152,7 +152,8 @@ fn offer() -> Offer {
 }
 
 fn answer() -> Answer {
-    let range = RemoteRange { offset: 0, len: 1 << 20, address: 1 << 40, key: 5 };
+    let access = Access::Words;
+    let range = RemoteRange { offset: 0, len: 1 << 20, address: 1 << 40, key: 5, access };
     let way = Way { pair: pair(), ranges: vec![range], counts: true };
     Answer { ways: vec![Ok(way), Err("no way".to_string())], one_counts: true }
 }

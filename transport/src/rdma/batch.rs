@@ -331,9 +331,11 @@ impl Path {
     ) -> Result<Batch<'a>, TransportError> {
         let mut batch = Batch::new(self, None, until_ns);
         batch.add_read(0, word)?;
-        let (chain, place) = batch.room(0, 8)?;
-        let local = chain.lease.address(chain.used);
-        batch.push(Does::Write, local, Place { len: 0, ..place });
+        if let Some(to) = self.lane.ranges.iter().find(|range| range.access.writes()) {
+            let (chain, place) = batch.room(to.offset, 8)?;
+            let local = chain.lease.address(chain.used);
+            batch.push(Does::Write, local, Place { len: 0, ..place });
+        }
         batch.send()?;
         Ok(batch)
     }

@@ -5,7 +5,7 @@ mod vram;
 
 use super::*;
 use crate::Op;
-use crate::fabric::{Answer, Exported, Fabric, Offer, Served};
+use crate::fabric::{Access, Answer, Exported, Fabric, Offer, Part, Served};
 use crate::verbs::{Alive, Verbs};
 use nkv_store::AnonMemory;
 use nkv_store::clock::{BootClock, Clock};
@@ -19,7 +19,7 @@ fn fabric() -> Arc<dyn Fabric> {
 
 fn segment(fabric: &dyn Fabric) -> (Arc<dyn Memory>, Arc<dyn Exported>) {
     let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT).unwrap());
-    let exported = fabric.export(memory.clone(), SEGMENT / 2, false).unwrap();
+    let exported = fabric.export(memory.clone(), &Part::halves(SEGMENT), false).unwrap();
     (memory, exported)
 }
 
@@ -74,6 +74,40 @@ fn i10_after_a_way_is_severed_in_the_middle_of_a_write_no_byte_changes_any_more(
     }
 }
 
+/// Memory of which each part is for one use, and what each use changes where it is allowed to.
+#[test]
+fn i1_i19_what_others_may_only_read_or_count_their_devices_cannot_write() {
+    const EACH: u64 = 1 << 20;
+    let uses = [Access::Read, Access::Count, Access::Words, Access::Payload];
+    let parts = uses.map(|access| Part { len: EACH, access });
+    let fabric = fabric();
+    let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(4 * EACH).unwrap());
+    let exported = fabric.export(memory.clone(), &parts, false).unwrap();
+    for (at, access) in (0..).step_by(EACH as usize).zip(uses) {
+        let at = at + 64;
+        // Each with a way of its own: one that asked for too much is none any more.
+        let tries = |change: &dyn Fn(&dyn Verbs) -> Result<(), TransportError>| {
+            let offering = fabric.offer().unwrap();
+            let (_served, answer) = exported.accept(&offering.offer()).unwrap();
+            let verbs = offering.connect(&answer, 4 * EACH, Alive::new()).unwrap();
+            assert_eq!(verbs.load(at).unwrap(), memory.load(at).unwrap(), "{access:?} is read");
+            change(&*verbs).is_ok()
+        };
+        let counts = matches!(access, Access::Count | Access::Words);
+        assert_eq!(tries(&|v| v.write(TOKEN, at, &[7; 8])), access.writes(), "{access:?}");
+        let written = u64::from_ne_bytes([7; 8]) * u64::from(access.writes());
+        assert_eq!(memory.load(at).unwrap(), written, "{access:?}");
+        assert_eq!(tries(&|v| v.fetch_add(TOKEN, at, 1).map(drop)), counts, "{access:?}");
+        let counted = written + u64::from(counts);
+        assert_eq!(memory.load(at).unwrap(), counted, "{access:?}");
+        let swapped = tries(&|v| v.compare_swap(TOKEN, at, counted, 9).map(drop));
+        assert_eq!(swapped, counts, "{access:?}");
+        assert_eq!(memory.load(at).unwrap(), if counts { 9 } else { counted }, "{access:?}");
+    }
+    let short = fabric.export(memory, &parts[..3], false).unwrap_err().to_string();
+    assert!(short.contains("4194304 bytes"), "{short}");
+}
+
 /// A way of so many pairs whose requests are counted, and what it leads to. `turn` may change the owner's answer.
 fn counted_way(
     pairs: usize,
@@ -82,7 +116,8 @@ fn counted_way(
 ) -> Result<CountedWay, TransportError> {
     let devices = Devices::open(&FabricConfig { pairs, ..FabricConfig::default() }).unwrap();
     let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT).unwrap());
-    let exported = Fabric::export(&devices, memory.clone(), SEGMENT / 2, counts).unwrap();
+    let exported =
+        Fabric::export(&devices, memory.clone(), &Part::halves(SEGMENT), counts).unwrap();
     let offering = devices.unconnected().unwrap();
     // By one call each, so that one can be severed by itself.
     let (mut served, mut ways) = (Vec::new(), Vec::new());

@@ -2,7 +2,7 @@
 
 use super::open;
 use crate::error::TransportError;
-use crate::fabric::FabricConfig;
+use crate::fabric::{FabricConfig, Part};
 use crate::verbs::Alive;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::{AnonMemory, Memory};
@@ -28,7 +28,7 @@ pub fn loop_back(device: &str, gid_index: Option<u8>) -> Result<LoopBack, Transp
     let devices = vec![device.to_string()];
     let fabric = open(&FabricConfig { devices, gid_index, pairs: 1 })?;
     let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT)?);
-    let exported = fabric.export(memory, SEGMENT / 2, false)?;
+    let exported = fabric.export(memory, &Part::halves(SEGMENT), false)?;
     let offering = fabric.offer()?;
     let (_served, answer) = exported.accept(&offering.offer())?;
     let verbs = offering.connect(&answer, SEGMENT, Alive::new())?;

@@ -4,6 +4,7 @@
 use super::context::Context;
 use super::error::failed;
 use crate::error::TransportError;
+use crate::fabric::Access;
 use nkv_store::{Export, Memory};
 use rdma_sys as sys;
 use rdma_sys::ibv_access_flags as flag;
@@ -60,20 +61,24 @@ impl Drop for Domain {
 pub(super) enum Rights {
     /// This host's own requests only.
     Here,
-    /// Other hosts read, write and count, each access in its order.
-    Words,
-    /// Other hosts read and write, and one write may overtake another on its way to memory [I5].
-    Payload,
+    /// Other hosts.
+    Others(Access),
 }
 
 impl Rights {
     fn flags(self) -> u32 {
-        let remote = flag::IBV_ACCESS_REMOTE_READ | flag::IBV_ACCESS_REMOTE_WRITE;
-        let all = flag::IBV_ACCESS_LOCAL_WRITE;
+        let here = flag::IBV_ACCESS_LOCAL_WRITE;
+        let (read, write) = (flag::IBV_ACCESS_REMOTE_READ, flag::IBV_ACCESS_REMOTE_WRITE);
+        let atomic = flag::IBV_ACCESS_REMOTE_ATOMIC;
+        // Whatever others may change this host's end may change, by the rules of verbs.
         match self {
-            Self::Here => all,
-            Self::Words => all | remote | flag::IBV_ACCESS_REMOTE_ATOMIC,
-            Self::Payload => all | remote | flag::IBV_ACCESS_RELAXED_ORDERING,
+            Self::Here => here,
+            Self::Others(Access::Read) => read,
+            Self::Others(Access::Count) => here | read | atomic,
+            Self::Others(Access::Words) => here | read | write | atomic,
+            Self::Others(Access::Payload) => {
+                here | read | write | flag::IBV_ACCESS_RELAXED_ORDERING
+            }
         }
         .0
     }

@@ -6,7 +6,7 @@ use super::pair::Pair;
 use super::queue::Queue;
 use super::region::{Place, Registration, Rights};
 use crate::error::TransportError;
-use crate::fabric::{self, Answer, MAX_PAIRS, Offer, PairAddress, RemoteRange, Way};
+use crate::fabric::{self, Answer, MAX_PAIRS, Offer, PairAddress, Part, RemoteRange, Way};
 use nkv_store::Memory;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::threads::all_at_once;
@@ -18,9 +18,9 @@ const PATIENCE_NS: u64 = 300_000_000;
 
 /// A part of a segment, registered.
 #[derive(Debug)]
-struct Part {
+struct Known {
     offset: u64,
-    len: u64,
+    part: Part,
     address: u64,
     registered: Registration,
 }
@@ -31,8 +31,8 @@ struct Window {
     rail: u8,
     device: Arc<Device>,
     queue: Arc<Queue>,
-    // Headers and words, then payload.
-    parts: Vec<Part>,
+    // In order, without gaps.
+    parts: Vec<Known>,
 }
 
 /// A segment that other hosts may reach through this host's devices.
@@ -50,7 +50,7 @@ impl Exported {
     pub(super) fn new(
         devices: &[(u8, Arc<Device>)],
         memory: Arc<dyn Memory>,
-        payload_at: u64,
+        parts: &[Part],
         (counts, all): (bool, bool),
     ) -> Result<Self, TransportError> {
         let place = Place::of(&*memory).ok_or_else(|| {
@@ -59,20 +59,22 @@ impl Exported {
             )
         })?;
         let len = memory.len();
-        let payload_at = payload_at.min(len);
-        let parts =
-            [(0, payload_at, Rights::Words), (payload_at, len - payload_at, Rights::Payload)];
+        if parts.iter().try_fold(0u64, |end, p| end.checked_add(p.len)) != Some(len) {
+            return Err(TransportError::Protocol(format!(
+                "{parts:?} are not the {len} bytes of it"
+            )));
+        }
         let (mut windows, mut failed) = (Vec::new(), None);
         for (rail, device) in devices {
-            let mut known = Vec::new();
-            let registered = parts.into_iter().filter(|p| p.1 > 0).try_for_each(|part| {
-                let (offset, bytes, rights) = part;
-                let place = place.at(offset);
-                // SAFETY: inside the memory, which `memory` keeps for longer than the registration; others
-                // write there as the protocol allows.
+            let (mut known, mut offset) = (Vec::new(), 0);
+            let registered = parts.iter().filter(|p| p.len > 0).try_for_each(|part| {
+                let (place, rights) = (place.at(offset), Rights::Others(part.access));
+                // SAFETY: inside the memory, by the sum above, which `memory` keeps for longer than the
+                // registration; others write there as the protocol allows.
                 let registered =
-                    unsafe { Registration::new(&device.domain, place, bytes as usize, rights) }?;
-                known.push(Part { offset, len: bytes, address: place.address(), registered });
+                    unsafe { Registration::new(&device.domain, place, part.len as usize, rights) }?;
+                known.push(Known { offset, part: *part, address: place.address(), registered });
+                offset += part.len;
                 Ok(())
             });
             // Nothing is ever posted on a served pair: its queue stays empty.
@@ -123,9 +125,9 @@ impl Exported {
     }
 
     fn way(&self, n: usize, pair: &Pair) -> Way {
-        let range = |part: &Part| {
-            let Part { offset, len, address, ref registered } = *part;
-            RemoteRange { offset, len, address, key: registered.remote_key() }
+        let range = |known: &Known| {
+            let Known { offset, part: Part { len, access }, address, ref registered } = *known;
+            RemoteRange { offset, len, address, key: registered.remote_key(), access }
         };
         let window = &self.windows[n];
         Way {

@@ -120,7 +120,7 @@ pub fn rdma_spread() -> Fixture {
 
 #[cfg(feature = "rdma")]
 fn over_devices(pairs: usize) -> Fixture {
-    use nkv_transport::fabric::FabricConfig;
+    use nkv_transport::fabric::{FabricConfig, Part};
     use nkv_transport::rdma;
     let mut devices: Vec<String> = rdma::devices()
         .expect("run it by scripts/rdma-test")
@@ -138,7 +138,7 @@ fn over_devices(pairs: usize) -> Fixture {
     // Where there are two, each leads to the other.
     let (fabric, other) = (open(false), open(true));
     // In the middle of what is tested: an operation may lie on both sides.
-    let exported = fabric.export(memory.clone(), SEGMENT_BYTES / 2, false).unwrap();
+    let exported = fabric.export(memory.clone(), &Part::halves(SEGMENT_BYTES), false).unwrap();
     let offering = other.offer().unwrap();
     let (served, answer) = exported.accept(&offering.offer()).unwrap();
     let alive = Alive::new();

@@ -181,7 +181,7 @@ fn between(client: &[&str], owner: &[&str], counts: bool) -> Result<Vec<String>,
     };
     let owner = open(&config(owner)).unwrap();
     let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT).unwrap());
-    let exported = owner.export(memory, SEGMENT / 2, counts).unwrap();
+    let exported = owner.export(memory, &Part::halves(SEGMENT), counts).unwrap();
     let offering = open(&config(client)).unwrap().offer().unwrap();
     let (_served, answer) = exported.accept(&offering.offer())?;
     let verbs = offering.connect(&answer, SEGMENT, Alive::new())?;

@@ -56,7 +56,7 @@ impl Memory for Vram {
 #[test]
 fn a_dma_buf_that_is_not_taken_is_registered_by_its_address() {
     let (fabric, memory) = (fabric(), Vram::said_to_be_at(|host| host));
-    let exported = fabric.export(memory.clone(), SEGMENT / 2, false).unwrap();
+    let exported = fabric.export(memory.clone(), &Part::halves(SEGMENT), false).unwrap();
     let (verbs, _served) = way(&*fabric, &*exported);
     let value: Vec<u8> = (0..100_000u32).map(|i| i as u8).collect();
     verbs.write(TOKEN, SEGMENT / 2 - 50_000, &value).unwrap();
@@ -67,8 +67,10 @@ fn a_dma_buf_that_is_not_taken_is_registered_by_its_address() {
 
 #[test]
 fn memory_that_is_taken_in_neither_way_is_an_error_that_says_both() {
-    let e =
-        fabric().export(Vram::said_to_be_at(|_| 4096), SEGMENT / 2, false).unwrap_err().to_string();
+    let e = fabric()
+        .export(Vram::said_to_be_at(|_| 4096), &Part::halves(SEGMENT), false)
+        .unwrap_err()
+        .to_string();
     for part in ["ibv_reg_dmabuf_mr", "Linux 5.12", "nvidia-peermem", "4194304 bytes for rxe0"] {
         assert!(e.contains(part), "no {part} in: {e}");
     }

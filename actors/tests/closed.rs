@@ -1,0 +1,125 @@
+//! A handle that was closed does nothing any more: every verb says so, and no key is reserved by it.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod embedding;
+
+use embedding::log::{attached, gauges, logged, with_log};
+use embedding::{bytes, client_by, config, eventually};
+use nkv_actors::message::PutOptions;
+use nkv_actors::{Client, ClientConfig, Cluster, Error, ErrorKind, TransportChoice};
+use std::time::Duration;
+
+fn says_closed<T: std::fmt::Debug>(verb: &str, done: Result<T, Error>) {
+    let e = done.expect_err(verb);
+    let closed = e.kind == ErrorKind::Disconnected && e.message.contains("is closed");
+    assert!(closed, "{verb}: {e}");
+}
+
+/// An owner takes a moment to end what was given up.
+async fn is_free(client: &Client, key: &[u8]) {
+    let put = async || client.put(key, b"mine", &PutOptions::default()).await.is_ok();
+    eventually("its key is free", put).await;
+}
+
+async fn no_verb_works(client: &Client) {
+    let (k, v, plain) = (&b"k"[..], &bytes(9_000, 1)[..], PutOptions::default());
+    let mut buffer = vec![0; 9_000];
+    says_closed("put", client.put(k, v, &plain).await);
+    says_closed("put into a log", client.put(k, v, &logged(0)).await);
+    says_closed("put_many", client.put_many(&[(k, v)], &plain).await.remove(0));
+    says_closed("open_for_write", client.open_for_write(k, 1, &plain).await);
+    says_closed("commit", client.commit(k).await);
+    says_closed("get", client.get(k).await);
+    says_closed("get_into", client.get_into(k, &mut buffer).await);
+    says_closed("get_many_into", client.get_many_into(&mut [(k, &mut buffer)]).await.remove(0));
+    says_closed("get_view", client.get_view(k).await);
+    says_closed("lookup_near", client.lookup_near(&[k], &mut [false]));
+    says_closed("exists", client.exists(&[k], false).await);
+    says_closed("match_prefix", client.match_prefix(&[k]).await);
+    says_closed("get_location", client.get_location(k).await);
+    says_closed("remove", client.remove(k).await);
+    says_closed("remove_many", client.remove_many(&[k]).await.remove(0));
+    says_closed("remove_matching", client.remove_matching("").await);
+    says_closed("remove_all", client.remove_all().await);
+    says_closed("list", client.list(None, None, 0).await);
+    says_closed("stats", client.stats().await);
+    says_closed("view", client.view().await);
+    says_closed("evict_until_below", client.evict_until_below(0.0).await);
+    says_closed("mount_segment", client.mount_segment(0, 1 << 20).await);
+    let limit = Duration::from_secs(1);
+    says_closed("unmount_segment", client.unmount_segment(0, 1, limit).await);
+    says_closed("flush", client.flush().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handle_that_is_closed_ends_every_verb_and_reserves_nothing() {
+    let cluster = Cluster::start(1, with_log("closed")).await.unwrap();
+    let other = client_by(&cluster, TransportChoice::Auto).await;
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let client = attached(&cluster, transport).await;
+        client.put(b"there", &bytes(9_000, 2), &PutOptions::default()).await.unwrap();
+        let meta = client.get_location(b"there").await.unwrap();
+        let writing = client.open_for_write(b"writing", 10, &PutOptions::default()).await.unwrap();
+        client.clone().close().await;
+        let before = other.stats().await.unwrap();
+        let claimed = gauges(&cluster, 0).log_claimed_bytes;
+        no_verb_works(&client).await;
+        says_closed("read_into", client.read_into(&meta, &mut [0; 9_000]).await);
+        says_closed("write_from", writing.write_from(0, &[1; 10]));
+        says_closed("publish", writing.publish().await);
+        client.close().await;
+        let after = other.stats().await.unwrap();
+        assert_eq!(after.master.opened, before.master.opened, "no plan was granted to it");
+        assert_eq!(gauges(&cluster, 0).log_claimed_bytes, claimed, "nor did it claim");
+        is_free(&other, b"k").await;
+        is_free(&other, b"writing").await;
+        other.remove_all().await.unwrap();
+    }
+    cluster.stop().await;
+}
+
+/// It waits for room when its handle is closed; had it been granted then, its key would be taken.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_put_that_is_asking_when_its_handle_closes_reserves_nothing() {
+    let cluster = Cluster::start(1, config("closed-asking")).await.unwrap();
+    let other = client_by(&cluster, TransportChoice::Auto).await;
+    // So much is taken by plans that nothing makes room.
+    let held = other.open_for_write(b"held", 6 << 20, &PutOptions::default()).await.unwrap();
+    let job = cluster.node(0).config().job.clone();
+    let client = ClientConfig { job, ..ClientConfig::default() };
+    let client = Client::connect(&cluster.node(0).info().control, client).await.unwrap();
+    let asking = {
+        let client = client.clone();
+        tokio::spawn(async move {
+            client.put(b"k", &bytes(4 << 20, 1), &PutOptions::default()).await.unwrap_err()
+        })
+    };
+    let (waiting, probe) = (async || other.stats().await.unwrap().waiting == 1, client.clone());
+    eventually("it waits for room", waiting).await;
+    let closing = tokio::spawn(async move { client.close().await });
+    eventually("its handle closes", async || probe.exists(&[b"k"], false).await.is_err()).await;
+    held.abort().await.unwrap();
+    closing.await.unwrap();
+    let given_back = async || other.stats().await.unwrap().plans_open == 0;
+    eventually("what was granted is given back", given_back).await;
+    is_free(&other, b"k").await;
+    let e = asking.await.unwrap();
+    assert_eq!(e.kind, ErrorKind::Disconnected, "{e}");
+    cluster.stop().await;
+}
+
+#[test]
+fn a_closed_handle_of_a_thread_says_so_too() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let cluster = runtime.block_on(Cluster::start(1, config("closed-thread"))).unwrap();
+    let client = runtime.block_on(client_by(&cluster, TransportChoice::Auto));
+    let handle = client.blocking().unwrap();
+    handle.put(b"k", b"v", &PutOptions::default()).unwrap();
+    handle.close();
+    says_closed("put", handle.put(b"l", b"v", &PutOptions::default()));
+    says_closed("get", handle.get(b"k"));
+    says_closed("get_into", handle.get_into(b"k", &mut [0; 9]));
+    says_closed("get_view", handle.get_view(b"k"));
+    says_closed("remove_many", handle.remove_many(&[b"k"]).remove(0));
+    runtime.block_on(cluster.stop());
+}
