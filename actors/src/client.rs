@@ -9,6 +9,7 @@ mod contact;
 pub(crate) mod control;
 mod counters;
 mod find;
+pub(crate) mod keys;
 mod listing;
 mod locations;
 mod lookup;
@@ -42,9 +43,10 @@ use buffers::Buffers;
 use contact::contact;
 use control::{ControlPool, MasterPath};
 use counters::{Messages, Reads, Times, Writes};
+use keys::HandleKeys;
 use locations::Locations;
-use nkv_store::Key;
 use nkv_store::fork::MadeIn;
+use nkv_store::{Key, KeyHasher};
 use nkv_transport::fabric::FabricConfig;
 use nkv_transport::wire::Address;
 use nkv_transport::wire::auth::{Credentials, Secret};
@@ -108,6 +110,7 @@ pub struct Shared {
     pub(crate) env: Environment,
     pub(crate) config: ClientConfig,
     pub(crate) credentials: Credentials,
+    pub(crate) keys: HandleKeys,
     pub(crate) producer_id: u64,
     pub(crate) plans: Arc<OpenPlans>,
     // Held once more for each word about abandoned plans that is on its way.
@@ -244,6 +247,7 @@ pub(crate) struct Parts {
     pub env: Environment,
     pub config: ClientConfig,
     pub credentials: Credentials,
+    pub hasher: KeyHasher,
     pub settings: Settings,
     pub view: View,
     pub path: MasterPath,
@@ -283,6 +287,7 @@ impl Client {
             env,
             config,
             credentials,
+            hasher: found.hasher,
             settings: found.settings,
             view: found.view,
             path: MasterPath::Remote(Arc::new(Mutex::new(addresses))),
@@ -298,14 +303,16 @@ impl Client {
     pub(crate) fn from_parts(p: Parts) -> Self {
         // Who wants tcp even where memory could be shared gets no ring either.
         let rings = p.config.transport != TransportChoice::Tcp;
-        let pool =
-            ControlPool::new(p.env.net.clone(), p.path, p.credentials.clone(), p.producer_id)
-                .with_rings(rings);
+        let keys = HandleKeys::new(p.hasher);
+        let means = (p.credentials.clone(), keys.clone());
+        let pool = ControlPool::new(p.env.net.clone(), p.path, means, p.producer_id);
+        let pool = pool.with_rings(rings);
         let shared = Shared {
             buffers: Buffers::new(p.config.get_pool_bytes),
             env: p.env,
             config: p.config,
             credentials: p.credentials,
+            keys,
             producer_id: p.producer_id,
             plans: Arc::default(),
             abandoning: Arc::default(),

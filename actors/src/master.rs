@@ -28,10 +28,10 @@ use batch::Batches;
 use hashbrown::{HashMap, HashSet};
 use index::Index;
 use matching::{Round, Rounds};
-use nkv_store::KeyId;
 use nkv_store::Random;
 use nkv_store::clock::Clock;
 use nkv_store::log_lines::LogLines;
+use nkv_store::{KeyHasher, KeyId};
 use objects::{Entry, IdentityState, PlanInfo};
 use open::Waiting;
 use placement::Book;
@@ -60,6 +60,8 @@ pub struct MasterTruth {
     pub ttl_ms: u64,
     /// How long an open waits for room; 0 is max(3 Q, 250 ms).
     pub full_wait_ms: u64,
+    /// What makes the identities of the job's keys [I16].
+    pub hasher: KeyHasher,
     /// What clients are told.
     pub settings: Settings,
     /// Links, views, producers.

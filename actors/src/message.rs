@@ -18,7 +18,7 @@ mod segments;
 mod stats;
 
 pub use bounds::{MAX_TEXT_BYTES, MAX_TIME_MS};
-pub use hello::{AttachBy, Hello, Purpose, Refusal, Settings, Welcome};
+pub use hello::{AttachBy, HasherKey, Hello, Purpose, Refusal, Settings, Welcome};
 pub use link::{
     Down, EndCause, PlanOpened, Served, SlotContent, SlotEntry, ToClient, ToOwner, Touch,
     TouchBatch, Up, Via,
@@ -32,7 +32,7 @@ pub use segments::{
 pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 12;
+pub const MESSAGES_VERSION: u32 = 13;
 /// Keys or items in one batch message.
 pub const MAX_BATCH: usize = 65_536;
 /// Places that a call looks at for one key, one after the other, before it gives up.
@@ -76,7 +76,7 @@ pub struct SlotRef {
 pub struct WireKeyId {
     /// xxh64.
     pub hash: u64,
-    /// Low half of XXH3-128.
+    /// SipHash-2-4 under the key of the job.
     pub check: u64,
 }
 

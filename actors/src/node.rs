@@ -28,6 +28,7 @@ use crate::place::OwnedPlace;
 use crate::producer::Producer;
 use futures_util::future::join_all;
 use mount::{QUIET_LIMIT_MS, until};
+use nkv_store::KeyHasher;
 use nkv_store::fork::OfItsProcess;
 use nkv_transport::wire::auth::Credentials;
 use segment::{JoinedAs, Reins, SegmentHost, SocketFile};
@@ -109,6 +110,11 @@ impl Node {
     /// What this node proves to others and demands of them.
     pub fn credentials(&self) -> &Credentials {
         self.segments.common.guard.credentials()
+    }
+
+    /// What makes the identities of the job's keys [I16].
+    pub fn hasher(&self) -> KeyHasher {
+        self.segments.common.hasher
     }
 
     /// The effective configuration.

@@ -20,6 +20,7 @@ use crate::message::{
     Down, OwnerGauges, PlanId, PlanOpened, PlanRef, SlotRef, Term, TouchBatch, Up,
 };
 use attachments::AttachId;
+use nkv_store::KeyHasher;
 use nkv_store::arena::Extent;
 use nkv_store::clock::Clock;
 use nkv_store::heap::Heap;
@@ -46,6 +47,8 @@ pub struct OwnerTruth {
     pub heap: Heap,
     /// Plans, keys, grants, attachments, gauges.
     pub tables: Arc<OwnerTables>,
+    /// What makes the identities of the job's keys [I16].
+    pub hasher: KeyHasher,
     /// The way to the master.
     pub uplink: Arc<Uplink>,
     /// Told of what becomes live and what ceases to be.

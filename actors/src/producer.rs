@@ -148,6 +148,7 @@ fn attaching(shared: &Shared, info: RankInfo) -> Attaching {
     Attaching {
         env: shared.env.clone(),
         credentials: shared.credentials.clone(),
+        hasher: shared.keys.now(),
         producer: shared.producer_id,
         claims: (info.log_slots > 0).then(|| shared.env.claims.of(incarnation)),
         info,

@@ -25,6 +25,7 @@ use crate::owner::{LogClear, PlanDropped, TermObeyed, Touches};
 use crate::place::Place;
 use crate::race::race;
 use doors::Door;
+use nkv_store::KeyHasher;
 use nkv_store::clock::Clock;
 use nkv_store::log_lines::LogLines;
 use nkv_store::random::Random;
@@ -64,6 +65,8 @@ pub struct Server {
     pub job: String,
     /// Whom it lets in.
     pub guard: Arc<Guard>,
+    /// What makes the identities of the job's keys [I16].
+    pub hasher: KeyHasher,
     /// This rank.
     pub rank: u32,
     /// The master, on rank 0.

@@ -6,7 +6,7 @@ use nkv_actors::message::{
     Hello, MESSAGES_VERSION, Purpose, RankInfo, Refusal, SeenView, Term, Welcome,
 };
 use nkv_actors::{Credentials, Node, NodeConfig};
-use nkv_transport::wire::auth::{Channel, prove};
+use nkv_transport::wire::auth::{Channel, Means, prove};
 use nkv_transport::wire::{
     Address, BoxStream, MAX_FRAME_BYTES, Net, OsNet, read_frame, write_frame,
 };
@@ -99,6 +99,12 @@ impl Rank0 {
     /// What rank 0 answers to a member that describes itself so.
     async fn hello(&mut self, info: RankInfo, siblings: Vec<(u32, u64)>) -> Welcome {
         let mut stream = self.connect().await;
+        // It has the cookie, and hashes keys as the job does.
+        let Ok(Means::Cookie(cookie)) = Credentials::of_client(&self.job, None).on_tcp() else {
+            panic!("no cookie of a job that listens");
+        };
+        let key_fingerprint = cookie.key_hasher(&self.job).fingerprint();
+        let info = RankInfo { key_fingerprint, ..info };
         let (obeyed, seen) = (Term::default(), SeenView::default());
         let purpose = Purpose::Rank { info: Box::new(info), obeyed, holds: false, seen, siblings };
         let hello = Hello { version: MESSAGES_VERSION, job: self.job.clone(), purpose };
@@ -139,6 +145,7 @@ fn largest() -> RankInfo {
         arena_offset,
         arena_bytes,
         nic_atomics: false,
+        key_fingerprint: 0,
         quarantine_ms: 5,
         prefault: false,
         http: None,

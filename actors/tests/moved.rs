@@ -8,7 +8,7 @@ use embedding::log::{at_rest, gauges, logged, with_log};
 use embedding::{bytes, client_by, eventually, on};
 use nkv_actors::message::{Existence, ObjMeta};
 use nkv_actors::{Client, Cluster, ErrorKind, TransportChoice};
-use nkv_store::KeyId;
+use nkv_store::key::key_hash;
 use nkv_store::layout::{OWNER_OFF, flag, low, word};
 use nkv_store::{Memory, shm};
 
@@ -44,7 +44,7 @@ async fn is_put_anew(cluster: &Cluster, client: &Client, key: &[u8], rank: u32) 
 fn keys_of(rank: u32) -> [Vec<u8>; 2] {
     let key = |named: bool| {
         let mut keys = (0u32..).map(|n| format!("{rank}/{n}").into_bytes());
-        keys.find(|k| (KeyId::of(k).hash % u64::from(RANKS) == u64::from(rank)) == named).unwrap()
+        keys.find(|k| (key_hash(k) % u64::from(RANKS) == u64::from(rank)) == named).unwrap()
     };
     [key(true), key(false)]
 }

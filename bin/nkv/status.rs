@@ -168,6 +168,7 @@ mod tests {
             arena_bytes: 1 << 20,
             prefault: true,
             nic_atomics: false,
+            key_fingerprint: 1,
             quarantine_ms: 50,
         }
     }

@@ -7,13 +7,14 @@ use nkv_store::clock::{BootClock, Clock};
 use nkv_store::index::Index;
 use nkv_store::object::Publication;
 use nkv_store::reader::Reader;
-use nkv_store::{Extent, Heap, HeapConfig, KeyId, SegmentName, Slots, random_u64, shm};
+use nkv_store::{Extent, Heap, HeapConfig, KeyHasher, KeyId, SegmentName, Slots, random_u64, shm};
 use std::hint::black_box;
 
 const OBJECTS: u32 = 1_000_000;
 const UNIT: u64 = 4096;
 const BATCH: usize = 128;
 const PASSES: usize = 5;
+const KEYS: KeyHasher = KeyHasher::new([7; 16]);
 
 fn name(there: bool, index: u32) -> [u8; 32] {
     let mut name = [b'.'; 32];
@@ -30,7 +31,7 @@ fn filled(config: &HeapConfig) -> Reader {
     let g = *heap.geometry();
     for slot in 0..OBJECTS {
         let extent = Extent { offset: g.arena.offset + u64::from(slot) * UNIT, len: UNIT };
-        let key = KeyId::of(&name(true, slot));
+        let key = KEYS.id(&name(true, slot));
         slots.open(slot, 1, extent).unwrap();
         let object = Publication::new((g.header_off(slot), 1), key, (1, 8), extent.offset, 8);
         for op in object.announce().iter_mut().chain(&mut object.publish()) {
@@ -54,7 +55,7 @@ fn main() {
         for names in names.chunks(BATCH).cycle().take(names.len() / BATCH * PASSES) {
             let start = BootClock.now_ns();
             let mut ids = [KeyId { hash: 0, check: 0 }; BATCH];
-            ids.iter_mut().zip(names).for_each(|(id, name)| *id = KeyId::of(name));
+            ids.iter_mut().zip(names).for_each(|(id, name)| *id = KEYS.id(name));
             let mut hits = [None; BATCH];
             reader.find_many(&ids[..names.len()], &mut hits[..names.len()]);
             times.push((BootClock.now_ns() - start) as f64 / names.len() as f64);

@@ -1,8 +1,10 @@
-//! Keys and their 128-bit identity [I16]. Two keys never share an object: xxh64 (the source
-//! document's `key_hash`) and the low half of XXH3-128 must both agree, and the master also keeps
-//! the key string itself.
+//! Keys and their 128-bit identity [I16]: xxh64 (the source document's `key_hash`), which everybody can
+//! compute and which routes, and beside it SipHash-2-4 under a key of the job. Two keys with one xxh64
+//! are made at will; whoever does not know the job's key cannot make two with one identity. The master
+//! compares the key strings as well.
 
 use crate::error::StoreError;
+use siphasher::sip::SipHasher24;
 
 /// Longest key in bytes.
 pub const MAX_KEY_BYTES: usize = 1024;
@@ -10,17 +12,68 @@ pub const MAX_KEY_BYTES: usize = 1024;
 /// 128-bit identity of a key: what headers, indexes and caches compare.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyId {
-    /// xxh64 of the key, seed 0.
+    /// [`key_hash`] of the key.
     pub hash: u64,
-    /// Low 64 bits of XXH3-128 of the key, seed 0.
+    /// [`KeyHasher::check`] of the key: it differs from job to job.
     pub check: u64,
 }
 
-impl KeyId {
-    /// Identity of the key bytes.
-    pub fn of(key: &[u8]) -> Self {
-        let check = xxhash_rust::xxh3::xxh3_128(key) as u64;
-        Self { hash: xxhash_rust::xxh64::xxh64(key, 0), check }
+/// xxh64 of a key, seed 0: the half of its identity that is the same in every job, and names the rank
+/// that a put goes to.
+#[inline]
+pub fn key_hash(key: &[u8]) -> u64 {
+    xxhash_rust::xxh64::xxh64(key, 0)
+}
+
+/// Bytes of the key of a [`KeyHasher`].
+pub const HASHER_KEY_BYTES: usize = 16;
+
+/// Makes the identities of one job's keys. All members of a job have the same one; several jobs in one
+/// process have one each.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct KeyHasher {
+    key: [u8; HASHER_KEY_BYTES],
+}
+
+impl KeyHasher {
+    /// Hashed for [`Self::fingerprint`].
+    const LABEL: &[u8] = b"nkv: fingerprint of the key that hashes keys";
+
+    /// Under this key, which only the job's members may know.
+    pub const fn new(key: [u8; HASHER_KEY_BYTES]) -> Self {
+        Self { key }
+    }
+
+    /// Identity of a key.
+    #[inline]
+    pub fn id(&self, key: &[u8]) -> KeyId {
+        KeyId { hash: key_hash(key), check: self.check(key) }
+    }
+
+    /// SipHash-2-4 of a key under the job's key.
+    #[inline]
+    pub fn check(&self, key: &[u8]) -> u64 {
+        SipHasher24::new_with_key(&self.key).hash(key)
+    }
+
+    /// Equal where the keys are; it says nothing else about them, and may be shown.
+    pub fn fingerprint(&self) -> u64 {
+        self.check(Self::LABEL)
+    }
+
+    /// The key itself, for a member that must be told it.
+    pub fn key(&self) -> [u8; HASHER_KEY_BYTES] {
+        self.key
+    }
+}
+
+/// Of the tests in this crate.
+#[cfg(test)]
+pub(crate) const KEYS: KeyHasher = KeyHasher::new([7; HASHER_KEY_BYTES]);
+
+impl std::fmt::Debug for KeyHasher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "KeyHasher(fingerprint {:016x})", self.fingerprint())
     }
 }
 
@@ -52,11 +105,6 @@ impl Key {
     /// The key's bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
-    }
-
-    /// Its 128-bit identity.
-    pub fn id(&self) -> KeyId {
-        KeyId::of(&self.0)
     }
 }
 
@@ -90,12 +138,48 @@ mod tests {
         assert!(Key::new(&[0; 1025]).is_err());
     }
 
+    /// The key of the published vectors: 00 01 02 ... 0f.
+    const PUBLISHED: KeyHasher =
+        KeyHasher::new([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
+
     #[test]
-    fn i16_identity_is_the_two_published_hashes() {
-        // Reference values of xxh64("") is irrelevant (empty keys are refused); "a" is published.
-        let id = KeyId::of(b"a");
+    fn i16_the_check_is_siphash_2_4_and_the_hash_xxh64_as_published() {
+        // The vectors of the reference implementation: inputs 00 01 ... of that many bytes.
+        for (len, vector) in [
+            (0, 0x726f_db47_dd0e_0e31),
+            (1, 0x74f8_39c5_93dc_67fd),
+            (7, 0xab02_00f5_8b01_d137),
+            (8, 0x93f5_f579_9a93_2462),
+            // The example of the paper.
+            (15, 0xa129_ca61_49be_45e5),
+            (63, 0x958a_324c_eb06_4572_u64),
+        ] {
+            let input: Vec<u8> = (0..len).collect();
+            assert_eq!(PUBLISHED.check(&input), vector, "{len} bytes");
+        }
+        let id = PUBLISHED.id(b"a");
         assert_eq!(id.hash, 0xd24e_c4f1_a98c_6e5b);
-        assert_eq!(id.check, xxhash_rust::xxh3::xxh3_128(b"a") as u64);
-        assert_ne!(KeyId::of(b"a"), KeyId::of(b"b"));
+        assert_eq!(id.check, PUBLISHED.check(b"a"));
+    }
+
+    #[test]
+    fn i16_another_job_has_other_checks_and_the_same_hashes() {
+        let other = KeyHasher::new([7; HASHER_KEY_BYTES]);
+        for key in [&b"a"[..], b"b", &[0; 1024]] {
+            assert_ne!(PUBLISHED.check(key), other.check(key));
+            assert_eq!(PUBLISHED.id(key).hash, other.id(key).hash);
+        }
+        assert_ne!(PUBLISHED.fingerprint(), other.fingerprint());
+        assert_eq!(PUBLISHED, KeyHasher::new(PUBLISHED.key()));
+    }
+
+    #[test]
+    fn i16_a_hasher_does_not_show_its_key() {
+        let shown = format!("{PUBLISHED:?} {PUBLISHED:#?}");
+        let fingerprint = format!("{:016x}", PUBLISHED.fingerprint());
+        assert_eq!(shown.matches(&fingerprint).count(), 2, "{shown}");
+        for part in ["0001020304", "0, 1, 2", "[0", "0706050403020100"] {
+            assert!(!shown.contains(part), "{shown}");
+        }
     }
 }

@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// First bytes of the extension block: "nkvheap1".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"nkvheap1");
 /// Version of everything in this file. A reader refuses any other.
-pub const LAYOUT_VERSION: u32 = 3;
+pub const LAYOUT_VERSION: u32 = 4;
 /// Bytes reserved for [`HeapCtl`] and [`HeapExt`] at offset 0.
 pub const CTL_BYTES: u64 = 4096;
 /// Bytes of one header slot.
@@ -185,7 +185,7 @@ pub struct ObjHeader {
     pub payload_base: u64,
     /// Logical bytes. Producer.
     pub bytes_total: u64,
-    /// Low half of XXH3-128 of the key. Producer.
+    /// SipHash-2-4 of the key under the key of the job [I16]. Producer.
     pub key_check: u64,
     /// Publish word: state in the low half, epoch in the high half. Producer of that epoch.
     pub publish: u64,
@@ -227,7 +227,7 @@ pub struct Announce {
     pub page_size: u32,
     /// Logical bytes.
     pub bytes_total: u64,
-    /// Low half of XXH3-128 of the key.
+    /// SipHash-2-4 of the key under the key of the job [I16].
     pub key_check: u64,
     /// Written last, by an ordered write of its own.
     pub seq: u64,

@@ -44,7 +44,7 @@ pub use error::StoreError;
 pub use evict::{Policy, PolicyKind, Watermarks};
 pub use heap::{Geometry, Heap, HeapConfig};
 pub use incarnation::{boot_id, new_incarnation, random_u64};
-pub use key::{Key, KeyId};
+pub use key::{Key, KeyHasher, KeyId};
 pub use memory::{AnonMemory, Export, Memory};
 pub use object::{Expect, Slots, Unreadable};
 pub use random::{OsRandom, Random};

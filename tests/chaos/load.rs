@@ -7,7 +7,7 @@ use super::board::{
 use super::content;
 use super::random::Random;
 use nkv::message::{Existence, PutOptions};
-use nkv::store::KeyId;
+use nkv::store::key::key_hash;
 use nkv::{Address, Client, ClientConfig, Error, ErrorKind, TransportChoice};
 use std::sync::Arc;
 use std::time::Duration;
@@ -211,7 +211,7 @@ impl Worker {
             device_alloc: Some(by_log),
         };
         // Should it not be known afterwards where the object lies.
-        let owner = preferred.unwrap_or((KeyId::of(&key).hash % u64::from(self.ranks)) as u32);
+        let owner = preferred.unwrap_or((key_hash(&key) % u64::from(self.ranks)) as u32);
         let mark = self.board.logs.mark_now(owner).filter(|_| by_log);
         let (before, what) = (self.board.doomed(), shown(&key));
         let put = self.client.put(&key, &bytes, &opts);

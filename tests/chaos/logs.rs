@@ -3,10 +3,11 @@
 
 use nkv::message::{ObjMeta, View};
 use nkv::store::device_log::{BUMP_PTR_OFF, LogGeometry};
+use nkv::store::key::key_hash;
 use nkv::store::layout::{ObjHeader, PUBLISH_OFF};
 use nkv::store::memory::Memory;
 use nkv::store::object::writing;
-use nkv::store::{KeyId, shm};
+use nkv::store::shm;
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -93,7 +94,7 @@ impl Logs {
     /// position and bytes.
     pub fn half_written(&self, rank: u32, key: &[u8], back: u64) -> Option<(u64, u64)> {
         let incarnation = *self.lock().latest.get(&rank)?;
-        self.of(incarnation)?.half_written(KeyId::of(key), back)
+        self.of(incarnation)?.half_written(key_hash(key), back)
     }
 
     /// True while the claim at a position is still being written.
@@ -114,13 +115,13 @@ impl Mapped {
         self.memory.load(at + PUBLISH_OFF).ok()
     }
 
-    fn half_written(&self, key: KeyId, back: u64) -> Option<(u64, u64)> {
+    fn half_written(&self, hash: u64, back: u64) -> Option<(u64, u64)> {
         let (end, unit) = (self.claimed(), self.log.unit());
         let mut p = end.saturating_sub(back) / unit * unit;
         while p < end {
             let at = self.log.header_off(self.log.slot(p));
             if self.publish(p) == self.log.epoch(p).map(writing)
-                && self.memory.load(at).ok() == Some(key.hash)
+                && self.memory.load(at).ok() == Some(hash)
             {
                 let bytes_total = self.memory.load(at + BYTES_OFF).ok()?;
                 return Some((p, self.log.claim_bytes(bytes_total)?));

@@ -7,10 +7,11 @@ use super::ids::{Ids, VALUE_BYTES, fill, id_of, key};
 use nkv::message::PutOptions;
 use nkv::store::clock::{BootClock, Clock};
 use nkv::store::device_log::{BUMP_PTR_OFF, LogGeometry};
+use nkv::store::key::key_hash;
 use nkv::store::layout::{PUBLISH_OFF, epoch_of};
 use nkv::store::memory::Memory;
 use nkv::store::object::{dead, ready, writing};
-use nkv::store::{KeyId, shm};
+use nkv::store::shm;
 use nkv::{Blocking, ObjectView, TransportChoice};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -224,7 +225,7 @@ impl Observer {
         let hash = self.memory.load(at).unwrap();
         // Still what it was: nobody wrote over it meanwhile [I9].
         let still = self.memory.load(at + PUBLISH_OFF).unwrap() == publish;
-        if !still || value != right || hash != KeyId::of(&key(id)).hash {
+        if !still || value != right || hash != key_hash(&key(id)) {
             self.seen.damaged += 1;
         }
         Shown::Ready(id)

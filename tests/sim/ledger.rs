@@ -13,6 +13,7 @@ mod logs;
 pub use excuse::Roster;
 
 use crate::content::{PutId, value};
+use crate::plan::{JOB, secret};
 use crate::process::Pid;
 use crate::trace::Trace;
 use crate::truth::Cause;
@@ -223,8 +224,9 @@ impl Book {
 impl Ledger {
     pub fn new(keys: &[Vec<u8>], trace: Trace) -> Self {
         let mut book = Book::default();
+        let hasher = secret().key_hasher(JOB);
         for (i, name) in keys.iter().enumerate() {
-            book.by_id.insert(KeyId::of(name), i);
+            book.by_id.insert(hasher.id(name), i);
             book.keys.push(Key { name: name.clone(), ..Key::default() });
         }
         Self { book: Mutex::new(book), trace }

@@ -4,6 +4,7 @@
 use crate::error::{Error, Result};
 use crate::greeting::{Unanswered, hello};
 use crate::message::{Purpose, Refusal, Settings, View, Welcome};
+use nkv_store::KeyHasher;
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{Address, Net};
 use std::io;
@@ -13,6 +14,7 @@ use std::time::Duration;
 /// What a first contact tells.
 #[derive(Debug)]
 pub(crate) struct Contact {
+    pub hasher: KeyHasher,
     pub view: View,
     pub settings: Settings,
     pub master: Vec<Address>,
@@ -37,8 +39,9 @@ pub(crate) async fn contact(
                 Welcome::Client { master: Some(next), .. } => {
                     at = named.get_or_init(|| next).clone();
                 }
-                Welcome::Client { master: None, view, settings, .. } => {
-                    return Ok(Contact { view, settings, master: vec![at] });
+                Welcome::Client { master: None, view, settings, hasher, .. } => {
+                    let hasher = KeyHasher::new(hasher.0);
+                    return Ok(Contact { hasher, view, settings, master: vec![at] });
                 }
                 Welcome::Refused { why } => {
                     return Err(match named.get() {

@@ -3,12 +3,14 @@
 //! but the caller. To a master on this host a connection is a ring where it can be.
 
 use super::Shared;
+use super::keys::HandleKeys;
 use crate::cell::CellAddr;
 use crate::error::{Error, ErrorKind, Result};
 use crate::greeting::hello;
 use crate::master::{Ask, Master, Members, WATCH_LIMIT};
 use crate::message::{Purpose, Request, Response, Welcome};
 use crate::rare::RareAtClient;
+use nkv_store::KeyHasher;
 use nkv_store::fork::OfItsProcess;
 use nkv_transport::ring::{self, Waiting};
 use nkv_transport::wire::auth::Credentials;
@@ -60,6 +62,7 @@ pub(crate) struct ControlPool {
     net: Arc<dyn Net>,
     path: MasterPath,
     credentials: Credentials,
+    keys: HandleKeys,
     producer: u64,
     // The end of a socket takes it out of an event loop that a forked child shares with its parent.
     idle: OfItsProcess<Mutex<Vec<Conn>>>,
@@ -87,13 +90,14 @@ impl ControlPool {
     pub(crate) fn new(
         net: Arc<dyn Net>,
         path: MasterPath,
-        credentials: Credentials,
+        (credentials, keys): (Credentials, HandleKeys),
         producer: u64,
     ) -> Self {
         Self {
             net,
             path,
             credentials,
+            keys,
             producer,
             idle: OfItsProcess::default(),
             next_id: AtomicU64::new(1),
@@ -105,9 +109,9 @@ impl ControlPool {
 
     /// Another pool to the same master, for another runtime.
     pub(crate) fn another(&self) -> Self {
-        let again = (self.net.clone(), self.path.clone(), self.credentials.clone(), self.producer);
-        let rings = self.rings.load(Ordering::Relaxed);
-        let fresh = Self::new(again.0, again.1, again.2, again.3).with_rings(rings);
+        let means = (self.credentials.clone(), self.keys.clone());
+        let fresh = Self::new(self.net.clone(), self.path.clone(), means, self.producer);
+        let fresh = fresh.with_rings(self.rings.load(Ordering::Relaxed));
         Self { rare: self.rare.clone(), ..fresh }
     }
 
@@ -252,6 +256,9 @@ impl ControlPool {
     async fn connect_to(&self, address: &Address, ring: bool) -> Result<Conn> {
         let purpose = Purpose::Client { producer: self.producer, ring };
         let (stream, welcome) = hello(&*self.net, address, &self.credentials, purpose).await?;
+        if let Welcome::Client { hasher, .. } = &welcome {
+            self.keys.keep(KeyHasher::new(hasher.0));
+        }
         let stream = match welcome {
             Welcome::Client { master: None, ring: None, .. } => stream,
             Welcome::Client { master: None, ring: Some(lane_bytes), .. } => {

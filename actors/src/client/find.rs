@@ -77,6 +77,12 @@ impl Tried {
 }
 
 impl Client {
+    /// The identities of keys, as the job that this handle is connected to makes them.
+    pub(super) fn ids_of<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Vec<KeyId> {
+        let hasher = self.shared.keys.now();
+        keys.map(|key| hasher.id(key)).collect()
+    }
+
     /// Locations of keys; `tried`, of each, is where not to look once more. NotFound is the master's word.
     pub(super) async fn locate(&self, keys: &[&[u8]], tried: &[Tried]) -> Vec<Result<Located>> {
         debug_assert_eq!(keys.len(), tried.len());
@@ -97,7 +103,7 @@ impl Client {
 
     /// What can be known without a message.
     fn find_unasked(&self, keys: &[&[u8]], tried: &[Tried]) -> Vec<Option<Located>> {
-        let ids: Vec<_> = keys.iter().map(|key| KeyId::of(key)).collect();
+        let ids = self.ids_of(keys.iter().copied());
         let near = self.metas_near(&ids).into_iter();
         let near = near.zip(tried).map(|(meta, tried)| meta.filter(|meta| tried.allows(meta)));
         let mut found: Vec<_> = near.map(|meta| meta.map(|meta| (meta, Via::Index))).collect();
@@ -125,7 +131,7 @@ impl Client {
 
     /// What an index says and a header confirms, without a message.
     pub(super) fn find_by_index(&self, keys: &[&[u8]]) -> Vec<Option<ObjMeta>> {
-        let ids: Vec<_> = keys.iter().map(|key| KeyId::of(key)).collect();
+        let ids = self.ids_of(keys.iter().copied());
         let mut found = self.metas_near(&ids);
         let wanted: Vec<usize> = (0..keys.len()).filter(|i| found[*i].is_none()).collect();
         for (i, meta) in self.find_far(keys, &ids, &wanted) {

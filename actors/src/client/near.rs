@@ -70,7 +70,7 @@ impl Client {
             return Some(Err(e));
         }
         let near = self.shared.peers.near();
-        let id = KeyId::of(key);
+        let id = self.shared.keys.now().id(key);
         for peer in in_order(&near, self.shared.world(), id) {
             let Some(reader) = &peer.reader else { continue };
             let Some(hit) = reader.find(id) else { continue };
@@ -138,11 +138,11 @@ impl Client {
                 found.len()
             )));
         }
-        let near = self.shared.peers.near();
+        let (near, hasher) = (self.shared.peers.near(), self.shared.keys.now());
         let (mut ids, mut hits) = ([KeyId { hash: 0, check: 0 }; BATCH], [None; BATCH]);
         for (keys, found) in keys.chunks(BATCH).zip(found.chunks_mut(BATCH)) {
             let (ids, hits) = (&mut ids[..keys.len()], &mut hits[..keys.len()]);
-            ids.iter_mut().zip(keys).for_each(|(id, key)| *id = KeyId::of(key));
+            ids.iter_mut().zip(keys).for_each(|(id, key)| *id = hasher.id(key));
             hits.fill(None);
             for peer in near.iter().filter(|p| p.is_alive()) {
                 if let Some(reader) = &peer.reader {
@@ -161,7 +161,7 @@ impl Client {
         items: &mut [(&[u8], &mut [u8])],
         results: &mut [Result<usize>],
     ) -> Vec<bool> {
-        let ids: Vec<_> = items.iter().map(|(key, _)| KeyId::of(key)).collect();
+        let ids = self.ids_of(items.iter().map(|(key, _)| *key));
         let found = self.find_near(&ids);
         let mut settled = vec![false; items.len()];
         let mut read: Option<Arc<Peer>> = None;

@@ -17,6 +17,7 @@ use crate::owner::log::{GiveUp, Name};
 use crate::owner::tables::OwnerTables;
 use crate::owner::{Owner, Touches};
 use crate::plans::Obeyed;
+use nkv_store::KeyHasher;
 use nkv_store::fork::MadeIn;
 use nkv_store::heap::NOWHERE;
 use nkv_store::layout::{HEADER_BYTES, Region};
@@ -98,6 +99,8 @@ enum Link {
 pub struct Peer {
     pub(crate) rank: u32,
     pub(crate) incarnation: u64,
+    // As its owner makes the identities of keys.
+    pub(crate) hasher: KeyHasher,
     pub(crate) used_for: Use,
     // Mapped, and claims in its log are counted by a device: another attachment makes them.
     pub(crate) claims_elsewhere: bool,
@@ -217,6 +220,7 @@ impl Peer {
         Arc::new(Self {
             rank: 0,
             incarnation: 0,
+            hasher: KeyHasher::new([7; 16]),
             used_for: Use::Everything,
             claims_elsewhere: false,
             passed_over: Vec::new(),

@@ -9,6 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::message::{Abandoned, KeyBytes, Named, PutOptions, ToOwner};
 use nkv_store::clock::Clock;
 use nkv_store::device_log::{ControlLine, LogGeometry, LogPut, Next, OpenClaim, OpenClaims};
+use nkv_store::key::key_hash;
 use nkv_store::{Key, KeyId};
 use nkv_transport::verbs::{Kind, Op};
 use std::collections::VecDeque;
@@ -266,9 +267,9 @@ impl Client {
     }
 
     /// The owner whose log a key belongs to, if this handle is attached to it.
-    fn log_owner(&self, key: KeyId, opts: &PutOptions) -> Option<Arc<Peer>> {
+    fn log_owner(&self, hash: u64, opts: &PutOptions) -> Option<Arc<Peer>> {
         let world = self.shared.world();
-        let by_hash = || (world > 0).then(|| (key.hash % u64::from(world)) as u32);
+        let by_hash = || (world > 0).then(|| (hash % u64::from(world)) as u32);
         let rank = opts.preferred_segment.or_else(by_hash)?;
         self.shared.peers.first_of(rank)
     }
@@ -290,13 +291,15 @@ impl Client {
         if self.shared.draining.load(Ordering::Acquire) {
             return Now::Plan;
         }
-        let id = KeyId::of(key);
-        let Some(peer) = self.log_owner(id, opts) else { return Now::Unmet };
+        let hash = key_hash(key);
+        let Some(peer) = self.log_owner(hash, opts) else { return Now::Unmet };
         let Some(peer) = self.shared.peers.claiming(peer) else { return Now::Plan };
         let clock = &*self.shared.env.clock;
         let Some(log) = peer.open_log().filter(|log| !log.is_refused(clock)) else {
             return Now::Plan;
         };
+        // As the owner itself hashes: what nobody can name would lie in its log.
+        let id = KeyId { hash, check: peer.hasher.check(key) };
         let put = || self.put_into((&peer, log), (key, id), value, opts);
         match peer.run_blocking(put) {
             Ok(Attempt::Done) => {
@@ -428,9 +431,9 @@ impl Client {
         Ok(Some(next))
     }
 
-    /// Attaches to the owners of the logs that these keys belong to, as far as they are not: the first
+    /// Attaches to the owners of the logs that keys with these hashes belong to, as far as they are not: the first
     /// put of a handle to an owner waits for that.
-    pub(super) async fn meet_log_owners(&self, keys: &[KeyId], opts: &PutOptions) {
+    pub(super) async fn meet_log_owners(&self, hashes: &[u64], opts: &PutOptions) {
         let world = match self.shared.world() {
             0 => self.view().await.map_or(0, |v| v.world_size),
             n => n,
@@ -438,10 +441,10 @@ impl Client {
         if world == 0 {
             return;
         }
-        let by_hash = |k: &KeyId| (k.hash % u64::from(world)) as u32;
+        let by_hash = |hash: &u64| (hash % u64::from(world)) as u32;
         let mut ranks: Vec<u32> = match opts.preferred_segment {
             Some(rank) => vec![rank],
-            None => keys.iter().map(by_hash).collect(),
+            None => hashes.iter().map(by_hash).collect(),
         };
         ranks.sort_unstable();
         ranks.dedup();

@@ -7,7 +7,6 @@ use super::peer::Peer;
 use super::{Client, check_keys};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{MAX_PLACES, Touch, Via};
-use nkv_store::KeyId;
 use nkv_store::pins::{NoPin, PINS, PinnedBytes};
 use nkv_store::reader::Hit;
 use std::ops::Deref;
@@ -48,7 +47,7 @@ impl Client {
         if let Some(view) = self.view_now(key) {
             return view;
         }
-        let id = KeyId::of(key);
+        let id = self.shared.keys.now().id(key);
         let mut tried = Tried::default();
         for _ in 0..MAX_PLACES {
             let told = self.locate(&[key], std::slice::from_ref(&tried)).await;
@@ -76,7 +75,7 @@ impl Client {
 
     /// A view of what an index leads to. None: ask further.
     pub(crate) fn view_now(&self, key: &[u8]) -> Option<Result<ObjectView>> {
-        let found = self.find_near(&[KeyId::of(key)]);
+        let found = self.find_near(&[self.shared.keys.now().id(key)]);
         let (peer, hit) = found.into_iter().next().flatten()?;
         self.pin(&peer, &hit, Via::Index)
     }

@@ -16,6 +16,7 @@ use crate::producer::Abandon;
 use futures_util::future::join_all;
 use hashbrown::HashMap;
 use holding::{Asked, Granted, Unfinished};
+use nkv_store::key::key_hash;
 use nkv_store::layout::{PUBLISH_OFF, epoch_of};
 use nkv_store::object::{Publication, ready};
 use nkv_store::{Key, KeyId};
@@ -66,8 +67,8 @@ impl Client {
             let all: Vec<usize> = (0..items.len()).collect();
             return self.put_planned(items, &all, opts).await;
         }
-        let ids: Vec<_> = items.iter().map(|(key, _)| KeyId::of(key)).collect();
-        self.meet_log_owners(&ids, opts).await;
+        let hashes: Vec<_> = items.iter().map(|(key, _)| key_hash(key)).collect();
+        self.meet_log_owners(&hashes, opts).await;
         let now = |(key, value): &(&[u8], &[u8])| match self.put_now(key, value, opts) {
             Now::Done(done) => Some(done),
             Now::Plan | Now::Unmet => None,

@@ -6,11 +6,11 @@ use crate::membership::Uplink;
 use crate::message::{Down, KeyBytes, PlanId, PlanOpened, PlanRef, SlotRef, Term};
 use crate::owner::{FromMaster, OwnerTruth, RetireAll};
 use crate::place::OwnedPlace;
+use nkv_store::AnonMemory;
 use nkv_store::clock::BootClock;
 use nkv_store::heap::{FIRST_EPOCH, HeapConfig};
 use nkv_store::layout::PUBLISH_OFF;
 use nkv_store::object::{producer_fields, ready};
-use nkv_store::{AnonMemory, KeyId};
 use nkv_transport::grants::Grants;
 
 /// For what a machine that does other things may need.
@@ -58,6 +58,7 @@ impl Bench {
         let _ = slot.set(evictor.clone());
         let truth = OwnerTruth {
             heap: heap.clone(),
+            hasher: nkv_store::KeyHasher::new([7; 16]),
             tables,
             uplink: Arc::new(Uplink::default()),
             evictor: slot,
@@ -76,7 +77,7 @@ impl Bench {
         let at = SlotRef { incarnation: g.incarnation, slot, epoch: FIRST_EPOCH };
         let plan = PlanId { term: Term::default(), seq: u64::from(slot) };
         let payload = g.arena.offset + u64::from(slot) * UNIT;
-        let id = KeyId::of(&key);
+        let id = nkv_store::KeyHasher::new([7; 16]).id(&key);
         let opened = PlanOpened {
             plan,
             token: 1 + u64::from(slot),

@@ -88,6 +88,7 @@ pub(super) fn info(rank: u32, incarnation: u64) -> RankInfo {
         arena_offset: ARENA,
         arena_bytes: u64::from(SLOTS) * UNIT,
         nic_atomics: false,
+        key_fingerprint: nkv_store::KeyHasher::new([7; 16]).fingerprint(),
         quarantine_ms: 5,
         prefault: false,
     }
@@ -118,6 +119,7 @@ impl Scene {
         let up = uplink.capture();
         let truth = OwnerTruth {
             heap: heap.clone(),
+            hasher: nkv_store::KeyHasher::new([7; 16]),
             tables: tables.clone(),
             uplink,
             evictor: Arc::new(OnceLock::new()),
@@ -364,6 +366,7 @@ const PARTS: u64 = 8;
 async fn start_master(place: &OwnedPlace, clock: &ManualClock) -> CellAddr<Master> {
     let members = Arc::new(Members::new(TERM, WORLD, clock.now_ms()));
     let truth = MasterTruth {
+        hasher: nkv_store::KeyHasher::new([7; 16]),
         world_size: WORLD,
         ttl_ms: TTL_MS,
         full_wait_ms: 50,

@@ -15,10 +15,6 @@ use nkv_store::{Key, KeyId};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-fn id_of(key: &[u8]) -> WireKeyId {
-    WireKeyId::from(KeyId::of(key))
-}
-
 /// Retired objects that are looked up side by side.
 const SIDE_BY_SIDE: usize = 32;
 /// How long a Remove waits for the owner's word before it says Disconnected.
@@ -100,7 +96,10 @@ impl Master {
         for (item, key) in keys.enumerate() {
             match self.start_remove(key, &mut retire) {
                 Ok(id) => self.removing.entry(id).or_default().push((batch, item)),
-                Err(e) if e.kind == ErrorKind::NotFound && in_logs.contains(&id_of(key)) => {
+                Err(e)
+                    if e.kind == ErrorKind::NotFound
+                        && in_logs.contains(&WireKeyId::from(self.id_of(key))) =>
+                {
                     self.counters.removed += 1;
                     self.settle_removed(batch, item, Ok(()));
                 }
@@ -121,7 +120,7 @@ impl Master {
         retire: &mut BTreeMap<Seat, Vec<SlotRef>>,
     ) -> Result<KeyId> {
         let key = Key::new(bytes)?;
-        let id = key.id();
+        let id = self.id_of(bytes);
         let entry = self.entry(bytes)?;
         // A rank that has not reported may hold an older copy, which is read by its location until it has: of a
         // key put while it was silent, under this master or one before it, or by way of a log [I6].

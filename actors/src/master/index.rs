@@ -88,12 +88,14 @@ impl<T> Index<T> {
 #[cfg(test)]
 mod tests {
     use super::Index;
-    use nkv_store::KeyId;
+    use nkv_store::{KeyHasher, KeyId};
+
+    const KEYS: KeyHasher = KeyHasher::new([7; 16]);
 
     fn index(n: u64) -> Index<u64> {
         let mut index = Index::default();
         for i in 0..n {
-            assert!(index.insert(KeyId::of(&i.to_le_bytes()), i).is_none());
+            assert!(index.insert(KEYS.id(&i.to_le_bytes()), i).is_none());
         }
         index
     }
@@ -134,8 +136,8 @@ mod tests {
         let mut seen = pass(&mut index(2_000), 16, |index| {
             turn += 1;
             // Odd ones go, new ones come, in no relation to the order of the pass.
-            index.remove(&KeyId::of(&(2 * turn + 1u64).to_le_bytes()));
-            index.insert(KeyId::of(&(10_000 + turn).to_le_bytes()), 10_000 + turn);
+            index.remove(&KEYS.id(&(2 * turn + 1u64).to_le_bytes()));
+            index.insert(KEYS.id(&(10_000 + turn).to_le_bytes()), 10_000 + turn);
         });
         seen.retain(|i| *i < 10_000 && i % 2 == 0);
         seen.sort_unstable();
@@ -145,7 +147,7 @@ mod tests {
     #[test]
     fn parts_are_one_table() {
         let mut index = index(5_000);
-        let id = KeyId::of(&42u64.to_le_bytes());
+        let id = KEYS.id(&42u64.to_le_bytes());
         assert_eq!((index.get(&id), index.contains_key(&id)), (Some(&42), true));
         *index.get_mut(&id).unwrap() = 7;
         assert_eq!(index.insert(id, 8), Some(7));

@@ -133,7 +133,7 @@ impl Master {
 
     /// `but`: what owners said already.
     fn question_of(&self, request: &Request, but: &[WireKeyId]) -> Option<LogQuestion> {
-        let id = |k: &KeyBytes| WireKeyId::from(KeyId::of(k));
+        let id = |k: &KeyBytes| WireKeyId::from(self.id_of(k));
         match request {
             Request::GetLocation { keys, .. } | Request::Exists(keys) => {
                 // A plan that is given up or written by somebody else, or an object that nobody can reach
@@ -167,7 +167,8 @@ impl Master {
         }
         if let Request::GetLocation { keys, .. } | Request::Exists(keys) = &asked.ask.request {
             let gone = gone_places(&asked.ask.request);
-            let by_id: HashMap<KeyId, &KeyBytes> = keys.iter().map(|k| (KeyId::of(k), k)).collect();
+            let by_id: HashMap<KeyId, &KeyBytes> =
+                keys.iter().map(|k| (self.id_of(k), k)).collect();
             // Who asks knows the name, if its producer has not told it yet.
             let named = served.into_iter().filter_map(|o| {
                 let key = (*by_id.get(&KeyId::from(o.id))?).clone();
@@ -181,7 +182,7 @@ impl Master {
                 let Some(listed) = self.objects.get(&id).filter(|e| e.at != at) else { continue };
                 let (hidden, is_gone) = (self.is_hidden(listed, &gone), gone.contains(&listed.at));
                 if hidden && let Some(entry) = self.logged_entry(seat, at, o) {
-                    asked.besides.insert(id, entry.meta());
+                    asked.besides.insert(id, self.meta(&entry));
                 }
                 // Listed once its owner's word of the other one has come; until then it is no second one.
                 if is_gone {
@@ -294,7 +295,7 @@ impl Master {
         let mut answer = self.get_location(keys, gone);
         if let Response::Locations(list) = &mut answer {
             for (told, key) in list.iter_mut().zip(keys).filter(|(told, _)| told.is_err()) {
-                if let Some(meta) = besides.get(&KeyId::of(key)) {
+                if let Some(meta) = besides.get(&self.id_of(key)) {
                     *told = Ok(meta.clone());
                 }
             }
@@ -363,7 +364,7 @@ impl Master {
         reported: bool,
     ) -> bool {
         let Some(entry) = self.logged_entry(seat, at, o) else { return true };
-        let id = entry.key.id();
+        let id = self.id_of(entry.key.as_bytes());
         match self.objects.get(&id).map(|e| (e.at, e.state, e.seat)) {
             // Within a segment its owner decides, and has by now: this one is served, and that the other is
             // retired it says in a moment. The same where a reader found the other gone.

@@ -56,7 +56,7 @@ impl Master {
                      has not said so yet: ask again",
                     e.key, e.at.slot, e.seat
                 ))),
-                State::Live => Ok(e.meta()),
+                State::Live => Ok(self.meta(e)),
             },
         }
     }
@@ -78,7 +78,7 @@ impl Master {
         let mut run = Vec::new();
         for key in keys {
             match self.readable(key) {
-                Ok(Some(e)) => run.push(e.meta()),
+                Ok(Some(e)) => run.push(self.meta(e)),
                 _ => break,
             }
         }
@@ -102,7 +102,7 @@ impl Master {
             let listed = entry.as_ref().ok().and_then(|e| e.filter(|e| self.is_readable(e)));
             let there = listed.map(|e| e.at.incarnation);
             let there =
-                there.or_else(|| besides.get(&KeyId::of(key)).map(|meta| meta.at.incarnation));
+                there.or_else(|| besides.get(&self.id_of(key)).map(|meta| meta.at.incarnation));
             if let Some(owner) = there {
                 if owners.len() < MAX_OWNERS && !owners.contains(&owner) {
                     owners.push(owner);

@@ -267,7 +267,13 @@ mod tests {
     fn seen(keys: &[&[u8]]) -> Vec<Seen> {
         let one = |k: &&[u8]| {
             let key = Key::new(k).unwrap();
-            Seen { id: key.id(), key, bytes_total: 1, rank: 0, state: KeyState::Ready }
+            Seen {
+                id: nkv_store::KeyHasher::new([7; 16]).id(k),
+                key,
+                bytes_total: 1,
+                rank: 0,
+                state: KeyState::Ready,
+            }
         };
         keys.iter().map(one).collect()
     }

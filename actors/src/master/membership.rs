@@ -109,6 +109,10 @@ impl Master {
         if m.info.world_size != ours || rank >= ours {
             return Err(Refusal::WorldSize { rank, ours, theirs: m.info.world_size });
         }
+        let (here, theirs) = (self.truth.hasher.fingerprint(), m.info.key_fingerprint);
+        if theirs != here {
+            return Err(Refusal::Keys { who: seat.to_string(), ours: here, theirs });
+        }
         if segment >= MAX_SEGMENTS {
             return Err(Refusal::Segment { rank, segment, last: MAX_SEGMENTS - 1 });
         }

@@ -51,19 +51,6 @@ impl Entry {
     pub(super) fn is_live(&self) -> bool {
         self.state == State::Live
     }
-
-    pub(super) fn meta(&self) -> ObjMeta {
-        ObjMeta {
-            key: WireKeyId::from(self.key.id()),
-            rank: self.seat.rank,
-            at: self.at,
-            header_off: self.header_off,
-            payload_off: self.extent.offset,
-            bytes_total: self.bytes_total,
-            page_bytes: self.page_bytes,
-            n_pages: n_pages(self.bytes_total, self.page_bytes),
-        }
-    }
 }
 
 /// Pages of an object; an empty one has none.
@@ -96,13 +83,32 @@ impl Hasher for IdentityHasher {
 pub(super) type IdentityState = BuildHasherDefault<IdentityHasher>;
 
 impl Master {
+    /// The identity of a key in this job [I16].
+    pub(super) fn id_of(&self, key: &[u8]) -> KeyId {
+        self.truth.hasher.id(key)
+    }
+
+    /// Where an object lies, as clients are told.
+    pub(super) fn meta(&self, e: &Entry) -> ObjMeta {
+        ObjMeta {
+            key: WireKeyId::from(self.id_of(e.key.as_bytes())),
+            rank: e.seat.rank,
+            at: e.at,
+            header_off: e.header_off,
+            payload_off: e.extent.offset,
+            bytes_total: e.bytes_total,
+            page_bytes: e.page_bytes,
+            n_pages: n_pages(e.bytes_total, e.page_bytes),
+        }
+    }
+
     /// The entry of a key, refusing another key with the same 128-bit identity [I16].
     pub(super) fn entry(&self, key: &[u8]) -> Result<Option<&Entry>> {
-        let entry = self.objects.get(&KeyId::of(key));
+        let id = self.id_of(key);
+        let entry = self.objects.get(&id);
         match entry {
             Some(e) if e.key.as_bytes() != key => Err(Error::corrupt(format!(
-                "two keys with one 128-bit identity ({:?}): {} is stored; use another key",
-                e.key.id(),
+                "two keys with one 128-bit identity ({id:?}): {} is stored; use another key",
                 e.key
             ))),
             other => Ok(other),

@@ -135,7 +135,7 @@ impl Master {
         open: &OpenItem,
         turnstile: Turnstile<'_>,
     ) -> Result<Placed> {
-        let id = key.id();
+        let id = self.id_of(key.as_bytes());
         if let Some(e) = self.entry(key.as_bytes())? {
             return self.existing(e, asked, open).map(Placed::Granted);
         }
@@ -221,7 +221,7 @@ impl Master {
                     Ok(PlanDesc {
                         plan,
                         token: p.token,
-                        meta: e.meta(),
+                        meta: self.meta(e),
                         extent_len: e.extent.len,
                         write_ttl_ms: self.truth.settings.write_ttl_ms,
                     })
@@ -243,7 +243,7 @@ impl Master {
     ) -> PlanDesc {
         let plan = self.next_plan();
         let token = self.truth.random.u64();
-        let id = key.id();
+        let id = self.id_of(key.as_bytes());
         let header_off = self.header_off(seat, at.slot);
         let entry = Entry {
             key: key.clone(),
@@ -259,7 +259,7 @@ impl Master {
         };
         let write_ttl_ms = self.truth.settings.write_ttl_ms;
         let desc =
-            PlanDesc { plan, token, meta: entry.meta(), extent_len: extent.len, write_ttl_ms };
+            PlanDesc { plan, token, meta: self.meta(&entry), extent_len: extent.len, write_ttl_ms };
         let opened = opened(&desc, key, (producer, request, item));
         self.truth.members.send(seat, Down::PlanOpened(opened));
         let (reported, ending) = (false, None);

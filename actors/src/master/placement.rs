@@ -177,6 +177,7 @@ mod tests {
             arena_offset: 1 << 20,
             arena_bytes,
             nic_atomics: false,
+            key_fingerprint: 0,
             quarantine_ms: 50,
             prefault: false,
         }

@@ -181,7 +181,7 @@ impl Master {
             self.take_in(seat, info.incarnation, report, &kept);
         for p in lost.iter().map(|u| &u.opened) {
             let extent = Extent { offset: p.extent_offset, len: p.extent_len };
-            let key = Key::new(&p.key).ok().map(|k| k.id());
+            let key = Key::new(&p.key).ok().map(|k| self.id_of(k.as_bytes()));
             taken.insert(p.at.slot, Taken { epoch: p.at.epoch, extent, key });
         }
         let mut book = Book::rebuild(info, taken, free)?;
@@ -263,7 +263,7 @@ impl Master {
                     // A producer wrote it into the header, where the owner read it.
                     let bytes_total = bytes_total.min(extent_len);
                     let key = Key::new(&key).ok();
-                    let id = key.as_ref().map(Key::id);
+                    let id = key.as_ref().map(|k| self.id_of(k.as_bytes()));
                     taken.insert(e.slot, Taken { epoch: e.epoch, extent, key: id });
                     let live = (extent, bytes_total, page_bytes);
                     if !key.is_some_and(|k| self.reported_live(seat, at, k, live)) {
@@ -279,7 +279,7 @@ impl Master {
     fn tell_again(&self, seat: Seat, lost: Vec<Unmet>) {
         self.truth.members.rare.plans_told_again.add(lost.len());
         for Unmet { opened, since } in lost {
-            let (plan, at, id) = (opened.plan, opened.at, KeyId::of(&opened.key));
+            let (plan, at, id) = (opened.plan, opened.at, self.id_of(&opened.key));
             self.truth.members.send(seat, Down::PlanOpened(opened));
             match since {
                 Since::Nothing => {}
@@ -375,7 +375,7 @@ impl Master {
 
     fn reported_plan(&mut self, seat: Seat, p: &PlanOpened) -> Option<KeyId> {
         let key = Key::new(&p.key).ok()?;
-        let id = key.id();
+        let id = self.id_of(key.as_bytes());
         if let Some(plan) = self.plans.get_mut(&p.plan) {
             plan.reported = true;
         }
@@ -425,7 +425,7 @@ impl Master {
         key: Key,
         (extent, bytes_total, page_bytes): (Extent, u64, u32),
     ) -> bool {
-        let id = key.id();
+        let id = self.id_of(key.as_bytes());
         if self.truth.members.is_older(&id, at.incarnation)
             && self.objects.get(&id).is_none_or(|e| e.at != at)
         {

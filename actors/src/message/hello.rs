@@ -2,6 +2,7 @@
 
 use super::{RankInfo, SeenView, SegmentCommand, SegmentDone, Term, View};
 use crate::error::Result;
+use nkv_store::key::HASHER_KEY_BYTES;
 use nkv_transport::fabric::{Answer, Offer};
 use nkv_transport::wire::Address;
 use serde::{Deserialize, Serialize};
@@ -76,6 +77,8 @@ pub enum Welcome {
         view: View,
         /// Call defaults of the cluster.
         settings: Settings,
+        /// What makes the identities of keys.
+        hasher: HasherKey,
         /// Bytes of a lane of the ring that this node made for the client. Then requests go through
         /// it, and the client begins by taking it.
         ring: Option<u64>,
@@ -123,6 +126,17 @@ impl std::fmt::Display for Welcome {
     }
 }
 
+/// The key of the job's [`nkv_store::KeyHasher`] [I16]. Only members are told it, over a unix socket of their own
+/// user or encrypted, and nobody prints it.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HasherKey(pub [u8; HASHER_KEY_BYTES]);
+
+impl std::fmt::Debug for HasherKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("HasherKey(not shown)")
+    }
+}
+
 /// Why a connection was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Refusal {
@@ -158,6 +172,20 @@ pub enum Refusal {
         ours: u32,
         /// The rank's.
         theirs: u32,
+    },
+    /// Another key that hashes keys: neither side would find what the other stored [I16].
+    #[error(
+        "{who} hashes keys under another key (fingerprint {theirs:016x}) than this job \
+         ({ours:016x}): give every rank and client of the job the same secret, or none, and the \
+         same nkv version"
+    )]
+    Keys {
+        /// Who asked.
+        who: String,
+        /// The job's fingerprint.
+        ours: u64,
+        /// Theirs.
+        theirs: u64,
     },
     /// A segment number past the last.
     #[error("rank {rank} cannot have a segment {segment}: they count from 0 to {last}")]
@@ -223,4 +251,18 @@ pub struct Settings {
     pub ttl_ms: u64,
     /// Limit of one control call in milliseconds.
     pub call_timeout_ms: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn i16_a_welcome_does_not_show_the_key_that_hashes_keys() {
+        let settings = Settings { page_bytes: 1, write_ttl_ms: 1, ttl_ms: 1, call_timeout_ms: 1 };
+        let (view, hasher) = (View::default(), HasherKey([211; HASHER_KEY_BYTES]));
+        let welcome = Welcome::Client { master: None, view, settings, hasher, ring: None };
+        let shown = format!("{welcome:?} {welcome:#?}");
+        assert!(shown.contains("not shown") && !shown.contains("211"), "{shown}");
+    }
 }

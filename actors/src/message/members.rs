@@ -114,6 +114,9 @@ pub struct RankInfo {
     pub arena_bytes: u64,
     /// Claims in the device log are counted by its host's RDMA device alone, not by processors [I1].
     pub nic_atomics: bool,
+    /// [`nkv_store::KeyHasher::fingerprint`] of its job, the same at every member [I16].
+    #[serde(with = "super::hex")]
+    pub key_fingerprint: u64,
     /// Quarantine of this incarnation.
     pub quarantine_ms: u32,
     /// The owner took every page at start; who maps the segment does the same.

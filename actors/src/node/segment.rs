@@ -21,7 +21,7 @@ use nkv_store::fork::MadeIn;
 use nkv_store::heap::{Heap, HeapConfig};
 use nkv_store::layout::AtomicDomain;
 use nkv_store::shm::{self, SegmentName};
-use nkv_store::{Memory, StoreError};
+use nkv_store::{KeyHasher, Memory, StoreError};
 use nkv_transport::Alive;
 use nkv_transport::TransportError;
 use nkv_transport::fabric::Exported;
@@ -48,6 +48,8 @@ pub(super) struct Common {
     pub env: Environment,
     // Whom the node lets in, and what it proves to others.
     pub guard: Arc<Guard>,
+    // What makes the identities of the job's keys [I16].
+    pub hasher: KeyHasher,
     // Told of an actor that cannot go on: the node ends.
     pub failed: watch::Sender<Option<String>>,
     pub doors: Doors,
@@ -204,6 +206,7 @@ impl Raised {
             arena_offset: g.arena.offset,
             arena_bytes: g.arena.len,
             nic_atomics: g.atomic_domain == AtomicDomain::Nic,
+            key_fingerprint: common.hasher.fingerprint(),
             quarantine_ms: config.quarantine_ms,
             prefault: config.prefault && config.memory == MemoryChoice::Shm,
         }
@@ -432,6 +435,7 @@ async fn start_roles(
     let exhausted = report_to(&common.failed, Some(seat));
     let owner_truth = OwnerTruth {
         heap: heap.clone(),
+        hasher: common.hasher,
         tables: tables.clone(),
         uplink: uplink.clone(),
         evictor: evictor_slot.clone(),

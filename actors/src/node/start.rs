@@ -88,7 +88,10 @@ impl Building {
     /// Segment, agent, actors.
     async fn new(env: Environment, config: NodeConfig) -> Result<Self, StartError> {
         let guard = make_guard(&env, &config).await?;
+        let hasher = guard.credentials().key_hasher();
+        let unknown = || StartError::Internal("a node without a secret or a cookie".to_string());
         let common = Common {
+            hasher: hasher.ok_or_else(unknown)?,
             guard,
             env,
             failed: watch::channel(None).0,
@@ -144,6 +147,7 @@ impl Building {
         let server = Arc::new(Server {
             job: c.job.clone(),
             guard: self.common().guard.clone(),
+            hasher: self.common().hasher,
             rank: c.rank,
             master: self.master.clone(),
             master_at: self.master.is_none().then(|| self.master_at()),
@@ -200,6 +204,7 @@ impl Building {
                 ..ClientConfig::default()
             },
             credentials: self.common().guard.credentials().clone(),
+            hasher: self.common().hasher,
             settings: defaults(self.config()),
             view: View::default(),
             path,
@@ -297,6 +302,7 @@ async fn start_master(
         world_size: config.world_size,
         ttl_ms: config.ttl_ms,
         full_wait_ms: config.full_wait_ms,
+        hasher: common.hasher,
         settings: defaults(config),
         members: members.clone(),
         next_plan: Arc::new(AtomicU64::new(1)),

@@ -316,7 +316,7 @@ impl Owner {
             let Some(Named { slot, epoch, key }) = t.told.pop_front() else { return };
             let object = log.log.object(slot, epoch);
             // The header says whose key it is: a name that does not fit it is nobody's [I16].
-            if object.is_some_and(|o| o.key == KeyId::of(&key)) {
+            if object.is_some_and(|o| o.key == self.truth.hasher.id(&key)) {
                 t.keys.insert(slot, (epoch, key));
                 log.named.push_back((slot, epoch));
             }

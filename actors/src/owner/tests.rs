@@ -16,13 +16,14 @@ use nkv_store::device_log::BUMP_PTR_OFF;
 use nkv_store::heap::{Heap, HeapConfig};
 use nkv_store::layout::{OWNER_OFF, PUBLISH_OFF, flag, low};
 use nkv_store::object::{producer_fields, ready, reserved, writing};
-use nkv_store::{AnonMemory, KeyId};
+use nkv_store::{AnonMemory, KeyHasher};
 use nkv_transport::grants::Grants;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
+const HASHER: KeyHasher = KeyHasher::new([7; 16]);
 const LIMIT: Duration = nkv_pace::HANGS;
 const OLD: Term = Term { number: 1, master: 70 };
 const NEW: Term = Term { number: 2, master: 5 };
@@ -57,6 +58,7 @@ impl Bench {
         let up = uplink.capture();
         let truth = OwnerTruth {
             heap: heap.clone(),
+            hasher: HASHER,
             tables: tables.clone(),
             uplink,
             evictor: Arc::new(OnceLock::new()),
@@ -88,7 +90,7 @@ impl Bench {
     async fn opens(&self, term: Term, seq: u64, slot: u32, epoch: u32) -> PlanRef {
         let p = self.records(term, seq, slot, epoch);
         self.hears(Down::PlanOpened(p.clone())).await;
-        PlanRef { plan: p.plan, at: p.at, key: KeyId::of(&p.key).into() }
+        PlanRef { plan: p.plan, at: p.at, key: HASHER.id(&p.key).into() }
     }
 
     /// The link takes a plan in; the actor has not handled its message yet.
@@ -115,7 +117,7 @@ impl Bench {
     fn writes(&self, slot: u32, key: &str, word: u64) {
         let g = self.heap.geometry();
         let (memory, off) = (self.heap.memory(), g.header_off(slot));
-        let key = KeyId::of(key.as_bytes());
+        let key = HASHER.id(key.as_bytes());
         let fields = producer_fields(key, 1, 4096, g.arena.offset + u64::from(slot) * 4096, 4096);
         memory.write(off, &fields).unwrap();
         memory.store(off + PUBLISH_OFF, word).unwrap();
@@ -425,7 +427,7 @@ async fn i3_a_slot_written_for_an_unheard_plan_is_retired_whatever_extent_its_he
     // Slot 1 claims the bytes of slot 0, slot 2 bytes outside the arena.
     let g = *b.heap.geometry();
     for (slot, base) in [(1, g.arena.offset), (2, u64::MAX - 4095)] {
-        let fields = producer_fields(KeyId::of(b"x"), 1, 4096, base, 4096);
+        let fields = producer_fields(HASHER.id(b"x"), 1, 4096, base, 4096);
         b.heap.memory().write(g.header_off(slot), &fields).unwrap();
         b.heap.memory().store(g.header_off(slot) + PUBLISH_OFF, ready(1)).unwrap();
     }

@@ -5,7 +5,7 @@
 use super::{ACTOR_LIMIT, HELLO_LIMIT, Server};
 use crate::cell::CellAddr;
 use crate::master::{Ask, Master, Members};
-use crate::message::{Request, Response, View, Welcome};
+use crate::message::{HasherKey, Request, Response, View, Welcome};
 use crate::race::race;
 use nkv_store::clock::Clock;
 use nkv_transport::ring::{Looking, Offer, RingStream};
@@ -43,6 +43,7 @@ impl Server {
             master: self.master_at.clone(),
             view,
             settings: self.settings(),
+            hasher: HasherKey(self.hasher.key()),
             ring: ring.as_ref().map(|(offer, _)| offer.lane_bytes()),
         };
         let mut buf = Vec::new();

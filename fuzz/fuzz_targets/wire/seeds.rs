@@ -6,7 +6,7 @@ use crate::answers;
 use crate::bodies::again;
 use crate::handshake::{self, CLIENT, NODE};
 use nkv_actors::message::{
-    Abandoned, AttachBy, ClusterStats, Down, EndCause, EvictReport, Existence, Hello, KeyBytes,
+    Abandoned, AttachBy, ClusterStats, Down, EndCause, EvictReport, Existence, HasherKey, Hello, KeyBytes,
     LogObjectEntry, LogQuestion, MESSAGES_VERSION, Named, ObjMeta, OpenItem, OwnerGauges, PlanDesc,
     PlanId, PlanOpened, PlanRef, Purpose, PutOptions, RankInfo, RankState, RankStats, Refusal,
     Request, Response, SeenView, SegmentCommand, SegmentDone, Served, Settings, SlotContent,
@@ -120,6 +120,7 @@ fn rank() -> RankInfo {
         arena_offset: 1 << 20,
         arena_bytes: 1 << 25,
         nic_atomics: false,
+        key_fingerprint: 0xf1,
         quarantine_ms: 50,
         prefault: false,
     }
@@ -189,6 +190,7 @@ fn first_frames(seeds: &mut Seeds) {
         ranks: vec![(rank(), RankState::Alive)],
     };
     let refusal = Refusal::Job { ours: "a".to_string(), theirs: "b".to_string() };
+    let keys = Refusal::Keys { who: "rank 1".to_string(), ours: 1, theirs: 2 };
     seeds.bodies(
         "welcome",
         &[
@@ -196,6 +198,7 @@ fn first_frames(seeds: &mut Seeds) {
                 master: Some(rank().control),
                 view,
                 settings: settings.clone(),
+                hasher: HasherKey([3; 16]),
                 ring: Some(1 << 16),
             },
             Welcome::Rank { term: TERM, settings, confirm: true },
@@ -213,6 +216,7 @@ fn first_frames(seeds: &mut Seeds) {
                 fabric: Some(Err("no".to_string())),
             },
             Welcome::Refused { why: refusal },
+            Welcome::Refused { why: keys },
             Welcome::Refused { why: Refusal::Invalid("0 slots".to_string()) },
             Welcome::Refused { why: Refusal::NoProof { peer: "pid 0".to_string() } },
             Welcome::Segments(Ok(SegmentDone::Evicted(vec![EvictReport {

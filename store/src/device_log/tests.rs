@@ -11,7 +11,7 @@ mod room;
 mod table;
 
 use super::*;
-use crate::key::KeyId;
+use crate::key::{KEYS, KeyId};
 use crate::memory::AnonMemory;
 use crate::object::{Expect, Reading};
 use crate::op::Op;
@@ -83,7 +83,7 @@ fn world_of(memory: Arc<dyn Memory>, units: u64, times: LogTimes) -> World {
 }
 
 fn key(name: u64) -> KeyId {
-    KeyId::of(&name.to_le_bytes())
+    KEYS.id(&name.to_le_bytes())
 }
 
 /// The payload of an object: its name in every byte.

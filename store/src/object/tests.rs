@@ -10,6 +10,7 @@ mod rebuild;
 use super::*;
 use crate::arena::Extent;
 use crate::heap::HeapConfig;
+use crate::key::KEYS;
 use crate::memory::AnonMemory;
 use std::sync::Arc;
 
@@ -60,7 +61,7 @@ fn i2_an_object_is_readable_only_between_ready_and_retired() {
     let mut slots = Slots::fresh(heap(4));
     let heap = slots.heap().clone();
     let arena = heap.geometry().arena;
-    let (key, at) = (KeyId::of(b"k"), extent(&heap, 0, 1));
+    let (key, at) = (KEYS.id(b"k"), extent(&heap, 0, 1));
     let wanted = expect(key, 1, at);
     let read = |e: &Expect| validate(&read_header(&heap, 0).unwrap(), e, &arena);
     assert_eq!(read(&wanted), Err(Unreadable::NotReady));
@@ -86,7 +87,7 @@ fn i11_a_stale_commit_is_reclaimed() {
     let heap = slots.heap().clone();
     let at = extent(&heap, 2, 1);
     slots.open(2, 1, at).unwrap();
-    begin(&heap, 2, 1, KeyId::of(b"late"), at, 100);
+    begin(&heap, 2, 1, KEYS.id(b"late"), at, 100);
     slots.retire(2, 1, false, 0).unwrap();
     // The producer did not hear of it: it publishes, and commits, during the fence, in quarantine
     // and after the slot has gone to another.
@@ -97,7 +98,7 @@ fn i11_a_stale_commit_is_reclaimed() {
     assert!(reclaimed(&mut slots));
     assert_eq!(slots.due(10 + Q), [Freed { slot: 2, epoch: 1, extent: at }]);
     assert!(reclaimed(&mut slots));
-    put(&mut slots, 2, 2, KeyId::of(b"new"));
+    put(&mut slots, 2, 2, KEYS.id(b"new"));
     assert!(reclaimed(&mut slots));
     assert!(!publish(&heap, 2, 1), "a late publish has no effect");
     assert_eq!(slots.usage().live_objects, 1);
@@ -107,7 +108,7 @@ fn i11_a_stale_commit_is_reclaimed() {
 #[test]
 fn i8_a_retired_extent_is_not_reused_before_quarantine_ends() {
     let mut slots = Slots::fresh(heap(4));
-    let at = put(&mut slots, 0, 1, KeyId::of(b"k"));
+    let at = put(&mut slots, 0, 1, KEYS.id(b"k"));
     let retired = slots.retire(0, 1, true, 1000).unwrap();
     assert_eq!(retired, Retired { extent: at, was: Was::Live });
     assert_eq!(slots.next_due_ns(), Some(1000 + Q));
@@ -122,7 +123,7 @@ fn i8_a_retired_extent_is_not_reused_before_quarantine_ends() {
 fn i8_settling_restarts_only_the_quarantines_just_begun() {
     let mut slots = Slots::fresh(heap(4));
     for slot in 0..2 {
-        put(&mut slots, slot, 1, KeyId::of(b"k"));
+        put(&mut slots, slot, 1, KEYS.id(b"k"));
     }
     slots.retire(0, 1, true, 0).unwrap();
     slots.settle(100);
@@ -161,10 +162,10 @@ fn every_call_may_come_twice() {
     assert!(slots.open(0, 1, elsewhere).is_err(), "another extent is another plan");
     let early = slots.commit(0, 1).unwrap_err();
     assert!(!early.is_already_retired() && early.to_string().contains("not READY"), "{early}");
-    begin(&heap, 0, 1, KeyId::of(b"k"), at, 100);
+    begin(&heap, 0, 1, KEYS.id(b"k"), at, 100);
     assert!(publish(&heap, 0, 1));
     let first = slots.commit(0, 1).unwrap();
-    let wanted = Committed { newly: true, key: KeyId::of(b"k"), bytes_total: 100, extent: at };
+    let wanted = Committed { newly: true, key: KEYS.id(b"k"), bytes_total: 100, extent: at };
     assert_eq!(first, wanted);
     assert_eq!(slots.commit(0, 1).unwrap(), Committed { newly: false, ..wanted });
     slots.retire(0, 1, true, 0).unwrap();
@@ -186,7 +187,7 @@ fn a_commit_must_carry_its_own_plans_payload() {
     {
         let plan = extent(&heap, slot, 1);
         slots.open(slot, 1, plan).unwrap();
-        begin(&heap, slot, 1, KeyId::of(b"k"), payload, bytes);
+        begin(&heap, slot, 1, KEYS.id(b"k"), payload, bytes);
         assert!(publish(&heap, slot, 1));
         assert_eq!(slots.commit(slot, 1).is_ok(), fits, "slot {slot}");
     }
@@ -199,7 +200,7 @@ fn a_commit_must_carry_its_own_plans_payload() {
 #[test]
 fn a_touch_reaches_only_a_live_object_of_that_epoch() {
     let mut slots = Slots::fresh(heap(4));
-    put(&mut slots, 0, 1, KeyId::of(b"k"));
+    put(&mut slots, 0, 1, KEYS.id(b"k"));
     assert!(slots.touch(0, 1, 77) && !slots.touch(0, 2, 88) && !slots.touch(1, 1, 88));
     assert!(!slots.touch(u32::MAX, 1, 88));
     assert_eq!(slots.header(0).last_access, 77);

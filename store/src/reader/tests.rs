@@ -3,6 +3,7 @@
 use super::*;
 use crate::arena::Extent;
 use crate::heap::HeapConfig;
+use crate::key::KEYS;
 use crate::memory::AnonMemory;
 use crate::object::{Publication, Slots};
 use std::sync::Arc;
@@ -34,7 +35,7 @@ fn put_bytes(slots: &mut Slots, slot: u32, epoch: u32, key: KeyId, bytes: &[u8])
 }
 
 fn key(n: u32) -> KeyId {
-    KeyId::of(&n.to_le_bytes())
+    KEYS.id(&n.to_le_bytes())
 }
 
 fn got(reader: &Reader, key: KeyId) -> Option<Vec<u8>> {

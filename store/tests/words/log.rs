@@ -1,7 +1,7 @@
 //! A device log whose words belong to the model checker: its owner, a whole put and a read, by the
 //! code of production. `log_claims`, `log_table` and `log_reuse` ask the questions.
 
-use crate::segment::{BYTES, Modelled};
+use crate::segment::{BYTES, KEYS, Modelled};
 use nkv_store::KeyId;
 use nkv_store::device_log::{
     BUMP_PTR_OFF, ControlLine, DeviceLog, Directory, Entry, HEAP_LIMIT_OFF, LogGeometry, LogObject,
@@ -88,7 +88,7 @@ pub fn log(units: u64, slots: &[u64]) -> Owner {
 }
 
 pub fn key(name: u64) -> KeyId {
-    KeyId::of(&name.to_le_bytes())
+    KEYS.id(&name.to_le_bytes())
 }
 
 /// The payload of an object: its name in every watched word.

@@ -7,7 +7,7 @@ use nkv_store::memory::Memory;
 use nkv_store::object::{Expect, Publication, Reading, Slots};
 use nkv_store::op::Op;
 use nkv_store::words::{self, WORDWISE_BYTES, Words};
-use nkv_store::{AnonMemory, Export, Extent, Heap, HeapConfig, KeyId, StoreError};
+use nkv_store::{AnonMemory, Export, Extent, Heap, HeapConfig, KeyHasher, KeyId, StoreError};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -214,8 +214,11 @@ pub fn payload(epoch: u32) -> Vec<u8> {
     bytes
 }
 
+/// What makes the identities of the tests' keys.
+pub const KEYS: KeyHasher = KeyHasher::new([7; 16]);
+
 pub fn key() -> KeyId {
-    KeyId::of(b"k")
+    KEYS.id(b"k")
 }
 
 /// What the producer of an epoch writes.

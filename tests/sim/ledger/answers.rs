@@ -2,7 +2,7 @@
 
 use super::{Ledger, Moment, Put, Removal, Roster, Said, Spot};
 use crate::content::{PutId, is_of};
-use nkv::store::KeyId;
+use crate::plan::{JOB, secret};
 use std::collections::BTreeSet;
 
 impl Ledger {
@@ -85,8 +85,9 @@ impl Ledger {
     /// These keys were listed.
     pub fn check_names<'n>(&self, names: impl Iterator<Item = &'n [u8]>) {
         let mut book = self.lock();
+        let hasher = secret().key_hasher(JOB);
         for name in names {
-            if !book.by_id.contains_key(&KeyId::of(name)) {
+            if !book.by_id.contains_key(&hasher.id(name)) {
                 let text = format!("{} is listed, which nobody ever put", name.escape_ascii());
                 book.wrong(&self.trace, text);
             }

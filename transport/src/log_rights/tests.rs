@@ -6,12 +6,12 @@ mod ends;
 mod races;
 
 use super::*;
-use nkv_store::AnonMemory;
 use nkv_store::device_log::{DeviceLog, Next};
 use nkv_store::device_log::{Directory, LogCounts, LogObject, LogPut, LogTimes, Placing};
 use nkv_store::layout::{KEY_CHECK_OFF, state, word};
 use nkv_store::object::writing;
 use nkv_store::op::Op;
+use nkv_store::{AnonMemory, KeyHasher};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -30,6 +30,8 @@ impl Cut for Line {
         self.0.fetch_add(1, Ordering::SeqCst);
     }
 }
+
+const KEYS: KeyHasher = KeyHasher::new([7; 16]);
 
 #[derive(Debug, Default)]
 struct Index(HashMap<KeyId, LogObject>);
@@ -161,7 +163,7 @@ impl World {
 
     /// Claims so many bytes; what the claim came to.
     fn claim(&self, name: u64, bytes: u64) -> Next {
-        let key = KeyId::of(&name.to_le_bytes());
+        let key = KEYS.id(&name.to_le_bytes());
         let put = LogPut::new(self.geometry, key, (1, 4096), bytes).unwrap();
         let p = self.add(put.claim_bytes()).unwrap();
         put.claimed(p).next(self.memory.load(HEAP_LIMIT_OFF).unwrap())

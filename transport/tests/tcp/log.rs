@@ -11,7 +11,7 @@ use nkv_store::device_log::{
     LogTimes, Next, Placing,
 };
 use nkv_store::layout::PUBLISH_OFF;
-use nkv_store::{AnonMemory, KeyId, Memory, Stripes};
+use nkv_store::{AnonMemory, KeyHasher, KeyId, Memory, Stripes};
 use nkv_transport::grants::Grants;
 use nkv_transport::log_rights::LogRights;
 use nkv_transport::{AgentLimits, Op, TcpAgent, TcpOptions, TcpVerbs, TransportError, Verbs};
@@ -116,7 +116,7 @@ impl Rig {
 }
 
 fn key(name: u64) -> KeyId {
-    KeyId::of(&name.to_le_bytes())
+    KeyHasher::new([7; 16]).id(&name.to_le_bytes())
 }
 
 fn fill(name: u64, bytes: u64) -> Vec<u8> {

@@ -7,7 +7,7 @@ use nkv_pace::{HANGS, timed};
 use nkv_store::layout::{OWNER_OFF, PUBLISH_OFF, Region, flag, state, word};
 use nkv_store::object::{Publication, Reading};
 use nkv_store::threads::spawn_named;
-use nkv_store::{AnonMemory, Expect, KeyId, Memory, Stripes, Unreadable};
+use nkv_store::{AnonMemory, Expect, KeyHasher, KeyId, Memory, Stripes, Unreadable};
 use nkv_transport::access::{Access, Cut, Intent, OpenAccess, Permit};
 use nkv_transport::{AgentLimits, Op, TcpAgent, TcpOptions, TcpVerbs, TransportError, Verbs};
 use proptest::prelude::*;
@@ -33,7 +33,7 @@ fn connect(to: SocketAddr) -> TcpVerbs {
 }
 
 fn key() -> KeyId {
-    KeyId::of(b"striped")
+    KeyHasher::new([7; 16]).id(b"striped")
 }
 
 fn publication() -> Publication {

@@ -59,8 +59,8 @@ async fn node(job: &str) -> (Node, ControlPool) {
     let node = Node::start(config).await.unwrap();
     let near = node.info().local.clone().unwrap();
     let path = MasterPath::Remote(Arc::new(Mutex::new(vec![near])));
-    let credentials = Credentials::of_client(&job, None);
-    (node, ControlPool::new(Arc::new(OsNet), path, credentials, 1))
+    let means = (Credentials::of_client(&job, None), HandleKeys::new(node.hasher()));
+    (node, ControlPool::new(Arc::new(OsNet), path, means, 1))
 }
 
 const LIMIT: Duration = nkv_pace::HANGS;

@@ -8,16 +8,16 @@ use super::{ATTACH_LIMIT, LINK_FRAMES, Link, Peer, TransportChoice, Use};
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
 use crate::greeting::hello;
-use crate::message::{AttachBy, Purpose, RankInfo, ToOwner, Welcome};
+use crate::message::{AttachBy, Purpose, RankInfo, Refusal, ToOwner, Welcome};
 use crate::owner::attachments::Route;
 use crate::owner::pin_tables::Proof;
 use crate::plans::{Obeyed, OpenPlans};
-use nkv_store::Stripes;
 use nkv_store::device_log::{Landing, Line, OpenClaims};
 use nkv_store::fork::MadeIn;
 use nkv_store::heap::Heap;
 use nkv_store::pins::Pins;
 use nkv_store::reader::Reader;
+use nkv_store::{KeyHasher, Stripes};
 use nkv_transport::Alive;
 use nkv_transport::fabric::{Answer, FabricConfig};
 use nkv_transport::local::LocalVerbs;
@@ -41,6 +41,7 @@ const CLAIM_PATIENCE: Duration = Duration::from_millis(500);
 pub(crate) struct Attaching {
     pub env: Environment,
     pub credentials: Credentials,
+    pub hasher: KeyHasher,
     pub producer: u64,
     pub info: RankInfo,
     pub choice: TransportChoice,
@@ -87,6 +88,7 @@ impl Attaching {
             let rank = self.info.rank;
             Error::internal(format!("rank {rank} cannot be as the master describes it: {e}"))
         })?;
+        self.check_hasher()?;
         let mut all = vec![self.best().await?];
         if all[0].claims_elsewhere && !self.claims_already {
             // Who waits for the first one can read by it already.
@@ -100,6 +102,16 @@ impl Attaching {
             }
         }
         Ok(all)
+    }
+
+    /// Who makes other identities of keys finds nothing there, and what it puts is found by nobody [I16].
+    fn check_hasher(&self) -> Result<()> {
+        let (ours, theirs) = (self.info.key_fingerprint, self.hasher.fingerprint());
+        if ours == theirs {
+            return Ok(());
+        }
+        let who = format!("this handle, which attaches to {},", self.info.seat());
+        Err(Error::unsupported(Refusal::Keys { who, ours, theirs }.to_string()))
     }
 
     /// The way by which a process that maps a segment claims in a log whose claims a device counts [I1].
@@ -172,6 +184,7 @@ impl Attaching {
         Peer {
             rank: self.info.rank,
             incarnation: self.info.incarnation,
+            hasher: self.hasher,
             used_for,
             claims_elsewhere: mapped.is_some() && self.info.nic_atomics && self.claims.is_some(),
             passed_over,

@@ -8,6 +8,7 @@ use crate::message::{
 };
 use crate::place::OwnedPlace;
 use crate::{ErrorKind, Result};
+use nkv_store::KeyHasher;
 use nkv_store::clock::{BootClock, Clock, ManualClock};
 use nkv_transport::wire::Address;
 use std::fmt::Debug;
@@ -43,6 +44,9 @@ pub(super) struct Rank {
     pub keeps_views: bool,
 }
 
+/// What makes the identities of keys.
+pub(super) const HASHER: KeyHasher = KeyHasher::new([7; 16]);
+
 pub(super) fn info(rank: u32, incarnation: u64, world: u32) -> RankInfo {
     RankInfo {
         rank,
@@ -65,6 +69,7 @@ pub(super) fn info(rank: u32, incarnation: u64, world: u32) -> RankInfo {
         arena_offset: BASE,
         arena_bytes: u64::from(SLOTS) * UNIT,
         nic_atomics: false,
+        key_fingerprint: HASHER.fingerprint(),
         quarantine_ms: 5,
         prefault: false,
         http: None,
@@ -120,6 +125,7 @@ impl Bench {
                 ttl_ms: TTL_MS,
                 call_timeout_ms: 500,
             },
+            hasher: HASHER,
             members: members.clone(),
             next_plan: Arc::new(AtomicU64::new(1)),
             boot_id: nkv_store::boot_id(),

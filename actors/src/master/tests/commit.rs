@@ -1,8 +1,9 @@
 //! Commits that come before their owner has recorded the plan: it would be lost with the master.
 
-use super::bench::{Bench, LIMIT, Rank, done, eventually, key, plan_ref};
+use super::bench::{Bench, HASHER, LIMIT, Rank, done, eventually, key, plan_ref};
 use crate::ErrorKind;
 use crate::client::control::{ControlPool, MasterPath};
+use crate::client::keys::HandleKeys;
 use crate::message::{
     Down, EndCause, PlanDesc, PlanId, PlanOpened, Request, Response, SeenView, SlotContent,
     SlotEntry, Up,
@@ -114,7 +115,8 @@ async fn an_embedded_handle_at_the_master_waits_for_owners_of_other_processes_as
     let plan = bench.open(1, "k", 0).await.unwrap();
     let path = MasterPath::Local(bench.master.clone(), bench.members.clone());
     let net = Arc::new(OsNet);
-    let pool = Arc::new(ControlPool::new(net, path, Credentials::of_client("j", None), 7));
+    let means = (Credentials::of_client("j", None), HandleKeys::new(HASHER));
+    let pool = Arc::new(ControlPool::new(net, path, means, 7));
     let commit = || {
         let (pool, list) = (pool.clone(), vec![plan_ref(&plan)]);
         tokio::spawn(async move { pool.call(Request::Commit(list), LIMIT).await })

@@ -1,12 +1,11 @@
 //! Questions to the owners of device logs whose links fail [I6] [I15].
 
-use super::bench::{Bench, LIMIT, Rank, UNIT, extent_of, info, key, plan_ref};
+use super::bench::{Bench, HASHER, LIMIT, Rank, UNIT, extent_of, info, key, plan_ref};
 use crate::ErrorKind;
 use crate::message::{
     Down, LogObjectEntry, LogQuestion, PlanRef, RankInfo, Request, Response, SeenView, Selection,
     SlotRef, Term, Up, WireKeyId,
 };
-use nkv_store::KeyId;
 
 /// A log of eight units before its arena.
 fn with_log_slots(info: RankInfo) -> RankInfo {
@@ -88,7 +87,7 @@ async fn i15_a_question_that_was_lost_with_its_link_is_asked_on_the_next_one() {
 fn in_log(k: &str) -> LogObjectEntry {
     LogObjectEntry {
         key: key(k),
-        id: WireKeyId::from(KeyId::of(k.as_bytes())),
+        id: WireKeyId::from(HASHER.id(k.as_bytes())),
         slot: 3,
         epoch: 1,
         payload_off: extent_of(0) - 8 * UNIT,
@@ -132,7 +131,7 @@ async fn i15_what_a_log_serves_is_not_forgotten_when_the_logs_are_asked_once_mor
     first.says(Up::Retired(vec![listed.meta.at])).await;
     answers(&logs, number, vec![in_log("hidden")]).await;
     let (again, question) = is_asked(&mut logs).await;
-    let listed = WireKeyId::from(KeyId::of(b"listed"));
+    let listed = WireKeyId::from(HASHER.id(b"listed"));
     assert!(matches!(question, LogQuestion::Find(keys) if keys == [listed]));
     answers(&logs, again, Vec::new()).await;
     let Response::Locations(found) = asked.await.unwrap() else { panic!("no locations") };
@@ -164,7 +163,7 @@ async fn i7_who_found_a_listed_object_gone_is_led_to_the_one_that_a_log_serves()
         let gone = bench.put(1, "k", &mut first).await.meta.at;
         let asked = asks_past(&bench, "k", gone);
         let (number, question) = is_asked(&mut logs).await;
-        let here = WireKeyId::from(KeyId::of(b"k"));
+        let here = WireKeyId::from(HASHER.id(b"k"));
         assert!(matches!(question, LogQuestion::Find(keys) if keys == [here]));
         let (same, _) = is_asked(&mut first).await;
         assert_eq!(same, number, "the owner of what is listed is asked, too");

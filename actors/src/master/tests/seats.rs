@@ -1,7 +1,7 @@
 //! Ranks with more than one segment: who counts, where objects go, who waits where, who is awaited.
 
 use super::bench::{
-    Bench, LIMIT, Rank, SLOTS, UNIT, info, key, live, opening, plan_ref, term, view,
+    Bench, HASHER, LIMIT, Rank, SLOTS, UNIT, info, key, live, opening, plan_ref, term, view,
 };
 use crate::ErrorKind;
 use crate::message::{
@@ -119,7 +119,7 @@ async fn an_object_goes_to_the_segment_of_its_rank_with_most_room() {
     let (mut at, mut request) = (BTreeMap::<u32, u32>::new(), 100);
     let opts = PutOptions::default();
     for k in 0..4 {
-        let id = nkv_store::KeyId::of(format!("h{k}").as_bytes());
+        let id = HASHER.id(format!("h{k}").as_bytes());
         let items = vec![OpenItem {
             key: format!("h{k}").into_bytes(),
             bytes_total: 1,
@@ -381,4 +381,18 @@ async fn a_rebuilt_master_asks_every_segment_and_knows_their_objects_again() {
     let Response::Locations(list) = found.await.unwrap() else { panic!() };
     let at: Vec<_> = list.into_iter().map(|m| m.unwrap().at).collect();
     assert_eq!(at, [plan_ref(&here).at, plan_ref(&there).at]);
+}
+
+#[tokio::test]
+async fn i16_a_rank_that_hashes_keys_otherwise_is_refused() {
+    let bench = Bench::new(2).await;
+    let odd = RankInfo { key_fingerprint: 7, ..info(1, 101, 2) };
+    let (ours, theirs) = (HASHER.fingerprint(), 7);
+    let joins = bench.joins(odd, term(0, 0), false, SeenView::default());
+    let refused = joins.await.err().expect("refused");
+    assert_eq!(refused, Refusal::Keys { who: "rank 1".to_string(), ours, theirs });
+    let told = refused.to_string();
+    assert!(told.contains("rank 1 hashes keys under another key"), "{told}");
+    assert!(told.contains(&format!("{ours:016x}")) && told.contains("same secret"), "{told}");
+    assert!(bench.join(1, 101).await.is_ok());
 }

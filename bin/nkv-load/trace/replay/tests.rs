@@ -6,11 +6,12 @@ use crate::content::Stream;
 use crate::report::Report;
 use nkv::message::{ObjMeta, SlotRef, WireKeyId};
 use nkv::{Error, ErrorKind};
-use nkv_store::KeyId;
+use nkv_store::{KeyHasher, KeyId};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 
 const BLOCK: usize = 128;
+const HASHER: KeyHasher = KeyHasher::new([7; 16]);
 
 /// Blocks in a map; a test says what goes wrong.
 #[derive(Default)]
@@ -32,7 +33,7 @@ fn fail(kind: ErrorKind) -> Error {
 impl Blocks for Pretended {
     fn longest_prefix(&self, keys: &[&[u8]]) -> nkv::Result<Vec<ObjMeta>> {
         let stored = self.stored.borrow();
-        let ids = keys.iter().map(|key| KeyId::of(key));
+        let ids = keys.iter().map(|key| HASHER.id(key));
         Ok(ids.take_while(|id| stored.contains_key(id)).map(meta).collect())
     }
 
@@ -59,7 +60,7 @@ impl Blocks for Pretended {
             self.put_keys.borrow_mut().push(key.to_vec());
             match self.puts_fail.get() {
                 Some(kind) => Err(fail(kind)),
-                None => match stored.insert(KeyId::of(key), value.to_vec()) {
+                None => match stored.insert(HASHER.id(key), value.to_vec()) {
                     None => Ok(()),
                     Some(_) => Err(fail(ErrorKind::AlreadyExists)),
                 },
@@ -83,7 +84,7 @@ fn meta(id: KeyId) -> ObjMeta {
 }
 
 fn id_of(block: u64) -> KeyId {
-    KeyId::of(&super::block_key(BLOCK, block))
+    HASHER.id(&super::block_key(BLOCK, block))
 }
 
 fn replay(blocks: &Pretended, requests: &[&[u64]]) -> Report {

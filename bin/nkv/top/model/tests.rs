@@ -32,6 +32,7 @@ fn info(rank: u32) -> RankInfo {
         arena_offset: 0,
         arena_bytes: 1 << 20,
         nic_atomics: false,
+        key_fingerprint: 1,
         quarantine_ms: 50,
         prefault: false,
     }

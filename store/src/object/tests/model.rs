@@ -103,7 +103,7 @@ impl World {
     }
 
     fn key(slot: u32, epoch: u32) -> KeyId {
-        KeyId::of(format!("{slot}@{epoch}").as_bytes())
+        KEYS.id(format!("{slot}@{epoch}").as_bytes())
     }
 
     fn open(&mut self, slot: u32, bytes: u64, epoch: u32) -> Result<(), TestCaseError> {

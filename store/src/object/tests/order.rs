@@ -72,7 +72,7 @@ fn words_are_stored_in_the_order_that_others_rely_on() {
 
     let index = heap.geometry().index;
     let mut slots = Slots::fresh(heap);
-    let at = put(&mut slots, 1, 1, KeyId::of(b"k"));
+    let at = put(&mut slots, 1, 1, KEYS.id(b"k"));
     let producers = [(second + PUBLISH_OFF, writing(1))];
     let mut stored = memory.taken();
     let (entry, led) = stored.pop().unwrap();
@@ -87,7 +87,7 @@ fn words_are_stored_in_the_order_that_others_rely_on() {
 #[test]
 fn i4_a_producers_verbs_are_fields_then_writing_then_pages_then_ready() {
     let (header, payload) = (4096, 8192);
-    let object = Publication::new((header, 7), KeyId::of(b"k"), (1, 4096), payload, 100);
+    let object = Publication::new((header, 7), KEYS.id(b"k"), (1, 4096), payload, 100);
     let bytes = [1; 100];
     let fields = (header, PRODUCER_FIELDS);
     let publish = (header + PUBLISH_OFF, 8);
@@ -108,7 +108,7 @@ fn i11_a_producer_is_told_whether_its_ready_took_and_else_what_stands_there() {
     let mut slots = Slots::fresh(heap(2));
     let heap = slots.heap().clone();
     let at = extent(&heap, 0, 1);
-    let key = KeyId::of(b"k");
+    let key = KEYS.id(b"k");
     let header = heap.geometry().header_off(0);
     let object = Publication::new((header, 1), key, (1, 4096), at.offset, 100);
     let run = |ops: &mut [Op<'_>]| ops.iter_mut().for_each(|op| op.run(&**heap.memory()).unwrap());

@@ -39,7 +39,7 @@ fn i7_a_reader_accepts_no_torn_payload() {
     let slots = Slots::fresh(heap(16));
     let heap = slots.heap().clone();
     let arena = heap.geometry().arena;
-    let key = KeyId::of(b"k");
+    let key = KEYS.id(b"k");
     let at = extent(&heap, 0, 16);
     let bytes_total = PAYLOAD as u64;
     let wanted = Expect { key: Some(key), epoch: None, payload_base: at.offset, bytes_total };

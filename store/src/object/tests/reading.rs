@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn i2_every_condition_alone_makes_an_object_unreadable() {
     let arena = Region { offset: 8192, len: 40_960 };
-    let key = KeyId::of(b"k");
+    let key = KEYS.id(b"k");
     let good = ObjHeader {
         key_hash: key.hash,
         key_check: key.check,

@@ -10,7 +10,7 @@ fn i3_a_slot_out_of_epochs_is_lost_and_counted_but_its_extent_comes_back() {
     heap.memory().store(header + PUBLISH_OFF, reserved(u32::MAX)).unwrap();
     heap.memory().store(header + OWNER_OFF, word(flag::LIVE, u32::MAX)).unwrap();
     let mut slots = Slots::scan(heap, &[], |_, _| false, 0);
-    let at = put(&mut slots, 1, u32::MAX, KeyId::of(b"last"));
+    let at = put(&mut slots, 1, u32::MAX, KEYS.id(b"last"));
     slots.retire(1, u32::MAX, true, 0).unwrap();
     let freed = slots.due(Q);
     assert_eq!(freed, [Freed { slot: 1, epoch: u32::MAX, extent: at }]);
@@ -25,7 +25,7 @@ fn i3_a_slot_out_of_epochs_is_lost_and_counted_but_its_extent_comes_back() {
 fn a_scan_finds_every_slot_as_it_was_and_holds_what_is_in_doubt() {
     let mut slots = Slots::fresh(heap(8));
     let heap = slots.heap().clone();
-    let key = KeyId::of(b"k");
+    let key = KEYS.id(b"k");
     put(&mut slots, 0, 1, key);
     put(&mut slots, 1, 1, key);
     slots.retire(1, 1, true, 0).unwrap();
@@ -63,13 +63,12 @@ fn a_scan_finds_every_slot_as_it_was_and_holds_what_is_in_doubt() {
 #[test]
 fn reports_name_what_is_held_and_skip_what_was_never_used() {
     let mut slots = Slots::fresh(heap(8));
-    let at = put(&mut slots, 3, 1, KeyId::of(b"k"));
+    let at = put(&mut slots, 3, 1, KEYS.id(b"k"));
     slots.open(4, 1, extent(slots.heap(), 4, 2)).unwrap();
-    let gone = put(&mut slots, 6, 1, KeyId::of(b"gone"));
+    let gone = put(&mut slots, 6, 1, KEYS.id(b"gone"));
     slots.retire(6, 1, true, 0).unwrap();
     let kinds: Vec<_> = slots.report().map(|r| (r.slot, r.kind, r.extent)).collect();
-    let live =
-        SlotKind::Live { key: KeyId::of(b"k"), bytes_total: 100, page_size: 4096, n_pages: 1 };
+    let live = SlotKind::Live { key: KEYS.id(b"k"), bytes_total: 100, page_size: 4096, n_pages: 1 };
     let open = extent(slots.heap(), 4, 2);
     let wanted =
         [(3, live, Some(at)), (4, SlotKind::Open, Some(open)), (6, SlotKind::Held, Some(gone))];
@@ -84,8 +83,8 @@ fn reports_name_what_is_held_and_skip_what_was_never_used() {
 fn those_who_start_cold_find_what_is_published_and_not_retired() {
     let mut slots = Slots::fresh(heap(4));
     let heap = slots.heap().clone();
-    put(&mut slots, 0, 1, KeyId::of(b"retired"));
-    put(&mut slots, 2, 1, KeyId::of(b"live"));
+    put(&mut slots, 0, 1, KEYS.id(b"retired"));
+    put(&mut slots, 2, 1, KEYS.id(b"live"));
     slots.retire(0, 1, true, 0).unwrap();
     slots.touch(2, 1, 9);
     slots.open(3, 1, extent(&heap, 3, 1)).unwrap();
@@ -104,7 +103,7 @@ fn i8_a_scan_finds_the_extent_of_an_object_that_fills_its_arena() {
     let mut arena = Arena::new(heap.geometry().arena, 17);
     let at = arena.alloc(17 * 4096 - 100).unwrap();
     slots.open(0, 1, at).unwrap();
-    begin(&heap, 0, 1, KeyId::of(b"all of it"), at, 17 * 4096 - 100);
+    begin(&heap, 0, 1, KEYS.id(b"all of it"), at, 17 * 4096 - 100);
     assert!(publish(&heap, 0, 1));
     assert!(slots.commit(0, 1).unwrap().newly);
     drop(slots);
@@ -120,7 +119,7 @@ fn i8_a_scan_finds_the_extent_of_an_object_that_fills_its_arena() {
 #[test]
 fn i15_a_key_whose_object_lost_live_is_served_by_nothing_though_the_index_still_names_it() {
     let mut slots = Slots::fresh(heap(4));
-    let key = KeyId::of(b"k");
+    let key = KEYS.id(b"k");
     put(&mut slots, 1, 1, key);
     assert_eq!(slots.serving(key, |_| true), Some(1));
     assert_eq!(slots.serving(key, |slot| slot != 1), None);

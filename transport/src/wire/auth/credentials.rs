@@ -6,7 +6,7 @@ use super::cookie::{self, CookieFile};
 use super::error::{AuthError, SecretError};
 use super::secret::Secret;
 use crate::wire::Address;
-use nkv_store::{OsRandom, Random};
+use nkv_store::{KeyHasher, OsRandom, Random};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -225,6 +225,16 @@ impl Credentials {
         match &self.basis {
             Basis::Held(cookie) => cookie.put_back(),
             Basis::Secret(_) | Basis::Looked => Ok(None),
+        }
+    }
+
+    /// What makes the identities of the job's keys [I16], at a node: the same at every node of the job,
+    /// and at every later one for as long as one of them lives. A client is told it by a node.
+    pub fn key_hasher(&self) -> Option<KeyHasher> {
+        match &self.basis {
+            Basis::Secret(secret) => Some(secret.key_hasher(&self.job)),
+            Basis::Held(cookie) => Some(cookie.secret().key_hasher(&self.job)),
+            Basis::Looked => None,
         }
     }
 

@@ -4,6 +4,8 @@
 use super::error::SecretError;
 use hmac::digest::KeyInit;
 use hmac::{Hmac, Mac};
+use nkv_store::KeyHasher;
+use nkv_store::key::HASHER_KEY_BYTES;
 use rustix::fs::{Mode, OFlags};
 use sha2::{Digest, Sha256};
 use std::ffi::OsStr;
@@ -25,6 +27,8 @@ pub const SECRET_FILE_VARIABLE: &str = "NKV_SECRET_FILE";
 const BLOCK_BYTES: usize = 64;
 /// What the handshake's key is made with, and nothing else.
 const PSK_LABEL: &[u8; 16] = b"nkv-auth psk v2\0";
+/// What the key that hashes keys is made with, and nothing else.
+const HASHER_LABEL: &[u8; 16] = b"nkv-hash keys v1";
 /// Bytes of a SHA-256.
 pub(super) const MAC_BYTES: usize = 32;
 /// Permission bits that would let others in.
@@ -133,6 +137,14 @@ impl Secret {
     pub(super) fn first_bytes(&self) -> &[u8; MAC_BYTES] {
         let (first, _) = self.block.split_at(MAC_BYTES);
         first.try_into().unwrap_or(&[0; MAC_BYTES])
+    }
+
+    /// What makes the identities of a job's keys [I16].
+    pub fn key_hasher(&self, job: &str) -> KeyHasher {
+        let mac = self.mac(&[HASHER_LABEL, job.as_bytes()]).finalize().into_bytes();
+        let mut key = [0; HASHER_KEY_BYTES];
+        key.copy_from_slice(&mac[..HASHER_KEY_BYTES]);
+        KeyHasher::new(key)
     }
 
     /// HMAC-SHA256 under this secret: of a label of 16 bytes, and of one part or of several whose

@@ -421,3 +421,25 @@ fn i20_of_two_sources_the_flag_wins_and_two_variables_are_a_contradiction() {
         assert!(e.contains(says), "{e}");
     }
 }
+
+#[test]
+fn i16_what_hashes_keys_follows_from_the_secret_and_the_job_at_every_member() {
+    let right = Secret::new(b"the right secret", "test").unwrap();
+    let hasher = right.key_hasher(JOB);
+    // HMAC-SHA256 of label and job, as another program computes it: the first 16 bytes.
+    assert_eq!(hasher.key(), 0xdd99_0256_8088_1478_8d9f_2e3a_ff7c_b72d_u128.to_be_bytes());
+    assert_ne!(hasher, right.key_hasher("another job"));
+    assert_ne!(hasher, Secret::new(b"the wrong secret", "test").unwrap().key_hasher(JOB));
+    let node = Credentials::of_node(JOB, Some(right.clone())).unwrap();
+    assert_eq!(node.key_hasher(), Some(hasher));
+
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let held = CookieFile::hold_in(dir.path(), JOB).unwrap();
+    let shared = held.secret().clone();
+    let node = Credentials::of_cookie(JOB, held);
+    assert_eq!(node.key_hasher(), Some(shared.key_hasher(JOB)));
+    assert_ne!(node.key_hasher(), Some(hasher));
+    // A client is told it.
+    assert_eq!(Credentials::of_client(JOB, None).key_hasher(), None);
+}
