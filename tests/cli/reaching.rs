@@ -57,6 +57,11 @@ fn while_the_master_is_gone_status_says_what_each_node_knows() {
     let handle = cluster.connect(0);
     let to_rank_1 = PutOptions { preferred_segment: Some(1), ..PutOptions::default() };
     handle.put(b"k", b"value", &to_rank_1).unwrap();
+    until(LIMIT, "rank 1 has heard of its object", || {
+        let shown = nkv(&cluster, 1, &["stats", "--json"]);
+        let said: serde_json::Value = serde_json::from_str(&shown.stdout).unwrap_or_default();
+        said["ranks"][1]["owner"]["objects"] == 1
+    });
     let (first, rank_1) = (cluster.address(0).to_string(), cluster.address(1).to_string());
     cluster.kill9(0);
     let nodes = format!("{first},{rank_1}");

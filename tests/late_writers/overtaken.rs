@@ -54,9 +54,11 @@ fn refuses_a_grant_that_arrives_after_the_term(attached: bool) {
         put(&slow, "before", SMALL_BYTES, OWNER, 0).unwrap();
         link.hold(Way::Down);
     }
-    relay.hold_answer_to(b"overtaken");
+    // Long enough to be told from every other request by its length.
+    let overtaken = "overtaken".repeat(100);
+    relay.hold_answer_to(overtaken.len());
     std::thread::scope(|scope| {
-        let opening = scope.spawn(|| slow.open_for_write(b"overtaken", 5, &on(OWNER)).map(|_| ()));
+        let opening = scope.spawn(|| slow.open_for_write(overtaken.as_bytes(), 5, &on(OWNER)).map(|_| ()));
         until(SLACK, "the grant is on its way", || relay.held(Way::Down) > 0);
         cluster.kill9(0);
         link.lose(Way::Down);
@@ -69,8 +71,8 @@ fn refuses_a_grant_that_arrives_after_the_term(attached: bool) {
         let end = opening.join().expect("no panic");
         assert_eq!(end.unwrap_err().kind, ErrorKind::Reclaimed, "a plan of the lower term");
         assert_eq!(slots_being_written(&cluster), 0, "refused after its first byte");
-        put(&client, "overtaken", SMALL_BYTES, OWNER, 1).expect("the key is free");
-        expect(&client, "overtaken", SMALL_BYTES, 1);
+        put(&client, &overtaken, SMALL_BYTES, OWNER, 1).expect("the key is free");
+        expect(&client, &overtaken, SMALL_BYTES, 1);
         settled(&client, OWNER, SLACK);
     });
 }

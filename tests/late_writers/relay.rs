@@ -5,7 +5,7 @@ use nkv::Address;
 use nkv::store::threads::spawn_named;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -28,13 +28,16 @@ struct Held {
     bytes: usize,
     // What waits is lost, and its connection with it.
     lost: bool,
-    // Only answers to requests that contain these bytes are held.
-    asked: Option<Vec<u8>>,
+    // Only answers to requests of so many bytes and more are held.
+    asked: Option<usize>,
 }
 
-/// One connection: whether a request passed whose answer is to be held.
+/// One connection.
 #[derive(Default)]
 struct Line {
+    // What went up since something came down: a request, as far as a relay can tell.
+    request_bytes: AtomicUsize,
+    // A request passed whose answer is to be held.
     asked: AtomicBool,
 }
 
@@ -104,9 +107,10 @@ impl Relay {
         self.set(way, Held { on: true, ..Held::default() });
     }
 
-    /// Holds the answer to a request back that contains these bytes.
-    pub fn hold_answer_to(&self, asked: &[u8]) {
-        self.set(Way::Down, Held { on: true, asked: Some(asked.to_vec()), ..Held::default() });
+    /// Holds the answer to a request back that has so many bytes or more: of one that is encrypted,
+    /// a relay sees nothing but its length.
+    pub fn hold_answer_to(&self, request_bytes: usize) {
+        self.set(Way::Down, Held { on: true, asked: Some(request_bytes), ..Held::default() });
     }
 
     /// Lets all that was held back go on, and all that comes.
@@ -131,10 +135,9 @@ impl Relay {
     }
 }
 
-/// Whether these bytes, on their way up, ask for what is to be held on its way down.
-fn asks(gates: &[Gate; 2], bytes: &[u8]) -> bool {
-    let held = gates[Way::Down as usize].lock();
-    held.asked.as_ref().is_some_and(|a| bytes.windows(a.len()).any(|w| w == &a[..]))
+/// Whether a request of so many bytes is one whose answer is to be held on its way down.
+fn asks(gates: &[Gate; 2], request_bytes: usize) -> bool {
+    gates[Way::Down as usize].lock().asked.is_some_and(|least| request_bytes >= least)
 }
 
 fn pump(from: &TcpStream, to: &TcpStream, (gates, line): (&Arc<[Gate; 2]>, &Arc<Line>), way: Way) {
@@ -143,8 +146,12 @@ fn pump(from: &TcpStream, to: &TcpStream, (gates, line): (&Arc<[Gate; 2]>, &Arc<
     spawn_named("relay-pump", move || {
         let mut buf = vec![0; 64 << 10];
         while let Ok(n @ 1..) = from.read(&mut buf) {
-            if way == Way::Up && asks(&gates, &buf[..n]) {
-                line.asked.store(true, Ordering::Release);
+            match way {
+                Way::Down => line.request_bytes.store(0, Ordering::Relaxed),
+                Way::Up => {
+                    let request = line.request_bytes.fetch_add(n, Ordering::Relaxed) + n;
+                    line.asked.fetch_or(asks(&gates, request), Ordering::Release);
+                }
             }
             if !gates[way as usize].pass(n, &line) || to.write_all(&buf[..n]).is_err() {
                 break;
