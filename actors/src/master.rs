@@ -88,6 +88,8 @@ pub struct Master {
     log_questions: log::LogQuestions,
     // Keys of which a log serves an object besides the entry that has the key now.
     aside: HashSet<KeyId>,
+    // Of these, those whose listed object a reader found gone: another one is no second one.
+    found_gone: HashSet<KeyId>,
     // Ranks where opens wait because an owner has many words still to take.
     behind: BTreeSet<u32>,
     removing: HashMap<KeyId, Vec<(u64, usize)>, IdentityState>,
@@ -194,6 +196,7 @@ impl Role for Master {
             rounds: Rounds::default(),
             log_questions: log::LogQuestions::default(),
             aside: HashSet::new(),
+            found_gone: HashSet::new(),
             behind: BTreeSet::new(),
             removing: HashMap::default(),
             deferred: Vec::new(),

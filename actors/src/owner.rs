@@ -156,8 +156,10 @@ impl Role for Owner {
         };
         let mut slots =
             Slots::scan(truth.heap.clone(), &open, |s, e| truth.tables.has_key(s, e), now);
-        // So may the evictor have missed one that a panic swallowed.
-        truth.tables.evictor_missed.store(true, std::sync::atomic::Ordering::Release);
+        // So may the evictor have missed one that a panic swallowed. At the first start there is none.
+        if truth.evictor.get().is_some() {
+            truth.tables.evictor_missed.store(true, std::sync::atomic::Ordering::Release);
+        }
         // A word that a panic swallowed is said again.
         truth.tables.log_signals.told.store(false, std::sync::atomic::Ordering::Release);
         let log = log::Log::of(truth, &mut slots, now);
@@ -226,9 +228,7 @@ impl Owner {
         for q in self.slots.next_due_ns().into_iter().chain(log_due) {
             due = due.min(q.max(now));
         }
-        // A timer that a full mailbox swallowed is set again.
-        let lost = self.next_tick_ns.saturating_add(IDLE_TICK_MS * 1_000_000) < now;
-        if due < self.next_tick_ns || lost {
+        if due < self.next_tick_ns {
             self.next_tick_ns = due;
             self.tick_generation += 1;
             // Round up: a tick before the due moment would only be repeated.
@@ -375,7 +375,10 @@ impl On<Touches> for Owner {
         Gauges::add(&g.gets_by_cache, served.by_cache);
         Gauges::add(&g.gets_by_master, served.by_master);
         Gauges::add(&g.bytes_read, bytes);
-        self.tell_evictor(Touched(fresh));
+        // A hint: a list that lacks it is as good as one that was late.
+        if let Some(evictor) = self.truth.evictor.get() {
+            let _ = evictor.tell(Touched(fresh));
+        }
         self.settle(turn);
         reply.send(());
     }

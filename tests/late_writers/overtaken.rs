@@ -58,7 +58,8 @@ fn refuses_a_grant_that_arrives_after_the_term(attached: bool) {
     let overtaken = "overtaken".repeat(100);
     relay.hold_answer_to(overtaken.len());
     std::thread::scope(|scope| {
-        let opening = scope.spawn(|| slow.open_for_write(overtaken.as_bytes(), 5, &on(OWNER)).map(|_| ()));
+        let opening =
+            scope.spawn(|| slow.open_for_write(overtaken.as_bytes(), 5, &on(OWNER)).map(|_| ()));
         until(SLACK, "the grant is on its way", || relay.held(Way::Down) > 0);
         cluster.kill9(0);
         link.lose(Way::Down);

@@ -27,11 +27,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often, after which pause, and for how long a commit is repeated while its owner is unsure: a
-/// repeat may wait at the master, and the last one is answered within two seconds [I18].
+/// How often, after which pause, and for how long a commit is repeated while its owner is unsure.
 const COMMIT_RETRIES: u32 = 40;
 const COMMIT_PAUSE: Duration = Duration::from_millis(20);
 const COMMIT_LIMIT: Duration = Duration::from_millis(1_200);
+/// A repeat may wait at the master, longer than its client repeats; then what is given up is aborted:
+/// each may take so long, so that all ends within two seconds and little more [I18].
+const LAST_ANSWER_LIMIT: Duration = Duration::from_millis(450);
 
 /// Owners by incarnation.
 type Peers = HashMap<u64, Result<Arc<Peer>>>;
@@ -274,7 +276,7 @@ impl Client {
         }
         let limit = self.limit().min(COMMIT_LIMIT);
         let until_ns = self.shared.env.clock.now_ns() + limit.as_nanos() as u64;
-        let mut results = self.commit_once(plans).await;
+        let mut results = self.commit_once(plans, self.limit()).await;
         // NotReady: the owner is reporting, or has not recorded the plan, or is looking at one that ran out
         // of time. It settles.
         for _ in 0..COMMIT_RETRIES {
@@ -287,7 +289,9 @@ impl Client {
             self.shared.rare.commits_repeated.one();
             tokio::time::sleep(COMMIT_PAUSE).await;
             let again: Vec<_> = unsure.iter().map(|i| plans[*i].clone()).collect();
-            for (i, r) in unsure.into_iter().zip(self.commit_once(&again).await) {
+            let left_ns = until_ns.saturating_sub(self.shared.env.clock.now_ns());
+            let left = Duration::from_nanos(left_ns) + LAST_ANSWER_LIMIT;
+            for (i, r) in unsure.into_iter().zip(self.commit_once(&again, left).await) {
                 results[i] = r;
             }
         }
@@ -301,13 +305,28 @@ impl Client {
             .map(|(p, _)| p.clone())
             .collect();
         plans.iter().for_each(|p| self.shared.plans.close(p));
-        self.abandon(&failed);
+        self.give_up(&failed, &results).await;
         results
     }
 
-    async fn commit_once(&self, plans: &[Arc<PlanState>]) -> Vec<Result<()>> {
+    /// Ends plans whose bytes say READY already. Where the master answers, it knows before their put has
+    /// failed: a word on its way could be lost with this process, and the object be kept.
+    async fn give_up(&self, plans: &[Arc<PlanState>], results: &[Result<()>]) {
+        let unsure = |r: &Result<()>| matches!(r, Err(e) if e.kind == ErrorKind::NotReady);
+        let list: Vec<_> = plans.iter().map(|p| p.reference()).collect();
+        if !list.is_empty() && results.iter().any(unsure) {
+            let abort = Request::Abort(list);
+            if self.call_within(abort, LAST_ANSWER_LIMIT.min(self.limit())).await.is_ok() {
+                self.shared.rare.abandoned.add(plans.len());
+                return;
+            }
+        }
+        self.abandon(plans);
+    }
+
+    async fn commit_once(&self, plans: &[Arc<PlanState>], limit: Duration) -> Vec<Result<()>> {
         let list = plans.iter().map(|p| p.reference()).collect();
-        match self.call(Request::Commit(list)).await {
+        match self.call_within(Request::Commit(list), limit.min(self.limit())).await {
             Ok(Response::Done(list)) if list.len() == plans.len() => list,
             Ok(other) => spread(plans.len(), self.pool.unexpected("Commit", &other)),
             Err(e) => spread(plans.len(), e),

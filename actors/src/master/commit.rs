@@ -4,14 +4,17 @@
 
 use super::Master;
 use super::objects::State;
+use super::recover::SLOTS_PER_FRAME;
 use crate::cell::Reply;
 use crate::error::{Error, Result};
-use crate::message::{Down, EndCause, PlanRef, RankState, Response, Seat};
+use crate::message::{Down, EndCause, PlanId, PlanRef, RankState, Response, Seat};
 use nkv_store::KeyId;
 
 /// How long a commit waits until the owner has recorded its plan. A few of them fit into the time in
 /// which a client repeats a commit.
 const RECORD_LIMIT_MS: u64 = 400;
+/// Commits that wait for owners at once; what comes past it is `NotReady` and repeated by its client.
+const MAX_UNRECORDED: usize = 65_536;
 
 /// A commit whose owner has not recorded the plan yet.
 #[derive(Debug)]
@@ -33,7 +36,6 @@ enum Accepted {
 }
 
 impl Master {
-    /// Each client has one request at a time under way, so what waits is bounded by their batches.
     pub(super) fn commit(&mut self, list: &[PlanRef], reply: Reply<Response>) {
         let accepted: Vec<_> = list.iter().map(|c| self.commit_one(c)).collect();
         let waits = |a: &Result<Accepted>| matches!(a, Ok(Accepted::Waits(_)));
@@ -43,9 +45,18 @@ impl Master {
         }
         let batch = self.batches.done(list.len(), reply);
         let until_ms = self.now_ms() + self.record_limit_ms();
+        let mut room =
+            MAX_UNRECORDED.saturating_sub(self.unrecorded.values().map(Vec::len).sum::<usize>());
         for (item, (accepted, commit)) in accepted.into_iter().zip(list).enumerate() {
             match accepted {
+                Ok(Accepted::Waits(seat)) if room == 0 => {
+                    let why = format!(
+                        "{MAX_UNRECORDED} commits wait for owners already, this one for {seat}"
+                    );
+                    self.batches.settle_done(batch, item, Err(Error::not_ready(why)));
+                }
                 Ok(Accepted::Waits(seat)) => {
+                    room -= 1;
                     self.truth.members.rare.commits_waited.one();
                     let waits = Unrecorded { batch, item, commit: *commit, until_ms };
                     self.unrecorded.entry(seat).or_default().push(waits);
@@ -124,14 +135,30 @@ impl Master {
     /// Commits of one request go to each owner as one frame.
     pub(super) fn flush_commits(&mut self) {
         for (seat, list) in std::mem::take(&mut self.commits_out) {
-            self.truth.members.send(seat, Down::Committed(list));
+            for part in list.chunks(SLOTS_PER_FRAME) {
+                self.truth.members.send(seat, Down::Committed(part.to_vec()));
+            }
         }
     }
 
-    /// An owner has recorded plans, or its link is another one, or none: looks at the commits that wait
-    /// for it once more.
+    /// An owner has recorded the plans up to this one: looks at the commits of those once more.
+    pub(super) fn settle_recorded(&mut self, seat: Seat, up_to: PlanId) {
+        let Some(waiting) = self.unrecorded.get_mut(&seat) else { return };
+        let recorded = waiting.extract_if(.., |w| w.commit.plan <= up_to).collect();
+        if waiting.is_empty() {
+            self.unrecorded.remove(&seat);
+        }
+        self.settle(recorded);
+    }
+
+    /// An owner's link is another one, or none: looks at all commits that wait for it once more.
     pub(super) fn settle_commits(&mut self, seat: Seat) {
-        for w in self.unrecorded.remove(&seat).unwrap_or_default() {
+        let waiting = self.unrecorded.remove(&seat).unwrap_or_default();
+        self.settle(waiting);
+    }
+
+    fn settle(&mut self, waiting: Vec<Unrecorded>) {
+        for w in waiting {
             match self.commit_one(&w.commit) {
                 Ok(Accepted::Waits(seat)) => self.unrecorded.entry(seat).or_default().push(w),
                 other => self.batches.settle_done(w.batch, w.item, other.map(drop)),

@@ -187,6 +187,7 @@ impl Master {
                 // Listed once its owner's word of the other one has come; until then it is no second one.
                 if is_gone {
                     self.aside.insert(id);
+                    self.found_gone.insert(id);
                 }
             }
             self.announced(seat, named);
@@ -315,6 +316,7 @@ impl Master {
 
     /// The entry of this key has ended: what a log serves under it is looked for again, if there was any.
     pub(super) fn list_aside(&mut self, id: KeyId, key: &Key) {
+        self.found_gone.remove(&id);
         if self.aside.remove(&id) {
             let (keys, gone) = (vec![KeyBytes::from(key.as_bytes())], Vec::new());
             let request = Request::GetLocation { keys, gone };
@@ -369,7 +371,7 @@ impl Master {
             // Within a segment its owner decides, and has by now: this one is served, and that the other is
             // retired it says in a moment. The same where a reader found the other gone.
             Some((other, State::Live, there))
-                if other != at && (there == seat || self.aside.contains(&id)) =>
+                if other != at && (there == seat || self.found_gone.contains(&id)) =>
             {
                 self.aside.insert(id);
                 return true;

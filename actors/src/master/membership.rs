@@ -6,7 +6,8 @@ use super::placement::Book;
 use super::{Join, Master};
 use crate::error::Error;
 use crate::message::{
-    Down, MAX_SEGMENTS, OwnerGauges, RankInfo, RankState, Refusal, Seat, Settings, Term, Up,
+    Down, MAX_SEGMENTS, MAX_TEXT_BYTES, OwnerGauges, RankInfo, RankState, Refusal, Seat, Settings,
+    Term, Up,
 };
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -148,7 +149,9 @@ impl Master {
         if let Some(before) = self.refused_lines.next(self.now_ms()) {
             tracing::warn!(%seat, %error, before, "an owner's word that cannot be: its link is cut");
         }
-        members.send(seat, Down::Refused(error.message.clone()));
+        let why = &error.message;
+        let why = &why[..why.floor_char_boundary(MAX_TEXT_BYTES)];
+        members.send(seat, Down::Refused(why.to_string()));
         members.cut(seat);
     }
 
@@ -164,7 +167,7 @@ impl Master {
             Up::Adopted(a) => self.adopted(seat, a),
             Up::PlansRecorded { up_to } => {
                 self.truth.members.has_recorded(seat, up_to);
-                self.settle_commits(seat);
+                self.settle_recorded(seat, up_to);
             }
             Up::Report { number, slots, last } => self.report(seat, number, slots, last),
             Up::Draining => {

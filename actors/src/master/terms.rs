@@ -228,6 +228,7 @@ impl Master {
         }
         self.objects.clear();
         self.aside.clear();
+        self.found_gone.clear();
         self.plans.clear();
         self.books.clear();
         self.commits_out.clear();
