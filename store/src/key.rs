@@ -56,7 +56,8 @@ impl KeyHasher {
         SipHasher24::new_with_key(&self.key).hash(key)
     }
 
-    /// Equal where the keys are; it says nothing else about them, and may be shown.
+    /// Equal where the keys are. Who sees it can try guesses of a secret that is no random one, as who
+    /// sees a handshake can.
     pub fn fingerprint(&self) -> u64 {
         self.check(Self::LABEL)
     }

@@ -18,7 +18,8 @@ pub const HEAP_LIMIT_OFF: u64 = offset_of!(HeapCtl, heap_limit) as u64;
 /// Segment offset of the word of claimed bytes, the only one that several parties modify [I1].
 pub const BUMP_PTR_OFF: u64 = offset_of!(HeapCtl, bump_ptr) as u64;
 
-/// The first 64 bytes of a segment: limit and bump in one read.
+/// The first 64 bytes of a segment: limit and bump. Where they come in several reads, limit comes first;
+/// both only grow.
 #[derive(Debug, Clone, Copy)]
 pub struct ControlLine([u8; 64]);
 

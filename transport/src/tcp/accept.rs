@@ -98,7 +98,9 @@ impl Acceptor {
     }
 
     fn accept_some(&mut self) {
-        for _ in 0..ACCEPTS {
+        let mut left = ACCEPTS;
+        while left > 0 {
+            left -= 1;
             match self.listener.accept() {
                 Ok((socket, from)) => {
                     let from = from.as_socket().map_or_else(String::new, |a| a.to_string());
@@ -110,8 +112,9 @@ impl Acceptor {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(_) if self.shared.stopping.load(Ordering::SeqCst) => return,
-                // Nobody who has proven nothing has a better right to a descriptor than the next.
-                Err(e) if is_exhausted(&e) && self.close_oldest() => {}
+                // Nobody who has proven nothing has a better right to a descriptor than the next; but
+                // that one is heard before it gives way in turn.
+                Err(e) if is_exhausted(&e) && self.close_oldest() => left = left.min(1),
                 Err(error) => return self.pause(&error),
             }
         }
@@ -206,8 +209,10 @@ impl Acceptor {
         match outcome {
             Ok(tags) => {
                 line.set_tags(tags);
-                if let Err(error) = hand_over(shared, line, &from) {
-                    tracing::warn!(%from, %error, "a data connection could not be served");
+                if let Err(error) = hand_over(shared, line, &from)
+                    && let Some(before) = shared.lines.next(BootClock.now_ms())
+                {
+                    tracing::warn!(%from, %error, before, "a data connection could not be served");
                 }
             }
             Err(why) => {

@@ -179,7 +179,7 @@ impl TcpAgent {
             return;
         }
         self.shared.stopping.store(true, Ordering::SeqCst);
-        // On Linux this wakes a blocked accept.
+        // On Linux this wakes who waits for the listener.
         let _ = self.listener.shutdown(Shutdown::Both);
         let acceptor = self.acceptor.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = acceptor {

@@ -285,11 +285,8 @@ impl Pool {
         self.alive.check(&self.target)?;
         let text = format!("{}: {why}", self.target);
         Err(match why {
-            AuthError::Job { .. } => {
-                // Whoever listens there now, the owner we meant is gone for good [I17].
-                self.alive.mark_dead();
-                TransportError::Disconnected(text)
-            }
+            // Said without any proof: it ends this connection, and no other.
+            AuthError::Job { .. } => TransportError::Disconnected(text),
             AuthError::Busy(_) => TransportError::Timeout(text),
             AuthError::Io(e) if e.kind() == std::io::ErrorKind::TimedOut => {
                 TransportError::Timeout(text)

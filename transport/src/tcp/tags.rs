@@ -1,6 +1,7 @@
 //! Tags: what makes each message's head (verbs, offsets, lengths, tokens, results) the other end's own
 //! on a connection that was authenticated. A relay or a hijacker can pass messages on, and neither
-//! make, change, drop, repeat nor reorder one [I20]. Payload has none: it is bytes for speed.
+//! make, change, drop, repeat nor reorder one [I20]. Payload has none, for speed: that is all bytes
+//! that are read and written, headers and index entries among them.
 
 use crate::wire::auth::{TAG_BYTES, TagKey, TagKeys};
 

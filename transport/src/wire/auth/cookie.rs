@@ -315,20 +315,27 @@ impl CookieFile {
     /// knows it lives on. Where it is now, if it was missing.
     ///
     /// # Errors
-    /// If it cannot be put back, or a node that came meanwhile made another one.
+    /// If it cannot be put back, or a node that came meanwhile made another one and holds it.
     pub fn put_back(&self) -> Result<Option<PathBuf>, SecretError> {
         let mut held = self.held();
         if held.over || !self.made.is_here() || held.is_at_its_path() {
             return Ok(None);
         }
-        let (again, found) = Held::find_or_make(&self.places, &self.name, Some(&self.secret))?;
-        if found != self.secret {
-            let why = "was made anew by a node that started after this job's was removed: end that \
-                       node, and this one puts its own back";
-            return Err(SecretError::Kind { path: again.path, why: why.to_string() });
+        for _ in 0..TRIES {
+            let (again, found) = Held::find_or_make(&self.places, &self.name, Some(&self.secret))?;
+            if found == self.secret {
+                *held = again;
+                return Ok(Some(held.path.clone()));
+            }
+            // Made by a node that was killed since: nobody needs it.
+            if !again.remove_if_alone(&self.name) {
+                let why = "was made anew by a node that started after this job's was removed: end \
+                           that node, and this one puts its own back";
+                return Err(SecretError::Kind { path: again.path, why: why.to_string() });
+            }
         }
-        *held = again;
-        Ok(Some(held.path.clone()))
+        let why = format!("was made anew by others {TRIES} times");
+        Err(SecretError::Kind { path: held.path.clone(), why })
     }
 
     /// Gives this holder's share up; the last one removes the file. What was read stays usable.
@@ -340,15 +347,21 @@ impl CookieFile {
         }
         let mut held = self.held();
         held.over = true;
-        // Whole or not at all: while another node has its share this fails, and that one removes it.
-        let alone = rustix::fs::flock(&held.file, FlockOperation::NonBlockingLockExclusive);
-        if alone.is_ok() && has_name(&held.file, &held.folder, &self.name) {
-            let _ = rustix::fs::unlinkat(&held.folder, self.name.as_str(), AtFlags::empty());
-        }
+        // Where another node has its share, that one removes it.
+        held.remove_if_alone(&self.name);
     }
 }
 
 impl Held {
+    /// Removes the file unless somebody else has a share of its lock; false if so.
+    fn remove_if_alone(&self, name: &str) -> bool {
+        let alone = rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok();
+        if alone && has_name(&self.file, &self.folder, name) {
+            let _ = rustix::fs::unlinkat(&self.folder, name, AtFlags::empty());
+        }
+        alone
+    }
+
     /// The cookie of that name with a share of its lock, wherever it is; where it is nowhere, it is made
     /// of `secret`, or fresh.
     fn find_or_make(
@@ -363,7 +376,9 @@ impl Held {
                     continue;
                 };
                 if locked(&file, folder, name)? {
-                    let swept: usize = folders.iter().map(|folder| folder.sweep(name)).sum();
+                    // At a start alone: who puts its own back may find another's for a while.
+                    let folders_to_sweep = folders.iter().filter(|_| secret.is_none());
+                    let swept: usize = folders_to_sweep.map(|folder| folder.sweep(name)).sum();
                     if swept > 0 {
                         tracing::info!(swept, "removed cookies that killed nodes left");
                     }

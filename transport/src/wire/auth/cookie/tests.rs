@@ -223,6 +223,12 @@ fn i20_a_cookie_that_was_removed_is_put_back_and_the_last_node_removes_it_all_th
     assert_eq!(find_in(&at(&inside), JOB).unwrap().as_ref(), Some(other.secret()));
     drop(other);
     assert!(first.put_back().unwrap().is_some());
+    // Where its maker was killed since, nobody holds it.
+    std::fs::remove_file(first.path()).unwrap();
+    std::fs::write(first.path(), [7; 32]).unwrap();
+    set_mode(&first.path(), 0o600);
+    assert!(first.put_back().unwrap().is_some());
+    assert_eq!(find_in(&at(&inside), JOB).unwrap().as_ref(), Some(first.secret()));
     first.let_go();
     assert_eq!(entries(&inside), Vec::<String>::new());
     assert_eq!(first.put_back().unwrap(), None, "it ended");
