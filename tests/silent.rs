@@ -1,6 +1,6 @@
 //! Thousands of connections that say nothing, on every port of a rank at once, for a while: clients work
 //! beside them, /healthz answers, and a rank that is killed meanwhile comes back [I20].
-//! `scripts/silent-connections` runs it as large as the measure; the suite a smaller one.
+//! `scripts/silent-connections` runs it with 10,000 on each port for a minute; the suite with fewer.
 #![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 
 mod cluster_process;

@@ -72,9 +72,9 @@ struct Claiming(Result<Arc<Peer>>);
 /// Plans that nobody will finish; what it holds until the master was told, or could not be.
 #[derive(Debug)]
 pub struct Abandon(pub Vec<PlanRef>, pub Arc<()>);
-/// The caller of this open is gone before its answer came.
+/// The caller of this open is gone before its answer came; what it holds as [`Abandon`] does.
 #[derive(Debug)]
-pub struct Withdrawn(pub u64);
+pub struct Withdrawn(pub u64, pub Arc<()>);
 /// A timer.
 struct ProducerTick;
 
@@ -283,11 +283,11 @@ impl On<Withdrawn> for Producer {
     fn on(&mut self, m: Withdrawn, reply: Reply<()>, _: &mut Turn<'_, Self>) {
         let pool = self.truth.pool.clone();
         tokio::task::spawn_local(async move {
+            let Withdrawn(request, _until_told) = m;
             // Twice: the open itself may be overtaken, it travels on another connection.
             for pause in [Duration::ZERO, WITHDRAW_AGAIN] {
                 tokio::time::sleep(pause).await;
-                if let Err(error) = pool.call(Request::Withdraw { request: m.0 }, ABORT_LIMIT).await
-                {
+                if let Err(error) = pool.call(Request::Withdraw { request }, ABORT_LIMIT).await {
                     tracing::debug!(%error, "an open left to its deadline");
                 }
             }

@@ -41,8 +41,10 @@ pub(super) struct Asked<'a> {
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
         let Some(request) = self.request else { return };
-        self.client.shared.rare.withdrawn.one();
-        if let Some(Err(error)) = self.client.shared.tell(Withdrawn(request)) {
+        let shared = &self.client.shared;
+        shared.rare.withdrawn.one();
+        let withdrawn = Withdrawn(request, shared.abandoning.clone());
+        if let Some(Err(error)) = shared.tell(withdrawn) {
             tracing::debug!(%error, "an open left to its deadline");
         }
     }
