@@ -3,7 +3,7 @@
 use crate::cell::Reply;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{PlanDesc, Response, Swept, WireKeyId};
-use hashbrown::HashMap;
+use std::collections::BTreeMap;
 
 enum Results {
     Plans(Vec<Option<Result<PlanDesc>>>),
@@ -22,7 +22,7 @@ struct Batch {
 #[derive(Default)]
 pub(super) struct Batches {
     next: u64,
-    open: HashMap<u64, Batch>,
+    open: BTreeMap<u64, Batch>,
 }
 
 impl Batches {

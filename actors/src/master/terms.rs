@@ -6,7 +6,7 @@ use super::members::{Inner, Members};
 use super::recover::names;
 use super::{Join, Master};
 use crate::error::{Error, Result};
-use crate::message::{Refusal, Seat, SeenView, Term};
+use crate::message::{RankInfo, Refusal, Seat, SeenView, Term};
 
 /// An answer to a remove that waits until the loss of a rank is known to the others.
 #[derive(Debug)]
@@ -22,6 +22,11 @@ const DEFER_LIMIT_MS: u64 = 1_500;
 
 /// Views of earlier terms that are kept, one a term; past it the oldest one goes.
 const MAX_PAST: usize = 1_024;
+
+/// An owner of rank 0 in this very process: it never followed another master, so none declared it gone.
+fn is_of_this_process(own: bool, info: &RankInfo) -> bool {
+    own && info.rank == 0
+}
 
 impl Inner {
     /// True if a later view than the one it keeps lacks this incarnation: an earlier master
@@ -39,8 +44,10 @@ impl Inner {
         if seen.number == 0 || ours || !self.keep_past(seen.clone()) {
             return Vec::new();
         }
-        let lost =
-            |m: &&super::members::Member| m.holds && self.was_lost(m.info.incarnation, &m.brought);
+        let lost = |m: &&super::members::Member| {
+            let own = is_of_this_process(m.own, &m.info);
+            m.holds && !own && self.was_lost(m.info.incarnation, &m.brought)
+        };
         self.ranks.values().filter(lost).map(|m| m.info.seat()).collect()
     }
 
@@ -104,7 +111,8 @@ impl Master {
         let lost = {
             let mut inner = members.lock();
             let lost = inner.learn(&m.seen);
-            if m.holds && inner.was_lost(incarnation, &m.seen) {
+            let own = is_of_this_process(m.own, &m.info);
+            if m.holds && !own && inner.was_lost(incarnation, &m.seen) {
                 return gone;
             }
             lost

@@ -6,11 +6,12 @@ use crate::answers;
 use crate::bodies::again;
 use crate::handshake::{self, CLIENT, NODE};
 use nkv_actors::message::{
-    Abandoned, AttachBy, ClusterStats, Down, EndCause, EvictReport, Existence, HasherKey, Hello, KeyBytes,
-    LogObjectEntry, LogQuestion, MESSAGES_VERSION, Named, ObjMeta, OpenItem, OwnerGauges, PlanDesc,
-    PlanId, PlanOpened, PlanRef, Purpose, PutOptions, RankInfo, RankState, RankStats, Refusal,
-    Request, Response, SeenView, SegmentCommand, SegmentDone, Served, Settings, SlotContent,
-    SlotEntry, SlotRef, Term, ToClient, ToOwner, Touch, TouchBatch, Up, View, Welcome, WireKeyId,
+    Abandoned, AttachBy, ClusterStats, Down, EndCause, EvictReport, Existence, HasherKey, Hello,
+    KeyBytes, LogObjectEntry, LogQuestion, MESSAGES_VERSION, Named, ObjMeta, OpenItem, OwnerGauges,
+    PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, PutOptions, RankInfo, RankState, RankStats,
+    Refusal, Request, Response, SeenView, SegmentCommand, SegmentDone, Served, Settings,
+    SlotContent, SlotEntry, SlotRef, Term, ToClient, ToOwner, Touch, TouchBatch, Up, View, Welcome,
+    WireKeyId,
 };
 use nkv_actors::{Error, ErrorKind};
 use nkv_transport::fabric::{Access, Answer, Offer, PairAddress, RemoteRange, Way};
@@ -312,7 +313,12 @@ fn link(seeds: &mut Seeds) {
             Up::PlansRecorded { up_to: PLAN_REF.plan },
             Up::Report { number: 1, slots: content.map(entry).to_vec(), last: true },
             Up::Announced(vec![logged(), logged()]),
-            Up::LogAnswer { number: 1, served: vec![logged()], removed: vec![logged().id], taken: 1 },
+            Up::LogAnswer {
+                number: 1,
+                served: vec![logged()],
+                removed: vec![logged().id],
+                taken: 1,
+            },
             Up::ViewSeen { number: 4 },
             Up::Draining,
             Up::Leave,
