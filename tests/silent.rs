@@ -2,6 +2,7 @@
 //! beside them, /healthz answers, and a rank that is killed meanwhile comes back [I20].
 //! `scripts/silent-connections` runs it with 10,000 on each port for a minute; the suite with fewer.
 #![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
+#![expect(unsafe_code, reason = "threads with descriptor tables of their own")]
 
 mod cluster_process;
 
@@ -37,9 +38,19 @@ struct State {
     full: AtomicUsize,
 }
 
+/// Gives the calling thread a descriptor table of its own: the limit of open files counts per table,
+/// and all ports together may need more than a process may have.
+fn own_descriptors() {
+    // SAFETY: it changes only which descriptors this thread sees; those it opens from here on are
+    // closed by itself.
+    let failed = unsafe { libc::unshare(libc::CLONE_FILES) };
+    assert_eq!(failed, 0, "unshare(CLONE_FILES): {}", std::io::Error::last_os_error());
+}
+
 /// So many connections to one port, the oldest replaced by new ones all the time.
 fn silence(to: String, many: usize, state: Arc<State>) -> JoinHandle<u64> {
     spawn_named("silent", move || {
+        own_descriptors();
         let (mut open, mut made) = (VecDeque::with_capacity(many), 0);
         while !state.stop.load(Ordering::Relaxed) {
             // With a full backlog it is refused, or waits.
