@@ -1,6 +1,8 @@
 //! Evictor: picks victims when a heap is above its high watermark or an open waits for room. It
-//! only names them; the Owner retires them. It starts cold: its list is rebuilt from the headers, and
-//! so it is when the Owner could not tell it something.
+//! only names them; the Owner retires them. Its list is read from the headers when it starts, and is
+//! compared with them when the Owner could not tell it something: a piece at a time.
+
+mod reading;
 
 use crate::cell::{CellAddr, Message, On, Reply, Role, Turn};
 use crate::owner::tables::OwnerTables;
@@ -8,7 +10,7 @@ use crate::owner::{Evict, EvictWindow, Owner};
 use nkv_store::arena::Arena;
 use nkv_store::evict::{Policy, PolicyKind, Watermarks};
 use nkv_store::heap::Heap;
-use nkv_store::object::live_slots;
+use reading::Reading;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -17,7 +19,8 @@ use std::time::Duration;
 const VICTIMS_PER_BATCH: usize = 4096;
 /// From this attempt on, recency does not help: take the cheapest contiguous window.
 const WINDOW_FROM_ATTEMPT: u32 = 1;
-
+/// Calls that wait until the list is read, at most; the others are served from what is there.
+const MAX_WAITING: usize = 64;
 /// Between looks at whether the owner could not tell something.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
@@ -41,8 +44,12 @@ pub struct Evictor {
     truth: EvictorTruth,
     policy: Box<dyn Policy>,
     capacity: u64,
-    // Its list was read anew at the last look: what was said before that, and heard after, is stale.
+    // The headers were read, or are: what was said before that, and heard after, is stale.
     look_again: bool,
+    // The headers are being read.
+    reading: Option<Reading>,
+    // Until the list is whole: to how many bytes to evict, and who wants to know what went.
+    waiting: Vec<(u64, Reply<Victims>)>,
 }
 
 /// A timer.
@@ -103,21 +110,16 @@ impl Role for Evictor {
     fn boot(truth: &EvictorTruth, turn: &mut Turn<'_, Self>) -> Self {
         turn.after(LOOK_AGAIN, LookAgain);
         let geometry = truth.heap.geometry();
-        let mut policy = truth.policy.build(geometry.slots);
-        fill(&mut *policy, &truth.heap);
-        Self { truth: truth.clone(), policy, capacity: geometry.arena.len, look_again: false }
-    }
-}
-
-/// Every live object, the least recently used first.
-fn fill(policy: &mut dyn Policy, heap: &Heap) {
-    let capacity = heap.geometry().arena.len;
-    let mut live: Vec<_> = live_slots(heap).collect();
-    live.sort_by_key(|l| l.last_access_ms);
-    for l in live {
-        // A producer wrote it: more than there is, it cannot be.
-        let bytes = Arena::rounded_within(l.bytes_total.min(capacity), capacity);
-        policy.admit(l.slot, l.epoch, bytes);
+        let mut evictor = Self {
+            truth: truth.clone(),
+            policy: truth.policy.build(geometry.slots),
+            capacity: geometry.arena.len,
+            look_again: false,
+            reading: None,
+            waiting: Vec::new(),
+        };
+        evictor.read(Reading::cold(&truth.heap), turn);
+        evictor
     }
 }
 
@@ -161,24 +163,34 @@ impl Evictor {
     }
 
     /// Reads the list from the headers again when it lost sight of objects (a batch missed).
-    fn rebuild_if_blind(&mut self) {
+    fn read_if_blind(&mut self, turn: &Turn<'_, Self>) {
         let objects = self.truth.tables.gauges.objects.load(Ordering::Relaxed);
-        if self.policy.is_empty() && objects > 0 {
-            fill(&mut *self.policy, &self.truth.heap);
+        if self.policy.is_empty() && objects > 0 && self.reading.is_none() {
+            self.read(Reading::cold(&self.truth.heap), turn);
         }
     }
 
-    /// Reads the list anew if the owner could not tell something, and once more at the look after that:
-    /// by then every word is heard that was on its way when the headers were read.
-    fn catch_up(&mut self) {
+    /// Compares the list with the headers if the owner could not tell something, and once more at the
+    /// look after that: by then every word is heard that was on its way when the headers were read.
+    fn catch_up(&mut self, turn: &Turn<'_, Self>) {
+        if self.reading.is_some() {
+            return;
+        }
         let missed = self.truth.tables.evictor_missed.swap(false, Ordering::AcqRel);
         if missed || self.look_again {
-            let geometry = self.truth.heap.geometry();
-            self.policy = self.truth.policy.build(geometry.slots);
-            fill(&mut *self.policy, &self.truth.heap);
-            self.check_watermark();
+            self.read(Reading::missed(&self.truth.heap), turn);
         }
         self.look_again = missed;
+    }
+
+    /// Evicts now, or once the list is whole.
+    fn evict_when_read(&mut self, target: u64, reply: Reply<Victims>) {
+        let cold = self.reading.as_ref().is_some_and(Reading::is_cold);
+        if cold && self.waiting.len() < MAX_WAITING {
+            self.waiting.push((target, reply));
+        } else {
+            reply.send(self.evict_down_to(target, 0));
+        }
     }
 
     fn open_bytes(&self) -> u64 {
@@ -199,7 +211,7 @@ impl Evictor {
 impl On<LookAgain> for Evictor {
     fn on(&mut self, _: LookAgain, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
         turn.after(LOOK_AGAIN, LookAgain);
-        self.catch_up();
+        self.catch_up(turn);
         reply.send(());
     }
 }
@@ -229,14 +241,16 @@ impl On<Forget> for Evictor {
         for (slot, epoch) in m.0 {
             self.policy.forget(slot, epoch);
         }
+        // It may stand in what was read of it before.
+        self.look_again |= self.reading.as_ref().is_some_and(Reading::is_cold);
         reply.send(());
     }
 }
 
 impl On<MakeRoom> for Evictor {
-    fn on(&mut self, m: MakeRoom, reply: Reply<()>, _: &mut Turn<'_, Self>) {
+    fn on(&mut self, m: MakeRoom, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
         let need = Arena::rounded_within(m.bytes, self.capacity);
-        self.rebuild_if_blind();
+        self.read_if_blind(turn);
         if m.attempt >= WINDOW_FROM_ATTEMPT
             && let Some(owner) = self.truth.owner.get()
             && let Err(error) = owner.tell(EvictWindow(need))
@@ -246,16 +260,16 @@ impl On<MakeRoom> for Evictor {
         let open = self.open_bytes();
         let room = self.capacity.saturating_sub(need).saturating_sub(open);
         let mark = self.truth.watermarks.target_bytes(self.capacity).saturating_sub(open);
-        self.evict_down_to(room.min(mark), 0);
+        self.evict_when_read(room.min(mark), Reply::nobody());
         reply.send(());
     }
 }
 
 impl On<EvictTo> for Evictor {
-    fn on(&mut self, m: EvictTo, reply: Reply<Victims>, _: &mut Turn<'_, Self>) {
-        self.rebuild_if_blind();
+    fn on(&mut self, m: EvictTo, reply: Reply<Victims>, turn: &mut Turn<'_, Self>) {
+        self.read_if_blind(turn);
         let open = self.open_bytes();
-        reply.send(self.evict_down_to(m.0.saturating_sub(open), 0));
+        self.evict_when_read(m.0.saturating_sub(open), reply);
     }
 }
 

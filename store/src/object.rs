@@ -12,7 +12,7 @@ mod unheard;
 mod view;
 
 pub use chain::{Publication, Reading, chain_in_time};
-pub use live::{LiveSlot, live_slots};
+pub use live::{LiveSlot, live_slot, live_slots};
 pub use scan::OpenSlot;
 pub use slots::{Committed, Freed, Retired, Slots, Was};
 pub use view::{Look, SlotKind, SlotReport, Usage};

@@ -28,20 +28,48 @@ impl Message for Held {
 impl On<Held> for Evictor {
     fn on(&mut self, _: Held, reply: Reply<(usize, bool)>, _: &mut Turn<'_, Self>) {
         let missed = self.truth.tables.evictor_missed.load(Ordering::Acquire);
-        reply.send((self.policy.len(), missed || self.look_again));
+        let behind = missed || self.look_again || self.reading.is_some();
+        reply.send((self.policy.len(), behind));
+    }
+}
+
+/// How far the headers are read: the next slot, or None where nothing is to be read.
+struct Position;
+
+impl Message for Position {
+    type Reply = Option<u32>;
+}
+
+impl On<Position> for Evictor {
+    fn on(&mut self, _: Position, reply: Reply<Option<u32>>, _: &mut Turn<'_, Self>) {
+        reply.send(self.reading.as_ref().map(|reading| match reading {
+            Reading::Missed { next } | Reading::Cold { next, .. } => *next,
+            Reading::Merging { latest, .. } => u32::MAX - latest.len() as u32,
+        }));
     }
 }
 
 struct Bench {
     heap: Heap,
+    tables: Arc<OwnerTables>,
     evictor: CellAddr<Evictor>,
     owner: CellAddr<Owner>,
-    _places: [OwnedPlace; 2],
+    _places: Vec<OwnedPlace>,
 }
 
 impl Bench {
     async fn new() -> Self {
-        let config = HeapConfig { arena_bytes: 8 * UNIT, ..HeapConfig::default() };
+        Self::on(vec![OwnedPlace::arbiter().unwrap(), OwnedPlace::arbiter().unwrap()], 8).await
+    }
+
+    /// Both at one place, as those of a node are: this thread's. Inside a `LocalSet`.
+    async fn here(slots: usize) -> Self {
+        Self::on(vec![OwnedPlace::here(Arc::new(BootClock))], slots).await
+    }
+
+    /// The evictor at the first place, the owner at the last.
+    async fn on(places: Vec<OwnedPlace>, slots: usize) -> Self {
+        let config = HeapConfig { arena_bytes: slots as u64 * UNIT, ..HeapConfig::default() };
         let memory = Arc::new(AnonMemory::new(config.segment_bytes()).unwrap());
         let heap = Heap::format(memory, &config).unwrap();
         let tables = Arc::new(OwnerTables::new(Arc::new(Grants::new()), &heap));
@@ -53,21 +81,21 @@ impl Bench {
             tables: tables.clone(),
             owner: owner_slot.clone(),
         };
-        let places = [OwnedPlace::arbiter().unwrap(), OwnedPlace::arbiter().unwrap()];
         let evictor = CellAddr::start(places[0].place(), truth, Arc::new(|_| {})).await.unwrap();
         let _ = slot.set(evictor.clone());
         let truth = OwnerTruth {
             heap: heap.clone(),
             hasher: nkv_store::KeyHasher::new([7; 16]),
-            tables,
+            tables: tables.clone(),
             uplink: Arc::new(Uplink::default()),
             evictor: slot,
             clock: Arc::new(BootClock),
             log_claim_ttl_ms: 5_000,
         };
-        let owner = CellAddr::start(places[1].place(), truth, Arc::new(|_| {})).await.unwrap();
+        let owners = &places[places.len() - 1];
+        let owner = CellAddr::start(owners.place(), truth, Arc::new(|_| {})).await.unwrap();
         let _ = owner_slot.set(owner.clone());
-        Self { heap, evictor, owner, _places: places }
+        Self { heap, tables, evictor, owner, _places: places }
     }
 
     /// A committed object, as master and producer bring it about.
@@ -135,4 +163,77 @@ async fn what_the_owner_could_not_tell_the_evictor_reads_from_the_headers() {
     bench.deafen();
     bench.owner.call(RetireAll, LIMIT).await.unwrap();
     bench.holds(0).await;
+}
+
+/// Pieces that the headers are read in: more than pass while this thread's other tasks commit something.
+const PIECES: usize = 1_024;
+
+impl Bench {
+    async fn position(&self) -> Option<u32> {
+        self.evictor.call(Position, LIMIT).await.unwrap()
+    }
+
+    /// Returns in the middle of a reading, once it is past slot `above`.
+    async fn reads_past(&self, above: u32) -> u32 {
+        loop {
+            match self.position().await {
+                Some(next) if next > above => return next,
+                Some(_) => {}
+                None => panic!("the headers were read in one go"),
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_commit_is_handled_between_the_pieces_in_which_the_headers_are_read() {
+    let tasks = tokio::task::LocalSet::new();
+    tasks
+        .run_until(async {
+            let bench = Bench::here(PIECES * reading::SLOTS_PER_PIECE).await;
+            let slots = bench.heap.geometry().slots;
+            bench.commits(0).await;
+            bench.holds(1).await;
+            // As an owner that was rebuilt after a panic says it.
+            bench.tables.evictor_missed.store(true, Ordering::Release);
+            bench.evictor.tell(LookAgain).unwrap();
+            let before = bench.reads_past(0).await;
+            bench.commits(1).await;
+            let after = bench.reads_past(before).await;
+            assert!(after < slots, "a commit waited for slots {before} to {after} of {slots}");
+            bench.holds(2).await;
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn an_evictor_that_panicked_evicts_in_the_order_of_the_last_access() {
+    let tasks = tokio::task::LocalSet::new();
+    tasks
+        .run_until(async {
+            let slots = 3 * reading::SLOTS_PER_PIECE as u32;
+            let bench = Bench::here(slots as usize).await;
+            // Two of each piece, and the last; the latest accesses are the lowest slots'.
+            let there: Vec<u32> = (0..slots).step_by(128).chain([slots - 1]).collect();
+            for slot in &there {
+                bench.commits(*slot).await;
+                let off = bench.heap.geometry().header_off(*slot);
+                let at = off + nkv_store::layout::LAST_ACCESS_OFF;
+                bench.heap.memory().store(at, u64::from(slots - slot)).unwrap();
+            }
+            bench.holds(there.len()).await;
+            let _ = bench.evictor.call(crate::cell::Crash, LIMIT).await;
+            // Asked before the list is whole again.
+            let all_but = |n: usize| EvictTo((there.len() - n) as u64 * UNIT);
+            let gone = bench.evictor.call(all_but(3), LIMIT).await.unwrap();
+            assert_eq!(gone, Victims { objects: 3, bytes: 3 * UNIT });
+            let left: Vec<u32> = there[..there.len() - 3].to_vec();
+            let live = || {
+                let live = nkv_store::object::live_slots(&bench.heap);
+                live.map(|object| object.slot).collect::<Vec<_>>()
+            };
+            bench.holds(left.len()).await;
+            assert_eq!(live(), left, "the least recently used went");
+        })
+        .await;
 }

@@ -39,15 +39,37 @@ impl SlotList {
         self.bytes
     }
 
+    /// Makes room in the array; false if there is no such slot.
+    fn has_node(&mut self, slot: u32) -> bool {
+        let at = slot as usize;
+        if slot < self.slots && at >= self.nodes.len() {
+            self.nodes.resize(at + 1, EMPTY);
+        }
+        slot < self.slots
+    }
+
+    /// Adds as the oldest, unless the slot is held already, at whatever epoch.
+    pub(super) fn push_oldest(&mut self, slot: u32, epoch: u32, bytes: u64) {
+        if !self.has_node(slot) || self.nodes[slot as usize].held {
+            return;
+        }
+        let newer = self.oldest;
+        self.nodes[slot as usize] = Node { older: NONE, newer, epoch, held: true, bytes };
+        self.bytes += bytes;
+        self.len += 1;
+        self.oldest = slot;
+        match self.nodes.get_mut(newer as usize) {
+            Some(next) => next.older = slot,
+            None => self.newest = slot,
+        }
+    }
+
     /// Adds as the newest; replaces an older epoch of the slot, ignores a late admission of one.
     pub(super) fn push(&mut self, slot: u32, epoch: u32, bytes: u64) {
-        if slot >= self.slots {
+        if !self.has_node(slot) {
             return;
         }
         let at = slot as usize;
-        if at >= self.nodes.len() {
-            self.nodes.resize(at + 1, EMPTY);
-        }
         if self.nodes[at].held {
             if self.nodes[at].epoch >= epoch {
                 return;

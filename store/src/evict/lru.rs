@@ -20,6 +20,14 @@ impl Policy for Lru {
         self.0.push(slot, epoch, bytes);
     }
 
+    fn admit_oldest(&mut self, slot: u32, epoch: u32, bytes: u64) {
+        self.0.push_oldest(slot, epoch, bytes);
+    }
+
+    fn epoch_of(&self, slot: u32) -> Option<u32> {
+        self.0.epoch_of(slot)
+    }
+
     fn touch(&mut self, slot: u32, epoch: u32) {
         self.0.renew(slot, epoch);
     }

@@ -48,6 +48,16 @@ impl Policy for Lru2 {
         self.probation.push(slot, epoch, bytes);
     }
 
+    fn admit_oldest(&mut self, slot: u32, epoch: u32, bytes: u64) {
+        if self.protected.epoch_of(slot).is_none() {
+            self.probation.push_oldest(slot, epoch, bytes);
+        }
+    }
+
+    fn epoch_of(&self, slot: u32) -> Option<u32> {
+        self.probation.epoch_of(slot).or_else(|| self.protected.epoch_of(slot))
+    }
+
     fn touch(&mut self, slot: u32, epoch: u32) {
         if let Some(bytes) = self.probation.remove(slot, epoch) {
             self.protected.push(slot, epoch, bytes);

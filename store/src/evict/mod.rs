@@ -21,6 +21,10 @@ use crate::error::StoreError;
 pub trait Policy: Send {
     /// A new object of `bytes`. One of an older epoch in the same slot is replaced.
     fn admit(&mut self, slot: u32, epoch: u32, bytes: u64);
+    /// An object that was used before all that are held. One that is held already stays where it is.
+    fn admit_oldest(&mut self, slot: u32, epoch: u32, bytes: u64);
+    /// The epoch held of a slot.
+    fn epoch_of(&self, slot: u32) -> Option<u32>;
     /// It was used.
     fn touch(&mut self, slot: u32, epoch: u32);
     /// It is gone, or no victim any more.

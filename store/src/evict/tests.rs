@@ -107,6 +107,31 @@ fn calls_about_another_epoch_are_ignored() {
 }
 
 #[test]
+fn what_is_admitted_as_the_oldest_goes_first_and_moves_nobody() {
+    for kind in KINDS {
+        let mut p = kind.build(8);
+        p.admit(3, 2, 30);
+        p.admit(4, 1, 40);
+        for (slot, bytes) in [(2, 20), (1, 10), (8, 1)] {
+            p.admit_oldest(slot, 1, bytes);
+        }
+        p.admit_oldest(3, 1, 99);
+        p.admit_oldest(4, 2, 99);
+        assert_eq!((p.len(), p.bytes()), (4, 100), "{kind}");
+        assert_eq!([p.epoch_of(3), p.epoch_of(1), p.epoch_of(0)], [Some(2), Some(1), None]);
+        assert_eq!(victims(p.as_mut()), [1, 2, 3, 4], "{kind}");
+        p.admit_oldest(5, 1, 1);
+        p.admit(6, 1, 1);
+        assert_eq!(victims(p.as_mut()), [5, 6], "{kind}: into an empty one");
+    }
+    let mut p = PolicyKind::Lru2.build(8);
+    (0..8).for_each(|slot| p.admit(slot, 1, 10));
+    p.touch(0, 1);
+    p.admit_oldest(0, 1, 10);
+    assert_eq!((p.bytes(), p.epoch_of(0)), (80, Some(1)), "a protected one is held");
+}
+
+#[test]
 fn policies_and_watermarks_are_read_from_settings() {
     for kind in KINDS {
         assert_eq!(kind.to_string().parse::<PolicyKind>().unwrap(), kind);

@@ -19,20 +19,23 @@ pub struct LiveSlot {
     pub last_access_ms: u64,
 }
 
-/// Every managed slot whose header says READY and LIVE at one epoch. An open plan that is READY but not
-/// committed looks the same: whoever acts on this asks the slot table.
-pub fn live_slots(heap: &Heap) -> impl Iterator<Item = LiveSlot> + '_ {
-    heap.geometry().managed_slots().filter_map(|slot| {
-        let h = read_header(heap, slot).ok()?;
-        let epoch = epoch_of(h.owner);
-        let live = h.owner == word(flag::LIVE, epoch) && h.publish == ready(epoch);
-        live.then_some(LiveSlot {
-            slot,
-            epoch,
-            bytes_total: h.bytes_total,
-            last_access_ms: h.last_access,
-        })
+/// The object of a managed slot whose header says READY and LIVE at one epoch. An open plan that is READY
+/// but not committed looks the same: whoever acts on this asks the slot table.
+pub fn live_slot(heap: &Heap, slot: u32) -> Option<LiveSlot> {
+    let h = read_header(heap, slot).ok()?;
+    let epoch = epoch_of(h.owner);
+    let live = h.owner == word(flag::LIVE, epoch) && h.publish == ready(epoch);
+    live.then_some(LiveSlot {
+        slot,
+        epoch,
+        bytes_total: h.bytes_total,
+        last_access_ms: h.last_access,
     })
+}
+
+/// All of them.
+pub fn live_slots(heap: &Heap) -> impl Iterator<Item = LiveSlot> + '_ {
+    heap.geometry().managed_slots().filter_map(|slot| live_slot(heap, slot))
 }
 
 impl Slots {

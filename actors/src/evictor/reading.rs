@@ -1,0 +1,135 @@
+//! The headers, read a piece at a time. Owner and Evictor share a thread, and a segment may have tens of
+//! millions of slots: between two pieces the messages of both are handled, commits among them. What
+//! those say meanwhile counts, and not what was read before.
+
+use super::Evictor;
+use crate::cell::{Message, On, Reply, Turn};
+use nkv_store::arena::Arena;
+use nkv_store::heap::Heap;
+use nkv_store::object::{LiveSlot, live_slot};
+use std::collections::BinaryHeap;
+
+/// Slots that are read, or objects that are listed, in one piece: some 20 microseconds. Some 30 pieces
+/// run before the thread looks at its sockets again.
+pub(super) const SLOTS_PER_PIECE: usize = 256;
+
+/// How far the reading is.
+pub(super) enum Reading {
+    /// The list is there, and may lack something, or have too much.
+    Missed { next: u32 },
+    /// There is no list: what is live, each piece in the order of its last access.
+    Cold { next: u32, pieces: Vec<Vec<LiveSlot>> },
+    /// All pieces are read. Which one has the latest access left goes first.
+    Merging { pieces: Vec<Vec<LiveSlot>>, latest: BinaryHeap<(u64, usize)> },
+}
+
+/// The next piece.
+pub(super) struct ReadOn;
+
+impl Message for ReadOn {
+    type Reply = ();
+}
+
+impl Reading {
+    /// Of a list that is there.
+    pub(super) fn missed(heap: &Heap) -> Self {
+        Self::Missed { next: heap.geometry().managed_slots().start }
+    }
+
+    /// From nothing.
+    pub(super) fn cold(heap: &Heap) -> Self {
+        Self::Cold { next: heap.geometry().managed_slots().start, pieces: Vec::new() }
+    }
+
+    /// Most of the list is still to come.
+    pub(super) fn is_cold(&self) -> bool {
+        !matches!(self, Self::Missed { .. })
+    }
+}
+
+/// Slots of the piece that begins at `next`.
+fn piece(heap: &Heap, next: u32) -> std::ops::Range<u32> {
+    let end = heap.geometry().managed_slots().end;
+    next..next.saturating_add(SLOTS_PER_PIECE as u32).min(end)
+}
+
+impl Evictor {
+    pub(super) fn read(&mut self, reading: Reading, turn: &Turn<'_, Self>) {
+        self.reading = Some(reading);
+        turn.work(async { ReadOn });
+    }
+
+    /// A producer wrote how long it is: more than there is, it cannot be.
+    fn bytes_of(&self, object: &LiveSlot) -> u64 {
+        Arena::rounded_within(object.bytes_total.min(self.capacity), self.capacity)
+    }
+
+    /// One piece; what is still to be done after it.
+    fn read_on(&mut self, reading: Reading) -> Option<Reading> {
+        let heap = self.truth.heap.clone();
+        let end = heap.geometry().managed_slots().end;
+        match reading {
+            Reading::Missed { next } => {
+                let slots = piece(&heap, next);
+                let next = slots.end;
+                slots.for_each(|slot| self.compare(&heap, slot));
+                (next < end).then_some(Reading::Missed { next })
+            }
+            Reading::Cold { next, mut pieces } => {
+                let slots = piece(&heap, next);
+                let next = slots.end;
+                let mut live: Vec<_> = slots.filter_map(|slot| live_slot(&heap, slot)).collect();
+                live.sort_by_key(|object| object.last_access_ms);
+                if !live.is_empty() {
+                    pieces.push(live);
+                }
+                if next < end {
+                    return Some(Reading::Cold { next, pieces });
+                }
+                let latest = |(n, piece): (usize, &Vec<LiveSlot>)| {
+                    piece.last().map(|object| (object.last_access_ms, n))
+                };
+                let latest: BinaryHeap<_> = pieces.iter().enumerate().filter_map(latest).collect();
+                (!latest.is_empty()).then_some(Reading::Merging { pieces, latest })
+            }
+            Reading::Merging { mut pieces, mut latest } => {
+                for _ in 0..SLOTS_PER_PIECE {
+                    let (_, n) = latest.pop()?;
+                    let Some(object) = pieces[n].pop() else { continue };
+                    // Who was admitted since is newer than all of these.
+                    let bytes = self.bytes_of(&object);
+                    self.policy.admit_oldest(object.slot, object.epoch, bytes);
+                    latest.extend(pieces[n].last().map(|object| (object.last_access_ms, n)));
+                }
+                Some(Reading::Merging { pieces, latest })
+            }
+        }
+    }
+
+    /// What the header says of a slot, and the list does not.
+    fn compare(&mut self, heap: &Heap, slot: u32) {
+        let live = live_slot(heap, slot);
+        let listed = self.policy.epoch_of(slot);
+        if let Some(epoch) = listed.filter(|epoch| live.is_none_or(|l| l.epoch != *epoch)) {
+            self.policy.forget(slot, epoch);
+        }
+        if let Some(object) = live.filter(|l| listed != Some(l.epoch)) {
+            let bytes = self.bytes_of(&object);
+            self.policy.admit(slot, object.epoch, bytes);
+        }
+    }
+}
+
+impl On<ReadOn> for Evictor {
+    fn on(&mut self, _: ReadOn, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+        reply.send(());
+        let Some(reading) = self.reading.take() else { return };
+        if let Some(rest) = self.read_on(reading) {
+            return self.read(rest, turn);
+        }
+        for (target, reply) in std::mem::take(&mut self.waiting) {
+            reply.send(self.evict_down_to(target, 0));
+        }
+        self.check_watermark();
+    }
+}
