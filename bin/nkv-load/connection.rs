@@ -24,7 +24,8 @@ impl<'a> Embedded<'a> {
     /// As [`Cluster::start`].
     pub(crate) fn start(rt: &'a Runtime, ranks: u32, base: NodeConfig) -> Result<Self, StartError> {
         let job = format!("nkv-load-{}", std::process::id());
-        let memory = memory_for(base.heap_bytes.saturating_mul(u64::from(ranks)));
+        // As real ranks have it.
+        let memory = MemoryChoice::Shm;
         let cluster = rt.block_on(Cluster::start(ranks, NodeConfig { job, memory, ..base }))?;
         Ok(Self { rt, cluster: Some(cluster) })
     }
@@ -38,21 +39,6 @@ impl<'a> Embedded<'a> {
     pub(crate) fn blocking(&self, rank: u32) -> anyhow::Result<Blocking> {
         Ok(self.node(rank)?.client().blocking()?)
     }
-}
-
-/// Named shared memory, as real ranks have it; private memory where /dev/shm is small (containers)
-/// but the machine is not. If neither is enough, the node itself says so, with the numbers.
-fn memory_for(payload_bytes: u64) -> MemoryChoice {
-    let wanted = payload_bytes / 8 * 9;
-    let fits_shm = wanted <= nkv_store::shm::available_bytes();
-    if fits_shm || wanted > nkv_store::shm::mem_available() / 2 {
-        return MemoryChoice::Shm;
-    }
-    eprintln!(
-        "nkv-load: /dev/shm has no room for {}, using private memory of this process",
-        show_bytes(wanted)
-    );
-    MemoryChoice::Private
 }
 
 impl Drop for Embedded<'_> {

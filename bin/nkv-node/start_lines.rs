@@ -5,7 +5,7 @@ use crate::settings::{Line, Settings};
 use crate::sizes::show_bytes;
 use nkv::message::RankInfo;
 use nkv::node::MemoryChoice;
-use nkv::store::shm::{Pages, pages};
+use nkv::store::shm::pages;
 use nkv::{Address, Node, NodeConfig};
 use std::io::Write;
 use std::net::SocketAddr;
@@ -45,12 +45,11 @@ pub(crate) fn before(settings: &Settings) {
     }
 }
 
-/// The pages that a segment asked for and may have, and how larger ones are had.
-fn pages_shown() -> &'static str {
-    match pages() {
-        Pages::Huge => "pages of 2 MiB where the kernel has them",
-        Pages::Small => "pages of 4 KiB (for 2 MiB: mount -o remount,huge=advise /dev/shm)",
-    }
+/// The pages that a segment lies in.
+fn pages_shown(node: &NodeConfig, segment: &str) -> String {
+    let shown = pages(segment).map_or("pages that are not known".to_string(), |p| p.to_string());
+    let asked = if node.prefault { "" } else { " (2 MiB come with --prefault)" };
+    format!("{shown}{asked}")
 }
 
 /// What is said once joined: every address, what was found here, and why the rest was not chosen.
@@ -76,7 +75,7 @@ fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
                 "shm, /dev/shm/{} of {}, {}",
                 info.segment,
                 show_bytes(info.segment_bytes),
-                pages_shown()
+                pages_shown(node, &info.segment)
             ),
             "private (shm was chosen)",
             "local, shm",

@@ -84,4 +84,12 @@ impl StoreError {
     ) -> Self {
         Self::Os { call, path: path.into(), source: source.into() }
     }
+
+    /// A segment's name that is taken.
+    pub(crate) fn in_use(path: &std::path::Path) -> Self {
+        Self::InUse(format!(
+            "{} exists already: another node has this job, rank and incarnation",
+            path.display()
+        ))
+    }
 }

@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 pub enum Export {
     /// Only this process has it.
     Private,
-    /// A file under /dev/shm that others of this user may map.
+    /// A segment with a name under /dev/shm, which others of this user may map.
     Shm {
-        /// File name below /dev/shm.
+        /// Its name below /dev/shm.
         name: String,
     },
     /// Memory of a device, such as VRAM, as a dma-buf, which other devices may be let into.

@@ -369,7 +369,7 @@ impl Segments {
         self.lock().hosts.values().filter_map(Hosted::host).map(SegmentHost::status).collect()
     }
 
-    /// Their files under /dev/shm.
+    /// Their names under /dev/shm.
     pub(super) fn files(&self) -> Vec<PathBuf> {
         self.lock().hosts.values().filter_map(Hosted::host).filter_map(SegmentHost::file).collect()
     }

@@ -270,7 +270,7 @@ impl SegmentHost {
         [self.reins.owner.status(), self.reins.evictor.status()].into_iter().chain(poller).collect()
     }
 
-    /// Its file under /dev/shm, if it has one.
+    /// Its name under /dev/shm, if it has one.
     pub(super) fn file(&self) -> Option<PathBuf> {
         let name = &self.info.segment;
         (!name.is_empty()).then(|| Path::new(shm::SHM_DIR).join(name))

@@ -1,7 +1,6 @@
-//! How much memory a segment may take here: the least of what /dev/shm, the machine and the
-//! control groups leave. tmpfs is as large as it was told to be, so it alone never refuses in time.
+//! How much memory a segment may take here: the least of what the machine and the control groups
+//! leave. The size of /dev/shm does not bound it: only a link to a segment lies there.
 
-use super::SHM_DIR;
 use crate::error::StoreError;
 use std::path::{Path, PathBuf};
 
@@ -12,13 +11,9 @@ const CGROUP_DEPTH: usize = 64;
 
 /// Refuses a segment that does not fit, with every number and the remedies.
 pub fn check_room(bytes: u64) -> Result<(), StoreError> {
-    check_room_in(Path::new(SHM_DIR), bytes)
-}
-
-pub(super) fn check_room_in(dir: &Path, bytes: u64) -> Result<(), StoreError> {
     check_file_size(bytes)?;
-    if Room::measure(dir, Path::new("/")).least().is_some_and(|room| bytes > room) {
-        return Err(not_enough(dir, bytes, "it does not fit"));
+    if Room::measure(Path::new("/")).least().is_some_and(|room| bytes > room) {
+        return Err(not_enough(bytes, "it does not fit"));
     }
     Ok(())
 }
@@ -43,10 +38,10 @@ fn file_size_fits(bytes: u64, soft: Option<u64>, hard: Option<u64>) -> Result<()
     )))
 }
 
-/// Bytes that a segment may take at most, now: the least of the free part of /dev/shm, MemAvailable
-/// and what the control groups leave. 0 where the system tells none of them.
+/// Bytes that a segment may take at most, now: the least of MemAvailable and what the control groups
+/// leave. 0 where the system tells none of them.
 pub fn available_bytes() -> u64 {
-    Room::measure(Path::new(SHM_DIR), Path::new("/")).least().unwrap_or(0)
+    Room::measure(Path::new("/")).least().unwrap_or(0)
 }
 
 /// MemAvailable in bytes; 0 where the system does not tell.
@@ -55,14 +50,13 @@ pub fn mem_available() -> u64 {
 }
 
 /// The refusal, with the numbers as they are now.
-pub(super) fn not_enough(dir: &Path, bytes: u64, why: &str) -> StoreError {
-    StoreError::NotEnoughMemory(Room::measure(dir, Path::new("/")).refuse(dir, bytes, why))
+pub(super) fn not_enough(bytes: u64, why: &str) -> StoreError {
+    StoreError::NotEnoughMemory(Room::measure(Path::new("/")).refuse(bytes, why))
 }
 
 /// What each authority leaves, in bytes; `None` where it sets no limit or does not tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Room {
-    shm: Option<u64>,
     machine: Option<u64>,
     /// The tightest control group, and its folder.
     cgroup: Option<(u64, PathBuf)>,
@@ -70,32 +64,27 @@ struct Room {
 
 impl Room {
     /// `root` is the root of the proc and sys file systems: another one in tests.
-    fn measure(shm: &Path, root: &Path) -> Room {
-        Room { shm: free_of(shm), machine: meminfo_available(root), cgroup: cgroup_room(root) }
+    fn measure(root: &Path) -> Room {
+        Room { machine: meminfo_available(root), cgroup: cgroup_room(root) }
     }
 
     fn least(&self) -> Option<u64> {
         let cgroup = self.cgroup.as_ref().map(|(room, _)| *room);
-        [self.shm, self.machine, cgroup].into_iter().flatten().min()
+        [self.machine, cgroup].into_iter().flatten().min()
     }
 
-    fn refuse(&self, dir: &Path, bytes: u64, why: &str) -> String {
-        let shown = |room: Option<u64>| room.map_or("unlimited".to_string(), readable);
+    fn refuse(&self, bytes: u64, why: &str) -> String {
+        let machine = self.machine.map_or("unlimited".to_string(), readable);
         let group = match &self.cgroup {
             Some((room, path)) => format!("{} (control group {})", readable(*room), path.display()),
             None => "unlimited".to_string(),
         };
         format!(
-            "a segment of {}: {why}. Free in {}: {}; MemAvailable: {}; left by control groups: \
-             {group}. Ask for a smaller heap, or give more: in Docker run with --shm-size={} or \
-             --ipc=host and a --memory above it; in Kubernetes mount an emptyDir with medium: \
-             Memory and a sizeLimit of at least {} at /dev/shm, and raise the container's memory \
-             limit by as much",
+            "a segment of {}: {why}. MemAvailable: {machine}; left by control groups: {group}. Ask \
+             for a smaller heap, or give more: in Docker raise --memory, in Kubernetes the \
+             container's memory limit, to at least {} above what is used now; the size of /dev/shm \
+             does not matter",
             readable(bytes),
-            dir.display(),
-            shown(self.shm),
-            shown(self.machine),
-            bytes.next_multiple_of(1 << 20),
             bytes.next_multiple_of(1 << 20),
         )
     }
@@ -109,12 +98,6 @@ fn readable(bytes: u64) -> String {
     } else {
         format!("{bytes} bytes ({:.1} MiB)", bytes as f64 / (1u64 << 20) as f64)
     }
-}
-
-/// Free bytes of a file system; `None` for one without a size.
-fn free_of(dir: &Path) -> Option<u64> {
-    let stat = rustix::fs::statvfs(dir).ok()?;
-    (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 fn meminfo_available(root: &Path) -> Option<u64> {

@@ -8,6 +8,7 @@ use crate::memory::HostRegion;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::ffi::c_void;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
@@ -15,13 +16,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Step of the fallback that touches pages one by one.
 const PAGE: usize = 4096;
+/// Huge pages that the kernel may refuse in a row before it is asked for no more of them: each takes
+/// it a search of its memory.
+const MAX_REFUSED: u32 = 16;
 
-/// A mapped file. The descriptor stays open as long as the mapping: in the process that made the
-/// segment it carries the lock.
+/// A mapped file. The descriptor stays open as long as the mapping: a segment's name leads to it.
 #[derive(Debug)]
 pub(super) struct Mapping {
     region: HostRegion,
     fd: OwnedFd,
+    /// Bytes that [`Mapping::prefault_huge`] got in huge pages.
+    huge: AtomicU64,
     /// A forked child has the value but not the mapping.
     made: MadeIn,
 }
@@ -35,20 +40,13 @@ impl Mapping {
             .ok()
             .filter(|&len| len > 0)
             .ok_or_else(|| StoreError::BadSegment(format!("cannot map {}", shown())))?;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice; it aliases no Rust object. The bytes
-        // of a file that others may map are reached only through HostRegion [I7]; those of one that nobody
-        // else ever gets are its owner's alone (`UnnamedMemory`).
-        let at = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &fd, 0)
-        }
-        .map_err(|e| StoreError::os("mmap", shown(), e))?;
+        let at = map_shared(&fd, len).map_err(|e| StoreError::os("mmap", shown(), e))?;
         let base = NonNull::new(at.cast::<u8>())
             .ok_or_else(|| StoreError::BadSegment(format!("mmap of {} at address 0", shown())))?;
         // SAFETY: page aligned and `bytes` long; unmapped only when this value is dropped, and every
         // user of the region holds the Arc that owns it.
         let region = unsafe { HostRegion::new(base, bytes) };
-        let mapping = Mapping { region, fd, made: MadeIn::here() };
+        let mapping = Mapping { region, fd, huge: AtomicU64::new(0), made: MadeIn::here() };
         mapping.advise(Advice::LinuxDontFork).map_err(|e| StoreError::os("madvise", shown(), e))?;
         if bytes >= HUGE_PAGE {
             // Before the first page is taken. Not allowed, or unknown to the kernel, they stay small.
@@ -70,6 +68,53 @@ impl Mapping {
         self.made.is_here()
     }
 
+    /// Bytes in huge pages, as far as this process asked for them one by one.
+    pub(super) fn huge_bytes(&self) -> u64 {
+        self.huge.load(Ordering::Relaxed)
+    }
+
+    /// Takes every page now, for writing: huge ones as far as the kernel has any, at once and for
+    /// every process that maps the file. The error, if any, is the kernel's last word on huge ones.
+    pub(super) fn prefault_huge(&self, path: &Path) -> Result<Option<io::Error>, StoreError> {
+        let refused = self.take_huge_pages();
+        self.prefault(path)?;
+        Ok(refused)
+    }
+
+    fn take_huge_pages(&self) -> Option<io::Error> {
+        let (mut refused, mut last) = (0, None);
+        for at in (0..self.region.len() / HUGE_PAGE).map(|n| n * HUGE_PAGE) {
+            match self.take_huge_page(at) {
+                Ok(()) => {
+                    self.huge.fetch_add(HUGE_PAGE, Ordering::Relaxed);
+                    refused = 0;
+                }
+                Err(e) => {
+                    last = Some(e);
+                    refused += 1;
+                    if refused == MAX_REFUSED {
+                        break;
+                    }
+                }
+            }
+        }
+        last
+    }
+
+    /// The setting of the machine for shared memory does not bind this call (Linux 6.1).
+    fn take_huge_page(&self, at: u64) -> io::Result<()> {
+        let base = self.region.base().as_ptr().wrapping_add(at as usize).cast::<c_void>();
+        // A range of which no page is there is refused. By a call: touching could be SIGBUS.
+        // SAFETY: a page of this mapping; populating changes no byte of it.
+        unsafe { rustix::mm::madvise(base, PAGE, Advice::LinuxPopulateWrite) }?;
+        // SAFETY: inside the mapping; the kernel moves the bytes to other memory, and whoever touches
+        // them meanwhile waits: no byte and no word changes [I1].
+        match unsafe { libc::madvise(base, HUGE_PAGE as usize, libc::MADV_COLLAPSE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// Takes every page now, for writing.
     pub(super) fn prefault(&self, path: &Path) -> Result<(), StoreError> {
         let bytes = self.region.len();
@@ -81,7 +126,6 @@ impl Mapping {
         match done {
             Ok(()) => Ok(()),
             Err(Errno::NOMEM | Errno::FAULT | Errno::NOSPC) => Err(super::limits::not_enough(
-                path.parent().unwrap_or(path),
                 bytes,
                 "memory ran out while its pages were taken",
             )),
@@ -111,6 +155,47 @@ impl Mapping {
     fn range(&self) -> (*mut c_void, usize) {
         (self.region.base().as_ptr().cast(), self.region.len() as usize)
     }
+}
+
+/// Maps the file's first `len` bytes, shared: where there is a huge page to be had, at a multiple of
+/// its size, or the kernel could not map one.
+fn map_shared(fd: &OwnedFd, len: usize) -> Result<*mut c_void, Errno> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let map = |at: *mut c_void, flags: MapFlags| {
+        // SAFETY: a new mapping, at an address of the kernel's choice or over addresses that were
+        // reserved for it; it aliases no Rust object. The bytes of a file that others may map are reached
+        // only through HostRegion [I7]; those of one that nobody else ever gets are its owner's alone
+        // (`UnnamedMemory`).
+        unsafe { rustix::mm::mmap(at, len, protection, flags, fd, 0) }
+    };
+    let huge = HUGE_PAGE as usize;
+    if len < huge {
+        return map(std::ptr::null_mut(), MapFlags::SHARED);
+    }
+    let mapped = len.checked_next_multiple_of(PAGE).ok_or(Errno::NOMEM)?;
+    let reserved = mapped.checked_add(huge).ok_or(Errno::NOMEM)?;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: fresh addresses of the kernel's choice, which nothing may be read from or written to.
+    let first = unsafe {
+        rustix::mm::mmap_anonymous(std::ptr::null_mut(), reserved, ProtFlags::empty(), flags)
+    }?;
+    let before = first.addr().wrapping_neg() % huge;
+    let at = first.wrapping_byte_add(before);
+    let release = |from: *mut c_void, len: usize| {
+        if len > 0 {
+            // SAFETY: of the addresses reserved above, those that no mapping of ours lies at.
+            let released = unsafe { rustix::mm::munmap(from, len) };
+            debug_assert!(released.is_ok(), "munmap of reserved addresses failed");
+        }
+    };
+    let done = map(at, MapFlags::SHARED | MapFlags::FIXED);
+    if done.is_err() {
+        release(first, reserved);
+        return done;
+    }
+    release(first, before);
+    release(at.wrapping_byte_add(mapped), huge - before);
+    done
 }
 
 impl Drop for Mapping {

@@ -9,6 +9,8 @@ use std::path::PathBuf;
 pub(super) const PREFIX: &str = "nkv.";
 /// What a segment's unix socket adds to its name.
 pub(super) const SOCKET_SUFFIX: &str = ".sock";
+/// What the lock beside a segment's name adds to it.
+pub(super) const LOCK_SUFFIX: &str = ".lock";
 /// Longest job part of a file name: leaves room for a socket path below 108 bytes.
 const JOB_BYTES: usize = 40;
 /// Hexadecimal digits of the hash in a job part that is not the job itself.
@@ -66,7 +68,8 @@ fn looks_hashed(job: &str) -> bool {
 
 /// True for a file that may be a segment, by its name.
 pub(super) fn is_segment(file_name: &str) -> bool {
-    file_name.starts_with(PREFIX) && !file_name.ends_with(SOCKET_SUFFIX)
+    let beside = [SOCKET_SUFFIX, LOCK_SUFFIX].iter().any(|suffix| file_name.ends_with(suffix));
+    file_name.starts_with(PREFIX) && !beside
 }
 
 /// Refuses names that could reach outside the folder or are not those of segments.
@@ -111,7 +114,7 @@ mod tests {
 
     #[test]
     fn names_that_reach_elsewhere_are_refused() {
-        for bad in ["", "nkv", "nkv./../x", "../nkv.a", "x.nkv.", "nkv.a.0.1.sock", "nkv.\0"] {
+        for bad in ["", "nkv", "nkv./../x", "../nkv.a", "x.nkv.", "nkv.a.0.1.sock", "nkv.a.0.1.lock", "nkv.\0"] {
             assert!(matches!(check_file_name(bad), Err(StoreError::BadSegment(_))), "{bad:?}");
         }
         check_file_name(&named("a").file_name()).unwrap();

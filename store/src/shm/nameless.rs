@@ -2,22 +2,15 @@
 //! that dies nor one that means harm can take pages away, so touching it is never SIGBUS. What lies
 //! inside, and how the descriptor travels, is its users' business.
 
-use super::limits::check_file_size;
 use super::mapping::Mapping;
+use super::sealed;
 use crate::error::StoreError;
 use crate::memory::{Export, HostRegion, host_memory};
-use rustix::fs::{FileType, MemfdFlags, SealFlags};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
 /// What the kernel shows in /proc for it.
 const SHOWN: &str = "nkv-nameless";
-/// Neither end can change the size, nor what may be changed.
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
-/// `f_type` of the file system of small pages (linux/magic.h). One of huge pages has seals as well,
-/// but a page of it can be missing when it is touched.
-const TMPFS: u64 = 0x0102_1994;
-
 /// A sealed file in memory, mapped into this process, all of its pages taken.
 #[derive(Debug)]
 pub struct NamelessMemory {
@@ -30,35 +23,19 @@ host_memory!(NamelessMemory);
 impl NamelessMemory {
     /// Makes one of `bytes` zero bytes.
     pub fn create(bytes: u64) -> Result<Self, StoreError> {
-        let os = |call, e| StoreError::os(call, SHOWN, e);
-        check_file_size(bytes)?;
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let fd = rustix::fs::memfd_create(SHOWN, flags).map_err(|e| os("memfd_create", e))?;
-        rustix::fs::ftruncate(&fd, bytes).map_err(|e| os("ftruncate", e))?;
-        rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(|e| os("fcntl(F_ADD_SEALS)", e))?;
-        Self::map(fd, bytes)
+        Self::map(sealed::make(SHOWN, bytes)?, bytes)
     }
 
     /// Maps what another process made and sent: exactly `bytes` long, and sealed to that.
     pub fn take(fd: OwnedFd, bytes: u64) -> Result<Self, StoreError> {
-        let os = |call, e| StoreError::os(call, SHOWN, e);
-        let stat = rustix::fs::fstat(&fd).map_err(|e| os("fstat", e))?;
-        let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        if !regular || u64::try_from(stat.st_size) != Ok(bytes) {
+        let stat = rustix::fs::fstat(&fd).map_err(|e| StoreError::os("fstat", SHOWN, e))?;
+        if !sealed::is_regular(&stat) || u64::try_from(stat.st_size) != Ok(bytes) {
             return Err(StoreError::BadSegment(format!(
                 "a descriptor of {} bytes was passed where memory of {bytes} was announced",
                 stat.st_size
             )));
         }
-        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|e| os("fcntl(F_GET_SEALS)", e))?;
-        let fs = rustix::fs::fstatfs(&fd).map_err(|e| os("fstatfs", e))?;
-        if !seals.contains(SEALS) || fs.f_type as u64 != TMPFS {
-            return Err(StoreError::BadSegment(format!(
-                "the memory passed has seals {seals:?} on a file system {:#x}; {SEALS:?} on \
-                 {TMPFS:#x} are needed, else its pages could go",
-                fs.f_type
-            )));
-        }
+        sealed::check(&fd, "the memory passed")?;
         Self::map(fd, bytes)
     }
 
@@ -80,8 +57,10 @@ impl NamelessMemory {
 
 #[cfg(test)]
 mod tests {
+    use super::sealed::SEALS;
     use super::*;
     use crate::memory::Memory;
+    use rustix::fs::{MemfdFlags, SealFlags};
 
     const BYTES: u64 = 8192;
 

@@ -1,70 +1,79 @@
 //! In pages of which size segments lie. Huge ones spare most of the address translation that a small
-//! object costs; the operator allows them, per file system of shared memory or for all.
+//! object costs. A segment whose pages are taken at its start gets them from the kernel one by one,
+//! which asks nobody's leave; other ones where the machine allows them to all shared memory.
 
-use super::SHM_DIR;
+use super::{SHM_DIR, registry};
+use std::fmt;
 use std::path::Path;
+use std::sync::Weak;
 
 /// Size and alignment of a huge page on x86-64 and aarch64 with pages of 4 KiB.
 pub(crate) const HUGE_PAGE: u64 = 2 << 20;
 
-/// What the kernel gives a segment that asks for huge pages, as every segment does; while it has any.
+/// The pages of a segment that this process made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pages {
-    /// 2 MiB.
-    Huge,
-    /// 4 KiB, until somebody allows huge ones: `mount -o remount,huge=advise /dev/shm`.
-    Small,
+pub struct Pages {
+    /// Bytes of the segment.
+    pub bytes: u64,
+    /// Bytes of it that were in pages of 2 MiB when it was made.
+    pub huge_bytes: u64,
+    /// Whether the machine gives such pages to shared memory that asks for them, as it is touched.
+    pub allowed: bool,
 }
 
-/// Of which size the pages of segments made now are.
-pub fn pages() -> Pages {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    pages_by(
-        &read("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
-        &read("/proc/self/mountinfo"),
-        Path::new(SHM_DIR),
-    )
+/// The pages of a segment that this process has mapped.
+pub fn pages(file_name: &str) -> Option<Pages> {
+    let path = Path::new(SHM_DIR).join(file_name);
+    let mapping = registry().get(&path).and_then(Weak::upgrade)?;
+    let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    let allowed = allowed_by(&text.unwrap_or_default());
+    Some(Pages { bytes: mapping.region().len(), huge_bytes: mapping.huge_bytes(), allowed })
 }
 
-/// `for_all` is one line of words, the valid one in brackets; `mounts` as in proc(5).
-fn pages_by(for_all: &str, mounts: &str, dir: &Path) -> Pages {
-    match for_all.split_whitespace().find(|word| word.starts_with('[')) {
-        Some("[deny]") | None => return Pages::Small,
-        Some("[force]") => return Pages::Huge,
-        Some(_) => {}
+/// `setting` is one line of words, the valid one in brackets.
+fn allowed_by(setting: &str) -> bool {
+    let chosen = setting.split_whitespace().find(|word| word.starts_with('['));
+    matches!(chosen, Some("[always]" | "[within_size]" | "[advise]" | "[force]"))
+}
+
+impl fmt::Display for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // What is left of the last 2 MiB can lie in small pages only.
+        let most = self.bytes / HUGE_PAGE * HUGE_PAGE;
+        let percent = (self.huge_bytes * 100).checked_div(most).unwrap_or(0);
+        match (self.huge_bytes, self.allowed) {
+            (0, false) => f.write_str("pages of 4 KiB"),
+            (0, true) => f.write_str("pages of 2 MiB where the kernel has them"),
+            (huge, _) if huge == most => f.write_str("pages of 2 MiB"),
+            _ => write!(f, "{percent} % in pages of 2 MiB, the rest of 4 KiB"),
+        }
     }
-    // Of several mounted over each other the last one is seen.
-    let options = mounts.lines().rev().find_map(|line| {
-        let (before, after) = line.split_once(" - ")?;
-        let at = Path::new(before.split(' ').nth(4)?);
-        (at == dir).then(|| after.split(' ').nth(2)).flatten()
-    });
-    let huge = options.is_some_and(|options| {
-        options.split(',').any(|o| matches!(o, "huge=always" | "huge=within_size" | "huge=advise"))
-    });
-    if huge { Pages::Huge } else { Pages::Small }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const NEVER: &str = "always within_size advise [never] deny force\n";
+    #[test]
+    fn the_setting_for_all_shared_memory_is_the_word_in_brackets() {
+        for allowed in ["always", "within_size", "advise", "force"] {
+            assert!(allowed_by(&format!("never [{allowed}] deny\n")), "{allowed}");
+        }
+        for not in ["always advise [never] deny force\n", "always never [deny]\n", ""] {
+            assert!(!allowed_by(not), "{not}");
+        }
+    }
 
     #[test]
-    fn the_last_mount_of_the_folder_tells_unless_the_machine_decided_for_all() {
-        let told = |for_all: &str, mounts: &str| pages_by(for_all, mounts, Path::new("/dev/shm"));
-        let small = "25 24 0:23 / /dev/shm rw,relatime - tmpfs tmpfs rw,size=24684084k\n";
-        let huge = "30 25 0:27 / /dev/shm rw shared:3 - tmpfs tmpfs rw,size=1k,huge=advise\n";
-        let never = huge.replace("advise", "never");
-        let elsewhere = huge.replace("/dev/shm", "/dev/shm2");
-        assert_eq!(told(NEVER, &format!("{small}{huge}")), Pages::Huge);
-        for mounts in [small, "", &never, &elsewhere, &format!("{huge}{small}"), "no mount at all"]
-        {
-            assert_eq!(told(NEVER, mounts), Pages::Small, "{mounts}");
-            assert_eq!(told("[force] never", mounts), Pages::Huge, "{mounts}");
-        }
-        assert_eq!(told("never [deny]", huge), Pages::Small);
-        assert_eq!(told("", huge), Pages::Small, "a kernel without them");
+    fn pages_are_described_by_what_the_kernel_gave() {
+        let told = |huge_bytes, allowed| {
+            Pages { bytes: 5 * HUGE_PAGE + 100, huge_bytes, allowed }.to_string()
+        };
+        assert_eq!(told(0, false), "pages of 4 KiB");
+        assert_eq!(told(0, true), "pages of 2 MiB where the kernel has them");
+        assert_eq!(told(5 * HUGE_PAGE, false), "pages of 2 MiB");
+        assert_eq!(told(HUGE_PAGE, false), "20 % in pages of 2 MiB, the rest of 4 KiB");
+        let small = Pages { bytes: 100, huge_bytes: 0, allowed: false };
+        assert_eq!(small.to_string(), "pages of 4 KiB");
     }
 }

@@ -1,13 +1,16 @@
 //! Removes what dead processes of this user left under /dev/shm. Never touches a segment in use:
-//! the proof of staleness is the free lock, nothing else.
+//! the proof of staleness is the free lock. A link that leads nowhere is none: its process may live
+//! in another pid namespace.
 
-use super::name::{SOCKET_SUFFIX, is_segment};
-use super::{Registry, SHM_DIR, registry};
-use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, Stat};
+use super::lock::{self, Found};
+use super::name::{LOCK_SUFFIX, SOCKET_SUFFIX, is_segment};
+use super::{Registry, SHM_DIR, link, registry};
+use rustix::fs::{CWD, FileType};
 use std::path::Path;
 
-/// Removes this user's segments whose lock is free, their sockets, and sockets whose segment is
-/// gone. Returns the names removed; each is logged. Costs one open per segment found.
+/// Removes this user's segments whose lock is free, with their locks and sockets, and locks and
+/// sockets whose segment is gone. Returns the names removed, a lock's only where it was alone; each
+/// is logged. Costs one open per segment found.
 pub fn remove_stale() -> Vec<String> {
     remove_stale_in(Path::new(SHM_DIR))
 }
@@ -30,6 +33,11 @@ pub fn remove_stale_in(dir: &Path) -> Vec<String> {
             removed.push(name.clone());
         }
     }
+    for name in names.iter().filter(|n| n.ends_with(LOCK_SUFFIX)) {
+        if remove_lone_lock(dir, name, &registry) {
+            removed.push(name.clone());
+        }
+    }
     for name in names.iter().filter(|n| n.ends_with(SOCKET_SUFFIX)) {
         if remove_socket(dir, name) {
             removed.push(name.clone());
@@ -41,39 +49,68 @@ pub fn remove_stale_in(dir: &Path) -> Vec<String> {
     removed
 }
 
+/// True if opening and closing the segment's lock, or the file of a segment by itself, could drop a
+/// lock of our own.
+fn is_ours(path: &Path, registry: &Registry) -> bool {
+    registry.get(path).is_some_and(|mapping| mapping.strong_count() > 0)
+}
+
 fn remove_segment(dir: &Path, name: &str, registry: &Registry) -> bool {
     let path = dir.join(name);
-    // Opening and closing a segment of our own would drop its lock.
-    let ours = registry.get(&path).is_some_and(|mapping| mapping.strong_count() > 0);
-    if ours || !mine(&path, FileType::RegularFile) {
+    if is_ours(&path, registry) {
         return false;
     }
-    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let Ok(fd) = rustix::fs::open(&path, flags, Mode::empty()) else {
-        return false;
-    };
-    if rustix::fs::fcntl_lock(&fd, FlockOperation::NonBlockingLockExclusive).is_err() {
+    let lock_path = lock::path_for(&path);
+    match type_of_mine(&path) {
+        Some(FileType::Symlink) if link::is_one(&path) => match lock::find(&lock_path) {
+            Found::Free(_held) => {
+                let removed = rustix::fs::unlink(&path).is_ok();
+                // Last, and under its own lock: a link without one could be nobody's.
+                removed && rustix::fs::unlink(&lock_path).is_ok()
+            }
+            // Somebody removed the lock by hand.
+            Found::None if type_of_mine(&lock_path).is_none() => {
+                !link::leads_to_segment(&path) && rustix::fs::unlink(&path).is_ok()
+            }
+            Found::None | Found::Held => false,
+        },
+        // As earlier versions made them: the file itself is the memory and has the lock.
+        Some(FileType::RegularFile) => match lock::find(&path) {
+            Found::Free(_held) => rustix::fs::unlink(&path).is_ok(),
+            Found::None | Found::Held => false,
+        },
+        _ => false,
+    }
+}
+
+/// What is left of a process that died between making the lock and the name.
+fn remove_lone_lock(dir: &Path, name: &str, registry: &Registry) -> bool {
+    let segment = dir.join(name.strip_suffix(LOCK_SUFFIX).unwrap_or(name));
+    let path = dir.join(name);
+    if !is_gone(&segment) || is_ours(&segment, registry) {
         return false;
     }
-    // The name may have gone to another file between open and lock.
-    let same = |a: Stat, b: Stat| a.st_ino == b.st_ino && a.st_dev == b.st_dev;
-    let still = rustix::fs::fstat(&fd)
-        .and_then(|opened| Ok(same(opened, rustix::fs::lstat(&path)?)))
-        .unwrap_or(false);
-    still && rustix::fs::unlink(&path).is_ok()
+    if type_of_mine(&path) != Some(FileType::RegularFile) {
+        return false;
+    }
+    matches!(lock::find(&path), Found::Free(_held) if rustix::fs::unlink(&path).is_ok())
 }
 
 fn remove_socket(dir: &Path, name: &str) -> bool {
     let segment = dir.join(name.strip_suffix(SOCKET_SUFFIX).unwrap_or(name));
     let path = dir.join(name);
-    let gone = rustix::fs::lstat(&segment).is_err_and(|e| e == rustix::io::Errno::NOENT);
-    gone && mine(&path, FileType::Socket) && rustix::fs::unlink(&path).is_ok()
+    let socket = type_of_mine(&path) == Some(FileType::Socket);
+    is_gone(&segment) && socket && rustix::fs::unlink(&path).is_ok()
 }
 
-/// True for a file of this user and that type.
-fn mine(path: &Path, kind: FileType) -> bool {
-    rustix::fs::statat(CWD, path, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|stat| {
-        stat.st_uid == rustix::process::geteuid().as_raw()
-            && FileType::from_raw_mode(stat.st_mode) == kind
-    })
+/// True if nothing has that name, not even a link that leads nowhere.
+fn is_gone(path: &Path) -> bool {
+    rustix::fs::lstat(path).is_err_and(|e| e == rustix::io::Errno::NOENT)
+}
+
+/// What a name of this user is; none for another user's, and where there is nothing.
+fn type_of_mine(path: &Path) -> Option<FileType> {
+    let stat = rustix::fs::statat(CWD, path, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).ok()?;
+    let mine = stat.st_uid == rustix::process::geteuid().as_raw();
+    mine.then(|| FileType::from_raw_mode(stat.st_mode))
 }

@@ -1,11 +1,14 @@
 //! Memory of the very kind that a segment has, which no other process is given: what a yardstick walks
-//! beside a segment. In pages of another kind, or of another file system, it would be none.
+//! beside a segment. In pages of another kind it would be none.
 
 use super::mapping::Mapping;
-use super::{SHM_DIR, limits, unnamed_file};
+use super::{limits, sealed};
 use crate::error::StoreError;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
+
+/// What the kernel shows in /proc for it.
+const SHOWN: &str = "nkv-unnamed";
 
 /// `len` bytes, zero at first, every page taken.
 #[derive(Debug)]
@@ -19,11 +22,10 @@ unsafe impl Sync for UnnamedMemory {}
 impl UnnamedMemory {
     /// Maps and takes `len` bytes; at least one.
     pub fn new(len: usize) -> Result<Self, StoreError> {
-        let (dir, bytes) = (Path::new(SHM_DIR), len.max(1) as u64);
-        limits::check_room_in(dir, bytes)?;
-        let shown = dir.join("(unnamed)");
-        let mapping = Mapping::of(unnamed_file(dir, bytes)?, bytes, &shown)?;
-        mapping.prefault(&shown)?;
+        let bytes = len.max(1) as u64;
+        limits::check_room(bytes)?;
+        let mapping = Mapping::of(sealed::make(SHOWN, bytes)?, bytes, Path::new(SHOWN))?;
+        mapping.prefault_huge(Path::new(SHOWN))?;
         Ok(Self(mapping))
     }
 }

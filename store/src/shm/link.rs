@@ -1,0 +1,93 @@
+//! A segment's name: a symbolic link from its folder to its maker's descriptor, /proc/PID/fd/N. Where
+//! that leads is checked before anything is opened: the pid may have been given out again, or mean
+//! another process where the link is read.
+
+use super::sealed::{self, MODE};
+use crate::error::StoreError;
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// Links `path` to a descriptor of this process.
+pub(super) fn make(fd: BorrowedFd<'_>, path: &Path) -> Result<(), StoreError> {
+    let os = |call, e| StoreError::os(call, path.display().to_string(), e);
+    // The pid that /proc knows us by.
+    let me = rustix::fs::readlink("/proc/self", Vec::new())
+        .map_err(|e| StoreError::os("readlink", "/proc/self", e))?;
+    let target = format!("/proc/{}/fd/{}", me.to_string_lossy(), fd.as_raw_fd());
+    match rustix::fs::symlink(target, path) {
+        Err(Errno::EXIST) => Err(StoreError::in_use(path)),
+        done => done.map_err(|e| os("symlink", e)),
+    }
+}
+
+/// Opens the segment that `path` links to, if it is one of this user's by that name; and its size.
+pub(super) fn open(path: &Path) -> Result<(OwnedFd, u64), StoreError> {
+    let shown = path.display().to_string();
+    let found = follow(path)?;
+    let own = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(own, flags, Mode::empty())
+        .map_err(|e| StoreError::os("open", &shown, e))?;
+    sealed::check(&fd, &shown)?;
+    let stat = rustix::fs::fstat(&fd).map_err(|e| StoreError::os("fstat", &shown, e))?;
+    // Sealed: it cannot change any more.
+    match u64::try_from(stat.st_size) {
+        Ok(bytes) if bytes > 0 => Ok((fd, bytes)),
+        _ => Err(StoreError::BadSegment(format!("{shown} has no bytes"))),
+    }
+}
+
+/// True for a link such as [`make`] makes, wherever it leads now.
+pub(super) fn is_one(path: &Path) -> bool {
+    let target = rustix::fs::readlink(path, Vec::new());
+    target.is_ok_and(|target| target.to_str().is_ok_and(is_descriptor))
+}
+
+/// True if `path` links to a segment of that name which some process still has.
+pub(super) fn leads_to_segment(path: &Path) -> bool {
+    follow(path).is_ok()
+}
+
+/// The file that `path` links to, found and not opened: opening what a number names by chance could
+/// have an effect. It is a file in memory of this user, made by the name that the link has.
+fn follow(path: &Path) -> Result<OwnedFd, StoreError> {
+    let shown = path.display().to_string();
+    let os = |call, e| StoreError::os(call, &shown, e);
+    let target = match rustix::fs::readlink(path, Vec::new()) {
+        Err(Errno::INVAL) => return Err(StoreError::BadSegment(format!("{shown} is no link"))),
+        found => found.map_err(|e| os("readlink", e))?,
+    };
+    let target = target.to_str().ok().filter(|target| is_descriptor(target));
+    let target = target.ok_or_else(|| {
+        StoreError::BadSegment(format!("{shown} does not link to a descriptor of a process"))
+    })?;
+    let found = rustix::fs::open(target, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let fd = found.map_err(|e| StoreError::os("open", format!("{shown} ({target})"), e))?;
+    let stat = rustix::fs::fstat(&fd).map_err(|e| os("fstat", e))?;
+    let euid = rustix::process::geteuid().as_raw();
+    let named = path.file_name().and_then(|n| n.to_str()).map(sealed::shown_as);
+    let is_named = named.is_some_and(|named| name_of(fd.as_fd()).as_deref() == Some(&*named));
+    let of_user = stat.st_uid == euid && stat.st_mode & 0o7777 == MODE;
+    if sealed::is_regular(&stat) && of_user && is_named {
+        return Ok(fd);
+    }
+    Err(StoreError::BadSegment(format!(
+        "{shown} links to {target}, which is not the segment of that name that user {euid} made: \
+         its process is gone, or in a pid namespace that is not ours"
+    )))
+}
+
+/// What /proc shows for an open file.
+fn name_of(fd: BorrowedFd<'_>) -> Option<String> {
+    let own = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    rustix::fs::readlinkat(CWD, own, Vec::new()).ok()?.into_string().ok()
+}
+
+/// True for /proc/PID/fd/N.
+fn is_descriptor(target: &str) -> bool {
+    let number = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
+    let inside = target.strip_prefix("/proc/").and_then(|rest| rest.split_once("/fd/"));
+    inside.is_some_and(|(pid, fd)| number(pid) && number(fd))
+}
