@@ -116,7 +116,12 @@ fn a_heap_that_does_not_fit_is_refused_with_6_and_the_numbers() {
     let job = new_job();
     let mut command = node_command(&job);
     command.args(["--heap-bytes", &bytes]);
-    refused(&job, &run_to_end(command, REFUSAL), 6, &["MemAvailable", "control groups", "--memory"]);
+    refused(
+        &job,
+        &run_to_end(command, REFUSAL),
+        6,
+        &["MemAvailable", "control groups", "--memory"],
+    );
 }
 
 #[test]

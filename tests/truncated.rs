@@ -75,10 +75,8 @@ fn i19_a_segment_that_its_own_user_truncates_keeps_every_byte_and_kills_nobody()
     let rounds = Arc::new(AtomicU64::new(0));
     let done = rounds.clone();
     let cutting = spawn_named("cutting", move || cut_all(&files, &done)).unwrap();
-    let (mapped, remote) = (
-        cluster.connect_by(0, TransportChoice::Shm),
-        cluster.connect_by(1, TransportChoice::Tcp),
-    );
+    let (mapped, remote) =
+        (cluster.connect_by(0, TransportChoice::Shm), cluster.connect_by(1, TransportChoice::Tcp));
     let mut round = 0;
     while !cutting.is_finished() {
         use_it(&mapped, round);
@@ -93,4 +91,25 @@ fn i19_a_segment_that_its_own_user_truncates_keeps_every_byte_and_kills_nobody()
     for rank in 0..2 {
         assert_eq!(cluster.get(rank, "/healthz").0, 200);
     }
+}
+
+#[test]
+fn a_segment_whose_name_leads_nowhere_is_mapped_by_the_descriptor_that_its_rank_passes() {
+    let cluster = ProcessCluster::start(2, |_| {});
+    let segments: Vec<_> =
+        files_of(cluster.job()).into_iter().filter(|file| file.is_symlink()).collect();
+    assert_eq!(segments.len(), 2);
+    for segment in &segments {
+        // As the name looks from another pid namespace.
+        std::fs::remove_file(segment).unwrap();
+        std::os::unix::fs::symlink("/proc/1/fd/1000000", segment).unwrap();
+    }
+    let handle = cluster.connect_by(0, TransportChoice::Shm);
+    use_it(&handle, 1);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    for segment in &segments {
+        let shown = segment.file_name().unwrap().to_string_lossy().into_owned();
+        assert!(maps.contains(&shown), "{shown} is not mapped: {maps}");
+    }
+    assert!(nkv_store::shm::remove_stale().iter().all(|name| !name.contains(cluster.job())));
 }

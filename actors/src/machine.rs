@@ -12,6 +12,7 @@ use nkv_transport::wire::auth::{Credentials, Guard};
 use nkv_transport::{Alive, TransportError, Verbs};
 use std::fmt;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 #[cfg(feature = "rdma")]
@@ -79,6 +80,11 @@ pub trait Machine: Send + Sync + fmt::Debug {
 
     /// Attaches to a segment of another process of this host.
     fn attach(&self, file_name: &str) -> Result<Arc<dyn Memory>, StoreError>;
+
+    /// Attaches to a segment by a descriptor that its maker passed, where its name leads nowhere.
+    fn adopt(&self, file_name: &str, _: OwnedFd) -> Result<Arc<dyn Memory>, StoreError> {
+        Err(StoreError::BadSegment(format!("this machine maps {file_name} by its name alone")))
+    }
 
     /// Takes every page of a segment that this process is attached to, beside its other work: it only
     /// saves page faults.
@@ -149,6 +155,10 @@ impl Machine for OsMachine {
 
     fn attach(&self, file_name: &str) -> Result<Arc<dyn Memory>, StoreError> {
         Ok(shm::attach(file_name, false)?)
+    }
+
+    fn adopt(&self, file_name: &str, fd: OwnedFd) -> Result<Arc<dyn Memory>, StoreError> {
+        Ok(shm::adopt(file_name, fd)?)
     }
 
     fn prefault(&self, file_name: &str) {

@@ -32,7 +32,7 @@ pub use segments::{
 pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 13;
+pub const MESSAGES_VERSION: u32 = 14;
 /// Keys or items in one batch message.
 pub const MAX_BATCH: usize = 65_536;
 /// Places that a call looks at for one key, one after the other, before it gives up.

@@ -31,7 +31,10 @@ use nkv_store::log_lines::LogLines;
 use nkv_store::random::Random;
 use nkv_transport::fabric::{Answer, Served};
 use nkv_transport::wire::auth::{AuthError, Guard};
-use nkv_transport::wire::{Address, BoxStream, Listener, Peer, WireError, read_frame, write_frame};
+use nkv_transport::wire::{
+    Address, BoxStream, Listener, Peer, WireError, pass_descriptor, read_frame, write_frame,
+};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -200,6 +203,10 @@ impl Server {
                 };
                 race(served, shut).await
             }
+            Purpose::Descriptor { incarnation } => match self.doors.to(incarnation) {
+                Some(door) => pass_segment(stream, &door.segment).await,
+                None => refuse(&mut stream, self.no_door(incarnation)).await,
+            },
             Purpose::Segments(command) => {
                 let done = self.command(command).await;
                 write_frame(&mut stream, &mut buf, 0, &Welcome::Segments(done)).await
@@ -345,6 +352,21 @@ async fn through_devices(
         Ok(Ok((served, answer))) => (Some(Severing::new(served, producer)), Some(Ok(answer))),
         Ok(Err(e)) => (None, Some(Err(e.to_string()))),
         Err(e) => (None, Some(Err(format!("accepting failed: {e}")))),
+    }
+}
+
+/// Passes a segment's descriptor to a client on this host.
+async fn pass_segment(mut stream: BoxStream, segment: &str) -> Result<(), WireError> {
+    let Some(fd) = nkv_store::shm::descriptor(segment).filter(|_| stream.is_unix()) else {
+        let why = "only segments in named shared memory are passed on, over a unix socket";
+        return refuse(&mut stream, Refusal::NotHere(why.to_string())).await;
+    };
+    write_frame(&mut stream, &mut Vec::new(), 0, &Welcome::Descriptor).await?;
+    let passing = pass_descriptor(stream, fd.as_fd());
+    // A client that does not take it is nobody's concern.
+    match tokio::time::timeout(HELLO_LIMIT, passing).await {
+        Ok(passed) => Ok(passed.map(drop)?),
+        Err(_) => Ok(()),
     }
 }
 

@@ -31,6 +31,7 @@ use crate::memory::{Export, HostRegion, host_memory};
 use lock::Lock;
 use mapping::Mapping;
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -143,7 +144,7 @@ pub fn create_in(
 
 /// Maps a segment that some process of this user made, by the name its `export()` gives. Several
 /// attaches of one name share one mapping; a segment that this process made is not opened again.
-/// Fails for what is no such segment, and in another pid namespace than its maker's.
+/// Fails for what is no such segment, and in another pid namespace than its maker's ([`adopt`]).
 pub fn attach(file_name: &str, prefault: bool) -> Result<Arc<ShmMemory>, StoreError> {
     attach_in(Path::new(SHM_DIR), file_name, prefault)
 }
@@ -157,21 +158,49 @@ pub fn attach_in(
     name::check_file_name(file_name)?;
     let path = dir.join(file_name);
     let mut registry = registry();
-    let mapping = match registry.get(&path).and_then(Weak::upgrade).filter(|m| m.made_here()) {
-        Some(mapping) => mapping,
-        None => {
-            let (fd, bytes) = link::open(&path)?;
-            let mapping = Arc::new(Mapping::of(fd, bytes, &path)?);
-            registry.retain(|_, held| held.strong_count() > 0);
-            registry.insert(path.clone(), Arc::downgrade(&mapping));
-            mapping
-        }
-    };
+    let mapping = mapped_once(&mut registry, &path, || {
+        let (fd, bytes) = link::open(&path)?;
+        Mapping::of(fd, bytes, &path)
+    })?;
     drop(registry);
     if prefault {
         mapping.prefault(&path)?;
     }
     Ok(Arc::new(ShmMemory::new(mapping, file_name, None)))
+}
+
+/// A descriptor of a segment that this process has mapped, to be passed to a process that its name
+/// does not lead there.
+pub fn descriptor(file_name: &str) -> Option<OwnedFd> {
+    let path = Path::new(SHM_DIR).join(file_name);
+    let mapping = registry().get(&path).and_then(Weak::upgrade).filter(|m| m.made_here())?;
+    mapping.fd().try_clone_to_owned().ok()
+}
+
+/// Maps a segment by a descriptor that its maker passed; it must be the one of that name. Later
+/// attaches of the name share the mapping.
+pub fn adopt(file_name: &str, fd: OwnedFd) -> Result<Arc<ShmMemory>, StoreError> {
+    name::check_file_name(file_name)?;
+    let path = Path::new(SHM_DIR).join(file_name);
+    let bytes = link::check(&fd, &path)?;
+    let mut registry = registry();
+    let mapping = mapped_once(&mut registry, &path, || Mapping::of(fd, bytes, &path))?;
+    Ok(Arc::new(ShmMemory::new(mapping, file_name, None)))
+}
+
+/// The mapping of a segment that this process has, or else a new one.
+fn mapped_once(
+    registry: &mut Registry,
+    path: &Path,
+    map: impl FnOnce() -> Result<Mapping, StoreError>,
+) -> Result<Arc<Mapping>, StoreError> {
+    if let Some(mapping) = registry.get(path).and_then(Weak::upgrade).filter(|m| m.made_here()) {
+        return Ok(mapping);
+    }
+    let mapping = Arc::new(map()?);
+    registry.retain(|_, held| held.strong_count() > 0);
+    registry.insert(path.to_path_buf(), Arc::downgrade(&mapping));
+    Ok(mapping)
 }
 
 #[cfg(test)]

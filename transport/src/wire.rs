@@ -4,12 +4,14 @@
 
 mod address;
 pub mod auth;
+mod descriptor;
 mod frame;
 mod net;
 mod peer;
 mod sealed;
 
 pub use address::Address;
+pub use descriptor::{pass_descriptor, take_descriptor};
 pub use frame::{
     FRAME_HEADER_BYTES, MAX_FRAME_BYTES, WIRE_VERSION, WireError, decode_frame, encode_frame,
     read_frame, within, write_encoded, write_frame,

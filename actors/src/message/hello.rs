@@ -53,6 +53,12 @@ pub enum Purpose {
     },
     /// A word to this node about itself; answered once it is done.
     Segments(SegmentCommand),
+    /// A client that is to map a segment, and does not reach it by its name: the descriptor, over this
+    /// unix socket.
+    Descriptor {
+        /// The segment's incarnation.
+        incarnation: u64,
+    },
 }
 
 /// How a client reaches an owner's memory.
@@ -105,6 +111,8 @@ pub enum Welcome {
     },
     /// To a word to this node.
     Segments(Result<SegmentDone>),
+    /// The descriptor follows once the client says that it listens for it.
+    Descriptor,
     /// No, and why; `again` if it may be tried later.
     Refused {
         /// One clear sentence.
@@ -121,6 +129,7 @@ impl std::fmt::Display for Welcome {
             Self::Rank { .. } => f.write_str("as the master does to a rank"),
             Self::Attached { .. } => f.write_str("as an owner does that is attached to"),
             Self::Segments(_) => f.write_str("as a node does that was told to mount"),
+            Self::Descriptor => f.write_str("with a descriptor"),
             Self::Refused { why } => write!(f, "with a refusal: {why}"),
         }
     }

@@ -216,7 +216,8 @@ impl Raised {
     pub(super) fn join(self, common: &Common, info: RankInfo, how: Joining) -> SegmentHost {
         let (owner, tables) = (self.owner.clone(), self.tables.clone());
         let exported = self.exported.as_ref().map(|(exported, _)| exported.clone());
-        let door = common.doors.open(info.incarnation, owner.clone(), tables.clone(), exported);
+        let (id, segment) = (info.incarnation, info.segment.clone());
+        let door = common.doors.open(id, owner.clone(), tables.clone(), exported, segment);
         let (alive, memory) = (Alive::new(), self.heap.memory().clone());
         let local = LocalOwner { memory, alive: alive.clone(), owner, tables };
         let published = common.env.owners.publish(info.incarnation, local);

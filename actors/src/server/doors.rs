@@ -18,6 +18,8 @@ pub(crate) struct Door {
     pub tables: Arc<OwnerTables>,
     /// Its memory as devices know it, where there are any.
     pub exported: Option<Arc<dyn Exported>>,
+    /// The segment's name in shared memory; empty where it has none.
+    pub segment: String,
     // Closed with the segment. Not a watch, which wakes those who wait in any order.
     shut: mpsc::Sender<()>,
 }
@@ -48,9 +50,10 @@ impl Doors {
         owner: CellAddr<Owner>,
         tables: Arc<OwnerTables>,
         exported: Option<Arc<dyn Exported>>,
+        segment: String,
     ) -> OpenDoor {
         let (shut, here) = mpsc::channel(1);
-        self.lock().insert(incarnation, Door { owner, tables, exported, shut });
+        self.lock().insert(incarnation, Door { owner, tables, exported, segment, shut });
         OpenDoor { doors: self.clone(), incarnation, _here: here }
     }
 

@@ -30,11 +30,21 @@ pub(super) fn open(path: &Path) -> Result<(OwnedFd, u64), StoreError> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let fd = rustix::fs::open(own, flags, Mode::empty())
         .map_err(|e| StoreError::os("open", &shown, e))?;
-    sealed::check(&fd, &shown)?;
-    let stat = rustix::fs::fstat(&fd).map_err(|e| StoreError::os("fstat", &shown, e))?;
+    let bytes = check(&fd, path)?;
+    Ok((fd, bytes))
+}
+
+/// Refuses an open file that is not the segment of that name which this user made; else its size.
+pub(super) fn check(fd: &OwnedFd, path: &Path) -> Result<u64, StoreError> {
+    let shown = path.display().to_string();
+    if !is_named(fd.as_fd(), path)? {
+        return Err(StoreError::BadSegment(format!("what was opened for {shown} is another file")));
+    }
+    sealed::check(fd, &shown)?;
+    let stat = rustix::fs::fstat(fd).map_err(|e| StoreError::os("fstat", &shown, e))?;
     // Sealed: it cannot change any more.
     match u64::try_from(stat.st_size) {
-        Ok(bytes) if bytes > 0 => Ok((fd, bytes)),
+        Ok(bytes) if bytes > 0 => Ok(bytes),
         _ => Err(StoreError::BadSegment(format!("{shown} has no bytes"))),
     }
 }
@@ -65,18 +75,23 @@ fn follow(path: &Path) -> Result<OwnedFd, StoreError> {
     })?;
     let found = rustix::fs::open(target, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let fd = found.map_err(|e| StoreError::os("open", format!("{shown} ({target})"), e))?;
-    let stat = rustix::fs::fstat(&fd).map_err(|e| os("fstat", e))?;
-    let euid = rustix::process::geteuid().as_raw();
-    let named = path.file_name().and_then(|n| n.to_str()).map(sealed::shown_as);
-    let is_named = named.is_some_and(|named| name_of(fd.as_fd()).as_deref() == Some(&*named));
-    let of_user = stat.st_uid == euid && stat.st_mode & 0o7777 == MODE;
-    if sealed::is_regular(&stat) && of_user && is_named {
+    if is_named(fd.as_fd(), path)? {
         return Ok(fd);
     }
     Err(StoreError::BadSegment(format!(
-        "{shown} links to {target}, which is not the segment of that name that user {euid} made: \
-         its process is gone, or in a pid namespace that is not ours"
+        "{shown} links to {target}, which is not the segment of that name that this user made: its \
+         process is gone, or in a pid namespace that is not ours"
     )))
+}
+
+/// True for a file in memory of this user, made by the name that `path` has.
+fn is_named(fd: BorrowedFd<'_>, path: &Path) -> Result<bool, StoreError> {
+    let stat = rustix::fs::fstat(fd)
+        .map_err(|e| StoreError::os("fstat", path.display().to_string(), e))?;
+    let euid = rustix::process::geteuid().as_raw();
+    let of_user = stat.st_uid == euid && stat.st_mode & 0o7777 == MODE;
+    let named = path.file_name().and_then(|n| n.to_str()).map(sealed::shown_as);
+    Ok(sealed::is_regular(&stat) && of_user && named.is_some() && name_of(fd) == named)
 }
 
 /// What /proc shows for an open file.

@@ -125,10 +125,9 @@ impl Mapping {
         };
         match done {
             Ok(()) => Ok(()),
-            Err(Errno::NOMEM | Errno::FAULT | Errno::NOSPC) => Err(super::limits::not_enough(
-                bytes,
-                "memory ran out while its pages were taken",
-            )),
+            Err(Errno::NOMEM | Errno::FAULT | Errno::NOSPC) => {
+                Err(super::limits::not_enough(bytes, "memory ran out while its pages were taken"))
+            }
             Err(e) => {
                 Err(StoreError::os("madvise(MADV_POPULATE_WRITE)", path.display().to_string(), e))
             }

@@ -114,7 +114,16 @@ mod tests {
 
     #[test]
     fn names_that_reach_elsewhere_are_refused() {
-        for bad in ["", "nkv", "nkv./../x", "../nkv.a", "x.nkv.", "nkv.a.0.1.sock", "nkv.a.0.1.lock", "nkv.\0"] {
+        for bad in [
+            "",
+            "nkv",
+            "nkv./../x",
+            "../nkv.a",
+            "x.nkv.",
+            "nkv.a.0.1.sock",
+            "nkv.a.0.1.lock",
+            "nkv.\0",
+        ] {
             assert!(matches!(check_file_name(bad), Err(StoreError::BadSegment(_))), "{bad:?}");
         }
         check_file_name(&named("a").file_name()).unwrap();

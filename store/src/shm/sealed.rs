@@ -8,8 +8,7 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 
 /// Nobody can change the size, nor what may be changed.
-pub(super) const SEALS: SealFlags =
-    SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+pub(super) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 /// `f_type` of the file system of small pages (linux/magic.h). One of huge pages has seals as well,
 /// but a page of it can be missing when it is touched.
 const TMPFS: u64 = 0x0102_1994;

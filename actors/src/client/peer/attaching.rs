@@ -17,7 +17,7 @@ use nkv_store::fork::MadeIn;
 use nkv_store::heap::Heap;
 use nkv_store::pins::Pins;
 use nkv_store::reader::Reader;
-use nkv_store::{KeyHasher, Stripes};
+use nkv_store::{KeyHasher, Memory, Stripes};
 use nkv_transport::Alive;
 use nkv_transport::fabric::{Answer, FabricConfig};
 use nkv_transport::local::LocalVerbs;
@@ -25,7 +25,7 @@ use nkv_transport::log_rights::MAX_OPEN_CLAIMS;
 use nkv_transport::shm::ShmVerbs;
 use nkv_transport::verbs::{Kind, Verbs};
 use nkv_transport::wire::auth::Credentials;
-use nkv_transport::wire::{BoxStream, write_frame};
+use nkv_transport::wire::{Address, BoxStream, take_descriptor, write_frame};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -238,7 +238,7 @@ impl Attaching {
         let mut way = self.at_hand();
         let attached = self.hello(address, AttachBy::Map, &way.obeyed).await?;
         let (mut stream, table) = (attached.stream, attached.pins);
-        let heap = match self.map() {
+        let heap = match self.map(address, stream.is_unix()).await {
             Ok(heap) => heap,
             Err(e) => {
                 // Registered by the hello: take that back, or the owner would wait for our word. Not with a
@@ -264,9 +264,16 @@ impl Attaching {
         Some(Reader::of(heap)?.with_stripes(self.stripes()))
     }
 
-    fn map(&self) -> Result<Heap> {
+    async fn map(&self, address: &Address, by_unix: bool) -> Result<Heap> {
         let (segment, machine) = (&self.info.segment, &self.env.machine);
-        let heap = Heap::open(machine.attach(segment)?)?;
+        let memory = match machine.attach(segment) {
+            Err(error) if by_unix => {
+                tracing::debug!(%error, "asking for a segment's descriptor");
+                self.passed(address).await?
+            }
+            attached => attached?,
+        };
+        let heap = Heap::open(memory)?;
         if heap.geometry().incarnation != self.info.incarnation {
             return Err(Error::disconnected(format!(
                 "segment {segment} holds another incarnation"
@@ -277,6 +284,22 @@ impl Attaching {
             machine.prefault(segment);
         }
         Ok(heap)
+    }
+
+    /// The segment as its owner passes it on: its name may lead nowhere here, as in another pid
+    /// namespace, or be removed.
+    async fn passed(&self, address: &Address) -> Result<Arc<dyn Memory>> {
+        let purpose = Purpose::Descriptor { incarnation: self.info.incarnation };
+        let (stream, welcome) = self.ask(address, purpose).await?;
+        if welcome != Welcome::Descriptor {
+            return Err(self.odd(address, &welcome));
+        }
+        let taking = tokio::time::timeout(ATTACH_LIMIT, take_descriptor(stream));
+        let taken = taking.await.unwrap_or_else(|late| Err(late.into()));
+        let (fd, _) = taken.map_err(|why| {
+            Error::disconnected(format!("rank {} passed no memory: {why}", self.info.rank))
+        })?;
+        Ok(self.env.machine.adopt(&self.info.segment, fd)?)
     }
 
     async fn tcp(&self, passed_over: Vec<String>) -> Result<Arc<Peer>> {
@@ -335,23 +358,32 @@ impl Attaching {
     /// The link, and what it was given: a pin table, a token for the log.
     async fn hello(
         &self,
-        address: &nkv_transport::wire::Address,
+        address: &Address,
         by: AttachBy,
         obeyed: &Arc<Obeyed>,
     ) -> Result<Attached> {
         let (producer, incarnation) = (self.producer, self.info.incarnation);
         let purpose = Purpose::Attach { producer, incarnation, by };
-        let work = hello(&*self.env.net, address, &self.credentials, purpose);
-        match tokio::time::timeout(ATTACH_LIMIT, work).await {
-            Ok(Ok((stream, Welcome::Attached { term, pins, log_token, fabric }))) => {
+        match self.ask(address, purpose).await? {
+            (stream, Welcome::Attached { term, pins, log_token, fabric }) => {
                 self.plans.obey(obeyed, term);
                 Ok(Attached { stream, pins, log_token, fabric })
             }
+            (_, other) => Err(self.odd(address, &other)),
+        }
+    }
+
+    fn odd(&self, address: &Address, answer: &Welcome) -> Error {
+        let rank = self.info.rank;
+        Error::disconnected(format!("rank {rank} at {address} answered an attachment {answer}"))
+    }
+
+    /// A connection to the owner's node for this purpose, and what it is answered. Bounded.
+    async fn ask(&self, address: &Address, purpose: Purpose) -> Result<(BoxStream, Welcome)> {
+        let work = hello(&*self.env.net, address, &self.credentials, purpose);
+        match tokio::time::timeout(ATTACH_LIMIT, work).await {
             Ok(Ok((_, Welcome::Refused { why }))) => Err(Error::disconnected(why.to_string())),
-            Ok(Ok((_, other))) => Err(Error::disconnected(format!(
-                "rank {} at {address} answered an attachment {other}",
-                self.info.rank
-            ))),
+            Ok(Ok(answered)) => Ok(answered),
             Ok(Err(e)) => {
                 Err(Error::disconnected(format!("rank {} is not reachable: {e}", self.info.rank)))
             }

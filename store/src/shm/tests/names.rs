@@ -150,7 +150,8 @@ fn a_sweep_touches_nothing_but_stale_segments_locks_and_sockets() {
     removed.sort();
     assert_eq!(removed, ["nkv.test.0.1", "nkv.test.3.2.sock"]);
     let links = ["nkv.test.0.2", "nkv.test.0.4", "nkv.test.0.5.lock"];
-    for kept in ["other.a", "nkv.text.sock", "nkv.folder", "nkv.test.0.4.lock"].iter().chain(&links) {
+    for kept in ["other.a", "nkv.text.sock", "nkv.folder", "nkv.test.0.4.lock"].iter().chain(&links)
+    {
         assert!(path(kept).symlink_metadata().is_ok(), "{kept}");
     }
     assert!(remove_stale_in(&path("missing")).is_empty());
