@@ -70,7 +70,7 @@ pub trait Machine: Send + Sync + fmt::Debug {
     fn pid(&self) -> u32;
 
     /// Makes a segment of `bytes` zero bytes; without a name it is this process's alone. Blocks: with
-    /// `prefault` it takes seconds per GiB.
+    /// `prefault` it takes up to seconds per GiB.
     fn create(
         &self,
         name: Option<&SegmentName>,

@@ -143,7 +143,7 @@ impl Raised {
         let seat = Seat { rank: common.config.rank, segment: id };
         let incarnation = common.env.random.u64();
         let place = common.env.place()?;
-        // Prefaulting takes seconds per GiB: not on the caller's event loop.
+        // Prefaulting takes up to seconds per GiB: not on the caller's event loop.
         let (config, machine) = (common.config.clone(), common.env.machine.clone());
         let making = move || make_memory(&config, &machine, id, bytes, incarnation);
         let made = place.place().beside(making).await??;
