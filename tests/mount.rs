@@ -52,7 +52,7 @@ fn a_rank_gains_and_loses_a_segment_by_command_while_others_map_it() {
     for _ in 0..2 {
         let mount = nkv(&cluster, &["mount", "16MiB", "--rank", "1"]);
         assert_eq!(mount.stdout, "segment 1 of rank 1: 16 MiB mounted\n", "{}", mount.stderr);
-        assert_eq!(left_in_shm(cluster.job()).len(), files + 1);
+        assert_eq!(left_in_shm(cluster.job()).len(), files + 2, "a name and its lock");
         fill(&readers[0], 40);
         let there = on(&readers[1], 40, mounted(&readers[0])[0]);
         assert!(there.len() > 10 && there.len() < 40, "both are used: {there:?}");
@@ -128,7 +128,7 @@ fn a_killed_or_ended_rank_leaves_no_mounted_segment_behind() {
     let gone = mounted(&handle);
     assert_eq!(gone.len(), 2);
     cluster.kill9(1);
-    assert_eq!(left_in_shm(cluster.job()).len(), files + 2, "nobody was left to remove them");
+    assert_eq!(left_in_shm(cluster.job()).len(), files + 4, "nobody was left to remove them");
     cluster.restart(1);
     // Its objects went with its memory, on all segments alike, and nothing waits for a TTL.
     for i in 0..40 {

@@ -1,5 +1,5 @@
-//! What its own user does to a segment by accident: everything under its name is cut and overwritten
-//! while nodes and clients use it. Nobody dies, and every value is right [I19].
+//! What its own user does to a segment by accident: everything under its name is cut and
+//! overwritten while nodes and clients use it. Nobody dies, and every value is right [I19].
 #![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 
 mod cluster_process;

@@ -203,7 +203,7 @@ impl Node {
     /// What lies in the file system for as long as this node lives and what is mounted stays so.
     pub fn files(&self) -> Vec<PathBuf> {
         let socket = self._socket.iter().map(|s| s.0.clone());
-        self.first.file().into_iter().chain(self.segments.files()).chain(socket).collect()
+        self.first.files().chain(self.segments.files()).chain(socket).collect()
     }
 
     /// Resolves when the node cannot go on.

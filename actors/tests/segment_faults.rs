@@ -75,7 +75,7 @@ async fn i17_a_mounted_segment_declared_gone_is_taken_down_and_its_node_goes_on(
     // Longer than the TTL, shorter than what the watchdog bears: its link is as silent as it is.
     node.owner_of(1).unwrap().tell(Freeze(Duration::from_millis(1_600))).unwrap();
     eventually("it is taken down", async || node.mounted().is_empty()).await;
-    eventually("with its file", async || left_in_shm(&base.job) == 4).await;
+    eventually("with its names", async || left_in_shm(&base.job) == 6).await;
     for key in &second {
         assert_eq!(client.get(key.as_bytes()).await.unwrap_err().kind, ErrorKind::NotFound);
     }
@@ -149,7 +149,7 @@ async fn without_a_master_a_segment_is_unmounted_all_the_same_and_none_is_mounte
     let report = second.unmount_segment(1, LIMIT).await.unwrap();
     assert!(!report.confirmed, "{report:?}");
     assert!(second.mounted().is_empty());
-    assert_eq!(left_in_shm(&base.job), 2);
+    assert_eq!(left_in_shm(&base.job), 3);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -162,7 +162,7 @@ async fn mounting_needs_a_master_within_its_limit() {
     let e = second.mount_segment(MIB).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::Disconnected, "{e}");
     assert!(e.message.contains("did not take the segment in within 1.5s"), "{e}");
-    assert_eq!(left_in_shm(&base.job), 2, "nothing is left of it");
+    assert_eq!(left_in_shm(&base.job), 3, "nothing is left of it");
     assert!(second.mounted().is_empty());
 }
 

@@ -63,7 +63,7 @@ async fn a_segment_mounted_under_load_is_used_by_every_way_and_goes_with_all_it_
                 assert_eq!(client.get(key.as_bytes()).await.unwrap(), bytes(32_000, i as u8));
             }
         }
-        assert_eq!(left_in_shm(&base.job), 5, "three segments and two sockets");
+        assert_eq!(left_in_shm(&base.job), 8, "three segments, their locks, two sockets");
         let there = node.status().segments.remove(0);
         assert_eq!((there.segment, there.link.as_str(), there.draining), (1, "joined", false));
         assert!(there.owner.objects >= second.len() as u64 && there.agent.bytes_out > 0);
@@ -80,7 +80,7 @@ async fn a_segment_mounted_under_load_is_used_by_every_way_and_goes_with_all_it_
                 client.get(key.as_bytes()).await.unwrap();
             }
         }
-        assert_eq!(left_in_shm(&base.job), 4, "two segments and two sockets");
+        assert_eq!(left_in_shm(&base.job), 6, "two segments, their locks, two sockets");
         assert!(node.mounted().is_empty() && node.status().segments.is_empty());
         assert_eq!(cluster.client().view().await.unwrap().ranks.len(), 2);
         for key in first {
@@ -166,7 +166,7 @@ async fn i6_whoever_still_maps_an_unmounted_segment_finds_nothing_readable() {
     let report = node.unmount_segment(1, Duration::ZERO).await.unwrap();
     assert_eq!((report.objects, report.plans_left), (there.len() as u64, 1), "{report:?}");
     assert_eq!(readable(), 0, "the memory is still here, and no header in it is believed");
-    assert_eq!(left_in_shm(&cluster.node(0).config().job), 4, "nobody new can map it");
+    assert_eq!(left_in_shm(&cluster.node(0).config().job), 6, "nobody new can map it");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -236,7 +236,7 @@ async fn what_cannot_be_mounted_is_refused_and_leaves_nothing() {
         let e = node.mount_segment(bytes).await.unwrap_err();
         assert_eq!(e.kind, ErrorKind::InvalidArgument, "{e}");
     }
-    assert_eq!(left_in_shm(&base.job), 2);
+    assert_eq!(left_in_shm(&base.job), 3);
     assert_eq!(cluster.client().view().await.unwrap().ranks.len(), 1);
     eventually("no thread is left", async || threads() <= before).await;
     let e = node.unmount_segment(0, SOON).await.unwrap_err();
@@ -336,7 +336,7 @@ async fn a_node_that_is_dropped_takes_its_mounted_segments_along() {
     let client = first.client();
     let keys = fill(&client, "k", 24, 32_000).await;
     drop(second);
-    eventually("its files are gone", async || left_in_shm(&base.job) == 2).await;
+    eventually("its files are gone", async || left_in_shm(&base.job) == 3).await;
     let fresh = Node::start(of_rank_1).await.unwrap();
     // Known at once: the rank is here, so what its former node had is not.
     for key in &keys {

@@ -1,11 +1,11 @@
-//! Host memory that processes of one user share: files in memory, sealed to their size, mapped. Makes,
-//! names, locks, attaches and removes them; what lies inside is the heap's business.
+//! Host memory that processes of one user share: files in memory, sealed to their size, mapped.
+//! Makes, names, locks, attaches and removes them; what lies inside is the heap's business.
 //!
-//! A segment's name under /dev/shm is a link to its maker's descriptor, so nobody can take pages away
-//! by it. Beside it lies a file that the maker keeps locked: a free lock proves that the maker is gone.
-//! Closing *any* descriptor of that file in the maker's process drops the lock. So a registry knows
-//! every segment this process has mapped, and nothing here opens the lock of one of those. Nothing
-//! else may either.
+//! A segment's name under /dev/shm is a link to its maker's descriptor, so nobody can take pages
+//! away by it. Beside it lies a file that the maker keeps locked: a free lock proves that the maker
+//! is gone. Closing *any* descriptor of that file in the maker's process drops the lock. So a
+//! registry knows every segment this process has mapped, and nothing here opens the lock of one of
+//! those. Nothing else may either.
 
 mod limits;
 mod link;
@@ -103,9 +103,9 @@ impl Drop for ShmMemory {
 }
 
 /// Makes a segment of `bytes` zero bytes, locked, mapped and readable only by this user. `prefault`
-/// takes every page now, in huge pages as far as the kernel has them (0.2 s/GiB, 1.5 in small ones): a
-/// machine short of memory then says so here, and not by SIGBUS later. The name appears last, when
-/// the lock is held.
+/// takes every page now, in huge pages as far as the kernel has them (some 0.5 s/GiB; 1.5 to 3 in
+/// small ones): a machine short of memory then says so here, and not by SIGBUS later. The name
+/// appears last, when the lock is held.
 pub fn create(name: &SegmentName, bytes: u64, prefault: bool) -> Result<ShmMemory, StoreError> {
     create_in(Path::new(SHM_DIR), name, bytes, prefault)
 }
@@ -126,10 +126,11 @@ pub fn create_in(
     let mapping = Mapping::of(sealed::make(&file_name, bytes)?, bytes, &path)?;
     if prefault && let Some(error) = mapping.prefault_huge(&path)? {
         let huge = mapping.huge_bytes();
-        tracing::info!(file_name, bytes, huge, %error, "the kernel did not give all pages of 2 MiB");
+        tracing::info!(file_name, bytes, huge, %error, "not all pages are of 2 MiB");
     }
     let mapping = Arc::new(mapping);
-    // Under the registry's lock, so that no thread of ours meets the names before they are registered.
+    // Under the registry's lock, so that no thread of ours meets the names before they are
+    // registered.
     let mut registry = registry();
     let lock = Lock::make(&path)?;
     if let Err(error) = link::make(mapping.fd(), &path) {
@@ -169,8 +170,15 @@ pub fn attach_in(
     Ok(Arc::new(ShmMemory::new(mapping, file_name, None)))
 }
 
-/// A descriptor of a segment that this process has mapped, to be passed to a process that its name
-/// does not lead there.
+/// What lies in the file system for a segment of that name: its link, then its lock.
+pub fn files(file_name: &str) -> [PathBuf; 2] {
+    let path = Path::new(SHM_DIR).join(file_name);
+    let lock = lock::path_for(&path);
+    [path, lock]
+}
+
+/// A descriptor of a segment that this process has mapped: for a process that its name does not
+/// lead there.
 pub fn descriptor(file_name: &str) -> Option<OwnedFd> {
     let path = Path::new(SHM_DIR).join(file_name);
     let mapping = registry().get(&path).and_then(Weak::upgrade).filter(|m| m.made_here())?;

@@ -53,8 +53,8 @@ pub enum Purpose {
     },
     /// A word to this node about itself; answered once it is done.
     Segments(SegmentCommand),
-    /// A client that is to map a segment, and does not reach it by its name: the descriptor, over this
-    /// unix socket.
+    /// A client that is to map a segment, and does not reach it by its name: the descriptor, over
+    /// this unix socket.
     Descriptor {
         /// The segment's incarnation.
         incarnation: u64,

@@ -369,9 +369,9 @@ impl Segments {
         self.lock().hosts.values().filter_map(Hosted::host).map(SegmentHost::status).collect()
     }
 
-    /// Their names under /dev/shm.
+    /// What lies under /dev/shm for them.
     pub(super) fn files(&self) -> Vec<PathBuf> {
-        self.lock().hosts.values().filter_map(Hosted::host).filter_map(SegmentHost::file).collect()
+        self.lock().hosts.values().filter_map(Hosted::host).flat_map(SegmentHost::files).collect()
     }
 }
 

@@ -30,7 +30,7 @@ use nkv_transport::tcp::AgentLimits;
 use nkv_transport::wire::Address;
 use nkv_transport::wire::auth::Guard;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -271,10 +271,10 @@ impl SegmentHost {
         [self.reins.owner.status(), self.reins.evictor.status()].into_iter().chain(poller).collect()
     }
 
-    /// Its name under /dev/shm, if it has one.
-    pub(super) fn file(&self) -> Option<PathBuf> {
-        let name = &self.info.segment;
-        (!name.is_empty()).then(|| Path::new(shm::SHM_DIR).join(name))
+    /// What lies under /dev/shm for it.
+    pub(super) fn files(&self) -> impl Iterator<Item = PathBuf> + use<> {
+        let name = Some(&self.info.segment).filter(|name| !name.is_empty());
+        name.map(|name| shm::files(name)).into_iter().flatten()
     }
 }
 

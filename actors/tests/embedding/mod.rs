@@ -49,7 +49,7 @@ pub async fn quarantines_pass(cluster: &Cluster, n: usize) {
     }
 }
 
-/// Files of a job in shared memory: segments and sockets.
+/// Names of a job in shared memory: segments, the lock of each, and sockets.
 pub fn left_in_shm(job: &str) -> usize {
     let prefix = format!("nkv.{job}.");
     let names = std::fs::read_dir("/dev/shm")

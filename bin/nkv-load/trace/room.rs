@@ -1,6 +1,6 @@
 //! How much payload memory an embedded replay gives each rank when nobody said: what the trace's
-//! unique blocks need, bounded by what is available now (the lesser of MemAvailable and what control
-//! groups leave).
+//! unique blocks need, bounded by what is available now (the lesser of MemAvailable and what
+//! control groups leave).
 
 use super::file::Request;
 use crate::sizes::show_bytes;

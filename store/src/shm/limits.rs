@@ -38,8 +38,8 @@ fn file_size_fits(bytes: u64, soft: Option<u64>, hard: Option<u64>) -> Result<()
     )))
 }
 
-/// Bytes that a segment may take at most, now: the least of MemAvailable and what the control groups
-/// leave. 0 where the system tells none of them.
+/// Bytes that a segment may take at most, now: the least of MemAvailable and what the control
+/// groups leave. 0 where the system tells none of them.
 pub fn available_bytes() -> u64 {
     Room::measure(Path::new("/")).least().unwrap_or(0)
 }

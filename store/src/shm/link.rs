@@ -1,6 +1,6 @@
-//! A segment's name: a symbolic link from its folder to its maker's descriptor, /proc/PID/fd/N. Where
-//! that leads is checked before anything is opened: the pid may have been given out again, or mean
-//! another process where the link is read.
+//! A segment's name: a symbolic link from its folder to its maker's descriptor, /proc/PID/fd/N.
+//! Where that leads is checked before anything is opened: the pid may have been given out again, or
+//! mean another process where the link is read.
 
 use super::sealed::{self, MODE};
 use crate::error::StoreError;

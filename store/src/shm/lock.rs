@@ -1,7 +1,7 @@
-//! The file beside a segment's name that its maker keeps locked: the proof that the maker lives, also
-//! to those who cannot see its pid. The lock is one of the process (`F_SETLK`): a child made by fork
-//! does not inherit it, and the kernel drops it with the process. Its trap: closing *any* descriptor
-//! of the file in the maker's process drops it as well.
+//! The file beside a segment's name that its maker keeps locked: the proof that the maker lives,
+//! also to those who cannot see its pid. The lock is one of the process (`F_SETLK`): a child made
+//! by fork does not inherit it, and the kernel drops it with the process. Its trap: closing *any*
+//! descriptor of the file in the maker's process drops it as well.
 
 use super::name::LOCK_SUFFIX;
 use super::sealed::MODE;
@@ -11,7 +11,8 @@ use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// The lock that belongs to a segment of this process, held; its file is there until [`Lock::remove`].
+/// The lock that belongs to a segment of this process, held; its file is there until
+/// [`Lock::remove`].
 #[derive(Debug)]
 pub(super) struct Lock {
     path: PathBuf,

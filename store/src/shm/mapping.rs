@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::ffi::c_void;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
@@ -16,8 +17,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Step of the fallback that touches pages one by one.
 const PAGE: usize = 4096;
-/// Huge pages that the kernel may refuse in a row before it is asked for no more of them: each takes
-/// it a search of its memory.
+/// Bytes asked for in huge pages by one call: for each the kernel waits for all processors.
+pub(super) const BATCH: u64 = 32 * HUGE_PAGE;
+/// Huge pages that the kernel may refuse in a row before it is asked for no more of them: each
+/// takes it a search of its memory.
 const MAX_REFUSED: u32 = 16;
 
 /// A mapped file. The descriptor stays open as long as the mapping: a segment's name leads to it.
@@ -82,35 +85,47 @@ impl Mapping {
     }
 
     fn take_huge_pages(&self) -> Option<io::Error> {
+        let end = self.region.len() / HUGE_PAGE * HUGE_PAGE;
         let (mut refused, mut last) = (0, None);
-        for at in (0..self.region.len() / HUGE_PAGE).map(|n| n * HUGE_PAGE) {
-            match self.take_huge_page(at) {
-                Ok(()) => {
-                    self.huge.fetch_add(HUGE_PAGE, Ordering::Relaxed);
-                    refused = 0;
-                }
-                Err(e) => {
-                    last = Some(e);
-                    refused += 1;
-                    if refused == MAX_REFUSED {
-                        break;
+        for from in (0..end).step_by(BATCH as usize) {
+            let to = end.min(from + BATCH);
+            if self.take_huge(from..to).is_ok() {
+                refused = 0;
+                continue;
+            }
+            // One by one, to know which.
+            for at in (from..to).step_by(HUGE_PAGE as usize) {
+                match self.take_huge(at..at + HUGE_PAGE) {
+                    Ok(()) => refused = 0,
+                    Err(e) => {
+                        last = Some(e);
+                        refused += 1;
                     }
+                }
+                if refused == MAX_REFUSED {
+                    return last;
                 }
             }
         }
         last
     }
 
-    /// The setting of the machine for shared memory does not bind this call (Linux 6.1).
-    fn take_huge_page(&self, at: u64) -> io::Result<()> {
-        let base = self.region.base().as_ptr().wrapping_add(at as usize).cast::<c_void>();
-        // A range of which no page is there is refused. By a call: touching could be SIGBUS.
-        // SAFETY: a page of this mapping; populating changes no byte of it.
-        unsafe { rustix::mm::madvise(base, PAGE, Advice::LinuxPopulateWrite) }?;
-        // SAFETY: inside the mapping; the kernel moves the bytes to other memory, and whoever touches
-        // them meanwhile waits: no byte and no word changes [I1].
-        match unsafe { libc::madvise(base, HUGE_PAGE as usize, libc::MADV_COLLAPSE) } {
-            0 => Ok(()),
+    /// The machine's setting for shared memory does not bind this call (Linux 6.1).
+    fn take_huge(&self, range: Range<u64>) -> io::Result<()> {
+        let address = |at: u64| self.region.base().as_ptr().wrapping_add(at as usize).cast();
+        // A huge page of which nothing is there is refused. By a call: touching could be SIGBUS.
+        for at in range.clone().step_by(HUGE_PAGE as usize) {
+            // SAFETY: a page of this mapping; populating changes no byte of it.
+            unsafe { rustix::mm::madvise(address(at), PAGE, Advice::LinuxPopulateWrite) }?;
+        }
+        let (first, bytes): (*mut c_void, _) = (address(range.start), range.end - range.start);
+        // SAFETY: inside the mapping; the kernel moves the bytes to other memory, and whoever
+        // touches them meanwhile waits: no byte and no word changes [I1].
+        match unsafe { libc::madvise(first, bytes as usize, libc::MADV_COLLAPSE) } {
+            0 => {
+                self.huge.fetch_add(bytes, Ordering::Relaxed);
+                Ok(())
+            }
             _ => Err(io::Error::last_os_error()),
         }
     }
@@ -156,15 +171,15 @@ impl Mapping {
     }
 }
 
-/// Maps the file's first `len` bytes, shared: where there is a huge page to be had, at a multiple of
-/// its size, or the kernel could not map one.
+/// Maps the file's first `len` bytes, shared: where there is a huge page to be had, at a multiple
+/// of its size, or the kernel could not map one.
 fn map_shared(fd: &OwnedFd, len: usize) -> Result<*mut c_void, Errno> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     let map = |at: *mut c_void, flags: MapFlags| {
         // SAFETY: a new mapping, at an address of the kernel's choice or over addresses that were
-        // reserved for it; it aliases no Rust object. The bytes of a file that others may map are reached
-        // only through HostRegion [I7]; those of one that nobody else ever gets are its owner's alone
-        // (`UnnamedMemory`).
+        // reserved for it; it aliases no Rust object. The bytes of a file that others may map are
+        // reached only through HostRegion [I7]; those of one that nobody else ever gets are its
+        // owner's alone (`UnnamedMemory`).
         unsafe { rustix::mm::mmap(at, len, protection, flags, fd, 0) }
     };
     let huge = HUGE_PAGE as usize;

@@ -1,5 +1,5 @@
-//! Files in memory that are sealed to their size: nobody who has one, its own user included, can take
-//! pages away, so touching what is mapped of it is never SIGBUS.
+//! Files in memory that are sealed to their size: nobody who has one, its own user included, can
+//! take pages away, so touching what is mapped of it is never SIGBUS.
 
 use super::limits::check_file_size;
 use crate::error::StoreError;
@@ -20,7 +20,8 @@ pub(super) fn make(name: &str, bytes: u64) -> Result<OwnedFd, StoreError> {
     let os = |call, e| StoreError::os(call, name, e);
     check_file_size(bytes)?;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // Some hosts refuse files that could be made executable; kernels before 6.3 do not know the flag.
+    // Some hosts refuse files that could be made executable; kernels before 6.3 do not know the
+    // flag.
     let made = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags),
         made => made,

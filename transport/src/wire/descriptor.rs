@@ -1,5 +1,6 @@
-//! A descriptor of shared memory, passed over a unix socket that both ends have proven themselves on.
-//! The client says first that it listens for it: with an ordinary read a descriptor would be lost.
+//! A descriptor of shared memory, passed over a unix socket that both ends have proven themselves
+//! on. The client says first that it listens for it: with an ordinary read a descriptor would be
+//! lost.
 
 use super::BoxStream;
 use rustix::net::{
@@ -12,7 +13,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::UnixStream;
 
-/// The client's word that it listens for the descriptor, and the byte that the descriptor travels with.
+/// The client's word that it listens for the descriptor, and the byte that the descriptor travels
+/// with.
 const TAKE: u8 = b'r';
 const PASS: u8 = b'R';
 

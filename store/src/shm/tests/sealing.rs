@@ -1,6 +1,7 @@
 //! What nobody can do to a segment's pages, and the pages it has.
 
 use super::*;
+use crate::shm::mapping::BATCH;
 use crate::shm::pages::HUGE_PAGE;
 use std::fs::{File, OpenOptions};
 
@@ -44,12 +45,13 @@ fn i19_nobody_can_take_pages_away_by_a_segments_name_or_descriptor() {
 #[test]
 fn pages_are_taken_in_huge_ones_as_far_as_the_kernel_has_them() {
     let dir = folder();
-    let bytes = 3 * HUGE_PAGE + 5_000;
+    let whole = BATCH + HUGE_PAGE;
+    let bytes = whole + 5_000;
     let made = create_in(dir.path(), &name(0), bytes, true).unwrap();
     let base = made.host_base().unwrap().as_ptr() as usize;
     assert_eq!(base as u64 % HUGE_PAGE, 0, "no huge page can be mapped elsewhere");
     let huge = made.mapping.huge_bytes();
-    assert!(huge <= 3 * HUGE_PAGE && mapped_huge(base) >= huge, "{huge} bytes are counted");
+    assert!(huge <= whole && mapped_huge(base) >= huge, "{huge} bytes are counted");
     for at in (0..bytes).step_by(4096) {
         let mut byte = [1];
         made.read(at, &mut byte).unwrap();
