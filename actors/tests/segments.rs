@@ -332,7 +332,7 @@ async fn a_node_that_is_dropped_takes_its_mounted_segments_along() {
     let second = Node::start(of_rank_1.clone()).await.unwrap();
     second.mount_segment(8 * MIB).await.unwrap();
     second.mount_segment(8 * MIB).await.unwrap();
-    assert_eq!(second.files().len(), 4);
+    assert_eq!(second.files().len(), 7);
     let client = first.client();
     let keys = fill(&client, "k", 24, 32_000).await;
     drop(second);
