@@ -1,7 +1,10 @@
 //! Actors fed with whatever decodes: a master hears of a member and of clients, an owner of a master
 //! and of an attached process, and all of them may lie in every number. Nothing of it may make an actor
 //! panic, take memory that no honest word would take, or keep the others from being served [I19]. The
-//! fuzzer runs it, and so does a test, from the same seeds.
+//! fuzzer runs it, and so does a test, from the same seeds. Mutated bytes alone find no check that is
+//! missing, since most of what they say is refused by another one. So a second test says each thing that
+//! cannot be, one at a time (`lies.rs`), expects it to be refused, and then looks whether master and owner
+//! still agree with what was true before (`whole.rs`).
 
 mod scene;
 mod seeds;
@@ -90,7 +93,7 @@ async fn say(scene: &mut Scene, kind: Kind, body: &[u8]) -> bool {
             None => return false,
         },
         Kind::Up => match decoded::<Up>(body) {
-            Some(up) => scene.member_says(up).await,
+            Some(up) => drop(scene.member_says(up).await),
             None => return false,
         },
         Kind::Request => match decoded::<Request>(body) {
@@ -98,15 +101,15 @@ async fn say(scene: &mut Scene, kind: Kind, body: &[u8]) -> bool {
             None => return false,
         },
         Kind::Down => match decoded::<Down>(body) {
-            Some(down) => scene.master_says(down).await,
+            Some(down) => drop(scene.master_says(down).await),
             None => return false,
         },
         Kind::ToOwner => match decoded::<ToOwner>(body) {
-            Some(word) => scene.process_says(word).await,
+            Some(word) => drop(scene.process_says(word).await),
             None => return false,
         },
         Kind::Response => match decoded::<Response>(body) {
-            Some(response) => scene.client_is_told(&response),
+            Some(response) => drop(scene.client_is_told(&response)),
             None => return false,
         },
         Kind::Later => scene.time_passes(body.len() as u64).await,
@@ -115,76 +118,8 @@ async fn say(scene: &mut Scene, kind: Kind, body: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Inputs of one test run; `NKV_HOSTILE_INPUTS` sets another number.
-    const INPUTS: u64 = 2_000;
-    /// Numbers at which something may begin, end or wrap.
-    const NUMBERS: [u64; 16] = [
-        0,
-        1,
-        2,
-        63,
-        1_024,
-        4_095,
-        4_096,
-        65_536,
-        1 << 31,
-        u32::MAX as u64 - 1,
-        u32::MAX as u64,
-        1 << 32,
-        1 << 43,
-        1 << 63,
-        u64::MAX - 4_095,
-        u64::MAX,
-    ];
-
-    struct Dice(u64);
-
-    impl Dice {
-        fn below(&mut self, n: usize) -> usize {
-            // splitmix64.
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let x = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-            ((x ^ x >> 31) % n.max(1) as u64) as usize
-        }
-    }
-
-    /// Words of the seeds, a few of their numbers changed.
-    fn lie(dice: &mut Dice, seeds: &[Vec<u8>]) -> Vec<u8> {
-        let mut input = Vec::new();
-        for _ in 0..1 + dice.below(6) {
-            let mut word = seeds[dice.below(seeds.len())].clone();
-            for _ in 0..dice.below(4) {
-                let width = [1, 2, 4, 8][dice.below(4)];
-                let room = word.len().saturating_sub(WORD_HEADER + width - 1);
-                if room == 0 {
-                    continue;
-                }
-                let at = WORD_HEADER + dice.below(room);
-                let number = NUMBERS[dice.below(NUMBERS.len())].to_le_bytes();
-                word[at..at + width].copy_from_slice(&number[..width]);
-            }
-            input.extend(word);
-        }
-        input
-    }
-
-    #[test]
-    fn i19_no_word_that_decodes_makes_an_actor_panic_or_harms_others() {
-        let seeds = seeds();
-        for seed in &seeds {
-            assert!(run(seed), "a seed that is not understood: {seed:?}");
-        }
-        let wanted = std::env::var("NKV_HOSTILE_INPUTS").ok().and_then(|n| n.parse().ok());
-        let mut understood = 0;
-        for n in 0..wanted.unwrap_or(INPUTS) {
-            let input = lie(&mut Dice(n), &seeds);
-            let done = std::panic::catch_unwind(|| run(&input));
-            understood += u64::from(done.unwrap_or_else(|_| panic!("input {n}: {input:?}")));
-        }
-        assert!(understood > INPUTS / 10, "only {understood} inputs decoded");
-    }
-}
+mod lies;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod whole;

@@ -262,6 +262,11 @@ impl Owner {
         // The link recorded plan and token already; this makes the slot agree.
         let header_base = self.truth.heap.geometry().header_base;
         self.truth.tables.record(&p, header_base, self.truth.clock.now_ns());
+        if self.truth.tables.has_elsewhere(&p) {
+            // It would take the place of the first, whose slot would be open for ever.
+            tracing::warn!(plan = ?p.plan, at = ?p.at, "a plan of the number of another");
+            return;
+        }
         if self.truth.tables.standing(p.plan) == Standing::Over {
             // Ended before this message of it was handled: its slot has been seen to.
             return;

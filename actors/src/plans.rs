@@ -474,4 +474,14 @@ mod tests {
         drop(guard);
         assert!(plans.lock().refused.is_empty(), "bounded: nothing is kept once no open is out");
     }
+
+    #[test]
+    fn who_is_shut_asks_for_no_plan_and_registers_none() {
+        let (plans, term) = (OpenPlans::default(), Term { number: 1, master: 4 });
+        let peer = Peer::nowhere(plans.obeyed(OWNER, None));
+        plans.shut();
+        assert!(plans.opening().is_err(), "a plan is asked for by a closed handle");
+        assert!(plans.register(granted(term, &peer)).is_err());
+        assert!(plans.none_opening());
+    }
 }

@@ -9,6 +9,9 @@ use nkv_actors::message::PutOptions;
 use nkv_actors::{Client, ClientConfig, Cluster, Error, ErrorKind, TransportChoice};
 use std::time::Duration;
 
+/// How often it is looked whether a handle is closed too soon.
+const LOOKS: usize = 50;
+
 fn says_closed<T: std::fmt::Debug>(verb: &str, done: Result<T, Error>) {
     let e = done.expect_err(verb);
     let closed = e.kind == ErrorKind::Disconnected && e.message.contains("is closed");
@@ -98,6 +101,14 @@ async fn a_put_that_is_asking_when_its_handle_closes_reserves_nothing() {
     eventually("it waits for room", waiting).await;
     let closing = tokio::spawn(async move { client.close().await });
     eventually("its handle closes", async || probe.exists(&[b"k"], false).await.is_err()).await;
+    for _ in 0..LOOKS {
+        // In this order: while the put waits, its handle is not closed.
+        let closed = closing.is_finished();
+        if other.stats().await.unwrap().waiting != 1 {
+            break;
+        }
+        assert!(!closed, "closed, and what is granted now is nobody's");
+    }
     held.abort().await.unwrap();
     closing.await.unwrap();
     let given_back = async || other.stats().await.unwrap().plans_open == 0;

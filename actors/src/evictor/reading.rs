@@ -1,6 +1,6 @@
-//! The headers, read a piece at a time. Owner and Evictor share a thread, and a segment may have tens of
-//! millions of slots: between two pieces the messages of both are handled, commits among them. What
-//! those say meanwhile counts, and not what was read before.
+//! The headers, read a piece at a time. Owner and Evictor share a thread, and a segment may have
+//! tens of millions of slots: between two pieces the messages of both are handled, commits among
+//! them. What those say meanwhile counts, and not what was read before.
 
 use super::Evictor;
 use crate::cell::{Message, On, Reply, Turn};
@@ -9,8 +9,8 @@ use nkv_store::heap::Heap;
 use nkv_store::object::{LiveSlot, live_slot};
 use std::collections::BinaryHeap;
 
-/// Slots that are read, or objects that are listed, in one piece: some 20 microseconds. Some 30 pieces
-/// run before the thread looks at its sockets again.
+/// Slots that are read, or objects that are listed, in one piece: some 20 microseconds. Some 30
+/// pieces run before the thread looks at its sockets again.
 pub(super) const SLOTS_PER_PIECE: usize = 256;
 
 /// How far the reading is.

@@ -1,7 +1,7 @@
 //! The Evictor beside an Owner that cannot always tell it.
 
 use super::*;
-use crate::cell::{Freeze, MAILBOX_MESSAGES};
+use crate::cell::MAILBOX_MESSAGES;
 use crate::membership::Uplink;
 use crate::message::{Down, KeyBytes, PlanId, PlanOpened, PlanRef, SlotRef, Term};
 use crate::owner::{FromMaster, OwnerTruth, RetireAll};
@@ -15,8 +15,6 @@ use nkv_transport::grants::Grants;
 
 /// For what a machine that does other things may need.
 const LIMIT: Duration = Duration::from_secs(60);
-/// As long as a sender needs to fill a mailbox.
-const FROZEN: Duration = Duration::from_millis(400);
 const UNIT: u64 = 4096;
 
 struct Held;
@@ -46,6 +44,19 @@ impl On<Position> for Evictor {
             Reading::Missed { next } | Reading::Cold { next, .. } => *next,
             Reading::Merging { latest, .. } => u32::MAX - latest.len() as u32,
         }));
+    }
+}
+
+/// The evictor stands still until the other end is dropped.
+struct Hold(std::sync::mpsc::Receiver<()>);
+
+impl Message for Hold {
+    type Reply = ();
+}
+
+impl On<Hold> for Evictor {
+    fn on(&mut self, hold: Hold, _: Reply<()>, _: &mut Turn<'_, Self>) {
+        let _ = hold.0.recv();
     }
 }
 
@@ -142,12 +153,16 @@ impl Bench {
         assert!(held.is_ok(), "the evictor never held {objects} objects");
     }
 
-    /// The evictor stands still, and its mailbox is full: what follows is lost.
-    fn deafen(&self) {
-        self.evictor.tell(Freeze(FROZEN)).unwrap();
+    /// The evictor stands still, and its mailbox is full, until what this returns is dropped: what it is
+    /// told is lost.
+    #[must_use]
+    fn deafen(&self) -> std::sync::mpsc::Sender<()> {
+        let (stands, hold) = std::sync::mpsc::channel();
+        self.evictor.tell(Hold(hold)).unwrap();
         let all = 0..=2 * MAILBOX_MESSAGES;
         let full = all.into_iter().find_map(|_| self.evictor.tell(Touched(Vec::new())).err());
         assert!(full.is_some(), "its mailbox takes everything");
+        stands
     }
 }
 
@@ -156,16 +171,19 @@ async fn what_the_owner_could_not_tell_the_evictor_reads_from_the_headers() {
     let bench = Bench::new().await;
     bench.commits(0).await;
     bench.holds(1).await;
-    bench.deafen();
+    let deaf = bench.deafen();
     bench.commits(1).await;
+    drop(deaf);
     bench.holds(2).await;
     // As well what ceased to be.
-    bench.deafen();
+    let deaf = bench.deafen();
     bench.owner.call(RetireAll, LIMIT).await.unwrap();
+    drop(deaf);
     bench.holds(0).await;
 }
 
-/// Pieces that the headers are read in: more than pass while this thread's other tasks commit something.
+/// Pieces that the headers are read in: more than pass while this thread's other tasks commit
+/// something.
 const PIECES: usize = 1_024;
 
 impl Bench {

@@ -4,8 +4,8 @@ use crate::cell::CellAddr;
 use crate::master::{Ask, FromRank, Join, LinkId, Master, MasterTick, MasterTruth, Members};
 use crate::membership::Uplink;
 use crate::message::{
-    Down, OpenItem, Purpose, PutOptions, RankInfo, Request, Response, Seat, SeenView, Settings,
-    Term, ToOwner, Up,
+    Down, ObjMeta, OpenItem, Purpose, PutOptions, RankInfo, Request, Response, Seat, SeenView,
+    Settings, SlotEntry, Term, ToOwner, Up,
 };
 use crate::owner::log::{GiveUp, Name};
 use crate::owner::tables::OwnerTables;
@@ -24,10 +24,12 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// A call that takes longer is no answer.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
 /// Frames that wait for a member at most.
 const QUEUE: usize = 1024;
 const TTL_MS: u64 = 1_000;
+/// What a client that is told of a plan has asked for.
+const ASKED_BYTES: u64 = 4096;
 /// Ranks of the cluster: the honest one and the other.
 const WORLD: u32 = 2;
 pub(super) const HONEST: u64 = 0x100;
@@ -41,26 +43,35 @@ const UNIT: u64 = 4096;
 pub(super) const ARENA: u64 = 1 << 20;
 pub(super) const LOG_SLOTS: u32 = 4;
 
-struct Member {
-    seat: Seat,
-    incarnation: u64,
-    link: LinkId,
+pub(super) struct Member {
+    pub seat: Seat,
+    pub incarnation: u64,
+    pub link: LinkId,
     // The master's, as it was welcomed.
     term: Term,
     rx: mpsc::Receiver<Down>,
     asked: u64,
 }
 
+impl Member {
+    /// The master has ended its link.
+    pub(super) fn is_cut(&self) -> bool {
+        self.rx.is_closed()
+    }
+}
+
 /// See the file's first paragraph.
 pub(super) struct Scene {
-    master: CellAddr<Master>,
-    owner: CellAddr<Owner>,
-    tables: Arc<OwnerTables>,
-    heap: Heap,
+    pub(super) master: CellAddr<Master>,
+    pub(super) owner: CellAddr<Owner>,
+    pub(super) tables: Arc<OwnerTables>,
+    pub(super) heap: Heap,
     up: mpsc::Receiver<Up>,
     clock: ManualClock,
     honest: Option<Member>,
-    liar: Option<Member>,
+    pub(super) liar: Option<Member>,
+    // What the honest one has.
+    pub(super) held: Vec<SlotEntry>,
     requests: u64,
     _place: OwnedPlace,
 }
@@ -140,6 +151,7 @@ impl Scene {
             clock,
             honest,
             liar,
+            held: Vec::new(),
             requests: 0,
             _place: place,
         };
@@ -149,7 +161,7 @@ impl Scene {
         scene
     }
 
-    async fn join(
+    pub(super) async fn join(
         &mut self,
         info: RankInfo,
         (obeyed, holds): (Term, bool),
@@ -158,7 +170,7 @@ impl Scene {
         self.join_with(info, (obeyed, holds, SeenView::default()), siblings).await
     }
 
-    async fn join_with(
+    pub(super) async fn join_with(
         &mut self,
         info: RankInfo,
         (obeyed, holds, seen): (Term, bool, SeenView),
@@ -175,12 +187,12 @@ impl Scene {
     }
 
     /// Whoever joins as the honest rank takes its place; it does so itself, too, when it is cut.
-    async fn honest_reports(&mut self) {
+    pub(super) async fn honest_reports(&mut self) {
         let Some(member) = &mut self.honest else { return };
         while let Ok(down) = member.rx.try_recv() {
             let up = match down {
                 Down::ReportPlease { number } => {
-                    Up::Report { number, slots: Vec::new(), last: true }
+                    Up::Report { number, slots: self.held.clone(), last: true }
                 }
                 Down::View(view) => Up::ViewSeen { number: view.number },
                 Down::AskLog { number, .. } => {
@@ -205,8 +217,9 @@ impl Scene {
         }
     }
 
-    pub(super) async fn member_says(&mut self, up: Up) {
-        let Some(member) = &mut self.liar else { return };
+    /// False if it is not believed: its link is cut.
+    pub(super) async fn member_says(&mut self, up: Up) -> bool {
+        let Some(member) = &mut self.liar else { return false };
         while let Ok(down) = member.rx.try_recv() {
             if let Down::ReportPlease { number } = down {
                 member.asked = number;
@@ -220,6 +233,7 @@ impl Scene {
         };
         let (seat, incarnation, link) = (member.seat, member.incarnation, member.link);
         let _ = self.master.call(FromRank { seat, incarnation, link, up }, LIMIT).await;
+        self.liar.as_ref().is_some_and(|member| !member.is_cut())
     }
 
     pub(super) async fn client_asks(&mut self, request: Request) {
@@ -228,14 +242,17 @@ impl Scene {
         let _ = self.master.push(ask, crate::cell::Reply::nobody()).await;
     }
 
-    /// As the link of a rank takes a frame in.
-    pub(super) async fn master_says(&mut self, down: Down) {
+    /// As the link of a rank takes a frame in; false if it is not believed.
+    pub(super) async fn master_says(&mut self, down: Down) -> bool {
         let info = RankInfo { segment_id: 0, ..self.owned() };
         if info.check_down(&down).is_err() {
-            return;
+            return false;
         }
         match &down {
-            Down::View(view) => return self.tables.keep_view(view.clone()),
+            Down::View(view) => {
+                self.tables.keep_view(view.clone());
+                return true;
+            }
             Down::PlanOpened(p) if p.at.incarnation == OWNED => {
                 self.tables.record(p, info.header_base, self.clock.now_ns());
             }
@@ -243,6 +260,7 @@ impl Scene {
         }
         let _ = self.owner.call(FromMaster(down), LIMIT).await;
         while self.up.try_recv().is_ok() {}
+        true
     }
 
     fn owned(&self) -> RankInfo {
@@ -261,10 +279,10 @@ impl Scene {
         }
     }
 
-    /// As the owner's side of an attach connection takes a frame in.
-    pub(super) async fn process_says(&mut self, word: ToOwner) {
+    /// As the owner's side of an attach connection takes a frame in; false if it is not believed.
+    pub(super) async fn process_says(&mut self, word: ToOwner) -> bool {
         if word.check(self.heap.geometry()).is_err() {
-            return;
+            return false;
         }
         let _ = match word {
             ToOwner::Touched(batch) => self.owner.call(Touches(batch), LIMIT).await,
@@ -281,28 +299,30 @@ impl Scene {
             }
             ToOwner::Detach => Ok(()),
         };
+        true
     }
 
-    /// As a handle takes an answer in: what it computes from one that it believes.
-    pub(super) fn client_is_told(&self, response: &Response) {
+    /// As a handle takes an answer in; false if it does not believe it. What it computes from one
+    /// that it believes is within the segment.
+    pub(super) fn client_is_told(&self, response: &Response) -> bool {
         if response.check().is_err() {
-            return;
+            return false;
         }
         let g = self.heap.geometry();
+        let possible = |meta: &ObjMeta| {
+            let possible = meta.check(g.slots, g.header_base, &g.payloads()).is_ok();
+            assert!(!possible || meta.bytes_total <= g.payloads().len);
+            possible
+        };
         match response {
-            Response::Plans(list) => list.iter().flatten().for_each(|plan| {
-                let lies = plan.meta.check(g.slots, g.header_base, &g.payloads());
-                if lies.is_ok() && plan.check(plan.meta.bytes_total).is_ok() {
-                    assert!(plan.meta.bytes_total <= g.payloads().len);
-                    assert!(plan.write_ttl_ms.checked_mul(1_000_000).is_some());
-                }
+            Response::Plans(list) => list.iter().flatten().all(|plan| {
+                let good = possible(&plan.meta) && plan.check(ASKED_BYTES).is_ok();
+                assert!(!good || plan.write_ttl_ms.checked_mul(1_000_000).is_some());
+                good
             }),
-            Response::Locations(list) => list.iter().flatten().for_each(|meta| {
-                if meta.check(g.slots, g.header_base, &g.payloads()).is_ok() {
-                    assert!(meta.bytes_total <= g.payloads().len);
-                }
-            }),
-            _ => {}
+            Response::Locations(list) => list.iter().flatten().all(possible),
+            Response::Prefix(list) => list.iter().all(possible),
+            _ => true,
         }
     }
 
@@ -323,7 +343,8 @@ impl Scene {
         self.serves_a_put().await;
     }
 
-    /// A term that rose above what the liar obeyed has cut every link: the honest one is back at once.
+    /// A term that rose above what the liar obeyed has cut every link: the honest one is back at
+    /// once.
     pub(super) async fn honest_stays(&mut self) {
         let cut = self.honest.as_ref().filter(|m| m.rx.is_closed()).map(|m| m.term);
         if let Some(obeyed) = cut {

@@ -9,23 +9,23 @@ use crate::message::{
     Up, WireKeyId,
 };
 
-const PLAN: PlanId = PlanId { term: TERM, seq: 1 };
-const KEY: WireKeyId = WireKeyId { hash: 1, check: 2 };
+pub(super) const PLAN: PlanId = PlanId { term: TERM, seq: 1 };
+pub(super) const KEY: WireKeyId = WireKeyId { hash: 1, check: 2 };
 
-fn key() -> KeyBytes {
+pub(super) fn key() -> KeyBytes {
     KeyBytes::from(&b"layer/0"[..])
 }
 
 /// Where the arena of the owner that is spoken to begins.
-fn owned_arena() -> u64 {
+pub(super) fn owned_arena() -> u64 {
     super::scene::owned_config().segment_bytes() - u64::from(super::scene::SLOTS) * 4096
 }
 
-fn at(incarnation: u64) -> SlotRef {
+pub(super) fn at(incarnation: u64) -> SlotRef {
     SlotRef { incarnation, slot: LOG_SLOTS + 1, epoch: 1 }
 }
 
-fn opened(incarnation: u64, extent_offset: u64) -> PlanOpened {
+pub(super) fn opened(incarnation: u64, extent_offset: u64) -> PlanOpened {
     PlanOpened {
         plan: PLAN,
         token: 9,
@@ -42,7 +42,7 @@ fn opened(incarnation: u64, extent_offset: u64) -> PlanOpened {
     }
 }
 
-fn logged() -> LogObjectEntry {
+pub(super) fn logged() -> LogObjectEntry {
     LogObjectEntry {
         key: key(),
         id: KEY,
@@ -152,7 +152,8 @@ fn to_owners() -> Vec<ToOwner> {
     ]
 }
 
-fn responses() -> Vec<Response> {
+/// A plan as its producer is told of it.
+pub(super) fn granted() -> PlanDesc {
     let meta = ObjMeta {
         key: KEY,
         rank: 0,
@@ -163,8 +164,12 @@ fn responses() -> Vec<Response> {
         page_bytes: 4096,
         n_pages: 1,
     };
-    let (plan, token) = (PLAN, 9);
-    let granted = PlanDesc { plan, token, meta: meta.clone(), extent_len: 4096, write_ttl_ms: 100 };
+    PlanDesc { plan: PLAN, token: 9, meta, extent_len: 4096, write_ttl_ms: 100 }
+}
+
+fn responses() -> Vec<Response> {
+    let granted = granted();
+    let meta = granted.meta.clone();
     vec![
         Response::Plans(vec![Ok(granted)]),
         Response::Locations(vec![Ok(meta.clone())]),

@@ -190,6 +190,12 @@ impl OwnerTables {
         true
     }
 
+    /// Whether a plan of this number is known that has another place.
+    pub fn has_elsewhere(&self, p: &PlanOpened) -> bool {
+        let place = |p: &PlanOpened| (p.at, p.extent_offset, p.extent_len);
+        self.lock().plans.get(&p.plan).is_some_and(|known| place(&known.opened) != place(p))
+    }
+
     /// Whether the table has a key string for a slot at an epoch: then a plan was opened there.
     pub fn has_key(&self, slot: u32, epoch: u32) -> bool {
         self.lock().keys.get(&slot).is_some_and(|(e, _)| *e == epoch)

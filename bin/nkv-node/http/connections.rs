@@ -190,3 +190,36 @@ impl AsyncWrite for Connection {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::oneshot::error::TryRecvError;
+
+    type Entered = (u64, oneshot::Receiver<()>);
+
+    /// Which of them were told to go.
+    fn gone(all: &mut [Entered]) -> Vec<u64> {
+        let over = |one: &mut Entered| one.1.try_recv() == Err(TryRecvError::Closed);
+        all.iter_mut().filter_map(|one| over(one).then_some(one.0)).collect()
+    }
+
+    #[test]
+    fn the_oldest_that_says_nothing_goes_first_and_then_the_oldest_that_waits_for_its_answer() {
+        let open = Open::default();
+        let mut all: Vec<_> = (0..MAX_CONNECTIONS).map(|_| open.enter()).collect();
+        assert!(gone(&mut all).is_empty(), "there was room");
+        let (first, second, third) = (all[0].0, all[1].0, all[2].0);
+        open.reached(first, Step::Answered);
+        open.reached(second, Step::Asking);
+        all.push(open.enter());
+        assert_eq!(gone(&mut all), [third]);
+        for (number, _) in &all[3..] {
+            open.reached(*number, Step::Asking);
+        }
+        all.push(open.enter());
+        // The newest said nothing yet, and is there: whoever waits longest goes.
+        assert_eq!(gone(&mut all), [second, third]);
+        assert_eq!(open.lock().1.len(), MAX_CONNECTIONS);
+    }
+}

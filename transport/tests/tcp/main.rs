@@ -11,6 +11,7 @@ mod log;
 mod raw;
 mod stripes;
 mod trust;
+mod unproven;
 
 use nkv_pace::HANGS_MS;
 use nkv_store::clock::{BootClock, Clock};

@@ -1,0 +1,397 @@
+//! Messages that decode, and say what cannot be: each field of each kind that `message/bounds.rs`
+//! knows, one at a time, at the numbers where something ends. Whoever takes one in has lost a
+//! check.
+
+use super::scene::{ARENA, LIAR, LOG_SLOTS, OWNED, SLOTS, info};
+use super::seeds;
+use crate::message::*;
+use nkv_store::key::MAX_KEY_BYTES;
+
+/// What is said.
+#[derive(Debug, Clone)]
+pub(super) enum Said {
+    Hello(Box<RankInfo>, SeenView, Vec<(u32, u64)>),
+    Settings(Settings),
+    Up(Up),
+    Request(Request),
+    Down(Down),
+    ToOwner(ToOwner),
+    Response(Response),
+}
+
+/// A lie with a name.
+pub(super) type Lie = (String, Said);
+type Change<T> = fn(&mut T);
+
+const UNIT: u64 = 4096;
+/// The slot behind the last one.
+const PAST: u32 = SLOTS + LOG_SLOTS;
+
+/// One lie for each change of what is true.
+fn each<T: Clone>(
+    all: &mut Vec<Lie>,
+    what: &str,
+    honest: &T,
+    changes: &[Change<T>],
+    say: impl Fn(T) -> Said,
+) {
+    for (n, change) in changes.iter().enumerate() {
+        let mut lie = honest.clone();
+        change(&mut lie);
+        all.push((format!("{what}, lie {n}"), say(lie)));
+    }
+}
+
+fn long_key() -> KeyBytes {
+    KeyBytes::from(vec![7; MAX_KEY_BYTES + 1])
+}
+
+const AT: [Change<SlotRef>; 4] = [
+    |at| at.slot = PAST,
+    |at| at.slot = u32::MAX,
+    |at| at.epoch = 0,
+    |at| (at.slot, at.epoch) = (u32::MAX - 1, u32::MAX),
+];
+
+const PLAN: [Change<PlanOpened>; 14] = [
+    |p| p.at.slot = PAST,
+    |p| p.at.slot = u32::MAX,
+    |p| p.at.slot = LOG_SLOTS - 1,
+    |p| p.at.epoch = 0,
+    |p| p.extent_offset = 0,
+    |p| p.extent_offset -= u64::from(SLOTS) * UNIT,
+    |p| p.extent_offset += u64::from(SLOTS) * UNIT,
+    |p| p.extent_offset = u64::MAX - (UNIT - 1),
+    |p| p.extent_offset += 1,
+    |p| p.extent_len = u64::MAX - (UNIT - 1),
+    |p| (p.extent_len, p.bytes_total) = (0, 0),
+    |p| p.bytes_total = p.extent_len + 1,
+    |p| p.deadline_ms = u64::MAX,
+    |p| p.key = long_key(),
+];
+
+const LOGGED: [Change<LogObjectEntry>; 7] = [
+    |o| o.slot = LOG_SLOTS,
+    |o| o.slot = u32::MAX,
+    |o| o.epoch = 0,
+    |o| o.payload_off = ARENA,
+    |o| o.payload_off -= u64::from(LOG_SLOTS) * UNIT,
+    |o| o.bytes_total = u64::MAX,
+    |o| o.key = long_key(),
+];
+
+/// Extents that an arena of `SLOTS` units does not have.
+const EXTENTS: [(u64, u64); 6] = [
+    (ARENA - UNIT, UNIT),
+    (ARENA + SLOTS as u64 * UNIT, UNIT),
+    (ARENA, (SLOTS as u64 + 1) * UNIT),
+    (ARENA, u64::MAX - (UNIT - 1)),
+    (u64::MAX - (UNIT - 1), 2 * UNIT),
+    (ARENA + UNIT / 2, UNIT),
+];
+
+fn told(slots: Vec<SlotEntry>) -> Said {
+    // The scene puts in the number that was asked for.
+    Said::Up(Up::Report { number: 0, slots, last: true })
+}
+
+fn reports(all: &mut Vec<Lie>) {
+    let free = SlotEntry { slot: LOG_SLOTS + 3, epoch: 1, what: SlotContent::Free };
+    let entries: [Change<SlotEntry>; 4] =
+        [|e| e.slot = PAST, |e| e.slot = u32::MAX, |e| e.slot = 0, |e| e.epoch = 0];
+    each(all, "a free slot", &free, &entries, |e| told(vec![e]));
+    let held = |offset, len| SlotContent::Held { extent_offset: offset, extent_len: len };
+    let live = |key: KeyBytes, offset, len| SlotContent::Live {
+        key,
+        extent_offset: offset,
+        extent_len: len,
+        bytes_total: 1,
+        page_bytes: 1,
+        n_pages: 1,
+    };
+    let slot = |n: u32, what| SlotEntry { slot: LOG_SLOTS + n, epoch: 1, what };
+    for (offset, len) in EXTENTS {
+        let name = format!("an extent of {len} at {offset}");
+        all.push((format!("{name}, held"), told(vec![slot(1, held(offset, len))])));
+        let said = vec![slot(1, live(seeds::key(), offset, len))];
+        all.push((format!("{name}, live"), told(said)));
+    }
+    let long = vec![slot(1, live(long_key(), ARENA + 3 * UNIT, UNIT))];
+    all.push(("a live object of too long a key".into(), told(long)));
+    let plan = seeds::opened(LIAR, ARENA + UNIT);
+    let open = |p: PlanOpened| (p.at.slot, p.at.epoch, SlotContent::Open(Box::new(p)));
+    each(all, "an open plan", &plan, &PLAN, |p| {
+        let (slot, epoch, what) = open(p);
+        told(vec![SlotEntry { slot, epoch, what }])
+    });
+    let others: [Change<PlanOpened>; 4] = [
+        |p| p.at.slot += 1,
+        |p| p.at.epoch += 1,
+        |p| p.at.incarnation = OWNED,
+        |p| p.plan.seq = u64::MAX,
+    ];
+    each(all, "another's plan", &plan, &others, |p| {
+        told(vec![SlotEntry { slot: plan.at.slot, epoch: plan.at.epoch, what: open(p).2 }])
+    });
+    each(all, "an object of the log", &seeds::logged(), &LOGGED, |o| {
+        let (slot, epoch) = (o.slot, o.epoch);
+        told(vec![SlotEntry { slot, epoch, what: SlotContent::Logged(Box::new(o)) }])
+    });
+    let twice = vec![slot(1, held(ARENA + 3 * UNIT, UNIT)), slot(1, SlotContent::Free)];
+    all.push(("a slot twice".into(), told(twice)));
+    let shared =
+        vec![slot(1, held(ARENA + 2 * UNIT, 2 * UNIT)), slot(2, held(ARENA + 3 * UNIT, UNIT))];
+    all.push(("an extent that overlaps".into(), told(shared)));
+    all.push(("more slots than there are".into(), told(vec![free; PAST as usize + 1])));
+}
+
+fn ups(all: &mut Vec<Lie>) {
+    let at = seeds::at(LIAR);
+    let slots = [&AT[..], &[|at| at.incarnation = OWNED]].concat();
+    each(all, "a retired slot", &at, &slots, |lie| Said::Up(Up::Retired(vec![at, lie])));
+    each(all, "a freed slot", &at, &slots, |lie| Said::Up(Up::Freed(vec![at, lie])));
+    let plan = PlanRef { plan: seeds::PLAN, at, key: seeds::KEY };
+    each(all, "an adopted plan", &at, &slots, |at| Said::Up(Up::Adopted(PlanRef { at, ..plan })));
+    all.push(("too many retired".into(), Said::Up(Up::Retired(vec![at; MAX_BATCH + 1]))));
+    let logged = seeds::logged();
+    each(all, "an announced object", &logged, &LOGGED, |o| Said::Up(Up::Announced(vec![o])));
+    let answer =
+        |served, removed, taken| Said::Up(Up::LogAnswer { number: 1, served, removed, taken });
+    each(all, "a served object", &logged, &LOGGED, |o| answer(vec![o], Vec::new(), 0));
+    let most = u64::from(LOG_SLOTS);
+    all.push(("too many taken".into(), answer(Vec::new(), Vec::new(), most + 1)));
+    let many = vec![seeds::KEY; MAX_BATCH + 1];
+    all.push(("too many removed".into(), answer(Vec::new(), many, 0)));
+}
+
+fn downs(all: &mut Vec<Lie>) {
+    let opened = seeds::opened(OWNED, seeds::owned_arena());
+    each(all, "a plan to an owner", &opened, &PLAN, |p| Said::Down(Down::PlanOpened(p)));
+    let elsewhere: [Change<PlanOpened>; 1] = [|p| (p.at.incarnation, p.key) = (1, long_key())];
+    each(all, "a plan of before", &opened, &elsewhere, |p| Said::Down(Down::PlanOpened(p)));
+    let (at, many) = (seeds::at(OWNED), MAX_BATCH + 1);
+    let plan = PlanRef { plan: seeds::PLAN, at, key: seeds::KEY };
+    let view =
+        SeenView { incarnations: vec![1; 2 * MAX_SEGMENTS as usize + 1], ..SeenView::default() };
+    let asked = |question| Down::AskLog { number: 1, question };
+    let lists = [
+        Down::Committed(vec![plan; many]),
+        Down::Retire(vec![at; many]),
+        Down::FreedAck(vec![at; many]),
+        Down::View(view),
+        asked(LogQuestion::Find(vec![seeds::KEY; many])),
+        asked(LogQuestion::Remove(vec![seeds::KEY; many])),
+        Down::Refused("x".repeat(MAX_TEXT_BYTES + 1)),
+    ];
+    for (n, down) in lists.into_iter().enumerate() {
+        all.push((format!("too long a list to an owner, {n}"), Said::Down(down)));
+    }
+}
+
+fn to_owners(all: &mut Vec<Lie>) {
+    let touch =
+        TouchBatch { list: vec![Touch { slot: 1, epoch: 1, bytes: 1 }], served: Served::default() };
+    let touches: [Change<TouchBatch>; 7] = [
+        |t| t.list[0].slot = PAST,
+        |t| t.list[0].slot = u32::MAX,
+        |t| t.list[0].epoch = 0,
+        |t| t.list[0].bytes = u64::MAX,
+        |t| t.served.by_index = u64::MAX,
+        |t| t.served.by_cache = u64::MAX,
+        |t| t.served.by_master = u64::MAX,
+    ];
+    each(all, "a read", &touch, &touches, |t| Said::ToOwner(ToOwner::Touched(t)));
+    let name = Named { slot: 0, epoch: 1, key: seeds::key() };
+    let names: [Change<Named>; 3] = [|n| n.slot = PAST, |n| n.epoch = 0, |n| n.key = long_key()];
+    each(all, "a name", &name, &names, |n| Said::ToOwner(ToOwner::Named(vec![n])));
+}
+
+fn hellos(all: &mut Vec<Lie>) {
+    let none = || (SeenView::default(), Vec::new());
+    let infos: [Change<RankInfo>; 18] = [
+        |i| i.rank = u32::MAX,
+        |i| i.world_size = u32::MAX,
+        |i| i.segment_id = MAX_SEGMENTS,
+        |i| i.key_fingerprint ^= 1,
+        |i| i.incarnation = 0,
+        |i| i.slots = u32::MAX,
+        |i| i.slots = PAST + 1,
+        |i| i.log_slots = u32::MAX,
+        |i| i.header_base = u64::MAX - 63,
+        |i| i.index_bytes = u64::MAX,
+        |i| i.arena_bytes = !(UNIT - 1),
+        |i| i.arena_bytes += UNIT,
+        |i| i.arena_offset = u64::MAX - (UNIT - 1),
+        |i| i.quarantine_ms = u32::MAX,
+        |i| i.segment = "x".repeat(MAX_TEXT_BYTES + 1),
+        |i| i.http = Some("x".repeat(MAX_TEXT_BYTES + 1)),
+        |i| i.data = Some("x".repeat(MAX_TEXT_BYTES + 1)),
+        |i| i.fabric = Some("x".repeat(MAX_TEXT_BYTES + 1)),
+    ];
+    each(all, "a hello", &info(1, LIAR), &infos, |i| Said::Hello(Box::new(i), none().0, none().1));
+    let seen =
+        SeenView { incarnations: vec![1; 2 * MAX_SEGMENTS as usize + 1], ..SeenView::default() };
+    let honest = || Box::new(info(1, LIAR));
+    all.push(("too long a view".into(), Said::Hello(honest(), seen, Vec::new())));
+    let siblings = [vec![(1, 5); MAX_SEGMENTS as usize], vec![(0, 5)], vec![(MAX_SEGMENTS, 5)]];
+    for siblings in siblings {
+        let name = format!("{} siblings", siblings.len());
+        all.push((name, Said::Hello(honest(), SeenView::default(), siblings)));
+    }
+}
+
+/// What answers to clients say.
+fn answers(all: &mut Vec<Lie>) {
+    let plan = seeds::granted();
+    let metas: [Change<ObjMeta>; 6] = [
+        |m| m.at.slot = PAST,
+        |m| m.header_off = u64::MAX - 1,
+        |m| m.payload_off = u64::MAX,
+        |m| m.payload_off = 0,
+        |m| m.payload_off += u64::from(SLOTS) * UNIT,
+        |m| m.bytes_total = u64::MAX,
+    ];
+    each(all, "a location", &plan.meta, &metas, |meta| {
+        Said::Response(Response::Locations(vec![Ok(meta)]))
+    });
+    each(all, "a run of locations", &plan.meta, &metas, |meta| {
+        Said::Response(Response::Prefix(vec![meta]))
+    });
+    let plans: [Change<PlanDesc>; 5] = [
+        |p| p.extent_len = 1,
+        |p| p.write_ttl_ms = u64::MAX,
+        |p| p.meta.n_pages = u32::MAX,
+        |p| p.meta.bytes_total += 1,
+        |p| p.meta.payload_off = u64::MAX - 1,
+    ];
+    each(all, "a plan", &plan, &plans, |p| Said::Response(Response::Plans(vec![Ok(p)])));
+    let settings = Settings { page_bytes: 4096, write_ttl_ms: 1, ttl_ms: 1, call_timeout_ms: 1 };
+    let changes: [Change<Settings>; 5] = [
+        |s| s.page_bytes = 0,
+        |s| s.ttl_ms = 0,
+        |s| s.write_ttl_ms = u64::MAX,
+        |s| s.ttl_ms = u64::MAX,
+        |s| s.call_timeout_ms = u64::MAX,
+    ];
+    each(all, "settings", &settings, &changes, Said::Settings);
+}
+
+fn requests(all: &mut Vec<Lie>) {
+    let opts = PutOptions { preferred_segment: Some(1), page_bytes: 4096, device_alloc: None };
+    let item = OpenItem { key: b"layer/1".to_vec(), bytes_total: UNIT, opts };
+    let items: [Change<OpenItem>; 4] = [
+        |i| i.bytes_total = u64::MAX,
+        |i| i.bytes_total = (SLOTS as u64 + 1) * UNIT,
+        |i| i.key = vec![7; MAX_KEY_BYTES + 1],
+        |i| i.key = Vec::new(),
+    ];
+    let open = |items| Said::Request(Request::OpenForWrite { request: 77, wait_ms: 0, items });
+    each(all, "an open", &item, &items, |i| open(vec![i]));
+    let (many, at) = (MAX_BATCH + 1, seeds::at(LIAR));
+    let plan = PlanRef { plan: seeds::PLAN, at, key: seeds::KEY };
+    let future = PlanRef { plan: PlanId { seq: u64::MAX, ..plan.plan }, ..plan };
+    let keys = || vec![seeds::key(); many];
+    let of = Selection { pattern: None, from: None };
+    let asked = [
+        Request::Commit(vec![future]),
+        Request::Commit(vec![plan; many]),
+        Request::Abort(vec![plan; many]),
+        Request::GetLocation { keys: keys(), gone: Vec::new() },
+        Request::GetLocation { keys: Vec::new(), gone: vec![at; many * MAX_PLACES] },
+        Request::MatchPrefix(keys()),
+        Request::Exists(keys()),
+        Request::Remove(keys()),
+        Request::EvictUntilBelow(f64::NAN),
+        Request::EvictUntilBelow(f64::INFINITY),
+        Request::List { of, after: Some(long_key()), limit: 10 },
+    ];
+    for (n, request) in asked.into_iter().enumerate() {
+        all.push((format!("a request, lie {n}"), Said::Request(request)));
+    }
+}
+
+/// All of them: none may be believed.
+pub(super) fn all() -> Vec<Lie> {
+    let mut all = Vec::new();
+    hellos(&mut all);
+    reports(&mut all);
+    ups(&mut all);
+    downs(&mut all);
+    to_owners(&mut all);
+    answers(&mut all);
+    requests(&mut all);
+    all
+}
+
+/// What could be true, and is late, said of another epoch or incarnation, or out of order. `again`
+/// numbers anew what names itself by a number.
+pub(super) fn stale(granted: &PlanDesc, again: bool) -> Vec<Lie> {
+    let mut all: Vec<Lie> = Vec::new();
+    let number = if again { u64::MAX } else { u64::MAX - 1 };
+    let plan = granted.plan;
+    let later = SlotRef { epoch: granted.meta.at.epoch + 1, ..granted.meta.at };
+    let last = SlotRef { epoch: u32::MAX, ..granted.meta.at };
+    let adopted = PlanRef { plan, at: later, key: granted.meta.key };
+    let gauges =
+        OwnerGauges { heap_used: u64::MAX, bytes_read: u64::MAX, ..OwnerGauges::default() };
+    let mut ups = vec![
+        Up::Freed(vec![later, last]),
+        Up::Retired(vec![later, last]),
+        Up::Adopted(adopted),
+        Up::PlansRecorded { up_to: PlanId { seq: u64::MAX, ..plan } },
+        Up::ViewSeen { number },
+        Up::Heartbeat(Box::new(gauges)),
+        Up::LogAnswer { number, served: Vec::new(), removed: vec![seeds::KEY], taken: 1 },
+    ];
+    all.extend(ups.drain(..).map(|up| (format!("{up:?}"), Said::Up(up))));
+    let kept = SlotRef { slot: LOG_SLOTS + 5, ..seeds::at(OWNED) };
+    let (before, after) =
+        (SlotRef { incarnation: OWNED - 1, ..kept }, SlotRef { epoch: 2, ..kept });
+    let of_none = PlanId { seq: number, ..seeds::PLAN };
+    let cause = EndCause::Removed;
+    let opened = seeds::opened(OWNED, seeds::owned_arena());
+    let over_kept = seeds::opened(OWNED, seeds::owned_arena() + 5 * UNIT);
+    let in_kept = PlanOpened { at: kept, ..opened.clone() };
+    let committed = |at| Down::Committed(vec![PlanRef { plan: of_none, at, key: seeds::KEY }]);
+    let mut downs = vec![
+        Down::Retire(vec![before, after]),
+        Down::EndPlan { plan: of_none, at: before, cause },
+        Down::EndPlan { plan: PlanId { seq: 0, ..seeds::PLAN }, at: after, cause },
+        committed(kept),
+        committed(before),
+        // It is written there, and whoever committed the slot of before did not commit this one.
+        committed(SlotRef { slot: LOG_SLOTS + 6, ..before }),
+        committed(after),
+        committed(SlotRef { slot: u32::MAX, ..kept }),
+        Down::FreedAck(vec![kept, after, SlotRef { slot: u32::MAX, ..kept }]),
+        Down::MakeRoom { bytes: u64::MAX, attempt: u32::MAX },
+        Down::AskLog { number, question: LogQuestion::RemoveAll },
+        Down::PlanOpened(opened),
+        Down::PlanOpened(over_kept),
+        Down::PlanOpened(PlanOpened { at: SlotRef { epoch: u32::MAX, ..kept }, ..in_kept.clone() }),
+        Down::PlanOpened(PlanOpened { at: after, ..in_kept.clone() }),
+        Down::PlanOpened(in_kept),
+    ];
+    all.extend(downs.drain(..).map(|down| (format!("{down:?}"), Said::Down(down))));
+    let touch = Touch { slot: kept.slot, epoch: 2, bytes: 1 };
+    let name = Named { slot: kept.slot, epoch: 1, key: seeds::key() };
+    let served = Served::default();
+    let mut words = vec![
+        ToOwner::Touched(TouchBatch { list: vec![touch], served }),
+        ToOwner::Named(vec![name]),
+        ToOwner::Dropped(of_none),
+        ToOwner::TermObeyed(Term { number, master: number }),
+        ToOwner::Abandoned(Abandoned { position: u64::MAX, bytes: u64::MAX }),
+        ToOwner::ClearBelow(u64::MAX),
+    ];
+    all.extend(words.drain(..).map(|word| (format!("{word:?}"), Said::ToOwner(word))));
+    let stale = PlanRef { plan, at: later, key: granted.meta.key };
+    let other = PlanRef { plan: of_none, at: granted.meta.at, key: granted.meta.key };
+    let mut requests = vec![
+        Request::Commit(vec![stale, other]),
+        Request::Abort(vec![other]),
+        Request::Withdraw { request: number },
+    ];
+    all.extend(requests.drain(..).map(|r| (format!("{r:?}"), Said::Request(r))));
+    all
+}
