@@ -1,5 +1,5 @@
 //! The device log: payloads claimed by one fetch-and-add, without a message, and reclaimed in the
-//! order of their claims (PROTOCOL section 3). [`LogPut`] is a producer's side, as verbs and
+//! order of their claims (docs/reference/log.md). [`LogPut`] is a producer's side, as verbs and
 //! decisions; [`OpenClaims`] answers for a process what it has open; [`DeviceLog`] is the owner's:
 //! it accepts what producers settled, evicts ahead of demand, and voids what a dead producer left,
 //! never without having asked everybody [I14]. It posts no verb, sends no message and reads no

@@ -1,6 +1,6 @@
 //! What one producer without the segment's memory may do in the device log: the tcp agent claims for
 //! its connections, lets each write only what its producer claimed, and knows at any moment what is
-//! open (PROTOCOL section 3). One value per producer and token, over whatever connections. It places
+//! open (docs/reference/log.md, section 3). One value per producer and token, over whatever connections. It places
 //! bytes only when it settles what an ended producer left; it asks nobody and waits for nothing.
 //!
 //! *Nothing open below B?* An entry is in the table, under its lock, before the fetch-and-add that

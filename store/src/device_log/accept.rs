@@ -1,4 +1,4 @@
-//! The owner takes note of what producers settled, in any order (rules 8 and the end of rule 3).
+//! The owner takes note of what producers settled, in any order (docs/reference/log.md, section 4).
 //! Another process wrote the headers: one that does not fit is not believed, and stays a hole.
 //! It neither evicts nor voids on its own: what is void, a finished hole check has said.
 
@@ -202,7 +202,7 @@ impl DeviceLog {
         }
     }
 
-    /// The claim that begins at `x`, if its header says what rule 8 asks for: this epoch, its own
+    /// The claim that begins at `x`, if its header says what section 4 of the page on logs asks for: this epoch, its own
     /// place, a size that a claim can have, inside [x, end).
     #[inline]
     fn look(&self, x: u64, end: u64, pass: Pass) -> Result<Seen, StoreError> {

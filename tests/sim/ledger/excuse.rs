@@ -1,5 +1,5 @@
 //! What the ledger lets pass, and why: an object may end by what was asked of the cluster, and by the
-//! residuals that docs/PROTOCOL.md states. Each use of a residual is counted, so that a run shows how
+//! residuals that docs/reference/limits.md states. Each use of a residual is counted, so that a run shows how
 //! far the rules were really tested.
 
 use super::logs::LAG_MS;

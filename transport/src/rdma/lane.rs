@@ -19,7 +19,7 @@ pub(super) const CHAIN: usize = (REQUESTS / 4) as usize;
 /// A pair on which nothing has ended for so long, and something should, has failed [I18].
 pub(super) const LIMIT: Duration = Duration::from_millis(1_500);
 /// How long who waits looks for itself before it sleeps: longer than a small operation, also of an emulated
-/// device (docs/performance.md).
+/// device (docs/notes/0012-2026-11-22-rdma.md).
 const LOOK_NS: u64 = 2_000_000;
 /// Looks, each with a nap, before the time counts.
 const LEAST_LOOKS: u32 = 40;
