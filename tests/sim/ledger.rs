@@ -3,8 +3,8 @@
 //! whether an answer may be true: no read returns bytes that were not put under that key, what was
 //! removed stays removed, and nothing acknowledged is lost while its owner lives.
 //!
-//! What docs/reference/limits.md states as residual is allowed here, and nothing else; each has its own word in
-//! `excuse.rs`.
+//! What docs/reference/limits.md states as residual is allowed here, and nothing else; each has its
+//! own word in `excuse.rs`.
 
 mod answers;
 mod excuse;

@@ -1,7 +1,8 @@
-//! What one producer without the segment's memory may do in the device log: the tcp agent claims for
-//! its connections, lets each write only what its producer claimed, and knows at any moment what is
-//! open (docs/reference/log.md, section 3). One value per producer and token, over whatever connections. It places
-//! bytes only when it settles what an ended producer left; it asks nobody and waits for nothing.
+//! What one producer without the segment's memory may do in the device log: the tcp agent claims
+//! for its connections, lets each write only what its producer claimed, and knows at any moment
+//! what is open (docs/reference/log.md, section 3). One value per producer and token, over whatever
+//! connections. It places bytes only when it settles what an ended producer left; it asks nobody
+//! and waits for nothing.
 //!
 //! *Nothing open below B?* An entry is in the table, under its lock, before the fetch-and-add that
 //! the agent makes for it. If that one returned p < B, where the owner read B from `bump_ptr`, the

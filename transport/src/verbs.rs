@@ -231,7 +231,8 @@ struct AliveInner {
 }
 
 /// Whether the owner of a segment is still there. Clones share one flag; it only ever goes from
-/// alive to dead. Every verb checks it after its work and before it reports success (PROTOCOL section 6).
+/// alive to dead. Every verb checks it after its work and before it reports success (PROTOCOL
+/// section 6).
 #[derive(Clone, Default)]
 pub struct Alive(Arc<AliveInner>);
 

@@ -1,5 +1,6 @@
-//! What other hosts may do, through RDMA devices, with each part of a segment: no more than producers and
-//! readers need [I1]. Devices check it; plans and claims they know nothing of (docs/reference/limits.md).
+//! What other hosts may do, through RDMA devices, with each part of a segment: no more than
+//! producers and readers need [I1]. Devices check it; plans and claims they know nothing of
+//! (docs/reference/limits.md).
 
 use nkv_store::device_log::BUMP_PTR_OFF;
 use nkv_store::heap::Heap;

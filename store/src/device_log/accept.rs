@@ -202,8 +202,8 @@ impl DeviceLog {
         }
     }
 
-    /// The claim that begins at `x`, if its header says what section 4 of the page on logs asks for: this epoch, its own
-    /// place, a size that a claim can have, inside [x, end).
+    /// The claim that begins at `x`, if its header says what section 4 of the page on logs asks
+    /// for: this epoch, its own place, a size that a claim can have, inside [x, end).
     #[inline]
     fn look(&self, x: u64, end: u64, pass: Pass) -> Result<Seen, StoreError> {
         let Some(epoch) = self.geometry.epoch(x) else {

@@ -1,6 +1,7 @@
-//! Making room (docs/reference/log.md, section 5): objects lose LIVE ahead of demand, from the tail on; after quarantine, and
-//! when no view is pinned any more, the tail passes them and the limit moves on. Also the end of a
-//! single object that somebody asked for. It does not decide who is asked about holes.
+//! Making room (docs/reference/log.md, section 5): objects lose LIVE ahead of demand, from the tail
+//! on; after quarantine, and when no view is pinned any more, the tail passes them and the limit
+//! moves on. Also the end of a single object that somebody asked for. It does not decide who is
+//! asked about holes.
 
 use super::{DeviceLog, Directory, HEAP_LIMIT_OFF, Kind};
 use crate::error::StoreError;

@@ -1,6 +1,6 @@
-//! What the ledger lets pass, and why: an object may end by what was asked of the cluster, and by the
-//! residuals that docs/reference/limits.md states. Each use of a residual is counted, so that a run shows how
-//! far the rules were really tested.
+//! What the ledger lets pass, and why: an object may end by what was asked of the cluster, and by
+//! the residuals that docs/reference/limits.md states. Each use of a residual is counted, so that a
+//! run shows how far the rules were really tested.
 
 use super::logs::LAG_MS;
 use super::{Book, Moment, Put, Removal};

@@ -31,7 +31,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Reads and writes of at least so many bytes are cut into stripes; see `docs/results/transports.md`.
+/// Reads and writes of at least so many bytes are cut into stripes; see
+/// `docs/results/transports.md`.
 const STRIPED_FROM: u64 = 8 << 20;
 
 /// How long a mapped segment waits for the way by which it claims; tried again later.
