@@ -4,7 +4,8 @@
 use super::accept::Acceptor;
 use super::frame::{MAX_REQUEST_BYTES, Status};
 use super::line::{Interrupt, Line, listen};
-use super::serve::{Connection, End, send_welcome};
+use super::reply::send_welcome;
+use super::serve::{Connection, End};
 use crate::access::Access;
 use crate::error::TransportError;
 use crate::mapped::Mapped;

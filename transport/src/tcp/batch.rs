@@ -7,6 +7,7 @@ use super::frame::{
     REQUEST_BYTES, REQUEST_MAGIC, Request,
 };
 use super::line::Line;
+use super::tags::has_tag;
 use crate::access::SEEN_BYTES;
 use crate::verbs::Op;
 use zerocopy::IntoBytes;
@@ -26,6 +27,16 @@ pub(super) struct Piece {
     pub len: usize,
 }
 
+impl Piece {
+    /// What a write sends of it.
+    pub(super) fn written<'a>(&self, ops: &[Op<'a>]) -> Option<&'a [u8]> {
+        match ops.get(self.op) {
+            Some(Op::Write { src, .. }) => src.get(self.from..self.from + self.len),
+            _ => None,
+        }
+    }
+}
+
 /// One request under construction, reused for the next.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
@@ -35,6 +46,8 @@ pub(super) struct Outgoing {
     pub pieces: Vec<Piece>,
     /// Atomics among them.
     pub results: usize,
+    /// Small payloads to send, each with its tag behind it.
+    pub small: Vec<u8>,
     /// Payload to send.
     pub write_bytes: u64,
     /// Payload to receive.
@@ -88,10 +101,19 @@ impl Outgoing {
         !self.pieces.is_empty()
     }
 
-    /// Puts its tag behind header and descriptors: once, when it is sent.
-    pub(super) fn sign(&mut self, line: &mut Line) {
+    /// Puts its tag behind header and descriptors, and theirs behind small payloads: once, when it is
+    /// sent. Copies these, so that what is sent is what the tag is of.
+    pub(super) fn sign(&mut self, line: &mut Line, ops: &[Op<'_>]) {
         let tag = line.tag(&[&self.head]);
         self.head.extend_from_slice(tag.bytes());
+        self.small.clear();
+        let payloads = self.pieces.iter().filter_map(|p| p.written(ops));
+        for payload in payloads.filter(|payload| has_tag(payload.len())) {
+            let start = self.small.len();
+            self.small.extend_from_slice(payload);
+            let tag = line.payload_tag(&self.small[start..]);
+            self.small.extend_from_slice(tag.bytes());
+        }
     }
 
     /// How many payload bytes of this verb fit (0 for words and empty payloads); `None` if the verb

@@ -8,6 +8,7 @@ use super::frame::{DESC_BYTES, MAX_MESSAGE_BYTES, RESPONSE_MAGIC, Response, Stat
 use super::line::{Broken, Line};
 use super::pipeline::lost_with;
 use super::pool::{Lease, Pool};
+use super::tags::has_tag;
 use crate::error::TransportError;
 use crate::verbs::{Alive, Escort, Kind, Op, Post, Verbs, check_batch};
 use crate::wire::auth::Credentials;
@@ -125,7 +126,7 @@ impl TcpVerbs {
                 return Err(TransportError::Disconnected(closed.to_string()));
             }
             conn.next_id += 1;
-            conn.out.sign(&mut conn.line);
+            conn.out.sign(&mut conn.line, ops);
             let sent = send(&conn.line, &conn.out, ops);
             match self.answer(&mut conn.line, &conn.out, id, ops, sent)? {
                 Answer::Done { closing } => in_step = !closing,
@@ -209,13 +210,16 @@ pub(super) fn send(line: &Line, request: &Outgoing, ops: &[Op<'_>]) -> Result<()
     let mut out = line.gather();
     // SAFETY: `request` and the payloads of `ops` are borrowed until the send returns.
     unsafe { out.add(request.head.as_ptr(), request.head.len()) }?;
-    for p in &request.pieces {
-        if let Some(Op::Write { src, .. }) = ops.get(p.op)
-            && let Some(payload) = src.get(p.from..p.from + p.len)
-        {
-            // SAFETY: as above.
-            unsafe { out.add(payload.as_ptr(), payload.len()) }?;
-        }
+    let mut small = request.small.as_slice();
+    for payload in request.pieces.iter().filter_map(|p| p.written(ops)) {
+        let tagged = payload.len() + line.tag_behind(payload.len());
+        let bytes = if has_tag(payload.len()) {
+            small.split_off(..tagged).unwrap_or_default()
+        } else {
+            payload
+        };
+        // SAFETY: as above.
+        unsafe { out.add(bytes.as_ptr(), bytes.len()) }?;
     }
     out.send(false)
 }
@@ -242,7 +246,7 @@ fn receive(
         if let Some(Op::Read { dst, .. }) = ops.get_mut(p.op)
             && let Some(part) = dst.get_mut(p.from..p.from + p.len)
         {
-            line.take(part)?;
+            line.take_payload(part)?;
         }
     }
     Ok(())

@@ -3,8 +3,10 @@
 //! meanwhile, and whether the bytes that arrived may stand where they are going. It answers nothing.
 
 use super::line::Line;
+use super::reply::STAGE_BYTES;
 use super::request::Step;
-use super::serve::{End, STAGE_BYTES};
+use super::serve::End;
+use super::tags::MAX_TAGGED_BYTES;
 use crate::access::{Intent, Permit, SEEN_BYTES};
 use crate::mapped::Mapped;
 use std::sync::atomic::{Ordering, fence};
@@ -56,8 +58,11 @@ impl Executor<'_> {
         match *step {
             Step::Read { offset, len } => {
                 let start = self.early.len();
-                self.early.resize(start + len as usize, 0);
-                self.segment.copy_out(offset, &mut self.early[start..]).map_err(failed)?;
+                let (len, tag) = (len as usize, self.line.tag_behind(len as usize));
+                // The tag's place is left free: those of the results and before come first.
+                self.early.resize(start + len + tag, 0);
+                let found = &mut self.early[start..start + len];
+                self.segment.copy_out(offset, found).map_err(failed)?;
             }
             Step::Flush => self.segment.flush(),
             _ => {}
@@ -67,11 +72,13 @@ impl Executor<'_> {
 
     /// Puts the next `len` bytes of the connection at `offset`.
     fn place(&mut self, intent: &Intent, offset: u64, len: usize) -> Result<bool, End> {
-        let mut words = [0; SEEN_BYTES];
-        let whole = if len <= words.len() {
-            self.line.take(&mut words[..len])?;
-            self.permit.starts(intent, &words[..len]).map_err(End::Unfit)?;
-            self.segment.copy_in(offset, &words[..len]).map_err(failed)?;
+        let mut small = [0; MAX_TAGGED_BYTES];
+        let whole = if let Some(bytes) = small.get_mut(..len) {
+            // Nothing of it is placed, or shown to the permit, that its producer did not send [I20].
+            self.line.take_payload(bytes)?;
+            let seen = if len <= SEEN_BYTES { &*bytes } else { &[] };
+            self.permit.starts(intent, seen).map_err(End::Unfit)?;
+            self.segment.copy_in(offset, bytes).map_err(failed)?;
             true
         } else {
             self.permit.starts(intent, &[]).map_err(End::Unfit)?;
@@ -110,3 +117,6 @@ impl Executor<'_> {
 fn failed(error: crate::TransportError) -> End {
     End::Broken(error.to_string())
 }
+
+// What a permit is shown was checked whole.
+const _: () = assert!(SEEN_BYTES <= MAX_TAGGED_BYTES);

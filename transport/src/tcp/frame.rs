@@ -2,13 +2,14 @@
 //! parsed that was not counted first. One request is header, descriptors, tag, payloads of the writes
 //! in order; one response is header, message or results of the atomics in order, tag, payloads of the
 //! reads in order. A tag stands where the connection was authenticated, over all that is before it in
-//! its message; hello and welcome end with one, too. The first 12 bytes of a hello and a welcome never change: they carry the version.
+//! its message; hello and welcome end with one, too. There each payload of at most
+//! [`super::tags::MAX_TAGGED_BYTES`] has a tag of its own behind it as well, which no length counts. The first 12 bytes of a hello and a welcome never change: they carry the version.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of everything below.
-pub const TCP_VERSION: u32 = 3;
+pub const TCP_VERSION: u32 = 4;
 /// Verbs in one request; the client splits longer batches.
 pub const MAX_OPS: usize = 4096;
 /// Payload bytes of one request, each way; the client splits larger verbs. Default of

@@ -3,7 +3,8 @@
 //! buffer here ever holds a payload.
 
 use super::deadline::Deadline;
-use super::tags::{Tag, Tags};
+use super::gather::Gather;
+use super::tags::{Tag, Tags, has_tag};
 use crate::access::Cut;
 use crate::half_open;
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
@@ -19,12 +20,8 @@ use std::time::Duration;
 const SOCKET_BUFFER_BYTES: usize = 2 << 20;
 /// A stall is noticed within its limit plus one of so many parts: each blocking call waits a part.
 const STALL_PARTS: u32 = 10;
-/// Slices handed to the kernel in one call.
-const GATHER_SLICES: usize = 64;
-/// Bytes handed to the kernel in one call, and taken from it. Measured on loopback between cold memory of
-/// 64 MiB at both ends: sends of 64 MiB move half as much as sends of 0.5 to 1 MiB, and so do those of
-/// 128 KiB; receives of 4 MiB move six tenths of what those of 256 KiB do.
-const SEND_BYTES: usize = 512 << 10;
+/// Bytes taken from the kernel in one call. Measured on loopback between cold memory of 64 MiB at both
+/// ends: receives of 4 MiB move six tenths of what those of 256 KiB do.
 const RECEIVE_BYTES: usize = 256 << 10;
 /// Small things are received through a buffer of this size, one call for many.
 const INPUT_BYTES: usize = 16 << 10;
@@ -146,12 +143,38 @@ pub(super) fn listen(at: SocketAddr, backlog: i32) -> io::Result<Socket> {
     Ok(socket)
 }
 
+/// How long nothing may move, and by when all must be done.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    stall_ms: u64,
+    deadline: Deadline,
+}
+
+impl Limits {
+    /// Asked between system calls, each of which ends within a part of the stall limit.
+    pub(super) fn in_time(&self) -> Result<(), Broken> {
+        if self.deadline.is_over() { Err(Broken::Late(self.deadline.limit_ms)) } else { Ok(()) }
+    }
+
+    /// Decides over a failed call: nothing moved for a part of the limit, or it is over.
+    pub(super) fn after_error(&self, idle_parts: &mut u32) -> Result<(), Broken> {
+        let e = io::Error::last_os_error();
+        match e.kind() {
+            io::ErrorKind::Interrupted => Ok(()),
+            io::ErrorKind::WouldBlock => {
+                *idle_parts += 1;
+                if *idle_parts < STALL_PARTS { Ok(()) } else { Err(Broken::Stalled(self.stall_ms)) }
+            }
+            _ => Err(broken(e)),
+        }
+    }
+}
+
 /// A connection, used by one thread at a time.
 #[derive(Debug)]
 pub(super) struct Line {
     shared: Arc<Interrupt>,
-    stall_ms: u64,
-    deadline: Deadline,
+    limits: Limits,
     tags: Tags,
     input: Box<[u8]>,
     // What was received and not yet taken lies in input[start..end].
@@ -165,27 +188,28 @@ impl Line {
         half_open::watch(SockRef::from(&socket))?;
         let shared = Arc::new(Interrupt { socket, cut: AtomicBool::new(false) });
         let input = vec![0; INPUT_BYTES].into_boxed_slice();
-        let deadline = Deadline::NEVER;
+        let limits = Limits { stall_ms: 0, deadline: Deadline::NEVER };
         let tags = Tags::default();
-        let mut line = Self { shared, stall_ms: 0, deadline, tags, input, start: 0, end: 0 };
+        let mut line = Self { shared, limits, tags, input, start: 0, end: 0 };
         line.set_stall_ms(stall_ms)?;
         Ok(line)
     }
 
     /// Changes how long nothing may move.
     pub(super) fn set_stall_ms(&mut self, stall_ms: u64) -> io::Result<()> {
-        self.stall_ms = stall_ms.max(u64::from(STALL_PARTS));
-        let part = Some(Duration::from_millis(self.stall_ms) / STALL_PARTS);
+        self.limits.stall_ms = stall_ms.max(u64::from(STALL_PARTS));
+        let part = Some(Duration::from_millis(self.limits.stall_ms) / STALL_PARTS);
         self.shared.socket.set_read_timeout(part)?;
         self.shared.socket.set_write_timeout(part)
     }
 
     /// By when everything from here on must be done, until this is called again.
     pub(super) fn set_deadline(&mut self, deadline: Deadline) {
-        self.deadline = deadline;
+        self.limits.deadline = deadline;
     }
 
-    /// From here on the head of each message, either way, has a tag behind it.
+    /// From here on the head of each message, either way, has a tag behind it, and so has each small
+    /// payload.
     pub(super) fn set_tags(&mut self, tags: Tags) {
         self.tags = tags;
     }
@@ -206,9 +230,34 @@ impl Line {
         if self.tags.fits(parts, &tag) { Ok(()) } else { Err(Broken::Forged) }
     }
 
-    /// Called between system calls, each of which ends within a part of the stall limit.
-    fn in_time(&self) -> Result<(), Broken> {
-        if self.deadline.is_over() { Err(Broken::Late(self.deadline.limit_ms)) } else { Ok(()) }
+    /// Takes a verb's payload, and the tag behind it if it is small: an error if the other end did not
+    /// send it, and then nothing of `dst` is to be believed.
+    pub(super) fn take_payload(&mut self, dst: &mut [u8]) -> Result<(), Broken> {
+        self.take(dst)?;
+        if has_tag(dst.len()) { self.check_tag(&[dst]) } else { Ok(()) }
+    }
+
+    /// Receives and drops payloads of these lengths with their tags, which are not looked at.
+    pub(super) fn discard_payloads(
+        &mut self,
+        lens: impl Iterator<Item = u64>,
+    ) -> Result<(), Broken> {
+        let mut bytes = 0;
+        for len in lens {
+            let tag = if usize::try_from(len).is_ok_and(has_tag) { self.tags.skip() } else { 0 };
+            bytes += len + tag as u64;
+        }
+        self.discard(bytes)
+    }
+
+    /// Bytes of the tag behind payload of so many bytes.
+    pub(super) fn tag_behind(&self, payload: usize) -> usize {
+        self.tags.len_behind(payload)
+    }
+
+    /// What is to be sent behind the small payload of a verb, and nothing behind a large one.
+    pub(super) fn payload_tag(&mut self, payload: &[u8]) -> Tag {
+        self.tags.of_payload(payload)
     }
 
     pub(super) fn shared(&self) -> &Arc<Interrupt> {
@@ -223,33 +272,20 @@ impl Line {
         let fd = self.shared.socket.as_raw_fd();
         let mut idle = 0;
         loop {
-            self.in_time()?;
+            self.limits.in_time()?;
             // SAFETY: the caller's promise; the kernel writes at most `len` bytes.
             let n = unsafe { libc::recv(fd, dst.cast(), len, flags) };
             if n >= 0 {
                 return Ok(n as usize);
             }
-            self.after_error(&mut idle)?;
-        }
-    }
-
-    /// Decides over a failed call: nothing moved for a part of the limit, or it is over.
-    fn after_error(&self, idle_parts: &mut u32) -> Result<(), Broken> {
-        let e = io::Error::last_os_error();
-        match e.kind() {
-            io::ErrorKind::Interrupted => Ok(()),
-            io::ErrorKind::WouldBlock => {
-                *idle_parts += 1;
-                if *idle_parts < STALL_PARTS { Ok(()) } else { Err(Broken::Stalled(self.stall_ms)) }
-            }
-            _ => Err(broken(e)),
+            self.limits.after_error(&mut idle)?;
         }
     }
 
     /// Waits up to `idle` for the peer to begin something; false if it did not or hung up. There is
     /// no deadline meanwhile or afterwards.
     pub(super) fn wait_begin(&mut self, idle: Duration) -> Result<bool, Broken> {
-        self.deadline = Deadline::NEVER;
+        self.limits.deadline = Deadline::NEVER;
         if self.start < self.end {
             return Ok(true);
         }
@@ -260,7 +296,7 @@ impl Line {
             Err(Broken::Closed(_)) if self.start == self.end => return Ok(false),
             Err(e) => return Err(e),
         }
-        let left = idle.saturating_sub(Duration::from_millis(self.stall_ms));
+        let left = idle.saturating_sub(Duration::from_millis(self.limits.stall_ms));
         let left = rustix::event::Timespec {
             tv_sec: left.as_secs() as i64,
             tv_nsec: i64::from(left.subsec_nanos()),
@@ -404,7 +440,7 @@ impl Line {
     }
 
     /// Receives and drops `len` bytes.
-    pub(super) fn discard(&mut self, mut len: u64) -> Result<(), Broken> {
+    fn discard(&mut self, mut len: u64) -> Result<(), Broken> {
         while len > 0 {
             if self.start == self.end {
                 self.fill(1)?;
@@ -441,98 +477,12 @@ impl Line {
 
     /// Starts a send of several pieces.
     pub(super) fn gather(&self) -> Gather<'_> {
-        let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-        Gather { line: self, slices: [none; GATHER_SLICES], n: 0 }
-    }
-}
-
-/// Pieces collected for as few send calls as possible.
-pub(super) struct Gather<'a> {
-    line: &'a Line,
-    slices: [libc::iovec; GATHER_SLICES],
-    n: usize,
-}
-
-impl Gather<'_> {
-    /// Adds a piece; sends first if there is no room.
-    ///
-    /// # Safety
-    /// `src` must stay readable for `len` bytes until `send` returns or the value is dropped.
-    pub(super) unsafe fn add(&mut self, src: *const u8, len: usize) -> Result<(), Broken> {
-        if self.n > 0 {
-            // Small pieces lie side by side in one buffer: one slice for all of them.
-            let last = &mut self.slices[self.n - 1];
-            if last.iov_base.cast::<u8>().wrapping_add(last.iov_len).cast_const() == src {
-                last.iov_len += len;
-                return Ok(());
-            }
-        }
-        if self.n == GATHER_SLICES {
-            self.send(true)?;
-        }
-        self.slices[self.n] = libc::iovec { iov_base: src.cast_mut().cast(), iov_len: len };
-        self.n += 1;
-        Ok(())
+        Gather::new(&self.shared.socket, self.limits)
     }
 
-    /// Sends everything added. `more`: something follows at once, so a short segment may wait.
-    pub(super) fn send(&mut self, more: bool) -> Result<(), Broken> {
-        let fd = self.line.shared.socket.as_raw_fd();
-        let mut first = 0;
-        let mut idle = 0;
-        while first < self.n {
-            self.line.in_time()?;
-            let (end, cut, whole) = self.piece(first);
-            // A short segment waits for what follows. A large piece had better be pushed: held back for
-            // more, its end halves what is moved.
-            let more = more && !whole;
-            let flags = libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
-            // SAFETY: a msghdr of zeros is a valid empty one.
-            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-            message.msg_iov = self.slices[first..end].as_mut_ptr();
-            message.msg_iovlen = end - first;
-            self.slices[end - 1].iov_len -= cut;
-            // SAFETY: slices[first..end] name memory that `add` was promised to be readable.
-            let sent = unsafe { libc::sendmsg(fd, &raw const message, flags) };
-            self.slices[end - 1].iov_len += cut;
-            if sent < 0 {
-                self.line.after_error(&mut idle)?;
-                continue;
-            }
-            // A blocking send is cut short by its time limit: this part was spent waiting, too.
-            idle = 1;
-            first = self.advance(first, sent as usize);
-        }
-        self.n = 0;
-        Ok(())
-    }
-
-    /// What one call takes: the end of its slices, the bytes of the last one that are left for the next
-    /// call, and whether it is all that a call may take.
-    fn piece(&self, first: usize) -> (usize, usize, bool) {
-        let mut bytes = 0;
-        for (i, slice) in self.slices[first..self.n].iter().enumerate() {
-            bytes += slice.iov_len;
-            if bytes >= SEND_BYTES {
-                return (first + i + 1, bytes - SEND_BYTES, true);
-            }
-        }
-        (self.n, 0, false)
-    }
-
-    /// Drops the first `sent` bytes; the index of the first slice that has some left.
-    fn advance(&mut self, mut first: usize, mut sent: usize) -> usize {
-        while first < self.n && sent >= self.slices[first].iov_len {
-            sent -= self.slices[first].iov_len;
-            first += 1;
-        }
-        if sent > 0 {
-            let s = &mut self.slices[first];
-            // SAFETY: sent < iov_len: still inside the slice.
-            s.iov_base = unsafe { s.iov_base.cast::<u8>().add(sent) }.cast();
-            s.iov_len -= sent;
-        }
-        first
+    /// The same, with the tags of what is sent.
+    pub(super) fn gather_tagged(&mut self) -> (Gather<'_>, &mut Tags) {
+        (Gather::new(&self.shared.socket, self.limits), &mut self.tags)
     }
 }
 

@@ -140,7 +140,7 @@ impl TcpVerbs {
         let (id, mut out) = (conn.next_id, Outgoing::default());
         conn.next_id += 1;
         out.next(post.ops, &mut Cursor::default(), conn.limits, id, post.token);
-        out.sign(&mut conn.line);
+        out.sign(&mut conn.line, post.ops);
         let sent = send(&conn.line, &out, post.ops);
         (Flying { batch, id, out }, sent)
     }

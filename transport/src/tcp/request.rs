@@ -156,6 +156,22 @@ impl Steps {
         &self.all[..self.tail]
     }
 
+    /// Lengths of what it writes, in order.
+    pub(super) fn writes(&self) -> impl Iterator<Item = u64> + '_ {
+        self.leading().iter().filter_map(|s| match *s {
+            Step::Write { len, .. } => Some(len),
+            _ => None,
+        })
+    }
+
+    /// Lengths of what it reads before its last change, in order.
+    pub(super) fn early_reads(&self) -> impl Iterator<Item = usize> + '_ {
+        self.leading().iter().filter_map(|s| match *s {
+            Step::Read { len, .. } => Some(len as usize),
+            _ => None,
+        })
+    }
+
     /// The rest, which only reads: offset and length of each.
     pub(super) fn trailing(&self) -> impl Iterator<Item = (u64, usize)> + '_ {
         self.all[self.tail..].iter().filter_map(|s| match *s {

@@ -7,24 +7,17 @@ use super::agent::Shared;
 use super::deadline::Deadline;
 use super::execute::Executor;
 use super::frame::{
-    DESC_BYTES, HELLO_MAGIC, Hello, MAX_JOB_BYTES, MAX_OPS, RESPONSE_MAGIC, Request, Response,
-    Status, TCP_VERSION, WELCOME_MAGIC, Welcome, message,
+    DESC_BYTES, HELLO_MAGIC, Hello, MAX_JOB_BYTES, RESPONSE_MAGIC, Request, Response, Status,
+    TCP_VERSION, message,
 };
-use super::line::{Broken, Gather, Line};
+use super::line::{Broken, Line};
+use super::reply::{Reply, SMALL_BYTES, send_head, send_welcome};
 use super::request::{Steps, check_header};
 use crate::access::Cut;
-use crate::mapped::Mapped;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use zerocopy::IntoBytes;
-
-/// Reads up to this length are collected and sent together.
-const SMALL_READ_BYTES: usize = 4 << 10;
-/// What is collected at most before a send.
-const SMALL_BYTES: usize = 16 << 10;
-/// Pieces in which memory that the CPU cannot address is staged.
-pub(super) const STAGE_BYTES: usize = 256 << 10;
 
 /// Why a connection ended.
 #[derive(Debug)]
@@ -208,7 +201,7 @@ impl<'a> Connection<'a> {
             Ok(permit) => permit,
             Err((status, why)) => {
                 // Payload that nobody wants: past it the connection is in step again.
-                match self.line.discard(header.write_bytes.get()) {
+                match self.line.discard_payloads(self.steps.writes()) {
                     Ok(()) => {}
                     // The cut looks like the peer's end of the stream.
                     Err(_) if self.line.shared().was_cut() => return Ok(Outcome::CutShort),
@@ -236,6 +229,7 @@ impl<'a> Connection<'a> {
                 Ok(Outcome::Done)
             }
             Ok(false) => Ok(Outcome::CutShort),
+            Err(End::Forged) => Err(End::Forged),
             // The cut looks like the peer's end of the stream.
             Err(_) if permit.is_revoked() => Ok(Outcome::CutShort),
             Err(End::Unfit(why)) => Ok(Outcome::Unfit(why)),
@@ -243,8 +237,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Answers with results and payloads; the trailing reads happen here, in order, each copied
-    /// into the socket before the next begins [I7].
+    /// Answers with results and payloads.
     fn answer(&mut self, id: u64, read_bytes: u64) -> Result<(), End> {
         self.allow(read_bytes);
         let closing = self.line.shared().was_cut();
@@ -259,38 +252,15 @@ impl<'a> Connection<'a> {
             reserved: 0.into(),
         };
         self.results.iter_mut().for_each(|r| *r = r.to_le());
-        let tag = self.line.tag(&[head.as_bytes(), self.results.as_bytes()]);
-        let mut out = self.line.gather();
-        for piece in [head.as_bytes(), self.results.as_bytes(), tag.bytes(), &self.early] {
-            if !piece.is_empty() {
-                // SAFETY: head, results, tag and early are not touched before the last send below.
-                unsafe { out.add(piece.as_ptr(), piece.len())? };
-            }
-        }
-        let segment = &self.shared.segment;
-        let base = self.small.as_mut_ptr();
-        let mut used = 0;
-        let mut reads = self.steps.trailing().peekable();
-        while let Some((offset, len)) = reads.next() {
-            let more = reads.peek().is_some();
-            if len > SMALL_READ_BYTES {
-                send_large(&mut out, segment, offset, len, more, &mut self.stage)?;
-                used = 0;
-                continue;
-            }
-            if used + len > SMALL_BYTES {
-                out.send(true)?;
-                used = 0;
-            }
-            // SAFETY: used + len <= SMALL_BYTES; earlier pieces that are still to be sent lie below
-            // `used`; `small` is used through `base` alone here.
-            let piece = unsafe { std::slice::from_raw_parts_mut(base.add(used), len) };
-            segment.copy_out(offset, piece).map_err(|e| End::Broken(e.to_string()))?;
-            // SAFETY: as above: not overwritten before it is sent.
-            unsafe { out.add(base.add(used), len)? };
-            used += len;
-        }
-        out.send(false)?;
+        let mut reply = Reply {
+            line: &mut self.line,
+            segment: &self.shared.segment,
+            results: self.results.as_bytes(),
+            early: &mut self.early,
+            small: &mut self.small,
+            stage: &mut self.stage,
+        };
+        reply.send(head.as_bytes(), &self.steps)?;
         add(&self.shared.counters.bytes_out, read_bytes);
         if closing { Err(End::Fenced) } else { Ok(()) }
     }
@@ -319,72 +289,6 @@ impl<'a> Connection<'a> {
         send_head(&mut self.line, head.as_bytes(), why)?;
         Ok(())
     }
-}
-
-/// Sends the agent's half of the handshake.
-pub(super) fn send_welcome(
-    line: &mut Line,
-    shared: &Shared,
-    status: Status,
-    why: &str,
-) -> Result<(), Broken> {
-    let why = message(why);
-    let head = Welcome {
-        magic: WELCOME_MAGIC.into(),
-        version: TCP_VERSION.into(),
-        status: (status as u32).into(),
-        incarnation: shared.incarnation.into(),
-        segment_len: shared.segment.len().into(),
-        max_request_bytes: shared.limits.max_request_bytes.into(),
-        message_len: (why.len() as u32).into(),
-        max_ops: (MAX_OPS as u32).into(),
-    };
-    send_head(line, head.as_bytes(), why)
-}
-
-/// A message that is all head: a structure, its text, and their tag.
-fn send_head(line: &mut Line, head: &[u8], text: &[u8]) -> Result<(), Broken> {
-    let tag = line.tag(&[head, text]);
-    let mut out = line.gather();
-    for piece in [head, text, tag.bytes()] {
-        if !piece.is_empty() {
-            // SAFETY: all are borrowed until the send below returns.
-            unsafe { out.add(piece.as_ptr(), piece.len())? };
-        }
-    }
-    out.send(false)
-}
-
-fn send_large(
-    out: &mut Gather<'_>,
-    segment: &Mapped,
-    offset: u64,
-    len: usize,
-    more: bool,
-    stage: &mut Vec<u8>,
-) -> Result<(), End> {
-    if let Some(src) = segment.at(offset, len) {
-        // SAFETY: mapped while the segment lives; that others may write it meanwhile is what the
-        // reader's second look at the header is for [I7].
-        unsafe { out.add(src, len)? };
-        out.send(more)?;
-        // The second look at the header comes after the payload [I7].
-        fence(Ordering::Acquire);
-        return Ok(());
-    }
-    // What was collected may lie in other buffers, but nothing of it in the stage.
-    stage.resize(STAGE_BYTES, 0);
-    let mut done = 0;
-    while done < len {
-        let n = STAGE_BYTES.min(len - done);
-        let at = offset + done as u64;
-        segment.copy_out(at, &mut stage[..n]).map_err(|e| End::Broken(e.to_string()))?;
-        done += n;
-        // SAFETY: the stage is not touched before this send returns.
-        unsafe { out.add(stage.as_ptr(), n)? };
-        out.send(more || done < len)?;
-    }
-    Ok(())
 }
 
 fn add(counter: &AtomicU64, n: u64) {

@@ -3,6 +3,7 @@
 use nkv_store::shm;
 use nkv_store::{AnonMemory, Export, Memory, StoreError, Stripes, new_incarnation};
 use nkv_transport::access::OpenAccess;
+use nkv_transport::wire::auth::{Credentials, Guard, Secret};
 use nkv_transport::{
     AgentLimits, Alive, LocalVerbs, ShmVerbs, TcpAgent, TcpOptions, TcpVerbs, Verbs,
 };
@@ -73,28 +74,41 @@ pub fn shm() -> Fixture {
 }
 
 pub fn tcp() -> Fixture {
-    over_tcp(Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap()), Stripes::NONE)
+    over_tcp(Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap()), Stripes::NONE, None)
 }
 
 pub fn tcp_striped() -> Fixture {
-    over_tcp(Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap()), stripes())
+    over_tcp(Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap()), stripes(), None)
+}
+
+/// Between two ends that share a secret: heads and small payloads have tags.
+pub fn tcp_authenticated() -> Fixture {
+    let secret = Secret::new(b"a secret of both ends", "test").unwrap();
+    let credentials = Credentials::of_client("job", Some(secret));
+    let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
+    over_tcp(memory, stripes(), Some(credentials))
 }
 
 /// Behind an agent whose memory the CPU cannot address, as VRAM: everything is staged.
 pub fn tcp_unaddressable() -> Fixture {
-    over_tcp(Arc::new(Unaddressable(AnonMemory::new(SEGMENT_BYTES).unwrap())), Stripes::NONE)
+    over_tcp(Arc::new(Unaddressable(AnonMemory::new(SEGMENT_BYTES).unwrap())), Stripes::NONE, None)
 }
 
-fn over_tcp(memory: Arc<dyn Memory>, stripes: Stripes) -> Fixture {
+fn over_tcp(
+    memory: Arc<dyn Memory>,
+    stripes: Stripes,
+    credentials: Option<Credentials>,
+) -> Fixture {
+    let guard = credentials.clone().map(|c| Arc::new(Guard::new(c)));
     let incarnation = new_incarnation();
     // A request limit below the largest operation: splitting is part of what is tested.
     let limits = AgentLimits { max_request_bytes: 5_000_001, ..AgentLimits::default() };
     let access = Arc::new(OpenAccess);
     let at = "127.0.0.1:0".parse().unwrap();
     let agent =
-        TcpAgent::start(at, memory.clone(), incarnation, "job", access, None, limits).unwrap();
+        TcpAgent::start(at, memory.clone(), incarnation, "job", access, guard, limits).unwrap();
     let to = agent.local_addr().to_string();
-    let options = TcpOptions { stripes, ..TcpOptions::default() };
+    let options = TcpOptions { credentials, stripes, ..TcpOptions::default() };
     let verbs = TcpVerbs::connect(&to, incarnation, "job", options).unwrap();
     let alive = verbs.alive();
     Fixture {

@@ -49,6 +49,6 @@ macro_rules! conformance {
     };
 }
 
-conformance! { local local_striped shm tcp tcp_striped tcp_unaddressable }
+conformance! { local local_striped shm tcp tcp_striped tcp_authenticated tcp_unaddressable }
 #[cfg(feature = "rdma")]
 conformance! { rdma rdma_spread }

@@ -68,7 +68,7 @@ impl Raw {
     /// Connects and shakes hands.
     pub fn connect(to: SocketAddr, incarnation: u64, job: &str) -> Self {
         let mut r = Self::dial(to);
-        r.send(&hello(3, incarnation, job));
+        r.send(&hello(4, incarnation, job));
         let (status, text) = r.welcome();
         assert_eq!(status, OK, "{text}");
         r

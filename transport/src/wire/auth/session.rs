@@ -91,14 +91,19 @@ impl fmt::Debug for TagKey {
 }
 
 impl TagKey {
-    /// The tag of the next message: SipHash-2-4 of 128 bits over its number and its parts, of which
-    /// the first says how long the others are.
+    /// The tag of the next message: SipHash-2-4 of 128 bits over its number and its parts. How long
+    /// these are follows from the first one, or from a message before it.
     pub(crate) fn tag(&mut self, parts: &[&[u8]]) -> [u8; TAG_BYTES] {
         let mut mac = SipHasher24::new_with_key(&self.key);
         mac.write(&self.next.to_le_bytes());
         self.next += 1;
         parts.iter().for_each(|part| mac.write(part));
         mac.finish128().as_bytes()
+    }
+
+    /// The next message is not looked at.
+    pub(crate) fn skip(&mut self) {
+        self.next += 1;
     }
 
     /// Whether this is the tag of the next message, in constant time.

@@ -1,0 +1,149 @@
+//! What an agent sends: its welcome, refusals, and answers with results and payload. The reads behind
+//! the last change of a request happen here, in order, each copied into the socket before the next
+//! begins [I7].
+
+use super::agent::Shared;
+use super::frame::{MAX_OPS, Status, TCP_VERSION, WELCOME_MAGIC, Welcome, message};
+use super::gather::Gather;
+use super::line::{Broken, Line};
+use super::request::Steps;
+use super::serve::End;
+use super::tags::Tags;
+use crate::mapped::Mapped;
+use std::sync::atomic::{Ordering, fence};
+use zerocopy::IntoBytes;
+
+/// Reads up to this length are collected and sent together.
+const SMALL_READ_BYTES: usize = 4 << 10;
+/// What is collected at most before a send.
+pub(super) const SMALL_BYTES: usize = 16 << 10;
+/// Pieces in which memory that the CPU cannot address is staged.
+pub(super) const STAGE_BYTES: usize = 256 << 10;
+
+/// The answer to a request that was done, but for what it reads last.
+pub(super) struct Reply<'a> {
+    pub line: &'a mut Line,
+    pub segment: &'a Mapped,
+    pub results: &'a [u8],
+    /// Of the reads before the last change, with room for their tags.
+    pub early: &'a mut [u8],
+    pub small: &'a mut [u8],
+    pub stage: &'a mut Vec<u8>,
+}
+
+impl Reply<'_> {
+    pub(super) fn send(&mut self, head: &[u8], steps: &Steps) -> Result<(), End> {
+        let (mut out, tags) = self.line.gather_tagged();
+        let tag = tags.next(&[head, self.results]);
+        tag_early(self.early, steps, tags);
+        for piece in [head, self.results, tag.bytes(), &*self.early] {
+            if !piece.is_empty() {
+                // SAFETY: head, results, tag and early are not touched before the last send below.
+                unsafe { out.add(piece.as_ptr(), piece.len())? };
+            }
+        }
+        let base = self.small.as_mut_ptr();
+        let mut used = 0;
+        let mut reads = steps.trailing().peekable();
+        while let Some((offset, len)) = reads.next() {
+            let more = reads.peek().is_some();
+            if len > SMALL_READ_BYTES {
+                send_large(&mut out, self.segment, offset, len, more, self.stage)?;
+                used = 0;
+                continue;
+            }
+            let with_tag = len + tags.len_behind(len);
+            if used + with_tag > SMALL_BYTES {
+                out.send(true)?;
+                used = 0;
+            }
+            // SAFETY: used + with_tag <= SMALL_BYTES; earlier pieces that are still to be sent lie below
+            // `used`; `small` is used through `base` alone here.
+            let piece = unsafe { std::slice::from_raw_parts_mut(base.add(used), with_tag) };
+            let (payload, behind) = piece.split_at_mut(len);
+            let copied = self.segment.copy_out(offset, payload);
+            copied.map_err(|e| End::Broken(e.to_string()))?;
+            behind.copy_from_slice(tags.of_payload(payload).bytes());
+            // SAFETY: as above: not overwritten before it is sent.
+            unsafe { out.add(base.add(used), with_tag)? };
+            used += with_tag;
+        }
+        Ok(out.send(false)?)
+    }
+}
+
+/// Fills in the tags of what was read before a change: they come behind that of the results.
+fn tag_early(mut early: &mut [u8], steps: &Steps, tags: &mut Tags) {
+    for len in steps.early_reads() {
+        let both = len + tags.len_behind(len);
+        let Some(piece) = early.split_off_mut(..both) else { return };
+        let (payload, behind) = piece.split_at_mut(len);
+        behind.copy_from_slice(tags.of_payload(payload).bytes());
+    }
+}
+
+/// Sends the agent's half of the handshake.
+pub(super) fn send_welcome(
+    line: &mut Line,
+    shared: &Shared,
+    status: Status,
+    why: &str,
+) -> Result<(), Broken> {
+    let why = message(why);
+    let head = Welcome {
+        magic: WELCOME_MAGIC.into(),
+        version: TCP_VERSION.into(),
+        status: (status as u32).into(),
+        incarnation: shared.incarnation.into(),
+        segment_len: shared.segment.len().into(),
+        max_request_bytes: shared.limits.max_request_bytes.into(),
+        message_len: (why.len() as u32).into(),
+        max_ops: (MAX_OPS as u32).into(),
+    };
+    send_head(line, head.as_bytes(), why)
+}
+
+/// A message that is all head: a structure, its text, and their tag.
+pub(super) fn send_head(line: &mut Line, head: &[u8], text: &[u8]) -> Result<(), Broken> {
+    let tag = line.tag(&[head, text]);
+    let mut out = line.gather();
+    for piece in [head, text, tag.bytes()] {
+        if !piece.is_empty() {
+            // SAFETY: all are borrowed until the send below returns.
+            unsafe { out.add(piece.as_ptr(), piece.len())? };
+        }
+    }
+    out.send(false)
+}
+
+fn send_large(
+    out: &mut Gather<'_>,
+    segment: &Mapped,
+    offset: u64,
+    len: usize,
+    more: bool,
+    stage: &mut Vec<u8>,
+) -> Result<(), End> {
+    if let Some(src) = segment.at(offset, len) {
+        // SAFETY: mapped while the segment lives; that others may write it meanwhile is what the
+        // reader's second look at the header is for [I7].
+        unsafe { out.add(src, len)? };
+        out.send(more)?;
+        // The second look at the header comes after the payload [I7].
+        fence(Ordering::Acquire);
+        return Ok(());
+    }
+    // What was collected may lie in other buffers, but nothing of it in the stage.
+    stage.resize(STAGE_BYTES, 0);
+    let mut done = 0;
+    while done < len {
+        let n = STAGE_BYTES.min(len - done);
+        let at = offset + done as u64;
+        segment.copy_out(at, &mut stage[..n]).map_err(|e| End::Broken(e.to_string()))?;
+        done += n;
+        // SAFETY: the stage is not touched before this send returns.
+        unsafe { out.add(stage.as_ptr(), n)? };
+        out.send(more || done < len)?;
+    }
+    Ok(())
+}
