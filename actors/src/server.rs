@@ -151,7 +151,9 @@ impl Server {
         peer: Peer,
         place: strangers::Place,
     ) -> Result<(), WireError> {
-        let admitted = async { Some(self.guard.admit(&mut stream, &peer, HELLO_LIMIT).await) };
+        let shown = || place.has_shown();
+        let admitted =
+            async { Some(self.guard.admit(&mut stream, &peer, HELLO_LIMIT, &shown).await) };
         let gives_way = async {
             place.gives_way().await;
             None

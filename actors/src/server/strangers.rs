@@ -1,7 +1,8 @@
 //! Room for connections to the control port that have not proven yet that they belong to the job: so much
-//! for those over tcp and so much for those of this host, and who came first goes first when another
-//! wants in [I20]. Whoever has proven it is no concern of this.
+//! for those over tcp and so much for those of this host, and one goes when another wants in [I20]: see
+//! [`gives_way`]. Whoever has proven it is no concern of this.
 
+use nkv_transport::wire::auth::gives_way;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
@@ -22,7 +23,14 @@ pub struct Strangers {
 struct Waiting {
     most: usize,
     // By number, so by age.
-    by_age: Mutex<(u64, BTreeMap<u64, Arc<Notify>>)>,
+    by_age: Mutex<(u64, BTreeMap<u64, Stranger>)>,
+}
+
+#[derive(Debug)]
+struct Stranger {
+    gives_way: Arc<Notify>,
+    // That it knows the secret, or repeats one who does.
+    has_shown: bool,
 }
 
 /// One that waits; its place is free when this is dropped.
@@ -39,7 +47,7 @@ impl Waiting {
         Self { most, by_age: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, (u64, BTreeMap<u64, Arc<Notify>>)> {
+    fn lock(&self) -> MutexGuard<'_, (u64, BTreeMap<u64, Stranger>)> {
         self.by_age.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -50,16 +58,17 @@ impl Waiting {
         }
         all.0 += 1;
         let number = all.0;
-        all.1.insert(number, gives_way);
+        all.1.insert(number, Stranger { gives_way, has_shown: false });
         number
     }
 }
 
-fn give_way(by_age: &mut BTreeMap<u64, Arc<Notify>>, how_many: usize) {
+fn give_way(by_age: &mut BTreeMap<u64, Stranger>, how_many: usize) {
     for _ in 0..how_many {
-        if let Some((_, oldest)) = by_age.pop_first() {
+        let one = gives_way(by_age.iter().map(|(number, s)| (*number, s.has_shown)));
+        if let Some(stranger) = one.and_then(|number| by_age.remove(&number)) {
             // Kept for it if it is not waiting this moment.
-            oldest.notify_one();
+            stranger.gives_way.notify_one();
         }
     }
 }
@@ -74,14 +83,14 @@ impl Strangers {
         if unix { &self.by_unix } else { &self.by_tcp }
     }
 
-    /// A place for one more, at the cost of the oldest of its kind if there is none free.
+    /// A place for one more, at the cost of another of its kind if there is none free.
     pub(super) fn enter(self: &Arc<Self>, unix: bool) -> Place {
         let gives_way = Arc::new(Notify::new());
         let number = self.of(unix).enter(gives_way.clone());
         Place { strangers: self.clone(), unix, number, gives_way }
     }
 
-    /// There are no more descriptors: the older half of those over tcp goes.
+    /// There are no more descriptors: half of those over tcp go.
     pub(super) fn thin_out(&self) {
         let mut all = self.by_tcp.lock();
         let half = all.1.len().div_ceil(2);
@@ -90,6 +99,14 @@ impl Strangers {
 }
 
 impl Place {
+    /// It has shown that it knows the secret, or repeats one who does.
+    pub(super) fn has_shown(&self) {
+        let mut all = self.strangers.of(self.unix).lock();
+        if let Some(stranger) = all.1.get_mut(&self.number) {
+            stranger.has_shown = true;
+        }
+    }
+
     /// Resolves once it must give way to another.
     pub(super) async fn gives_way(&self) {
         self.gives_way.notified().await;
@@ -127,6 +144,10 @@ mod tests {
         let gone: Vec<_> = by_tcp.iter().map(must_go).collect();
         assert_eq!(gone[..3], [true; 3]);
         assert!(!gone[3..].contains(&true));
+        // Who has shown something stays while there are others.
+        by_tcp[3].has_shown();
+        by_tcp.push(strangers.enter(false));
+        assert!(must_go(&by_tcp[4]) && !must_go(&by_tcp[3]));
         assert!(!must_go(&by_unix));
         strangers.thin_out();
         assert_eq!(by_tcp.iter().filter(|p| must_go(p)).count(), MAX_BY_TCP / 2);

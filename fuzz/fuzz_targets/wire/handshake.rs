@@ -85,7 +85,7 @@ pub fn talk(end: u8, seed: u8, bytes: &[u8]) -> (bool, Vec<u8>) {
         let guard = if asked { &GUARD } else { &OPEN_GUARD };
         let unix = Some(UnixPeer { pid: 1, uid: 0, process: None });
         let peer = Peer { unix, text: "a fuzzer".to_string() };
-        let admitted = RUNTIME.block_on(guard.admit(&mut talk, &peer, PATIENCE));
+        let admitted = RUNTIME.block_on(guard.admit(&mut talk, &peer, PATIENCE, &|| ()));
         (admitted.is_ok(), OPENING_BYTES + FINISH_BYTES, ANSWER_BYTES)
     } else {
         let means = secret.map_or(Means::Kernel, Means::Secret);

@@ -1,13 +1,13 @@
 //! The agent's door: one thread that accepts, and that moves the handshakes of all who have not proven
 //! yet that they belong to the job. Nobody has a thread before that, there is room for so many of
-//! them, and who came first goes first when another wants in [I20]. It never blocks on a peer.
+//! them, and one goes when another wants in [I20]: see [`gives_way`]. It never blocks on a peer.
 
 use super::agent::{Shared, hand_over, turn_away};
 use super::deadline::Deadline;
 use super::line::{Line, is_exhausted};
 use super::tags::Tags;
 use crate::error::TransportError;
-use crate::wire::auth::{AuthError, Entering, Entrance, Guard, OPENING_BYTES};
+use crate::wire::auth::{AuthError, Entering, Entrance, Guard, OPENING_BYTES, gives_way};
 use nkv_store::clock::{BootClock, Clock};
 use rustix::event::{Timespec, epoll};
 use socket2::Socket;
@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Connections that have proven nothing yet. With one more, the oldest is closed.
+/// Connections that have proven nothing yet. With one more, one of them is closed.
 pub(super) const MAX_UNAUTHENTICATED: usize = 256;
 /// Pause after a failed accept (too many open files), so that it is not tried in a tight loop.
 const ACCEPT_PAUSE_NS: u64 = 50_000_000;
@@ -114,7 +114,7 @@ impl Acceptor {
                 Err(_) if self.shared.stopping.load(Ordering::SeqCst) => return,
                 // Nobody who has proven nothing has a better right to a descriptor than the next; but
                 // that one is heard before it gives way in turn.
-                Err(e) if is_exhausted(&e) && self.close_oldest() => left = left.min(1),
+                Err(e) if is_exhausted(&e) && self.close_one() => left = left.min(1),
                 Err(error) => return self.pause(&error),
             }
         }
@@ -161,7 +161,7 @@ impl Acceptor {
             }
         };
         if self.strangers.len() >= MAX_UNAUTHENTICATED {
-            self.close_oldest();
+            self.close_one();
         }
         self.last += 1;
         let data = epoll::EventData::new_u64(self.last);
@@ -175,8 +175,11 @@ impl Acceptor {
     }
 
     /// True if there was one.
-    fn close_oldest(&mut self) -> bool {
-        let Some((_, stranger)) = self.strangers.pop_first() else { return false };
+    fn close_one(&mut self) -> bool {
+        let shown = self.strangers.iter().map(|(number, s)| (*number, s.entrance.has_shown()));
+        let Some(stranger) = gives_way(shown).and_then(|n| self.strangers.remove(&n)) else {
+            return false;
+        };
         self.over(stranger, Err(AuthError::Crowded));
         true
     }

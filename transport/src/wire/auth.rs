@@ -25,7 +25,7 @@ pub use credentials::{Channel, Credentials, Means};
 pub use error::{AuthError, SecretError};
 pub use exchange::{prove, prove_blocking};
 pub use frames::{ANSWER_BYTES, AUTH_VERSION, FINISH_BYTES, OPENING_BYTES};
-pub use guard::Guard;
+pub use guard::{Guard, gives_way};
 pub(crate) use handshake::{Entering, Entrance};
 pub use secret::{MIN_SECRET_BYTES, SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
 pub use session::Session;

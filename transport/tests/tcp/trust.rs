@@ -508,6 +508,31 @@ fn i20_silent_strangers_have_no_thread_and_keep_nobody_out() {
 }
 
 #[test]
+fn i20_who_has_shown_that_it_knows_the_secret_outlasts_silent_strangers() {
+    let limits = AgentLimits { hello_ms: 600_000, ..AgentLimits::default() };
+    let door = door_with(limits);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    let client = spawn_named("client", move || {
+        let credentials = Some(knows("the right secret"));
+        let connect_ms = nkv_pace::HANGS_MS;
+        let opts = TcpOptions { credentials, connect_ms, ..TcpOptions::default() };
+        TcpVerbs::connect(&at, INCARNATION, JOB, opts).map(drop)
+    });
+    let mut relay = Relay { from_client: listener.accept().unwrap().0, to_node: door.dial() };
+    relay.pass_on(SAID[0], |_| ());
+    relay.pass_back(ANSWERED[0], |_| ());
+    // It came first. Between its two messages come more than there are places.
+    let silent: Vec<_> = (0..SILENT).map(|_| door.dial()).collect();
+    let one_each = (SILENT + 1 - PLACES) as u64;
+    eventually("the oldest of them gave way", || door.refused() == one_each);
+    relay.pass_on(SAID[1], |_| ());
+    relay.pass_back(ANSWERED[1], |_| ());
+    client.unwrap().join().unwrap().unwrap();
+    drop(silent);
+}
+
+#[test]
 fn i20_a_handshake_goes_on_in_whatever_pieces_it_comes() {
     let door = door();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

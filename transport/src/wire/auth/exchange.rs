@@ -75,10 +75,12 @@ macro_rules! drivers {
 drivers!(say, prove, (async fn), AsyncRead, AsyncWrite, (.await));
 drivers!(say_blocking, prove_blocking, (fn), Read, Write, ());
 
-/// The node's end: demands the proof, and proves itself to a client that gave it.
+/// The node's end: demands the proof, and proves itself to a client that gave it. Calls `shown` in
+/// between.
 pub(super) async fn verify<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     mut entrance: Entrance,
+    shown: &dyn Fn(),
 ) -> Result<Session, AuthError> {
     let mut buf = [0; OPENING_BYTES];
     loop {
@@ -86,7 +88,10 @@ pub(super) async fn verify<S: AsyncRead + AsyncWrite + Unpin>(
         let n = read(stream.read(&mut buf[..wants]).await, entrance.got())?;
         match entrance.take(&buf[..n]) {
             Entering::More => {}
-            Entering::Say(answer) => say(stream, &answer).await?,
+            Entering::Say(answer) => {
+                shown();
+                say(stream, &answer).await?;
+            }
             Entering::Over(answer, outcome) => {
                 if let Some(answer) = answer {
                     say(stream, &answer).await?;

@@ -50,12 +50,14 @@ impl Guard {
         }
     }
 
-    /// Lets a control connection in, within `limit`, or says why not; then it must be closed.
+    /// Lets a control connection in, within `limit`, or says why not; then it must be closed. Calls
+    /// `shown` once it has shown that it knows the secret, or repeats one who does.
     pub async fn admit<S>(
         &self,
         stream: &mut S,
         peer: &Peer,
         limit: Duration,
+        shown: &dyn Fn(),
     ) -> Result<Session, AuthError>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -66,7 +68,7 @@ impl Guard {
                 Some(_) => self.credentials.on_unix_socket(),
                 None => self.on_tcp()?,
             };
-            verify(stream, Entrance::new(self.verifier(means, Channel::Control))).await
+            verify(stream, Entrance::new(self.verifier(means, Channel::Control)), shown).await
         };
         let outcome = tokio::time::timeout(limit, work).await;
         let outcome = outcome.unwrap_or(Err(AuthError::Late(limit.as_millis() as u64)));
@@ -104,5 +106,37 @@ impl Guard {
         outcome.inspect_err(|why| {
             self.note(from, why);
         })
+    }
+}
+
+/// Which of these, by number, is closed for another: the oldest that has not shown that it knows the secret.
+/// The oldest that has shown it, where these are more: what it showed may be overheard and repeated, and
+/// who came just now must have time to show it, too.
+pub fn gives_way(by_age: impl Iterator<Item = (u64, bool)>) -> Option<u64> {
+    let (mut count, mut oldest) = ([0usize; 2], [None; 2]);
+    for (number, has_shown) in by_age {
+        let kind = usize::from(has_shown);
+        count[kind] += 1;
+        oldest[kind] = oldest[kind].or(Some(number));
+    }
+    oldest[usize::from(count[1] > count[0])]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::gives_way;
+
+    #[test]
+    fn i20_who_has_shown_nothing_gives_way_first_unless_they_are_fewer() {
+        let shown = |list: &[u64]| {
+            let list = list.to_vec();
+            gives_way((1..=6).map(|n| (n, list.contains(&n))))
+        };
+        assert_eq!(shown(&[]), Some(1));
+        assert_eq!(shown(&[1, 2]), Some(3));
+        assert_eq!(shown(&[1, 2, 4]), Some(3));
+        // As many repeated openings as one likes leave half of the places to who comes next.
+        assert_eq!(shown(&[2, 3, 4, 5]), Some(2));
+        assert_eq!(gives_way(std::iter::empty()), None);
     }
 }

@@ -209,6 +209,11 @@ impl Entrance {
         self.frame.len()
     }
 
+    /// Whether its first message showed that the client knows the secret, or repeats one who does.
+    pub(crate) fn has_shown(&self) -> bool {
+        self.noise.is_some()
+    }
+
     /// Some bytes came, no more than were wanted.
     pub(crate) fn take(&mut self, bytes: &[u8]) -> Entering {
         self.frame.extend_from_slice(bytes);

@@ -301,7 +301,7 @@ fn i20_a_stranger_that_says_a_byte_now_and_then_is_cut_off_in_time() {
         };
         let limit = Duration::from_millis(200);
         let peer = a_peer();
-        let admitted = guard.admit(&mut node, &peer, limit);
+        let admitted = guard.admit(&mut node, &peer, limit, &|| ());
         tokio::select! {
             outcome = admitted => assert!(matches!(outcome, Err(AuthError::Late(200)))),
             () = drips => panic!("all 7 s of it were listened to"),
@@ -323,7 +323,7 @@ fn i20_the_guard_counts_who_was_turned_away_and_nobody_else() {
             let peer = a_peer();
             let (client, node) = tokio::join!(
                 prove(&mut client, means, Channel::Control, JOB, &OsRandom),
-                guard.admit(&mut node, &peer, limit)
+                guard.admit(&mut node, &peer, limit, &|| ())
             );
             assert_eq!((client.is_ok(), node.is_ok()), (let_in, let_in));
             assert_eq!(guard.refused() - before, u64::from(!let_in));
@@ -331,7 +331,7 @@ fn i20_the_guard_counts_who_was_turned_away_and_nobody_else() {
         // Somebody looked whether anything listens.
         let (client, mut node) = tokio::io::duplex(1024);
         drop(client);
-        assert!(guard.admit(&mut node, &a_peer(), limit).await.is_err());
+        assert!(guard.admit(&mut node, &a_peer(), limit, &|| ()).await.is_err());
         assert_eq!(guard.refused(), 2);
     });
 }
@@ -355,7 +355,7 @@ fn i20_without_a_secret_a_unix_socket_needs_none_and_tcp_needs_the_cookie() {
     block_on(async {
         let guard = Guard::new(Credentials::of_client("no such job here", None));
         let (_client, mut node) = tokio::io::duplex(1024);
-        assert!(guard.admit(&mut node, &a_peer(), nkv_pace::HANGS).await.is_err());
+        assert!(guard.admit(&mut node, &a_peer(), nkv_pace::HANGS, &|| ()).await.is_err());
     });
 }
 

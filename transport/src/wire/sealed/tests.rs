@@ -23,7 +23,7 @@ async fn sessions() -> (Session, Session) {
     let peer = Peer { unix: None, text: "tcp".to_string() };
     let (client, node) = tokio::join!(
         prove(&mut client, means, Channel::Control, "job", &OsRandom),
-        guard.admit(&mut node, &peer, LIMIT)
+        guard.admit(&mut node, &peer, LIMIT, &|| ())
     );
     (client.unwrap(), node.unwrap())
 }
