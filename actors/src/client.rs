@@ -181,8 +181,9 @@ impl Shared {
         self.world.load(Ordering::Relaxed)
     }
 
-    /// Takes an owner in that was just attached to, unless it was declared gone meanwhile [I17].
-    pub(crate) fn take_in(&self, peer: Arc<Peer>) {
+    /// Takes an owner in that was just attached to, unless it was declared gone meanwhile [I17]. False if
+    /// this handle was closed meanwhile.
+    pub(crate) fn take_in(&self, peer: Arc<Peer>) -> bool {
         let view = self.view.read().unwrap_or_else(PoisonError::into_inner);
         let member = |(info, _): &&(RankInfo, RankState)| info.incarnation == peer.incarnation;
         match view.ranks.iter().find(member) {
@@ -190,7 +191,7 @@ impl Shared {
             None if view.settled => peer.part(),
             None => {}
         }
-        self.peers.insert(peer);
+        self.peers.insert(peer, &self.closed)
     }
 
     /// The first segment of a rank, if it is up and has a device log.

@@ -3,10 +3,10 @@
 //! were dropped. Open plans and attached peers lie outside it; it never sees a payload byte.
 
 use crate::cell::{Message, On, Reply, Role, Turn};
-use crate::client::Shared;
 use crate::client::control::ControlPool;
 use crate::client::peer::{Attaching, Peer};
 use crate::client::put_log::NAMES_PER_TICK;
+use crate::client::{Shared, closed};
 use crate::error::Result;
 use crate::message::{PlanRef, RankInfo, Request, Response, View};
 use hashbrown::HashMap;
@@ -235,9 +235,11 @@ impl On<Members> for Producer {
 
 impl On<Attached> for Producer {
     fn on(&mut self, m: Attached, reply: Reply<()>, _: &mut Turn<'_, Self>) {
-        let Attached(incarnation, result) = m;
-        if let (Ok(peers), Some(shared)) = (&result, self.truth.shared.upgrade()) {
-            peers.iter().for_each(|peer| take_in(&shared, peer));
+        let Attached(incarnation, mut result) = m;
+        if let (Ok(peers), Some(shared)) = (&result, self.truth.shared.upgrade())
+            && !peers.iter().all(|peer| take_in(&shared, peer))
+        {
+            result = Err(closed());
         }
         let first = result.and_then(|peers| {
             peers.into_iter().next().ok_or_else(|| crate::Error::internal("attached by no way"))
@@ -249,16 +251,22 @@ impl On<Attached> for Producer {
     }
 }
 
-fn take_in(shared: &Shared, peer: &Arc<Peer>) {
+/// False if the handle was closed meanwhile.
+fn take_in(shared: &Shared, peer: &Arc<Peer>) -> bool {
     let (rank, transport) = (peer.rank, peer.kind());
-    tracing::info!(rank, %transport, passed_over = ?peer.passed_over, "attached");
-    shared.take_in(peer.clone());
+    let taken = shared.take_in(peer.clone());
+    if taken {
+        tracing::info!(rank, %transport, passed_over = ?peer.passed_over, "attached");
+    }
+    taken
 }
 
 impl On<Claiming> for Producer {
     fn on(&mut self, m: Claiming, reply: Reply<()>, _: &mut Turn<'_, Self>) {
         match (m.0, self.truth.shared.upgrade()) {
-            (Ok(peer), Some(shared)) => take_in(&shared, &peer),
+            (Ok(peer), Some(shared)) => {
+                take_in(&shared, &peer);
+            }
             (Err(error), _) => tracing::debug!(%error, "puts into a log still take plans"),
             _ => {}
         }

@@ -5,6 +5,7 @@ use super::peer::{Peer, Use};
 use arc_swap::ArcSwap;
 use hashbrown::HashSet;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 type ByIncarnation = BTreeMap<(u64, Use), Arc<Peer>>;
@@ -72,8 +73,13 @@ impl Peers {
         self.read().get(&(incarnation, Use::Everything)).is_some_and(|p| !p.is_alive())
     }
 
-    pub(crate) fn insert(&self, peer: Arc<Peer>) {
+    /// False if the handle is `closed`: it attaches to nobody any more. Asked under the lock, which who
+    /// closes it takes afterwards: whoever is let in is told goodbye.
+    pub(crate) fn insert(&self, peer: Arc<Peer>, closed: &AtomicBool) -> bool {
         let mut all = self.write();
+        if closed.load(Ordering::Relaxed) {
+            return false;
+        }
         // Dropped once the lock is free: the last of a peer takes the owner's lock.
         let before = all.insert((peer.incarnation, peer.used_for), peer.clone());
         let logs = before.as_ref().and_then(|before| before.log.as_ref()).zip(peer.log.as_ref());
@@ -83,6 +89,7 @@ impl Peers {
         self.publish(&all);
         drop(all);
         self.keep_former(before);
+        true
     }
 
     /// Forgets the dead: their segments must not stay mapped here. One that only claimed is kept until another

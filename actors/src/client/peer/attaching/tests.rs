@@ -1,7 +1,8 @@
-//! Which way a handle takes where the best one is refused.
+//! Which way a handle takes where the best one is refused, and what it takes once it is closed.
 
 use crate::environment::Environment;
 use crate::message::PutOptions;
+use crate::producer::Attach;
 use crate::server::LocalOwners;
 use crate::{Client, ClientConfig, ErrorKind, Node, NodeConfig, TransportChoice};
 use nkv_transport::wire::{Address, BoxFuture, BoxStream, Listener, Net, OsNet, Peer};
@@ -65,5 +66,28 @@ async fn i10_a_process_without_a_pidfd_does_not_map_and_writes_by_tcp() {
     let only = by(TransportChoice::Shm).await.unwrap();
     let e = only.put(b"l", b"value", &PutOptions::default()).await.unwrap_err();
     assert!(e.kind == ErrorKind::Disconnected && e.message.contains("no pidfd"), "{e}");
+    node.stop().await;
+}
+
+/// What was on its way when the handle was closed comes too late.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_closed_handle_takes_no_attachment_that_comes_late() {
+    let job = format!("late-attachment-{}", std::process::id());
+    let config = NodeConfig { job: job.clone(), heap_bytes: 8 << 20, ..NodeConfig::default() };
+    let node = Node::start(config).await.unwrap();
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let config = ClientConfig { job: job.clone(), transport, ..ClientConfig::default() };
+        let client = Client::connect(&node.info().control, config).await.unwrap();
+        client.put(b"k", b"value", &PutOptions::default()).await.unwrap();
+        client.remove(b"k").await.unwrap();
+        let peer = client.shared.peers.all().remove(0);
+        client.close().await;
+        assert!(!client.shared.take_in(peer), "{transport}");
+        let attach = Attach(node.info().clone());
+        let late = client.shared.actor.get().unwrap().call(attach, nkv_pace::HANGS).await.unwrap();
+        let e = late.unwrap_err();
+        assert!(e.kind == ErrorKind::Disconnected && e.message.contains("is closed"), "{e}");
+        assert!(client.shared.peers.all().is_empty(), "{transport}");
+    }
     node.stop().await;
 }
