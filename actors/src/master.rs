@@ -86,8 +86,8 @@ pub struct Master {
     waiting: VecDeque<Waiting>,
     rounds: Rounds,
     log_questions: log::LogQuestions,
-    // Keys of which a log serves an object besides the entry that has the key now.
-    aside: HashSet<KeyId>,
+    // Keys of which logs serve objects besides the entry that has the key now, and where: one a segment.
+    aside: HashMap<KeyId, BTreeMap<Seat, crate::message::SlotRef>>,
     // Of these, those whose listed object a reader found gone: another one is no second one.
     found_gone: HashSet<KeyId>,
     // Ranks where opens wait because an owner has many words still to take.
@@ -195,7 +195,7 @@ impl Role for Master {
             waiting: VecDeque::new(),
             rounds: Rounds::default(),
             log_questions: log::LogQuestions::default(),
-            aside: HashSet::new(),
+            aside: HashMap::new(),
             found_gone: HashSet::new(),
             behind: BTreeSet::new(),
             removing: HashMap::default(),

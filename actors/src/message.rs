@@ -35,6 +35,8 @@ pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats};
 pub const MESSAGES_VERSION: u32 = 14;
 /// Keys or items in one batch message.
 pub const MAX_BATCH: usize = 65_536;
+/// Slots that are named in one frame between owner and master: as many as the other end takes.
+pub(crate) const SLOTS_PER_FRAME: usize = MAX_BATCH;
 /// Places that a call looks at for one key, one after the other, before it gives up.
 pub const MAX_PLACES: usize = 8;
 

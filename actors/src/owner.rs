@@ -33,8 +33,6 @@ use tables::{Gauges, OwnerTables, PlanRecord, Standing};
 const IDLE_TICK_MS: u64 = 100;
 /// And this often while a fence is incomplete.
 const FENCE_TICK_MS: u64 = 5;
-/// Slots in one frame to the master.
-const SLOTS_PER_FRAME: usize = 65_536;
 /// A pin that holds a retired object up for so long is counted as suspect; it is honoured all the same.
 const SUSPECT_PIN_NS: u64 = 10_000_000_000;
 /// `Freed` is repeated after this many idle ticks.

@@ -4,10 +4,9 @@
 
 use super::Master;
 use super::objects::State;
-use super::recover::SLOTS_PER_FRAME;
 use crate::cell::Reply;
 use crate::error::{Error, Result};
-use crate::message::{Down, EndCause, PlanId, PlanRef, RankState, Response, Seat};
+use crate::message::{Down, EndCause, PlanId, PlanRef, RankState, Response, SLOTS_PER_FRAME, Seat};
 use nkv_store::KeyId;
 
 /// How long a commit waits until the owner has recorded its plan. A few of them fit into the time in
@@ -129,6 +128,7 @@ impl Master {
         e.state = State::Live;
         e.plan = None;
         self.commits_out.entry(seat).or_default().push(*c);
+        self.retire_aside(id, seat);
         Ok(Accepted::Newly)
     }
 

@@ -4,11 +4,11 @@
 
 use super::Master;
 use super::objects::{Entry, State};
-use super::recover::{SLOTS_PER_FRAME, given_up};
+use super::recover::given_up;
 use crate::cell::Reply;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{
-    Down, EndCause, KeyBytes, PlanId, PlanRef, Response, Seat, SlotRef, WireKeyId,
+    Down, EndCause, KeyBytes, PlanId, PlanRef, Response, SLOTS_PER_FRAME, Seat, SlotRef, WireKeyId,
 };
 use hashbrown::HashSet;
 use nkv_store::{Key, KeyId};
@@ -230,6 +230,7 @@ impl Master {
                 e.plan = None;
                 self.plans.remove(&a.plan);
                 self.counters.adopted += 1;
+                self.retire_aside(id, seat);
             }
             Some(e) if e.at == a.at && e.state == State::Live => {}
             // Removed meanwhile, or unknown: what was removed never comes back.

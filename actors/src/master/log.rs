@@ -125,8 +125,8 @@ impl Master {
 
     /// Segments whose owners have retired what is listed there, as a reader says who found it gone.
     fn doubted(&self, request: &Request) -> BTreeSet<Seat> {
-        let Request::GetLocation { keys, gone } = request else { return BTreeSet::new() };
-        let gone: HashSet<_> = gone.iter().collect();
+        let Request::GetLocation { keys, .. } = request else { return BTreeSet::new() };
+        let gone = gone_places(request);
         let listed = keys.iter().filter_map(|k| self.entry(k).ok().flatten());
         listed.filter(|e| gone.contains(&e.at)).map(|e| e.seat).collect()
     }
@@ -186,7 +186,7 @@ impl Master {
                 }
                 // Listed once its owner's word of the other one has come; until then it is no second one.
                 if is_gone {
-                    self.aside.insert(id);
+                    self.put_aside(id, seat, at);
                     self.found_gone.insert(id);
                 }
             }
@@ -314,10 +314,30 @@ impl Master {
         !self.is_readable(e) || gone.contains(&e.at)
     }
 
+    /// A log serves this under a key that is listed elsewhere.
+    fn put_aside(&mut self, id: KeyId, seat: Seat, at: SlotRef) {
+        self.aside.entry(id).or_default().insert(seat, at);
+    }
+
+    /// A plan's object went live: what logs of other segments serve under its key is a second copy, and
+    /// is retired. Within its segment its owner decides [I15].
+    pub(super) fn retire_aside(&mut self, id: KeyId, but: Seat) {
+        if self.found_gone.contains(&id) {
+            return;
+        }
+        let Some(places) = self.aside.get_mut(&id) else { return };
+        for (seat, at) in places.extract_if(.., |seat, _| *seat != but) {
+            self.truth.members.send(seat, Down::Retire(vec![at]));
+        }
+        if places.is_empty() {
+            self.aside.remove(&id);
+        }
+    }
+
     /// The entry of this key has ended: what a log serves under it is looked for again, if there was any.
     pub(super) fn list_aside(&mut self, id: KeyId, key: &Key) {
         self.found_gone.remove(&id);
-        if self.aside.remove(&id) {
+        if self.aside.remove(&id).is_some() {
             let (keys, gone) = (vec![KeyBytes::from(key.as_bytes())], Vec::new());
             let request = Request::GetLocation { keys, gone };
             // No owner to ask: none serves it.
@@ -373,7 +393,7 @@ impl Master {
             Some((other, State::Live, there))
                 if other != at && (there == seat || self.found_gone.contains(&id)) =>
             {
-                self.aside.insert(id);
+                self.put_aside(id, seat, at);
                 return true;
             }
             Some((other, State::Live, there)) if other != at => {
@@ -383,7 +403,7 @@ impl Master {
             // Being written by a plan, or on its way out elsewhere: this one stays, and is listed once the
             // other has ended. A remove asks the logs anyway.
             Some((other, ..)) if other != at => {
-                self.aside.insert(id);
+                self.put_aside(id, seat, at);
                 return true;
             }
             Some((_, state, _)) => return state != State::Removing,

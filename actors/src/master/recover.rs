@@ -6,8 +6,8 @@ use super::objects::{Entry, PlanInfo, State};
 use super::placement::{Book, Taken, check_extents};
 use crate::error::Error;
 use crate::message::{
-    Down, EndCause, KeyBytes, LogObjectEntry, PlanOpened, PlanRef, Seat, SlotContent, SlotEntry,
-    SlotRef,
+    Down, EndCause, KeyBytes, LogObjectEntry, PlanOpened, PlanRef, SLOTS_PER_FRAME, Seat,
+    SlotContent, SlotEntry, SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::arena::Extent;
@@ -17,8 +17,6 @@ use std::sync::atomic::Ordering;
 
 /// A report that takes longer is asked for again.
 const REPORT_LIMIT_MS: u64 = 2_000;
-/// Slots in one frame to an owner.
-pub(super) const SLOTS_PER_FRAME: usize = 65_536;
 
 /// A plan that its owner has not heard of, and what became of it since.
 struct Unmet {
@@ -445,6 +443,8 @@ impl Master {
                     self.plans.remove(&plan);
                 }
                 e.state = State::Live;
+                self.retire_aside(id, seat);
+                return true;
             }
             // A Retire may have been lost with the link: what was removed never comes back [I6].
             return e.at == at && e.state != State::Removing;

@@ -5,10 +5,11 @@
 use super::attachments::AttachId;
 use super::log_producers::Stands;
 use super::tables::{Gauges, Tables};
-use super::{LogClear, Owner, OwnerTruth, SLOTS_PER_FRAME};
+use super::{LogClear, Owner, OwnerTruth};
 use crate::cell::{Message, On, Reply, Turn};
 use crate::message::{
-    Abandoned, KeyBytes, LogObjectEntry, LogQuestion, Named, SlotRef, Up, WireKeyId,
+    Abandoned, KeyBytes, LogObjectEntry, LogQuestion, Named, SLOTS_PER_FRAME, SlotRef, Up,
+    WireKeyId,
 };
 use hashbrown::HashSet;
 use nkv_store::device_log::{

@@ -6,8 +6,9 @@ use hashbrown::HashMap;
 use nkv_store::arena::Extent;
 use nkv_store::object::{SlotKind, SlotReport};
 
-/// Slots per frame; a frame of 1,024-byte keys stays far below the frame limit.
-const SLOTS_PER_FRAME: usize = 4096;
+/// Slots reported in one frame, each with its key; a frame of 1,024-byte keys stays far below the frame
+/// limit.
+const REPORTED_PER_FRAME: usize = 4096;
 
 impl Owner {
     /// Sends every slot that is not (free at its first epoch), in bounded parts.
@@ -36,7 +37,7 @@ impl Owner {
             self.slots.report().map(|r| entry(&r, &open, &key)).collect()
         };
         let entries: Vec<_> = entries.into_iter().chain(self.log_entries()).collect();
-        let mut parts = entries.chunks(SLOTS_PER_FRAME).peekable();
+        let mut parts = entries.chunks(REPORTED_PER_FRAME).peekable();
         if parts.peek().is_none() {
             return self.send_up(Up::Report { number, slots: Vec::new(), last: true });
         }

@@ -2,10 +2,9 @@
 //! so until the master has heard it. It does not choose whom.
 
 use super::Owner;
-use super::SLOTS_PER_FRAME;
 use super::tables::{Gauges, PlanRecord};
 use crate::evictor::Forget;
-use crate::message::{EndCause, SlotRef, Up};
+use crate::message::{EndCause, SLOTS_PER_FRAME, SlotRef, Up};
 use hashbrown::HashSet;
 
 impl Owner {

@@ -221,6 +221,26 @@ async fn i15_of_two_objects_of_one_key_in_a_segment_the_master_retires_none() {
     assert_eq!(bench.found("k").await, Ok(logs.at(3, 1)));
 }
 
+/// The log's was announced while the plan was open: nobody announces it again.
+#[tokio::test]
+async fn i15_what_a_log_serves_elsewhere_is_retired_when_a_plan_goes_live_over_it() {
+    for is_adopted in [false, true] {
+        let (bench, mut first, mut logs) = with_log().await;
+        let plan = bench.open(1, "k", 0).await.unwrap();
+        logs.says(Up::Announced(vec![in_log("k")])).await;
+        first.drain().await;
+        assert!(!retires_any(&logs.drain().await), "the plan may come to nothing");
+        if is_adopted {
+            first.says(Up::Adopted(plan_ref(&plan))).await;
+        } else {
+            bench.commit(&plan).await.unwrap();
+        }
+        assert_eq!(logs.retires().await, logs.at(3, 1));
+        assert_eq!(bench.found("k").await, Ok(plan.meta.at));
+        assert!(!retires_any(&first.drain().await), "adopted: {is_adopted}");
+    }
+}
+
 /// What a log has of a key is gone once it is asked to take it out: a remove that is refused must not ask.
 #[tokio::test]
 async fn i6_a_remove_that_is_refused_takes_nothing_out_of_any_log() {

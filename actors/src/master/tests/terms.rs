@@ -61,6 +61,29 @@ async fn i17_a_rank_not_met_in_time_stays_out_when_its_master_has_lost_the_quoru
     assert!(matches!(late, Err(Refusal::Gone { rank: 1, incarnation: 101 })));
 }
 
+/// It is of the master's own process and began with it: no earlier master knew of it, so none has lost it.
+/// What was put into its log before the others came would be lost with it.
+#[tokio::test]
+async fn i17_no_view_of_an_earlier_master_loses_rank_0s_own_segment() {
+    let (older, old) = (term(2, 8), term(3, 9));
+    let bench = Bench::new(3).await;
+    let first = bench.join(0, 200).await.unwrap();
+    let kept = view(first.term, 1, &[200]);
+    let seen = view(old, 5, &[100, 101, 102]);
+    let mut second = bench.join_from(1, 101, old, seen).await.unwrap();
+    // The term rose over the one that rank 1 obeyed. A put was claimed in its log meanwhile.
+    drop(first);
+    let again = bench.join_from(0, 200, kept.term, kept).await;
+    let mut first = again.expect("a view that came with another rank lacks it");
+    // One more view that lacks it comes while it is a member.
+    let seen = view(older, 7, &[100, 101, 102]);
+    let mut third = bench.join_from(2, 102, older, seen).await.unwrap();
+    first.reports(vec![live(0, 1, "k")]).await;
+    second.reports(Vec::new()).await;
+    third.reports(Vec::new()).await;
+    assert_eq!(bench.found("k").await, Ok(first.at(0, 1)));
+}
+
 #[tokio::test]
 async fn a_plan_of_an_earlier_term_cannot_be_committed() {
     let (bench, mut ranks) = Bench::whole(1).await;
