@@ -27,9 +27,9 @@ pub(crate) fn here() -> Address {
 
 /// What nodes of this environment are told, too.
 fn default_port() -> u16 {
-    let said = std::env::var("NKV_PORT").ok().and_then(|port| port.trim().parse().ok());
+    let port_setting = std::env::var("NKV_PORT").ok().and_then(|port| port.trim().parse().ok());
     // On rank 0 a port of 0 means any.
-    said.filter(|port| *port != 0).unwrap_or(DEFAULT_PORT)
+    port_setting.filter(|port| *port != 0).unwrap_or(DEFAULT_PORT)
 }
 
 fn with_port(text: &str, port: u16) -> Result<Address, String> {
@@ -160,8 +160,8 @@ mod tests {
             (at("h:2"), Error::disconnected("nobody")),
         ]);
         assert_eq!(both.kind(), ErrorKind::InvalidArgument);
-        let told = both.to_string();
-        assert!(told.contains("2 nodes") && told.contains("tcp://h:2: nobody"), "{told}");
+        let text = both.to_string();
+        assert!(text.contains("2 nodes") && text.contains("tcp://h:2: nobody"), "{text}");
     }
 
     /// A node that never answers costs its share of the limit, and not what the others need.

@@ -97,13 +97,13 @@ fn what_is_no_text_is_written_to_a_terminal_only_if_that_is_asked_for() {
         (status.code(), terminal.seen())
     };
     assert_eq!(get(&["text"]), (Some(0), "plain text\r\n".to_string()));
-    let (code, told) = get(&["bytes"]);
-    assert_eq!(code, Some(2), "{told}");
-    assert!(told.contains("--force") && told.contains("-o FILE"), "{told}");
-    assert!(!told.contains("beep"), "{told}");
+    let (code, shown) = get(&["bytes"]);
+    assert_eq!(code, Some(2), "{shown}");
+    assert!(shown.contains("--force") && shown.contains("-o FILE"), "{shown}");
+    assert!(!shown.contains("beep"), "{shown}");
     for asked in [&["bytes", "--force"][..], &["bytes", "-o", "-"]] {
-        let (code, told) = get(asked);
-        assert!(code == Some(0) && told.contains("beep"), "{told}");
+        let (code, shown) = get(asked);
+        assert!(code == Some(0) && shown.contains("beep"), "{shown}");
     }
 }
 
@@ -189,7 +189,7 @@ fn evict_makes_room_on_one_rank_or_on_all_and_says_what_went() {
     let handle = cluster.connect(0);
     for n in 0..30u32 {
         let rank = Some(n % 3);
-        let to = PutOptions { preferred_segment: rank, ..PutOptions::default() };
+        let to = PutOptions { preferred_rank: rank, ..PutOptions::default() };
         handle.put(&n.to_le_bytes(), &[7; 1 << 20], &to).unwrap();
     }
     let objects = |rank: usize, cluster: &ProcessCluster| {
@@ -209,9 +209,10 @@ fn evict_makes_room_on_one_rank_or_on_all_and_says_what_went() {
     });
 
     let all = evict(&["0%", "--json"]);
-    let said: serde_json::Value = serde_json::from_str(&all.stdout).expect("JSON");
-    let gone: Vec<_> = said["evicted"].as_array().unwrap().iter().map(|r| &r["objects"]).collect();
-    assert_eq!((all.code, gone), (0, vec![&10.into(), &4.into(), &10.into()]), "{said}");
+    let printed: serde_json::Value = serde_json::from_str(&all.stdout).expect("JSON");
+    let gone: Vec<_> =
+        printed["evicted"].as_array().unwrap().iter().map(|r| &r["objects"]).collect();
+    assert_eq!((all.code, gone), (0, vec![&10.into(), &4.into(), &10.into()]), "{printed}");
     assert!((0..3).all(|rank| objects(rank, &cluster) == 0));
     assert_eq!(nkv(&cluster, 0, &["ls"]).stdout, "");
     assert_eq!(evict(&["50%"]).stdout.matches(": 0 objects evicted").count(), 3);

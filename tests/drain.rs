@@ -17,7 +17,7 @@ const SOON_MS: u64 = 5_000;
 const VALUE: &[u8] = &[7; 10_000];
 
 fn on(rank: u32) -> PutOptions {
-    PutOptions { preferred_segment: Some(rank), ..PutOptions::default() }
+    PutOptions { preferred_rank: Some(rank), ..PutOptions::default() }
 }
 
 /// A plan in the heap of rank 1 that is written but not published.
@@ -75,7 +75,7 @@ fn sigterm_lets_what_is_in_flight_finish_then_ends_with_0_and_leaves_nothing() {
 fn a_draining_rank_takes_no_new_plans() {
     let (mut cluster, handle, plan) = draining("60000");
     until(SOON, "the master knows that rank 1 drains", || {
-        let view = handle.view().unwrap();
+        let view = handle.membership().unwrap();
         view.ranks.iter().any(|(info, state)| info.rank == 1 && *state == RankState::Draining)
     });
     handle.put(b"new", VALUE, &on(1)).unwrap();

@@ -81,7 +81,7 @@ fn i13_every_claim_of_a_flood_is_accounted_for_by_position() {
     let floods: Vec<Flood> = (0..PRODUCERS).map(task).collect();
     let mut last = since;
     while floods.iter().any(Flood::runs) {
-        if observer.look() > 0 {
+        if observer.observe() > 0 {
             last = BootClock.now_ms();
         } else {
             std::thread::sleep(observer::PAUSE);
@@ -94,13 +94,13 @@ fn i13_every_claim_of_a_flood_is_accounted_for_by_position() {
         );
     }
     let took_ms = (BootClock.now_ms() - since).max(1);
-    let told: Vec<_> = floods.into_iter().map(Flood::end).collect();
+    let reports: Vec<_> = floods.into_iter().map(Flood::end).collect();
     until(SETTLE, "every claim is settled", || {
-        observer.look();
+        observer.observe();
         accounted(&gauges(&cluster, 0))
     });
     let (ids, seen) = observer.end();
-    let by_plan: Vec<u64> = told.into_iter().flatten().collect();
+    let by_plan: Vec<u64> = reports.into_iter().flatten().collect();
     println!(
         "flood: {total} puts of {} bytes from {PRODUCERS} processes: {} puts/s, by_log={} by_plan={} \
          given_up={} laps={:.1} views={}",

@@ -77,8 +77,8 @@ fn i9_a_view_in_a_forked_child_panics_with_a_reason_and_its_parents_pin_stays() 
     client.put(b"k", b"value", &PutOptions::default()).unwrap();
     let view = client.get_view(b"k").unwrap();
     let text = in_child(|| {
-        let looked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| view.len()));
-        let why = looked.err()?.downcast::<String>().ok()?;
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| view.len()));
+        let why = result.err()?.downcast::<String>().ok()?;
         Some(Error::internal(*why))
     });
     assert!(text.contains("forked"), "{text}");

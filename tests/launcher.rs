@@ -20,12 +20,12 @@ const REFUSAL: Duration = HANGS;
 const SMALL: &str = "1MiB";
 
 /// Checks code, sentence and that nothing was left behind.
-fn refused(job: &str, ended: &Ended, code: i32, says: &[&str]) {
+fn refused(job: &str, ended: &Ended, code: i32, expected: &[&str]) {
     assert_eq!(ended.code, code, "{}", ended.stderr);
     assert_eq!(ended.stdout, "", "nothing was ready");
     let sentence = ended.sentence();
     assert!(sentence.starts_with("nkv-node: "), "{}", ended.stderr);
-    for word in says {
+    for word in expected {
         assert!(sentence.contains(word), "no {word:?} in {sentence:?}");
     }
     assert_eq!(left_in_shm(job), Vec::<String>::new());
@@ -64,7 +64,7 @@ fn wrong_flags_and_wrong_files_are_refused_with_2() {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(b"heap = 1\nquarantine = 2\n").unwrap();
     let path = file.path().to_str().unwrap();
-    for (args, env, says) in [
+    for (args, env, expected) in [
         (&["--rank", "3", "--world-size", "2", "--port", "1"][..], &[][..], "rank 3"),
         (&["--watermarks", "80/90"], &[], "--watermarks"),
         (&[], &[("NKV_QUARANTINE_MS", "soon")], "NKV_QUARANTINE_MS"),
@@ -79,7 +79,7 @@ fn wrong_flags_and_wrong_files_are_refused_with_2() {
         (&["--world-size", "2"], &[], "NKV_PORT"),
     ] {
         let (job, ended) = alone(args, env);
-        refused(&job, &ended, 2, &[says]);
+        refused(&job, &ended, 2, &[expected]);
     }
     let unknown = alone(&["--frobnicate"], &[]).1;
     assert_eq!(unknown.code, 2, "{}", unknown.stderr);
@@ -155,7 +155,7 @@ fn a_rank_killed_with_sigkill_and_restarted_joins_at_once() {
     assert_ne!(cluster.node(1).segment(), before);
     assert!(!cluster.left_in_shm().contains(&before), "its old segment was removed");
     let handle = cluster.connect(0);
-    let on_1 = PutOptions { preferred_segment: Some(1), ..PutOptions::default() };
+    let on_1 = PutOptions { preferred_rank: Some(1), ..PutOptions::default() };
     handle.put(b"k", b"after", &on_1).unwrap();
     assert_eq!(handle.get(b"k").unwrap(), &b"after"[..]);
 }
@@ -167,14 +167,14 @@ fn a_rank_that_was_declared_gone_starts_afresh_under_a_new_incarnation() {
     });
     let (handle, before) = (cluster.connect(0), cluster.node(1).segment().to_string());
     cluster.node(1).stop();
-    until(REFUSAL, "rank 1 is gone", || handle.view().unwrap().ranks.len() == 1);
+    until(REFUSAL, "rank 1 is gone", || handle.membership().unwrap().ranks.len() == 1);
     cluster.node(1).signal(rustix::process::Signal::CONT);
     cluster.joined_again(1);
     let after = cluster.node(1).segment();
     assert_ne!(after, before);
     assert!(cluster.left_in_shm().iter().all(|name| !name.starts_with(&before)));
     let handle = cluster.connect(0);
-    let on_1 = PutOptions { preferred_segment: Some(1), ..PutOptions::default() };
+    let on_1 = PutOptions { preferred_rank: Some(1), ..PutOptions::default() };
     handle.put(b"k", b"after", &on_1).unwrap();
     assert_eq!(handle.get_location(b"k").unwrap().rank, 1);
     assert_eq!(handle.get(b"k").unwrap(), &b"after"[..]);

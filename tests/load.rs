@@ -9,7 +9,7 @@ use std::time::Duration;
 /// Sizes of the embedded run.
 const SIZES: usize = 7;
 /// Looks at /dev/shm while a run starts, and the pause between them: 30 s in all.
-const LOOKS: u32 = 600;
+const POLLS: u32 = 600;
 const PAUSE: Duration = Duration::from_millis(50);
 
 fn start(flags: &[&str]) -> Child {
@@ -57,9 +57,9 @@ fn a_run_reads_back_every_byte_of_every_size_and_leaves_no_segment() {
 fn a_run_that_cannot_reach_its_cluster_is_not_one_with_wrong_bytes() {
     let nobody = ["--connect", "127.0.0.1:1", "--duration", "1"];
     let output = start(&nobody).wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains("127.0.0.1:1"), "{said}");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    assert!(text.contains("127.0.0.1:1"), "{text}");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn an_interrupt_ends_a_run_with_its_outcome() {
     let child = start(&["--duration", "600"]);
     let pid = child.id();
     // The handlers are installed before the first segment appears.
-    assert!((0..LOOKS).any(|_| {
+    assert!((0..POLLS).any(|_| {
         std::thread::sleep(PAUSE);
         segments(pid) > 0
     }));

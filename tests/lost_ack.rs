@@ -28,7 +28,7 @@ fn key(n: u64) -> Vec<u8> {
 }
 
 fn owner() -> PutOptions {
-    PutOptions { preferred_segment: Some(1), page_bytes: 4096, ..PutOptions::default() }
+    PutOptions { preferred_rank: Some(1), page_bytes: 4096, ..PutOptions::default() }
 }
 
 /// Puts one batch; returns the keys that were acknowledged, and whether all were.

@@ -23,7 +23,7 @@ fn nkv(cluster: &ProcessCluster, rank: u32, args: &[&str]) -> Ended {
 }
 
 fn put(handle: &Blocking, key: &[u8], value: &[u8], rank: u32) {
-    let opts = PutOptions { preferred_segment: Some(rank), ..PutOptions::default() };
+    let opts = PutOptions { preferred_rank: Some(rank), ..PutOptions::default() };
     handle.put(key, value, &opts).expect("a put");
 }
 
@@ -154,9 +154,9 @@ fn i6_a_rank_that_stands_still_fails_a_removal_in_time_and_cannot_bring_a_key_ba
     let (failed, took) = timed(|| nkv(&cluster, 0, &["rm", "--matching", "^k"]));
     assert_eq!(failed.code, 4);
     assert!(took.within(ANSWER_MS), "{took}");
-    let told = failed.sentence();
-    assert!(told.contains("rank 2 did not confirm"), "{told}");
-    assert!(told.contains("20 keys were removed, 10 more not confirmed"), "{told}");
+    let sentence = failed.sentence();
+    assert!(sentence.contains("rank 2 did not confirm"), "{sentence}");
+    assert!(sentence.contains("20 keys were removed, 10 more not confirmed"), "{sentence}");
     let left = nkv(&cluster, 1, &["ls", "--long"]).stdout;
     assert_eq!(left.matches("removing").count(), 10, "{left}");
     cluster.node(2).signal(rustix::process::Signal::CONT);
@@ -190,7 +190,7 @@ fn i6_nothing_is_said_to_be_removed_while_a_log_cannot_be_asked() {
     });
     let handle = cluster.connect(0);
     let by_log = |rank| PutOptions {
-        preferred_segment: Some(rank),
+        preferred_rank: Some(rank),
         device_alloc: Some(true),
         ..PutOptions::default()
     };
@@ -204,9 +204,9 @@ fn i6_nothing_is_said_to_be_removed_while_a_log_cannot_be_asked() {
     for how in [&["rm", "there"][..], &["rm", "--all", "--yes"]] {
         let failed = nkv(&cluster, 0, how);
         assert_eq!(failed.code, 4, "{}", failed.stdout);
-        let told = failed.sentence();
-        assert!(told.contains("the link of rank 1 is down"), "{told}");
-        assert!(told.contains("nothing was removed"), "{told}");
+        let sentence = failed.sentence();
+        assert!(sentence.contains("the link of rank 1 is down"), "{sentence}");
+        assert!(sentence.contains("nothing was removed"), "{sentence}");
     }
     assert_eq!(handle.get(b"there").expect("not removed"), b"value"[..]);
     until(LIMIT, "the rank is gone", || nkv(&cluster, 0, &["rm", "there"]).code == 0);

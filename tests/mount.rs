@@ -23,7 +23,7 @@ fn value(n: usize) -> Vec<u8> {
 
 /// Puts so many values on rank 1.
 fn fill(handle: &Blocking, n: usize) {
-    let opts = PutOptions { preferred_segment: Some(1), ..PutOptions::default() };
+    let opts = PutOptions { preferred_rank: Some(1), ..PutOptions::default() };
     for i in 0..n {
         handle.put(format!("k{i}").as_bytes(), &value(i), &opts).unwrap();
     }
@@ -36,7 +36,7 @@ fn on(handle: &Blocking, n: usize, incarnation: u64) -> Vec<usize> {
 }
 
 fn mounted(handle: &Blocking) -> Vec<u64> {
-    let view = handle.view().unwrap();
+    let view = handle.membership().unwrap();
     let mounted = view.ranks.iter().filter(|(info, _)| info.segment_id > 0);
     mounted.map(|(info, _)| info.incarnation).collect()
 }
@@ -76,8 +76,8 @@ fn a_rank_gains_and_loses_a_segment_by_command_while_others_map_it() {
         let key = format!("k{}", there[0]);
         let old = readers[0].get_location(key.as_bytes()).unwrap();
         let unmount = nkv(&cluster, &["unmount", "1", "--rank", "1"]);
-        let said = format!("segment 1 of rank 1: unmounted with {} objects\n", there.len());
-        assert_eq!(unmount.stdout, said, "{}", unmount.stderr);
+        let expected = format!("segment 1 of rank 1: unmounted with {} objects\n", there.len());
+        assert_eq!(unmount.stdout, expected, "{}", unmount.stderr);
         assert_eq!(left_in_shm(cluster.job()).len(), files);
         for handle in &readers {
             let e = handle.read_into(&old, &mut vec![0; LEN]).unwrap_err();
@@ -98,7 +98,7 @@ fn a_rank_gains_and_loses_a_segment_by_command_while_others_map_it() {
 fn what_cannot_be_done_is_said_with_what_to_do() {
     let cluster = ProcessCluster::start(2, |_| {});
     let files = left_in_shm(cluster.job()).len();
-    for (args, code, says) in [
+    for (args, code, expected) in [
         (&["mount", "4TiB", "--rank", "1"][..], 6, "Ask for a smaller heap"),
         (&["mount", "0", "--rank", "1"], 2, "give 1 to "),
         (&["mount", "1MiB", "--rank", "9"], 4, "rank 9 is no member"),
@@ -107,7 +107,7 @@ fn what_cannot_be_done_is_said_with_what_to_do() {
     ] {
         let ended = nkv(&cluster, args);
         assert_eq!(ended.code, code, "{args:?}: {}", ended.stderr);
-        assert!(ended.sentence().contains(says), "{args:?}: {}", ended.stderr);
+        assert!(ended.sentence().contains(expected), "{args:?}: {}", ended.stderr);
     }
     assert_eq!(left_in_shm(cluster.job()).len(), files);
     let json = nkv(&cluster, &["mount", "1MiB", "--rank", "0", "--json"]);
@@ -141,7 +141,7 @@ fn a_killed_or_ended_rank_leaves_no_mounted_segment_behind() {
 
     // Asked to end twice, it waits for nobody and unlinks what it mounted, too.
     assert_eq!(nkv(&cluster, &["mount", "64MiB", "--rank", "1"]).code, 0);
-    let opts = PutOptions { preferred_segment: Some(1), ..PutOptions::default() };
+    let opts = PutOptions { preferred_rank: Some(1), ..PutOptions::default() };
     let plan = handle.open_for_write(b"open", 4096, &opts).unwrap();
     assert_eq!(plan.desc().unwrap().meta.at.incarnation, mounted(&handle)[0]);
     cluster.term(1);

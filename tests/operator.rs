@@ -67,8 +67,8 @@ fn a_master_that_comes_back_with_another_world_size_is_named_by_both_sides() {
     until(LIMIT, "the rank says so", || rank.stderr().contains("the master refuses this rank"));
     until(LIMIT, "the master says so", || master.stderr().contains("refused a rank"));
     assert!(rank.stderr().contains(why), "{}", rank.stderr());
-    let said = master.stderr();
-    let line = said.lines().find(|line| line.contains("refused a rank")).unwrap();
+    let printed = master.stderr();
+    let line = printed.lines().find(|line| line.contains("refused a rank")).unwrap();
     assert!(line.contains(why) && line.contains(rank.control()), "{line}");
     let (code, ready) = cluster.get(1, "/readyz");
     assert_eq!(code, 503);
@@ -113,10 +113,10 @@ fn ended_alone(args: &[&str]) -> Ended {
 fn a_start_is_two_lines_of_its_rank_and_every_setting_at_debug_level() {
     let ended = ended_alone(&[]);
     let own = |line: &&str| line.contains("nkv_node::start_lines");
-    let said: Vec<&str> = ended.stderr.lines().filter(own).collect();
-    assert_eq!(said.len(), 2, "{}", ended.stderr);
-    assert!(said[0].contains("rank=0") && said[0].contains("heap=4 MiB"), "{}", said[0]);
-    assert!(said[1].contains("control=tcp://127.0.0.1:"), "{}", said[1]);
+    let printed: Vec<&str> = ended.stderr.lines().filter(own).collect();
+    assert_eq!(printed.len(), 2, "{}", ended.stderr);
+    assert!(printed[0].contains("rank=0") && printed[0].contains("heap=4 MiB"), "{}", printed[0]);
+    assert!(printed[1].contains("control=tcp://127.0.0.1:"), "{}", printed[1]);
     let ended = ended_alone(&["--log", "info,nkv_node=debug"]);
     let setting = "setting heap_bytes value=4194304 source=--heap-bytes";
     assert!(ended.stderr.contains(setting), "{}", ended.stderr);
@@ -127,15 +127,15 @@ fn a_start_is_two_lines_of_its_rank_and_every_setting_at_debug_level() {
 fn every_line_of_a_log_for_machines_is_a_json_object() {
     let ended = ended_alone(&["--log-format", "json", "--log", "debug"]);
     assert_eq!(ended.code, 0);
-    let mut said = BTreeMap::new();
+    let mut printed = BTreeMap::new();
     for line in ended.stderr.lines() {
         let object: serde_json::Value =
             serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
         assert!(object["timestamp"].is_string() && object["level"].is_string(), "{line}");
-        said.insert(object["message"].as_str().unwrap_or_default().to_string(), object);
+        printed.insert(object["message"].as_str().unwrap_or_default().to_string(), object);
     }
-    assert_eq!(said["starting"]["rank"], 0);
-    assert!(said["joined"]["control"].as_str().unwrap().starts_with("tcp://"));
+    assert_eq!(printed["starting"]["rank"], 0);
+    assert!(printed["joined"]["control"].as_str().unwrap().starts_with("tcp://"));
 
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().map(|at| (at.to_string(), taken)).unwrap();
@@ -157,15 +157,15 @@ fn the_three_programs_are_of_one_version_and_commit() {
     ] {
         let mut command = clean_command(program);
         let output = command.arg("--version").output().unwrap();
-        let said = String::from_utf8(output.stdout).unwrap();
+        let printed = String::from_utf8(output.stdout).unwrap();
         let begins = format!("{name} {}", env!("CARGO_PKG_VERSION"));
-        assert!(said.starts_with(&begins), "{said}");
-        versions.insert(said.replacen(&begins, "", 1));
+        assert!(printed.starts_with(&begins), "{printed}");
+        versions.insert(printed.replacen(&begins, "", 1));
     }
     assert_eq!(versions.len(), 1, "{versions:?}");
     let commit = env!("NKV_BUILD_COMMIT");
-    let said = versions.first().unwrap();
-    assert!(commit.is_empty() || said.starts_with(&format!(" ({commit}")), "{said}");
+    let printed = versions.first().unwrap();
+    assert!(commit.is_empty() || printed.starts_with(&format!(" ({commit}")), "{printed}");
 }
 
 /// What a line of a scrape is about: the sample's name and labels, or the comment.
@@ -264,11 +264,11 @@ fn a_load_that_meets_a_dead_rank_names_it_and_its_address() {
     let dead = cluster.node(1).control().to_string();
     cluster.kill9(1);
     let output = run.wait_with_output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{printed}");
     assert!(
-        said.contains("Disconnected: ") && said.contains(&format!("rank 1 at tcp://{dead}")),
-        "{said}"
+        printed.contains("Disconnected: ") && printed.contains(&format!("rank 1 at tcp://{dead}")),
+        "{printed}"
     );
-    assert!(!said.contains("Internal") && !said.contains("Unreachable"), "{said}");
+    assert!(!printed.contains("Internal") && !printed.contains("Unreachable"), "{printed}");
 }

@@ -24,7 +24,7 @@ fn bytes(seed: u32, len: usize) -> Vec<u8> {
 }
 
 fn on(rank: u32) -> PutOptions {
-    PutOptions { preferred_segment: Some(rank), ..PutOptions::default() }
+    PutOptions { preferred_rank: Some(rank), ..PutOptions::default() }
 }
 
 fn by_devices(cluster: &ProcessCluster) -> Blocking {

@@ -95,7 +95,7 @@ fn i20_thousands_of_silent_connections_keep_neither_clients_nor_probes_nor_ranks
         for transport in [TransportChoice::Tcp, TransportChoice::Auto] {
             let client = cluster.connect_by(0, transport);
             let (key, on) = (calls.to_le_bytes(), PutOptions::default());
-            client.put(&key, &[7; 4096], &PutOptions { preferred_segment: Some(0), ..on }).unwrap();
+            client.put(&key, &[7; 4096], &PutOptions { preferred_rank: Some(0), ..on }).unwrap();
             assert_eq!(client.get(&key).unwrap(), &[7; 4096][..]);
             client.remove(&key).unwrap();
             client.close();

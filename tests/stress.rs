@@ -8,8 +8,8 @@
 
 #[path = "chaos/accounts.rs"]
 mod accounts;
-#[path = "stress/book.rs"]
-mod book;
+#[path = "stress/call_log.rs"]
+mod call_log;
 mod cluster_process;
 #[path = "chaos/content.rs"]
 mod content;

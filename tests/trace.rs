@@ -167,7 +167,7 @@ fn assert_agrees(output: &Output, json: &Value, expected: &Arithmetic) {
 fn owners(rt: &Runtime, cluster: &Cluster, gets: u64) -> Vec<OwnerGauges> {
     let client = cluster.client();
     rt.block_on(async {
-        let look = async {
+        let poll = async {
             loop {
                 let stats = client.stats().await.unwrap();
                 let all: Vec<OwnerGauges> = stats.ranks.iter().map(|r| r.owner).collect();
@@ -179,7 +179,7 @@ fn owners(rt: &Runtime, cluster: &Cluster, gets: u64) -> Vec<OwnerGauges> {
                 tokio::time::sleep(COUNTERS_PAUSE).await;
             }
         };
-        let _ = tokio::time::timeout(COUNTERS_LIMIT, look).await;
+        let _ = tokio::time::timeout(COUNTERS_LIMIT, poll).await;
         client.stats().await.unwrap().ranks.iter().map(|r| r.owner).collect()
     })
 }

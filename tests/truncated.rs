@@ -57,7 +57,7 @@ fn use_it(handle: &Blocking, round: u64) {
     for key in 0..KEYS {
         let name = format!("k{key}");
         let rank = Some((key % 2) as u32);
-        let on = PutOptions { preferred_segment: rank, ..PutOptions::default() };
+        let on = PutOptions { preferred_rank: rank, ..PutOptions::default() };
         handle.put(name.as_bytes(), &value(key, round), &on).unwrap();
     }
     for key in 0..KEYS {

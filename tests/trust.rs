@@ -106,7 +106,7 @@ fn i20_only_who_knows_the_secret_is_served_and_the_others_are_told_why() {
     assert_eq!(refused_so_far(&cluster, 0), 0);
 
     let unix = format!("unix://{}", cluster.node(0).unix());
-    for (number, (secret, connect, says)) in [
+    for (number, (secret, connect, expected)) in [
         (Some(WRONG), cluster.node(0).control(), "differs from the job's"),
         (None, cluster.node(0).control(), "set NKV_SECRET"),
         (Some(WRONG), &unix, "differs from the job's"),
@@ -117,7 +117,7 @@ fn i20_only_who_knows_the_secret_is_served_and_the_others_are_told_why() {
     {
         let ended = nkv(&cluster, secret, &["--connect", connect, "get", "k"]);
         assert_eq!((ended.code, ended.stdout.as_str()), (5, ""), "{}", ended.stderr);
-        assert!(ended.sentence().contains(says), "{}", ended.stderr);
+        assert!(ended.sentence().contains(expected), "{}", ended.stderr);
         assert_eq!(refused_so_far(&cluster, 0), number as u64 + 1);
     }
     let short = nkv(&cluster, Some("hunter2"), &["status"]);
@@ -130,9 +130,9 @@ fn i20_only_who_knows_the_secret_is_served_and_the_others_are_told_why() {
     assert!(cluster.get(0, "/metrics").1.contains("nkv_auth_refused_total{rank=\"0\"} 5"));
     healthy.goes_on_well();
 
-    let said = cluster.node(0).stderr() + &cluster.node(0).stdout() + &cluster.get(0, "/status").1;
-    assert!(said.contains("refused a connection") && said.contains("the job's secret"), "{said}");
-    assert!(!said.contains(RIGHT) && !said.contains(WRONG), "{said}");
+    let sent = cluster.node(0).stderr() + &cluster.node(0).stdout() + &cluster.get(0, "/status").1;
+    assert!(sent.contains("refused a connection") && sent.contains("the job's secret"), "{sent}");
+    assert!(!sent.contains(RIGHT) && !sent.contains(WRONG), "{sent}");
     let command_line = std::fs::read(format!("/proc/{}/cmdline", cluster.node(0).pid())).unwrap();
     assert!(!String::from_utf8_lossy(&command_line).contains(RIGHT));
 }
@@ -140,12 +140,12 @@ fn i20_only_who_knows_the_secret_is_served_and_the_others_are_told_why() {
 #[test]
 fn i20_a_rank_with_another_secret_ends_at_once_and_the_cluster_does_not_mind() {
     let cluster = with_secret(2);
-    for (secret, says) in [(Some(WRONG), "differs from the job's"), (None, "set NKV_SECRET")] {
+    for (secret, expected) in [(Some(WRONG), "differs from the job's"), (None, "set NKV_SECRET")] {
         let mut command = cluster.command(1);
         command.args(["--heap-bytes", SMALL]).envs(secret.map(|s| ("NKV_SECRET", s)));
         let ended = run_to_end(command, LIMIT);
         assert_eq!(ended.code, 9, "{}", ended.stderr);
-        assert!(ended.sentence().contains(says), "{}", ended.stderr);
+        assert!(ended.sentence().contains(expected), "{}", ended.stderr);
     }
     assert!(refused_so_far(&cluster, 0) >= 2);
     assert_eq!(cluster.get(1, "/readyz").0, 200);
@@ -167,14 +167,14 @@ fn overhear(cluster: &ProcessCluster) -> Vec<u8> {
         let answers = spawn_named("answers", move || {
             let _ = std::io::copy(&mut back, &mut forth);
         });
-        let (mut said, mut piece) = (Vec::new(), [0; 4096]);
+        let (mut sent, mut piece) = (Vec::new(), [0; 4096]);
         while let Ok(n @ 1..) = from_client.read(&mut piece) {
-            said.extend_from_slice(&piece[..n]);
+            sent.extend_from_slice(&piece[..n]);
             to_node.write_all(&piece[..n]).unwrap();
         }
         let _ = to_node.shutdown(Shutdown::Both);
         answers.unwrap().join().unwrap();
-        said
+        sent
     })
     .unwrap();
     let status = nkv(cluster, Some(RIGHT), &["--connect", &at, "status"]);
@@ -183,9 +183,9 @@ fn overhear(cluster: &ProcessCluster) -> Vec<u8> {
 }
 
 /// Says it all and hears what comes until the node closes.
-fn say(mut stream: impl Read + Write, said: &[u8]) -> Vec<u8> {
+fn send_all(mut stream: impl Read + Write, sent: &[u8]) -> Vec<u8> {
     // It may hang up at any byte.
-    let _ = stream.write_all(said);
+    let _ = stream.write_all(sent);
     let mut heard = Vec::new();
     if let Err(e) = stream.read_to_end(&mut heard) {
         assert_eq!(e.kind(), std::io::ErrorKind::ConnectionReset, "not closed: {e}");
@@ -203,20 +203,20 @@ fn dial(to: &str) -> TcpStream {
 fn i20_an_overheard_handshake_opens_no_door_of_the_cluster() {
     let cluster = with_secret(2);
     let healthy = Healthy::start(&cluster);
-    let said = overhear(&cluster);
-    assert!(said.len() > OPENING_BYTES + FINISH_BYTES, "a hello follows the handshake");
-    assert!(!said.windows(6).any(|w| w == b"status"), "and can be read by nobody between");
-    let told = ANSWER_BYTES;
-    // The node it was made for, over each of its doors, and the other one, which has the same secret.
-    let doors = [cluster.node(0).control(), cluster.node(1).control()];
-    for door in doors {
-        assert_eq!(say(dial(door), &said).len(), told, "an answer and no more");
+    let sent = overhear(&cluster);
+    assert!(sent.len() > OPENING_BYTES + FINISH_BYTES, "a hello follows the handshake");
+    assert!(!sent.windows(6).any(|w| w == b"status"), "and can be read by nobody between");
+    let answer_len = ANSWER_BYTES;
+    // The node it was made for, over each of its ports, and the other one, which has the same secret.
+    let ports = [cluster.node(0).control(), cluster.node(1).control()];
+    for port in ports {
+        assert_eq!(send_all(dial(port), &sent).len(), answer_len, "an answer and no more");
     }
     let unix = UnixStream::connect(cluster.node(0).unix()).unwrap();
     unix.set_read_timeout(Some(LIMIT)).unwrap();
-    assert_eq!(say(unix, &said).len(), told);
+    assert_eq!(send_all(unix, &sent).len(), answer_len);
     for rank in 0..2 {
-        let heard = say(dial(cluster.node(rank).data()), &said);
+        let heard = send_all(dial(cluster.node(rank).data()), &sent);
         assert_eq!(heard.len(), ANSWER_BYTES, "made for another channel");
     }
     until(LIMIT, "every one was counted", || {
@@ -228,19 +228,18 @@ fn i20_an_overheard_handshake_opens_no_door_of_the_cluster() {
 
 #[test]
 fn i20_a_flood_of_strangers_fills_no_log_and_disturbs_nobody() {
-    const STRANGERS: u64 = 300;
+    const PEERS: u64 = 300;
     let cluster = with_secret(2);
     let healthy = Healthy::start(&cluster);
     let start = BootClock.now_ms();
     let noise: [&[u8]; 4] =
         [b"GET / HTTP/1.1\r\n\r\n", b"nkvtcp-h", &[0; 64], b"nkv-auth but not it"];
-    for stranger in 0..STRANGERS {
-        let door =
-            if stranger % 2 == 0 { cluster.node(0).control() } else { cluster.node(0).data() };
-        let stream = dial(door);
-        (&stream).write_all(noise[stranger as usize % noise.len()]).unwrap();
+    for peer in 0..PEERS {
+        let port = if peer % 2 == 0 { cluster.node(0).control() } else { cluster.node(0).data() };
+        let stream = dial(port);
+        (&stream).write_all(noise[peer as usize % noise.len()]).unwrap();
         let _ = stream.shutdown(Shutdown::Write);
-        say(stream, &[]);
+        send_all(stream, &[]);
     }
     // And some that connect and say nothing, until the node has had enough.
     let mut silent: Vec<TcpStream> = (0..20).map(|_| dial(cluster.node(0).control())).collect();
@@ -248,7 +247,7 @@ fn i20_a_flood_of_strangers_fills_no_log_and_disturbs_nobody() {
     for stream in &mut silent {
         let _ = stream.read(&mut [0; 1]);
     }
-    until(LIMIT, "every one was counted", || refused_so_far(&cluster, 0) == STRANGERS + 20);
+    until(LIMIT, "every one was counted", || refused_so_far(&cluster, 0) == PEERS + 20);
     let seconds = (BootClock.now_ms() - start) / 1_000 + 2;
     let lines = cluster.node(0).stderr().matches("refused a connection").count() as u64;
     assert!((1..=seconds * LINES_PER_SECOND).contains(&lines), "{lines} lines in {seconds} s");
@@ -275,7 +274,7 @@ fn i20_without_a_secret_a_cookie_lets_in_this_user_on_this_host_and_nobody_else(
     let unasked = nkv(&cluster, Some(RIGHT), &["exists", "k"]);
     assert_eq!(unasked.code, 5);
     assert!(unasked.sentence().contains("started without one"), "{}", unasked.stderr);
-    let heard = say(dial(cluster.node(0).control()), b"nkv-auth");
+    let heard = send_all(dial(cluster.node(0).control()), b"nkv-auth");
     assert!(heard.is_empty(), "half an opening, and nothing but the limit ends it");
     nobody_else(&cluster);
 
@@ -303,7 +302,7 @@ fn nobody_else(cluster: &ProcessCluster) {
     let program = folder.path().join("nkv");
     std::fs::copy(env!("CARGO_BIN_EXE_nkv"), &program).unwrap();
     let unix = format!("unix://{}", cluster.node(0).unix());
-    for (connect, code, says) in [
+    for (connect, code, expected) in [
         (cluster.node(0).control(), 5, "processes of its own user on its own host"),
         (&unix, 4, "Permission denied"),
     ] {
@@ -312,7 +311,7 @@ fn nobody_else(cluster: &ProcessCluster) {
         command.uid(NOBODY).gid(NOBODY).current_dir("/");
         let ended = run_to_end(command, LIMIT);
         assert_eq!(ended.code, code, "{}", ended.stderr);
-        assert!(ended.sentence().contains(says), "{}", ended.stderr);
+        assert!(ended.sentence().contains(expected), "{}", ended.stderr);
     }
 }
 
@@ -384,12 +383,12 @@ fn i20_listening_beyond_loopback_without_a_secret_is_refused_with_2() {
             assert!(sentence.contains(listen), "{sentence}");
         }
     }
-    for (secret, says) in [("", "0 bytes"), ("fifteen bytes..", "at least 16")] {
+    for (secret, expected) in [("", "0 bytes"), ("fifteen bytes..", "at least 16")] {
         let mut command = node_command(&new_job());
         command.args(["--heap-bytes", SMALL]).env("NKV_SECRET", secret);
         let ended = run_to_end(command, LIMIT);
         assert_eq!(ended.code, 2, "{}", ended.stderr);
-        assert!(ended.sentence().contains(says), "{}", ended.stderr);
+        assert!(ended.sentence().contains(expected), "{}", ended.stderr);
     }
 }
 

@@ -2,8 +2,8 @@
 //! Owner to look. A thread (in a simulation a task) polls one header word, the next claim's, and nothing that producers
 //! modify; the actor owns no more than the thread's life. It decides nothing.
 
-use crate::cell::{CellAddr, Message, On, Reply, Role, Turn};
-use crate::environment::Grounds;
+use crate::actor::{ActorAddr, Context, Message, On, Reply, Role};
+use crate::environment::Platform;
 use crate::owner::Owner;
 use crate::owner::log::Drain;
 use crate::owner::tables::OwnerTables;
@@ -25,73 +25,73 @@ const FLOOD: u64 = 64;
 /// The longest in a simulation, where every look is an event of all that happens.
 const LONGEST_HERE: Duration = Duration::from_millis(8);
 /// Looks without news after which claims beyond an unsettled one are looked for as well.
-const LOOKS_BEYOND: u32 = 8;
+const POLLS_BEFORE_SCAN: u32 = 8;
 /// How often the actor sees after its thread.
-const CARE: Duration = Duration::from_millis(500);
+const CHECK_THREAD_EVERY: Duration = Duration::from_millis(500);
 
 /// What outlives the AnnouncePoller actor.
 #[derive(Clone)]
-pub struct PollerTruth {
+pub struct PollerDurable {
     /// The segment; one without a log is not polled.
     pub heap: Heap,
     /// Where the owner says how far it has looked.
     pub tables: Arc<OwnerTables>,
     /// Who is told.
-    pub owner: Arc<OnceLock<CellAddr<Owner>>>,
+    pub owner: Arc<OnceLock<ActorAddr<Owner>>>,
     // What it polls on.
-    pub(crate) grounds: Grounds,
+    pub(crate) platform: Platform,
 }
 
 /// See the file's first paragraph.
 pub struct AnnouncePoller {
-    truth: PollerTruth,
+    durable: PollerDurable,
     // Tells the thread to stop; whoever holds the other half runs.
     stop: Arc<AtomicBool>,
 }
 
 /// A timer.
 #[derive(Debug)]
-pub struct Care;
+pub struct PollerTick;
 
-impl Message for Care {
+impl Message for PollerTick {
     type Reply = ();
 }
 
 impl Role for AnnouncePoller {
-    type Truth = PollerTruth;
+    type Durable = PollerDurable;
     const NAME: &'static str = "announce_poller";
 
-    fn boot(truth: &PollerTruth, turn: &mut Turn<'_, Self>) -> Self {
-        let mut poller = Self { truth: truth.clone(), stop: Arc::default() };
+    fn boot(durable: &PollerDurable, ctx: &mut Context<'_, Self>) -> Self {
+        let mut poller = Self { durable: durable.clone(), stop: Arc::default() };
         poller.start();
-        turn.after(CARE, Care);
+        ctx.after(CHECK_THREAD_EVERY, PollerTick);
         poller
     }
 }
 
 impl AnnouncePoller {
     fn start(&mut self) {
-        let heap = &self.truth.heap;
+        let heap = &self.durable.heap;
         let Some(log) = heap.geometry().device_log() else { return };
         self.stop = Arc::default();
         let mut poll = Poll {
             log,
             memory: heap.memory().clone(),
-            tables: self.truth.tables.clone(),
-            owner: self.truth.owner.clone(),
+            tables: self.durable.tables.clone(),
+            owner: self.durable.owner.clone(),
             stop: self.stop.clone(),
-            longest: match self.truth.grounds {
-                Grounds::Threads => LONGEST,
-                Grounds::Here => LONGEST_HERE,
+            longest: match self.durable.platform {
+                Platform::Threads => LONGEST,
+                Platform::Here => LONGEST_HERE,
             },
             pause: LONGEST,
             quiet: 0,
             accepted: 0,
         };
-        match self.truth.grounds {
-            Grounds::Threads => {
+        match self.durable.platform {
+            Platform::Threads => {
                 let thread = spawn_named("nkv-announce", move || {
-                    while poll.look() {
+                    while poll.poll() {
                         std::thread::sleep(poll.pause);
                     }
                 });
@@ -99,8 +99,8 @@ impl AnnouncePoller {
                     tracing::error!(%error, "no thread to poll the device log: tried again");
                 }
             }
-            Grounds::Here => drop(tokio::task::spawn_local(async move {
-                while poll.look() {
+            Platform::Here => drop(tokio::task::spawn_local(async move {
+                while poll.poll() {
                     tokio::time::sleep(poll.pause).await;
                 }
             })),
@@ -114,13 +114,13 @@ impl Drop for AnnouncePoller {
     }
 }
 
-impl On<Care> for AnnouncePoller {
-    fn on(&mut self, _: Care, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+impl On<PollerTick> for AnnouncePoller {
+    fn on(&mut self, _: PollerTick, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         // Nobody but this actor holds it: the thread is gone, or never was.
         if Arc::strong_count(&self.stop) == 1 {
             self.start();
         }
-        turn.after(CARE, Care);
+        ctx.after(CHECK_THREAD_EVERY, PollerTick);
         reply.send(());
     }
 }
@@ -130,7 +130,7 @@ struct Poll {
     log: LogGeometry,
     memory: Arc<dyn Memory>,
     tables: Arc<OwnerTables>,
-    owner: Arc<OnceLock<CellAddr<Owner>>>,
+    owner: Arc<OnceLock<ActorAddr<Owner>>>,
     stop: Arc<AtomicBool>,
     // Until the next look, at most and now; and looks without news.
     longest: Duration,
@@ -142,11 +142,12 @@ struct Poll {
 
 impl Poll {
     /// One look; false when it was the last.
-    fn look(&mut self) -> bool {
-        let beyond = self.quiet >= LOOKS_BEYOND && self.quiet.is_multiple_of(LOOKS_BEYOND);
+    fn poll(&mut self) -> bool {
+        let beyond =
+            self.quiet >= POLLS_BEFORE_SCAN && self.quiet.is_multiple_of(POLLS_BEFORE_SCAN);
         if self.is_news() || beyond && self.is_claimed_beyond() {
             self.quiet = 0;
-            if self.tell() {
+            if self.notify_owner() {
                 let accepted = self.tables.gauges.log_accepted.load(Ordering::Relaxed);
                 let flood = accepted.saturating_sub(self.accepted) >= FLOOD;
                 self.accepted = accepted;
@@ -184,13 +185,13 @@ impl Poll {
     }
 
     /// One word to the owner at a time: false if it has not come to the last one yet.
-    fn tell(&self) -> bool {
+    fn notify_owner(&self) -> bool {
         let Some(owner) = self.owner.get() else { return false };
-        if self.tables.log_signals.told.swap(true, Ordering::AcqRel) {
+        if self.tables.log_signals.notified.swap(true, Ordering::AcqRel) {
             return false;
         }
-        if let Err(error) = owner.tell(Drain) {
-            self.tables.log_signals.told.store(false, Ordering::Release);
+        if let Err(error) = owner.try_send(Drain) {
+            self.tables.log_signals.notified.store(false, Ordering::Release);
             tracing::debug!(%error, "the owner is busy: told again");
         }
         true

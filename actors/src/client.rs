@@ -13,7 +13,7 @@ pub(crate) mod keys;
 mod listing;
 mod locations;
 mod lookup;
-mod near;
+mod mapped;
 pub mod peer;
 mod peers;
 pub(crate) mod put_log;
@@ -29,23 +29,23 @@ pub use peer::TransportChoice;
 pub use view::ObjectView;
 pub use write::WritePlan;
 
-use crate::cell::{CellAddr, Message, On};
+use crate::actor::{ActorAddr, Message, On};
 use crate::environment::Environment;
 use crate::error::{Error, Result};
+use crate::executor::OwnedExecutor;
 use crate::message::{
     ClusterStats, KeyBytes, RankInfo, RankState, Request, Response, Settings, View,
 };
-use crate::place::OwnedPlace;
 use crate::plans::OpenPlans;
-use crate::producer::{Attach, Producer, ProducerTruth};
-use crate::rare::{ClientRarities, RareAtClient};
+use crate::producer::{Attach, Producer, ProducerDurable};
+use crate::slow_path::{ClientSlowPath, ClientSlowPathCounters};
 use buffers::Buffers;
 use contact::contact;
 use control::{ControlPool, MasterPath};
 use counters::{Messages, Reads, Times, Writes};
 use keys::HandleKeys;
 use locations::Locations;
-use nkv_store::fork::MadeIn;
+use nkv_store::fork::ProcessMark;
 use nkv_store::{Key, KeyHasher};
 use nkv_transport::fabric::FabricConfig;
 use nkv_transport::wire::Address;
@@ -116,14 +116,14 @@ pub struct Shared {
     // Held once more for each word about abandoned plans that is on its way.
     pub(crate) abandoning: Arc<()>,
     pub(crate) peers: Peers,
-    pub(crate) actor: OnceLock<CellAddr<Producer>>,
+    pub(crate) actor: OnceLock<ActorAddr<Producer>>,
     pub(crate) locations: Locations,
     pub(crate) buffers: Arc<Buffers>,
     pub(crate) reads: Reads,
     pub(crate) writes: Writes,
     pub(crate) messages: Arc<Messages>,
     pub(crate) times: Times,
-    pub(crate) rare: Arc<RareAtClient>,
+    pub(crate) slow_path: Arc<ClientSlowPath>,
     pub(crate) draining: Arc<AtomicBool>,
     // No verb does anything any more.
     pub(crate) closed: AtomicBool,
@@ -133,12 +133,12 @@ pub struct Shared {
     world: AtomicU32,
     next_request: AtomicU64,
     // Only a standalone client has one; a node's handle lives on its node's.
-    place: Option<OwnedPlace>,
-    pub(crate) made: MadeIn,
+    executor: Option<OwnedExecutor>,
+    pub(crate) made: ProcessMark,
 }
 
 /// After the last handle is gone its links still say Detach before their thread ends.
-const LAST_WORDS: Duration = Duration::from_millis(100);
+const LAST_FRAMES_LIMIT: Duration = Duration::from_millis(100);
 
 impl Drop for Shared {
     fn drop(&mut self) {
@@ -150,11 +150,11 @@ impl Drop for Shared {
         for peer in self.peers.all() {
             peer.send_names(usize::MAX);
         }
-        if let Some(place) = self.place.take() {
-            let here = place.place().clone();
+        if let Some(executor) = self.executor.take() {
+            let here = executor.executor().clone();
             here.task(async move {
-                tokio::time::sleep(LAST_WORDS).await;
-                drop(place);
+                tokio::time::sleep(LAST_FRAMES_LIMIT).await;
+                drop(executor);
             });
         }
     }
@@ -167,13 +167,13 @@ impl Shared {
     }
 
     /// Tells the Producer something that nobody waits for; none if there is no Producer.
-    pub(crate) fn tell<M: Message>(&self, word: M) -> Option<Result<()>>
+    pub(crate) fn notify_producer<M: Message>(&self, message: M) -> Option<Result<()>>
     where
         Producer: On<M>,
     {
         let actor = self.actor.get().filter(|_| self.made.is_here())?;
         Messages::count(&self.messages.one_way, 1);
-        Some(actor.tell(word))
+        Some(actor.try_send(message))
     }
 
     /// Ranks of the job; 0 while this handle was not told.
@@ -188,7 +188,7 @@ impl Shared {
         let member = |(info, _): &&(RankInfo, RankState)| info.incarnation == peer.incarnation;
         match view.ranks.iter().find(member) {
             Some((_, state)) => peer.take_puts(*state == RankState::Alive),
-            None if view.settled => peer.part(),
+            None if view.settled => peer.disconnect(),
             None => {}
         }
         self.peers.insert(peer, &self.closed)
@@ -224,7 +224,7 @@ impl Shared {
         }
         if view.settled {
             let members = view.ranks.iter().map(|(info, _)| info.incarnation).collect();
-            self.peers.part_from_others(&members);
+            self.peers.disconnect_others(&members);
         }
         *kept = view;
     }
@@ -254,7 +254,7 @@ pub(crate) struct Parts {
     pub path: MasterPath,
     pub draining: Arc<AtomicBool>,
     pub producer_id: u64,
-    pub place: Option<OwnedPlace>,
+    pub executor: Option<OwnedExecutor>,
 }
 
 impl Client {
@@ -282,8 +282,8 @@ impl Client {
         {
             addresses.insert(0, local.clone());
         }
-        let place = env.place()?;
-        let here = place.place().clone();
+        let executor = env.executor()?;
+        let here = executor.executor().clone();
         let parts = Parts {
             env,
             config,
@@ -294,7 +294,7 @@ impl Client {
             path: MasterPath::Remote(Arc::new(Mutex::new(addresses))),
             draining: Arc::default(),
             producer_id,
-            place: Some(place),
+            executor: Some(executor),
         };
         let client = Self::from_parts(parts);
         client.start_producer(&here).await?;
@@ -324,15 +324,15 @@ impl Client {
             writes: Writes::default(),
             messages: Arc::default(),
             times: Times::default(),
-            rare: pool.rare.clone(),
+            slow_path: pool.slow_path.clone(),
             draining: p.draining,
             closed: AtomicBool::new(false),
             settings: Mutex::new(p.settings),
             world: AtomicU32::new(p.view.world_size),
             view: RwLock::new(p.view),
             next_request: AtomicU64::new(1),
-            place: p.place,
-            made: MadeIn::here(),
+            executor: p.executor,
+            made: ProcessMark::here(),
         };
         Self { shared: Arc::new(shared), pool: Arc::new(pool) }
     }
@@ -340,20 +340,20 @@ impl Client {
     /// Starts the Producer behind this handle.
     pub(crate) async fn start_producer(
         &self,
-        place: &crate::place::Place,
-    ) -> Result<CellAddr<Producer>> {
-        let truth = ProducerTruth::new(&self.shared, self.pool.another());
+        executor: &crate::executor::Executor,
+    ) -> Result<ActorAddr<Producer>> {
+        let durable = ProducerDurable::new(&self.shared, self.pool.another());
         let exhausted = Arc::new(|name: &'static str| {
             tracing::error!(
                 actor = name,
                 "restart budget spent; this handle's background work ends"
             );
         });
-        let actor = CellAddr::start(place, truth, exhausted).await?;
+        let actor = ActorAddr::start(executor, durable, exhausted).await?;
         let _ = self.shared.actor.set(actor.clone());
         let pool = self.pool.another();
         let weak = Arc::downgrade(&self.shared);
-        place.task(async move { pool.presence(weak).await });
+        executor.task(async move { pool.presence(weak).await });
         Ok(actor)
     }
 
@@ -406,9 +406,9 @@ impl Client {
             return Ok(p);
         }
         if self.shared.peers.is_dead(incarnation) {
-            self.shared.rare.attached_again.one();
+            self.shared.slow_path.attached_again.one();
         }
-        self.shared.peers.bury();
+        self.shared.peers.remove_dead();
         let info = self.rank_info(incarnation).await?;
         let actor = self.shared.actor.get().ok_or_else(|| Error::internal("no producer actor"))?;
         self.shared.waits();
@@ -429,7 +429,7 @@ impl Client {
         if let Some(info) = cached {
             return Ok(info);
         }
-        let view = self.view().await?;
+        let view = self.membership().await?;
         find(&view).ok_or_else(|| {
             Error::disconnected(format!("incarnation {incarnation:016x} is no longer a member"))
         })
@@ -456,12 +456,12 @@ impl Client {
     }
 
     /// What this handle had to do besides its calls.
-    pub fn rarities(&self) -> ClientRarities {
-        self.shared.rare.snapshot()
+    pub fn slow_path_counters(&self) -> ClientSlowPathCounters {
+        self.shared.slow_path.snapshot()
     }
 
     /// The members now.
-    pub async fn view(&self) -> Result<View> {
+    pub async fn membership(&self) -> Result<View> {
         match self.call(Request::View).await? {
             Response::View(v) => {
                 self.shared.keep_view(v.clone());

@@ -3,9 +3,9 @@
 //! runs the very same code, one environment for each process that it plays. It decides nothing.
 
 use crate::error::Result;
+use crate::executor::OwnedExecutor;
 use crate::log_claims::LogClaims;
 use crate::machine::{Machine, OsMachine};
-use crate::place::OwnedPlace;
 use crate::server::LocalOwners;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::random::{OsRandom, Random};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// What actors run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Grounds {
+pub(crate) enum Platform {
     /// A thread for each place.
     Threads,
     /// The thread that asks, inside a tokio `LocalSet`.
@@ -32,14 +32,14 @@ pub struct Environment {
     pub random: Arc<dyn Random>,
     /// Memory, and the data plane's agent and connections.
     pub machine: Arc<dyn Machine>,
-    pub(crate) grounds: Grounds,
+    pub(crate) platform: Platform,
     pub(crate) owners: LocalOwners,
     pub(crate) claims: LogClaims,
 }
 
 impl std::fmt::Debug for Environment {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Environment({:?} on {:?})", self.machine, self.grounds)
+        write!(f, "Environment({:?} on {:?})", self.machine, self.platform)
     }
 }
 
@@ -51,7 +51,7 @@ impl Environment {
             net: Arc::new(OsNet),
             random: Arc::new(OsRandom),
             machine: Arc::new(OsMachine),
-            grounds: Grounds::Threads,
+            platform: Platform::Threads,
             owners: LocalOwners::of_this_process(),
             claims: LogClaims::of_this_process(),
         }
@@ -65,15 +65,15 @@ impl Environment {
         random: Arc<dyn Random>,
         machine: Arc<dyn Machine>,
     ) -> Self {
-        let (grounds, owners) = (Grounds::Here, LocalOwners::default());
-        Self { clock, net, random, machine, grounds, owners, claims: LogClaims::default() }
+        let (platform, owners) = (Platform::Here, LocalOwners::default());
+        Self { clock, net, random, machine, platform, owners, claims: LogClaims::default() }
     }
 
     /// A place for actors.
-    pub(crate) fn place(&self) -> Result<OwnedPlace> {
-        match self.grounds {
-            Grounds::Threads => OwnedPlace::arbiter(),
-            Grounds::Here => Ok(OwnedPlace::here(self.clock.clone())),
+    pub(crate) fn executor(&self) -> Result<OwnedExecutor> {
+        match self.platform {
+            Platform::Threads => OwnedExecutor::arbiter(),
+            Platform::Here => Ok(OwnedExecutor::here(self.clock.clone())),
         }
     }
 }

@@ -4,7 +4,7 @@
 
 mod reading;
 
-use crate::cell::{CellAddr, Message, On, Reply, Role, Turn};
+use crate::actor::{ActorAddr, Context, Message, On, Reply, Role};
 use crate::owner::tables::OwnerTables;
 use crate::owner::{Evict, EvictWindow, Owner};
 use nkv_store::arena::Arena;
@@ -22,11 +22,11 @@ const WINDOW_FROM_ATTEMPT: u32 = 1;
 /// Calls that wait until the list is read, at most; the others are served from what is there.
 const MAX_WAITING: usize = 64;
 /// Between looks at whether the owner could not tell something.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const RECHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What outlives the Evictor actor.
 #[derive(Clone)]
-pub struct EvictorTruth {
+pub struct EvictorDurable {
     /// The segment, to rebuild from.
     pub heap: Heap,
     /// Which policy.
@@ -36,16 +36,16 @@ pub struct EvictorTruth {
     /// The owner's figures.
     pub tables: Arc<OwnerTables>,
     /// Who retires.
-    pub owner: Arc<OnceLock<CellAddr<Owner>>>,
+    pub owner: Arc<OnceLock<ActorAddr<Owner>>>,
 }
 
 /// See the file's first paragraph.
 pub struct Evictor {
-    truth: EvictorTruth,
+    durable: EvictorDurable,
     policy: Box<dyn Policy>,
     capacity: u64,
     // The headers were read, or are: what was said before that, and heard after, is stale.
-    look_again: bool,
+    recheck: bool,
     // The headers are being read.
     reading: Option<Reading>,
     // Until the list is whole: to how many bytes to evict, and who wants to know what went.
@@ -53,7 +53,7 @@ pub struct Evictor {
 }
 
 /// A timer.
-struct LookAgain;
+struct EvictorTick;
 /// Objects that became live: (slot, epoch, bytes of the extent), oldest first.
 #[derive(Debug)]
 pub struct Admit(pub Vec<(u32, u32, u64)>);
@@ -84,7 +84,7 @@ pub struct Victims {
     pub bytes: u64,
 }
 
-impl Message for LookAgain {
+impl Message for EvictorTick {
     type Reply = ();
 }
 impl Message for Admit {
@@ -104,21 +104,21 @@ impl Message for EvictTo {
 }
 
 impl Role for Evictor {
-    type Truth = EvictorTruth;
+    type Durable = EvictorDurable;
     const NAME: &'static str = "evictor";
 
-    fn boot(truth: &EvictorTruth, turn: &mut Turn<'_, Self>) -> Self {
-        turn.after(LOOK_AGAIN, LookAgain);
-        let geometry = truth.heap.geometry();
+    fn boot(durable: &EvictorDurable, ctx: &mut Context<'_, Self>) -> Self {
+        ctx.after(RECHECK_INTERVAL, EvictorTick);
+        let geometry = durable.heap.geometry();
         let mut evictor = Self {
-            truth: truth.clone(),
-            policy: truth.policy.build(geometry.slots),
+            durable: durable.clone(),
+            policy: durable.policy.build(geometry.slots),
             capacity: geometry.arena.len,
-            look_again: false,
+            recheck: false,
             reading: None,
             waiting: Vec::new(),
         };
-        evictor.read(Reading::cold(&truth.heap), turn);
+        evictor.read(Reading::cold(&durable.heap), ctx);
         evictor
     }
 }
@@ -136,23 +136,23 @@ impl Evictor {
 
     /// Applies: hands the victims to the owner.
     fn evict_down_to(&mut self, target: u64, spare: usize) -> Victims {
-        let (victims, mut told) = (self.victims_down_to(target, spare), Victims::default());
-        let Some(owner) = self.truth.owner.get() else {
-            return told;
+        let (victims, mut sent) = (self.victims_down_to(target, spare), Victims::default());
+        let Some(owner) = self.durable.owner.get() else {
+            return sent;
         };
         let mut batches = victims.chunks(VICTIMS_PER_BATCH);
         for batch in batches.by_ref() {
             let names = batch.iter().map(|(slot, epoch, _)| (*slot, *epoch)).collect();
-            if let Err(error) = owner.tell(Evict(names)) {
+            if let Err(error) = owner.try_send(Evict(names)) {
                 tracing::warn!(%error, victims = batch.len(), "the owner is busy: victims kept");
                 self.take_back(batch);
                 break;
             }
-            told.objects += batch.len() as u64;
-            told.bytes += batch.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
+            sent.objects += batch.len() as u64;
+            sent.bytes += batch.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
         }
         batches.for_each(|batch| self.take_back(batch));
-        told
+        sent
     }
 
     /// Victims that the owner did not hear of go on as the newest; better than never again.
@@ -163,24 +163,24 @@ impl Evictor {
     }
 
     /// Reads the list from the headers again when it lost sight of objects (a batch missed).
-    fn read_if_blind(&mut self, turn: &Turn<'_, Self>) {
-        let objects = self.truth.tables.gauges.objects.load(Ordering::Relaxed);
+    fn read_if_blind(&mut self, ctx: &Context<'_, Self>) {
+        let objects = self.durable.tables.gauges.objects.load(Ordering::Relaxed);
         if self.policy.is_empty() && objects > 0 && self.reading.is_none() {
-            self.read(Reading::cold(&self.truth.heap), turn);
+            self.read(Reading::cold(&self.durable.heap), ctx);
         }
     }
 
     /// Compares the list with the headers if the owner could not tell something, and once more at the
     /// look after that: by then every word is heard that was on its way when the headers were read.
-    fn catch_up(&mut self, turn: &Turn<'_, Self>) {
+    fn catch_up(&mut self, ctx: &Context<'_, Self>) {
         if self.reading.is_some() {
             return;
         }
-        let missed = self.truth.tables.evictor_missed.swap(false, Ordering::AcqRel);
-        if missed || self.look_again {
-            self.read(Reading::missed(&self.truth.heap), turn);
+        let missed = self.durable.tables.evictor_missed.swap(false, Ordering::AcqRel);
+        if missed || self.recheck {
+            self.read(Reading::missed(&self.durable.heap), ctx);
         }
-        self.look_again = missed;
+        self.recheck = missed;
     }
 
     /// Evicts now, or once the list is whole.
@@ -194,13 +194,13 @@ impl Evictor {
     }
 
     fn open_bytes(&self) -> u64 {
-        self.truth.tables.gauges.open_bytes.load(Ordering::Relaxed)
+        self.durable.tables.gauges.open_bytes.load(Ordering::Relaxed)
     }
 
     fn check_watermark(&mut self) {
         let open = self.open_bytes();
-        let held = self.truth.tables.gauges.held_bytes.load(Ordering::Relaxed);
-        let marks = self.truth.watermarks;
+        let held = self.durable.tables.gauges.held_bytes.load(Ordering::Relaxed);
+        let marks = self.durable.watermarks;
         if marks.above_hi(self.policy.bytes() + open + held, self.capacity) {
             // The newest stays: an object as large as the heap must be stored, not just accepted.
             self.evict_down_to(marks.target_bytes(self.capacity).saturating_sub(open), 1);
@@ -208,16 +208,16 @@ impl Evictor {
     }
 }
 
-impl On<LookAgain> for Evictor {
-    fn on(&mut self, _: LookAgain, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
-        turn.after(LOOK_AGAIN, LookAgain);
-        self.catch_up(turn);
+impl On<EvictorTick> for Evictor {
+    fn on(&mut self, _: EvictorTick, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
+        ctx.after(RECHECK_INTERVAL, EvictorTick);
+        self.catch_up(ctx);
         reply.send(());
     }
 }
 
 impl On<Admit> for Evictor {
-    fn on(&mut self, m: Admit, reply: Reply<()>, _: &mut Turn<'_, Self>) {
+    fn on(&mut self, m: Admit, reply: Reply<()>, _: &mut Context<'_, Self>) {
         for (slot, epoch, bytes) in m.0 {
             self.policy.admit(slot, epoch, bytes);
         }
@@ -227,7 +227,7 @@ impl On<Admit> for Evictor {
 }
 
 impl On<Touched> for Evictor {
-    fn on(&mut self, m: Touched, reply: Reply<()>, _: &mut Turn<'_, Self>) {
+    fn on(&mut self, m: Touched, reply: Reply<()>, _: &mut Context<'_, Self>) {
         // The reader already put them tail to head.
         for (slot, epoch) in m.0 {
             self.policy.touch(slot, epoch);
@@ -237,37 +237,37 @@ impl On<Touched> for Evictor {
 }
 
 impl On<Forget> for Evictor {
-    fn on(&mut self, m: Forget, reply: Reply<()>, _: &mut Turn<'_, Self>) {
+    fn on(&mut self, m: Forget, reply: Reply<()>, _: &mut Context<'_, Self>) {
         for (slot, epoch) in m.0 {
             self.policy.forget(slot, epoch);
         }
         // It may stand in what was read of it before.
-        self.look_again |= self.reading.as_ref().is_some_and(Reading::is_cold);
+        self.recheck |= self.reading.as_ref().is_some_and(Reading::is_cold);
         reply.send(());
     }
 }
 
 impl On<MakeRoom> for Evictor {
-    fn on(&mut self, m: MakeRoom, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+    fn on(&mut self, m: MakeRoom, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         let need = Arena::rounded_within(m.bytes, self.capacity);
-        self.read_if_blind(turn);
+        self.read_if_blind(ctx);
         if m.attempt >= WINDOW_FROM_ATTEMPT
-            && let Some(owner) = self.truth.owner.get()
-            && let Err(error) = owner.tell(EvictWindow(need))
+            && let Some(owner) = self.durable.owner.get()
+            && let Err(error) = owner.try_send(EvictWindow(need))
         {
             tracing::warn!(%error, "the owner missed a window eviction");
         }
         let open = self.open_bytes();
         let room = self.capacity.saturating_sub(need).saturating_sub(open);
-        let mark = self.truth.watermarks.target_bytes(self.capacity).saturating_sub(open);
+        let mark = self.durable.watermarks.target_bytes(self.capacity).saturating_sub(open);
         self.evict_when_read(room.min(mark), Reply::nobody());
         reply.send(());
     }
 }
 
 impl On<EvictTo> for Evictor {
-    fn on(&mut self, m: EvictTo, reply: Reply<Victims>, turn: &mut Turn<'_, Self>) {
-        self.read_if_blind(turn);
+    fn on(&mut self, m: EvictTo, reply: Reply<Victims>, ctx: &mut Context<'_, Self>) {
+        self.read_if_blind(ctx);
         let open = self.open_bytes();
         self.evict_when_read(m.0.saturating_sub(open), reply);
     }

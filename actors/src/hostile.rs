@@ -11,16 +11,16 @@ mod seeds;
 
 pub use seeds::seeds;
 
-use crate::message::{Down, Purpose, Request, Response, ToOwner, Up};
+use crate::message::{ClientToOwner, MasterToOwner, OwnerToMaster, Purpose, Request, Response};
 use nkv_transport::wire::{FRAME_HEADER_BYTES, WIRE_VERSION, decode_frame, encode_frame};
-use scene::Scene;
+use scene::TestCluster;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// Words of one input at most.
-const MAX_WORDS: usize = 64;
+const MAX_MESSAGES: usize = 64;
 /// Who says it, and its length, before each word.
-const WORD_HEADER: usize = 3;
+const MESSAGE_HEADER: usize = 3;
 
 /// What is said, to whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,24 +28,31 @@ pub enum Kind {
     /// A member joins.
     Hello = 0,
     /// A member's owner to the master.
-    Up = 1,
+    OwnerToMaster = 1,
     /// A client to the master.
     Request = 2,
     /// The master to an owner.
-    Down = 3,
+    MasterToOwner = 3,
     /// An attached process to an owner.
-    ToOwner = 4,
+    ClientToOwner = 4,
     /// The master to a client.
     Response = 5,
     /// Time passes.
     Later = 6,
 }
 
-const KINDS: [Kind; 7] =
-    [Kind::Hello, Kind::Up, Kind::Request, Kind::Down, Kind::ToOwner, Kind::Response, Kind::Later];
+const KINDS: [Kind; 7] = [
+    Kind::Hello,
+    Kind::OwnerToMaster,
+    Kind::Request,
+    Kind::MasterToOwner,
+    Kind::ClientToOwner,
+    Kind::Response,
+    Kind::Later,
+];
 
 /// A word as it stands in an input.
-pub fn word<T: Serialize>(kind: Kind, value: &T) -> Vec<u8> {
+pub fn encode<T: Serialize>(kind: Kind, value: &T) -> Vec<u8> {
     let mut frame = Vec::new();
     // Bounded by its maker: what cannot be encoded is an empty word.
     let _ = encode_frame(&mut frame, 0, value);
@@ -70,15 +77,16 @@ pub fn run(input: &[u8]) -> bool {
     let Ok(runtime) = runtime else { return false };
     let tasks = tokio::task::LocalSet::new();
     tasks.block_on(&runtime, async {
-        let mut scene = Scene::new().await;
+        let mut scene = TestCluster::new().await;
         let mut understood = true;
         let mut rest = input;
-        for _ in 0..MAX_WORDS {
-            let Some((header, body)) = rest.split_at_checked(WORD_HEADER) else { break };
+        for _ in 0..MAX_MESSAGES {
+            let Some((header, body)) = rest.split_at_checked(MESSAGE_HEADER) else { break };
             let len = usize::from(u16::from_le_bytes([header[1], header[2]])).min(body.len());
             let (body, later) = body.split_at(len);
             rest = later;
-            understood &= say(&mut scene, KINDS[usize::from(header[0]) % KINDS.len()], body).await;
+            understood &=
+                deliver(&mut scene, KINDS[usize::from(header[0]) % KINDS.len()], body).await;
             scene.honest_stays().await;
         }
         scene.others_are_served().await;
@@ -86,30 +94,30 @@ pub fn run(input: &[u8]) -> bool {
     })
 }
 
-async fn say(scene: &mut Scene, kind: Kind, body: &[u8]) -> bool {
+async fn deliver(scene: &mut TestCluster, kind: Kind, body: &[u8]) -> bool {
     match kind {
         Kind::Hello => match decoded::<Purpose>(body) {
             Some(purpose) => scene.joins(purpose).await,
             None => return false,
         },
-        Kind::Up => match decoded::<Up>(body) {
-            Some(up) => drop(scene.member_says(up).await),
+        Kind::OwnerToMaster => match decoded::<OwnerToMaster>(body) {
+            Some(up) => drop(scene.from_member(up).await),
             None => return false,
         },
         Kind::Request => match decoded::<Request>(body) {
             Some(request) => scene.client_asks(request).await,
             None => return false,
         },
-        Kind::Down => match decoded::<Down>(body) {
-            Some(down) => drop(scene.master_says(down).await),
+        Kind::MasterToOwner => match decoded::<MasterToOwner>(body) {
+            Some(down) => drop(scene.from_master(down).await),
             None => return false,
         },
-        Kind::ToOwner => match decoded::<ToOwner>(body) {
-            Some(word) => drop(scene.process_says(word).await),
+        Kind::ClientToOwner => match decoded::<ClientToOwner>(body) {
+            Some(message) => drop(scene.from_process(message).await),
             None => return false,
         },
         Kind::Response => match decoded::<Response>(body) {
-            Some(response) => drop(scene.client_is_told(&response)),
+            Some(response) => drop(scene.to_client(&response)),
             None => return false,
         },
         Kind::Later => scene.time_passes(body.len() as u64).await,

@@ -1,19 +1,20 @@
 //! nkv-actors: the control plane of nkv.
 //!
 //! - Actors decide, the data plane moves, and no byte ever waits in a mailbox.
-//! - [`cell`] is the only seam to actix; a role that panics is rebuilt from the truth outside it.
+//! - [`cell`] is the only seam to actix; a role that panics is rebuilt from the durable state outside it.
 //! - [`master`], [`owner`], [`producer`] and [`evictor`] are the roles; [`message`] lists what they say.
 //! - [`client`] is the handle, [`node`] a rank with all of it.
 //! - [`environment`] and [`machine`] are what all of it takes from outside, so that a simulation can own it.
 
+pub mod actor;
 pub mod announce_poller;
-pub mod cell;
 pub mod client;
+mod control_hello;
 pub mod durations;
 pub mod environment;
 pub mod error;
 pub mod evictor;
-mod greeting;
+pub mod executor;
 #[cfg(any(test, feature = "hostile"))]
 pub mod hostile;
 mod log_claims;
@@ -24,12 +25,11 @@ pub mod membership;
 pub mod message;
 pub mod node;
 pub mod owner;
-pub mod place;
 pub mod plans;
 pub mod producer;
 mod race;
-pub mod rare;
 pub mod server;
+pub mod slow_path;
 
 pub use bytes::Bytes;
 pub use client::{Blocking, Client, ClientConfig, ObjectView, TransportChoice, WritePlan};

@@ -31,7 +31,7 @@ pub struct NewSegment {
 
 /// What an agent serves, and to whom.
 #[derive(Debug)]
-pub struct Served {
+pub struct AgentConfig {
     /// Where it listens; port 0 is any.
     pub at: SocketAddr,
     /// The segment.
@@ -100,7 +100,7 @@ pub trait Machine: Send + Sync + fmt::Debug {
     fn remove_socket(&self, path: &Path);
 
     /// Starts an agent beside a segment.
-    fn serve(&self, what: Served) -> Result<Box<dyn DataAgent>, TransportError>;
+    fn serve(&self, what: AgentConfig) -> Result<Box<dyn DataAgent>, TransportError>;
 
     /// The RDMA devices of this machine, opened once for all who ask for the same ones.
     ///
@@ -183,8 +183,8 @@ impl Machine for OsMachine {
         let _ = std::fs::remove_file(path);
     }
 
-    fn serve(&self, what: Served) -> Result<Box<dyn DataAgent>, TransportError> {
-        let Served { at, memory, incarnation, job, grants, guard, limits } = what;
+    fn serve(&self, what: AgentConfig) -> Result<Box<dyn DataAgent>, TransportError> {
+        let AgentConfig { at, memory, incarnation, job, grants, guard, limits } = what;
         let agent = TcpAgent::start(at, memory, incarnation, &job, grants, Some(guard), limits)?;
         Ok(Box::new(agent))
     }

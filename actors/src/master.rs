@@ -1,6 +1,7 @@
 //! Master: the only writer of the object index, of placement and of membership. One actor on an
 //! arbiter of its own; every request is a batch. Its state is rebuilt from the owners' reports.
 
+mod allocator;
 mod batch;
 mod commit;
 mod finish;
@@ -12,18 +13,18 @@ mod members;
 mod membership;
 mod objects;
 mod open;
-mod placement;
 mod recover;
 mod route;
 mod terms;
 
-use crate::cell::{Message, On, Reply, Role, Turn};
+use crate::actor::{Context, Message, On, Reply, Role};
 use crate::error::Error;
 use crate::log_limit::LogLimit;
 use crate::message::{
-    ClusterStats, Down, MasterCounters, RankInfo, RankStats, Refusal, Request, Response, Seat,
-    SeenView, Settings, Term, Up,
+    ClusterStats, MasterCounters, MasterToOwner, OwnerToMaster, RankInfo, RankStats, Refusal,
+    Request, Response, SeenView, SegmentId, Settings, Term,
 };
+use allocator::SegmentAllocator;
 use batch::Batches;
 use hashbrown::{HashMap, HashSet};
 use index::Index;
@@ -34,7 +35,6 @@ use nkv_store::log_lines::LogLines;
 use nkv_store::{KeyHasher, KeyId};
 use objects::{Entry, IdentityState, PlanInfo};
 use open::Waiting;
-use placement::Book;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,7 +53,7 @@ const MAX_PARKED: usize = 8192;
 
 /// What outlives the Master actor.
 #[derive(Clone)]
-pub struct MasterTruth {
+pub struct MasterDurable {
     /// Ranks the job has.
     pub world_size: u32,
     /// Membership TTL.
@@ -78,38 +78,38 @@ pub struct MasterTruth {
 
 /// See the file's first paragraph.
 pub struct Master {
-    truth: MasterTruth,
+    durable: MasterDurable,
     objects: Index<Entry>,
     plans: HashMap<crate::message::PlanId, PlanInfo>,
-    books: BTreeMap<Seat, Book>,
+    allocators: BTreeMap<SegmentId, SegmentAllocator>,
     batches: Batches,
     waiting: VecDeque<Waiting>,
     rounds: Rounds,
     log_questions: log::LogQuestions,
     // Keys of which logs serve objects besides the entry that has the key now, and where: one a segment.
-    aside: HashMap<KeyId, BTreeMap<Seat, crate::message::SlotRef>>,
+    aside: HashMap<KeyId, BTreeMap<SegmentId, crate::message::SlotRef>>,
     // Of these, those whose listed object a reader found gone: another one is no second one.
     found_gone: HashSet<KeyId>,
     // Ranks where opens wait because an owner has many words still to take.
-    behind: BTreeSet<u32>,
+    backlogged: BTreeSet<u32>,
     removing: HashMap<KeyId, Vec<(u64, usize)>, IdentityState>,
     // Answers to removes that wait for views to be kept.
     deferred: Vec<terms::Deferred>,
-    commits_out: BTreeMap<Seat, Vec<crate::message::PlanRef>>,
+    commits_out: BTreeMap<SegmentId, Vec<crate::message::PlanRef>>,
     // Commits whose owners have not recorded the plan yet.
-    unrecorded: BTreeMap<Seat, Vec<commit::Unrecorded>>,
+    unrecorded: BTreeMap<SegmentId, Vec<commit::Unrecorded>>,
     counters: MasterCounters,
     // Segments whose report is still to come after a panic; calls are parked until then.
-    recovering: BTreeSet<Seat>,
+    recovering: BTreeSet<SegmentId>,
     recover_until_ms: u64,
     // Those whose report did not come in time: what they hold is not known.
-    blind: BTreeSet<Seat>,
+    blind: BTreeSet<SegmentId>,
     // Owners that reported to the actor before this one, and not yet to this one.
     forgotten: HashSet<u64>,
     parked: VecDeque<(Ask, Reply<Response>)>,
     lost_producers: HashSet<u64>,
-    // Ranks that do not fit, by seat and world size.
-    refused: LogLimit<(Seat, u32)>,
+    // Ranks that do not fit, by segment and world size.
+    refused: LogLimit<(SegmentId, u32)>,
     last_tick_ms: u64,
     // Of what was said that cannot be.
     refused_lines: LogLines,
@@ -139,25 +139,25 @@ pub struct Join {
     /// It is of the master's own process: what it knows ends with the master.
     pub own: bool,
     /// Frames to it.
-    pub tx: tokio::sync::mpsc::Sender<Down>,
+    pub tx: tokio::sync::mpsc::Sender<MasterToOwner>,
 }
 /// A frame from a joined segment's owner.
 #[derive(Debug)]
 pub struct FromRank {
     /// Whose.
-    pub seat: Seat,
+    pub segment_id: SegmentId,
     /// Its incarnation.
     pub incarnation: u64,
     /// Which link of it.
     pub link: LinkId,
     /// The frame.
-    pub up: Up,
+    pub up: OwnerToMaster,
 }
 /// A link ended.
 #[derive(Debug)]
 pub struct LinkDown {
     /// Whose.
-    pub seat: Seat,
+    pub segment_id: SegmentId,
     /// Which link of it.
     pub link: LinkId,
 }
@@ -182,22 +182,22 @@ impl Message for MasterTick {
 }
 
 impl Role for Master {
-    type Truth = MasterTruth;
+    type Durable = MasterDurable;
     const NAME: &'static str = "master";
 
-    fn boot(truth: &MasterTruth, turn: &mut Turn<'_, Self>) -> Self {
+    fn boot(durable: &MasterDurable, ctx: &mut Context<'_, Self>) -> Self {
         let mut master = Self {
-            truth: truth.clone(),
+            durable: durable.clone(),
             objects: Index::default(),
             plans: HashMap::new(),
-            books: BTreeMap::new(),
+            allocators: BTreeMap::new(),
             batches: Batches::default(),
             waiting: VecDeque::new(),
             rounds: Rounds::default(),
             log_questions: log::LogQuestions::default(),
             aside: HashMap::new(),
             found_gone: HashSet::new(),
-            behind: BTreeSet::new(),
+            backlogged: BTreeSet::new(),
             removing: HashMap::default(),
             deferred: Vec::new(),
             commits_out: BTreeMap::new(),
@@ -210,37 +210,38 @@ impl Role for Master {
             parked: VecDeque::new(),
             lost_producers: HashSet::new(),
             refused: LogLimit::default(),
-            last_tick_ms: truth.clock.now_ms(),
+            last_tick_ms: durable.clock.now_ms(),
             refused_lines: LogLines::default(),
         };
         master.recover();
-        turn.after(Duration::from_millis(TICK_MS), MasterTick);
+        ctx.after(Duration::from_millis(TICK_MS), MasterTick);
         master
     }
 }
 
 impl Master {
     fn now_ms(&self) -> u64 {
-        self.truth.clock.now_ms()
+        self.durable.clock.now_ms()
     }
 
     /// True once every rank has reported with all it has, or one TTL has passed since the start.
     fn settled(&self) -> bool {
         // Latched outside the actor: a rank that leaves later does not make the cluster new.
-        self.truth.members.settled(self.now_ms(), self.truth.ttl_ms)
+        self.durable.members.settled(self.now_ms(), self.durable.ttl_ms)
     }
 
     fn early(&self, what: &str) -> Error {
-        let world = self.truth.world_size;
-        let joined = |r: &u32| self.books.get(&Seat::first(*r)).is_some_and(|b| b.reported);
+        let world = self.durable.world_size;
+        let joined =
+            |r: &u32| self.allocators.get(&SegmentId::first(*r)).is_some_and(|b| b.reported);
         let missing: Vec<u32> = (0..world).filter(|r| !joined(r)).collect();
         let mut whom = format!("ranks {missing:?} of {world}");
         if missing.is_empty() {
-            whom = recover::names(&self.truth.members.awaited());
+            whom = recover::names(&self.durable.members.awaited());
         }
         Error::not_ready(format!(
             "the cluster is starting: {what} waits for {whom} to join, or {} ms",
-            self.truth.ttl_ms
+            self.durable.ttl_ms
         ))
     }
 
@@ -262,7 +263,7 @@ impl Master {
             false => Some(self.early(what)),
             // Before any log is asked, which takes out what it has of a key: a remove that is refused has
             // removed nothing.
-            true if removes => self.check_quorum().and_then(|()| self.check_sight()).err(),
+            true if removes => self.check_quorum().and_then(|()| self.check_all_reported()).err(),
             true => self.check_quorum().err(),
         })
     }
@@ -291,7 +292,7 @@ impl Master {
             Request::EvictUntilBelow(ratio) => reply.send(self.evict_until_below(ratio)),
             Request::Stats => reply.send(Response::Stats(self.stats())),
             Request::View | Request::Watch { .. } => {
-                reply.send(Response::View(self.truth.members.view()))
+                reply.send(Response::View(self.durable.members.view()))
             }
             Request::List { .. } | Request::RemoveMatching(_) => {
                 self.enter_round(Round { ask, reply, from_logs: 0 })
@@ -305,20 +306,21 @@ impl Master {
                 "evict_until_below takes a ratio from 0 to 1, not {ratio}"
             )));
         }
-        for (seat, book) in &self.books {
-            let bytes = (book.info.arena_bytes as f64 * ratio) as u64;
-            self.truth.members.send(*seat, Down::EvictTo { bytes });
+        for (segment_id, allocator) in &self.allocators {
+            let bytes = (allocator.info.arena_bytes as f64 * ratio) as u64;
+            self.durable.members.send(*segment_id, MasterToOwner::EvictTo { bytes });
         }
         Response::Done(vec![Ok(())])
     }
 
     fn stats(&self) -> ClusterStats {
-        let rows = self.truth.members.rows(self.now_ms());
+        let rows = self.durable.members.rows(self.now_ms());
         let ranks = rows.into_iter().map(|row| {
-            let book = self.books.get(&Seat { rank: row.rank, segment: row.segment });
+            let allocator =
+                self.allocators.get(&SegmentId { rank: row.rank, segment: row.segment });
             RankStats {
-                allocated_bytes: book.map_or(0, |b| b.arena.used_bytes()),
-                largest_hole: book.map_or(0, |b| b.arena.largest_hole()),
+                allocated_bytes: allocator.map_or(0, |b| b.arena.used_bytes()),
+                largest_hole: allocator.map_or(0, |b| b.arena.largest_hole()),
                 ..row
             }
         });
@@ -333,13 +335,13 @@ impl Master {
 }
 
 impl On<Ask> for Master {
-    fn on(&mut self, ask: Ask, reply: Reply<Response>, turn: &mut Turn<'_, Self>) {
+    fn on(&mut self, ask: Ask, reply: Reply<Response>, ctx: &mut Context<'_, Self>) {
         if self.recovering.is_empty() {
             self.answer(ask, reply);
             self.flush_commits();
-            self.start_rounds(turn);
+            self.start_rounds(ctx);
         } else if self.parked.len() < MAX_PARKED {
-            self.truth.members.rare.calls_parked.one();
+            self.durable.members.slow_path.calls_parked.one();
             self.parked.push_back((ask, reply));
         } else {
             reply.send(Response::Failed(Error::not_ready("the master is being rebuilt")));
@@ -348,11 +350,11 @@ impl On<Ask> for Master {
 }
 
 impl On<FromRank> for Master {
-    fn on(&mut self, m: FromRank, reply: Reply<()>, _: &mut Turn<'_, Self>) {
-        if self.truth.members.heard(m.seat, m.link, self.now_ms()) {
-            match self.truth.members.check_up(m.seat, &m.up) {
-                Ok(()) => self.seat_says(m.seat, m.incarnation, m.up),
-                Err(error) => self.refuse_words(m.seat, &error),
+    fn on(&mut self, m: FromRank, reply: Reply<()>, _: &mut Context<'_, Self>) {
+        if self.durable.members.heard(m.segment_id, m.link, self.now_ms()) {
+            match self.durable.members.check_to_master(m.segment_id, &m.up) {
+                Ok(()) => self.from_segment(m.segment_id, m.incarnation, m.up),
+                Err(error) => self.refuse_frame(m.segment_id, &error),
             }
         }
         reply.send(());
@@ -360,30 +362,30 @@ impl On<FromRank> for Master {
 }
 
 impl On<Join> for Master {
-    fn on(&mut self, m: Join, reply: Reply<Result<Joined, Refusal>>, _: &mut Turn<'_, Self>) {
+    fn on(&mut self, m: Join, reply: Reply<Result<Joined, Refusal>>, _: &mut Context<'_, Self>) {
         reply.send(self.join(m));
     }
 }
 
 impl On<LinkDown> for Master {
-    fn on(&mut self, m: LinkDown, reply: Reply<()>, _: &mut Turn<'_, Self>) {
-        self.truth.members.link_down(m.seat, m.link);
-        self.settle_commits(m.seat);
+    fn on(&mut self, m: LinkDown, reply: Reply<()>, _: &mut Context<'_, Self>) {
+        self.durable.members.link_down(m.segment_id, m.link);
+        self.recheck_commits(m.segment_id);
         reply.send(());
     }
 }
 
 impl On<MasterTick> for Master {
-    fn on(&mut self, _: MasterTick, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
-        turn.after(Duration::from_millis(TICK_MS), MasterTick);
+    fn on(&mut self, _: MasterTick, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
+        ctx.after(Duration::from_millis(TICK_MS), MasterTick);
         // Stopped, suspended or starved: heartbeats wait in the sockets, they are not missing.
         let now = self.now_ms();
         let pause = now.saturating_sub(self.last_tick_ms);
         self.last_tick_ms = now;
-        if pause > self.truth.ttl_ms / PAUSES_PER_TTL {
+        if pause > self.durable.ttl_ms / PAUSES_PER_TTL {
             tracing::warn!(pause_ms = pause, "the master stood still; deadlines of others move on");
-            self.truth.members.rare.pauses_forgiven.one();
-            self.truth.members.forgive(pause, now);
+            self.durable.members.slow_path.pauses_forgiven.one();
+            self.durable.members.forgive(pause, now);
         }
         self.expire_ranks();
         // Also without anybody asking: ranks are told of the view.
@@ -393,24 +395,24 @@ impl On<MasterTick> for Master {
         self.expire_waiting();
         self.expire_removes();
         self.expire_commits();
-        self.pump_log_questions();
-        self.settle_deferred();
-        if self.truth.members.superseded() > 0 && self.truth.members.silent().is_empty() {
-            self.truth.members.forget_superseded();
+        self.expire_log_questions();
+        self.complete_deferred();
+        if self.durable.members.superseded() > 0 && self.durable.members.unreported().is_empty() {
+            self.durable.members.forget_superseded();
         }
         if !self.recovering.is_empty() && self.now_ms() >= self.recover_until_ms {
             self.blind = std::mem::take(&mut self.recovering);
             self.unpark();
         }
-        self.start_rounds(turn);
+        self.start_rounds(ctx);
         reply.send(());
     }
 }
 
 impl Master {
     fn next_plan(&self) -> crate::message::PlanId {
-        let seq = self.truth.next_plan.fetch_add(1, Ordering::Relaxed);
-        crate::message::PlanId { term: self.truth.members.term(), seq }
+        let seq = self.durable.next_plan.fetch_add(1, Ordering::Relaxed);
+        crate::message::PlanId { term: self.durable.members.term(), seq }
     }
 }
 

@@ -1,12 +1,14 @@
 //! Membership as a segment of a rank lives it: join the master, keep the link, send heartbeats, hand
 //! frames to the Owner, come back when the link breaks. It decides nothing about objects.
 
-use crate::cell::CellAddr;
+use crate::actor::ActorAddr;
+use crate::control_hello::hello;
 use crate::error::{Error, Result};
-use crate::greeting::hello;
 use crate::log_limit::LogLimit;
-use crate::message::{Down, PlanId, Purpose, RankInfo, Refusal, Settings, Term, Up, Welcome};
-use crate::owner::tables::{Obey, OwnerTables};
+use crate::message::{
+    MasterToOwner, OwnerToMaster, PlanId, Purpose, RankInfo, Refusal, Settings, Term, Welcome,
+};
+use crate::owner::tables::{OwnerTables, TermOrder};
 use crate::owner::{FromMaster, NewTerm, Owner};
 use crate::race::race;
 use nkv_store::clock::Clock;
@@ -24,7 +26,7 @@ const UPLINK_FRAMES: usize = 8192;
 /// A connect or hello that takes longer has failed.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// How long a link that takes no frame any more is still listened to.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+const LAST_FRAMES_LIMIT: Duration = Duration::from_millis(500);
 /// Pauses between tries to reach the master.
 const RETRY_FIRST_MS: u64 = 20;
 const RETRY_LAST_MS: u64 = 500;
@@ -32,20 +34,20 @@ const RETRY_LAST_MS: u64 = 500;
 const LEAVE_ANSWER: Duration = Duration::from_millis(500);
 /// How long a join may be refused because the old incarnation still looks alive: the master may
 /// learn of a killed process a moment after its successor asks.
-const SUCCESSOR_PATIENCE_MS: u64 = 1_500;
+const SUCCESSOR_LIMIT_MS: u64 = 1_500;
 
-/// The owner's way to the master. Sending never blocks; what cannot be sent is made good by the
+/// The owner's way to the master. Sending never blocks; what cannot be sent is recovered by the
 /// report that follows the next join.
 #[derive(Debug, Default)]
 pub struct Uplink {
-    tx: Mutex<Option<mpsc::Sender<Up>>>,
+    tx: Mutex<Option<mpsc::Sender<OwnerToMaster>>>,
     // When it came up or broke.
     changed_ms: AtomicU64,
 }
 
 impl Uplink {
     /// Sends or, when the link is down or choked, drops the frame and cuts the link.
-    pub fn send(&self, up: Up) {
+    pub fn send(&self, up: OwnerToMaster) {
         let mut tx = self.tx.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(t) = tx.as_ref()
             && t.try_send(up).is_err()
@@ -57,13 +59,13 @@ impl Uplink {
 
     /// What would be sent, for a test that plays the master.
     #[cfg(any(test, feature = "hostile"))]
-    pub(crate) fn capture(&self) -> mpsc::Receiver<Up> {
+    pub(crate) fn capture(&self) -> mpsc::Receiver<OwnerToMaster> {
         let (tx, rx) = mpsc::channel(UPLINK_FRAMES);
         self.set(Some(tx), 0);
         rx
     }
 
-    fn set(&self, new: Option<mpsc::Sender<Up>>, now_ms: u64) {
+    fn set(&self, new: Option<mpsc::Sender<OwnerToMaster>>, now_ms: u64) {
         *self.tx.lock().unwrap_or_else(PoisonError::into_inner) = new;
         self.changed_ms.store(now_ms, Ordering::Relaxed);
     }
@@ -131,7 +133,7 @@ pub struct Membership {
     /// Who we are.
     pub info: RankInfo,
     /// Receives the master's frames.
-    pub owner: CellAddr<Owner>,
+    pub owner: ActorAddr<Owner>,
     /// Its tables, for the heartbeat.
     pub tables: Arc<OwnerTables>,
     /// Filled while the link is up.
@@ -191,7 +193,7 @@ impl Membership {
                 Err(JoinError::Refused(r)) => {
                     let waited = self.clock.now_ms() - started;
                     let again = match r {
-                        Refusal::RankAlive { .. } => waited < SUCCESSOR_PATIENCE_MS,
+                        Refusal::RankAlive { .. } => waited < SUCCESSOR_LIMIT_MS,
                         // Bounded by the join timeout below.
                         Refusal::Later(_) => true,
                         _ => false,
@@ -201,7 +203,7 @@ impl Membership {
                         return;
                     }
                     if joined_once {
-                        self.tell_refused(&r, &mut refusals);
+                        self.log_refused(&r, &mut refusals);
                     }
                     r.to_string()
                 }
@@ -216,7 +218,7 @@ impl Membership {
                 continue;
             }
             if joined_once {
-                self.tell_lost(&why, &state);
+                self.log_lost(&why, &state);
                 state.send_replace(LinkState::Lost(why));
             }
             tokio::time::sleep(Duration::from_millis(pause)).await;
@@ -225,11 +227,11 @@ impl Membership {
     }
 
     /// Once for each loss; the tries that follow say nothing.
-    fn tell_lost(&self, why: &str, state: &watch::Sender<LinkState>) {
+    fn log_lost(&self, why: &str, state: &watch::Sender<LinkState>) {
         if *state.borrow() == LinkState::Joined {
             self.missed.store(true, Ordering::Relaxed);
             tracing::warn!(
-                seat = %self.info.seat(), %why,
+                segment_id = %self.info.id(), %why,
                 "no link to the master any more: what is here is served on, and the master is looked \
                  for until it is back"
             );
@@ -237,12 +239,12 @@ impl Membership {
     }
 
     /// Now and then for as long as it lasts: somebody has to start one of the two differently.
-    fn tell_refused(&self, why: &Refusal, limit: &mut LogLimit<()>) {
+    fn log_refused(&self, why: &Refusal, limit: &mut LogLimit<()>) {
         if matches!(why, Refusal::Later(_)) || !limit.is_due((), self.clock.now_ms()) {
             return;
         }
         tracing::warn!(
-            seat = %self.info.seat(), %why,
+            segment_id = %self.info.id(), %why,
             "the master refuses this rank, which had joined: what is here is served on to those who \
              know of it, and the master is asked again until it takes this rank in"
         );
@@ -274,9 +276,9 @@ impl Membership {
     /// Before the first frame: only the highest term is obeyed.
     async fn obey(&self, term: Term) -> Result<()> {
         match self.tables.obey(term) {
-            Obey::Same => Ok(()),
-            Obey::New => self.owner.push(NewTerm, crate::cell::Reply::nobody()).await,
-            Obey::Older(obeyed) => Err(Error::disconnected(format!(
+            TermOrder::Same => Ok(()),
+            TermOrder::New => self.owner.push(NewTerm, crate::actor::Reply::nobody()).await,
+            TermOrder::Older(obeyed) => Err(Error::disconnected(format!(
                 "the master is of term {}, and this rank obeys term {}",
                 term.number, obeyed.number
             ))),
@@ -297,19 +299,19 @@ impl Membership {
         let left = AtomicBool::new(false);
         let recorded = confirm.then(Recorded::default);
         if self.draining.load(Ordering::Acquire) {
-            self.uplink.send(Up::Draining);
+            self.uplink.send(OwnerToMaster::Draining);
         }
         let mut read = std::pin::pin!(self.read(reader, silence, state, recorded.as_ref()));
-        let (said, taken) = race(async { (read.as_mut().await, false) }, async {
+        let (frame, taken) = race(async { (read.as_mut().await, false) }, async {
             (self.write(writer, rx, &left, recorded.as_ref()).await, true)
         })
         .await;
         if taken {
             // What a dead master had sent is still to be heard: plans, and with them their keys.
-            let _ = tokio::time::timeout(LAST_WORDS, read).await;
-            return (said, false);
+            let _ = tokio::time::timeout(LAST_FRAMES_LIMIT, read).await;
+            return (frame, false);
         }
-        (said, left.load(Ordering::Acquire))
+        (frame, left.load(Ordering::Acquire))
     }
 
     async fn read(
@@ -321,13 +323,13 @@ impl Membership {
     ) -> Error {
         let mut buf = Vec::new();
         loop {
-            let frame = read_frame::<_, Down>(&mut reader, &mut buf, MAX_FRAME_BYTES);
+            let frame = read_frame::<_, MasterToOwner>(&mut reader, &mut buf, MAX_FRAME_BYTES);
             // A master that lives says so often enough.
             let Ok(frame) = tokio::time::timeout(silence, frame).await else {
                 return Error::disconnected(format!("the master was silent for {silence:?}"));
             };
             if let Ok(Some((_, down))) = &frame
-                && let Err(e) = self.info.check_down(down)
+                && let Err(e) = self.info.check_to_owner(down)
             {
                 return Error::disconnected(format!(
                     "the master said what cannot be: {}",
@@ -335,26 +337,28 @@ impl Membership {
                 ));
             }
             match frame {
-                Ok(Some((_, Down::Beat))) => {}
-                Ok(Some((_, Down::Refused(why)))) => {
+                Ok(Some((_, MasterToOwner::Heartbeat))) => {}
+                Ok(Some((_, MasterToOwner::Refused(why)))) => {
                     return Error::disconnected(format!(
                         "the master believes this rank no more: {why}"
                     ));
                 }
-                Ok(Some((_, Down::View(view)))) => {
+                Ok(Some((_, MasterToOwner::View(view)))) => {
                     let number = view.number;
                     self.tables.keep_view(view);
-                    self.uplink.send(Up::ViewSeen { number });
+                    self.uplink.send(OwnerToMaster::ViewSeen { number });
                 }
-                Ok(Some((_, Down::ReportTaken))) => {
+                Ok(Some((_, MasterToOwner::ReportTaken))) => {
                     state.send_replace(LinkState::Joined);
                     if self.missed.swap(false, Ordering::Relaxed) {
-                        tracing::info!(seat = %self.info.seat(), "joined again");
+                        tracing::info!(segment_id = %self.info.id(), "joined again");
                     }
                 }
-                Ok(Some((_, Down::NoMorePlans))) => self.quiet.store(true, Ordering::Release),
+                Ok(Some((_, MasterToOwner::NoMorePlans))) => {
+                    self.quiet.store(true, Ordering::Release)
+                }
                 Ok(Some((_, down))) => {
-                    if let Down::PlanOpened(p) = &down
+                    if let MasterToOwner::PlanOpened(p) = &down
                         && p.at.incarnation == self.info.incarnation
                     {
                         // Outside the actor first: a panic must not lose a plan [I10].
@@ -363,7 +367,7 @@ impl Membership {
                             recorded.inspect(|r| r.add(p.plan));
                         }
                     }
-                    let sent = self.owner.push(FromMaster(down), crate::cell::Reply::nobody());
+                    let sent = self.owner.push(FromMaster(down), crate::actor::Reply::nobody());
                     if let Err(e) = sent.await {
                         return e;
                     }
@@ -377,7 +381,7 @@ impl Membership {
     async fn write(
         &self,
         mut writer: WriteHalf<BoxStream>,
-        mut rx: mpsc::Receiver<Up>,
+        mut rx: mpsc::Receiver<OwnerToMaster>,
         left: &AtomicBool,
         recorded: Option<&Recorded>,
     ) -> Error {
@@ -388,8 +392,8 @@ impl Membership {
             let up = tokio::select! {
                 // In this order: a heartbeat is due now and then, frames may be there without end.
                 biased;
-                _ = beat.tick() => Up::Heartbeat(Box::new(self.tables.gauges.snapshot())),
-                up_to = Recorded::next(recorded) => Up::PlansRecorded { up_to },
+                _ = beat.tick() => OwnerToMaster::Heartbeat(Box::new(self.tables.gauges.snapshot())),
+                up_to = Recorded::next(recorded) => OwnerToMaster::PlansRecorded { up_to },
                 up = rx.recv() => match up {
                     Some(up) => up,
                     None => return Error::disconnected("the link was choked"),
@@ -398,7 +402,7 @@ impl Membership {
             if let Err(e) = write_frame(&mut writer, &mut buf, 0, &up).await {
                 return Error::disconnected(format!("link to the master: {e}"));
             }
-            if matches!(up, Up::Leave) {
+            if matches!(up, OwnerToMaster::Leave) {
                 left.store(true, Ordering::Release);
                 tokio::time::sleep(LEAVE_ANSWER).await;
                 return Error::disconnected("left");

@@ -20,12 +20,12 @@ mod stats;
 pub use bounds::{MAX_TEXT_BYTES, MAX_TIME_MS};
 pub use hello::{AttachBy, HasherKey, Hello, Purpose, Refusal, Settings, Welcome};
 pub use link::{
-    Down, EndCause, PlanOpened, Served, SlotContent, SlotEntry, ToClient, ToOwner, Touch,
-    TouchBatch, Up, Via,
+    ClientToOwner, EndCause, MasterToOwner, OwnerToClient, OwnerToMaster, PlanOpened, ReadCounts,
+    SlotContent, SlotEntry, Touch, TouchBatch, Via,
 };
 pub use listing::{KEYS_PER_ROUND, KeyState, Listed, MAX_PATTERN_BYTES, Selection, Swept};
-pub use log::{Abandoned, LogObjectEntry, LogQuestion, Named};
-pub use members::{MAX_SEGMENTS, RankInfo, RankState, Seat, SeenView, View};
+pub use log::{Abandoned, KeyReport, LogObjectEntry, LogQuestion};
+pub use members::{MAX_SEGMENTS, RankInfo, RankState, SeenView, SegmentId, View};
 pub use segments::{
     EvictReport, NodeReport, PER_MILLE, SegmentCommand, SegmentDone, SegmentReport, UnmountReport,
 };
@@ -134,7 +134,7 @@ pub struct PlanDesc {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutOptions {
     /// Rank that should own the object, in whichever of its segments; by hash of the key if absent.
-    pub preferred_segment: Option<u32>,
+    pub preferred_rank: Option<u32>,
     /// Bytes per page; the node's default (256 KiB) if 0.
     pub page_bytes: u32,
     /// Whether the object may go into the owner's device log, without asking the master: true, false,

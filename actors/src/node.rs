@@ -15,23 +15,23 @@ pub use config::{MemoryChoice, NodeConfig, StartError};
 pub(crate) use mount::Segments;
 pub use status::{AttachedTo, NodeStatus, SegmentStatus};
 
+use crate::actor::ActorAddr;
 use crate::announce_poller::AnnouncePoller;
-use crate::cell::CellAddr;
 use crate::client::Client;
 
 use crate::evictor::Evictor;
+use crate::executor::OwnedExecutor;
 use crate::master::{Master, Members};
 use crate::membership::LinkState;
 use crate::message::{RankInfo, UnmountReport, View};
 use crate::owner::Owner;
-use crate::place::OwnedPlace;
 use crate::producer::Producer;
 use futures_util::future::join_all;
 use mount::{QUIET_LIMIT_MS, until};
 use nkv_store::KeyHasher;
-use nkv_store::fork::OfItsProcess;
+use nkv_store::fork::OwnProcessOnly;
 use nkv_transport::wire::auth::Credentials;
-use segment::{JoinedAs, Reins, SegmentHost, SocketFile};
+use segment::{JoinedAs, SegmentHandle, SegmentHost, SocketFile};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,8 +39,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// How an embedded cluster waits for its ranks' first reports: 10 s in all.
-const READY_LOOK: Duration = Duration::from_millis(5);
-const READY_LOOKS: u32 = 2_000;
+const READY_POLL_INTERVAL: Duration = Duration::from_millis(5);
+const READY_POLLS: u32 = 2_000;
 /// Why a node cannot go on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
@@ -62,13 +62,13 @@ pub struct DrainReport {
 }
 
 /// One rank of a cluster. Dropping it takes it down at once; see [`Node::drain`] and [`Node::stop`].
-pub struct Node(OfItsProcess<NodeParts>);
+pub struct Node(OwnProcessOnly<NodeParts>);
 
 /// What a node is made of. A child made by fork has it, too, and its end there ends nothing.
 pub struct NodeParts {
     client: Client,
-    producer: CellAddr<Producer>,
-    master: Option<(CellAddr<Master>, Arc<Members>)>,
+    producer: ActorAddr<Producer>,
+    master: Option<(ActorAddr<Master>, Arc<Members>)>,
     segments: Arc<Segments>,
     settings: watch::Receiver<JoinedAs>,
     failed: watch::Receiver<Option<String>>,
@@ -78,7 +78,7 @@ pub struct NodeParts {
     _socket: Option<SocketFile>,
     first: SegmentHost,
     // Last: its thread ends with it.
-    _master_place: Option<OwnedPlace>,
+    _master_executor: Option<OwnedExecutor>,
 }
 
 impl std::ops::Deref for Node {
@@ -124,56 +124,56 @@ impl Node {
 
     /// Incarnations of its segments whose reports the master has taken in.
     pub fn joined(&self) -> Vec<u64> {
-        let first = (self.first.info.incarnation, self.first.reins.is_joined());
+        let first = (self.first.info.incarnation, self.first.segment_handle.is_joined());
         let all = [first].into_iter().chain(self.segments.links());
         all.filter(|(_, joined)| *joined).map(|(incarnation, _)| incarnation).collect()
     }
 
     /// The members as the master sees them, on rank 0.
-    pub fn view(&self) -> Option<View> {
+    pub fn membership(&self) -> Option<View> {
         self.master.as_ref().map(|(_, members)| members.view())
     }
 
     /// The master actor, on rank 0.
-    pub fn master(&self) -> Option<&CellAddr<Master>> {
+    pub fn master(&self) -> Option<&ActorAddr<Master>> {
         self.master.as_ref().map(|(m, _)| m)
     }
 
     /// The owner actor of the first segment.
-    pub fn owner(&self) -> &CellAddr<Owner> {
-        &self.first.reins.owner
+    pub fn owner(&self) -> &ActorAddr<Owner> {
+        &self.first.segment_handle.owner
     }
 
     /// The evictor actor of the first segment.
-    pub fn evictor(&self) -> &CellAddr<Evictor> {
-        &self.first.reins.evictor
+    pub fn evictor(&self) -> &ActorAddr<Evictor> {
+        &self.first.segment_handle.evictor
     }
 
     /// The actor that polls the device log of the first segment, if it has one.
-    pub fn poller(&self) -> Option<&CellAddr<AnnouncePoller>> {
+    pub fn poller(&self) -> Option<&ActorAddr<AnnouncePoller>> {
         self.first.poller.as_ref()
     }
 
     /// The owner actor of a mounted segment.
-    pub fn owner_of(&self, segment: u32) -> Option<CellAddr<Owner>> {
+    pub fn owner_of(&self, segment: u32) -> Option<ActorAddr<Owner>> {
         self.segments.owner(segment)
     }
 
     /// The producer actor behind this node's handle.
-    pub fn producer(&self) -> &CellAddr<Producer> {
+    pub fn producer(&self) -> &ActorAddr<Producer> {
         &self.producer
     }
 
     /// Joined now, and on rank 0 every rank of the world has joined and reported.
     pub fn is_ready(&self) -> bool {
-        let joined = self.first.reins.is_joined();
+        let joined = self.first.segment_handle.is_joined();
         let all = |m: &Arc<Members>| m.ready_ranks() == self.config().world_size as usize;
         joined && !self.is_draining() && self.master.as_ref().is_none_or(|(_, m)| all(m))
     }
 
     /// True once a drain began.
     pub fn is_draining(&self) -> bool {
-        self.first.reins.is_draining()
+        self.first.segment_handle.is_draining()
     }
 
     /// Contributes one more segment, of `bytes` payload bytes, of the same kind of memory and with the
@@ -208,7 +208,7 @@ impl Node {
 
     /// Resolves when the node cannot go on.
     pub async fn ended(&self) -> Ended {
-        let (mut link, mut failed) = (self.first.reins.link.clone(), self.failed.clone());
+        let (mut link, mut failed) = (self.first.segment_handle.link.clone(), self.failed.clone());
         tokio::select! {
             biased;
             r = link.wait_for(|l| *l == LinkState::Gone) => match r {
@@ -225,14 +225,14 @@ impl Node {
     /// Takes no new plans and waits for those in flight, on all segments, at most `limit`.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
         self.segments.drain();
-        self.first.reins.drain();
-        let all = self.all_reins();
+        self.first.segment_handle.drain();
+        let all = self.all_handles();
         let clock = &*self.segments.common.env.clock;
-        let here = || all.iter().map(Reins::open_plans).sum::<u64>();
+        let here = || all.iter().map(SegmentHandle::open_plans).sum::<u64>();
         let open = || here().max(self.client.open_plans() as u64);
         let (start, limit_ms) = (clock.now_ms(), limit.as_millis() as u64);
         // What the master granted before it heard of the drain is still on its way.
-        let quiet = || all.iter().all(Reins::is_quiet);
+        let quiet = || all.iter().all(SegmentHandle::is_quiet);
         let before = open();
         until(quiet, start + limit_ms.min(QUIET_LIMIT_MS), clock).await;
         let first = before.max(open());
@@ -248,8 +248,8 @@ impl Node {
         }
     }
 
-    fn all_reins(&self) -> Vec<Reins> {
-        [self.first.reins.clone()].into_iter().chain(self.segments.all()).collect()
+    fn all_handles(&self) -> Vec<SegmentHandle> {
+        [self.first.segment_handle.clone()].into_iter().chain(self.segments.all()).collect()
     }
 
     /// Leaves the cluster and unlinks everything.
@@ -258,8 +258,8 @@ impl Node {
         self.client.for_another_runtime().close().await;
         // The first one last: it stands for the rank.
         let mounted = self.segments.all();
-        join_all(mounted.iter().map(Reins::leave)).await;
-        self.first.reins.leave().await;
+        join_all(mounted.iter().map(SegmentHandle::leave)).await;
+        self.first.segment_handle.leave().await;
     }
 }
 
@@ -295,11 +295,11 @@ impl Cluster {
             nodes.push(Node::start(config).await?);
         }
         let cluster = Self { nodes };
-        for _ in 0..READY_LOOKS {
+        for _ in 0..READY_POLLS {
             if cluster.node(0).is_ready() {
                 return Ok(cluster);
             }
-            tokio::time::sleep(READY_LOOK).await;
+            tokio::time::sleep(READY_POLL_INTERVAL).await;
         }
         Err(StartError::Internal(format!("{ranks} ranks joined but not all reported in time")))
     }

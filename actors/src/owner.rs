@@ -13,11 +13,12 @@ mod retiring;
 pub mod tables;
 mod terms;
 
-use crate::cell::{CellAddr, Message, On, Reply, Role, Turn};
+use crate::actor::{ActorAddr, Context, Message, On, Reply, Role};
 use crate::evictor::{Admit, EvictTo, Evictor, MakeRoom, Touched};
 use crate::membership::Uplink;
 use crate::message::{
-    Down, OwnerGauges, PlanId, PlanOpened, PlanRef, SlotRef, Term, TouchBatch, Up,
+    MasterToOwner, OwnerGauges, OwnerToMaster, PlanId, PlanOpened, PlanRef, SlotRef, Term,
+    TouchBatch,
 };
 use attachments::AttachId;
 use nkv_store::KeyHasher;
@@ -27,7 +28,7 @@ use nkv_store::heap::Heap;
 use nkv_store::object::{OpenSlot, Slots};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tables::{Gauges, OwnerTables, PlanRecord, Standing};
+use tables::{Gauges, OwnerTables, PlanRecord, PlanStatus};
 
 /// The owner looks at deadlines and unacknowledged frees this often.
 const IDLE_TICK_MS: u64 = 100;
@@ -40,7 +41,7 @@ const FREED_REPEAT_TICKS: u64 = 5;
 
 /// What outlives the Owner actor.
 #[derive(Clone)]
-pub struct OwnerTruth {
+pub struct OwnerDurable {
     /// The segment.
     pub heap: Heap,
     /// Plans, keys, grants, attachments, gauges.
@@ -50,7 +51,7 @@ pub struct OwnerTruth {
     /// The way to the master.
     pub uplink: Arc<Uplink>,
     /// Told of what becomes live and what ceases to be.
-    pub evictor: Arc<OnceLock<CellAddr<Evictor>>>,
+    pub evictor: Arc<OnceLock<ActorAddr<Evictor>>>,
     /// The time.
     pub clock: Arc<dyn Clock>,
     /// A claim in the device log that is open for so long is asked about.
@@ -59,7 +60,7 @@ pub struct OwnerTruth {
 
 /// See the file's first paragraph.
 pub struct Owner {
-    truth: OwnerTruth,
+    durable: OwnerDurable,
     incarnation: u64,
     slots: Slots,
     ending: Vec<PlanId>,
@@ -83,7 +84,7 @@ pub struct TermObeyed(pub AttachId, pub u64, pub Term);
 pub struct LogClear(pub AttachId, pub u64);
 /// A frame from the master.
 #[derive(Debug)]
-pub struct FromMaster(pub Down);
+pub struct FromMaster(pub MasterToOwner);
 /// A reader's report.
 #[derive(Debug)]
 pub struct Touches(pub TouchBatch);
@@ -141,31 +142,31 @@ impl Message for GetGauges {
 }
 
 impl Role for Owner {
-    type Truth = OwnerTruth;
+    type Durable = OwnerDurable;
     const NAME: &'static str = "owner";
 
-    fn boot(truth: &OwnerTruth, turn: &mut Turn<'_, Self>) -> Self {
-        let now = truth.clock.now_ns();
+    fn boot(durable: &OwnerDurable, ctx: &mut Context<'_, Self>) -> Self {
+        let now = durable.clock.now_ns();
         let (open, ending) = {
-            let t = truth.tables.lock();
+            let t = durable.tables.lock();
             let open: Vec<OpenSlot> = t.plans.values().map(open_slot).collect();
             let ending = t.plans.iter().filter(|(_, p)| p.ending.is_some());
             (open, ending.map(|(id, _)| *id).collect())
         };
         let mut slots =
-            Slots::scan(truth.heap.clone(), &open, |s, e| truth.tables.has_key(s, e), now);
+            Slots::scan(durable.heap.clone(), &open, |s, e| durable.tables.has_key(s, e), now);
         // So may the evictor have missed one that a panic swallowed. At the first start there is none.
-        if truth.evictor.get().is_some() {
-            truth.tables.evictor_missed.store(true, std::sync::atomic::Ordering::Release);
+        if durable.evictor.get().is_some() {
+            durable.tables.evictor_missed.store(true, std::sync::atomic::Ordering::Release);
         }
         // A word that a panic swallowed is said again.
-        truth.tables.log_signals.told.store(false, std::sync::atomic::Ordering::Release);
-        let log = log::Log::of(truth, &mut slots, now);
+        durable.tables.log_signals.notified.store(false, std::sync::atomic::Ordering::Release);
+        let log = log::Log::of(durable, &mut slots, now);
         let mut owner = Self {
-            incarnation: truth.heap.geometry().incarnation,
+            incarnation: durable.heap.geometry().incarnation,
             slots,
             log,
-            truth: truth.clone(),
+            durable: durable.clone(),
             ending,
             next_tick_ns: u64::MAX,
             tick_generation: 0,
@@ -175,8 +176,8 @@ impl Role for Owner {
         owner.fence_again();
         owner.begin_term();
         owner.retire_again();
-        owner.tend_log();
-        owner.settle(turn);
+        owner.process_log();
+        owner.reschedule(ctx);
         owner
     }
 }
@@ -196,29 +197,29 @@ impl Owner {
     }
 
     /// After every message: publish the levels and make sure the next due moment has a timer.
-    fn settle(&mut self, turn: &mut Turn<'_, Self>) {
-        let g = &self.truth.tables.gauges;
+    fn reschedule(&mut self, ctx: &mut Context<'_, Self>) {
+        let g = &self.durable.tables.gauges;
         g.levels(&self.slots.usage());
         // A plan that ran out of time is fenced before its slot is: its writer holds it all the same.
         g.fencing.store(self.ending.len() as u64, std::sync::atomic::Ordering::Relaxed);
-        let now = self.truth.clock.now_ns();
+        let now = self.durable.clock.now_ns();
         let (pinned, suspect) = self.slots.held_by_pins(now, SUSPECT_PIN_NS);
         let pinned = pinned + u64::from(self.log.as_ref().is_some_and(log::Log::waits_for_view));
         g.pinned.store(pinned, std::sync::atomic::Ordering::Relaxed);
         g.pins_suspect.store(suspect, std::sync::atomic::Ordering::Relaxed);
         // Quarantine counts from when the cleared LIVE is visible, which is surely so by now [I8].
-        self.slots.settle(now);
+        self.slots.restart_quarantines(now);
         if let Some(log) = &mut self.log {
-            log.settle(now);
-            log.publish(&self.truth.tables.gauges);
+            log.restart_quarantines(now);
+            log.publish(&self.durable.tables.gauges);
         }
         let mut due = now + IDLE_TICK_MS * 1_000_000;
         if !self.ending.is_empty() || self.term_pending() || pinned > 0 {
             due = now + FENCE_TICK_MS * 1_000_000;
         }
         if self.log.as_ref().is_some_and(log::Log::has_work)
-            || !self.truth.tables.lock().told.is_empty()
-            || self.truth.tables.log_producers.is_settling()
+            || !self.durable.tables.lock().reported_keys.is_empty()
+            || self.durable.tables.log_producers.is_settling()
         {
             due = due.min(now + FENCE_TICK_MS * 1_000_000);
         }
@@ -231,23 +232,23 @@ impl Owner {
             self.tick_generation += 1;
             // Round up: a tick before the due moment would only be repeated.
             let wait = (due - now).div_ceil(1_000_000).max(1);
-            turn.after(Duration::from_millis(wait), OwnerTick(self.tick_generation));
+            ctx.after(Duration::from_millis(wait), OwnerTick(self.tick_generation));
         }
     }
 
-    fn send_up(&self, up: Up) {
-        self.truth.uplink.send(up);
+    fn send_to_master(&self, up: OwnerToMaster) {
+        self.durable.uplink.send(up);
     }
 
-    fn tell_evictor<M: Message>(&self, message: M)
+    fn notify_evictor<M: Message>(&self, message: M)
     where
         Evictor: On<M>,
     {
-        if let Some(e) = self.truth.evictor.get()
-            && let Err(error) = e.tell(message)
+        if let Some(e) = self.durable.evictor.get()
+            && let Err(error) = e.try_send(message)
         {
             // It reads the headers again at its next look, in half a second.
-            self.truth.tables.evictor_missed.store(true, std::sync::atomic::Ordering::Release);
+            self.durable.tables.evictor_missed.store(true, std::sync::atomic::Ordering::Release);
             tracing::debug!(%error, "the evictor missed a batch");
         }
     }
@@ -258,14 +259,14 @@ impl Owner {
             return;
         }
         // The link recorded plan and token already; this makes the slot agree.
-        let header_base = self.truth.heap.geometry().header_base;
-        self.truth.tables.record(&p, header_base, self.truth.clock.now_ns());
-        if self.truth.tables.has_elsewhere(&p) {
+        let header_base = self.durable.heap.geometry().header_base;
+        self.durable.tables.record(&p, header_base, self.durable.clock.now_ns());
+        if self.durable.tables.has_elsewhere(&p) {
             // It would take the place of the first, whose slot would be open for ever.
             tracing::warn!(plan = ?p.plan, at = ?p.at, "a plan of the number of another");
             return;
         }
-        if self.truth.tables.standing(p.plan) == Standing::Over {
+        if self.durable.tables.standing(p.plan) == PlanStatus::Over {
             // Ended before this message of it was handled: its slot has been seen to.
             return;
         }
@@ -276,7 +277,7 @@ impl Owner {
         if let Err(error) = self.slots.open(p.at.slot, p.at.epoch, extent) {
             tracing::warn!(%error, plan = ?p.plan, "a plan that this owner cannot open");
             self.close_plan(p.plan);
-            self.send_up(Up::Retired(vec![p.at]));
+            self.send_to_master(OwnerToMaster::Retired(vec![p.at]));
         }
     }
 
@@ -290,7 +291,7 @@ impl Owner {
             match self.slots.commit(c.at.slot, c.at.epoch) {
                 Ok(done) if done.newly => {
                     self.close_plan(c.plan);
-                    let g = &self.truth.tables.gauges;
+                    let g = &self.durable.tables.gauges;
                     Gauges::add(&g.commits, 1);
                     Gauges::add(&g.bytes_written, done.bytes_total);
                     if self.log_serves(done.key) {
@@ -302,15 +303,15 @@ impl Owner {
                 Ok(_) => {}
                 Err(error) => {
                     // [I11]: not READY or of another epoch. The master believed a wrong commit.
-                    self.truth.tables.rare.commits_denied.one();
+                    self.durable.tables.slow_path.commits_denied.one();
                     tracing::warn!(%error, plan = ?c.plan, "a commit that the header denies");
-                    self.send_up(Up::Retired(vec![c.at]));
+                    self.send_to_master(OwnerToMaster::Retired(vec![c.at]));
                 }
             }
         }
         // Tail to head, like touches: the head of a prefix stays longest.
         admitted.reverse();
-        self.tell_evictor(Admit(admitted));
+        self.notify_evictor(Admit(admitted));
         // The first one accepted is served [I15].
         if !second.is_empty() {
             self.retire(&second);
@@ -319,50 +320,52 @@ impl Owner {
 
     /// A plan that ended well: its token is of no more use.
     fn close_plan(&mut self, plan: PlanId) {
-        let record = self.truth.tables.lock().plans.remove(&plan);
+        let record = self.durable.tables.lock().plans.remove(&plan);
         self.ending.retain(|p| *p != plan);
         if let Some(r) = record {
-            self.truth.tables.grants.revoke(r.opened.token);
-            self.truth.tables.grants.forget(r.opened.token);
+            self.durable.tables.grants.revoke(r.opened.token);
+            self.durable.tables.grants.forget(r.opened.token);
         }
     }
 }
 
 impl On<FromMaster> for Owner {
-    fn on(&mut self, m: FromMaster, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+    fn on(&mut self, m: FromMaster, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         match m.0 {
-            Down::PlanOpened(p) => self.plan_opened(p),
-            Down::Committed(batch) => self.committed(batch),
-            Down::EndPlan { plan, at, cause } => self.end_plan(plan, at, cause),
-            Down::Retire(list) => self.retire_by_master(list),
-            Down::FreedAck(list) => {
-                let mut t = self.truth.tables.lock();
+            MasterToOwner::PlanOpened(p) => self.plan_opened(p),
+            MasterToOwner::Committed(batch) => self.committed(batch),
+            MasterToOwner::EndPlan { plan, at, cause } => self.end_plan(plan, at, cause),
+            MasterToOwner::Retire(list) => self.retire_by_master(list),
+            MasterToOwner::FreedAck(list) => {
+                let mut t = self.durable.tables.lock();
                 for r in list {
                     if t.unacked.get(&r.slot) == Some(&r.epoch) {
                         t.unacked.remove(&r.slot);
                     }
                 }
             }
-            Down::MakeRoom { bytes, attempt } => self.tell_evictor(MakeRoom { bytes, attempt }),
-            Down::EvictTo { bytes } => self.tell_evictor(EvictTo(bytes)),
-            Down::AskLog { number, question } => self.answer_about_log(number, question),
-            Down::ReportPlease { number } => self.report_when_fenced(number),
+            MasterToOwner::MakeRoom { bytes, attempt } => {
+                self.notify_evictor(MakeRoom { bytes, attempt })
+            }
+            MasterToOwner::EvictTo { bytes } => self.notify_evictor(EvictTo(bytes)),
+            MasterToOwner::AskLog { number, question } => self.answer_about_log(number, question),
+            MasterToOwner::RequestReport { number } => self.report_when_fenced(number),
             // The link's matter.
-            Down::ReportTaken
-            | Down::NoMorePlans
-            | Down::Beat
-            | Down::View(_)
-            | Down::Refused(_) => {}
+            MasterToOwner::ReportTaken
+            | MasterToOwner::NoMorePlans
+            | MasterToOwner::Heartbeat
+            | MasterToOwner::View(_)
+            | MasterToOwner::Refused(_) => {}
         }
-        self.settle(turn);
+        self.reschedule(ctx);
         reply.send(());
     }
 }
 
 impl On<Touches> for Owner {
-    fn on(&mut self, m: Touches, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
-        let now_ms = self.truth.clock.now_ms();
-        let TouchBatch { list, served } = m.0;
+    fn on(&mut self, m: Touches, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
+        let now_ms = self.durable.clock.now_ms();
+        let TouchBatch { list, counts: served } = m.0;
         let mut fresh = Vec::with_capacity(list.len());
         let mut bytes = 0u64;
         for t in &list {
@@ -371,7 +374,7 @@ impl On<Touches> for Owner {
                 fresh.push((t.slot, t.epoch));
             }
         }
-        let g = &self.truth.tables.gauges;
+        let g = &self.durable.tables.gauges;
         let all = served.by_index.saturating_add(served.by_cache).saturating_add(served.by_master);
         Gauges::add(&g.gets_served, all);
         Gauges::add(&g.gets_by_index, served.by_index);
@@ -379,92 +382,92 @@ impl On<Touches> for Owner {
         Gauges::add(&g.gets_by_master, served.by_master);
         Gauges::add(&g.bytes_read, bytes);
         // A hint: a list that lacks it is as good as one that was late.
-        if let Some(evictor) = self.truth.evictor.get() {
-            let _ = evictor.tell(Touched(fresh));
+        if let Some(evictor) = self.durable.evictor.get() {
+            let _ = evictor.try_send(Touched(fresh));
         }
-        self.settle(turn);
+        self.reschedule(ctx);
         reply.send(());
     }
 }
 
 impl On<PlanDropped> for Owner {
-    fn on(&mut self, m: PlanDropped, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
-        self.truth.tables.attachments.dropped(m.0, m.1, m.2);
-        self.pump_fences();
-        self.settle(turn);
+    fn on(&mut self, m: PlanDropped, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
+        self.durable.tables.attachments.dropped(m.0, m.1, m.2);
+        self.complete_fences();
+        self.reschedule(ctx);
         reply.send(());
     }
 }
 
 impl On<NewTerm> for Owner {
-    fn on(&mut self, _: NewTerm, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+    fn on(&mut self, _: NewTerm, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         self.begin_term();
-        self.settle(turn);
+        self.reschedule(ctx);
         reply.send(());
     }
 }
 
 impl On<TermObeyed> for Owner {
-    fn on(&mut self, m: TermObeyed, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
-        self.truth.tables.attachments.term_obeyed(m.0, m.1, m.2);
-        self.pump_term();
-        self.settle(turn);
+    fn on(&mut self, m: TermObeyed, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
+        self.durable.tables.attachments.term_obeyed(m.0, m.1, m.2);
+        self.complete_term();
+        self.reschedule(ctx);
         reply.send(());
     }
 }
 
 impl On<Evict> for Owner {
-    fn on(&mut self, m: Evict, reply: Reply<u64>, turn: &mut Turn<'_, Self>) {
-        let before = self.truth.tables.gauges.retired.load(std::sync::atomic::Ordering::Relaxed);
+    fn on(&mut self, m: Evict, reply: Reply<u64>, ctx: &mut Context<'_, Self>) {
+        let before = self.durable.tables.gauges.retired.load(std::sync::atomic::Ordering::Relaxed);
         let bytes = self.retire(&m.0);
-        let after = self.truth.tables.gauges.retired.load(std::sync::atomic::Ordering::Relaxed);
-        Gauges::add(&self.truth.tables.gauges.evictions, after - before);
-        self.settle(turn);
+        let after = self.durable.tables.gauges.retired.load(std::sync::atomic::Ordering::Relaxed);
+        Gauges::add(&self.durable.tables.gauges.evictions, after - before);
+        self.reschedule(ctx);
         reply.send(bytes);
     }
 }
 
 impl On<EvictWindow> for Owner {
-    fn on(&mut self, m: EvictWindow, reply: Reply<u64>, turn: &mut Turn<'_, Self>) {
-        let arena = self.truth.heap.geometry().arena;
+    fn on(&mut self, m: EvictWindow, reply: Reply<u64>, ctx: &mut Context<'_, Self>) {
+        let arena = self.durable.heap.geometry().arena;
         let extents: Vec<_> = self.slots.extents().collect();
         let window = nkv_store::evict::cheapest_window(&extents, arena, m.0, |_| 1);
         let victims = window.unwrap_or_default();
         let bytes = self.retire(&victims);
-        Gauges::add(&self.truth.tables.gauges.evictions, victims.len() as u64);
-        self.settle(turn);
+        Gauges::add(&self.durable.tables.gauges.evictions, victims.len() as u64);
+        self.reschedule(ctx);
         reply.send(bytes);
     }
 }
 
 impl On<OwnerTick> for Owner {
-    fn on(&mut self, m: OwnerTick, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+    fn on(&mut self, m: OwnerTick, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         if m.0 == self.tick_generation {
             self.next_tick_ns = u64::MAX;
             self.idle_ticks += 1;
             self.expire_plans();
-            self.pump_fences();
-            self.pump_term();
+            self.complete_fences();
+            self.complete_term();
             let in_log = self.log.as_ref().is_some_and(log::Log::waits_for_view);
-            let pinned = &self.truth.tables.gauges.pinned;
+            let pinned = &self.durable.tables.gauges.pinned;
             if in_log || pinned.load(std::sync::atomic::Ordering::Relaxed) > 0 {
                 // A dead process holds nothing [I9].
-                self.truth.tables.pins.bury();
+                self.durable.tables.pins.remove_dead();
             }
             self.quarantine_over();
-            self.tend_log();
+            self.process_log();
             if self.idle_ticks.is_multiple_of(FREED_REPEAT_TICKS) {
                 self.repeat_unacked();
             }
         }
-        self.settle(turn);
+        self.reschedule(ctx);
         reply.send(());
     }
 }
 
 impl On<GetGauges> for Owner {
-    fn on(&mut self, _: GetGauges, reply: Reply<OwnerGauges>, _: &mut Turn<'_, Self>) {
-        reply.send(self.truth.tables.gauges.snapshot());
+    fn on(&mut self, _: GetGauges, reply: Reply<OwnerGauges>, _: &mut Context<'_, Self>) {
+        reply.send(self.durable.tables.gauges.snapshot());
     }
 }
 

@@ -10,7 +10,7 @@ use crate::message::{PlanDesc, PlanId, PlanRef, Term};
 use hashbrown::{HashMap, HashSet};
 use nkv_store::Key;
 use nkv_store::device_log::OpenClaims;
-use nkv_transport::gate::{Gate, Inside};
+use nkv_transport::gate::{Gate, InFlight};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -49,22 +49,22 @@ impl PlanState {
     }
 
     /// Enters the gate to write: while the guard lives, the owner does not reuse the extent.
-    pub(crate) fn enter(&self, now_ns: u64) -> Result<Inside<'_>> {
-        let inside = self.enter_sealed(now_ns)?;
+    pub(crate) fn enter(&self, now_ns: u64) -> Result<InFlight<'_>> {
+        let in_flight = self.enter_sealed(now_ns)?;
         if self.sealed.load(Ordering::SeqCst) {
             return Err(Error::invalid(format!(
                 "key {} is being published; its bytes cannot change any more",
                 self.key
             )));
         }
-        Ok(inside)
+        Ok(in_flight)
     }
 
     /// No write starts from here on; returns once those in flight are done, or Timeout [I6].
     pub(crate) fn seal(&self, machine: &dyn Machine) -> Result<()> {
         self.sealed.store(true, Ordering::SeqCst);
         for _ in 0..SEAL_LIMIT.as_millis() {
-            if self.gate.is_out() {
+            if self.gate.is_drained() {
                 return Ok(());
             }
             machine.rest(Duration::from_millis(1));
@@ -98,7 +98,7 @@ impl PlanState {
     }
 
     /// Enters the gate to publish.
-    pub(crate) fn enter_sealed(&self, now_ns: u64) -> Result<Inside<'_>> {
+    pub(crate) fn enter_sealed(&self, now_ns: u64) -> Result<InFlight<'_>> {
         if now_ns >= self.deadline_ns {
             return Err(Error::reclaimed(format!(
                 "the {} ms to write key {} are over; open a new plan (or raise write_ttl_ms)",
@@ -210,7 +210,7 @@ struct Inner {
 impl Inner {
     /// Takes out those whose last writer is out; to be dropped once the lock is free.
     fn leave(&mut self) -> Vec<Arc<PlanState>> {
-        self.leaving.extract_if(.., |_, p| p.gate.is_out()).map(|(_, p)| p).collect()
+        self.leaving.extract_if(.., |_, p| p.gate.is_drained()).map(|(_, p)| p).collect()
     }
 }
 
@@ -310,7 +310,7 @@ impl OpenPlans {
         let mut gone = inner.leave();
         // With a writer still inside it stays known, or its owner would be told that all are out.
         match inner.by_plan.remove(&plan.desc.plan) {
-            Some(p) if !p.gate.is_out() => drop(inner.leaving.insert(plan.desc.plan, p)),
+            Some(p) if !p.gate.is_drained() => drop(inner.leaving.insert(plan.desc.plan, p)),
             out => gone.extend(out),
         }
         if inner.by_key.get(&plan.key) == Some(&plan.desc.plan) {
@@ -337,7 +337,7 @@ impl OpenPlans {
         }
         let incarnation = owner.incarnation;
         let mut known = inner.by_plan.values().chain(inner.leaving.values());
-        known.all(|p| !p.is_below(incarnation, term) || p.gate.is_out())
+        known.all(|p| !p.is_below(incarnation, term) || p.gate.is_drained())
     }
 
     /// Ends a plan from the owner's side: it will not be started or continued.
@@ -353,17 +353,17 @@ impl OpenPlans {
     }
 
     /// True when nothing of a dropped plan is in flight any more.
-    pub(crate) fn is_out(&self, plan: PlanId) -> bool {
+    pub(crate) fn is_drained(&self, plan: PlanId) -> bool {
         let inner = self.lock();
-        let out = |p: &Arc<PlanState>| p.gate.is_out();
+        let out = |p: &Arc<PlanState>| p.gate.is_drained();
         inner.by_plan.get(&plan).is_none_or(out) && inner.leaving.get(&plan).is_none_or(out)
     }
 
     /// True when no write is in flight for any plan that was closed.
-    pub(crate) fn all_out(&self) -> bool {
+    pub(crate) fn all_drained(&self) -> bool {
         let mut inner = self.lock();
         let gone = inner.leave();
-        let out = inner.leaving.is_empty() && inner.by_plan.values().all(|p| p.gate.is_out());
+        let out = inner.leaving.is_empty() && inner.by_plan.values().all(|p| p.gate.is_drained());
         drop(inner);
         drop(gone);
         out
@@ -453,13 +453,13 @@ mod tests {
         let peer = Peer::nowhere(obeyed.clone());
         let (old, new) = (Term { number: 1, master: 4 }, Term { number: 2, master: 3 });
         let plan = plans.register(granted(old, &peer)).unwrap();
-        let inside = plan.enter(0).unwrap();
+        let in_flight = plan.enter(0).unwrap();
         plans.obey(&obeyed, new);
         assert!(plan.enter(0).is_err(), "no further write starts");
         assert!(!plans.obeys(&obeyed, new), "one is still inside");
         plans.close(&plan);
         assert!(!plans.obeys(&obeyed, new), "also after its caller gave it up");
-        drop(inside);
+        drop(in_flight);
         assert!(plans.obeys(&obeyed, new));
     }
 

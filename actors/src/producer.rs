@@ -2,7 +2,7 @@
 //! attempt at a time for each), sends the touches that readers noted, and gives up the plans that
 //! were dropped. Open plans and attached peers lie outside it; it never sees a payload byte.
 
-use crate::cell::{Message, On, Reply, Role, Turn};
+use crate::actor::{Context, Message, On, Reply, Role};
 use crate::client::control::ControlPool;
 use crate::client::peer::{Attaching, Peer};
 use crate::client::put_log::NAMES_PER_TICK;
@@ -20,7 +20,7 @@ const TOUCH_BATCH: usize = 128;
 /// At so many such looks they are sent however few they are.
 const FLUSH_ALL_TICKS: u64 = 5;
 /// So many such looks lie between two questions for owners that were not met.
-const MEET_AGAIN_TICKS: u64 = 25;
+const ATTACH_AGAIN_TICKS: u64 = 25;
 /// So many lie between two attempts to attach anew to where claims are made through devices: 5 s.
 const CLAIM_AGAIN_TICKS: u64 = 250;
 /// An abort that takes longer is left to the plan's deadline.
@@ -28,18 +28,18 @@ const ABORT_LIMIT: Duration = Duration::from_secs(2);
 /// When a withdrawal is said again.
 const WITHDRAW_AGAIN: Duration = Duration::from_millis(250);
 /// Owners heard of and not met at a time.
-const MAX_UNMET: usize = 256;
+const MAX_UNATTACHED: usize = 256;
 /// Callers that wait for one attachment.
 const MAX_WAITERS: usize = 4096;
 
 /// What outlives the Producer actor.
 #[derive(Clone)]
-pub struct ProducerTruth {
+pub struct ProducerDurable {
     shared: Weak<Shared>,
     pool: Arc<ControlPool>,
 }
 
-impl ProducerTruth {
+impl ProducerDurable {
     pub(crate) fn new(shared: &Arc<Shared>, pool: ControlPool) -> Self {
         Self { shared: Arc::downgrade(shared), pool: Arc::new(pool) }
     }
@@ -49,12 +49,12 @@ type Waiters = Vec<Reply<Result<Arc<Peer>>>>;
 
 /// See the file's first paragraph.
 pub struct Producer {
-    truth: ProducerTruth,
+    durable: ProducerDurable,
     attaching: HashMap<u64, Waiters>,
     ticks: u64,
-    unmet: BTreeSet<u64>,
+    unattached: BTreeSet<u64>,
     asking: bool,
-    meet_again_at: u64,
+    attach_again_at: u64,
 }
 
 /// Attach to an owner, or get the attachment that is there.
@@ -62,8 +62,8 @@ pub struct Producer {
 pub struct Attach(pub RankInfo);
 /// Owners that were heard of: those of this host are attached to, others are left alone.
 #[derive(Debug)]
-pub struct Meet(pub Vec<u64>);
-/// The members, asked for on behalf of a `Meet`.
+pub struct AttachTo(pub Vec<u64>);
+/// The members, asked for on behalf of a `AttachTo`.
 struct Members(Result<View>);
 /// An attempt to attach ended: the attachment, and maybe one more that claims.
 struct Attached(u64, Result<Vec<Arc<Peer>>>);
@@ -81,7 +81,7 @@ struct ProducerTick;
 impl Message for Attach {
     type Reply = Result<Arc<Peer>>;
 }
-impl Message for Meet {
+impl Message for AttachTo {
     type Reply = ();
 }
 impl Message for Members {
@@ -104,25 +104,25 @@ impl Message for ProducerTick {
 }
 
 impl Role for Producer {
-    type Truth = ProducerTruth;
+    type Durable = ProducerDurable;
     const NAME: &'static str = "producer";
 
-    fn boot(truth: &ProducerTruth, turn: &mut Turn<'_, Self>) -> Self {
-        turn.after(Duration::from_millis(FLUSH_MS), ProducerTick);
+    fn boot(durable: &ProducerDurable, ctx: &mut Context<'_, Self>) -> Self {
+        ctx.after(Duration::from_millis(FLUSH_MS), ProducerTick);
         Self {
-            truth: truth.clone(),
+            durable: durable.clone(),
             attaching: HashMap::new(),
             ticks: 0,
-            unmet: BTreeSet::new(),
+            unattached: BTreeSet::new(),
             asking: false,
-            meet_again_at: 0,
+            attach_again_at: 0,
         }
     }
 }
 
 impl On<Attach> for Producer {
-    fn on(&mut self, m: Attach, reply: Reply<Result<Arc<Peer>>>, turn: &mut Turn<'_, Self>) {
-        let Some(shared) = self.truth.shared.upgrade() else {
+    fn on(&mut self, m: Attach, reply: Reply<Result<Arc<Peer>>>, ctx: &mut Context<'_, Self>) {
+        let Some(shared) = self.durable.shared.upgrade() else {
             return;
         };
         let incarnation = m.0.incarnation;
@@ -139,7 +139,7 @@ impl On<Attach> for Producer {
             return;
         }
         let attaching = attaching(&shared, m.0);
-        turn.work(async move { Attached(incarnation, attaching.run().await) });
+        ctx.work(async move { Attached(incarnation, attaching.run().await) });
     }
 }
 
@@ -165,7 +165,7 @@ fn attaching(shared: &Shared, info: RankInfo) -> Attaching {
 
 impl Producer {
     /// A way that only claims was lost, or could not be had: tried once more.
-    fn claim_again(&self, shared: &Shared, turn: &mut Turn<'_, Self>) {
+    fn claim_again(&self, shared: &Shared, ctx: &mut Context<'_, Self>) {
         let lacking = shared.peers.lacking();
         if lacking.is_empty() {
             return;
@@ -174,40 +174,40 @@ impl Producer {
             let owner = info.incarnation;
             if lacking.contains(&owner) && !self.attaching.contains_key(&owner) {
                 let attaching = attaching(shared, info);
-                turn.work(async move { Claiming(attaching.to_claim().await) });
+                ctx.work(async move { Claiming(attaching.to_claim().await) });
             }
         }
     }
 
     /// Attaches to those of these owners that are members, of this host, and met no better way.
-    fn meet(&mut self, view: &View, turn: &mut Turn<'_, Self>) {
-        let Some(shared) = self.truth.shared.upgrade() else { return };
+    fn attach_to(&mut self, view: &View, ctx: &mut Context<'_, Self>) {
+        let Some(shared) = self.durable.shared.upgrade() else { return };
         let here = shared.env.machine.boot_id();
-        let wanted = std::mem::take(&mut self.unmet);
+        let wanted = std::mem::take(&mut self.unattached);
         for (info, _) in &view.ranks {
             if info.boot_id == here && wanted.contains(&info.incarnation) {
-                self.on(Attach(info.clone()), Reply::nobody(), turn);
+                self.on(Attach(info.clone()), Reply::nobody(), ctx);
             }
         }
     }
 }
 
-impl On<Meet> for Producer {
-    fn on(&mut self, m: Meet, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+impl On<AttachTo> for Producer {
+    fn on(&mut self, m: AttachTo, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         reply.send(());
-        let Some(shared) = self.truth.shared.upgrade() else {
+        let Some(shared) = self.durable.shared.upgrade() else {
             return;
         };
-        let room = MAX_UNMET.saturating_sub(self.unmet.len());
-        self.unmet.extend(m.0.into_iter().take(room));
+        let room = MAX_UNATTACHED.saturating_sub(self.unattached.len());
+        self.unattached.extend(m.0.into_iter().take(room));
         let view = shared.view();
-        if view.ranks.iter().any(|(i, _)| self.unmet.contains(&i.incarnation)) {
-            self.meet(&view, turn);
-        } else if !self.asking && self.ticks >= self.meet_again_at {
+        if view.ranks.iter().any(|(i, _)| self.unattached.contains(&i.incarnation)) {
+            self.attach_to(&view, ctx);
+        } else if !self.asking && self.ticks >= self.attach_again_at {
             self.asking = true;
-            self.meet_again_at = self.ticks + MEET_AGAIN_TICKS;
-            let pool = self.truth.pool.clone();
-            turn.work(async move {
+            self.attach_again_at = self.ticks + ATTACH_AGAIN_TICKS;
+            let pool = self.durable.pool.clone();
+            ctx.work(async move {
                 Members(match pool.call(Request::View, ABORT_LIMIT).await {
                     Ok(Response::View(view)) => Ok(view),
                     Ok(other) => Err(pool.unexpected("View", &other)),
@@ -219,24 +219,24 @@ impl On<Meet> for Producer {
 }
 
 impl On<Members> for Producer {
-    fn on(&mut self, m: Members, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+    fn on(&mut self, m: Members, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         reply.send(());
         self.asking = false;
-        match (m.0, self.truth.shared.upgrade()) {
+        match (m.0, self.durable.shared.upgrade()) {
             (Ok(view), Some(shared)) => {
                 shared.keep_view(view.clone());
-                self.meet(&view, turn);
+                self.attach_to(&view, ctx);
             }
             // Heard of again, they are asked for again.
-            _ => self.unmet.clear(),
+            _ => self.unattached.clear(),
         }
     }
 }
 
 impl On<Attached> for Producer {
-    fn on(&mut self, m: Attached, reply: Reply<()>, _: &mut Turn<'_, Self>) {
+    fn on(&mut self, m: Attached, reply: Reply<()>, _: &mut Context<'_, Self>) {
         let Attached(incarnation, mut result) = m;
-        if let (Ok(peers), Some(shared)) = (&result, self.truth.shared.upgrade())
+        if let (Ok(peers), Some(shared)) = (&result, self.durable.shared.upgrade())
             && !peers.iter().all(|peer| take_in(&shared, peer))
         {
             result = Err(closed());
@@ -262,8 +262,8 @@ fn take_in(shared: &Shared, peer: &Arc<Peer>) -> bool {
 }
 
 impl On<Claiming> for Producer {
-    fn on(&mut self, m: Claiming, reply: Reply<()>, _: &mut Turn<'_, Self>) {
-        match (m.0, self.truth.shared.upgrade()) {
+    fn on(&mut self, m: Claiming, reply: Reply<()>, _: &mut Context<'_, Self>) {
+        match (m.0, self.durable.shared.upgrade()) {
             (Ok(peer), Some(shared)) => {
                 take_in(&shared, &peer);
             }
@@ -275,10 +275,10 @@ impl On<Claiming> for Producer {
 }
 
 impl On<Abandon> for Producer {
-    fn on(&mut self, m: Abandon, reply: Reply<()>, _: &mut Turn<'_, Self>) {
-        let pool = self.truth.pool.clone();
+    fn on(&mut self, m: Abandon, reply: Reply<()>, _: &mut Context<'_, Self>) {
+        let pool = self.durable.pool.clone();
         tokio::task::spawn_local(async move {
-            let Abandon(plans, _until_told) = m;
+            let Abandon(plans, _until_reported) = m;
             if let Err(error) = pool.call(Request::Abort(plans), ABORT_LIMIT).await {
                 tracing::debug!(%error, "plans left to their deadline");
             }
@@ -288,10 +288,10 @@ impl On<Abandon> for Producer {
 }
 
 impl On<Withdrawn> for Producer {
-    fn on(&mut self, m: Withdrawn, reply: Reply<()>, _: &mut Turn<'_, Self>) {
-        let pool = self.truth.pool.clone();
+    fn on(&mut self, m: Withdrawn, reply: Reply<()>, _: &mut Context<'_, Self>) {
+        let pool = self.durable.pool.clone();
         tokio::task::spawn_local(async move {
-            let Withdrawn(request, _until_told) = m;
+            let Withdrawn(request, _until_reported) = m;
             // Twice: the open itself may be overtaken, it travels on another connection.
             for pause in [Duration::ZERO, WITHDRAW_AGAIN] {
                 tokio::time::sleep(pause).await;
@@ -305,16 +305,16 @@ impl On<Withdrawn> for Producer {
 }
 
 impl On<ProducerTick> for Producer {
-    fn on(&mut self, _: ProducerTick, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
-        turn.after(Duration::from_millis(FLUSH_MS), ProducerTick);
+    fn on(&mut self, _: ProducerTick, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
+        ctx.after(Duration::from_millis(FLUSH_MS), ProducerTick);
         reply.send(());
-        let Some(shared) = self.truth.shared.upgrade() else {
+        let Some(shared) = self.durable.shared.upgrade() else {
             return;
         };
-        shared.peers.bury();
+        shared.peers.remove_dead();
         self.ticks += 1;
         if self.ticks.is_multiple_of(CLAIM_AGAIN_TICKS) {
-            self.claim_again(&shared, turn);
+            self.claim_again(&shared, ctx);
         }
         // A batch that is worth a message, or one that has waited long enough.
         let all = self.ticks.is_multiple_of(FLUSH_ALL_TICKS);
@@ -324,14 +324,15 @@ impl On<ProducerTick> for Producer {
             if all {
                 peer.verbs.trim();
             }
-            if let Some(log) = peer.log.as_ref().filter(|log| log.tell_now(TOUCH_BATCH, all))
+            if let Some(log) =
+                peer.log.as_ref().filter(|log| log.should_report_now(TOUCH_BATCH, all))
                 && peer.send_names(NAMES_PER_TICK) >= TOUCH_BATCH
             {
-                log.batch_told();
+                log.batch_reported();
             }
         }
         // What a steady reader noted last goes with his next batch.
-        let due = |p: &Arc<Peer>| p.touches_noted() >= enough && !(all && p.told_touches());
+        let due = |p: &Arc<Peer>| p.touches_noted() >= enough && !(all && p.touches_sent());
         for peer in peers.into_iter().filter(due) {
             tokio::task::spawn_local(async move {
                 if let Err(error) = peer.send_touches(false).await {

@@ -12,11 +12,11 @@ pub(crate) async fn race<T>(a: impl Future<Output = T>, b: impl Future<Output = 
     let mut a_first = false;
     poll_fn(move |cx| {
         a_first = !a_first;
-        if a_first && let Poll::Ready(said) = a.as_mut().poll(cx) {
-            return Poll::Ready(said);
+        if a_first && let Poll::Ready(output) = a.as_mut().poll(cx) {
+            return Poll::Ready(output);
         }
-        if let Poll::Ready(said) = b.as_mut().poll(cx) {
-            return Poll::Ready(said);
+        if let Poll::Ready(output) = b.as_mut().poll(cx) {
+            return Poll::Ready(output);
         }
         if a_first {
             return Poll::Pending;

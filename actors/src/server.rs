@@ -2,38 +2,38 @@
 //! attached processes. Each connection is a task on the place of the actor that it talks to, so a
 //! request costs no thread hop. A connection that does not decode is closed and harms nobody [I19].
 
-mod doors;
 mod link;
+mod registry;
 mod requests;
-mod strangers;
+mod unauthenticated;
 
-pub(crate) use doors::{Doors, LocalOwner, LocalOwners, OpenDoor, Published};
-pub use strangers::Strangers;
+pub(crate) use registry::{LocalOwner, LocalOwners, Published, RegisteredSegment, SegmentRegistry};
+pub use unauthenticated::UnauthenticatedPeers;
 
-use crate::cell::{CellAddr, Reply};
+use crate::actor::{ActorAddr, Reply};
 use crate::error::Error;
+use crate::executor::Executor;
 use crate::master::{Join, Master, Members};
 use crate::message::{
-    AttachBy, Hello, MESSAGES_VERSION, Purpose, Refusal, SegmentCommand, SegmentDone, Settings,
-    ToClient, ToOwner, Welcome,
+    AttachBy, ClientToOwner, Hello, MESSAGES_VERSION, OwnerToClient, Purpose, Refusal,
+    SegmentCommand, SegmentDone, Settings, Welcome,
 };
 use crate::node::Segments;
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
-use crate::owner::log::{Drain, GiveUp, Name};
+use crate::owner::log::{Drain, GiveUp, KeyReports};
 use crate::owner::pin_tables::Proof;
 use crate::owner::{LogClear, PlanDropped, TermObeyed, Touches};
-use crate::place::Place;
 use crate::race::race;
-use doors::Door;
 use nkv_store::KeyHasher;
 use nkv_store::clock::Clock;
 use nkv_store::log_lines::LogLines;
 use nkv_store::random::Random;
-use nkv_transport::fabric::{Answer, Served};
+use nkv_transport::fabric::{Answer, RemoteAccess};
 use nkv_transport::wire::auth::{AuthError, Guard};
 use nkv_transport::wire::{
     Address, BoxStream, Listener, Peer, WireError, pass_descriptor, read_frame, write_frame,
 };
+use registry::SegmentEndpoint;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -49,7 +49,7 @@ const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// Largest hello.
 const MAX_HELLO_BYTES: usize = 64 * 1024;
 /// Largest frame of a rank: a part of a report with the longest keys fits twice.
-const MAX_UP_BYTES: usize = 8 << 20;
+const MAX_TO_MASTER_BYTES: usize = 8 << 20;
 /// Largest frame of an attached client: the most touches it keeps fit.
 const MAX_TO_OWNER_BYTES: usize = 2 << 20;
 /// Questions about plans that one attached client may have open; further ones wait.
@@ -73,7 +73,7 @@ pub struct Server {
     /// This rank.
     pub rank: u32,
     /// The master, on rank 0.
-    pub master: Option<(CellAddr<Master>, Arc<Members>)>,
+    pub master: Option<(ActorAddr<Master>, Arc<Members>)>,
     /// Where the master is, on other ranks.
     pub master_at: Option<Address>,
     /// Cluster settings, once joined.
@@ -81,7 +81,7 @@ pub struct Server {
     /// Defaults until then.
     pub defaults: Settings,
     /// The ways to this node's segments.
-    pub(crate) doors: Doors,
+    pub(crate) registry: SegmentRegistry,
     /// Who mounts and unmounts them.
     pub(crate) segments: Weak<Segments>,
     /// The time.
@@ -93,7 +93,7 @@ pub struct Server {
     /// Connections now that were let in.
     pub connections: AtomicUsize,
     /// Room for those that have not proven yet that they belong to the job.
-    pub strangers: Arc<Strangers>,
+    pub unauthenticated: Arc<UnauthenticatedPeers>,
     /// Lines of the log about what others can repeat at will.
     pub lines: LogLines,
     /// Room for rings.
@@ -122,11 +122,11 @@ impl Server {
         loop {
             match listener.accept().await {
                 Ok((stream, peer)) => {
-                    let place = self.strangers.enter(peer.unix.is_some());
+                    let slot = self.unauthenticated.enter(peer.unix.is_some());
                     let server = self.clone();
                     tokio::task::spawn_local(async move {
                         let text = peer.text.clone();
-                        if let Err(why) = server.connection(stream, peer, place).await {
+                        if let Err(why) = server.connection(stream, peer, slot).await {
                             tracing::debug!(peer = %text, %why, "control connection closed");
                         }
                     });
@@ -135,7 +135,7 @@ impl Server {
                     if let Some(before) = self.lines.next(self.clock.now_ms()) {
                         tracing::warn!(%error, before, "accept failed");
                     }
-                    self.strangers.thin_out();
+                    self.unauthenticated.evict_half();
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
@@ -149,13 +149,13 @@ impl Server {
         self: Arc<Self>,
         mut stream: BoxStream,
         peer: Peer,
-        place: strangers::Place,
+        slot: unauthenticated::PeerSlot,
     ) -> Result<(), WireError> {
-        let shown = || place.has_shown();
+        let shown = || slot.has_shown();
         let admitted =
             async { Some(self.guard.admit(&mut stream, &peer, HELLO_LIMIT, &shown).await) };
         let gives_way = async {
-            place.gives_way().await;
+            slot.evicted().await;
             None
         };
         let session = match race(admitted, gives_way).await {
@@ -167,7 +167,7 @@ impl Server {
                 return Ok(());
             }
         };
-        drop(place);
+        drop(slot);
         let Some(_counted) = self.clone().one_more() else {
             if let Some(before) = self.lines.next(self.clock.now_ms()) {
                 tracing::warn!(peer = %peer.text, before, "closed: {MAX_CONNECTIONS} connections");
@@ -189,24 +189,24 @@ impl Server {
         match hello.purpose {
             Purpose::Client { producer, ring } => self.client(stream, producer, ring).await,
             Purpose::Rank { info, obeyed, holds, seen, siblings } => {
-                let own = self.doors.to(info.incarnation).is_some();
+                let own = self.registry.get(info.incarnation).is_some();
                 let join = |tx| Join { info: *info, obeyed, holds, seen, siblings, own, tx };
                 self.rank(stream, join).await
             }
             Purpose::Attach { producer, incarnation, by } => {
-                let Some(door) = self.doors.to(incarnation) else {
+                let Some(endpoint) = self.registry.get(incarnation) else {
                     return refuse(&mut stream, self.no_door(incarnation)).await;
                 };
-                let served = attach(&door, stream, peer, (producer, by), self.random.u64());
+                let served = attach(&endpoint, stream, peer, (producer, by), self.random.u64());
                 // Closed here, the client's flag falls: no verb of it succeeds any more.
-                let shut = async {
-                    door.shut().await;
+                let closed = async {
+                    endpoint.closed().await;
                     Ok(())
                 };
-                race(served, shut).await
+                race(served, closed).await
             }
-            Purpose::Descriptor { incarnation } => match self.doors.to(incarnation) {
-                Some(door) => pass_segment(stream, &door.segment).await,
+            Purpose::Descriptor { incarnation } => match self.registry.get(incarnation) {
+                Some(endpoint) => pass_segment(stream, &endpoint.segment).await,
                 None => refuse(&mut stream, self.no_door(incarnation)).await,
             },
             Purpose::Segments(command) => {
@@ -277,28 +277,28 @@ impl Server {
 
 /// Rights to the device log that end with their attachment.
 struct LogToken<'a> {
-    door: &'a Door,
+    endpoint: &'a SegmentEndpoint,
     token: Option<u64>,
 }
 
 impl Drop for LogToken<'_> {
     fn drop(&mut self) {
         if let Some(token) = self.token {
-            self.door.tables.log_producers.end(token);
+            self.endpoint.tables.log_producers.end(token);
             // It settles what is left; full, its timer does.
-            let _ = self.door.owner.tell(Drain);
+            let _ = self.endpoint.owner.try_send(Drain);
         }
     }
 }
 
 /// A way through devices, and word of its end for the link: who is severed learns it at once.
 #[derive(Debug)]
-struct Way {
-    served: Arc<dyn Served>,
+struct SeverableAccess {
+    served: Arc<dyn RemoteAccess>,
     severed: Notify,
 }
 
-impl Served for Way {
+impl RemoteAccess for SeverableAccess {
     fn sever(&self) {
         self.served.sever();
         self.severed.notify_one();
@@ -314,24 +314,24 @@ impl Served for Way {
 }
 
 /// A way that ends with its attachment.
-struct Severing(Arc<Way>);
+struct SeverOnDrop(Arc<SeverableAccess>);
 
-impl Severing {
-    fn new(served: Arc<dyn Served>, producer: u64) -> Self {
+impl SeverOnDrop {
+    fn new(served: Arc<dyn RemoteAccess>, producer: u64) -> Self {
         tracing::debug!(producer, pairs = ?served.pairs(), "writes through devices");
-        Self(Arc::new(Way { served, severed: Notify::new() }))
+        Self(Arc::new(SeverableAccess { served, severed: Notify::new() }))
     }
 
-    async fn severed(way: Option<&Self>) -> Result<(), WireError> {
-        match way {
-            Some(Self(way)) => way.severed.notified().await,
+    async fn severed(access: Option<&Self>) -> Result<(), WireError> {
+        match access {
+            Some(Self(access)) => access.severed.notified().await,
             None => std::future::pending().await,
         }
         Ok(())
     }
 }
 
-impl Drop for Severing {
+impl Drop for SeverOnDrop {
     fn drop(&mut self) {
         self.0.sever();
     }
@@ -339,19 +339,19 @@ impl Drop for Severing {
 
 /// The owner's end of a way through devices; why there is none is the client's to say.
 async fn through_devices(
-    door: &Door,
+    endpoint: &SegmentEndpoint,
     producer: u64,
     by: &AttachBy,
-) -> (Option<Severing>, Option<std::result::Result<Answer, String>>) {
+) -> (Option<SeverOnDrop>, Option<std::result::Result<Answer, String>>) {
     let AttachBy::Fabric(offer) = by else { return (None, None) };
-    let Some(exported) = door.exported.clone() else {
+    let Some(exported) = endpoint.exported.clone() else {
         let why = "this rank's memory is not registered with any device; its log says why";
         return (None, Some(Err(why.to_string())));
     };
     let offer = offer.clone();
     // The kernel may look for the other end's address for a second: not on the thread of actors.
     match tokio::task::spawn_blocking(move || exported.accept(&offer)).await {
-        Ok(Ok((served, answer))) => (Some(Severing::new(served, producer)), Some(Ok(answer))),
+        Ok(Ok((served, answer))) => (Some(SeverOnDrop::new(served, producer)), Some(Ok(answer))),
         Ok(Err(e)) => (None, Some(Err(e.to_string()))),
         Err(e) => (None, Some(Err(format!("accepting failed: {e}")))),
     }
@@ -373,13 +373,13 @@ async fn pass_segment(mut stream: BoxStream, segment: &str) -> Result<(), WireEr
 }
 
 async fn attach(
-    door: &Door,
+    endpoint: &SegmentEndpoint,
     mut stream: BoxStream,
     peer: Peer,
     (producer, by): (u64, AttachBy),
     token: u64,
 ) -> Result<(), WireError> {
-    let attachments = &door.tables.attachments;
+    let attachments = &endpoint.tables.attachments;
     let (tx, rx) = mpsc::channel(ATTACH_QUEUE);
     let process = peer.unix.and_then(|u| u.process);
     let proof = match (&by, process) {
@@ -389,37 +389,37 @@ async fn attach(
         (AttachBy::Map, process) => process,
         _ => None,
     };
-    let (severing, fabric) = through_devices(door, producer, &by).await;
+    let (severing, fabric) = through_devices(endpoint, producer, &by).await;
     let route = match (&proof, &severing) {
         (Some(process), _) => Some(Route::Process { tx: tx.clone(), process: process.clone() }),
-        (_, Some(way)) => Some(Route::Fabric { tx: tx.clone(), served: way.0.clone() }),
+        (_, Some(access)) => Some(Route::Fabric { tx: tx.clone(), served: access.0.clone() }),
         _ => None,
     };
     // Registered before the welcome: every plan that ends from now on is told to it.
     let id = route.map(|route| attachments.add(producer, route));
     let proof = proof.map(Proof::Process);
-    let pins = id.zip(proof).and_then(|(id, proof)| door.tables.pins.give(id, proof));
+    let pins = id.zip(proof).and_then(|(id, proof)| endpoint.tables.pins.give(id, proof));
     let log_token = (by == AttachBy::Agent).then_some(token);
-    let log_token = log_token.and_then(|t| door.tables.log_producers.give(t));
-    let _rights = LogToken { door, token: log_token };
+    let log_token = log_token.and_then(|t| endpoint.tables.log_producers.give(t));
+    let _rights = LogToken { endpoint, token: log_token };
     let mut buf = Vec::new();
     // Read after it is registered: a later term is told to it.
-    let term = door.tables.term();
+    let term = endpoint.tables.term();
     let welcome = Welcome::Attached { term, pins, log_token, fabric };
     if let Err(e) = write_frame(&mut stream, &mut buf, 0, &welcome).await {
         // It writes only after the welcome. What devices could do is over before it is forgotten.
         drop(severing);
         if let Some(id) = id {
             attachments.take_back(id);
-            door.tables.pins.take_back(id);
+            endpoint.tables.pins.take_back(id);
         }
         return Err(e);
     }
     let (mut reader, mut writer) = tokio::io::split(stream);
     let out = write_to_client(&mut writer, rx);
-    let inn = read_from_client(door, &mut reader, (producer, log_token), id, &tx);
+    let inn = read_from_client(endpoint, &mut reader, (producer, log_token), id, &tx);
     let moved = race(out, inn);
-    let ended = race(moved, Severing::severed(severing.as_ref())).await;
+    let ended = race(moved, SeverOnDrop::severed(severing.as_ref())).await;
     drop(severing);
     if let Some(id) = id {
         attachments.cut(id);
@@ -428,60 +428,70 @@ async fn attach(
 }
 
 async fn read_from_client<R: AsyncRead + Unpin>(
-    door: &Door,
+    endpoint: &SegmentEndpoint,
     reader: &mut R,
     (producer, token): (u64, Option<u64>),
     id: Option<AttachId>,
-    tx: &mpsc::Sender<ToClient>,
+    tx: &mpsc::Sender<OwnerToClient>,
 ) -> Result<(), WireError> {
     let mut buf = Vec::new();
     let checks = Arc::new(Semaphore::new(MAX_CHECKS));
-    while let Some((_, m)) = read_frame::<_, ToOwner>(reader, &mut buf, MAX_TO_OWNER_BYTES).await? {
-        if let Err(e) = m.check(door.tables.geometry()) {
+    while let Some((_, m)) =
+        read_frame::<_, ClientToOwner>(reader, &mut buf, MAX_TO_OWNER_BYTES).await?
+    {
+        if let Err(e) = m.check(endpoint.tables.geometry()) {
             // It is told why, and what it said is not taken in [I19].
-            let _ = tx.try_send(ToClient::Refused(e.message.clone()));
+            let _ = tx.try_send(OwnerToClient::Refused(e.message.clone()));
             return Err(unsound(&e));
         }
-        let told = match m {
-            ToOwner::Touched(list) => door.owner.push(Touches(list), Reply::nobody()).await,
-            ToOwner::Dropped(plan) => match id {
-                Some(id) => door.owner.push(PlanDropped(id, producer, plan), Reply::nobody()).await,
+        let handled = match m {
+            ClientToOwner::Touched(list) => {
+                endpoint.owner.push(Touches(list), Reply::nobody()).await
+            }
+            ClientToOwner::Dropped(plan) => match id {
+                Some(id) => {
+                    endpoint.owner.push(PlanDropped(id, producer, plan), Reply::nobody()).await
+                }
                 None => Ok(()),
             },
-            ToOwner::TermObeyed(term) => match id {
-                Some(id) => door.owner.push(TermObeyed(id, producer, term), Reply::nobody()).await,
+            ClientToOwner::TermObeyed(term) => match id {
+                Some(id) => {
+                    endpoint.owner.push(TermObeyed(id, producer, term), Reply::nobody()).await
+                }
                 None => Ok(()),
             },
-            ToOwner::Named(list) => door.owner.push(Name(list), Reply::nobody()).await,
-            ToOwner::Abandoned(claim) => match token {
+            ClientToOwner::KeysReported(list) => {
+                endpoint.owner.push(KeyReports(list), Reply::nobody()).await
+            }
+            ClientToOwner::Abandoned(claim) => match token {
                 // Of its own claims only, and of those it never wrote to.
-                Some(t) if !door.tables.log_producers.abandon(t, claim.into()) => Ok(()),
-                _ => door.owner.push(GiveUp(claim), Reply::nobody()).await,
+                Some(t) if !endpoint.tables.log_producers.abandon(t, claim.into()) => Ok(()),
+                _ => endpoint.owner.push(GiveUp(claim), Reply::nobody()).await,
             },
-            ToOwner::ClearBelow(below) => match id {
-                Some(id) => door.owner.push(LogClear(id, below), Reply::nobody()).await,
+            ClientToOwner::ClearBelow(below) => match id {
+                Some(id) => endpoint.owner.push(LogClear(id, below), Reply::nobody()).await,
                 None => Ok(()),
             },
-            ToOwner::CheckPlan(plan) => {
+            ClientToOwner::CheckPlan(plan) => {
                 // Beside this loop: a Dropped must not wait behind it.
-                let (tables, tx) = (door.tables.clone(), tx.clone());
+                let (tables, tx) = (endpoint.tables.clone(), tx.clone());
                 let slot = checks.clone().acquire_owned().await;
                 tokio::task::spawn_local(async move {
                     let open = tables.wait_open(plan).await;
-                    let _ = tx.send(ToClient::Plan { plan, open }).await;
+                    let _ = tx.send(OwnerToClient::Plan { plan, open }).await;
                     drop(slot);
                 });
                 Ok(())
             }
-            ToOwner::Detach => {
+            ClientToOwner::Detach => {
                 if let Some(id) = id {
-                    door.tables.attachments.detach(id);
-                    door.tables.pins.take_back(id);
+                    endpoint.tables.attachments.detach(id);
+                    endpoint.tables.pins.take_back(id);
                 }
                 return Ok(());
             }
         };
-        if let Err(error) = told {
+        if let Err(error) = handled {
             tracing::debug!(%error, "an attached client's frame was lost");
         }
     }
@@ -499,7 +509,7 @@ async fn refuse(stream: &mut BoxStream, why: Refusal) -> Result<(), WireError> {
 
 async fn write_to_client<W: AsyncWrite + Unpin>(
     writer: &mut W,
-    mut rx: mpsc::Receiver<ToClient>,
+    mut rx: mpsc::Receiver<OwnerToClient>,
 ) -> Result<(), WireError> {
     let mut buf = Vec::new();
     while let Some(frame) = rx.recv().await {
@@ -509,6 +519,6 @@ async fn write_to_client<W: AsyncWrite + Unpin>(
 }
 
 /// Runs a server on a place.
-pub(crate) fn serve(place: &Place, server: Arc<Server>, listener: Box<dyn Listener>) {
-    place.task(async move { server.run(listener).await });
+pub(crate) fn serve(executor: &Executor, server: Arc<Server>, listener: Box<dyn Listener>) {
+    executor.task(async move { server.run(listener).await });
 }

@@ -10,9 +10,9 @@ use nkv_actors::{Client, ClientConfig, Cluster, Error, ErrorKind, TransportChoic
 use std::time::Duration;
 
 /// How often it is looked whether a handle is closed too soon.
-const LOOKS: usize = 50;
+const POLLS: usize = 50;
 
-fn says_closed<T: std::fmt::Debug>(verb: &str, done: Result<T, Error>) {
+fn is_closed_error<T: std::fmt::Debug>(verb: &str, done: Result<T, Error>) {
     let e = done.expect_err(verb);
     let closed = e.kind == ErrorKind::Disconnected && e.message.contains("is closed");
     assert!(closed, "{verb}: {e}");
@@ -27,31 +27,31 @@ async fn is_free(client: &Client, key: &[u8]) {
 async fn no_verb_works(client: &Client) {
     let (k, v, plain) = (&b"k"[..], &bytes(9_000, 1)[..], PutOptions::default());
     let mut buffer = vec![0; 9_000];
-    says_closed("put", client.put(k, v, &plain).await);
-    says_closed("put into a log", client.put(k, v, &logged(0)).await);
-    says_closed("put_many", client.put_many(&[(k, v)], &plain).await.remove(0));
-    says_closed("open_for_write", client.open_for_write(k, 1, &plain).await);
-    says_closed("commit", client.commit(k).await);
-    says_closed("get", client.get(k).await);
-    says_closed("get_into", client.get_into(k, &mut buffer).await);
-    says_closed("get_many_into", client.get_many_into(&mut [(k, &mut buffer)]).await.remove(0));
-    says_closed("get_view", client.get_view(k).await);
-    says_closed("lookup_near", client.lookup_near(&[k], &mut [false]));
-    says_closed("exists", client.exists(&[k], false).await);
-    says_closed("match_prefix", client.match_prefix(&[k]).await);
-    says_closed("get_location", client.get_location(k).await);
-    says_closed("remove", client.remove(k).await);
-    says_closed("remove_many", client.remove_many(&[k]).await.remove(0));
-    says_closed("remove_matching", client.remove_matching("").await);
-    says_closed("remove_all", client.remove_all().await);
-    says_closed("list", client.list(None, None, 0).await);
-    says_closed("stats", client.stats().await);
-    says_closed("view", client.view().await);
-    says_closed("evict_until_below", client.evict_until_below(0.0).await);
-    says_closed("mount_segment", client.mount_segment(0, 1 << 20).await);
+    is_closed_error("put", client.put(k, v, &plain).await);
+    is_closed_error("put into a log", client.put(k, v, &logged(0)).await);
+    is_closed_error("put_many", client.put_many(&[(k, v)], &plain).await.remove(0));
+    is_closed_error("open_for_write", client.open_for_write(k, 1, &plain).await);
+    is_closed_error("commit", client.commit(k).await);
+    is_closed_error("get", client.get(k).await);
+    is_closed_error("get_into", client.get_into(k, &mut buffer).await);
+    is_closed_error("get_many_into", client.get_many_into(&mut [(k, &mut buffer)]).await.remove(0));
+    is_closed_error("get_view", client.get_view(k).await);
+    is_closed_error("lookup_mapped", client.lookup_mapped(&[k], &mut [false]));
+    is_closed_error("exists", client.exists(&[k], false).await);
+    is_closed_error("match_prefix", client.match_prefix(&[k]).await);
+    is_closed_error("get_location", client.get_location(k).await);
+    is_closed_error("remove", client.remove(k).await);
+    is_closed_error("remove_many", client.remove_many(&[k]).await.remove(0));
+    is_closed_error("remove_matching", client.remove_matching("").await);
+    is_closed_error("remove_all", client.remove_all().await);
+    is_closed_error("list", client.list(None, None, 0).await);
+    is_closed_error("stats", client.stats().await);
+    is_closed_error("membership", client.membership().await);
+    is_closed_error("evict_until_below", client.evict_until_below(0.0).await);
+    is_closed_error("mount_segment", client.mount_segment(0, 1 << 20).await);
     let limit = Duration::from_secs(1);
-    says_closed("unmount_segment", client.unmount_segment(0, 1, limit).await);
-    says_closed("flush", client.flush().await);
+    is_closed_error("unmount_segment", client.unmount_segment(0, 1, limit).await);
+    is_closed_error("flush", client.flush().await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -67,9 +67,9 @@ async fn a_handle_that_is_closed_ends_every_verb_and_reserves_nothing() {
         let before = other.stats().await.unwrap();
         let claimed = gauges(&cluster, 0).log_claimed_bytes;
         no_verb_works(&client).await;
-        says_closed("read_into", client.read_into(&meta, &mut [0; 9_000]).await);
-        says_closed("write_from", writing.write_from(0, &[1; 10]));
-        says_closed("publish", writing.publish().await);
+        is_closed_error("read_into", client.read_into(&meta, &mut [0; 9_000]).await);
+        is_closed_error("write_from", writing.write_from(0, &[1; 10]));
+        is_closed_error("publish", writing.publish().await);
         client.close().await;
         let after = other.stats().await.unwrap();
         assert_eq!(after.master.opened, before.master.opened, "no plan was granted to it");
@@ -101,7 +101,7 @@ async fn a_put_that_is_asking_when_its_handle_closes_reserves_nothing() {
     eventually("it waits for room", waiting).await;
     let closing = tokio::spawn(async move { client.close().await });
     eventually("its handle closes", async || probe.exists(&[b"k"], false).await.is_err()).await;
-    for _ in 0..LOOKS {
+    for _ in 0..POLLS {
         // In this order: while the put waits, its handle is not closed.
         let closed = closing.is_finished();
         if other.stats().await.unwrap().waiting != 1 {
@@ -127,10 +127,10 @@ fn a_closed_handle_of_a_thread_says_so_too() {
     let handle = client.blocking().unwrap();
     handle.put(b"k", b"v", &PutOptions::default()).unwrap();
     handle.close();
-    says_closed("put", handle.put(b"l", b"v", &PutOptions::default()));
-    says_closed("get", handle.get(b"k"));
-    says_closed("get_into", handle.get_into(b"k", &mut [0; 9]));
-    says_closed("get_view", handle.get_view(b"k"));
-    says_closed("remove_many", handle.remove_many(&[b"k"]).remove(0));
+    is_closed_error("put", handle.put(b"l", b"v", &PutOptions::default()));
+    is_closed_error("get", handle.get(b"k"));
+    is_closed_error("get_into", handle.get_into(b"k", &mut [0; 9]));
+    is_closed_error("get_view", handle.get_view(b"k"));
+    is_closed_error("remove_many", handle.remove_many(&[b"k"]).remove(0));
     runtime.block_on(cluster.stop());
 }

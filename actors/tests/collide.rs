@@ -74,8 +74,8 @@ async fn i16_two_keys_never_share_an_object() {
     let (one, two) = keys();
     let both = (&one[..], &two[..]);
     let cluster = Cluster::start(1, config("collide")).await.unwrap();
-    for way in [TransportChoice::Shm, TransportChoice::Tcp] {
-        let client = client_by(&cluster, way).await;
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let client = client_by(&cluster, transport).await;
         client.put(&one, ONE, &PutOptions::default()).await.unwrap();
         is_alone(&cluster, &client, both).await;
         client.put(&two, TWO, &PutOptions::default()).await.unwrap();
@@ -90,8 +90,8 @@ async fn i16_two_keys_never_share_an_object_of_a_log() {
     let (one, two) = keys();
     let both = (&one[..], &two[..]);
     let cluster = Cluster::start(1, with_log("collide-log")).await.unwrap();
-    for way in [TransportChoice::Shm, TransportChoice::Tcp] {
-        let client = client_by(&cluster, way).await;
+    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+        let client = client_by(&cluster, transport).await;
         // Attaches: what follows goes into the log.
         client.put(b"first", b"put", &logged(0)).await.unwrap();
         client.put(&one, ONE, &logged(0)).await.unwrap();
@@ -117,8 +117,8 @@ async fn i16_another_job_has_other_checks_of_the_same_keys() {
     for cluster in [&a, &b] {
         // By its own handle, and by one that has the key by tcp and one that has it by unix socket.
         cluster.client().put(b"k", b"value", &PutOptions::default()).await.unwrap();
-        for way in [TransportChoice::Tcp, TransportChoice::Auto] {
-            let client = client_by(cluster, way).await;
+        for transport in [TransportChoice::Tcp, TransportChoice::Auto] {
+            let client = client_by(cluster, transport).await;
             assert_eq!(client.get(b"k").await.unwrap(), &b"value"[..]);
         }
         ids.push(cluster.client().get_location(b"k").await.unwrap().key);

@@ -6,7 +6,7 @@ mod embedding;
 
 use embedding::log::{at_rest, attached, gauges, logged, with_log};
 use embedding::{bytes, client_by, config, eventually, quarantines_pass, used_is_live};
-use nkv_actors::cell::{Crash, Freeze};
+use nkv_actors::actor::{Crash, Freeze};
 use nkv_actors::message::{Existence, PutOptions};
 use nkv_actors::{Client, ClientConfig, Cluster, ErrorKind, NodeConfig, TransportChoice};
 use std::time::Duration;
@@ -59,7 +59,7 @@ async fn what_was_just_put_into_a_log_exists_whoever_asks() {
 async fn a_put_and_a_get_through_the_log_wait_for_nobody() {
     let cluster = Cluster::start(1, with_log("log-alone")).await.unwrap();
     let client = attached(&cluster, TransportChoice::Shm).await;
-    cluster.node(0).master().unwrap().tell(Freeze(Duration::from_millis(600))).unwrap();
+    cluster.node(0).master().unwrap().try_send(Freeze(Duration::from_millis(600))).unwrap();
     for i in 0..100u8 {
         client.put(&[b'k', i], &bytes(3_000, i), &logged(0)).await.unwrap();
     }
@@ -221,8 +221,8 @@ async fn many_producers_claim_at_once_and_every_object_is_whole() {
     let cluster = Cluster::start(1, with_log("log-many")).await.unwrap();
     let mut tasks = Vec::new();
     for t in 0..4u8 {
-        let way = if t == 3 { TransportChoice::Tcp } else { TransportChoice::Shm };
-        let client = client_by(&cluster, way).await;
+        let transport = if t == 3 { TransportChoice::Tcp } else { TransportChoice::Shm };
+        let client = client_by(&cluster, transport).await;
         tasks.push(tokio::spawn(async move {
             let mut got = 0;
             for i in 0..500u32 {
@@ -255,8 +255,8 @@ async fn a_handle_that_is_configured_so_uses_the_log_without_being_told() {
     let base = NodeConfig { device_alloc: true, ..with_log("log-config") };
     let cluster = Cluster::start(2, base.clone()).await.unwrap();
     let job = cluster.node(0).config().job.clone();
-    let told = ClientConfig { job, device_alloc: true, ..ClientConfig::default() };
-    let client = Client::connect(&cluster.node(0).info().control, told).await.unwrap();
+    let config_with_log = ClientConfig { job, device_alloc: true, ..ClientConfig::default() };
+    let client = Client::connect(&cluster.node(0).info().control, config_with_log).await.unwrap();
     for handle in [cluster.client(), client] {
         let items: Vec<_> = (0..20u8).map(|i| ([b'c', i], bytes(500, i))).collect();
         let batch: Vec<_> = items.iter().map(|(k, v)| (&k[..], &v[..])).collect();

@@ -19,7 +19,7 @@ fn config(job: &str) -> NodeConfig {
 }
 
 fn on(rank: u32) -> PutOptions {
-    PutOptions { preferred_segment: Some(rank), ..PutOptions::default() }
+    PutOptions { preferred_rank: Some(rank), ..PutOptions::default() }
 }
 
 fn bytes(n: usize, seed: u8) -> Vec<u8> {
@@ -129,8 +129,7 @@ async fn a_plan_is_written_in_pages_of_any_order_and_found_only_once_committed()
     let cluster = Cluster::start(2, config("plans")).await.unwrap();
     let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
     let value = bytes(1_000_000, 9);
-    let opts =
-        PutOptions { preferred_segment: Some(1), page_bytes: 65_536, ..PutOptions::default() };
+    let opts = PutOptions { preferred_rank: Some(1), page_bytes: 65_536, ..PutOptions::default() };
     let plan = a.open_for_write(b"k", value.len() as u64, &opts).await.unwrap();
     assert_eq!((plan.n_pages(), plan.page_bytes()), (16, 65_536));
     assert_eq!(b.get(b"k").await.unwrap_err().kind, ErrorKind::NotReady);

@@ -6,7 +6,7 @@ use nkv_actors::message::{
     Hello, MESSAGES_VERSION, Purpose, RankInfo, Refusal, SeenView, Term, Welcome,
 };
 use nkv_actors::{Credentials, Node, NodeConfig};
-use nkv_transport::wire::auth::{Channel, Means, prove};
+use nkv_transport::wire::auth::{AuthMeans, Channel, prove};
 use nkv_transport::wire::{
     Address, BoxStream, MAX_FRAME_BYTES, Net, OsNet, read_frame, write_frame,
 };
@@ -100,7 +100,7 @@ impl Rank0 {
     async fn hello(&mut self, info: RankInfo, siblings: Vec<(u32, u64)>) -> Welcome {
         let mut stream = self.connect().await;
         // It has the cookie, and hashes keys as the job does.
-        let Ok(Means::Cookie(cookie)) = Credentials::of_client(&self.job, None).on_tcp() else {
+        let Ok(AuthMeans::Cookie(cookie)) = Credentials::of_client(&self.job, None).on_tcp() else {
             panic!("no cookie of a job that listens");
         };
         let key_fingerprint = cookie.key_hasher(&self.job).fingerprint();
@@ -118,7 +118,7 @@ impl Rank0 {
     }
 }
 
-type Lie = fn(&mut RankInfo);
+type Forgery = fn(&mut RankInfo);
 
 /// 8 TiB, the largest segment there can be.
 fn largest() -> RankInfo {
@@ -155,7 +155,7 @@ fn largest() -> RankInfo {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i19_a_member_that_lies_about_its_size_does_not_end_the_master() {
     let mut rank0 = Rank0::start();
-    let lies: [(&str, Lie); 3] = [
+    let lies: [(&str, Forgery); 3] = [
         ("sizes that cannot be", |i| (i.slots, i.arena_bytes) = (u32::MAX, u64::MAX / 2)),
         ("an arena beyond its segment", |i| i.segment_bytes = 1 << 20),
         ("an arena of 16 TiB", |i| (i.segment_bytes, i.arena_bytes) = (1 << 46, 1 << 44)),

@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use nkv_actors::cell::{CellStatus, Crash, Freeze, RESTART_BUDGET};
+use nkv_actors::actor::{ActorStatus, Crash, Freeze, RESTART_BUDGET};
 use nkv_actors::message::PutOptions;
 use nkv_actors::owner::GetGauges;
 use nkv_actors::{Client, Cluster, Ended, ErrorKind, Node, NodeConfig};
@@ -25,7 +25,7 @@ fn config(job: &str) -> NodeConfig {
     }
 }
 
-fn actor(node: &Node, name: &str) -> CellStatus {
+fn actor(node: &Node, name: &str) -> ActorStatus {
     node.status().actors.into_iter().find(|a| a.name == name).unwrap()
 }
 
@@ -55,7 +55,7 @@ async fn puts(client: &Client) {
 async fn a_frozen_owner_is_seen_within_two_seconds_with_what_it_does_and_thaws() {
     let cluster = Cluster::start(1, config("frozen-owner")).await.unwrap();
     let node = cluster.node(0);
-    node.owner().tell(Freeze(STANDS)).unwrap();
+    node.owner().try_send(Freeze(STANDS)).unwrap();
     let seen = becomes(node, "owner", "frozen").await;
     assert!(seen.within(2_000), "{seen}");
     let what = actor(node, "owner").frozen_in.unwrap();
@@ -78,7 +78,7 @@ async fn callers_of_a_frozen_master_get_timeout_in_time_and_known_keys_are_still
     let client = cluster.client();
     client.put(b"k", b"value", &PutOptions::default()).await.unwrap();
     assert_eq!(client.get(b"k").await.unwrap(), &b"value"[..]);
-    node.master().unwrap().tell(Freeze(STANDS)).unwrap();
+    node.master().unwrap().try_send(Freeze(STANDS)).unwrap();
     let e = client.put(b"new", b"x", &PutOptions::default()).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::Timeout, "{e}");
     assert_eq!(client.get(b"k").await.unwrap(), &b"value"[..], "by the location it had seen");
@@ -94,7 +94,7 @@ async fn callers_of_a_frozen_master_get_timeout_in_time_and_known_keys_are_still
 async fn an_actor_frozen_for_a_ttl_ends_its_node_with_a_reason() {
     let config = NodeConfig { ttl_ms: 2_000, ..config("frozen-long") };
     let node = Node::start(config).await.unwrap();
-    node.evictor().tell(Freeze(HANGS)).unwrap();
+    node.evictor().try_send(Freeze(HANGS)).unwrap();
     let ended = tokio::time::timeout(HANGS / 2, node.ended()).await.unwrap();
     let Ended::ActorFailed(why) = ended else { panic!("{ended:?}") };
     assert!(why.starts_with("the evictor actor is frozen (Freeze for "), "{why}");

@@ -4,7 +4,7 @@
 mod embedding;
 
 use embedding::eventually;
-use nkv_actors::cell::Crash;
+use nkv_actors::actor::Crash;
 use nkv_actors::message::{Existence, KEYS_PER_ROUND, KeyState, Listed, PutOptions};
 use nkv_actors::{Client, Cluster, Error, ErrorKind, Node, NodeConfig};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn config(job: &str) -> NodeConfig {
 }
 
 fn on(rank: u32) -> PutOptions {
-    PutOptions { preferred_segment: Some(rank), ..PutOptions::default() }
+    PutOptions { preferred_rank: Some(rank), ..PutOptions::default() }
 }
 
 /// Nothing is left: neither an object nor a byte that is taken, at master and owners.
@@ -265,16 +265,16 @@ async fn a_wrong_pattern_is_refused_in_the_words_of_the_regex_crate_and_changes_
     let cluster = Cluster::start(1, config("ls-wrong")).await.unwrap();
     let client = cluster.client();
     client.put(b"k", b"v", &on(0)).await.unwrap();
-    let told = |e: Error| {
+    let message_of = |e: Error| {
         assert_eq!(e.kind, ErrorKind::InvalidArgument, "{e}");
         e.message
     };
-    for (pattern, says) in
+    for (pattern, expected) in
         [("k(", "unclosed group"), (r"\w{99999}", "size limit"), ("*", "repetition")]
     {
-        let text = told(client.remove_matching(pattern).await.unwrap_err());
-        assert!(text.contains(says), "{text}");
-        assert_eq!(told(client.list(Some(pattern), None, 1).await.unwrap_err()), text);
+        let text = message_of(client.remove_matching(pattern).await.unwrap_err());
+        assert!(text.contains(expected), "{text}");
+        assert_eq!(message_of(client.list(Some(pattern), None, 1).await.unwrap_err()), text);
     }
     assert_eq!(client.get(b"k").await.unwrap(), &b"v"[..]);
     cluster.stop().await;

@@ -5,7 +5,7 @@
 mod embedding;
 
 use embedding::eventually;
-use nkv_actors::cell::Crash;
+use nkv_actors::actor::Crash;
 use nkv_actors::evictor::EvictTo;
 use nkv_actors::message::PutOptions;
 use nkv_actors::owner::GetGauges;
@@ -29,7 +29,7 @@ fn config(job: &str) -> NodeConfig {
 
 async fn fill(client: &Client) {
     for i in 0..CALLERS {
-        let opts = PutOptions { preferred_segment: Some((i % 2) as u32), ..PutOptions::default() };
+        let opts = PutOptions { preferred_rank: Some((i % 2) as u32), ..PutOptions::default() };
         client.put(format!("k{i}").as_bytes(), &value(i), &opts).await.unwrap();
     }
 }
@@ -96,7 +96,7 @@ async fn a_panic_in_an_owner_is_survived_with_its_slots_as_they_were() {
     let cluster = Arc::new(Cluster::start(2, config("panic-owner")).await.unwrap());
     let client = cluster.client();
     fill(&client).await;
-    let on1 = PutOptions { preferred_segment: Some(1), ..PutOptions::default() };
+    let on1 = PutOptions { preferred_rank: Some(1), ..PutOptions::default() };
     let open = client.open_for_write(b"half", 4096, &on1).await.unwrap();
     open.write_from(0, &[7; 4096]).unwrap();
     let owner = cluster.node(1).owner().clone();

@@ -5,7 +5,7 @@
 mod embedding;
 
 use embedding::{bytes, client_by, config, eventually, fill, left_in_shm, on, rank1_incarnations};
-use nkv_actors::cell::{Crash, Freeze};
+use nkv_actors::actor::{Crash, Freeze};
 use nkv_actors::owner::GetGauges;
 use nkv_actors::{
     Client, ClientConfig, Cluster, Ended, ErrorKind, Node, NodeConfig, TransportChoice,
@@ -56,7 +56,7 @@ async fn an_actor_of_a_mounted_segment_that_stays_frozen_ends_its_node_with_a_re
     for _ in 0..2 {
         node.mount_segment(MIB).await.unwrap();
     }
-    node.owner_of(2).unwrap().tell(Freeze(LIMIT)).unwrap();
+    node.owner_of(2).unwrap().try_send(Freeze(LIMIT)).unwrap();
     let ended = tokio::time::timeout(LIMIT / 2, node.ended()).await.unwrap();
     let Ended::ActorFailed(why) = ended else { panic!("{ended:?}") };
     assert!(why.starts_with("the owner actor of segment 2 is frozen (Freeze for "), "{why}");
@@ -73,7 +73,7 @@ async fn i17_a_mounted_segment_declared_gone_is_taken_down_and_its_node_goes_on(
     let (first, second) = rank1_incarnations(&cluster, &keys, there).await;
     assert!(!first.is_empty() && !second.is_empty());
     // Longer than the TTL, shorter than what the watchdog bears: its link is as silent as it is.
-    node.owner_of(1).unwrap().tell(Freeze(Duration::from_millis(1_600))).unwrap();
+    node.owner_of(1).unwrap().try_send(Freeze(Duration::from_millis(1_600))).unwrap();
     eventually("it is taken down", async || node.mounted().is_empty()).await;
     eventually("with its names", async || left_in_shm(&base.job) == 6).await;
     for key in &second {
@@ -106,7 +106,7 @@ async fn a_master_that_is_started_again_finds_what_mounted_segments_hold() {
     }
     assert!(there > 20, "{there}");
     // One of them is late: it comes when everybody else was met.
-    second.owner_of(1).unwrap().tell(Freeze(Duration::from_millis(1_400))).unwrap();
+    second.owner_of(1).unwrap().try_send(Freeze(Duration::from_millis(1_400))).unwrap();
     drop(first);
     let restarted = NodeConfig { port, ..base };
     let again = Node::start(restarted).await.unwrap();
@@ -131,7 +131,7 @@ async fn a_master_that_is_started_again_finds_what_mounted_segments_hold() {
         }
         assert_eq!(got.unwrap(), bytes(32_000, i as u8), "{key}");
     }
-    eventually("all are in", async || client.view().await.unwrap().ranks.len() == 4).await;
+    eventually("all are in", async || client.membership().await.unwrap().ranks.len() == 4).await;
     let report = second.unmount_segment(2, LIMIT).await.unwrap();
     assert!(report.confirmed && report.objects > 0, "{report:?}");
     assert_eq!(second.status().segments[0].link, "joined");

@@ -25,14 +25,14 @@ async fn load(cluster: Arc<Cluster>, stop: Arc<AtomicBool>) -> u64 {
         let done = a.put(key.as_bytes(), &value, &on(1)).await;
         if let Err(e) = &done {
             // Its segment may be unmounted under it, and then it says so.
-            let told = [ErrorKind::Reclaimed, ErrorKind::Disconnected, ErrorKind::NotReady];
-            assert!(told.contains(&e.kind), "{e}");
+            let expected = [ErrorKind::Reclaimed, ErrorKind::Disconnected, ErrorKind::NotReady];
+            assert!(expected.contains(&e.kind), "{e}");
         }
         match b.get(key.as_bytes()).await {
             Ok(got) => assert_eq!(got, value, "a wrong byte"),
             Err(e) => {
-                let told = [ErrorKind::NotFound, ErrorKind::Disconnected, ErrorKind::NotReady];
-                assert!(told.contains(&e.kind), "{e}");
+                let expected = [ErrorKind::NotFound, ErrorKind::Disconnected, ErrorKind::NotReady];
+                assert!(expected.contains(&e.kind), "{e}");
             }
         }
         let _ = a.remove(key.as_bytes()).await;
@@ -82,7 +82,7 @@ async fn a_segment_mounted_under_load_is_used_by_every_way_and_goes_with_all_it_
         }
         assert_eq!(left_in_shm(&base.job), 6, "two segments, their locks, two sockets");
         assert!(node.mounted().is_empty() && node.status().segments.is_empty());
-        assert_eq!(cluster.client().view().await.unwrap().ranks.len(), 2);
+        assert_eq!(cluster.client().membership().await.unwrap().ranks.len(), 2);
         for key in first {
             cluster.client().remove(key.as_bytes()).await.unwrap();
         }
@@ -188,7 +188,7 @@ async fn an_unmount_waits_for_open_plans_and_no_longer_than_it_may() {
         let ends = limit.is_zero();
         if !ends {
             eventually("the master knows that it drains", async || {
-                let view = client.view().await.unwrap();
+                let view = client.membership().await.unwrap();
                 view.ranks.iter().any(|(i, s)| i.segment_id == id && *s == RankState::Draining)
             })
             .await;
@@ -237,7 +237,7 @@ async fn what_cannot_be_mounted_is_refused_and_leaves_nothing() {
         assert_eq!(e.kind, ErrorKind::InvalidArgument, "{e}");
     }
     assert_eq!(left_in_shm(&base.job), 3);
-    assert_eq!(cluster.client().view().await.unwrap().ranks.len(), 1);
+    assert_eq!(cluster.client().membership().await.unwrap().ranks.len(), 1);
     eventually("no thread is left", async || threads() <= before).await;
     let e = node.unmount_segment(0, SOON).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::InvalidArgument, "{e}");
@@ -303,7 +303,7 @@ async fn mounts_and_unmounts_at_once_get_in_nobodys_way() {
     assert_eq!(e.kind, ErrorKind::NotReady, "{e}");
     open.abort().await.unwrap();
     eventually("it is gone", async || node.mounted().len() == 3).await;
-    assert_eq!(cluster.client().view().await.unwrap().ranks.len(), 8);
+    assert_eq!(cluster.client().membership().await.unwrap().ranks.len(), 8);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -343,13 +343,17 @@ async fn a_node_that_is_dropped_takes_its_mounted_segments_along() {
         let e = client.get(key.as_bytes()).await.unwrap_err();
         assert_eq!(e.kind, ErrorKind::NotFound, "{e}");
     }
-    eventually("one segment is left of it", async || client.view().await.unwrap().ranks.len() == 2)
-        .await;
+    eventually("one segment is left of it", async || {
+        client.membership().await.unwrap().ranks.len() == 2
+    })
+    .await;
     assert_eq!(fresh.mount_segment(MIB).await.unwrap(), 1);
     client.put(keys[0].as_bytes(), b"anew", &on(1)).await.unwrap();
     fresh.stop().await;
-    eventually("it left with all it had", async || client.view().await.unwrap().ranks.len() == 1)
-        .await;
+    eventually("it left with all it had", async || {
+        client.membership().await.unwrap().ranks.len() == 1
+    })
+    .await;
     first.stop().await;
     assert_eq!(left_in_shm(&base.job), 0);
 }

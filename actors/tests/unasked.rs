@@ -5,7 +5,7 @@
 mod embedding;
 
 use embedding::{bytes, client_by, config, eventually, fill, on, quarantines_pass, used_is_live};
-use nkv_actors::cell::Freeze;
+use nkv_actors::actor::Freeze;
 use nkv_actors::message::{Existence, PutOptions};
 use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, TransportChoice};
 use std::time::Duration;
@@ -32,12 +32,12 @@ async fn mapped_segments_are_read_without_the_master_whoever_maps_them() {
         let mut found = [false; 50];
         // The owner hears of a commit a moment after its put returned.
         eventually("all are in the index", async || {
-            client.lookup_near(&names, &mut found).unwrap() == 50
+            client.lookup_mapped(&names, &mut found).unwrap() == 50
         })
         .await;
         let before = client.read_counters();
         // The master neither moves nor is it missed.
-        cluster.node(0).master().unwrap().tell(Freeze(Duration::from_millis(400))).unwrap();
+        cluster.node(0).master().unwrap().try_send(Freeze(Duration::from_millis(400))).unwrap();
         for (i, key) in keys.iter().enumerate() {
             assert_eq!(client.get(key.as_bytes()).await.unwrap(), bytes(3_000, i as u8));
         }
@@ -242,9 +242,9 @@ async fn steady(client: &Client, keys: &[&[u8]]) {
     assert_eq!(r.by_index + r.by_cache - reads.by_index - reads.by_cache, ops as u64, "{r:?}");
     assert_eq!(w.by_log - writes.by_log, ops as u64, "{w:?}");
     assert_eq!((got.waited, put.waited), (before.waited, before.waited), "nobody waits");
-    let told = [got.one_way - before.one_way, put.one_way - got.one_way];
-    println!("{:?}: {told:?} one-way messages for {ops} gets and {ops} puts", client);
-    assert!(told.iter().all(|n| (1..=ops as u64 / 128).contains(n)), "{told:?} messages");
+    let sent = [got.one_way - before.one_way, put.one_way - got.one_way];
+    println!("{:?}: {sent:?} one-way messages for {ops} gets and {ops} puts", client);
+    assert!(sent.iter().all(|n| (1..=ops as u64 / 128).contains(n)), "{sent:?} messages");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

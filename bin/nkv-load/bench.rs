@@ -6,13 +6,13 @@ use crate::connection::{Embedded, heap_takes, remote};
 use crate::content::Stream;
 use crate::flags::Flags;
 use crate::latency::OpTimes;
-use crate::memcpy::{Yardstick, faulted};
+use crate::memcpy::{MemcpyBaseline, faulted};
 use crate::progress;
 use crate::report::Report;
 use crate::sizes::show_bytes;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, rest, timed};
-use crate::tally::Tally;
+use crate::tally::ErrorTally;
 use nkv::message::PutOptions;
 use nkv::store::Buffer;
 use nkv::{Blocking, Bytes, NodeConfig};
@@ -67,7 +67,7 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
 }
 
 fn measure(handle: &Blocking, flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
-    let view = handle.view()?;
+    let view = handle.membership()?;
     let largest = SIZES.iter().map(|(size, _)| *size as u64).max().unwrap_or(0);
     heap_takes(&view, largest, "the largest object of --bench")?;
     let heaps = || view.ranks.iter().map(|(info, _)| info);
@@ -109,14 +109,14 @@ struct OneSize<'a> {
     to_bytes: bool,
     source: Buffer,
     target: Buffer,
-    yardstick: Yardstick,
+    baseline: MemcpyBaseline,
     puts: OpTimes,
     gets: OpTimes,
     asked: u64,
     /// Bytes that the last get filled.
     read: usize,
     compared: bool,
-    tally: Tally,
+    tally: ErrorTally,
 }
 
 impl<'a> OneSize<'a> {
@@ -133,13 +133,13 @@ impl<'a> OneSize<'a> {
             to_bytes: false,
             source,
             target: faulted(size),
-            yardstick: Yardstick::new(size, live),
+            baseline: MemcpyBaseline::new(size, live),
             puts: OpTimes::new("put", size as u64),
             gets: OpTimes::new("get", size as u64),
             asked: 0,
             read: 0,
             compared: false,
-            tally: Tally::default(),
+            tally: ErrorTally::default(),
         }
     }
 
@@ -167,7 +167,7 @@ impl<'a> OneSize<'a> {
             rest(self.pause);
             let (outcome, ns) =
                 timed(|| self.handle.put(key, &self.source, &PutOptions::default()));
-            let copy_ns = self.yardstick.copy_in(index, &self.source);
+            let copy_ns = self.baseline.copy_in(index, &self.source);
             match outcome {
                 Ok(()) if recorded => {
                     self.puts.record(ns);
@@ -215,7 +215,7 @@ impl<'a> OneSize<'a> {
             Err(error) => self.tally.failed("get", key, &error),
         }
         drop(own);
-        let copy_ns = self.yardstick.copy_out(index, &mut self.target);
+        let copy_ns = self.baseline.copy_out(index, &mut self.target);
         if recorded {
             self.gets.record_memcpy(copy_ns);
         }

@@ -9,7 +9,7 @@ mod ring;
 mod sustained;
 
 use crate::connection::remote;
-use crate::flags::{Flags, Way};
+use crate::flags::{Flags, LoadTransport};
 use crate::latency::OpTimes;
 use crate::progress;
 use crate::report::Report;
@@ -18,7 +18,7 @@ use crate::stop::Stop;
 use anyhow::{Context, bail};
 use nkv::Blocking;
 use nkv::message::PutOptions;
-use ring::Walk;
+use ring::RingCopy;
 
 /// Sizes in bytes.
 const SIZES: [usize; 6] = [4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
@@ -41,13 +41,13 @@ fn by_log(log: bool) -> PutOptions {
 pub(crate) fn run(flags: &Flags, stop: &Stop, report: &mut Report) -> anyhow::Result<()> {
     let address = flags.connect.as_deref().context("--budgets needs --connect HOST:PORT")?;
     let handle = remote(flags, address)?;
-    if flags.transport == Way::Tcp {
+    if flags.transport == LoadTransport::Tcp {
         sustained::measure(&handle, stop, report)?;
         handle.close();
         return Ok(());
     }
     let ring_bytes = room(&handle, flags.ring())?;
-    let mut walk = Walk::new(ring_bytes)?;
+    let mut walk = RingCopy::new(ring_bytes)?;
     let bar = progress::bar(2 * SIZES.len() as u64 + 2, "rows");
     puts::planned(&handle, &mut walk, stop, report);
     bar.inc(1);
@@ -73,7 +73,7 @@ pub(crate) fn run(flags: &Flags, stop: &Stop, report: &mut Report) -> anyhow::Re
 
 /// The ring in bytes: refused where it does not fit beside other objects, said where it fits a cache.
 fn room(handle: &Blocking, ring: u64) -> anyhow::Result<usize> {
-    let view = handle.view()?;
+    let view = handle.membership()?;
     let (info, _) = view.ranks.first().context("a cluster of no ranks")?;
     if view.ranks.len() > 1 {
         bail!("{} ranks: these rows are of a node of one rank", view.ranks.len());

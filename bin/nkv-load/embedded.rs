@@ -7,13 +7,13 @@ use crate::content::Stream;
 use crate::corrupt;
 use crate::flags::Flags;
 use crate::latency::OpTimes;
-use crate::memcpy::{Yardstick, faulted};
+use crate::memcpy::{MemcpyBaseline, faulted};
 use crate::progress;
 use crate::report::Report;
 use crate::sizes::show_bytes;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
-use crate::tally::Tally;
+use crate::tally::ErrorTally;
 use indicatif::MultiProgress;
 use nkv::message::{ObjMeta, PutOptions};
 use nkv::store::Buffer;
@@ -55,7 +55,7 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
         decoder: cluster.blocking(DECODE_RANK)?,
         segment: cluster.node(DECODE_RANK)?.info().segment.clone(),
         corrupt: flags.inject_corruption,
-        tally: Tally::default(),
+        tally: ErrorTally::default(),
         buffer: faulted(SIZES.into_iter().max().unwrap_or(0)),
     };
     let mut sizes = SIZES.map(OneSize::new);
@@ -85,7 +85,7 @@ pub(crate) fn run(flags: &Flags, rt: &Runtime, stop: &Stop) -> anyhow::Result<Re
     Ok(Report { damaged, ..report(sizes, run.tally) })
 }
 
-fn report(sizes: [OneSize; SIZES.len()], tally: Tally) -> Report {
+fn report(sizes: [OneSize; SIZES.len()], tally: ErrorTally) -> Report {
     let mut report = Report {
         blocks: sizes.iter().map(|s| s.asked).sum(),
         hit_blocks: sizes.iter().map(|s| s.gets.count()).sum(),
@@ -114,7 +114,7 @@ struct Run {
     segment: String,
     /// Whether a byte is still to be flipped.
     corrupt: bool,
-    tally: Tally,
+    tally: ErrorTally,
     buffer: Buffer,
 }
 
@@ -122,7 +122,7 @@ struct Run {
 struct OneSize {
     size: usize,
     keys: Vec<Vec<u8>>,
-    yardstick: Yardstick,
+    baseline: MemcpyBaseline,
     puts: OpTimes,
     gets: OpTimes,
     asked: u64,
@@ -134,7 +134,7 @@ impl OneSize {
         Self {
             size,
             keys: (0..objects).map(|i| format!("load/{size}/{i}").into_bytes()).collect(),
-            yardstick: Yardstick::new(size, objects),
+            baseline: MemcpyBaseline::new(size, objects),
             puts: OpTimes::new("put", size as u64),
             gets: OpTimes::new("get", size as u64),
             asked: 0,
@@ -167,10 +167,10 @@ impl OneSize {
         let key = &self.keys[index];
         let value = &mut run.buffer[..self.size];
         Stream::of(key, version).fill(value);
-        let opts = PutOptions { preferred_segment: Some(DECODE_RANK), ..PutOptions::default() };
+        let opts = PutOptions { preferred_rank: Some(DECODE_RANK), ..PutOptions::default() };
         let copy_first = copy_goes_first(index);
         if copy_first {
-            self.puts.record_memcpy(self.yardstick.copy_in(index, value));
+            self.puts.record_memcpy(self.baseline.copy_in(index, value));
         }
         let (outcome, ns) = timed(|| run.producer.put(key, value, &opts));
         match outcome {
@@ -178,7 +178,7 @@ impl OneSize {
             Err(error) => run.tally.failed("put", key, &error),
         }
         if !copy_first {
-            self.puts.record_memcpy(self.yardstick.copy_in(index, value));
+            self.puts.record_memcpy(self.baseline.copy_in(index, value));
         }
     }
 
@@ -187,7 +187,7 @@ impl OneSize {
         let dst = &mut run.buffer[..self.size];
         let copy_first = copy_goes_first(index);
         if copy_first {
-            self.gets.record_memcpy(self.yardstick.copy_out(index, dst));
+            self.gets.record_memcpy(self.baseline.copy_out(index, dst));
         }
         self.asked += 1;
         let (outcome, ns) = timed(|| run.decoder.get_into(key, dst));
@@ -199,7 +199,7 @@ impl OneSize {
             Err(error) => run.tally.failed("get", key, &error),
         }
         if !copy_first {
-            self.gets.record_memcpy(self.yardstick.copy_out(index, dst));
+            self.gets.record_memcpy(self.baseline.copy_out(index, dst));
         }
     }
 

@@ -69,8 +69,8 @@ pub(crate) struct Flags {
     pub(crate) secret_file: Option<PathBuf>,
 
     /// How bytes travel; `embedded` (in this process) goes with --bench only
-    #[arg(long, value_enum, default_value_t = Way::Auto)]
-    pub(crate) transport: Way,
+    #[arg(long, value_enum, default_value_t = LoadTransport::Auto)]
+    pub(crate) transport: LoadTransport,
 
     /// Devices, where it is rdma
     #[command(flatten)]
@@ -242,7 +242,7 @@ pub(crate) enum Mode {
 
 /// How bytes travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Way {
+pub(crate) enum LoadTransport {
     /// The best there is.
     Auto,
     /// A node inside this process.
@@ -255,7 +255,7 @@ pub(crate) enum Way {
     Rdma,
 }
 
-impl Way {
+impl LoadTransport {
     /// What a client is told.
     pub(crate) fn choice(self) -> TransportChoice {
         match self {
@@ -316,14 +316,16 @@ impl Flags {
             );
         }
         match self.transport {
-            Way::Embedded if mode != Mode::Bench || connected => {
+            LoadTransport::Embedded if mode != Mode::Bench || connected => {
                 Err("--transport embedded goes with --bench and without --connect".to_string())
             }
-            Way::Shm | Way::Tcp | Way::Rdma if !connected => {
+            LoadTransport::Shm | LoadTransport::Tcp | LoadTransport::Rdma if !connected => {
                 Err("--transport shm, tcp and rdma need a running node: give --connect HOST:PORT"
                     .to_string())
             }
-            Way::Tcp | Way::Rdma if matches!(mode, Mode::Lookups | Mode::Pour) => {
+            LoadTransport::Tcp | LoadTransport::Rdma
+                if matches!(mode, Mode::Lookups | Mode::Pour) =>
+            {
                 Err("lookups and --pour are about shared memory: leave --transport out".to_string())
             }
             _ => Ok(mode),

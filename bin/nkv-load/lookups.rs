@@ -22,7 +22,7 @@ const BATCH: usize = 128;
 const PASSES: usize = 3;
 /// How long the owner may take to serve what was put.
 const SERVED: Duration = Duration::from_secs(10);
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long removals go on that find nothing more: what is missing then was evicted.
 const VAIN: Duration = Duration::from_secs(1);
 /// Puts between two looks at the stop flag.
@@ -47,7 +47,7 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     let address = flags.connect.as_deref().context("--lookups needs --connect HOST:PORT")?;
     let count = flags.lookups.context("--lookups N")?;
     let handle = remote(flags, address)?;
-    if !handle.view()?.ranks.iter().any(|(info, _)| info.log_slots > 0) {
+    if !handle.membership()?.ranks.iter().any(|(info, _)| info.log_slots > 0) {
         bail!(
             "no rank has a device log: start the node with --log-bytes {}MiB or more",
             log_mib(count)
@@ -75,7 +75,7 @@ fn remove_all(handle: &Blocking, run_id: u64, count: u32) -> Result<(), Error> {
             left = left.saturating_sub(removed);
             vain = Deadline::after(VAIN);
         } else {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
     Ok(())
@@ -88,8 +88,11 @@ fn measure(handle: &Blocking, run_id: u64, count: u32, stop: &Stop) -> anyhow::R
         let mut names: Vec<Name> = (0..count).map(|i| name(run_id, there, i)).collect();
         shuffle(&mut names);
         let keys: Vec<&[u8]> = names.iter().map(<[u8; KEY_BYTES]>::as_slice).collect();
-        let found =
-            if there { wait_served(handle, &keys, stop)? } else { look(handle, &keys, None)? };
+        let found = if there {
+            wait_served(handle, &keys, stop)?
+        } else {
+            look_up_all(handle, &keys, None)?
+        };
         let expected = if there { keys.len() } else { 0 };
         // One key in a thousand may find both its buckets full: no answer, so not a hit.
         if found.abs_diff(expected) > keys.len() / 500 && !stop.asked() {
@@ -105,7 +108,7 @@ fn measure(handle: &Blocking, run_id: u64, count: u32, stop: &Stop) -> anyhow::R
             if stop.asked() {
                 break;
             }
-            report.hit_blocks += look(handle, &keys, Some(&mut times))? as u64;
+            report.hit_blocks += look_up_all(handle, &keys, Some(&mut times))? as u64;
             report.blocks += keys.len() as u64;
         }
         report.requests += times.count();
@@ -141,10 +144,10 @@ fn put_all(handle: &Blocking, run_id: u64, count: u32, stop: &Stop, report: &mut
 /// The owner serves what it has accepted: looks until that is all, or no longer grows.
 fn wait_served(handle: &Blocking, keys: &[&[u8]], stop: &Stop) -> Result<usize, Error> {
     let deadline = Deadline::after(SERVED);
-    let mut found = look(handle, keys, None)?;
+    let mut found = look_up_all(handle, keys, None)?;
     while found < keys.len() && !deadline.passed() && !stop.asked() {
-        Deadline::after(LOOK).sleep(stop);
-        let now = look(handle, keys, None)?;
+        Deadline::after(POLL_INTERVAL).sleep(stop);
+        let now = look_up_all(handle, keys, None)?;
         if now <= found {
             break;
         }
@@ -154,7 +157,7 @@ fn wait_served(handle: &Blocking, keys: &[&[u8]], stop: &Stop) -> Result<usize, 
 }
 
 /// Looks all of them up once; how many are there.
-fn look(
+fn look_up_all(
     handle: &Blocking,
     keys: &[&[u8]],
     mut times: Option<&mut OpTimes>,
@@ -162,7 +165,7 @@ fn look(
     let (mut there, mut total) = ([false; BATCH], 0);
     for keys in keys.chunks(BATCH) {
         let there = &mut there[..keys.len()];
-        let (outcome, ns) = timed(|| handle.lookup_near(keys, there));
+        let (outcome, ns) = timed(|| handle.lookup_mapped(keys, there));
         outcome?;
         if let Some(times) = &mut times {
             times.record_batch(ns, keys.len() as u64);

@@ -8,11 +8,11 @@ use std::hint::black_box;
 
 /// As many heap buffers as objects, each of one size, every page faulted in.
 #[derive(Debug)]
-pub(crate) struct Yardstick {
+pub(crate) struct MemcpyBaseline {
     buffers: Vec<Buffer>,
 }
 
-impl Yardstick {
+impl MemcpyBaseline {
     /// `objects` buffers of `size` bytes.
     pub(crate) fn new(size: usize, objects: usize) -> Self {
         Self { buffers: (0..objects.max(1)).map(|_| faulted(size)).collect() }
@@ -48,17 +48,17 @@ pub(crate) fn faulted(size: usize) -> Buffer {
 
 #[cfg(test)]
 mod tests {
-    use super::Yardstick;
+    use super::MemcpyBaseline;
 
     #[test]
     fn what_goes_into_a_buffer_comes_out_of_it() {
-        let mut yardstick = Yardstick::new(64, 3);
+        let mut baseline = MemcpyBaseline::new(64, 3);
         for index in 0..3 {
-            yardstick.copy_in(index, &[index as u8; 64]);
+            baseline.copy_in(index, &[index as u8; 64]);
         }
         let mut dst = [0; 64];
         for index in 0..9 {
-            yardstick.copy_out(index, &mut dst);
+            baseline.copy_out(index, &mut dst);
             assert_eq!(dst, [(index % 3) as u8; 64]);
         }
     }

@@ -42,7 +42,7 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
         }
     };
     // Once round the log: from then on all of it is mapped here, as it is for a producer at work.
-    let ranks = handle.view()?.ranks;
+    let ranks = handle.membership()?.ranks;
     let lap = ranks.iter().filter_map(|(info, _)| info.device_log()).map(|log| log.log_bytes());
     let first = lap.max().map_or(FIRST, |bytes| bytes / SIZE as u64);
     (0..first).for_each(|_| put(&mut report));
@@ -60,9 +60,9 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     }
     let seconds = now_ns().saturating_sub(start).max(1) as f64 / 1e9;
     let after = handle.client().write_counters();
-    let ways =
+    let paths =
         [("put log", after.by_log - before.by_log), ("put plan", after.by_plan - before.by_plan)];
-    for (op, count) in ways {
+    for (op, count) in paths {
         report.rates.push(Rate { op, processes: 1, per_s: count as f64 / seconds });
     }
     handle.close();

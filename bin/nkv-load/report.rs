@@ -3,7 +3,7 @@
 
 use crate::latency::OpTimes;
 use crate::sizes::show_bytes;
-use crate::tally::Tally;
+use crate::tally::ErrorTally;
 use anyhow::Context;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
@@ -76,7 +76,7 @@ pub(crate) struct Report {
     /// Blocks that were served from the cache (of a trace: within the longest prefix).
     pub(crate) hit_blocks: u64,
     /// Wrong bytes and failures.
-    pub(crate) tally: Tally,
+    pub(crate) tally: ErrorTally,
     /// Times.
     pub(crate) ops: Vec<OpRow>,
     /// How many a second, of a run that asks that.

@@ -1,7 +1,7 @@
 //! What shaped a run, in words: the flags that count in its mode, the program and the machine. It is
 //! for people who read a report later; nothing secret may stand here.
 
-use crate::flags::{Flags, Mode, Way};
+use crate::flags::{Flags, LoadTransport, Mode};
 use crate::html::Setting;
 use crate::sizes::show_bytes;
 use crate::stopwatch::now_ns;
@@ -108,13 +108,13 @@ fn of_trace(flags: &Flags) -> Vec<(&'static str, String)> {
     rows
 }
 
-fn transport(way: Way) -> &'static str {
-    match way {
-        Way::Auto => "auto",
-        Way::Embedded => "embedded",
-        Way::Shm => "shm",
-        Way::Tcp => "tcp",
-        Way::Rdma => "rdma",
+fn transport(transport: LoadTransport) -> &'static str {
+    match transport {
+        LoadTransport::Auto => "auto",
+        LoadTransport::Embedded => "embedded",
+        LoadTransport::Shm => "shm",
+        LoadTransport::Tcp => "tcp",
+        LoadTransport::Rdma => "rdma",
     }
 }
 

@@ -9,7 +9,7 @@ pub(crate) const LISTED: usize = 10;
 
 /// Counts of trouble, and the first [`LISTED`] of them in words.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct ErrorTally {
     /// Bytes that were not what their key and version say.
     pub(crate) wrong_bytes: u64,
     /// Operations that ended in an error they should not have.
@@ -18,7 +18,7 @@ pub(crate) struct Tally {
     unlisted: u64,
 }
 
-impl Tally {
+impl ErrorTally {
     /// Takes in a comparison of what was read under `key`.
     pub(crate) fn compared(&mut self, key: &[u8], verdict: Verdict) {
         if let Some(first) = verdict.first {
@@ -80,13 +80,13 @@ impl Tally {
 
 #[cfg(test)]
 mod tests {
-    use super::{LISTED, Tally};
+    use super::{ErrorTally, LISTED};
     use crate::content::Verdict;
     use nkv::Error;
 
     #[test]
     fn everything_is_counted_and_the_first_few_are_told() {
-        let mut tally = Tally::default();
+        let mut tally = ErrorTally::default();
         tally.compared(b"fine", Verdict::default());
         assert!(tally.is_clean());
         tally.compared(b"bad\n", Verdict { wrong: 3, first: Some(17) });
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_merge_keeps_the_bound_and_the_counts() {
-        let (mut a, mut b) = (Tally::default(), Tally::default());
+        let (mut a, mut b) = (ErrorTally::default(), ErrorTally::default());
         for _ in 0..LISTED {
             a.failed("put", b"a", &Error::timeout("late"));
             b.failed("put", b"b", &Error::timeout("late"));

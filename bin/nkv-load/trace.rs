@@ -76,7 +76,7 @@ fn replay(
     stop: &Stop,
 ) -> anyhow::Result<Report> {
     let block_bytes = usize::try_from(flags.block_bytes).context("--block-bytes")?;
-    heap_takes(&handle.view()?, flags.block_bytes, "--block-bytes")?;
+    heap_takes(&handle.membership()?, flags.block_bytes, "--block-bytes")?;
     let before = handle.stats()?;
     let bar = progress::bar(requests.len() as u64, "requests");
     let start = now_ns();
@@ -93,7 +93,7 @@ fn replay(
     let reads = replay.blocks_read();
     let report = replay.into_report();
     match nodes_after(handle, &before, reads) {
-        Ok(after) => tell_ranks(&before, &after),
+        Ok(after) => print_ranks(&before, &after),
         Err(error) => eprintln!("nkv-load: no figures of the nodes: {error}"),
     }
     Ok(report)
@@ -126,7 +126,7 @@ fn gets(stats: &ClusterStats) -> u64 {
 }
 
 /// One line per rank: what it holds, and what it did since the run began.
-fn tell_ranks(before: &ClusterStats, after: &ClusterStats) {
+fn print_ranks(before: &ClusterStats, after: &ClusterStats) {
     for rank in &after.ranks {
         let same = |r: &&RankStats| r.incarnation == rank.incarnation;
         let old = before.ranks.iter().find(same).map(|r| r.owner).unwrap_or_default();

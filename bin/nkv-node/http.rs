@@ -5,7 +5,7 @@
 mod connections;
 
 use crate::metrics;
-use crate::ready::Standing;
+use crate::ready::Readiness;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -33,18 +33,18 @@ const INDEX: &str = "\
 ///
 /// # Errors
 /// If the address cannot be had.
-pub(crate) async fn serve(address: SocketAddr, standing: Standing) -> io::Result<SocketAddr> {
-    serve_within(address, routes(standing), STEP_LIMIT).await
+pub(crate) async fn serve(address: SocketAddr, readiness: Readiness) -> io::Result<SocketAddr> {
+    serve_within(address, routes(readiness), STEP_LIMIT).await
 }
 
-fn routes(standing: Standing) -> Router {
+fn routes(readiness: Readiness) -> Router {
     Router::new()
         .route("/", get(index))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/status", get(status))
         .route("/metrics", get(metrics_text))
-        .with_state(standing)
+        .with_state(readiness)
 }
 
 /// Serves; `limit` is for each of the two steps of a connection.
@@ -71,8 +71,8 @@ async fn index() -> &'static str {
     INDEX
 }
 
-async fn healthz(State(standing): State<Standing>) -> Response {
-    let status = standing.status();
+async fn healthz(State(readiness): State<Readiness>) -> Response {
+    let status = readiness.status();
     let mut actors = status.iter().flat_map(NodeStatus::all_actors);
     match actors.find(|a| a.busy_ms >= FROZEN_MS) {
         None => (StatusCode::OK, "ok\n").into_response(),
@@ -86,16 +86,16 @@ async fn healthz(State(standing): State<Standing>) -> Response {
     }
 }
 
-async fn readyz(State(standing): State<Standing>) -> Response {
-    match standing.ready() {
+async fn readyz(State(readiness): State<Readiness>) -> Response {
+    match readiness.ready() {
         Ok(()) => (StatusCode::OK, "ready\n").into_response(),
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, why + "\n").into_response(),
     }
 }
 
-async fn status(State(standing): State<Standing>) -> Response {
-    let ready = standing.ready().err();
-    let body = match standing.status() {
+async fn status(State(readiness): State<Readiness>) -> Response {
+    let ready = readiness.ready().err();
+    let body = match readiness.status() {
         Some(status) => serde_json::to_string(&status),
         None => serde_json::to_string(&serde_json::json!({ "joined": false, "why": ready })),
     };
@@ -105,12 +105,12 @@ async fn status(State(standing): State<Standing>) -> Response {
     }
 }
 
-async fn metrics_text(State(standing): State<Standing>) -> Response {
-    let Some(status) = standing.status() else {
+async fn metrics_text(State(readiness): State<Readiness>) -> Response {
+    let Some(status) = readiness.status() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "not joined yet\n").into_response();
     };
     // Bounded by the call's own limit; a master that does not answer is shown by its absence.
-    let cluster = match standing.masters_handle() {
+    let cluster = match readiness.masters_handle() {
         Some(handle) => handle.stats().await.ok(),
         None => None,
     };

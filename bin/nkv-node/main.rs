@@ -42,10 +42,12 @@ fn main() -> ExitCode {
     metrics::started();
     let flags = match flags::parse(std::env::args_os()) {
         Ok(flags) => flags,
-        Err(said) => {
+        Err(error) => {
             // A closed stdout or stderr changes nothing about the outcome.
-            let _ = said.print();
-            return ExitCode::from(u8::try_from(said.exit_code()).unwrap_or(settings::EXIT_CONFIG));
+            let _ = error.print();
+            return ExitCode::from(
+                u8::try_from(error.exit_code()).unwrap_or(settings::EXIT_CONFIG),
+            );
         }
     };
     match flags.packaging.print(flags::command()) {
@@ -85,7 +87,7 @@ fn serve(settings: Settings) -> ExitCode {
     let format = settings.log_format;
     logging::start(filter, format);
     match open_files::raise(files_needed(&settings)) {
-        Ok(limit) => tell_files(limit, &settings),
+        Ok(limit) => check_open_files(limit, &settings),
         Err(why) => return end(format, settings::EXIT_CONFIG, &why),
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -111,7 +113,7 @@ fn files_needed(settings: &Settings) -> u64 {
 }
 
 /// Connections that cannot be had are refused later, one by one: better known now.
-fn tell_files(limit: u64, settings: &Settings) {
+fn check_open_files(limit: u64, settings: &Settings) {
     let wanted = files_needed(settings) + settings.node.data_connections as u64;
     if limit < wanted {
         tracing::warn!(
@@ -136,11 +138,11 @@ fn end(format: LogFormat, code: u8, why: &str) -> ExitCode {
 
 /// One clear sentence, and the exit code that goes with it.
 fn fail(code: u8, why: &dyn std::fmt::Display) -> ExitCode {
-    say(&format!("nkv-node: {why}"));
+    print_line(&format!("nkv-node: {why}"));
     ExitCode::from(code)
 }
 
 /// A line to stderr; one that nobody reads any more is no reason to stop.
-fn say(line: &str) {
+fn print_line(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

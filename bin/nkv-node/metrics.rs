@@ -6,7 +6,7 @@ mod process;
 mod text;
 
 use nkv::NodeStatus;
-use nkv::cell::CellStatus;
+use nkv::actor::ActorStatus;
 use nkv::message::{ClusterStats, OwnerGauges};
 pub(crate) use process::started;
 use text::{Labels, Sort, Text};
@@ -138,7 +138,7 @@ const MASTER: &[Metric<ClusterStats>] = &[
 ];
 
 /// Of each actor, labelled `actor`.
-const ACTOR: &[Metric<CellStatus>] = &[
+const ACTOR: &[Metric<ActorStatus>] = &[
     gauge("nkv_actor_queue", "Messages that wait", |a| a.queue),
     seconds("nkv_actor_busy_seconds", "In the present message", |a| a.busy_ms),
     seconds("nkv_actor_idle_seconds", "Since the last sign of life", |a| a.idle_ms),
@@ -166,10 +166,10 @@ pub(crate) fn render(status: &NodeStatus, cluster: Option<&ClusterStats>) -> Str
     let mounted = || numbers.iter().zip(&status.segments);
     let mut heaps: Subjects<'_, OwnerGauges> = vec![(Vec::new(), &status.owner)];
     heaps.extend(mounted().map(|(n, s)| (vec![("segment", n.as_str())], &s.owner)));
-    let mut actors: Subjects<'_, CellStatus> =
+    let mut actors: Subjects<'_, ActorStatus> =
         status.actors.iter().map(|a| (vec![("actor", a.name)], a)).collect();
     for (n, segment) in mounted() {
-        let labels = |a: &CellStatus| vec![("actor", a.name), ("segment", n.as_str())];
+        let labels = |a: &ActorStatus| vec![("actor", a.name), ("segment", n.as_str())];
         actors.extend(segment.actors.iter().map(|a| (labels(a), a)));
     }
     table(&mut text, HEAP, &heaps);

@@ -19,9 +19,9 @@ enum Phase {
 /// The present step. Readers see the node only while they hold the lock, so that its owner is the
 /// last to hold it when it stops.
 #[derive(Clone)]
-pub(crate) struct Standing(Arc<RwLock<Phase>>);
+pub(crate) struct Readiness(Arc<RwLock<Phase>>);
 
-impl Standing {
+impl Readiness {
     /// A rank that has not joined.
     pub(crate) fn joining() -> Self {
         Self(Arc::new(RwLock::new(Phase::Joining)))

@@ -2,9 +2,9 @@
 //! gone it starts afresh under a new incarnation; with an actor that failed for good it exits, so
 //! that whoever supervises the process starts it again.
 
-use crate::ready::Standing;
+use crate::ready::Readiness;
 use crate::settings::Settings;
-use crate::signals::{Leftovers, Signals};
+use crate::signals::{CleanupPaths, Signals};
 use crate::{EXIT_INTERNAL, http, start_lines};
 use nkv::message::RankInfo;
 use nkv::{Address, Ended, Node};
@@ -56,15 +56,15 @@ enum Outcome {
 pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
     start_lines::before(&settings);
     listens_here(settings.node.listen)?;
-    let leftovers = Leftovers::default();
-    let mut signals = Signals::listen(leftovers.clone())
+    let cleanup = CleanupPaths::default();
+    let mut signals = Signals::listen(cleanup.clone())
         .map_err(|e| End::new(EXIT_INTERNAL, format!("signals cannot be handled: {e}")))?;
-    let standing = Standing::joining();
-    let http = serve_http(&settings, &standing).await?;
+    let readiness = Readiness::joining();
+    let http = serve_http(&settings, &readiness).await?;
     settings.node.http = http.map(|at| reachable(at, settings.node.listen).to_string());
     let mut row = 0;
     loop {
-        standing.joins();
+        readiness.joins();
         let node = tokio::select! {
             name = signals.asked() => {
                 tracing::info!("{name} before joining: nothing to drain");
@@ -75,15 +75,15 @@ pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
             }
         };
         let since = BootClock.now_ms();
-        leftovers.set(node.files());
+        cleanup.set(node.files());
         // Before anybody is told: who reads the line may ask at once.
-        standing.runs(&node);
-        tell_joined(&settings, &node, http);
+        readiness.runs(&node);
+        print_joined(&settings, &node, http);
         keep_port(&mut settings, node.info());
-        let outcome = serve(&node, &settings, (&standing, &leftovers), &mut signals).await;
-        standing.is_without("stopping");
+        let outcome = serve(&node, &settings, (&readiness, &cleanup), &mut signals).await;
+        readiness.is_without("stopping");
         stop(node).await;
-        leftovers.set(Vec::new());
+        cleanup.set(Vec::new());
         let why = match outcome? {
             Outcome::Stopped => return Ok(()),
             Outcome::Afresh(why) => why,
@@ -119,11 +119,11 @@ fn reachable(at: SocketAddr, listen: IpAddr) -> SocketAddr {
     if at.ip().is_unspecified() { SocketAddr::new(listen, at.port()) } else { at }
 }
 
-async fn serve_http(settings: &Settings, standing: &Standing) -> Result<Option<SocketAddr>, End> {
+async fn serve_http(settings: &Settings, readiness: &Readiness) -> Result<Option<SocketAddr>, End> {
     let Some(address) = settings.http else {
         return Ok(None);
     };
-    match http::serve(address, standing.clone()).await {
+    match http::serve(address, readiness.clone()).await {
         Ok(local) => Ok(Some(local)),
         Err(e) => {
             let in_use = e.kind() == std::io::ErrorKind::AddrInUse;
@@ -137,14 +137,14 @@ async fn serve_http(settings: &Settings, standing: &Standing) -> Result<Option<S
 async fn serve(
     node: &Arc<Node>,
     settings: &Settings,
-    (standing, leftovers): (&Standing, &Leftovers),
+    (readiness, cleanup): (&Readiness, &CleanupPaths),
     signals: &mut Signals,
 ) -> Result<Outcome, End> {
     tokio::select! {
         name = signals.asked() => {
             // With what was mounted since: nothing is from here on.
-            leftovers.set(node.files());
-            standing.drains(node);
+            cleanup.set(node.files());
+            readiness.drains(node);
             drain(node, settings, name).await;
             Ok(Outcome::Stopped)
         }
@@ -183,10 +183,10 @@ async fn stop(node: Arc<Node>) {
     }
 }
 
-fn tell_joined(settings: &Settings, node: &Node, http: Option<SocketAddr>) {
+fn print_joined(settings: &Settings, node: &Node, http: Option<SocketAddr>) {
     let info = node.info();
     start_lines::joined(settings, node, http);
-    start_lines::tell_programs(&start_lines::ready_line(settings, info, http));
+    start_lines::print_for_programs(&start_lines::ready_line(settings, info, http));
 }
 
 /// A rank 0 that starts afresh must be found where the others look for it.
@@ -209,9 +209,10 @@ mod tests {
 
     #[test]
     fn a_server_at_all_addresses_is_told_by_one_that_others_reach() {
-        let told = |at: &str| reachable(at.parse().unwrap(), [10, 0, 0, 7].into()).to_string();
-        assert_eq!(told("0.0.0.0:80"), "10.0.0.7:80");
-        assert_eq!(told("127.0.0.1:80"), "127.0.0.1:80");
+        let reachable_at =
+            |at: &str| reachable(at.parse().unwrap(), [10, 0, 0, 7].into()).to_string();
+        assert_eq!(reachable_at("0.0.0.0:80"), "10.0.0.7:80");
+        assert_eq!(reachable_at("127.0.0.1:80"), "127.0.0.1:80");
     }
 
     #[test]

@@ -127,28 +127,28 @@ pub(crate) fn resolve(
         Err(broken) => return Err(broken.into()),
     };
     let mut r = Resolver::new(&layers, launcher.as_ref().map(|l| l.family));
-    let place = Place::resolve(&mut r, launcher.as_ref(), env)?;
-    let mut node = place.config(&mut r, launcher.as_ref(), machine)?;
+    let address = RankAddress::resolve(&mut r, launcher.as_ref(), env)?;
+    let mut node = address.config(&mut r, launcher.as_ref(), machine)?;
     heap_use(&mut r, &mut node)?;
     limits(&mut r, &mut node)?;
     node.secret = secret(&mut r, env)?;
     let settings = Settings {
         node,
-        http: place.http,
+        http: address.http,
         drain_ms: r.take("drain_ms", number, DEFAULT_DRAIN_MS)?,
         rejoins: r.take("rejoins", number, DEFAULT_REJOINS)?,
         threads: threads(&mut r, machine)?,
         log: r.take("log", |text| Ok(text.to_string()), DEFAULT_LOG.to_string())?,
         log_format: r.take("log_format", values::log_format, LogFormat::default())?,
         lines: r.into_lines(),
-        warnings: [warnings, place.warnings(launcher.as_ref())].concat(),
+        warnings: [warnings, address.warnings(launcher.as_ref())].concat(),
     };
     settings.node.validate().map_err(|e| SettingsError::Config(e.to_string()))?;
     Ok(settings)
 }
 
 /// Which rank this is and where it listens.
-struct Place {
+struct RankAddress {
     job: String,
     rank: u32,
     world_size: u32,
@@ -158,7 +158,7 @@ struct Place {
     http: Option<SocketAddr>,
 }
 
-impl Place {
+impl RankAddress {
     fn resolve(
         r: &mut Resolver<'_>,
         launcher: Option<&Launcher>,
@@ -169,8 +169,9 @@ impl Place {
             Some((job, from)) => r.take_or("job", job_name, job, from.to_string()),
             None => r.take("job", job_name, DEFAULT_JOB.to_string()),
         }?;
-        let rank = r.take_told("rank", number, launcher.map(|l| l.rank), 0)?;
-        let world_size = r.take_told("world_size", number, launcher.map(|l| l.world_size), 1)?;
+        let rank = r.take_detected("rank", number, launcher.map(|l| l.rank), 0)?;
+        let world_size =
+            r.take_detected("world_size", number, launcher.map(|l| l.world_size), 1)?;
         if rank >= world_size {
             return Err(SettingsError::Config(format!(
                 "rank {rank} does not exist in a world of {world_size}: ranks go from 0 to the \

@@ -15,25 +15,25 @@ const ECHO_MS: u64 = 500;
 
 /// What a signal asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Meant {
+enum SignalAction {
     Drain,
     Nothing,
     End,
 }
 
-fn meant(first: Option<(&str, u64)>, (name, now_ms): (&str, u64)) -> Meant {
+fn meant(first: Option<(&str, u64)>, (name, now_ms): (&str, u64)) -> SignalAction {
     match first {
-        None => Meant::Drain,
-        Some((named, at_ms)) if named == name && now_ms < at_ms + ECHO_MS => Meant::Nothing,
-        Some(_) => Meant::End,
+        None => SignalAction::Drain,
+        Some((named, at_ms)) if named == name && now_ms < at_ms + ECHO_MS => SignalAction::Nothing,
+        Some(_) => SignalAction::End,
     }
 }
 
 /// What a process that ends at once still unlinks: two names, no waiting.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Leftovers(Arc<Mutex<Vec<PathBuf>>>);
+pub(crate) struct CleanupPaths(Arc<Mutex<Vec<PathBuf>>>);
 
-impl Leftovers {
+impl CleanupPaths {
     /// These files, and no others.
     pub(crate) fn set(&self, files: Vec<PathBuf>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = files;
@@ -58,7 +58,7 @@ impl Signals {
     ///
     /// # Errors
     /// If the operating system refuses the handlers.
-    pub(crate) fn listen(leftovers: Leftovers) -> std::io::Result<Self> {
+    pub(crate) fn listen(cleanup: CleanupPaths) -> std::io::Result<Self> {
         let (terminate, interrupt) = (SignalKind::terminate(), SignalKind::interrupt());
         let (mut term, mut int) = (signal(terminate)?, signal(interrupt)?);
         let (asked, signals) = watch::channel(None);
@@ -71,15 +71,15 @@ impl Signals {
                 };
                 let now_ms = BootClock.now_ms();
                 match meant(first, (name, now_ms)) {
-                    Meant::Drain => {
+                    SignalAction::Drain => {
                         first = Some((name, now_ms));
                         asked.send_replace(Some(name));
                     }
-                    Meant::Nothing => {
+                    SignalAction::Nothing => {
                         tracing::info!("{name} again at once: taken for its echo");
                     }
-                    Meant::End => {
-                        leftovers.unlink();
+                    SignalAction::End => {
+                        cleanup.unlink();
                         tracing::warn!("a second {name}: ending at once");
                         std::process::exit(SIGNAL_BASE + number);
                     }
@@ -101,14 +101,14 @@ impl Signals {
 
 #[cfg(test)]
 mod tests {
-    use super::{ECHO_MS, Meant, meant};
+    use super::{ECHO_MS, SignalAction, meant};
 
     #[test]
     fn the_echo_of_a_signal_asks_for_nothing_and_a_second_one_ends() {
         let second = |name, after_ms| meant(Some(("SIGTERM", 70)), (name, 70 + after_ms));
-        assert_eq!(meant(None, ("SIGINT", 70)), Meant::Drain);
-        assert_eq!(second("SIGTERM", ECHO_MS - 1), Meant::Nothing);
-        assert_eq!(second("SIGTERM", ECHO_MS), Meant::End);
-        assert_eq!(second("SIGINT", 0), Meant::End);
+        assert_eq!(meant(None, ("SIGINT", 70)), SignalAction::Drain);
+        assert_eq!(second("SIGTERM", ECHO_MS - 1), SignalAction::Nothing);
+        assert_eq!(second("SIGTERM", ECHO_MS), SignalAction::End);
+        assert_eq!(second("SIGINT", 0), SignalAction::End);
     }
 }

@@ -135,7 +135,7 @@ pub(crate) fn ready_line(settings: &Settings, info: &RankInfo, http: Option<Sock
 }
 
 /// Writes the line for programs. Nobody has to read it.
-pub(crate) fn tell_programs(line: &str) {
+pub(crate) fn print_for_programs(line: &str) {
     let mut out = std::io::stdout();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }

@@ -1,8 +1,8 @@
 //! `nkv doctor`: what this host has for nkv, and whether it works. It asks no cluster.
 
+use crate::cli_error::{CliError, CommandOutcome};
 use crate::output;
 use crate::sizes::show_bytes;
-use crate::trouble::{Answer, Trouble};
 use nkv::transport::fabric::FabricConfig;
 use nkv_store::shm;
 use rustix::process::{Resource, getrlimit};
@@ -53,7 +53,7 @@ struct LoopBack {
 }
 
 /// Looks, tries each device that is wanted, and prints it. Absent if devices are there that do not work, or none where one is wanted.
-pub(crate) fn run(wanted: &FabricConfig, json: bool) -> Result<Answer, Trouble> {
+pub(crate) fn run(wanted: &FabricConfig, json: bool) -> Result<CommandOutcome, CliError> {
     let findings = Findings {
         shm_free_bytes: shm::available_bytes(),
         locked_memory_limit_bytes: getrlimit(Resource::Memlock).current,
@@ -66,7 +66,7 @@ pub(crate) fn run(wanted: &FabricConfig, json: bool) -> Result<Answer, Trouble> 
     }
     let asked_for = wanted.is_particular() && findings.rdma.none.is_some();
     let broken = findings.rdma.loop_back.iter().any(|tried| tried.failed.is_some()) || asked_for;
-    Ok(if broken { Answer::Absent } else { Answer::Found })
+    Ok(if broken { CommandOutcome::Absent } else { CommandOutcome::Found })
 }
 
 #[cfg(not(feature = "rdma"))]
@@ -157,12 +157,12 @@ mod tests {
     #[test]
     fn what_is_missing_is_said_with_what_to_do() {
         let none = Rdma { none: Some("no library".to_string()), ..Rdma::default() };
-        let said = text(&findings(none));
-        assert!(said.contains("none: no library") && said.contains("ulimit -l"), "{said}");
+        let printed = text(&findings(none));
+        assert!(printed.contains("none: no library") && printed.contains("ulimit -l"), "{printed}");
         let failed = Some("no way".to_string());
         let through = "rxe0".to_string();
         let tried = LoopBack { through, failed, write_us: 0.0 };
-        let said = text(&findings(Rdma { loop_back: vec![tried], ..Rdma::default() }));
-        assert!(said.contains("rxe0 FAILED: no way"), "{said}");
+        let printed = text(&findings(Rdma { loop_back: vec![tried], ..Rdma::default() }));
+        assert!(printed.contains("rxe0 FAILED: no way"), "{printed}");
     }
 }

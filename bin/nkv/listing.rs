@@ -1,10 +1,10 @@
 //! `nkv ls`: the keys that are there, page by page, so that any number of them can be printed. It
 //! holds one page at a time and reads no values.
 
+use crate::cli_error::{CliError, CommandOutcome};
 use crate::keys::shown;
 use crate::output;
-use crate::patience::Patience;
-use crate::trouble::{Answer, Trouble};
+use crate::retry_policy::RetryPolicy;
 use nkv::Blocking;
 use nkv::message::Listed;
 use serde_json::json;
@@ -27,9 +27,13 @@ pub(crate) struct Ls<'a> {
 
 impl Ls<'_> {
     /// Prints the keys.
-    pub(crate) fn run(&self, handle: &Blocking, patience: &Patience) -> Result<Answer, Trouble> {
+    pub(crate) fn run(
+        &self,
+        handle: &Blocking,
+        retry: &RetryPolicy,
+    ) -> Result<CommandOutcome, CliError> {
         let fetch = |after: Option<&[u8]>, n: usize| {
-            patience.call(|| handle.list(self.pattern, after, n)).map_err(Trouble::pattern)
+            retry.call(|| handle.list(self.pattern, after, n)).map_err(CliError::pattern)
         };
         let mut printed = 0;
         let more = pages(self.limit, PAGE_KEYS, fetch, |page| {
@@ -46,7 +50,7 @@ impl Ls<'_> {
                 writeln!(std::io::stderr(), "nkv: only the first {printed} shown; there are more");
         }
         let none = printed == 0 && self.pattern.is_some();
-        Ok(if none { Answer::Absent } else { Answer::Found })
+        Ok(if none { CommandOutcome::Absent } else { CommandOutcome::Found })
     }
 
     fn text(&self, first: bool, page: &[Listed]) -> String {
@@ -87,9 +91,9 @@ fn object(row: &Listed) -> String {
 fn pages(
     limit: Option<usize>,
     step: usize,
-    mut fetch: impl FnMut(Option<&[u8]>, usize) -> Result<Vec<Listed>, Trouble>,
-    mut show: impl FnMut(&[Listed]) -> Result<(), Trouble>,
-) -> Result<bool, Trouble> {
+    mut fetch: impl FnMut(Option<&[u8]>, usize) -> Result<Vec<Listed>, CliError>,
+    mut show: impl FnMut(&[Listed]) -> Result<(), CliError>,
+) -> Result<bool, CliError> {
     let mut left = limit.unwrap_or(usize::MAX);
     let mut after: Option<Vec<u8>> = None;
     loop {

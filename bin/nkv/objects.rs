@@ -1,12 +1,12 @@
 //! `nkv put`, `get`, `rm`, `exists`: single values. Bytes come from and go to `transfer`; here is
 //! what the cluster is asked, and what is said about the answer.
 
+use crate::cli_error::{CliError, CommandOutcome};
 use crate::keys::shown;
 use crate::output;
-use crate::patience::Patience;
+use crate::retry_policy::RetryPolicy;
 use crate::sizes::show_bytes;
 use crate::transfer;
-use crate::trouble::{Answer, Trouble};
 use nkv::message::{Existence, PutOptions};
 use nkv::{Blocking, Error, ErrorKind};
 use serde_json::json;
@@ -30,21 +30,21 @@ impl Put<'_> {
     pub(crate) fn run(
         &self,
         handle: &Blocking,
-        patience: &Patience,
+        retry: &RetryPolicy,
         json: bool,
-    ) -> Result<Answer, Trouble> {
-        let value = transfer::read(self.file, patience.call(|| largest_heap(handle))?)?;
+    ) -> Result<CommandOutcome, CliError> {
+        let value = transfer::read(self.file, retry.call(|| largest_heap(handle))?)?;
         let opts = PutOptions {
-            preferred_segment: self.rank,
+            preferred_rank: self.rank,
             page_bytes: self.page_bytes.unwrap_or(0),
             ..PutOptions::default()
         };
         let key = self.key;
         // None if it is gone again by now: it was stored all the same.
         let place = || handle.get_location(key).ok().map(|meta| meta.rank);
-        patience
+        retry
             .call(|| handle.put(key, &value, &opts))
-            .map_err(|e| Trouble::about(shown(self.key), e, place))?;
+            .map_err(|e| CliError::about(shown(self.key), e, place))?;
         let (rank, bytes) = (place(), value.len());
         if json {
             output::json(&json!({ "key": shown(self.key), "bytes": bytes, "rank": rank }))?;
@@ -59,13 +59,13 @@ impl Put<'_> {
             let size = show_bytes(bytes as u64);
             output::write(format!("{}: {size} stored{at}\n", shown(self.key)).as_bytes())?;
         }
-        Ok(Answer::Found)
+        Ok(CommandOutcome::Found)
     }
 }
 
 /// Payload bytes of the largest heap: no value can be larger.
 fn largest_heap(handle: &Blocking) -> Result<u64, Error> {
-    let view = handle.view()?;
+    let view = handle.membership()?;
     let heaps = view.ranks.iter().map(|(info, _)| info.arena_bytes);
     heaps.max().ok_or_else(|| Error::not_ready("the cluster is starting: no rank has joined yet"))
 }
@@ -82,24 +82,24 @@ pub(crate) struct Output<'a> {
 /// `nkv get`.
 pub(crate) fn get(
     handle: &Blocking,
-    patience: &Patience,
+    retry: &RetryPolicy,
     key: &[u8],
     to: Output<'_>,
     json: bool,
-) -> Result<Answer, Trouble> {
+) -> Result<CommandOutcome, CliError> {
     // Who names stdout means it.
     let force = to.force || to.file.is_some();
     let to = to.file.filter(|path| *path != Path::new("-"));
     if json && to.is_none() {
-        return Err(Trouble::Usage(
+        return Err(CliError::Usage(
             "get --json would mix JSON with the value: give -o FILE for the value".to_string(),
         ));
     }
     let value =
-        patience.call(|| handle.get(key)).map_err(|e| Trouble::about(shown(key), e, || None))?;
+        retry.call(|| handle.get(key)).map_err(|e| CliError::about(shown(key), e, || None))?;
     let Some(path) = to else {
         if !force && std::io::stdout().is_terminal() && !is_text(&value) {
-            return Err(Trouble::Usage(format!(
+            return Err(CliError::Usage(format!(
                 "the {} of key {} are no text and could upset the terminal: give -o FILE, pipe \
                  them on, or write them all the same with --force",
                 show_bytes(value.len() as u64),
@@ -107,7 +107,7 @@ pub(crate) fn get(
             )));
         }
         output::write(&value)?;
-        return Ok(Answer::Found);
+        return Ok(CommandOutcome::Found);
     };
     transfer::write(path, &value)?;
     if json {
@@ -117,7 +117,7 @@ pub(crate) fn get(
         let size = show_bytes(value.len() as u64);
         output::write(format!("{}: {size} to {}\n", shown(key), path.display()).as_bytes())?;
     }
-    Ok(Answer::Found)
+    Ok(CommandOutcome::Found)
 }
 
 /// Nothing in it moves the cursor but line feeds and tabs.
@@ -127,14 +127,18 @@ fn is_text(value: &[u8]) -> bool {
 }
 
 /// `nkv rm`: one line per key; the first error that is not "absent" is the command's.
-pub(crate) fn rm(handle: &Blocking, keys: &[Vec<u8>], json: bool) -> Result<Answer, Trouble> {
+pub(crate) fn rm(
+    handle: &Blocking,
+    keys: &[Vec<u8>],
+    json: bool,
+) -> Result<CommandOutcome, CliError> {
     let bytes: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    let (mut rows, mut answer, mut failed) = (Vec::new(), Answer::Found, None);
+    let (mut rows, mut answer, mut failed) = (Vec::new(), CommandOutcome::Found, None);
     for (key, result) in keys.iter().zip(handle.remove_many(&bytes)) {
-        let word = match result {
+        let state = match result {
             Ok(()) => "removed",
             Err(e) if e.kind == ErrorKind::NotFound => {
-                answer = Answer::Absent;
+                answer = CommandOutcome::Absent;
                 "absent"
             }
             Err(e) => {
@@ -142,40 +146,45 @@ pub(crate) fn rm(handle: &Blocking, keys: &[Vec<u8>], json: bool) -> Result<Answ
                 "failed"
             }
         };
-        rows.push((key, word));
+        rows.push((key, state));
     }
     report(&rows, json)?;
-    failed.map_or(Ok(answer), |(key, e)| Err(Trouble::about(shown(key), e, || None)))
+    failed.map_or(Ok(answer), |(key, e)| Err(CliError::about(shown(key), e, || None)))
 }
 
 /// `nkv exists`: one line per key.
-pub(crate) fn exists(handle: &Blocking, keys: &[Vec<u8>], json: bool) -> Result<Answer, Trouble> {
+pub(crate) fn exists(
+    handle: &Blocking,
+    keys: &[Vec<u8>],
+    json: bool,
+) -> Result<CommandOutcome, CliError> {
     let bytes: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     let found = handle.exists(&bytes, false)?;
-    let word = |existence: &Existence| match existence {
+    let state = |existence: &Existence| match existence {
         Existence::Absent => "absent",
         Existence::Writing => "writing",
         Existence::Ready => "ready",
         Existence::Unreachable => "unreachable",
     };
-    let rows: Vec<_> = keys.iter().zip(found.iter().map(word)).collect();
+    let rows: Vec<_> = keys.iter().zip(found.iter().map(state)).collect();
     report(&rows, json)?;
     Ok(match &found {
-        all if all.iter().all(|e| *e == Existence::Ready) => Answer::Found,
-        some if some.contains(&Existence::Absent) => Answer::Absent,
+        all if all.iter().all(|e| *e == Existence::Ready) => CommandOutcome::Found,
+        some if some.contains(&Existence::Absent) => CommandOutcome::Absent,
         // Written just now, or on a rank that is down.
-        _ => Answer::Unreached,
+        _ => CommandOutcome::Unreached,
     })
 }
 
 /// What happened to each key.
-fn report(rows: &[(&Vec<u8>, &str)], json: bool) -> Result<(), Trouble> {
+fn report(rows: &[(&Vec<u8>, &str)], json: bool) -> Result<(), CliError> {
     if json {
         let keys: Vec<_> =
-            rows.iter().map(|(key, word)| json!({ "key": shown(key), "state": word })).collect();
+            rows.iter().map(|(key, state)| json!({ "key": shown(key), "state": state })).collect();
         return output::json(&json!({ "keys": keys }));
     }
-    let text: String = rows.iter().map(|(key, word)| format!("{}: {word}\n", shown(key))).collect();
+    let text: String =
+        rows.iter().map(|(key, state)| format!("{}: {state}\n", shown(key))).collect();
     output::write(text.as_bytes())
 }
 

@@ -1,21 +1,21 @@
 //! What goes to stdout: tables for people, one JSON object for programs. A reader that went away is
 //! an error to end with, never a panic.
 
-use crate::trouble::Trouble;
+use crate::cli_error::CliError;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use std::io::Write;
 
 /// Writes to stdout, all of it.
-pub(crate) fn write(bytes: &[u8]) -> Result<(), Trouble> {
+pub(crate) fn write(bytes: &[u8]) -> Result<(), CliError> {
     let mut out = std::io::stdout().lock();
-    out.write_all(bytes).and_then(|()| out.flush()).map_err(|e| Trouble::io("stdout", e))
+    out.write_all(bytes).and_then(|()| out.flush()).map_err(|e| CliError::io("stdout", e))
 }
 
 /// Writes one JSON object.
-pub(crate) fn json(value: &impl Serialize) -> Result<(), Trouble> {
+pub(crate) fn json(value: &impl Serialize) -> Result<(), CliError> {
     let mut text =
-        serde_json::to_vec(value).map_err(|e| Trouble::io("stdout", std::io::Error::other(e)))?;
+        serde_json::to_vec(value).map_err(|e| CliError::io("stdout", std::io::Error::other(e)))?;
     text.push(b'\n');
     write(&text)
 }

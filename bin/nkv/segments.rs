@@ -1,54 +1,55 @@
 //! `nkv mount` and `nkv unmount`: a rank gains or loses a segment while it runs. The rank itself is
 //! asked; here is only what is said about its answer.
 
+use crate::cli_error::{CliError, CommandOutcome};
 use crate::output;
-use crate::patience::Patience;
+use crate::retry_policy::RetryPolicy;
 use crate::sizes::show_bytes;
-use crate::trouble::{Answer, Trouble};
 use nkv::Blocking;
-use nkv::message::Seat;
+use nkv::message::SegmentId;
 use serde_json::json;
 use std::time::Duration;
 
 /// `nkv mount SIZE --rank N`.
 pub(crate) fn mount(
     handle: &Blocking,
-    patience: &Patience,
+    retry: &RetryPolicy,
     (rank, bytes): (u32, u64),
     json: bool,
-) -> Result<Answer, Trouble> {
-    let segment = patience.call(|| handle.mount_segment(rank, bytes)).map_err(Trouble::segment)?;
+) -> Result<CommandOutcome, CliError> {
+    let segment = retry.call(|| handle.mount_segment(rank, bytes)).map_err(CliError::segment)?;
     if json {
         output::json(&json!({ "rank": rank, "segment": segment, "bytes": bytes }))?;
     } else {
-        let (seat, size) = (Seat { rank, segment }, show_bytes(bytes));
-        output::write(format!("{seat}: {size} mounted\n").as_bytes())?;
+        let (segment_id, size) = (SegmentId { rank, segment }, show_bytes(bytes));
+        output::write(format!("{segment_id}: {size} mounted\n").as_bytes())?;
     }
-    Ok(Answer::Found)
+    Ok(CommandOutcome::Found)
 }
 
 /// `nkv unmount SEGMENT --rank N`.
 pub(crate) fn unmount(
     handle: &Blocking,
-    seat: Seat,
+    segment_id: SegmentId,
     limit_ms: u64,
     json: bool,
-) -> Result<Answer, Trouble> {
+) -> Result<CommandOutcome, CliError> {
     let limit = Duration::from_millis(limit_ms);
-    let report =
-        handle.unmount_segment(seat.rank, seat.segment, limit).map_err(Trouble::segment)?;
+    let report = handle
+        .unmount_segment(segment_id.rank, segment_id.segment, limit)
+        .map_err(CliError::segment)?;
     if json {
         output::json(&json!({
-            "rank": seat.rank,
-            "segment": seat.segment,
+            "rank": segment_id.rank,
+            "segment": segment_id.segment,
             "objects": report.objects,
             "plans_left": report.plans_left,
             "waited_ms": report.waited_ms,
             "confirmed": report.confirmed,
         }))?;
-        return Ok(Answer::Found);
+        return Ok(CommandOutcome::Found);
     }
-    let mut text = format!("{seat}: unmounted with {} objects", report.objects);
+    let mut text = format!("{segment_id}: unmounted with {} objects", report.objects);
     if report.plans_left > 0 {
         text += &format!("; {} puts were still writing there and fail", report.plans_left);
     }
@@ -56,5 +57,5 @@ pub(crate) fn unmount(
         text += "; the master has not confirmed it: it says so of these keys for a TTL";
     }
     output::write(format!("{text}\n").as_bytes())?;
-    Ok(Answer::Found)
+    Ok(CommandOutcome::Found)
 }

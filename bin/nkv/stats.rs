@@ -1,21 +1,21 @@
 //! `nkv stats`: every counter of the master and of the ranks, one line each. Names come from the
 //! structures themselves, so a new counter shows up without being listed here again.
 
+use crate::cli_error::{CliError, CommandOutcome};
 use crate::output;
-use crate::trouble::{Answer, Trouble};
 use nkv::Blocking;
 use nkv::message::ClusterStats;
 use serde_json::{Map, Value};
 
 /// Prints them.
-pub(crate) fn show(handle: &Blocking, json: bool) -> Result<Answer, Trouble> {
+pub(crate) fn show(handle: &Blocking, json: bool) -> Result<CommandOutcome, CliError> {
     let stats = handle.stats()?;
     if json {
         output::json(&stats)?;
     } else {
         output::write(text(&stats).as_bytes())?;
     }
-    Ok(Answer::Found)
+    Ok(CommandOutcome::Found)
 }
 
 fn text(stats: &ClusterStats) -> String {

@@ -1,8 +1,8 @@
 //! `nkv status`: who is a member, where, and how full.
 
+use crate::cli_error::{CliError, CommandOutcome};
 use crate::output;
 use crate::sizes::show_bytes;
-use crate::trouble::{Answer, Trouble};
 use nkv::message::{ClusterStats, View};
 use nkv::{Address, Blocking};
 use serde::Serialize;
@@ -42,14 +42,14 @@ struct Rank {
 }
 
 /// Prints it.
-pub(crate) fn show(handle: &Blocking, json: bool) -> Result<Answer, Trouble> {
-    let status = status(&handle.view()?, &handle.stats()?);
+pub(crate) fn show(handle: &Blocking, json: bool) -> Result<CommandOutcome, CliError> {
+    let status = status(&handle.membership()?, &handle.stats()?);
     if json {
         output::json(&status)?;
     } else {
         output::write(text(&status).as_bytes())?;
     }
-    Ok(Answer::Found)
+    Ok(CommandOutcome::Found)
 }
 
 fn status(view: &View, stats: &ClusterStats) -> Status {

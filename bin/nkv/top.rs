@@ -9,10 +9,10 @@ mod status_page;
 mod terminal;
 mod text;
 
+use crate::cli_error::{CliError, CommandOutcome};
 use crate::endpoints::{self, NoneServes};
 use crate::output;
-use crate::patience::{Patience, is_starting};
-use crate::trouble::{Answer, Trouble};
+use crate::retry_policy::{RetryPolicy, is_starting};
 use collect::Collector;
 use model::{Model, Screen};
 use nkv::{Address, ClientConfig};
@@ -38,12 +38,12 @@ impl Top {
         runtime: Runtime,
         nodes: Vec<Address>,
         config: ClientConfig,
-        patience: &Patience,
-    ) -> Result<Answer, Trouble> {
+        retry: &RetryPolicy,
+    ) -> Result<CommandOutcome, CliError> {
         let job = config.job.clone();
         let starting = |none: &NoneServes| none.all(is_starting);
         let client =
-            patience.retry(starting, || runtime.block_on(endpoints::connect(&nodes, &config)))?;
+            retry.retry(starting, || runtime.block_on(endpoints::connect(&nodes, &config)))?;
         let collector = Collector::new(client, nodes, config);
         let model = Model::new(job);
         let live = std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
@@ -51,7 +51,7 @@ impl Top {
             return self.print(&runtime, collector, model);
         }
         terminal::show(runtime, collector, model, self.interval)?;
-        Ok(Answer::Found)
+        Ok(CommandOutcome::Found)
     }
 
     /// Two looks, an interval apart, so that rates can be told.
@@ -60,17 +60,17 @@ impl Top {
         runtime: &Runtime,
         mut collector: Collector,
         mut model: Model,
-    ) -> Result<Answer, Trouble> {
+    ) -> Result<CommandOutcome, CliError> {
         let screen: Screen = runtime.block_on(async {
-            model.update(collector.look().await);
+            model.update(collector.sample().await);
             tokio::time::sleep(self.interval).await;
-            model.update(collector.look().await)
+            model.update(collector.sample().await)
         });
         if self.json {
             output::json(&screen)?;
         } else {
             output::write(text::plain(&screen).as_bytes())?;
         }
-        Ok(Answer::Found)
+        Ok(CommandOutcome::Found)
     }
 }

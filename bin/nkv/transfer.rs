@@ -1,8 +1,8 @@
 //! Values between the local file system and memory. A value is read whole, up to a bound; a file is
 //! written beside its name and moved there, so that a failure leaves what was there before.
 
+use crate::cli_error::CliError;
 use crate::sizes::show_bytes;
-use crate::trouble::Trouble;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -14,10 +14,10 @@ const NEW_FILE_MODE: u32 = 0o666;
 const MAX_LINKS: usize = 40;
 
 /// Reads a file, or stdin for `-` and for none. At most `limit` bytes: the cluster's largest heap.
-pub(crate) fn read(file: Option<&Path>, limit: u64) -> Result<Vec<u8>, Trouble> {
+pub(crate) fn read(file: Option<&Path>, limit: u64) -> Result<Vec<u8>, CliError> {
     match file.filter(|path| *path != Path::new("-")) {
         Some(path) => {
-            let named = |e| Trouble::io(path.display().to_string(), e);
+            let named = |e| CliError::io(path.display().to_string(), e);
             let file = File::open(path).map_err(named)?;
             let metadata = file.metadata().map_err(named)?;
             if metadata.is_file() && metadata.len() > limit {
@@ -29,19 +29,19 @@ pub(crate) fn read(file: Option<&Path>, limit: u64) -> Result<Vec<u8>, Trouble> 
     }
 }
 
-fn read_up_to(from: impl Read, name: &Path, limit: u64) -> Result<Vec<u8>, Trouble> {
+fn read_up_to(from: impl Read, name: &Path, limit: u64) -> Result<Vec<u8>, CliError> {
     let mut value = Vec::new();
     from.take(limit.saturating_add(1))
         .read_to_end(&mut value)
-        .map_err(|e| Trouble::io(name.display().to_string(), e))?;
+        .map_err(|e| CliError::io(name.display().to_string(), e))?;
     if value.len() as u64 > limit {
         return Err(too_large(name, limit));
     }
     Ok(value)
 }
 
-fn too_large(name: &Path, limit: u64) -> Trouble {
-    Trouble::TooLarge(format!(
+fn too_large(name: &Path, limit: u64) -> CliError {
+    CliError::TooLarge(format!(
         "{} is larger than the largest heap of the cluster, {limit} bytes ({}): split it, or start \
          ranks with a larger --heap-bytes",
         name.display(),
@@ -50,8 +50,8 @@ fn too_large(name: &Path, limit: u64) -> Trouble {
 }
 
 /// Writes a file, whole or not at all.
-pub(crate) fn write(path: &Path, value: &[u8]) -> Result<(), Trouble> {
-    let named = |e| Trouble::io(path.display().to_string(), e);
+pub(crate) fn write(path: &Path, value: &[u8]) -> Result<(), CliError> {
+    let named = |e| CliError::io(path.display().to_string(), e);
     let target = resolved(path);
     match target.metadata() {
         // A device or a pipe has no other file to be moved over it.

@@ -6,8 +6,8 @@
 
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::device_log::{
-    BUMP_PTR_OFF, ControlLine, DeviceLog, Directory, HEAP_LIMIT_OFF, Landing, LogGeometry,
-    LogObject, LogPut, LogTimes, Next, OpenClaims,
+    BUMP_PTR_OFF, ClaimStep, ControlLine, DeviceLog, Directory, HEAP_LIMIT_OFF, Landing,
+    LogGeometry, LogObject, LogPut, LogTimes, OpenClaims,
 };
 use nkv_store::op::Op;
 use nkv_store::threads::spawn_named;
@@ -78,10 +78,12 @@ impl Process {
         self.run(&mut op);
         let Op::FetchAdd { old, .. } = op else { return false };
         open.note(old);
-        let Next::Place(placing) = put.claimed(old).next(line.heap_limit()) else { return false };
-        black_box(placing.payload_base());
+        let ClaimStep::Write(write) = put.claimed(old).next(line.heap_limit()) else {
+            return false;
+        };
+        black_box(write.payload_base());
         if much != Much::Claim {
-            let object = placing.publication();
+            let object = write.publication();
             object.announce().iter_mut().for_each(|op| self.run(op));
             if much == Much::Whole {
                 self.run(&mut object.page(0, bytes));
@@ -154,7 +156,7 @@ fn owner(batch: u64) -> (Vec<f64>, Vec<f64>) {
         accepts.push((BootClock.now_ns() - start) as f64 / batch as f64);
         let start = BootClock.now_ns();
         let evicted = log.retire_ahead(start, &mut Nobody).unwrap();
-        log.settle(start);
+        log.restart_quarantines(start);
         log.advance(start, |_, _| true).unwrap();
         if evicted > 0 {
             evictions.push((BootClock.now_ns() - start) as f64 / evicted as f64);

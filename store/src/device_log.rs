@@ -28,19 +28,19 @@ mod retire;
 
 pub use accept::AbandonReply;
 pub use claim::{
-    Abandon, Abort, BUMP_PTR_OFF, Claim, ControlLine, HEAP_LIMIT_OFF, LogPut, Next, Placing,
-    PlanPath, Skip,
+    Abandon, Abort, BUMP_PTR_OFF, Claim, ClaimStep, ClaimWrite, ControlLine, HEAP_LIMIT_OFF,
+    LogPut, PlanPath, Skip,
 };
 pub use directory::{Directory, LogCounts, LogObject, LogUsage, Sum};
 pub use geometry::{LogGeometry, MAX_LOG_UNITS, MIN_LOG_UNITS};
-pub use hole::{AllClear, Asking, HoleCheck};
+pub use hole::{HoleCheck, HoleClear, HoleInquiry};
 pub use open_claims::{Entry, Landing, Line, OPEN_CLAIMS, OpenClaim, OpenClaims, Ticket};
 pub use retire::Retire;
 
 use crate::error::StoreError;
 use crate::layout::{HEADER_BYTES, ObjHeader};
 use crate::memory::Memory;
-use known::{Kind, Known, Quarantine};
+use known::{Kind, KnownClaims, Quarantine};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -71,7 +71,7 @@ pub struct DeviceLog {
     memory: Arc<dyn Memory>,
     geometry: LogGeometry,
     times: LogTimes,
-    known: Known,
+    known: KnownClaims,
     /// Everything below is free; a whole claim ends here.
     tail: u64,
     /// What `heap_limit` says.
@@ -118,7 +118,7 @@ impl DeviceLog {
             memory,
             geometry,
             times,
-            known: Known::none(geometry),
+            known: KnownClaims::none(geometry),
             tail,
             limit: geometry.limit(tail),
             retired_to: tail,

@@ -20,9 +20,9 @@ static LAST: AtomicU64 = AtomicU64::new(0);
 
 /// The process that made a value: this one, or one that this one was forked from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MadeIn(u64);
+pub struct ProcessMark(u64);
 
-impl MadeIn {
+impl ProcessMark {
     /// This process.
     pub fn here() -> Self {
         Self(number())
@@ -35,7 +35,7 @@ impl MadeIn {
     }
 }
 
-impl Default for MadeIn {
+impl Default for ProcessMark {
     fn default() -> Self {
         Self::here()
     }
@@ -44,19 +44,19 @@ impl Default for MadeIn {
 /// A value whose end touches what its process shares with its children: dropped where it was made, and
 /// left alone in a child.
 #[derive(Debug, Default)]
-pub struct OfItsProcess<T> {
+pub struct OwnProcessOnly<T> {
     value: ManuallyDrop<T>,
-    made: MadeIn,
+    made: ProcessMark,
 }
 
-impl<T> OfItsProcess<T> {
+impl<T> OwnProcessOnly<T> {
     /// Of this process.
     pub fn new(value: T) -> Self {
-        Self { value: ManuallyDrop::new(value), made: MadeIn::here() }
+        Self { value: ManuallyDrop::new(value), made: ProcessMark::here() }
     }
 }
 
-impl<T> Deref for OfItsProcess<T> {
+impl<T> Deref for OwnProcessOnly<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -64,13 +64,13 @@ impl<T> Deref for OfItsProcess<T> {
     }
 }
 
-impl<T> DerefMut for OfItsProcess<T> {
+impl<T> DerefMut for OwnProcessOnly<T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.value
     }
 }
 
-impl<T> Drop for OfItsProcess<T> {
+impl<T> Drop for OwnProcessOnly<T> {
     fn drop(&mut self) {
         if self.made.is_here() {
             // SAFETY: dropped here and nowhere else, and nobody has `self` after this.
@@ -143,10 +143,10 @@ mod tests {
 
     #[test]
     fn a_forked_child_knows_what_was_made_in_which_process() {
-        let made = MadeIn::here();
+        let made = ProcessMark::here();
         assert!(made.is_here());
         let status = status_of_child(|| {
-            let own = MadeIn::here();
+            let own = ProcessMark::here();
             let known = !made.is_here() && own.is_here() && own != made;
             // And so does a child of the child, of both.
             let below = status_of_child(|| i32::from(made.is_here() || own.is_here()));
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn what_is_of_its_process_ends_there_and_nowhere_else() {
-        let mut held = Some(OfItsProcess::new(Ends));
+        let mut held = Some(OwnProcessOnly::new(Ends));
         let parents = status_of_child(|| {
             drop(held.take());
             3
@@ -167,7 +167,7 @@ mod tests {
         std::mem::forget(held);
         assert_eq!(parents, 3, "the child dropped what is its parent's");
         let own = status_of_child(|| {
-            drop(OfItsProcess::new(Ends));
+            drop(OwnProcessOnly::new(Ends));
             3
         });
         assert_eq!(own, 7, "the child did not drop its own");

@@ -14,8 +14,8 @@ mod view;
 pub use chain::{Publication, Reading, chain_in_time};
 pub use live::{LiveSlot, live_slot, live_slots};
 pub use scan::OpenSlot;
-pub use slots::{Committed, Freed, Retired, Slots, Was};
-pub use view::{Look, SlotKind, SlotReport, Usage};
+pub use slots::{Committed, Freed, Retired, RetiredState, Slots};
+pub use view::{SlotKind, SlotReport, Usage, WriteProgress};
 
 use crate::error::StoreError;
 use crate::heap::Heap;

@@ -42,7 +42,7 @@ impl Hit {
 
 /// The header of a slot if it holds this key, readable; looked at so that all of it is of one moment.
 #[inline]
-pub fn look<W: Words + ?Sized>(
+pub fn read_slot<W: Words + ?Sized>(
     words: &W,
     geometry: &Geometry,
     slot: u32,
@@ -64,7 +64,7 @@ pub fn look<W: Words + ?Sized>(
 pub fn find<W: Words + ?Sized>(words: &W, geometry: &Geometry, key: KeyId) -> Option<Hit> {
     for bucket in index::buckets_of(&geometry.index, key)? {
         for entry in index::probe(words, bucket, key) {
-            let hit = look(words, geometry, entry.slot, key);
+            let hit = read_slot(words, geometry, entry.slot, key);
             if let Some(hit) = hit.filter(|hit| entry.is_about(hit.epoch())) {
                 return Some(hit);
             }
@@ -161,8 +161,8 @@ impl Reader {
 
     /// Looks at a slot that is said to hold a key.
     #[inline]
-    pub fn look(&self, slot: u32, key: KeyId) -> Option<Hit> {
-        look(self.words(), &self.geometry, slot, key)
+    pub fn read_slot(&self, slot: u32, key: KeyId) -> Option<Hit> {
+        read_slot(self.words(), &self.geometry, slot, key)
     }
 
     /// Begins to fetch the bytes of an object that is about to be copied.

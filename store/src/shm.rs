@@ -7,24 +7,24 @@
 //! registry knows every segment this process has mapped, and nothing here opens the lock of one of
 //! those. Nothing else may either.
 
+mod anon;
 mod limits;
 mod link;
 mod lock;
 mod mapping;
+mod memfd;
 mod name;
-mod nameless;
 mod pages;
 mod sealed;
 mod stale;
-mod unnamed;
 
 pub use crate::incarnation::boot_id;
+pub use anon::AnonPages;
 pub use limits::{available_bytes, check_room, mem_available};
+pub use memfd::MemfdMemory;
 pub use name::{SegmentName, job_part};
-pub use nameless::NamelessMemory;
 pub use pages::{Pages, pages};
 pub use stale::{remove_stale, remove_stale_in};
-pub use unnamed::UnnamedMemory;
 
 use crate::error::StoreError;
 use crate::memory::{Export, HostRegion, host_memory};

@@ -121,7 +121,7 @@ mod x86 {
     const PAGE: usize = 4096;
     /// Cycles in which a page is copied that lies in the first or second cache of this core: 100 to
     /// 200. From anywhere further away it takes 700 and more.
-    const NEAR_CYCLES: u64 = 450;
+    const CACHED_CYCLES: u64 = 450;
     /// Pages copied side by side.
     const STREAMS: usize = 4;
     /// How far ahead of the loads each page is fetched.
@@ -174,9 +174,9 @@ mod x86 {
     pub unsafe fn page_then_rest(src: *const u8, dst: *mut u8, len: usize) {
         // SAFETY: as promised by the caller.
         unsafe {
-            let near = first_page_is_near(src, dst);
+            let cached = first_page_is_cached(src, dst);
             let (src, dst, len) = (src.add(PAGE), dst.add(PAGE), len - PAGE);
-            if near {
+            if cached {
                 std::ptr::copy_nonoverlapping(src, dst, len);
             } else {
                 gather(src, dst, len);
@@ -188,12 +188,12 @@ mod x86 {
     ///
     /// # Safety
     /// As [`super::copy_out`], for a page.
-    unsafe fn first_page_is_near(src: *const u8, dst: *mut u8) -> bool {
+    unsafe fn first_page_is_cached(src: *const u8, dst: *mut u8) -> bool {
         // SAFETY: as promised by the caller; the counter may be read by everybody.
         unsafe {
             let began = _rdtsc();
             std::ptr::copy_nonoverlapping(src, dst, PAGE);
-            _rdtsc().wrapping_sub(began) < NEAR_CYCLES
+            _rdtsc().wrapping_sub(began) < CACHED_CYCLES
         }
     }
 
@@ -339,7 +339,7 @@ mod tests {
         type Copy = unsafe fn(*const u8, *mut u8, usize);
         let has_avx2 = std::arch::is_x86_feature_detected!("avx2");
         let has_avx512 = std::arch::is_x86_feature_detected!("avx512f");
-        let ways: [(bool, usize, Copy); 7] = [
+        let copies: [(bool, usize, Copy); 7] = [
             (true, 0, x86::plain as Copy),
             (has_avx2, 0, x86::stream_256 as Copy),
             (has_avx512, 0, x86::stream_512 as Copy),
@@ -352,7 +352,7 @@ mod tests {
         let src: Vec<u8> = (0..n).map(|i| (i * 11 + i / 253) as u8).collect();
         let small = [0, 63, 64, 127, 128, 129, STREAM_FROM_BYTES, 2 * STREAM_FROM_BYTES + 191];
         let lens = small.into_iter().chain([GATHER_FROM_BYTES, GATHER_FROM_BYTES + 16_777]);
-        for (_, least, copy) in ways.into_iter().filter(|(has, ..)| *has) {
+        for (_, least, copy) in copies.into_iter().filter(|(has, ..)| *has) {
             for (from, to) in [(0, 0), (3, 0), (0, 5), (63, 65)] {
                 for len in lens.clone().filter(|len| *len >= least) {
                     let mut dst = vec![0xEE; n];

@@ -42,7 +42,7 @@ pub enum Fate {
 
 /// The rank that is killed: its number and incarnation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Doomed {
+pub struct Victim {
     /// Rank number.
     pub rank: u32,
     /// Incarnation that dies.
@@ -51,11 +51,11 @@ pub struct Doomed {
 
 /// See the file's first paragraph.
 #[derive(Debug, Default)]
-pub struct Board {
+pub struct SharedState {
     stored: Mutex<Vec<Arc<Stored>>>,
     // Puts and removes that failed by the doomed rank: to be found out.
     unsure: Mutex<Vec<(Stored, Fate)>>,
-    doomed: Mutex<Option<Doomed>>,
+    doomed: Mutex<Option<Victim>>,
     stop: AtomicBool,
     /// The book of calls.
     pub calls: Calls,
@@ -68,7 +68,7 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// How a call may end that needs a dead rank: never hanging, never `Internal`, never wrong.
-pub fn tells_of_death(e: &Error) -> bool {
+pub fn is_expected_of_dead_rank(e: &Error) -> bool {
     matches!(
         e.kind,
         ErrorKind::Disconnected
@@ -81,18 +81,18 @@ pub fn tells_of_death(e: &Error) -> bool {
 
 /// How a call may end that needs the master while it is away or has just come back: as above, but
 /// no object of a living rank is ever said to be absent.
-pub fn tells_of_masters_absence(e: &Error) -> bool {
-    e.kind != ErrorKind::NotFound && tells_of_death(e)
+pub fn is_expected_without_master(e: &Error) -> bool {
+    e.kind != ErrorKind::NotFound && is_expected_of_dead_rank(e)
 }
 
-impl Doomed {
+impl Victim {
     /// Rank 0 is the master too.
     pub fn is_master(self) -> bool {
         self.rank == 0
     }
 }
 
-impl Board {
+impl SharedState {
     /// Committed from now on.
     pub fn add(&self, stored: Stored) {
         lock(&self.stored).push(Arc::new(stored));
@@ -165,12 +165,12 @@ impl Board {
     }
 
     /// Says, before it happens, which rank dies.
-    pub fn doom(&self, doomed: Option<Doomed>) {
+    pub fn doom(&self, doomed: Option<Victim>) {
         *lock(&self.doomed) = doomed;
     }
 
     /// The rank that dies or is dead.
-    pub fn doomed(&self) -> Option<Doomed> {
+    pub fn doomed(&self) -> Option<Victim> {
         *lock(&self.doomed)
     }
 

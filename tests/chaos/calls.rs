@@ -100,11 +100,11 @@ impl Calls {
     }
 
     /// Fails the test if anything happened that may not.
-    pub fn assert_no_fault(&self, told: &str) {
+    pub fn assert_no_fault(&self, context: &str) {
         let sums = self.sums();
         assert!(
             sums.faults_seen == 0,
-            "{told}: {} faults, wrong_bytes={}, slowest_call_ms={}\n  {}\noutcomes: {:?}",
+            "{context}: {} faults, wrong_bytes={}, slowest_call_ms={}\n  {}\noutcomes: {:?}",
             sums.faults_seen,
             sums.wrong_bytes,
             sums.slowest_ms,

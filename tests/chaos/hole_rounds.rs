@@ -7,7 +7,7 @@ use super::producer_rounds::{
     AFTERWARDS_MS, FIRST_COMMIT_MS, WORKERS, check_victim, has_committed, start, wait_for,
 };
 use super::random::{Random, seed};
-use super::stage::{CLAIM_TTL_MS, LOOK, RANKS, SETTLE_MS, SLACK_MS, Stage};
+use super::stage::{CLAIM_TTL_MS, POLL_INTERVAL, RANKS, SETTLE_MS, SLACK_MS, TestCluster};
 use super::victim::{Phase, ProducerProcess};
 use nkv::message::OwnerGauges;
 use nkv::store::clock::{BootClock, Clock};
@@ -34,7 +34,7 @@ pub struct Hole {
 }
 
 /// Stops a producer between its claim and READY. None if it came past READY every time.
-pub fn stop_half_way(stage: &Stage, producer: &ProducerProcess) -> Option<Hole> {
+pub fn stop_half_way(stage: &TestCluster, producer: &ProducerProcess) -> Option<Hole> {
     let until = BootClock.now_ms() + AIM_MS;
     while BootClock.now_ms() < until {
         let putting = producer.last().and_then(|w| match w.phase {
@@ -63,7 +63,7 @@ pub fn i14_a_hole_is_void_only_after_the_death_of_its_stopped_producer() {
     let seed = seed();
     println!("chaos: a stopped producer: seed={seed}");
     let mut random = Random::new(seed, 0);
-    let mut stage = Stage::start();
+    let mut stage = TestCluster::start();
     let mut victim =
         start(&stage, (TransportChoice::Shm, 100), "stopped".to_string(), random.next());
     let workers = stage.workers(WORKERS, "hole", &mut random);
@@ -99,7 +99,7 @@ pub fn i14_a_hole_is_void_only_after_the_death_of_its_stopped_producer() {
 }
 
 /// Everybody is asked, and for as long as the producer stands nothing is void, however long it takes.
-fn expect_standing(stage: &Stage, hole: Hole, before: &OwnerGauges) {
+fn expect_standing(stage: &TestCluster, hole: Hole, before: &OwnerGauges) {
     let asking = Stopwatch::start();
     let mut until = None;
     loop {
@@ -113,18 +113,18 @@ fn expect_standing(stage: &Stage, hole: Hole, before: &OwnerGauges) {
         if until.is_some_and(|until| now >= until) {
             break;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     let still = stage.board.logs.is_half_written(hole.rank, hole.position);
     assert!(still, "nobody wrote to the claim of a process that lives");
 }
 
 /// It is dead: proven first, void then.
-fn expect_fenced_then_void(stage: &Stage, hole: Hole) {
+fn expect_fenced_then_void(stage: &TestCluster, hole: Hole) {
     let killed = Stopwatch::start();
     while stage.gauges(hole.rank).log_voided_bytes == 0 {
         assert!(killed.took().within(SETTLE_MS), "a dead producer's claim stays: {hole:?}");
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     // Counted before anything becomes void, so it is read after.
     assert_eq!(stage.gauges(hole.rank).log_fenced, 1, "void without a fence");

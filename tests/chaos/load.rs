@@ -2,7 +2,8 @@
 //! answer at once. They pause between calls, so that two cores leave room for what is tested.
 
 use super::board::{
-    Board, Doomed, Fate, POOL_KEYS, Stored, tells_of_death, tells_of_masters_absence,
+    Fate, POOL_KEYS, SharedState, Stored, Victim, is_expected_of_dead_rank,
+    is_expected_without_master,
 };
 use super::content;
 use super::random::Random;
@@ -32,14 +33,14 @@ pub async fn connect(node: &Address, job: &str, transport: TransportChoice) -> C
 }
 
 /// The doomed rank before a call and after it.
-type Dooms = (Option<Doomed>, Option<Doomed>);
+type Dooms = (Option<Victim>, Option<Victim>);
 
 /// One task of the load.
 pub struct Worker {
     /// Its handle.
     pub client: Client,
     /// What all tasks know.
-    pub board: Arc<Board>,
+    pub board: Arc<SharedState>,
     /// Its choices.
     pub random: Random,
     /// Begins its keys.
@@ -60,7 +61,7 @@ impl Worker {
         while !self.board.stopped() {
             match self.random.below(20) {
                 0..=3 => self.get().await,
-                4..=7 if self.maps => self.look_in_place().await,
+                4..=7 if self.maps => self.view_in_place().await,
                 4..=11 => self.read_where_it_lay().await,
                 12..=13 => self.exists().await,
                 14 => self.read_what_is_gone().await,
@@ -75,9 +76,9 @@ impl Worker {
 
     /// An error of a call that needs the master, and an owner: if `meets`, perhaps the doomed one.
     fn judge(&self, verb: &str, key: &[u8], e: &Error, (dooms, meets): (Dooms, bool)) {
-        let without_master = [dooms.0, dooms.1].into_iter().flatten().any(Doomed::is_master);
-        let excused =
-            (meets && tells_of_death(e)) || (without_master && tells_of_masters_absence(e));
+        let without_master = [dooms.0, dooms.1].into_iter().flatten().any(Victim::is_master);
+        let excused = (meets && is_expected_of_dead_rank(e))
+            || (without_master && is_expected_without_master(e));
         if !excused {
             self.fault(verb, key, e);
         }
@@ -109,7 +110,7 @@ impl Worker {
     }
 
     /// Without a copy; some are held for a while, and are what they were until they are dropped [I9].
-    async fn look_in_place(&mut self) {
+    async fn view_in_place(&mut self) {
         let Some(s) = self.board.pick(&mut self.random) else {
             return;
         };
@@ -148,7 +149,7 @@ impl Worker {
             // It needs the owner and nobody else: the master's absence is no excuse.
             Err(e) => {
                 let on_doomed = Self::on_doomed(&s, (before, self.board.doomed()));
-                if !on_doomed || !tells_of_death(&e) {
+                if !on_doomed || !is_expected_of_dead_rank(&e) {
                     self.fault("read_into", &s.key, &e);
                 }
             }
@@ -206,7 +207,7 @@ impl Worker {
             self.random.percent(70).then(|| self.random.below(self.ranks.into()) as u32);
         let bytes = content::bytes(&key, version, len);
         let opts = PutOptions {
-            preferred_segment: preferred,
+            preferred_rank: preferred,
             page_bytes: PAGE_BYTES,
             device_alloc: Some(by_log),
         };
@@ -218,7 +219,7 @@ impl Worker {
         let verb = if by_log { "put into a log" } else { "put" };
         let done = self.board.calls.make(verb, &what, put).await;
         let mut stored = Stored { key, version, len, meta: None, mark };
-        let dooms = |board: &Board| (before, board.doomed());
+        let dooms = |board: &SharedState| (before, board.doomed());
         // Routed by the key's hash it may meet the doomed rank; sent to a living one it may not.
         let meets = |(a, b): Dooms| {
             let mut doomed = [a, b].into_iter().flatten();
@@ -234,7 +235,7 @@ impl Worker {
         match self.board.calls.make("get_location", &what, found).await {
             Ok(meta) => {
                 if !self.board.logs.knows(meta.at.incarnation)
-                    && let Ok(view) = self.client.view().await
+                    && let Ok(view) = self.client.membership().await
                 {
                     self.board.logs.note(&view);
                 }

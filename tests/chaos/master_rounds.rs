@@ -2,12 +2,12 @@
 //! port. While it is away, reads of what lies elsewhere go on and calls that need it end in time;
 //! afterwards all that the living owners hold is found, and what was removed is not.
 
-use super::board::{Doomed, Fate, Stored, tells_of_masters_absence};
+use super::board::{Fate, Stored, Victim, is_expected_without_master};
 use super::load::{Worker, shown};
 use super::owner_rounds::{check_lost, doom, wait_for_keys};
 use super::producer::Task;
 use super::random::{Random, rounds, seed};
-use super::stage::{LOOK, RANKS, SLACK_MS, Stage, TTL_MS};
+use super::stage::{POLL_INTERVAL, RANKS, SLACK_MS, TTL_MS, TestCluster};
 use super::victim::{Phase, ProducerProcess, stored};
 use nkv::message::{Existence, PutOptions};
 use nkv::store::clock::{BootClock, Clock};
@@ -51,7 +51,7 @@ struct Seen {
 pub fn sigkill_of_rank_0_under_load() {
     let (seed, rounds) = (seed(), rounds());
     println!("chaos: rank 0: seed={seed} rounds={rounds}");
-    let mut stage = Stage::start();
+    let mut stage = TestCluster::start();
     let mut seen = Seen::default();
     for number in 0..rounds {
         round(&mut stage, &mut seen, seed, number);
@@ -81,7 +81,7 @@ pub fn sigkill_of_rank_0_under_load() {
     assert_eq!(sums.wrong_bytes, 0);
 }
 
-fn round(stage: &mut Stage, seen: &mut Seen, seed: u64, number: u64) {
+fn round(stage: &mut TestCluster, seen: &mut Seen, seed: u64, number: u64) {
     let mut random = Random::new(seed, number);
     let at_once = (seed + number).is_multiple_of(2);
     let kill_after = random.between(KILL_AFTER_MS.0, KILL_AFTER_MS.1);
@@ -131,7 +131,7 @@ fn round(stage: &mut Stage, seen: &mut Seen, seed: u64, number: u64) {
     stage.remove_all("at the round's end");
 }
 
-fn producers(stage: &Stage, number: u64, random: &mut Random) -> Vec<ProducerProcess> {
+fn producers(stage: &TestCluster, number: u64, random: &mut Random) -> Vec<ProducerProcess> {
     let start = |transport: TransportChoice| {
         let task = Task {
             node: stage.cluster.address(0),
@@ -149,7 +149,7 @@ fn producers(stage: &Stage, number: u64, random: &mut Random) -> Vec<ProducerPro
 }
 
 /// What a producer committed is on the board; what it lost is to be found out.
-fn end(stage: &Stage, seen: &mut Seen, producer: &mut ProducerProcess) {
+fn end(stage: &TestCluster, seen: &mut Seen, producer: &mut ProducerProcess) {
     let journal = producer.end();
     for (kind, n) in journal.lost {
         *seen.producers.entry(kind).or_default() += n;
@@ -166,7 +166,7 @@ fn end(stage: &Stage, seen: &mut Seen, producer: &mut ProducerProcess) {
 }
 
 /// Reads some keys of living ranks once: from then on this handle knows where they lie.
-fn locate_some(stage: &Stage, doomed: Doomed) -> Vec<Arc<Stored>> {
+fn locate_some(stage: &TestCluster, doomed: Victim) -> Vec<Arc<Stored>> {
     let lives =
         |s: &Arc<Stored>| s.meta.as_ref().is_some_and(|m| m.at.incarnation != doomed.incarnation);
     let some: Vec<_> = stage.board.all().into_iter().filter(lives).take(KEYS_READ).collect();
@@ -179,11 +179,11 @@ fn locate_some(stage: &Stage, doomed: Doomed) -> Vec<Arc<Stored>> {
 }
 
 /// What was located before is read on, by its location and by its key.
-fn read_without_master(stage: &Stage, located: &[Arc<Stored>]) -> u64 {
+fn read_without_master(stage: &TestCluster, located: &[Arc<Stored>]) -> u64 {
     let calls = &stage.board.calls;
     for s in located {
         // Where a log made room only the master could say that it lies nowhere else.
-        let excused = |e: &Error| stage.board.passed(s) && tells_of_masters_absence(e);
+        let excused = |e: &Error| stage.board.passed(s) && is_expected_without_master(e);
         if let Some(e) = stage.read(s).filter(|e| !stage.board.log_made_room(s, e) && !excused(e)) {
             calls.fault(format!("get {} without rank 0: {e}", shown(&s.key)));
         }
@@ -200,12 +200,12 @@ fn read_without_master(stage: &Stage, located: &[Arc<Stored>]) -> u64 {
 }
 
 /// What needs rank 0 says so, in time.
-fn call_without_master(stage: &Stage, located: &[Arc<Stored>]) {
+fn call_without_master(stage: &TestCluster, located: &[Arc<Stored>]) {
     let (rt, client, calls) = (&stage.rt, &stage.observer, &stage.board.calls);
     if located.is_empty() {
         return calls.fault("no key on a living rank before the kill".to_string());
     }
-    let opts = PutOptions { preferred_segment: Some(1), ..PutOptions::default() };
+    let opts = PutOptions { preferred_rank: Some(1), ..PutOptions::default() };
     let fresh = b"put without rank 0";
     let judge = |verb: &str, end: std::result::Result<(), Error>| match end {
         Err(e) if matches!(e.kind, ErrorKind::Disconnected | ErrorKind::Timeout) => {}
@@ -227,11 +227,11 @@ fn call_without_master(stage: &Stage, located: &[Arc<Stored>]) {
 }
 
 /// Starts rank 0 again; it must place objects on every rank soon.
-fn restart(stage: &mut Stage, seen: &mut Seen, number: u64) {
+fn restart(stage: &mut TestCluster, seen: &mut Seen, number: u64) {
     let watch = Stopwatch::start();
     stage.cluster.restart(0);
     for rank in 0..RANKS {
-        let opts = PutOptions { preferred_segment: Some(rank), ..PutOptions::default() };
+        let opts = PutOptions { preferred_rank: Some(rank), ..PutOptions::default() };
         for tries in 0.. {
             let key = format!("returned/{number}/{rank}/{tries}").into_bytes();
             let (version, len) = (tries, 3_000);
@@ -250,7 +250,7 @@ fn restart(stage: &mut Stage, seen: &mut Seen, number: u64) {
                 "{took} after rank 0's start, none for {rank}: {:#?}",
                 stats()
             );
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         // What lies in the new log is judged from now on by what that has passed.
         stage.note_logs();
@@ -259,7 +259,7 @@ fn restart(stage: &mut Stage, seen: &mut Seen, number: u64) {
 
 /// Notes a put after the return; the rank that it went to, if that is known.
 fn noted(
-    stage: &Stage,
+    stage: &TestCluster,
     (key, version, len): (Vec<u8>, u64, usize),
     put: Result<()>,
 ) -> Option<u32> {
@@ -274,7 +274,7 @@ fn noted(
             Err(_) => stage.board.add_unsure(stored(None), Fate::Whole),
         },
         Err(e) => {
-            if !tells_of_masters_absence(&e) {
+            if !is_expected_without_master(&e) {
                 stage.board.calls.fault(format!("put {} after the return: {e}", shown(&key)));
             }
             stage.board.add_failed(stored(None), &e);
@@ -284,7 +284,7 @@ fn noted(
 }
 
 /// Everything on the board is there by its key string, and is read.
-fn check_all_exist(stage: &Stage) {
+fn check_all_exist(stage: &TestCluster) {
     let all = stage.board.all();
     for some in all.chunks(EXISTS_KEYS) {
         expect_existence(stage, &some.iter().map(|s| &**s).collect::<Vec<_>>(), Existence::Ready);
@@ -293,7 +293,7 @@ fn check_all_exist(stage: &Stage) {
 }
 
 /// What was removed before, during or after is not there: neither by name nor where it lay.
-fn check_removed(stage: &Stage, workers: &[Worker]) -> u64 {
+fn check_removed(stage: &TestCluster, workers: &[Worker]) -> u64 {
     let calls = &stage.board.calls;
     let mut checked = 0;
     for worker in workers {
@@ -311,7 +311,7 @@ fn check_removed(stage: &Stage, workers: &[Worker]) -> u64 {
     checked
 }
 
-fn expect_existence(stage: &Stage, all: &[&Stored], expected: Existence) {
+fn expect_existence(stage: &TestCluster, all: &[&Stored], expected: Existence) {
     let calls = &stage.board.calls;
     let keys: Vec<&[u8]> = all.iter().map(|s| &s.key[..]).collect();
     let asked = calls.make("exists after the return", "", stage.observer.exists(&keys, false));

@@ -1,10 +1,10 @@
 //! SIGKILL of an owner: its keys are gone, everybody else's are served, and its successor is taken in
 //! at once. Rank 0, the master, has rounds of its own.
 
-use super::board::{Doomed, Stored};
+use super::board::{Stored, Victim};
 use super::load::shown;
 use super::random::{Random, rounds, seed};
-use super::stage::{LOOK, RANKS, SLACK_MS, Stage, TTL_MS};
+use super::stage::{POLL_INTERVAL, RANKS, SLACK_MS, TTL_MS, TestCluster};
 use nkv::ErrorKind;
 use nkv::message::PutOptions;
 use nkv::store::clock::{BootClock, Clock};
@@ -45,7 +45,7 @@ struct Seen {
 pub fn sigkill_of_an_owner_under_load() {
     let (seed, rounds) = (seed(), rounds());
     println!("chaos: owners: seed={seed} rounds={rounds}");
-    let mut stage = Stage::start();
+    let mut stage = TestCluster::start();
     let mut seen = Seen::default();
     for number in 0..rounds {
         round(&mut stage, &mut seen, seed, number);
@@ -68,7 +68,7 @@ pub fn sigkill_of_an_owner_under_load() {
     assert_eq!(sums.wrong_bytes, 0);
 }
 
-fn round(stage: &mut Stage, seen: &mut Seen, seed: u64, number: u64) {
+fn round(stage: &mut TestCluster, seen: &mut Seen, seed: u64, number: u64) {
     let mut random = Random::new(seed, number);
     let rank = random.between(1, u64::from(RANKS) - 1) as u32;
     let soon = (seed + number).is_multiple_of(2);
@@ -121,7 +121,7 @@ fn round(stage: &mut Stage, seen: &mut Seen, seed: u64, number: u64) {
 /// Without a load no frame to the dead rank fails: its broken link alone must tell.
 pub fn sigkill_of_an_idle_owner_is_seen_at_once() {
     let mut random = Random::new(seed(), 0);
-    let mut stage = Stage::start();
+    let mut stage = TestCluster::start();
     let rank = random.between(1, u64::from(RANKS) - 1) as u32;
     let doomed = doom(&stage, rank);
     stage.cluster.kill9(rank);
@@ -130,37 +130,37 @@ pub fn sigkill_of_an_idle_owner_is_seen_at_once() {
     stage.board.calls.assert_no_fault("an idle owner");
 }
 
-fn wait_until_suspect(stage: &Stage, doomed: Doomed) {
+fn wait_until_suspect(stage: &TestCluster, doomed: Victim) {
     stage.wait_for("the dead rank to be suspect", SUSPECT_MS, |s| {
         s.ranks.iter().all(|r| r.incarnation != doomed.incarnation || r.state == "suspect")
     });
 }
 
 /// Waits until the load stored enough to make a kill worth while.
-pub fn wait_for_keys(stage: &Stage) {
+pub fn wait_for_keys(stage: &TestCluster) {
     let until = BootClock.now_ms() + KEYS_LIMIT_MS;
     while stage.board.len() < KEYS_BEFORE {
         let n = stage.board.len();
         assert!(BootClock.now_ms() < until, "{n} keys: {:?}", stage.board.calls.sums());
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
 /// From now on, what needs this rank may fail.
-pub fn doom(stage: &Stage, rank: u32) -> Doomed {
-    let view = stage.rt.block_on(stage.observer.view()).unwrap();
+pub fn doom(stage: &TestCluster, rank: u32) -> Victim {
+    let view = stage.rt.block_on(stage.observer.membership()).unwrap();
     let found = view.ranks.iter().find(|(info, _)| info.rank == rank);
     let (info, _) = found.unwrap_or_else(|| panic!("rank {rank} is not in {view:?}"));
-    let doomed = Doomed { rank, incarnation: info.incarnation };
+    let doomed = Victim { rank, incarnation: info.incarnation };
     stage.board.doom(Some(doomed));
     doomed
 }
 
 /// Starts the dead rank's successor; it must be in, and take objects, at once.
-fn restart(stage: &mut Stage, seen: &mut Seen, rank: u32) {
+fn restart(stage: &mut TestCluster, seen: &mut Seen, rank: u32) {
     let (since, watch) = (BootClock.now_ms(), Stopwatch::start());
     stage.cluster.restart(rank);
-    let opts = PutOptions { preferred_segment: Some(rank), ..PutOptions::default() };
+    let opts = PutOptions { preferred_rank: Some(rank), ..PutOptions::default() };
     let mut tries = 0;
     loop {
         tries += 1;
@@ -185,19 +185,19 @@ fn restart(stage: &mut Stage, seen: &mut Seen, rank: u32) {
             return;
         }
         assert!(took.within(JOIN_MS), "rank {rank} takes no objects after its start: {took}");
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
 /// Past the TTL the dead incarnation is no member.
-fn wait_until_gone(stage: &Stage, doomed: Doomed) {
+fn wait_until_gone(stage: &TestCluster, doomed: Victim) {
     stage.wait_for("the dead rank to be gone", TTL_MS + SLACK_MS, |s| {
         s.ranks.iter().all(|r| r.incarnation != doomed.incarnation)
     });
 }
 
 /// What lay on the dead rank is not there: neither by name nor where it lay.
-pub fn check_lost(stage: &Stage, lost: &[Arc<Stored>]) {
+pub fn check_lost(stage: &TestCluster, lost: &[Arc<Stored>]) {
     let calls = &stage.board.calls;
     for s in lost {
         match stage.read(s) {
@@ -219,9 +219,9 @@ pub fn check_lost(stage: &Stage, lost: &[Arc<Stored>]) {
 }
 
 /// New objects go to the successor, and nothing of its predecessor is left on this host.
-fn check_successor(stage: &Stage, number: u64, rank: u32) {
+fn check_successor(stage: &TestCluster, number: u64, rank: u32) {
     let calls = &stage.board.calls;
-    let opts = PutOptions { preferred_segment: Some(rank), ..PutOptions::default() };
+    let opts = PutOptions { preferred_rank: Some(rank), ..PutOptions::default() };
     for i in 0..NEW_KEYS {
         let key = format!("new/{number}/{i}").into_bytes();
         let (version, len) = (i, 5_000);

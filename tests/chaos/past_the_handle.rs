@@ -15,7 +15,7 @@ pub fn own_verbs(
     transport: TransportChoice,
     incarnation: u64,
 ) -> Result<Box<dyn Verbs>> {
-    let view = client.view()?;
+    let view = client.membership()?;
     let info = view.ranks.into_iter().map(|(info, _)| info).find(|i| i.incarnation == incarnation);
     let info = info.ok_or_else(|| Error::internal(format!("no {incarnation:016x} in the view")))?;
     if transport == TransportChoice::Shm {

@@ -97,14 +97,14 @@ pub fn main(task: &str) -> ExitCode {
     match work(&task) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            say(&format!("failed {} {e}", e.kind));
+            print_line(&format!("failed {} {e}", e.kind));
             ExitCode::FAILURE
         }
     }
 }
 
 /// One line, one write: a reader of the pipe sees it whole or not at all.
-fn say(line: &str) {
+fn print_line(line: &str) {
     let text = format!("{line}\n");
     // If nobody reads any more, stdin has ended too.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
@@ -131,14 +131,14 @@ fn work(task: &Task) -> Result<()> {
         let watch = Stopwatch::start();
         match producer.produce(number) {
             Err(e) if task.goes_on => {
-                say(&format!("lost {number} {} {} {e}", watch.took().told(), e.kind));
+                print_line(&format!("lost {number} {} {} {e}", watch.took().to_line(), e.kind));
                 std::thread::sleep(LOST_PAUSE);
             }
             other => other?,
         }
     }
     producer.client.close();
-    say("ended");
+    print_line("ended");
     Ok(())
 }
 
@@ -163,15 +163,15 @@ impl Producer {
         let len = self.random.between(1, max);
         let preferred = self.random.below(self.task.ranks.into()) as u32;
         let opts =
-            PutOptions { preferred_segment: Some(preferred), page_bytes, ..PutOptions::default() };
+            PutOptions { preferred_rank: Some(preferred), page_bytes, ..PutOptions::default() };
         let value = content::bytes(&key, number, len as usize);
 
         let watch = Stopwatch::start();
         let plan = self.client.open_for_write(&key, len, &opts)?;
-        let took = watch.took().told();
+        let took = watch.took().to_line();
         let desc = plan.desc().ok_or_else(|| Error::internal("a plan that is over at once"))?;
         let meta = serde_json::to_string(&desc.meta).map_err(|e| Error::internal(e.to_string()))?;
-        say(&format!("open {number} {len} {took} {meta}"));
+        print_line(&format!("open {number} {len} {took} {meta}"));
 
         let mut pages: Vec<(u32, &[u8])> = (0..).zip(value.chunks(page_bytes as usize)).collect();
         self.random.shuffle(&mut pages);
@@ -184,16 +184,16 @@ impl Producer {
             && let Some(desc) = plan.desc().cloned()
         {
             self.flip(&desc)?;
-            say(&format!("ready {number}"));
+            print_line(&format!("ready {number}"));
             std::thread::sleep(Duration::from_millis(self.random.below(READY_MS)));
         } else {
-            say(&format!("publishing {number}"));
+            print_line(&format!("publishing {number}"));
         }
         let watch = Stopwatch::start();
         self.client.publish(plan).inspect_err(|_| {
-            say(&format!("unpublished {number} {}", watch.took().told()));
+            print_line(&format!("unpublished {number} {}", watch.took().to_line()));
         })?;
-        say(&format!("committed {number} {}", watch.took().told()));
+        print_line(&format!("committed {number} {}", watch.took().to_line()));
         Ok(())
     }
 
@@ -204,23 +204,23 @@ impl Producer {
         let len = self.random.between(LOG_BYTES.0, LOG_BYTES.1);
         let rank = self.random.below(self.task.ranks.into()) as u32;
         let opts = PutOptions {
-            preferred_segment: Some(rank),
+            preferred_rank: Some(rank),
             page_bytes: PAGE_BYTES,
             device_alloc: Some(true),
         };
         let value = content::bytes(&key, number, len as usize);
         std::thread::sleep(LOG_PAUSE);
-        say(&format!("putting {number} {len} {rank}"));
+        print_line(&format!("putting {number} {len} {rank}"));
         let watch = Stopwatch::start();
         self.client.put(&key, &value, &opts)?;
-        let took = watch.took().told();
+        let took = watch.took().to_line();
         match self.client.get_location(&key) {
             Ok(meta) => {
                 let meta =
                     serde_json::to_string(&meta).map_err(|e| Error::internal(e.to_string()))?;
-                say(&format!("put {number} {took} {meta}"));
+                print_line(&format!("put {number} {took} {meta}"));
             }
-            Err(e) => say(&format!("unlocated {number} {took} {}", e.kind)),
+            Err(e) => print_line(&format!("unlocated {number} {took} {}", e.kind)),
         }
         Ok(())
     }

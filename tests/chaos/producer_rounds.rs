@@ -6,7 +6,7 @@ use super::hole_rounds::{Hole, stop_half_way};
 use super::load::shown;
 use super::producer::{Task, key};
 use super::random::{Random, rounds, seed};
-use super::stage::{RANKS, Stage};
+use super::stage::{RANKS, TestCluster};
 use super::victim::{Journal, Phase, ProducerProcess};
 use nkv::message::PutOptions;
 use nkv::store::clock::{BootClock, Clock};
@@ -18,7 +18,7 @@ use std::time::Duration;
 pub const WORKERS: u32 = 3;
 /// A producer has committed something within this.
 pub const FIRST_COMMIT_MS: u64 = nkv_pace::HANGS_MS;
-const LOOK: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// The kill falls so long after the victim's first commit.
 const KILL_AFTER_MS: (u64, u64) = (50, 900);
 /// One round in so many waits for READY before it kills, and so meets what must be adopted.
@@ -38,7 +38,7 @@ const SECOND_VERSION: u64 = u64::MAX;
 pub fn sigkill_of_a_producer_under_load() {
     let (seed, rounds) = (seed(), rounds());
     println!("chaos: producers: seed={seed} rounds={rounds}");
-    let mut stage = Stage::start();
+    let mut stage = TestCluster::start();
     let mut fell: BTreeMap<&str, u64> = BTreeMap::new();
     for number in 0..rounds {
         *fell.entry(round(&mut stage, seed, number)).or_default() += 1;
@@ -74,7 +74,7 @@ fn where_it_fell(journal: &Journal) -> &'static str {
     }
 }
 
-fn round(stage: &mut Stage, seed: u64, number: u64) -> &'static str {
+fn round(stage: &mut TestCluster, seed: u64, number: u64) -> &'static str {
     use TransportChoice::{Shm, Tcp};
     let mut random = Random::new(seed, number);
     let (dies, lives) = if (seed + number).is_multiple_of(2) { (Shm, Tcp) } else { (Tcp, Shm) };
@@ -116,7 +116,7 @@ fn round(stage: &mut Stage, seed: u64, number: u64) -> &'static str {
 
 /// Starts a producer that puts so many of a hundred objects through logs.
 pub fn start(
-    stage: &Stage,
+    stage: &TestCluster,
     (transport, log_percent): (TransportChoice, u64),
     name: String,
     seed: u64,
@@ -128,12 +128,12 @@ pub fn start(
 }
 
 /// Void bytes of every rank's log.
-fn voided(stage: &Stage) -> Vec<u64> {
+fn voided(stage: &TestCluster) -> Vec<u64> {
     (0..RANKS).map(|rank| stage.gauges(rank).log_voided_bytes).collect()
 }
 
 /// A hole that a producer left is void, and nothing else is: whoever lives finishes what it claimed.
-fn check_hole(stage: &Stage, hole: Option<Hole>, before: &[u64]) {
+fn check_hole(stage: &TestCluster, hole: Option<Hole>, before: &[u64]) {
     for (rank, before) in (0..RANKS).zip(before) {
         let expected = hole.filter(|hole| hole.rank == rank).map_or(0, |hole| hole.bytes);
         let voided = stage.gauges(rank).log_voided_bytes - before;
@@ -153,9 +153,9 @@ pub fn has_committed(journal: &Journal) -> bool {
 pub fn wait_for(producer: &ProducerProcess, limit_ms: u64, holds: impl Fn(&Journal) -> bool) {
     let until = BootClock.now_ms() + limit_ms;
     while !holds(&producer.journal()) {
-        let told = producer.journal();
-        assert!(BootClock.now_ms() < until, "{} got no further: {told:?}", producer.task.name);
-        std::thread::sleep(LOOK);
+        let context = producer.journal();
+        assert!(BootClock.now_ms() < until, "{} got no further: {context:?}", producer.task.name);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -164,7 +164,7 @@ fn is_over(phase: Phase) -> bool {
 }
 
 /// Whoever lives finishes all it began.
-fn check_survivor(stage: &Stage, journal: &Journal) {
+fn check_survivor(stage: &TestCluster, journal: &Journal) {
     let unfinished: Vec<_> = journal.objects.iter().filter(|w| !is_over(w.phase)).collect();
     if !journal.ended || !unfinished.is_empty() {
         let text = format!("the surviving producer did not finish: {unfinished:?}");
@@ -174,7 +174,7 @@ fn check_survivor(stage: &Stage, journal: &Journal) {
 
 /// What the victim committed is on the board and checked with it; the rest is judged here. Only its
 /// last object can be unfinished.
-pub fn check_victim(stage: &Stage, name: &str, journal: &Journal) {
+pub fn check_victim(stage: &TestCluster, name: &str, journal: &Journal) {
     let Some(last) = journal.objects.last().filter(|w| !is_over(w.phase)) else {
         return;
     };
@@ -194,7 +194,7 @@ pub fn check_victim(stage: &Stage, name: &str, journal: &Journal) {
 }
 
 /// Its key is free again.
-fn write_again(stage: &Stage, lost: Stored) {
+fn write_again(stage: &TestCluster, lost: Stored) {
     let again = Stored { version: SECOND_VERSION, meta: None, mark: None, ..lost };
     let bytes = super::content::bytes(&again.key, again.version, again.len);
     let opts = PutOptions::default();

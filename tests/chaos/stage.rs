@@ -2,7 +2,7 @@
 //! what is stored is served, what is used is live, what is removed leaves nothing.
 
 use super::accounts::{self, accounted};
-use super::board::{Board, Fate, Stored};
+use super::board::{Fate, SharedState, Stored};
 use super::cluster_process::ProcessCluster;
 use super::load::{Worker, connect, shown};
 
@@ -24,12 +24,12 @@ pub const DEADLINE_MS: u64 = 2_000;
 /// Retired memory rests.
 pub const QUARANTINE_MS: u64 = 50;
 /// Owners and master look at their deadlines this often at least, and heartbeats carry the figures.
-const LOOKS_MS: u64 = 500;
+const POLLS_MS: u64 = 500;
 /// What may be added to a wait: three ranks, the load and the checks share two cores.
 pub const SLACK_MS: u64 = 1_000;
 /// Within this used bytes are live bytes again: the producer's TTL or the deadline, whichever is
 /// later, then quarantine.
-pub const SETTLE_MS: u64 = TTL_MS + DEADLINE_MS + QUARANTINE_MS + LOOKS_MS + SLACK_MS;
+pub const SETTLE_MS: u64 = TTL_MS + DEADLINE_MS + QUARANTINE_MS + POLLS_MS + SLACK_MS;
 /// Payload bytes of a rank's heap: the load never fills it.
 const HEAP_BYTES: u64 = 96 << 20;
 /// And of its log, which the load goes round.
@@ -41,14 +41,14 @@ const THREADS: usize = 4;
 /// The load ends within this once it is asked to.
 const STOP_LIMIT: Duration = nkv_pace::HANGS;
 /// Pause of a bounded wait.
-pub const LOOK: Duration = Duration::from_millis(10);
+pub const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Any other bounded wait.
 const WAIT_MS: u64 = nkv_pace::HANGS_MS;
 /// Keys per batch of removes.
 const REMOVE_KEYS: usize = 256;
 
 /// See the file's first paragraph.
-pub struct Stage {
+pub struct TestCluster {
     /// Runs the load.
     pub rt: Runtime,
     /// The ranks.
@@ -56,12 +56,12 @@ pub struct Stage {
     /// The handle of the checks.
     pub observer: Client,
     /// What the load knows.
-    pub board: Arc<Board>,
+    pub board: Arc<SharedState>,
     /// Slowest wait for used bytes to be live bytes.
     pub slowest_settle_ms: u64,
 }
 
-impl Stage {
+impl TestCluster {
     /// Starts the ranks; returns once all are in.
     pub fn start() -> Self {
         let rt = tokio::runtime::Builder::new_multi_thread()
@@ -84,7 +84,7 @@ impl Stage {
         });
         let node = cluster.address(0);
         let observer = rt.block_on(connect(&node, cluster.job(), TransportChoice::Auto));
-        let board = Arc::new(Board::default());
+        let board = Arc::new(SharedState::default());
         let slowest_settle_ms = 0;
         let stage = Self { rt, cluster, observer, board, slowest_settle_ms };
         stage.wait_for("all ranks to be in", WAIT_MS, |s| s.ranks.len() == RANKS as usize);
@@ -113,7 +113,7 @@ impl Stage {
 
     /// Maps the logs of the ranks there are.
     pub fn note_logs(&self) {
-        self.board.logs.note(&self.rt.block_on(self.observer.view()).unwrap());
+        self.board.logs.note(&self.rt.block_on(self.observer.membership()).unwrap());
     }
 
     /// An owner's figures, from itself.
@@ -158,7 +158,7 @@ impl Stage {
                     return waited.ms;
                 }
                 assert!(waited.within(limit_ms), "waited {waited} for {what}: {stats:#?}");
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         })
     }
@@ -184,23 +184,25 @@ impl Stage {
     }
 
     /// Everything on the board is served, to the byte.
-    pub fn check_stored(&self, told: &str) {
+    pub fn check_stored(&self, context: &str) {
         for s in self.board.all() {
             if let Some(e) = self.read(&s).filter(|e| !self.board.log_made_room(&s, e)) {
                 let at = (self.board.mark(&s), s.meta.as_ref().map(|m| (m.rank, m.at)));
-                self.board.calls.fault(format!("{told}: {} is stored: {e} {at:?}", shown(&s.key)));
+                self.board
+                    .calls
+                    .fault(format!("{context}: {} is stored: {e} {at:?}", shown(&s.key)));
             }
         }
     }
 
     /// What is whole or absent is found to be either, as its fate has it, and goes on the board if it
     /// is whole.
-    pub fn check_unsure(&self, told: &str) -> u64 {
+    pub fn check_unsure(&self, context: &str) -> u64 {
         let mut whole = 0;
         self.note_logs();
         for (mut s, fate) in self.board.take_unsure() {
             let what = shown(&s.key);
-            let fault = |text: String| self.board.calls.fault(format!("{told}: {what} {text}"));
+            let fault = |text: String| self.board.calls.fault(format!("{context}: {what} {text}"));
             match (self.read(&s), fate) {
                 (None, Fate::Absent) => fault("was Reclaimed and is read".to_string()),
                 (None, _) => {
@@ -221,7 +223,7 @@ impl Stage {
     }
 
     /// Takes everything on the board away; then nothing is used anywhere.
-    pub fn remove_all(&mut self, told: &str) {
+    pub fn remove_all(&mut self, context: &str) {
         let stored = self.board.take_all();
         for some in stored.chunks(REMOVE_KEYS) {
             let keys: Vec<&[u8]> = some.iter().map(|s| &s.key[..]).collect();
@@ -229,7 +231,7 @@ impl Stage {
                 if let Err(e) = gone
                     && !self.board.log_made_room(s, &e)
                 {
-                    self.board.calls.fault(format!("{told}: remove {}: {e}", shown(&s.key)));
+                    self.board.calls.fault(format!("{context}: remove {}: {e}", shown(&s.key)));
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! The parent's end of a producer process: starts it, keeps its journal, kills it. The process never
 //! outlives this handle.
 
-use super::board::{Board, Fate, Stored};
+use super::board::{Fate, SharedState, Stored};
 use super::cluster_process::until;
 use super::producer::{TASK_VARIABLE, Task, key};
 use nkv::message::ObjMeta;
@@ -20,7 +20,7 @@ use std::time::Duration;
 const END_LIMIT_MS: u64 = nkv_pace::HANGS_MS;
 /// A signal has its effect within this.
 const SIGNAL_LIMIT: Duration = nkv_pace::HANGS;
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Of a call that did not say how long it took.
 const NEVER: Took = Took { ms: u64::MAX, percent: 100, spare_ms: 0 };
 /// How the call of a producer may end that a dying rank spoils.
@@ -80,7 +80,7 @@ pub struct ProducerProcess {
 
 impl ProducerProcess {
     /// Starts it. What it commits goes on the board, what it reports into the board's book.
-    pub fn start(task: Task, board: &Arc<Board>) -> Self {
+    pub fn start(task: Task, board: &Arc<SharedState>) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .env(TASK_VARIABLE, task.to_text())
             .stdin(Stdio::piped())
@@ -141,7 +141,7 @@ impl ProducerProcess {
                 self.task.name,
                 self.journal()
             );
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         self.journal_to_the_end()
     }
@@ -172,7 +172,7 @@ fn all_threads_stand(pid: u32) -> bool {
     })
 }
 
-fn note(line: &str, name: &str, journal: &Mutex<Journal>, board: &Board) {
+fn note(line: &str, name: &str, journal: &Mutex<Journal>, board: &SharedState) {
     let mut journal = journal.lock().unwrap_or_else(PoisonError::into_inner);
     let fields: Vec<&str> = line.split(' ').collect();
     let field = |i: usize| fields.get(i).and_then(|f| f.parse::<u64>().ok());
@@ -225,7 +225,7 @@ fn note(line: &str, name: &str, journal: &Mutex<Journal>, board: &Board) {
 
 /// A call of a producer that goes on failed, by the rank that dies. What it wrote last is whole or
 /// absent, whatever it was told: it may have flipped READY itself.
-fn lost(line: &str, (number, took): (u64, Took), journal: &mut Journal, board: &Board) {
+fn lost(line: &str, (number, took): (u64, Took), journal: &mut Journal, board: &SharedState) {
     let kind = line.split(' ').nth(3).unwrap_or_default();
     *journal.lost.entry(kind.to_string()).or_default() += 1;
     if board.doomed().is_none() || !EXCUSED.contains(&kind) {
@@ -239,7 +239,7 @@ fn lost(line: &str, (number, took): (u64, Took), journal: &mut Journal, board: &
 }
 
 /// What the journal tells of an object.
-pub fn stored(name: &str, w: &Written, board: &Board) -> Stored {
+pub fn stored(name: &str, w: &Written, board: &SharedState) -> Stored {
     let (key, version) = (key(name, w.number), w.number);
     let mark = w.meta.as_ref().and_then(|meta| board.logs.mark_of(meta));
     Stored { key, version, len: w.len, meta: w.meta.clone(), mark }

@@ -46,21 +46,24 @@ fn a_node_that_is_not_named_is_rank_0_of_this_host_and_of_several_the_first_that
     cluster.kill9(0);
     let none = nkv(&cluster, 1, &["get", "k", "--connect", &both]);
     assert_eq!(none.code, 4);
-    let said = none.sentence();
-    assert!(said.contains("none of 2 nodes leads to the cluster"), "{said}");
-    assert!(said.contains("; tcp://127.0.0.1:1: ") && said.contains("answers, but not"), "{said}");
+    let output = none.sentence();
+    assert!(output.contains("none of 2 nodes leads to the cluster"), "{output}");
+    assert!(
+        output.contains("; tcp://127.0.0.1:1: ") && output.contains("answers, but not"),
+        "{output}"
+    );
 }
 
 #[test]
 fn while_the_master_is_gone_status_says_what_each_node_knows() {
     let mut cluster = ProcessCluster::start(3, |_| {});
     let handle = cluster.connect(0);
-    let to_rank_1 = PutOptions { preferred_segment: Some(1), ..PutOptions::default() };
+    let to_rank_1 = PutOptions { preferred_rank: Some(1), ..PutOptions::default() };
     handle.put(b"k", b"value", &to_rank_1).unwrap();
     until(LIMIT, "rank 1 has heard of its object", || {
         let shown = nkv(&cluster, 1, &["stats", "--json"]);
-        let said: serde_json::Value = serde_json::from_str(&shown.stdout).unwrap_or_default();
-        said["ranks"][1]["owner"]["objects"] == 1
+        let output: serde_json::Value = serde_json::from_str(&shown.stdout).unwrap_or_default();
+        output["ranks"][1]["owner"]["objects"] == 1
     });
     let (first, rank_1) = (cluster.address(0).to_string(), cluster.address(1).to_string());
     cluster.kill9(0);
@@ -69,9 +72,9 @@ fn while_the_master_is_gone_status_says_what_each_node_knows() {
     until(LIMIT, "rank 1 says that its link is lost, and what it holds", || {
         let shown = shown();
         assert_eq!(shown.code, 4, "{}", shown.stderr);
-        let said: serde_json::Value = serde_json::from_str(&shown.stdout).expect("JSON");
-        let (rank_0, rank_1) = (&said["nodes"][0], &said["nodes"][1]["rank"]);
-        assert!(said["master"].is_null());
+        let output: serde_json::Value = serde_json::from_str(&shown.stdout).expect("JSON");
+        let (rank_0, rank_1) = (&output["nodes"][0], &output["nodes"][1]["rank"]);
+        assert!(output["master"].is_null());
         assert_eq!(rank_0["error"]["kind"], "Disconnected", "{rank_0}");
         assert_eq!(rank_1["segments"][0]["owner"]["objects"], 1, "{rank_1}");
         assert_eq!(rank_1["view"]["ranks"].as_array().unwrap().len(), 3, "{rank_1}");
@@ -99,23 +102,23 @@ fn a_living_rank_is_not_blamed_for_a_master_that_is_gone() {
     assert_eq!(ended.code, 4);
     let asked = cluster.node(1).control();
     let whom = format!("tcp://{asked} answers, but not the master tcp://{master} it names: ");
-    let said = ended.sentence();
-    assert!(said.contains(&whom), "{said}");
-    assert!(said.contains("if rank 0 is down start it again"), "{said}");
+    let output = ended.sentence();
+    assert!(output.contains(&whom), "{output}");
+    assert!(output.contains("if rank 0 is down start it again"), "{output}");
 }
 
 #[test]
 fn a_rank_says_once_that_its_master_is_gone_and_when_it_is_back() {
     let mut cluster = ProcessCluster::start(2, |_| {});
-    let told = |cluster: &ProcessCluster, what: &str| {
+    let count_lines = |cluster: &ProcessCluster, what: &str| {
         cluster.node(1).stderr().lines().filter(|line| line.contains(what)).count()
     };
     cluster.kill9(0);
-    until(LIMIT, "rank 1 says so", || told(&cluster, "no link to the master any more") > 0);
-    assert_eq!(told(&cluster, "joined again"), 0);
+    until(LIMIT, "rank 1 says so", || count_lines(&cluster, "no link to the master any more") > 0);
+    assert_eq!(count_lines(&cluster, "joined again"), 0);
     cluster.restart(0);
-    until(LIMIT, "rank 1 says so", || told(&cluster, "joined again") > 0);
-    assert_eq!(told(&cluster, "no link to the master any more"), 1);
+    until(LIMIT, "rank 1 says so", || count_lines(&cluster, "joined again") > 0);
+    assert_eq!(count_lines(&cluster, "no link to the master any more"), 1);
 }
 
 #[test]

@@ -19,8 +19,8 @@ fn exit_codes_tell_there_from_absent_from_wrong() {
 
     let again = piped(cluster.cli(1, &["put", "a"]), b"other");
     assert_eq!(again.status.code(), Some(3));
-    let told = String::from_utf8(again.stderr).unwrap();
-    assert_eq!(told, "nkv: a exists on rank 2; values never change: nkv rm it first\n");
+    let stderr = String::from_utf8(again.stderr).unwrap();
+    assert_eq!(stderr, "nkv: a exists on rank 2; values never change: nkv rm it first\n");
 
     let rm = nkv(&cluster, 2, &["rm", "a", "none", "b"]);
     assert_eq!((rm.code, rm.stdout.as_str()), (1, "a: removed\nnone: absent\nb: removed\n"));
@@ -57,9 +57,9 @@ fn errors_are_json_where_answers_are() {
     let error = |args: &[&str]| {
         let ended = nkv(&cluster, 0, &[args, &["--json"]].concat());
         assert_eq!((ended.stdout.as_str(), ended.stderr.lines().count()), ("", 1), "{args:?}");
-        let said: serde_json::Value = serde_json::from_str(&ended.stderr).expect("JSON");
-        let error = said["error"].clone();
-        assert!(!error["message"].as_str().expect("a message").is_empty(), "{said}");
+        let output: serde_json::Value = serde_json::from_str(&ended.stderr).expect("JSON");
+        let error = output["error"].clone();
+        assert!(!error["message"].as_str().expect("a message").is_empty(), "{output}");
         let word = |name: &str| error[name].as_str().map(str::to_string);
         (ended.code, word("kind").expect("a kind"), word("key"))
     };
@@ -98,7 +98,7 @@ fn what_is_no_key_is_refused_by_every_command_and_by_every_verb() {
             let outcomes = [
                 handle.exists(&keys, false).map(drop),
                 handle.match_prefix(&keys).map(drop),
-                handle.lookup_near(&keys, &mut [false; 2]).map(drop),
+                handle.lookup_mapped(&keys, &mut [false; 2]).map(drop),
                 handle.get_location(key).map(drop),
                 handle.get(key).map(drop),
                 handle.get_into(key, &mut [0; 8]).map(drop),

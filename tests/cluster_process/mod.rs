@@ -26,7 +26,7 @@ pub fn by_devices() -> bool {
 }
 
 /// Pause between two looks at a condition that is waited for.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Heap of a rank unless the test says otherwise.
 const HEAP: &str = "16MiB";
 
@@ -303,7 +303,7 @@ pub fn holds_within(limit: Duration, mut condition: impl FnMut() -> bool) -> boo
         if u128::from(BootClock.now_ms() - start) >= limit.as_millis() {
             return false;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

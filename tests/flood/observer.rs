@@ -22,7 +22,7 @@ pub const PAUSE: Duration = Duration::from_micros(200);
 /// Positions between two views.
 const VIEW_EVERY: u64 = 4096;
 /// Positions of one look.
-const PER_LOOK: u64 = 8192;
+const PER_POLL: u64 = 8192;
 /// A claim that shows nothing for so long was given up in line, most likely, which takes 20 ms: it
 /// holds the view up no more, and is looked at now and then until the log has gone round. Should it be
 /// settled and written over between two looks, its number is missed, and the test fails.
@@ -67,7 +67,7 @@ pub struct Observer {
     open: VecDeque<(u64, u64)>,
     // Those that were given up, most likely.
     late: Vec<u64>,
-    late_looked_ms: u64,
+    late_observed_ms: u64,
     next: u64,
 }
 
@@ -85,7 +85,7 @@ impl Observer {
     /// Puts an object and looks at it, so that the log cannot pass it.
     pub fn start(cluster: &ProcessCluster, total: u64) -> Self {
         let client = cluster.connect_by(0, TransportChoice::Shm);
-        let (info, _) = client.view().unwrap().ranks.remove(0);
+        let (info, _) = client.membership().unwrap().ranks.remove(0);
         let memory = shm::attach(&info.segment, false).unwrap();
         let log = info.device_log().unwrap();
         let opts = PutOptions { device_alloc: Some(true), ..PutOptions::default() };
@@ -114,7 +114,7 @@ impl Observer {
             seen,
             open: VecDeque::new(),
             late: Vec::new(),
-            late_looked_ms: 0,
+            late_observed_ms: 0,
             next: seen.unit,
         }
     }
@@ -125,13 +125,13 @@ impl Observer {
     }
 
     /// Looks at what was claimed since, and again at what was not settled; how much was news.
-    pub fn look(&mut self) -> u64 {
+    pub fn observe(&mut self) -> u64 {
         let (unit, now_ms) = (self.log.unit(), BootClock.now_ms());
-        let end = self.memory.load(BUMP_PTR_OFF).unwrap().min(self.next + PER_LOOK * unit);
-        let mut news = self.look_again(now_ms);
-        if now_ms >= self.late_looked_ms + LATE_MS {
-            self.late_looked_ms = now_ms;
-            news += self.look_at_late();
+        let end = self.memory.load(BUMP_PTR_OFF).unwrap().min(self.next + PER_POLL * unit);
+        let mut news = self.observe_again(now_ms);
+        if now_ms >= self.late_observed_ms + LATE_MS {
+            self.late_observed_ms = now_ms;
+            news += self.observe_late();
         }
         while self.next < end {
             let p = self.next;
@@ -151,7 +151,7 @@ impl Observer {
     }
 
     /// In the order of positions; those that stay, stay in it.
-    fn look_again(&mut self, now_ms: u64) -> u64 {
+    fn observe_again(&mut self, now_ms: u64) -> u64 {
         let mut news = 0;
         for _ in 0..self.open.len() {
             let Some((p, since)) = self.open.pop_front() else { break };
@@ -164,7 +164,7 @@ impl Observer {
         news
     }
 
-    fn look_at_late(&mut self) -> u64 {
+    fn observe_late(&mut self) -> u64 {
         let late = std::mem::take(&mut self.late);
         let before = late.len();
         for p in late {
@@ -241,7 +241,7 @@ impl Observer {
     /// Everything is settled: what was seen. What is still open is so for good.
     pub fn end(mut self) -> (Ids, Seen) {
         until(LIMIT, "what is not settled was given up", || {
-            self.look();
+            self.observe();
             self.open.is_empty() && self.next == self.memory.load(BUMP_PTR_OFF).unwrap()
         });
         self.seen.never += self.late.len() as u64;

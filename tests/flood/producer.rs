@@ -64,7 +64,7 @@ fn flood(task: &Task) -> Result<Vec<u64>> {
     let config = ClientConfig { job: task.job.clone(), transport, ..ClientConfig::default() };
     let client = Blocking::connect(&task.node, config)?;
     let opts = PutOptions {
-        preferred_segment: Some(0),
+        preferred_rank: Some(0),
         page_bytes: VALUE_BYTES as u32,
         device_alloc: Some(true),
     };
@@ -88,7 +88,7 @@ fn flood(task: &Task) -> Result<Vec<u64>> {
 /// The parent's end of one. The process never outlives it.
 pub struct Flood {
     child: Child,
-    told: Option<JoinHandle<(Vec<u64>, bool)>>,
+    reports: Option<JoinHandle<(Vec<u64>, bool)>>,
 }
 
 impl Flood {
@@ -102,7 +102,7 @@ impl Flood {
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let told = spawn_named("flood-told", move || {
+        let reports = spawn_named("flood-told", move || {
             let (mut by_plan, mut ended) = (Vec::new(), false);
             for line in lines.map_while(std::io::Result::ok) {
                 match line.parse() {
@@ -112,17 +112,17 @@ impl Flood {
             }
             (by_plan, ended)
         });
-        Self { child, told: Some(told.unwrap()) }
+        Self { child, reports: Some(reports.unwrap()) }
     }
 
     /// False once it has told everything.
     pub fn runs(&self) -> bool {
-        self.told.as_ref().is_some_and(|told| !told.is_finished())
+        self.reports.as_ref().is_some_and(|reports| !reports.is_finished())
     }
 
     /// The numbers that it put by plans.
     pub fn end(mut self) -> Vec<u64> {
-        let (by_plan, ended) = self.told.take().unwrap().join().unwrap();
+        let (by_plan, ended) = self.reports.take().unwrap().join().unwrap();
         assert!(ended, "a producer did not put all it was told to");
         assert!(self.child.wait().unwrap().success());
         by_plan

@@ -4,7 +4,7 @@
 
 use super::cluster_process::{ProcessCluster, until};
 use super::content;
-use super::relay::{Relay, Way};
+use super::relay::{Direction, Relay};
 use super::scene::{
     HEAP_BYTES, LARGE_BYTES, QUARANTINE_MS, SLACK, Times, cluster, expect, expect_all, gauges, on,
     put, put_some, settled, stop_in_mid_write,
@@ -110,10 +110,10 @@ pub fn a_late_commit_of_an_expired_plan_is_reclaimed_and_commits_nobody_elses() 
     let key = b"late commit";
     let plan = slow.open_for_write(key, 4, &on(OWNER)).unwrap();
     plan.write_page(0, b"late").unwrap();
-    relay.hold(Way::Up);
+    relay.hold(Direction::Up);
     std::thread::scope(|scope| {
         let committing = scope.spawn(|| slow.publish(plan));
-        until(SLACK, "the commit is on its way", || relay.held(Way::Up) > 0);
+        until(SLACK, "the commit is on its way", || relay.held(Direction::Up) > 0);
         // READY without a commit: whoever looks at the deadline keeps it.
         until(SLACK, "the owner looks and adopts", || gauges(&cluster, OWNER).adopted == 1);
         until(SLACK, "it is found", || client.get(key).is_ok_and(|got| got == b"late"[..]));
@@ -121,7 +121,7 @@ pub fn a_late_commit_of_an_expired_plan_is_reclaimed_and_commits_nobody_elses() 
         let theirs = client.open_for_write(key, 6, &on(OWNER)).unwrap();
         theirs.write_from(0, b"the").unwrap();
 
-        relay.release(Way::Up);
+        relay.release(Direction::Up);
         let end = committing.join().expect("no panic");
         assert_eq!(end.unwrap_err().kind, ErrorKind::Reclaimed);
         let found = client.get(key).map_err(|e| e.kind);

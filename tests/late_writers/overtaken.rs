@@ -3,7 +3,7 @@
 //! term before it tells the new master what it holds.
 
 use super::cluster_process::{ProcessCluster, until};
-use super::relay::{Relay, Way};
+use super::relay::{Direction, Relay};
 use super::scene::{
     SLACK, SMALL_BYTES, TRIES, Times, expect, expect_all, gauges, kind_in_time, memory_of, on, put,
     put_some, relayed_cluster, row, settled, stop_in_mid_write, try_to_stop,
@@ -52,7 +52,7 @@ fn refuses_a_grant_that_arrives_after_the_term(attached: bool) {
     let slow = Blocking::connect(relay.address(), config).unwrap();
     if attached {
         put(&slow, "before", SMALL_BYTES, OWNER, 0).unwrap();
-        link.hold(Way::Down);
+        link.hold(Direction::Down);
     }
     // Long enough to be told from every other request by its length.
     let overtaken = "overtaken".repeat(100);
@@ -60,15 +60,15 @@ fn refuses_a_grant_that_arrives_after_the_term(attached: bool) {
     std::thread::scope(|scope| {
         let opening =
             scope.spawn(|| slow.open_for_write(overtaken.as_bytes(), 5, &on(OWNER)).map(|_| ()));
-        until(SLACK, "the grant is on its way", || relay.held(Way::Down) > 0);
+        until(SLACK, "the grant is on its way", || relay.held(Direction::Down) > 0);
         cluster.kill9(0);
-        link.lose(Way::Down);
+        link.lose(Direction::Down);
         cluster.restart(0);
         let client = cluster.connect(1);
         until(SLACK, "the owner obeys the new term", || {
             put(&client, "obeys", SMALL_BYTES, OWNER, 0).is_ok()
         });
-        relay.release(Way::Down);
+        relay.release(Direction::Down);
         let end = opening.join().expect("no panic");
         assert_eq!(end.unwrap_err().kind, ErrorKind::Reclaimed, "a plan of the lower term");
         assert_eq!(slots_being_written(&cluster), 0, "refused after its first byte");
@@ -119,7 +119,7 @@ fn overtaken(heard: bool) -> Overtaken {
         stop_unheard_of(&cluster, &link, &client, &mut writer)
     };
     cluster.kill9(0);
-    link.lose(Way::Down);
+    link.lose(Direction::Down);
     cluster.restart(0);
     Overtaken { cluster, client, writer, key, owners, others }
 }
@@ -133,12 +133,12 @@ fn stop_unheard_of(
 ) -> String {
     for version in 0..TRIES {
         settled(client, OWNER, SLACK);
-        link.hold(Way::Down);
+        link.hold(Direction::Down);
         if let Some((key, _)) = try_to_stop(cluster, writer, OWNER, version) {
             assert_eq!(gauges(cluster, OWNER).plans_open, 0, "the owner heard of the plan");
             return key;
         }
-        link.release(Way::Down);
+        link.release(Direction::Down);
     }
     panic!("{TRIES} copies were over before the writer stood");
 }

@@ -14,7 +14,7 @@ const LONGEST_HOLD: Duration = Duration::from_secs(30);
 
 /// Which way bytes go.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// From the client to the master.
     Up,
     /// From the master to the client.
@@ -83,8 +83,8 @@ impl Relay {
                 // A master that is away is a closed connection.
                 if let Ok(master) = TcpStream::connect(("127.0.0.1", port)) {
                     let at = (&shared, &Arc::new(Line::default()));
-                    pump(&client, &master, at, Way::Up);
-                    pump(&master, &client, at, Way::Down);
+                    relay(&client, &master, at, Direction::Up);
+                    relay(&master, &client, at, Direction::Down);
                 }
             }
         })
@@ -103,57 +103,62 @@ impl Relay {
     }
 
     /// Holds what goes that way back from now on.
-    pub fn hold(&self, way: Way) {
-        self.set(way, Held { on: true, ..Held::default() });
+    pub fn hold(&self, direction: Direction) {
+        self.set(direction, Held { on: true, ..Held::default() });
     }
 
     /// Holds the answer to a request back that has so many bytes or more: of one that is encrypted,
     /// a relay sees nothing but its length.
     pub fn hold_answer_to(&self, request_bytes: usize) {
-        self.set(Way::Down, Held { on: true, asked: Some(request_bytes), ..Held::default() });
+        self.set(Direction::Down, Held { on: true, asked: Some(request_bytes), ..Held::default() });
     }
 
     /// Lets all that was held back go on, and all that comes.
-    pub fn release(&self, way: Way) {
-        self.set(way, Held::default());
+    pub fn release(&self, direction: Direction) {
+        self.set(direction, Held::default());
     }
 
     /// Loses what was held back, with the connections that it came by; what comes goes on.
-    pub fn lose(&self, way: Way) {
-        self.set(way, Held { lost: true, ..Held::default() });
+    pub fn lose(&self, direction: Direction) {
+        self.set(direction, Held { lost: true, ..Held::default() });
     }
 
-    fn set(&self, way: Way, held: Held) {
-        let gate = &self.gates[way as usize];
+    fn set(&self, direction: Direction, held: Held) {
+        let gate = &self.gates[direction as usize];
         *gate.lock() = held;
         gate.changed.notify_all();
     }
 
     /// Bytes that are held back now.
-    pub fn held(&self, way: Way) -> usize {
-        self.gates[way as usize].lock().bytes
+    pub fn held(&self, direction: Direction) -> usize {
+        self.gates[direction as usize].lock().bytes
     }
 }
 
 /// Whether a request of so many bytes is one whose answer is to be held on its way down.
 fn asks(gates: &[Gate; 2], request_bytes: usize) -> bool {
-    gates[Way::Down as usize].lock().asked.is_some_and(|least| request_bytes >= least)
+    gates[Direction::Down as usize].lock().asked.is_some_and(|least| request_bytes >= least)
 }
 
-fn pump(from: &TcpStream, to: &TcpStream, (gates, line): (&Arc<[Gate; 2]>, &Arc<Line>), way: Way) {
+fn relay(
+    from: &TcpStream,
+    to: &TcpStream,
+    (gates, line): (&Arc<[Gate; 2]>, &Arc<Line>),
+    direction: Direction,
+) {
     let copy = |s: &TcpStream| s.try_clone().expect("a socket");
     let (mut from, mut to, gates, line) = (copy(from), copy(to), gates.clone(), line.clone());
     spawn_named("relay-pump", move || {
         let mut buf = vec![0; 64 << 10];
         while let Ok(n @ 1..) = from.read(&mut buf) {
-            match way {
-                Way::Down => line.request_bytes.store(0, Ordering::Relaxed),
-                Way::Up => {
+            match direction {
+                Direction::Down => line.request_bytes.store(0, Ordering::Relaxed),
+                Direction::Up => {
                     let request = line.request_bytes.fetch_add(n, Ordering::Relaxed) + n;
                     line.asked.fetch_or(asks(&gates, request), Ordering::Release);
                 }
             }
-            if !gates[way as usize].pass(n, &line) || to.write_all(&buf[..n]).is_err() {
+            if !gates[direction as usize].pass(n, &line) || to.write_all(&buf[..n]).is_err() {
                 break;
             }
         }

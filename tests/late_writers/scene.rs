@@ -77,7 +77,7 @@ fn unstarted(ranks: u32, times: Times) -> ProcessCluster {
 
 /// To a rank's heap.
 pub fn on(rank: u32) -> PutOptions {
-    PutOptions { preferred_segment: Some(rank), ..PutOptions::default() }
+    PutOptions { preferred_rank: Some(rank), ..PutOptions::default() }
 }
 
 /// Puts version `version` of `key`.
@@ -182,7 +182,7 @@ pub fn try_to_stop(
     let (first, last) = (plan.meta.payload_off, plan.meta.payload_off + LARGE_BYTES - 8);
     let right = |at: usize| u64::from_le_bytes(value[at..at + 8].try_into().expect("a word"));
     let (first_word, last_word) = (right(0), right(LARGE_BYTES as usize - 8));
-    writer.tell("write 0");
+    writer.send("write 0");
     let since = BootClock.now_ms();
     while word(&*memory, first) != first_word {
         assert!(BootClock.now_ms() - since < HANGS_MS, "no byte of {key} arrives");

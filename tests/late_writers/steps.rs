@@ -28,7 +28,7 @@ enum Step<'a> {
     /// `view KEY BYTES VERSION`: looks at the object in place, and goes on holding it.
     View([&'a str; 3]),
     /// `look`: the bytes of the view are still what they were.
-    Look,
+    Observe,
     /// `unview`
     Unview,
 }
@@ -45,7 +45,7 @@ impl<'a> Step<'a> {
             ["publish"] => Some(Self::Publish),
             ["abort"] => Some(Self::Abort),
             ["view", key, bytes, version] => Some(Self::View([key, bytes, version])),
-            ["look"] => Some(Self::Look),
+            ["observe"] => Some(Self::Observe),
             ["unview"] => Some(Self::Unview),
             _ => None,
         }
@@ -63,19 +63,19 @@ pub fn main(task: &str) -> ExitCode {
     let mut writer = match made {
         Ok(writer) => writer,
         Err(e) => {
-            say(&format!("err {e}"));
+            print_line(&format!("err {e}"));
             return ExitCode::FAILURE;
         }
     };
-    say("ok");
+    print_line("ok");
     for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
         let done = match Step::parse(&line) {
             Some(step) => writer.take(step),
             None => Err(Error::invalid(format!("no step: {line}"))),
         };
         match done {
-            Ok(answer) => say(&format!("ok {answer}")),
-            Err(e) => say(&format!("err {e}")),
+            Ok(answer) => print_line(&format!("ok {answer}")),
+            Err(e) => print_line(&format!("err {e}")),
         }
     }
     writer.client.close();
@@ -83,7 +83,7 @@ pub fn main(task: &str) -> ExitCode {
 }
 
 /// One line, one write.
-fn say(line: &str) {
+fn print_line(line: &str) {
     let text = format!("{}\n", line.replace('\n', " "));
     // If nobody reads any more, stdin has ended too.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
@@ -134,9 +134,9 @@ impl Writer {
                 self.value =
                     content::bytes(key.as_bytes(), number(version)?, number(bytes)? as usize);
                 self.view = Some(self.client.get_view(key.as_bytes())?);
-                self.look()
+                self.observe()
             }
-            Step::Look => self.look(),
+            Step::Observe => self.observe(),
             Step::Unview => {
                 self.view = None;
                 Ok(String::new())
@@ -144,7 +144,7 @@ impl Writer {
         }
     }
 
-    fn look(&self) -> Result<String> {
+    fn observe(&self) -> Result<String> {
         let view = self.view.as_deref().unwrap_or_default();
         match view == self.value {
             true => Ok(String::new()),
@@ -156,7 +156,7 @@ impl Writer {
         let (bytes, version) = (number(bytes)?, number(version)?);
         self.value = content::bytes(key.as_bytes(), version, bytes as usize);
         let opts = PutOptions {
-            preferred_segment: Some(number(rank)? as u32),
+            preferred_rank: Some(number(rank)? as u32),
             page_bytes: number(page)? as u32,
             ..PutOptions::default()
         };

@@ -18,7 +18,7 @@ const TIMES: Times = Times { ttl_ms: 1_000, write_ttl_ms: 2_000 };
 const STANDS_MS: u64 = 5 * TIMES.ttl_ms / 2;
 
 fn incarnations(client: &Blocking) -> BTreeMap<u32, u64> {
-    let view = client.view().expect("a view");
+    let view = client.membership().expect("a view");
     view.ranks.into_iter().map(|(info, _)| (info.rank, info.incarnation)).collect()
 }
 

@@ -38,7 +38,7 @@ pub fn i9_a_view_of_a_stopped_process_holds_its_object_until_it_is_dropped() {
     fill_over(&client, 1);
     assert_eq!(gauges(&cluster, 1).pinned, 1, "a stopped process still looks");
     viewer.resume();
-    viewer.step("look").expect("the bytes are what they were");
+    viewer.step("observe").expect("the bytes are what they were");
     viewer.step("unview").unwrap();
     until(SLACK, "its space is free", || gauges(&cluster, 1).pinned == 0);
     settled(&client, 1, SLACK);

@@ -50,7 +50,7 @@ impl Writer {
     }
 
     /// Tells it a step, and waits for nothing.
-    pub fn tell(&mut self, step: &str) {
+    pub fn send(&mut self, step: &str) {
         let stdin = self.child.stdin.as_mut().expect("stdin");
         writeln!(stdin, "{step}").and_then(|()| stdin.flush()).expect("a pipe to the writer");
     }
@@ -60,14 +60,14 @@ impl Writer {
         let line = self.answers.recv_timeout(STEP_LIMIT);
         let line = line.unwrap_or_else(|_| panic!("no answer within {STEP_LIMIT:?}"));
         match line.split_once(' ').unwrap_or((&line, "")) {
-            ("ok", said) => Ok(said.to_string()),
-            (_, said) => Err(said.to_string()),
+            ("ok", text) => Ok(text.to_string()),
+            (_, text) => Err(text.to_string()),
         }
     }
 
     /// One step and its answer.
     pub fn step(&mut self, step: &str) -> Answer {
-        self.tell(step);
+        self.send(step);
         self.answer()
     }
 

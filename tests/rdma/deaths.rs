@@ -62,21 +62,21 @@ fn stop_in_a_plan(cluster: &ProcessCluster, rank: u32, producer: &Child) {
 
 /// Reads in what a rank said that whatever it fenced was out before: every way through which its producer writes was
 /// severed, or the producer had said so over that very way [I10]. How many by severing alone.
-fn fenced_by_severing(said: &str) -> usize {
+fn fenced_by_severing(log_text: &str) -> usize {
     let field = |line: &str, name: &str| {
         let at = line.find(&format!("{name}=")).unwrap_or_else(|| panic!("no {name}: {line}"));
         let rest = &line[at + name.len() + 1..];
         let end = if rest.starts_with('[') { rest.find(']') } else { rest.find(' ') };
         rest[..end.unwrap_or(rest.len())].to_string()
     };
-    let mut ways: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut pairs_of: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let (mut words, mut severed) = (BTreeSet::new(), 0);
-    for line in said.lines() {
+    for line in log_text.lines() {
         if line.contains(": writes through devices") {
-            ways.entry(field(line, "producer")).or_default().insert(field(line, "pairs"));
+            pairs_of.entry(field(line, "producer")).or_default().insert(field(line, "pairs"));
         } else if line.contains(": severed") {
             let pairs = field(line, "pairs");
-            for of in ways.values_mut() {
+            for of in pairs_of.values_mut() {
                 of.remove(&pairs);
             }
         } else if line.contains(": dropped by its word") {
@@ -84,11 +84,11 @@ fn fenced_by_severing(said: &str) -> usize {
         } else if line.contains(": fenced") {
             let (producer, plan) = (field(line, "producer"), field(line, "plan"));
             // One that attached before the part that is read, or by no device, is not judged.
-            let Some(left) = ways.get(&producer) else { continue };
+            let Some(left) = pairs_of.get(&producer) else { continue };
             if left.is_empty() {
                 severed += 1;
             }
-            let unproven = |way: &&String| !words.contains(&((*way).clone(), plan.clone()));
+            let unproven = |pairs: &&String| !words.contains(&((*pairs).clone(), plan.clone()));
             let writes_on = left.iter().find(unproven);
             assert!(
                 writes_on.is_none(),
@@ -115,8 +115,8 @@ fn i10_a_stopped_producer_is_severed_and_its_extent_comes_back_while_it_stands()
         let o = &owner(&cluster, 0)["owner"];
         o["plans_open"] == 0 && o["fencing"] == 0
     });
-    let said = cluster.node(0).stderr();
-    assert!(fenced_by_severing(&said) > 0, "it could not answer:\n{said}");
+    let log_text = cluster.node(0).stderr();
+    assert!(fenced_by_severing(&log_text) > 0, "it could not answer:\n{log_text}");
     // One or both of its clients had a plan.
     until(SOON, "the link of what was severed is closed", || attached() < standing);
     let checker = by_devices(&cluster);
@@ -138,10 +138,10 @@ fn rounds() -> u64 {
 
 /// Queue pairs and registrations of this machine, as the kernel counts them.
 fn resources() -> (u64, u64) {
-    let told = std::process::Command::new("rdma").args(["resource", "show"]).output().unwrap();
-    let told = String::from_utf8(told.stdout).unwrap();
+    let shown = std::process::Command::new("rdma").args(["resource", "show"]).output().unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
     let sum = |name: &str| {
-        let words: Vec<&str> = told.split_whitespace().collect();
+        let words: Vec<&str> = shown.split_whitespace().collect();
         words.windows(2).filter(|w| w[0] == name).map(|w| w[1].parse::<u64>().unwrap()).sum()
     };
     (sum("qp"), sum("mr"))
@@ -232,7 +232,7 @@ fn i10_i12_producers_killed_in_the_middle_leave_no_pair_and_no_space_behind() {
             until(SOON, "all space is back", || owner(&cluster, rank)["owner"]["heap_used"] == 0);
         }
     }
-    let said = cluster.node(1).stderr();
-    let fenced = fenced_by_severing(&said);
+    let log_text = cluster.node(1).stderr();
+    let fenced = fenced_by_severing(&log_text);
     assert!(fenced as u64 >= rounds / 2, "{fenced} plans of the dead were fenced by severing");
 }

@@ -27,7 +27,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 
 /// Between looks at who is a member and who is joined. A link that breaks is down for longer.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Purposes of streams of choices.
 const NET: u64 = 2;
@@ -44,7 +44,7 @@ struct Rank {
 
 /// What a process cannot do to itself.
 #[derive(Debug, Clone, Copy)]
-enum Errand {
+enum ProcessJob {
     /// This rank's process has come to its end.
     RankEnded(usize, Pid),
     /// This client program's process has come to its end.
@@ -86,18 +86,19 @@ pub struct Cluster {
     // What masters counted, as of the last look, and the terms there were.
     masters: RefCell<BTreeMap<(Term, &'static str), u64>>,
     terms: RefCell<BTreeSet<Term>>,
-    errands: mpsc::UnboundedSender<Errand>,
+    jobs: mpsc::UnboundedSender<ProcessJob>,
 }
 
 impl Cluster {
     /// A cluster in which nothing runs yet. Call inside the run's `LocalSet`.
     pub fn new(plan: Plan, trace: Trace) -> Rc<Self> {
-        let (errands, todo) = mpsc::unbounded_channel();
+        let (jobs, todo) = mpsc::unbounded_channel();
         let seed = plan.seed;
-        let net = Net::new(plan.hosts, plan.weather, Dice::new(seed, NET), trace.clone());
+        let net = Net::new(plan.hosts, plan.network, Dice::new(seed, NET), trace.clone());
         let ledger = Arc::new(Ledger::new(&plan.keys(), trace.clone()));
         let dice = Dice::new(seed, MACHINES);
-        let machines = Machines::new(net.clone(), ledger.clone(), plan.hiccups, plan.tolls, dice);
+        let machines =
+            Machines::new(net.clone(), ledger.clone(), plan.hiccups, plan.wire_profile, dice);
         let clock = |(offset, rate): &(u64, u64)| Arc::new(HostClock::new(*offset, *rate));
         let client = |host: &usize| ClientProgram { host: *host, process: None };
         let cluster = Rc::new(Self {
@@ -121,24 +122,24 @@ impl Cluster {
             past: RefCell::default(),
             masters: RefCell::default(),
             terms: RefCell::default(),
-            errands,
+            jobs,
         });
         tokio::task::spawn_local(cluster.clone().run_errands(todo));
         cluster
     }
 
-    async fn run_errands(self: Rc<Self>, mut todo: mpsc::UnboundedReceiver<Errand>) {
-        while let Some(errand) = todo.recv().await {
-            match errand {
-                Errand::RankEnded(rank, pid) => self.rank_ended(rank, pid),
-                Errand::ClientEnded(client, pid) => self.client_ended(client, pid),
+    async fn run_errands(self: Rc<Self>, mut todo: mpsc::UnboundedReceiver<ProcessJob>) {
+        while let Some(job) = todo.recv().await {
+            match job {
+                ProcessJob::RankEnded(rank, pid) => self.rank_ended(rank, pid),
+                ProcessJob::ClientEnded(client, pid) => self.client_ended(client, pid),
             }
         }
     }
 
     /// Starts everything, and what looks after it.
     pub fn start(self: &Rc<Self>) {
-        tokio::task::spawn_local(self.net.pump());
+        tokio::task::spawn_local(self.net.delivery());
         for rank in 0..self.plan.ranks.len() {
             self.start_rank(rank);
         }
@@ -148,8 +149,8 @@ impl Cluster {
         let cluster = self.clone();
         tokio::task::spawn_local(async move {
             loop {
-                cluster.look();
-                tokio::time::sleep(LOOK).await;
+                cluster.check_members();
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         });
     }
@@ -192,8 +193,8 @@ impl Cluster {
     }
 
     /// Notes who is a member and who is joined.
-    fn look(&self) {
-        if let Some(Some(view)) = self.with_node(0, Node::view) {
+    fn check_members(&self) {
+        if let Some(Some(view)) = self.with_node(0, Node::membership) {
             let up = view.ranks.iter().filter(|(_, state)| *state != RankState::Suspect);
             let up: BTreeSet<u64> = up.map(|(info, _)| info.incarnation).collect();
             let another = self.past.borrow().0 != view.term;
@@ -240,7 +241,7 @@ impl Cluster {
 
     /// Members now, and who of them has been joined since before that moment.
     pub fn roster(&self, since: u64) -> Roster {
-        self.look();
+        self.check_members();
         let joined = self.joined.borrow();
         let long = joined.iter().filter(|(_, from)| **from < since).map(|(i, _)| *i);
         let linked = self.linked.borrow();
@@ -294,7 +295,7 @@ impl Cluster {
 
     /// A read that began then returned these bytes, taken from these incarnations.
     pub fn check_bytes(&self, key: usize, began: u64, bytes: &[u8], read_from: &[u64]) {
-        self.look();
+        self.check_members();
         self.ledger.check_bytes((key, began), bytes, read_from, &self.members.borrow());
     }
 

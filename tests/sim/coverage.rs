@@ -118,13 +118,13 @@ impl Coverage {
         }
         self.of_reads(&status.reads);
         self.of_writes(&status.writes);
-        self.of_rare("handle", status.handle_rare.all());
-        self.of_rare("master", status.master_rare.map(|m| m.all()).unwrap_or_default());
-        self.of_rare("owner", status.owner_rare.all());
+        self.of_slow_path("handle", status.handle_slow_path.all());
+        self.of_slow_path("master", status.master_slow_path.map(|m| m.all()).unwrap_or_default());
+        self.of_slow_path("owner", status.owner_slow_path.all());
     }
 
     /// What is rare in production.
-    pub fn of_rare(&mut self, of: &str, counted: Vec<(&'static str, u64)>) {
+    pub fn of_slow_path(&mut self, of: &str, counted: Vec<(&'static str, u64)>) {
         counted.iter().for_each(|(what, n)| self.add(&format!("{of}: {what}"), *n));
     }
 
@@ -159,7 +159,7 @@ impl Coverage {
     /// known by being counted, 0 included: a counter that the program gains is demanded from then on.
     pub fn never(&self, runs: u64) -> Vec<&str> {
         let zero = self.0.iter().filter(|(_, n)| **n == 0).map(|(what, _)| &what[..]);
-        let told = MUST_HAPPEN.iter().copied().filter(|what| !self.0.contains_key(*what));
-        zero.chain(told).filter(|what| runs >= MANY || !RAREST.contains(what)).collect()
+        let listed = MUST_HAPPEN.iter().copied().filter(|what| !self.0.contains_key(*what));
+        zero.chain(listed).filter(|what| runs >= MANY || !RAREST.contains(what)).collect()
     }
 }

@@ -8,7 +8,7 @@
 mod agent;
 mod verbs;
 
-pub use agent::{AgentDoor, SimAgent};
+pub use agent::{AgentEndpoint, SimAgent};
 pub use verbs::SimVerbs;
 
 use crate::dice::Dice;
@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 
 /// How bad the wire is, and how long its ends wait.
 #[derive(Debug, Clone, Copy)]
-pub struct Tolls {
+pub struct WireProfile {
     /// Of a thousand pauses between two parts of a batch, how many are long, and how long.
     pub gap_permille: u64,
     pub gap_ms: (u64, u64),
@@ -37,15 +37,15 @@ pub struct Tolls {
 /// One end of the wire: how bad it is for now.
 #[derive(Debug)]
 pub struct Wire {
-    tolls: Tolls,
+    wire_profile: WireProfile,
     // It is not, any more.
     kind: Arc<AtomicBool>,
     dice: Mutex<Dice>,
 }
 
 impl Wire {
-    pub fn new(tolls: Tolls, kind: Arc<AtomicBool>, dice: Dice) -> Self {
-        Self { tolls, kind, dice: Mutex::new(dice) }
+    pub fn new(wire_profile: WireProfile, kind: Arc<AtomicBool>, dice: Dice) -> Self {
+        Self { wire_profile, kind, dice: Mutex::new(dice) }
     }
 
     fn is_kind(&self) -> bool {

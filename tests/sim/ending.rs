@@ -3,10 +3,10 @@
 //! acknowledged is read; then all is removed, and nothing is used any more.
 
 use crate::cluster::Cluster;
-use crate::ledger::{Roster, Said};
+use crate::ledger::{KnownBy, Roster};
 use crate::net::ip_of;
 use crate::plan::{JOB, PORT, secret};
-use crate::stack::{self, Stackful};
+use crate::stack::{self, StackfulFuture};
 use nkv::message::ClusterStats;
 use nkv::{Address, Client, ClientConfig};
 use std::rc::Rc;
@@ -18,7 +18,7 @@ const LAST_CALLS: Duration = Duration::from_secs(60);
 /// patience with connections, one after the other.
 const RECLAIMED: Duration = Duration::from_secs(90);
 /// Between looks.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Heals everything and checks what is left.
 pub async fn check(cluster: Rc<Cluster>) {
@@ -50,7 +50,7 @@ pub async fn check(cluster: Rc<Cluster>) {
     }
     read_all(&cluster, &handle).await;
     let keys: Vec<usize> = (0..cluster.ledger.keys()).collect();
-    let began = cluster.ledger.begin_removal(&keys, Said::ByAll);
+    let began = cluster.ledger.begin_removal(&keys, KnownBy::ByAll);
     let removed = handle.remove_all().await;
     let (outcome, roster) = (crate::ledger::Outcome::of(&removed), cluster.roster(began));
     keys.iter().for_each(|k| cluster.ledger.end_removal(began, *k, outcome, &roster));
@@ -63,12 +63,12 @@ pub async fn check(cluster: Rc<Cluster>) {
 }
 
 async fn until(limit: Duration, mut so: impl AsyncFnMut() -> bool) -> bool {
-    let looks = limit.as_millis() / LOOK.as_millis();
-    for _ in 0..looks {
+    let polls = limit.as_millis() / POLL_INTERVAL.as_millis();
+    for _ in 0..polls {
         if so().await {
             return true;
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     false
 }
@@ -175,7 +175,7 @@ async fn read_all(cluster: &Rc<Cluster>, handle: &Client) {
         }
     }
     let (cluster, handle) = (cluster.clone(), handle.clone());
-    Stackful::new(async move {
+    StackfulFuture::new(async move {
         for key in 0..cluster.ledger.keys() {
             let began = cluster.ledger.moment();
             stack::read_from();
@@ -192,7 +192,7 @@ async fn read_all(cluster: &Rc<Cluster>, handle: &Client) {
                 Ok(bytes) => cluster.check_bytes(key, began, &bytes, &stack::read_from()),
                 Err(e) if e.kind == nkv::ErrorKind::NotFound => {
                     let roster = cluster.roster(u64::MAX);
-                    cluster.ledger.check_absence((key, began), Said::ByAll, &roster);
+                    cluster.ledger.check_absence((key, began), KnownBy::ByAll, &roster);
                 }
                 Err(e) => cluster.ledger.wrong(format!("a read at the end fails: {e}")),
             }

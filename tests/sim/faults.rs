@@ -11,13 +11,13 @@ use std::time::Duration;
 const ACTORS: [Actor; 5] =
     [Actor::Master, Actor::Owner, Actor::Evictor, Actor::Producer, Actor::Poller];
 /// How often it is looked whether somebody claimed.
-const TRAPPED_LOOKS: u32 = 40;
+const TRAPPED_POLLS: u32 = 40;
 /// Between looks whether it is time for the next fault.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// A fault comes so many events after its time, at most.
 const WITHIN_EVENTS: u64 = 300;
 /// The next fault comes at last after so long, whatever calls are doing.
-const PATIENCE: u32 = 600;
+const MAX_WAITS: u32 = 600;
 /// Cuts that outlast the kernel's patience with a connection, of a thousand.
 const LONG_PERMILLE: u64 = 80;
 const LONG_MS: (u64, u64) = (16_000, 25_000);
@@ -27,16 +27,16 @@ pub async fn all(cluster: Rc<Cluster>, mut dice: Dice) {
     let n = cluster.plan.faults as u64;
     for i in 0..n {
         let due = OPS * (i + 1) / (n + 2);
-        for _ in 0..PATIENCE {
+        for _ in 0..MAX_WAITS {
             if cluster.ops.get() >= due {
                 break;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         loop {
             // In the middle of what goes on in one moment, not between two.
             let within = cluster.trace.after_events(dice.below(WITHIN_EVENTS));
-            let _ = tokio::time::timeout(LOOK * 10, within).await;
+            let _ = tokio::time::timeout(POLL_INTERVAL * 10, within).await;
             // One that finds nothing to break is no fault.
             if one(&cluster, &mut dice).await {
                 break;
@@ -52,7 +52,7 @@ async fn one(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
     let (name, done) = match dice.weighted(&[12, 7, 5, 14, 8, 15, 10, 10, 8, 10, 6, 7, 10]) {
         0 => ("a rank is killed", cluster.kill_rank(rank, lossy)),
         1 => ("rank 0 is killed", cluster.kill_rank(0, lossy)),
-        2 => ("a rank leaves", cluster.tell_rank_to_leave(rank)),
+        2 => ("a rank leaves", cluster.terminate_rank(rank)),
         3 => ("a rank stands still", cluster.pause_rank(rank, pause)),
         4 => ("a client stands still", cluster.pause_client(client, pause)),
         5 => ("a path is cut", cut_a_path(cluster, dice)),
@@ -91,8 +91,8 @@ fn dies_beside(cluster: &Rc<Cluster>, client: usize, lossy: bool, dice: &mut Dic
 async fn dies_claiming(cluster: &Rc<Cluster>, lossy: bool) -> bool {
     let trap = cluster.machines.trap.clone();
     trap.arm(true);
-    for _ in 0..TRAPPED_LOOKS {
-        tokio::time::sleep(LOOK).await;
+    for _ in 0..TRAPPED_POLLS {
+        tokio::time::sleep(POLL_INTERVAL).await;
         if let Some(client) = trap.caught().and_then(|pid| cluster.client_of(pid)) {
             return cluster.kill_client(client, lossy);
         }
@@ -109,7 +109,7 @@ fn dies_unheard(cluster: &Rc<Cluster>, rank: usize, dice: &mut Dice) -> bool {
         return false;
     }
     let pause = dice.ms(20, 400);
-    cut(cluster, vec![(from, to)], pause + LOOK);
+    cut(cluster, vec![(from, to)], pause + POLL_INTERVAL);
     let cluster = cluster.clone();
     tokio::task::spawn_local(async move {
         tokio::time::sleep(pause).await;

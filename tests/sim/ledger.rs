@@ -13,10 +13,10 @@ mod logs;
 pub use excuse::Roster;
 
 use crate::content::{PutId, value};
+use crate::oracle::Cause;
 use crate::plan::{JOB, secret};
 use crate::process::Pid;
 use crate::trace::Trace;
-use crate::truth::Cause;
 use nkv::ErrorKind;
 use nkv::store::KeyId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,13 +29,13 @@ const MAX_WRONG: usize = 8;
 
 /// One life of one slot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Spot {
+pub struct SlotEpoch {
     pub incarnation: u64,
     pub slot: u32,
     pub epoch: u32,
 }
 
-impl std::fmt::Debug for Spot {
+impl std::fmt::Debug for SlotEpoch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:016x} slot {} epoch {}", self.incarnation, self.slot, self.epoch)
     }
@@ -70,26 +70,26 @@ impl std::fmt::Display for Outcome {
 }
 
 /// A moment: moments of one run are in one order.
-pub type Moment = u64;
+pub type LogicalTime = u64;
 
 #[derive(Debug)]
 struct Put {
     key: usize,
     len: usize,
-    began: Moment,
+    began: LogicalTime,
     began_ms: u64,
-    ended: Option<(Moment, Outcome)>,
+    ended: Option<(LogicalTime, Outcome)>,
     // When it was acknowledged, in virtual milliseconds.
     acked: Option<u64>,
     // It asked for the log: whatever object of its key is readable, it is done.
     any: bool,
     // Where READY took in a log, and when.
-    logged: Option<Spot>,
-    settled: Option<Moment>,
+    logged: Option<SlotEpoch>,
+    settled: Option<LogicalTime>,
     // Where its bytes became readable.
-    spot: Option<Spot>,
+    spot: Option<SlotEpoch>,
     // Since when they are not any more, and why; and in virtual milliseconds.
-    gone: Option<(Moment, Cause)>,
+    gone: Option<(LogicalTime, Cause)>,
     gone_ms: u64,
 }
 
@@ -103,15 +103,15 @@ impl Put {
     }
 
     // READY of a put to a log that failed may come late: over tcp its last verbs may be on their way.
-    fn was_over_at(&self, moment: Moment) -> bool {
-        let over = |ended: Moment| self.settled.unwrap_or(ended).max(ended) < moment;
+    fn was_over_at(&self, moment: LogicalTime) -> bool {
+        let over = |ended: LogicalTime| self.settled.unwrap_or(ended).max(ended) < moment;
         self.ended.is_some_and(|(ended, _)| over(ended))
     }
 }
 
 struct Removal {
-    began: Moment,
-    ended: Option<(Moment, Outcome)>,
+    began: LogicalTime,
+    ended: Option<(LogicalTime, Outcome)>,
     // The members of the cluster when it was acknowledged, and those of them who knew who they were.
     members: BTreeSet<u64>,
     knew: BTreeSet<u64>,
@@ -123,12 +123,12 @@ struct Removal {
     // may have stood still, took the answer: who was a member when it was given nobody knows then.
     masters: usize,
     late: bool,
-    said: Said,
+    known_by: KnownBy,
 }
 
 /// Who has to know of an object for an answer to be right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Said {
+pub enum KnownBy {
     /// The master, who hears of an object in a log some time after its put was done.
     ByTheMaster,
     /// The owners of logs as well, who were asked.
@@ -143,7 +143,7 @@ impl std::fmt::Debug for Removal {
 
 impl Removal {
     /// It may take away what was put from that moment on. One without an answer may still be on its way.
-    fn may_take(&self, put_began: Moment) -> bool {
+    fn may_take(&self, put_began: LogicalTime) -> bool {
         match self.ended {
             None | Some((_, Outcome::Dropped)) => true,
             Some((ended, Outcome::Done)) => ended > put_began,
@@ -156,12 +156,13 @@ impl Removal {
 
     /// It came to know of this put's object, if that was there.
     fn met(&self, put: &Put) -> bool {
-        let asked = |at: Spot| self.said == Said::ByAll && self.asked.contains(&at.incarnation);
+        let asked =
+            |at: SlotEpoch| self.known_by == KnownBy::ByAll && self.asked.contains(&at.incarnation);
         put.logged.is_none_or(asked)
     }
 
     /// Acknowledged before that moment.
-    fn was_done_at(&self, moment: Moment) -> bool {
+    fn was_done_at(&self, moment: LogicalTime) -> bool {
         self.ended.is_some_and(|(ended, o)| o == Outcome::Done && ended < moment)
     }
 }
@@ -170,18 +171,18 @@ impl Removal {
 struct Key {
     name: Vec<u8>,
     puts: Vec<PutId>,
-    removals: BTreeMap<Moment, Removal>,
+    removals: BTreeMap<LogicalTime, Removal>,
 }
 
 #[derive(Debug, Default)]
-struct Book {
-    now: Moment,
+struct History {
+    now: LogicalTime,
     keys: Vec<Key>,
     by_id: BTreeMap<KeyId, usize>,
     puts: Vec<Put>,
-    at: BTreeMap<Spot, PutId>,
+    at: BTreeMap<SlotEpoch, PutId>,
     // READY in a log, and neither accepted nor found to be one too many.
-    unaccepted: BTreeMap<Spot, PutId>,
+    unaccepted: BTreeMap<SlotEpoch, PutId>,
     // Which process has an incarnation, and which processes were masters.
     homes: BTreeMap<u64, Pid>,
     masters: BTreeSet<Pid>,
@@ -195,12 +196,12 @@ struct Book {
 /// See the file's first paragraph.
 #[derive(Debug)]
 pub struct Ledger {
-    book: Mutex<Book>,
+    history: Mutex<History>,
     trace: Trace,
 }
 
-impl Book {
-    fn tick(&mut self) -> Moment {
+impl History {
+    fn tick(&mut self) -> LogicalTime {
         self.now += 1;
         self.now
     }
@@ -223,17 +224,17 @@ impl Book {
 
 impl Ledger {
     pub fn new(keys: &[Vec<u8>], trace: Trace) -> Self {
-        let mut book = Book::default();
+        let mut history = History::default();
         let hasher = secret().key_hasher(JOB);
         for (i, name) in keys.iter().enumerate() {
-            book.by_id.insert(hasher.id(name), i);
-            book.keys.push(Key { name: name.clone(), ..Key::default() });
+            history.by_id.insert(hasher.id(name), i);
+            history.keys.push(Key { name: name.clone(), ..Key::default() });
         }
-        Self { book: Mutex::new(book), trace }
+        Self { history: Mutex::new(history), trace }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A rule was broken.
@@ -252,27 +253,27 @@ impl Ledger {
     }
 
     /// The moment now.
-    pub fn moment(&self) -> Moment {
+    pub fn moment(&self) -> LogicalTime {
         self.lock().tick()
     }
 
     /// A segment of this process, which has the master or not.
     pub fn home(&self, incarnation: u64, pid: Pid, master: bool) {
-        let mut book = self.lock();
-        book.homes.insert(incarnation, pid);
+        let mut history = self.lock();
+        history.homes.insert(incarnation, pid);
         if master {
-            book.masters.insert(pid);
+            history.masters.insert(pid);
         }
     }
 
     /// A process died.
     pub fn process_died(&self, pid: Pid) {
-        let mut book = self.lock();
+        let mut history = self.lock();
         let its: BTreeSet<u64> =
-            book.homes.iter().filter(|(_, p)| **p == pid).map(|(i, _)| *i).collect();
-        let now = book.tick();
-        book.unaccepted.retain(|spot, _| !its.contains(&spot.incarnation));
-        for put in &mut book.puts {
+            history.homes.iter().filter(|(_, p)| **p == pid).map(|(i, _)| *i).collect();
+        let now = history.tick();
+        history.unaccepted.retain(|spot, _| !its.contains(&spot.incarnation));
+        for put in &mut history.puts {
             if put.gone.is_none() && put.spot.is_some_and(|s| its.contains(&s.incarnation)) {
                 (put.gone, put.gone_ms) = (Some((now, Cause::Died)), self.trace.now_ms());
             }
@@ -282,14 +283,14 @@ impl Ledger {
     /// A put of about `len` bytes begins; returns its number and what it writes. `any`: it is done
     /// also if another put's object is readable.
     pub fn begin_put(&self, key: usize, len: usize, any: bool) -> (PutId, Vec<u8>) {
-        let mut book = self.lock();
+        let mut history = self.lock();
         // Values too short to tell whose they are: each length once for each key.
-        let like = |p: &PutId| book.put(*p).len == len;
-        let alike = len < TELLING_BYTES && book.keys[key].puts.iter().any(like);
+        let like = |p: &PutId| history.put(*p).len == len;
+        let alike = len < TELLING_BYTES && history.keys[key].puts.iter().any(like);
         let len = if alike { len + TELLING_BYTES } else { len };
-        let (put, began) = (book.puts.len() as PutId, book.tick());
-        book.keys[key].puts.push(put);
-        book.puts.push(Put {
+        let (put, began) = (history.puts.len() as PutId, history.tick());
+        history.keys[key].puts.push(put);
+        history.puts.push(Put {
             key,
             len,
             began,
@@ -313,9 +314,9 @@ impl Ledger {
 
     /// It ended. What is acknowledged was published before, and is there unless it was taken away.
     pub fn end_put(&self, put: PutId, outcome: Outcome) {
-        let mut book = self.lock();
-        let now = book.tick();
-        let entry = &mut book.puts[put as usize];
+        let mut history = self.lock();
+        let now = history.tick();
+        let entry = &mut history.puts[put as usize];
         if entry.ended.is_some() {
             return;
         }
@@ -324,45 +325,45 @@ impl Ledger {
             return;
         }
         entry.acked = Some(self.trace.now_ms());
-        if entry.spot.or(entry.logged).is_none() && !book.has_another(put, self.trace.now_ms()) {
-            let name = book.name(book.put(put).key);
+        if entry.spot.or(entry.logged).is_none() && !history.has_another(put, self.trace.now_ms()) {
+            let name = history.name(history.put(put).key);
             let text = format!("put {put} of {name} was acknowledged and never published");
-            book.wrong(&self.trace, text);
+            history.wrong(&self.trace, text);
         }
-        book.check_end_of(&self.trace, put);
+        history.check_end_of(&self.trace, put);
     }
 
     /// READY took at this spot.
-    pub fn published(&self, spot: Spot, rank: u32, id: KeyId, bytes: &[u8]) {
-        let mut book = self.lock();
-        let Some(put) = book.whose(&self.trace, spot, (rank, id), bytes) else { return };
-        book.puts[put as usize].spot = Some(spot);
-        book.at.insert(spot, put);
-        let told = || format!("put {put} at {spot:?}");
-        self.trace.event("ready", (put, spot), told);
+    pub fn published(&self, spot: SlotEpoch, rank: u32, id: KeyId, bytes: &[u8]) {
+        let mut history = self.lock();
+        let Some(put) = history.whose(&self.trace, spot, (rank, id), bytes) else { return };
+        history.puts[put as usize].spot = Some(spot);
+        history.at.insert(spot, put);
+        let describe = || format!("put {put} at {spot:?}");
+        self.trace.event("ready", (put, spot), describe);
     }
 
     /// What was readable at this spot is not any more.
-    pub fn retired(&self, spot: Spot, cause: Cause) {
-        let mut book = self.lock();
-        let now = book.tick();
-        let Some(&put) = book.at.get(&spot) else { return };
-        let entry = &mut book.puts[put as usize];
+    pub fn retired(&self, spot: SlotEpoch, cause: Cause) {
+        let mut history = self.lock();
+        let now = history.tick();
+        let Some(&put) = history.at.get(&spot) else { return };
+        let entry = &mut history.puts[put as usize];
         if entry.gone.is_none() {
             (entry.gone, entry.gone_ms) = (Some((now, cause)), self.trace.now_ms());
         }
-        let told = || format!("put {put} at {spot:?}: {cause:?}");
-        self.trace.event("retired", (put, spot), told);
-        book.check_end_of(&self.trace, put);
+        let describe = || format!("put {put} at {spot:?}: {cause:?}");
+        self.trace.event("retired", (put, spot), describe);
+        history.check_end_of(&self.trace, put);
     }
 
     /// A removal of these keys begins; the moment names it.
-    pub fn begin_removal(&self, keys: &[usize], said: Said) -> Moment {
-        let mut book = self.lock();
-        let began = book.tick();
+    pub fn begin_removal(&self, keys: &[usize], known_by: KnownBy) -> LogicalTime {
+        let mut history = self.lock();
+        let began = history.tick();
         for key in keys {
             let (members, knew, came_back, asked) = Default::default();
-            let (masters, late) = (book.masters.len(), false);
+            let (masters, late) = (history.masters.len(), false);
             let removal = Removal {
                 began,
                 ended: None,
@@ -372,19 +373,19 @@ impl Ledger {
                 asked,
                 masters,
                 late,
-                said,
+                known_by,
             };
-            book.keys[*key].removals.insert(began, removal);
+            history.keys[*key].removals.insert(began, removal);
         }
         began
     }
 
     /// A master goes on with these members: all who could be met in time.
     pub fn goes_on_with(&self, members: &BTreeSet<u64>) {
-        let mut book = self.lock();
-        let before = std::mem::replace(&mut book.members, members.clone());
-        book.left.extend(before.difference(members));
-        for removal in book.keys.iter_mut().flat_map(|k| k.removals.values_mut()) {
+        let mut history = self.lock();
+        let before = std::mem::replace(&mut history.members, members.clone());
+        history.left.extend(before.difference(members));
+        for removal in history.keys.iter_mut().flat_map(|k| k.removals.values_mut()) {
             let done = removal.ended.is_some_and(|(_, o)| o == Outcome::Done);
             if done && removal.knew.is_disjoint(members) {
                 removal.came_back.extend(members.difference(&removal.members));
@@ -393,10 +394,10 @@ impl Ledger {
     }
 
     /// It ended for one of its keys. Acknowledged, nothing put before it is readable any more [I6].
-    pub fn end_removal(&self, began: Moment, key: usize, outcome: Outcome, roster: &Roster) {
-        let mut book = self.lock();
-        let (now, masters) = (book.tick(), book.masters.len());
-        let Some(removal) = book.keys[key].removals.get_mut(&began) else { return };
+    pub fn end_removal(&self, began: LogicalTime, key: usize, outcome: Outcome, roster: &Roster) {
+        let mut history = self.lock();
+        let (now, masters) = (history.tick(), history.masters.len());
+        let Some(removal) = history.keys[key].removals.get_mut(&began) else { return };
         removal.late = removal.masters < masters;
         removal.ended = Some((now, outcome));
         removal.members = roster.members.clone();
@@ -405,22 +406,22 @@ impl Ledger {
         if outcome != Outcome::Done {
             return;
         }
-        let removal = &book.keys[key].removals[&began];
-        let left = book.keys[key].puts.iter().copied().find(|p| {
-            let put = book.put(*p);
+        let removal = &history.keys[key].removals[&began];
+        let left = history.keys[key].puts.iter().copied().find(|p| {
+            let put = history.put(*p);
             let at = put.spot.or(put.logged);
             let seated = at.is_some_and(|s| roster.is_seated(s.incarnation));
-            let there = put.is_live() || book.is_unaccepted(put);
+            let there = put.is_live() || history.is_unaccepted(put);
             put.was_over_at(began) && there && seated && removal.met(put)
         });
         if let Some(put) = left {
             let text = format!(
                 "[I6] a removal of {} was acknowledged, and put {put}, over before it began, is still \
                  readable at {:?}",
-                book.name(key),
-                book.put(put).spot.or(book.put(put).logged)
+                history.name(key),
+                history.put(put).spot.or(history.put(put).logged)
             );
-            book.wrong(&self.trace, text);
+            history.wrong(&self.trace, text);
         }
     }
 }

@@ -1,16 +1,16 @@
 //! The machine below a simulated process: segments by name on its host, and the data plane between
 //! hosts. What the program asks of a machine is `nkv::machine::Machine`; nothing else of it is played.
 
-use crate::data::{AgentDoor, SimAgent, SimVerbs, Tolls, Wire};
+use crate::data::{AgentEndpoint, SimAgent, SimVerbs, Wire, WireProfile};
 use crate::dice::Dice;
 use crate::ledger::Ledger;
-use crate::memory::{Hiccups, Nerves, SimMemory, Trap};
+use crate::memory::{ClaimTrap, SimMemory, StallInjection, StallProfile};
 use crate::net::Net;
+use crate::oracle::Watch;
 use crate::process::Pid;
 use crate::stack;
-use crate::truth::Watch;
 use nkv::Credentials;
-use nkv::machine::{Connected, DataAgent, Machine, NewSegment, Served};
+use nkv::machine::{AgentConfig, Connected, DataAgent, Machine, NewSegment};
 use nkv::store::{Heap, Memory, SegmentName, StoreError, Stripes};
 use nkv::transport::wire::BoxFuture;
 use nkv::transport::{TransportError, Verbs};
@@ -29,7 +29,7 @@ struct Shared {
     fresh: Vec<Arc<SimMemory>>,
     // Watches of segments, by incarnation.
     watches: BTreeMap<u64, Arc<Watch>>,
-    agents: BTreeMap<SocketAddr, AgentDoor>,
+    agents: BTreeMap<SocketAddr, AgentEndpoint>,
     next_port: u16,
     dice: Dice,
 }
@@ -40,14 +40,20 @@ pub struct Machines {
     shared: Arc<Mutex<Shared>>,
     net: Net,
     ledger: Arc<Ledger>,
-    hiccups: Hiccups,
-    tolls: Tolls,
+    hiccups: StallProfile,
+    wire_profile: WireProfile,
     kind: Arc<AtomicBool>,
-    pub trap: Arc<Trap>,
+    pub trap: Arc<ClaimTrap>,
 }
 
 impl Machines {
-    pub fn new(net: Net, ledger: Arc<Ledger>, hiccups: Hiccups, tolls: Tolls, dice: Dice) -> Self {
+    pub fn new(
+        net: Net,
+        ledger: Arc<Ledger>,
+        hiccups: StallProfile,
+        wire_profile: WireProfile,
+        dice: Dice,
+    ) -> Self {
         let shared = Shared {
             segments: BTreeMap::new(),
             fresh: Vec::new(),
@@ -57,7 +63,15 @@ impl Machines {
             dice,
         };
         let (kind, trap) = (Arc::default(), Arc::default());
-        Self { shared: Arc::new(Mutex::new(shared)), net, ledger, hiccups, tolls, kind, trap }
+        Self {
+            shared: Arc::new(Mutex::new(shared)),
+            net,
+            ledger,
+            hiccups,
+            wire_profile,
+            kind,
+            trap,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
@@ -122,8 +136,8 @@ impl Machine for SimMachine {
         let mut shared = self.machines.lock();
         let dice = shared.dice.fork();
         let (kind, trap) = (self.machines.kind.clone(), self.machines.trap.clone());
-        let nerves = Nerves::new(self.machines.hiccups, kind, trap, dice);
-        let memory = Arc::new(SimMemory::new(&file_name, bytes, watch, nerves)?);
+        let stalls = StallInjection::new(self.machines.hiccups, kind, trap, dice);
+        let memory = Arc::new(SimMemory::new(&file_name, bytes, watch, stalls)?);
         let called = (self.host, file_name.clone());
         let name = name.map(|_| {
             shared.segments.insert(called.clone(), memory.clone());
@@ -156,7 +170,7 @@ impl Machine for SimMachine {
 
     fn remove_socket(&self, _: &Path) {}
 
-    fn serve(&self, what: Served) -> Result<Box<dyn DataAgent>, TransportError> {
+    fn serve(&self, what: AgentConfig) -> Result<Box<dyn DataAgent>, TransportError> {
         let heap = Heap::open(what.memory.clone())?;
         let incarnation = what.incarnation;
         let mut shared = self.machines.lock();
@@ -170,9 +184,9 @@ impl Machine for SimMachine {
         shared.next_port += 1;
         let at = SocketAddr::new(what.at.ip(), shared.next_port);
         let (machines, dice) = (self.machines.clone(), shared.dice.fork());
-        let wire = Wire::new(machines.tolls, machines.kind.clone(), dice);
-        let (agent, door) = SimAgent::start(at, self.host, what, &machines.net, wire);
-        shared.agents.insert(at, door);
+        let wire = Wire::new(machines.wire_profile, machines.kind.clone(), dice);
+        let (agent, endpoint) = SimAgent::start(at, self.host, what, &machines.net, wire);
+        shared.agents.insert(at, endpoint);
         drop(shared);
         Ok(Box::new(agent))
     }
@@ -184,22 +198,24 @@ impl Machine for SimMachine {
         _: &Credentials,
         _: Stripes,
     ) -> BoxFuture<'static, Result<Connected, TransportError>> {
-        let door = at.parse().ok().and_then(|at| self.machines.lock().agents.get(&at).cloned());
-        let (net, tolls, host) = (self.machines.net.clone(), self.machines.tolls, self.host);
+        let endpoint = at.parse().ok().and_then(|at| self.machines.lock().agents.get(&at).cloned());
+        let (net, wire_profile, host) =
+            (self.machines.net.clone(), self.machines.wire_profile, self.host);
         let (dice, at) = (self.machines.lock().dice.fork(), at.to_string());
-        let wire = Wire::new(tolls, self.machines.kind.clone(), dice);
+        let wire = Wire::new(wire_profile, self.machines.kind.clone(), dice);
         Box::pin(async move {
             let gone = |why: &str| TransportError::Disconnected(format!("{at}: {why}"));
-            let door = door.ok_or_else(|| gone("nobody listens there"))?;
-            tokio::time::sleep(net.delay(host, door.host) + net.delay(door.host, host)).await;
-            if !net.is_open(host, door.host) || !net.is_open(door.host, host) {
-                tokio::time::sleep(tolls.connect).await;
+            let endpoint = endpoint.ok_or_else(|| gone("nobody listens there"))?;
+            tokio::time::sleep(net.delay(host, endpoint.host) + net.delay(endpoint.host, host))
+                .await;
+            if !net.is_open(host, endpoint.host) || !net.is_open(endpoint.host, host) {
+                tokio::time::sleep(wire_profile.connect).await;
                 return Err(gone("no answer"));
             }
-            if door.incarnation != incarnation || !door.is_served() {
+            if endpoint.incarnation != incarnation || !endpoint.is_served() {
                 return Err(gone("another segment is served there"));
             }
-            let verbs = SimVerbs::new(net, host, door, wire);
+            let verbs = SimVerbs::new(net, host, endpoint, wire);
             let alive = verbs.alive();
             Ok((Arc::new(verbs) as Arc<dyn Verbs>, alive))
         })

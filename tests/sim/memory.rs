@@ -3,9 +3,9 @@
 //! every change is seen by the segment's watch. Owners are never held up: they are no clients.
 
 use crate::dice::Dice;
+use crate::oracle::Watch;
 use crate::process::Pid;
 use crate::stack;
-use crate::truth::Watch;
 use nkv::store::{AnonMemory, Export, Memory, StoreError};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ const HELD: Duration = Duration::from_millis(500);
 
 /// How often, and for how long, a client's thread is held up in the middle of an access.
 #[derive(Debug, Clone, Copy)]
-pub struct Hiccups {
+pub struct StallProfile {
     /// Of a thousand accesses.
     pub permille: u64,
     /// For so many milliseconds.
@@ -28,12 +28,12 @@ pub struct Hiccups {
 
 /// Catches the next client program that has claimed in a log that it has at hand, and holds it there.
 #[derive(Debug, Default)]
-pub struct Trap {
+pub struct ClaimTrap {
     armed: AtomicBool,
     caught: Mutex<Option<Pid>>,
 }
 
-impl Trap {
+impl ClaimTrap {
     /// Catches one from here on, or none any more.
     pub fn arm(&self, armed: bool) {
         self.armed.store(armed, Ordering::Relaxed);
@@ -54,16 +54,21 @@ impl Trap {
 
 /// What holds clients up.
 #[derive(Debug)]
-pub struct Nerves {
-    hiccups: Hiccups,
+pub struct StallInjection {
+    hiccups: StallProfile,
     // Nobody is held up any more.
     kind: Arc<AtomicBool>,
-    trap: Arc<Trap>,
+    trap: Arc<ClaimTrap>,
     dice: Mutex<Dice>,
 }
 
-impl Nerves {
-    pub fn new(hiccups: Hiccups, kind: Arc<AtomicBool>, trap: Arc<Trap>, dice: Dice) -> Self {
+impl StallInjection {
+    pub fn new(
+        hiccups: StallProfile,
+        kind: Arc<AtomicBool>,
+        trap: Arc<ClaimTrap>,
+        dice: Dice,
+    ) -> Self {
         Self { hiccups, kind, trap, dice: Mutex::new(dice) }
     }
 
@@ -88,7 +93,7 @@ impl Nerves {
 pub struct SimMemory {
     bytes: AnonMemory,
     watch: Arc<Watch>,
-    nerves: Nerves,
+    stalls: StallInjection,
     file_name: String,
 }
 
@@ -97,11 +102,11 @@ impl SimMemory {
         file_name: &str,
         len: u64,
         watch: Arc<Watch>,
-        nerves: Nerves,
+        stalls: StallInjection,
     ) -> Result<Self, StoreError> {
         let bytes = AnonMemory::new(len)?;
         let file_name = file_name.to_string();
-        Ok(Self { bytes, watch, nerves, file_name })
+        Ok(Self { bytes, watch, stalls, file_name })
     }
 
     pub fn watch(&self) -> &Arc<Watch> {
@@ -111,7 +116,7 @@ impl SimMemory {
     /// Between two accesses: a client may lose its processor here.
     fn between(&self) {
         if stack::is_client()
-            && let Some(pause) = self.nerves.pause(self.nerves.hiccups.permille)
+            && let Some(pause) = self.stalls.pause(self.stalls.hiccups.permille)
         {
             stack::rest(pause);
         }
@@ -120,7 +125,7 @@ impl SimMemory {
     /// Between a look at the log and its claim, and between the claim and whatever follows.
     fn at_claim(&self) {
         if stack::is_client()
-            && let Some(pause) = self.nerves.pause(self.nerves.hiccups.claim_permille)
+            && let Some(pause) = self.stalls.pause(self.stalls.hiccups.claim_permille)
         {
             stack::rest(pause);
         }
@@ -131,7 +136,7 @@ impl SimMemory {
         if len <= 64 || !stack::is_client() {
             return 0;
         }
-        self.nerves.below(len)
+        self.stalls.below(len)
     }
 }
 
@@ -202,7 +207,7 @@ impl Memory for SimMemory {
         let found = self.bytes.fetch_add(offset, add)?;
         self.watch.claimed(found, add);
         if let Some(program) = stack::program() {
-            self.nerves.trap.hold(program);
+            self.stalls.trap.hold(program);
         }
         self.at_claim();
         Ok(found)

@@ -10,15 +10,16 @@
 //! costs a turn of a runtime every millisecond, 240 ms for 30 idle seconds of 6 hosts, where one paused
 //! runtime needs 2. The one-sided verbs would have had to go around it in any case, by the same paths.
 
+mod frames;
 mod pipe;
 mod stream;
-mod told;
 
 pub use stream::{SimNet, ip_of};
 
 use crate::dice::Dice;
-use crate::process::{Life, Pid};
+use crate::process::{Liveness, Pid};
 use crate::trace::Trace;
+use frames::FrameTracer;
 use pipe::Pipe;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -29,7 +30,6 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use stream::SimStream;
 use tokio::time::{Instant, Sleep};
-use told::Teller;
 
 /// The kernel's patience, as transport/src/half_open.rs sets it: with bytes that nobody acknowledges,
 /// and with a silent peer.
@@ -42,7 +42,7 @@ pub type ConnId = u64;
 
 /// How fast and how even a network is.
 #[derive(Debug, Clone, Copy)]
-pub struct Weather {
+pub struct NetworkProfile {
     /// Usual delay of a part of a stream between hosts, in milliseconds.
     pub delay_ms: (u64, u64),
     /// How many of a thousand parts take longer, and how long.
@@ -65,10 +65,10 @@ struct Conn {
 }
 
 /// Where one listens: a host, and a port or a socket's path.
-pub type Door = (usize, String);
+pub type ListenAddress = (usize, String);
 
 /// A connection that waits to be accepted, and the process at its other end where it is known.
-type Dialled = (SimStream, Option<(Pid, Arc<Life>)>);
+type Dialled = (SimStream, Option<(Pid, Arc<Liveness>)>);
 
 #[derive(Debug, Default)]
 struct Waiting {
@@ -80,18 +80,18 @@ struct Waiting {
 #[derive(Debug)]
 struct State {
     dice: Dice,
-    weather: Weather,
+    network: NetworkProfile,
     // `cut[a][b]`: nothing goes from host a to host b.
     cut: Vec<Vec<bool>>,
     // Grows with every change of a path, so that an old deadline is known as such.
     cuts: Vec<Vec<u64>>,
     conns: BTreeMap<ConnId, Conn>,
-    doors: BTreeMap<Door, Waiting>,
+    listeners: BTreeMap<ListenAddress, Waiting>,
     next_conn: ConnId,
     next_port: u16,
     due: BTreeMap<(Instant, u64), Due>,
     next_due: u64,
-    pump: Option<Waker>,
+    delivery: Option<Waker>,
     // A process that is being killed, and whether what it had sent goes with it.
     dying: Option<(Pid, bool)>,
 }
@@ -101,34 +101,34 @@ enum Due {
     /// Something arrives.
     Arrival(ConnId, usize),
     /// A path has been cut since that change: its connections die.
-    Patience { a: usize, b: usize, cut: u64, idle_too: bool },
+    PathTimeout { a: usize, b: usize, cut: u64, idle_too: bool },
 }
 
 /// See the file's first paragraph. Clones are the same network.
 #[derive(Debug, Clone)]
 pub struct Net {
     state: Arc<Mutex<State>>,
-    teller: Arc<Mutex<Teller>>,
+    tracer: Arc<Mutex<FrameTracer>>,
     trace: Trace,
 }
 
 impl Net {
-    pub fn new(hosts: usize, weather: Weather, dice: Dice, trace: Trace) -> Self {
+    pub fn new(hosts: usize, network: NetworkProfile, dice: Dice, trace: Trace) -> Self {
         let state = State {
             dice,
-            weather,
+            network,
             cut: vec![vec![false; hosts]; hosts],
             cuts: vec![vec![0; hosts]; hosts],
             conns: BTreeMap::new(),
-            doors: BTreeMap::new(),
+            listeners: BTreeMap::new(),
             next_conn: 0,
             next_port: 20_000,
             due: BTreeMap::new(),
             next_due: 0,
-            pump: None,
+            delivery: None,
             dying: None,
         };
-        Self { state: Arc::new(Mutex::new(state)), teller: Arc::default(), trace }
+        Self { state: Arc::new(Mutex::new(state)), tracer: Arc::default(), trace }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -136,8 +136,8 @@ impl Net {
     }
 
     /// Lets arrive what is due; runs as long as the simulation.
-    pub fn pump(&self) -> Pump {
-        Pump { net: self.clone(), sleep: Box::pin(tokio::time::sleep(Duration::ZERO)) }
+    pub fn delivery(&self) -> Delivery {
+        Delivery { net: self.clone(), sleep: Box::pin(tokio::time::sleep(Duration::ZERO)) }
     }
 
     /// True if something sent from one host reaches the other.
@@ -162,7 +162,7 @@ impl Net {
         state.cuts[from][to] += 1;
         let (cut, now) = (state.cuts[from][to], Instant::now());
         for (after, idle_too) in [(UNACKNOWLEDGED, false), (SILENT, true)] {
-            let due = Due::Patience { a: from, b: to, cut, idle_too };
+            let due = Due::PathTimeout { a: from, b: to, cut, idle_too };
             state.schedule(now + after, due);
         }
     }
@@ -212,7 +212,8 @@ impl Net {
     pub fn is_dying(&self, pid: Pid, lossy: bool) {
         let mut state = self.lock();
         state.dying = Some((pid, lossy));
-        let its: Vec<_> = state.doors.extract_if(.., |_, door| door.pid == pid).collect();
+        let its: Vec<_> =
+            state.listeners.extract_if(.., |_, listener| listener.pid == pid).collect();
         drop(state);
         // With them go connections that nobody accepted: without the lock.
         drop(its);
@@ -228,19 +229,19 @@ impl Net {
         let now = Instant::now();
         let Some((bytes, ended)) = state.arrive(conn, side, now) else { return };
         drop(state);
-        self.tell(conn, side, &bytes, ended);
+        self.trace_bytes(conn, side, &bytes, ended);
     }
 
-    fn tell(&self, conn: ConnId, side: usize, bytes: &[u8], ended: bool) {
+    fn trace_bytes(&self, conn: ConnId, side: usize, bytes: &[u8], ended: bool) {
         if bytes.is_empty() && !ended {
             return;
         }
-        let told = || {
-            let frames = self.teller.lock().unwrap().arrived(conn, side, bytes);
+        let describe = || {
+            let frames = self.tracer.lock().unwrap().arrived(conn, side, bytes);
             let end = if ended { ", and the end" } else { "" };
             format!("{conn}.{side}: {} bytes{end} {}", bytes.len(), frames.join(" | "))
         };
-        self.trace.event("net", (conn, side, bytes, ended), told);
+        self.trace.event("net", (conn, side, bytes, ended), describe);
     }
 
     /// Handles everything that is due; returns when there is more.
@@ -256,8 +257,8 @@ impl Net {
             };
             match next {
                 Due::Arrival(conn, side) => self.arrivals(conn, side),
-                Due::Patience { a, b, cut, idle_too } => {
-                    let dead = self.lock().out_of_patience((a, b, cut), idle_too);
+                Due::PathTimeout { a, b, cut, idle_too } => {
+                    let dead = self.lock().timed_out((a, b, cut), idle_too);
                     for id in dead {
                         self.trace.note("conn-timed-out", id);
                     }
@@ -279,7 +280,7 @@ impl State {
         if from == to {
             return Duration::ZERO;
         }
-        let Weather { delay_ms, slow_permille, slow_ms } = self.weather;
+        let NetworkProfile { delay_ms, slow_permille, slow_ms } = self.network;
         let (low, high) = if self.dice.permille(slow_permille) { slow_ms } else { delay_ms };
         self.dice.ms(low, high)
     }
@@ -293,9 +294,9 @@ impl State {
         self.next_due += 1;
         self.due.insert((at, self.next_due), due);
         if first.is_none_or(|first| at < first)
-            && let Some(pump) = self.pump.take()
+            && let Some(delivery) = self.delivery.take()
         {
-            pump.wake();
+            delivery.wake();
         }
     }
 
@@ -343,7 +344,7 @@ impl State {
         }
     }
 
-    fn out_of_patience(&mut self, (a, b, cut): (usize, usize, u64), idle_too: bool) -> Vec<ConnId> {
+    fn timed_out(&mut self, (a, b, cut): (usize, usize, u64), idle_too: bool) -> Vec<ConnId> {
         if self.cuts[a][b] != cut {
             return Vec::new();
         }
@@ -361,18 +362,18 @@ impl State {
 }
 
 /// The task that moves what is in flight.
-pub struct Pump {
+pub struct Delivery {
     net: Net,
     sleep: Pin<Box<Sleep>>,
 }
 
-impl Future for Pump {
+impl Future for Delivery {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             let next = self.net.turn();
-            self.net.lock().pump = Some(cx.waker().clone());
+            self.net.lock().delivery = Some(cx.waker().clone());
             let Some(next) = next else { return Poll::Pending };
             self.sleep.as_mut().reset(next);
             if self.sleep.as_mut().poll(cx).is_pending() {

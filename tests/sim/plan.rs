@@ -2,10 +2,10 @@
 //! how short their limits, which clients come by which way, and how bad network, clocks and threads
 //! are. Everything is small and short, so that what is rare in production happens all the time.
 
-use crate::data::Tolls;
+use crate::data::WireProfile;
 use crate::dice::Dice;
-use crate::memory::Hiccups;
-use crate::net::Weather;
+use crate::memory::StallProfile;
+use crate::net::NetworkProfile;
 use nkv::store::evict::PolicyKind;
 use nkv::store::layout::PAYLOAD_ALIGN;
 use nkv::{MemoryChoice, NodeConfig, Secret};
@@ -37,9 +37,9 @@ pub struct Plan {
     pub families: usize,
     pub members: usize,
     pub faults: usize,
-    pub weather: Weather,
-    pub tolls: Tolls,
-    pub hiccups: Hiccups,
+    pub network: NetworkProfile,
+    pub wire_profile: WireProfile,
+    pub hiccups: StallProfile,
     /// (offset in nanoseconds, parts per million of true time) of each host's clock.
     pub clocks: Vec<(u64, u64)>,
     /// Puts that ask for the device log, of a thousand.
@@ -80,9 +80,9 @@ impl Plan {
             families: dice.between(4, 10) as usize,
             members: dice.between(6, 16) as usize,
             faults: dice.between(6, 14) as usize,
-            weather: weather(&mut dice),
-            tolls: tolls(&mut dice),
-            hiccups: Hiccups {
+            network: network(&mut dice),
+            wire_profile: wire_profile(&mut dice),
+            hiccups: StallProfile {
                 permille: dice.between(0, 20),
                 // Past the end of many a plan, and past its quarantine.
                 ms: (1, *dice.pick(&[15, 60, 120, 120, 400])),
@@ -165,14 +165,14 @@ fn config(dice: &mut Dice) -> NodeConfig {
     }
 }
 
-fn weather(dice: &mut Dice) -> Weather {
+fn network(dice: &mut Dice) -> NetworkProfile {
     let (low, high) = *dice.pick(&[(0, 1), (0, 2), (1, 4), (0, 10)]);
     let slow_permille = dice.between(0, 30);
-    Weather { delay_ms: (low, high), slow_permille, slow_ms: (5, dice.between(20, 200)) }
+    NetworkProfile { delay_ms: (low, high), slow_permille, slow_ms: (5, dice.between(20, 200)) }
 }
 
-fn tolls(dice: &mut Dice) -> Tolls {
-    Tolls {
+fn wire_profile(dice: &mut Dice) -> WireProfile {
+    WireProfile {
         gap_permille: dice.between(5, 40),
         gap_ms: (1, dice.between(5, 150)),
         loss_permille: dice.between(0, 15),

@@ -16,9 +16,9 @@ pub type Pid = u32;
 
 /// Whether a process lives: what a pidfd tells of a real one.
 #[derive(Debug)]
-pub struct Life(AtomicBool);
+pub struct Liveness(AtomicBool);
 
-impl nkv::transport::wire::Process for Life {
+impl nkv::transport::wire::Process for Liveness {
     fn is_alive(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
@@ -29,7 +29,7 @@ pub struct Process {
     pub pid: Pid,
     pub host: usize,
     pub clock: Arc<HostClock>,
-    pub life: Arc<Life>,
+    pub life: Arc<Liveness>,
     tasks: RefCell<Option<LocalSet>>,
     still: Cell<bool>,
     waker: RefCell<Option<Waker>>,
@@ -42,7 +42,7 @@ impl Process {
             pid,
             host,
             clock,
-            life: Arc::new(Life(AtomicBool::new(true))),
+            life: Arc::new(Liveness(AtomicBool::new(true))),
             tasks: RefCell::new(Some(LocalSet::new())),
             still: Cell::new(false),
             waker: RefCell::default(),

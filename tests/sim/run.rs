@@ -15,7 +15,7 @@ const FAULTS: u64 = 5;
 /// Virtual time that calls may take in all: much more than they need.
 const WORK: Duration = Duration::from_secs(600);
 /// Between looks.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What came of a run.
 #[derive(Debug, Clone)]
@@ -35,20 +35,20 @@ pub struct Outcome {
 fn keep_quiet() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let tell = std::panic::take_hook();
+        let default_hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             let injected = info.payload().downcast_ref::<&str>() == Some(&"injected panic");
             if !injected {
-                tell(info);
+                default_hook(info);
             }
         }));
     });
 }
 
-/// Runs a seed. `told`: every event is printed.
-pub fn run(seed: u64, told: bool) -> Outcome {
+/// Runs a seed. `verbose`: every event is printed.
+pub fn run(seed: u64, verbose: bool) -> Outcome {
     keep_quiet();
-    if told {
+    if verbose {
         // What the program itself says, where it is asked for.
         let filter = tracing_subscriber::EnvFilter::from_env("NKV_SIM_LOG");
         let _ = tracing_subscriber::fmt().with_env_filter(filter).without_time().try_init();
@@ -59,21 +59,21 @@ pub fn run(seed: u64, told: bool) -> Outcome {
         .build()
         .expect("a runtime needs nothing that could be missing");
     let set = LocalSet::new();
-    let outcome = runtime.block_on(set.run_until(play(seed, told)));
+    let outcome = runtime.block_on(set.run_until(play(seed, verbose)));
     // Its tasks end before the runtime whose timers they hold.
     drop(set);
     outcome
 }
 
-async fn play(seed: u64, told: bool) -> Outcome {
-    let (plan, trace) = (Plan::of(seed), Trace::new(told));
+async fn play(seed: u64, verbose: bool) -> Outcome {
+    let (plan, trace) = (Plan::of(seed), Trace::new(verbose));
     trace.note("plan", format!("{plan:?}"));
     let cluster = Cluster::new(plan, trace.clone());
     cluster.start();
     let work = async {
         faults::all(cluster.clone(), Dice::new(seed, FAULTS)).await;
         while cluster.ops.get() < OPS {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     };
     if tokio::time::timeout(WORK, work).await.is_err() {

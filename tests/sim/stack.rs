@@ -34,7 +34,7 @@ struct Running {
 }
 
 /// A future that is polled on a stack of its own. Dropped while suspended, its stack is unwound.
-pub struct Stackful<T: 'static> {
+pub struct StackfulFuture<T: 'static> {
     stack: Generator<'static, (), ()>,
     work: Option<Work>,
     read: Rc<RefCell<Vec<u64>>>,
@@ -46,7 +46,7 @@ fn running() -> Option<Running> {
     RUNNING.with_borrow(Clone::clone)
 }
 
-impl<T> Stackful<T> {
+impl<T> StackfulFuture<T> {
     pub fn new(work: impl Future<Output = T> + 'static) -> Self {
         let result = Rc::new(RefCell::new(None));
         let answer = result.clone();
@@ -70,7 +70,7 @@ impl<T> Stackful<T> {
     }
 }
 
-impl<T> Future for Stackful<T> {
+impl<T> Future for StackfulFuture<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {

@@ -13,7 +13,7 @@ struct Inner {
     began: Instant,
     hash: u64,
     events: u64,
-    told: bool,
+    verbose: bool,
     // Woken when there were so many events.
     trip: Option<(u64, Waker)>,
 }
@@ -23,10 +23,10 @@ struct Inner {
 pub struct Trace(Arc<Mutex<Inner>>);
 
 impl Trace {
-    /// `told`: every event is also printed.
-    pub fn new(told: bool) -> Self {
+    /// `verbose`: every event is also printed.
+    pub fn new(verbose: bool) -> Self {
         let (began, hash) = (Instant::now(), 0xcbf2_9ce4_8422_2325);
-        Self(Arc::new(Mutex::new(Inner { began, hash, events: 0, told, trip: None })))
+        Self(Arc::new(Mutex::new(Inner { began, hash, events: 0, verbose, trip: None })))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -34,7 +34,7 @@ impl Trace {
     }
 
     /// Folds in an event: what kind it is, and what tells it from others.
-    pub fn event(&self, what: &str, facts: impl Hash, told: impl FnOnce() -> String) {
+    pub fn event(&self, what: &str, facts: impl Hash, verbose: impl FnOnce() -> String) {
         let mut inner = self.lock();
         let at_us = inner.began.elapsed().as_micros() as u64;
         let mut folded = Fold(inner.hash);
@@ -47,8 +47,8 @@ impl Trace {
         {
             waker.wake();
         }
-        if inner.told {
-            println!("{:>10}.{:03} {what} {}", at_us / 1000, at_us % 1000, told());
+        if inner.verbose {
+            println!("{:>10}.{:03} {what} {}", at_us / 1000, at_us % 1000, verbose());
         }
     }
 

@@ -10,7 +10,7 @@ use crate::cluster::Cluster;
 use crate::dice::Dice;
 use crate::ledger::Outcome;
 use crate::process::Pid;
-use crate::stack::Stackful;
+use crate::stack::StackfulFuture;
 use nkv::message::{MasterCounters, ObjMeta, PutOptions};
 use nkv::{Client, ErrorKind};
 use std::rc::Rc;
@@ -48,9 +48,9 @@ pub fn work(
     client: Client,
     dice: Dice,
     program: Option<Pid>,
-) -> Stackful<()> {
+) -> StackfulFuture<()> {
     let worker = Worker { cluster, client, dice, remembered: Vec::new() };
-    Stackful::new(worker.run()).of(program)
+    StackfulFuture::new(worker.run()).of(program)
 }
 
 impl Worker {
@@ -91,7 +91,7 @@ impl Worker {
             12 => self.remove_all().await,
             13 => self.evict().await,
             14 => self.list().await,
-            15 => self.look_at_stats().await,
+            15 => self.check_stats().await,
             _ => self.mount_or_unmount().await,
         }
     }
@@ -115,13 +115,13 @@ impl Worker {
 
     fn options(&mut self) -> PutOptions {
         let ranks = self.cluster.plan.ranks.len() as u64;
-        let preferred_segment = self.dice.permille(400).then(|| self.dice.below(ranks) as u32);
+        let preferred_rank = self.dice.permille(400).then(|| self.dice.below(ranks) as u32);
         let page_bytes = *self.dice.pick(&[0, 512, 1024, 4096]);
         let log = self.dice.permille(self.cluster.plan.log_permille);
-        PutOptions { preferred_segment, page_bytes, device_alloc: log.then_some(true) }
+        PutOptions { preferred_rank, page_bytes, device_alloc: log.then_some(true) }
     }
 
-    fn told(&self, what: &'static str, key: usize, outcome: Outcome) {
+    fn report(&self, what: &'static str, key: usize, outcome: Outcome) {
         self.cluster.coverage.borrow_mut().count(&format!("{what}: {outcome}"));
         self.cluster.trace.event(what, (key, outcome), || format!("key {key}: {outcome}"));
     }
@@ -129,13 +129,13 @@ impl Worker {
     async fn evict(&mut self) {
         let ratio = self.dice.below(100) as f64 / 100.0;
         let done = self.client.evict_until_below(ratio).await;
-        self.told("evict", 0, Outcome::of(&done));
+        self.report("evict", 0, Outcome::of(&done));
     }
 
-    async fn look_at_stats(&mut self) {
-        let term = self.client.view().await.map(|v| v.term);
+    async fn check_stats(&mut self) {
+        let term = self.client.membership().await.map(|v| v.term);
         let stats = self.client.stats().await;
-        self.told("stats", 0, Outcome::of(&stats));
+        self.report("stats", 0, Outcome::of(&stats));
         if let (Ok(term), Ok(stats)) = (term, stats) {
             self.cluster.note_master(term, &stats.master);
         }
@@ -146,11 +146,11 @@ impl Worker {
         let mounted = self.cluster.with_node(rank as usize, |n| n.mounted()).unwrap_or_default();
         if let Some(info) = mounted.first() {
             let done = self.client.unmount_segment(rank, info.segment_id, UNMOUNT).await;
-            return self.told("unmount", 0, Outcome::of(&done));
+            return self.report("unmount", 0, Outcome::of(&done));
         }
         let bytes = self.dice.between(4, 16) * 4096;
         let done = self.client.mount_segment(rank, bytes).await;
-        self.told("mount", 0, Outcome::of(&done));
+        self.report("mount", 0, Outcome::of(&done));
     }
 
     fn remember(&mut self, key: usize, meta: ObjMeta) {

@@ -1,7 +1,7 @@
 //! A stressed process: this test's own binary, started again as a writer or a reader. Its parent's end
 //! keeps what it told, and kills it; it never outlives that, and ends when its stdin does.
 
-use super::book::{self, Sums, say};
+use super::call_log::{self, Sums, print_line};
 use super::{reader, writer};
 use nkv::store::clock::{BootClock, Clock};
 use nkv::store::threads::spawn_named;
@@ -21,7 +21,7 @@ pub const WRITERS: u64 = 4;
 const END_MS: u64 = nkv_pace::HANGS_MS;
 /// Connecting is tried for so long: a rank may be dead just then.
 const CONNECT_MS: u64 = nkv_pace::HANGS_MS;
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// What a process is told.
 #[derive(Debug, Clone)]
@@ -85,11 +85,11 @@ pub fn main(text: &str) -> ExitCode {
     };
     match work(task) {
         Ok(()) => {
-            say("ended");
+            print_line("ended");
             ExitCode::SUCCESS
         }
         Err(e) => {
-            say(&format!("fault it ended with {e}"));
+            print_line(&format!("fault it ended with {e}"));
             ExitCode::FAILURE
         }
     }
@@ -99,12 +99,12 @@ fn work(task: Task) -> Result<()> {
     let stopped = Stopped::default();
     let generations: Arc<Vec<AtomicU64>> =
         Arc::new((0..WRITERS).map(|_| AtomicU64::new(0)).collect());
-    let (stopper, told) = (stopped.clone(), generations.clone());
+    let (stopper, shared_report) = (stopped.clone(), generations.clone());
     spawn_named("stress-stdin", move || {
         for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
             let mut words = line.split(' ').filter_map(|w| w.parse::<u64>().ok());
             if let (Some(writer), Some(generation)) = (words.next(), words.next())
-                && let Some(known) = told.get(writer as usize)
+                && let Some(known) = shared_report.get(writer as usize)
             {
                 known.store(generation, Ordering::Relaxed);
             }
@@ -131,7 +131,7 @@ fn connect(task: &Task) -> Result<Blocking> {
             Err(e) if BootClock.now_ms() >= until => {
                 return Err(Error::internal(format!("no connection for {CONNECT_MS} ms: {e}")));
             }
-            Err(_) => std::thread::sleep(LOOK),
+            Err(_) => std::thread::sleep(POLL_INTERVAL),
             done => return done,
         }
     }
@@ -139,7 +139,7 @@ fn connect(task: &Task) -> Result<Blocking> {
 
 /// What a process told.
 #[derive(Debug, Clone, Default)]
-struct Told {
+struct Reported {
     sums: Sums,
     faults: Vec<String>,
     ended: bool,
@@ -152,7 +152,7 @@ pub struct Stressed {
     pub task: Task,
     child: Child,
     stdin: Option<ChildStdin>,
-    told: Arc<Mutex<Told>>,
+    shared_report: Arc<Mutex<Reported>>,
     reader: Option<JoinHandle<()>>,
 }
 
@@ -167,28 +167,29 @@ impl Stressed {
             .unwrap();
         let stdin = child.stdin.take();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let told = Arc::new(Mutex::new(Told { last_ms: BootClock.now_ms(), ..Told::default() }));
-        let shared = told.clone();
+        let shared_report =
+            Arc::new(Mutex::new(Reported { last_ms: BootClock.now_ms(), ..Reported::default() }));
+        let shared = shared_report.clone();
         let reader = spawn_named("stress-told", move || {
             for line in lines.map_while(std::io::Result::ok) {
-                let mut told = shared.lock().unwrap_or_else(PoisonError::into_inner);
-                told.last_ms = BootClock.now_ms();
+                let mut shared_report = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                shared_report.last_ms = BootClock.now_ms();
                 match line.split_once(' ') {
-                    Some(("sums", rest)) => told.sums = book::parse(rest),
-                    _ if line == "ended" => told.ended = true,
-                    _ => told.faults.push(line),
+                    Some(("sums", rest)) => shared_report.sums = call_log::parse(rest),
+                    _ if line == "ended" => shared_report.ended = true,
+                    _ => shared_report.faults.push(line),
                 }
             }
         });
-        Self { task, child, stdin, told, reader: Some(reader.unwrap()) }
+        Self { task, child, stdin, shared_report, reader: Some(reader.unwrap()) }
     }
 
-    fn told(&self) -> Told {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn reported(&self) -> Reported {
+        self.shared_report.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Says which generation of a writer writes.
-    pub fn tell(&mut self, writer: u64, generation: u64) {
+    pub fn announce_generation(&mut self, writer: u64, generation: u64) {
         if let Some(stdin) = &mut self.stdin {
             // Who is dead already is found out otherwise.
             let _ = writeln!(stdin, "{writer} {generation}");
@@ -197,15 +198,15 @@ impl Stressed {
 
     /// Milliseconds since it told anything.
     pub fn silent_ms(&self) -> u64 {
-        BootClock.now_ms().saturating_sub(self.told().last_ms)
+        BootClock.now_ms().saturating_sub(self.reported().last_ms)
     }
 
     /// SIGKILL; its sums and faults.
     pub fn kill(mut self) -> (Sums, Vec<String>) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        let told = self.told_to_the_end();
-        (told.sums, told.faults)
+        let shared_report = self.read_to_the_end();
+        (shared_report.sums, shared_report.faults)
     }
 
     /// Lets it end as asked; its sums and faults.
@@ -213,22 +214,27 @@ impl Stressed {
         drop(self.stdin.take());
         let until = BootClock.now_ms() + END_MS;
         while self.child.try_wait().unwrap().is_none() {
-            assert!(BootClock.now_ms() < until, "{:?} does not end: {:?}", self.task, self.told());
-            std::thread::sleep(LOOK);
+            assert!(
+                BootClock.now_ms() < until,
+                "{:?} does not end: {:?}",
+                self.task,
+                self.reported()
+            );
+            std::thread::sleep(POLL_INTERVAL);
         }
-        let mut told = self.told_to_the_end();
-        if !told.ended {
-            told.faults.push(format!("{:?} ended before it was told to", self.task));
+        let mut shared_report = self.read_to_the_end();
+        if !shared_report.ended {
+            shared_report.faults.push(format!("{:?} ended before it was told to", self.task));
         }
-        (told.sums, told.faults)
+        (shared_report.sums, shared_report.faults)
     }
 
-    fn told_to_the_end(&mut self) -> Told {
+    fn read_to_the_end(&mut self) -> Reported {
         // The pipe ends with the process, and the reader with the pipe.
         if let Some(reader) = self.reader.take() {
             reader.join().unwrap();
         }
-        self.told()
+        self.reported()
     }
 }
 

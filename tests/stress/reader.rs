@@ -1,7 +1,7 @@
 //! A reading process: single, in batches, in place, by location, and whether keys are there. Whatever
 //! a read brings is some version of that key, to the byte, or nothing.
 
-use super::book::Book;
+use super::call_log::CallLog;
 use super::process::{Stopped, Task};
 use super::random::Random;
 use super::values::{self, KEYS, MAX_BYTES};
@@ -23,7 +23,7 @@ struct Reader {
     // Of each writer, the generation that writes.
     generations: Arc<Vec<AtomicU64>>,
     buffers: Vec<Vec<u8>>,
-    book: Book,
+    call_log: CallLog,
 }
 
 /// Works until it is told to stop.
@@ -35,18 +35,18 @@ pub fn run(
 ) -> Result<()> {
     let buffers = (0..BATCH).map(|_| vec![0; MAX_BYTES]).collect();
     let random = Random::new(task.seed, 0);
-    let mut reader = Reader { client, random, generations, buffers, book: Book::default() };
+    let mut reader = Reader { client, random, generations, buffers, call_log: CallLog::default() };
     while !stopped.is() {
         let key = reader.key();
         match reader.random.below(10) {
             0..=2 => reader.get(&key),
             3..=4 => reader.get_many(),
-            5..=7 => reader.look(&key),
+            5..=7 => reader.read_view(&key),
             8 => reader.exists(),
             _ => reader.match_prefix(),
         }
     }
-    reader.book.tell();
+    reader.call_log.print_sums();
     reader.client.close();
     Ok(())
 }
@@ -71,15 +71,15 @@ impl Reader {
 
     fn check(&mut self, verb: &str, key: &[u8], got: &[u8]) {
         if let Err(what) = values::version(key, got) {
-            self.book.fault(&format!("{verb}: {what}"));
+            self.call_log.fault(&format!("{verb}: {what}"));
         }
-        self.book.count(verb, "Ok");
+        self.call_log.count(verb, "Ok");
     }
 
     fn get(&mut self, key: &[u8]) {
         match self.client.get(key) {
             Ok(got) => self.check("get", key, &got),
-            Err(e) => self.book.failed("get", key, &e),
+            Err(e) => self.call_log.failed("get", key, &e),
         }
     }
 
@@ -92,14 +92,14 @@ impl Reader {
         for ((key, buffer), result) in keys.iter().zip(&buffers).zip(results) {
             match result {
                 Ok(n) => self.check("get_many", key, &buffer[..n]),
-                Err(e) => self.book.failed("get_many", key, &e),
+                Err(e) => self.call_log.failed("get_many", key, &e),
             }
         }
         self.buffers = buffers;
     }
 
     /// The bytes of a view are what they are until it is dropped [I9].
-    fn look(&mut self, key: &[u8]) {
+    fn read_view(&mut self, key: &[u8]) {
         match self.client.get_view(key) {
             Ok(view) => {
                 let before = values::version(key, &view);
@@ -108,13 +108,13 @@ impl Reader {
                 std::thread::sleep(Duration::from_millis(self.random.below(longest)));
                 let after = values::version(key, &view);
                 if before.is_err() || before != after {
-                    self.book.fault(&format!("a view: {before:?}, and later {after:?}"));
+                    self.call_log.fault(&format!("a view: {before:?}, and later {after:?}"));
                 }
-                self.book.count("view", "Ok");
+                self.call_log.count("view", "Ok");
             }
             // Not by tcp: a copy then.
             Err(e) if e.kind == ErrorKind::Unsupported => self.get(key),
-            Err(e) => self.book.failed("view", key, &e),
+            Err(e) => self.call_log.failed("view", key, &e),
         }
     }
 
@@ -122,9 +122,9 @@ impl Reader {
         let keys = self.batch();
         let keys: Vec<&[u8]> = keys.iter().map(|k| &k[..]).collect();
         match self.client.exists(&keys, false) {
-            Ok(list) if list.len() == keys.len() => self.book.count("exists", "Ok"),
-            Ok(list) => self.book.fault(&format!("{} answers about {BATCH} keys", list.len())),
-            Err(e) => self.book.failed("exists", b"a batch", &e),
+            Ok(list) if list.len() == keys.len() => self.call_log.count("exists", "Ok"),
+            Ok(list) => self.call_log.fault(&format!("{} answers about {BATCH} keys", list.len())),
+            Err(e) => self.call_log.failed("exists", b"a batch", &e),
         }
     }
 
@@ -135,14 +135,14 @@ impl Reader {
         let refs: Vec<&[u8]> = keys.iter().map(|k| &k[..]).collect();
         let metas = match self.client.match_prefix(&refs) {
             Ok(metas) => metas,
-            Err(e) => return self.book.failed("match_prefix", b"a batch", &e),
+            Err(e) => return self.call_log.failed("match_prefix", b"a batch", &e),
         };
-        self.book.count("match_prefix", "Ok");
+        self.call_log.count("match_prefix", "Ok");
         let mut buffer = vec![0; MAX_BYTES];
         for (key, meta) in keys.iter().zip(metas) {
             match self.client.read_into(&meta, &mut buffer) {
                 Ok(n) => self.check("read_into", key, &buffer[..n]),
-                Err(e) => self.book.failed("read_into", key, &e),
+                Err(e) => self.call_log.failed("read_into", key, &e),
             }
         }
     }

@@ -2,7 +2,7 @@
 //! them told and what the owners are left with.
 
 use super::accounts::accounted;
-use super::book::Sums;
+use super::call_log::Sums;
 use super::cluster_process::{ProcessCluster, by_devices, holds_within};
 use super::process::{Stressed, Task, WRITERS};
 use super::random::{Random, seed};
@@ -30,7 +30,7 @@ const AWAY_MS: (u64, u64) = (0, 1_500);
 const SILENT_MS: u64 = nkv_pace::HANGS_MS;
 /// Afterwards all that is used is live within this.
 const SETTLE: Duration = nkv_pace::HANGS;
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 struct Run {
     cluster: ProcessCluster,
@@ -76,7 +76,7 @@ pub fn every_byte_is_right_while_writers_readers_and_an_owner_die() {
             owner = Some((rank, u64::MAX));
         }
         run.expect_words();
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     if let Some((rank, back)) = owner.filter(|(_, back)| *back != u64::MAX) {
         run.cluster.restart(rank);
@@ -136,7 +136,7 @@ impl Run {
         };
         let mut started = Stressed::start(task);
         for (writer, generation) in (0..).zip(&self.generations) {
-            started.tell(writer, *generation);
+            started.announce_generation(writer, *generation);
         }
         self.all.push(started);
     }
@@ -151,7 +151,7 @@ impl Run {
         if writes {
             self.generations[number as usize] += 1;
             let generation = self.generations[number as usize];
-            self.all.iter_mut().for_each(|s| s.tell(number, generation));
+            self.all.iter_mut().for_each(|s| s.announce_generation(number, generation));
         }
         self.start_one(writes, number);
     }

@@ -31,13 +31,13 @@ pub fn value(key: &[u8], version: u64) -> Vec<u8> {
 
 /// The version of a value that was read; what is wrong with it, if it is none of this key.
 pub fn version(key: &[u8], got: &[u8]) -> Result<u64, String> {
-    let told = String::from_utf8_lossy(key);
+    let shown = String::from_utf8_lossy(key);
     let Some((first, rest)) = got.split_first_chunk::<VERSION_BYTES>() else {
-        return Err(format!("{told} has {} bytes, not even a version", got.len()));
+        return Err(format!("{shown} has {} bytes, not even a version", got.len()));
     };
     let version = u64::from_le_bytes(*first);
     match content::wrong(key, version, len(version) - VERSION_BYTES, rest) {
         0 => Ok(version),
-        wrong => Err(format!("{wrong} wrong bytes of {} in {told}, version {version}", got.len())),
+        wrong => Err(format!("{wrong} wrong bytes of {} in {shown}, version {version}", got.len())),
     }
 }

@@ -1,7 +1,7 @@
 //! A writing process: it puts, by log and by plan, removes and reads what is its own. Nobody else
 //! writes its keys, so it knows of each what a read may bring: this version, or nothing.
 
-use super::book::Book;
+use super::call_log::CallLog;
 use super::process::{Stopped, Task};
 use super::random::Random;
 use super::values::{self, KEYS};
@@ -27,14 +27,14 @@ struct Writer {
     random: Random,
     own: Vec<Own>,
     next: u64,
-    book: Book,
+    call_log: CallLog,
 }
 
 /// Works until it is told to stop; then everything of its own is read once more.
 pub fn run(client: Blocking, task: Task, stopped: &Stopped) -> Result<()> {
     let own = (0..KEYS).map(|number| Own { number, version: None, put: false }).collect();
     let random = Random::new(task.seed, 0);
-    let mut writer = Writer { client, task, random, own, next: KEYS, book: Book::default() };
+    let mut writer = Writer { client, task, random, own, next: KEYS, call_log: CallLog::default() };
     while !stopped.is() {
         let at = writer.random.below(KEYS) as usize;
         match writer.random.below(10) {
@@ -44,7 +44,7 @@ pub fn run(client: Blocking, task: Task, stopped: &Stopped) -> Result<()> {
         }
     }
     (0..KEYS as usize).for_each(|at| writer.read(at));
-    writer.book.tell();
+    writer.call_log.print_sums();
     writer.client.close();
     Ok(())
 }
@@ -67,19 +67,16 @@ impl Writer {
         let (key, version) = (self.key(at), self.random.next());
         let by_log = self.random.percent(LOG_PERCENT);
         let rank = self.random.percent(60).then(|| self.random.below(self.task.ranks) as u32);
-        let opts = PutOptions {
-            preferred_segment: rank,
-            page_bytes: PAGE_BYTES,
-            device_alloc: Some(by_log),
-        };
+        let opts =
+            PutOptions { preferred_rank: rank, page_bytes: PAGE_BYTES, device_alloc: Some(by_log) };
         let verb = if by_log { "put_log" } else { "put_plan" };
         match self.client.put(&key, &values::value(&key, version), &opts) {
             Ok(()) => {
                 (self.own[at].version, self.own[at].put) = (Some(version), true);
-                self.book.count(verb, "Ok");
+                self.call_log.count(verb, "Ok");
             }
             Err(e) => {
-                self.book.failed(verb, &key, &e);
+                self.call_log.failed(verb, &key, &e);
                 self.leave(at);
             }
         }
@@ -89,9 +86,9 @@ impl Writer {
     fn remove(&mut self, at: usize) -> bool {
         let key = self.key(at);
         match self.client.remove(&key) {
-            Ok(()) => self.book.count("remove", "Ok"),
+            Ok(()) => self.call_log.count("remove", "Ok"),
             Err(e) => {
-                self.book.failed("remove", &key, &e);
+                self.call_log.failed("remove", &key, &e);
                 // It was evicted; or who could tell is not there, and it is not known what became of it.
                 if e.kind != ErrorKind::NotFound {
                     self.leave(at);
@@ -101,9 +98,9 @@ impl Writer {
         }
         (self.own[at].version, self.own[at].put) = (None, false);
         if let Ok(got) = self.client.get(&key) {
-            let told = values::version(&key, &got);
+            let version = values::version(&key, &got);
             let shown = String::from_utf8_lossy(&key).into_owned();
-            self.book.fault(&format!("{shown} was removed and is read: {told:?}"));
+            self.call_log.fault(&format!("{shown} was removed and is read: {version:?}"));
         }
         true
     }
@@ -115,15 +112,15 @@ impl Writer {
                 let (read, put) = (values::version(&key, &got), self.own[at].version);
                 if read.as_ref().ok() != put.as_ref() {
                     let shown = String::from_utf8_lossy(&key).into_owned();
-                    self.book.fault(&format!("{shown} is {put:?} and read as {read:?}"));
+                    self.call_log.fault(&format!("{shown} is {put:?} and read as {read:?}"));
                 }
-                self.book.count("get_own", "Ok");
+                self.call_log.count("get_own", "Ok");
             }
             Err(e) => {
                 if e.kind == ErrorKind::NotFound {
                     self.own[at].version = None;
                 }
-                self.book.failed("get_own", &key, &e);
+                self.call_log.failed("get_own", &key, &e);
             }
         }
     }

@@ -8,7 +8,7 @@
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::{AnonMemory, Buffer, Memory};
 use nkv_transport::fabric::{FabricConfig, Part};
-use nkv_transport::verbs::{Post, Unescorted};
+use nkv_transport::verbs::{NoObserver, Post};
 use nkv_transport::{Alive, Op, Verbs};
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ fn many(verbs: &dyn Verbs, all: &mut [u8], size: usize, write: bool) -> f64 {
         let mut ops: Vec<[Op<'_>; 1]> = each.collect();
         let mut posts: Vec<Post<'_, '_>> =
             ops.iter_mut().map(|ops| Post { token: TOKEN, ops }).collect();
-        let done = verbs.post_many(&mut posts, &mut Unescorted);
+        let done = verbs.post_many(&mut posts, &mut NoObserver);
         assert!(done.iter().all(Result::is_ok));
     })
 }

@@ -102,11 +102,11 @@ pub trait Exported: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// If the offer is none, or none of its pairs can be connected: the client then takes another way.
-    fn accept(&self, offer: &Offer) -> Result<(Arc<dyn Served>, Answer), TransportError>;
+    fn accept(&self, offer: &Offer) -> Result<(Arc<dyn RemoteAccess>, Answer), TransportError>;
 }
 
 /// A client's way into a segment, until it is severed.
-pub trait Served: Send + Sync + fmt::Debug {
+pub trait RemoteAccess: Send + Sync + fmt::Debug {
     /// Ends it: after this the devices execute nothing of that client here [I10]. Idempotent.
     fn sever(&self);
 
@@ -219,14 +219,14 @@ pub struct Offer {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
     /// One for each pair offered: whom it is connected to, and what it reaches; or why it is not.
-    pub ways: Vec<Result<Way, String>>,
+    pub paths: Vec<Result<DataPath, String>>,
     /// One device of the owner counts: without a way to it there is none [I1].
     pub one_counts: bool,
 }
 
 /// One connected pair.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Way {
+pub struct DataPath {
     /// The owner's pair.
     pub pair: PairAddress,
     /// The segment, whole, in order and without gaps, as that pair's device knows it.

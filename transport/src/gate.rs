@@ -17,7 +17,7 @@ pub struct Gate(AtomicU32);
 /// the gate empty.
 #[derive(Debug)]
 #[must_use = "the gate is left when this is dropped"]
-pub struct Inside<'a>(&'a Gate);
+pub struct InFlight<'a>(&'a Gate);
 
 impl Gate {
     /// An open gate with nobody inside.
@@ -26,12 +26,12 @@ impl Gate {
     }
 
     /// Goes in; `None` once the gate is closed.
-    pub fn enter(&self) -> Option<Inside<'_>> {
-        self.go_in().then(|| Inside(self))
+    pub fn enter(&self) -> Option<InFlight<'_>> {
+        self.acquire().then(|| InFlight(self))
     }
 
     /// Goes in without a guard: for an owner of the gate, who must `go_out` once for every true.
-    pub(crate) fn go_in(&self) -> bool {
+    pub(crate) fn acquire(&self) -> bool {
         // SeqCst against `close`: either we see the gate closed or the closer sees us inside.
         let went = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |w| {
             // 2^31 - 1 inside at once cannot be: refusing is the safe answer all the same.
@@ -41,7 +41,7 @@ impl Gate {
     }
 
     /// Leaves; every byte placed inside is visible to whoever then sees the gate empty.
-    pub(crate) fn go_out(&self) {
+    pub(crate) fn release(&self) {
         let before = self.0.fetch_sub(1, Ordering::SeqCst);
         debug_assert!(before & !CLOSED > 0, "left a gate that nobody was inside");
         // Only a fence waits, and it closes first: leaving an open gate costs no system call.
@@ -61,13 +61,13 @@ impl Gate {
     }
 
     /// True if nobody is inside now. Final only once the gate is closed.
-    pub fn is_out(&self) -> bool {
+    pub fn is_drained(&self) -> bool {
         self.0.load(Ordering::SeqCst) & !CLOSED == 0
     }
 
     /// Waits until nobody is inside; false if somebody still is after `timeout`. Close
     /// first: on an open gate the answer is neither prompt nor final.
-    pub fn wait_out(&self, timeout: Duration) -> bool {
+    pub fn wait_drained(&self, timeout: Duration) -> bool {
         let clock = BootClock;
         let deadline = clock.now_ns().saturating_add(timeout.as_nanos() as u64);
         loop {
@@ -89,9 +89,9 @@ impl Gate {
     }
 }
 
-impl Drop for Inside<'_> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        self.0.go_out();
+        self.0.release();
     }
 }
 
@@ -108,27 +108,27 @@ mod tests {
         let g = Gate::new();
         let a = g.enter().unwrap();
         let b = g.enter().unwrap();
-        assert!(!g.is_out() && !g.is_closed());
+        assert!(!g.is_drained() && !g.is_closed());
         g.close();
         assert!(g.enter().is_none());
         drop(a);
-        assert!(!g.is_out());
-        assert!(!g.wait_out(Duration::from_millis(5)));
+        assert!(!g.is_drained());
+        assert!(!g.wait_drained(Duration::from_millis(5)));
         drop(b);
-        assert!(g.is_out() && g.is_closed());
-        assert!(g.wait_out(Duration::ZERO));
+        assert!(g.is_drained() && g.is_closed());
+        assert!(g.wait_drained(Duration::ZERO));
     }
 
     #[test]
     fn the_last_one_out_wakes_who_waits() {
         let g = Arc::new(Gate::new());
         let (g2, started) = (g.clone(), Arc::new(AtomicBool::new(false)));
-        let inside = g.enter().unwrap();
+        let in_flight = g.enter().unwrap();
         g.close();
         let s2 = started.clone();
         let waiter = spawn_named("waiter", move || {
             s2.store(true, Ordering::SeqCst);
-            g2.wait_out(Duration::from_secs(10))
+            g2.wait_drained(Duration::from_secs(10))
         })
         .unwrap();
         while !started.load(Ordering::SeqCst) {
@@ -136,7 +136,7 @@ mod tests {
         }
         let clock = BootClock;
         let t0 = clock.now_ms();
-        drop(inside);
+        drop(in_flight);
         assert!(waiter.join().unwrap());
         assert!(clock.now_ms() - t0 < 5_000, "it slept through the wake");
     }
@@ -165,7 +165,7 @@ mod tests {
                 std::thread::yield_now();
             }
             g.close();
-            assert!(g.wait_out(Duration::from_secs(10)));
+            assert!(g.wait_drained(Duration::from_secs(10)));
             let mut before = [0u8; 4096];
             m.read(0, &mut before).unwrap();
             for w in writers {

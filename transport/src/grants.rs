@@ -76,12 +76,12 @@ struct Entry {
     rights: Rights,
     gate: Gate,
     // Connections inside the gate now; bounded by the agent's connections.
-    inside: Mutex<Vec<Arc<dyn Cut>>>,
+    in_flight: Mutex<Vec<Arc<dyn Cut>>>,
 }
 
 impl Entry {
-    fn inside(&self) -> MutexGuard<'_, Vec<Arc<dyn Cut>>> {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    fn in_flight(&self) -> MutexGuard<'_, Vec<Arc<dyn Cut>>> {
+        self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -136,7 +136,7 @@ impl Grants {
         }
         let mut known = self.lock();
         known.entries.entry(token).or_insert_with(|| {
-            Arc::new(Entry { rights, gate: Gate::new(), inside: Mutex::new(Vec::new()) })
+            Arc::new(Entry { rights, gate: Gate::new(), in_flight: Mutex::new(Vec::new()) })
         });
         if known.waiting > 0 {
             self.opened.notify_all();
@@ -145,14 +145,14 @@ impl Grants {
 
     /// Fences a token: no request is admitted any more, and connections that are inside are cut, so
     /// that not even a stalled one stays. False if the token is unknown, which is refused anyway.
-    /// The fence is complete when [`Grants::is_out`].
+    /// The fence is complete when [`Grants::is_drained`].
     pub fn revoke(&self, token: u64) -> bool {
         let Some(entry) = self.lock().entries.get(&token).cloned() else {
             return false;
         };
         // Closed first: who enters the list after we looked at it sees the gate closed and leaves.
         entry.gate.close();
-        for connection in entry.inside().iter() {
+        for connection in entry.in_flight().iter() {
             connection.cut();
         }
         true
@@ -160,16 +160,16 @@ impl Grants {
 
     /// True if no byte of this token is or will be placed: it is unknown, or revoked with nobody
     /// left inside.
-    pub fn is_out(&self, token: u64) -> bool {
-        self.lock().entries.get(&token).is_none_or(|e| e.gate.is_closed() && e.gate.is_out())
+    pub fn is_drained(&self, token: u64) -> bool {
+        self.lock().entries.get(&token).is_none_or(|e| e.gate.is_closed() && e.gate.is_drained())
     }
 
-    /// Waits for [`Grants::is_out`] of a revoked token; false if somebody is inside after `timeout`.
-    pub fn wait_out(&self, token: u64, timeout: Duration) -> bool {
+    /// Waits for [`Grants::is_drained`] of a revoked token; false if somebody is inside after `timeout`.
+    pub fn wait_drained(&self, token: u64, timeout: Duration) -> bool {
         let Some(entry) = self.lock().entries.get(&token).cloned() else {
             return true;
         };
-        entry.gate.is_closed() && entry.gate.wait_out(timeout)
+        entry.gate.is_closed() && entry.gate.wait_drained(timeout)
     }
 
     /// Drops a token whose fence is complete or whose plan ended well. It is closed by this at the
@@ -225,10 +225,10 @@ impl Grants {
         })?;
         let revoked =
             || format!("token {token:#018x} was revoked: its plan or log right has ended");
-        if !entry.gate.go_in() {
+        if !entry.gate.acquire() {
             return Err(revoked());
         }
-        entry.inside().push(cut.clone());
+        entry.in_flight().push(cut.clone());
         let admitted = Admitted { entry, cut: cut.clone() };
         if admitted.entry.gate.is_closed() {
             return Err(revoked());
@@ -243,12 +243,12 @@ impl Drop for Admitted {
         if let Rights::Log(log) = &self.entry.rights {
             log.leave(&self.cut);
         }
-        let mut inside = self.entry.inside();
-        if let Some(i) = inside.iter().position(|c| Arc::ptr_eq(c, &self.cut)) {
-            inside.swap_remove(i);
+        let mut in_flight = self.entry.in_flight();
+        if let Some(i) = in_flight.iter().position(|c| Arc::ptr_eq(c, &self.cut)) {
+            in_flight.swap_remove(i);
         }
-        drop(inside);
-        self.entry.gate.go_out();
+        drop(in_flight);
+        self.entry.gate.release();
     }
 }
 

@@ -18,17 +18,17 @@
 //! was claimed would settle what others claimed. So the fields are looked at as they arrive, and no
 //! word that makes the owner look at them is stored before they were written.
 
-mod place;
+mod change;
 mod table;
 
 use crate::access::{Cut, Intent};
+use change::LogChange;
 use nkv_store::Memory;
 use nkv_store::device_log::{Abandon, BUMP_PTR_OFF, HEAP_LIMIT_OFF, LogGeometry};
 use nkv_store::error::StoreError;
 use nkv_store::key::KeyId;
 use nkv_store::layout::{ObjHeader, PUBLISH_OFF, epoch_of};
 use nkv_store::object::{dead, producer_fields, ready};
-use place::Place;
 use std::mem::offset_of;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use table::{At, Claim, Table};
@@ -47,7 +47,7 @@ pub struct LogRights {
 /// What an ended producer left behind, and what became of it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 #[must_use = "what was abandoned is for the owner to note, and who is inside to wait for"]
-pub struct Settled {
+pub struct EndedClaims {
     /// Claims that are DEAD now: the owner's next pass takes note of them.
     pub dead: u64,
     /// Claims that were READY or DEAD though the agent did not come to note it.
@@ -60,7 +60,7 @@ pub struct Settled {
     pub unknown: u64,
     /// Claims that a request is still inside: nothing was done about them. The fence was not
     /// complete; call again when it is.
-    pub inside: u64,
+    pub in_flight: u64,
 }
 
 impl LogRights {
@@ -105,17 +105,17 @@ impl LogRights {
     }
 
     /// Ends these rights and settles what is open, once its token is revoked with nobody inside:
-    /// DEAD, unless READY, below the limit, and [`Settled::abandoned`] above it. May be repeated, and
+    /// DEAD, unless READY, below the limit, and [`EndedClaims::abandoned`] above it. May be repeated, and
     /// has to be after an error (a device lost) or with somebody inside.
-    pub fn settle(&self) -> Result<Settled, StoreError> {
+    pub fn finish(&self) -> Result<EndedClaims, StoreError> {
         let mut table = self.lock();
         table.closed = true;
         let limit = self.memory.load(HEAP_LIMIT_OFF)?;
-        let mut settled = Settled::default();
+        let mut settled = EndedClaims::default();
         let mut i = 0;
         while let Some(claim) = table.claims.get(i) {
             if !claim.users.is_empty() {
-                settled.inside += 1;
+                settled.in_flight += 1;
                 i += 1;
                 continue;
             }
@@ -158,7 +158,7 @@ impl LogRights {
     /// claim, or has a place for the one it makes, until [`LogRights::leave`].
     pub(crate) fn check(&self, intent: &Intent, cut: &Arc<dyn Cut>) -> Result<(), String> {
         let geometry = &self.geometry;
-        let place = Place::of(geometry, intent).ok_or_else(|| {
+        let change = LogChange::of(geometry, intent).ok_or_else(|| {
             format!(
                 "{intent:?} is nothing that a producer of the log does: it adds whole units of {} up \
                  to {} bytes to the word at {BUMP_PTR_OFF}, and writes what it claimed",
@@ -171,7 +171,7 @@ impl LogRights {
         if table.closed {
             return Err("the log rights of this token have ended: attach again".to_string());
         }
-        if let Place::Bump { n } = place {
+        if let LogChange::Bump { n } = change {
             if table.claims.len() >= MAX_OPEN_CLAIMS {
                 return Err(format!(
                     "{MAX_OPEN_CLAIMS} claims of this token are open: settle some, or take the plan \
@@ -181,7 +181,7 @@ impl LogRights {
             table.claims.push(Claim::asked(n, cut));
             return Ok(());
         }
-        let Some((i, p)) = table.find(geometry, &place, |claim| claim.below(geometry, limit))
+        let Some((i, p)) = table.find(geometry, &change, |claim| claim.below(geometry, limit))
         else {
             return Err(format!(
                 "{intent:?} is covered by none of the {} open claims of this token: only what was \
@@ -191,8 +191,8 @@ impl LogRights {
             ));
         };
         let claim = &mut table.claims[i];
-        let allowed = claim.allow(geometry, p, &place, cut);
-        if allowed.is_err() && matches!(place, Place::Dead { .. }) {
+        let allowed = claim.allow(geometry, p, &change, cut);
+        if allowed.is_err() && matches!(change, LogChange::Dead { .. }) {
             // Its producer wants an end of it: a request that hangs inside would keep it open.
             let others = claim.users.iter().filter(|user| !Arc::ptr_eq(&user.cut, cut));
             others.for_each(|user| user.cut.cut());
@@ -209,8 +209,8 @@ impl LogRights {
     ) -> Result<(), String> {
         let geometry = &self.geometry;
         let lost = || format!("{intent:?} was not allowed");
-        let place = Place::of(geometry, intent).ok_or_else(lost)?;
-        if let Place::Bump { n } = place {
+        let change = LogChange::of(geometry, intent).ok_or_else(lost)?;
+        if let LogChange::Bump { n } = change {
             // Whatever the fetch-and-add finds is not below what is found now.
             let bound = self.memory.load(BUMP_PTR_OFF).map_err(|e| e.to_string())?;
             let mut table = self.lock();
@@ -219,9 +219,9 @@ impl LogRights {
             return Ok(());
         }
         let mut table = self.lock();
-        let (i, p) = table.find_used(geometry, &place, cut).ok_or_else(lost)?;
+        let (i, p) = table.find_used(geometry, &change, cut).ok_or_else(lost)?;
         let claim = &mut table.claims[i];
-        if matches!(place, Place::Fields { .. }) {
+        if matches!(change, LogChange::Fields { .. }) {
             fields_of(geometry, p, claim.n, bytes)?;
         }
         claim.written = true;
@@ -232,10 +232,10 @@ impl LogRights {
     pub(crate) fn done(&self, intent: &Intent, found: u64, cut: &Arc<dyn Cut>) {
         let geometry = &self.geometry;
         let mut table = self.lock();
-        let Some(place) = Place::of(geometry, intent) else {
+        let Some(change) = LogChange::of(geometry, intent) else {
             return;
         };
-        if let Place::Bump { n } = place {
+        if let LogChange::Bump { n } = change {
             let under_way = |at| matches!(at, At::Claiming(_));
             if let Some(claim) = table.on_its_way(n, cut, under_way) {
                 claim.at = At::Position(found);
@@ -243,13 +243,15 @@ impl LogRights {
             }
             return;
         }
-        let Some((i, _)) = table.find_used(geometry, &place, cut) else {
+        let Some((i, _)) = table.find_used(geometry, &change, cut) else {
             return;
         };
-        match (place, *intent) {
-            (Place::Fields { .. }, _) => table.claims[i].fields = true,
-            (Place::Ready { .. }, Intent::CompareSwap { expect, .. }) if found != expect => {}
-            (Place::Ready { .. } | Place::Dead { .. }, _) => drop(table.claims.swap_remove(i)),
+        match (change, *intent) {
+            (LogChange::Fields { .. }, _) => table.claims[i].fields = true,
+            (LogChange::Ready { .. }, Intent::CompareSwap { expect, .. }) if found != expect => {}
+            (LogChange::Ready { .. } | LogChange::Dead { .. }, _) => {
+                drop(table.claims.swap_remove(i))
+            }
             _ => {}
         }
     }

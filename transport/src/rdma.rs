@@ -14,7 +14,7 @@ mod context;
 #[cfg(test)]
 mod device_tests;
 mod error;
-mod flight;
+mod in_flight;
 mod lane;
 mod loop_back;
 mod offering;
@@ -34,8 +34,8 @@ use crate::error::TransportError;
 use crate::fabric::{self, FabricConfig, MAX_PAIRS, RegisteredBuffer};
 use context::Context;
 use nkv_store::{Buffer, Memory};
-use offering::{Offering, Unconnected};
-use pair::{Pair, Place, REQUESTS};
+use offering::{Offering, UnconnectedPair};
+use pair::{Pair, PortAddress, REQUESTS};
 use queue::Queue;
 use region::Domain;
 use staging::Staging;
@@ -61,7 +61,7 @@ pub struct DeviceReport {
 pub(crate) struct Device {
     domain: Arc<Domain>,
     staging: Arc<Staging>,
-    place: Place,
+    port: PortAddress,
 }
 
 /// The devices that this process uses, by name; some of them cannot be used, or not yet.
@@ -151,8 +151,8 @@ impl Devices {
         let pairs = up.iter().cycle().take(n.min(MAX_PAIRS)).map(|(rail, device)| {
             let (rail, device) = (*rail, device.clone());
             let queue = Queue::new(device.context(), REQUESTS + queue::BATCH as u32)?;
-            let pair = Pair::new(&device.domain, &queue, &device.place, false)?;
-            Ok(Unconnected { rail, device, queue, pair })
+            let pair = Pair::new(&device.domain, &queue, &device.port, false)?;
+            Ok(UnconnectedPair { rail, device, queue, pair })
         });
         Ok(Offering { pairs: pairs.collect::<Result<_, TransportError>>()? })
     }
@@ -161,7 +161,7 @@ impl Devices {
 impl fabric::Fabric for Devices {
     fn describe(&self) -> String {
         let each = self.each(false);
-        let each = each.iter().map(|(_, d)| format!("{} at {}", d.name(), d.place.gid));
+        let each = each.iter().map(|(_, d)| format!("{} at {}", d.name(), d.port.gid));
         each.collect::<Vec<_>>().join(", ")
     }
 
@@ -193,7 +193,7 @@ impl Device {
     fn open(name: &str, gid_index: Option<u8>) -> Result<Self, TransportError> {
         let context = Context::open(name)?;
         let limits = context.limits()?;
-        let place = Self::place(&context, limits, gid_index)?;
+        let port = Self::port_address(&context, limits, gid_index)?;
         if limits.requests < lane::CHAIN as u32 {
             let n = limits.requests;
             return Err(TransportError::Protocol(format!("device {name} takes {n} requests only")));
@@ -203,15 +203,15 @@ impl Device {
         }
         let domain = Domain::new(context)?;
         let staging = Staging::new(&domain);
-        Ok(Self { domain, staging, place })
+        Ok(Self { domain, staging, port })
     }
 
     /// The first active port, by its preferred address.
-    fn place(
+    fn port_address(
         context: &Context,
         limits: Limits,
         gid_index: Option<u8>,
-    ) -> Result<Place, TransportError> {
+    ) -> Result<PortAddress, TransportError> {
         let name = context.name();
         for number in 1..=limits.ports {
             let port = context.port(number)?;
@@ -228,7 +228,7 @@ impl Device {
                 )));
             };
             let Port { lid, mtu_bytes, .. } = port;
-            return Ok(Place { port: number, lid, mtu_bytes, gid: *gid, limits });
+            return Ok(PortAddress { port: number, lid, mtu_bytes, gid: *gid, limits });
         }
         Err(TransportError::Protocol(format!(
             "no port of {name} is active: is its link up (ip link, rdma link)?"
@@ -237,7 +237,7 @@ impl Device {
 
     /// Whether its port is active at this moment.
     fn is_up(&self) -> bool {
-        self.context().is_active(self.place.port)
+        self.context().is_active(self.port.port)
     }
 
     fn context(&self) -> &Arc<Context> {

@@ -8,16 +8,16 @@
 //! socket's, and a frame larger than a lane goes through in parts. It is not to be split: one task
 //! writes a request, then reads its answer, or the other way round.
 
-mod bell;
+mod doorbell;
 mod lane;
 mod layout;
-mod looking;
 mod pass;
+mod polling;
 mod sleep;
 mod stream;
 
-pub use looking::Looking;
 pub use pass::{Offer, take};
+pub use polling::Polling;
 pub use stream::{RingStream, Waiting};
 
 #[cfg(test)]

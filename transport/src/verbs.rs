@@ -90,27 +90,27 @@ pub struct Post<'a, 'b> {
 
 /// Who sees the batches of [`Verbs::post_many`] off: each is asked about just before it leaves, and is told
 /// of once it is over, so that a fence waits for what is in flight and not for what is still to come.
-pub trait Escort {
+pub trait PostObserver {
     /// Batch `index` is about to leave; an error is its result, and it does not leave. May come again for
     /// one that was over without having happened.
-    fn leaves(&mut self, index: usize) -> Result<(), TransportError>;
+    fn on_submit(&mut self, index: usize) -> Result<(), TransportError>;
 
     /// This end sends nothing more of batch `index`, and waits for no answer to it. After an error its bytes
     /// may lie in a socket still: the target's own fence is there for them. Comes once for each time that
     /// it left.
-    fn over(&mut self, index: usize);
+    fn on_complete(&mut self, index: usize);
 }
 
 /// Lets everything go.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Unescorted;
+pub struct NoObserver;
 
-impl Escort for Unescorted {
-    fn leaves(&mut self, _: usize) -> Result<(), TransportError> {
+impl PostObserver for NoObserver {
+    fn on_submit(&mut self, _: usize) -> Result<(), TransportError> {
         Ok(())
     }
 
-    fn over(&mut self, _: usize) {}
+    fn on_complete(&mut self, _: usize) {}
 }
 
 /// One-sided verbs over one remote segment. Blocking: call it from a thread that may wait.
@@ -129,15 +129,15 @@ pub trait Verbs: Send + Sync + fmt::Debug {
     fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError>;
 
     /// One of many, by itself.
-    fn post_seen_off(
+    fn post_observed(
         &self,
         index: usize,
         post: &mut Post<'_, '_>,
-        escort: &mut dyn Escort,
+        observer: &mut dyn PostObserver,
     ) -> Result<(), TransportError> {
-        escort.leaves(index)?;
+        observer.on_submit(index)?;
         let done = self.post(post.token, post.ops);
-        escort.over(index);
+        observer.on_complete(index);
         done
     }
 
@@ -146,9 +146,9 @@ pub trait Verbs: Send + Sync + fmt::Debug {
     fn post_many(
         &self,
         posts: &mut [Post<'_, '_>],
-        escort: &mut dyn Escort,
+        observer: &mut dyn PostObserver,
     ) -> Vec<Result<(), TransportError>> {
-        let one = |(i, post): (usize, &mut Post<'_, '_>)| self.post_seen_off(i, post, escort);
+        let one = |(i, post): (usize, &mut Post<'_, '_>)| self.post_observed(i, post, observer);
         posts.iter_mut().enumerate().map(one).collect()
     }
 

@@ -1,14 +1,14 @@
 //! The same verbs for plain threads: one small runtime that this thread drives itself, with control
 //! connections of its own, so that a reply wakes nobody but the caller.
 
-use super::put_log::Now;
+use super::put_log::TryPut;
 use super::{Client, ClientConfig, ObjectView, WritePlan, spread};
 use crate::error::{Error, Result};
 use crate::message::{
     ClusterStats, EvictReport, Existence, Listed, ObjMeta, PutOptions, UnmountReport, View,
 };
 use bytes::Bytes;
-use nkv_store::fork::OfItsProcess;
+use nkv_store::fork::OwnProcessOnly;
 use nkv_transport::wire::Address;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -17,7 +17,7 @@ use tokio::runtime::Runtime;
 #[derive(Debug)]
 pub struct Blocking {
     client: Client,
-    runtime: OfItsProcess<Runtime>,
+    runtime: OwnProcessOnly<Runtime>,
 }
 
 impl Blocking {
@@ -27,7 +27,7 @@ impl Blocking {
             .enable_all()
             .build()
             .map_err(|e| Error::internal(format!("cannot start a runtime: {e}")))?;
-        Ok(Self { client, runtime: OfItsProcess::new(runtime) })
+        Ok(Self { client, runtime: OwnProcessOnly::new(runtime) })
     }
 
     /// Connects through any node of the cluster.
@@ -60,10 +60,10 @@ impl Blocking {
 
     /// See [`Client::put`].
     pub fn put(&self, key: &[u8], value: &[u8], opts: &PutOptions) -> Result<()> {
-        match self.client.put_now(key, value, opts) {
-            Now::Done(done) => done,
-            Now::Plan => self.wait(self.client.put_by_plan(key, value, opts)),
-            Now::Unmet => self.wait(self.client.put(key, value, opts)),
+        match self.client.try_put(key, value, opts) {
+            TryPut::Done(done) => done,
+            TryPut::NeedsPlan => self.wait(self.client.put_by_plan(key, value, opts)),
+            TryPut::NotAttached => self.wait(self.client.put(key, value, opts)),
         }
     }
 
@@ -102,9 +102,9 @@ impl Blocking {
         }
     }
 
-    /// See [`Client::lookup_near`].
-    pub fn lookup_near(&self, keys: &[&[u8]], found: &mut [bool]) -> Result<usize> {
-        self.client.lookup_near(keys, found)
+    /// See [`Client::lookup_mapped`].
+    pub fn lookup_mapped(&self, keys: &[&[u8]], found: &mut [bool]) -> Result<usize> {
+        self.client.lookup_mapped(keys, found)
     }
 
     /// See [`Client::read_into`].
@@ -189,8 +189,8 @@ impl Blocking {
     }
 
     /// See [`Client::view`].
-    pub fn view(&self) -> Result<View> {
-        self.wait(self.client.view())
+    pub fn membership(&self) -> Result<View> {
+        self.wait(self.client.membership())
     }
 
     /// See [`Client::mount_segment`].

@@ -6,7 +6,7 @@ use super::Client;
 use crate::error::{Error, Result};
 use bytes::Bytes;
 use nkv_store::Buffer;
-use nkv_store::fork::MadeIn;
+use nkv_store::fork::ProcessMark;
 use nkv_transport::fabric::RegisteredBuffer;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -45,20 +45,20 @@ struct Idle {
 
 /// Room for one object, for as long as it is read. Dropped, it is given back.
 #[derive(Debug)]
-pub(super) enum Room {
+pub(super) enum ReadBuffer {
     Plain(Vec<u8>),
-    Lent(Lent),
+    Pooled(PooledBuffer),
 }
 
 /// A buffer of the pool while it is out. Only its first `len` bytes are ever shown: the rest may be
 /// left over from another object.
 #[derive(Debug)]
-pub(super) struct Lent {
+pub(super) struct PooledBuffer {
     // There until the drop.
     buffer: Option<Buffer>,
     len: usize,
     home: Weak<Buffers>,
-    made: MadeIn,
+    made: ProcessMark,
 }
 
 impl Buffers {
@@ -73,19 +73,19 @@ impl Buffers {
     }
 
     /// Room for `len` bytes, which are whatever they are until they are read into.
-    pub(super) fn room(self: &Arc<Self>, len: usize) -> Room {
+    pub(super) fn take(self: &Arc<Self>, len: usize) -> ReadBuffer {
         let class = class_of(len);
         if len < FROM_BYTES || class > self.most_bytes {
-            return Room::Plain(vec![0; len]);
+            return ReadBuffer::Plain(vec![0; len]);
         }
         let kept = self.idle().take(class);
         // A process may have only so many mappings: past them the allocator may still have room.
         match kept.or_else(|| Buffer::new(class).ok()) {
             Some(buffer) => {
-                let (home, made) = (Arc::downgrade(self), MadeIn::here());
-                Room::Lent(Lent { buffer: Some(buffer), len, home, made })
+                let (home, made) = (Arc::downgrade(self), ProcessMark::here());
+                ReadBuffer::Pooled(PooledBuffer { buffer: Some(buffer), len, home, made })
             }
-            None => Room::Plain(vec![0; len]),
+            None => ReadBuffer::Plain(vec![0; len]),
         }
     }
 
@@ -120,13 +120,13 @@ fn class_of(len: usize) -> usize {
     len.max(FROM_BYTES).next_multiple_of(1 << step)
 }
 
-impl Room {
+impl ReadBuffer {
     /// The bytes to read into; as many as the object has.
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
-            Room::Plain(bytes) => bytes,
-            Room::Lent(lent) => match &mut lent.buffer {
-                Some(buffer) => &mut buffer[..lent.len],
+            ReadBuffer::Plain(bytes) => bytes,
+            ReadBuffer::Pooled(pooled) => match &mut pooled.buffer {
+                Some(buffer) => &mut buffer[..pooled.len],
                 None => &mut [],
             },
         }
@@ -135,19 +135,19 @@ impl Room {
     /// What was read, for whoever wanted it.
     pub(super) fn into_bytes(self) -> Bytes {
         match self {
-            Room::Plain(bytes) => bytes.into(),
-            Room::Lent(lent) => Bytes::from_owner(lent),
+            ReadBuffer::Plain(bytes) => bytes.into(),
+            ReadBuffer::Pooled(pooled) => Bytes::from_owner(pooled),
         }
     }
 }
 
-impl AsRef<[u8]> for Lent {
+impl AsRef<[u8]> for PooledBuffer {
     fn as_ref(&self) -> &[u8] {
         self.buffer.as_ref().map_or(&[], |buffer| &buffer[..self.len])
     }
 }
 
-impl Drop for Lent {
+impl Drop for PooledBuffer {
     fn drop(&mut self) {
         // In a forked child the lock may be held by a thread that is not there.
         if !self.made.is_here() {
@@ -167,7 +167,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     fn get(pool: &Arc<Buffers>, len: usize, fill: u8) -> Bytes {
-        let mut room = pool.room(len);
+        let mut room = pool.take(len);
         assert_eq!(room.bytes_mut().len(), len);
         room.bytes_mut().fill(fill);
         room.into_bytes()
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_read_that_fails_gives_its_buffer_back() {
         let pool = Buffers::new(4 * MIB as u64);
-        drop(pool.room(MIB));
+        drop(pool.take(MIB));
         assert_eq!(kept(&pool), (1, MIB));
     }
 

@@ -21,8 +21,8 @@ impl Client {
     async fn send_noted(&self) -> Result<()> {
         for peer in self.shared.peers.all().into_iter().filter(|p| p.is_alive()) {
             peer.send_names(usize::MAX);
-            let told = tokio::time::timeout(self.limit(), peer.send_touches(true)).await;
-            match told
+            let sent = tokio::time::timeout(self.limit(), peer.send_touches(true)).await;
+            match sent
                 .map_err(|_| Error::timeout(format!("rank {} takes no touches", peer.rank)))?
             {
                 Err(e) if peer.is_alive() => return Err(e),
@@ -42,12 +42,12 @@ impl Client {
             tracing::warn!("closed with a write in flight; its space is held until it ends");
             return;
         }
-        self.abandoned_is_told().await;
+        self.wait_until_abandoned().await;
         if let Err(error) = self.send_noted().await {
             tracing::debug!(%error, "closing");
         }
         for peer in self.shared.peers.all() {
-            // It is dead from here on, and may be buried before it is asked about.
+            // It is dead from here on, and may be removed before it is asked about.
             let peers = &self.shared.peers;
             peer.detach(|| peers.writes_on(peer.incarnation, Some(&peer))).await;
         }
@@ -56,7 +56,7 @@ impl Client {
 
     /// Once the master knows which plans nobody will finish, those included that are being granted, or the
     /// call's limit is over: whoever comes next may want their keys at once.
-    async fn abandoned_is_told(&self) {
+    async fn wait_until_abandoned(&self) {
         for _ in 0..self.limit().as_millis() {
             // In this order: what was granted last is given up before it counts as opened.
             if self.shared.plans.none_opening() && Arc::strong_count(&self.shared.abandoning) == 1 {

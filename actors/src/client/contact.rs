@@ -1,8 +1,8 @@
 //! A handle's first contact: any node says where the master is, and the master who is a member. What
 //! goes wrong here is told with its remedy, for whoever reads it has only an address and a job.
 
+use crate::control_hello::{HelloError, hello};
 use crate::error::{Error, Result};
-use crate::greeting::{Unanswered, hello};
 use crate::message::{Purpose, Refusal, Settings, View, Welcome};
 use nkv_store::KeyHasher;
 use nkv_transport::wire::auth::Credentials;
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// What a first contact tells.
 #[derive(Debug)]
-pub(crate) struct Contact {
+pub(crate) struct ClusterInfo {
     pub hasher: KeyHasher,
     pub view: View,
     pub settings: Settings,
@@ -27,21 +27,21 @@ pub(crate) async fn contact(
     credentials: &Credentials,
     producer: u64,
     limit: Duration,
-) -> Result<Contact> {
+) -> Result<ClusterInfo> {
     let named = OnceLock::new();
     let work = async {
         let mut at = node.clone();
         // One hop at most: a node that is not the master names the master.
         for _ in 0..2 {
             let purpose = Purpose::Client { producer, ring: false };
-            let greeted = hello(net, &at, credentials, purpose).await;
-            match greeted.map_err(|e| unanswered(node, named.get(), e))?.1 {
+            let hello_done = hello(net, &at, credentials, purpose).await;
+            match hello_done.map_err(|e| unanswered(node, named.get(), e))?.1 {
                 Welcome::Client { master: Some(next), .. } => {
                     at = named.get_or_init(|| next).clone();
                 }
                 Welcome::Client { master: None, view, settings, hasher, .. } => {
                     let hasher = KeyHasher::new(hasher.0);
-                    return Ok(Contact { hasher, view, settings, master: vec![at] });
+                    return Ok(ClusterInfo { hasher, view, settings, master: vec![at] });
                 }
                 Welcome::Refused { why } => {
                     return Err(match named.get() {
@@ -81,17 +81,17 @@ pub(super) fn refused(at: &Address, why: &Refusal) -> Error {
 }
 
 /// What to do about a node that does not answer.
-pub(super) fn unanswered(node: &Address, master: Option<&Address>, error: Unanswered) -> Error {
+pub(super) fn unanswered(node: &Address, master: Option<&Address>, error: HelloError) -> Error {
     if master.is_some() {
         return at_hop(node, master, error.into());
     }
     let remedy = match error {
-        Unanswered::NoListener(_, ref e) if nobody_listens(e.kind()) => {
+        HelloError::NoListener(_, ref e) if nobody_listens(e.kind()) => {
             "start that node, or connect through another one (control= of its ready line)"
         }
-        Unanswered::NoListener(..) => "is that its address? control= of its ready line says it",
-        Unanswered::OtherPort(..) => "use control= of the ready line",
-        Unanswered::Broke(..) => {
+        HelloError::NoListener(..) => "is that its address? control= of its ready line says it",
+        HelloError::OtherPort(..) => "use control= of the ready line",
+        HelloError::Broke(..) => {
             "a node that is just ending breaks off like this; otherwise: is that a control port? use \
              control= of the ready line"
         }
@@ -127,38 +127,38 @@ mod tests {
     #[test]
     fn who_does_not_answer_is_named_with_the_remedy_for_just_that() {
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
-        let told = unanswered(&at(1), None, Unanswered::NoListener(at(1), refused)).message;
-        assert!(told.starts_with("cannot connect to tcp://h:1: "), "{told}");
-        assert!(told.contains("; start that node, or connect through another one"), "{told}");
+        let error = unanswered(&at(1), None, HelloError::NoListener(at(1), refused)).message;
+        assert!(error.starts_with("cannot connect to tcp://h:1: "), "{error}");
+        assert!(error.contains("; start that node, or connect through another one"), "{error}");
         let foreign = io::Error::new(io::ErrorKind::PermissionDenied, "user 7 listens there");
-        let told = unanswered(&at(1), None, Unanswered::NoListener(at(1), foreign)).message;
-        assert!(!told.contains("start that node"), "{told}");
+        let error = unanswered(&at(1), None, HelloError::NoListener(at(1), foreign)).message;
+        assert!(!error.contains("start that node"), "{error}");
         let data = AuthError::Channel("this is a data port, not a control port".into());
-        let told = unanswered(&at(1), None, Unanswered::OtherPort(at(1), data)).message;
-        assert!(told.ends_with("not a control port; use control= of the ready line"), "{told}");
-        let told = unanswered(&at(1), None, Unanswered::Broke(at(1), "closed".into())).message;
-        assert!(told.contains("is just ending") && told.contains("control="), "{told}");
+        let error = unanswered(&at(1), None, HelloError::OtherPort(at(1), data)).message;
+        assert!(error.ends_with("not a control port; use control= of the ready line"), "{error}");
+        let error = unanswered(&at(1), None, HelloError::Broke(at(1), "closed".into())).message;
+        assert!(error.contains("is just ending") && error.contains("control="), "{error}");
     }
 
     #[test]
     fn a_master_that_does_not_answer_is_not_blamed_on_the_node_that_named_it() {
-        let broke = Unanswered::Broke(at(2), "closed".into());
-        let told = unanswered(&at(1), Some(&at(2)), broke);
-        assert_eq!(told.kind, ErrorKind::Disconnected);
-        assert!(told.message.contains("answers, but not the master tcp://h:2"), "{told}");
-        assert!(told.message.contains("if rank 0 is down start it again"), "{told}");
+        let broke = HelloError::Broke(at(2), "closed".into());
+        let error = unanswered(&at(1), Some(&at(2)), broke);
+        assert_eq!(error.kind, ErrorKind::Disconnected);
+        assert!(error.message.contains("answers, but not the master tcp://h:2"), "{error}");
+        assert!(error.message.contains("if rank 0 is down start it again"), "{error}");
     }
 
     #[test]
     fn a_refusal_names_the_flag_to_change() {
         let why = Refusal::Job { ours: "theirs".into(), theirs: "mine".into() };
-        let told = refused(&at(1), &why);
-        assert_eq!(told.kind, ErrorKind::InvalidArgument);
+        let error = refused(&at(1), &why);
+        assert_eq!(error.kind, ErrorKind::InvalidArgument);
         assert!(
-            told.message.contains("serves job 'theirs', not 'mine': give --job theirs"),
-            "{told}"
+            error.message.contains("serves job 'theirs', not 'mine': give --job theirs"),
+            "{error}"
         );
-        let told = refused(&at(1), &Refusal::Version { ours: 1, theirs: 2 });
-        assert!(told.message.starts_with("tcp://h:1 refused: this node speaks"), "{told}");
+        let error = refused(&at(1), &Refusal::Version { ours: 1, theirs: 2 });
+        assert!(error.message.starts_with("tcp://h:1 refused: this node speaks"), "{error}");
     }
 }

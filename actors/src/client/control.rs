@@ -4,14 +4,14 @@
 
 use super::Shared;
 use super::keys::HandleKeys;
-use crate::cell::CellAddr;
+use crate::actor::ActorAddr;
+use crate::control_hello::hello;
 use crate::error::{Error, ErrorKind, Result};
-use crate::greeting::hello;
 use crate::master::{Ask, Master, Members, WATCH_LIMIT};
 use crate::message::{Purpose, Request, Response, Welcome};
-use crate::rare::RareAtClient;
+use crate::slow_path::ClientSlowPath;
 use nkv_store::KeyHasher;
-use nkv_store::fork::OfItsProcess;
+use nkv_store::fork::OwnProcessOnly;
 use nkv_transport::ring::{self, Waiting};
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{
@@ -32,7 +32,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Clone)]
 pub(crate) enum MasterPath {
     /// In this process.
-    Local(CellAddr<Master>, Arc<Members>),
+    Local(ActorAddr<Master>, Arc<Members>),
     /// Over the wire: addresses, nearest first.
     Remote(Arc<Mutex<Vec<Address>>>),
 }
@@ -65,14 +65,14 @@ pub(crate) struct ControlPool {
     keys: HandleKeys,
     producer: u64,
     // The end of a socket takes it out of an event loop that a forked child shares with its parent.
-    idle: OfItsProcess<Mutex<Vec<Conn>>>,
+    idle: OwnProcessOnly<Mutex<Vec<Conn>>>,
     next_id: AtomicU64,
     // How a call waits at a ring.
     waiting: Waiting,
     // Whether rings are asked for: until one could not be taken.
     rings: AtomicBool,
     // One for all pools of a handle.
-    pub(super) rare: Arc<RareAtClient>,
+    pub(super) slow_path: Arc<ClientSlowPath>,
 }
 
 impl std::fmt::Debug for ControlPool {
@@ -99,11 +99,11 @@ impl ControlPool {
             credentials,
             keys,
             producer,
-            idle: OfItsProcess::default(),
+            idle: OwnProcessOnly::default(),
             next_id: AtomicU64::new(1),
             waiting: Waiting::Task,
             rings: AtomicBool::new(true),
-            rare: Arc::default(),
+            slow_path: Arc::default(),
         }
     }
 
@@ -112,7 +112,7 @@ impl ControlPool {
         let means = (self.credentials.clone(), self.keys.clone());
         let fresh = Self::new(self.net.clone(), self.path.clone(), means, self.producer);
         let fresh = fresh.with_rings(self.rings.load(Ordering::Relaxed));
-        Self { rare: self.rare.clone(), ..fresh }
+        Self { slow_path: self.slow_path.clone(), ..fresh }
     }
 
     /// Whether to ask for rings.
@@ -156,7 +156,7 @@ impl ControlPool {
 
     async fn call_local(
         &self,
-        master: &CellAddr<Master>,
+        master: &ActorAddr<Master>,
         request: Request,
         limit: Duration,
     ) -> Result<Response> {
@@ -168,7 +168,7 @@ impl ControlPool {
                 if e.kind == ErrorKind::Internal
                     && let Some(request) = again =>
             {
-                self.rare.asked_again.one();
+                self.slow_path.asked_again.one();
                 master.call(Ask { producer, request }, limit).await
             }
             other => other,
@@ -180,21 +180,21 @@ impl ControlPool {
         if let Some(conn) = idle {
             match self.exchange(conn, request).await {
                 Ok(Response::Failed(e)) if e.kind == ErrorKind::Internal && repeatable(request) => {
-                    self.rare.asked_again.one();
+                    self.slow_path.asked_again.one();
                 }
                 Ok(r) => return Ok(r),
                 Err(e) if !repeatable(request) || e.kind == ErrorKind::InvalidArgument => {
                     return Err(e);
                 }
                 // The master may have restarted since: try a fresh connection.
-                Err(_) => self.rare.reconnected.one(),
+                Err(_) => self.slow_path.reconnected.one(),
             }
         }
         let conn = self.connect().await?;
         match self.exchange(conn, request).await {
             // A panic under another caller dropped this one's parked reply: ask the rebuilt state.
             Ok(Response::Failed(e)) if e.kind == ErrorKind::Internal && repeatable(request) => {
-                self.rare.asked_again.one();
+                self.slow_path.asked_again.one();
                 let conn = self.connect().await?;
                 self.exchange(conn, request).await
             }

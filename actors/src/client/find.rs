@@ -22,7 +22,7 @@ use zerocopy::{FromZeros, IntoBytes};
 /// Part of a call's limit that a master gets whose answer the client can do without.
 const STAND_IN_SHARE: u32 = 4;
 /// Keys that one batch of one-sided lookups asks for.
-const FAR_BATCH: usize = 64;
+const REMOTE_BATCH: usize = 64;
 /// Both buckets of a key, which lie side by side.
 const PAIR_BYTES: usize = 2 * BUCKET_BYTES as usize;
 
@@ -31,14 +31,14 @@ pub(super) type Located = (ObjMeta, Via);
 
 /// What a call has found out so far about where one key is not.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Tried {
+pub(super) struct SearchState {
     /// Where it was retired, removed or overwritten: it never comes back there, epochs are not reused [I3].
     gone: SmallVec<[SlotRef; 1]>,
     /// A hint led to an owner that cannot be reached: from here on only the master counts.
     unreached: bool,
 }
 
-impl Tried {
+impl SearchState {
     /// The object had changed where it was looked for.
     pub(super) fn found_gone(&mut self, at: SlotRef) {
         self.gone.push(at);
@@ -84,7 +84,11 @@ impl Client {
     }
 
     /// Locations of keys; `tried`, of each, is where not to look once more. NotFound is the master's word.
-    pub(super) async fn locate(&self, keys: &[&[u8]], tried: &[Tried]) -> Vec<Result<Located>> {
+    pub(super) async fn locate(
+        &self,
+        keys: &[&[u8]],
+        tried: &[SearchState],
+    ) -> Vec<Result<Located>> {
         debug_assert_eq!(keys.len(), tried.len());
         let mut found = self.find_unasked(keys, tried);
         let rest: Vec<usize> = (0..keys.len()).filter(|i| found[*i].is_none()).collect();
@@ -93,20 +97,20 @@ impl Client {
         }
         let unknown: Vec<&[u8]> = rest.iter().map(|i| keys[*i]).collect();
         let gone = rest.iter().flat_map(|i| tried[*i].gone.iter().copied()).collect();
-        let mut told = self.ask_master(&unknown, gone).await.into_iter();
+        let mut answer = self.ask_master(&unknown, gone).await.into_iter();
         let answers = found.iter_mut().enumerate().map(|(i, known)| match known.take() {
             Some(known) => Some(Ok(known)),
-            None => told.next().map(|t| led(t, keys[i], &tried[i])),
+            None => answer.next().map(|t| led(t, keys[i], &tried[i])),
         });
         answers.flatten().collect()
     }
 
     /// What can be known without a message.
-    fn find_unasked(&self, keys: &[&[u8]], tried: &[Tried]) -> Vec<Option<Located>> {
+    fn find_unasked(&self, keys: &[&[u8]], tried: &[SearchState]) -> Vec<Option<Located>> {
         let ids = self.ids_of(keys.iter().copied());
-        let near = self.metas_near(&ids).into_iter();
-        let near = near.zip(tried).map(|(meta, tried)| meta.filter(|meta| tried.allows(meta)));
-        let mut found: Vec<_> = near.map(|meta| meta.map(|meta| (meta, Via::Index))).collect();
+        let mapped = self.metas_mapped(&ids).into_iter();
+        let mapped = mapped.zip(tried).map(|(meta, tried)| meta.filter(|meta| tried.allows(meta)));
+        let mut found: Vec<_> = mapped.map(|meta| meta.map(|meta| (meta, Via::Index))).collect();
         for (i, known) in found.iter_mut().enumerate().filter(|(_, known)| known.is_none()) {
             let cached = self.shared.locations.known(keys[i]).filter(|m| tried[i].allows(m));
             // Only while its owner's incarnation is attached to and alive.
@@ -115,33 +119,38 @@ impl Client {
         }
         let open = |i: &usize| found[*i].is_none() && !tried[*i].unreached;
         let wanted: Vec<usize> = (0..keys.len()).filter(open).collect();
-        for (i, meta) in self.find_far(keys, &ids, &wanted) {
+        for (i, meta) in self.find_remote(keys, &ids, &wanted) {
             found[i] = tried[i].allows(&meta).then_some((meta, Via::Index));
         }
         found
     }
 
-    fn metas_near(&self, ids: &[KeyId]) -> Vec<Option<ObjMeta>> {
-        let near = self.find_near(ids).into_iter().zip(ids);
+    fn metas_mapped(&self, ids: &[KeyId]) -> Vec<Option<ObjMeta>> {
+        let mapped = self.find_mapped(ids).into_iter().zip(ids);
         let meta = |(found, id): (Option<(Arc<Peer>, Hit)>, &KeyId)| {
             found.map(|(peer, hit)| meta_of(&peer, *id, hit.slot, &hit.header))
         };
-        near.map(meta).collect()
+        mapped.map(meta).collect()
     }
 
     /// What an index says and a header confirms, without a message.
     pub(super) fn find_by_index(&self, keys: &[&[u8]]) -> Vec<Option<ObjMeta>> {
         let ids = self.ids_of(keys.iter().copied());
-        let mut found = self.metas_near(&ids);
+        let mut found = self.metas_mapped(&ids);
         let wanted: Vec<usize> = (0..keys.len()).filter(|i| found[*i].is_none()).collect();
-        for (i, meta) in self.find_far(keys, &ids, &wanted) {
+        for (i, meta) in self.find_remote(keys, &ids, &wanted) {
             found[i] = Some(meta);
         }
         found
     }
 
     /// Reads the indexes of the ranks that the hashes of the keys name, where they are not mapped.
-    fn find_far(&self, keys: &[&[u8]], ids: &[KeyId], wanted: &[usize]) -> Vec<(usize, ObjMeta)> {
+    fn find_remote(
+        &self,
+        keys: &[&[u8]],
+        ids: &[KeyId],
+        wanted: &[usize],
+    ) -> Vec<(usize, ObjMeta)> {
         let world = u64::from(self.shared.world());
         let mut found = Vec::new();
         if world == 0 {
@@ -153,14 +162,14 @@ impl Client {
         }
         for (rank, wanted) in by_rank {
             let now = self.shared.env.clock.now_ns();
-            let far = self.shared.peers.far(rank).filter(|peer| !peer.is_silent(now));
-            let Some(peer) = far else { continue };
-            for part in wanted.chunks(FAR_BATCH) {
+            let remote = self.shared.peers.remote(rank).filter(|peer| !peer.is_unresponsive(now));
+            let Some(peer) = remote else { continue };
+            for part in wanted.chunks(REMOTE_BATCH) {
                 let asked: Vec<_> = part.iter().map(|i| ids[*i]).collect();
-                let read = peer.run_blocking(|| look_up_far(&peer, &asked));
+                let read = peer.run_blocking(|| look_up_remote(&peer, &asked));
                 // One that fails is asked nothing, for a while: the master knows.
                 let Ok(hits) = read else {
-                    peer.was_silent(self.shared.env.clock.now_ns());
+                    peer.mark_unresponsive(self.shared.env.clock.now_ns());
                     break;
                 };
                 for (i, meta) in part.iter().zip(hits) {
@@ -179,7 +188,7 @@ impl Client {
     async fn ask_master(&self, keys: &[&[u8]], gone: Vec<SlotRef>) -> Vec<Result<ObjMeta>> {
         let kept = &self.shared.locations;
         let all_known = kept.knows_all(keys);
-        if all_known && kept.spare_master(self.shared.env.clock.now_ns()) {
+        if all_known && kept.is_master_unresponsive(self.shared.env.clock.now_ns()) {
             let known: Vec<_> = keys.iter().map_while(|k| kept.known(k)).map(Ok).collect();
             if known.len() == keys.len() {
                 Reads::count(&self.shared.reads.stood_in, known.len() as u64);
@@ -189,19 +198,19 @@ impl Client {
         // A read that needs no answer leaves its owner the rest of the call's time.
         let limit = self.limit() / if all_known { STAND_IN_SHARE } else { 1 };
         let request = Request::GetLocation { keys: key_bytes(keys), gone };
-        let told = match self.call_within(request, limit).await {
+        let answer = match self.call_within(request, limit).await {
             Ok(Response::Locations(list)) if list.len() == keys.len() => list,
             Ok(other) => spread(keys.len(), self.pool.unexpected("GetLocation", &other)),
             Err(e) => {
                 if locations::unknown(e.kind) {
-                    kept.master_silent(self.shared.env.clock.now_ns());
+                    kept.mark_master_unresponsive(self.shared.env.clock.now_ns());
                 }
                 spread(keys.len(), e)
             }
         };
-        let stand_in = |(told, key): (Result<ObjMeta>, &&[u8])| match told {
+        let stand_in = |(answer, key): (Result<ObjMeta>, &&[u8])| match answer {
             // Whatever the master says, or does not.
-            _ if Key::check(key).is_err() => check_keys(&[key]).and(told),
+            _ if Key::check(key).is_err() => check_keys(&[key]).and(answer),
             Ok(meta) => {
                 kept.keep(key, &meta);
                 Ok(meta)
@@ -215,13 +224,13 @@ impl Client {
             },
             Err(e) => Err(e),
         };
-        told.into_iter().zip(keys).map(stand_in).collect()
+        answer.into_iter().zip(keys).map(stand_in).collect()
     }
 }
 
 /// The master's word, unless it leads once more to where nothing was.
-fn led(told: Result<ObjMeta>, key: &[u8], tried: &Tried) -> Result<Located> {
-    match told {
+fn led(answer: Result<ObjMeta>, key: &[u8], tried: &SearchState) -> Result<Located> {
+    match answer {
         Ok(meta) if tried.gone.contains(&meta.at) => Err(Error::not_ready(format!(
             "key {} is no more in slot {} of rank {}, and nobody could say yet whether it lies \
              elsewhere: ask again",
@@ -262,7 +271,7 @@ fn meta_of(peer: &Peer, key: KeyId, slot: u32, header: &ObjHeader) -> ObjMeta {
 }
 
 /// Buckets, then the headers they name: two batches of reads for any number of keys.
-fn look_up_far(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta>>> {
+fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta>>> {
     let mut found = vec![None; keys.len()];
     let homes: Vec<_> = keys.iter().map_while(|k| buckets_of(&peer.index, *k)).collect();
     if homes.len() < keys.len() {
@@ -284,15 +293,15 @@ fn look_up_far(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta>>>
         let entries = pair.iter().filter_map(|word| Entry::of_word(u64::from_le(*word), *key));
         entries.map(move |entry| (i, entry))
     });
-    let mut looks: Vec<_> = named
+    let mut probes: Vec<_> = named
         .filter(|(_, e)| e.slot < peer.slots)
         .map(|(i, e)| (i, e, unread(), unread()))
         .collect();
-    if looks.is_empty() {
+    if probes.is_empty() {
         return Ok(found);
     }
     // Twice, in order: a header that is the same both times was of one moment.
-    let mut reads: Vec<_> = looks
+    let mut reads: Vec<_> = probes
         .iter_mut()
         .flat_map(|(_, entry, header, again)| {
             let offset = peer.header_off(entry.slot);
@@ -302,7 +311,7 @@ fn look_up_far(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta>>>
         .collect();
     peer.verbs.post(0, &mut reads)?;
     drop(reads);
-    for (i, entry, header, again) in &looks {
+    for (i, entry, header, again) in &probes {
         let expect = Expect {
             key: Some(keys[*i]),
             epoch: None,

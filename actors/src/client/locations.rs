@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 /// Locations per generation; two generations are kept.
 const MAX_PER_GENERATION: usize = 65_536;
 /// After a master did not answer, known keys are not asked for again for so long.
-const SPARE_NS: u64 = 500_000_000;
+const RETRY_MASTER_AFTER_NS: u64 = 500_000_000;
 
 /// By key string, not by its hashes: two keys never share an object [I16].
 #[derive(Debug, Default)]
@@ -23,7 +23,7 @@ struct Generations {
 #[derive(Debug, Default)]
 pub(crate) struct Locations {
     kept: Mutex<Generations>,
-    silent_until_ns: AtomicU64,
+    unresponsive_until_ns: AtomicU64,
 }
 
 impl Locations {
@@ -59,13 +59,13 @@ impl Locations {
     }
 
     /// The master did not answer.
-    pub(crate) fn master_silent(&self, now_ns: u64) {
-        self.silent_until_ns.store(now_ns + SPARE_NS, Ordering::Relaxed);
+    pub(crate) fn mark_master_unresponsive(&self, now_ns: u64) {
+        self.unresponsive_until_ns.store(now_ns + RETRY_MASTER_AFTER_NS, Ordering::Relaxed);
     }
 
     /// True while it is not worth asking.
-    pub(crate) fn spare_master(&self, now_ns: u64) -> bool {
-        now_ns < self.silent_until_ns.load(Ordering::Relaxed)
+    pub(crate) fn is_master_unresponsive(&self, now_ns: u64) -> bool {
+        now_ns < self.unresponsive_until_ns.load(Ordering::Relaxed)
     }
 }
 

@@ -5,7 +5,7 @@ use super::locations;
 use super::{Client, check_keys, key_bytes, one};
 use crate::error::Result;
 use crate::message::{Existence, ObjMeta, Request, Response};
-use crate::producer::Meet;
+use crate::producer::AttachTo;
 use std::collections::BTreeSet;
 
 /// Keys of a prefix that are looked up before it is known whether there is a next one.
@@ -34,7 +34,7 @@ impl Client {
         match self.call(Request::Exists(key_bytes(&unknown))).await? {
             Response::Existence { list, owners } if list.len() == unknown.len() => {
                 rest.into_iter().zip(list).for_each(|(i, e)| found[i] = e);
-                self.meet(owners);
+                self.attach_to(owners);
                 Ok(found)
             }
             other => Err(self.pool.unexpected("Exists", &other)),
@@ -57,7 +57,7 @@ impl Client {
                     if list.is_empty() {
                         break;
                     }
-                    self.meet(list.iter().map(|m| m.at.incarnation).collect());
+                    self.attach_to(list.iter().map(|m| m.at.incarnation).collect());
                     run.extend(list);
                 }
                 Ok(other) => return Err(self.pool.unexpected("MatchPrefix", &other)),
@@ -100,11 +100,12 @@ impl Client {
 
     /// The master named owners: those of this host are attached to, so that next time their indexes are
     /// asked first.
-    fn meet(&self, owners: Vec<u64>) {
-        let unmet: BTreeSet<u64> =
+    fn attach_to(&self, owners: Vec<u64>) {
+        let unattached: BTreeSet<u64> =
             owners.into_iter().filter(|o| self.shared.peers.get(*o).is_none()).collect();
-        if !unmet.is_empty()
-            && let Some(Err(error)) = self.shared.tell(Meet(unmet.into_iter().collect()))
+        if !unattached.is_empty()
+            && let Some(Err(error)) =
+                self.shared.notify_producer(AttachTo(unattached.into_iter().collect()))
         {
             tracing::debug!(%error, "owners not met");
         }

@@ -9,16 +9,16 @@ use link::Outgoing;
 
 use super::counters::Messages;
 use super::put_log::{NAMES_PER_FRAME, PeerLog};
-use crate::cell::{CellAddr, Reply};
+use crate::actor::{ActorAddr, Reply};
 use crate::error::{Error, Result};
-use crate::message::{ObjMeta, PlanId, Served, ToOwner, Touch, TouchBatch, Via};
+use crate::message::{ClientToOwner, ObjMeta, PlanId, ReadCounts, Touch, TouchBatch, Via};
 use crate::owner::attachments::AttachId;
-use crate::owner::log::{GiveUp, Name};
+use crate::owner::log::{GiveUp, KeyReports};
 use crate::owner::tables::OwnerTables;
 use crate::owner::{Owner, Touches};
 use crate::plans::Obeyed;
 use nkv_store::KeyHasher;
-use nkv_store::fork::MadeIn;
+use nkv_store::fork::ProcessMark;
 use nkv_store::heap::NOWHERE;
 use nkv_store::layout::{HEADER_BYTES, Region};
 use nkv_store::pins::Pins;
@@ -38,7 +38,7 @@ const LINK_FRAMES: usize = 1024;
 /// A hello that takes longer has failed.
 const ATTACH_LIMIT: Duration = Duration::from_millis(1_500);
 /// A rank whose index could not be read is spared for so long.
-const SPARED_NS: u64 = 1_000_000_000;
+const RETRY_RANK_AFTER_NS: u64 = 1_000_000_000;
 /// Touches kept until they are sent; past it the oldest are lost (recency only, never counters'
 /// correctness: `flush` waits).
 const MAX_TOUCHES: usize = 65_536;
@@ -83,7 +83,7 @@ impl std::fmt::Display for TransportChoice {
 
 /// What a handle uses an attachment for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Use {
+pub(crate) enum AttachmentUse {
     /// Reads, writes, and claims if it can.
     Everything,
     /// Claims in a log that a device counts: another attachment of the handle maps the segment.
@@ -91,7 +91,7 @@ pub(crate) enum Use {
 }
 
 enum Link {
-    Local(CellAddr<Owner>, Arc<OwnerTables>, AttachId),
+    Local(ActorAddr<Owner>, Arc<OwnerTables>, AttachId),
     Remote(mpsc::Sender<Outgoing>),
 }
 
@@ -101,7 +101,7 @@ pub struct Peer {
     pub(crate) incarnation: u64,
     // As its owner makes the identities of keys.
     pub(crate) hasher: KeyHasher,
-    pub(crate) used_for: Use,
+    pub(crate) used_for: AttachmentUse,
     // Mapped, and claims in its log are counted by a device: another attachment makes them.
     pub(crate) claims_elsewhere: bool,
     // Ways that would have been better, and why each was not taken.
@@ -126,14 +126,14 @@ pub struct Peer {
     pub(crate) obeyed: Arc<Obeyed>,
     link: Link,
     alive: Alive,
-    parted: AtomicBool,
+    disconnected: AtomicBool,
     // Its index is not read before that.
-    silent_until_ns: AtomicU64,
+    unresponsive_until_ns: AtomicU64,
     touches: Mutex<TouchBatch>,
     // Whole batches went since it was asked last: what is left over goes with the next.
-    told_touches: AtomicBool,
+    touches_sent: AtomicBool,
     messages: Arc<Messages>,
-    made: MadeIn,
+    made: ProcessMark,
 }
 
 impl std::fmt::Debug for Peer {
@@ -144,7 +144,7 @@ impl std::fmt::Debug for Peer {
 
 impl Peer {
     pub(crate) fn is_alive(&self) -> bool {
-        !self.parted.load(Ordering::SeqCst) && self.alive.is_alive() && self.verbs.is_alive()
+        !self.disconnected.load(Ordering::SeqCst) && self.alive.is_alive() && self.verbs.is_alive()
     }
 
     /// Whether an object can lie here as the master says.
@@ -155,12 +155,12 @@ impl Peer {
     }
 
     /// Its index could not be read: reads that may do without it do so for a while.
-    pub(crate) fn was_silent(&self, now_ns: u64) {
-        self.silent_until_ns.store(now_ns + SPARED_NS, Ordering::Relaxed);
+    pub(crate) fn mark_unresponsive(&self, now_ns: u64) {
+        self.unresponsive_until_ns.store(now_ns + RETRY_RANK_AFTER_NS, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_silent(&self, now_ns: u64) -> bool {
-        now_ns < self.silent_until_ns.load(Ordering::Relaxed)
+    pub(crate) fn is_unresponsive(&self, now_ns: u64) -> bool {
+        now_ns < self.unresponsive_until_ns.load(Ordering::Relaxed)
     }
 
     /// Whether its rank takes new objects, as the membership says.
@@ -174,41 +174,45 @@ impl Peer {
     }
 
     /// A word to the owner, without waiting; false if the link is full or down.
-    pub(crate) fn say(&self, word: ToOwner) -> bool {
-        let said = match (&self.link, word) {
-            (Link::Local(owner, ..), ToOwner::Abandoned(claim)) => {
-                owner.tell(GiveUp(claim)).is_ok()
+    pub(crate) fn send(&self, message: ClientToOwner) -> bool {
+        let sent = match (&self.link, message) {
+            (Link::Local(owner, ..), ClientToOwner::Abandoned(claim)) => {
+                owner.try_send(GiveUp(claim)).is_ok()
             }
-            (Link::Local(owner, ..), ToOwner::Named(list)) => owner.tell(Name(list)).is_ok(),
-            (Link::Local(owner, ..), ToOwner::Touched(batch)) => owner.tell(Touches(batch)).is_ok(),
+            (Link::Local(owner, ..), ClientToOwner::KeysReported(list)) => {
+                owner.try_send(KeyReports(list)).is_ok()
+            }
+            (Link::Local(owner, ..), ClientToOwner::Touched(batch)) => {
+                owner.try_send(Touches(batch)).is_ok()
+            }
             (Link::Local(..), _) => true,
-            (Link::Remote(tx), word) => tx.try_send(Outgoing::Frame(word)).is_ok(),
+            (Link::Remote(tx), message) => tx.try_send(Outgoing::Frame(message)).is_ok(),
         };
-        Messages::count(&self.messages.one_way, u64::from(said));
-        said
+        Messages::count(&self.messages.one_way, u64::from(sent));
+        sent
     }
 
     /// Tells the keys of objects put into its log, at most so many; how many it told.
     pub(crate) fn send_names(&self, most: usize) -> usize {
         let Some(log) = &self.log else { return 0 };
-        log.say_given_up(|word| self.say(ToOwner::Abandoned(word)));
+        log.report_given_up(|message| self.send(ClientToOwner::Abandoned(message)));
         let mut left = most.min(log.names_noted());
-        let mut told = 0;
+        let mut reported = 0;
         while left > 0 {
             let names = log.take_names(left.min(NAMES_PER_FRAME));
             left = left.saturating_sub(names.len().max(1));
-            if !names.is_empty() && !self.say(ToOwner::Named(names.clone())) {
+            if !names.is_empty() && !self.send(ClientToOwner::KeysReported(names.clone())) {
                 log.keep_names(names);
                 break;
             }
-            told += names.len();
+            reported += names.len();
         }
-        told
+        reported
     }
 
     /// The master declared it gone: it is neither read nor written any more, whatever it says itself.
-    pub(crate) fn part(&self) {
-        self.parted.store(true, Ordering::SeqCst);
+    pub(crate) fn disconnect(&self) {
+        self.disconnected.store(true, Ordering::SeqCst);
         self.alive_for_detach();
     }
 
@@ -221,7 +225,7 @@ impl Peer {
             rank: 0,
             incarnation: 0,
             hasher: KeyHasher::new([7; 16]),
-            used_for: Use::Everything,
+            used_for: AttachmentUse::Everything,
             claims_elsewhere: false,
             passed_over: Vec::new(),
             first: true,
@@ -239,12 +243,12 @@ impl Peer {
             obeyed,
             link: Link::Remote(mpsc::channel(1).0),
             alive,
-            parted: AtomicBool::new(false),
-            silent_until_ns: AtomicU64::new(0),
+            disconnected: AtomicBool::new(false),
+            unresponsive_until_ns: AtomicU64::new(0),
             touches: Mutex::default(),
-            told_touches: AtomicBool::new(false),
+            touches_sent: AtomicBool::new(false),
             messages: Arc::default(),
-            made: MadeIn::here(),
+            made: ProcessMark::here(),
         })
     }
 
@@ -269,7 +273,7 @@ impl Peer {
     /// Notes a read; sent in batches, by the Producer's timer. How many are noted.
     pub(crate) fn note(&self, via: Via, touch: Touch) -> usize {
         let mut noted = self.noted();
-        noted.served.count(via);
+        noted.counts.count(via);
         if noted.list.len() >= MAX_TOUCHES {
             // The older half: recency is what they are for.
             noted.list.drain(..MAX_TOUCHES / 2);
@@ -279,14 +283,14 @@ impl Peer {
     }
 
     /// Sends what was noted if it is enough for a message, without waiting.
-    pub(crate) fn tell_touches(&self, enough: usize) {
+    pub(crate) fn flush_touches(&self, enough: usize) {
         if self.touches_noted() < enough {
             return;
         }
-        self.told_touches.store(true, Ordering::Relaxed);
+        self.touches_sent.store(true, Ordering::Relaxed);
         let batch = std::mem::take(&mut *self.noted());
         // Lost, some recency is.
-        let _ = self.say(ToOwner::Touched(batch));
+        let _ = self.send(ClientToOwner::Touched(batch));
     }
 
     /// Reads noted and not sent.
@@ -295,8 +299,8 @@ impl Peer {
     }
 
     /// Whether whole batches were sent since this was asked last.
-    pub(crate) fn told_touches(&self) -> bool {
-        self.told_touches.swap(false, Ordering::Relaxed)
+    pub(crate) fn touches_sent(&self) -> bool {
+        self.touches_sent.swap(false, Ordering::Relaxed)
     }
 
     /// Segment offset of a slot's header.
@@ -310,7 +314,7 @@ impl Peer {
     /// Sends what was noted; with `wait`, returns once it has left this process.
     pub(crate) async fn send_touches(&self, wait: bool) -> Result<()> {
         let batch = std::mem::take(&mut *self.noted());
-        let some = batch.served != Served::default();
+        let some = batch.counts != ReadCounts::default();
         Messages::count(&self.messages.one_way, u64::from(some));
         match &self.link {
             Link::Local(owner, ..) => {
@@ -321,7 +325,7 @@ impl Peer {
             Link::Remote(tx) => {
                 let gone = |_| Error::disconnected(format!("rank {} is gone", self.rank));
                 if some {
-                    tx.send(Outgoing::Frame(ToOwner::Touched(batch))).await.map_err(gone)?;
+                    tx.send(Outgoing::Frame(ClientToOwner::Touched(batch))).await.map_err(gone)?;
                 }
                 if wait {
                     let (done, flushed) = oneshot::channel();
@@ -362,7 +366,7 @@ impl Peer {
     /// is said. With a view still out, its owner is not told: its death or the view's drop ends it.
     pub(crate) async fn detach(&self, writes_on: impl Fn() -> bool) {
         self.alive_for_detach();
-        if !self.is_out_of_log(writes_on).await {
+        if !self.is_drained_of_log(writes_on).await {
             tracing::warn!(rank = self.rank, "closed with a put in flight: its claim stays open");
             return;
         }
@@ -371,7 +375,7 @@ impl Peer {
             return;
         }
         if let Link::Remote(tx) = &self.link
-            && tx.send(Outgoing::Frame(ToOwner::Detach)).await.is_ok()
+            && tx.send(Outgoing::Frame(ClientToOwner::Detach)).await.is_ok()
         {
             // The link task ends, and with it the receiver, when the frame is written.
             let _ = tokio::time::timeout(ATTACH_LIMIT, tx.closed()).await;
@@ -379,9 +383,9 @@ impl Peer {
     }
 
     /// Once no put is in the middle of a claim; false after a bounded wait.
-    async fn is_out_of_log(&self, writes_on: impl Fn() -> bool) -> bool {
+    async fn is_drained_of_log(&self, writes_on: impl Fn() -> bool) -> bool {
         for _ in 0..ATTACH_LIMIT.as_millis() {
-            if self.log.as_ref().is_none_or(PeerLog::is_out) && !writes_on() {
+            if self.log.as_ref().is_none_or(PeerLog::is_drained) && !writes_on() {
                 return true;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;

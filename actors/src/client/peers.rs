@@ -1,21 +1,21 @@
 //! The owners a handle is attached to. Those whose memory this process maps are kept in a list of
 //! their own that readers take without a lock.
 
-use super::peer::{Peer, Use};
+use super::peer::{AttachmentUse, Peer};
 use arc_swap::ArcSwap;
 use hashbrown::HashSet;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
-type ByIncarnation = BTreeMap<(u64, Use), Arc<Peer>>;
+type ByIncarnation = BTreeMap<(u64, AttachmentUse), Arc<Peer>>;
 
 /// See the file's first paragraph.
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
     all: RwLock<ByIncarnation>,
     // In the order of ranks.
-    near: ArcSwap<Vec<Arc<Peer>>>,
+    mapped: ArcSwap<Vec<Arc<Peer>>>,
     // Those whose link is no more, as long as a put or a plan goes on through them.
     former: Mutex<Vec<Weak<Peer>>>,
 }
@@ -31,7 +31,7 @@ impl Peers {
 
     /// The owner of an incarnation, if it is attached to and alive.
     pub(crate) fn get(&self, incarnation: u64) -> Option<Arc<Peer>> {
-        self.used_for(incarnation, Use::Everything)
+        self.used_for(incarnation, AttachmentUse::Everything)
     }
 
     /// The attachment that claims in the log of this one's owner, if there is one.
@@ -39,16 +39,16 @@ impl Peers {
         if !peer.claims_elsewhere {
             return Some(peer);
         }
-        self.used_for(peer.incarnation, Use::Claims)
+        self.used_for(peer.incarnation, AttachmentUse::Claims)
     }
 
-    fn used_for(&self, incarnation: u64, used_for: Use) -> Option<Arc<Peer>> {
+    fn used_for(&self, incarnation: u64, used_for: AttachmentUse) -> Option<Arc<Peer>> {
         self.read().get(&(incarnation, used_for)).filter(|p| p.is_alive()).cloned()
     }
 
     /// Whether an owner takes new objects, as the membership says.
     pub(crate) fn take_puts(&self, incarnation: u64, takes: bool) {
-        for used_for in [Use::Everything, Use::Claims] {
+        for used_for in [AttachmentUse::Everything, AttachmentUse::Claims] {
             if let Some(peer) = self.used_for(incarnation, used_for) {
                 peer.take_puts(takes);
             }
@@ -57,20 +57,21 @@ impl Peers {
 
     /// Whether there is an attachment that only claims.
     pub(crate) fn claims(&self, incarnation: u64) -> bool {
-        self.used_for(incarnation, Use::Claims).is_some()
+        self.used_for(incarnation, AttachmentUse::Claims).is_some()
     }
 
     /// Owners that this handle could claim at by an attachment that it does not have.
     pub(crate) fn lacking(&self) -> Vec<u64> {
         let all = self.read();
-        let there = |owner: u64| all.get(&(owner, Use::Claims)).is_some_and(|p| p.is_alive());
+        let there =
+            |owner: u64| all.get(&(owner, AttachmentUse::Claims)).is_some_and(|p| p.is_alive());
         let lacks = |p: &&Arc<Peer>| p.claims_elsewhere && p.is_alive() && !there(p.incarnation);
         all.values().filter(lacks).map(|p| p.incarnation).collect()
     }
 
     /// Whether an owner was attached to, and the link is no more.
     pub(crate) fn is_dead(&self, incarnation: u64) -> bool {
-        self.read().get(&(incarnation, Use::Everything)).is_some_and(|p| !p.is_alive())
+        self.read().get(&(incarnation, AttachmentUse::Everything)).is_some_and(|p| !p.is_alive())
     }
 
     /// False if the handle is `closed`: it attaches to nobody any more. Asked under the lock, which who
@@ -94,19 +95,21 @@ impl Peers {
 
     /// Forgets the dead: their segments must not stay mapped here. One that only claimed is kept until another
     /// takes over what it had not told, as long as its owner is attached to.
-    pub(crate) fn bury(&self) {
+    pub(crate) fn remove_dead(&self) {
         if self.read().values().all(|p| p.is_alive()) {
             return;
         }
         let mut all = self.write();
-        let main =
-            |p: &Peer| all.get(&(p.incarnation, Use::Everything)).is_some_and(|m| m.is_alive());
+        let main = |p: &Peer| {
+            all.get(&(p.incarnation, AttachmentUse::Everything)).is_some_and(|m| m.is_alive())
+        };
         let kept: HashSet<u64> = all
             .values()
-            .filter(|p| p.used_for == Use::Claims && main(p))
+            .filter(|p| p.used_for == AttachmentUse::Claims && main(p))
             .map(|p| p.incarnation)
             .collect();
-        let over = |p: &Peer| !(p.used_for == Use::Claims && kept.contains(&p.incarnation));
+        let over =
+            |p: &Peer| !(p.used_for == AttachmentUse::Claims && kept.contains(&p.incarnation));
         let dead: Vec<_> = all.extract_if(.., |_, p| !p.is_alive() && over(p)).collect();
         self.publish(&all);
         drop(all);
@@ -132,16 +135,16 @@ impl Peers {
 
     /// Parts from every owner that is not among these members. Who is attached to was a member of the
     /// latest view, or of one that is still to come: the caller sees views in their order.
-    pub(crate) fn part_from_others(&self, members: &HashSet<u64>) {
-        let parted = |p: &Peer| !members.contains(&p.incarnation);
-        let gone: Vec<_> = self.read().values().filter(|p| parted(p)).cloned().collect();
-        gone.iter().for_each(|p| p.part());
-        self.bury();
+    pub(crate) fn disconnect_others(&self, members: &HashSet<u64>) {
+        let disconnected = |p: &Peer| !members.contains(&p.incarnation);
+        let gone: Vec<_> = self.read().values().filter(|p| disconnected(p)).cloned().collect();
+        gone.iter().for_each(|p| p.disconnect());
+        self.remove_dead();
     }
 
     pub(crate) fn clear(&self) {
         let all = std::mem::take(&mut *self.write());
-        self.near.store(Arc::default());
+        self.mapped.store(Arc::default());
         drop(all);
     }
 
@@ -151,30 +154,30 @@ impl Peers {
     }
 
     /// Those that this process can read with loads alone.
-    pub(crate) fn near(&self) -> arc_swap::Guard<Arc<Vec<Arc<Peer>>>> {
-        self.near.load()
+    pub(crate) fn mapped(&self) -> arc_swap::Guard<Arc<Vec<Arc<Peer>>>> {
+        self.mapped.load()
     }
 
     /// The first segment of a rank, if it is attached to.
     pub(crate) fn first_of(&self, rank: u32) -> Option<Arc<Peer>> {
         let first = |p: &&Arc<Peer>| p.rank == rank && p.first && p.is_alive();
-        if let Some(near) = self.near.load().iter().find(first) {
-            return Some(near.clone());
+        if let Some(mapped) = self.mapped.load().iter().find(first) {
+            return Some(mapped.clone());
         }
-        self.far(rank)
+        self.remote(rank)
     }
 
     /// The first segment of a rank, if it is attached to by a transport and not mapped.
-    pub(crate) fn far(&self, rank: u32) -> Option<Arc<Peer>> {
-        let far = |p: &&Arc<Peer>| p.rank == rank && p.reader.is_none() && p.first;
-        let read_by = |p: &&Arc<Peer>| far(p) && p.used_for == Use::Everything;
+    pub(crate) fn remote(&self, rank: u32) -> Option<Arc<Peer>> {
+        let remote = |p: &&Arc<Peer>| p.rank == rank && p.reader.is_none() && p.first;
+        let read_by = |p: &&Arc<Peer>| remote(p) && p.used_for == AttachmentUse::Everything;
         self.read().values().find(read_by).filter(|p| p.is_alive()).cloned()
     }
 
     // Called under the lock, so that two changes are published in their order.
     fn publish(&self, all: &ByIncarnation) {
-        let mut near: Vec<_> = all.values().filter(|p| p.reader.is_some()).cloned().collect();
-        near.sort_by_key(|p| p.rank);
-        self.near.store(Arc::new(near));
+        let mut mapped: Vec<_> = all.values().filter(|p| p.reader.is_some()).cloned().collect();
+        mapped.sort_by_key(|p| p.rank);
+        self.mapped.store(Arc::new(mapped));
     }
 }

@@ -6,9 +6,9 @@ use super::Client;
 use super::counters::Writes;
 use super::peer::Peer;
 use crate::error::{Error, ErrorKind, Result};
-use crate::message::{Abandoned, KeyBytes, Named, PutOptions, ToOwner};
+use crate::message::{Abandoned, ClientToOwner, KeyBytes, KeyReport, PutOptions};
 use nkv_store::clock::Clock;
-use nkv_store::device_log::{ControlLine, LogGeometry, LogPut, Next, OpenClaim, OpenClaims};
+use nkv_store::device_log::{ClaimStep, ControlLine, LogGeometry, LogPut, OpenClaim, OpenClaims};
 use nkv_store::key::key_hash;
 use nkv_store::{Key, KeyId};
 use nkv_transport::verbs::{Kind, Op};
@@ -19,7 +19,7 @@ use std::time::Duration;
 
 /// How long a claim waits in line for room, and the pause between two looks.
 const CLAIM_WAIT: Duration = Duration::from_millis(20);
-const LOOK: Duration = Duration::from_micros(200);
+const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// After a refusal nothing is put into a log for so long; doubled so often at most: 64 s.
 const REFUSED_NS: u64 = 1_000_000_000;
 const MOST_DOUBLINGS: u32 = 6;
@@ -39,7 +39,7 @@ pub(crate) struct PeerLog {
     // Shown with every change: an agent knows by it whose claim it is.
     token: u64,
     // Puts of this handle that are in the middle of a claim.
-    inside: AtomicUsize,
+    in_flight: AtomicUsize,
     // The highest limit that a put has read: names are told by an actor, which must post no verb.
     limit: AtomicU64,
     // The highest bump that a put knows of; 0 where the next one is to read it.
@@ -47,7 +47,7 @@ pub(crate) struct PeerLog {
     // Positions and keys that the owner was not told.
     names: Mutex<VecDeque<(u64, KeyBytes)>>,
     // A whole batch of them went since the last look at all of them.
-    told_batch: AtomicBool,
+    batch_reported: AtomicBool,
     // Claims given up in line of which the owner could not be told at once.
     given_up: Mutex<VecDeque<Abandoned>>,
     // Refusals in a row, and until when nothing is put here because of them.
@@ -61,11 +61,11 @@ impl PeerLog {
             geometry,
             open,
             token,
-            inside: AtomicUsize::new(0),
+            in_flight: AtomicUsize::new(0),
             limit: AtomicU64::new(0),
             bump: AtomicU64::new(0),
             names: Mutex::default(),
-            told_batch: AtomicBool::new(false),
+            batch_reported: AtomicBool::new(false),
             given_up: Mutex::default(),
             refusals: AtomicU32::new(0),
             refused_until_ns: AtomicU64::new(0),
@@ -90,30 +90,30 @@ impl PeerLog {
         }
     }
 
-    fn keep_given_up(&self, word: Abandoned) {
+    fn keep_given_up(&self, abandoned: Abandoned) {
         let mut kept = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() < MAX_GIVEN_UP {
-            kept.push_back(word);
+            kept.push_back(abandoned);
         }
     }
 
     /// Says what the owner has not been told of claims that were given up, as far as it takes it.
-    pub(crate) fn say_given_up(&self, say: impl Fn(Abandoned) -> bool) {
+    pub(crate) fn report_given_up(&self, send: impl Fn(Abandoned) -> bool) {
         loop {
             let mut kept = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some(word) = kept.pop_front() else { return };
+            let Some(abandoned) = kept.pop_front() else { return };
             drop(kept);
-            if !say(word) {
-                return self.keep_given_up(word);
+            if !send(abandoned) {
+                return self.keep_given_up(abandoned);
             }
         }
     }
 
     /// One look at what waits to be told: true if it is to go now. That is a batch of names, or a claim given
     /// up; with `all` any name, but where a batch went since the last such look: the next takes it along.
-    pub(crate) fn tell_now(&self, batch: usize, all: bool) -> bool {
+    pub(crate) fn should_report_now(&self, batch: usize, all: bool) -> bool {
         let names = self.names_noted();
-        let steady = all && self.told_batch.swap(false, Ordering::Relaxed);
+        let steady = all && self.batch_reported.swap(false, Ordering::Relaxed);
         if names >= batch {
             return true;
         }
@@ -135,8 +135,8 @@ impl PeerLog {
         let most = self.geometry.slots() as usize;
         let names: Vec<_> = before.take_names(most);
         self.keep_names(names);
-        before.say_given_up(|word| {
-            self.keep_given_up(word);
+        before.report_given_up(|abandoned| {
+            self.keep_given_up(abandoned);
             true
         });
     }
@@ -147,12 +147,12 @@ impl PeerLog {
     }
 
     /// A whole batch of names went.
-    pub(crate) fn batch_told(&self) {
-        self.told_batch.store(true, Ordering::Relaxed);
+    pub(crate) fn batch_reported(&self) {
+        self.batch_reported.store(true, Ordering::Relaxed);
     }
 
     /// Names that could not be told are kept for the next time.
-    pub(crate) fn keep_names(&self, untold: Vec<Named>) {
+    pub(crate) fn keep_names(&self, untold: Vec<KeyReport>) {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         for n in untold.into_iter().rev() {
             if let Some(position) = self.geometry.position(n.slot, n.epoch) {
@@ -164,7 +164,7 @@ impl PeerLog {
     }
 
     /// Up to `most` of them, those of objects that the log is known to have passed left out.
-    pub(crate) fn take_names(&self, most: usize) -> Vec<Named> {
+    pub(crate) fn take_names(&self, most: usize) -> Vec<KeyReport> {
         let limit = self.limit.load(Ordering::Relaxed);
         let tail = limit.saturating_sub(self.geometry.log_bytes());
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
@@ -174,14 +174,14 @@ impl PeerLog {
         {
             if let Some(epoch) = self.geometry.epoch(position).filter(|_| position >= tail) {
                 let slot = self.geometry.slot(position);
-                taken.push(Named { slot, epoch, key });
+                taken.push(KeyReport { slot, epoch, key });
             }
         }
         taken
     }
 
     /// Reads limit and bump.
-    fn look(&self, peer: &Peer, line: &mut ControlLine) -> Result<()> {
+    fn read_control_line(&self, peer: &Peer, line: &mut ControlLine) -> Result<()> {
         peer.verbs.post(0, &mut [line.read()])?;
         self.limit.fetch_max(line.heap_limit(), Ordering::Relaxed);
         Ok(())
@@ -197,29 +197,29 @@ impl PeerLog {
                 return Ok(Some(bound));
             }
         }
-        self.look(peer, line)?;
+        self.read_control_line(peer, line)?;
         Ok(put.room(line).ok())
     }
 
     /// True when no put of this handle is in the middle of a claim.
-    pub(crate) fn is_out(&self) -> bool {
-        self.inside.load(Ordering::SeqCst) == 0
+    pub(crate) fn is_drained(&self) -> bool {
+        self.in_flight.load(Ordering::SeqCst) == 0
     }
 }
 
 /// Counts a put as inside for as long as it lives.
-struct Inside<'a>(&'a PeerLog);
+struct InFlight<'a>(&'a PeerLog);
 
-impl<'a> Inside<'a> {
+impl<'a> InFlight<'a> {
     fn enter(log: &'a PeerLog) -> Self {
-        log.inside.fetch_add(1, Ordering::SeqCst);
+        log.in_flight.fetch_add(1, Ordering::SeqCst);
         Self(log)
     }
 }
 
-impl Drop for Inside<'_> {
+impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        self.0.inside.fetch_sub(1, Ordering::SeqCst);
+        self.0.in_flight.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -252,13 +252,13 @@ enum Attempt {
 }
 
 /// How a put went without a message.
-pub(crate) enum Now {
+pub(crate) enum TryPut {
     /// It is over.
     Done(Result<()>),
     /// It takes a plan: it was to, or the log did not take it.
-    Plan,
+    NeedsPlan,
     /// This handle is not attached to the owner of the log.
-    Unmet,
+    NotAttached,
 }
 
 impl Client {
@@ -270,33 +270,33 @@ impl Client {
     fn log_owner(&self, hash: u64, opts: &PutOptions) -> Option<Arc<Peer>> {
         let world = self.shared.world();
         let by_hash = || (world > 0).then(|| (hash % u64::from(world)) as u32);
-        let rank = opts.preferred_segment.or_else(by_hash)?;
+        let rank = opts.preferred_rank.or_else(by_hash)?;
         self.shared.peers.first_of(rank)
     }
 
     /// Puts through the log, without a message.
-    pub(crate) fn put_now(&self, key: &[u8], value: &[u8], opts: &PutOptions) -> Now {
+    pub(crate) fn try_put(&self, key: &[u8], value: &[u8], opts: &PutOptions) -> TryPut {
         if !self.wants_log(opts) {
-            return Now::Plan;
+            return TryPut::NeedsPlan;
         }
         // Comes while the claim is made.
         nkv_store::streaming::fetch_source(value);
         if let Err(e) = self.check_usable() {
-            return Now::Done(Err(e));
+            return TryPut::Done(Err(e));
         }
         if let Err(e) = Key::check(key) {
-            return Now::Done(Err(e.into()));
+            return TryPut::Done(Err(e.into()));
         }
         // The plan path says why a node that shuts down takes nothing.
         if self.shared.draining.load(Ordering::Acquire) {
-            return Now::Plan;
+            return TryPut::NeedsPlan;
         }
         let hash = key_hash(key);
-        let Some(peer) = self.log_owner(hash, opts) else { return Now::Unmet };
-        let Some(peer) = self.shared.peers.claiming(peer) else { return Now::Plan };
+        let Some(peer) = self.log_owner(hash, opts) else { return TryPut::NotAttached };
+        let Some(peer) = self.shared.peers.claiming(peer) else { return TryPut::NeedsPlan };
         let clock = &*self.shared.env.clock;
         let Some(log) = peer.open_log().filter(|log| !log.is_refused(clock)) else {
-            return Now::Plan;
+            return TryPut::NeedsPlan;
         };
         // As the owner itself hashes: what nobody can name would lie in its log.
         let id = KeyId { hash, check: peer.hasher.check(key) };
@@ -305,19 +305,19 @@ impl Client {
             Ok(Attempt::Done) => {
                 log.was_served();
                 Writes::count(&self.shared.writes.by_log, 1);
-                Now::Done(Ok(()))
+                TryPut::Done(Ok(()))
             }
             // Too many claims at once, or the owner took the rights back: by plans for a while.
             Err(e) if e.kind == ErrorKind::Reclaimed && peer.kind() == Kind::Tcp => {
                 tracing::debug!(error = %e, "puts to this log take plans for a while");
                 log.was_refused(clock);
-                Now::Plan
+                TryPut::NeedsPlan
             }
             Ok(Attempt::Plan) => {
                 Writes::count(&self.shared.writes.log_full, 1);
-                Now::Plan
+                TryPut::NeedsPlan
             }
-            Err(e) => Now::Done(Err(e)),
+            Err(e) => TryPut::Done(Err(e)),
         }
     }
 
@@ -336,7 +336,7 @@ impl Client {
         let Ok(put) = LogPut::new(log.geometry, id, pages, value.len() as u64) else {
             return Ok(Attempt::Plan);
         };
-        let _inside = Inside::enter(log);
+        let _inside = InFlight::enter(log);
         let mut line = ControlLine::unread();
         let room = or_plan(peer, log.room(peer, &put, &mut line))?;
         let Some(bound) = room.flatten() else { return Ok(Attempt::Plan) };
@@ -353,21 +353,21 @@ impl Client {
                     open.leave();
                     return Ok(Attempt::Plan);
                 }
-                Some(Next::Skip(skip)) => {
+                Some(ClaimStep::Skip(skip)) => {
                     peer.verbs.post(log.token, &mut skip.ops())?;
-                    log.look(peer, &mut line)?;
+                    log.read_control_line(peer, &mut line)?;
                     let Ok(bound) = put.room(&line) else {
                         open.leave();
                         return Ok(Attempt::Plan);
                     };
                     open.note(bound);
                 }
-                Some(Next::Place(placing)) => {
-                    Self::place(peer, log, &placing, value, open)?;
+                Some(ClaimStep::Write(write)) => {
+                    Self::place(peer, log, &write, value, open)?;
                     log.name(p, key);
                     return Ok(Attempt::Done);
                 }
-                Some(Next::Wait(_)) => break,
+                Some(ClaimStep::Wait(_)) => break,
             }
         }
         open.leave();
@@ -378,16 +378,16 @@ impl Client {
     fn place(
         peer: &Peer,
         log: &PeerLog,
-        placing: &nkv_store::device_log::Placing,
+        write: &nkv_store::device_log::ClaimWrite,
         value: &[u8],
         open: OpenClaim<'_>,
     ) -> Result<()> {
-        let object = placing.publication();
+        let object = write.publication();
         let mut ops = object.whole(value);
         let posted = peer.verbs.post(log.token, &mut ops);
         if let Err(e) = posted {
             // If even this does not land, the hole rule settles it once this process is heard.
-            let _ = peer.verbs.post(log.token, &mut placing.abort().ops());
+            let _ = peer.verbs.post(log.token, &mut write.abort().ops());
             return Err(e.into());
         }
         let took = object.took(&ops);
@@ -405,27 +405,27 @@ impl Client {
         log: &PeerLog,
         claim: nkv_store::device_log::Claim,
         line: &mut ControlLine,
-    ) -> Result<Option<Next>> {
+    ) -> Result<Option<ClaimStep>> {
         let mut next = claim.next(line.heap_limit());
         let mut waited = Duration::ZERO;
-        while let Next::Wait(claim) = next {
+        while let ClaimStep::Wait(claim) = next {
             if waited >= CLAIM_WAIT {
                 let given_up = claim.abandon();
-                let word = Abandoned { position: given_up.p, bytes: given_up.n };
-                debug_assert!(log.geometry.is_claim(word.position, word.bytes));
+                let abandoned = Abandoned { position: given_up.p, bytes: given_up.n };
+                debug_assert!(log.geometry.is_claim(abandoned.position, abandoned.bytes));
                 // Unheard for long, it is a hole that the owner asks about.
-                if !peer.say(ToOwner::Abandoned(word)) {
-                    log.keep_given_up(word);
+                if !peer.send(ClientToOwner::Abandoned(abandoned)) {
+                    log.keep_given_up(abandoned);
                 }
                 log.bump.store(0, Ordering::Relaxed);
                 Writes::count(&self.shared.writes.log_abandoned, 1);
                 return Ok(None);
             }
             if waited > Duration::ZERO {
-                self.shared.env.machine.rest(LOOK);
+                self.shared.env.machine.rest(POLL_INTERVAL);
             }
-            waited += LOOK;
-            log.look(peer, line)?;
+            waited += POLL_INTERVAL;
+            log.read_control_line(peer, line)?;
             next = claim.next(line.heap_limit());
         }
         Ok(Some(next))
@@ -433,16 +433,16 @@ impl Client {
 
     /// Attaches to the owners of the logs that keys with these hashes belong to, as far as they are not: the first
     /// put of a handle to an owner waits for that.
-    pub(super) async fn meet_log_owners(&self, hashes: &[u64], opts: &PutOptions) {
+    pub(super) async fn attach_log_owners(&self, hashes: &[u64], opts: &PutOptions) {
         let world = match self.shared.world() {
-            0 => self.view().await.map_or(0, |v| v.world_size),
+            0 => self.membership().await.map_or(0, |v| v.world_size),
             n => n,
         };
         if world == 0 {
             return;
         }
         let by_hash = |hash: &u64| (hash % u64::from(world)) as u32;
-        let mut ranks: Vec<u32> = match opts.preferred_segment {
+        let mut ranks: Vec<u32> = match opts.preferred_rank {
             Some(rank) => vec![rank],
             None => hashes.iter().map(by_hash).collect(),
         };
@@ -454,7 +454,7 @@ impl Client {
         }
         let known = |rank: &u32| self.shared.first_with_log(*rank);
         let mut owners: Vec<u64> = ranks.iter().filter_map(known).collect();
-        if owners.len() < ranks.len() && self.view().await.is_ok() {
+        if owners.len() < ranks.len() && self.membership().await.is_ok() {
             owners = ranks.iter().filter_map(known).collect();
         }
         for owner in owners {

@@ -4,8 +4,8 @@
 //! never NotFound.
 
 use super::counters::Reads;
-use super::find::{Tried, moves_on};
-use super::near::TOUCH_BATCH;
+use super::find::{SearchState, moves_on};
+use super::mapped::TOUCH_BATCH;
 use super::peer::Peer;
 use super::{Client, one, spread};
 use crate::error::{Error, ErrorKind, Result};
@@ -50,7 +50,7 @@ impl Client {
 
     /// Gets what the indexes at hand do not lead to.
     pub(super) async fn get_further(&self, key: &[u8]) -> Result<Bytes> {
-        let mut tried = Tried::default();
+        let mut tried = SearchState::default();
         for _ in 0..=MAX_PLACES {
             let located = one(self.locate(&[key], std::slice::from_ref(&tried)).await);
             let (meta, via) = located.inspect_err(|e| self.count_lost(&tried, e))?;
@@ -67,9 +67,9 @@ impl Client {
         &self,
         key: &[u8],
         meta: &ObjMeta,
-        mut tried: Tried,
+        mut tried: SearchState,
         miss: Miss,
-    ) -> Result<Tried> {
+    ) -> Result<SearchState> {
         match miss {
             Miss::Fatal(e) => return Err(e),
             Miss::Changed if tried.is_last() => return Err(moves_on(key)),
@@ -81,7 +81,7 @@ impl Client {
     }
 
     /// An object that had changed, and lies nowhere.
-    fn count_lost(&self, tried: &Tried, e: &Error) {
+    fn count_lost(&self, tried: &SearchState, e: &Error) {
         let lost = e.kind == ErrorKind::NotFound && tried.found_any_gone();
         Reads::count(&self.shared.reads.lost, u64::from(lost));
     }
@@ -91,7 +91,7 @@ impl Client {
         let peer = self.peer(meta.at.incarnation).await.map_err(|e| unreached(via, &e))?;
         // Before room is made for it: no more than its owner's segment has.
         peer.check(meta).map_err(Miss::Fatal)?;
-        let mut room = self.shared.buffers.room(meta.bytes_total as usize);
+        let mut room = self.shared.buffers.take(meta.bytes_total as usize);
         let read = self.read_all(&mut [((meta, via), room.bytes_mut())]).await;
         read.into_iter().next().unwrap_or(Err(Miss::Changed)).map(|_| room.into_bytes())
     }
@@ -132,11 +132,11 @@ impl Client {
         let keys: Vec<&[u8]> = items.iter().map(|(k, _)| *k).collect();
         let mut results: Vec<Result<usize>> =
             (0..items.len()).map(|_| Err(Error::internal("not read"))).collect();
-        let mut todo: Vec<(usize, Tried)> =
-            (0..items.len()).map(|i| (i, Tried::default())).collect();
+        let mut todo: Vec<(usize, SearchState)> =
+            (0..items.len()).map(|i| (i, SearchState::default())).collect();
         for _ in 0..=MAX_PLACES {
             let wanted: Vec<&[u8]> = todo.iter().map(|(i, _)| keys[*i]).collect();
-            let (at, tried): (Vec<usize>, Vec<Tried>) = todo.into_iter().unzip();
+            let (at, tried): (Vec<usize>, Vec<SearchState>) = todo.into_iter().unzip();
             let located = self.locate(&wanted, &tried).await;
             let mut found = Vec::new();
             for ((i, tried), r) in at.into_iter().zip(tried).zip(located) {
@@ -189,9 +189,9 @@ impl Client {
             return spread(items.len(), e);
         }
         let metas: Vec<ObjMeta> = items.iter().map(|(m, _)| (*m).clone()).collect();
-        let mut told: Vec<_> =
+        let mut located: Vec<_> =
             items.iter_mut().map(|(meta, dst)| ((*meta, Via::Cache), &mut **dst)).collect();
-        let found = self.read_all(&mut told).await;
+        let found = self.read_all(&mut located).await;
         let missing = |m: &ObjMeta| {
             Error::not_found(format!(
                 "the object {:?} is no longer in slot {} of rank {}",
@@ -305,7 +305,7 @@ impl Client {
             peer.note(s.via, Touch { slot, epoch, bytes: s.meta.bytes_total });
             self.shared.reads.via(s.via, 1);
         }
-        peer.tell_touches(TOUCH_BATCH);
+        peer.flush_touches(TOUCH_BATCH);
     }
 }
 

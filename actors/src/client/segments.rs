@@ -4,9 +4,9 @@
 
 use super::contact::{refused, unanswered};
 use super::{Client, ClientConfig};
+use crate::control_hello::hello;
 use crate::environment::Environment;
 use crate::error::{Error, Result};
-use crate::greeting::hello;
 use crate::message::{
     EvictReport, NodeReport, PER_MILLE, Purpose, RankInfo, SegmentCommand, SegmentDone,
     UnmountReport, Welcome,
@@ -28,7 +28,7 @@ impl Client {
     pub async fn mount_segment(&self, rank: u32, bytes: u64) -> Result<u32> {
         let work =
             Duration::from_millis((bytes >> 30).saturating_add(1).saturating_mul(MS_PER_GIB));
-        match self.tell_node(rank, SegmentCommand::Mount { bytes }, work).await? {
+        match self.send_to_node(rank, SegmentCommand::Mount { bytes }, work).await? {
             (_, SegmentDone::Mounted { segment, .. }) => Ok(segment),
             (whom, other) => Err(crossed(&whom, "a mount", &other)),
         }
@@ -42,7 +42,7 @@ impl Client {
         limit: Duration,
     ) -> Result<UnmountReport> {
         let limit_ms = limit.as_millis() as u64;
-        match self.tell_node(rank, SegmentCommand::Unmount { segment, limit_ms }, limit).await? {
+        match self.send_to_node(rank, SegmentCommand::Unmount { segment, limit_ms }, limit).await? {
             (_, SegmentDone::Unmounted(report)) => Ok(report),
             (whom, other) => Err(crossed(&whom, "an unmount", &other)),
         }
@@ -62,7 +62,7 @@ impl Client {
             )));
         }
         let until_per_mille = (usage_ratio * f64::from(PER_MILLE)) as u32;
-        match self.tell_node(rank, SegmentCommand::Evict { until_per_mille }, EVICTING).await? {
+        match self.send_to_node(rank, SegmentCommand::Evict { until_per_mille }, EVICTING).await? {
             (_, SegmentDone::Evicted(reports)) => Ok(reports),
             (whom, other) => Err(crossed(&whom, "an eviction", &other)),
         }
@@ -91,13 +91,13 @@ impl Client {
         }
     }
 
-    async fn tell_node(
+    async fn send_to_node(
         &self,
         rank: u32,
         command: SegmentCommand,
         work: Duration,
     ) -> Result<(String, SegmentDone)> {
-        let view = self.view().await?;
+        let view = self.membership().await?;
         let node = view.nodes().find(|(info, _)| info.rank == rank).map(|(info, _)| info);
         let node = node.ok_or_else(|| {
             Error::disconnected(format!("rank {rank} is no member of the cluster now"))
@@ -116,9 +116,9 @@ impl Client {
         command: SegmentCommand,
     ) -> Result<(String, SegmentDone)> {
         // By the socket where there is one: that is the way that needs no secret.
-        let near =
+        let local =
             node.local.as_ref().filter(|_| node.boot_id == self.shared.env.machine.boot_id());
-        let address = near.unwrap_or(&node.control);
+        let address = local.unwrap_or(&node.control);
         let credentials = &self.shared.credentials;
         let purpose = Purpose::Segments(command);
         self.shared.waits();

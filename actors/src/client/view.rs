@@ -2,7 +2,7 @@
 //! dropped [I9]. Only in memory that this process maps.
 
 use super::counters::Reads;
-use super::find::{Tried, moves_on, shown};
+use super::find::{SearchState, moves_on, shown};
 use super::peer::Peer;
 use super::{Client, check_keys};
 use crate::error::{Error, ErrorKind, Result};
@@ -48,10 +48,10 @@ impl Client {
             return view;
         }
         let id = self.shared.keys.now().id(key);
-        let mut tried = Tried::default();
+        let mut tried = SearchState::default();
         for _ in 0..MAX_PLACES {
-            let told = self.locate(&[key], std::slice::from_ref(&tried)).await;
-            let (meta, via) = super::one(told)?;
+            let located = self.locate(&[key], std::slice::from_ref(&tried)).await;
+            let (meta, via) = super::one(located)?;
             let peer = self.peer(meta.at.incarnation).await?;
             let Some(reader) = &peer.reader else {
                 return Err(Error::unsupported(format!(
@@ -62,7 +62,7 @@ impl Client {
                     peer.kind()
                 )));
             };
-            if let Some(hit) = reader.look(meta.at.slot, id)
+            if let Some(hit) = reader.read_slot(meta.at.slot, id)
                 && let Some(view) = self.pin(&peer, &hit, via)
             {
                 return view;
@@ -75,7 +75,7 @@ impl Client {
 
     /// A view of what an index leads to. None: ask further.
     pub(crate) fn view_now(&self, key: &[u8]) -> Option<Result<ObjectView>> {
-        let found = self.find_near(&[self.shared.keys.now().id(key)]);
+        let found = self.find_mapped(&[self.shared.keys.now().id(key)]);
         let (peer, hit) = found.into_iter().next().flatten()?;
         self.pin(&peer, &hit, Via::Index)
     }

@@ -3,11 +3,11 @@
 
 mod holding;
 mod repeated;
-mod whole;
+mod whole_object;
 
 use super::counters::Writes;
 use super::peer::Peer;
-use super::put_log::Now;
+use super::put_log::TryPut;
 use super::{Client, one, spread};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{OpenItem, PlanDesc, PlanRef, PutOptions, Request, Response};
@@ -41,10 +41,10 @@ type Peers = HashMap<u64, Result<Arc<Peer>>>;
 impl Client {
     /// Stores a value under a new key; returns once it is committed.
     pub async fn put(&self, key: &[u8], value: &[u8], opts: &PutOptions) -> Result<()> {
-        match self.put_now(key, value, opts) {
-            Now::Done(done) => done,
-            Now::Plan => self.put_by_plan(key, value, opts).await,
-            Now::Unmet => one(self.put_many(&[(key, value)], opts).await),
+        match self.try_put(key, value, opts) {
+            TryPut::Done(done) => done,
+            TryPut::NeedsPlan => self.put_by_plan(key, value, opts).await,
+            TryPut::NotAttached => one(self.put_many(&[(key, value)], opts).await),
         }
     }
 
@@ -70,10 +70,10 @@ impl Client {
             return self.put_planned(items, &all, opts).await;
         }
         let hashes: Vec<_> = items.iter().map(|(key, _)| key_hash(key)).collect();
-        self.meet_log_owners(&hashes, opts).await;
-        let now = |(key, value): &(&[u8], &[u8])| match self.put_now(key, value, opts) {
-            Now::Done(done) => Some(done),
-            Now::Plan | Now::Unmet => None,
+        self.attach_log_owners(&hashes, opts).await;
+        let now = |(key, value): &(&[u8], &[u8])| match self.try_put(key, value, opts) {
+            TryPut::Done(done) => Some(done),
+            TryPut::NeedsPlan | TryPut::NotAttached => None,
         };
         let mut done: Vec<_> = items.iter().map(now).collect();
         let at: Vec<usize> = (0..items.len()).filter(|i| done[*i].is_none()).collect();
@@ -216,8 +216,8 @@ impl Client {
     ) -> Result<Granted<'_>> {
         let reference = PlanRef { plan: desc.plan, at: desc.meta.at, key: desc.meta.key };
         let mut granted = Granted { client: self, reference: Some(reference), plan: None };
-        let unmet = || Error::internal("the owner of a plan was not looked for");
-        let peer = peers.get(&desc.meta.at.incarnation).cloned().ok_or_else(unmet)??;
+        let unattached = || Error::internal("the owner of a plan was not looked for");
+        let peer = peers.get(&desc.meta.at.incarnation).cloned().ok_or_else(unattached)??;
         // Attached only after asking: the owner may have ended the plan before it knew us.
         let unsure = peer.attached_ns >= asked_ns;
         desc.check(bytes).and_then(|()| peer.check(&desc.meta))?;
@@ -226,7 +226,7 @@ impl Client {
         let state = PlanState::new(desc, Key::new(key)?, peer.clone(), deadline);
         let registered = self.shared.plans.register(state);
         if registered.is_err() {
-            self.shared.rare.refused_at_once.one();
+            self.shared.slow_path.refused_at_once.one();
         }
         granted.plan = Some(registered?);
         if unsure {
@@ -286,7 +286,7 @@ impl Client {
             if unsure.is_empty() || self.shared.env.clock.now_ns() >= until_ns {
                 break;
             }
-            self.shared.rare.commits_repeated.one();
+            self.shared.slow_path.commits_repeated.one();
             tokio::time::sleep(COMMIT_PAUSE).await;
             let again: Vec<_> = unsure.iter().map(|i| plans[*i].clone()).collect();
             let left_ns = until_ns.saturating_sub(self.shared.env.clock.now_ns());
@@ -317,7 +317,7 @@ impl Client {
         if !list.is_empty() && results.iter().any(unsure) {
             let abort = Request::Abort(list);
             if self.call_within(abort, LAST_ANSWER_LIMIT.min(self.limit())).await.is_ok() {
-                self.shared.rare.abandoned.add(plans.len());
+                self.shared.slow_path.abandoned.add(plans.len());
                 return;
             }
         }
@@ -338,14 +338,14 @@ impl Client {
         for p in plans {
             self.shared.plans.close(p);
         }
-        self.tell_abandoned(plans.iter().map(|p| p.reference()).collect());
+        self.report_abandoned(plans.iter().map(|p| p.reference()).collect());
     }
 
-    fn tell_abandoned(&self, list: Vec<PlanRef>) {
-        self.shared.rare.abandoned.add(list.len());
+    fn report_abandoned(&self, list: Vec<PlanRef>) {
+        self.shared.slow_path.abandoned.add(list.len());
         if !list.is_empty()
             && let Some(Err(error)) =
-                self.shared.tell(Abandon(list, self.shared.abandoning.clone()))
+                self.shared.notify_producer(Abandon(list, self.shared.abandoning.clone()))
         {
             // Their deadline ends them.
             tracing::debug!(%error, "plans left to their deadline");
@@ -362,7 +362,7 @@ impl Client {
             let _ = self.call_within(Request::Abort(list), self.limit()).await;
         }
         for _ in 0..self.limit().as_millis() {
-            if self.shared.plans.all_out() {
+            if self.shared.plans.all_drained() {
                 return true;
             }
             tokio::time::sleep(Duration::from_millis(1)).await;

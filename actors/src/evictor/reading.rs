@@ -3,7 +3,7 @@
 //! them. What those say meanwhile counts, and not what was read before.
 
 use super::Evictor;
-use crate::cell::{Message, On, Reply, Turn};
+use crate::actor::{Context, Message, On, Reply};
 use nkv_store::arena::Arena;
 use nkv_store::heap::Heap;
 use nkv_store::object::{LiveSlot, live_slot};
@@ -54,9 +54,9 @@ fn piece(heap: &Heap, next: u32) -> std::ops::Range<u32> {
 }
 
 impl Evictor {
-    pub(super) fn read(&mut self, reading: Reading, turn: &Turn<'_, Self>) {
+    pub(super) fn read(&mut self, reading: Reading, ctx: &Context<'_, Self>) {
         self.reading = Some(reading);
-        turn.work(async { ReadOn });
+        ctx.work(async { ReadOn });
     }
 
     /// A producer wrote how long it is: more than there is, it cannot be.
@@ -66,7 +66,7 @@ impl Evictor {
 
     /// One piece; what is still to be done after it.
     fn read_on(&mut self, reading: Reading) -> Option<Reading> {
-        let heap = self.truth.heap.clone();
+        let heap = self.durable.heap.clone();
         let end = heap.geometry().managed_slots().end;
         match reading {
             Reading::Missed { next } => {
@@ -121,11 +121,11 @@ impl Evictor {
 }
 
 impl On<ReadOn> for Evictor {
-    fn on(&mut self, _: ReadOn, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+    fn on(&mut self, _: ReadOn, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         reply.send(());
         let Some(reading) = self.reading.take() else { return };
         if let Some(rest) = self.read_on(reading) {
-            return self.read(rest, turn);
+            return self.read(rest, ctx);
         }
         for (target, reply) in std::mem::take(&mut self.waiting) {
             reply.send(self.evict_down_to(target, 0));

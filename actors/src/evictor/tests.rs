@@ -1,11 +1,11 @@
 //! The Evictor beside an Owner that cannot always tell it.
 
 use super::*;
-use crate::cell::MAILBOX_MESSAGES;
+use crate::actor::MAILBOX_MESSAGES;
+use crate::executor::OwnedExecutor;
 use crate::membership::Uplink;
-use crate::message::{Down, KeyBytes, PlanId, PlanOpened, PlanRef, SlotRef, Term};
-use crate::owner::{FromMaster, OwnerTruth, RetireAll};
-use crate::place::OwnedPlace;
+use crate::message::{KeyBytes, MasterToOwner, PlanId, PlanOpened, PlanRef, SlotRef, Term};
+use crate::owner::{FromMaster, OwnerDurable, RetireAll};
 use nkv_store::AnonMemory;
 use nkv_store::clock::BootClock;
 use nkv_store::heap::{FIRST_EPOCH, HeapConfig};
@@ -24,9 +24,9 @@ impl Message for Held {
 }
 
 impl On<Held> for Evictor {
-    fn on(&mut self, _: Held, reply: Reply<(usize, bool)>, _: &mut Turn<'_, Self>) {
-        let missed = self.truth.tables.evictor_missed.load(Ordering::Acquire);
-        let behind = missed || self.look_again || self.reading.is_some();
+    fn on(&mut self, _: Held, reply: Reply<(usize, bool)>, _: &mut Context<'_, Self>) {
+        let missed = self.durable.tables.evictor_missed.load(Ordering::Acquire);
+        let behind = missed || self.recheck || self.reading.is_some();
         reply.send((self.policy.len(), behind));
     }
 }
@@ -39,7 +39,7 @@ impl Message for Position {
 }
 
 impl On<Position> for Evictor {
-    fn on(&mut self, _: Position, reply: Reply<Option<u32>>, _: &mut Turn<'_, Self>) {
+    fn on(&mut self, _: Position, reply: Reply<Option<u32>>, _: &mut Context<'_, Self>) {
         reply.send(self.reading.as_ref().map(|reading| match reading {
             Reading::Missed { next } | Reading::Cold { next, .. } => *next,
             Reading::Merging { latest, .. } => u32::MAX - latest.len() as u32,
@@ -55,7 +55,7 @@ impl Message for Hold {
 }
 
 impl On<Hold> for Evictor {
-    fn on(&mut self, hold: Hold, _: Reply<()>, _: &mut Turn<'_, Self>) {
+    fn on(&mut self, hold: Hold, _: Reply<()>, _: &mut Context<'_, Self>) {
         let _ = hold.0.recv();
     }
 }
@@ -63,38 +63,40 @@ impl On<Hold> for Evictor {
 struct Bench {
     heap: Heap,
     tables: Arc<OwnerTables>,
-    evictor: CellAddr<Evictor>,
-    owner: CellAddr<Owner>,
-    _places: Vec<OwnedPlace>,
+    evictor: ActorAddr<Evictor>,
+    owner: ActorAddr<Owner>,
+    _executors: Vec<OwnedExecutor>,
 }
 
 impl Bench {
     async fn new() -> Self {
-        Self::on(vec![OwnedPlace::arbiter().unwrap(), OwnedPlace::arbiter().unwrap()], 8).await
+        Self::on(vec![OwnedExecutor::arbiter().unwrap(), OwnedExecutor::arbiter().unwrap()], 8)
+            .await
     }
 
     /// Both at one place, as those of a node are: this thread's. Inside a `LocalSet`.
     async fn here(slots: usize) -> Self {
-        Self::on(vec![OwnedPlace::here(Arc::new(BootClock))], slots).await
+        Self::on(vec![OwnedExecutor::here(Arc::new(BootClock))], slots).await
     }
 
     /// The evictor at the first place, the owner at the last.
-    async fn on(places: Vec<OwnedPlace>, slots: usize) -> Self {
+    async fn on(executors: Vec<OwnedExecutor>, slots: usize) -> Self {
         let config = HeapConfig { arena_bytes: slots as u64 * UNIT, ..HeapConfig::default() };
         let memory = Arc::new(AnonMemory::new(config.segment_bytes()).unwrap());
         let heap = Heap::format(memory, &config).unwrap();
         let tables = Arc::new(OwnerTables::new(Arc::new(Grants::new()), &heap));
         let (slot, owner_slot) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
-        let truth = EvictorTruth {
+        let durable = EvictorDurable {
             heap: heap.clone(),
             policy: PolicyKind::Lru,
             watermarks: Watermarks { hi: 95, lo: 85 },
             tables: tables.clone(),
             owner: owner_slot.clone(),
         };
-        let evictor = CellAddr::start(places[0].place(), truth, Arc::new(|_| {})).await.unwrap();
+        let evictor =
+            ActorAddr::start(executors[0].executor(), durable, Arc::new(|_| {})).await.unwrap();
         let _ = slot.set(evictor.clone());
-        let truth = OwnerTruth {
+        let durable = OwnerDurable {
             heap: heap.clone(),
             hasher: nkv_store::KeyHasher::new([7; 16]),
             tables: tables.clone(),
@@ -103,10 +105,10 @@ impl Bench {
             clock: Arc::new(BootClock),
             log_claim_ttl_ms: 5_000,
         };
-        let owners = &places[places.len() - 1];
-        let owner = CellAddr::start(owners.place(), truth, Arc::new(|_| {})).await.unwrap();
+        let owners = &executors[executors.len() - 1];
+        let owner = ActorAddr::start(owners.executor(), durable, Arc::new(|_| {})).await.unwrap();
         let _ = owner_slot.set(owner.clone());
-        Self { heap, tables, evictor, owner, _places: places }
+        Self { heap, tables, evictor, owner, _executors: executors }
     }
 
     /// A committed object, as master and producer bring it about.
@@ -131,25 +133,25 @@ impl Bench {
             bytes_total: UNIT,
             page_bytes: UNIT as u32,
         };
-        self.hears(Down::PlanOpened(opened)).await;
+        self.receives(MasterToOwner::PlanOpened(opened)).await;
         let (memory, off) = (self.heap.memory(), g.header_off(slot));
         memory.write(off, &producer_fields(id, 1, UNIT as u32, payload, UNIT)).unwrap();
         memory.store(off + PUBLISH_OFF, ready(FIRST_EPOCH)).unwrap();
-        self.hears(Down::Committed(vec![PlanRef { plan, at, key: id.into() }])).await;
+        self.receives(MasterToOwner::Committed(vec![PlanRef { plan, at, key: id.into() }])).await;
     }
 
-    async fn hears(&self, down: Down) {
+    async fn receives(&self, down: MasterToOwner) {
         self.owner.call(FromMaster(down), LIMIT).await.unwrap();
     }
 
     /// Returns once the evictor holds so many, and has nothing to catch up with.
     async fn holds(&self, objects: usize) {
-        let look = async {
+        let wait = async {
             while self.evictor.call(Held, LIMIT).await.unwrap() != (objects, false) {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        let held = tokio::time::timeout(LIMIT, look).await;
+        let held = tokio::time::timeout(LIMIT, wait).await;
         assert!(held.is_ok(), "the evictor never held {objects} objects");
     }
 
@@ -158,9 +160,9 @@ impl Bench {
     #[must_use]
     fn deafen(&self) -> std::sync::mpsc::Sender<()> {
         let (stands, hold) = std::sync::mpsc::channel();
-        self.evictor.tell(Hold(hold)).unwrap();
+        self.evictor.try_send(Hold(hold)).unwrap();
         let all = 0..=2 * MAILBOX_MESSAGES;
-        let full = all.into_iter().find_map(|_| self.evictor.tell(Touched(Vec::new())).err());
+        let full = all.into_iter().find_map(|_| self.evictor.try_send(Touched(Vec::new())).err());
         assert!(full.is_some(), "its mailbox takes everything");
         stands
     }
@@ -214,7 +216,7 @@ async fn a_commit_is_handled_between_the_pieces_in_which_the_headers_are_read() 
             bench.holds(1).await;
             // As an owner that was rebuilt after a panic says it.
             bench.tables.evictor_missed.store(true, Ordering::Release);
-            bench.evictor.tell(LookAgain).unwrap();
+            bench.evictor.try_send(EvictorTick).unwrap();
             let before = bench.reads_past(0).await;
             bench.commits(1).await;
             let after = bench.reads_past(before).await;
@@ -240,7 +242,7 @@ async fn an_evictor_that_panicked_evicts_in_the_order_of_the_last_access() {
                 bench.heap.memory().store(at, u64::from(slots - slot)).unwrap();
             }
             bench.holds(there.len()).await;
-            let _ = bench.evictor.call(crate::cell::Crash, LIMIT).await;
+            let _ = bench.evictor.call(crate::actor::Crash, LIMIT).await;
             // Asked before the list is whole again.
             let all_but = |n: usize| EvictTo((there.len() - n) as u64 * UNIT);
             let gone = bench.evictor.call(all_but(3), LIMIT).await.unwrap();

@@ -9,18 +9,18 @@ use nkv_store::key::MAX_KEY_BYTES;
 
 /// What is said.
 #[derive(Debug, Clone)]
-pub(super) enum Said {
+pub(super) enum HostileInput {
     Hello(Box<RankInfo>, SeenView, Vec<(u32, u64)>),
     Settings(Settings),
-    Up(Up),
+    OwnerToMaster(OwnerToMaster),
     Request(Request),
-    Down(Down),
-    ToOwner(ToOwner),
+    MasterToOwner(MasterToOwner),
+    ClientToOwner(ClientToOwner),
     Response(Response),
 }
 
 /// A lie with a name.
-pub(super) type Lie = (String, Said);
+pub(super) type Lie = (String, HostileInput);
 type Change<T> = fn(&mut T);
 
 const UNIT: u64 = 4096;
@@ -33,12 +33,12 @@ fn each<T: Clone>(
     what: &str,
     honest: &T,
     changes: &[Change<T>],
-    say: impl Fn(T) -> Said,
+    make: impl Fn(T) -> HostileInput,
 ) {
     for (n, change) in changes.iter().enumerate() {
         let mut lie = honest.clone();
         change(&mut lie);
-        all.push((format!("{what}, lie {n}"), say(lie)));
+        all.push((format!("{what}, lie {n}"), make(lie)));
     }
 }
 
@@ -90,16 +90,16 @@ const EXTENTS: [(u64, u64); 6] = [
     (ARENA + UNIT / 2, UNIT),
 ];
 
-fn told(slots: Vec<SlotEntry>) -> Said {
+fn slots_report(slots: Vec<SlotEntry>) -> HostileInput {
     // The scene puts in the number that was asked for.
-    Said::Up(Up::Report { number: 0, slots, last: true })
+    HostileInput::OwnerToMaster(OwnerToMaster::Report { number: 0, slots, last: true })
 }
 
 fn reports(all: &mut Vec<Lie>) {
     let free = SlotEntry { slot: LOG_SLOTS + 3, epoch: 1, what: SlotContent::Free };
     let entries: [Change<SlotEntry>; 4] =
         [|e| e.slot = PAST, |e| e.slot = u32::MAX, |e| e.slot = 0, |e| e.epoch = 0];
-    each(all, "a free slot", &free, &entries, |e| told(vec![e]));
+    each(all, "a free slot", &free, &entries, |e| slots_report(vec![e]));
     let held = |offset, len| SlotContent::Held { extent_offset: offset, extent_len: len };
     let live = |key: KeyBytes, offset, len| SlotContent::Live {
         key,
@@ -112,17 +112,17 @@ fn reports(all: &mut Vec<Lie>) {
     let slot = |n: u32, what| SlotEntry { slot: LOG_SLOTS + n, epoch: 1, what };
     for (offset, len) in EXTENTS {
         let name = format!("an extent of {len} at {offset}");
-        all.push((format!("{name}, held"), told(vec![slot(1, held(offset, len))])));
-        let said = vec![slot(1, live(seeds::key(), offset, len))];
-        all.push((format!("{name}, live"), told(said)));
+        all.push((format!("{name}, held"), slots_report(vec![slot(1, held(offset, len))])));
+        let input = vec![slot(1, live(seeds::key(), offset, len))];
+        all.push((format!("{name}, live"), slots_report(input)));
     }
     let long = vec![slot(1, live(long_key(), ARENA + 3 * UNIT, UNIT))];
-    all.push(("a live object of too long a key".into(), told(long)));
+    all.push(("a live object of too long a key".into(), slots_report(long)));
     let plan = seeds::opened(LIAR, ARENA + UNIT);
     let open = |p: PlanOpened| (p.at.slot, p.at.epoch, SlotContent::Open(Box::new(p)));
     each(all, "an open plan", &plan, &PLAN, |p| {
         let (slot, epoch, what) = open(p);
-        told(vec![SlotEntry { slot, epoch, what }])
+        slots_report(vec![SlotEntry { slot, epoch, what }])
     });
     let others: [Change<PlanOpened>; 4] = [
         |p| p.at.slot += 1,
@@ -131,32 +131,44 @@ fn reports(all: &mut Vec<Lie>) {
         |p| p.plan.seq = u64::MAX,
     ];
     each(all, "another's plan", &plan, &others, |p| {
-        told(vec![SlotEntry { slot: plan.at.slot, epoch: plan.at.epoch, what: open(p).2 }])
+        slots_report(vec![SlotEntry { slot: plan.at.slot, epoch: plan.at.epoch, what: open(p).2 }])
     });
     each(all, "an object of the log", &seeds::logged(), &LOGGED, |o| {
         let (slot, epoch) = (o.slot, o.epoch);
-        told(vec![SlotEntry { slot, epoch, what: SlotContent::Logged(Box::new(o)) }])
+        slots_report(vec![SlotEntry { slot, epoch, what: SlotContent::Logged(Box::new(o)) }])
     });
     let twice = vec![slot(1, held(ARENA + 3 * UNIT, UNIT)), slot(1, SlotContent::Free)];
-    all.push(("a slot twice".into(), told(twice)));
+    all.push(("a slot twice".into(), slots_report(twice)));
     let shared =
         vec![slot(1, held(ARENA + 2 * UNIT, 2 * UNIT)), slot(2, held(ARENA + 3 * UNIT, UNIT))];
-    all.push(("an extent that overlaps".into(), told(shared)));
-    all.push(("more slots than there are".into(), told(vec![free; PAST as usize + 1])));
+    all.push(("an extent that overlaps".into(), slots_report(shared)));
+    all.push(("more slots than there are".into(), slots_report(vec![free; PAST as usize + 1])));
 }
 
 fn ups(all: &mut Vec<Lie>) {
     let at = seeds::at(LIAR);
     let slots = [&AT[..], &[|at| at.incarnation = OWNED]].concat();
-    each(all, "a retired slot", &at, &slots, |lie| Said::Up(Up::Retired(vec![at, lie])));
-    each(all, "a freed slot", &at, &slots, |lie| Said::Up(Up::Freed(vec![at, lie])));
+    each(all, "a retired slot", &at, &slots, |lie| {
+        HostileInput::OwnerToMaster(OwnerToMaster::Retired(vec![at, lie]))
+    });
+    each(all, "a freed slot", &at, &slots, |lie| {
+        HostileInput::OwnerToMaster(OwnerToMaster::Freed(vec![at, lie]))
+    });
     let plan = PlanRef { plan: seeds::PLAN, at, key: seeds::KEY };
-    each(all, "an adopted plan", &at, &slots, |at| Said::Up(Up::Adopted(PlanRef { at, ..plan })));
-    all.push(("too many retired".into(), Said::Up(Up::Retired(vec![at; MAX_BATCH + 1]))));
+    each(all, "an adopted plan", &at, &slots, |at| {
+        HostileInput::OwnerToMaster(OwnerToMaster::Adopted(PlanRef { at, ..plan }))
+    });
+    all.push((
+        "too many retired".into(),
+        HostileInput::OwnerToMaster(OwnerToMaster::Retired(vec![at; MAX_BATCH + 1])),
+    ));
     let logged = seeds::logged();
-    each(all, "an announced object", &logged, &LOGGED, |o| Said::Up(Up::Announced(vec![o])));
-    let answer =
-        |served, removed, taken| Said::Up(Up::LogAnswer { number: 1, served, removed, taken });
+    each(all, "an announced object", &logged, &LOGGED, |o| {
+        HostileInput::OwnerToMaster(OwnerToMaster::Announced(vec![o]))
+    });
+    let answer = |served, removed, taken| {
+        HostileInput::OwnerToMaster(OwnerToMaster::LogAnswer { number: 1, served, removed, taken })
+    };
     each(all, "a served object", &logged, &LOGGED, |o| answer(vec![o], Vec::new(), 0));
     let most = u64::from(LOG_SLOTS);
     all.push(("too many taken".into(), answer(Vec::new(), Vec::new(), most + 1)));
@@ -166,44 +178,55 @@ fn ups(all: &mut Vec<Lie>) {
 
 fn downs(all: &mut Vec<Lie>) {
     let opened = seeds::opened(OWNED, seeds::owned_arena());
-    each(all, "a plan to an owner", &opened, &PLAN, |p| Said::Down(Down::PlanOpened(p)));
+    each(all, "a plan to an owner", &opened, &PLAN, |p| {
+        HostileInput::MasterToOwner(MasterToOwner::PlanOpened(p))
+    });
     let elsewhere: [Change<PlanOpened>; 1] = [|p| (p.at.incarnation, p.key) = (1, long_key())];
-    each(all, "a plan of before", &opened, &elsewhere, |p| Said::Down(Down::PlanOpened(p)));
+    each(all, "a plan of before", &opened, &elsewhere, |p| {
+        HostileInput::MasterToOwner(MasterToOwner::PlanOpened(p))
+    });
     let (at, many) = (seeds::at(OWNED), MAX_BATCH + 1);
     let plan = PlanRef { plan: seeds::PLAN, at, key: seeds::KEY };
     let view =
         SeenView { incarnations: vec![1; 2 * MAX_SEGMENTS as usize + 1], ..SeenView::default() };
-    let asked = |question| Down::AskLog { number: 1, question };
+    let asked = |question| MasterToOwner::AskLog { number: 1, question };
     let lists = [
-        Down::Committed(vec![plan; many]),
-        Down::Retire(vec![at; many]),
-        Down::FreedAck(vec![at; many]),
-        Down::View(view),
+        MasterToOwner::Committed(vec![plan; many]),
+        MasterToOwner::Retire(vec![at; many]),
+        MasterToOwner::FreedAck(vec![at; many]),
+        MasterToOwner::View(view),
         asked(LogQuestion::Find(vec![seeds::KEY; many])),
         asked(LogQuestion::Remove(vec![seeds::KEY; many])),
-        Down::Refused("x".repeat(MAX_TEXT_BYTES + 1)),
+        MasterToOwner::Refused("x".repeat(MAX_TEXT_BYTES + 1)),
     ];
     for (n, down) in lists.into_iter().enumerate() {
-        all.push((format!("too long a list to an owner, {n}"), Said::Down(down)));
+        all.push((format!("too long a list to an owner, {n}"), HostileInput::MasterToOwner(down)));
     }
 }
 
 fn to_owners(all: &mut Vec<Lie>) {
-    let touch =
-        TouchBatch { list: vec![Touch { slot: 1, epoch: 1, bytes: 1 }], served: Served::default() };
+    let touch = TouchBatch {
+        list: vec![Touch { slot: 1, epoch: 1, bytes: 1 }],
+        counts: ReadCounts::default(),
+    };
     let touches: [Change<TouchBatch>; 7] = [
         |t| t.list[0].slot = PAST,
         |t| t.list[0].slot = u32::MAX,
         |t| t.list[0].epoch = 0,
         |t| t.list[0].bytes = u64::MAX,
-        |t| t.served.by_index = u64::MAX,
-        |t| t.served.by_cache = u64::MAX,
-        |t| t.served.by_master = u64::MAX,
+        |t| t.counts.by_index = u64::MAX,
+        |t| t.counts.by_cache = u64::MAX,
+        |t| t.counts.by_master = u64::MAX,
     ];
-    each(all, "a read", &touch, &touches, |t| Said::ToOwner(ToOwner::Touched(t)));
-    let name = Named { slot: 0, epoch: 1, key: seeds::key() };
-    let names: [Change<Named>; 3] = [|n| n.slot = PAST, |n| n.epoch = 0, |n| n.key = long_key()];
-    each(all, "a name", &name, &names, |n| Said::ToOwner(ToOwner::Named(vec![n])));
+    each(all, "a read", &touch, &touches, |t| {
+        HostileInput::ClientToOwner(ClientToOwner::Touched(t))
+    });
+    let name = KeyReport { slot: 0, epoch: 1, key: seeds::key() };
+    let names: [Change<KeyReport>; 3] =
+        [|n| n.slot = PAST, |n| n.epoch = 0, |n| n.key = long_key()];
+    each(all, "a name", &name, &names, |n| {
+        HostileInput::ClientToOwner(ClientToOwner::KeysReported(vec![n]))
+    });
 }
 
 fn hellos(all: &mut Vec<Lie>) {
@@ -228,15 +251,17 @@ fn hellos(all: &mut Vec<Lie>) {
         |i| i.data = Some("x".repeat(MAX_TEXT_BYTES + 1)),
         |i| i.fabric = Some("x".repeat(MAX_TEXT_BYTES + 1)),
     ];
-    each(all, "a hello", &info(1, LIAR), &infos, |i| Said::Hello(Box::new(i), none().0, none().1));
+    each(all, "a hello", &info(1, LIAR), &infos, |i| {
+        HostileInput::Hello(Box::new(i), none().0, none().1)
+    });
     let seen =
         SeenView { incarnations: vec![1; 2 * MAX_SEGMENTS as usize + 1], ..SeenView::default() };
     let honest = || Box::new(info(1, LIAR));
-    all.push(("too long a view".into(), Said::Hello(honest(), seen, Vec::new())));
+    all.push(("too long a view".into(), HostileInput::Hello(honest(), seen, Vec::new())));
     let siblings = [vec![(1, 5); MAX_SEGMENTS as usize], vec![(0, 5)], vec![(MAX_SEGMENTS, 5)]];
     for siblings in siblings {
         let name = format!("{} siblings", siblings.len());
-        all.push((name, Said::Hello(honest(), SeenView::default(), siblings)));
+        all.push((name, HostileInput::Hello(honest(), SeenView::default(), siblings)));
     }
 }
 
@@ -252,10 +277,10 @@ fn answers(all: &mut Vec<Lie>) {
         |m| m.bytes_total = u64::MAX,
     ];
     each(all, "a location", &plan.meta, &metas, |meta| {
-        Said::Response(Response::Locations(vec![Ok(meta)]))
+        HostileInput::Response(Response::Locations(vec![Ok(meta)]))
     });
     each(all, "a run of locations", &plan.meta, &metas, |meta| {
-        Said::Response(Response::Prefix(vec![meta]))
+        HostileInput::Response(Response::Prefix(vec![meta]))
     });
     let plans: [Change<PlanDesc>; 5] = [
         |p| p.extent_len = 1,
@@ -264,7 +289,7 @@ fn answers(all: &mut Vec<Lie>) {
         |p| p.meta.bytes_total += 1,
         |p| p.meta.payload_off = u64::MAX - 1,
     ];
-    each(all, "a plan", &plan, &plans, |p| Said::Response(Response::Plans(vec![Ok(p)])));
+    each(all, "a plan", &plan, &plans, |p| HostileInput::Response(Response::Plans(vec![Ok(p)])));
     let settings = Settings { page_bytes: 4096, write_ttl_ms: 1, ttl_ms: 1, call_timeout_ms: 1 };
     let changes: [Change<Settings>; 5] = [
         |s| s.page_bytes = 0,
@@ -273,11 +298,11 @@ fn answers(all: &mut Vec<Lie>) {
         |s| s.ttl_ms = u64::MAX,
         |s| s.call_timeout_ms = u64::MAX,
     ];
-    each(all, "settings", &settings, &changes, Said::Settings);
+    each(all, "settings", &settings, &changes, HostileInput::Settings);
 }
 
 fn requests(all: &mut Vec<Lie>) {
-    let opts = PutOptions { preferred_segment: Some(1), page_bytes: 4096, device_alloc: None };
+    let opts = PutOptions { preferred_rank: Some(1), page_bytes: 4096, device_alloc: None };
     let item = OpenItem { key: b"layer/1".to_vec(), bytes_total: UNIT, opts };
     let items: [Change<OpenItem>; 4] = [
         |i| i.bytes_total = u64::MAX,
@@ -285,7 +310,8 @@ fn requests(all: &mut Vec<Lie>) {
         |i| i.key = vec![7; MAX_KEY_BYTES + 1],
         |i| i.key = Vec::new(),
     ];
-    let open = |items| Said::Request(Request::OpenForWrite { request: 77, wait_ms: 0, items });
+    let open =
+        |items| HostileInput::Request(Request::OpenForWrite { request: 77, wait_ms: 0, items });
     each(all, "an open", &item, &items, |i| open(vec![i]));
     let (many, at) = (MAX_BATCH + 1, seeds::at(LIAR));
     let plan = PlanRef { plan: seeds::PLAN, at, key: seeds::KEY };
@@ -306,7 +332,7 @@ fn requests(all: &mut Vec<Lie>) {
         Request::List { of, after: Some(long_key()), limit: 10 },
     ];
     for (n, request) in asked.into_iter().enumerate() {
-        all.push((format!("a request, lie {n}"), Said::Request(request)));
+        all.push((format!("a request, lie {n}"), HostileInput::Request(request)));
     }
 }
 
@@ -335,15 +361,20 @@ pub(super) fn stale(granted: &PlanDesc, again: bool) -> Vec<Lie> {
     let gauges =
         OwnerGauges { heap_used: u64::MAX, bytes_read: u64::MAX, ..OwnerGauges::default() };
     let mut ups = vec![
-        Up::Freed(vec![later, last]),
-        Up::Retired(vec![later, last]),
-        Up::Adopted(adopted),
-        Up::PlansRecorded { up_to: PlanId { seq: u64::MAX, ..plan } },
-        Up::ViewSeen { number },
-        Up::Heartbeat(Box::new(gauges)),
-        Up::LogAnswer { number, served: Vec::new(), removed: vec![seeds::KEY], taken: 1 },
+        OwnerToMaster::Freed(vec![later, last]),
+        OwnerToMaster::Retired(vec![later, last]),
+        OwnerToMaster::Adopted(adopted),
+        OwnerToMaster::PlansRecorded { up_to: PlanId { seq: u64::MAX, ..plan } },
+        OwnerToMaster::ViewSeen { number },
+        OwnerToMaster::Heartbeat(Box::new(gauges)),
+        OwnerToMaster::LogAnswer {
+            number,
+            served: Vec::new(),
+            removed: vec![seeds::KEY],
+            taken: 1,
+        },
     ];
-    all.extend(ups.drain(..).map(|up| (format!("{up:?}"), Said::Up(up))));
+    all.extend(ups.drain(..).map(|up| (format!("{up:?}"), HostileInput::OwnerToMaster(up))));
     let kept = SlotRef { slot: LOG_SLOTS + 5, ..seeds::at(OWNED) };
     let (before, after) =
         (SlotRef { incarnation: OWNED - 1, ..kept }, SlotRef { epoch: 2, ..kept });
@@ -352,39 +383,49 @@ pub(super) fn stale(granted: &PlanDesc, again: bool) -> Vec<Lie> {
     let opened = seeds::opened(OWNED, seeds::owned_arena());
     let over_kept = seeds::opened(OWNED, seeds::owned_arena() + 5 * UNIT);
     let in_kept = PlanOpened { at: kept, ..opened.clone() };
-    let committed = |at| Down::Committed(vec![PlanRef { plan: of_none, at, key: seeds::KEY }]);
+    let committed =
+        |at| MasterToOwner::Committed(vec![PlanRef { plan: of_none, at, key: seeds::KEY }]);
     let mut downs = vec![
-        Down::Retire(vec![before, after]),
-        Down::EndPlan { plan: of_none, at: before, cause },
-        Down::EndPlan { plan: PlanId { seq: 0, ..seeds::PLAN }, at: after, cause },
+        MasterToOwner::Retire(vec![before, after]),
+        MasterToOwner::EndPlan { plan: of_none, at: before, cause },
+        MasterToOwner::EndPlan { plan: PlanId { seq: 0, ..seeds::PLAN }, at: after, cause },
         committed(kept),
         committed(before),
         // It is written there, and whoever committed the slot of before did not commit this one.
         committed(SlotRef { slot: LOG_SLOTS + 6, ..before }),
         committed(after),
         committed(SlotRef { slot: u32::MAX, ..kept }),
-        Down::FreedAck(vec![kept, after, SlotRef { slot: u32::MAX, ..kept }]),
-        Down::MakeRoom { bytes: u64::MAX, attempt: u32::MAX },
-        Down::AskLog { number, question: LogQuestion::RemoveAll },
-        Down::PlanOpened(opened),
-        Down::PlanOpened(over_kept),
-        Down::PlanOpened(PlanOpened { at: SlotRef { epoch: u32::MAX, ..kept }, ..in_kept.clone() }),
-        Down::PlanOpened(PlanOpened { at: after, ..in_kept.clone() }),
-        Down::PlanOpened(in_kept),
+        MasterToOwner::FreedAck(vec![kept, after, SlotRef { slot: u32::MAX, ..kept }]),
+        MasterToOwner::MakeRoom { bytes: u64::MAX, attempt: u32::MAX },
+        MasterToOwner::AskLog { number, question: LogQuestion::RemoveAll },
+        MasterToOwner::PlanOpened(opened),
+        MasterToOwner::PlanOpened(over_kept),
+        MasterToOwner::PlanOpened(PlanOpened {
+            at: SlotRef { epoch: u32::MAX, ..kept },
+            ..in_kept.clone()
+        }),
+        MasterToOwner::PlanOpened(PlanOpened { at: after, ..in_kept.clone() }),
+        MasterToOwner::PlanOpened(in_kept),
     ];
-    all.extend(downs.drain(..).map(|down| (format!("{down:?}"), Said::Down(down))));
+    all.extend(
+        downs.drain(..).map(|down| (format!("{down:?}"), HostileInput::MasterToOwner(down))),
+    );
     let touch = Touch { slot: kept.slot, epoch: 2, bytes: 1 };
-    let name = Named { slot: kept.slot, epoch: 1, key: seeds::key() };
-    let served = Served::default();
+    let name = KeyReport { slot: kept.slot, epoch: 1, key: seeds::key() };
+    let counts = ReadCounts::default();
     let mut words = vec![
-        ToOwner::Touched(TouchBatch { list: vec![touch], served }),
-        ToOwner::Named(vec![name]),
-        ToOwner::Dropped(of_none),
-        ToOwner::TermObeyed(Term { number, master: number }),
-        ToOwner::Abandoned(Abandoned { position: u64::MAX, bytes: u64::MAX }),
-        ToOwner::ClearBelow(u64::MAX),
+        ClientToOwner::Touched(TouchBatch { list: vec![touch], counts }),
+        ClientToOwner::KeysReported(vec![name]),
+        ClientToOwner::Dropped(of_none),
+        ClientToOwner::TermObeyed(Term { number, master: number }),
+        ClientToOwner::Abandoned(Abandoned { position: u64::MAX, bytes: u64::MAX }),
+        ClientToOwner::ClearBelow(u64::MAX),
     ];
-    all.extend(words.drain(..).map(|word| (format!("{word:?}"), Said::ToOwner(word))));
+    all.extend(
+        words
+            .drain(..)
+            .map(|message| (format!("{message:?}"), HostileInput::ClientToOwner(message))),
+    );
     let stale = PlanRef { plan, at: later, key: granted.meta.key };
     let other = PlanRef { plan: of_none, at: granted.meta.at, key: granted.meta.key };
     let mut requests = vec![
@@ -392,6 +433,6 @@ pub(super) fn stale(granted: &PlanDesc, again: bool) -> Vec<Lie> {
         Request::Abort(vec![other]),
         Request::Withdraw { request: number },
     ];
-    all.extend(requests.drain(..).map(|r| (format!("{r:?}"), Said::Request(r))));
+    all.extend(requests.drain(..).map(|r| (format!("{r:?}"), HostileInput::Request(r))));
     all
 }

@@ -1,18 +1,18 @@
 //! A master with an honest member, an owner of its own, and those who say things to them.
 
-use crate::cell::CellAddr;
-use crate::master::{Ask, FromRank, Join, LinkId, Master, MasterTick, MasterTruth, Members};
+use crate::actor::ActorAddr;
+use crate::executor::OwnedExecutor;
+use crate::master::{Ask, FromRank, Join, LinkId, Master, MasterDurable, MasterTick, Members};
 use crate::membership::Uplink;
 use crate::message::{
-    Down, ObjMeta, OpenItem, Purpose, PutOptions, RankInfo, Request, Response, Seat, SeenView,
-    Settings, SlotEntry, Term, ToOwner, Up,
+    ClientToOwner, MasterToOwner, ObjMeta, OpenItem, OwnerToMaster, Purpose, PutOptions, RankInfo,
+    Request, Response, SeenView, SegmentId, Settings, SlotEntry, Term,
 };
-use crate::owner::log::{GiveUp, Name};
+use crate::owner::log::{GiveUp, KeyReports};
 use crate::owner::tables::OwnerTables;
 use crate::owner::{
-    FromMaster, LogClear, NewTerm, Owner, OwnerTruth, PlanDropped, TermObeyed, Touches,
+    FromMaster, LogClear, NewTerm, Owner, OwnerDurable, PlanDropped, TermObeyed, Touches,
 };
-use crate::place::OwnedPlace;
 use nkv_store::clock::{Clock, ManualClock};
 use nkv_store::heap::{Heap, HeapConfig};
 use nkv_store::{AnonMemory, OsRandom};
@@ -44,12 +44,12 @@ pub(super) const ARENA: u64 = 1 << 20;
 pub(super) const LOG_SLOTS: u32 = 4;
 
 pub(super) struct Member {
-    pub seat: Seat,
+    pub segment_id: SegmentId,
     pub incarnation: u64,
     pub link: LinkId,
     // The master's, as it was welcomed.
     term: Term,
-    rx: mpsc::Receiver<Down>,
+    rx: mpsc::Receiver<MasterToOwner>,
     asked: u64,
 }
 
@@ -61,19 +61,19 @@ impl Member {
 }
 
 /// See the file's first paragraph.
-pub(super) struct Scene {
-    pub(super) master: CellAddr<Master>,
-    pub(super) owner: CellAddr<Owner>,
+pub(super) struct TestCluster {
+    pub(super) master: ActorAddr<Master>,
+    pub(super) owner: ActorAddr<Owner>,
     pub(super) tables: Arc<OwnerTables>,
     pub(super) heap: Heap,
-    up: mpsc::Receiver<Up>,
+    up: mpsc::Receiver<OwnerToMaster>,
     clock: ManualClock,
     honest: Option<Member>,
     pub(super) liar: Option<Member>,
     // What the honest one has.
     pub(super) held: Vec<SlotEntry>,
     requests: u64,
-    _place: OwnedPlace,
+    _executor: OwnedExecutor,
 }
 
 pub(super) fn info(rank: u32, incarnation: u64) -> RankInfo {
@@ -116,19 +116,19 @@ pub(super) fn owned_config() -> HeapConfig {
     }
 }
 
-impl Scene {
+impl TestCluster {
     pub(super) async fn new() -> Self {
         let clock = ManualClock::default();
         clock.advance_ms(1_000_000);
-        let place = OwnedPlace::here(Arc::new(clock.clone()));
-        let master = start_master(&place, &clock).await;
+        let executor = OwnedExecutor::here(Arc::new(clock.clone()));
+        let master = start_master(&executor, &clock).await;
         let config = owned_config();
         let memory = AnonMemory::new(config.segment_bytes()).expect("some pages");
         let heap = Heap::format(Arc::new(memory), &config).expect("a heap");
         let tables = Arc::new(OwnerTables::new(Arc::new(Grants::new()), &heap));
         let uplink = Arc::new(Uplink::default());
         let up = uplink.capture();
-        let truth = OwnerTruth {
+        let durable = OwnerDurable {
             heap: heap.clone(),
             hasher: nkv_store::KeyHasher::new([7; 16]),
             tables: tables.clone(),
@@ -137,7 +137,7 @@ impl Scene {
             clock: Arc::new(clock.clone()),
             log_claim_ttl_ms: 5_000,
         };
-        let owner = CellAddr::start(place.place(), truth, Arc::new(|_| {})).await;
+        let owner = ActorAddr::start(executor.executor(), durable, Arc::new(|_| {})).await;
         let owner = owner.expect("an owner");
         tables.obey(TERM);
         let _ = owner.call(NewTerm, LIMIT).await;
@@ -153,7 +153,7 @@ impl Scene {
             liar,
             held: Vec::new(),
             requests: 0,
-            _place: place,
+            _executor: executor,
         };
         scene.honest = scene.join(info(0, HONEST), (Term::default(), false), Vec::new()).await;
         scene.honest_reports().await;
@@ -177,13 +177,13 @@ impl Scene {
         siblings: Vec<(u32, u64)>,
     ) -> Option<Member> {
         let (tx, rx) = mpsc::channel(QUEUE);
-        let (seat, incarnation) = (info.seat(), info.incarnation);
+        let (segment_id, incarnation) = (info.id(), info.incarnation);
         // The honest one confirms no plans: it is taken for one of the master's own process.
         let own = incarnation != LIAR;
         let join = Join { info, obeyed, holds, seen, siblings, own, tx };
         let joined = self.master.call(join, LIMIT).await.expect("the master answers").ok()?;
         let (link, term) = (joined.link, joined.term);
-        Some(Member { seat, incarnation, link, term, rx, asked: 0 })
+        Some(Member { segment_id, incarnation, link, term, rx, asked: 0 })
     }
 
     /// Whoever joins as the honest rank takes its place; it does so itself, too, when it is cut.
@@ -191,17 +191,21 @@ impl Scene {
         let Some(member) = &mut self.honest else { return };
         while let Ok(down) = member.rx.try_recv() {
             let up = match down {
-                Down::ReportPlease { number } => {
-                    Up::Report { number, slots: self.held.clone(), last: true }
+                MasterToOwner::RequestReport { number } => {
+                    OwnerToMaster::Report { number, slots: self.held.clone(), last: true }
                 }
-                Down::View(view) => Up::ViewSeen { number: view.number },
-                Down::AskLog { number, .. } => {
-                    Up::LogAnswer { number, served: Vec::new(), removed: Vec::new(), taken: 0 }
-                }
+                MasterToOwner::View(view) => OwnerToMaster::ViewSeen { number: view.number },
+                MasterToOwner::AskLog { number, .. } => OwnerToMaster::LogAnswer {
+                    number,
+                    served: Vec::new(),
+                    removed: Vec::new(),
+                    taken: 0,
+                },
                 _ => continue,
             };
-            let (seat, incarnation, link) = (member.seat, member.incarnation, member.link);
-            let _ = self.master.call(FromRank { seat, incarnation, link, up }, LIMIT).await;
+            let (segment_id, incarnation, link) =
+                (member.segment_id, member.incarnation, member.link);
+            let _ = self.master.call(FromRank { segment_id, incarnation, link, up }, LIMIT).await;
         }
     }
 
@@ -218,42 +222,44 @@ impl Scene {
     }
 
     /// False if it is not believed: its link is cut.
-    pub(super) async fn member_says(&mut self, up: Up) -> bool {
+    pub(super) async fn from_member(&mut self, up: OwnerToMaster) -> bool {
         let Some(member) = &mut self.liar else { return false };
         while let Ok(down) = member.rx.try_recv() {
-            if let Down::ReportPlease { number } = down {
+            if let MasterToOwner::RequestReport { number } = down {
                 member.asked = number;
             }
         }
         let asked = member.asked;
         // The number that was asked for is no secret.
         let up = match up {
-            Up::Report { slots, last, .. } => Up::Report { number: asked, slots, last },
+            OwnerToMaster::Report { slots, last, .. } => {
+                OwnerToMaster::Report { number: asked, slots, last }
+            }
             other => other,
         };
-        let (seat, incarnation, link) = (member.seat, member.incarnation, member.link);
-        let _ = self.master.call(FromRank { seat, incarnation, link, up }, LIMIT).await;
+        let (segment_id, incarnation, link) = (member.segment_id, member.incarnation, member.link);
+        let _ = self.master.call(FromRank { segment_id, incarnation, link, up }, LIMIT).await;
         self.liar.as_ref().is_some_and(|member| !member.is_cut())
     }
 
     pub(super) async fn client_asks(&mut self, request: Request) {
         let ask = Ask { producer: PRODUCER, request };
         // Some answers come only once owners said something: not waited for.
-        let _ = self.master.push(ask, crate::cell::Reply::nobody()).await;
+        let _ = self.master.push(ask, crate::actor::Reply::nobody()).await;
     }
 
     /// As the link of a rank takes a frame in; false if it is not believed.
-    pub(super) async fn master_says(&mut self, down: Down) -> bool {
+    pub(super) async fn from_master(&mut self, down: MasterToOwner) -> bool {
         let info = RankInfo { segment_id: 0, ..self.owned() };
-        if info.check_down(&down).is_err() {
+        if info.check_to_owner(&down).is_err() {
             return false;
         }
         match &down {
-            Down::View(view) => {
+            MasterToOwner::View(view) => {
                 self.tables.keep_view(view.clone());
                 return true;
             }
-            Down::PlanOpened(p) if p.at.incarnation == OWNED => {
+            MasterToOwner::PlanOpened(p) if p.at.incarnation == OWNED => {
                 self.tables.record(p, info.header_base, self.clock.now_ns());
             }
             _ => {}
@@ -280,31 +286,33 @@ impl Scene {
     }
 
     /// As the owner's side of an attach connection takes a frame in; false if it is not believed.
-    pub(super) async fn process_says(&mut self, word: ToOwner) -> bool {
-        if word.check(self.heap.geometry()).is_err() {
+    pub(super) async fn from_process(&mut self, message: ClientToOwner) -> bool {
+        if message.check(self.heap.geometry()).is_err() {
             return false;
         }
-        let _ = match word {
-            ToOwner::Touched(batch) => self.owner.call(Touches(batch), LIMIT).await,
-            ToOwner::Named(names) => self.owner.call(Name(names), LIMIT).await,
-            ToOwner::Abandoned(claim) => self.owner.call(GiveUp(claim), LIMIT).await,
-            ToOwner::ClearBelow(below) => self.owner.call(LogClear(1, below), LIMIT).await,
-            ToOwner::Dropped(plan) => self.owner.call(PlanDropped(1, PRODUCER, plan), LIMIT).await,
-            ToOwner::TermObeyed(term) => {
+        let _ = match message {
+            ClientToOwner::Touched(batch) => self.owner.call(Touches(batch), LIMIT).await,
+            ClientToOwner::KeysReported(names) => self.owner.call(KeyReports(names), LIMIT).await,
+            ClientToOwner::Abandoned(claim) => self.owner.call(GiveUp(claim), LIMIT).await,
+            ClientToOwner::ClearBelow(below) => self.owner.call(LogClear(1, below), LIMIT).await,
+            ClientToOwner::Dropped(plan) => {
+                self.owner.call(PlanDropped(1, PRODUCER, plan), LIMIT).await
+            }
+            ClientToOwner::TermObeyed(term) => {
                 self.owner.call(TermObeyed(1, PRODUCER, term), LIMIT).await
             }
-            ToOwner::CheckPlan(plan) => {
+            ClientToOwner::CheckPlan(plan) => {
                 let _ = self.tables.standing(plan);
                 Ok(())
             }
-            ToOwner::Detach => Ok(()),
+            ClientToOwner::Detach => Ok(()),
         };
         true
     }
 
     /// As a handle takes an answer in; false if it does not believe it. What it computes from one
     /// that it believes is within the segment.
-    pub(super) fn client_is_told(&self, response: &Response) -> bool {
+    pub(super) fn to_client(&self, response: &Response) -> bool {
         if response.check().is_err() {
             return false;
         }
@@ -361,7 +369,7 @@ impl Scene {
             self.honest_reports().await;
         }
         self.requests += 1;
-        let opts = PutOptions { preferred_segment: Some(0), ..PutOptions::default() };
+        let opts = PutOptions { preferred_rank: Some(0), ..PutOptions::default() };
         let key = b"of somebody else entirely".to_vec();
         let items = vec![OpenItem { key, bytes_total: 1, opts }];
         let request =
@@ -375,18 +383,18 @@ impl Scene {
 
     async fn honest_lives(&mut self) {
         let Some(member) = &self.honest else { return };
-        let (seat, incarnation, link) = (member.seat, member.incarnation, member.link);
-        let up = Up::Retired(Vec::new());
-        let _ = self.master.call(FromRank { seat, incarnation, link, up }, LIMIT).await;
+        let (segment_id, incarnation, link) = (member.segment_id, member.incarnation, member.link);
+        let up = OwnerToMaster::Retired(Vec::new());
+        let _ = self.master.call(FromRank { segment_id, incarnation, link, up }, LIMIT).await;
     }
 }
 
 /// Steps in which a TTL passes: a pause of its own the master would forgive.
 const PARTS: u64 = 8;
 
-async fn start_master(place: &OwnedPlace, clock: &ManualClock) -> CellAddr<Master> {
+async fn start_master(executor: &OwnedExecutor, clock: &ManualClock) -> ActorAddr<Master> {
     let members = Arc::new(Members::new(TERM, WORLD, clock.now_ms()));
-    let truth = MasterTruth {
+    let durable = MasterDurable {
         hasher: nkv_store::KeyHasher::new([7; 16]),
         world_size: WORLD,
         ttl_ms: TTL_MS,
@@ -403,5 +411,5 @@ async fn start_master(place: &OwnedPlace, clock: &ManualClock) -> CellAddr<Maste
         clock: Arc::new(clock.clone()),
         random: Arc::new(OsRandom),
     };
-    CellAddr::start(place.place(), truth, Arc::new(|_| {})).await.expect("a master")
+    ActorAddr::start(executor.executor(), durable, Arc::new(|_| {})).await.expect("a master")
 }

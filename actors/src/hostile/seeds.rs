@@ -1,12 +1,12 @@
 //! Words that are true, one of each kind and shape: what lies begin from.
 
 use super::scene::{ARENA, LIAR, LOG_SLOTS, OWNED, TERM, info};
-use super::{Kind, word};
+use super::{Kind, encode};
 use crate::message::{
-    Abandoned, Down, EndCause, KeyBytes, LogObjectEntry, LogQuestion, Named, ObjMeta, OpenItem,
-    OwnerGauges, PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, PutOptions, Request, Response,
-    SeenView, Selection, Served, SlotContent, SlotEntry, SlotRef, Term, ToOwner, Touch, TouchBatch,
-    Up, WireKeyId,
+    Abandoned, ClientToOwner, EndCause, KeyBytes, KeyReport, LogObjectEntry, LogQuestion,
+    MasterToOwner, ObjMeta, OpenItem, OwnerGauges, OwnerToMaster, PlanDesc, PlanId, PlanOpened,
+    PlanRef, Purpose, PutOptions, ReadCounts, Request, Response, SeenView, Selection, SlotContent,
+    SlotEntry, SlotRef, Term, Touch, TouchBatch, WireKeyId,
 };
 
 pub(super) const PLAN: PlanId = PlanId { term: TERM, seq: 1 };
@@ -74,27 +74,32 @@ fn report() -> Vec<SlotEntry> {
     ]
 }
 
-fn ups() -> Vec<Up> {
+fn ups() -> Vec<OwnerToMaster> {
     let gauges = OwnerGauges { heap_used: 1, ..OwnerGauges::default() };
     vec![
-        Up::Report { number: 0, slots: report(), last: true },
-        Up::Report { number: 0, slots: report(), last: false },
-        Up::Report { number: 0, slots: Vec::new(), last: true },
-        Up::Heartbeat(Box::new(gauges)),
-        Up::Retired(vec![at(LIAR)]),
-        Up::Freed(vec![at(LIAR), SlotRef { epoch: 3, slot: LOG_SLOTS, ..at(LIAR) }]),
-        Up::Adopted(PlanRef { plan: PLAN, at: at(LIAR), key: KEY }),
-        Up::PlansRecorded { up_to: PLAN },
-        Up::Announced(vec![logged()]),
-        Up::LogAnswer { number: 1, served: vec![logged()], removed: vec![KEY], taken: 1 },
-        Up::ViewSeen { number: 1 },
-        Up::Draining,
-        Up::Leave,
+        OwnerToMaster::Report { number: 0, slots: report(), last: true },
+        OwnerToMaster::Report { number: 0, slots: report(), last: false },
+        OwnerToMaster::Report { number: 0, slots: Vec::new(), last: true },
+        OwnerToMaster::Heartbeat(Box::new(gauges)),
+        OwnerToMaster::Retired(vec![at(LIAR)]),
+        OwnerToMaster::Freed(vec![at(LIAR), SlotRef { epoch: 3, slot: LOG_SLOTS, ..at(LIAR) }]),
+        OwnerToMaster::Adopted(PlanRef { plan: PLAN, at: at(LIAR), key: KEY }),
+        OwnerToMaster::PlansRecorded { up_to: PLAN },
+        OwnerToMaster::Announced(vec![logged()]),
+        OwnerToMaster::LogAnswer {
+            number: 1,
+            served: vec![logged()],
+            removed: vec![KEY],
+            taken: 1,
+        },
+        OwnerToMaster::ViewSeen { number: 1 },
+        OwnerToMaster::Draining,
+        OwnerToMaster::Leave,
     ]
 }
 
 fn requests() -> Vec<Request> {
-    let opts = PutOptions { preferred_segment: Some(1), page_bytes: 4096, device_alloc: None };
+    let opts = PutOptions { preferred_rank: Some(1), page_bytes: 4096, device_alloc: None };
     let item = OpenItem { key: b"layer/1".to_vec(), bytes_total: 4096, opts };
     let of = Selection { pattern: Some("layer".to_string()), from: Some(KEY) };
     let plan = PlanRef { plan: PLAN, at: at(LIAR), key: KEY };
@@ -115,40 +120,40 @@ fn requests() -> Vec<Request> {
     ]
 }
 
-fn downs() -> Vec<Down> {
+fn downs() -> Vec<MasterToOwner> {
     let plan = PlanRef { plan: PLAN, at: at(OWNED), key: KEY };
     let view = SeenView { term: TERM, number: 2, incarnations: vec![OWNED, LIAR] };
     let find = LogQuestion::Find(vec![KEY]);
     vec![
-        Down::PlanOpened(opened(OWNED, owned_arena())),
-        Down::Committed(vec![plan]),
-        Down::EndPlan { plan: PLAN, at: at(OWNED), cause: EndCause::Aborted },
-        Down::EndPlan { plan: PLAN, at: at(OWNED), cause: EndCause::Expired },
-        Down::Retire(vec![at(OWNED)]),
-        Down::FreedAck(vec![at(OWNED)]),
-        Down::MakeRoom { bytes: 4096, attempt: 1 },
-        Down::EvictTo { bytes: 4096 },
-        Down::View(view),
-        Down::AskLog { number: 1, question: find },
-        Down::AskLog { number: 2, question: LogQuestion::Remove(vec![KEY]) },
-        Down::AskLog { number: 3, question: LogQuestion::RemoveAll },
-        Down::ReportPlease { number: 4 },
-        Down::NoMorePlans,
+        MasterToOwner::PlanOpened(opened(OWNED, owned_arena())),
+        MasterToOwner::Committed(vec![plan]),
+        MasterToOwner::EndPlan { plan: PLAN, at: at(OWNED), cause: EndCause::Aborted },
+        MasterToOwner::EndPlan { plan: PLAN, at: at(OWNED), cause: EndCause::Expired },
+        MasterToOwner::Retire(vec![at(OWNED)]),
+        MasterToOwner::FreedAck(vec![at(OWNED)]),
+        MasterToOwner::MakeRoom { bytes: 4096, attempt: 1 },
+        MasterToOwner::EvictTo { bytes: 4096 },
+        MasterToOwner::View(view),
+        MasterToOwner::AskLog { number: 1, question: find },
+        MasterToOwner::AskLog { number: 2, question: LogQuestion::Remove(vec![KEY]) },
+        MasterToOwner::AskLog { number: 3, question: LogQuestion::RemoveAll },
+        MasterToOwner::RequestReport { number: 4 },
+        MasterToOwner::NoMorePlans,
     ]
 }
 
-fn to_owners() -> Vec<ToOwner> {
-    let served = Served { by_index: 1, by_cache: 2, by_master: 3 };
+fn to_owners() -> Vec<ClientToOwner> {
+    let served = ReadCounts { by_index: 1, by_cache: 2, by_master: 3 };
     let list = vec![Touch { slot: 1, epoch: 1, bytes: 4096 }];
     vec![
-        ToOwner::Touched(TouchBatch { list, served }),
-        ToOwner::CheckPlan(PLAN),
-        ToOwner::Dropped(PLAN),
-        ToOwner::TermObeyed(TERM),
-        ToOwner::Named(vec![Named { slot: 0, epoch: 1, key: key() }]),
-        ToOwner::Abandoned(Abandoned { position: 0, bytes: 4096 }),
-        ToOwner::ClearBelow(4096),
-        ToOwner::Detach,
+        ClientToOwner::Touched(TouchBatch { list, counts: served }),
+        ClientToOwner::CheckPlan(PLAN),
+        ClientToOwner::Dropped(PLAN),
+        ClientToOwner::TermObeyed(TERM),
+        ClientToOwner::KeysReported(vec![KeyReport { slot: 0, epoch: 1, key: key() }]),
+        ClientToOwner::Abandoned(Abandoned { position: 0, bytes: 4096 }),
+        ClientToOwner::ClearBelow(4096),
+        ClientToOwner::Detach,
     ]
 }
 
@@ -188,12 +193,12 @@ pub fn seeds() -> Vec<Vec<u8>> {
         seen,
         siblings: vec![(1, 0x201)],
     };
-    let mut all = vec![word(Kind::Hello, &joins)];
-    all.extend(ups().iter().map(|up| word(Kind::Up, up)));
-    all.extend(requests().iter().map(|request| word(Kind::Request, request)));
-    all.extend(downs().iter().map(|down| word(Kind::Down, down)));
-    all.extend(to_owners().iter().map(|said| word(Kind::ToOwner, said)));
-    all.extend(responses().iter().map(|response| word(Kind::Response, response)));
+    let mut all = vec![encode(Kind::Hello, &joins)];
+    all.extend(ups().iter().map(|up| encode(Kind::OwnerToMaster, up)));
+    all.extend(requests().iter().map(|request| encode(Kind::Request, request)));
+    all.extend(downs().iter().map(|down| encode(Kind::MasterToOwner, down)));
+    all.extend(to_owners().iter().map(|message| encode(Kind::ClientToOwner, message)));
+    all.extend(responses().iter().map(|response| encode(Kind::Response, response)));
     all.push([&[Kind::Later as u8, 200, 0][..], &[0; 200]].concat());
     all
 }

@@ -43,18 +43,18 @@ impl Dice {
 fn lie(dice: &mut Dice, seeds: &[Vec<u8>]) -> Vec<u8> {
     let mut input = Vec::new();
     for _ in 0..1 + dice.below(6) {
-        let mut word = seeds[dice.below(seeds.len())].clone();
+        let mut message = seeds[dice.below(seeds.len())].clone();
         for _ in 0..dice.below(4) {
             let width = [1, 2, 4, 8][dice.below(4)];
-            let room = word.len().saturating_sub(WORD_HEADER + width - 1);
+            let room = message.len().saturating_sub(MESSAGE_HEADER + width - 1);
             if room == 0 {
                 continue;
             }
-            let at = WORD_HEADER + dice.below(room);
+            let at = MESSAGE_HEADER + dice.below(room);
             let number = NUMBERS[dice.below(NUMBERS.len())].to_le_bytes();
-            word[at..at + width].copy_from_slice(&number[..width]);
+            message[at..at + width].copy_from_slice(&number[..width]);
         }
-        input.extend(word);
+        input.extend(message);
     }
     input
 }
@@ -86,10 +86,10 @@ fn with_scene(work: impl AsyncFnOnce(Whole)) {
 fn i19_each_thing_that_cannot_be_is_refused_and_changes_nothing() {
     with_scene(async |mut whole| whole.check().await);
     let mut believed = Vec::new();
-    for (what, said) in lies::all() {
+    for (what, input) in lies::all() {
         with_scene(async |mut whole| {
-            println!("{what}: {}", short(&said));
-            if whole.scene.hears(said).await {
+            println!("{what}: {}", short(&input));
+            if whole.scene.receives(input).await {
                 believed.push(what);
             } else {
                 whole.check().await;
@@ -104,11 +104,11 @@ fn i11_what_is_late_or_said_twice_or_of_another_changes_nothing() {
     for n in 0..lies::stale(&seeds::granted(), false).len() {
         for twice in [false, true] {
             with_scene(async |mut whole| {
-                let (what, said) = lies::stale(&whole.granted, twice).swap_remove(n);
-                println!("{what}: {}", short(&said));
-                whole.scene.hears(said.clone()).await;
+                let (what, input) = lies::stale(&whole.granted, twice).swap_remove(n);
+                println!("{what}: {}", short(&input));
+                whole.scene.receives(input.clone()).await;
                 if twice {
-                    whole.scene.hears(said).await;
+                    whole.scene.receives(input).await;
                 }
                 whole.check().await;
             });
@@ -124,15 +124,15 @@ fn i19_lies_in_a_row_change_nothing() {
             let (dice, stale) = (&mut Dice(n), lies::stale(&whole.granted, false));
             for _ in 0..1 + dice.below(8) {
                 let from = if dice.below(2) == 0 { &all } else { &stale };
-                let (what, said) = from[dice.below(from.len())].clone();
-                println!("row {n}: {what}: {}", short(&said));
-                whole.scene.hears(said).await;
+                let (what, input) = from[dice.below(from.len())].clone();
+                println!("row {n}: {what}: {}", short(&input));
+                whole.scene.receives(input).await;
             }
             whole.check().await;
         });
     }
 }
 
-fn short(said: &lies::Said) -> String {
-    format!("{said:?}").chars().take(200).collect()
+fn short(input: &lies::HostileInput) -> String {
+    format!("{input:?}").chars().take(200).collect()
 }

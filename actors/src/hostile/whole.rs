@@ -1,10 +1,10 @@
 //! A scene in which things are true, and the questions whether they still are: an object in the
 //! honest rank's segment, one in the owner's, and a plan that was granted in the liar's.
 
-use super::lies::Said;
-use super::scene::{ARENA, LIAR, LIMIT, LOG_SLOTS, Member, OWNED, SLOTS, Scene, info};
+use super::lies::HostileInput;
+use super::scene::{ARENA, LIAR, LIMIT, LOG_SLOTS, Member, OWNED, SLOTS, TestCluster, info};
 use super::seeds;
-use crate::cell::Reply;
+use crate::actor::Reply;
 use crate::master::{Ask, LinkDown, MasterTick};
 use crate::message::*;
 use nkv_store::heap::FIRST_EPOCH;
@@ -22,7 +22,7 @@ const WRITTEN_SLOT: u32 = LOG_SLOTS + 6;
 
 /// What is true of a scene.
 pub(super) struct Whole {
-    pub scene: Scene,
+    pub scene: TestCluster,
     // In the honest rank's segment.
     object: ObjMeta,
     // In the liar's.
@@ -31,7 +31,7 @@ pub(super) struct Whole {
 }
 
 fn item(key: &[u8], rank: u32) -> OpenItem {
-    let opts = PutOptions { preferred_segment: Some(rank), page_bytes: 4096, device_alloc: None };
+    let opts = PutOptions { preferred_rank: Some(rank), page_bytes: 4096, device_alloc: None };
     OpenItem { key: key.to_vec(), bytes_total: UNIT, opts }
 }
 
@@ -58,7 +58,7 @@ fn are_apart(mut extents: Vec<Range<u64>>, arena: Range<u64>) {
     }
 }
 
-impl Scene {
+impl TestCluster {
     async fn asks(&self, request: Request) -> Response {
         let ask = Ask { producer: CLIENT, request };
         self.master.call(ask, LIMIT).await.expect("an answer")
@@ -80,14 +80,14 @@ impl Scene {
     }
 
     async fn liar_leaves(&mut self) {
-        if let Some(Member { seat, link, .. }) = self.liar.take() {
-            let _ = self.master.call(LinkDown { seat, link }, LIMIT).await;
+        if let Some(Member { segment_id, link, .. }) = self.liar.take() {
+            let _ = self.master.call(LinkDown { segment_id, link }, LIMIT).await;
         }
     }
 
     async fn liar_reports(&mut self) {
-        let nothing = Up::Report { number: 0, slots: Vec::new(), last: true };
-        assert!(self.member_says(nothing).await, "an honest report");
+        let nothing = OwnerToMaster::Report { number: 0, slots: Vec::new(), last: true };
+        assert!(self.from_member(nothing).await, "an honest report");
     }
 
     async fn liar_is_there(&mut self) {
@@ -104,7 +104,7 @@ impl Scene {
         let payload = seeds::owned_arena() + u64::from(slot - LOG_SLOTS) * UNIT;
         let (opened, token) = (seeds::opened(OWNED, payload), 100 + seq);
         let opened = PlanOpened { plan, at, token, key: key(text), ..opened };
-        assert!(self.master_says(Down::PlanOpened(opened)).await);
+        assert!(self.from_master(MasterToOwner::PlanOpened(opened)).await);
         let (memory, off) = (self.heap.memory(), self.heap.geometry().header_off(slot));
         let id = nkv_store::KeyHasher::new([7; 16]).id(text.as_bytes());
         memory.write(off, &producer_fields(id, 1, UNIT as u32, payload, UNIT)).expect("memory");
@@ -113,38 +113,38 @@ impl Scene {
     }
 
     /// Says it as whoever can; true if it was believed.
-    pub(super) async fn hears(&mut self, said: Said) -> bool {
-        match said {
-            Said::Hello(info, seen, siblings) => {
+    pub(super) async fn receives(&mut self, input: HostileInput) -> bool {
+        match input {
+            HostileInput::Hello(info, seen, siblings) => {
                 self.liar_leaves().await;
                 self.liar = self.join_with(*info, (Term::default(), false, seen), siblings).await;
                 self.liar.is_some()
             }
-            Said::Settings(settings) => settings.check().is_ok(),
-            Said::Up(report @ Up::Report { .. }) => {
+            HostileInput::Settings(settings) => settings.check().is_ok(),
+            HostileInput::OwnerToMaster(report @ OwnerToMaster::Report { .. }) => {
                 self.liar_back().await;
-                self.member_says(report).await
+                self.from_member(report).await
             }
-            Said::Up(up) => {
+            HostileInput::OwnerToMaster(up) => {
                 self.liar_is_there().await;
-                self.member_says(up).await
+                self.from_member(up).await
             }
-            Said::Request(request) => match self.asks(request).await {
+            HostileInput::Request(request) => match self.asks(request).await {
                 Response::Failed(_) => false,
                 Response::Done(list) => list.iter().any(Result::is_ok),
                 Response::Plans(list) => list.iter().any(Result::is_ok),
                 _ => true,
             },
-            Said::Down(down) => self.master_says(down).await,
-            Said::ToOwner(word) => self.process_says(word).await,
-            Said::Response(response) => self.client_is_told(&response),
+            HostileInput::MasterToOwner(down) => self.from_master(down).await,
+            HostileInput::ClientToOwner(message) => self.from_process(message).await,
+            HostileInput::Response(response) => self.to_client(&response),
         }
     }
 }
 
 impl Whole {
     pub(super) async fn new() -> Self {
-        let mut scene = Scene::new().await;
+        let mut scene = TestCluster::new().await;
         scene.liar_reports().await;
         let object = scene.opens(1, vec![item(b"of the honest", 0)]).await.remove(0);
         let done = scene.asks(Request::Commit(vec![reference(&object)])).await;
@@ -161,7 +161,7 @@ impl Whole {
         scene.held = vec![SlotEntry { slot: meta.at.slot, epoch: meta.at.epoch, what }];
         let granted = scene.opens(2, vec![item(b"of the liar", 1)]).await.remove(0);
         let done = scene.owner_has(KEPT_SLOT, 0, "kept").await;
-        assert!(scene.master_says(Down::Committed(vec![done])).await);
+        assert!(scene.from_master(MasterToOwner::Committed(vec![done])).await);
         scene.owner_has(WRITTEN_SLOT, 2, "written").await;
         Self { scene, object: meta, granted, requests: 2 }
     }
@@ -175,7 +175,7 @@ impl Whole {
         self.check_owner();
         self.scene.honest_stays().await;
         self.check_index().await;
-        self.check_book().await;
+        self.check_allocator().await;
     }
 
     /// One object is live in the owner's segment, where it was, and one could be; what the owner counts
@@ -227,7 +227,7 @@ impl Whole {
 
     /// What is left of the liar's arena is granted once, beside the plan that was granted before;
     /// and no commit of it is acknowledged that its owner has not confirmed.
-    async fn check_book(&mut self) {
+    async fn check_allocator(&mut self) {
         self.scene.liar_is_there().await;
         self.requests += 1;
         let rest = |n: u32| item(format!("rest {} {n}", self.requests).as_bytes(), 1);

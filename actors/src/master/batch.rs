@@ -1,6 +1,6 @@
 //! Requests whose items settle at different times: one reply when the last one has.
 
-use crate::cell::Reply;
+use crate::actor::Reply;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{PlanDesc, Response, Swept, WireKeyId};
 use std::collections::BTreeMap;
@@ -56,8 +56,8 @@ impl Batches {
         self.start(n, Results::Swept((0..n).map(|_| None).collect(), next, from_logs), reply)
     }
 
-    pub(super) fn settle_plan(&mut self, batch: u64, item: usize, result: Result<PlanDesc>) {
-        self.settle(batch, |r| match r {
+    pub(super) fn complete_plan(&mut self, batch: u64, item: usize, result: Result<PlanDesc>) {
+        self.complete(batch, |r| match r {
             Results::Plans(v) if v[item].is_none() => {
                 v[item] = Some(result);
                 true
@@ -66,8 +66,8 @@ impl Batches {
         });
     }
 
-    pub(super) fn settle_done(&mut self, batch: u64, item: usize, result: Result<()>) {
-        self.settle(batch, |r| match r {
+    pub(super) fn complete_item(&mut self, batch: u64, item: usize, result: Result<()>) {
+        self.complete(batch, |r| match r {
             Results::Done(v) | Results::Swept(v, ..) if v[item].is_none() => {
                 v[item] = Some(result);
                 true
@@ -76,7 +76,7 @@ impl Batches {
         });
     }
 
-    fn settle(&mut self, batch: u64, put: impl FnOnce(&mut Results) -> bool) {
+    fn complete(&mut self, batch: u64, put: impl FnOnce(&mut Results) -> bool) {
         let Some(b) = self.open.get_mut(&batch) else {
             return;
         };

@@ -4,9 +4,11 @@
 
 use super::Master;
 use super::objects::State;
-use crate::cell::Reply;
+use crate::actor::Reply;
 use crate::error::{Error, Result};
-use crate::message::{Down, EndCause, PlanId, PlanRef, RankState, Response, SLOTS_PER_FRAME, Seat};
+use crate::message::{
+    EndCause, MasterToOwner, PlanId, PlanRef, RankState, Response, SLOTS_PER_FRAME, SegmentId,
+};
 use nkv_store::KeyId;
 
 /// How long a commit waits until the owner has recorded its plan. A few of them fit into the time in
@@ -31,7 +33,7 @@ enum Accepted {
     /// It was live already.
     Before,
     /// The owner has not recorded the plan yet.
-    Waits(Seat),
+    Waits(SegmentId),
 }
 
 impl Master {
@@ -48,26 +50,26 @@ impl Master {
             MAX_UNRECORDED.saturating_sub(self.unrecorded.values().map(Vec::len).sum::<usize>());
         for (item, (accepted, commit)) in accepted.into_iter().zip(list).enumerate() {
             match accepted {
-                Ok(Accepted::Waits(seat)) if room == 0 => {
+                Ok(Accepted::Waits(segment_id)) if room == 0 => {
                     let why = format!(
-                        "{MAX_UNRECORDED} commits wait for owners already, this one for {seat}"
+                        "{MAX_UNRECORDED} commits wait for owners already, this one for {segment_id}"
                     );
-                    self.batches.settle_done(batch, item, Err(Error::not_ready(why)));
+                    self.batches.complete_item(batch, item, Err(Error::not_ready(why)));
                 }
-                Ok(Accepted::Waits(seat)) => {
+                Ok(Accepted::Waits(segment_id)) => {
                     room -= 1;
-                    self.truth.members.rare.commits_waited.one();
+                    self.durable.members.slow_path.commits_waited.one();
                     let waits = Unrecorded { batch, item, commit: *commit, until_ms };
-                    self.unrecorded.entry(seat).or_default().push(waits);
+                    self.unrecorded.entry(segment_id).or_default().push(waits);
                 }
-                other => self.batches.settle_done(batch, item, other.map(drop)),
+                other => self.batches.complete_item(batch, item, other.map(drop)),
             }
         }
     }
 
     /// Within the usual limit of a call.
     fn record_limit_ms(&self) -> u64 {
-        RECORD_LIMIT_MS.min(self.truth.settings.call_timeout_ms / 2)
+        RECORD_LIMIT_MS.min(self.durable.settings.call_timeout_ms / 2)
     }
 
     fn commit_one(&mut self, c: &PlanRef) -> Result<Accepted> {
@@ -91,7 +93,7 @@ impl Master {
         let plan = self.plans.get(&c.plan);
         let (ending, reported) = plan.map_or((None, false), |p| (p.ending, p.reported));
         if !self.objects.contains_key(&id) {
-            self.check_sight()?;
+            self.check_all_reported()?;
         }
         let Some(e) = self.objects.get_mut(&id) else {
             return reclaimed("ended before the commit (deadline, abort or remove)");
@@ -113,55 +115,60 @@ impl Master {
             }
             Some(_) => return reclaimed("was aborted"),
         }
-        let seat = e.seat;
-        if !matches!(self.truth.members.state(seat), Some(RankState::Alive | RankState::Draining)) {
-            let whom = super::lookup::named(&self.books, seat);
+        let segment_id = e.segment_id;
+        if !matches!(
+            self.durable.members.state(segment_id),
+            Some(RankState::Alive | RankState::Draining)
+        ) {
+            let whom = super::lookup::named(&self.allocators, segment_id);
             return Err(Error::disconnected(format!("{whom}, which holds it, is down")));
         }
         // Between a join and its report it is not known whether the owner ever heard of the plan.
-        if !self.books.get(&seat).is_some_and(|b| b.reported) {
-            return Err(Error::not_ready(format!("{seat} is still reporting")));
+        if !self.allocators.get(&segment_id).is_some_and(|b| b.reported) {
+            return Err(Error::not_ready(format!("{segment_id} is still reporting")));
         }
-        if !reported && !self.truth.members.is_recorded(seat, c.plan) {
-            return Ok(Accepted::Waits(seat));
+        if !reported && !self.durable.members.is_recorded(segment_id, c.plan) {
+            return Ok(Accepted::Waits(segment_id));
         }
         e.state = State::Live;
         e.plan = None;
-        self.commits_out.entry(seat).or_default().push(*c);
-        self.retire_aside(id, seat);
+        self.commits_out.entry(segment_id).or_default().push(*c);
+        self.retire_aside(id, segment_id);
         Ok(Accepted::Newly)
     }
 
     /// Commits of one request go to each owner as one frame.
     pub(super) fn flush_commits(&mut self) {
-        for (seat, list) in std::mem::take(&mut self.commits_out) {
+        for (segment_id, list) in std::mem::take(&mut self.commits_out) {
             for part in list.chunks(SLOTS_PER_FRAME) {
-                self.truth.members.send(seat, Down::Committed(part.to_vec()));
+                self.durable.members.send(segment_id, MasterToOwner::Committed(part.to_vec()));
             }
         }
     }
 
     /// An owner has recorded the plans up to this one: looks at the commits of those once more.
-    pub(super) fn settle_recorded(&mut self, seat: Seat, up_to: PlanId) {
-        let Some(waiting) = self.unrecorded.get_mut(&seat) else { return };
+    pub(super) fn recheck_recorded(&mut self, segment_id: SegmentId, up_to: PlanId) {
+        let Some(waiting) = self.unrecorded.get_mut(&segment_id) else { return };
         let recorded = waiting.extract_if(.., |w| w.commit.plan <= up_to).collect();
         if waiting.is_empty() {
-            self.unrecorded.remove(&seat);
+            self.unrecorded.remove(&segment_id);
         }
-        self.settle(recorded);
+        self.recheck(recorded);
     }
 
     /// An owner's link is another one, or none: looks at all commits that wait for it once more.
-    pub(super) fn settle_commits(&mut self, seat: Seat) {
-        let waiting = self.unrecorded.remove(&seat).unwrap_or_default();
-        self.settle(waiting);
+    pub(super) fn recheck_commits(&mut self, segment_id: SegmentId) {
+        let waiting = self.unrecorded.remove(&segment_id).unwrap_or_default();
+        self.recheck(waiting);
     }
 
-    fn settle(&mut self, waiting: Vec<Unrecorded>) {
+    fn recheck(&mut self, waiting: Vec<Unrecorded>) {
         for w in waiting {
             match self.commit_one(&w.commit) {
-                Ok(Accepted::Waits(seat)) => self.unrecorded.entry(seat).or_default().push(w),
-                other => self.batches.settle_done(w.batch, w.item, other.map(drop)),
+                Ok(Accepted::Waits(segment_id)) => {
+                    self.unrecorded.entry(segment_id).or_default().push(w)
+                }
+                other => self.batches.complete_item(w.batch, w.item, other.map(drop)),
             }
         }
         // At once: nothing said of an object later may overtake its commit.
@@ -171,17 +178,17 @@ impl Master {
     /// Its plan stays open: the client repeats the commit, or gives the plan up.
     pub(super) fn expire_commits(&mut self) {
         let (now, limit) = (self.now_ms(), self.record_limit_ms());
-        let books = &self.books;
-        for (seat, waiting) in &mut self.unrecorded {
+        let allocators = &self.allocators;
+        for (segment_id, waiting) in &mut self.unrecorded {
             for w in waiting.extract_if(.., |w| w.until_ms <= now) {
-                self.truth.members.rare.commits_unrecorded.one();
-                let whom = super::lookup::named(books, *seat);
+                self.durable.members.slow_path.commits_unrecorded.one();
+                let whom = super::lookup::named(allocators, *segment_id);
                 let why = format!(
                     "{whom} did not confirm within {limit} ms that it has plan {}: it is \
                      stopped, busy or cut off; nothing is stored, put it again",
                     w.commit.plan.seq
                 );
-                self.batches.settle_done(w.batch, w.item, Err(Error::not_ready(why)));
+                self.batches.complete_item(w.batch, w.item, Err(Error::not_ready(why)));
             }
         }
         self.unrecorded.retain(|_, waiting| !waiting.is_empty());

@@ -5,10 +5,11 @@
 use super::Master;
 use super::objects::{Entry, State};
 use super::recover::given_up;
-use crate::cell::Reply;
+use crate::actor::Reply;
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::{
-    Down, EndCause, KeyBytes, PlanId, PlanRef, Response, SLOTS_PER_FRAME, Seat, SlotRef, WireKeyId,
+    EndCause, KeyBytes, MasterToOwner, PlanId, PlanRef, Response, SLOTS_PER_FRAME, SegmentId,
+    SlotRef, WireKeyId,
 };
 use hashbrown::HashSet;
 use nkv_store::{Key, KeyId};
@@ -46,13 +47,13 @@ impl Master {
     pub(super) fn end_plan(&mut self, plan: PlanId, cause: EndCause) {
         if let Some(p) = self.plans.get_mut(&plan) {
             p.ending = Some(cause);
-            let (seat, at) = (p.seat, p.at);
-            self.truth.members.send(seat, Down::EndPlan { plan, at, cause });
+            let (segment_id, at) = (p.segment_id, p.at);
+            self.durable.members.send(segment_id, MasterToOwner::EndPlan { plan, at, cause });
         }
     }
 
     pub(super) fn end_plans_of_lost_producers(&mut self) {
-        for lost in self.truth.members.lost_producers(self.now_ms(), self.truth.ttl_ms) {
+        for lost in self.durable.members.lost_producers(self.now_ms(), self.durable.ttl_ms) {
             self.lost_producers.insert(lost);
         }
         if self.lost_producers.is_empty() {
@@ -101,14 +102,14 @@ impl Master {
                         && in_logs.contains(&WireKeyId::from(self.id_of(key))) =>
                 {
                     self.counters.removed += 1;
-                    self.settle_removed(batch, item, Ok(()));
+                    self.complete_remove(batch, item, Ok(()));
                 }
-                Err(e) => self.settle_removed(batch, item, Err(e)),
+                Err(e) => self.complete_remove(batch, item, Err(e)),
             }
         }
-        for (seat, slots) in retire {
+        for (segment_id, slots) in retire {
             for part in slots.chunks(SLOTS_PER_FRAME) {
-                self.truth.members.send(seat, Down::Retire(part.to_vec()));
+                self.durable.members.send(segment_id, MasterToOwner::Retire(part.to_vec()));
             }
         }
     }
@@ -117,21 +118,21 @@ impl Master {
     fn start_remove(
         &mut self,
         bytes: &[u8],
-        retire: &mut BTreeMap<Seat, Vec<SlotRef>>,
+        retire: &mut BTreeMap<SegmentId, Vec<SlotRef>>,
     ) -> Result<KeyId> {
         let key = Key::new(bytes)?;
         let id = self.id_of(bytes);
         let entry = self.entry(bytes)?;
         // A rank that has not reported may hold an older copy, which is read by its location until it has: of a
         // key put while it was silent, under this master or one before it, or by way of a log [I6].
-        self.check_sight()?;
+        self.check_all_reported()?;
         let Some(e) = entry else {
             return Err(Error::not_found(format!("no key {key}")));
         };
-        let (seat, at, state) = (e.seat, e.at, e.state);
+        let (segment_id, at, state) = (e.segment_id, e.at, e.state);
         if let Some(e) = self.objects.get_mut(&id) {
-            if state != State::Removing || e.remove_until_ms <= self.truth.clock.now_ms() {
-                e.remove_until_ms = self.truth.clock.now_ms() + REMOVE_LIMIT_MS;
+            if state != State::Removing || e.remove_until_ms <= self.durable.clock.now_ms() {
+                e.remove_until_ms = self.durable.clock.now_ms() + REMOVE_LIMIT_MS;
             }
             e.state = State::Removing;
         }
@@ -141,7 +142,7 @@ impl Master {
             }
             // Said again for a repeated remove: the owner answers it again.
             State::Live | State::Removing => {
-                retire.entry(seat).or_default().push(at);
+                retire.entry(segment_id).or_default().push(at);
             }
         }
         Ok(id)
@@ -151,33 +152,37 @@ impl Master {
     /// stays gone [I6].
     pub(super) fn expire_removes(&mut self) {
         let now = self.now_ms();
-        let over = |e: &Entry| e.remove_until_ms <= now || !self.reachable(e.seat);
+        let over = |e: &Entry| e.remove_until_ms <= now || !self.reachable(e.segment_id);
         let late = self.removing.keys().filter(|id| self.objects.get(id).is_none_or(over));
         let late: Vec<_> = late.copied().collect();
-        self.truth.members.rare.removals_unconfirmed.add(late.len());
+        self.durable.members.slow_path.removals_unconfirmed.add(late.len());
         for id in late {
             let unconfirmed = self.objects.get(&id).map(|e| self.unconfirmed(e));
             for (batch, item) in self.removing.remove(&id).unwrap_or_default() {
                 let result = unconfirmed.clone().map_or(Ok(()), Err);
-                self.batches.settle_done(batch, item, result);
+                self.batches.complete_item(batch, item, result);
             }
         }
     }
 
     fn unconfirmed(&self, e: &Entry) -> Error {
-        Error::disconnected(match self.reachable(e.seat) {
-            true => format!("{} did not confirm the removal within {REMOVE_LIMIT_MS} ms", e.seat),
+        Error::disconnected(match self.reachable(e.segment_id) {
+            true => {
+                format!("{} did not confirm the removal within {REMOVE_LIMIT_MS} ms", e.segment_id)
+            }
             false => format!(
                 "the link of {} is down: key {} is taken away once it is back, or gone for its TTL",
-                e.seat, e.key
+                e.segment_id, e.key
             ),
         })
     }
 
-    pub(super) fn retired(&mut self, seat: Seat, list: &[SlotRef]) {
+    pub(super) fn retired(&mut self, segment_id: SegmentId, list: &[SlotRef]) {
         for part in list.chunks(SIDE_BY_SIDE) {
-            let keys: SmallVec<[_; SIDE_BY_SIDE]> = match self.books.get(&seat) {
-                Some(book) => part.iter().map(|at| book.key_at(at.slot, at.epoch)).collect(),
+            let keys: SmallVec<[_; SIDE_BY_SIDE]> = match self.allocators.get(&segment_id) {
+                Some(allocator) => {
+                    part.iter().map(|at| allocator.key_at(at.slot, at.epoch)).collect()
+                }
                 None => return,
             };
             // A million objects are more than a cache holds: what is looked at in a row comes together.
@@ -188,30 +193,30 @@ impl Master {
                     self.drop_entry(key, *at);
                 }
             }
-            if let Some(book) = self.books.get_mut(&seat) {
-                part.iter().for_each(|at| book.forget_logged(at.slot, at.epoch));
+            if let Some(allocator) = self.allocators.get_mut(&segment_id) {
+                part.iter().for_each(|at| allocator.forget_logged(at.slot, at.epoch));
             }
         }
     }
 
-    pub(super) fn freed(&mut self, seat: Seat, list: Vec<SlotRef>) {
+    pub(super) fn freed(&mut self, segment_id: SegmentId, list: Vec<SlotRef>) {
         // Not acknowledged before the report: it would be lost with the old book.
-        if !self.books.get(&seat).is_some_and(|b| b.reported) {
+        if !self.allocators.get(&segment_id).is_some_and(|b| b.reported) {
             return;
         }
-        self.retired(seat, &list);
-        if let Some(book) = self.books.get_mut(&seat) {
+        self.retired(segment_id, &list);
+        if let Some(allocator) = self.allocators.get_mut(&segment_id) {
             for at in &list {
-                book.give_back(at.slot, at.epoch);
+                allocator.give_back(at.slot, at.epoch);
             }
         }
-        self.truth.members.send(seat, Down::FreedAck(list));
-        self.retry_waiting(seat.rank);
+        self.durable.members.send(segment_id, MasterToOwner::FreedAck(list));
+        self.retry_waiting(segment_id.rank);
     }
 
-    pub(super) fn adopted(&mut self, seat: Seat, a: PlanRef) {
+    pub(super) fn adopted(&mut self, segment_id: SegmentId, a: PlanRef) {
         // Before its report nothing is known of it; the report itself will say Live.
-        if !self.books.get(&seat).is_some_and(|b| b.reported) {
+        if !self.allocators.get(&segment_id).is_some_and(|b| b.reported) {
             return;
         }
         let id = KeyId::from(a.key);
@@ -223,18 +228,18 @@ impl Master {
             {
                 // Given up before the owner heard so: what was aborted does not become readable.
                 e.state = State::Removing;
-                self.truth.members.send(seat, Down::Retire(vec![a.at]));
+                self.durable.members.send(segment_id, MasterToOwner::Retire(vec![a.at]));
             }
             Some(e) if e.at == a.at && e.state == State::Writing(a.plan) => {
                 e.state = State::Live;
                 e.plan = None;
                 self.plans.remove(&a.plan);
                 self.counters.adopted += 1;
-                self.retire_aside(id, seat);
+                self.retire_aside(id, segment_id);
             }
             Some(e) if e.at == a.at && e.state == State::Live => {}
             // Removed meanwhile, or unknown: what was removed never comes back.
-            _ => self.truth.members.send(seat, Down::Retire(vec![a.at])),
+            _ => self.durable.members.send(segment_id, MasterToOwner::Retire(vec![a.at])),
         }
     }
 }

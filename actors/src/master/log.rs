@@ -3,15 +3,15 @@
 //! removal counts as done [I6] [I15], and where a reader found nothing at the place that is listed [I7]:
 //! what an owner retired it has said before it answers. No put waits for any of it.
 
+use super::allocator::SegmentAllocator;
 use super::matching::Round;
 use super::objects::{Entry, State};
-use super::placement::Book;
 use super::{Ask, Master};
-use crate::cell::Reply;
+use crate::actor::Reply;
 use crate::error::{Error, ErrorKind};
 use crate::message::{
-    Down, KeyBytes, LogObjectEntry, LogQuestion, ObjMeta, Request, Response, Seat, SlotRef,
-    WireKeyId,
+    KeyBytes, LogObjectEntry, LogQuestion, MasterToOwner, ObjMeta, Request, Response, SegmentId,
+    SlotRef, WireKeyId,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::arena::Extent;
@@ -30,7 +30,7 @@ struct Asked {
     reply: Reply<Response>,
     question: LogQuestion,
     // Of which incarnations the answer is still to come.
-    left: BTreeMap<Seat, u64>,
+    left: BTreeMap<SegmentId, u64>,
     until_ms: u64,
     // Keys of which they say whether they have them.
     about: Vec<WireKeyId>,
@@ -48,7 +48,7 @@ struct Asked {
 pub(super) struct LogQuestions(BTreeMap<u64, Asked>);
 
 /// Where who asks was led to, and found nothing to believe.
-fn gone_places(request: &Request) -> HashSet<SlotRef> {
+fn gone_slots(request: &Request) -> HashSet<SlotRef> {
     match request {
         Request::GetLocation { gone, .. } => gone.iter().copied().collect(),
         _ => HashSet::new(),
@@ -78,20 +78,24 @@ impl Master {
         (until_ms, mut about, besides): (u64, Vec<WireKeyId>, HashMap<KeyId, ObjMeta>),
     ) -> Option<(Ask, Reply<Response>)> {
         let doubted = self.doubted(&ask.request);
-        let is_asked = |(seat, b): &(&Seat, &Book)| b.info.log_slots > 0 || doubted.contains(*seat);
-        let asked = self.books.iter().filter(is_asked);
-        let (left, silent): (BTreeMap<Seat, u64>, BTreeMap<Seat, u64>) = asked
-            .map(|(seat, book)| (*seat, book.info.incarnation))
-            .partition(|(seat, _)| self.reachable(*seat));
+        let is_asked = |(segment_id, b): &(&SegmentId, &SegmentAllocator)| {
+            b.info.log_slots > 0 || doubted.contains(*segment_id)
+        };
+        let asked = self.allocators.iter().filter(is_asked);
+        let (left, unreported): (BTreeMap<SegmentId, u64>, BTreeMap<SegmentId, u64>) = asked
+            .map(|(segment_id, allocator)| (*segment_id, allocator.info.incarnation))
+            .partition(|(segment_id, _)| self.reachable(*segment_id));
         // One whose link is down cannot be asked until it is back or gone. A key that only its log holds is
         // not found meanwhile; that it was removed may not be said [I6].
-        if let (Some((seat, _)), false) =
-            (silent.first_key_value(), matches!(question, LogQuestion::Find(_)))
+        if let (Some((segment_id, _)), false) =
+            (unreported.first_key_value(), matches!(question, LogQuestion::Find(_)))
         {
-            let at =
-                self.books.get(seat).map_or_else(String::new, |b| format!(" ({})", b.info.control));
+            let at = self
+                .allocators
+                .get(segment_id)
+                .map_or_else(String::new, |b| format!(" ({})", b.info.control));
             let text = format!(
-                "the link of {seat} is down{at}, and its device log may hold these keys: nothing was \
+                "the link of {segment_id} is down{at}, and its device log may hold these keys: nothing was \
                  removed; once it is back, or gone for its TTL, it can be"
             );
             reply.send(Response::Failed(Error::disconnected(text)));
@@ -109,10 +113,10 @@ impl Master {
             reply.send(Response::Failed(Error::not_ready(text)));
             return None;
         }
-        let number = self.truth.next_plan.fetch_add(1, Ordering::Relaxed);
-        for seat in left.keys() {
+        let number = self.durable.next_plan.fetch_add(1, Ordering::Relaxed);
+        for segment_id in left.keys() {
             let question = question.clone();
-            self.truth.members.send(*seat, Down::AskLog { number, question });
+            self.durable.members.send(*segment_id, MasterToOwner::AskLog { number, question });
         }
         if let LogQuestion::Find(keys) = &question {
             about.extend(keys.iter().copied());
@@ -124,11 +128,11 @@ impl Master {
     }
 
     /// Segments whose owners have retired what is listed there, as a reader says who found it gone.
-    fn doubted(&self, request: &Request) -> BTreeSet<Seat> {
+    fn doubted(&self, request: &Request) -> BTreeSet<SegmentId> {
         let Request::GetLocation { keys, .. } = request else { return BTreeSet::new() };
-        let gone = gone_places(request);
+        let gone = gone_slots(request);
         let listed = keys.iter().filter_map(|k| self.entry(k).ok().flatten());
-        listed.filter(|e| gone.contains(&e.at)).map(|e| e.seat).collect()
+        listed.filter(|e| gone.contains(&e.at)).map(|e| e.segment_id).collect()
     }
 
     /// `but`: what owners said already.
@@ -138,7 +142,7 @@ impl Master {
             Request::GetLocation { keys, .. } | Request::Exists(keys) => {
                 // A plan that is given up or written by somebody else, or an object that nobody can reach
                 // or that is gone, hides nothing that a log serves.
-                let gone = gone_places(request);
+                let gone = gone_slots(request);
                 let hidden = |e: Option<&Entry>| e.is_none_or(|e| self.is_hidden(e, &gone));
                 let unknown = keys.iter().filter(|k| self.entry(k).is_ok_and(hidden));
                 let unknown: Vec<_> = unknown.map(id).filter(|id| !but.contains(id)).collect();
@@ -155,18 +159,18 @@ impl Master {
     /// An owner answered.
     pub(super) fn log_answer(
         &mut self,
-        seat: Seat,
+        segment_id: SegmentId,
         number: u64,
         served: Vec<LogObjectEntry>,
         (removed, taken): (Vec<WireKeyId>, u64),
     ) {
         let Some(mut asked) = self.log_questions.0.remove(&number) else { return };
-        if asked.left.remove(&seat).is_none() {
+        if asked.left.remove(&segment_id).is_none() {
             self.log_questions.0.insert(number, asked);
             return;
         }
         if let Request::GetLocation { keys, .. } | Request::Exists(keys) = &asked.ask.request {
-            let gone = gone_places(&asked.ask.request);
+            let gone = gone_slots(&asked.ask.request);
             let by_id: HashMap<KeyId, &KeyBytes> =
                 keys.iter().map(|k| (self.id_of(k), k)).collect();
             // Who asks knows the name, if its producer has not told it yet.
@@ -175,22 +179,22 @@ impl Master {
                 Some(LogObjectEntry { key, ..o })
             });
             let named: Vec<_> = named.collect();
-            let incarnation = self.books.get(&seat).map_or(0, |b| b.info.incarnation);
+            let incarnation = self.allocators.get(&segment_id).map_or(0, |b| b.info.incarnation);
             for o in &named {
                 let at = SlotRef { incarnation, slot: o.slot, epoch: o.epoch };
                 let id = KeyId::from(o.id);
                 let Some(listed) = self.objects.get(&id).filter(|e| e.at != at) else { continue };
                 let (hidden, is_gone) = (self.is_hidden(listed, &gone), gone.contains(&listed.at));
-                if hidden && let Some(entry) = self.logged_entry(seat, at, o) {
+                if hidden && let Some(entry) = self.logged_entry(segment_id, at, o) {
                     asked.besides.insert(id, self.meta(&entry));
                 }
                 // Listed once its owner's word of the other one has come; until then it is no second one.
                 if is_gone {
-                    self.put_aside(id, seat, at);
+                    self.put_aside(id, segment_id, at);
                     self.found_gone.insert(id);
                 }
             }
-            self.announced(seat, named);
+            self.announced(segment_id, named);
         }
         asked.removed.extend(removed);
         asked.taken = asked.taken.saturating_add(taken);
@@ -202,22 +206,22 @@ impl Master {
     }
 
     /// A rank linked anew: what it was asked may have been lost with its last link, or the answer.
-    pub(super) fn ask_log_again(&self, seat: Seat) {
+    pub(super) fn ask_log_again(&self, segment_id: SegmentId) {
         for (number, asked) in &self.log_questions.0 {
-            if asked.left.contains_key(&seat) {
+            if asked.left.contains_key(&segment_id) {
                 let (number, question) = (*number, asked.question.clone());
-                self.truth.members.send(seat, Down::AskLog { number, question });
+                self.durable.members.send(segment_id, MasterToOwner::AskLog { number, question });
             }
         }
     }
 
     /// Those whose owners left, and those whose time is up.
-    pub(super) fn pump_log_questions(&mut self) {
+    pub(super) fn expire_log_questions(&mut self) {
         let now = self.now_ms();
         for asked in self.log_questions.0.values_mut() {
             // Gone or replaced, it serves nothing; while it may come back its answer is waited for.
-            let is_member = |seat: &Seat, incarnation: &mut u64| {
-                self.books.get(seat).is_some_and(|b| b.info.incarnation == *incarnation)
+            let is_member = |segment_id: &SegmentId, incarnation: &mut u64| {
+                self.allocators.get(segment_id).is_some_and(|b| b.info.incarnation == *incarnation)
             };
             asked.left.retain(is_member);
         }
@@ -226,9 +230,9 @@ impl Master {
         for (_, asked) in done {
             match asked.left.first_key_value() {
                 None => self.all_answered(asked),
-                Some((seat, _)) => {
+                Some((segment_id, _)) => {
                     let text = format!(
-                        "{seat} did not say within {ANSWER_LIMIT_MS} ms what its device log holds"
+                        "{segment_id} did not say within {ANSWER_LIMIT_MS} ms what its device log holds"
                     );
                     self.unsure(asked.ask, asked.reply, &text);
                 }
@@ -295,9 +299,9 @@ impl Master {
     ) -> Response {
         let mut answer = self.get_location(keys, gone);
         if let Response::Locations(list) = &mut answer {
-            for (told, key) in list.iter_mut().zip(keys).filter(|(told, _)| told.is_err()) {
+            for (result, key) in list.iter_mut().zip(keys).filter(|(result, _)| result.is_err()) {
                 if let Some(meta) = besides.get(&self.id_of(key)) {
-                    *told = Ok(meta.clone());
+                    *result = Ok(meta.clone());
                 }
             }
         }
@@ -306,7 +310,7 @@ impl Master {
 
     /// Whether a reader that is sent there finds it.
     pub(super) fn is_readable(&self, e: &Entry) -> bool {
-        e.is_live() && self.reachable(e.seat)
+        e.is_live() && self.reachable(e.segment_id)
     }
 
     /// Whether what a log serves under the key of this entry is to be looked for.
@@ -315,19 +319,19 @@ impl Master {
     }
 
     /// A log serves this under a key that is listed elsewhere.
-    fn put_aside(&mut self, id: KeyId, seat: Seat, at: SlotRef) {
-        self.aside.entry(id).or_default().insert(seat, at);
+    fn put_aside(&mut self, id: KeyId, segment_id: SegmentId, at: SlotRef) {
+        self.aside.entry(id).or_default().insert(segment_id, at);
     }
 
     /// A plan's object went live: what logs of other segments serve under its key is a second copy, and
     /// is retired. Within its segment its owner decides [I15].
-    pub(super) fn retire_aside(&mut self, id: KeyId, but: Seat) {
+    pub(super) fn retire_aside(&mut self, id: KeyId, but: SegmentId) {
         if self.found_gone.contains(&id) {
             return;
         }
         let Some(places) = self.aside.get_mut(&id) else { return };
-        for (seat, at) in places.extract_if(.., |seat, _| *seat != but) {
-            self.truth.members.send(seat, Down::Retire(vec![at]));
+        for (segment_id, at) in places.extract_if(.., |segment_id, _| *segment_id != but) {
+            self.durable.members.send(segment_id, MasterToOwner::Retire(vec![at]));
         }
         if places.is_empty() {
             self.aside.remove(&id);
@@ -345,13 +349,18 @@ impl Master {
         }
     }
 
-    fn logged_entry(&self, seat: Seat, at: SlotRef, o: &LogObjectEntry) -> Option<Entry> {
+    fn logged_entry(
+        &self,
+        segment_id: SegmentId,
+        at: SlotRef,
+        o: &LogObjectEntry,
+    ) -> Option<Entry> {
         Some(Entry {
             key: Key::new(&o.key).ok()?,
-            seat,
+            segment_id,
             at,
             extent: Extent { offset: o.payload_off, len: o.bytes_total },
-            header_off: self.header_off(seat, at.slot),
+            header_off: self.header_off(segment_id, at.slot),
             bytes_total: o.bytes_total,
             page_bytes: o.page_bytes,
             state: State::Live,
@@ -361,39 +370,41 @@ impl Master {
     }
 
     /// Objects of a log, with their names. The first one heard of keeps its key [I15].
-    pub(super) fn announced(&mut self, seat: Seat, list: Vec<LogObjectEntry>) {
+    pub(super) fn announced(&mut self, segment_id: SegmentId, list: Vec<LogObjectEntry>) {
         // Before its report nothing is known of it; the report tells of these as well.
-        let Some(book) = self.books.get(&seat).filter(|b| b.reported) else { return };
-        let incarnation = book.info.incarnation;
+        let Some(allocator) = self.allocators.get(&segment_id).filter(|b| b.reported) else {
+            return;
+        };
+        let incarnation = allocator.info.incarnation;
         let mut duplicates = Vec::new();
         for o in list {
             let at = SlotRef { incarnation, slot: o.slot, epoch: o.epoch };
-            if !self.logged(seat, at, &o, false) {
+            if !self.logged(segment_id, at, &o, false) {
                 duplicates.push(at);
             }
         }
         if !duplicates.is_empty() {
-            self.truth.members.send(seat, Down::Retire(duplicates));
+            self.durable.members.send(segment_id, MasterToOwner::Retire(duplicates));
         }
     }
 
     /// Lists one; false if it is to be retired. `reported`: by the report of a rank that just joined.
     pub(super) fn logged(
         &mut self,
-        seat: Seat,
+        segment_id: SegmentId,
         at: SlotRef,
         o: &LogObjectEntry,
         reported: bool,
     ) -> bool {
-        let Some(entry) = self.logged_entry(seat, at, o) else { return true };
+        let Some(entry) = self.logged_entry(segment_id, at, o) else { return true };
         let id = self.id_of(entry.key.as_bytes());
-        match self.objects.get(&id).map(|e| (e.at, e.state, e.seat)) {
+        match self.objects.get(&id).map(|e| (e.at, e.state, e.segment_id)) {
             // Within a segment its owner decides, and has by now: this one is served, and that the other is
             // retired it says in a moment. The same where a reader found the other gone.
             Some((other, State::Live, there))
-                if other != at && (there == seat || self.found_gone.contains(&id)) =>
+                if other != at && (there == segment_id || self.found_gone.contains(&id)) =>
             {
-                self.put_aside(id, seat, at);
+                self.put_aside(id, segment_id, at);
                 return true;
             }
             Some((other, State::Live, there)) if other != at => {
@@ -403,16 +414,16 @@ impl Master {
             // Being written by a plan, or on its way out elsewhere: this one stays, and is listed once the
             // other has ended. A remove asks the logs anyway.
             Some((other, ..)) if other != at => {
-                self.put_aside(id, seat, at);
+                self.put_aside(id, segment_id, at);
                 return true;
             }
             Some((_, state, _)) => return state != State::Removing,
             // Put anew while that rank was silent, and perhaps removed since [I6].
-            None if reported && self.truth.members.is_older(&id, at.incarnation) => return false,
+            None if reported && self.durable.members.is_older(&id, at.incarnation) => return false,
             None => {}
         }
-        let Some(book) = self.books.get_mut(&seat) else { return true };
-        book.name_logged(at.slot, at.epoch, id);
+        let Some(allocator) = self.allocators.get_mut(&segment_id) else { return true };
+        allocator.name_logged(at.slot, at.epoch, id);
         self.objects.insert(id, entry);
         true
     }

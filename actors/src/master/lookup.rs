@@ -2,10 +2,10 @@
 //! offered.
 
 use super::Master;
+use super::allocator::SegmentAllocator;
 use super::objects::{Entry, State};
-use super::placement::Book;
 use crate::error::{Error, Result};
-use crate::message::{Existence, KeyBytes, ObjMeta, RankState, Response, Seat, SlotRef};
+use crate::message::{Existence, KeyBytes, ObjMeta, RankState, Response, SegmentId, SlotRef};
 use hashbrown::{HashMap, HashSet};
 use nkv_store::{Key, KeyId};
 use std::collections::BTreeMap;
@@ -14,20 +14,26 @@ use std::collections::BTreeMap;
 const MAX_OWNERS: usize = 16;
 
 /// A segment, and where its node is.
-pub(super) fn named(books: &BTreeMap<Seat, Book>, seat: Seat) -> String {
-    match books.get(&seat) {
-        Some(book) => format!("{seat} at {}", book.info.control),
-        None => seat.to_string(),
+pub(super) fn named(
+    allocators: &BTreeMap<SegmentId, SegmentAllocator>,
+    segment_id: SegmentId,
+) -> String {
+    match allocators.get(&segment_id) {
+        Some(allocator) => format!("{segment_id} at {}", allocator.info.control),
+        None => segment_id.to_string(),
     }
 }
 
 impl Master {
-    pub(super) fn reachable(&self, seat: Seat) -> bool {
-        matches!(self.truth.members.state(seat), Some(RankState::Alive | RankState::Draining))
+    pub(super) fn reachable(&self, segment_id: SegmentId) -> bool {
+        matches!(
+            self.durable.members.state(segment_id),
+            Some(RankState::Alive | RankState::Draining)
+        )
     }
 
     fn readable(&self, key: &[u8]) -> Result<Option<&Entry>> {
-        Ok(self.entry(key)?.filter(|e| e.is_live() && self.reachable(e.seat)))
+        Ok(self.entry(key)?.filter(|e| e.is_live() && self.reachable(e.segment_id)))
     }
 
     fn locate(&self, key: &[u8], gone: &HashSet<&SlotRef>) -> Result<ObjMeta> {
@@ -35,16 +41,17 @@ impl Master {
         Key::check(key)?;
         match self.entry(key)? {
             None => {
-                self.check_sight()?;
+                self.check_all_reported()?;
                 Err(Error::not_found(format!("no key {}", shown())))
             }
             Some(e) => match e.state {
                 State::Removing => Err(Error::not_found(format!("key {} is being removed", e.key))),
-                State::Writing(_) => {
-                    Err(Error::not_ready(format!("key {} is being written to {}", e.key, e.seat)))
-                }
-                State::Live if !self.reachable(e.seat) => {
-                    let whom = named(&self.books, e.seat);
+                State::Writing(_) => Err(Error::not_ready(format!(
+                    "key {} is being written to {}",
+                    e.key, e.segment_id
+                ))),
+                State::Live if !self.reachable(e.segment_id) => {
+                    let whom = named(&self.allocators, e.segment_id);
                     Err(Error::disconnected(format!(
                         "key {} lies on {whom}, whose link is down",
                         e.key
@@ -54,7 +61,7 @@ impl Master {
                 State::Live if gone.contains(&e.at) => Err(Error::not_ready(format!(
                     "key {} is listed in slot {} of {}, where it was found to be no more; its owner \
                      has not said so yet: ask again",
-                    e.key, e.at.slot, e.seat
+                    e.key, e.at.slot, e.segment_id
                 ))),
                 State::Live => Ok(self.meta(e)),
             },
@@ -117,7 +124,7 @@ impl Master {
         };
         let found: Vec<_> = keys.iter().map(one).collect();
         if found.contains(&Existence::Absent)
-            && let Err(e) = self.check_sight()
+            && let Err(e) = self.check_all_reported()
         {
             return Response::Failed(e);
         }

@@ -4,7 +4,7 @@
 
 use super::objects::{Entry, State};
 use super::{Ask, Master};
-use crate::cell::{Message, On, Reply, Turn};
+use crate::actor::{Context, Message, On, Reply};
 use crate::error::{Error, Result};
 use crate::message::{
     KEYS_PER_ROUND, KeyBytes, KeyState, Listed, MAX_PATTERN_BYTES, Request, Response, Selection,
@@ -79,7 +79,7 @@ impl Master {
     }
 
     /// Begins as many rounds as may run. While state is being rebuilt they wait for the next tick.
-    pub(super) fn start_rounds(&mut self, turn: &mut Turn<'_, Self>) {
+    pub(super) fn start_rounds(&mut self, ctx: &mut Context<'_, Self>) {
         while self.rounds.running < MAX_RUNNING && self.recovering.is_empty() {
             let Some(round) = self.rounds.waiting.pop_front() else { return };
             let Some(query) = Query::of(&round.ask.request) else {
@@ -90,11 +90,11 @@ impl Master {
                 round.reply.send(Response::Failed(e));
                 continue;
             }
-            let (seen, next) = self.look(query.from);
-            let clock = self.truth.clock.clone();
+            let (seen, next) = self.scan(query.from);
+            let clock = self.durable.clock.clone();
             self.rounds.running += 1;
             let run = move || query.run(seen, next, &clock);
-            turn.beside(run, |run| RoundMatched { round, found: run.and_then(|found| found) });
+            ctx.beside(run, |run| RoundMatched { round, found: run.and_then(|found| found) });
         }
     }
 
@@ -103,16 +103,16 @@ impl Master {
         if !self.settled() {
             return Some(self.early("a listing"));
         }
-        self.refuse(request).or_else(|| self.check_sight().err())
+        self.refuse(request).or_else(|| self.check_all_reported().err())
     }
 
-    fn look(&self, from: KeyId) -> (Vec<Seen>, Option<KeyId>) {
+    fn scan(&self, from: KeyId) -> (Vec<Seen>, Option<KeyId>) {
         let (entries, next) = self.objects.slice(from, KEYS_PER_ROUND);
         let seen = entries.into_iter().map(|(id, e)| Seen {
             id,
             key: e.key.clone(),
             bytes_total: e.bytes_total,
-            rank: e.seat.rank,
+            rank: e.segment_id.rank,
             state: self.state_of(e),
         });
         (seen.collect(), next)
@@ -122,7 +122,7 @@ impl Master {
         match e.state {
             State::Writing(_) => KeyState::Writing,
             State::Removing => KeyState::Removing,
-            State::Live if self.reachable(e.seat) => KeyState::Ready,
+            State::Live if self.reachable(e.segment_id) => KeyState::Ready,
             State::Live => KeyState::Unreachable,
         }
     }
@@ -146,12 +146,12 @@ impl Master {
             &hashbrown::HashSet::new(),
         );
         // Keys that went with a lost rank come back if a later master does not hear of the loss.
-        self.settle_removed(batch, n, Ok(()));
+        self.complete_remove(batch, n, Ok(()));
     }
 }
 
 impl On<RoundMatched> for Master {
-    fn on(&mut self, m: RoundMatched, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+    fn on(&mut self, m: RoundMatched, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         // A rebuilt actor hears of rounds that an earlier state began.
         self.rounds.running = self.rounds.running.saturating_sub(1);
         match (m.found, &m.round.ask.request) {
@@ -159,7 +159,7 @@ impl On<RoundMatched> for Master {
             (Ok(found), Request::RemoveMatching(_)) => self.sweep(m.round, found),
             (Ok(found), _) => m.round.reply.send(found.listed()),
         }
-        self.start_rounds(turn);
+        self.start_rounds(ctx);
         reply.send(());
     }
 }
@@ -306,12 +306,12 @@ mod tests {
     #[test]
     fn a_wrong_pattern_is_told_in_the_words_of_the_crate_and_a_huge_one_is_not_compiled() {
         let long = "a".repeat(MAX_PATTERN_BYTES + 1);
-        for (pattern, says) in
+        for (pattern, expected) in
             [("a(", "unclosed group"), (r"\w{100000}", "size limit"), (&long, "at most 4096 bytes")]
         {
             let e = compile(pattern).unwrap_err();
             assert_eq!(e.kind, ErrorKind::InvalidArgument);
-            assert!(e.message.contains(says), "{e}");
+            assert!(e.message.contains(expected), "{e}");
         }
     }
 

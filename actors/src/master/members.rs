@@ -1,17 +1,17 @@
-//! The table of members, one per seat (a segment of a rank): term, links, views, producers. It lies
+//! The table of members, one per segment (a segment of a rank): term, links, views, producers. It lies
 //! outside the Master actor: connection tasks read it, and it survives a panic.
 
-mod words;
+mod outbox;
 
-pub use words::DOWNLINK_FRAMES;
+pub use outbox::DOWNLINK_FRAMES;
 
 use crate::durations::{Durations, Histogram, named};
 use crate::error::Result;
 use crate::message::{
-    Down, OwnerGauges, PlanId, RankInfo, RankState, RankStats, Request, Seat, SeenView, Term, Up,
-    View,
+    MasterToOwner, OwnerGauges, OwnerToMaster, PlanId, RankInfo, RankState, RankStats, Request,
+    SeenView, SegmentId, Term, View,
 };
-use crate::rare::RareAtMaster;
+use crate::slow_path::MasterSlowPath;
 use hashbrown::HashSet;
 use nkv_store::KeyId;
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ pub(crate) const WATCH_LIMIT: Duration = Duration::from_secs(5);
 /// Incarnations remembered as gone; older ones cannot come back in practice.
 const MAX_GONE: usize = 65_536;
 
-/// Names one connection of one seat. A type of its own: incarnations are numbers, too.
+/// Names one connection of one segment. A type of its own: incarnations are numbers, too.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LinkId(u64);
 
@@ -40,7 +40,7 @@ impl LinkId {
 pub(super) struct Member {
     pub info: RankInfo,
     pub state: RankState,
-    pub tx: Option<mpsc::Sender<Down>>,
+    pub tx: Option<mpsc::Sender<MasterToOwner>>,
     // Names the connection behind `tx`: frames of an older one are no longer heard.
     pub link: LinkId,
     // Frames handed to the link, and frames that left this process.
@@ -49,11 +49,11 @@ pub(super) struct Member {
     // Told when somebody waits for what was handed to the link.
     pub urgent: Arc<Notify>,
     // Whether its memory can be mapped by clients on this host.
-    pub near: bool,
+    pub same_host: bool,
     // It is of this process, and dies with it: nobody waits until it has recorded a plan.
     pub own: bool,
     // The last plan told over this link, and the last that its owner has recorded.
-    pub told: Option<PlanId>,
+    pub last_sent: Option<PlanId>,
     pub recorded: Option<PlanId>,
     pub heard_ms: u64,
     pub gauges: OwnerGauges,
@@ -61,8 +61,8 @@ pub(super) struct Member {
     pub reported: bool,
     // Whether a plan was ever granted on it before it joined.
     pub holds: bool,
-    // The other segments of its node, if it is a first one: seat and incarnation.
-    pub siblings: Vec<(Seat, u64)>,
+    // The other segments of its node, if it is a first one: segment and incarnation.
+    pub siblings: Vec<(SegmentId, u64)>,
     // The view it brought from an earlier master, and the latest of ours it keeps.
     pub brought: SeenView,
     pub keeps_view: u64,
@@ -84,7 +84,7 @@ pub(super) struct Inner {
     pub settled: bool,
     // The term was settled and had its quorum, at some time: what it said then stands. Latched.
     pub ruled: bool,
-    pub ranks: BTreeMap<Seat, Member>,
+    pub ranks: BTreeMap<SegmentId, Member>,
     pub gone: HashSet<u64>,
     // Incarnations whose objects this term was told of, however often their links broke since.
     pub reported_once: HashSet<u64>,
@@ -111,7 +111,7 @@ pub struct Members {
     // Tells those who wait for a later view. Not a watch, which wakes them in any order.
     later: Notify,
     // Here, so that a panic of the actor does not lose it.
-    pub(crate) rare: RareAtMaster,
+    pub(crate) slow_path: MasterSlowPath,
     // From the arrival of a request to its answer.
     pub(crate) requests: [Histogram; Request::KINDS.len()],
 }
@@ -154,9 +154,9 @@ impl Members {
     /// Nobody yet.
     pub fn new(term: Term, world_size: u32, now_ms: u64) -> Self {
         let inner = Inner { term, began_ms: now_ms, ..Inner::default() };
-        let (later, rare) = (Notify::new(), RareAtMaster::default());
+        let (later, slow_path) = (Notify::new(), MasterSlowPath::default());
         let requests = Default::default();
-        Self { inner: Mutex::new(inner), world_size, later, rare, requests }
+        Self { inner: Mutex::new(inner), world_size, later, slow_path, requests }
     }
 
     pub(super) fn lock(&self) -> Locked<'_> {
@@ -228,11 +228,11 @@ impl Members {
     }
 
     /// Members that brought objects from an earlier term and have not reported them.
-    pub(super) fn silent(&self) -> Vec<Seat> {
+    pub(super) fn unreported(&self) -> Vec<SegmentId> {
         let inner = self.lock();
         let known = |m: &Member| inner.reported_once.contains(&m.info.incarnation);
-        let silent = |m: &&Member| m.holds && !m.reported && !known(m);
-        inner.ranks.values().filter(silent).map(|m| m.info.seat()).collect()
+        let unreported = |m: &&Member| m.holds && !m.reported && !known(m);
+        inner.ranks.values().filter(unreported).map(|m| m.info.id()).collect()
     }
 
     /// Ranks that joined and reported: their first segments count.
@@ -258,7 +258,7 @@ impl Members {
     }
 
     /// Segments that their nodes announced and that have not reported yet.
-    pub(super) fn awaited(&self) -> Vec<Seat> {
+    pub(super) fn awaited(&self) -> Vec<SegmentId> {
         self.lock().awaited()
     }
 
@@ -273,9 +273,9 @@ impl Members {
         self.lock().reported_once.contains(&incarnation)
     }
 
-    pub(super) fn set_reported(&self, seat: Seat) {
+    pub(super) fn set_reported(&self, segment_id: SegmentId) {
         let mut inner = self.lock();
-        if let Some(m) = inner.ranks.get_mut(&seat) {
+        if let Some(m) = inner.ranks.get_mut(&segment_id) {
             m.reported = true;
             let incarnation = m.info.incarnation;
             inner.reported_once.insert(incarnation);
@@ -283,8 +283,8 @@ impl Members {
     }
 
     /// State of a segment.
-    pub fn state(&self, seat: Seat) -> Option<RankState> {
-        self.lock().ranks.get(&seat).map(|m| m.state)
+    pub fn state(&self, segment_id: SegmentId) -> Option<RankState> {
+        self.lock().ranks.get(&segment_id).map(|m| m.state)
     }
 
     /// Rows for the statistics.
@@ -312,9 +312,9 @@ impl Members {
     }
 
     /// A sign of life; false if it comes over any but the present link of the segment.
-    pub(super) fn heard(&self, seat: Seat, link: LinkId, now_ms: u64) -> bool {
+    pub(super) fn heard(&self, segment_id: SegmentId, link: LinkId, now_ms: u64) -> bool {
         let mut inner = self.lock();
-        match inner.ranks.get_mut(&seat) {
+        match inner.ranks.get_mut(&segment_id) {
             Some(m) if m.link == link => {
                 m.heard_ms = m.heard_ms.max(now_ms);
                 true
@@ -324,25 +324,25 @@ impl Members {
     }
 
     /// A link ended. An older one than the present says nothing of the segment.
-    pub(super) fn link_down(&self, seat: Seat, link: LinkId) {
+    pub(super) fn link_down(&self, segment_id: SegmentId, link: LinkId) {
         let mut inner = self.lock();
-        let Some(m) = inner.ranks.get_mut(&seat) else { return };
+        let Some(m) = inner.ranks.get_mut(&segment_id) else { return };
         if m.link == link && m.state != RankState::Suspect {
             m.cut();
             inner.number += 1;
-            tracing::warn!(%seat, "link down: it is suspect");
+            tracing::warn!(%segment_id, "link down: it is suspect");
         }
     }
 
-    /// Whether the owner of a seat can say so.
-    pub(super) fn check_up(&self, seat: Seat, up: &Up) -> Result<()> {
-        self.lock().ranks.get(&seat).map_or(Ok(()), |m| m.info.check_up(up))
+    /// Whether the owner of a segment can say so.
+    pub(super) fn check_to_master(&self, segment_id: SegmentId, up: &OwnerToMaster) -> Result<()> {
+        self.lock().ranks.get(&segment_id).map_or(Ok(()), |m| m.info.check_to_master(up))
     }
 
     /// Ends a link: what its owner said last is not to be believed.
-    pub(super) fn cut(&self, seat: Seat) {
+    pub(super) fn cut(&self, segment_id: SegmentId) {
         let mut inner = self.lock();
-        if let Some(m) = inner.ranks.get_mut(&seat) {
+        if let Some(m) = inner.ranks.get_mut(&segment_id) {
             m.cut();
             inner.number += 1;
         }
@@ -385,7 +385,7 @@ impl Members {
 
 impl Inner {
     fn firsts(&self) -> impl Iterator<Item = &Member> {
-        self.ranks.iter().filter(|(seat, _)| seat.is_first()).map(|(_, m)| m)
+        self.ranks.iter().filter(|(segment_id, _)| segment_id.is_first()).map(|(_, m)| m)
     }
 
     fn reported(&self) -> usize {
@@ -395,31 +395,34 @@ impl Inner {
     fn too_few(&self, world_size: u32) -> Option<usize> {
         let obeys = |m: &&Member| m.tx.is_some() && m.state != RankState::Suspect;
         let (n, world) = (self.firsts().filter(obeys).count(), world_size as usize);
-        let with_first = self.ranks.get(&Seat::first(0)).is_some_and(|m| obeys(&m));
+        let with_first = self.ranks.get(&SegmentId::first(0)).is_some_and(|m| obeys(&m));
         (n * 2 < world || (n * 2 == world && !with_first)).then_some(n)
     }
 
-    fn awaited(&self) -> Vec<Seat> {
-        let met = |seat: &Seat, incarnation: &u64| {
+    fn awaited(&self) -> Vec<SegmentId> {
+        let met = |segment_id: &SegmentId, incarnation: &u64| {
             let here = |m: &Member| m.info.incarnation == *incarnation && m.reported;
-            self.gone.contains(incarnation) || self.ranks.get(seat).is_some_and(here)
+            self.gone.contains(incarnation) || self.ranks.get(segment_id).is_some_and(here)
         };
         let announced = self.firsts().flat_map(|m| &m.siblings);
-        announced.filter(|(seat, inc)| !met(seat, inc)).map(|(seat, _)| *seat).collect()
+        announced
+            .filter(|(segment_id, inc)| !met(segment_id, inc))
+            .map(|(segment_id, _)| *segment_id)
+            .collect()
     }
 
     /// Segments of a rank that are cut off, other than its first: if its node was started afresh,
     /// nobody is left who could come back with them.
-    pub fn orphans(&self, rank: u32) -> Vec<(Seat, u64)> {
+    pub fn orphans(&self, rank: u32) -> Vec<(SegmentId, u64)> {
         let cut = |m: &Member| m.tx.as_ref().is_none_or(mpsc::Sender::is_closed);
-        let theirs = self.ranks.range(Seat::of_rank(rank));
-        let orphans = theirs.filter(|(seat, m)| !seat.is_first() && cut(m));
-        orphans.map(|(seat, m)| (*seat, m.info.incarnation)).collect()
+        let theirs = self.ranks.range(SegmentId::of_rank(rank));
+        let orphans = theirs.filter(|(segment_id, m)| !segment_id.is_first() && cut(m));
+        orphans.map(|(segment_id, m)| (*segment_id, m.info.incarnation)).collect()
     }
 
     /// Forgets a member for good [I17] and tells the others.
-    pub(super) fn forget(&mut self, seat: Seat) {
-        let Some(m) = self.ranks.remove(&seat) else { return };
+    pub(super) fn forget(&mut self, segment_id: SegmentId) {
+        let Some(m) = self.ranks.remove(&segment_id) else { return };
         if self.gone.len() >= MAX_GONE {
             self.gone.clear();
         }
@@ -446,7 +449,7 @@ impl Inner {
         }
         let view = self.as_kept();
         for m in self.ranks.values_mut() {
-            m.send(Down::View(view.clone()));
+            m.send(MasterToOwner::View(view.clone()));
             m.urgent.notify_one();
         }
     }

@@ -2,7 +2,7 @@
 
 use super::Master;
 use crate::error::{Error, Result};
-use crate::message::{EndCause, ObjMeta, PlanId, Seat, SlotRef, WireKeyId};
+use crate::message::{EndCause, ObjMeta, PlanId, SegmentId, SlotRef, WireKeyId};
 use nkv_store::arena::Extent;
 use nkv_store::{Key, KeyId};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -19,7 +19,7 @@ pub(super) enum State {
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub key: Key,
-    pub seat: Seat,
+    pub segment_id: SegmentId,
     pub at: SlotRef,
     pub extent: Extent,
     pub header_off: u64,
@@ -35,7 +35,7 @@ pub(super) struct Entry {
 /// What the master remembers of an open plan.
 #[derive(Debug, Clone)]
 pub(super) struct PlanInfo {
-    pub seat: Seat,
+    pub segment_id: SegmentId,
     pub at: SlotRef,
     pub producer: u64,
     pub request: u64,
@@ -85,14 +85,14 @@ pub(super) type IdentityState = BuildHasherDefault<IdentityHasher>;
 impl Master {
     /// The identity of a key in this job [I16].
     pub(super) fn id_of(&self, key: &[u8]) -> KeyId {
-        self.truth.hasher.id(key)
+        self.durable.hasher.id(key)
     }
 
     /// Where an object lies, as clients are told.
     pub(super) fn meta(&self, e: &Entry) -> ObjMeta {
         ObjMeta {
             key: WireKeyId::from(self.id_of(e.key.as_bytes())),
-            rank: e.seat.rank,
+            rank: e.segment_id.rank,
             at: e.at,
             header_off: e.header_off,
             payload_off: e.extent.offset,
@@ -130,7 +130,7 @@ impl Master {
             self.list_aside(id, &e.key);
         }
         for (batch, item) in self.removing.remove(&id).unwrap_or_default() {
-            self.settle_removed(batch, item, Ok(()));
+            self.complete_remove(batch, item, Ok(()));
         }
     }
 

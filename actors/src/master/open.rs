@@ -3,11 +3,11 @@
 //! first served per segment.
 
 use super::objects::{Entry, PlanInfo, State, n_pages};
-use super::{Master, MasterTruth};
-use crate::cell::Reply;
+use super::{Master, MasterDurable};
+use crate::actor::Reply;
 use crate::error::{Error, Result};
 use crate::message::{
-    Down, KeyBytes, ObjMeta, OpenItem, PlanDesc, PlanOpened, Response, Seat, SlotRef,
+    KeyBytes, MasterToOwner, ObjMeta, OpenItem, PlanDesc, PlanOpened, Response, SegmentId, SlotRef,
 };
 use hashbrown::HashSet;
 use nkv_store::arena::Extent;
@@ -33,7 +33,7 @@ pub(super) struct Waiting {
     request: u64,
     key: Key,
     open: OpenItem,
-    seat: Seat,
+    segment_id: SegmentId,
     deadline_ms: u64,
 }
 
@@ -49,18 +49,18 @@ type Asked = (u64, u64, u32);
 
 /// Whom an open lines up behind: a small object does not overtake a large one for ever.
 #[derive(Clone, Copy)]
-enum Turnstile<'a> {
+enum QueuePosition<'a> {
     /// Everybody who waits.
     Last,
     /// Those who wait for these segments.
-    Behind(&'a HashSet<Seat>),
+    Behind(&'a HashSet<SegmentId>),
     /// Nobody.
     First,
 }
 
 enum Placed {
     Granted(PlanDesc),
-    Wait(Seat),
+    Wait(SegmentId),
 }
 
 impl Master {
@@ -78,54 +78,63 @@ impl Master {
             let key = match Key::new(&open.key) {
                 Ok(k) => k,
                 Err(e) => {
-                    self.batches.settle_plan(batch, item, Err(e.into()));
+                    self.batches.complete_plan(batch, item, Err(e.into()));
                     continue;
                 }
             };
-            match self.place((producer, request, item as u32), &key, &open, Turnstile::Last) {
-                Ok(Placed::Granted(plan)) => self.batches.settle_plan(batch, item, Ok(plan)),
-                Err(e) => self.batches.settle_plan(batch, item, Err(e)),
-                Ok(Placed::Wait(seat)) => {
-                    let limit = wait_ms.min(full_wait_ms(&self.truth, self.quarantine_of(seat)));
+            match self.place((producer, request, item as u32), &key, &open, QueuePosition::Last) {
+                Ok(Placed::Granted(plan)) => self.batches.complete_plan(batch, item, Ok(plan)),
+                Err(e) => self.batches.complete_plan(batch, item, Err(e)),
+                Ok(Placed::Wait(segment_id)) => {
+                    let limit =
+                        wait_ms.min(full_wait_ms(&self.durable, self.quarantine_of(segment_id)));
                     let deadline_ms = now + limit;
-                    let w =
-                        Waiting { batch, item, producer, request, key, open, seat, deadline_ms };
+                    let w = Waiting {
+                        batch,
+                        item,
+                        producer,
+                        request,
+                        key,
+                        open,
+                        segment_id,
+                        deadline_ms,
+                    };
                     self.wait(w);
                 }
             }
         }
     }
 
-    fn quarantine_of(&self, seat: Seat) -> u64 {
-        self.books.get(&seat).map_or(0, |b| u64::from(b.info.quarantine_ms))
+    fn quarantine_of(&self, segment_id: SegmentId) -> u64 {
+        self.allocators.get(&segment_id).map_or(0, |b| u64::from(b.info.quarantine_ms))
     }
 
     fn wait(&mut self, w: Waiting) {
         if self.waiting.len() >= MAX_WAITING {
             let text = format!("{MAX_WAITING} puts already wait for room; try again later");
-            return self.batches.settle_plan(w.batch, w.item, Err(Error::out_of_memory(text)));
+            return self.batches.complete_plan(w.batch, w.item, Err(Error::out_of_memory(text)));
         }
-        self.ask_for_room(w.seat, w.open.bytes_total);
+        self.ask_for_room(w.segment_id, w.open.bytes_total);
         self.waiting.push_back(w);
     }
 
     /// Asks the owner for room, at most once per quarantine.
-    fn ask_for_room(&mut self, seat: Seat, bytes: u64) {
+    fn ask_for_room(&mut self, segment_id: SegmentId, bytes: u64) {
         let now = self.now_ms();
-        if self.truth.members.is_behind(seat) {
+        if self.durable.members.is_backlogged(segment_id) {
             return;
         }
-        let Some(book) = self.books.get_mut(&seat) else {
+        let Some(allocator) = self.allocators.get_mut(&segment_id) else {
             return;
         };
-        let pause = u64::from(book.info.quarantine_ms) + 10;
-        if book.room_attempt > 0 && now < book.room_asked_ms + pause {
+        let pause = u64::from(allocator.info.quarantine_ms) + 10;
+        if allocator.room_attempt > 0 && now < allocator.room_asked_ms + pause {
             return;
         }
-        book.room_asked_ms = now;
-        let attempt = book.room_attempt;
-        book.room_attempt += 1;
-        self.truth.members.send(seat, Down::MakeRoom { bytes, attempt });
+        allocator.room_asked_ms = now;
+        let attempt = allocator.room_attempt;
+        allocator.room_attempt += 1;
+        self.durable.members.send(segment_id, MasterToOwner::MakeRoom { bytes, attempt });
     }
 
     fn place(
@@ -133,22 +142,22 @@ impl Master {
         asked: Asked,
         key: &Key,
         open: &OpenItem,
-        turnstile: Turnstile<'_>,
+        position: QueuePosition<'_>,
     ) -> Result<Placed> {
         let id = self.id_of(key.as_bytes());
         if let Some(e) = self.entry(key.as_bytes())? {
             return self.existing(e, asked, open).map(Placed::Granted);
         }
         self.check_settled()?;
-        if !self.truth.members.silent().is_empty() {
+        if !self.durable.members.unreported().is_empty() {
             // Whatever becomes of this object, an older one that is still to be reported is over.
-            if self.truth.members.superseded() >= MAX_SUPERSEDED {
-                self.check_sight()?;
+            if self.durable.members.superseded() >= MAX_SUPERSEDED {
+                self.check_all_reported()?;
             }
-            self.truth.members.supersede(id);
+            self.durable.members.supersede(id);
         }
         let page_bytes = match open.opts.page_bytes {
-            0 => self.truth.settings.page_bytes,
+            0 => self.durable.settings.page_bytes,
             n => n,
         };
         if open.bytes_total.div_ceil(u64::from(page_bytes)) > MAX_PAGES {
@@ -157,24 +166,24 @@ impl Master {
                 open.bytes_total
             )));
         }
-        let seats = self.route(id, open)?;
-        let Some(best) = seats.first().copied() else {
+        let segment_ids = self.route(id, open)?;
+        let Some(best) = segment_ids.first().copied() else {
             return Err(Error::internal("an object was routed nowhere"));
         };
         self.check_size(best, key, open)?;
-        for seat in seats {
-            if self.is_taken(seat, turnstile) {
+        for segment_id in segment_ids {
+            if self.is_taken(segment_id, position) {
                 continue;
             }
-            if self.truth.members.is_behind(seat) {
-                self.behind.insert(seat.rank);
+            if self.durable.members.is_backlogged(segment_id) {
+                self.backlogged.insert(segment_id.rank);
                 continue;
             }
-            let Some(book) = self.books.get_mut(&seat) else { continue };
-            match book.take(open.bytes_total, id) {
+            let Some(allocator) = self.allocators.get_mut(&segment_id) else { continue };
+            match allocator.take(open.bytes_total, id) {
                 Ok((at, extent)) => {
-                    book.room_attempt = 0;
-                    let plan = self.grant(asked, key, open, (seat, at, extent, page_bytes));
+                    allocator.room_attempt = 0;
+                    let plan = self.grant(asked, key, open, (segment_id, at, extent, page_bytes));
                     return Ok(Placed::Granted(plan));
                 }
                 Err(StoreError::ArenaFull { .. }) => {}
@@ -185,16 +194,16 @@ impl Master {
     }
 
     /// True if somebody stands before this open at a segment.
-    fn is_taken(&self, seat: Seat, turnstile: Turnstile<'_>) -> bool {
-        match turnstile {
-            Turnstile::Last => self.waiting.iter().any(|w| w.seat == seat),
-            Turnstile::Behind(seats) => seats.contains(&seat),
-            Turnstile::First => false,
+    fn is_taken(&self, segment_id: SegmentId, position: QueuePosition<'_>) -> bool {
+        match position {
+            QueuePosition::Last => self.waiting.iter().any(|w| w.segment_id == segment_id),
+            QueuePosition::Behind(segment_ids) => segment_ids.contains(&segment_id),
+            QueuePosition::First => false,
         }
     }
 
-    fn check_size(&self, best: Seat, key: &Key, open: &OpenItem) -> Result<()> {
-        let room = self.books.get(&best).map_or(0, |b| b.info.arena_bytes);
+    fn check_size(&self, best: SegmentId, key: &Key, open: &OpenItem) -> Result<()> {
+        let room = self.allocators.get(&best).map_or(0, |b| b.info.arena_bytes);
         if open.bytes_total <= room {
             return Ok(());
         }
@@ -209,7 +218,7 @@ impl Master {
         match e.state {
             State::Live => Err(Error::already_exists(format!(
                 "key {} is stored on {}; values are immutable, remove it first",
-                e.key, e.seat
+                e.key, e.segment_id
             ))),
             State::Removing => Err(Error::not_ready(format!("key {} is being removed", e.key))),
             State::Writing(plan) => match self.plans.get(&plan) {
@@ -223,12 +232,12 @@ impl Master {
                         token: p.token,
                         meta: self.meta(e),
                         extent_len: e.extent.len,
-                        write_ttl_ms: self.truth.settings.write_ttl_ms,
+                        write_ttl_ms: self.durable.settings.write_ttl_ms,
                     })
                 }
                 _ => Err(Error::not_ready(format!(
                     "key {} is being written to {} by another put",
-                    e.key, e.seat
+                    e.key, e.segment_id
                 ))),
             },
         }
@@ -239,15 +248,15 @@ impl Master {
         (producer, request, item): Asked,
         key: &Key,
         open: &OpenItem,
-        (seat, at, extent, page_bytes): (Seat, SlotRef, Extent, u32),
+        (segment_id, at, extent, page_bytes): (SegmentId, SlotRef, Extent, u32),
     ) -> PlanDesc {
         let plan = self.next_plan();
-        let token = self.truth.random.u64();
+        let token = self.durable.random.u64();
         let id = self.id_of(key.as_bytes());
-        let header_off = self.header_off(seat, at.slot);
+        let header_off = self.header_off(segment_id, at.slot);
         let entry = Entry {
             key: key.clone(),
-            seat,
+            segment_id,
             at,
             extent,
             header_off,
@@ -257,21 +266,21 @@ impl Master {
             plan: Some(plan),
             remove_until_ms: 0,
         };
-        let write_ttl_ms = self.truth.settings.write_ttl_ms;
+        let write_ttl_ms = self.durable.settings.write_ttl_ms;
         let desc =
             PlanDesc { plan, token, meta: self.meta(&entry), extent_len: extent.len, write_ttl_ms };
         let opened = opened(&desc, key, (producer, request, item));
-        self.truth.members.send(seat, Down::PlanOpened(opened));
+        self.durable.members.send(segment_id, MasterToOwner::PlanOpened(opened));
         let (reported, ending) = (false, None);
-        let info = PlanInfo { seat, at, producer, request, item, token, reported, ending };
+        let info = PlanInfo { segment_id, at, producer, request, item, token, reported, ending };
         self.plans.insert(plan, info);
         self.objects.insert(id, entry);
         self.counters.opened += 1;
         desc
     }
 
-    pub(super) fn header_off(&self, seat: Seat, slot: u32) -> u64 {
-        let base = self.books.get(&seat).map_or(0, |b| b.info.header_base);
+    pub(super) fn header_off(&self, segment_id: SegmentId, slot: u32) -> u64 {
+        let base = self.allocators.get(&segment_id).map_or(0, |b| b.info.header_base);
         base + u64::from(slot) * HEADER_BYTES
     }
 
@@ -279,21 +288,22 @@ impl Master {
     /// order. Who stays waiting goes before everybody behind him, at his segment.
     pub(super) fn retry_waiting(&mut self, rank: u32) {
         let mut still = std::collections::VecDeque::with_capacity(self.waiting.len());
-        let mut full: HashSet<Seat> = HashSet::new();
+        let mut full: HashSet<SegmentId> = HashSet::new();
         while let Some(w) = self.waiting.pop_front() {
-            if w.seat.rank != rank {
+            if w.segment_id.rank != rank {
                 still.push_back(w);
                 continue;
             }
             let asked = (w.producer, w.request, w.item as u32);
-            match self.place(asked, &w.key, &w.open, Turnstile::Behind(&full)) {
-                Ok(Placed::Granted(plan)) => self.batches.settle_plan(w.batch, w.item, Ok(plan)),
-                Err(e) => self.batches.settle_plan(w.batch, w.item, Err(e)),
+            match self.place(asked, &w.key, &w.open, QueuePosition::Behind(&full)) {
+                Ok(Placed::Granted(plan)) => self.batches.complete_plan(w.batch, w.item, Ok(plan)),
+                Err(e) => self.batches.complete_plan(w.batch, w.item, Err(e)),
                 Ok(Placed::Wait(best)) => {
                     // Where he waits already, room is being made for him.
-                    let seat = if self.may_hold(w.seat, &w.open) { w.seat } else { best };
-                    full.insert(seat);
-                    still.push_back(Waiting { seat, ..w });
+                    let segment_id =
+                        if self.may_hold(w.segment_id, &w.open) { w.segment_id } else { best };
+                    full.insert(segment_id);
+                    still.push_back(Waiting { segment_id, ..w });
                 }
             }
         }
@@ -308,62 +318,63 @@ impl Master {
         self.waiting = still.into();
         for w in gone {
             let text = format!("the put of key {} was given up by its caller", w.key);
-            self.batches.settle_plan(w.batch, w.item, Err(Error::reclaimed(text)));
+            self.batches.complete_plan(w.batch, w.item, Err(Error::reclaimed(text)));
         }
     }
 
     pub(super) fn expire_waiting(&mut self) {
-        for rank in std::mem::take(&mut self.behind) {
+        for rank in std::mem::take(&mut self.backlogged) {
             self.retry_waiting(rank);
         }
         let now = self.now_ms();
         let (late, still): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.waiting).into_iter().partition(|w| w.deadline_ms <= now);
         self.waiting = still.into();
-        let after: BTreeSet<u32> = late.iter().map(|w| w.seat.rank).collect();
+        let after: BTreeSet<u32> = late.iter().map(|w| w.segment_id.rank).collect();
         for w in late {
             // It may only have stood behind a large one: one look before it is refused.
             let asked = (w.producer, w.request, w.item as u32);
-            match self.place(asked, &w.key, &w.open, Turnstile::First) {
+            match self.place(asked, &w.key, &w.open, QueuePosition::First) {
                 Ok(Placed::Granted(plan)) => {
-                    self.batches.settle_plan(w.batch, w.item, Ok(plan));
+                    self.batches.complete_plan(w.batch, w.item, Ok(plan));
                     continue;
                 }
                 Err(e) => {
-                    self.batches.settle_plan(w.batch, w.item, Err(e));
+                    self.batches.complete_plan(w.batch, w.item, Err(e));
                     continue;
                 }
                 Ok(Placed::Wait(_)) => {}
             }
-            if self.truth.members.is_behind(w.seat) {
+            if self.durable.members.is_backlogged(w.segment_id) {
                 let text = format!(
                     "no plan for key {} in time: the owner of {} is behind with thousands of earlier \
                      ones; put more slowly, or give its node more processor time",
-                    w.key, w.seat
+                    w.key, w.segment_id
                 );
-                self.batches.settle_plan(w.batch, w.item, Err(Error::not_ready(text)));
+                self.batches.complete_plan(w.batch, w.item, Err(Error::not_ready(text)));
                 continue;
             }
             self.counters.out_of_memory += 1;
             let (free, hole) = self
-                .books
-                .get(&w.seat)
+                .allocators
+                .get(&w.segment_id)
                 .map_or((0, 0), |b| (b.arena.free_bytes(), b.arena.largest_hole()));
             let text = format!(
                 "no room for key {} ({} bytes) on {} in time: {free} bytes free, largest hole {hole}",
-                w.key, w.open.bytes_total, w.seat
+                w.key, w.open.bytes_total, w.segment_id
             );
-            self.batches.settle_plan(w.batch, w.item, Err(Error::out_of_memory(text)));
+            self.batches.complete_plan(w.batch, w.item, Err(Error::out_of_memory(text)));
         }
         // Those behind a large one that gave up may fit.
         for rank in after {
             self.retry_waiting(rank);
         }
-        let asks: Vec<_> = self.waiting.iter().map(|w| (w.seat, w.open.bytes_total)).collect();
+        let asks: Vec<_> =
+            self.waiting.iter().map(|w| (w.segment_id, w.open.bytes_total)).collect();
         let mut asked = HashSet::new();
-        for (seat, bytes) in asks {
-            if asked.insert(seat) {
-                self.ask_for_room(seat, bytes);
+        for (segment_id, bytes) in asks {
+            if asked.insert(segment_id) {
+                self.ask_for_room(segment_id, bytes);
             }
         }
     }
@@ -389,8 +400,8 @@ fn opened(desc: &PlanDesc, key: &Key, (producer, request, item): Asked) -> PlanO
     }
 }
 
-fn full_wait_ms(truth: &MasterTruth, quarantine_ms: u64) -> u64 {
-    match truth.full_wait_ms {
+fn full_wait_ms(durable: &MasterDurable, quarantine_ms: u64) -> u64 {
+    match durable.full_wait_ms {
         0 => (3 * quarantine_ms).max(MIN_FULL_WAIT_MS),
         n => n,
     }

@@ -2,12 +2,12 @@
 //! Master actor. Calls that arrive meanwhile are parked and answered from the rebuilt state.
 
 use super::Master;
+use super::allocator::{SegmentAllocator, Taken, check_extents};
 use super::objects::{Entry, PlanInfo, State};
-use super::placement::{Book, Taken, check_extents};
 use crate::error::Error;
 use crate::message::{
-    Down, EndCause, KeyBytes, LogObjectEntry, PlanOpened, PlanRef, SLOTS_PER_FRAME, Seat,
-    SlotContent, SlotEntry, SlotRef,
+    EndCause, KeyBytes, LogObjectEntry, MasterToOwner, PlanOpened, PlanRef, SLOTS_PER_FRAME,
+    SegmentId, SlotContent, SlotEntry, SlotRef,
 };
 use hashbrown::{HashMap, HashSet};
 use nkv_store::arena::Extent;
@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 const REPORT_LIMIT_MS: u64 = 2_000;
 
 /// A plan that its owner has not heard of, and what became of it since.
-struct Unmet {
+struct UnopenedPlan {
     opened: PlanOpened,
     since: Since,
 }
@@ -49,54 +49,54 @@ impl Master {
     /// At boot: ask every member for a report.
     pub(super) fn recover(&mut self) {
         self.recover_until_ms = self.now_ms() + RECOVER_LIMIT_MS;
-        for info in self.truth.members.infos() {
-            let seat = info.seat();
-            if self.truth.members.was_placed_on(info.incarnation) {
+        for info in self.durable.members.infos() {
+            let segment_id = info.id();
+            if self.durable.members.was_placed_on(info.incarnation) {
                 self.forgotten.insert(info.incarnation);
             }
-            self.books.insert(seat, Book::new(info));
-            self.recovering.insert(seat);
-            self.ask_for_report(seat);
+            self.allocators.insert(segment_id, SegmentAllocator::new(info));
+            self.recovering.insert(segment_id);
+            self.ask_for_report(segment_id);
         }
     }
 
     /// Asks for a report under a fresh number: parts of older ones are ignored from here on.
-    pub(super) fn ask_for_report(&mut self, seat: Seat) {
-        let (now, number) = (self.now_ms(), self.truth.next_plan.fetch_add(1, Ordering::Relaxed));
-        let Some(book) = self.books.get_mut(&seat) else { return };
-        book.reported = false;
-        book.report.clear();
-        book.report_number = number;
-        book.report_asked_ms = now;
-        self.truth.members.send(seat, Down::ReportPlease { number });
+    pub(super) fn ask_for_report(&mut self, segment_id: SegmentId) {
+        let (now, number) = (self.now_ms(), self.durable.next_plan.fetch_add(1, Ordering::Relaxed));
+        let Some(allocator) = self.allocators.get_mut(&segment_id) else { return };
+        allocator.reported = false;
+        allocator.report.clear();
+        allocator.report_number = number;
+        allocator.report_asked_ms = now;
+        self.durable.members.send(segment_id, MasterToOwner::RequestReport { number });
     }
 
     /// An owner that panicked on the question, or on the answer, is asked again.
     pub(super) fn ask_again_for_reports(&mut self) {
         let now = self.now_ms();
-        let silent: Vec<_> = self
-            .books
+        let unreported: Vec<_> = self
+            .allocators
             .iter()
             .filter(|(_, b)| !b.reported && now >= b.report_asked_ms + REPORT_LIMIT_MS)
-            .map(|(seat, _)| *seat)
+            .map(|(segment_id, _)| *segment_id)
             .collect();
-        self.truth.members.rare.reports_repeated.add(silent.len());
-        for seat in silent {
-            self.ask_for_report(seat);
+        self.durable.members.slow_path.reports_repeated.add(unreported.len());
+        for segment_id in unreported {
+            self.ask_for_report(segment_id);
         }
     }
 
     /// With ranks that have not reported, a key that is not known may well be there.
-    pub(super) fn check_sight(&self) -> crate::error::Result<()> {
+    pub(super) fn check_all_reported(&self) -> crate::error::Result<()> {
         self.check_settled()?;
-        let silent = self.truth.members.silent();
-        if silent.is_empty() {
+        let unreported = self.durable.members.unreported();
+        if unreported.is_empty() {
             return Ok(());
         }
         Err(Error::not_ready(format!(
             "{} hold objects that this master has not been told of: they wait for a process that may \
              still write to them",
-            names(&silent)
+            names(&unreported)
         )))
     }
 
@@ -122,48 +122,60 @@ impl Master {
         }
     }
 
-    pub(super) fn report(&mut self, seat: Seat, number: u64, slots: Vec<SlotEntry>, last: bool) {
-        let Some(book) = self.books.get_mut(&seat) else { return };
-        if book.report_number != number || book.reported {
+    pub(super) fn report(
+        &mut self,
+        segment_id: SegmentId,
+        number: u64,
+        slots: Vec<SlotEntry>,
+        last: bool,
+    ) {
+        let Some(allocator) = self.allocators.get_mut(&segment_id) else { return };
+        if allocator.report_number != number || allocator.reported {
             return;
         }
-        let (len, most) = (book.report.len() + slots.len(), book.info.slots);
+        let (len, most) = (allocator.report.len() + slots.len(), allocator.info.slots);
         if len > most as usize || (slots.is_empty() && !last) {
             let text = format!("a report of {len} slots and more; the segment has {most}");
-            book.report = Vec::new();
-            return self.refuse_words(seat, &Error::invalid(text));
+            allocator.report = Vec::new();
+            return self.refuse_frame(segment_id, &Error::invalid(text));
         }
-        book.report.extend(slots);
+        allocator.report.extend(slots);
         // Every part is a sign that the rest is on its way.
-        book.report_asked_ms = self.truth.clock.now_ms();
+        allocator.report_asked_ms = self.durable.clock.now_ms();
         if !last {
             return;
         }
-        let report = std::mem::take(&mut book.report);
-        if let Err(error) = self.apply_report(seat, report) {
+        let report = std::mem::take(&mut allocator.report);
+        if let Err(error) = self.apply_report(segment_id, report) {
             // Nothing was changed by it; the owner is asked once more when it is back.
             let text = format!("a report that contradicts itself: {error}");
-            return self.refuse_words(seat, &Error::invalid(text));
+            return self.refuse_frame(segment_id, &Error::invalid(text));
         }
-        self.recovering.remove(&seat);
-        self.blind.remove(&seat);
-        let incarnation = self.books.get(&seat).map_or(0, |b| b.info.incarnation);
+        self.recovering.remove(&segment_id);
+        self.blind.remove(&segment_id);
+        let incarnation = self.allocators.get(&segment_id).map_or(0, |b| b.info.incarnation);
         self.forgotten.remove(&incarnation);
-        self.truth.members.set_reported(seat);
-        self.truth.members.send(seat, Down::ReportTaken);
-        self.ask_log_again(seat);
-        self.settle_commits(seat);
-        self.retry_waiting(seat.rank);
+        self.durable.members.set_reported(segment_id);
+        self.durable.members.send(segment_id, MasterToOwner::ReportTaken);
+        self.ask_log_again(segment_id);
+        self.recheck_commits(segment_id);
+        self.retry_waiting(segment_id.rank);
         if self.recovering.is_empty() {
             self.unpark();
         }
     }
 
-    /// The report is the truth of this segment: its entries replace what was known of it.
-    fn apply_report(&mut self, seat: Seat, report: Vec<SlotEntry>) -> Result<(), StoreError> {
-        let Some(info) = self.books.get(&seat).map(|b| b.info.clone()) else { return Ok(()) };
-        self.check_report(seat, &report)?;
-        let mut lost = self.plans_the_owner_never_met(seat, &report);
+    /// The report is authoritative for this segment: its entries replace what was known of it.
+    fn apply_report(
+        &mut self,
+        segment_id: SegmentId,
+        report: Vec<SlotEntry>,
+    ) -> Result<(), StoreError> {
+        let Some(info) = self.allocators.get(&segment_id).map(|b| b.info.clone()) else {
+            return Ok(());
+        };
+        self.check_report(segment_id, &report)?;
+        let mut lost = self.plans_the_owner_never_opened(segment_id, &report);
         // In the order of their grants: the owner takes a later one as word of all earlier ones.
         lost.sort_by_key(|u| u.opened.plan);
         let kept: HashSet<SlotRef> = lost.iter().map(|u| u.opened.at).collect();
@@ -174,47 +186,48 @@ impl Master {
             .map(|u| Extent { offset: u.opened.extent_offset, len: u.opened.extent_len });
         let all: Vec<_> = extents.chain(lost_extents).filter(|e| e.len > 0).collect();
         check_extents(&info, &all)?;
-        self.forget_what_the_report_lacks(seat, &report, &kept);
+        self.forget_what_the_report_lacks(segment_id, &report, &kept);
         let Reported { mut taken, free, logged, mut duplicates } =
-            self.take_in(seat, info.incarnation, report, &kept);
+            self.take_in(segment_id, info.incarnation, report, &kept);
         for p in lost.iter().map(|u| &u.opened) {
             let extent = Extent { offset: p.extent_offset, len: p.extent_len };
             let key = Key::new(&p.key).ok().map(|k| self.id_of(k.as_bytes()));
             taken.insert(p.at.slot, Taken { epoch: p.at.epoch, extent, key });
         }
-        let mut book = Book::rebuild(info, taken, free)?;
-        if let Some(old) = self.books.get(&seat) {
-            book.report_number = old.report_number;
+        let mut allocator = SegmentAllocator::rebuild(info, taken, free)?;
+        if let Some(old) = self.allocators.get(&segment_id) {
+            allocator.report_number = old.report_number;
         }
-        self.books.insert(seat, book);
+        self.allocators.insert(segment_id, allocator);
         for (at, o) in logged {
             let known = self.objects.get(&KeyId::from(o.id)).is_some_and(|e| e.at == at);
-            if known && let Some(book) = self.books.get_mut(&seat) {
-                book.name_logged(at.slot, at.epoch, o.id.into());
+            if known && let Some(allocator) = self.allocators.get_mut(&segment_id) {
+                allocator.name_logged(at.slot, at.epoch, o.id.into());
             }
-            if !self.logged(seat, at, &o, true) {
+            if !self.logged(segment_id, at, &o, true) {
                 duplicates.push(at);
             }
         }
         for part in duplicates.chunks(SLOTS_PER_FRAME) {
-            self.truth.members.send(seat, Down::Retire(part.to_vec()));
+            self.durable.members.send(segment_id, MasterToOwner::Retire(part.to_vec()));
         }
-        self.tell_again(seat, lost);
+        self.resend_plans(segment_id, lost);
         Ok(())
     }
 
     /// Each slot is there once, and no plan is another segment's or still to be granted.
-    fn check_report(&self, seat: Seat, report: &[SlotEntry]) -> Result<(), StoreError> {
+    fn check_report(&self, segment_id: SegmentId, report: &[SlotEntry]) -> Result<(), StoreError> {
         let bad = |text: String| Err(StoreError::BadSegment(text));
         let mut slots = HashSet::with_capacity(report.len());
         let (term, next) =
-            (self.truth.members.term(), self.truth.next_plan.load(Ordering::Relaxed));
+            (self.durable.members.term(), self.durable.next_plan.load(Ordering::Relaxed));
         for e in report {
             if !slots.insert(e.slot) {
                 return bad(format!("slot {} is in it twice", e.slot));
             }
             let SlotContent::Open(p) = &e.what else { continue };
-            let theirs = self.plans.get(&p.plan).is_some_and(|known| known.seat != seat);
+            let theirs =
+                self.plans.get(&p.plan).is_some_and(|known| known.segment_id != segment_id);
             if theirs || p.plan.term > term || (p.plan.term == term && p.plan.seq >= next) {
                 return bad(format!("it has the plan {} of term {:?}", p.plan.seq, p.plan.term));
             }
@@ -225,7 +238,7 @@ impl Master {
     /// The entries of a report, one by one; `kept` are slots of plans that the owner never met.
     fn take_in(
         &mut self,
-        seat: Seat,
+        segment_id: SegmentId,
         incarnation: u64,
         report: Vec<SlotEntry>,
         kept: &HashSet<SlotRef>,
@@ -246,7 +259,7 @@ impl Master {
                 SlotContent::Logged(o) => logged.push((at, *o)),
                 SlotContent::Open(p) => {
                     let extent = Extent { offset: p.extent_offset, len: p.extent_len };
-                    let key = self.reported_plan(seat, &p);
+                    let key = self.reported_plan(segment_id, &p);
                     taken.insert(e.slot, Taken { epoch: e.epoch, extent, key });
                 }
                 SlotContent::Live {
@@ -264,7 +277,7 @@ impl Master {
                     let id = key.as_ref().map(|k| self.id_of(k.as_bytes()));
                     taken.insert(e.slot, Taken { epoch: e.epoch, extent, key: id });
                     let live = (extent, bytes_total, page_bytes);
-                    if !key.is_some_and(|k| self.reported_live(seat, at, k, live)) {
+                    if !key.is_some_and(|k| self.reported_live(segment_id, at, k, live)) {
                         duplicates.push(at);
                     }
                 }
@@ -274,19 +287,21 @@ impl Master {
     }
 
     /// Tells an owner of plans that it never met, and of what became of them since.
-    fn tell_again(&self, seat: Seat, lost: Vec<Unmet>) {
-        self.truth.members.rare.plans_told_again.add(lost.len());
-        for Unmet { opened, since } in lost {
+    fn resend_plans(&self, segment_id: SegmentId, lost: Vec<UnopenedPlan>) {
+        self.durable.members.slow_path.plans_resent.add(lost.len());
+        for UnopenedPlan { opened, since } in lost {
             let (plan, at, id) = (opened.plan, opened.at, self.id_of(&opened.key));
-            self.truth.members.send(seat, Down::PlanOpened(opened));
+            self.durable.members.send(segment_id, MasterToOwner::PlanOpened(opened));
             match since {
                 Since::Nothing => {}
                 Since::Committed => {
                     let done = PlanRef { plan, at, key: id.into() };
-                    self.truth.members.send(seat, Down::Committed(vec![done]));
+                    self.durable.members.send(segment_id, MasterToOwner::Committed(vec![done]));
                 }
                 Since::Ended(cause) => {
-                    self.truth.members.send(seat, Down::EndPlan { plan, at, cause });
+                    self.durable
+                        .members
+                        .send(segment_id, MasterToOwner::EndPlan { plan, at, cause });
                 }
             }
         }
@@ -295,20 +310,24 @@ impl Master {
     /// Plans granted (and perhaps committed) over a link that broke before the owner heard of them:
     /// their slots stay taken and the owner is told again, so that nothing acknowledged is lost and
     /// no producer writes to an extent that another was given [I10].
-    fn plans_the_owner_never_met(&self, seat: Seat, report: &[SlotEntry]) -> Vec<Unmet> {
+    fn plans_the_owner_never_opened(
+        &self,
+        segment_id: SegmentId,
+        report: &[SlotEntry],
+    ) -> Vec<UnopenedPlan> {
         let known: HashMap<u32, (u32, bool)> = report
             .iter()
             .map(|e| (e.slot, (e.epoch, matches!(e.what, SlotContent::Free))))
             .collect();
         // A slot that the report leaves out is free at its first epoch.
-        let unmet = |e: &&Entry| {
+        let unopened = |e: &&Entry| {
             let (epoch, free) = known.get(&e.at.slot).copied().unwrap_or((FIRST_EPOCH, true));
             free && epoch == e.at.epoch
         };
-        let first = self.books.get(&seat).map_or(0, |b| b.info.log_slots);
+        let first = self.allocators.get(&segment_id).map_or(0, |b| b.info.log_slots);
         // Nobody was granted anything in a log.
-        let managed = |e: &&Entry| e.seat == seat && e.at.slot >= first;
-        let mine = self.objects.values().filter(managed).filter(unmet);
+        let managed = |e: &&Entry| e.segment_id == segment_id && e.at.slot >= first;
+        let mine = self.objects.values().filter(managed).filter(unopened);
         mine.filter_map(|e| {
             let (plan, info) = match (e.plan, e.state) {
                 (Some(plan), _) => (plan, Some(self.plans.get(&plan)?)),
@@ -325,7 +344,7 @@ impl Master {
             let asked = info.map_or((0, 0, 0), |p| (p.producer, p.request, p.item));
             let opened = PlanOpened {
                 plan,
-                token: info.map_or_else(|| self.truth.random.u64(), |p| p.token),
+                token: info.map_or_else(|| self.durable.random.u64(), |p| p.token),
                 at: e.at,
                 extent_offset: e.extent.offset,
                 extent_len: e.extent.len,
@@ -333,18 +352,18 @@ impl Master {
                 producer: asked.0,
                 request: asked.1,
                 item: asked.2,
-                deadline_ms: self.truth.settings.write_ttl_ms,
+                deadline_ms: self.durable.settings.write_ttl_ms,
                 bytes_total: e.bytes_total,
                 page_bytes: e.page_bytes,
             };
-            Some(Unmet { opened, since })
+            Some(UnopenedPlan { opened, since })
         })
         .collect()
     }
 
     fn forget_what_the_report_lacks(
         &mut self,
-        seat: Seat,
+        segment_id: SegmentId,
         report: &[SlotEntry],
         kept: &HashSet<SlotRef>,
     ) {
@@ -362,7 +381,7 @@ impl Master {
         let gone: Vec<_> = self
             .objects
             .iter()
-            .filter(|(_, e)| e.seat == seat && !kept.contains(&e.at))
+            .filter(|(_, e)| e.segment_id == segment_id && !kept.contains(&e.at))
             .filter(|(_, e)| !present.contains(&(e.at.slot, e.at.epoch)))
             .map(|(id, e)| (*id, e.at))
             .collect();
@@ -371,7 +390,7 @@ impl Master {
         }
     }
 
-    fn reported_plan(&mut self, seat: Seat, p: &PlanOpened) -> Option<KeyId> {
+    fn reported_plan(&mut self, segment_id: SegmentId, p: &PlanOpened) -> Option<KeyId> {
         let key = Key::new(&p.key).ok()?;
         let id = self.id_of(key.as_bytes());
         if let Some(plan) = self.plans.get_mut(&p.plan) {
@@ -381,26 +400,28 @@ impl Master {
             // Another plan won, or what was said last was lost with the link: say it again.
             if e.at == p.at && e.state == State::Live {
                 let done = PlanRef { plan: p.plan, at: p.at, key: id.into() };
-                self.truth.members.send(seat, Down::Committed(vec![done]));
+                self.durable.members.send(segment_id, MasterToOwner::Committed(vec![done]));
                 return Some(id);
             }
-            let said = self.plans.get(&p.plan).and_then(|i| i.ending);
+            let ending = self.plans.get(&p.plan).and_then(|i| i.ending);
             let cause = match e.state {
                 State::Removing => Some(EndCause::Removed),
                 _ if e.at != p.at => Some(EndCause::Unknown),
-                _ => said,
+                _ => ending,
             };
             if let Some(cause) = cause {
-                self.truth.members.send(seat, Down::EndPlan { plan: p.plan, at: p.at, cause });
+                self.durable
+                    .members
+                    .send(segment_id, MasterToOwner::EndPlan { plan: p.plan, at: p.at, cause });
             }
             return Some(id);
         }
         let entry = Entry {
             key,
-            seat,
+            segment_id,
             at: p.at,
             extent: Extent { offset: p.extent_offset, len: p.extent_len },
-            header_off: self.header_off(seat, p.at.slot),
+            header_off: self.header_off(segment_id, p.at.slot),
             bytes_total: p.bytes_total,
             page_bytes: p.page_bytes,
             state: State::Writing(p.plan),
@@ -410,7 +431,7 @@ impl Master {
         self.objects.insert(id, entry);
         let (producer, request, item, token) = (p.producer, p.request, p.item, p.token);
         let (at, reported, ending) = (p.at, true, None);
-        let info = PlanInfo { seat, at, producer, request, item, token, reported, ending };
+        let info = PlanInfo { segment_id, at, producer, request, item, token, reported, ending };
         self.plans.insert(p.plan, info);
         Some(id)
     }
@@ -418,17 +439,17 @@ impl Master {
     /// False if the key is live elsewhere: the first report heard keeps it.
     fn reported_live(
         &mut self,
-        seat: Seat,
+        segment_id: SegmentId,
         at: SlotRef,
         key: Key,
         (extent, bytes_total, page_bytes): (Extent, u64, u32),
     ) -> bool {
         let id = self.id_of(key.as_bytes());
-        if self.truth.members.is_older(&id, at.incarnation)
+        if self.durable.members.is_older(&id, at.incarnation)
             && self.objects.get(&id).is_none_or(|e| e.at != at)
         {
             // Put anew while this rank was silent, and perhaps removed since [I6].
-            self.truth.members.rare.superseded.one();
+            self.durable.members.slow_path.superseded.one();
             return false;
         }
         if let Some(e) = self.objects.get_mut(&id) {
@@ -443,18 +464,18 @@ impl Master {
                     self.plans.remove(&plan);
                 }
                 e.state = State::Live;
-                self.retire_aside(id, seat);
+                self.retire_aside(id, segment_id);
                 return true;
             }
             // A Retire may have been lost with the link: what was removed never comes back [I6].
             return e.at == at && e.state != State::Removing;
         }
-        let header_off = self.header_off(seat, at.slot);
+        let header_off = self.header_off(segment_id, at.slot);
         let state = State::Live;
         let (plan, remove_until_ms) = (None, 0);
         let entry = Entry {
             key,
-            seat,
+            segment_id,
             at,
             extent,
             header_off,
@@ -470,8 +491,8 @@ impl Master {
 }
 
 /// Segments as a message names them.
-pub(super) fn names<'s>(seats: impl IntoIterator<Item = &'s Seat>) -> String {
-    seats.into_iter().map(Seat::to_string).collect::<Vec<_>>().join(", ")
+pub(super) fn names<'s>(segment_ids: impl IntoIterator<Item = &'s SegmentId>) -> String {
+    segment_ids.into_iter().map(SegmentId::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// The extent that an entry of a report claims.

@@ -6,7 +6,7 @@ use super::members::{Inner, Members};
 use super::recover::names;
 use super::{Join, Master};
 use crate::error::{Error, Result};
-use crate::message::{RankInfo, Refusal, Seat, SeenView, Term};
+use crate::message::{RankInfo, Refusal, SeenView, SegmentId, Term};
 
 /// An answer to a remove that waits until the loss of a rank is known to the others.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl Inner {
     }
 
     /// Takes in a view of an earlier master; returns the members it proves lost.
-    fn learn(&mut self, seen: &SeenView) -> Vec<Seat> {
+    fn learn(&mut self, seen: &SeenView) -> Vec<SegmentId> {
         // Whom this process declared gone in a lower term of its own stands in `gone`.
         let ours = seen.term.master == self.term.master;
         if seen.number == 0 || ours || !self.keep_past(seen.clone()) {
@@ -48,7 +48,7 @@ impl Inner {
             let own = is_of_this_process(m.own, &m.info);
             m.holds && !own && self.was_lost(m.info.incarnation, &m.brought)
         };
-        self.ranks.values().filter(lost).map(|m| m.info.seat()).collect()
+        self.ranks.values().filter(lost).map(|m| m.info.id()).collect()
     }
 
     /// Keeps the latest view of a term: whoever an earlier one lacks as lost, it lacks too. False if a later
@@ -72,16 +72,16 @@ impl Inner {
 
 impl Members {
     /// Members that do not keep the view that lacks the one lost last.
-    fn unaware_of_loss(&self) -> Vec<Seat> {
+    fn unaware_of_loss(&self) -> Vec<SegmentId> {
         let inner = self.lock();
         let unaware = |m: &&super::members::Member| m.tx.is_some() && m.keeps_view < inner.loss;
-        inner.ranks.values().filter(unaware).map(|m| m.info.seat()).collect()
+        inner.ranks.values().filter(unaware).map(|m| m.info.id()).collect()
     }
 
-    pub(super) fn keeps_view(&self, seat: Seat, number: u64) {
+    pub(super) fn keeps_view(&self, segment_id: SegmentId, number: u64) {
         let mut inner = self.lock();
         let number = number.min(inner.number);
-        if let Some(m) = inner.ranks.get_mut(&seat) {
+        if let Some(m) = inner.ranks.get_mut(&segment_id) {
             m.keeps_view = m.keeps_view.max(number);
         }
     }
@@ -92,7 +92,7 @@ impl Master {
     pub(super) fn refuse_the_lost(&mut self, m: &Join) -> std::result::Result<(), Refusal> {
         let (rank, incarnation) = (m.info.rank, m.info.incarnation);
         let gone = Err(Refusal::Gone { rank, incarnation });
-        let members = self.truth.members.clone();
+        let members = self.durable.members.clone();
         if members.lock().gone.contains(&incarnation) {
             return gone;
         }
@@ -117,9 +117,9 @@ impl Master {
             }
             lost
         };
-        for seat in lost {
-            tracing::warn!(%seat, "an earlier master had declared it gone");
-            self.gone(seat, None, "lost before this master began");
+        for segment_id in lost {
+            tracing::warn!(%segment_id, "an earlier master had declared it gone");
+            self.gone(segment_id, None, "lost before this master began");
         }
         Ok(())
     }
@@ -128,7 +128,7 @@ impl Master {
     /// who are late, superseded by whom it obeyed; but not by one of a lower term, if we ever ruled: what
     /// was said then, with that rank counted as gone, must stay true [I6].
     fn may_refuse(&self, obeyed: Term) -> bool {
-        let members = &self.truth.members;
+        let members = &self.durable.members;
         let (term, ruled) = {
             let inner = members.lock();
             (inner.term, inner.ruled)
@@ -139,21 +139,21 @@ impl Master {
     /// Makes sure that our term is above the one a joining rank obeyed. If it was not, another
     /// master ran before or beside us: what we know is void, and every rank joins again.
     fn rise_above(&mut self, obeyed: Term) -> std::result::Result<(), Refusal> {
-        if obeyed.number < self.truth.members.term().number {
+        if obeyed.number < self.durable.members.term().number {
             return Ok(());
         }
         let number = obeyed.number.checked_add(1).ok_or_else(|| {
             Refusal::NotHere("this rank claims to obey the last term there can be".to_string())
         })?;
         {
-            let mut inner = self.truth.members.lock();
+            let mut inner = self.durable.members.lock();
             // Said with those members alone, and true still: whoever was never met is lost to later terms [I6].
             if inner.ruled {
                 let ruled = inner.as_kept();
                 inner.keep_past(ruled);
             }
             inner.term.number = number;
-            inner.began_ms = self.truth.clock.now_ms();
+            inner.began_ms = self.durable.clock.now_ms();
             inner.settled = false;
             inner.ruled = false;
             inner.ranks.clear();
@@ -161,7 +161,7 @@ impl Master {
             inner.number += 1;
             inner.loss = 0;
         }
-        self.truth.members.rare.terms_risen.one();
+        self.durable.members.slow_path.terms_risen.one();
         tracing::warn!(
             term = number,
             "another master ran before, or words to a rank were lost with it: a new term begins"
@@ -172,11 +172,11 @@ impl Master {
 
     /// Serves only while more than half of the ranks, or half with rank 0, obey this master.
     pub(super) fn check_quorum(&self) -> Result<()> {
-        let Some(n) = self.truth.members.too_few() else { return Ok(()) };
+        let Some(n) = self.durable.members.too_few() else { return Ok(()) };
         Err(Error::disconnected(format!(
             "only {n} of {} ranks obey this master, and it serves with more than half, or half \
              with rank 0: start the missing ranks",
-            self.truth.world_size
+            self.durable.world_size
         )))
     }
 
@@ -189,29 +189,29 @@ impl Master {
     }
 
     /// Answers an item of a remove, once every rank knows of the ranks lost meanwhile.
-    pub(super) fn settle_removed(&mut self, batch: u64, item: usize, result: Result<()>) {
-        if self.truth.members.unaware_of_loss().is_empty() {
+    pub(super) fn complete_remove(&mut self, batch: u64, item: usize, result: Result<()>) {
+        if self.durable.members.unaware_of_loss().is_empty() {
             let result = self.known_to_enough(result);
-            return self.batches.settle_done(batch, item, result);
+            return self.batches.complete_item(batch, item, result);
         }
         let until_ms = self.now_ms() + DEFER_LIMIT_MS;
-        self.truth.members.rare.removals_deferred.one();
+        self.durable.members.slow_path.removals_deferred.one();
         self.deferred.push(Deferred { batch, item, result, until_ms });
     }
 
     /// After an acknowledgement and at every tick: answers that need wait no longer.
-    pub(super) fn settle_deferred(&mut self) {
+    pub(super) fn complete_deferred(&mut self) {
         if self.deferred.is_empty() {
             return;
         }
-        let (unaware, now) = (self.truth.members.unaware_of_loss(), self.now_ms());
+        let (unaware, now) = (self.durable.members.unaware_of_loss(), self.now_ms());
         for d in std::mem::take(&mut self.deferred) {
             if unaware.is_empty() {
                 let result = self.known_to_enough(d.result);
-                self.batches.settle_done(d.batch, d.item, result);
+                self.batches.complete_item(d.batch, d.item, result);
             } else if now >= d.until_ms {
                 let text = format!("{} did not confirm a loss in time", names(&unaware));
-                self.batches.settle_done(d.batch, d.item, Err(Error::disconnected(text)));
+                self.batches.complete_item(d.batch, d.item, Err(Error::disconnected(text)));
             } else {
                 self.deferred.push(d);
             }
@@ -223,24 +223,24 @@ impl Master {
         let again = || Error::not_ready("a new term of the master began; try again");
         for w in std::mem::take(&mut self.waiting) {
             let (batch, item) = w.names();
-            self.batches.settle_plan(batch, item, Err(again()));
+            self.batches.complete_plan(batch, item, Err(again()));
         }
         let open = std::mem::take(&mut self.removing).into_values().flatten();
         let deferred = std::mem::take(&mut self.deferred);
         for (batch, item) in open.chain(deferred.iter().map(|d| (d.batch, d.item))) {
             let text = "a new term of the master began before the removal was confirmed";
-            self.batches.settle_done(batch, item, Err(Error::disconnected(text)));
+            self.batches.complete_item(batch, item, Err(Error::disconnected(text)));
         }
         for w in std::mem::take(&mut self.unrecorded).into_values().flatten() {
-            self.batches.settle_done(w.batch, w.item, Err(again()));
+            self.batches.complete_item(w.batch, w.item, Err(again()));
         }
         self.objects.clear();
         self.aside.clear();
         self.found_gone.clear();
         self.plans.clear();
-        self.books.clear();
+        self.allocators.clear();
         self.commits_out.clear();
-        self.truth.members.forget_superseded();
+        self.durable.members.forget_superseded();
         self.recovering.clear();
         self.blind.clear();
         self.forgotten.clear();

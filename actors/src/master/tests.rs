@@ -8,5 +8,5 @@ mod lies;
 mod listing;
 mod log;
 mod objects;
-mod seats;
+mod segments;
 mod terms;

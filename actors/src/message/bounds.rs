@@ -6,8 +6,8 @@
 mod calls;
 
 use super::{
-    Down, LogObjectEntry, LogQuestion, MAX_BATCH, MAX_SEGMENTS, PlanOpened, RankInfo, SeenView,
-    SlotContent, SlotEntry, SlotRef, ToOwner, Up,
+    ClientToOwner, LogObjectEntry, LogQuestion, MAX_BATCH, MAX_SEGMENTS, MasterToOwner,
+    OwnerToMaster, PlanOpened, RankInfo, SeenView, SlotContent, SlotEntry, SlotRef,
 };
 use crate::error::{Error, Result};
 use nkv_store::arena::Extent;
@@ -106,10 +106,10 @@ impl RankInfo {
         };
         text("a control address", address(&self.control))?;
         text("a local address", self.local.as_ref().map_or(0, address))?;
-        for (what, told) in
+        for (what, value) in
             [("a data address", &self.data), ("a device list", &self.fabric), ("a URL", &self.http)]
         {
-            text(what, told.as_ref().map_or(0, String::len))?;
+            text(what, value.as_ref().map_or(0, String::len))?;
         }
         text("a segment's name", self.segment.len())?;
         let units = self.geometry()?.payloads().len / PAYLOAD_ALIGN;
@@ -227,16 +227,16 @@ impl RankInfo {
     }
 
     /// What the owner of this segment says, as its master hears it.
-    pub fn check_up(&self, up: &Up) -> Result<()> {
+    pub fn check_to_master(&self, up: &OwnerToMaster) -> Result<()> {
         match up {
-            Up::Retired(refs) | Up::Freed(refs) => self.check_refs(refs),
-            Up::Adopted(a) => self.check_ref(&a.at),
-            Up::Report { slots, .. } => {
+            OwnerToMaster::Retired(refs) | OwnerToMaster::Freed(refs) => self.check_refs(refs),
+            OwnerToMaster::Adopted(a) => self.check_ref(&a.at),
+            OwnerToMaster::Report { slots, .. } => {
                 list("slots", slots.len(), MAX_BATCH)?;
                 slots.iter().try_for_each(|e| self.check_entry(e))
             }
-            Up::Announced(objects) => self.check_objects(objects),
-            Up::LogAnswer { served, removed, taken, .. } => {
+            OwnerToMaster::Announced(objects) => self.check_objects(objects),
+            OwnerToMaster::LogAnswer { served, removed, taken, .. } => {
                 if *taken > u64::from(self.log_slots) {
                     let most = self.log_slots;
                     return refuse(format!("{taken} objects taken from a log of {most} slots"));
@@ -245,9 +245,12 @@ impl RankInfo {
                 self.check_objects(served)
             }
             // Compared with what the owner was told.
-            Up::PlansRecorded { .. } => Ok(()),
+            OwnerToMaster::PlansRecorded { .. } => Ok(()),
             // Figures are shown and added up, by who saturates.
-            Up::Heartbeat(_) | Up::ViewSeen { .. } | Up::Draining | Up::Leave => Ok(()),
+            OwnerToMaster::Heartbeat(_)
+            | OwnerToMaster::ViewSeen { .. }
+            | OwnerToMaster::Draining
+            | OwnerToMaster::Leave => Ok(()),
         }
     }
 
@@ -257,39 +260,41 @@ impl RankInfo {
     }
 
     /// What a master says to the owner of this segment.
-    pub fn check_down(&self, down: &Down) -> Result<()> {
+    pub fn check_to_owner(&self, down: &MasterToOwner) -> Result<()> {
         // Words about an earlier incarnation may still be on their way: they are ignored.
         let slots = |refs: &[SlotRef]| list("slots", refs.len(), MAX_BATCH);
         match down {
-            Down::PlanOpened(p) if p.at.incarnation == self.incarnation => self.check_plan(p),
-            Down::PlanOpened(p) => key(&p.key),
-            Down::Committed(plans) => list("plans", plans.len(), MAX_BATCH),
-            Down::Retire(refs) | Down::FreedAck(refs) => slots(refs),
-            Down::View(view) => view.check(self.world_size),
-            Down::AskLog { question, .. } => match question {
+            MasterToOwner::PlanOpened(p) if p.at.incarnation == self.incarnation => {
+                self.check_plan(p)
+            }
+            MasterToOwner::PlanOpened(p) => key(&p.key),
+            MasterToOwner::Committed(plans) => list("plans", plans.len(), MAX_BATCH),
+            MasterToOwner::Retire(refs) | MasterToOwner::FreedAck(refs) => slots(refs),
+            MasterToOwner::View(view) => view.check(self.world_size),
+            MasterToOwner::AskLog { question, .. } => match question {
                 LogQuestion::Find(keys) | LogQuestion::Remove(keys) => {
                     list("keys", keys.len(), MAX_BATCH)
                 }
                 LogQuestion::RemoveAll => Ok(()),
             },
-            Down::Refused(why) => text("a reason", why.len()),
-            Down::EndPlan { .. }
-            | Down::MakeRoom { .. }
-            | Down::EvictTo { .. }
-            | Down::Beat
-            | Down::ReportTaken
-            | Down::NoMorePlans
-            | Down::ReportPlease { .. } => Ok(()),
+            MasterToOwner::Refused(why) => text("a reason", why.len()),
+            MasterToOwner::EndPlan { .. }
+            | MasterToOwner::MakeRoom { .. }
+            | MasterToOwner::EvictTo { .. }
+            | MasterToOwner::Heartbeat
+            | MasterToOwner::ReportTaken
+            | MasterToOwner::NoMorePlans
+            | MasterToOwner::RequestReport { .. } => Ok(()),
         }
     }
 }
 
-impl ToOwner {
+impl ClientToOwner {
     /// Whether an attached client can say so to the owner of this segment.
     pub fn check(&self, segment: &Geometry) -> Result<()> {
         match self {
-            ToOwner::Touched(batch) => {
-                let s = &batch.served;
+            ClientToOwner::Touched(batch) => {
+                let s = &batch.counts;
                 let most = s.by_index.max(s.by_cache).max(s.by_master);
                 if most > MAX_TOUCHES_SERVED {
                     return refuse(format!("{most} reads reported at once"));
@@ -299,16 +304,16 @@ impl ToOwner {
                     false => refuse(format!("a read of {} bytes", t.bytes)),
                 })
             }
-            ToOwner::Named(names) => names.iter().try_for_each(|n| {
+            ClientToOwner::KeysReported(names) => names.iter().try_for_each(|n| {
                 slot_at(segment.slots, n.slot, n.epoch)?;
                 key(&n.key)
             }),
             // Looked at against the log's own counters.
-            ToOwner::Abandoned(_) | ToOwner::ClearBelow(_) => Ok(()),
-            ToOwner::CheckPlan(_)
-            | ToOwner::Dropped(_)
-            | ToOwner::TermObeyed(_)
-            | ToOwner::Detach => Ok(()),
+            ClientToOwner::Abandoned(_) | ClientToOwner::ClearBelow(_) => Ok(()),
+            ClientToOwner::CheckPlan(_)
+            | ClientToOwner::Dropped(_)
+            | ClientToOwner::TermObeyed(_)
+            | ClientToOwner::Detach => Ok(()),
         }
     }
 }

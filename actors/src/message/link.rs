@@ -2,14 +2,14 @@
 //! say.
 
 use super::{
-    Abandoned, KeyBytes, LogObjectEntry, LogQuestion, Named, OwnerGauges, PlanId, PlanRef,
+    Abandoned, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, OwnerGauges, PlanId, PlanRef,
     SeenView, SlotRef, Term, WireKeyId,
 };
 use serde::{Deserialize, Serialize};
 
 /// Master to owner, on the rank's link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Down {
+pub enum MasterToOwner {
     /// A plan was granted in your heap.
     PlanOpened(PlanOpened),
     /// Plans were committed: the objects are live. In the order of the batch.
@@ -42,7 +42,7 @@ pub enum Down {
     /// The members now. Kept outside the Owner and acknowledged by `ViewSeen` [I17].
     View(SeenView),
     /// Nothing to say, but alive.
-    Beat,
+    Heartbeat,
     /// Your report was taken in: objects may be placed on you now.
     ReportTaken,
     /// To `Draining`: no plan follows this word.
@@ -57,7 +57,7 @@ pub enum Down {
     /// What you said cannot be: this link ends.
     Refused(String),
     /// Report every slot, under this number.
-    ReportPlease {
+    RequestReport {
         /// Parts of an older report are ignored.
         number: u64,
     },
@@ -111,7 +111,7 @@ pub enum EndCause {
 
 /// Owner to master, on the rank's link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Up {
+pub enum OwnerToMaster {
     /// Alive, with figures.
     Heartbeat(Box<OwnerGauges>),
     /// LIVE was cleared: not readable any more.
@@ -126,7 +126,7 @@ pub enum Up {
         /// The latest of them.
         up_to: PlanId,
     },
-    /// Part of the answer to `ReportPlease`.
+    /// Part of the answer to `RequestReport`.
     Report {
         /// The number asked for.
         number: u64,
@@ -205,7 +205,7 @@ pub enum SlotContent {
 
 /// Client to owner, on an attach connection. One-way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ToOwner {
+pub enum ClientToOwner {
     /// Objects read.
     Touched(TouchBatch),
     /// Is this plan, opened before we were attached, still open?
@@ -215,7 +215,7 @@ pub enum ToOwner {
     /// No plan of a term below this one is or will be written by this process.
     TermObeyed(Term),
     /// Keys of objects put into the device log.
-    Named(Vec<Named>),
+    KeysReported(Vec<KeyReport>),
     /// A claim on the device log that was given up.
     Abandoned(Abandoned),
     /// This process has no claim open below this position of the log.
@@ -248,7 +248,7 @@ pub enum Via {
 
 /// Reads by who told where to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Served {
+pub struct ReadCounts {
     /// See [`Via::Index`].
     pub by_index: u64,
     /// See [`Via::Cache`].
@@ -257,7 +257,7 @@ pub struct Served {
     pub by_master: u64,
 }
 
-impl Served {
+impl ReadCounts {
     /// One more.
     pub fn count(&mut self, via: Via) {
         match via {
@@ -274,12 +274,12 @@ pub struct TouchBatch {
     /// In the order in which they should be touched; the oldest may be missing.
     pub list: Vec<Touch>,
     /// All of them.
-    pub served: Served,
+    pub counts: ReadCounts,
 }
 
 /// Owner to client, on an attach connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ToClient {
+pub enum OwnerToClient {
     /// What you said cannot be: this attachment ends.
     Refused(String),
     /// Never start this plan; say `Dropped` once nothing of it is in flight.

@@ -36,7 +36,7 @@ pub enum LogQuestion {
 
 /// The key of an object that a producer put into a log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Named {
+pub struct KeyReport {
     /// Header slot.
     pub slot: u32,
     /// Its epoch.

@@ -9,18 +9,18 @@ use serde::{Deserialize, Serialize};
 /// Segments a rank may have at once, its first one included.
 pub const MAX_SEGMENTS: u32 = 64;
 
-/// One segment of one rank: what joins, holds objects and leaves. A rank's own seat is that of its
+/// One segment of one rank: what joins, holds objects and leaves. A rank's own segment is that of its
 /// first segment, number 0, which is there as long as its node; further ones are mounted and
 /// unmounted while it runs. In order of ranks, and of segments within a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Seat {
+pub struct SegmentId {
     /// Rank number.
     pub rank: u32,
     /// Segment of that rank.
     pub segment: u32,
 }
 
-impl Seat {
+impl SegmentId {
     /// A rank's first segment.
     pub fn first(rank: u32) -> Self {
         Self { rank, segment: 0 }
@@ -31,13 +31,13 @@ impl Seat {
         self.segment == 0
     }
 
-    /// All seats a rank can have.
+    /// All segments a rank can have.
     pub fn of_rank(rank: u32) -> std::ops::RangeInclusive<Self> {
         Self::first(rank)..=Self { rank, segment: u32::MAX }
     }
 }
 
-impl std::fmt::Display for Seat {
+impl std::fmt::Display for SegmentId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.segment {
             0 => write!(f, "rank {}", self.rank),
@@ -125,8 +125,8 @@ pub struct RankInfo {
 
 impl RankInfo {
     /// Which segment of which rank it is.
-    pub fn seat(&self) -> Seat {
-        Seat { rank: self.rank, segment: self.segment_id }
+    pub fn id(&self) -> SegmentId {
+        SegmentId { rank: self.rank, segment: self.segment_id }
     }
 
     /// Where payloads may lie: the device log and, behind it, the arena.
@@ -180,7 +180,7 @@ pub struct View {
     pub world_size: u32,
     /// Whether who is not in it is gone; before, the master may just not have met him yet.
     pub settled: bool,
-    /// The members: one entry per segment, in the order of their seats.
+    /// The members: one entry per segment, in the order of their segments.
     pub ranks: Vec<(RankInfo, RankState)>,
 }
 
@@ -192,6 +192,6 @@ impl View {
 
     /// One entry per rank that is a member: its first segment.
     pub fn nodes(&self) -> impl Iterator<Item = &(RankInfo, RankState)> {
-        self.ranks.iter().filter(|(info, _)| info.seat().is_first())
+        self.ranks.iter().filter(|(info, _)| info.id().is_first())
     }
 }

@@ -13,7 +13,7 @@ pub struct ClusterStats {
     pub waiting: u64,
     /// Counters of the master itself.
     pub master: MasterCounters,
-    /// One row per segment, in the order of their seats.
+    /// One row per segment, in the order of their segments.
     pub ranks: Vec<RankStats>,
 }
 

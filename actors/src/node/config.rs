@@ -22,7 +22,7 @@ pub enum MemoryChoice {
     /// Named shared memory: processes of this host reach it directly.
     #[default]
     Shm,
-    /// This process only; others come by tcp.
+    /// This process only; others use tcp.
     Private,
 }
 
@@ -71,8 +71,8 @@ pub struct NodeConfig {
     /// settled, is asked about: it becomes void once nobody can have it open any more [I14].
     pub log_claim_ttl_ms: u64,
     /// Who counts claims in the device log [I1]. `Nic`: this host's first RDMA device, so that producers of
-    /// other hosts put there without asking; those of this host do so through it, too, and who comes by tcp
-    /// takes plans.
+    /// other hosts put there without asking; those of this host do so through it, too, and clients over tcp
+    /// take plans.
     pub atomic_domain: AtomicDomain,
     /// Whether this node's own handle puts into device logs; see `ClientConfig`.
     pub device_alloc: bool,

@@ -1,17 +1,17 @@
 //! Mounting and unmounting: segments that a node gains and loses while it runs. Each joins the master
-//! as a seat of its own, through the node's one control port; taken away, it takes its objects along
+//! as a segment of its own, through the node's one control port; taken away, it takes its objects along
 //! and leaves nothing behind. Segment 0 is not handled here: it comes and goes with its node.
 
 use super::report::First;
-use super::segment::{Common, Joining, Raised, Reins, SegmentHost, Switches};
+use super::segment::{Common, Joining, SegmentFlags, SegmentHandle, SegmentHost, UnjoinedSegment};
 use super::status::{SegmentStatus, shown};
 use super::{MemoryChoice, StartError};
-use crate::cell::CellAddr;
+use crate::actor::ActorAddr;
 use crate::error::{Error, Result};
+use crate::executor::Executor;
 use crate::membership::{LinkState, Siblings};
-use crate::message::{MAX_SEGMENTS, RankInfo, Seat, UnmountReport};
+use crate::message::{MAX_SEGMENTS, RankInfo, SegmentId, UnmountReport};
 use crate::owner::{Owner, RetireAll};
-use crate::place::Place;
 use nkv_transport::wire::Address;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
 /// Between looks at whether a drain is done.
-pub(super) const DRAIN_LOOK: Duration = Duration::from_millis(10);
+pub(super) const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// How long a drain waits for the master's word that no plan follows.
 pub(super) const QUIET_LIMIT_MS: u64 = 1_000;
 /// A mounted segment is taken in by then, or it is not mounted.
@@ -34,11 +34,11 @@ const RETIRE_LIMIT: Duration = Duration::from_secs(30);
 pub(crate) struct Segments {
     pub(super) common: Common,
     // Known once the node listens.
-    reach: OnceLock<Reach>,
+    reach: OnceLock<NodeAddresses>,
     // Known once it joins.
     pub(super) first: OnceLock<First>,
     // Where an unmount goes on if its caller is gone.
-    home: Place,
+    home: Executor,
     // One at a time: what the machine has left is measured before it is taken.
     raising: tokio::sync::Mutex<()>,
     table: Mutex<Table>,
@@ -46,7 +46,7 @@ pub(crate) struct Segments {
 
 /// Where the node is reached, and where it reaches the master.
 #[derive(Debug, Clone)]
-struct Reach {
+struct NodeAddresses {
     control: Address,
     local: Option<Address>,
     master: Vec<Address>,
@@ -60,7 +60,7 @@ struct Table {
 
 enum Hosted {
     Raising,
-    Up(SegmentHost),
+    OwnerToMaster(SegmentHost),
     Going(SegmentHost),
 }
 
@@ -68,7 +68,7 @@ impl Hosted {
     fn host(&self) -> Option<&SegmentHost> {
         match self {
             Self::Raising => None,
-            Self::Up(h) | Self::Going(h) => Some(h),
+            Self::OwnerToMaster(h) | Self::Going(h) => Some(h),
         }
     }
 }
@@ -90,7 +90,7 @@ impl Drop for Reserved<'_> {
 }
 
 impl Segments {
-    pub(super) fn new(common: Common, home: Place) -> Self {
+    pub(super) fn new(common: Common, home: Executor) -> Self {
         Self {
             common,
             reach: OnceLock::new(),
@@ -109,7 +109,7 @@ impl Segments {
         master: Vec<Address>,
     ) {
         // Once only: a node listens once.
-        let _ = self.reach.set(Reach { control, local, master });
+        let _ = self.reach.set(NodeAddresses { control, local, master });
     }
 
     /// The master's addresses, nearest first.
@@ -121,8 +121,8 @@ impl Segments {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn seat(&self, segment: u32) -> Seat {
-        Seat { rank: self.common.config.rank, segment }
+    fn segment_id(&self, segment: u32) -> SegmentId {
+        SegmentId { rank: self.common.config.rank, segment }
     }
 
     /// Makes a segment of `bytes` payload bytes and joins it to the cluster; returns once the master
@@ -131,38 +131,39 @@ impl Segments {
         let _one_at_a_time = self.raising.lock().await;
         let reserved = self.reserve()?;
         self.check_memory(bytes)?;
-        let raised = Raised::new(&self.common, reserved.id, bytes).await.map_err(refused)?;
-        let Some(Reach { control, local, master }) = self.reach.get().cloned() else {
-            return Err(Error::not_ready(format!("{} does not listen yet", self.seat(0))));
+        let unjoined =
+            UnjoinedSegment::new(&self.common, reserved.id, bytes).await.map_err(refused)?;
+        let Some(NodeAddresses { control, local, master }) = self.reach.get().cloned() else {
+            return Err(Error::not_ready(format!("{} does not listen yet", self.segment_id(0))));
         };
-        let info = raised.info(&self.common, control, local);
+        let info = unjoined.info(&self.common, control, local);
         // Before its first object: a master that comes later is told to wait for it.
         self.common.siblings.add(reserved.id, info.incarnation);
         let how = Joining {
             master,
             limit: self.join_limit(),
             siblings: Arc::new(Siblings::default()),
-            told: watch::channel(None).0,
-            switches: Switches::default(),
+            settings_tx: watch::channel(None).0,
+            switches: SegmentFlags::default(),
         };
-        let host = raised.join(&self.common, info.clone(), how);
-        let reins = host.reins.clone();
-        let (back, why) = match self.taken_in(&reins).await {
+        let host = unjoined.join(&self.common, info.clone(), how);
+        let segment_handle = host.segment_handle.clone();
+        let (back, why) = match self.taken_in(&segment_handle).await {
             Ok(()) => (self.keep(host), self.ending()),
             Err(e) => (Some(host), e),
         };
         if let Some(host) = back {
-            reins.leave().await;
+            segment_handle.leave().await;
             drop(host);
             return Err(why);
         }
-        self.watch_link(reserved.id, reins.link);
+        self.watch_link(reserved.id, segment_handle.link);
         tracing::info!(segment = reserved.id, bytes = info.arena_bytes, "mounted");
         Ok(info)
     }
 
     fn ending(&self) -> Error {
-        Error::disconnected(format!("{} is shutting down and mounts nothing", self.seat(0)))
+        Error::disconnected(format!("{} is shutting down and mounts nothing", self.segment_id(0)))
     }
 
     fn reserve(&self) -> Result<Reserved<'_>> {
@@ -174,7 +175,7 @@ impl Segments {
         let id = free.ok_or_else(|| {
             Error::out_of_memory(format!(
                 "{} has {MAX_SEGMENTS} segments, as many as there can be: unmount one first",
-                self.seat(0)
+                self.segment_id(0)
             ))
         })?;
         table.hosts.insert(id, Hosted::Raising);
@@ -198,8 +199,8 @@ impl Segments {
     }
 
     /// Waits until the master took the segment's report in.
-    async fn taken_in(&self, reins: &Reins) -> Result<()> {
-        let mut link = reins.link.clone();
+    async fn taken_in(&self, segment_handle: &SegmentHandle) -> Result<()> {
+        let mut link = segment_handle.link.clone();
         let done = |l: &LinkState| !matches!(l, LinkState::Joining | LinkState::Lost(_));
         let limit = self.join_limit();
         let state = match tokio::time::timeout(limit, link.wait_for(done)).await {
@@ -229,7 +230,7 @@ impl Segments {
         }
         let id = host.info.segment_id;
         self.common.watchlist.add(id, host.cells());
-        table.hosts.insert(id, Hosted::Up(host));
+        table.hosts.insert(id, Hosted::OwnerToMaster(host));
         None
     }
 
@@ -254,39 +255,39 @@ impl Segments {
         id: u32,
         limit: Duration,
     ) -> Result<UnmountReport> {
-        let reins = self.let_go(id)?;
+        let segment_handle = self.let_go(id)?;
         let (tx, rx) = oneshot::channel();
         let segments = self.clone();
         // On the node's own place: it goes on to the end even if this call is given up.
         self.home.task(async move {
-            let _ = tx.send(segments.unmounting(id, reins, limit).await);
+            let _ = tx.send(segments.unmounting(id, segment_handle, limit).await);
         });
         rx.await.map_err(|_| Error::disconnected("the node ended while it unmounted a segment"))
     }
 
-    fn let_go(&self, id: u32) -> Result<Reins> {
+    fn let_go(&self, id: u32) -> Result<SegmentHandle> {
         if id == 0 {
             return Err(Error::invalid(format!(
                 "segment 0 is what {} started with: it goes when its node ends",
-                self.seat(0)
+                self.segment_id(0)
             )));
         }
         let mut table = self.lock();
         let (host, error) = match table.hosts.remove(&id) {
-            Some(Hosted::Up(host)) => {
-                let reins = host.reins.clone();
-                reins.drain();
+            Some(Hosted::OwnerToMaster(host)) => {
+                let segment_handle = host.segment_handle.clone();
+                segment_handle.drain();
                 table.hosts.insert(id, Hosted::Going(host));
-                return Ok(reins);
+                return Ok(segment_handle);
             }
             Some(other @ (Hosted::Raising | Hosted::Going(_))) => {
                 let what = if matches!(other, Hosted::Raising) { "mounted" } else { "unmounted" };
-                let text = format!("{} is being {what} right now", self.seat(id));
+                let text = format!("{} is being {what} right now", self.segment_id(id));
                 (Some(other), Error::not_ready(text))
             }
             None => {
                 let there: Vec<_> = table.hosts.keys().collect();
-                let text = format!("there is no {}; mounted are {there:?}", self.seat(id));
+                let text = format!("there is no {}; mounted are {there:?}", self.segment_id(id));
                 (None, Error::not_found(text))
             }
         };
@@ -294,18 +295,23 @@ impl Segments {
         Err(error)
     }
 
-    async fn unmounting(&self, id: u32, reins: Reins, limit: Duration) -> UnmountReport {
+    async fn unmounting(
+        &self,
+        id: u32,
+        segment_handle: SegmentHandle,
+        limit: Duration,
+    ) -> UnmountReport {
         let clock = &self.common.env.clock;
         let start = clock.now_ms();
         let limit_ms = (limit.as_millis() as u64).min(MAX_UNMOUNT_MS);
-        until(|| reins.is_quiet(), start + limit_ms.min(QUIET_LIMIT_MS), &**clock).await;
-        until(|| reins.open_plans() == 0, start + limit_ms, &**clock).await;
-        let plans_left = reins.open_plans();
-        let mut objects = retire_all(&reins).await;
+        until(|| segment_handle.is_quiet(), start + limit_ms.min(QUIET_LIMIT_MS), &**clock).await;
+        until(|| segment_handle.open_plans() == 0, start + limit_ms, &**clock).await;
+        let plans_left = segment_handle.open_plans();
+        let mut objects = retire_all(&segment_handle).await;
         self.common.siblings.remove(id);
-        let confirmed = reins.leave().await;
+        let confirmed = segment_handle.leave().await;
         // A plan left open may have been committed between the two.
-        objects += retire_all(&reins).await;
+        objects += retire_all(&segment_handle).await;
         self.take_down(id).await;
         let waited_ms = clock.now_ms() - start;
         tracing::info!(segment = id, objects, plans_left, confirmed, "unmounted");
@@ -326,12 +332,17 @@ impl Segments {
     pub(super) fn drain(&self) {
         let mut table = self.lock();
         table.open = false;
-        table.hosts.values().filter_map(Hosted::host).for_each(|h| h.reins.drain());
+        table.hosts.values().filter_map(Hosted::host).for_each(|h| h.segment_handle.drain());
     }
 
-    /// The reins of all that is mounted.
-    pub(super) fn all(&self) -> Vec<Reins> {
-        self.lock().hosts.values().filter_map(Hosted::host).map(|h| h.reins.clone()).collect()
+    /// The handles of all mounted segments.
+    pub(super) fn all(&self) -> Vec<SegmentHandle> {
+        self.lock()
+            .hosts
+            .values()
+            .filter_map(Hosted::host)
+            .map(|h| h.segment_handle.clone())
+            .collect()
     }
 
     /// Takes everything down at once.
@@ -356,12 +367,12 @@ impl Segments {
     pub(super) fn links(&self) -> Vec<(u64, bool)> {
         let table = self.lock();
         let hosts = table.hosts.values().filter_map(Hosted::host);
-        hosts.map(|h| (h.info.incarnation, h.reins.is_joined())).collect()
+        hosts.map(|h| (h.info.incarnation, h.segment_handle.is_joined())).collect()
     }
 
     /// The owner of a mounted segment.
-    pub(super) fn owner(&self, id: u32) -> Option<CellAddr<Owner>> {
-        self.lock().hosts.get(&id).and_then(Hosted::host).map(|h| h.reins.owner.clone())
+    pub(super) fn owner(&self, id: u32) -> Option<ActorAddr<Owner>> {
+        self.lock().hosts.get(&id).and_then(Hosted::host).map(|h| h.segment_handle.owner.clone())
     }
 
     /// Every mounted segment as `/status` shows it.
@@ -378,12 +389,12 @@ impl Segments {
 /// Looks until it is so, or until a moment.
 pub(super) async fn until(so: impl Fn() -> bool, end_ms: u64, clock: &dyn nkv_store::clock::Clock) {
     while !so() && clock.now_ms() < end_ms {
-        tokio::time::sleep(DRAIN_LOOK).await;
+        tokio::time::sleep(DRAIN_POLL_INTERVAL).await;
     }
 }
 
-async fn retire_all(reins: &Reins) -> u64 {
-    reins.owner.call(RetireAll, RETIRE_LIMIT).await.unwrap_or_else(|error| {
+async fn retire_all(segment_handle: &SegmentHandle) -> u64 {
+    segment_handle.owner.call(RetireAll, RETIRE_LIMIT).await.unwrap_or_else(|error| {
         // Its memory goes all the same, and no verb succeeds from then on.
         tracing::warn!(%error, "objects of a segment were not retired before it went");
         0

@@ -2,7 +2,7 @@
 //! or no master, and to evict. It decides nothing: evictors pick what goes, owners retire it.
 
 use super::mount::{Segments, until};
-use super::segment::Reins;
+use super::segment::SegmentHandle;
 use super::status::shown;
 use crate::client::Shared;
 use crate::error::{Error, Result};
@@ -21,15 +21,15 @@ const SETTLE_MS: u64 = 1_000;
 
 /// The first segment of a node and its handle, once it has both.
 pub(super) struct First {
-    pub reins: Reins,
+    pub segment_handle: SegmentHandle,
     pub handle: Weak<Shared>,
     pub started_ms: u64,
 }
 
 impl Segments {
-    fn every(&self) -> Result<Vec<Reins>> {
+    fn every(&self) -> Result<Vec<SegmentHandle>> {
         let first = self.first.get().ok_or_else(|| Error::not_ready("this rank is starting"))?;
-        Ok(std::iter::once(first.reins.clone()).chain(self.all()).collect())
+        Ok(std::iter::once(first.segment_handle.clone()).chain(self.all()).collect())
     }
 
     /// Evicts from each heap until no more than so many thousandths of it are used.
@@ -40,30 +40,34 @@ impl Segments {
             )));
         }
         let mut reports = Vec::new();
-        for reins in self.every()? {
-            reports.push(self.evict_from(&reins, until_per_mille).await?);
+        for segment_handle in self.every()? {
+            reports.push(self.evict_from(&segment_handle, until_per_mille).await?);
         }
         Ok(reports)
     }
 
-    async fn evict_from(&self, reins: &Reins, until_per_mille: u32) -> Result<EvictReport> {
-        let total = reins.tables.gauges.snapshot().heap_total;
+    async fn evict_from(
+        &self,
+        segment_handle: &SegmentHandle,
+        until_per_mille: u32,
+    ) -> Result<EvictReport> {
+        let total = segment_handle.tables.gauges.snapshot().heap_total;
         let share = u128::from(total) * u128::from(until_per_mille) / u128::from(PER_MILLE);
         let target = share as u64;
-        let gone = reins.evictor.call(EvictTo(target), ACTOR_LIMIT).await?;
+        let gone = segment_handle.evictor.call(EvictTo(target), ACTOR_LIMIT).await?;
         // Behind what the evictor told it: then they are retired.
-        let mut owner = reins.owner.call(GetGauges, ACTOR_LIMIT).await?;
+        let mut owner = segment_handle.owner.call(GetGauges, ACTOR_LIMIT).await?;
         if gone.objects > 0 {
             let clock = &*self.common.env.clock;
             let quarantine_ms = u64::from(self.common.config.quarantine_ms);
             let end_ms = clock.now_ms() + QUARANTINES * quarantine_ms + SETTLE_MS;
-            let below = || reins.tables.gauges.snapshot().heap_used <= target;
+            let below = || segment_handle.tables.gauges.snapshot().heap_used <= target;
             until(below, end_ms, clock).await;
-            owner = reins.tables.gauges.snapshot();
+            owner = segment_handle.tables.gauges.snapshot();
         }
-        tracing::info!(seat = %reins.seat, objects = gone.objects, bytes = gone.bytes, "evicted");
+        tracing::info!(segment_id = %segment_handle.segment_id, objects = gone.objects, bytes = gone.bytes, "evicted");
         Ok(EvictReport {
-            segment: reins.seat.segment,
+            segment: segment_handle.segment_id.segment,
             objects: gone.objects,
             bytes: gone.bytes,
             heap_used: owner.heap_used,
@@ -76,22 +80,22 @@ impl Segments {
         let every = self.every()?;
         let first = self.first.get().ok_or_else(|| Error::not_ready("this rank is starting"))?;
         let now_ms = self.common.env.clock.now_ms();
-        let (term, _, seen) = first.reins.tables.memory();
+        let (term, _, seen) = first.segment_handle.tables.memory();
         let view = first.handle.upgrade().map(|handle| handle.view()).unwrap_or_default();
         let config = &self.common.config;
-        let segment = |reins: &Reins| SegmentReport {
-            segment: reins.seat.segment,
-            incarnation: reins.incarnation,
-            link: shown(&reins.link.borrow()),
-            link_ms: now_ms.saturating_sub(reins.link_changed_ms().max(first.started_ms)),
-            owner: reins.tables.gauges.snapshot(),
+        let segment = |segment_handle: &SegmentHandle| SegmentReport {
+            segment: segment_handle.segment_id.segment,
+            incarnation: segment_handle.incarnation,
+            link: shown(&segment_handle.link.borrow()),
+            link_ms: now_ms.saturating_sub(segment_handle.link_changed_ms().max(first.started_ms)),
+            owner: segment_handle.tables.gauges.snapshot(),
         };
         Ok(NodeReport {
             rank: config.rank,
             world_size: config.world_size,
             pid: self.common.env.machine.pid(),
             uptime_ms: now_ms.saturating_sub(first.started_ms),
-            draining: first.reins.is_draining(),
+            draining: first.segment_handle.is_draining(),
             master: if config.rank == 0 { None } else { self.master().into_iter().next() },
             term,
             seen,

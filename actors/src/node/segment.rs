@@ -5,19 +5,19 @@
 use super::rights;
 use super::watchdog::Watchlist;
 use super::{MemoryChoice, NodeConfig, StartError};
-use crate::announce_poller::{AnnouncePoller, PollerTruth};
-use crate::cell::{CellAddr, CellStatus, CellWatch, RESTART_BUDGET, RESTART_WINDOW_MS};
+use crate::actor::{ActorAddr, ActorStatus, ActorWatch, RESTART_BUDGET, RESTART_WINDOW_MS};
+use crate::announce_poller::{AnnouncePoller, PollerDurable};
 use crate::environment::Environment;
-use crate::evictor::{Evictor, EvictorTruth};
-use crate::machine::{DataAgent, Machine, NewSegment, Served};
+use crate::evictor::{Evictor, EvictorDurable};
+use crate::executor::{Executor, OwnedExecutor};
+use crate::machine::{AgentConfig, DataAgent, Machine, NewSegment};
 use crate::membership::{LinkState, Membership, Siblings, Uplink};
-use crate::message::{RankInfo, Seat, Settings, Term, Up};
+use crate::message::{OwnerToMaster, RankInfo, SegmentId, Settings, Term};
 use crate::owner::tables::OwnerTables;
-use crate::owner::{Owner, OwnerTruth};
-use crate::place::{OwnedPlace, Place};
-use crate::server::{Doors, LocalOwner, OpenDoor, Published};
+use crate::owner::{Owner, OwnerDurable};
+use crate::server::{LocalOwner, Published, RegisteredSegment, SegmentRegistry};
 use nkv_store::evict::Watermarks;
-use nkv_store::fork::MadeIn;
+use nkv_store::fork::ProcessMark;
 use nkv_store::heap::{Heap, HeapConfig};
 use nkv_store::layout::AtomicDomain;
 use nkv_store::shm::{self, SegmentName};
@@ -52,14 +52,14 @@ pub(super) struct Common {
     pub hasher: KeyHasher,
     // Told of an actor that cannot go on: the node ends.
     pub failed: watch::Sender<Option<String>>,
-    pub doors: Doors,
+    pub registry: SegmentRegistry,
     pub siblings: Arc<Siblings>,
     pub watchlist: Arc<Watchlist>,
 }
 
 /// What a segment's tasks look at; set from outside, but for `quiet`.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Switches {
+pub(super) struct SegmentFlags {
     pub draining: Arc<AtomicBool>,
     // The master said that no plan follows.
     pub quiet: Arc<AtomicBool>,
@@ -67,8 +67,8 @@ pub(super) struct Switches {
 }
 
 /// A segment with its memory, agent and actors, and no link yet.
-pub(super) struct Raised {
-    seat: Seat,
+pub(super) struct UnjoinedSegment {
+    segment_id: SegmentId,
     heap: Heap,
     file_name: String,
     pub socket: Option<SocketFile>,
@@ -76,12 +76,12 @@ pub(super) struct Raised {
     agent: Box<dyn DataAgent>,
     // Its memory as devices know it, and which ones.
     exported: Option<(Arc<dyn Exported>, String)>,
-    pub owner: CellAddr<Owner>,
-    pub evictor: CellAddr<Evictor>,
-    pub poller: Option<CellAddr<AnnouncePoller>>,
+    pub owner: ActorAddr<Owner>,
+    pub evictor: ActorAddr<Evictor>,
+    pub poller: Option<ActorAddr<AnnouncePoller>>,
     tables: Arc<OwnerTables>,
     uplink: Arc<Uplink>,
-    place: OwnedPlace,
+    executor: OwnedExecutor,
 }
 
 /// How a segment joins.
@@ -93,41 +93,41 @@ pub(super) struct Joining {
     /// The segments its node has besides, if it is the first.
     pub siblings: Arc<Siblings>,
     /// Where the cluster's settings go.
-    pub told: watch::Sender<JoinedAs>,
-    pub switches: Switches,
+    pub settings_tx: watch::Sender<JoinedAs>,
+    pub switches: SegmentFlags,
 }
 
 /// What outlasts a lock on the host: enough to drain it, to evict from it, and to take leave.
 #[derive(Clone)]
-pub(super) struct Reins {
-    pub seat: Seat,
+pub(super) struct SegmentHandle {
+    pub segment_id: SegmentId,
     pub incarnation: u64,
-    pub owner: CellAddr<Owner>,
-    pub evictor: CellAddr<Evictor>,
+    pub owner: ActorAddr<Owner>,
+    pub evictor: ActorAddr<Evictor>,
     pub tables: Arc<OwnerTables>,
     pub link: watch::Receiver<LinkState>,
     uplink: Arc<Uplink>,
-    switches: Switches,
+    switches: SegmentFlags,
 }
 
 /// See the file's first paragraph.
 pub(super) struct SegmentHost {
     pub info: RankInfo,
-    pub reins: Reins,
-    pub poller: Option<CellAddr<AnnouncePoller>>,
+    pub segment_handle: SegmentHandle,
+    pub poller: Option<ActorAddr<AnnouncePoller>>,
     pub agent: Box<dyn DataAgent>,
     alive: Alive,
-    _door: OpenDoor,
+    _registered: RegisteredSegment,
     _published: Published,
     // Unlinks the segment's name when dropped.
     _name: Option<Box<dyn Send + Sync>>,
     // Last: its thread ends with it.
-    _place: OwnedPlace,
+    _executor: OwnedExecutor,
 }
 
 /// The unix socket's file, removed with the node.
 #[derive(Debug)]
-pub(super) struct SocketFile(pub PathBuf, Arc<dyn Machine>, MadeIn);
+pub(super) struct SocketFile(pub PathBuf, Arc<dyn Machine>, ProcessMark);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
@@ -137,26 +137,27 @@ impl Drop for SocketFile {
     }
 }
 
-impl Raised {
+impl UnjoinedSegment {
     /// Memory, agent, actors.
     pub(super) async fn new(common: &Common, id: u32, bytes: u64) -> Result<Self, StartError> {
-        let seat = Seat { rank: common.config.rank, segment: id };
+        let segment_id = SegmentId { rank: common.config.rank, segment: id };
         let incarnation = common.env.random.u64();
-        let place = common.env.place()?;
+        let executor = common.env.executor()?;
         // Prefaulting takes up to seconds per GiB: not on the caller's event loop.
         let (config, machine) = (common.config.clone(), common.env.machine.clone());
         let making = move || make_memory(&config, &machine, id, bytes, incarnation);
-        let made = place.place().beside(making).await??;
+        let made = executor.executor().beside(making).await??;
         let grants = Arc::new(Grants::new());
         let agent = start_agent(common, made.heap.memory().clone(), incarnation, &grants)?;
-        let exported = export(common, seat, &made.heap, place.place()).await?;
+        let exported = export(common, segment_id, &made.heap, executor.executor()).await?;
         let tables = Arc::new(OwnerTables::new(grants, &made.heap));
         let uplink = Arc::new(Uplink::default());
-        let roles = start_roles(common, seat, &made.heap, (&tables, &uplink), place.place());
+        let roles =
+            start_roles(common, segment_id, &made.heap, (&tables, &uplink), executor.executor());
         let (owner, evictor, poller) = roles.await?;
         let Made { heap, file_name, name, socket } = made;
         Ok(Self {
-            seat,
+            segment_id,
             heap,
             file_name,
             socket,
@@ -168,12 +169,12 @@ impl Raised {
             poller,
             tables,
             uplink,
-            place,
+            executor,
         })
     }
 
-    pub(super) fn place(&self) -> &Place {
-        self.place.place()
+    pub(super) fn executor(&self) -> &Executor {
+        self.executor.executor()
     }
 
     /// What it tells of itself; it is reached at the addresses of its node.
@@ -185,8 +186,8 @@ impl Raised {
     ) -> RankInfo {
         let (config, g) = (&common.config, self.heap.geometry());
         RankInfo {
-            rank: self.seat.rank,
-            segment_id: self.seat.segment,
+            rank: self.segment_id.rank,
+            segment_id: self.segment_id.segment,
             world_size: config.world_size,
             incarnation: g.incarnation,
             boot_id: g.boot_id,
@@ -212,17 +213,18 @@ impl Raised {
         }
     }
 
-    /// Opens its door, and starts its link to the master.
+    /// Registers it, and starts its link to the master.
     pub(super) fn join(self, common: &Common, info: RankInfo, how: Joining) -> SegmentHost {
         let (owner, tables) = (self.owner.clone(), self.tables.clone());
         let exported = self.exported.as_ref().map(|(exported, _)| exported.clone());
         let (id, segment) = (info.incarnation, info.segment.clone());
-        let door = common.doors.open(id, owner.clone(), tables.clone(), exported, segment);
+        let registered =
+            common.registry.register(id, owner.clone(), tables.clone(), exported, segment);
         let (alive, memory) = (Alive::new(), self.heap.memory().clone());
         let local = LocalOwner { memory, alive: alive.clone(), owner, tables };
         let published = common.env.owners.publish(info.incarnation, local);
         let (state, link) = watch::channel(LinkState::Joining);
-        let Joining { master, limit, siblings, told, switches } = how;
+        let Joining { master, limit, siblings, settings_tx, switches } = how;
         let membership = Membership {
             net: common.env.net.clone(),
             master,
@@ -240,35 +242,50 @@ impl Raised {
             closing: switches.closing.clone(),
             missed: AtomicBool::new(false),
         };
-        self.place().task(async move { membership.run(state, told).await });
-        let (seat, incarnation) = (self.seat, info.incarnation);
+        self.executor().task(async move { membership.run(state, settings_tx).await });
+        let (segment_id, incarnation) = (self.segment_id, info.incarnation);
         let (owner, evictor, tables, uplink) = (self.owner, self.evictor, self.tables, self.uplink);
-        let reins = Reins { seat, incarnation, owner, evictor, tables, link, uplink, switches };
+        let segment_handle = SegmentHandle {
+            segment_id,
+            incarnation,
+            owner,
+            evictor,
+            tables,
+            link,
+            uplink,
+            switches,
+        };
         SegmentHost {
             info,
-            reins,
+            segment_handle,
             poller: self.poller,
             agent: self.agent,
             alive,
-            _door: door,
+            _registered: registered,
             _published: published,
             _name: self.name,
-            _place: self.place,
+            _executor: self.executor,
         }
     }
 }
 
 impl SegmentHost {
     /// Its actors, for the watchdog.
-    pub(super) fn cells(&self) -> Vec<CellWatch> {
-        let poller = self.poller.iter().map(CellAddr::watch);
-        [self.reins.owner.watch(), self.reins.evictor.watch()].into_iter().chain(poller).collect()
+    pub(super) fn cells(&self) -> Vec<ActorWatch> {
+        let poller = self.poller.iter().map(ActorAddr::watch);
+        [self.segment_handle.owner.watch(), self.segment_handle.evictor.watch()]
+            .into_iter()
+            .chain(poller)
+            .collect()
     }
 
     /// What they show of themselves.
-    pub(super) fn actors(&self) -> Vec<CellStatus> {
-        let poller = self.poller.iter().map(CellAddr::status);
-        [self.reins.owner.status(), self.reins.evictor.status()].into_iter().chain(poller).collect()
+    pub(super) fn actors(&self) -> Vec<ActorStatus> {
+        let poller = self.poller.iter().map(ActorAddr::status);
+        [self.segment_handle.owner.status(), self.segment_handle.evictor.status()]
+            .into_iter()
+            .chain(poller)
+            .collect()
     }
 
     /// What lies under /dev/shm for it.
@@ -280,13 +297,13 @@ impl SegmentHost {
 
 impl Drop for SegmentHost {
     fn drop(&mut self) {
-        self.reins.switches.closing.store(true, Ordering::Release);
+        self.segment_handle.switches.closing.store(true, Ordering::Release);
         self.alive.mark_dead();
         self.agent.stop();
     }
 }
 
-impl Reins {
+impl SegmentHandle {
     /// When its link to the master came up or broke; 0 if it never was up.
     pub(super) fn link_changed_ms(&self) -> u64 {
         self.uplink.changed_ms()
@@ -295,7 +312,7 @@ impl Reins {
     /// Takes no new plans from here on.
     pub(super) fn drain(&self) {
         self.switches.draining.store(true, Ordering::Release);
-        self.uplink.send(Up::Draining);
+        self.uplink.send(OwnerToMaster::Draining);
     }
 
     pub(super) fn is_draining(&self) -> bool {
@@ -321,7 +338,7 @@ impl Reins {
     /// its index any more.
     pub(super) async fn leave(&self) -> bool {
         self.switches.closing.store(true, Ordering::Release);
-        self.uplink.send(Up::Leave);
+        self.uplink.send(OwnerToMaster::Leave);
         let mut link = self.link.clone();
         let left = link.wait_for(|l| *l != LinkState::Joined);
         if tokio::time::timeout(LEAVE_LIMIT, left).await.is_err() {
@@ -371,7 +388,8 @@ fn make_memory(
     let heap = Heap::format(memory, &wanted).map_err(internal)?;
     // One socket serves a node: it bears the name of its first segment.
     let socket = shared && id == 0;
-    let socket = socket.then(|| SocketFile(called.socket_path(), machine.clone(), MadeIn::here()));
+    let socket =
+        socket.then(|| SocketFile(called.socket_path(), machine.clone(), ProcessMark::here()));
     Ok(Made { heap, name, file_name, socket })
 }
 
@@ -379,9 +397,9 @@ fn make_memory(
 /// of those that merely happen to be there the log says why not.
 async fn export(
     common: &Common,
-    seat: Seat,
+    segment_id: SegmentId,
     heap: &Heap,
-    place: &Place,
+    executor: &Executor,
 ) -> Result<Option<(Arc<dyn Exported>, String)>, StartError> {
     let by_nic = common.config.atomic_domain == AtomicDomain::Nic;
     let Some(wanted) = common.config.fabric.clone() else { return Ok(None) };
@@ -394,13 +412,13 @@ async fn export(
         let fabric = machine.fabric(&wanted)?;
         Ok((fabric.export(memory, &parts, by_nic)?, fabric.describe()))
     };
-    let registered: Result<_, TransportError> = place.beside(registering).await?;
+    let registered: Result<_, TransportError> = executor.beside(registering).await?;
     match registered {
         Ok(exported) => Ok(Some(exported)),
         Err(e) if named => Err(StartError::Config(format!("RDMA: {e}"))),
         Err(error) => {
             if cfg!(feature = "rdma") {
-                tracing::info!(%seat, %error, "not reached by rdma");
+                tracing::info!(%segment_id, %error, "not reached by rdma");
             }
             Ok(None)
         }
@@ -417,24 +435,24 @@ fn start_agent(
     let limits = AgentLimits { max_connections: config.data_connections, ..AgentLimits::default() };
     let at = SocketAddr::new(config.listen, 0);
     let (job, grants, guard) = (config.job.clone(), grants.clone(), common.guard.clone());
-    let what = Served { at, memory, incarnation, job, grants, guard, limits };
+    let what = AgentConfig { at, memory, incarnation, job, grants, guard, limits };
     let agent = common.env.machine.serve(what);
     agent.map_err(|e| StartError::Internal(format!("cannot start the tcp agent at {at}: {e}")))
 }
 
 /// The actors of a segment; the last where it has a device log.
-type Roles = (CellAddr<Owner>, CellAddr<Evictor>, Option<CellAddr<AnnouncePoller>>);
+type Roles = (ActorAddr<Owner>, ActorAddr<Evictor>, Option<ActorAddr<AnnouncePoller>>);
 
 async fn start_roles(
     common: &Common,
-    seat: Seat,
+    segment_id: SegmentId,
     heap: &Heap,
     (tables, uplink): (&Arc<OwnerTables>, &Arc<Uplink>),
-    place: &Place,
+    executor: &Executor,
 ) -> Result<Roles, StartError> {
     let (owner_slot, evictor_slot) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
-    let exhausted = report_to(&common.failed, Some(seat));
-    let owner_truth = OwnerTruth {
+    let exhausted = report_to(&common.failed, Some(segment_id));
+    let owner_durable = OwnerDurable {
         heap: heap.clone(),
         hasher: common.hasher,
         tables: tables.clone(),
@@ -443,28 +461,28 @@ async fn start_roles(
         clock: common.env.clock.clone(),
         log_claim_ttl_ms: common.config.log_claim_ttl_ms,
     };
-    let owner = CellAddr::<Owner>::start(place, owner_truth, exhausted.clone()).await?;
+    let owner = ActorAddr::<Owner>::start(executor, owner_durable, exhausted.clone()).await?;
     let config = &common.config;
-    let evictor_truth = EvictorTruth {
+    let evictor_durable = EvictorDurable {
         heap: heap.clone(),
         policy: config.policy,
         watermarks: Watermarks { hi: config.water_hi, lo: config.water_lo },
         tables: tables.clone(),
         owner: owner_slot.clone(),
     };
-    let evictor = CellAddr::<Evictor>::start(place, evictor_truth, exhausted).await?;
+    let evictor = ActorAddr::<Evictor>::start(executor, evictor_durable, exhausted).await?;
     let _ = owner_slot.set(owner.clone());
     let _ = evictor_slot.set(evictor.clone());
     let mut poller = None;
     if heap.geometry().log_slots > 0 {
-        let truth = PollerTruth {
+        let durable = PollerDurable {
             heap: heap.clone(),
             tables: tables.clone(),
             owner: owner_slot,
-            grounds: common.env.grounds,
+            platform: common.env.platform,
         };
-        let exhausted = report_to(&common.failed, Some(seat));
-        poller = Some(CellAddr::<AnnouncePoller>::start(place, truth, exhausted).await?);
+        let exhausted = report_to(&common.failed, Some(segment_id));
+        poller = Some(ActorAddr::<AnnouncePoller>::start(executor, durable, exhausted).await?);
     }
     Ok((owner, evictor, poller))
 }
@@ -472,10 +490,10 @@ async fn start_roles(
 /// What an actor calls that failed too often: the node ends, and says why.
 pub(super) fn report_to(
     failed: &watch::Sender<Option<String>>,
-    seat: Option<Seat>,
+    segment_id: Option<SegmentId>,
 ) -> Arc<dyn Fn(&'static str) + Send + Sync> {
     let failed = failed.clone();
-    let of = seat.filter(|s| !s.is_first()).map(|s| format!(" of {s}")).unwrap_or_default();
+    let of = segment_id.filter(|s| !s.is_first()).map(|s| format!(" of {s}")).unwrap_or_default();
     Arc::new(move |name| {
         let text = format!(
             "the {name} actor{of} failed more than {RESTART_BUDGET} times in {} s",

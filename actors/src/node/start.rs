@@ -3,21 +3,23 @@
 
 use super::mount::Segments;
 use super::report::First;
-use super::segment::{Common, JoinedAs, Joining, Raised, SegmentHost, Switches, report_to};
+use super::segment::{
+    Common, JoinedAs, Joining, SegmentFlags, SegmentHost, UnjoinedSegment, report_to,
+};
 use super::watchdog::{self, Watchlist};
 use super::{Node, NodeConfig, NodeParts, StartError};
-use crate::cell::CellAddr;
+use crate::actor::ActorAddr;
 use crate::client::control::MasterPath;
 use crate::client::{Client, ClientConfig, Parts};
 use crate::environment::Environment;
 use crate::error::Error;
-use crate::master::{Master, MasterTruth, Members};
+use crate::executor::{Executor, OwnedExecutor};
+use crate::master::{Master, MasterDurable, Members};
 use crate::membership::LinkState;
 use crate::message::{RankInfo, Refusal, Settings, Term, View};
-use crate::place::{OwnedPlace, Place};
 use crate::producer::Producer;
-use crate::server::{Doors, Server, Strangers, serve};
-use nkv_store::fork::OfItsProcess;
+use crate::server::{SegmentRegistry, Server, UnauthenticatedPeers, serve};
+use nkv_store::fork::OwnProcessOnly;
 use nkv_transport::wire::auth::{Credentials, Guard};
 use nkv_transport::wire::{Address, Listener, Net};
 use std::net::SocketAddr;
@@ -32,14 +34,14 @@ const COOKIE_CHECK: Duration = Duration::from_secs(1);
 /// A node under construction: what later steps need of earlier ones.
 struct Building {
     segments: Arc<Segments>,
-    raised: Raised,
-    master_place: Option<OwnedPlace>,
-    master: Option<(CellAddr<Master>, Arc<Members>)>,
-    switches: Switches,
+    unjoined: UnjoinedSegment,
+    master_executor: Option<OwnedExecutor>,
+    master: Option<(ActorAddr<Master>, Arc<Members>)>,
+    switches: SegmentFlags,
 }
 
 /// The end of the settings that the first link fills, and the one that is read.
-type Told = (watch::Sender<JoinedAs>, watch::Receiver<JoinedAs>);
+type SettingsChannel = (watch::Sender<JoinedAs>, watch::Receiver<JoinedAs>);
 
 impl Node {
     /// Starts a rank; it has joined when this returns. Errors say what to do.
@@ -53,7 +55,7 @@ impl Node {
         let building = Building::new(env, config).await?;
         let (info, settings) = building.listen().await?;
         let client = building.client();
-        let producer = client.start_producer(building.raised.place()).await?;
+        let producer = client.start_producer(building.unjoined.executor()).await?;
         building.watch(&producer)?;
         let node = building.finish(info, settings, (client, producer));
         node.wait_joined().await?;
@@ -61,7 +63,7 @@ impl Node {
     }
 
     async fn wait_joined(&self) -> Result<(), StartError> {
-        let mut link = self.first.reins.link.clone();
+        let mut link = self.first.segment_handle.link.clone();
         let settled = link.wait_for(|l| *l != LinkState::Joining).await;
         let state =
             settled.map_err(|_| StartError::Internal("the membership task ended".into()))?;
@@ -95,22 +97,22 @@ impl Building {
             guard,
             env,
             failed: watch::channel(None).0,
-            doors: Doors::default(),
+            registry: SegmentRegistry::default(),
             siblings: Arc::default(),
             watchlist: Arc::<Watchlist>::default(),
             config,
         };
         let (config, env) = (&common.config, &common.env);
-        let raised = Raised::new(&common, 0, config.heap_bytes).await?;
-        let master_place = if config.rank == 0 { Some(env.place()?) } else { None };
-        let master = match &master_place {
-            Some(p) => Some(start_master(&common, p.place()).await?),
+        let unjoined = UnjoinedSegment::new(&common, 0, config.heap_bytes).await?;
+        let master_executor = if config.rank == 0 { Some(env.executor()?) } else { None };
+        let master = match &master_executor {
+            Some(p) => Some(start_master(&common, p.executor()).await?),
             None => None,
         };
-        let home = raised.place().clone();
+        let home = unjoined.executor().clone();
         let segments = Arc::new(Segments::new(common, home));
-        let switches = Switches::default();
-        Ok(Self { segments, raised, master_place, master, switches })
+        let switches = SegmentFlags::default();
+        Ok(Self { segments, unjoined, master_executor, master, switches })
     }
 
     fn common(&self) -> &Common {
@@ -126,18 +128,19 @@ impl Building {
     }
 
     /// Opens the control port and the unix socket, and serves both.
-    async fn listen(&self) -> Result<(RankInfo, Told), StartError> {
+    async fn listen(&self) -> Result<(RankInfo, SettingsChannel), StartError> {
         let (c, net) = (self.config(), &self.common().env.net);
-        let place = self.master_place.as_ref().map_or(self.raised.place(), OwnedPlace::place);
+        let executor =
+            self.master_executor.as_ref().map_or(self.unjoined.executor(), OwnedExecutor::executor);
         let port = if c.rank == 0 { c.port } else { 0 };
         let control = Address::Tcp(SocketAddr::new(c.listen, port).to_string());
-        let listener = listen(net, place, control).await?;
-        let local = match &self.raised.socket {
-            Some(file) => Some(listen(net, place, Address::Unix(file.0.clone())).await?),
+        let listener = listen(net, executor, control).await?;
+        let local = match &self.unjoined.socket {
+            Some(file) => Some(listen(net, executor, Address::Unix(file.0.clone())).await?),
             None => None,
         };
         let (control, near) = (listener.local(), local.as_ref().map(|l| l.local()));
-        let info = self.raised.info(self.common(), control.clone(), near.clone());
+        let info = self.unjoined.info(self.common(), control.clone(), near.clone());
         let master = match &self.master {
             Some(_) => near.clone().into_iter().chain([control.clone()]).collect(),
             None => vec![self.master_at()],
@@ -153,33 +156,33 @@ impl Building {
             master_at: self.master.is_none().then(|| self.master_at()),
             settings: settings.1.clone(),
             defaults: defaults(c),
-            doors: self.common().doors.clone(),
+            registry: self.common().registry.clone(),
             segments: Arc::downgrade(&self.segments),
             clock: self.common().env.clock.clone(),
             random: self.common().env.random.clone(),
             closing: self.switches.closing.clone(),
             connections: Default::default(),
-            strangers: Strangers::new(),
+            unauthenticated: UnauthenticatedPeers::new(),
             lines: Default::default(),
             rings: Server::room_for_rings(),
         });
         let credentials = self.common().guard.credentials().clone();
         if credentials.has_cookie() {
-            place.task(keep_cookie(credentials, self.switches.closing.clone()));
+            executor.task(keep_cookie(credentials, self.switches.closing.clone()));
         }
-        serve(place, server.clone(), listener);
+        serve(executor, server.clone(), listener);
         if let Some(l) = local {
-            serve(place, server, l);
+            serve(executor, server, l);
         }
         Ok((info, settings))
     }
 
     /// From here on somebody sees actors that no longer move.
-    fn watch(&self, producer: &CellAddr<Producer>) -> Result<(), StartError> {
-        let r = &self.raised;
+    fn watch(&self, producer: &ActorAddr<Producer>) -> Result<(), StartError> {
+        let r = &self.unjoined;
         let list = &self.common().watchlist;
         list.add(0, [r.owner.watch(), r.evictor.watch(), producer.watch()]);
-        list.add(0, r.poller.iter().map(CellAddr::watch));
+        list.add(0, r.poller.iter().map(ActorAddr::watch));
         list.add(0, self.master.iter().map(|(m, _)| m.watch()));
         // A rank whose owner is frozen sends no heartbeats: by then it is gone anyway.
         let (env, ttl_ms) = (&self.common().env, self.config().ttl_ms);
@@ -210,7 +213,7 @@ impl Building {
             path,
             draining: self.switches.draining.clone(),
             producer_id: self.common().env.random.u64(),
-            place: None,
+            executor: None,
         })
     }
 
@@ -218,24 +221,28 @@ impl Building {
     fn finish(
         self,
         info: RankInfo,
-        settings: Told,
-        (client, producer): (Client, CellAddr<Producer>),
+        settings: SettingsChannel,
+        (client, producer): (Client, ActorAddr<Producer>),
     ) -> Node {
-        let Self { segments, mut raised, master_place, master, switches } = self;
+        let Self { segments, mut unjoined, master_executor, master, switches } = self;
         let common = &segments.common;
-        let socket = raised.socket.take();
+        let socket = unjoined.socket.take();
         let joining = Joining {
             master: segments.master(),
             limit: Duration::from_millis(common.config.join_timeout_ms),
             siblings: common.siblings.clone(),
-            told: settings.0,
+            settings_tx: settings.0,
             switches: switches.clone(),
         };
-        let first: SegmentHost = raised.join(common, info, joining);
+        let first: SegmentHost = unjoined.join(common, info, joining);
         let started_ms = common.env.clock.now_ms();
         let handle = Arc::downgrade(&client.shared);
         // Once only: a node joins once.
-        let _ = segments.first.set(First { reins: first.reins.clone(), handle, started_ms });
+        let _ = segments.first.set(First {
+            segment_handle: first.segment_handle.clone(),
+            handle,
+            started_ms,
+        });
         let parts = NodeParts {
             started_ms,
             failed: common.failed.subscribe(),
@@ -247,9 +254,9 @@ impl Building {
             closing: switches.closing,
             _socket: socket,
             first,
-            _master_place: master_place,
+            _master_executor: master_executor,
         };
-        Node(OfItsProcess::new(parts))
+        Node(OwnProcessOnly::new(parts))
     }
 }
 
@@ -269,20 +276,20 @@ async fn make_guard(env: &Environment, config: &NodeConfig) -> Result<Arc<Guard>
 
 /// Puts the job's cookie back when it is missing, for as long as the node lives.
 async fn keep_cookie(credentials: Credentials, closing: Arc<AtomicBool>) {
-    let mut said = false;
+    let mut logged = false;
     while !closing.load(Ordering::Acquire) {
         tokio::time::sleep(COOKIE_CHECK).await;
         let cookie = credentials.clone();
         // A file: not on the thread of actors.
         match tokio::task::spawn_blocking(move || cookie.put_back()).await {
-            Ok(Ok(None)) => said = false,
+            Ok(Ok(None)) => logged = false,
             Ok(Ok(Some(path))) => {
                 let path = path.display();
                 tracing::warn!(%path, "the job's cookie had been removed; put it back");
             }
             Ok(Err(error)) => {
                 // Once for each time that it is missing.
-                if !std::mem::replace(&mut said, true) {
+                if !std::mem::replace(&mut logged, true) {
                     tracing::warn!(%error, "the job's cookie is missing: no new client can connect by tcp");
                 }
             }
@@ -293,12 +300,12 @@ async fn keep_cookie(credentials: Credentials, closing: Arc<AtomicBool>) {
 
 async fn start_master(
     common: &Common,
-    place: &Place,
-) -> Result<(CellAddr<Master>, Arc<Members>), StartError> {
+    executor: &Executor,
+) -> Result<(ActorAddr<Master>, Arc<Members>), StartError> {
     let (config, clock) = (&common.config, &common.env.clock);
     let term = Term { number: 1, master: common.env.random.u64() };
     let members = Arc::new(Members::new(term, config.world_size, clock.now_ms()));
-    let truth = MasterTruth {
+    let durable = MasterDurable {
         world_size: config.world_size,
         ttl_ms: config.ttl_ms,
         full_wait_ms: config.full_wait_ms,
@@ -310,7 +317,7 @@ async fn start_master(
         clock: clock.clone(),
         random: common.env.random.clone(),
     };
-    Ok((CellAddr::start(place, truth, report_to(&common.failed, None)).await?, members))
+    Ok((ActorAddr::start(executor, durable, report_to(&common.failed, None)).await?, members))
 }
 
 fn defaults(config: &NodeConfig) -> Settings {
@@ -325,12 +332,12 @@ fn defaults(config: &NodeConfig) -> Settings {
 /// Binds on the place whose event loop will serve the listener.
 async fn listen(
     net: &Arc<dyn Net>,
-    place: &Place,
+    executor: &Executor,
     at: Address,
 ) -> Result<Box<dyn Listener>, StartError> {
     let (tx, rx) = oneshot::channel();
     let (net, address) = (net.clone(), at.clone());
-    place.task(async move {
+    executor.task(async move {
         let _ = tx.send(net.listen(&address).await);
     });
     let bound = rx.await.map_err(|_| Error::internal("the control thread ended"))?;

@@ -2,14 +2,14 @@
 
 use super::Node;
 use super::segment::SegmentHost;
-use crate::cell::CellStatus;
-use crate::client::peer::{Peer, Use};
+use crate::actor::ActorStatus;
+use crate::client::peer::{AttachmentUse, Peer};
 use crate::client::{CallTimes, MessageCounters, ReadCounters, WriteCounters};
 use crate::durations::Durations;
 use crate::machine::DataAgent;
 use crate::membership::LinkState;
 use crate::message::{OwnerGauges, Term, View};
-use crate::rare::{ClientRarities, MasterRarities, OwnerRarities};
+use crate::slow_path::{ClientSlowPathCounters, MasterSlowPathCounters, OwnerSlowPathCounters};
 use serde::Serialize;
 
 /// A snapshot of one node.
@@ -36,7 +36,7 @@ pub struct NodeStatus {
     /// This rank's first heap.
     pub owner: OwnerGauges,
     /// Actors, but for those of mounted segments.
-    pub actors: Vec<CellStatus>,
+    pub actors: Vec<ActorStatus>,
     /// The owners that this node's handle is attached to, and how.
     pub attached: Vec<AttachedTo>,
     /// Processes attached to this node's segment.
@@ -48,11 +48,11 @@ pub struct NodeStatus {
     /// What this node's own handle said to actors.
     pub messages: MessageCounters,
     /// What this node's own handle had to do besides its calls.
-    pub handle_rare: ClientRarities,
+    pub handle_slow_path: ClientSlowPathCounters,
     /// What the master had to do besides serving; absent on other ranks.
-    pub master_rare: Option<MasterRarities>,
+    pub master_slow_path: Option<MasterSlowPathCounters>,
     /// What the first segment's owner had to do besides serving.
-    pub owner_rare: OwnerRarities,
+    pub owner_slow_path: OwnerSlowPathCounters,
     /// Connections turned away since start for want of the job's secret or cookie [I20], on the
     /// control port, the unix socket and the tcp agents together.
     pub auth_refused: u64,
@@ -82,7 +82,7 @@ pub struct SegmentStatus {
     /// Its heap.
     pub owner: OwnerGauges,
     /// Its actors.
-    pub actors: Vec<CellStatus>,
+    pub actors: Vec<ActorStatus>,
     /// Processes attached to it.
     pub attachments: usize,
     /// Its tcp agent.
@@ -108,7 +108,7 @@ pub struct AgentStatus {
 
 impl NodeStatus {
     /// Every actor of the node, those of mounted segments last.
-    pub fn all_actors(&self) -> impl Iterator<Item = &CellStatus> {
+    pub fn all_actors(&self) -> impl Iterator<Item = &ActorStatus> {
         self.actors.iter().chain(self.segments.iter().flat_map(|s| &s.actors))
     }
 }
@@ -134,7 +134,7 @@ impl AttachedTo {
             rank: peer.rank,
             transport: peer.kind().to_string(),
             devices: peer.verbs.devices(),
-            claims_only: peer.used_for == Use::Claims,
+            claims_only: peer.used_for == AttachmentUse::Claims,
             passed_over: peer.passed_over.clone(),
         }
     }
@@ -169,9 +169,9 @@ impl Node {
             reads: self.client.read_counters(),
             writes: self.client.write_counters(),
             messages: self.client.message_counters(),
-            handle_rare: self.client.rarities(),
-            master_rare: self.master.as_ref().map(|(_, m)| m.rare.snapshot()),
-            owner_rare: self.first.reins.tables.rare.snapshot(),
+            handle_slow_path: self.client.slow_path_counters(),
+            master_slow_path: self.master.as_ref().map(|(_, m)| m.slow_path.snapshot()),
+            owner_slow_path: self.first.segment_handle.tables.slow_path.snapshot(),
             auth_refused: self.segments.common.guard.refused(),
             agent: first.agent,
             segments: self.segments.status(),
@@ -184,7 +184,7 @@ impl Node {
 impl SegmentHost {
     /// A snapshot.
     pub(super) fn status(&self) -> SegmentStatus {
-        let r = &self.reins;
+        let r = &self.segment_handle;
         SegmentStatus {
             segment: self.info.segment_id,
             incarnation: format!("{:016x}", self.info.incarnation),

@@ -1,8 +1,8 @@
 //! The watchdog: a thread that no actor can hold up (in a simulation, where none could, a task). It sees actors that no longer move, says so in
 //! the log, and ends the node when one stays frozen: only a fresh process frees its thread.
 
-use crate::cell::{BEAT_MS, CellWatch, STOOD_STILL_MS};
-use crate::environment::{Environment, Grounds};
+use crate::actor::{ActorWatch, BEAT_MS, STOOD_STILL_MS};
+use crate::environment::{Environment, Platform};
 use nkv_store::StoreError;
 use nkv_store::clock::Clock;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 #[derive(Debug)]
 struct Watched {
-    cell: CellWatch,
+    actor: ActorWatch,
     // Since when it was seen frozen, by looks that were on time.
     frozen_since: Option<u64>,
 }
@@ -23,7 +23,7 @@ struct Watched {
 pub(super) struct Watchlist {
     cells: Mutex<BTreeMap<u32, Vec<Watched>>>,
     // When it looked last: the cells know by it whether the process ran.
-    looked_ns: Arc<AtomicU64>,
+    checked_ns: Arc<AtomicU64>,
 }
 
 impl Watchlist {
@@ -32,10 +32,10 @@ impl Watchlist {
     }
 
     /// Looks at these, too.
-    pub(super) fn add(&self, segment: u32, cells: impl IntoIterator<Item = CellWatch>) {
-        let watched = cells.into_iter().map(|cell| {
-            cell.watched_by(self.looked_ns.clone());
-            Watched { cell, frozen_since: None }
+    pub(super) fn add(&self, segment: u32, cells: impl IntoIterator<Item = ActorWatch>) {
+        let watched = cells.into_iter().map(|actor| {
+            actor.watched_by(self.checked_ns.clone());
+            Watched { actor, frozen_since: None }
         });
         self.lock().entry(segment).or_default().extend(watched);
     }
@@ -49,17 +49,17 @@ impl Watchlist {
     fn forgive(&self, now_ns: u64) {
         for watched in self.lock().values_mut().flatten() {
             watched.frozen_since = None;
-            watched.cell.forgive(now_ns);
+            watched.actor.forgive(now_ns);
         }
     }
 
     /// Why the node must end, if actors have been frozen for `limit_ms`: of these, the one that holds
     /// the thread, not one that merely shares it.
-    fn look(&self, now_ms: u64, limit_ms: u64) -> Option<String> {
+    fn check(&self, now_ms: u64, limit_ms: u64) -> Option<String> {
         let mut past = Vec::new();
         for (segment, all) in self.lock().iter_mut() {
             for watched in all {
-                let status = watched.cell.status();
+                let status = watched.actor.status();
                 let Some(what) = &status.frozen_in else {
                     watched.frozen_since = None;
                     continue;
@@ -80,7 +80,7 @@ impl Watchlist {
 }
 
 /// Between two looks.
-const LOOK: Duration = Duration::from_millis(BEAT_MS);
+const POLL_INTERVAL: Duration = Duration::from_millis(BEAT_MS);
 
 struct Watchdog {
     clock: Arc<dyn Clock>,
@@ -88,15 +88,15 @@ struct Watchdog {
     limit_ms: u64,
     failed: watch::Sender<Option<String>>,
     closing: Arc<AtomicBool>,
-    last_look_ms: u64,
+    last_check_ms: u64,
 }
 
 impl Watchdog {
     /// One look; false if it was the last.
-    fn look(&mut self) -> bool {
+    fn check(&mut self) -> bool {
         let now_ns = self.clock.now_ns();
         let now = now_ns / 1_000_000;
-        let still_ms = now.saturating_sub(self.last_look_ms);
+        let still_ms = now.saturating_sub(self.last_check_ms);
         if still_ms > STOOD_STILL_MS {
             self.list.forgive(now_ns);
             tracing::warn!(
@@ -105,9 +105,9 @@ impl Watchdog {
                  machine, or without a processor; its actors are not taken for frozen"
             );
         }
-        self.last_look_ms = now;
-        self.list.looked_ns.store(now_ns, Ordering::Relaxed);
-        if let Some(why) = self.list.look(now, self.limit_ms) {
+        self.last_check_ms = now;
+        self.list.checked_ns.store(now_ns, Ordering::Relaxed);
+        if let Some(why) = self.list.check(now, self.limit_ms) {
             self.failed.send_replace(Some(why));
             return false;
         }
@@ -123,19 +123,19 @@ pub(super) fn start(
     failed: watch::Sender<Option<String>>,
     closing: Arc<AtomicBool>,
 ) -> Result<(), StoreError> {
-    let (clock, last_look_ms) = (env.clock.clone(), env.clock.now_ms());
-    let mut dog = Watchdog { clock, list, limit_ms, failed, closing, last_look_ms };
-    match env.grounds {
-        Grounds::Threads => nkv_store::threads::spawn_named("nkv-watch", move || {
-            while dog.look() {
-                std::thread::sleep(LOOK);
+    let (clock, last_check_ms) = (env.clock.clone(), env.clock.now_ms());
+    let mut dog = Watchdog { clock, list, limit_ms, failed, closing, last_check_ms };
+    match env.platform {
+        Platform::Threads => nkv_store::threads::spawn_named("nkv-watch", move || {
+            while dog.check() {
+                std::thread::sleep(POLL_INTERVAL);
             }
         })
         .map(drop),
-        Grounds::Here => {
+        Platform::Here => {
             tokio::task::spawn_local(async move {
-                while dog.look() {
-                    tokio::time::sleep(LOOK).await;
+                while dog.check() {
+                    tokio::time::sleep(POLL_INTERVAL).await;
                 }
             });
             Ok(())
@@ -146,7 +146,7 @@ pub(super) fn start(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::place::OwnedPlace;
+    use crate::executor::OwnedExecutor;
     use nkv_store::clock::ManualClock;
 
     #[tokio::test]
@@ -155,28 +155,34 @@ mod tests {
         let shared: Arc<dyn Clock> = Arc::new(clock.clone());
         let here = tokio::task::LocalSet::new();
         here.run_until(async move {
-            let place = OwnedPlace::here(shared.clone());
-            let cell = CellWatch::of_nobody("owner", place.place().clone());
+            let executor = OwnedExecutor::here(shared.clone());
+            let actor = ActorWatch::of_nobody("owner", executor.executor().clone());
             let list = Arc::<Watchlist>::default();
-            list.add(0, [cell.clone()]);
+            list.add(0, [actor.clone()]);
             let (failed, closing) = (watch::channel(None).0, Arc::default());
-            let mut dog =
-                Watchdog { clock: shared, list, limit_ms: 4_000, failed, closing, last_look_ms: 0 };
+            let mut dog = Watchdog {
+                clock: shared,
+                list,
+                limit_ms: 4_000,
+                failed,
+                closing,
+                last_check_ms: 0,
+            };
             clock.advance_ms(BEAT_MS);
-            dog.look();
+            dog.check();
 
             // Stopped, and asked before the watchdog runs again; then the watchdog does.
             clock.advance_ms(9_000);
-            assert_eq!(cell.status().frozen_in, None);
-            assert!(dog.look(), "nobody is to blame");
-            assert_eq!((cell.status().state, cell.status().idle_ms), ("running", 0));
+            assert_eq!(actor.status().frozen_in, None);
+            assert!(dog.check(), "nobody is to blame");
+            assert_eq!((actor.status().state, actor.status().idle_ms), ("running", 0));
 
             // The watchdog runs, and the cell gives no sign of life: that is another matter.
-            for _ in 0..crate::cell::FROZEN_MS / BEAT_MS {
+            for _ in 0..crate::actor::FROZEN_MS / BEAT_MS {
                 clock.advance_ms(BEAT_MS);
-                dog.look();
+                dog.check();
             }
-            let frozen = cell.status().frozen_in;
+            let frozen = actor.status().frozen_in;
             assert_eq!(frozen.as_deref(), Some("another actor holds its thread"));
         })
         .await;

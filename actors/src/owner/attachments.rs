@@ -1,9 +1,9 @@
 //! Who has this owner's memory mapped, and which of them still have to say that they dropped a
 //! plan [I10]. Lies outside the Owner actor, so a panic does not lose it.
 
-use crate::message::{PlanId, Term, ToClient};
+use crate::message::{OwnerToClient, PlanId, Term};
 use crate::plans::{Obeyed, OpenPlans};
-use nkv_transport::fabric::Served;
+use nkv_transport::fabric::RemoteAccess;
 use nkv_transport::wire::Process;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ pub enum Route {
     /// Another process of this host, by its attach connection.
     Process {
         /// Frames to it.
-        tx: mpsc::Sender<ToClient>,
+        tx: mpsc::Sender<OwnerToClient>,
         /// Proof of its death. Without one nobody could ever be sure that it writes no more: it is served
         /// through the agent, which fences it.
         process: Arc<dyn Process>,
@@ -32,16 +32,16 @@ pub enum Route {
     /// A process anywhere, which writes through devices.
     Fabric {
         /// Frames to it.
-        tx: mpsc::Sender<ToClient>,
+        tx: mpsc::Sender<OwnerToClient>,
         /// Its way in: severed, nothing of it is executed here any more.
-        served: Arc<dyn Served>,
+        served: Arc<dyn RemoteAccess>,
     },
 }
 
 impl Route {
     /// True when nobody at its other end can write what is asked about: this process says so of
     /// its own plans by `here`, another one is out when it is dead.
-    fn is_out(&self, here: impl FnOnce(&OpenPlans, &Obeyed) -> bool) -> bool {
+    fn is_drained(&self, here: impl FnOnce(&OpenPlans, &Obeyed) -> bool) -> bool {
         match self {
             Self::Local(plans, obeyed) => here(plans, obeyed),
             // A broken connection proves nothing.
@@ -51,10 +51,10 @@ impl Route {
     }
 
     /// A word to another process, if its queue has room: `remind` sees to what was not answered.
-    fn say(&self, word: ToClient) {
+    fn send(&self, message: OwnerToClient) {
         match self {
             Self::Local(..) => {}
-            Self::Process { tx, .. } | Self::Fabric { tx, .. } => drop(tx.try_send(word)),
+            Self::Process { tx, .. } | Self::Fabric { tx, .. } => drop(tx.try_send(message)),
         }
     }
 
@@ -62,18 +62,18 @@ impl Route {
     fn drop_plan(&self, plan: PlanId) {
         match self {
             Self::Local(plans, _) => plans.drop_plan(plan),
-            other => other.say(ToClient::Drop(plan)),
+            other => other.send(OwnerToClient::Drop(plan)),
         }
     }
 
     /// Says again to another process what it has not answered for a while. One that writes through
     /// devices is not waited for: its way in is severed.
-    fn remind(&self, word: ToClient, sent_ns: &mut u64, now_ns: u64) {
+    fn remind(&self, message: OwnerToClient, sent_ns: &mut u64, now_ns: u64) {
         let waited = now_ns.saturating_sub(*sent_ns);
         match self {
             Self::Process { tx, .. } if waited > RESEND_NS => {
                 *sent_ns = now_ns;
-                let _ = tx.try_send(word);
+                let _ = tx.try_send(message);
             }
             Self::Fabric { served, .. } if waited > SEVER_NS => served.sever(),
             _ => {}
@@ -82,7 +82,7 @@ impl Route {
 
     /// Whether a word said over another attachment of its producer speaks for this one. What was sent
     /// through a device may arrive after its sender gave it up, so of such a way only its own link knows.
-    fn hears_others(&self) -> bool {
+    fn covers_others(&self) -> bool {
         !matches!(self, Self::Fabric { .. })
     }
 }
@@ -105,7 +105,7 @@ struct Attachment {
 
 impl Attachment {
     fn dead(&self) -> bool {
-        self.route.is_out(|_, _| false)
+        self.route.is_drained(|_, _| false)
     }
 }
 
@@ -131,9 +131,9 @@ impl Inner {
     }
 
     /// Those for which a word over attachment `id` of `producer` speaks.
-    fn told_by(&mut self, id: AttachId, producer: u64) -> impl Iterator<Item = &mut Attachment> {
+    fn covered_by(&mut self, id: AttachId, producer: u64) -> impl Iterator<Item = &mut Attachment> {
         let of = move |(other, a): &(&AttachId, &mut Attachment)| {
-            a.producer == producer && (**other == id || a.route.hears_others())
+            a.producer == producer && (**other == id || a.route.covers_others())
         };
         self.all.iter_mut().filter(of).map(|(_, a)| a)
     }
@@ -175,18 +175,18 @@ impl Attachments {
             clear = clear.max(old.clear);
         }
         if let Some((term, _)) = term {
-            route.say(ToClient::Term(term));
+            route.send(OwnerToClient::Term(term));
         }
         for plan in pending.keys() {
             route.drop_plan(*plan);
         }
-        if route.hears_others() {
+        if route.covers_others() {
             let broken = |a: &Attachment| a.producer == producer && a.cut && a.clear.is_some();
             let replaced: Vec<_> =
                 inner.all.iter().filter(|(_, a)| broken(a)).map(|(old, _)| *old).collect();
             inner.stand_ins.extend(replaced.into_iter().map(|old| (old, id)));
             if let Some((below, _)) = clear {
-                route.say(ToClient::ClearBelow(below));
+                route.send(OwnerToClient::ClearBelow(below));
             }
             // One gate stands for all attachments of a producer, so the latest stands for the broken ones:
             // a process that attaches again and again holds one entry.
@@ -236,7 +236,7 @@ impl Attachments {
     /// The producer said, over attachment `id`, that nothing of this plan is or will be written: its
     /// gate is one for all of them, broken ones included.
     pub fn dropped(&self, id: AttachId, producer: u64, plan: PlanId) {
-        for a in self.lock().told_by(id, producer) {
+        for a in self.lock().covered_by(id, producer) {
             if let Route::Fabric { served, .. } = &a.route {
                 tracing::debug!(pairs = ?served.pairs(), plan = plan.seq, "dropped by its word");
             }
@@ -261,12 +261,12 @@ impl Attachments {
             let Some(sent) = a.pending.get_mut(&plan) else {
                 continue;
             };
-            if a.route.is_out(|plans, _| plans.is_out(plan)) {
+            if a.route.is_drained(|plans, _| plans.is_drained(plan)) {
                 a.pending.remove(&plan);
                 continue;
             }
             all = false;
-            a.route.remind(ToClient::Drop(plan), sent, now_ns);
+            a.route.remind(OwnerToClient::Drop(plan), sent, now_ns);
         }
         inner.forget_dead(false);
         all
@@ -278,7 +278,7 @@ impl Attachments {
         for a in self.lock().all.values_mut() {
             match &a.route {
                 Route::Local(plans, obeyed) => plans.obey(obeyed, term),
-                other => other.say(ToClient::Term(term)),
+                other => other.send(OwnerToClient::Term(term)),
             }
             a.term = Some((term, now_ns));
         }
@@ -286,7 +286,7 @@ impl Attachments {
 
     /// A producer said, over attachment `id`, that it obeys a term with all of them.
     pub fn term_obeyed(&self, id: AttachId, producer: u64, term: Term) {
-        for a in self.lock().told_by(id, producer) {
+        for a in self.lock().covered_by(id, producer) {
             if a.term.is_some_and(|(asked, _)| asked <= term) {
                 a.term = None;
             }
@@ -299,12 +299,12 @@ impl Attachments {
         let mut all = true;
         for a in inner.all.values_mut() {
             let Some((term, sent)) = &mut a.term else { continue };
-            if a.route.is_out(|plans, obeyed| plans.obeys(obeyed, *term)) {
+            if a.route.is_drained(|plans, obeyed| plans.obeys(obeyed, *term)) {
                 a.term = None;
                 continue;
             }
             all = false;
-            a.route.remind(ToClient::Term(*term), sent, now_ns);
+            a.route.remind(OwnerToClient::Term(*term), sent, now_ns);
         }
         inner.forget_dead(false);
         all
@@ -317,7 +317,7 @@ impl Attachments {
         inner.stand_ins.clear();
         inner.died.clear();
         for a in inner.all.values_mut() {
-            a.route.say(ToClient::ClearBelow(below));
+            a.route.send(OwnerToClient::ClearBelow(below));
             a.clear = Some((below, now_ns));
         }
         inner.all.keys().copied().collect()
@@ -341,7 +341,7 @@ impl Attachments {
         if let Route::Local(_, obeyed) = &a.route {
             return obeyed.is_clear_below(below);
         }
-        a.route.remind(ToClient::ClearBelow(below), sent, now_ns);
+        a.route.remind(OwnerToClient::ClearBelow(below), sent, now_ns);
         false
     }
 

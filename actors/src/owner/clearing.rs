@@ -2,7 +2,7 @@
 //! that whoever still maps the memory finds nothing, not a value that was written anew elsewhere [I6].
 
 use super::{Owner, RetireAll};
-use crate::cell::{On, Reply, Turn};
+use crate::actor::{Context, On, Reply};
 use nkv_store::object::SlotKind;
 use std::sync::atomic::Ordering;
 
@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering;
 const OBJECTS_PER_FRAME: usize = 4096;
 
 impl On<RetireAll> for Owner {
-    fn on(&mut self, _: RetireAll, reply: Reply<u64>, turn: &mut Turn<'_, Self>) {
-        let retired = &self.truth.tables.clone().gauges.retired;
+    fn on(&mut self, _: RetireAll, reply: Reply<u64>, ctx: &mut Context<'_, Self>) {
+        let retired = &self.durable.tables.clone().gauges.retired;
         let before = retired.load(Ordering::Relaxed);
         let live = self.slots.report().filter(|r| matches!(r.kind, SlotKind::Live { .. }));
         let mut live: Vec<_> = live.map(|r| (r.slot, r.epoch)).collect();
@@ -19,7 +19,7 @@ impl On<RetireAll> for Owner {
         for part in live.chunks(OBJECTS_PER_FRAME) {
             self.retire(part);
         }
-        self.settle(turn);
+        self.reschedule(ctx);
         reply.send(retired.load(Ordering::Relaxed) - before);
     }
 }

@@ -5,10 +5,10 @@
 use super::Owner;
 use super::tables::{Ending, Gauges};
 use crate::evictor::Admit;
-use crate::message::{EndCause, PlanId, PlanOpened, PlanRef, SlotRef, Up, WireKeyId};
+use crate::message::{EndCause, OwnerToMaster, PlanId, PlanOpened, PlanRef, SlotRef, WireKeyId};
 use nkv_store::KeyId;
 use nkv_store::arena::Extent;
-use nkv_store::object::Look;
+use nkv_store::object::WriteProgress;
 
 impl Owner {
     /// Starts the end of a plan; idempotent, and a stronger cause takes over a weaker one.
@@ -16,9 +16,9 @@ impl Owner {
         if at.incarnation != self.incarnation {
             return;
         }
-        let looks = looks_first(cause);
+        let checks_ready = checks_ready_first(cause);
         let (opened, first, retired) = {
-            let mut t = self.truth.tables.lock();
+            let mut t = self.durable.tables.lock();
             let Some(p) = t.plans.get_mut(&plan) else {
                 drop(t);
                 return self.end_unknown(at);
@@ -34,21 +34,23 @@ impl Owner {
         }
         if first {
             match cause {
-                EndCause::Expired => Gauges::add(&self.truth.tables.gauges.plans_expired, 1),
-                EndCause::ProducerGone => Gauges::add(&self.truth.tables.gauges.producers_lost, 1),
+                EndCause::Expired => Gauges::add(&self.durable.tables.gauges.plans_expired, 1),
+                EndCause::ProducerGone => {
+                    Gauges::add(&self.durable.tables.gauges.producers_lost, 1)
+                }
                 _ => {}
             }
             self.ending.push(plan);
         }
-        if !looks && !retired {
+        if !checks_ready && !retired {
             self.clear_live(plan, at);
         }
         if first {
-            let now = self.truth.clock.now_ns();
-            self.truth.tables.grants.revoke(token);
-            self.truth.tables.attachments.drop_plan(producer, plan, now);
+            let now = self.durable.clock.now_ns();
+            self.durable.tables.grants.revoke(token);
+            self.durable.tables.attachments.drop_plan(producer, plan, now);
         }
-        self.pump_fences();
+        self.complete_fences();
     }
 
     /// The link records a plan before this actor hears of it, so an end may come first: what ends is a
@@ -58,7 +60,7 @@ impl Owner {
         if self.slots.is_open(p.at.slot, p.at.epoch) {
             return;
         }
-        self.truth.tables.rare.ended_unopened.one();
+        self.durable.tables.slow_path.ended_unopened.one();
         if let Err(error) = self.slots.open(p.at.slot, p.at.epoch, extent) {
             tracing::debug!(%error, plan = ?p.plan, "an ending plan whose slot is past it");
         }
@@ -66,15 +68,15 @@ impl Owner {
 
     /// After a panic: a fence may have been noted and not started. Both halves are idempotent.
     pub(super) fn fence_again(&mut self) {
-        let now = self.truth.clock.now_ns();
+        let now = self.durable.clock.now_ns();
         for plan in self.ending.clone() {
             let found = {
-                let t = self.truth.tables.lock();
+                let t = self.durable.tables.lock();
                 t.plans.get(&plan).map(|p| (p.opened.producer, p.opened.token))
             };
             if let Some((producer, token)) = found {
-                self.truth.tables.grants.revoke(token);
-                self.truth.tables.attachments.drop_plan(producer, plan, now);
+                self.durable.tables.grants.revoke(token);
+                self.durable.tables.attachments.drop_plan(producer, plan, now);
             }
         }
     }
@@ -84,29 +86,29 @@ impl Owner {
         if self.slots.is_live(at.slot, at.epoch) {
             self.retire(&[(at.slot, at.epoch)]);
         } else {
-            self.send_up(Up::Retired(vec![at]));
+            self.send_to_master(OwnerToMaster::Retired(vec![at]));
         }
     }
 
     fn clear_live(&mut self, plan: PlanId, at: SlotRef) {
-        let now = self.truth.clock.now_ns();
+        let now = self.durable.clock.now_ns();
         if let Err(error) = self.slots.retire(at.slot, at.epoch, false, now) {
             tracing::warn!(%error, ?plan, "an ending plan whose slot is not open");
         }
-        if let Some(p) = self.truth.tables.lock().plans.get_mut(&plan)
+        if let Some(p) = self.durable.tables.lock().plans.get_mut(&plan)
             && let Some(e) = p.ending.as_mut()
         {
             e.retired = true;
         }
-        Gauges::add(&self.truth.tables.gauges.reclaimed, 1);
+        Gauges::add(&self.durable.tables.gauges.reclaimed, 1);
         self.forget_keys(&[at]);
-        self.send_up(Up::Retired(vec![at]));
+        self.send_to_master(OwnerToMaster::Retired(vec![at]));
     }
 
     pub(super) fn expire_plans(&mut self) {
-        let now = self.truth.clock.now_ns();
+        let now = self.durable.clock.now_ns();
         let due: Vec<_> = {
-            let t = self.truth.tables.lock();
+            let t = self.durable.tables.lock();
             let late = t.plans.iter().filter(|(_, p)| p.ending.is_none() && p.deadline_ns <= now);
             late.map(|(id, p)| (*id, p.opened.at)).collect()
         };
@@ -116,24 +118,24 @@ impl Owner {
     }
 
     /// Completes every fence whose last writer is out.
-    pub(super) fn pump_fences(&mut self) {
-        let now = self.truth.clock.now_ns();
+    pub(super) fn complete_fences(&mut self) {
+        let now = self.durable.clock.now_ns();
         let mut i = 0;
         while i < self.ending.len() {
             let plan = self.ending[i];
             let found = {
-                let t = self.truth.tables.lock();
+                let t = self.durable.tables.lock();
                 t.plans.get(&plan).map(|p| (p.opened.clone(), p.ending))
             };
             let Some((opened, Some(ending))) = found else {
                 self.ending.swap_remove(i);
                 continue;
             };
-            let tables = &self.truth.tables;
-            let out = tables.grants.is_out(opened.token)
+            let tables = &self.durable.tables;
+            let out = tables.grants.is_drained(opened.token)
                 && tables.attachments.is_dropped(opened.producer, plan, now);
             if !out {
-                tables.rare.fences_waited.one();
+                tables.slow_path.fences_waited.one();
                 i += 1;
                 continue;
             }
@@ -144,39 +146,39 @@ impl Owner {
     }
 
     fn fence_complete(&mut self, plan: PlanId, at: SlotRef, ending: Ending, extent_len: u64) {
-        let now = self.truth.clock.now_ns();
-        let may_adopt = looks_first(ending.cause);
+        let now = self.durable.clock.now_ns();
+        let may_adopt = checks_ready_first(ending.cause);
         if ending.retired {
             self.slots.fenced(at.slot, at.epoch, now);
         } else if may_adopt
-            && self.slots.look(at.slot, at.epoch) == Look::Ready
+            && self.slots.progress(at.slot, at.epoch) == WriteProgress::Ready
             && let Ok(done) = self.slots.commit(at.slot, at.epoch)
         {
-            Gauges::add(&self.truth.tables.gauges.adopted, 1);
+            Gauges::add(&self.durable.tables.gauges.adopted, 1);
             let key = WireKeyId::from(KeyId { hash: done.key.hash, check: done.key.check });
             // One of a lower term is listed by the report that this very fence holds back.
-            if plan.term == self.truth.tables.term() {
-                self.send_up(Up::Adopted(PlanRef { plan, at, key }));
+            if plan.term == self.durable.tables.term() {
+                self.send_to_master(OwnerToMaster::Adopted(PlanRef { plan, at, key }));
             }
             if self.log_serves(done.key) {
                 self.retire(&[(at.slot, at.epoch)]);
             } else {
-                self.tell_evictor(Admit(vec![(at.slot, at.epoch, extent_len)]));
+                self.notify_evictor(Admit(vec![(at.slot, at.epoch, extent_len)]));
             }
         } else {
             // Nobody can write any more, so quarantine may start with LIVE cleared now.
             if let Err(error) = self.slots.retire(at.slot, at.epoch, true, now) {
                 tracing::warn!(%error, ?plan, "a fenced plan whose slot is not open");
             }
-            Gauges::add(&self.truth.tables.gauges.reclaimed, 1);
+            Gauges::add(&self.durable.tables.gauges.reclaimed, 1);
             self.forget_keys(&[at]);
-            self.send_up(Up::Retired(vec![at]));
+            self.send_to_master(OwnerToMaster::Retired(vec![at]));
         }
         self.close_plan(plan);
     }
 }
 
 /// Causes that say nothing against the object: if it is READY once its writer is fenced, it is kept.
-fn looks_first(cause: EndCause) -> bool {
+fn checks_ready_first(cause: EndCause) -> bool {
     matches!(cause, EndCause::Expired | EndCause::ProducerGone | EndCause::TermOver)
 }

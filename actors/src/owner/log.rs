@@ -3,17 +3,17 @@
 //! Producers and readers wait for none of it.
 
 use super::attachments::AttachId;
-use super::log_producers::Stands;
+use super::log_producers::ProducerState;
 use super::tables::{Gauges, Tables};
-use super::{LogClear, Owner, OwnerTruth};
-use crate::cell::{Message, On, Reply, Turn};
+use super::{LogClear, Owner, OwnerDurable};
+use crate::actor::{Context, Message, On, Reply};
 use crate::message::{
-    Abandoned, KeyBytes, LogObjectEntry, LogQuestion, Named, SLOTS_PER_FRAME, SlotRef, Up,
-    WireKeyId,
+    Abandoned, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, OwnerToMaster, SLOTS_PER_FRAME,
+    SlotRef, WireKeyId,
 };
 use hashbrown::HashSet;
 use nkv_store::device_log::{
-    Abandon, Asking, DeviceLog, Directory, HEAP_LIMIT_OFF, LogObject, LogTimes, Retire,
+    Abandon, DeviceLog, Directory, HEAP_LIMIT_OFF, HoleInquiry, LogObject, LogTimes, Retire,
 };
 use nkv_store::object::Slots;
 use nkv_store::{KeyId, pins};
@@ -21,13 +21,13 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Between two looks for the view that keeps the tail from moving on.
-const PIN_LOOK_NS: u64 = 5_000_000;
+const PIN_CHECK_NS: u64 = 5_000_000;
 /// Entries in one frame to the master.
 const ENTRIES_PER_FRAME: usize = 4096;
 /// Keys taken in and entries told to the master between two looks at the log, some 2 ms of work each:
 /// listing lags behind a flood of puts, and finding does not.
-const NAMES_PER_TURN: usize = 2048;
-const ENTRIES_PER_TURN: usize = 2048;
+const KEYS_PER_PASS: usize = 2048;
+const ENTRIES_PER_PASS: usize = 2048;
 
 /// Between the owner and the thread that polls the log.
 #[derive(Debug, Default)]
@@ -35,22 +35,22 @@ pub struct LogSignals {
     /// Position from which nothing was looked at.
     pub frontier: AtomicU64,
     /// The owner was told to look and has not done so yet.
-    pub told: AtomicBool,
+    pub notified: AtomicBool,
 }
 
 /// See the file's first paragraph.
 pub(super) struct Log {
     log: DeviceLog,
-    asking: Option<Asking<Party>>,
+    asking: Option<HoleInquiry<ClaimHolder>>,
     // When pins were looked at last.
-    pins_looked_ns: u64,
+    pins_checked_ns: u64,
     // Objects that were named, to be told to the master: slot and epoch.
     named: VecDeque<(u32, u32)>,
 }
 
 /// Somebody who may have a claim open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Party {
+enum ClaimHolder {
     /// A process that maps the memory.
     Attached(AttachId),
     /// A producer over tcp, by its token.
@@ -58,9 +58,9 @@ enum Party {
 }
 
 /// The index of the segment, as the log writes to it; notes what was served and is no more.
-struct InSegment<'a>(&'a mut Slots, &'a mut Vec<(u32, u32)>);
+struct SegmentDirectory<'a>(&'a mut Slots, &'a mut Vec<(u32, u32)>);
 
-impl Directory for InSegment<'_> {
+impl Directory for SegmentDirectory<'_> {
     fn contains(&self, key: &KeyId) -> bool {
         self.0.serving(*key, |_| true).is_some()
     }
@@ -84,7 +84,7 @@ impl Directory for InSegment<'_> {
 pub struct Drain;
 /// Producers told the keys of what they put into the log.
 #[derive(Debug)]
-pub struct Name(pub Vec<Named>);
+pub struct KeyReports(pub Vec<KeyReport>);
 /// A producer gave up a claim in line.
 #[derive(Debug)]
 pub struct GiveUp(pub Abandoned);
@@ -92,7 +92,7 @@ pub struct GiveUp(pub Abandoned);
 impl Message for Drain {
     type Reply = ();
 }
-impl Message for Name {
+impl Message for KeyReports {
     type Reply = ();
 }
 impl Message for GiveUp {
@@ -101,26 +101,31 @@ impl Message for GiveUp {
 
 impl Log {
     /// The log as the segment's headers show it, if there is one; served objects are in the index again.
-    pub(super) fn of(truth: &OwnerTruth, slots: &mut Slots, now_ns: u64) -> Option<Log> {
-        let geometry = truth.heap.geometry();
-        let claim_ttl_ns = truth.log_claim_ttl_ms.saturating_mul(1_000_000);
+    pub(super) fn of(durable: &OwnerDurable, slots: &mut Slots, now_ns: u64) -> Option<Log> {
+        let geometry = durable.heap.geometry();
+        let claim_ttl_ns = durable.log_claim_ttl_ms.saturating_mul(1_000_000);
         let times = LogTimes { quarantine_ns: geometry.quarantine_ns(), claim_ttl_ns };
-        let (memory, log) = (truth.heap.memory().clone(), geometry.device_log()?);
-        match DeviceLog::rebuild(memory, log, times, now_ns, &mut InSegment(slots, &mut Vec::new()))
-        {
+        let (memory, log) = (durable.heap.memory().clone(), geometry.device_log()?);
+        match DeviceLog::rebuild(
+            memory,
+            log,
+            times,
+            now_ns,
+            &mut SegmentDirectory(slots, &mut Vec::new()),
+        ) {
             Ok(log) => {
                 // What was named before an actor restart is told again.
                 let named = log.live().map(|o| (o.slot, o.epoch)).collect();
-                Some(Log { log, asking: None, pins_looked_ns: 0, named })
+                Some(Log { log, asking: None, pins_checked_ns: 0, named })
             }
             Err(error) => {
                 tracing::error!(%error, "the device log is lost: puts take plans");
                 // Nothing is claimable from here on: what nobody accepts must not be promised.
-                if let Err(error) = truth.heap.memory().store(HEAP_LIMIT_OFF, 0) {
+                if let Err(error) = durable.heap.memory().store(HEAP_LIMIT_OFF, 0) {
                     tracing::error!(%error, "nor can its memory be written");
                 }
                 // Who claims through a device remembers an older limit.
-                truth.tables.attachments.sever_devices();
+                durable.tables.attachments.sever_devices();
                 None
             }
         }
@@ -145,11 +150,11 @@ impl Log {
     fn may_advance(&self, now_ns: u64) -> bool {
         self.log.tail_is_free()
             || self.log.next_due_ns().is_some_and(|due| due <= now_ns)
-            || self.waits_for_view() && now_ns >= self.pins_looked_ns + PIN_LOOK_NS
+            || self.waits_for_view() && now_ns >= self.pins_checked_ns + PIN_CHECK_NS
     }
 
-    pub(super) fn settle(&mut self, now_ns: u64) {
-        self.log.settle(now_ns);
+    pub(super) fn restart_quarantines(&mut self, now_ns: u64) {
+        self.log.restart_quarantines(now_ns);
     }
 
     /// Figures, for everyone to see.
@@ -181,55 +186,55 @@ impl Owner {
     pub(super) fn retire_again(&mut self) {
         let Some(log) = &self.log else { return };
         let ended: Vec<SlotRef> = {
-            let t = self.truth.tables.lock();
+            let t = self.durable.tables.lock();
             let named = t.keys.iter().map(|(slot, (epoch, _))| (*slot, *epoch));
-            let told = named.chain(t.log_told.iter().map(|(slot, epoch)| (*slot, *epoch)));
+            let reported = named.chain(t.log_reported.iter().map(|(slot, epoch)| (*slot, *epoch)));
             let ended = |(slot, epoch): &(u32, u32)| {
                 self.is_of_log(*slot) && log.log.object(*slot, *epoch).is_none()
             };
-            told.filter(ended).map(|(slot, epoch)| self.at(slot, epoch)).collect()
+            reported.filter(ended).map(|(slot, epoch)| self.at(slot, epoch)).collect()
         };
         self.forget_keys(&ended);
-        self.say_retired(ended);
+        self.report_retired(ended);
     }
 
     /// Everything there is to do in the log now.
-    pub(super) fn tend_log(&mut self) {
+    pub(super) fn process_log(&mut self) {
         let Some(mut log) = self.log.take() else { return };
-        if let Err(error) = self.tend(&mut log) {
+        if let Err(error) = self.process(&mut log) {
             // A device lost: the next look tries again.
             tracing::error!(%error, "the device log cannot be tended");
         }
         self.take_names(&mut log);
-        self.tell_names(&mut log);
-        self.truth.tables.log_signals.frontier.store(log.log.frontier(), Ordering::Release);
+        self.report_keys(&mut log);
+        self.durable.tables.log_signals.frontier.store(log.log.frontier(), Ordering::Release);
         self.log = Some(log);
     }
 
-    fn tend(&mut self, log: &mut Log) -> Result<(), nkv_store::StoreError> {
-        let (now, clock) = (self.truth.clock.now_ns(), self.truth.clock.clone());
-        for left in self.truth.tables.log_producers.settle() {
+    fn process(&mut self, log: &mut Log) -> Result<(), nkv_store::StoreError> {
+        let (now, clock) = (self.durable.clock.now_ns(), self.durable.clock.clone());
+        for left in self.durable.tables.log_producers.finish_ended() {
             log.log.abandon(left)?;
         }
         // First what costs least and is waited for most: in a flood the rest takes a while.
         self.advance(log, now)?;
         let mut evicted = Vec::new();
-        let mut segment = InSegment(&mut self.slots, &mut evicted);
+        let mut segment = SegmentDirectory(&mut self.slots, &mut evicted);
         let accepted = log.log.accept(now, &mut segment);
         let done = accepted.and_then(|_| log.log.retire_ahead(now, &mut segment));
-        log.log.settle(clock.now_ns());
+        log.log.restart_quarantines(clock.now_ns());
         // Also of what went before an error.
         self.forget_evicted(&evicted);
         done?;
         self.advance(log, now)?;
-        self.look_at_holes(log, now)
+        self.check_holes(log, now)
     }
 
     /// Moves tail and limit on, as far as quarantine and views allow.
     fn advance(&self, log: &mut Log, now: u64) -> Result<(), nkv_store::StoreError> {
         if log.may_advance(now) {
-            log.pins_looked_ns = now;
-            let (memory, region) = (self.truth.heap.memory(), self.truth.heap.geometry().pins);
+            log.pins_checked_ns = now;
+            let (memory, region) = (self.durable.heap.memory(), self.durable.heap.geometry().pins);
             let pinned = pins::scan(&**memory, &region)?;
             log.log.advance(now, |slot, epoch| !pinned.contains(&(slot, epoch)))?;
         }
@@ -238,40 +243,40 @@ impl Owner {
 
     /// Objects that made room: the master hears of those it was told of.
     fn forget_evicted(&self, evicted: &[(u32, u32)]) {
-        let told: Vec<SlotRef> = {
-            let mut t = self.truth.tables.lock();
-            let Tables { keys, log_told, .. } = &mut *t;
-            let told = |(slot, epoch): &&(u32, u32)| {
-                let by_asking = log_told.get(slot) == Some(epoch);
+        let reported: Vec<SlotRef> = {
+            let mut t = self.durable.tables.lock();
+            let Tables { keys, log_reported, .. } = &mut *t;
+            let reported = |(slot, epoch): &&(u32, u32)| {
+                let by_asking = log_reported.get(slot) == Some(epoch);
                 if by_asking {
-                    log_told.remove(slot);
+                    log_reported.remove(slot);
                 }
                 by_asking || keys.get(slot).is_some_and(|(named, _)| named == epoch)
             };
-            evicted.iter().filter(told).map(|(slot, epoch)| self.at(*slot, *epoch)).collect()
+            evicted.iter().filter(reported).map(|(slot, epoch)| self.at(*slot, *epoch)).collect()
         };
-        self.forget_keys(&told);
-        self.say_retired(told);
+        self.forget_keys(&reported);
+        self.report_retired(reported);
     }
 
-    fn say_retired(&self, gone: Vec<SlotRef>) {
+    fn report_retired(&self, gone: Vec<SlotRef>) {
         for part in gone.chunks(SLOTS_PER_FRAME) {
-            self.send_up(Up::Retired(part.to_vec()));
+            self.send_to_master(OwnerToMaster::Retired(part.to_vec()));
         }
     }
 
     /// Rule 10: a hole that is old enough is asked about, and becomes void only once everybody with
     /// rights to the log has nothing open below, or can write no more.
-    fn look_at_holes(&mut self, log: &mut Log, now: u64) -> Result<(), nkv_store::StoreError> {
+    fn check_holes(&mut self, log: &mut Log, now: u64) -> Result<(), nkv_store::StoreError> {
         if let Some(check) = log.log.hole(now)? {
             let below = check.below();
             // Listed after the check was made: who comes later claims above.
-            let attached = self.truth.tables.attachments.ask_clear(below, now);
-            let by_tcp = self.truth.tables.log_producers.tokens();
+            let attached = self.durable.tables.attachments.ask_clear(below, now);
+            let by_tcp = self.durable.tables.log_producers.tokens();
             let asked: Vec<_> = attached
                 .into_iter()
-                .map(Party::Attached)
-                .chain(by_tcp.into_iter().map(Party::Agents))
+                .map(ClaimHolder::Attached)
+                .chain(by_tcp.into_iter().map(ClaimHolder::Agents))
                 .collect();
             tracing::info!(below, producers = asked.len(), "a hole in the device log: asking");
             log.asking = Some(check.ask(asked));
@@ -279,19 +284,19 @@ impl Owner {
         let Some(mut asking) = log.asking.take() else { return Ok(()) };
         for party in asking.outstanding().to_vec() {
             match self.stands(party, asking.below(), now) {
-                Stands::Clear => asking.clear(&party),
-                Stands::Fenced => asking.fenced(&party),
-                Stands::Open => {}
+                ProducerState::Clear => asking.clear(&party),
+                ProducerState::Fenced => asking.fenced(&party),
+                ProducerState::Open => {}
             }
         }
         match asking.all_clear() {
             Ok(report) => {
                 let fenced = report.fenced();
-                Gauges::add(&self.truth.tables.gauges.log_fenced, fenced);
+                Gauges::add(&self.durable.tables.gauges.log_fenced, fenced);
                 log.log.close_holes(
                     report,
                     now,
-                    &mut InSegment(&mut self.slots, &mut Vec::new()),
+                    &mut SegmentDirectory(&mut self.slots, &mut Vec::new()),
                 )?;
             }
             Err(asking) => log.asking = Some(asking),
@@ -299,25 +304,27 @@ impl Owner {
         Ok(())
     }
 
-    fn stands(&self, party: Party, below: u64, now: u64) -> Stands {
-        let t = &self.truth.tables;
+    fn stands(&self, party: ClaimHolder, below: u64, now: u64) -> ProducerState {
+        let t = &self.durable.tables;
         match party {
-            Party::Agents(token) => t.log_producers.stands(token, below, now),
-            Party::Attached(id) if t.attachments.cannot_write(id) => Stands::Fenced,
-            Party::Attached(id) if t.attachments.is_clear_below(id, below, now) => Stands::Clear,
-            Party::Attached(_) => Stands::Open,
+            ClaimHolder::Agents(token) => t.log_producers.stands(token, below, now),
+            ClaimHolder::Attached(id) if t.attachments.cannot_write(id) => ProducerState::Fenced,
+            ClaimHolder::Attached(id) if t.attachments.is_clear_below(id, below, now) => {
+                ProducerState::Clear
+            }
+            ClaimHolder::Attached(_) => ProducerState::Open,
         }
     }
 
     /// Takes in what producers told, as much as one turn allows. What was put before it was named has been
     /// accepted before, too.
     fn take_names(&self, log: &mut Log) {
-        let mut t = self.truth.tables.lock();
-        for _ in 0..NAMES_PER_TURN {
-            let Some(Named { slot, epoch, key }) = t.told.pop_front() else { return };
+        let mut t = self.durable.tables.lock();
+        for _ in 0..KEYS_PER_PASS {
+            let Some(KeyReport { slot, epoch, key }) = t.reported_keys.pop_front() else { return };
             let object = log.log.object(slot, epoch);
             // The header says whose key it is: a name that does not fit it is nobody's [I16].
-            if object.is_some_and(|o| o.key == self.truth.hasher.id(&key)) {
+            if object.is_some_and(|o| o.key == self.durable.hasher.id(&key)) {
                 t.keys.insert(slot, (epoch, key));
                 log.named.push_back((slot, epoch));
             }
@@ -325,21 +332,21 @@ impl Owner {
     }
 
     /// Tells the master of objects that have a name, as many as one turn allows.
-    fn tell_names(&mut self, log: &mut Log) {
+    fn report_keys(&mut self, log: &mut Log) {
         let mut entries = Vec::new();
-        while entries.len() < ENTRIES_PER_TURN
+        while entries.len() < ENTRIES_PER_PASS
             && let Some((slot, epoch)) = log.named.pop_front()
         {
             let object = log.log.object(slot, epoch).map(|o| self.entry_of(&o));
             entries.extend(object.filter(|o| !o.key.is_empty()));
         }
         for part in entries.chunks(ENTRIES_PER_FRAME) {
-            self.send_up(Up::Announced(part.to_vec()));
+            self.send_to_master(OwnerToMaster::Announced(part.to_vec()));
         }
     }
 
     fn entry_of(&self, o: &LogObject) -> LogObjectEntry {
-        let t = self.truth.tables.lock();
+        let t = self.durable.tables.lock();
         let named = t.keys.get(&o.slot).filter(|(epoch, _)| *epoch == o.epoch);
         LogObjectEntry {
             key: named.map(|(_, key)| key.clone()).unwrap_or_default(),
@@ -354,7 +361,7 @@ impl Owner {
 
     /// Every live object of the log.
     pub(super) fn live_in_log(&mut self) -> Vec<(u32, u32)> {
-        self.tend_log();
+        self.process_log();
         self.log.iter().flat_map(|log| log.log.live()).map(|o| (o.slot, o.epoch)).collect()
     }
 
@@ -367,12 +374,16 @@ impl Owner {
 
     /// Retires objects of the log; those that are surely not served any more.
     pub(super) fn retire_in_log(&mut self, list: &[(u32, u32)]) -> Vec<(u32, u32)> {
-        let (now, clock) = (self.truth.clock.now_ns(), self.truth.clock.clone());
+        let (now, clock) = (self.durable.clock.now_ns(), self.durable.clock.clone());
         let Some(log) = &mut self.log else { return Vec::new() };
         let mut gone = Vec::new();
         for &(slot, epoch) in list {
-            let done =
-                log.log.retire(slot, epoch, now, &mut InSegment(&mut self.slots, &mut Vec::new()));
+            let done = log.log.retire(
+                slot,
+                epoch,
+                now,
+                &mut SegmentDirectory(&mut self.slots, &mut Vec::new()),
+            );
             match done {
                 Ok(Retire::Done | Retire::Already) => gone.push((slot, epoch)),
                 // Nobody was told of it: nobody may be told that it is gone.
@@ -380,18 +391,18 @@ impl Owner {
                 Err(error) => tracing::error!(%error, slot, "an object of the log stays"),
             }
         }
-        log.log.settle(clock.now_ns());
+        log.log.restart_quarantines(clock.now_ns());
         gone
     }
 
     /// True for a slot of the log.
     pub(super) fn is_of_log(&self, slot: u32) -> bool {
-        slot < self.truth.heap.geometry().log_slots
+        slot < self.durable.heap.geometry().log_slots
     }
 
     /// The master's question, answered from a log that was just drained.
     pub(super) fn answer_about_log(&mut self, number: u64, question: LogQuestion) {
-        self.tend_log();
+        self.process_log();
         let (mut served, mut removed, mut taken) = (Vec::new(), Vec::new(), 0);
         match question {
             LogQuestion::Find(keys) => {
@@ -399,8 +410,8 @@ impl Owner {
                 let nameless = |o| LogObjectEntry { key: KeyBytes::default(), ..o };
                 let found = keys.into_iter().filter_map(|id| self.find_in_log(id.into()));
                 served = found.map(nameless).collect();
-                let mut t = self.truth.tables.lock();
-                t.log_told.extend(served.iter().map(|o| (o.slot, o.epoch)));
+                let mut t = self.durable.tables.lock();
+                t.log_reported.extend(served.iter().map(|o| (o.slot, o.epoch)));
             }
             LogQuestion::Remove(keys) => {
                 let held = keys.into_iter().filter_map(|id| self.find_in_log(id.into()));
@@ -418,15 +429,15 @@ impl Owner {
                 taken = self.take_away(&all).len() as u64;
             }
         }
-        self.send_up(Up::LogAnswer { number, served, removed, taken });
+        self.send_to_master(OwnerToMaster::LogAnswer { number, served, removed, taken });
     }
 
     /// Those that lost LIVE by this, or had lost it before; the master hears of them.
     fn take_away(&mut self, list: &[(u32, u32)]) -> Vec<(u32, u32)> {
         let gone = self.retire_in_log(list);
-        let told: Vec<_> = gone.iter().map(|(slot, epoch)| self.at(*slot, *epoch)).collect();
-        self.forget_keys(&told);
-        self.say_retired(told);
+        let reported: Vec<_> = gone.iter().map(|(slot, epoch)| self.at(*slot, *epoch)).collect();
+        self.forget_keys(&reported);
+        self.report_retired(reported);
         gone
     }
 
@@ -449,50 +460,50 @@ impl Owner {
 }
 
 impl On<Drain> for Owner {
-    fn on(&mut self, _: Drain, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+    fn on(&mut self, _: Drain, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         // Before the look: what is settled after it is told again.
-        self.truth.tables.log_signals.told.store(false, Ordering::Release);
-        self.tend_log();
-        self.settle(turn);
+        self.durable.tables.log_signals.notified.store(false, Ordering::Release);
+        self.process_log();
+        self.reschedule(ctx);
         reply.send(());
     }
 }
 
-impl On<Name> for Owner {
-    fn on(&mut self, m: Name, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+impl On<KeyReports> for Owner {
+    fn on(&mut self, m: KeyReports, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         if self.log.is_some() {
-            let mut t = self.truth.tables.lock();
-            t.told.extend(m.0);
+            let mut t = self.durable.tables.lock();
+            t.reported_keys.extend(m.0);
             // The log has wrapped since: those objects are gone.
-            let most = self.truth.heap.geometry().log_slots as usize;
-            let excess = t.told.len().saturating_sub(most);
-            t.told.drain(..excess);
+            let most = self.durable.heap.geometry().log_slots as usize;
+            let excess = t.reported_keys.len().saturating_sub(most);
+            t.reported_keys.drain(..excess);
         }
         // Looked at with the next turn: a flood of names is many messages, and others wait behind them.
-        self.settle(turn);
+        self.reschedule(ctx);
         reply.send(());
     }
 }
 
 impl On<GiveUp> for Owner {
-    fn on(&mut self, m: GiveUp, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
+    fn on(&mut self, m: GiveUp, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         if let Some(log) = &mut self.log {
             let claim = Abandon { p: m.0.position, n: m.0.bytes };
             if let Err(error) = log.log.abandon(claim) {
                 tracing::error!(%error, "a claim given up that cannot be noted");
             }
         }
-        self.tend_log();
-        self.settle(turn);
+        self.process_log();
+        self.reschedule(ctx);
         reply.send(());
     }
 }
 
 impl On<LogClear> for Owner {
-    fn on(&mut self, m: LogClear, reply: Reply<()>, turn: &mut Turn<'_, Self>) {
-        self.truth.tables.attachments.clear_below(m.0, m.1);
-        self.tend_log();
-        self.settle(turn);
+    fn on(&mut self, m: LogClear, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
+        self.durable.tables.attachments.clear_below(m.0, m.1);
+        self.process_log();
+        self.reschedule(ctx);
         reply.send(());
     }
 }

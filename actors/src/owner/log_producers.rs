@@ -32,7 +32,7 @@ pub struct LogProducers {
 
 /// How a producer stands to a hole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stands {
+pub enum ProducerState {
     /// Nothing of it is open below.
     Clear,
     /// It can write no more.
@@ -81,18 +81,19 @@ impl LogProducers {
 
     /// Settles what ended producers left; claims that nobody wrote to are the log's to note. Repeated
     /// until it is done: a request may still be inside.
-    pub fn settle(&self) -> Vec<Abandon> {
+    pub fn finish_ended(&self) -> Vec<Abandon> {
         let over: Vec<_> = {
             let all = self.lock();
             let over = all.iter().filter(|(_, p)| p.over);
             over.map(|(token, p)| (*token, p.rights.clone())).collect()
         };
         let mut abandoned = Vec::new();
-        for (token, rights) in over.into_iter().filter(|(token, _)| self.grants.is_out(*token)) {
-            match rights.settle() {
+        for (token, rights) in over.into_iter().filter(|(token, _)| self.grants.is_drained(*token))
+        {
+            match rights.finish() {
                 Ok(settled) => {
                     abandoned.extend(&settled.abandoned);
-                    if settled.inside == 0 {
+                    if settled.in_flight == 0 {
                         self.lock().remove(&token);
                         self.grants.forget(token);
                     }
@@ -114,14 +115,14 @@ impl LogProducers {
     }
 
     /// How a producer stands to a hole below a position; one that hangs is fenced.
-    pub fn stands(&self, token: u64, below: u64, now_ns: u64) -> Stands {
+    pub fn stands(&self, token: u64, below: u64, now_ns: u64) -> ProducerState {
         let fence = {
             let mut all = self.lock();
             // Settled and forgotten.
-            let Some(p) = all.get_mut(&token) else { return Stands::Fenced };
+            let Some(p) = all.get_mut(&token) else { return ProducerState::Fenced };
             if p.rights.clear_below(below) {
                 p.asked = None;
-                return Stands::Clear;
+                return ProducerState::Clear;
             }
             let asked = p.asked.filter(|(about, _)| *about == below).unwrap_or((below, now_ns));
             p.asked = Some(asked);
@@ -131,7 +132,7 @@ impl LogProducers {
             tracing::warn!("a producer over tcp holds a claim in the device log: it is fenced");
             self.end(token);
         }
-        Stands::Open
+        ProducerState::Open
     }
 }
 

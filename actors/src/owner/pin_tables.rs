@@ -47,7 +47,7 @@ impl PinTables {
     /// Gives an empty table; none while all are held.
     pub fn give(&self, attachment: AttachId, proof: Proof) -> Option<u32> {
         self.memory.as_ref()?;
-        self.bury();
+        self.remove_dead();
         let mut holders = self.lock();
         let number = match holders.iter().position(Option::is_none) {
             Some(free) => free,
@@ -70,7 +70,7 @@ impl PinTables {
     }
 
     /// Takes the tables of dead processes back; true if there were any.
-    pub fn bury(&self) -> bool {
+    pub fn remove_dead(&self) -> bool {
         self.clear(|holder| match &holder.proof {
             Proof::Here => false,
             Proof::Process(process) => !process.is_alive(),
@@ -130,11 +130,11 @@ mod tests {
         assert_eq!(tables.give(2, Proof::Process(pidfd)), Some(1));
         pin(&heap, 0);
         pin(&heap, 1);
-        assert!(!tables.bury());
+        assert!(!tables.remove_dead());
         assert_eq!(pinned(&heap), 2, "it lives: nothing but its word ends its pins");
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(tables.bury());
+        assert!(tables.remove_dead());
         assert_eq!(pinned(&heap), 1);
         tables.take_back(7);
         assert_eq!(pinned(&heap), 1, "another's word");

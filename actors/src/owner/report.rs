@@ -1,7 +1,7 @@
 //! What an owner reports of its slots: after every join, and when a rebuilt master asks.
 
 use super::Owner;
-use crate::message::{KeyBytes, LogObjectEntry, SlotContent, SlotEntry, Up};
+use crate::message::{KeyBytes, LogObjectEntry, OwnerToMaster, SlotContent, SlotEntry};
 use hashbrown::HashMap;
 use nkv_store::arena::Extent;
 use nkv_store::object::{SlotKind, SlotReport};
@@ -15,7 +15,7 @@ impl Owner {
     pub(super) fn report(&mut self, number: u64) {
         // A plan that the link recorded and whose message is still to come is open all the same.
         let recorded: Vec<_> = {
-            let t = self.truth.tables.lock();
+            let t = self.durable.tables.lock();
             let open = t.plans.values().filter(|p| p.ending.is_none());
             open.map(|p| (p.opened.at, p.opened.extent_offset, p.opened.extent_len)).collect()
         };
@@ -25,7 +25,7 @@ impl Owner {
             }
         }
         let entries: Vec<SlotEntry> = {
-            let t = self.truth.tables.lock();
+            let t = self.durable.tables.lock();
             let by_slot: HashMap<_, _> =
                 t.plans.values().map(|p| (p.opened.at, &p.opened)).collect();
             let open =
@@ -39,11 +39,15 @@ impl Owner {
         let entries: Vec<_> = entries.into_iter().chain(self.log_entries()).collect();
         let mut parts = entries.chunks(REPORTED_PER_FRAME).peekable();
         if parts.peek().is_none() {
-            return self.send_up(Up::Report { number, slots: Vec::new(), last: true });
+            return self.send_to_master(OwnerToMaster::Report {
+                number,
+                slots: Vec::new(),
+                last: true,
+            });
         }
         while let Some(part) = parts.next() {
             let last = parts.peek().is_none();
-            self.send_up(Up::Report { number, slots: part.to_vec(), last });
+            self.send_to_master(OwnerToMaster::Report { number, slots: part.to_vec(), last });
         }
     }
 }
@@ -51,7 +55,7 @@ impl Owner {
 impl Owner {
     /// Objects of the log that have a name. The others are found by asking, and told once they have.
     fn log_entries(&mut self) -> Vec<SlotEntry> {
-        self.tend_log();
+        self.process_log();
         let named = self.named_in_log().into_iter();
         let entry = |o: LogObjectEntry| SlotEntry {
             slot: o.slot,

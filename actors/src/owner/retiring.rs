@@ -4,13 +4,13 @@
 use super::Owner;
 use super::tables::{Gauges, PlanRecord};
 use crate::evictor::Forget;
-use crate::message::{EndCause, SLOTS_PER_FRAME, SlotRef, Up};
+use crate::message::{EndCause, OwnerToMaster, SLOTS_PER_FRAME, SlotRef};
 use hashbrown::HashSet;
 
 impl Owner {
     /// Retires live objects; returns the bytes that will come back after quarantine.
     pub(super) fn retire(&mut self, victims: &[(u32, u32)]) -> u64 {
-        let now = self.truth.clock.now_ns();
+        let now = self.durable.clock.now_ns();
         let (mut bytes, mut gone) = (0, Vec::with_capacity(victims.len()));
         for &(slot, epoch) in victims {
             if self.is_of_log(slot) {
@@ -27,22 +27,22 @@ impl Owner {
             }
         }
         if !gone.is_empty() {
-            Gauges::add(&self.truth.tables.gauges.retired, gone.len() as u64);
+            Gauges::add(&self.durable.tables.gauges.retired, gone.len() as u64);
             self.forget_keys(&gone);
-            self.tell_evictor(Forget(gone.iter().map(|r| (r.slot, r.epoch)).collect()));
-            self.send_up(Up::Retired(gone));
+            self.notify_evictor(Forget(gone.iter().map(|r| (r.slot, r.epoch)).collect()));
+            self.send_to_master(OwnerToMaster::Retired(gone));
         }
         bytes
     }
 
     pub(super) fn forget_keys(&self, gone: &[SlotRef]) {
-        let mut t = self.truth.tables.lock();
+        let mut t = self.durable.tables.lock();
         for r in gone {
             if t.keys.get(&r.slot).is_some_and(|(e, _)| *e == r.epoch) {
                 t.keys.remove(&r.slot);
             }
-            if t.log_told.get(&r.slot) == Some(&r.epoch) {
-                t.log_told.remove(&r.slot);
+            if t.log_reported.get(&r.slot) == Some(&r.epoch) {
+                t.log_reported.remove(&r.slot);
             }
         }
     }
@@ -52,7 +52,7 @@ impl Owner {
         let pairs: Vec<_> = mine.iter().map(|r| (r.slot, r.epoch)).collect();
         // Still open here: its commit was lost with a panic or a link. Then the plan ends instead.
         let open: Vec<_> = {
-            let t = self.truth.tables.lock();
+            let t = self.durable.tables.lock();
             let wanted: HashSet<_> = mine.iter().collect();
             let hit = |p: &&PlanRecord| wanted.contains(&p.opened.at);
             t.plans.values().filter(hit).map(|p| (p.opened.plan, p.opened.at)).collect()
@@ -72,18 +72,18 @@ impl Owner {
             .collect();
         self.retire(&pairs);
         if !already.is_empty() {
-            self.send_up(Up::Retired(already));
+            self.send_to_master(OwnerToMaster::Retired(already));
         }
     }
 
     pub(super) fn quarantine_over(&mut self) {
-        let freed = self.slots.due(self.truth.clock.now_ns());
+        let freed = self.slots.due(self.durable.clock.now_ns());
         if freed.is_empty() {
             return;
         }
-        Gauges::add(&self.truth.tables.gauges.freed, freed.len() as u64);
+        Gauges::add(&self.durable.tables.gauges.freed, freed.len() as u64);
         {
-            let mut t = self.truth.tables.lock();
+            let mut t = self.durable.tables.lock();
             for f in &freed {
                 t.unacked.insert(f.slot, f.epoch);
             }
@@ -93,16 +93,16 @@ impl Owner {
 
     pub(super) fn repeat_unacked(&self) {
         let list: Vec<_> = {
-            let t = self.truth.tables.lock();
+            let t = self.durable.tables.lock();
             t.unacked.iter().map(|(s, e)| self.at(*s, *e)).collect()
         };
-        self.truth.tables.rare.freed_repeated.add(list.len());
+        self.durable.tables.slow_path.freed_repeated.add(list.len());
         self.send_freed(list);
     }
 
     pub(super) fn send_freed(&self, list: Vec<SlotRef>) {
         for part in list.chunks(SLOTS_PER_FRAME) {
-            self.send_up(Up::Freed(part.to_vec()));
+            self.send_to_master(OwnerToMaster::Freed(part.to_vec()));
         }
     }
 }

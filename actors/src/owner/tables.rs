@@ -5,8 +5,10 @@ use super::attachments::Attachments;
 use super::log::LogSignals;
 use super::log_producers::LogProducers;
 use super::pin_tables::PinTables;
-use crate::message::{EndCause, KeyBytes, Named, OwnerGauges, PlanId, PlanOpened, SeenView, Term};
-use crate::rare::RareAtOwner;
+use crate::message::{
+    EndCause, KeyBytes, KeyReport, OwnerGauges, PlanId, PlanOpened, SeenView, Term,
+};
+use crate::slow_path::OwnerSlowPath;
 use hashbrown::HashMap;
 use nkv_store::device_log::BUMP_PTR_OFF;
 use nkv_store::heap::{Geometry, Heap};
@@ -19,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How long a question about a plan waits for the master's word of it.
-const PLAN_WORD_LIMIT_MS: u64 = 500;
+const PLAN_WAIT_LIMIT_MS: u64 = 500;
 
 /// How far an ended plan is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,9 +51,9 @@ pub struct Tables {
     /// Key string of every open or live slot, with its epoch.
     pub keys: HashMap<u32, (u32, KeyBytes)>,
     /// Objects of the device log that the master was told of without a name of their own: slot, epoch.
-    pub log_told: HashMap<u32, u32>,
+    pub log_reported: HashMap<u32, u32>,
     /// What producers told of objects of the device log, to be taken in.
-    pub told: VecDeque<Named>,
+    pub reported_keys: VecDeque<KeyReport>,
     /// The latest plan heard of: plans of one master arrive in order.
     pub last_opened: Option<PlanId>,
     /// Slots freed (slot -> epoch that ended) and not yet acknowledged.
@@ -66,7 +68,7 @@ pub struct Tables {
 
 /// How a term compares with the one obeyed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Obey {
+pub enum TermOrder {
     /// Obeyed already.
     Same,
     /// Obeyed from now on; the Owner must fence what went before.
@@ -95,7 +97,7 @@ pub struct OwnerTables {
     pub evictor_missed: AtomicBool,
     /// Figures.
     pub gauges: Gauges,
-    pub(crate) rare: RareAtOwner,
+    pub(crate) slow_path: OwnerSlowPath,
 }
 
 impl OwnerTables {
@@ -113,7 +115,7 @@ impl OwnerTables {
             grants,
             evictor_missed: AtomicBool::new(false),
             gauges,
-            rare: RareAtOwner::default(),
+            slow_path: OwnerSlowPath::default(),
         }
     }
 
@@ -128,14 +130,14 @@ impl OwnerTables {
     }
 
     /// Obeys a term unless a higher one is obeyed.
-    pub fn obey(&self, term: Term) -> Obey {
+    pub fn obey(&self, term: Term) -> TermOrder {
         let mut t = self.lock();
         match term.cmp(&t.term) {
-            std::cmp::Ordering::Less => Obey::Older(t.term),
-            std::cmp::Ordering::Equal => Obey::Same,
+            std::cmp::Ordering::Less => TermOrder::Older(t.term),
+            std::cmp::Ordering::Equal => TermOrder::Same,
             std::cmp::Ordering::Greater => {
                 t.term = term;
-                Obey::New
+                TermOrder::New
             }
         }
     }
@@ -192,8 +194,8 @@ impl OwnerTables {
 
     /// Whether a plan of this number is known that has another place.
     pub fn has_elsewhere(&self, p: &PlanOpened) -> bool {
-        let place = |p: &PlanOpened| (p.at, p.extent_offset, p.extent_len);
-        self.lock().plans.get(&p.plan).is_some_and(|known| place(&known.opened) != place(p))
+        let location = |p: &PlanOpened| (p.at, p.extent_offset, p.extent_len);
+        self.lock().plans.get(&p.plan).is_some_and(|known| location(&known.opened) != location(p))
     }
 
     /// Whether the table has a key string for a slot at an epoch: then a plan was opened there.
@@ -202,24 +204,24 @@ impl OwnerTables {
     }
 
     /// Whether a plan may (still) be written.
-    pub fn standing(&self, plan: PlanId) -> Standing {
+    pub fn standing(&self, plan: PlanId) -> PlanStatus {
         let t = self.lock();
         match t.plans.get(&plan) {
-            Some(p) if p.ending.is_none() => Standing::Open,
-            Some(_) => Standing::Over,
-            None if plan.term < t.term => Standing::Over,
-            None if t.last_opened.is_none_or(|last| last < plan) => Standing::NotHeardOf,
-            None => Standing::Over,
+            Some(p) if p.ending.is_none() => PlanStatus::Open,
+            Some(_) => PlanStatus::Over,
+            None if plan.term < t.term => PlanStatus::Over,
+            None if t.last_opened.is_none_or(|last| last < plan) => PlanStatus::NotHeardOf,
+            None => PlanStatus::Over,
         }
     }
 
     /// Whether a plan is open; waits, bounded, for the master's word of one not heard of yet.
     pub async fn wait_open(&self, plan: PlanId) -> bool {
-        for _ in 0..PLAN_WORD_LIMIT_MS {
+        for _ in 0..PLAN_WAIT_LIMIT_MS {
             match self.standing(plan) {
-                Standing::Open => return true,
-                Standing::Over => return false,
-                Standing::NotHeardOf => tokio::time::sleep(Duration::from_millis(1)).await,
+                PlanStatus::Open => return true,
+                PlanStatus::Over => return false,
+                PlanStatus::NotHeardOf => tokio::time::sleep(Duration::from_millis(1)).await,
             }
         }
         false
@@ -228,7 +230,7 @@ impl OwnerTables {
 
 /// What an owner knows of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum PlanStatus {
     /// It may be written.
     Open,
     /// It ended.

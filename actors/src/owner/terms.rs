@@ -3,7 +3,7 @@
 //! never notice.
 
 use super::Owner;
-use crate::message::{EndCause, SlotRef, Up};
+use crate::message::{EndCause, OwnerToMaster, SlotRef};
 use nkv_store::arena::Extent;
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ impl Owner {
     /// Starts what a new term asks for; idempotent, also after a panic.
     pub(super) fn begin_term(&mut self) {
         let (term, old) = {
-            let t = self.truth.tables.lock();
+            let t = self.durable.tables.lock();
             if t.fenced == t.term {
                 return;
             }
@@ -19,33 +19,33 @@ impl Owner {
             let old: Vec<_> = old.map(|p| (p.opened.plan, p.opened.at, p.ending)).collect();
             (t.term, old)
         };
-        self.truth.tables.rare.terms_obeyed.one();
+        self.durable.tables.slow_path.terms_obeyed.one();
         tracing::info!(term = term.number, plans = old.len(), "a new term: earlier plans end");
         for (plan, at, ending) in old {
             if ending.is_none() {
                 self.end_plan(plan, at, EndCause::TermOver);
             }
         }
-        self.truth.tables.attachments.new_term(term, self.truth.clock.now_ns());
-        self.pump_term();
+        self.durable.tables.attachments.new_term(term, self.durable.clock.now_ns());
+        self.complete_term();
     }
 
     /// Completes the change of terms once nobody is left who could write for a lower one.
-    pub(super) fn pump_term(&mut self) {
+    pub(super) fn complete_term(&mut self) {
         let term = {
-            let t = self.truth.tables.lock();
+            let t = self.durable.tables.lock();
             let left = t.plans.values().any(|p| p.opened.plan.term < t.term);
             if t.fenced == t.term || left {
                 return;
             }
             t.term
         };
-        if !self.truth.tables.attachments.all_obey(self.truth.clock.now_ns()) {
-            self.truth.tables.rare.terms_waited.one();
+        if !self.durable.tables.attachments.all_obey(self.durable.clock.now_ns()) {
+            self.durable.tables.slow_path.terms_waited.one();
             return;
         }
         self.retire_unheard();
-        self.truth.tables.lock().fenced = term;
+        self.durable.tables.lock().fenced = term;
         if let Some(number) = self.report_wanted.take() {
             self.report(number);
         }
@@ -53,7 +53,7 @@ impl Owner {
 
     /// True while a writer of a lower term may be left.
     pub(super) fn term_pending(&self) -> bool {
-        let t = self.truth.tables.lock();
+        let t = self.durable.tables.lock();
         t.fenced != t.term
     }
 
@@ -70,7 +70,7 @@ impl Owner {
     /// granted it is gone, and with it the key string. Readers it sent here may still be reading, so
     /// the extent that the header claims is held through quarantine.
     fn retire_unheard(&mut self) {
-        let now = self.truth.clock.now_ns();
+        let now = self.durable.clock.now_ns();
         let mut taken: BTreeMap<u64, u64> =
             self.slots.extents().map(|(.., e, _)| (e.offset, e.offset + e.len)).collect();
         let mut gone = Vec::new();
@@ -90,9 +90,9 @@ impl Owner {
             }
         }
         if !gone.is_empty() {
-            self.truth.tables.rare.unheard_retired.add(gone.len());
+            self.durable.tables.slow_path.unheard_retired.add(gone.len());
             tracing::warn!(slots = gone.len(), "written to for plans never heard of: retired");
-            self.send_up(Up::Retired(gone));
+            self.send_to_master(OwnerToMaster::Retired(gone));
         }
     }
 }

@@ -2,15 +2,15 @@
 //! late words. `model_NAME` is the switch of the model of the protocol that a test stands for.
 
 use super::attachments::Route;
-use super::tables::{Obey, OwnerTables};
-use super::{FromMaster, NewTerm, Owner, OwnerTruth, PlanDropped, TermObeyed, Touches};
-use crate::cell::{CellAddr, Crash};
+use super::tables::{OwnerTables, TermOrder};
+use super::{FromMaster, NewTerm, Owner, OwnerDurable, PlanDropped, TermObeyed, Touches};
+use crate::actor::{ActorAddr, Crash};
+use crate::executor::OwnedExecutor;
 use crate::membership::Uplink;
 use crate::message::{
-    Down, EndCause, KeyBytes, PlanId, PlanOpened, PlanRef, Served, SlotContent, SlotEntry, SlotRef,
-    Term, ToClient, Touch, TouchBatch, Up,
+    EndCause, KeyBytes, MasterToOwner, OwnerToClient, OwnerToMaster, PlanId, PlanOpened, PlanRef,
+    ReadCounts, SlotContent, SlotEntry, SlotRef, Term, Touch, TouchBatch,
 };
-use crate::place::OwnedPlace;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::device_log::BUMP_PTR_OFF;
 use nkv_store::heap::{Heap, HeapConfig};
@@ -31,12 +31,12 @@ const PRODUCER: u64 = 7;
 const Q_MS: u64 = 20;
 
 struct Bench {
-    owner: CellAddr<Owner>,
+    owner: ActorAddr<Owner>,
     tables: Arc<OwnerTables>,
     heap: Heap,
-    up: mpsc::Receiver<Up>,
+    up: mpsc::Receiver<OwnerToMaster>,
     incarnation: u64,
-    _place: OwnedPlace,
+    _executor: OwnedExecutor,
 }
 
 impl Bench {
@@ -56,7 +56,7 @@ impl Bench {
         let tables = Arc::new(OwnerTables::new(Arc::new(Grants::new()), &heap));
         let uplink = Arc::new(Uplink::default());
         let up = uplink.capture();
-        let truth = OwnerTruth {
+        let durable = OwnerDurable {
             heap: heap.clone(),
             hasher: HASHER,
             tables: tables.clone(),
@@ -65,16 +65,16 @@ impl Bench {
             clock: Arc::new(BootClock),
             log_claim_ttl_ms: 5_000,
         };
-        let place = OwnedPlace::arbiter().unwrap();
-        let owner = CellAddr::start(place.place(), truth, Arc::new(|_| {})).await.unwrap();
+        let executor = OwnedExecutor::arbiter().unwrap();
+        let owner = ActorAddr::start(executor.executor(), durable, Arc::new(|_| {})).await.unwrap();
         let incarnation = heap.geometry().incarnation;
-        let bench = Self { owner, tables, heap, up, incarnation, _place: place };
+        let bench = Self { owner, tables, heap, up, incarnation, _executor: executor };
         bench.obeys(OLD).await;
         bench
     }
 
     async fn obeys(&self, term: Term) {
-        assert_eq!(self.tables.obey(term), Obey::New);
+        assert_eq!(self.tables.obey(term), TermOrder::New);
         self.owner.call(NewTerm, LIMIT).await.unwrap();
     }
 
@@ -82,14 +82,14 @@ impl Bench {
         SlotRef { incarnation: self.incarnation, slot, epoch }
     }
 
-    async fn hears(&self, down: Down) {
+    async fn receives(&self, down: MasterToOwner) {
         self.owner.call(FromMaster(down), LIMIT).await.unwrap();
     }
 
     /// Opens a plan of 4 KiB in a slot, as the link does: recorded first, then told.
     async fn opens(&self, term: Term, seq: u64, slot: u32, epoch: u32) -> PlanRef {
         let p = self.records(term, seq, slot, epoch);
-        self.hears(Down::PlanOpened(p.clone())).await;
+        self.receives(MasterToOwner::PlanOpened(p.clone())).await;
         PlanRef { plan: p.plan, at: p.at, key: HASHER.id(&p.key).into() }
     }
 
@@ -128,7 +128,7 @@ impl Bench {
     }
 
     /// The next frame to the master that `want` picks.
-    async fn says<T>(&mut self, want: impl Fn(&Up) -> Option<T>) -> T {
+    async fn sent_to_master<T>(&mut self, want: impl Fn(&OwnerToMaster) -> Option<T>) -> T {
         let work = async {
             loop {
                 let up = self.up.recv().await.expect("the uplink was cut");
@@ -141,20 +141,20 @@ impl Bench {
     }
 
     async fn report(&mut self) -> Vec<SlotEntry> {
-        self.hears(Down::ReportPlease { number: 1 }).await;
-        self.says(reported).await
+        self.receives(MasterToOwner::RequestReport { number: 1 }).await;
+        self.sent_to_master(reported).await
     }
 
-    fn said(&mut self) -> Vec<Up> {
+    fn drain_sent(&mut self) -> Vec<OwnerToMaster> {
         std::iter::from_fn(|| self.up.try_recv().ok()).collect()
     }
 
     /// A process of this machine that has the segment mapped: this one.
-    fn attaches(&self) -> mpsc::Receiver<ToClient> {
+    fn attaches(&self) -> mpsc::Receiver<OwnerToClient> {
         self.attaches_as(rustix::process::getpid())
     }
 
-    fn attaches_as(&self, pid: rustix::process::Pid) -> mpsc::Receiver<ToClient> {
+    fn attaches_as(&self, pid: rustix::process::Pid) -> mpsc::Receiver<OwnerToClient> {
         let (tx, rx) = mpsc::channel(16);
         let fd: OwnedFd =
             rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
@@ -163,21 +163,21 @@ impl Bench {
     }
 }
 
-fn reported(up: &Up) -> Option<Vec<SlotEntry>> {
+fn reported(up: &OwnerToMaster) -> Option<Vec<SlotEntry>> {
     match up {
-        Up::Report { slots, .. } => Some(slots.clone()),
+        OwnerToMaster::Report { slots, .. } => Some(slots.clone()),
         _ => None,
     }
 }
 
-fn freed(up: &Up) -> Option<SlotRef> {
+fn freed(up: &OwnerToMaster) -> Option<SlotRef> {
     match up {
-        Up::Freed(list) => list.first().copied(),
+        OwnerToMaster::Freed(list) => list.first().copied(),
         _ => None,
     }
 }
 
-async fn told(rx: &mut mpsc::Receiver<ToClient>) -> ToClient {
+async fn next_to_client(rx: &mut mpsc::Receiver<OwnerToClient>) -> OwnerToClient {
     tokio::time::timeout(LIMIT, rx.recv()).await.unwrap().unwrap()
 }
 
@@ -201,7 +201,7 @@ async fn model_openterm_a_slot_with_an_open_plan_is_not_free_after_a_term_though
         matches!(&slots[..], [SlotEntry { slot: 0, epoch: 1, what: SlotContent::Held { .. } }]),
         "{slots:?}"
     );
-    assert_eq!(b.says(freed).await, b.at(0, 1));
+    assert_eq!(b.sent_to_master(freed).await, b.at(0, 1));
     assert_eq!(b.word(0), reserved(2), "[I3] armed with the next epoch");
 }
 
@@ -215,14 +215,14 @@ async fn i10_a_plan_that_ends_before_its_own_message_is_handled_leaves_no_slot_o
         match by_term {
             false => {
                 let (plan, at, cause) = (p.plan, p.at, EndCause::Aborted);
-                b.hears(Down::EndPlan { plan, at, cause }).await;
+                b.receives(MasterToOwner::EndPlan { plan, at, cause }).await;
             }
             true => b.obeys(NEW).await,
         }
-        b.hears(Down::PlanOpened(p.clone())).await;
-        assert_eq!(b.says(freed).await, b.at(0, 1));
+        b.receives(MasterToOwner::PlanOpened(p.clone())).await;
+        assert_eq!(b.sent_to_master(freed).await, b.at(0, 1));
         // The figures are published once the message that freed it is done with.
-        b.hears(Down::Beat).await;
+        b.receives(MasterToOwner::Heartbeat).await;
         let gauges = b.tables.gauges.snapshot();
         let left = (gauges.plans_open, gauges.open_bytes, gauges.fencing, gauges.held_bytes);
         assert_eq!(left, (0, 0, 0, 0), "ended by a term: {by_term}");
@@ -243,8 +243,8 @@ async fn what_was_ready_at_a_new_term_is_kept_with_its_key_and_reported_not_anno
     assert!(matches!(&live.what, SlotContent::Live { key, .. } if **key == *b"k1"), "{slots:?}");
     let torn = slots.iter().find(|s| s.slot == 1).unwrap();
     assert!(matches!(torn.what, SlotContent::Held { .. }), "{slots:?}");
-    let other = b.said();
-    assert!(!other.iter().any(|u| matches!(u, Up::Adopted(_))), "{other:?}");
+    let other = b.drain_sent();
+    assert!(!other.iter().any(|u| matches!(u, OwnerToMaster::Adopted(_))), "{other:?}");
 }
 
 #[tokio::test]
@@ -252,14 +252,14 @@ async fn a_report_waits_until_every_attached_process_obeys_the_term() {
     let mut b = Bench::new().await;
     let mut process = b.attaches();
     b.obeys(NEW).await;
-    b.hears(Down::ReportPlease { number: 1 }).await;
-    assert_eq!(told(&mut process).await, ToClient::Term(NEW));
+    b.receives(MasterToOwner::RequestReport { number: 1 }).await;
+    assert_eq!(next_to_client(&mut process).await, OwnerToClient::Term(NEW));
     longer_than_quarantine(&b).await;
-    assert_eq!(b.said(), vec![], "a write for a plan never heard of may be in flight");
+    assert_eq!(b.drain_sent(), vec![], "a write for a plan never heard of may be in flight");
     b.owner.call(TermObeyed(0, PRODUCER, OLD), LIMIT).await.unwrap();
-    assert_eq!(b.said(), vec![], "a word about an earlier term is no answer");
+    assert_eq!(b.drain_sent(), vec![], "a word about an earlier term is no answer");
     b.owner.call(TermObeyed(0, PRODUCER, NEW), LIMIT).await.unwrap();
-    b.says(reported).await;
+    b.sent_to_master(reported).await;
 }
 
 #[tokio::test]
@@ -270,12 +270,12 @@ async fn a_report_waits_for_a_stopped_process_until_it_dies() {
     let _process = b.attaches_as(pid);
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
     b.obeys(NEW).await;
-    b.hears(Down::ReportPlease { number: 1 }).await;
+    b.receives(MasterToOwner::RequestReport { number: 1 }).await;
     longer_than_quarantine(&b).await;
-    assert_eq!(b.said(), vec![]);
+    assert_eq!(b.drain_sent(), vec![]);
     child.kill().unwrap();
     child.wait().unwrap();
-    b.says(reported).await;
+    b.sent_to_master(reported).await;
 }
 
 #[tokio::test]
@@ -289,17 +289,17 @@ async fn a_slot_written_for_a_plan_never_heard_of_is_retired_and_held() {
         panic!("{slots:?}");
     };
     assert_eq!(*extent_len, 4096, "[I8] readers that the dead master sent may be reading");
-    assert_eq!(b.says(freed).await, b.at(3, 1));
+    assert_eq!(b.sent_to_master(freed).await, b.at(3, 1));
 }
 
 #[tokio::test]
 async fn model_tie_an_owner_obeys_the_greater_of_two_terms_with_one_number() {
     let b = Bench::new().await;
-    assert_eq!(b.tables.obey(OLD), Obey::Same);
+    assert_eq!(b.tables.obey(OLD), TermOrder::Same);
     let (lower, higher) = (Term { master: 69, ..OLD }, Term { master: 71, ..OLD });
-    assert_eq!(b.tables.obey(lower), Obey::Older(OLD));
-    assert_eq!(b.tables.obey(higher), Obey::New);
-    assert_eq!(b.tables.obey(OLD), Obey::Older(higher));
+    assert_eq!(b.tables.obey(lower), TermOrder::Older(OLD));
+    assert_eq!(b.tables.obey(higher), TermOrder::New);
+    assert_eq!(b.tables.obey(OLD), TermOrder::Older(higher));
 }
 
 #[tokio::test]
@@ -317,14 +317,14 @@ async fn model_abortfence_i10_an_aborted_plans_slot_is_held_until_its_producer_d
     let mut process = b.attaches();
     let p = b.opens(OLD, 1, 0, 1).await;
     b.writes(0, "k1", writing(1));
-    b.hears(Down::EndPlan { plan: p.plan, at: p.at, cause: EndCause::Aborted }).await;
-    assert_eq!(told(&mut process).await, ToClient::Drop(p.plan));
+    b.receives(MasterToOwner::EndPlan { plan: p.plan, at: p.at, cause: EndCause::Aborted }).await;
+    assert_eq!(next_to_client(&mut process).await, OwnerToClient::Drop(p.plan));
     longer_than_quarantine(&b).await;
     assert_eq!(b.tables.gauges.snapshot().fencing, 1, "held, and counted");
-    assert!(b.said().iter().all(|u| freed(u).is_none()));
+    assert!(b.drain_sent().iter().all(|u| freed(u).is_none()));
     assert_eq!(b.word(0), writing(1));
     b.owner.call(PlanDropped(0, PRODUCER, p.plan), LIMIT).await.unwrap();
-    assert_eq!(b.says(freed).await, p.at);
+    assert_eq!(b.sent_to_master(freed).await, p.at);
 }
 
 #[tokio::test]
@@ -332,14 +332,17 @@ async fn model_closeck_i11_a_commit_of_a_slot_that_moved_on_is_denied() {
     let mut b = Bench::new().await;
     let p = b.opens(OLD, 1, 0, 1).await;
     b.writes(0, "k1", ready(1));
-    b.hears(Down::EndPlan { plan: p.plan, at: p.at, cause: EndCause::Removed }).await;
-    assert_eq!(b.says(freed).await, p.at);
-    b.said();
+    b.receives(MasterToOwner::EndPlan { plan: p.plan, at: p.at, cause: EndCause::Removed }).await;
+    assert_eq!(b.sent_to_master(freed).await, p.at);
+    b.drain_sent();
     let second = b.opens(OLD, 2, 0, 2).await;
     b.writes(0, "k2", ready(2));
-    b.hears(Down::Committed(vec![p])).await;
-    assert!(b.said().contains(&Up::Retired(vec![p.at])), "the master believed a wrong commit");
-    b.hears(Down::Committed(vec![second])).await;
+    b.receives(MasterToOwner::Committed(vec![p])).await;
+    assert!(
+        b.drain_sent().contains(&OwnerToMaster::Retired(vec![p.at])),
+        "the master believed a wrong commit"
+    );
+    b.receives(MasterToOwner::Committed(vec![second])).await;
     assert_eq!(b.tables.gauges.snapshot().objects, 1);
 }
 
@@ -350,16 +353,17 @@ async fn i10_a_plan_that_expired_is_fenced_first_and_kept_only_if_ready() {
         let slot = seq as u32 - 1;
         let p = b.opens(OLD, seq, slot, 1).await;
         b.writes(slot, &format!("k{seq}"), word);
-        b.hears(Down::EndPlan { plan: p.plan, at: p.at, cause: EndCause::Expired }).await;
+        b.receives(MasterToOwner::EndPlan { plan: p.plan, at: p.at, cause: EndCause::Expired })
+            .await;
     }
     let adopted = b
-        .says(|u| match u {
-            Up::Adopted(p) => Some(p.at),
+        .sent_to_master(|u| match u {
+            OwnerToMaster::Adopted(p) => Some(p.at),
             _ => None,
         })
         .await;
     assert_eq!(adopted, b.at(0, 1));
-    assert_eq!(b.says(freed).await, b.at(1, 1));
+    assert_eq!(b.sent_to_master(freed).await, b.at(1, 1));
 }
 
 #[tokio::test]
@@ -369,12 +373,15 @@ async fn a_panic_in_mid_change_of_terms_changes_terms_all_the_same() {
     b.opens(OLD, 1, 0, 1).await;
     b.writes(0, "k1", ready(1));
     b.obeys(NEW).await;
-    b.owner.call(crate::cell::Crash, LIMIT).await.unwrap_err();
-    b.hears(Down::ReportPlease { number: 2 }).await;
-    assert_eq!(told(&mut process).await, ToClient::Drop(PlanId { term: OLD, seq: 1 }));
+    b.owner.call(crate::actor::Crash, LIMIT).await.unwrap_err();
+    b.receives(MasterToOwner::RequestReport { number: 2 }).await;
+    assert_eq!(
+        next_to_client(&mut process).await,
+        OwnerToClient::Drop(PlanId { term: OLD, seq: 1 })
+    );
     b.owner.call(PlanDropped(0, PRODUCER, PlanId { term: OLD, seq: 1 }), LIMIT).await.unwrap();
     b.owner.call(TermObeyed(0, PRODUCER, NEW), LIMIT).await.unwrap();
-    let slots = b.says(reported).await;
+    let slots = b.sent_to_master(reported).await;
     assert!(matches!(slots[0].what, SlotContent::Live { .. }), "{slots:?}");
 }
 
@@ -391,16 +398,16 @@ async fn i15_what_a_panic_kept_from_the_master_is_said_again() {
     let mut bench = Bench::with_log(64 << 10).await;
     // As if it had been evicted, and the word been lost with the actor.
     bench.tables.lock().keys.insert(1, (1, b"evicted".to_vec().into()));
-    bench.tables.lock().log_told.insert(2, 1);
+    bench.tables.lock().log_reported.insert(2, 1);
     let _ = bench.owner.call(Crash, LIMIT).await;
-    let mut said = bench
-        .says(|up| match up {
-            Up::Retired(list) => Some(list.clone()),
+    let mut retired = bench
+        .sent_to_master(|up| match up {
+            OwnerToMaster::Retired(list) => Some(list.clone()),
             _ => None,
         })
         .await;
-    said.sort_unstable_by_key(|at| at.slot);
-    assert_eq!(said, [bench.at(1, 1), bench.at(2, 1)]);
+    retired.sort_unstable_by_key(|at| at.slot);
+    assert_eq!(retired, [bench.at(1, 1), bench.at(2, 1)]);
     assert!(!bench.tables.has_key(1, 1));
 }
 
@@ -408,13 +415,16 @@ async fn i15_what_a_panic_kept_from_the_master_is_said_again() {
 async fn figures_that_a_reader_reports_stay_at_the_end_of_their_numbers() {
     let b = Bench::new().await;
     let touch = |bytes| Touch { slot: 0, epoch: 1, bytes };
-    let served = Served { by_index: u64::MAX, by_cache: 1, by_master: u64::MAX };
+    let served = ReadCounts { by_index: u64::MAX, by_cache: 1, by_master: u64::MAX };
     for _ in 0..2 {
         let list = vec![touch(u64::MAX), touch(1)];
-        b.owner.call(Touches(TouchBatch { list, served }), LIMIT).await.unwrap();
+        b.owner.call(Touches(TouchBatch { list, counts: served }), LIMIT).await.unwrap();
     }
-    let told = b.tables.gauges.snapshot();
-    assert_eq!((told.bytes_read, told.gets_served, told.gets_by_cache), (u64::MAX, u64::MAX, 2));
+    let gauges = b.tables.gauges.snapshot();
+    assert_eq!(
+        (gauges.bytes_read, gauges.gets_served, gauges.gets_by_cache),
+        (u64::MAX, u64::MAX, 2)
+    );
     assert_eq!(b.owner.status().panics, 0);
 }
 
@@ -423,7 +433,7 @@ async fn i3_a_slot_written_for_an_unheard_plan_is_retired_whatever_extent_its_he
     let mut b = Bench::new().await;
     let p = b.opens(OLD, 1, 0, 1).await;
     b.writes(0, "k1", ready(1));
-    b.hears(Down::Committed(vec![p])).await;
+    b.receives(MasterToOwner::Committed(vec![p])).await;
     // Slot 1 claims the bytes of slot 0, slot 2 bytes outside the arena.
     let g = *b.heap.geometry();
     for (slot, base) in [(1, g.arena.offset), (2, u64::MAX - 4095)] {
@@ -447,11 +457,11 @@ async fn i3_a_slot_written_for_an_unheard_plan_is_retired_whatever_extent_its_he
     }
     let mut freed = Vec::new();
     while freed.len() < 2 {
-        let more = |up: &Up| match up {
-            Up::Freed(list) => Some(list.clone()),
+        let more = |up: &OwnerToMaster| match up {
+            OwnerToMaster::Freed(list) => Some(list.clone()),
             _ => None,
         };
-        freed.extend(b.says(more).await);
+        freed.extend(b.sent_to_master(more).await);
         freed.sort();
         freed.dedup();
     }

@@ -2,10 +2,10 @@
 //! that nobody waits for is kept back a moment: a busy master then says many in one system call, and
 //! wakes the owner once.
 
-use super::{ACTOR_LIMIT, BEATS_PER_TTL, LONGEST_BEAT, MAX_UP_BYTES, Server, refuse};
-use crate::cell::{CellAddr, Reply};
+use super::{ACTOR_LIMIT, BEATS_PER_TTL, LONGEST_BEAT, MAX_TO_MASTER_BYTES, Server, refuse};
+use crate::actor::{ActorAddr, Reply};
 use crate::master::{DOWNLINK_FRAMES, FromRank, Join, Joined, LinkDown, LinkId, Master};
-use crate::message::{Down, Refusal, Seat, Up, Welcome};
+use crate::message::{MasterToOwner, OwnerToMaster, Refusal, SegmentId, Welcome};
 use crate::race::race;
 use nkv_transport::wire::{
     BoxStream, WireError, encode_frame, read_frame, write_encoded, write_frame,
@@ -25,14 +25,14 @@ impl Server {
     pub(super) async fn rank(
         self: Arc<Self>,
         mut stream: BoxStream,
-        join: impl FnOnce(mpsc::Sender<Down>) -> Join,
+        join: impl FnOnce(mpsc::Sender<MasterToOwner>) -> Join,
     ) -> Result<(), WireError> {
         let Some((master, _)) = &self.master else {
             return Ok(());
         };
         let (tx, rx) = mpsc::channel(DOWNLINK_FRAMES);
         let join = join(tx);
-        let (seat, incarnation) = (join.info.seat(), join.info.incarnation);
+        let (segment_id, incarnation) = (join.info.id(), join.info.incarnation);
         let confirm = !join.own;
         let joined = match master.call(join, ACTOR_LIMIT).await {
             Ok(Ok(joined)) => joined,
@@ -46,19 +46,19 @@ impl Server {
             let welcome = Welcome::Rank { term: joined.term, settings, confirm };
             write_frame(&mut stream, &mut Vec::new(), 0, &welcome).await?;
             let (mut reader, mut writer) = tokio::io::split(stream);
-            let down = write_downs(&mut writer, rx, &joined);
-            let up = read_ups(&mut reader, master, (seat, incarnation, link));
+            let down = write_to_owner(&mut writer, rx, &joined);
+            let up = read_from_owner(&mut reader, master, (segment_id, incarnation, link));
             race(down, up).await
         }
         .await;
-        let _ = master.push(LinkDown { seat, link }, Reply::nobody()).await;
+        let _ = master.push(LinkDown { segment_id, link }, Reply::nobody()).await;
         ended
     }
 }
 
-async fn write_downs<W: AsyncWrite + Unpin>(
+async fn write_to_owner<W: AsyncWrite + Unpin>(
     writer: &mut W,
-    mut rx: mpsc::Receiver<Down>,
+    mut rx: mpsc::Receiver<MasterToOwner>,
     joined: &Joined,
 ) -> Result<(), WireError> {
     let beat = joined.settings.ttl_ms / BEATS_PER_TTL;
@@ -72,7 +72,7 @@ async fn write_downs<W: AsyncWrite + Unpin>(
             }
             Ok(None) => return Ok(()),
             Err(_) => {
-                write_frame(writer, &mut buf, 0, &Down::Beat).await?;
+                write_frame(writer, &mut buf, 0, &MasterToOwner::Heartbeat).await?;
                 continue;
             }
         }
@@ -88,15 +88,18 @@ async fn write_downs<W: AsyncWrite + Unpin>(
     }
 }
 
-async fn read_ups<R: AsyncRead + Unpin>(
+async fn read_from_owner<R: AsyncRead + Unpin>(
     reader: &mut R,
-    master: &CellAddr<Master>,
-    (seat, incarnation, link): (Seat, u64, LinkId),
+    master: &ActorAddr<Master>,
+    (segment_id, incarnation, link): (SegmentId, u64, LinkId),
 ) -> Result<(), WireError> {
     let mut buf = Vec::new();
-    while let Some((_, up)) = read_frame::<_, Up>(reader, &mut buf, MAX_UP_BYTES).await? {
+    while let Some((_, up)) =
+        read_frame::<_, OwnerToMaster>(reader, &mut buf, MAX_TO_MASTER_BYTES).await?
+    {
         // After a Leave the master cuts the link: that is its answer.
-        let sent = master.push(FromRank { seat, incarnation, link, up }, Reply::nobody()).await;
+        let sent =
+            master.push(FromRank { segment_id, incarnation, link, up }, Reply::nobody()).await;
         if sent.is_err() {
             break;
         }

@@ -3,12 +3,12 @@
 //! a time, in the order they come.
 
 use super::{ACTOR_LIMIT, HELLO_LIMIT, Server};
-use crate::cell::CellAddr;
+use crate::actor::ActorAddr;
 use crate::master::{Ask, Master, Members};
 use crate::message::{HasherKey, Request, Response, View, Welcome};
 use crate::race::race;
 use nkv_store::clock::Clock;
-use nkv_transport::ring::{Looking, Offer, RingStream};
+use nkv_transport::ring::{Offer, Polling, RingStream};
 use nkv_transport::wire::{BoxStream, MAX_FRAME_BYTES, WireError, read_frame, write_frame};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +17,14 @@ use tokio::sync::OwnedSemaphorePermit;
 /// Rings of a node at once, some 130 KiB each; further clients keep their sockets.
 pub(super) const MAX_RINGS: usize = 256;
 /// How long a node looks for the next request of a client that usually has one soon.
-const LOOK: Duration = Duration::from_micros(20);
+const SPIN: Duration = Duration::from_micros(20);
 /// The same after an open. A client that slept must wake, on a core that may have been halted, and
 /// place its bytes: the commit of some 100 KiB comes within this.
-const LOOK_AFTER_OPEN: Duration = Duration::from_micros(100);
+const SPIN_AFTER_OPEN: Duration = Duration::from_micros(100);
 
 /// What a client's requests are asked of.
-struct Desk<'a> {
-    master: &'a CellAddr<Master>,
+struct RequestContext<'a> {
+    master: &'a ActorAddr<Master>,
     members: &'a Members,
     producer: u64,
     clock: &'a dyn Clock,
@@ -52,7 +52,7 @@ impl Server {
             // Only told where the master is.
             return Ok(());
         };
-        let desk = Desk { master, members, producer, clock: &*self.clock };
+        let desk = RequestContext { master, members, producer, clock: &*self.clock };
         let by_ring = ring.is_some();
         members.producer_up(producer, by_ring);
         let served = match ring {
@@ -86,7 +86,7 @@ impl Server {
     }
 }
 
-impl Desk<'_> {
+impl RequestContext<'_> {
     async fn serve(&self, stream: &mut BoxStream) -> Result<(), WireError> {
         let mut buf = Vec::new();
         while let Some((id, request)) = read_frame(stream, &mut buf, MAX_FRAME_BYTES).await? {
@@ -109,17 +109,17 @@ impl Desk<'_> {
 
     async fn serve_ring(&self, ring: &mut RingStream) -> Result<(), WireError> {
         let mut buf = Vec::new();
-        let mut habits = Habits::default();
+        let mut budget = SpinBudget::default();
         while let Some((id, request)) = read_frame(ring, &mut buf, MAX_FRAME_BYTES).await? {
             let kind = Kind::of(&request);
-            habits.asked(ring.slept());
+            budget.asked(ring.slept());
             let response = self.answer(request).await;
             write_frame(ring, &mut buf, id, &response).await?;
-            let look = habits.answered(kind);
-            ring.look_for(look);
-            if look.is_zero() {
+            let spin = budget.answered(kind);
+            ring.set_spin(spin);
+            if spin.is_zero() {
                 // This thread goes to sleep: what is still to be said needs no second waking.
-                self.members.hurry_all();
+                self.members.flush_all();
             }
         }
         Ok(())
@@ -155,33 +155,33 @@ impl Kind {
     }
 
     /// How long to look for what follows.
-    fn look(self) -> Duration {
+    fn spin(self) -> Duration {
         match self {
-            Self::Open => LOOK_AFTER_OPEN,
-            Self::Locate | Self::Other => LOOK,
+            Self::Open => SPIN_AFTER_OPEN,
+            Self::Locate | Self::Other => SPIN,
         }
     }
 }
 
 /// How soon the client came back after each kind of answer. Looking holds a core.
 #[derive(Debug, Default)]
-struct Habits {
-    looking: [Looking; 3],
+struct SpinBudget {
+    polling: [Polling; 3],
     answered: Option<Kind>,
 }
 
-impl Habits {
+impl SpinBudget {
     /// The next request is there; whether the node slept before it came.
     fn asked(&mut self, slept: bool) {
         if let Some(kind) = self.answered.take() {
-            self.looking[kind as usize].ended(slept);
+            self.polling[kind as usize].ended(slept);
         }
     }
 
     /// How long to look for the next request.
     fn answered(&mut self, kind: Kind) -> Duration {
         self.answered = Some(kind);
-        if self.looking[kind as usize].worthwhile() { kind.look() } else { Duration::ZERO }
+        if self.polling[kind as usize].should_poll() { kind.spin() } else { Duration::ZERO }
     }
 }
 
@@ -191,17 +191,17 @@ mod tests {
 
     #[test]
     fn a_client_is_looked_for_after_those_answers_after_which_it_comes_back_soon() {
-        let mut habits = Habits::default();
+        let mut budget = SpinBudget::default();
         for _ in 0..4 {
-            assert_eq!(habits.answered(Kind::Open), LOOK_AFTER_OPEN);
-            habits.asked(false);
-            habits.answered(Kind::Other);
-            habits.asked(true);
+            assert_eq!(budget.answered(Kind::Open), SPIN_AFTER_OPEN);
+            budget.asked(false);
+            budget.answered(Kind::Other);
+            budget.asked(true);
         }
-        habits.answered(Kind::Other);
-        habits.asked(true);
-        assert_eq!(habits.answered(Kind::Other), Duration::ZERO, "it pauses between its puts");
-        habits.asked(false);
-        assert_eq!(habits.answered(Kind::Other), LOOK, "it does no longer");
+        budget.answered(Kind::Other);
+        budget.asked(true);
+        assert_eq!(budget.answered(Kind::Other), Duration::ZERO, "it pauses between its puts");
+        budget.asked(false);
+        assert_eq!(budget.answered(Kind::Other), SPIN, "it does no longer");
     }
 }

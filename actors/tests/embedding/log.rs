@@ -11,7 +11,7 @@ pub fn with_log(job: &str) -> NodeConfig {
 }
 
 pub fn logged(rank: u32) -> PutOptions {
-    PutOptions { preferred_segment: Some(rank), device_alloc: Some(true), ..PutOptions::default() }
+    PutOptions { preferred_rank: Some(rank), device_alloc: Some(true), ..PutOptions::default() }
 }
 
 pub fn gauges(cluster: &Cluster, rank: usize) -> OwnerGauges {

@@ -21,7 +21,7 @@ pub fn config(job: &str) -> NodeConfig {
 }
 
 pub fn on(rank: u32) -> PutOptions {
-    PutOptions { preferred_segment: Some(rank), ..PutOptions::default() }
+    PutOptions { preferred_rank: Some(rank), ..PutOptions::default() }
 }
 
 pub fn bytes(n: usize, seed: u8) -> Vec<u8> {
@@ -107,8 +107,8 @@ pub async fn used_is_live(cluster: &Cluster) {
             let rank = n.info().rank;
             [(0, status.owner)].into_iter().chain(mounted).map(move |(s, o)| ((rank, s), o))
         });
-        owners.into_iter().all(|(seat, o)| {
-            let row = stats.ranks.iter().find(|r| (r.rank, r.segment) == seat);
+        owners.into_iter().all(|(segment_id, o)| {
+            let row = stats.ranks.iter().find(|r| (r.rank, r.segment) == segment_id);
             o.heap_used == o.live_bytes && row.is_some_and(|r| r.allocated_bytes == o.live_bytes)
         })
     })

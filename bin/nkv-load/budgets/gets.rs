@@ -1,7 +1,7 @@
 //! Gets of one size: of one object again and again (warm), of a ring in order (cold), of a ring
 //! jumping, and of one object while another process puts. Each recorded get stands beside a copy.
 
-use super::ring::{Walk, stride};
+use super::ring::{RingCopy, stride};
 use super::{SMALL, by_log, producers, row};
 use crate::content::Verdict;
 use crate::flags::Flags;
@@ -9,7 +9,7 @@ use crate::latency::OpTimes;
 use crate::report::Report;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
-use crate::tally::Tally;
+use crate::tally::ErrorTally;
 use anyhow::bail;
 use nkv::{Blocking, ErrorKind};
 use std::time::Duration;
@@ -27,14 +27,14 @@ const BATCH_BYTES: usize = 64 << 20;
 /// If the ring cannot be put, or no producer be started.
 pub(super) fn measure(
     handle: &Blocking,
-    walk: &mut Walk,
+    walk: &mut RingCopy,
     size: usize,
     (flags, stop): (&Flags, &Stop),
     report: &mut Report,
 ) -> anyhow::Result<()> {
     let keys = put_ring(handle, walk, size)?;
     let n = keys.len();
-    let mut gets = Gets { handle, walk, size, keys: &keys, tally: Tally::default() };
+    let mut gets = Gets { handle, walk, size, keys: &keys, tally: ErrorTally::default() };
     gets.compare_all();
     row(report, gets.run("get warm", |_| 0, stop));
     row(report, gets.run("get cold", |step| step % n, stop));
@@ -64,7 +64,7 @@ pub(super) fn measure(
 }
 
 /// Puts a ring of objects by plans: none of them is evicted while it is measured.
-fn put_ring(handle: &Blocking, walk: &Walk, size: usize) -> anyhow::Result<Vec<Vec<u8>>> {
+fn put_ring(handle: &Blocking, walk: &RingCopy, size: usize) -> anyhow::Result<Vec<Vec<u8>>> {
     let run_id = nkv_store::random_u64();
     let name = |i| format!("budgets/{run_id:016x}/{size}/{i}").into_bytes();
     let keys: Vec<Vec<u8>> = (0..walk.objects(size)).map(name).collect();
@@ -93,10 +93,10 @@ fn batch(size: usize) -> usize {
 
 struct Gets<'a> {
     handle: &'a Blocking,
-    walk: &'a mut Walk,
+    walk: &'a mut RingCopy,
     size: usize,
     keys: &'a [Vec<u8>],
-    tally: Tally,
+    tally: ErrorTally,
 }
 
 impl Gets<'_> {

@@ -14,13 +14,13 @@ use std::time::Duration;
 pub(super) const LENGTH: Duration = Duration::from_millis(1500);
 
 #[derive(Deserialize)]
-struct Told {
+struct ProducerOutcome {
     failed: u64,
-    rates: Vec<ToldRate>,
+    rates: Vec<ProducerRate>,
 }
 
 #[derive(Deserialize)]
-struct ToldRate {
+struct ProducerRate {
     op: String,
     per_s: f64,
 }
@@ -42,7 +42,7 @@ pub(super) fn rates(
     let mut started =
         (0..processes).map(|_| Producer::start(flags)).collect::<Result<Vec<_>, _>>()?;
     for producer in &mut started {
-        producer.told("ready")?;
+        producer.wait_for_line("ready")?;
     }
     for producer in &mut started {
         producer.go()?;
@@ -53,18 +53,18 @@ pub(super) fn rates(
         rates.push(Rate { op, processes, per_s: 0.0 });
     }
     for producer in started {
-        let told = producer.outcome()?;
+        let outcome = producer.outcome()?;
         report.tally.failed_elsewhere(
             "puts of a producer (run nkv-load --pour 1 by hand to see why)",
-            told.failed,
+            outcome.failed,
         );
-        if told.failed > 0 {
+        if outcome.failed > 0 {
             // It stopped there: its rate is none.
             return Ok(Vec::new());
         }
         for rate in &mut rates {
-            let same = told.rates.iter().filter(|told| told.op == rate.op);
-            rate.per_s += same.map(|told| told.per_s).sum::<f64>();
+            let same = outcome.rates.iter().filter(|outcome| outcome.op == rate.op);
+            rate.per_s += same.map(|outcome| outcome.per_s).sum::<f64>();
         }
     }
     Ok(rates)
@@ -73,7 +73,7 @@ pub(super) fn rates(
 /// Ended when dropped.
 struct Producer {
     child: Child,
-    said: BufReader<std::process::ChildStdout>,
+    stdout: BufReader<std::process::ChildStdout>,
 }
 
 impl Producer {
@@ -87,14 +87,14 @@ impl Producer {
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().context("a producer process")?;
-        let said = child.stdout.take().context("a producer without a standard output")?;
-        Ok(Self { child, said: BufReader::new(said) })
+        let stdout = child.stdout.take().context("a producer without a standard output")?;
+        Ok(Self { child, stdout: BufReader::new(stdout) })
     }
 
     /// Waits for a line: it comes, or the process ends.
-    fn told(&mut self, wanted: &str) -> anyhow::Result<()> {
+    fn wait_for_line(&mut self, wanted: &str) -> anyhow::Result<()> {
         let mut line = String::new();
-        self.said.read_line(&mut line)?;
+        self.stdout.read_line(&mut line)?;
         if line.trim() != wanted {
             bail!(
                 "a producer said {:?} instead of {wanted:?}: run nkv-load --pour 1 by hand",
@@ -109,9 +109,9 @@ impl Producer {
         pipe.write_all(b"go\n").context("a producer that ended before it began")
     }
 
-    fn outcome(mut self) -> anyhow::Result<Told> {
+    fn outcome(mut self) -> anyhow::Result<ProducerOutcome> {
         let mut line = String::new();
-        self.said.read_line(&mut line)?;
+        self.stdout.read_line(&mut line)?;
         serde_json::from_str(&line).with_context(|| format!("a producer said {line:?}"))
     }
 }

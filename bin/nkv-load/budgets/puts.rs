@@ -2,7 +2,7 @@
 //! cold pages; of 4 KiB also with a pause between, and by plans. Only puts that went the way that the
 //! row names are in it.
 
-use super::ring::Walk;
+use super::ring::RingCopy;
 use super::{SMALL, by_log, row};
 use crate::latency::OpTimes;
 use crate::report::Report;
@@ -29,7 +29,7 @@ const PLANNED: u64 = 4000;
 /// Rows of one size.
 pub(super) fn measure(
     handle: &Blocking,
-    walk: &mut Walk,
+    walk: &mut RingCopy,
     size: usize,
     stop: &Stop,
     report: &mut Report,
@@ -49,7 +49,7 @@ pub(super) fn measure(
 
 /// Rows of puts by plans. To be measured first: after puts through the log, their keys still go to
 /// the owner and the master for seconds.
-pub(super) fn planned(handle: &Blocking, walk: &mut Walk, stop: &Stop, report: &mut Report) {
+pub(super) fn planned(handle: &Blocking, walk: &mut RingCopy, stop: &Stop, report: &mut Report) {
     let run_id = nkv_store::random_u64();
     let mut puts = Puts { handle, walk, size: SMALL, run_id, step: 0, report, removed: Vec::new() };
     (0..2 * BLOCK).for_each(|_| _ = puts.put(false));
@@ -62,7 +62,7 @@ pub(super) fn planned(handle: &Blocking, walk: &mut Walk, stop: &Stop, report: &
 
 struct Puts<'a> {
     handle: &'a Blocking,
-    walk: &'a mut Walk,
+    walk: &'a mut RingCopy,
     size: usize,
     run_id: u64,
     step: usize,

@@ -5,20 +5,20 @@ use crate::content::Stream;
 use crate::memcpy::faulted;
 use crate::stopwatch::timed;
 use nkv::store::Buffer;
-use nkv::store::shm::UnnamedMemory;
+use nkv::store::shm::AnonPages;
 use std::hint::black_box;
 
 /// A ring of as many bytes as the objects have, a cold source for puts, and one buffer of the caller.
-pub(super) struct Walk {
+pub(super) struct RingCopy {
     /// Stands for the segment.
-    segment: UnnamedMemory,
+    segment: AnonPages,
     /// What puts put, and copies copy.
     source: Buffer,
     /// Where gets end.
     pub(super) target: Buffer,
 }
 
-impl Walk {
+impl RingCopy {
     /// Maps and touches twice `bytes`.
     ///
     /// # Errors
@@ -27,7 +27,7 @@ impl Walk {
         let mut source = Buffer::new(bytes)?;
         Stream::of(b"budgets", 0).fill(&mut source);
         let target = faulted(bytes.min(super::SIZES[super::SIZES.len() - 1]));
-        Ok(Self { segment: UnnamedMemory::new(bytes)?, source, target })
+        Ok(Self { segment: AnonPages::new(bytes)?, source, target })
     }
 
     /// Objects of a size in a ring.
@@ -74,11 +74,11 @@ fn gcd(a: usize, b: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{Walk, stride};
+    use super::{RingCopy, stride};
 
     #[test]
     fn copies_go_to_their_place_and_come_back() {
-        let mut walk = Walk::new(64 << 20).unwrap();
+        let mut walk = RingCopy::new(64 << 20).unwrap();
         for index in [0, 5, 63, 64 + 7] {
             walk.copy_in(1 << 20, index);
             walk.copy_out(1 << 20, index);

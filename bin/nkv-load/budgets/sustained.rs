@@ -78,7 +78,7 @@ pub(super) fn measure(handle: &Blocking, stop: &Stop, report: &mut Report) -> an
 
 /// How many batches go into the heap at once.
 fn room(handle: &Blocking) -> anyhow::Result<usize> {
-    let view = handle.view()?;
+    let view = handle.membership()?;
     let (info, _) = view.ranks.first().context("a cluster of no ranks")?;
     let fit = (info.arena_bytes / SHARE_OF_HEAP) as usize / BATCH_BYTES;
     if fit < FEWEST {

@@ -64,8 +64,8 @@ fn flags_that_would_be_ignored_are_refused() {
     ] {
         assert!(mode(args).is_err(), "{args:?}");
     }
-    let said = mode(&["--bench", "--duration", "5"]).unwrap_err();
-    assert!(said.contains("--bench") && !said.contains("--lookups"), "{said}");
+    let message = mode(&["--bench", "--duration", "5"]).unwrap_err();
+    assert!(message.contains("--bench") && !message.contains("--lookups"), "{message}");
 }
 
 #[test]
@@ -147,9 +147,9 @@ fn devices_are_named_in_order_and_all_are_meant_by_none() {
 
 #[test]
 fn devices_are_taken_where_the_program_can_go_through_them() {
-    let told = mode(&["--connect", "h:1", "--rdma-devices", "rxe0"]);
+    let parsed = mode(&["--connect", "h:1", "--rdma-devices", "rxe0"]);
     match cfg!(feature = "rdma") {
-        true => assert_eq!(told, Ok(Mode::Mix)),
-        false => assert!(told.unwrap_err().contains("without the feature rdma")),
+        true => assert_eq!(parsed, Ok(Mode::Mix)),
+        false => assert!(parsed.unwrap_err().contains("without the feature rdma")),
     }
 }

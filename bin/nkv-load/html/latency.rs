@@ -1,7 +1,7 @@
 //! Latency: for every operation and size the distribution on one logarithmic axis, the median of a
 //! plain copy beside it; and for every operation the curve of its percentiles up to the slowest.
 
-use super::plot::{Axis, Plot, escape, legend, show_ns, time_axis, words};
+use super::plot::{Axis, Plot, escape, legend, show_ns, svg_text, time_axis};
 use super::{figure, op_class, size_class};
 use crate::latency::OpTimes;
 use crate::sizes::show_bytes;
@@ -46,11 +46,11 @@ pub(super) fn distributions(times: &[OpTimes]) -> Option<String> {
             svg,
             "<line class=\"grid{fine}\" x1=\"{x:.1}\" y1=\"0\" x2=\"{x:.1}\" y2=\"{floor:.1}\"></line>"
         );
-        svg += &words("tick", (x, floor + 16.0), "middle", text);
+        svg += &svg_text("tick", (x, floor + 16.0), "middle", text);
     }
     let middle = (LABEL_WIDTH + WIDTH - FIGURES_WIDTH) / 2.0;
-    svg += &words("axis", (middle, floor + 34.0), "middle", axis.title);
-    svg += &words("axis", (WIDTH - 6.0, floor + 34.0), "end", "median · 99%");
+    svg += &svg_text("axis", (middle, floor + 34.0), "middle", axis.title);
+    svg += &svg_text("axis", (WIDTH - 6.0, floor + 34.0), "end", "median · 99%");
     for (row, t) in times.iter().enumerate() {
         svg += &ridge(t, &op_class(t.op()), &axis, ROW_HEIGHT * (row + 1) as f64);
     }
@@ -95,8 +95,8 @@ fn ridge(times: &OpTimes, class: &str, axis: &Axis, base: f64) -> String {
             y - 4.0
         );
     }
-    out += &words("row", (LABEL_WIDTH - 10.0, base - 6.0), "end", &name);
-    out += &words("row figures", (WIDTH - 6.0, base - 6.0), "end", &figures);
+    out += &svg_text("row", (LABEL_WIDTH - 10.0, base - 6.0), "end", &name);
+    out += &svg_text("row figures", (WIDTH - 6.0, base - 6.0), "end", &figures);
     out + "</g>"
 }
 

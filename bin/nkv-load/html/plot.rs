@@ -86,15 +86,15 @@ impl Plot {
             let fine = if text.is_empty() { " fine" } else { "" };
             let line = (x, TOP, x, floor);
             out += &grid(fine, line);
-            out += &words("tick", (x, floor + 16.0), "middle", text);
+            out += &svg_text("tick", (x, floor + 16.0), "middle", text);
         }
         for (at, text) in &self.y.ticks {
             let y = self.place((self.x.lo, *at)).1;
             let fine = if text.is_empty() { " fine" } else { "" };
             out += &grid(fine, (LEFT, y, right, y));
-            out += &words("tick", (LEFT - 7.0, y + 3.5), "end", text);
+            out += &svg_text("tick", (LEFT - 7.0, y + 3.5), "end", text);
         }
-        out += &words("axis", ((LEFT + right) / 2.0, HEIGHT - 8.0), "middle", self.x.title);
+        out += &svg_text("axis", ((LEFT + right) / 2.0, HEIGHT - 8.0), "middle", self.x.title);
         let middle = (TOP + floor) / 2.0;
         let _ = write!(
             out,
@@ -129,7 +129,7 @@ fn grid(fine: &str, (x1, y1, x2, y2): (f64, f64, f64, f64)) -> String {
 }
 
 /// Text at a place; nothing if it is empty.
-pub(super) fn words(class: &str, (x, y): (f64, f64), anchor: &str, text: &str) -> String {
+pub(super) fn svg_text(class: &str, (x, y): (f64, f64), anchor: &str, text: &str) -> String {
     if text.is_empty() {
         return String::new();
     }

@@ -5,10 +5,10 @@
 use crate::content::Stream;
 use crate::flags::Weights;
 use crate::latency::OpTimes;
-use crate::memcpy::{Yardstick, faulted};
+use crate::memcpy::{MemcpyBaseline, faulted};
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, rest, timed};
-use crate::tally::Tally;
+use crate::tally::ErrorTally;
 use nkv::message::{Existence, PutOptions};
 use nkv::store::Buffer;
 use nkv::{Blocking, Error, ErrorKind};
@@ -52,7 +52,7 @@ pub(super) struct Outcome {
     /// Gets that found the value.
     pub(super) found: u64,
     /// What went wrong.
-    pub(super) tally: Tally,
+    pub(super) tally: ErrorTally,
 }
 
 impl Outcome {
@@ -66,7 +66,7 @@ impl Outcome {
             removes: OpTimes::new("remove", 0),
             asked: 0,
             found: 0,
-            tally: Tally::default(),
+            tally: ErrorTally::default(),
         }
     }
 
@@ -101,7 +101,7 @@ pub(super) struct Client {
     slots: Vec<Slot>,
     random: u64,
     buffer: Buffer,
-    yardstick: Yardstick,
+    baseline: MemcpyBaseline,
     outcome: Outcome,
 }
 
@@ -114,7 +114,7 @@ impl Client {
             slots: vec![Slot::default(); plan.objects],
             random: plan.run_id ^ (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15),
             buffer: faulted(plan.size),
-            yardstick: Yardstick::new(plan.size, plan.objects),
+            baseline: MemcpyBaseline::new(plan.size, plan.objects),
             outcome: Outcome::new(plan.size),
             plan,
         }
@@ -195,7 +195,7 @@ impl Client {
                 let _ = self.handle.remove(&key);
             }
         }
-        let copy_ns = self.yardstick.copy_in(slot, &self.buffer);
+        let copy_ns = self.baseline.copy_in(slot, &self.buffer);
         self.outcome.puts.record_memcpy(copy_ns);
         self.counted();
     }
@@ -222,7 +222,7 @@ impl Client {
             }
             Err(error) => self.failed("get", slot, &key, &error),
         }
-        let copy_ns = self.yardstick.copy_out(slot, &mut self.buffer);
+        let copy_ns = self.baseline.copy_out(slot, &mut self.buffer);
         self.outcome.gets.record_memcpy(copy_ns);
         self.counted();
     }

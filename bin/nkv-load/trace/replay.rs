@@ -4,7 +4,7 @@
 
 use crate::content::Stream;
 use crate::latency::OpTimes;
-use crate::memcpy::{Yardstick, faulted};
+use crate::memcpy::{MemcpyBaseline, faulted};
 use crate::report::Report;
 use crate::stopwatch::timed;
 use nkv::message::{ObjMeta, PutOptions};
@@ -65,7 +65,7 @@ pub(super) struct Replay<'a, B> {
     /// Blocks in one call.
     per_call: usize,
     buffer: Buffer,
-    yardstick: Yardstick,
+    baseline: MemcpyBaseline,
     copies: usize,
     matches: OpTimes,
     gets: OpTimes,
@@ -83,7 +83,7 @@ impl<'a, B: Blocks> Replay<'a, B> {
             block_bytes,
             per_call: (CALL_BYTES / block_bytes).max(1),
             buffer: faulted(0),
-            yardstick: Yardstick::new(block_bytes, ring),
+            baseline: MemcpyBaseline::new(block_bytes, ring),
             copies: 0,
             matches: OpTimes::new("match_prefix", 0),
             gets: OpTimes::new("get", bytes),
@@ -179,7 +179,7 @@ impl<'a, B: Blocks> Replay<'a, B> {
         self.gets.record_batch(ns, read);
         for at in 0..names.len().min(COPIES_PER_CALL) {
             let dst = &mut self.buffer[at * self.block_bytes..][..self.block_bytes];
-            self.gets.record_memcpy(self.yardstick.copy_out(self.copies, dst));
+            self.gets.record_memcpy(self.baseline.copy_out(self.copies, dst));
             self.copies += 1;
         }
     }
@@ -211,7 +211,7 @@ impl<'a, B: Blocks> Replay<'a, B> {
         self.puts.record_batch(ns, put);
         for at in 0..names.len().min(COPIES_PER_CALL) {
             let src = &self.buffer[at * self.block_bytes..][..self.block_bytes];
-            self.puts.record_memcpy(self.yardstick.copy_in(self.copies, src));
+            self.puts.record_memcpy(self.baseline.copy_in(self.copies, src));
             self.copies += 1;
         }
     }

@@ -13,7 +13,7 @@ const GET_HEALTHZ: &[u8] = b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n";
 
 async fn served() -> SocketAddr {
     let at = "127.0.0.1:0".parse().unwrap();
-    serve_within(at, routes(Standing::joining()), STEP).await.unwrap()
+    serve_within(at, routes(Readiness::joining()), STEP).await.unwrap()
 }
 
 /// What the server says until it closes the connection.
@@ -29,7 +29,8 @@ async fn rest(mut stream: TcpStream) -> String {
 async fn a_probe_is_answered_though_silent_peers_hold_every_place() {
     // Nothing but the probe's coming ends one of them.
     let at = "127.0.0.1:0".parse().unwrap();
-    let at = serve_within(at, routes(Standing::joining()), Duration::from_secs(600)).await.unwrap();
+    let at =
+        serve_within(at, routes(Readiness::joining()), Duration::from_secs(600)).await.unwrap();
     let mut silent = Vec::new();
     for _ in 0..MAX_CONNECTIONS + 50 {
         silent.push(TcpStream::connect(at).await.unwrap());

@@ -81,15 +81,17 @@ impl<'a> Resolver<'a> {
     }
 
     /// The user's value, else what the launcher told, else `default`.
-    pub(super) fn take_told<T: ToString>(
+    pub(super) fn take_detected<T: ToString>(
         &mut self,
         key: &'static str,
         parse: impl Fn(&str) -> Result<T, String>,
-        told: Option<T>,
+        detected: Option<T>,
         default: T,
     ) -> Result<T, SettingsError> {
-        match (told, self.family) {
-            (Some(told), Some(family)) => self.take_or(key, parse, told, family.to_string()),
+        match (detected, self.family) {
+            (Some(detected), Some(family)) => {
+                self.take_or(key, parse, detected, family.to_string())
+            }
             _ => self.take(key, parse, default),
         }
     }

@@ -27,7 +27,7 @@ fn env(pairs: &[(&str, &str)]) -> Env {
     pairs.iter().map(|(k, v)| ((*k).to_string(), (*v).to_string())).collect()
 }
 
-fn settle(args: &[&str], pairs: &[(&str, &str)]) -> Result<Settings, SettingsError> {
+fn settings(args: &[&str], pairs: &[(&str, &str)]) -> Result<Settings, SettingsError> {
     resolve(&flags(args), &env(pairs), MACHINE)
 }
 
@@ -43,7 +43,7 @@ fn file(text: &str) -> tempfile::NamedTempFile {
 
 #[test]
 fn alone_a_rank_is_the_whole_world_on_loopback() {
-    let s = settle(&[], &[]).unwrap();
+    let s = settings(&[], &[]).unwrap();
     assert_eq!((s.node.rank, s.node.world_size, s.node.port), (0, 1, 0));
     assert_eq!((s.node.job.as_str(), s.node.master_host.as_str()), ("nkv", "127.0.0.1"));
     assert!(s.node.listen.is_loopback() && s.warnings.is_empty());
@@ -54,7 +54,7 @@ fn alone_a_rank_is_the_whole_world_on_loopback() {
 
 #[test]
 fn every_setting_of_the_table_is_taken_once() {
-    let s = settle(&[], &[]).unwrap();
+    let s = settings(&[], &[]).unwrap();
     let taken: Vec<&str> = s.lines.iter().map(|line| line.key).collect();
     let table: Vec<&str> = SETTINGS.iter().map(|setting| setting.key).collect();
     assert_eq!(taken, table);
@@ -73,16 +73,16 @@ fn flags_win_over_variables_over_the_file_over_the_launcher_over_defaults() {
         (&[], &torchrun[..], 2, "torchrun"),
         (&[], &[][..], 0, "default"),
     ] {
-        let s = settle(args, pairs).unwrap();
+        let s = settings(args, pairs).unwrap();
         assert_eq!((s.node.rank, source(&s, "rank").as_str()), (rank, from), "{args:?}");
     }
-    let s = settle(&["--port", "7"], &[("NKV_CONFIG", path)]).unwrap();
+    let s = settings(&["--port", "7"], &[("NKV_CONFIG", path)]).unwrap();
     assert_eq!((s.node.ttl_ms, source(&s, "ttl_ms").as_str()), (3333, path));
 }
 
 #[test]
 fn an_empty_variable_counts_as_unset() {
-    assert_eq!(settle(&[], &[("NKV_JOB", ""), ("NKV_RANK", "")]).unwrap().node.job, "nkv");
+    assert_eq!(settings(&[], &[("NKV_JOB", ""), ("NKV_RANK", "")]).unwrap().node.job, "nkv");
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn the_job_is_the_users_else_the_launchers_else_nkv() {
     for (pairs, job) in
         [(&slurm[..], "77.0"), (&run_id[..], "run7"), (&given[..], "mine"), (&[][..], "nkv")]
     {
-        assert_eq!(settle(&[], pairs).unwrap().node.job, job);
+        assert_eq!(settings(&[], pairs).unwrap().node.job, job);
     }
 }
 
@@ -109,31 +109,31 @@ fn on_one_host_rank_0_is_where_the_ranks_listen() {
         (&["--master-addr", "other"], &torchrun[..], "other"),
         (&["--rank", "1", "--world-size", "2"], &[port][..], "127.0.0.1"),
     ] {
-        let s = settle(args, pairs).unwrap();
+        let s = settings(args, pairs).unwrap();
         assert_eq!(s.node.master_host, expected, "{args:?}");
     }
     let many = [TORCHRUN, &[port, ("LOCAL_WORLD_SIZE", "1")]].concat();
-    assert_eq!(settle(&[], &many).unwrap().node.master_host, "box.lan");
+    assert_eq!(settings(&[], &many).unwrap().node.master_host, "box.lan");
 }
 
 #[test]
 fn open_mpi_over_several_hosts_needs_to_be_told_where_rank_0_is() {
     let pairs = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("NKV_PORT", "7")];
-    let error = settle(&[], &pairs).unwrap_err();
+    let error = settings(&[], &pairs).unwrap_err();
     assert!(error.to_string().contains("--master-addr"), "{error}");
-    assert_eq!(settle(&["--master-addr", "n1"], &pairs).unwrap().node.master_host, "n1");
+    assert_eq!(settings(&["--master-addr", "n1"], &pairs).unwrap().node.master_host, "n1");
     let local = [&pairs[..], &[("OMPI_COMM_WORLD_LOCAL_SIZE", "2")]].concat();
-    assert_eq!(settle(&[], &local).unwrap().node.master_host, "127.0.0.1");
+    assert_eq!(settings(&[], &local).unwrap().node.master_host, "127.0.0.1");
 }
 
 #[test]
 fn half_a_launcher_environment_ends_with_3_unless_both_numbers_are_given() {
     let half = [("RANK", "0"), ("WORLD_SIZE", "2")];
-    let error = settle(&[], &half).unwrap_err();
+    let error = settings(&[], &half).unwrap_err();
     assert_eq!(error.exit_code(), 3);
     assert!(error.to_string().contains("MASTER_ADDR"), "{error}");
-    assert_eq!(settle(&["--rank", "0"], &half).unwrap_err().exit_code(), 3);
-    let s = settle(&["--rank", "0", "--world-size", "1"], &half).unwrap();
+    assert_eq!(settings(&["--rank", "0"], &half).unwrap_err().exit_code(), 3);
+    let s = settings(&["--rank", "0", "--world-size", "1"], &half).unwrap();
     assert_eq!((s.node.world_size, s.warnings.len()), (1, 1));
 }
 
@@ -144,11 +144,11 @@ fn a_world_of_several_needs_a_port_that_all_know() {
         &["--world-size", "3", "--rank", "1"],
         &["--world-size", "3", "--rank", "1", "--port", "0"],
     ] {
-        let error = settle(args, &[]).unwrap_err();
+        let error = settings(args, &[]).unwrap_err();
         assert!(error.to_string().contains("NKV_PORT"), "{error}");
         assert_eq!(error.exit_code(), 2);
     }
-    assert_eq!(settle(&["--world-size", "3", "--port", "0"], &[]).unwrap().node.port, 0);
+    assert_eq!(settings(&["--world-size", "3", "--port", "0"], &[]).unwrap().node.port, 0);
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn wrong_values_are_refused_with_their_source() {
         (&["--config", path], &[], "ttl_ms"),
         (&["--config", "/nowhere/nkv.toml"], &[], "/nowhere/nkv.toml"),
     ] {
-        let error = settle(args, pairs).unwrap_err();
+        let error = settings(args, pairs).unwrap_err();
         let sentence = error.to_string();
         assert!(sentence.contains(named) && !sentence.contains('\n'), "{sentence}");
         assert_eq!(error.exit_code(), 2, "{sentence}");
@@ -204,7 +204,7 @@ fn every_value_reaches_what_it_sets() {
                 --heartbeat-ms 80 --join-timeout-ms 90 --call-timeout-ms 100 --full-wait-ms 110 \
                 --rdma-devices b,a --rdma-gid-index 3 --rdma-pairs 8 \
                 --data-connections 12 --drain-ms 13 --rejoins 14 --threads 15 --log debug";
-    let s = settle(&args.split_whitespace().collect::<Vec<_>>(), &[]).unwrap();
+    let s = settings(&args.split_whitespace().collect::<Vec<_>>(), &[]).unwrap();
     let n = &s.node;
     assert_eq!((n.job.as_str(), n.rank, n.world_size, n.port), ("j", 1, 2, 9));
     assert_eq!((n.master_host.as_str(), n.listen.to_string().as_str()), ("h", "127.0.0.2"));
@@ -240,7 +240,7 @@ fn the_default_heap_is_shared_by_the_ranks_of_the_host() {
 
 #[test]
 fn what_listens_beyond_this_host_is_warned_of() {
-    let warnings = |args: &[&str], pairs: &[(&str, &str)]| settle(args, pairs).unwrap().warnings;
+    let warnings = |args: &[&str], pairs: &[(&str, &str)]| settings(args, pairs).unwrap().warnings;
     assert!(warnings(&["--http", "0.0.0.0:80"], &[])[0].contains("HTTP"));
     let many = [TORCHRUN, &[("LOCAL_WORLD_SIZE", "1"), ("NKV_PORT", "7")]].concat();
     assert!(warnings(&[], &many)[0].contains("--listen"));
@@ -269,27 +269,27 @@ fn i20_a_secret_comes_from_a_flag_a_variable_or_the_file_and_is_never_shown() {
         (&["--secret-file", "none", "--config", config], &[], b"", "--secret-file"),
         (&[], &[SECRET], in_variable, "NKV_SECRET"),
     ] {
-        let s = settle(args, pairs).unwrap();
+        let s = settings(args, pairs).unwrap();
         let wanted = if expected.is_empty() { None } else { same_as(expected) };
         assert_eq!(s.node.secret, wanted, "{args:?}");
         assert_eq!(self::source(&s, "secret_file"), source);
         let shown = format!("{s:?}");
         assert!(!shown.contains("the secret in") && !shown.contains(SECRET.1), "{shown}");
     }
-    assert!(settle(&["--listen", "10.0.0.5"], &[SECRET]).is_ok());
+    assert!(settings(&["--listen", "10.0.0.5"], &[SECRET]).is_ok());
     mode(&held, 0o640);
-    let error = settle(&["--secret-file", path], &[]).unwrap_err().to_string();
+    let error = settings(&["--secret-file", path], &[]).unwrap_err().to_string();
     assert!(error.contains("mode 640") && error.contains("chmod 600"), "{error}");
 }
 
 #[test]
 fn the_effective_configuration_can_be_read_back_as_a_file() {
     let args = ["--job", "007", "--heap-bytes", "64MiB", "--watermarks", "90/80", "--http", "off"];
-    let first = settle(&args, &[]).unwrap();
+    let first = settings(&args, &[]).unwrap();
     let text: String =
         first.lines.iter().map(|line| format!("{} = {}\n", line.key, line.value)).collect();
     let file = file(&text);
-    let again = settle(&["--config", file.path().to_str().unwrap()], &[]).unwrap();
+    let again = settings(&["--config", file.path().to_str().unwrap()], &[]).unwrap();
     let values = |s: &Settings| s.lines.iter().map(|l| l.value.clone()).collect::<Vec<_>>();
     assert_eq!(values(&first), values(&again));
 }
@@ -297,10 +297,10 @@ fn the_effective_configuration_can_be_read_back_as_a_file() {
 #[test]
 fn the_masters_host_is_a_name_or_an_address_and_nothing_else() {
     for host in ["node-0", "10.0.0.7", "::1", "[fe80::1]"] {
-        assert_eq!(settle(&["--master-addr", host], &[]).unwrap().node.master_host, host);
+        assert_eq!(settings(&["--master-addr", host], &[]).unwrap().node.master_host, host);
     }
     for wrong in ["", " ", "node-0:7400", "tcp://node-0"] {
-        let error = settle(&["--master-addr", wrong], &[]).unwrap_err();
+        let error = settings(&["--master-addr", wrong], &[]).unwrap_err();
         assert_eq!(error.exit_code(), super::EXIT_CONFIG);
         let error = error.to_string();
         assert!(error.contains("--master-addr") && error.contains("the host of rank 0"), "{error}");
@@ -310,10 +310,10 @@ fn the_masters_host_is_a_name_or_an_address_and_nothing_else() {
 #[test]
 fn the_form_of_log_lines_is_one_of_two() {
     use crate::logging::LogFormat;
-    assert_eq!(settle(&[], &[]).unwrap().log_format, LogFormat::Text);
-    let json = settle(&[], &[("NKV_LOG_FORMAT", "json")]).unwrap();
+    assert_eq!(settings(&[], &[]).unwrap().log_format, LogFormat::Text);
+    let json = settings(&[], &[("NKV_LOG_FORMAT", "json")]).unwrap();
     assert_eq!(json.log_format, LogFormat::Json);
     assert!(
-        settle(&["--log-format", "xml"], &[]).unwrap_err().to_string().contains("text or json")
+        settings(&["--log-format", "xml"], &[]).unwrap_err().to_string().contains("text or json")
     );
 }

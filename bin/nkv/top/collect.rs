@@ -21,7 +21,7 @@ const ASKED_AT_MOST: usize = 1024;
 
 /// What one look found.
 #[derive(Debug)]
-pub(super) struct Look {
+pub(super) struct Sample {
     /// When it ended, in nanoseconds of the boot clock.
     pub(super) at_ns: u64,
     /// The members and figures, or why the master did not say.
@@ -37,8 +37,8 @@ pub(super) struct Collector {
     /// What the user gave.
     given: Vec<Address>,
     /// Where it is tried to connect, in turn: these, then all members.
-    doors: Vec<Address>,
-    next_door: usize,
+    entry_nodes: Vec<Address>,
+    next_entry_node: usize,
     client: Option<Client>,
     /// The last known members.
     known: BTreeMap<u32, RankInfo>,
@@ -47,25 +47,25 @@ pub(super) struct Collector {
 impl Collector {
     /// Asks by a handle at first, and by others where that fails.
     pub(super) fn new(client: Client, given: Vec<Address>, config: ClientConfig) -> Self {
-        let (doors, known) = (given.clone(), BTreeMap::new());
-        Self { config, given, doors, next_door: 0, client: Some(client), known }
+        let (entry_nodes, known) = (given.clone(), BTreeMap::new());
+        Self { config, given, entry_nodes, next_entry_node: 0, client: Some(client), known }
     }
 
     /// Asks everybody once.
-    pub(super) async fn look(&mut self) -> Look {
+    pub(super) async fn sample(&mut self) -> Sample {
         let asked = self.known.clone();
         let (mut nodes, master) = tokio::join!(ask_nodes(asked.values()), self.ask_master());
         if let Ok((view, _)) = &master {
             self.known = view.nodes().map(|(info, _)| (info.rank, info.clone())).collect();
-            let doors = self.known.values().map(|info| info.control.clone());
-            self.doors = self.given.iter().cloned().chain(doors).collect();
+            let entry_nodes = self.known.values().map(|info| info.control.clone());
+            self.entry_nodes = self.given.iter().cloned().chain(entry_nodes).collect();
             // Who is new, or started afresh, was not asked yet.
             let new = |info: &&RankInfo| {
                 asked.get(&info.rank).is_none_or(|was| was.incarnation != info.incarnation)
             };
             nodes.extend(ask_nodes(self.known.values().filter(new)).await);
         }
-        Look { at_ns: BootClock.now_ns(), master, nodes }
+        Sample { at_ns: BootClock.now_ns(), master, nodes }
     }
 
     async fn ask_master(&mut self) -> Result<(View, ClusterStats), String> {
@@ -74,9 +74,9 @@ impl Collector {
             Err(_) => Err(format!("no answer within {} ms", MASTER_LIMIT.as_millis())),
         };
         if answer.is_err() {
-            // By another door next time: this one may be what is broken.
+            // By another node next time: this one may be what is broken.
             self.client = None;
-            self.next_door = self.next_door.wrapping_add(1);
+            self.next_entry_node = self.next_entry_node.wrapping_add(1);
         }
         answer
     }
@@ -85,11 +85,11 @@ impl Collector {
         let client = match &self.client {
             Some(client) => client,
             None => {
-                let door = &self.doors[self.next_door % self.doors.len()];
-                self.client.insert(Client::connect(door, self.config.clone()).await?)
+                let entry_node = &self.entry_nodes[self.next_entry_node % self.entry_nodes.len()];
+                self.client.insert(Client::connect(entry_node, self.config.clone()).await?)
             }
         };
-        Ok((client.view().await?, client.stats().await?))
+        Ok((client.membership().await?, client.stats().await?))
     }
 }
 

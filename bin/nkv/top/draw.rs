@@ -205,7 +205,7 @@ fn troubles(screen: &Screen) -> Vec<Line<'static>> {
     let of_rank = |row: &RankRow| {
         let rank = row.rank;
         let line = move |actor: &ActorRow| {
-            let what = actor.trouble.as_ref()?;
+            let what = actor.fault.as_ref()?;
             let text = format!("rank {rank} {}: {what}", actor.name);
             Some(Line::styled(text, colour(actor.health)))
         };

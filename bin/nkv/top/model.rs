@@ -1,7 +1,7 @@
 //! What `nkv top` shows: made of the latest look at the cluster and the one before, which gives rates.
 //! Pure: it asks nobody and draws nothing. What is not known is absent, never zero.
 
-use super::collect::Look;
+use super::collect::Sample;
 use super::status_page::{ActorPage, NodePage};
 use nkv::message::{ClusterStats, OwnerGauges, RankInfo, RankState, View};
 use serde::Serialize;
@@ -115,7 +115,7 @@ pub(super) struct ActorRow {
     /// Times rebuilt.
     pub(super) restarts: u32,
     /// Where it is frozen, or its last panic.
-    pub(super) trouble: Option<String>,
+    pub(super) fault: Option<String>,
 }
 
 /// What is remembered between looks.
@@ -127,7 +127,7 @@ pub(super) struct Model {
     /// Keys found and not found by then, and the master's term.
     lookups: Option<(u64, u64, u64)>,
     /// The last word of the master, and when.
-    said: Option<(View, u64)>,
+    last_view: Option<(View, u64)>,
     /// When the first look was.
     began_ns: Option<u64>,
     /// Ranks that were members at some time.
@@ -139,26 +139,26 @@ impl Model {
     /// Nothing known yet.
     pub(super) fn new(job: String) -> Self {
         let (seen, history) = (BTreeSet::new(), VecDeque::new());
-        Self { job, before: None, lookups: None, said: None, began_ns: None, seen, history }
+        Self { job, before: None, lookups: None, last_view: None, began_ns: None, seen, history }
     }
 
     /// Takes in a look; what to show now.
-    pub(super) fn update(&mut self, look: Look) -> Screen {
-        let began_ns = *self.began_ns.get_or_insert(look.at_ns);
-        let seconds = self.before.as_ref().map(|(then, _)| (look.at_ns - then) as f64 / 1e9);
+    pub(super) fn update(&mut self, sample: Sample) -> Screen {
+        let began_ns = *self.began_ns.get_or_insert(sample.at_ns);
+        let seconds = self.before.as_ref().map(|(then, _)| (sample.at_ns - then) as f64 / 1e9);
         let master =
-            look.master.as_ref().ok().map(|(view, stats)| self.master_row(view, stats, seconds));
-        if let Ok((view, _)) = &look.master {
+            sample.master.as_ref().ok().map(|(view, stats)| self.master_row(view, stats, seconds));
+        if let Ok((view, _)) = &sample.master {
             self.seen.extend(view.nodes().map(|(info, _)| info.rank));
-            self.said = Some((view.clone(), look.at_ns));
+            self.last_view = Some((view.clone(), sample.at_ns));
         }
-        let said_ns = self.said.as_ref().map_or(began_ns, |(_, at)| *at);
-        let lost = look.master.as_ref().err();
-        let master_lost = lost.map(|why| (why.clone(), (look.at_ns - said_ns) / 1_000_000));
-        let view = self.said.as_ref().map(|(view, _)| view.clone()).unwrap_or_default();
+        let last_view_ns = self.last_view.as_ref().map_or(began_ns, |(_, at)| *at);
+        let lost = sample.master.as_ref().err();
+        let master_lost = lost.map(|why| (why.clone(), (sample.at_ns - last_view_ns) / 1_000_000));
+        let view = self.last_view.as_ref().map(|(view, _)| view.clone()).unwrap_or_default();
         let ranks: Vec<RankRow> =
-            (0..view.world_size).map(|rank| self.rank_row(rank, &view, &look, seconds)).collect();
-        self.remember(&look, &view);
+            (0..view.world_size).map(|rank| self.rank_row(rank, &view, &sample, seconds)).collect();
+        self.remember(&sample, &view);
         let total = ranks.iter().filter_map(|r| r.rates).fold(Rates::default(), Rates::plus);
         if seconds.is_some() {
             self.history.push_back((total.bytes_read + total.bytes_written) as u64);
@@ -196,15 +196,15 @@ impl Model {
         }
     }
 
-    fn rank_row(&self, rank: u32, view: &View, look: &Look, seconds: Option<f64>) -> RankRow {
+    fn rank_row(&self, rank: u32, view: &View, sample: &Sample, seconds: Option<f64>) -> RankRow {
         let member = view.nodes().find(|(info, _)| info.rank == rank);
-        let page = look.nodes.get(&rank);
-        let fresh = look.master.is_ok();
+        let page = sample.nodes.get(&rank);
+        let fresh = sample.master.is_ok();
         let (state, health) = self.state(rank, member.map(|(_, state)| *state), page, fresh);
-        let stats = look.master.as_ref().ok().and_then(|(_, stats)| {
+        let stats = sample.master.as_ref().ok().and_then(|(_, stats)| {
             stats.ranks.iter().find(|r| member.is_some_and(|(i, _)| i.incarnation == r.incarnation))
         });
-        let heap = member.and_then(|(info, _)| gauges(info, look));
+        let heap = member.and_then(|(info, _)| gauges(info, sample));
         let rates = heap.zip(seconds).zip(member).and_then(|((now, seconds), (info, _))| {
             let then = self.before.as_ref()?.1.get(&info.incarnation)?;
             Some(Rates::between(then, &now, seconds))
@@ -241,7 +241,7 @@ impl Model {
         page: Option<&Result<NodePage, String>>,
         fresh: bool,
     ) -> (String, Health) {
-        let (word, health) = match (member, page) {
+        let (state, health) = match (member, page) {
             (None, _) if self.seen.contains(&rank) => ("gone", Health::Bad),
             (None, _) => ("missing", Health::Bad),
             (Some(RankState::Suspect), _) if fresh => ("suspect", Health::Bad),
@@ -249,28 +249,28 @@ impl Model {
             (Some(_), Some(Err(_))) => ("unreachable", Health::Bad),
             (Some(_), Some(Ok(page))) if page.draining => ("draining", Health::Odd),
             (Some(_), Some(Ok(page))) if page.link != "joined" => {
-                let word = page.link.split([':', ' ']).next().unwrap_or_default();
-                return (word.to_string(), Health::Odd);
+                let state = page.link.split([':', ' ']).next().unwrap_or_default();
+                return (state.to_string(), Health::Odd);
             }
             (Some(_), None) if !fresh => ("unknown", Health::Odd),
             (Some(_), _) => ("alive", Health::Good),
         };
-        (word.to_string(), health)
+        (state.to_string(), health)
     }
 
-    fn remember(&mut self, look: &Look, view: &View) {
+    fn remember(&mut self, sample: &Sample, view: &View) {
         let counters = view
             .nodes()
-            .filter_map(|(info, _)| gauges(info, look).map(|gauges| (info.incarnation, gauges)));
-        self.before = Some((look.at_ns, counters.collect()));
+            .filter_map(|(info, _)| gauges(info, sample).map(|gauges| (info.incarnation, gauges)));
+        self.before = Some((sample.at_ns, counters.collect()));
     }
 }
 
 /// A rank's figures: its own, else as the master heard them.
-fn gauges(info: &RankInfo, look: &Look) -> Option<OwnerGauges> {
-    let own = look.nodes.get(&info.rank).and_then(|page| page.as_ref().ok()?.owner);
+fn gauges(info: &RankInfo, sample: &Sample) -> Option<OwnerGauges> {
+    let own = sample.nodes.get(&info.rank).and_then(|page| page.as_ref().ok()?.owner);
     own.or_else(|| {
-        let (_, stats) = look.master.as_ref().ok()?;
+        let (_, stats) = sample.master.as_ref().ok()?;
         let heard = stats.ranks.iter().find(|r| r.incarnation == info.incarnation)?;
         Some(heard.owner)
     })
@@ -315,7 +315,7 @@ impl ActorRow {
             health,
             queue: page.queue,
             restarts: page.restarts,
-            trouble: frozen.or(panic),
+            fault: frozen.or(panic),
         }
     }
 }

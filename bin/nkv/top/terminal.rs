@@ -3,10 +3,10 @@
 //! another thread, so keys answer at once even while a rank does not; keys are read by a third, since
 //! who reads them from a terminal that is gone is not told so.
 
-use super::collect::{Collector, Look};
+use super::collect::{Collector, Sample};
 use super::draw::draw;
 use super::model::{Model, Screen};
-use crate::trouble::Trouble;
+use crate::cli_error::CliError;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::threads::spawn_named;
 use ratatui::DefaultTerminal;
@@ -35,22 +35,22 @@ const GRACE: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 struct Shared {
     /// The latest look that was not drawn yet.
-    latest: Mutex<Option<Look>>,
+    latest: Mutex<Option<Sample>>,
     /// A signal asked for the end.
     ended: AtomicBool,
 }
 
 /// Gives the terminal back when dropped.
-struct Taken(ManuallyDrop<DefaultTerminal>);
+struct TerminalGuard(ManuallyDrop<DefaultTerminal>);
 
-impl Taken {
+impl TerminalGuard {
     fn take() -> io::Result<Self> {
         // Also gives it back before the message of a panic is written.
         ratatui::try_init().map(|terminal| Self(ManuallyDrop::new(terminal)))
     }
 }
 
-impl Drop for Taken {
+impl Drop for TerminalGuard {
     fn drop(&mut self) {
         // A terminal that is gone takes neither this nor a complaint about it, for which its own Drop
         // would panic.
@@ -61,7 +61,7 @@ impl Drop for Taken {
 
 /// What a key asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wish {
+enum KeyAction {
     Quit,
     /// Show the ranks from here on.
     From(usize),
@@ -73,29 +73,29 @@ pub(super) fn show(
     collector: Collector,
     mut model: Model,
     interval: Duration,
-) -> Result<(), Trouble> {
+) -> Result<(), CliError> {
     let shared = Arc::new(Shared::default());
     let theirs = shared.clone();
     // Before the terminal is taken: a signal must not leave it as it is then.
     let signals = {
         let _guard = runtime.enter();
-        Signals::new().map_err(|e| Trouble::io("signals", e))?
+        Signals::new().map_err(|e| CliError::io("signals", e))?
     };
     // They end with the process: nothing they hold needs a goodbye.
-    let thread = |e: std::io::Error| Trouble::io("a thread", e);
+    let thread = |e: std::io::Error| CliError::io("a thread", e);
     spawn_named("nkv-top", move || {
         runtime.block_on(ask(collector, signals, &theirs, interval));
     })
     .map_err(|e| thread(io::Error::other(e.to_string())))?;
-    let mut terminal = Taken::take().map_err(|e| Trouble::io("the terminal", e))?;
+    let mut terminal = TerminalGuard::take().map_err(|e| CliError::io("the terminal", e))?;
     let keys = read_keys().map_err(thread)?;
     let every = format!("{} s", interval.as_secs_f64());
-    let failed = |e| Trouble::io("the terminal", e);
+    let failed = |e| CliError::io("the terminal", e);
     let (mut screen, mut scroll, mut stale) = (None::<Screen>, 0, false);
     while !shared.ended.load(Ordering::Acquire) && !is_gone() {
         let latest = shared.latest.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(look) = latest {
-            screen = Some(model.update(look));
+        if let Some(sample) = latest {
+            screen = Some(model.update(sample));
             stale = true;
         }
         if let (Some(screen), true) = (&screen, stale) {
@@ -108,9 +108,9 @@ pub(super) fn show(
             }
         }
         match keys.recv_timeout(TICK) {
-            Ok(Event::Key(key)) => match wish(key, scroll) {
-                Some(Wish::Quit) => return Ok(()),
-                Some(Wish::From(rank)) => (scroll, stale) = (rank, true),
+            Ok(Event::Key(key)) => match key_action(key, scroll) {
+                Some(KeyAction::Quit) => return Ok(()),
+                Some(KeyAction::From(rank)) => (scroll, stale) = (rank, true),
                 None => {}
             },
             Ok(Event::Resize(..)) => stale = true,
@@ -149,17 +149,17 @@ fn is_gone() -> bool {
 
 /// Looks at the cluster at every interval; a look that takes longer is followed by the next at once.
 async fn ask(mut collector: Collector, mut signals: Signals, shared: &Shared, interval: Duration) {
-    let looks = async {
+    let samples = async {
         loop {
             let begun_ns = BootClock.now_ns();
-            let look = collector.look().await;
-            *shared.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(look);
+            let sample = collector.sample().await;
+            *shared.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(sample);
             let took = Duration::from_nanos(BootClock.now_ns().saturating_sub(begun_ns));
             tokio::time::sleep(interval.saturating_sub(took)).await;
         }
     };
     tokio::select! {
-        () = looks => {}
+        () = samples => {}
         () = signals.any() => {}
     }
     shared.ended.store(true, Ordering::Release);
@@ -190,26 +190,28 @@ impl Signals {
     }
 }
 
-fn wish(key: KeyEvent, scroll: usize) -> Option<Wish> {
+fn key_action(key: KeyEvent, scroll: usize) -> Option<KeyAction> {
     if key.kind == KeyEventKind::Release {
         return None;
     }
     match key.code {
-        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Some(Wish::Quit),
-        KeyCode::Char('q' | 'Q') | KeyCode::Esc => Some(Wish::Quit),
-        KeyCode::Down | KeyCode::Char('j') => Some(Wish::From(scroll.saturating_add(1))),
-        KeyCode::Up | KeyCode::Char('k') => Some(Wish::From(scroll.saturating_sub(1))),
-        KeyCode::PageDown => Some(Wish::From(scroll.saturating_add(PAGE))),
-        KeyCode::PageUp => Some(Wish::From(scroll.saturating_sub(PAGE))),
-        KeyCode::Home => Some(Wish::From(0)),
-        KeyCode::End => Some(Wish::From(usize::MAX)),
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
+            Some(KeyAction::Quit)
+        }
+        KeyCode::Char('q' | 'Q') | KeyCode::Esc => Some(KeyAction::Quit),
+        KeyCode::Down | KeyCode::Char('j') => Some(KeyAction::From(scroll.saturating_add(1))),
+        KeyCode::Up | KeyCode::Char('k') => Some(KeyAction::From(scroll.saturating_sub(1))),
+        KeyCode::PageDown => Some(KeyAction::From(scroll.saturating_add(PAGE))),
+        KeyCode::PageUp => Some(KeyAction::From(scroll.saturating_sub(PAGE))),
+        KeyCode::Home => Some(KeyAction::From(0)),
+        KeyCode::End => Some(KeyAction::From(usize::MAX)),
         _ => None,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{PAGE, Wish, wish};
+    use super::{KeyAction, PAGE, key_action};
     use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
     #[test]
@@ -217,13 +219,13 @@ mod tests {
         let key = |code| KeyEvent::new(code, KeyModifiers::NONE);
         let control_c = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
         for quits in [key(KeyCode::Char('q')), key(KeyCode::Esc), control_c] {
-            assert_eq!(wish(quits, 3), Some(Wish::Quit));
+            assert_eq!(key_action(quits, 3), Some(KeyAction::Quit));
         }
-        assert_eq!(wish(key(KeyCode::Char('c')), 3), None);
-        assert_eq!(wish(key(KeyCode::Up), 0), Some(Wish::From(0)));
-        assert_eq!(wish(key(KeyCode::PageDown), 3), Some(Wish::From(3 + PAGE)));
-        assert_eq!(wish(key(KeyCode::End), 3), Some(Wish::From(usize::MAX)));
+        assert_eq!(key_action(key(KeyCode::Char('c')), 3), None);
+        assert_eq!(key_action(key(KeyCode::Up), 0), Some(KeyAction::From(0)));
+        assert_eq!(key_action(key(KeyCode::PageDown), 3), Some(KeyAction::From(3 + PAGE)));
+        assert_eq!(key_action(key(KeyCode::End), 3), Some(KeyAction::From(usize::MAX)));
         let released = KeyEvent { kind: KeyEventKind::Release, ..key(KeyCode::Char('q')) };
-        assert_eq!(wish(released, 3), None);
+        assert_eq!(key_action(released, 3), None);
     }
 }

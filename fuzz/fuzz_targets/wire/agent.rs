@@ -19,7 +19,7 @@ pub const GRANT: Grant =
     Grant { header_off: 4096, epoch: 7, extent_offset: 16 << 10, extent_len: 8 << 10 };
 pub const SEGMENT_BYTES: u64 = 64 << 10;
 /// An agent that says nothing for so long hangs.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// What an agent may answer to one input: its requests are few, and each returns little.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
@@ -36,13 +36,13 @@ impl Access for AtOnce {
     }
 }
 
-struct Rig {
+struct Fixture {
     agent: TcpAgent,
     memory: Arc<AnonMemory>,
     honest: TcpVerbs,
 }
 
-static RIG: LazyLock<Rig> = LazyLock::new(|| {
+static RIG: LazyLock<Fixture> = LazyLock::new(|| {
     let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).expect("64 KiB of memory"));
     let grants = Grants::new();
     grants.open(TOKEN, GRANT);
@@ -54,7 +54,7 @@ static RIG: LazyLock<Rig> = LazyLock::new(|| {
     let to = agent.local_addr().to_string();
     let honest = TcpVerbs::connect(&to, INCARNATION, JOB, TcpOptions::default())
         .expect("an honest client is served");
-    Rig { agent, memory, honest }
+    Fixture { agent, memory, honest }
 });
 
 /// A hello that the agent welcomes.
@@ -68,13 +68,13 @@ pub fn hello() -> Vec<u8> {
 }
 
 pub fn run(input: &[u8]) -> bool {
-    let Some(([greet, piece], bytes)) = input.split_first_chunk() else {
+    let Some(([with_hello, piece], bytes)) = input.split_first_chunk() else {
         return false;
     };
     let rig = &*RIG;
-    let mut said = if greet & 1 == 1 { hello() } else { Vec::new() };
-    said.extend_from_slice(bytes);
-    let (answer, whole) = converse(rig, &said, 1 + 16 * usize::from(*piece));
+    let mut sent = if with_hello & 1 == 1 { hello() } else { Vec::new() };
+    sent.extend_from_slice(bytes);
+    let (answer, whole) = converse(rig, &sent, 1 + 16 * usize::from(*piece));
     let answers = count_answers(&answer);
     // After a reset its end may be lost on the way.
     assert!(!whole || answers.is_some(), "the agent broke off inside an answer");
@@ -85,13 +85,13 @@ pub fn run(input: &[u8]) -> bool {
 
 /// Says everything, ends its half, and returns all that the agent had to say; false with it if the
 /// agent reset the connection, which it does if it did not want to hear all.
-fn converse(rig: &Rig, said: &[u8], piece: usize) -> (Vec<u8>, bool) {
+fn converse(rig: &Fixture, sent: &[u8], piece: usize) -> (Vec<u8>, bool) {
     let mut peer = TcpStream::connect(rig.agent.local_addr()).expect("the agent accepts");
     peer.set_nodelay(true).expect("an option of a socket");
-    peer.set_read_timeout(Some(PATIENCE)).expect("an option of a socket");
-    peer.set_write_timeout(Some(PATIENCE)).expect("an option of a socket");
+    peer.set_read_timeout(Some(TIMEOUT)).expect("an option of a socket");
+    peer.set_write_timeout(Some(TIMEOUT)).expect("an option of a socket");
     // It may hang up at any byte: that is its right.
-    let _ = said.chunks(piece).try_for_each(|part| peer.write_all(part));
+    let _ = sent.chunks(piece).try_for_each(|part| peer.write_all(part));
     let _ = peer.shutdown(Shutdown::Write);
     let mut answer = Vec::new();
     let read = (&mut peer).take(MAX_ANSWER_BYTES).read_to_end(&mut answer);

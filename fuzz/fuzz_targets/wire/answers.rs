@@ -11,7 +11,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Longer than the client's own limits: whoever takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// The client's limit; the agent ends its half at once, so it is never waited out.
 const CLIENT_MS: u64 = 4_000;
 
@@ -22,21 +22,21 @@ const LEAST_BYTES: usize = 48 + 40 + 2 * 8 + 8 + LARGE_BYTES;
 
 struct Agent {
     at: SocketAddr,
-    say: Sender<Vec<u8>>,
+    send: Sender<Vec<u8>>,
     done: Receiver<()>,
 }
 
 static AGENT: LazyLock<Mutex<Agent>> = LazyLock::new(|| {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port on loopback");
     let at = listener.local_addr().expect("its address");
-    let (say, said) = channel::<Vec<u8>>();
+    let (send, received) = channel::<Vec<u8>>();
     let (finished, done) = channel();
     let serve = move || {
-        for words in said {
+        for words in received {
             let (mut peer, _) = listener.accept().expect("the client connects");
             let _ = peer.write_all(&words);
             let _ = peer.shutdown(Shutdown::Write);
-            let _ = peer.set_read_timeout(Some(PATIENCE));
+            let _ = peer.set_read_timeout(Some(TIMEOUT));
             let _ = std::io::copy(&mut (&mut peer).take(1 << 20), &mut std::io::sink());
             drop(peer);
             if finished.send(()).is_err() {
@@ -45,7 +45,7 @@ static AGENT: LazyLock<Mutex<Agent>> = LazyLock::new(|| {
         }
     };
     nkv_store::threads::spawn_named("fuzz-agent", serve).expect("a thread");
-    Mutex::new(Agent { at, say, done })
+    Mutex::new(Agent { at, send, done })
 });
 
 /// A welcome that the client takes for its owner's.
@@ -62,15 +62,15 @@ pub fn welcome() -> Vec<u8> {
 }
 
 pub fn run(input: &[u8]) -> bool {
-    let Some((greet, bytes)) = input.split_first() else {
+    let Some((with_welcome, bytes)) = input.split_first() else {
         return false;
     };
-    let mut words = if greet & 1 == 1 { welcome() } else { Vec::new() };
+    let mut words = if with_welcome & 1 == 1 { welcome() } else { Vec::new() };
     words.extend_from_slice(bytes);
     let agent = AGENT.lock().unwrap_or_else(PoisonError::into_inner);
-    agent.say.send(words.clone()).expect("the agent's thread runs");
+    agent.send.send(words.clone()).expect("the agent's thread runs");
     let understood = post(&agent.at.to_string(), &words);
-    agent.done.recv_timeout(PATIENCE).expect("the client hung up in time");
+    agent.done.recv_timeout(TIMEOUT).expect("the client hung up in time");
     understood
 }
 

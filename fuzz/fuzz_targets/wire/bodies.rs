@@ -2,7 +2,9 @@
 //! is written here, so that every input reaches the decoder; headers are the matter of [`super::stream`].
 
 use crate::heap;
-use nkv_actors::message::{Down, Hello, Request, Response, ToClient, ToOwner, Up, Welcome};
+use nkv_actors::message::{
+    ClientToOwner, Hello, MasterToOwner, OwnerToClient, OwnerToMaster, Request, Response, Welcome,
+};
 use nkv_transport::wire::{FRAME_HEADER_BYTES, WIRE_VERSION, decode_frame, encode_frame};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -31,19 +33,19 @@ pub fn response(body: &[u8]) -> bool {
 }
 
 pub fn up(body: &[u8]) -> bool {
-    framed::<Up>(body)
+    framed::<OwnerToMaster>(body)
 }
 
 pub fn down(body: &[u8]) -> bool {
-    framed::<Down>(body)
+    framed::<MasterToOwner>(body)
 }
 
 pub fn to_owner(body: &[u8]) -> bool {
-    framed::<ToOwner>(body)
+    framed::<ClientToOwner>(body)
 }
 
 pub fn to_client(body: &[u8]) -> bool {
-    framed::<ToClient>(body)
+    framed::<OwnerToClient>(body)
 }
 
 /// Decodes `body` as a `T`; what is accepted must be exactly what would be written.

@@ -1,5 +1,5 @@
 //! The handshake that every connection begins with, each end against a hostile other. Keys are
-//! fresh, so nothing that a stranger has prepared may pass where a secret is asked for [I20], and
+//! fresh, so nothing that an unauthenticated peer has prepared may pass where a secret is asked for [I20], and
 //! neither end says or takes a byte more than the handshake has. The first byte picks the end and
 //! what is asked for, the second is the seed of the pieces.
 
@@ -7,7 +7,8 @@ use crate::agent::JOB;
 use crate::feed::Feed;
 use nkv_store::OsRandom;
 use nkv_transport::wire::auth::{
-    ANSWER_BYTES, Channel, Credentials, FINISH_BYTES, Guard, Means, OPENING_BYTES, Secret, prove,
+    ANSWER_BYTES, AuthMeans, Channel, Credentials, FINISH_BYTES, Guard, OPENING_BYTES, Secret,
+    prove,
 };
 use nkv_transport::wire::{Peer, UnixPeer};
 use std::io;
@@ -19,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::runtime::Runtime;
 
 /// The stream's end comes at once: a handshake that takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime")
@@ -35,7 +36,7 @@ static OPEN_GUARD: LazyLock<Guard> =
 /// What the peer says, and what was said to it.
 struct Talk<'a> {
     feed: Feed<'a>,
-    said: Vec<u8>,
+    sent: Vec<u8>,
 }
 
 impl AsyncRead for Talk<'_> {
@@ -54,7 +55,7 @@ impl AsyncWrite for Talk<'_> {
         _: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.said.extend_from_slice(bytes);
+        self.sent.extend_from_slice(bytes);
         Poll::Ready(Ok(bytes.len()))
     }
 
@@ -78,22 +79,22 @@ pub fn run(input: &[u8]) -> bool {
 
 /// Whether the peer passed, and what was said to it.
 pub fn talk(end: u8, seed: u8, bytes: &[u8]) -> (bool, Vec<u8>) {
-    let mut talk = Talk { feed: Feed::new(bytes, None, u64::from(seed)), said: Vec::new() };
+    let mut talk = Talk { feed: Feed::new(bytes, None, u64::from(seed)), sent: Vec::new() };
     let secret = (end & 1 == 0).then(|| SECRET.clone());
     let asked = secret.is_some();
-    let (passed, most_taken, most_said) = if NODE.contains(&(end % 4)) {
+    let (passed, most_taken, most_sent) = if NODE.contains(&(end % 4)) {
         let guard = if asked { &GUARD } else { &OPEN_GUARD };
         let unix = Some(UnixPeer { pid: 1, uid: 0, process: None });
         let peer = Peer { unix, text: "a fuzzer".to_string() };
-        let admitted = RUNTIME.block_on(guard.admit(&mut talk, &peer, PATIENCE, &|| ()));
+        let admitted = RUNTIME.block_on(guard.admit(&mut talk, &peer, TIMEOUT, &|| ()));
         (admitted.is_ok(), OPENING_BYTES + FINISH_BYTES, ANSWER_BYTES)
     } else {
-        let means = secret.map_or(Means::Kernel, Means::Secret);
+        let means = secret.map_or(AuthMeans::Kernel, AuthMeans::Secret);
         let proved = RUNTIME.block_on(prove(&mut talk, means, Channel::Control, JOB, &OsRandom));
         (proved.is_ok(), ANSWER_BYTES, OPENING_BYTES + FINISH_BYTES)
     };
     assert!(!(asked && passed), "it passed without the secret");
     assert!(talk.feed.taken() <= most_taken, "more was taken than a handshake has");
-    assert!(talk.said.len() <= most_said, "more was said than a handshake has");
-    (passed, talk.said)
+    assert!(talk.sent.len() <= most_sent, "more was said than a handshake has");
+    (passed, talk.sent)
 }

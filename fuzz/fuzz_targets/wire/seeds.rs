@@ -6,15 +6,15 @@ use crate::answers;
 use crate::bodies::again;
 use crate::handshake::{self, CLIENT, NODE};
 use nkv_actors::message::{
-    Abandoned, AttachBy, ClusterStats, Down, EndCause, EvictReport, Existence, HasherKey, Hello,
-    KeyBytes, LogObjectEntry, LogQuestion, MESSAGES_VERSION, Named, ObjMeta, OpenItem, OwnerGauges,
-    PlanDesc, PlanId, PlanOpened, PlanRef, Purpose, PutOptions, RankInfo, RankState, RankStats,
-    Refusal, Request, Response, SeenView, SegmentCommand, SegmentDone, Served, Settings,
-    SlotContent, SlotEntry, SlotRef, Term, ToClient, ToOwner, Touch, TouchBatch, Up, View, Welcome,
-    WireKeyId,
+    Abandoned, AttachBy, ClientToOwner, ClusterStats, EndCause, EvictReport, Existence, HasherKey,
+    Hello, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, MESSAGES_VERSION, MasterToOwner,
+    ObjMeta, OpenItem, OwnerGauges, OwnerToClient, OwnerToMaster, PlanDesc, PlanId, PlanOpened,
+    PlanRef, Purpose, PutOptions, RankInfo, RankState, RankStats, ReadCounts, Refusal, Request,
+    Response, SeenView, SegmentCommand, SegmentDone, Settings, SlotContent, SlotEntry, SlotRef,
+    Term, Touch, TouchBatch, View, Welcome, WireKeyId,
 };
 use nkv_actors::{Error, ErrorKind};
-use nkv_transport::fabric::{Access, Answer, Offer, PairAddress, RemoteRange, Way};
+use nkv_transport::fabric::{Access, Answer, DataPath, Offer, PairAddress, RemoteRange};
 use nkv_transport::wire::auth::FINISH_BYTES;
 use nkv_transport::wire::{Address, FRAME_HEADER_BYTES, MAX_FRAME_BYTES};
 use serde::Serialize;
@@ -156,8 +156,8 @@ fn offer() -> Offer {
 fn answer() -> Answer {
     let access = Access::Words;
     let range = RemoteRange { offset: 0, len: 1 << 20, address: 1 << 40, key: 5, access };
-    let way = Way { pair: pair(), ranges: vec![range], counts: true };
-    Answer { ways: vec![Ok(way), Err("no way".to_string())], one_counts: true }
+    let path = DataPath { pair: pair(), ranges: vec![range], counts: true };
+    Answer { paths: vec![Ok(path), Err("no way".to_string())], one_counts: true }
 }
 
 fn first_frames(seeds: &mut Seeds) {
@@ -234,7 +234,7 @@ fn first_frames(seeds: &mut Seeds) {
 }
 
 fn requests() -> Vec<Request> {
-    let opts = PutOptions { preferred_segment: Some(1), page_bytes: 256, device_alloc: Some(true) };
+    let opts = PutOptions { preferred_rank: Some(1), page_bytes: 256, device_alloc: Some(true) };
     let item = OpenItem { key: key().into(), bytes_total: 1000, opts };
     vec![
         Request::OpenForWrite { request: 1, wait_ms: 100, items: vec![item.clone(), item] },
@@ -308,42 +308,42 @@ fn link(seeds: &mut Seeds) {
     seeds.bodies(
         "up",
         &[
-            Up::Heartbeat(Box::<OwnerGauges>::default()),
-            Up::Retired(vec![AT]),
-            Up::Freed(vec![AT, AT]),
-            Up::Adopted(PLAN_REF),
-            Up::PlansRecorded { up_to: PLAN_REF.plan },
-            Up::Report { number: 1, slots: content.map(entry).to_vec(), last: true },
-            Up::Announced(vec![logged(), logged()]),
-            Up::LogAnswer {
+            OwnerToMaster::Heartbeat(Box::<OwnerGauges>::default()),
+            OwnerToMaster::Retired(vec![AT]),
+            OwnerToMaster::Freed(vec![AT, AT]),
+            OwnerToMaster::Adopted(PLAN_REF),
+            OwnerToMaster::PlansRecorded { up_to: PLAN_REF.plan },
+            OwnerToMaster::Report { number: 1, slots: content.map(entry).to_vec(), last: true },
+            OwnerToMaster::Announced(vec![logged(), logged()]),
+            OwnerToMaster::LogAnswer {
                 number: 1,
                 served: vec![logged()],
                 removed: vec![logged().id],
                 taken: 1,
             },
-            Up::ViewSeen { number: 4 },
-            Up::Draining,
-            Up::Leave,
+            OwnerToMaster::ViewSeen { number: 4 },
+            OwnerToMaster::Draining,
+            OwnerToMaster::Leave,
         ],
     );
     seeds.bodies(
         "down",
         &[
-            Down::PlanOpened(opened()),
-            Down::Committed(vec![PLAN_REF]),
-            Down::EndPlan { plan: PLAN, at: AT, cause: EndCause::Expired },
-            Down::Retire(vec![AT]),
-            Down::FreedAck(vec![AT]),
-            Down::MakeRoom { bytes: 4096, attempt: 1 },
-            Down::EvictTo { bytes: 4096 },
-            Down::ReportTaken,
-            Down::ReportPlease { number: 1 },
-            Down::AskLog { number: 1, question: LogQuestion::Find(vec![logged().id]) },
-            Down::AskLog { number: 2, question: LogQuestion::Remove(vec![logged().id]) },
-            Down::AskLog { number: 3, question: LogQuestion::RemoveAll },
-            Down::View(seen()),
-            Down::Beat,
-            Down::Refused("slot 9 of 8".to_string()),
+            MasterToOwner::PlanOpened(opened()),
+            MasterToOwner::Committed(vec![PLAN_REF]),
+            MasterToOwner::EndPlan { plan: PLAN, at: AT, cause: EndCause::Expired },
+            MasterToOwner::Retire(vec![AT]),
+            MasterToOwner::FreedAck(vec![AT]),
+            MasterToOwner::MakeRoom { bytes: 4096, attempt: 1 },
+            MasterToOwner::EvictTo { bytes: 4096 },
+            MasterToOwner::ReportTaken,
+            MasterToOwner::RequestReport { number: 1 },
+            MasterToOwner::AskLog { number: 1, question: LogQuestion::Find(vec![logged().id]) },
+            MasterToOwner::AskLog { number: 2, question: LogQuestion::Remove(vec![logged().id]) },
+            MasterToOwner::AskLog { number: 3, question: LogQuestion::RemoveAll },
+            MasterToOwner::View(seen()),
+            MasterToOwner::Heartbeat,
+            MasterToOwner::Refused("slot 9 of 8".to_string()),
         ],
     );
     attachment(seeds);
@@ -355,24 +355,27 @@ fn attachment(seeds: &mut Seeds) {
     seeds.bodies(
         "to-owner",
         &[
-            ToOwner::Touched(TouchBatch { list: vec![touch, touch], served: Served::default() }),
-            ToOwner::CheckPlan(PLAN),
-            ToOwner::Dropped(PLAN),
-            ToOwner::TermObeyed(TERM),
-            ToOwner::Named(vec![Named { slot: 5, epoch: 7, key: key() }]),
-            ToOwner::Abandoned(Abandoned { position: 4096, bytes: 8192 }),
-            ToOwner::ClearBelow(1 << 40),
-            ToOwner::Detach,
+            ClientToOwner::Touched(TouchBatch {
+                list: vec![touch, touch],
+                counts: ReadCounts::default(),
+            }),
+            ClientToOwner::CheckPlan(PLAN),
+            ClientToOwner::Dropped(PLAN),
+            ClientToOwner::TermObeyed(TERM),
+            ClientToOwner::KeysReported(vec![KeyReport { slot: 5, epoch: 7, key: key() }]),
+            ClientToOwner::Abandoned(Abandoned { position: 4096, bytes: 8192 }),
+            ClientToOwner::ClearBelow(1 << 40),
+            ClientToOwner::Detach,
         ],
     );
-    let told = [
-        ToClient::Drop(PLAN),
-        ToClient::Refused("a read of 0 slots".to_string()),
-        ToClient::Plan { plan: PLAN, open: true },
-        ToClient::Term(TERM),
-        ToClient::ClearBelow(1 << 40),
+    let to_client = [
+        OwnerToClient::Drop(PLAN),
+        OwnerToClient::Refused("a read of 0 slots".to_string()),
+        OwnerToClient::Plan { plan: PLAN, open: true },
+        OwnerToClient::Term(TERM),
+        OwnerToClient::ClearBelow(1 << 40),
     ];
-    seeds.bodies("to-client", &told);
+    seeds.bodies("to-client", &to_client);
 }
 
 /// Whole connections: kind, limit, end and seed of the pieces before the frames.
@@ -386,8 +389,14 @@ fn streams(seeds: &mut Seeds) {
     add([1, 1, 0, 7], &frames);
     let frames: Vec<_> = responses().iter().zip(1..).map(|(r, id)| again(id, r)).collect();
     add([2, 1, 0, 9], &frames);
-    add([3, 0, 0, 3], &[again(0, &Up::Freed(vec![AT])), again(0, &Up::Leave)]);
-    add([4, 1, 0, 5], &[again(0, &ToOwner::CheckPlan(PLAN)), again(0, &ToOwner::Detach)]);
+    add(
+        [3, 0, 0, 3],
+        &[again(0, &OwnerToMaster::Freed(vec![AT])), again(0, &OwnerToMaster::Leave)],
+    );
+    add(
+        [4, 1, 0, 5],
+        &[again(0, &ClientToOwner::CheckPlan(PLAN)), again(0, &ClientToOwner::Detach)],
+    );
     add([0, 2, 0, 2], &[again(1, &key()), again(2, &KeyBytes::from(vec![7; 300]))]);
 }
 

@@ -6,7 +6,7 @@
 use crate::bodies::{CLAIMED_BYTES, GROWTH, again};
 use crate::feed::Feed;
 use crate::heap;
-use nkv_actors::message::{Hello, KeyBytes, Request, Response, ToOwner, Up};
+use nkv_actors::message::{ClientToOwner, Hello, KeyBytes, OwnerToMaster, Request, Response};
 use nkv_transport::wire::{
     FRAME_HEADER_BYTES, MAX_FRAME_BYTES, WireError, decode_frame, read_frame,
 };
@@ -28,8 +28,13 @@ const STEP_BYTES: usize = 256 << 10;
 /// Reads a stream of one kind of frame.
 type Reader = fn(&mut Feed<'_>, usize) -> bool;
 
-const READERS: [Reader; 5] =
-    [frames::<Hello>, frames::<Request>, frames::<Response>, frames::<Up>, frames::<ToOwner>];
+const READERS: [Reader; 5] = [
+    frames::<Hello>,
+    frames::<Request>,
+    frames::<Response>,
+    frames::<OwnerToMaster>,
+    frames::<ClientToOwner>,
+];
 
 pub fn run(input: &[u8]) -> bool {
     let Some(([kind, limit, end, seed], bytes)) = input.split_first_chunk() else {

@@ -126,8 +126,8 @@ impl DeviceLog {
         let mut from = x;
         self.fetch_headers(x, gap.end);
         while x < gap.end {
-            self.look_ahead(x, gap.end, walk.directory);
-            let step = self.look(x, gap.end, walk.pass).and_then(|seen| match seen {
+            self.prefetch_ahead(x, gap.end, walk.directory);
+            let step = self.read_claim(x, gap.end, walk.pass).and_then(|seen| match seen {
                 Seen::Nothing => Ok(x + self.geometry.unit()),
                 // Only a hint, for the time until it is settled: once everybody answered, every
                 // unit is looked at.
@@ -185,7 +185,7 @@ impl DeviceLog {
     /// Begins to fetch what a walk that is at `x` and ends at `end` will look at. Nothing of memory that
     /// the CPU may not touch: a hint is worth no way to a device.
     #[inline]
-    pub(super) fn look_ahead<D: Directory + ?Sized>(&self, x: u64, end: u64, directory: &D) {
+    pub(super) fn prefetch_ahead<D: Directory + ?Sized>(&self, x: u64, end: u64, directory: &D) {
         if self.memory.host_base().is_none() {
             return;
         }
@@ -205,7 +205,7 @@ impl DeviceLog {
     /// The claim that begins at `x`, if its header says what section 4 of the page on logs asks
     /// for: this epoch, its own place, a size that a claim can have, inside [x, end).
     #[inline]
-    fn look(&self, x: u64, end: u64, pass: Pass) -> Result<Seen, StoreError> {
+    fn read_claim(&self, x: u64, end: u64, pass: Pass) -> Result<Seen, StoreError> {
         let Some(epoch) = self.geometry.epoch(x) else {
             return Ok(Seen::Nothing);
         };

@@ -157,14 +157,14 @@ pub struct Claim {
 
 /// What a claim came to.
 #[derive(Debug)]
-pub enum Next {
+pub enum ClaimStep {
     /// It reaches above the limit: wait in line, read the control line again, ask again. Never
     /// claim again meanwhile, never touch its slot [I13]; past the caller's patience, abandon it.
     Wait(Claim),
     /// It does not lie in one piece: post [`Skip::ops`], and begin anew once they have landed.
     Skip(Skip),
     /// Here the object is written.
-    Place(Placing),
+    Write(ClaimWrite),
 }
 
 impl Claim {
@@ -175,22 +175,22 @@ impl Claim {
 
     /// What to do now that this limit was read.
     #[inline]
-    pub fn next(self, heap_limit: u64) -> Next {
+    pub fn next(self, heap_limit: u64) -> ClaimStep {
         let Claim { put, p } = self;
         let geometry = put.geometry;
         let below = p.checked_add(put.n).is_some_and(|end| end <= heap_limit);
         // A position of no whole units, or of no epoch, is no place to write: only a word broken
         // by another process gives one. Such a claim waits until it is abandoned.
         let Some(epoch) = geometry.epoch(p).filter(|_| below && geometry.is_claim(p, put.n)) else {
-            return Next::Wait(Claim { put, p });
+            return ClaimStep::Wait(Claim { put, p });
         };
         let slot = geometry.slot(p);
         let (header_off, payload_base) = (geometry.header_off(slot), geometry.payload_off(p));
         if geometry.wraps(p, put.n) {
             let fields = producer_fields(KeyId { hash: 0, check: 0 }, 0, 0, payload_base, put.n);
-            return Next::Skip(Skip { header_off, epoch, fields });
+            return ClaimStep::Skip(Skip { header_off, epoch, fields });
         }
-        Next::Place(Placing { put, p, slot, epoch, header_off, payload_base })
+        ClaimStep::Write(ClaimWrite { put, p, slot, epoch, header_off, payload_base })
     }
 
     /// Gives it up unwritten. The value goes to the owner; whatever becomes of it, this producer
@@ -231,7 +231,7 @@ impl Skip {
 
 /// A claim that is being written: its place, and the verbs that fill it.
 #[derive(Debug)]
-pub struct Placing {
+pub struct ClaimWrite {
     put: LogPut,
     p: u64,
     slot: u32,
@@ -240,7 +240,7 @@ pub struct Placing {
     payload_base: u64,
 }
 
-impl Placing {
+impl ClaimWrite {
     /// The verbs: header and WRITING, pages, READY, in the order of [I4].
     #[inline]
     pub fn publication(&self) -> Publication {

@@ -1,7 +1,7 @@
 //! The hole rule (docs/reference/log.md, section 6): a claim that nobody settled becomes void, but
 //! only after every process that could have made it has said that it has none open, or can write no
-//! more [I14]. The types are the rule: [`DeviceLog::close_holes`] takes an [`AllClear`], which only
-//! an [`Asking`] without anybody left makes. It sends no question and knows no time limit; fencing
+//! more [I14]. The types are the rule: [`DeviceLog::close_holes`] takes an [`HoleClear`], which only
+//! an [`HoleInquiry`] without anybody left makes. It sends no question and knows no time limit; fencing
 //! is the caller's.
 
 use super::{DeviceLog, Directory, Sum};
@@ -25,23 +25,23 @@ impl HoleCheck {
 
     /// Asks these: every process with log rights, and every connection that claims through an
     /// agent, those that are not heard of any more included unless they are surely dead.
-    pub fn ask<P: PartialEq>(self, producers: impl IntoIterator<Item = P>) -> Asking<P> {
+    pub fn ask<P: PartialEq>(self, producers: impl IntoIterator<Item = P>) -> HoleInquiry<P> {
         let outstanding = producers.into_iter().collect();
-        Asking { number: self.number, below: self.below, outstanding, fenced: 0 }
+        HoleInquiry { number: self.number, below: self.below, outstanding, fenced: 0 }
     }
 }
 
 /// A check under way: who has not answered yet.
 #[derive(Debug)]
 #[must_use = "no other check begins before this one ends"]
-pub struct Asking<P> {
+pub struct HoleInquiry<P> {
     number: u64,
     below: u64,
     outstanding: Vec<P>,
     fenced: u64,
 }
 
-impl<P: PartialEq> Asking<P> {
+impl<P: PartialEq> HoleInquiry<P> {
     /// The position asked about.
     pub fn below(&self) -> u64 {
         self.below
@@ -67,9 +67,9 @@ impl<P: PartialEq> Asking<P> {
     }
 
     /// The report, once nobody is outstanding.
-    pub fn all_clear(self) -> Result<AllClear, Asking<P>> {
+    pub fn all_clear(self) -> Result<HoleClear, HoleInquiry<P>> {
         if self.outstanding.is_empty() {
-            Ok(AllClear { number: self.number, below: self.below, fenced: self.fenced })
+            Ok(HoleClear { number: self.number, below: self.below, fenced: self.fenced })
         } else {
             Err(self)
         }
@@ -78,13 +78,13 @@ impl<P: PartialEq> Asking<P> {
 
 /// Nobody has a claim open below a position, nor ever will have.
 #[derive(Debug)]
-pub struct AllClear {
+pub struct HoleClear {
     number: u64,
     below: u64,
     fenced: u64,
 }
 
-impl AllClear {
+impl HoleClear {
     /// How many had to be fenced.
     pub fn fenced(&self) -> u64 {
         self.fenced
@@ -113,7 +113,7 @@ impl DeviceLog {
     /// nothing.
     pub fn close_holes<D: Directory + ?Sized>(
         &mut self,
-        report: AllClear,
+        report: HoleClear,
         now_ns: u64,
         directory: &mut D,
     ) -> Result<Sum, StoreError> {

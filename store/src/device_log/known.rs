@@ -30,14 +30,14 @@ const UNKNOWN: Entry = Entry { units: 0, kind: Kind::Never };
 /// The claims known, by position. Positions handed in lie in one window of L bytes, the owner's
 /// [tail, tail + L): there a slot is one position.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct KnownClaims {
     geometry: LogGeometry,
     entries: Vec<Entry>,
 }
 
-impl Known {
-    pub(super) fn none(geometry: LogGeometry) -> Known {
-        Known { geometry, entries: vec![UNKNOWN; geometry.slots() as usize] }
+impl KnownClaims {
+    pub(super) fn none(geometry: LogGeometry) -> KnownClaims {
+        KnownClaims { geometry, entries: vec![UNKNOWN; geometry.slots() as usize] }
     }
 
     /// Bytes and kind of the claim that begins at `x`.
@@ -89,7 +89,7 @@ impl Quarantine {
     }
 
     /// Those begun since the last call end no earlier than `until_ns`.
-    pub(super) fn settle(&mut self, until_ns: u64) {
+    pub(super) fn restart_quarantines(&mut self, until_ns: u64) {
         let from = self.queue.len() - self.unsettled;
         for entry in self.queue.range_mut(from..) {
             entry.0 = entry.0.max(until_ns);

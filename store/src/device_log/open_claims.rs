@@ -88,7 +88,7 @@ impl OpenClaims {
     /// the plan path.
     #[inline]
     pub fn enter(&self, lower_bound: u64) -> Option<OpenClaim<'_>> {
-        self.enter_near(home(), lower_bound)
+        self.enter_from(home(), lower_bound)
     }
 }
 
@@ -100,7 +100,7 @@ impl<E: Entry> OpenClaims<E> {
 
     /// [`OpenClaims::enter`], at the first free entry from number `home` on.
     #[inline]
-    pub fn enter_near(&self, home: usize, lower_bound: u64) -> Option<OpenClaim<'_, E>> {
+    pub fn enter_from(&self, home: usize, lower_bound: u64) -> Option<OpenClaim<'_, E>> {
         let word = lower_bound & !FLAGS | TAKEN;
         let (before, after) = self.entries.split_at(home.min(self.entries.len()));
         let free = |entry: &E| {

@@ -25,7 +25,7 @@ impl DeviceLog {
     /// use the log finds room. What is on its way takes a quarantine Q to arrive, hence a log
     /// sustains L/4 bytes in Q: size it for that.
     ///
-    /// Quarantine begins at `now_ns`; call [`DeviceLog::settle`] with the time read afterwards.
+    /// Quarantine begins at `now_ns`; call [`DeviceLog::restart_quarantines`] with the time read afterwards.
     pub fn retire_ahead<D: Directory + ?Sized>(
         &mut self,
         now_ns: u64,
@@ -43,7 +43,7 @@ impl DeviceLog {
                 break;
             };
             if kind == Kind::Live {
-                self.look_ahead(self.retired_to, needed.min(stop), directory);
+                self.prefetch_ahead(self.retired_to, needed.min(stop), directory);
                 if self.retired_to >= needed {
                     break;
                 }
@@ -92,8 +92,8 @@ impl DeviceLog {
     /// Restarts, at `now_ns`, the quarantines begun since the last call: Q counts from when the
     /// retired word is visible [I8], but the time of a retire is read before its store, and a
     /// process may be stopped in between.
-    pub fn settle(&mut self, now_ns: u64) {
-        self.quarantine.settle(now_ns.saturating_add(self.times.quarantine_ns));
+    pub fn restart_quarantines(&mut self, now_ns: u64) {
+        self.quarantine.restart_quarantines(now_ns.saturating_add(self.times.quarantine_ns));
     }
 
     /// When [`DeviceLog::advance`] next has something to do, pins aside.

@@ -114,22 +114,22 @@ impl World {
     }
 
     /// Claims, and goes as far as the place to write to.
-    fn place(&self, name: u64, bytes: u64) -> Placing {
+    fn place(&self, name: u64, bytes: u64) -> ClaimWrite {
         match self.claim(name, bytes).next(self.line().heap_limit()) {
-            Next::Place(placing) => placing,
+            ClaimStep::Write(write) => write,
             other => panic!("{other:?}"),
         }
     }
 
     /// A whole put of one that finds room and a place in one piece.
-    fn put(&self, name: u64, bytes: u64) -> Placing {
-        let placing = self.place(name, bytes);
-        self.publish(&placing, name, bytes);
-        placing
+    fn put(&self, name: u64, bytes: u64) -> ClaimWrite {
+        let write = self.place(name, bytes);
+        self.publish(&write, name, bytes);
+        write
     }
 
-    fn publish(&self, placing: &Placing, name: u64, bytes: u64) {
-        let (object, payload) = (placing.publication(), payload(name, bytes));
+    fn publish(&self, write: &ClaimWrite, name: u64, bytes: u64) {
+        let (object, payload) = (write.publication(), payload(name, bytes));
         let mut ops = object.whole(&payload);
         self.run(&mut ops);
         assert_eq!(object.took(&ops), Ok(()));
@@ -146,7 +146,7 @@ impl World {
     /// Retires what room asks for, and lets the quarantine pass; bytes that became claimable.
     fn make_room(&mut self, now_ns: u64) -> u64 {
         self.log.retire_ahead(now_ns, &mut self.index).unwrap();
-        self.log.settle(now_ns);
+        self.log.restart_quarantines(now_ns);
         self.log.advance(now_ns + Q, |_, _| true).unwrap()
     }
 

@@ -2,7 +2,7 @@
 //! and the plan table kept outside the actor. Whatever is in doubt is held, never handed out.
 
 use super::slots::Slots;
-use super::transition::{Place, Slot, State};
+use super::transition::{PackedExtent, Slot, State};
 use super::{inside, read_header};
 use crate::arena::{Arena, Extent};
 use crate::heap::Heap;
@@ -113,30 +113,30 @@ fn recover(h: &ObjHeader, plan: Option<&OpenSlot>, committed: bool, arena: &Regi
     let live = low(h.owner) & flag::LIVE != 0;
     let published = epoch_of(h.publish) == epoch && low(h.publish) == state::READY;
     if let Some(plan) = plan {
-        let place = Place::of(plan.extent, arena).unwrap_or(Place::UNKNOWN);
+        let packed = PackedExtent::of(plan.extent, arena).unwrap_or(PackedExtent::UNKNOWN);
         // A plan not marked as ending whose LIVE is gone was retired just before the panic: its
         // producer may still write.
         let kept = live && !plan.ending;
-        let state = if kept { State::Open(place) } else { State::Fencing(place) };
+        let state = if kept { State::Open(packed) } else { State::Fencing(packed) };
         return Found { clear: live && !kept, ..Found::held(epoch, state) };
     }
-    let place = if published { claimed(h, arena) } else { None };
+    let packed = if published { claimed(h, arena) } else { None };
     if !live {
-        return Found::held(epoch, State::Quarantined(place.unwrap_or(Place::UNKNOWN)));
+        return Found::held(epoch, State::Quarantined(packed.unwrap_or(PackedExtent::UNKNOWN)));
     }
     let armed = epoch_of(h.publish) == epoch && low(h.publish) == state::RESERVED;
-    match place {
-        Some(place) if committed => Found::held(epoch, State::Live(place)),
+    match packed {
+        Some(packed) if committed => Found::held(epoch, State::Live(packed)),
         _ => Found { unheard: !armed, ..Found::held(epoch, State::Free) },
     }
 }
 
 /// The extent of a published object, as its header claims it.
-pub(super) fn claimed(h: &ObjHeader, arena: &Region) -> Option<Place> {
+pub(super) fn claimed(h: &ObjHeader, arena: &Region) -> Option<PackedExtent> {
     if !inside(h, arena) {
         return None;
     }
     let capacity = arena.len - arena.len % PAYLOAD_ALIGN;
     let len = Arena::rounded_within(h.bytes_total, capacity);
-    Place::of(Extent { offset: h.payload_base, len }, arena)
+    PackedExtent::of(Extent { offset: h.payload_base, len }, arena)
 }

@@ -2,7 +2,7 @@
 //! memory, in the order that readers rely on. The only writer of owner words. Every operation is
 //! O(1), 16 bytes a slot.
 
-use super::transition::{Decision, Event, Place, Slot, State, decide, refusal};
+use super::transition::{Decision, Event, PackedExtent, Slot, State, decide, refusal};
 use super::view::Usage;
 use super::{arm, key_of, read_header, ready};
 use crate::arena::Extent;
@@ -33,12 +33,12 @@ pub struct Retired {
     /// Where the payload lies.
     pub extent: Extent,
     /// What it was before.
-    pub was: Was,
+    pub was: RetiredState,
 }
 
 /// What a retired slot was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Was {
+pub enum RetiredState {
     /// A committed object.
     Live,
     /// An open plan.
@@ -110,7 +110,7 @@ impl Slots {
     /// state; the same call again is fine. An extent outside the arena is `OutOfBounds`.
     pub fn open(&mut self, slot: u32, epoch: u32, extent: Extent) -> Result<(), StoreError> {
         let arena = self.heap.geometry().arena;
-        let Some(place) = Place::of(extent, &arena) else {
+        let Some(packed) = PackedExtent::of(extent, &arena) else {
             return Err(StoreError::OutOfBounds {
                 what: "extent of a plan",
                 offset: extent.offset,
@@ -118,7 +118,7 @@ impl Slots {
                 segment_len: arena.offset + arena.len,
             });
         };
-        self.step(slot, epoch, Event::Open(place), "open").map(drop)
+        self.step(slot, epoch, Event::Open(packed), "open").map(drop)
     }
 
     /// Makes a published plan a committed object. `WrongState` if the slot is past that epoch or
@@ -129,13 +129,13 @@ impl Slots {
         let at = self.at(slot);
         let refuse = |what: &str| Err(refusal(slot, at, epoch, what));
         let held = at.filter(|at| at.epoch == epoch).and_then(|at| match at.state {
-            State::Open(place) | State::Live(place) => Some(place),
+            State::Open(packed) | State::Live(packed) => Some(packed),
             _ => None,
         });
-        let Some(place) = held else {
+        let Some(packed) = held else {
             return refuse("commit");
         };
-        let extent = place.extent(&arena);
+        let extent = packed.extent(&arena);
         let header = read_header(&self.heap, slot)?;
         if header.publish != ready(epoch) || header.owner != word(flag::LIVE, epoch) {
             return refuse("commit of a plan that is not READY");
@@ -150,7 +150,7 @@ impl Slots {
 
     /// Ends a committed object or an open plan: its owner word loses LIVE at once, so no reader
     /// accepts it any more. With `fenced` no producer can write and quarantine begins at `now_ns`
-    /// (see [`Slots::settle`]); without, the slot is held until [`Slots::fenced`] [I10]. Again, or
+    /// (see [`Slots::restart_quarantines`]); without, the slot is held until [`Slots::fenced`] [I10]. Again, or
     /// at an epoch past: [`StoreError::is_already_retired`].
     pub fn retire(
         &mut self,
@@ -161,13 +161,17 @@ impl Slots {
     ) -> Result<Retired, StoreError> {
         let before = self.at(slot);
         let event = Event::Retire { fenced };
-        let (was, place) = match before.map(|at| (at, decide(at, epoch, event))) {
-            Some((Slot { state: State::Live(p), .. }, Decision::Become(_))) => (Was::Live, p),
-            Some((Slot { state: State::Open(p), .. }, Decision::Become(_))) => (Was::Open, p),
+        let (was, packed) = match before.map(|at| (at, decide(at, epoch, event))) {
+            Some((Slot { state: State::Live(p), .. }, Decision::Become(_))) => {
+                (RetiredState::Live, p)
+            }
+            Some((Slot { state: State::Open(p), .. }, Decision::Become(_))) => {
+                (RetiredState::Open, p)
+            }
             _ => return Err(refusal(slot, before, epoch, "retire")),
         };
         self.clear_live(slot, epoch)?;
-        if was == Was::Live {
+        if was == RetiredState::Live {
             self.index.remove(key_of(&self.header(slot)), slot, epoch);
         }
         // What is looked at from here on, pins to come included, is looked at after it [I9].
@@ -176,7 +180,7 @@ impl Slots {
         if fenced {
             self.begin_quarantine(slot, epoch, now_ns);
         }
-        Ok(Retired { extent: place.extent(&self.heap.geometry().arena), was })
+        Ok(Retired { extent: packed.extent(&self.heap.geometry().arena), was })
     }
 
     /// The producer of a retired plan can write no more: its quarantine begins. False if the slot
@@ -193,7 +197,7 @@ impl Slots {
     /// retired word is visible [I8], but the `now_ns` of a retire is read before its store, and a
     /// process may be stopped in between. An owner that reads its clock once more after a batch
     /// of retires, and calls this, closes that gap.
-    pub fn settle(&mut self, now_ns: u64) {
+    pub fn restart_quarantines(&mut self, now_ns: u64) {
         let from = self.quarantine.len() - self.unsettled;
         let until = now_ns.saturating_add(self.heap.geometry().quarantine_ns());
         for entry in self.quarantine.range_mut(from..) {
@@ -293,7 +297,7 @@ impl Slots {
     }
 
     pub(super) fn at(&self, slot: u32) -> Option<Slot> {
-        self.slots.get(self.place_of(slot)?).copied()
+        self.slots.get(self.index_of(slot)?).copied()
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = (u32, Slot)> + '_ {
@@ -301,8 +305,8 @@ impl Slots {
     }
 
     /// Where a slot is in the table; None for one of the log.
-    fn place_of(&self, slot: u32) -> Option<usize> {
-        slot.checked_sub(self.heap.geometry().log_slots).map(|place| place as usize)
+    fn index_of(&self, slot: u32) -> Option<usize> {
+        slot.checked_sub(self.heap.geometry().log_slots).map(|index| index as usize)
     }
 
     pub(super) fn count_unheard(&mut self) {
@@ -328,8 +332,8 @@ impl Slots {
         let Some(at) = self.at(slot) else {
             return Ok(None);
         };
-        let (Some(place), Decision::Become(next)) =
-            (at.state.place(), decide(at, epoch, Event::Elapsed))
+        let (Some(packed), Decision::Become(next)) =
+            (at.state.extent(), decide(at, epoch, Event::Elapsed))
         else {
             return Ok(None);
         };
@@ -338,7 +342,7 @@ impl Slots {
             arm(self.heap.memory().as_ref(), header, next.epoch)?;
         }
         self.put(slot, next);
-        Ok(Some(place.extent(&self.heap.geometry().arena)))
+        Ok(Some(packed.extent(&self.heap.geometry().arena)))
     }
 
     /// Decides and applies one event; true if something changed.
@@ -361,7 +365,7 @@ impl Slots {
     }
 
     fn put(&mut self, slot: u32, next: Slot) {
-        if let Some(at) = self.place_of(slot).and_then(|place| self.slots.get_mut(place)) {
+        if let Some(at) = self.index_of(slot).and_then(|index| self.slots.get_mut(index)) {
             count(&mut self.usage, at.state, Sign::Out);
             count(&mut self.usage, next.state, Sign::In);
             *at = next;

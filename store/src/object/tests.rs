@@ -66,16 +66,25 @@ fn i2_an_object_is_readable_only_between_ready_and_retired() {
     let read = |e: &Expect| validate(&read_header(&heap, 0).unwrap(), e, &arena);
     assert_eq!(read(&wanted), Err(Unreadable::NotReady));
     slots.open(0, 1, at).unwrap();
-    assert_eq!((read(&wanted), slots.look(0, 1)), (Err(Unreadable::NotReady), Look::Unwritten));
+    assert_eq!(
+        (read(&wanted), slots.progress(0, 1)),
+        (Err(Unreadable::NotReady), WriteProgress::Unwritten)
+    );
     begin(&heap, 0, 1, key, at, 100);
-    assert_eq!((read(&wanted), slots.look(0, 1)), (Err(Unreadable::NotReady), Look::Writing));
+    assert_eq!(
+        (read(&wanted), slots.progress(0, 1)),
+        (Err(Unreadable::NotReady), WriteProgress::Writing)
+    );
     assert!(publish(&heap, 0, 1));
-    assert_eq!((read(&wanted), slots.look(0, 1)), (Ok(()), Look::Ready));
+    assert_eq!((read(&wanted), slots.progress(0, 1)), (Ok(()), WriteProgress::Ready));
     slots.commit(0, 1).unwrap();
     assert_eq!(read(&wanted), Ok(()));
     assert_eq!(read(&Expect { key: None, epoch: None, ..wanted }), Ok(()));
     slots.retire(0, 1, true, 0).unwrap();
-    assert_eq!((read(&wanted), slots.look(0, 1)), (Err(Unreadable::Gone), Look::Stale));
+    assert_eq!(
+        (read(&wanted), slots.progress(0, 1)),
+        (Err(Unreadable::Gone), WriteProgress::Stale)
+    );
     assert_eq!(slots.due(Q).len(), 1);
     assert_eq!(read(&wanted), Err(Unreadable::Gone));
     assert_eq!(read(&Expect { epoch: None, ..wanted }), Err(Unreadable::NotReady));
@@ -110,7 +119,7 @@ fn i8_a_retired_extent_is_not_reused_before_quarantine_ends() {
     let mut slots = Slots::fresh(heap(4));
     let at = put(&mut slots, 0, 1, KEYS.id(b"k"));
     let retired = slots.retire(0, 1, true, 1000).unwrap();
-    assert_eq!(retired, Retired { extent: at, was: Was::Live });
+    assert_eq!(retired, Retired { extent: at, was: RetiredState::Live });
     assert_eq!(slots.next_due_ns(), Some(1000 + Q));
     assert_eq!(slots.due(1000 + Q - 1), []);
     assert!(slots.open(0, 1, at).is_err() && slots.open(0, 2, at).is_err());
@@ -126,14 +135,14 @@ fn i8_settling_restarts_only_the_quarantines_just_begun() {
         put(&mut slots, slot, 1, KEYS.id(b"k"));
     }
     slots.retire(0, 1, true, 0).unwrap();
-    slots.settle(100);
+    slots.restart_quarantines(100);
     slots.retire(1, 1, true, 200).unwrap();
     // The process was stopped between reading its clock and clearing LIVE.
-    slots.settle(Q);
+    slots.restart_quarantines(Q);
     let freed = |slots: &mut Slots, now| slots.due(now).iter().map(|f| f.slot).collect::<Vec<_>>();
     assert_eq!(freed(&mut slots, 100 + Q - 1), []);
     assert_eq!(freed(&mut slots, 100 + Q), [0]);
-    slots.settle(3 * Q);
+    slots.restart_quarantines(3 * Q);
     assert_eq!(freed(&mut slots, 2 * Q - 1), []);
     assert_eq!(freed(&mut slots, 2 * Q), [1]);
 }
@@ -143,7 +152,10 @@ fn i10_an_unfenced_plan_is_held_without_limit() {
     let mut slots = Slots::fresh(heap(4));
     let at = extent(slots.heap(), 0, 2);
     slots.open(0, 1, at).unwrap();
-    assert_eq!(slots.retire(0, 1, false, 0).unwrap(), Retired { extent: at, was: Was::Open });
+    assert_eq!(
+        slots.retire(0, 1, false, 0).unwrap(),
+        Retired { extent: at, was: RetiredState::Open }
+    );
     assert_eq!((slots.due(u64::MAX), slots.next_due_ns()), (vec![], None));
     assert_eq!(slots.fencing().collect::<Vec<_>>(), [(0, 1)]);
     assert_eq!((slots.usage().fencing, slots.usage().held_bytes), (1, 8192));

@@ -9,21 +9,21 @@ use crate::layout::{PAYLOAD_ALIGN, Region};
 /// slot. No units: where the payload lies is not known (after a scan), only whoever placed it
 /// knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct PackedExtent {
     first: u32,
     units: u32,
 }
 
-impl Place {
-    pub(super) const UNKNOWN: Place = Place { first: 0, units: 0 };
+impl PackedExtent {
+    pub(super) const UNKNOWN: PackedExtent = PackedExtent { first: 0, units: 0 };
 
-    pub(super) fn of(extent: Extent, arena: &Region) -> Option<Place> {
+    pub(super) fn of(extent: Extent, arena: &Region) -> Option<PackedExtent> {
         if !extent.within(arena) {
             return None;
         }
         let first = u32::try_from((extent.offset - arena.offset) / PAYLOAD_ALIGN).ok()?;
         let units = u32::try_from(extent.len / PAYLOAD_ALIGN).ok()?;
-        Some(Place { first, units })
+        Some(PackedExtent { first, units })
     }
 
     pub(super) fn bytes(self) -> u64 {
@@ -46,13 +46,13 @@ pub(super) enum State {
     /// Armed, nothing placed.
     Free,
     /// Given to a plan; a producer may write.
-    Open(Place),
+    Open(PackedExtent),
     /// Committed, readable.
-    Live(Place),
+    Live(PackedExtent),
     /// Retired, but a producer may still write: held without limit.
-    Fencing(Place),
+    Fencing(PackedExtent),
     /// Retired, nobody writes, readers may still be copying: held for Q.
-    Quarantined(Place),
+    Quarantined(PackedExtent),
     /// Out of epochs, never armed again [I3].
     Spent,
 }
@@ -80,7 +80,7 @@ impl State {
         }
     }
 
-    pub(super) fn place(self) -> Option<Place> {
+    pub(super) fn extent(self) -> Option<PackedExtent> {
         match self {
             State::Free | State::Spent => None,
             State::Open(p) | State::Live(p) | State::Fencing(p) | State::Quarantined(p) => Some(p),
@@ -99,9 +99,9 @@ pub(super) struct Slot {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Event {
     /// A plan was placed here.
-    Open(Place),
+    Open(PackedExtent),
     /// Written to for a plan that was never heard of, and of which nobody is left to write.
-    Unheard(Place),
+    Unheard(PackedExtent),
     /// The plan's producer published and committed; the header was found in order.
     Commit,
     /// The object, or the plan, ends; `fenced`: no producer can write any more.
@@ -131,18 +131,18 @@ pub(super) fn decide(at: Slot, epoch: u32, event: Event) -> Decision {
     }
     let to = |state| Become(Slot { epoch, state });
     match (at.state, event) {
-        (State::Free, Event::Open(place)) => to(State::Open(place)),
-        (State::Free, Event::Unheard(place)) => to(State::Quarantined(place)),
-        (State::Open(held), Event::Open(place)) if held == place => Already,
-        (State::Open(place), Event::Commit) => to(State::Live(place)),
+        (State::Free, Event::Open(extent)) => to(State::Open(extent)),
+        (State::Free, Event::Unheard(extent)) => to(State::Quarantined(extent)),
+        (State::Open(held), Event::Open(extent)) if held == extent => Already,
+        (State::Open(extent), Event::Commit) => to(State::Live(extent)),
         (State::Live(_), Event::Commit) => Already,
-        (State::Open(place) | State::Live(place), Event::Retire { fenced: true }) => {
-            to(State::Quarantined(place))
+        (State::Open(extent) | State::Live(extent), Event::Retire { fenced: true }) => {
+            to(State::Quarantined(extent))
         }
-        (State::Open(place) | State::Live(place), Event::Retire { fenced: false }) => {
-            to(State::Fencing(place))
+        (State::Open(extent) | State::Live(extent), Event::Retire { fenced: false }) => {
+            to(State::Fencing(extent))
         }
-        (State::Fencing(place), Event::Fenced) => to(State::Quarantined(place)),
+        (State::Fencing(extent), Event::Fenced) => to(State::Quarantined(extent)),
         (State::Quarantined(_), Event::Elapsed) => Become(match epoch.checked_add(1) {
             Some(epoch) => Slot { epoch, state: State::Free },
             None => Slot { epoch, state: State::Spent },
@@ -179,7 +179,7 @@ impl StoreError {
 mod tests {
     use super::*;
 
-    const PLACE: Place = Place { first: 3, units: 2 };
+    const PLACE: PackedExtent = PackedExtent { first: 3, units: 2 };
 
     #[test]
     fn i11_every_event_of_another_epoch_is_refused() {

@@ -4,7 +4,7 @@
 use super::read_header;
 use super::scan::claimed;
 use super::slots::Slots;
-use super::transition::{Event, Place, State};
+use super::transition::{Event, PackedExtent, State};
 use crate::arena::Extent;
 use crate::error::StoreError;
 use crate::layout::{epoch_of, low, state};
@@ -36,9 +36,10 @@ impl Slots {
         now_ns: u64,
     ) -> Result<(), StoreError> {
         let arena = self.heap().geometry().arena;
-        let place = claimed.and_then(|e| Place::of(e, &arena)).unwrap_or(Place::UNKNOWN);
+        let extent =
+            claimed.and_then(|e| PackedExtent::of(e, &arena)).unwrap_or(PackedExtent::UNKNOWN);
         // The decision first: a slot that is given to somebody keeps its LIVE.
-        self.step(slot, epoch, Event::Unheard(place), "retire of what no plan was heard of")?;
+        self.step(slot, epoch, Event::Unheard(extent), "retire of what no plan was heard of")?;
         self.clear_live(slot, epoch)?;
         self.heap().memory().flush();
         self.begin_quarantine(slot, epoch, now_ns);

@@ -11,7 +11,7 @@ use crate::layout::{ObjHeader, epoch_of, low, state};
 
 /// What a producer has made of an open slot so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look {
+pub enum WriteProgress {
     /// Armed, nothing written.
     Unwritten,
     /// Being written.
@@ -87,20 +87,20 @@ pub enum SlotKind {
 
 impl Slots {
     /// What the producer has made of the slot, if it is open or live at that epoch.
-    pub fn look(&self, slot: u32, epoch: u32) -> Look {
+    pub fn progress(&self, slot: u32, epoch: u32) -> WriteProgress {
         let Some(at) = self.at(slot).filter(|at| at.epoch == epoch) else {
-            return Look::Stale;
+            return WriteProgress::Stale;
         };
         if !matches!(at.state, State::Free | State::Open(_) | State::Live(_)) {
-            return Look::Stale;
+            return WriteProgress::Stale;
         }
         let publish = self.header(slot).publish;
         match low(publish) {
-            _ if epoch_of(publish) != epoch => Look::Stale,
-            state::RESERVED => Look::Unwritten,
-            state::WRITING => Look::Writing,
-            state::READY => Look::Ready,
-            _ => Look::Dead,
+            _ if epoch_of(publish) != epoch => WriteProgress::Stale,
+            state::RESERVED => WriteProgress::Unwritten,
+            state::WRITING => WriteProgress::Writing,
+            state::READY => WriteProgress::Ready,
+            _ => WriteProgress::Dead,
         }
     }
 
@@ -126,7 +126,7 @@ impl Slots {
                 State::Live(_) => self.live_kind(slot),
                 State::Fencing(_) | State::Quarantined(_) | State::Spent => SlotKind::Held,
             };
-            let extent = at.state.place().map(|p| p.extent(&arena)).filter(|e| e.len > 0);
+            let extent = at.state.extent().map(|p| p.extent(&arena)).filter(|e| e.len > 0);
             Some(SlotReport { slot, epoch: at.epoch, kind, extent })
         })
     }
@@ -146,7 +146,7 @@ impl Slots {
     pub fn extents(&self) -> impl Iterator<Item = (u32, u32, Extent, bool)> + '_ {
         let arena = self.heap().geometry().arena;
         self.all().filter_map(move |(slot, at)| {
-            let extent = at.state.place()?.extent(&arena);
+            let extent = at.state.extent()?.extent(&arena);
             let live = matches!(at.state, State::Live(_));
             (extent.len > 0).then_some((slot, at.epoch, extent, live))
         })

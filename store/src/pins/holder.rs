@@ -2,7 +2,7 @@
 //! bytes that a pin keeps in place.
 
 use super::{PINS, Table};
-use crate::fork::{self, MadeIn};
+use crate::fork::{self, ProcessMark};
 use crate::layout::Region;
 use crate::memory::HostMemory;
 use hashbrown::HashMap;
@@ -35,7 +35,7 @@ pub struct Pins {
     memory: HostMemory,
     table: Table,
     held: Mutex<Held>,
-    made: MadeIn,
+    made: ProcessMark,
 }
 
 /// Why an object could not be pinned.
@@ -53,20 +53,20 @@ impl Pins {
     /// The pins of whoever was given that table; None if the segment has no table of that number.
     pub fn new(memory: HostMemory, pins: &Region, number: u32) -> Option<Pins> {
         let table = Table::of(pins, number)?;
-        Some(Pins { memory, table, held: Mutex::default(), made: MadeIn::here() })
+        Some(Pins { memory, table, held: Mutex::default(), made: ProcessMark::here() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pins an object and gives its `len` bytes at `offset`. `look` says, after the fence, whether its
+    /// Pins an object and gives its `len` bytes at `offset`. `still_valid` says, after the fence, whether its
     /// header is (still) in order [I2].
     pub fn pin(
         self: &Arc<Self>,
         (slot, epoch): (u32, u32),
         (offset, len): (u64, u64),
-        look: impl FnOnce() -> bool,
+        still_valid: impl FnOnce() -> bool,
     ) -> Result<PinnedBytes, NoPin> {
         let at = self.memory.words().address(offset, len).map_err(|_| NoPin::Changed)?;
         let mut held = self.lock();
@@ -87,7 +87,7 @@ impl Pins {
         drop(held);
         let pinned = PinnedBytes { pins: self.clone(), slot, epoch, at, len: len as usize };
         // Dropped here, it is taken back.
-        if look() { Ok(pinned) } else { Err(NoPin::Changed) }
+        if still_valid() { Ok(pinned) } else { Err(NoPin::Changed) }
     }
 
     /// Gives no further pin; false, and nothing changed, while there are any.

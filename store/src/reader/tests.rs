@@ -61,8 +61,8 @@ fn i2_what_is_committed_is_found_and_what_is_not_is_not() {
     let there = found.iter().map(|hit| hit.map(|hit| (hit.slot, hit.epoch())));
     assert!(there.eq((0..20).map(|n| (n < 10).then_some((n, 1)))));
     slots.retire(3, 1, true, 0).unwrap();
-    assert_eq!((reader.find(key(3)), reader.look(3, key(3))), (None, None));
-    assert_eq!(reader.look(4, key(5)), None, "another key's slot");
+    assert_eq!((reader.find(key(3)), reader.read_slot(3, key(3))), (None, None));
+    assert_eq!(reader.read_slot(4, key(5)), None, "another key's slot");
 }
 
 #[test]

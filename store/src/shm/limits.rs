@@ -12,7 +12,7 @@ const CGROUP_DEPTH: usize = 64;
 /// Refuses a segment that does not fit, with every number and the remedies.
 pub fn check_room(bytes: u64) -> Result<(), StoreError> {
     check_file_size(bytes)?;
-    if Room::measure(Path::new("/")).least().is_some_and(|room| bytes > room) {
+    if Headroom::measure(Path::new("/")).least().is_some_and(|room| bytes > room) {
         return Err(not_enough(bytes, "it does not fit"));
     }
     Ok(())
@@ -41,7 +41,7 @@ fn file_size_fits(bytes: u64, soft: Option<u64>, hard: Option<u64>) -> Result<()
 /// Bytes that a segment may take at most, now: the least of MemAvailable and what the control
 /// groups leave. 0 where the system tells none of them.
 pub fn available_bytes() -> u64 {
-    Room::measure(Path::new("/")).least().unwrap_or(0)
+    Headroom::measure(Path::new("/")).least().unwrap_or(0)
 }
 
 /// MemAvailable in bytes; 0 where the system does not tell.
@@ -51,21 +51,21 @@ pub fn mem_available() -> u64 {
 
 /// The refusal, with the numbers as they are now.
 pub(super) fn not_enough(bytes: u64, why: &str) -> StoreError {
-    StoreError::NotEnoughMemory(Room::measure(Path::new("/")).refuse(bytes, why))
+    StoreError::NotEnoughMemory(Headroom::measure(Path::new("/")).refuse(bytes, why))
 }
 
 /// What each authority leaves, in bytes; `None` where it sets no limit or does not tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Room {
+struct Headroom {
     machine: Option<u64>,
     /// The tightest control group, and its folder.
     cgroup: Option<(u64, PathBuf)>,
 }
 
-impl Room {
+impl Headroom {
     /// `root` is the root of the proc and sys file systems: another one in tests.
-    fn measure(root: &Path) -> Room {
-        Room { machine: meminfo_available(root), cgroup: cgroup_room(root) }
+    fn measure(root: &Path) -> Headroom {
+        Headroom { machine: meminfo_available(root), cgroup: cgroup_room(root) }
     }
 
     fn least(&self) -> Option<u64> {

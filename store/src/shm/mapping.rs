@@ -3,7 +3,7 @@
 
 use super::pages::HUGE_PAGE;
 use crate::error::StoreError;
-use crate::fork::MadeIn;
+use crate::fork::ProcessMark;
 use crate::memory::HostRegion;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -31,7 +31,7 @@ pub(super) struct Mapping {
     /// Bytes that [`Mapping::prefault_huge`] got in huge pages.
     huge: AtomicU64,
     /// A forked child has the value but not the mapping.
-    made: MadeIn,
+    made: ProcessMark,
 }
 
 impl Mapping {
@@ -49,7 +49,7 @@ impl Mapping {
         // SAFETY: page aligned and `bytes` long; unmapped only when this value is dropped, and every
         // user of the region holds the Arc that owns it.
         let region = unsafe { HostRegion::new(base, bytes) };
-        let mapping = Mapping { region, fd, huge: AtomicU64::new(0), made: MadeIn::here() };
+        let mapping = Mapping { region, fd, huge: AtomicU64::new(0), made: ProcessMark::here() };
         mapping.advise(Advice::LinuxDontFork).map_err(|e| StoreError::os("madvise", shown(), e))?;
         if bytes >= HUGE_PAGE {
             // Before the first page is taken. Not allowed, or unknown to the kernel, they stay small.
@@ -179,7 +179,7 @@ fn map_shared(fd: &OwnedFd, len: usize) -> Result<*mut c_void, Errno> {
         // SAFETY: a new mapping, at an address of the kernel's choice or over addresses that were
         // reserved for it; it aliases no Rust object. The bytes of a file that others may map are
         // reached only through HostRegion [I7]; those of one that nobody else ever gets are its
-        // owner's alone (`UnnamedMemory`).
+        // owner's alone (`AnonPages`).
         unsafe { rustix::mm::mmap(at, len, protection, flags, fd, 0) }
     };
     let huge = HUGE_PAGE as usize;

@@ -48,7 +48,7 @@ impl SegmentName {
 pub fn job_part(job: &str) -> String {
     let kept = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     let as_it_is = !job.is_empty() && job.len() <= JOB_BYTES && job.chars().all(kept);
-    if as_it_is && !looks_hashed(job) {
+    if as_it_is && !is_hashed(job) {
         return job.to_string();
     }
     let shown = JOB_BYTES - HASH_DIGITS - 1;
@@ -58,7 +58,7 @@ pub fn job_part(job: &str) -> String {
 }
 
 /// True for text that ends as a changed job does.
-fn looks_hashed(job: &str) -> bool {
+fn is_hashed(job: &str) -> bool {
     let digit = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
     job.len()
         .checked_sub(HASH_DIGITS + 1)

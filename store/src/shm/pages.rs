@@ -66,13 +66,13 @@ mod tests {
 
     #[test]
     fn pages_are_described_by_what_the_kernel_gave() {
-        let told = |huge_bytes, allowed| {
+        let pages = |huge_bytes, allowed| {
             Pages { bytes: 5 * HUGE_PAGE + 100, huge_bytes, allowed }.to_string()
         };
-        assert_eq!(told(0, false), "pages of 4 KiB");
-        assert_eq!(told(0, true), "pages of 2 MiB where the kernel has them");
-        assert_eq!(told(5 * HUGE_PAGE, false), "pages of 2 MiB");
-        assert_eq!(told(HUGE_PAGE, false), "20 % in pages of 2 MiB, the rest of 4 KiB");
+        assert_eq!(pages(0, false), "pages of 4 KiB");
+        assert_eq!(pages(0, true), "pages of 2 MiB where the kernel has them");
+        assert_eq!(pages(5 * HUGE_PAGE, false), "pages of 2 MiB");
+        assert_eq!(pages(HUGE_PAGE, false), "20 % in pages of 2 MiB, the rest of 4 KiB");
         let small = Pages { bytes: 100, huge_bytes: 0, allowed: false };
         assert_eq!(small.to_string(), "pages of 4 KiB");
     }

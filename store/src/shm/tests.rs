@@ -11,7 +11,7 @@ const BYTES: u64 = 3 * 4096 + 100;
 const ROLE: &str = "NKV_STORE_TEST_ROLE";
 const DIR: &str = "NKV_STORE_TEST_DIR";
 /// Before every line that a child says to its parent.
-const SAYS: &str = "child says: ";
+const CHILD_LINE: &str = "child says: ";
 /// Ends a child that nobody ends.
 const CHILD_SECONDS: u32 = 60;
 
@@ -45,13 +45,13 @@ impl Role {
     }
 
     /// The next thing the child says; the end of its output is a failure.
-    fn says(&mut self) -> String {
+    fn next_line(&mut self) -> String {
         let mut line = String::new();
         loop {
             line.clear();
             assert!(self.out.read_line(&mut line).unwrap() > 0, "the child ended silently");
-            if let Some((_, said)) = line.split_once(SAYS) {
-                return said.trim_end().to_string();
+            if let Some((_, line)) = line.split_once(CHILD_LINE) {
+                return line.trim_end().to_string();
             }
         }
     }
@@ -74,9 +74,9 @@ impl Role {
 /// Names that another process removes as stale.
 fn swept_by_another(dir: &Path) -> Vec<String> {
     let mut role = Role::start("sweep", dir);
-    let said = role.says();
+    let line = role.next_line();
     role.finish();
-    said.split_whitespace().map(str::to_string).collect()
+    line.split_whitespace().map(str::to_string).collect()
 }
 
 #[test]
@@ -93,10 +93,10 @@ fn child_process() {
             let made = create_in(&dir, &name(1), BYTES, true).unwrap();
             made.write(4096, b"from the child").unwrap();
             let forked = if role == "hold" { 0 } else { fork_idle() };
-            println!("{SAYS}{} {forked}", made.file_name());
+            println!("{CHILD_LINE}{} {forked}", made.file_name());
             held = Some(made);
         }
-        "sweep" => println!("{SAYS}{}", remove_stale_in(&dir).join(" ")),
+        "sweep" => println!("{CHILD_LINE}{}", remove_stale_in(&dir).join(" ")),
         other => panic!("no role {other}"),
     }
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
@@ -124,8 +124,8 @@ fn fork_idle() -> i32 {
 fn another_process_reads_what_one_wrote() {
     let dir = folder();
     let mut role = Role::start("hold", dir.path());
-    let said = role.says();
-    let file_name = said.split(' ').next().unwrap();
+    let line = role.next_line();
+    let file_name = line.split(' ').next().unwrap();
     let m = attach_in(dir.path(), file_name, true).unwrap();
     let mut text = [0; 14];
     m.read(4096, &mut text).unwrap();
@@ -141,8 +141,8 @@ fn another_process_reads_what_one_wrote() {
 fn a_segment_in_use_is_never_removed_and_a_dead_processs_is() {
     let dir = folder();
     let mut role = Role::start("hold", dir.path());
-    let said = role.says();
-    let file_name = said.split(' ').next().unwrap().to_string();
+    let line = role.next_line();
+    let file_name = line.split(' ').next().unwrap().to_string();
     let socket = dir.path().join(format!("{file_name}.sock"));
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     assert_eq!(remove_stale_in(dir.path()), Vec::<String>::new());
@@ -157,8 +157,8 @@ fn a_segment_in_use_is_never_removed_and_a_dead_processs_is() {
 fn a_forked_child_does_not_keep_the_lock_of_its_dead_parent() {
     let dir = folder();
     let mut role = Role::start("hold and fork", dir.path());
-    let said = role.says();
-    let (file_name, forked) = said.split_once(' ').unwrap();
+    let line = role.next_line();
+    let (file_name, forked) = line.split_once(' ').unwrap();
     let forked: i32 = forked.parse().unwrap();
     assert!(swept_by_another(dir.path()).is_empty());
     role.kill();
@@ -193,8 +193,8 @@ fn our_own_segment_keeps_its_lock_whatever_we_do_with_its_name() {
 fn attaches_of_one_name_share_one_mapping() {
     let dir = folder();
     let mut role = Role::start("hold", dir.path());
-    let said = role.says();
-    let file_name = said.split(' ').next().unwrap();
+    let line = role.next_line();
+    let file_name = line.split(' ').next().unwrap();
     let a = attach_in(dir.path(), file_name, false).unwrap();
     let b = attach_in(dir.path(), file_name, true).unwrap();
     assert_eq!(a.host_base(), b.host_base());

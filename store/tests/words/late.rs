@@ -8,7 +8,7 @@ use crate::segment::{
 use loom::sync::atomic::AtomicU32;
 use nkv_store::Heap;
 use nkv_store::layout::{PUBLISH_OFF, epoch_of};
-use nkv_store::object::{Look, read_header, ready, reserved, validate};
+use nkv_store::object::{WriteProgress, read_header, ready, reserved, validate};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -19,12 +19,12 @@ const CLOSED: u32 = 1 << 31;
 struct Gate(AtomicU32);
 
 impl Gate {
-    fn go_in(&self) -> bool {
+    fn acquire(&self) -> bool {
         let next = |word: u32| (word & CLOSED == 0).then_some(word + 1);
         self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).is_ok()
     }
 
-    fn go_out(&self) {
+    fn release(&self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
 
@@ -37,11 +37,11 @@ impl Gate {
 
 /// A producer of epoch 1 that may start late. Some(whether READY took) if it was let in.
 fn late_put(heap: &Heap, gate: &Gate) -> Option<bool> {
-    if !gate.go_in() {
+    if !gate.acquire() {
         return None;
     }
     let took = put(heap, 0, 1);
-    gate.go_out();
+    gate.release();
     Some(took)
 }
 
@@ -92,7 +92,7 @@ fn i10_an_expired_plan_is_adopted_if_its_ready_took_and_reclaimed_if_not() {
         let (producer, entry) = (heap.clone(), gate.clone());
         let owner = move || {
             let fenced = gate.close();
-            let adopted = fenced && slots.look(0, 1) == Look::Ready;
+            let adopted = fenced && slots.progress(0, 1) == WriteProgress::Ready;
             if adopted {
                 slots.commit(0, 1).unwrap();
             } else if fenced {

@@ -4,8 +4,8 @@
 use crate::segment::{BYTES, KEYS, Modelled};
 use nkv_store::KeyId;
 use nkv_store::device_log::{
-    BUMP_PTR_OFF, ControlLine, DeviceLog, Directory, Entry, HEAP_LIMIT_OFF, LogGeometry, LogObject,
-    LogPut, LogTimes, Next, OpenClaims, Placing,
+    BUMP_PTR_OFF, ClaimStep, ClaimWrite, ControlLine, DeviceLog, Directory, Entry, HEAP_LIMIT_OFF,
+    LogGeometry, LogObject, LogPut, LogTimes, OpenClaims,
 };
 use nkv_store::layout::{HEADER_BYTES, KEY_CHECK_OFF, OWNER_OFF, PUBLISH_OFF};
 use nkv_store::object::{Expect, Reading};
@@ -126,8 +126,8 @@ impl Segment {
         old
     }
 
-    pub fn write(&self, placing: &Placing, name: u64, bytes: u64) {
-        let (object, payload) = (placing.publication(), payload(name, bytes));
+    pub fn write(&self, write: &ClaimWrite, name: u64, bytes: u64) {
+        let (object, payload) = (write.publication(), payload(name, bytes));
         let mut ops = object.whole(&payload);
         self.run(&mut ops);
         assert_eq!(object.took(&ops), Ok(()));
@@ -142,11 +142,11 @@ impl Segment {
         let put = self.put_of(name, bytes);
         put.room(&self.line()).ok()?;
         let claim = put.claimed(self.fetch_add(&put));
-        let Next::Place(placing) = claim.next(self.line().heap_limit()) else {
+        let ClaimStep::Write(write) = claim.next(self.line().heap_limit()) else {
             panic!("it saw room, and was alone in seeing it");
         };
-        self.write(&placing, name, bytes);
-        Some(placing.slot().0)
+        self.write(&write, name, bytes);
+        Some(write.slot().0)
     }
 
     /// A strict read of one unit's object by location: the copy, if it may be believed.
@@ -180,7 +180,7 @@ impl Owner {
     /// Evicts ahead of demand; no time is waited for.
     pub fn make_room(&mut self, unpinned: impl Fn(u32, u32) -> bool) -> u64 {
         self.log.retire_ahead(0, &mut self.index).unwrap();
-        self.log.settle(0);
+        self.log.restart_quarantines(0);
         self.log.advance(0, unpinned).unwrap()
     }
 }

@@ -53,7 +53,7 @@ fn i15_an_owner_word_is_seen_live_only_with_ready_and_the_whole_object() {
             put.join().unwrap();
             owner.log.accept(0, &mut owner.index).unwrap();
         };
-        let look = move || {
+        let observe = move || {
             let header = reader.geometry.header_off(0);
             let live = reader.memory.load(header + OWNER_OFF).unwrap() == word(flag::LIVE, 1);
             let publish = reader.memory.load(header + PUBLISH_OFF).unwrap();
@@ -63,7 +63,7 @@ fn i15_an_owner_word_is_seen_live_only_with_ready_and_the_whole_object() {
             assert!(copy.is_none_or(|copy| copy == payload(1, U)), "[I4]");
             live
         };
-        let ((), live) = first.race(both, look);
+        let ((), live) = first.race(both, observe);
         met.count(live);
     });
     tally.met_both();

@@ -3,27 +3,27 @@
 
 use crate::log::{Modeled, Owner, Segment, U, log, payload, table};
 use crate::segment::{Tally, check};
-use nkv_store::device_log::{Next, OpenClaims};
+use nkv_store::device_log::{ClaimStep, OpenClaims};
 
 /// A put of `bytes` bytes as the plan says: entered before its fetch-and-add, left when it landed.
 /// Begins anew after a skip.
 fn put(segment: &Segment, claims: &OpenClaims<Modeled>, name: u64, bytes: u64) -> u32 {
     let put = segment.put_of(name, bytes);
-    let open = claims.enter_near(0, put.room(&segment.line()).unwrap()).unwrap();
+    let open = claims.enter_from(0, put.room(&segment.line()).unwrap()).unwrap();
     loop {
         let p = segment.fetch_add(&put);
         open.note(p);
         match put.claimed(p).next(segment.line().heap_limit()) {
-            Next::Place(placing) => {
-                segment.write(&placing, name, bytes);
+            ClaimStep::Write(write) => {
+                segment.write(&write, name, bytes);
                 open.leave();
-                return placing.slot().0;
+                return write.slot().0;
             }
-            Next::Skip(skip) => {
+            ClaimStep::Skip(skip) => {
                 segment.run(&mut skip.ops());
                 open.note(put.room(&segment.line()).unwrap());
             }
-            Next::Wait(_) => panic!("there is room, and it is alone"),
+            ClaimStep::Wait(_) => panic!("there is room, and it is alone"),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::segment::{Tally, check, extent, key, live, payload, put};
 use nkv_store::pins::Table;
-use nkv_store::reader::{copy, look, still};
+use nkv_store::reader::{copy, read_slot, still};
 use nkv_store::{Heap, Slots};
 
 /// Retires slot 0 and, once nobody has it pinned by its own look, puts the next object there.
@@ -20,7 +20,7 @@ fn take_away(mut slots: Slots) -> bool {
 /// Pins the object and reads its bytes in place: no look at the header afterwards.
 fn view(heap: &Heap) -> Option<Vec<u8>> {
     let (words, g) = (&**heap.memory(), heap.geometry());
-    let hit = look(words, g, 0, key())?;
+    let hit = read_slot(words, g, 0, key())?;
     let table = Table::of(&g.pins, 0).unwrap();
     table.set(words, 0, hit.slot, hit.epoch()).unwrap();
     let bytes = still(words, g, &hit).is_ok().then(|| {
@@ -58,7 +58,7 @@ fn i9_a_copying_reader_needs_no_pin() {
         let heap = slots.heap().clone();
         let reader = move || {
             let (words, g) = (&**heap.memory(), heap.geometry());
-            let hit = look(words, g, 0, key())?;
+            let hit = read_slot(words, g, 0, key())?;
             let mut bytes = payload(0);
             let believed = copy(words, g, &hit, &mut bytes);
             believed.then(|| (hit.epoch(), bytes))

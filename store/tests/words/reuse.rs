@@ -19,7 +19,7 @@ fn arm_again(slots: &mut Slots) {
 
 #[test]
 fn i7_a_strict_reader_believes_no_copy_that_a_reuse_overtook() {
-    for told in [Some(1), None] {
+    for known in [Some(1), None] {
         let tally = Tally::default();
         let met = tally.clone();
         check(2, move |first| {
@@ -34,11 +34,11 @@ fn i7_a_strict_reader_believes_no_copy_that_a_reuse_overtook() {
                 assert!(producer.join().unwrap());
                 slots.commit(0, 2).unwrap();
             };
-            let ((), copy) = first.race(owner, move || read(&reader, 0, told));
+            let ((), copy) = first.race(owner, move || read(&reader, 0, known));
             met.count(copy.is_some());
-            let next = told.is_none().then(|| payload(2));
+            let next = known.is_none().then(|| payload(2));
             let whole = |copy: &Vec<u8>| *copy == payload(1) || Some(copy) == next.as_ref();
-            assert!(copy.as_ref().is_none_or(whole), "[I7] told {told:?}, believed {copy:?}");
+            assert!(copy.as_ref().is_none_or(whole), "[I7] told {known:?}, believed {copy:?}");
         });
         tally.met_both();
     }
@@ -74,7 +74,7 @@ fn now(clock: &AtomicU64) -> u64 {
 fn reuse_when_due(mut slots: Slots, clock: &AtomicU64) {
     let heap = slots.heap().clone();
     slots.retire(0, 1, true, now(clock)).unwrap();
-    slots.settle(now(clock));
+    slots.restart_quarantines(now(clock));
     let mut freed = slots.due(now(clock));
     for _ in 0..2 {
         if freed.is_empty() {

@@ -23,7 +23,7 @@ pub const HANGS: Duration = Duration::from_secs(60);
 pub const HANGS_MS: u64 = HANGS.as_millis() as u64;
 
 /// How long the watch sleeps each time.
-const LOOK_NS: u64 = 5_000_000;
+const POLL_NS: u64 = 5_000_000;
 
 /// Later than this is late: an idle machine wakes a thread sooner.
 const LATE_NS: u64 = 1_000_000;
@@ -36,7 +36,7 @@ const WAITS: u64 = 20;
 const WORK_NS: u64 = 10_000_000;
 
 /// Looks between two pieces of work: it takes a twentieth of one processor.
-const LOOKS: u64 = 40;
+const POLLS: u64 = 40;
 
 /// What is kept of either: the last minute, if the machine is late each time.
 const KEPT: usize = 8_192;
@@ -77,7 +77,7 @@ fn watch() {
         keep(&mut noted.work, (now_ns, now_ns - began_ns));
         noted.asleep_ns = now_ns;
         drop(noted);
-        (0..LOOKS).for_each(|_| look());
+        (0..POLLS).for_each(|_| measure());
     }
 }
 
@@ -93,11 +93,11 @@ fn work() {
     }
 }
 
-fn look() {
-    std::thread::sleep(Duration::from_nanos(LOOK_NS));
+fn measure() {
+    std::thread::sleep(Duration::from_nanos(POLL_NS));
     let mut seen = seen();
     let now_ns = BootClock.now_ns();
-    let late_ns = now_ns.saturating_sub(seen.asleep_ns + LOOK_NS);
+    let late_ns = now_ns.saturating_sub(seen.asleep_ns + POLL_NS);
     if late_ns > LATE_NS {
         keep(&mut seen.late, (now_ns, late_ns));
     }
@@ -127,7 +127,7 @@ impl Stopwatch {
         let seen = seen();
         let now_ns = BootClock.now_ns();
         // What it sleeps through just now is late, too.
-        let asleep = (now_ns, now_ns.saturating_sub(seen.asleep_ns + LOOK_NS));
+        let asleep = (now_ns, now_ns.saturating_sub(seen.asleep_ns + POLL_NS));
         let (mut worst_ns, mut lost_ns) = (0, 0);
         for &(woken_ns, late_ns) in seen.late.iter().chain([&asleep]) {
             if woken_ns >= self.began_ns {
@@ -194,7 +194,7 @@ impl std::str::FromStr for Took {
 
 impl Took {
     /// MS/PERCENT/SPARE, for another process.
-    pub fn told(&self) -> String {
+    pub fn to_line(&self) -> String {
         format!("{}/{}/{}", self.ms, self.percent, self.spare_ms)
     }
 }
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(spare_ms(30_000_000, 100_000_000), 700);
         let took = Took { ms: 5_700, percent: 250, spare_ms: 700 };
         assert!(took.within(2_000) && !took.within(1_999) && took.within(u64::MAX));
-        assert_eq!(took.told().parse(), Ok(took));
+        assert_eq!(took.to_line().parse(), Ok(took));
         assert!("5/1".parse::<Took>().is_err() && "a/b/c".parse::<Took>().is_err());
     }
 
@@ -238,7 +238,7 @@ mod tests {
         }
         let began = Stopwatch::start();
         let held = seen();
-        let until = BootClock.now_ns() + 40 * LOOK_NS;
+        let until = BootClock.now_ns() + 40 * POLL_NS;
         while BootClock.now_ns() < until {
             std::thread::yield_now();
         }

@@ -1,7 +1,7 @@
 //! Client programs: processes that own no memory, connect, work, and end gently or not.
 
 use super::ranks::pause_process;
-use super::{Cluster, Errand};
+use super::{Cluster, ProcessJob};
 use crate::net::ip_of;
 use crate::plan::{JOB, PORT, secret};
 use crate::process::{Pid, Process};
@@ -52,9 +52,9 @@ impl Cluster {
         }
         self.coverage.borrow_mut().of_reads(&handle.read_counters());
         self.coverage.borrow_mut().of_writes(&handle.write_counters());
-        self.coverage.borrow_mut().of_rare("handle", handle.rarities().all());
+        self.coverage.borrow_mut().of_slow_path("handle", handle.slow_path_counters().all());
         drop(handle);
-        let _ = self.errands.send(Errand::ClientEnded(client, process.pid));
+        let _ = self.jobs.send(ProcessJob::ClientEnded(client, process.pid));
     }
 
     async fn connect(&self, process: &Process, transport: TransportChoice) -> Client {

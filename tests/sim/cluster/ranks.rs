@@ -1,9 +1,9 @@
 //! Ranks: a process that starts a node, keeps it until it ends, and is then started again.
 
-use super::{Cluster, Errand};
+use super::{Cluster, ProcessJob};
 use crate::process::{Pid, Process};
 use crate::workload;
-use nkv::cell::{CellAddr, Crash, On, Role};
+use nkv::actor::{ActorAddr, Crash, On, Role};
 use nkv::{Node, StartError};
 use std::rc::Rc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ impl Cluster {
         process.spawn(async move {
             let (why, pid) = (cluster.run_rank(rank, &home).await, home.pid);
             cluster.trace.note("rank-ends", format!("{rank}: {why}"));
-            let _ = cluster.errands.send(Errand::RankEnded(rank, pid));
+            let _ = cluster.jobs.send(ProcessJob::RankEnded(rank, pid));
         });
     }
 
@@ -135,7 +135,7 @@ impl Cluster {
     }
 
     /// SIGTERM: it drains and leaves. False if there is no node.
-    pub fn tell_rank_to_leave(&self, rank: usize) -> bool {
+    pub fn terminate_rank(&self, rank: usize) -> bool {
         let ranks = self.ranks.borrow();
         if ranks[rank].node.is_some() {
             ranks[rank].leave.notify_one();
@@ -151,8 +151,8 @@ impl Cluster {
 
     /// Makes an actor panic. False if there is none.
     pub fn crash(&self, rank: usize, actor: Actor) -> bool {
-        fn crash<R: Role + On<Crash>>(actor: &CellAddr<R>) -> bool {
-            actor.tell(Crash).is_ok()
+        fn crash<R: Role + On<Crash>>(actor: &ActorAddr<R>) -> bool {
+            actor.try_send(Crash).is_ok()
         }
         let crashed = self.with_node(rank, |node| match actor {
             Actor::Master => node.master().is_some_and(crash),

@@ -3,7 +3,7 @@
 
 use super::{Answer, Batch, Result1, Sent, Wire};
 use crate::net::Net;
-use nkv::machine::{DataAgent, Served};
+use nkv::machine::{AgentConfig, DataAgent};
 use nkv::store::{Memory, StoreError};
 use nkv::transport::TcpCounters;
 use nkv::transport::access::{Cut, Intent, Permit, SEEN_BYTES};
@@ -16,13 +16,13 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, sleep, timeout};
 
 /// Between looks for a token that is not known yet, or for bytes on a path that is cut.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Writes longer than this arrive in parts.
 const PART_BYTES: usize = 64;
 
 /// Where clients find an agent.
 #[derive(Debug, Clone)]
-pub struct AgentDoor {
+pub struct AgentEndpoint {
     pub host: usize,
     pub incarnation: u64,
     pub len: u64,
@@ -30,7 +30,7 @@ pub struct AgentDoor {
     stopped: Arc<AtomicBool>,
 }
 
-impl AgentDoor {
+impl AgentEndpoint {
     /// False if nobody is there to take it.
     pub(super) fn send(&self, batch: Batch) -> bool {
         self.is_served() && self.batches.send(batch).is_ok()
@@ -78,13 +78,13 @@ struct Agent {
 #[derive(Debug, Default)]
 struct Line {
     cut: AtomicBool,
-    told: Notify,
+    cut_signal: Notify,
 }
 
 impl Cut for Line {
     fn cut(&self) {
         self.cut.store(true, Ordering::SeqCst);
-        self.told.notify_one();
+        self.cut_signal.notify_one();
     }
 }
 
@@ -100,14 +100,14 @@ impl SimAgent {
     pub fn start(
         at: SocketAddr,
         host: usize,
-        what: Served,
+        what: AgentConfig,
         net: &Net,
         wire: Wire,
-    ) -> (Self, AgentDoor) {
+    ) -> (Self, AgentEndpoint) {
         let (batches, mut incoming) = mpsc::unbounded_channel::<Batch>();
         let stopped = Arc::new(AtomicBool::new(false));
         let counters = Arc::new(TcpCounters::default());
-        let door = AgentDoor {
+        let endpoint = AgentEndpoint {
             host,
             incarnation: what.incarnation,
             len: what.memory.len(),
@@ -129,7 +129,7 @@ impl SimAgent {
                 tokio::task::spawn_local(async move { agent.serve(batch).await });
             }
         });
-        (Self { at, counters, stopped }, door)
+        (Self { at, counters, stopped }, endpoint)
     }
 }
 
@@ -145,9 +145,9 @@ impl Agent {
             Err(Short::Over) => return count(&self.counters.dropped, 1),
         };
         sleep(self.net.delay(self.host, batch.from)).await;
-        let deadline = Instant::now() + self.wire.tolls.agent_stall;
+        let deadline = Instant::now() + self.wire.wire_profile.agent_stall;
         while !self.net.is_open(self.host, batch.from) && Instant::now() < deadline {
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
         // Its client may have given up.
         let _ = batch.answer.send(answer);
@@ -186,7 +186,7 @@ impl Agent {
                 Ok(permit) => return Ok(permit),
                 Err(why) if !why.contains("of no open plan") => return Err(Short::Refused(why)),
                 Err(why) if Instant::now() >= deadline => return Err(Short::Refused(why)),
-                Err(_) => sleep(LOOK).await,
+                Err(_) => sleep(POLL_INTERVAL).await,
             }
         }
     }
@@ -199,17 +199,17 @@ impl Agent {
         line: &Line,
     ) -> Result<(), Short> {
         let gap = {
-            let (mut dice, tolls) = (self.wire.dice(), self.wire.tolls);
-            let (low, high) = tolls.gap_ms;
-            let late = !self.wire.is_kind() && dice.permille(tolls.gap_permille);
+            let (mut dice, wire_profile) = (self.wire.dice(), self.wire.wire_profile);
+            let (low, high) = wire_profile.gap_ms;
+            let late = !self.wire.is_kind() && dice.permille(wire_profile.gap_permille);
             late.then(|| dice.ms(low, high))
         };
-        let deadline = Instant::now() + self.wire.tolls.agent_stall;
+        let deadline = Instant::now() + self.wire.wire_profile.agent_stall;
         let mut pause = gap;
         loop {
             if let Some(pause) = pause {
                 // A fence cuts the connection, and with it this wait.
-                let _ = timeout(pause, line.told.notified()).await;
+                let _ = timeout(pause, line.cut_signal.notified()).await;
             }
             if permit.is_some_and(Permit::is_revoked) {
                 return Err(Short::Refused("the plan was ended while it was written".to_string()));
@@ -224,7 +224,7 @@ impl Agent {
             if self.net.is_open(batch.from, self.host) {
                 return Ok(());
             }
-            pause = Some(LOOK);
+            pause = Some(POLL_INTERVAL);
         }
     }
 

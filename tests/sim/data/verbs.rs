@@ -1,6 +1,6 @@
 //! The client's end of the wire: posts a batch, and waits for the answer no longer than a real one does.
 
-use super::{AgentDoor, Batch, Result1, Sent, Wire};
+use super::{AgentEndpoint, Batch, Result1, Sent, Wire};
 use crate::net::Net;
 use crate::stack;
 use nkv::transport::{Alive, Kind, Op, TransportError, Verbs};
@@ -9,14 +9,14 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
 /// Between looks whether the owner was found dead, or the path is whole again.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Verbs of one process to one agent.
 #[derive(Debug)]
 pub struct SimVerbs {
     net: Net,
     host: usize,
-    door: AgentDoor,
+    endpoint: AgentEndpoint,
     wire: Wire,
     alive: Alive,
 }
@@ -29,8 +29,8 @@ enum Loss {
 }
 
 impl SimVerbs {
-    pub fn new(net: Net, host: usize, door: AgentDoor, wire: Wire) -> Self {
-        Self { net, host, door, wire, alive: Alive::new() }
+    pub fn new(net: Net, host: usize, endpoint: AgentEndpoint, wire: Wire) -> Self {
+        Self { net, host, endpoint, wire, alive: Alive::new() }
     }
 
     pub fn alive(&self) -> Alive {
@@ -45,7 +45,7 @@ impl SimVerbs {
     fn check(&self, token: u64, ops: &[Op<'_>]) -> Result<(), TransportError> {
         for op in ops {
             let (offset, len) = op.range();
-            if offset.checked_add(len).is_none_or(|end| end > self.door.len) {
+            if offset.checked_add(len).is_none_or(|end| end > self.endpoint.len) {
                 return Err(TransportError::OutOfBounds(format!("{len} bytes at {offset}")));
             }
             if op.changes() && token == 0 {
@@ -60,7 +60,7 @@ impl SimVerbs {
             return (Loss::None, false);
         }
         let mut dice = self.wire.dice();
-        let loss = match dice.permille(self.wire.tolls.loss_permille) {
+        let loss = match dice.permille(self.wire.wire_profile.loss_permille) {
             true if dice.permille(500) => Loss::There,
             true => Loss::Back,
             false => Loss::None,
@@ -71,21 +71,21 @@ impl SimVerbs {
     async fn exchange(&self, token: u64, ops: Vec<Sent>) -> Result<Vec<Result1>, TransportError> {
         let broken = || TransportError::Disconnected("the data connection broke".to_string());
         let (loss, ends_with_client) = self.fate();
-        let deadline = Instant::now() + self.wire.tolls.stall;
-        sleep(self.net.delay(self.host, self.door.host)).await;
-        while !self.net.is_open(self.host, self.door.host) {
+        let deadline = Instant::now() + self.wire.wire_profile.stall;
+        sleep(self.net.delay(self.host, self.endpoint.host)).await;
+        while !self.net.is_open(self.host, self.endpoint.host) {
             self.check_alive()?;
             if Instant::now() >= deadline {
                 return Err(TransportError::Timeout("no path to the agent".to_string()));
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
         if matches!(loss, Loss::There) {
             return Err(broken());
         }
         let (answer, mut answered) = oneshot::channel();
         let batch = Batch { from: self.host, token, ops, ends_with_client, answer };
-        if !self.door.send(batch) {
+        if !self.endpoint.send(batch) {
             return Err(broken());
         }
         if matches!(loss, Loss::Back) {
@@ -93,10 +93,12 @@ impl SimVerbs {
             return Err(broken());
         }
         loop {
-            match timeout(LOOK, &mut answered).await {
+            match timeout(POLL_INTERVAL, &mut answered).await {
                 Ok(Ok(Ok(results))) => return Ok(results),
                 Ok(Ok(Err(why))) => return Err(TransportError::Refused(why)),
-                Ok(Err(_)) if self.net.is_open(self.door.host, self.host) => return Err(broken()),
+                Ok(Err(_)) if self.net.is_open(self.endpoint.host, self.host) => {
+                    return Err(broken());
+                }
                 Ok(Err(_)) => sleep(deadline.saturating_duration_since(Instant::now())).await,
                 Err(_) => self.check_alive()?,
             }
@@ -121,7 +123,7 @@ impl Verbs for SimVerbs {
             match (op, result) {
                 (Op::Read { dst, .. }, Result1::Bytes(bytes)) => {
                     dst.copy_from_slice(&bytes);
-                    stack::reads_from(self.door.incarnation);
+                    stack::reads_from(self.endpoint.incarnation);
                 }
                 (Op::FetchAdd { old, .. } | Op::CompareSwap { old, .. }, Result1::Word(word)) => {
                     *old = word;
@@ -137,6 +139,6 @@ impl Verbs for SimVerbs {
     }
 
     fn segment_len(&self) -> u64 {
-        self.door.len
+        self.endpoint.len
     }
 }

@@ -1,6 +1,6 @@
 //! What clients were told, against what can be true.
 
-use super::{Ledger, Moment, Put, Removal, Roster, Said, Spot};
+use super::{KnownBy, Ledger, LogicalTime, Put, Removal, Roster, SlotEpoch};
 use crate::content::{PutId, is_of};
 use crate::plan::{JOB, secret};
 use std::collections::BTreeSet;
@@ -9,137 +9,143 @@ impl Ledger {
     /// A read that began then returned these bytes, taken from these incarnations.
     pub fn check_bytes(
         &self,
-        (key, began): (usize, Moment),
+        (key, began): (usize, LogicalTime),
         bytes: &[u8],
         read_from: &[u64],
         members: &BTreeSet<u64>,
     ) {
-        let mut book = self.lock();
+        let mut history = self.lock();
         let whose = |p: &&PutId| {
-            let put = book.put(**p);
+            let put = history.put(**p);
             put.spot.is_some() && put.len == bytes.len() && is_of(**p, bytes)
         };
         // Of two that could be it, as with empty values, the later one is the harmless one.
-        let Some(put) = book.keys[key].puts.iter().rev().find(whose).copied() else {
+        let Some(put) = history.keys[key].puts.iter().rev().find(whose).copied() else {
             let text = format!(
                 "a read of {} returned {} bytes that were never put under it: {}",
-                book.name(key),
+                history.name(key),
                 bytes.len(),
                 bytes[..bytes.len().min(16)].escape_ascii()
             );
-            return book.wrong(&self.trace, text);
+            return history.wrong(&self.trace, text);
         };
         self.trace.event("read", (key, put), || format!("key {key}: put {put}"));
-        let entry = book.put(put);
-        let removal = match book.removal_before(entry, began, read_from, members) {
-            Ok(excuse) => return book.excuse(excuse),
+        let entry = history.put(put);
+        let removal = match history.removal_before(entry, began, read_from, members) {
+            Ok(excuse) => return history.excuse(excuse),
             Err(removal) => removal,
         };
         let text = format!(
             "[I6] a read of {} returned put {put}, which was removed: {removal:?}, read from \
              {read_from:016x?}, {:?}",
-            book.name(key),
-            book.put(put)
+            history.name(key),
+            history.put(put)
         );
-        book.wrong(&self.trace, text);
+        history.wrong(&self.trace, text);
     }
 
     /// Somebody who asked from then on was told that this key lies there: by the master, or by the indexes
     /// of these incarnations.
     pub fn check_location(
         &self,
-        (key, began): (usize, Moment),
-        spot: Spot,
+        (key, began): (usize, LogicalTime),
+        spot: SlotEpoch,
         read_from: &[u64],
         members: &BTreeSet<u64>,
     ) {
-        let mut book = self.lock();
-        let name = book.name(key);
-        let Some(&put) = book.at.get(&spot) else {
+        let mut history = self.lock();
+        let name = history.name(key);
+        let Some(&put) = history.at.get(&spot) else {
             let text = format!("{name} is said to lie at {spot:?}, where nothing was");
-            return book.wrong(&self.trace, text);
+            return history.wrong(&self.trace, text);
         };
-        if book.put(put).key != key {
+        if history.put(put).key != key {
             let text = format!("{name} is said to lie at {spot:?}, which is put {put}");
-            return book.wrong(&self.trace, text);
+            return history.wrong(&self.trace, text);
         }
-        let removal = match book.removal_before(book.put(put), began, read_from, members) {
-            Ok(excuse) => return book.excuse(excuse),
+        let removal = match history.removal_before(history.put(put), began, read_from, members) {
+            Ok(excuse) => return history.excuse(excuse),
             Err(removal) => removal,
         };
         let text =
             format!("[I6] put {put} of {name} was found at {spot:?}, and was removed: {removal:?}");
-        book.wrong(&self.trace, text);
+        history.wrong(&self.trace, text);
     }
 
     /// A handle believes that this key lies there, or did.
-    pub fn check_hint(&self, key: usize, spot: Spot) {
-        let mut book = self.lock();
-        let whose = book.at.get(&spot).map(|p| book.put(*p).key);
+    pub fn check_hint(&self, key: usize, spot: SlotEpoch) {
+        let mut history = self.lock();
+        let whose = history.at.get(&spot).map(|p| history.put(*p).key);
         if whose != Some(key) {
-            let text = format!("{} is located at {spot:?}, which is of {whose:?}", book.name(key));
-            book.wrong(&self.trace, text);
+            let text =
+                format!("{} is located at {spot:?}, which is of {whose:?}", history.name(key));
+            history.wrong(&self.trace, text);
         }
     }
 
     /// These keys were listed.
     pub fn check_names<'n>(&self, names: impl Iterator<Item = &'n [u8]>) {
-        let mut book = self.lock();
+        let mut history = self.lock();
         let hasher = secret().key_hasher(JOB);
         for name in names {
-            if !book.by_id.contains_key(&hasher.id(name)) {
+            if !history.by_id.contains_key(&hasher.id(name)) {
                 let text = format!("{} is listed, which nobody ever put", name.escape_ascii());
-                book.wrong(&self.trace, text);
+                history.wrong(&self.trace, text);
             }
         }
     }
 
     /// Somebody who asked from then on was told that there is no such key.
-    pub fn check_absence(&self, (key, began): (usize, Moment), said: Said, roster: &Roster) {
-        let mut book = self.lock();
+    pub fn check_absence(
+        &self,
+        (key, began): (usize, LogicalTime),
+        known_by: KnownBy,
+        roster: &Roster,
+    ) {
+        let mut history = self.lock();
         let asked = |put: &Put| {
-            book.keys[put.key].removals.values().any(|r: &Removal| r.may_take(put.began))
+            history.keys[put.key].removals.values().any(|r: &Removal| r.may_take(put.began))
         };
         let hidden = |p: &&PutId| {
-            let put = book.put(**p);
+            let put = history.put(**p);
             let there = put.is_acked() && put.was_over_at(began) && put.is_live();
             // The master need not have heard of what lies in a log: then its owner was to be asked.
-            let known = put.logged.is_none() || said == Said::ByAll;
+            let known = put.logged.is_none() || known_by == KnownBy::ByAll;
             // Exists says nothing of a rank whose link is down, which that rank may not know yet.
-            let heard = |s: Spot| roster.asked.contains(&s.incarnation);
-            let seated = |s: Spot| roster.is_seated(s.incarnation) && heard(s);
+            let heard = |s: SlotEpoch| roster.asked.contains(&s.incarnation);
+            let seated = |s: SlotEpoch| roster.is_seated(s.incarnation) && heard(s);
             there && known && put.spot.is_some_and(seated) && !asked(put)
         };
-        let Some(put) = book.keys[key].puts.iter().find(hidden).copied() else { return };
+        let Some(put) = history.keys[key].puts.iter().find(hidden).copied() else { return };
         let text = format!(
             "{} was said not to be there, and put {put} of it was acknowledged, removed by nobody and \
              is readable at {:?}",
-            book.name(key),
-            book.put(put).spot
+            history.name(key),
+            history.put(put).spot
         );
-        book.wrong(&self.trace, text);
+        history.wrong(&self.trace, text);
     }
 
     /// Acknowledged puts that must be there, with the spots where they are: at the end, when nothing
     /// fails any more.
-    pub fn must_be_there(&self, roster: &Roster) -> Vec<(usize, Spot)> {
-        let book = self.lock();
-        let live = book.puts.iter().filter(|p| p.is_acked() && p.is_live());
+    pub fn must_be_there(&self, roster: &Roster) -> Vec<(usize, SlotEpoch)> {
+        let history = self.lock();
+        let live = history.puts.iter().filter(|p| p.is_acked() && p.is_live());
         let found = live.filter_map(|p| Some((p.key, p.spot?)));
         found.filter(|(_, s)| roster.is_seated(s.incarnation)).collect()
     }
 
     /// Readable objects on an incarnation, acknowledged or not.
     pub fn readable_on(&self, incarnation: u64) -> usize {
-        let book = self.lock();
+        let history = self.lock();
         let here = |p: &&Put| p.spot.is_some_and(|s| s.incarnation == incarnation);
-        book.puts.iter().filter(here).filter(|p| p.is_live()).count()
+        history.puts.iter().filter(here).filter(|p| p.is_live()).count()
     }
 
     /// Something can be read there now.
-    pub fn is_readable(&self, spot: Spot) -> bool {
-        let book = self.lock();
-        book.at.get(&spot).is_some_and(|p| book.put(*p).is_live())
+    pub fn is_readable(&self, spot: SlotEpoch) -> bool {
+        let history = self.lock();
+        history.at.get(&spot).is_some_and(|p| history.put(*p).is_live())
     }
 
     /// The name of a key.

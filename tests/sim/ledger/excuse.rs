@@ -3,10 +3,10 @@
 //! run shows how far the rules were really tested.
 
 use super::logs::LAG_MS;
-use super::{Book, Moment, Put, Removal};
+use super::{History, LogicalTime, Put, Removal};
 use crate::content::PutId;
+use crate::oracle::Cause;
 use crate::trace::Trace;
-use crate::truth::Cause;
 use std::collections::BTreeSet;
 
 /// Who is a member, and who of them has told its master all it has.
@@ -29,7 +29,7 @@ impl Roster {
     }
 }
 
-impl Book {
+impl History {
     /// An acknowledged object that ended other than by its owner's choice or death was asked to.
     pub(super) fn check_end_of(&mut self, trace: &Trace, id: PutId) {
         let put = self.put(id);
@@ -63,7 +63,7 @@ impl Book {
     }
 
     /// A removal that had begun by then was not over when the put began.
-    fn was_asked_to_go(&self, put: &Put, gone: Moment) -> bool {
+    fn was_asked_to_go(&self, put: &Put, gone: LogicalTime) -> bool {
         self.keys[put.key].removals.values().any(|r| r.began < gone && r.may_take(put.began))
     }
 
@@ -89,7 +89,7 @@ impl Book {
     pub(super) fn removal_before(
         &self,
         put: &Put,
-        began: Moment,
+        began: LogicalTime,
         read_from: &[u64],
         members: &BTreeSet<u64>,
     ) -> Result<Option<&'static str>, &Removal> {

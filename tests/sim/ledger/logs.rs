@@ -1,6 +1,6 @@
 //! Puts through device logs, from READY on: each is accepted, or its key was there already.
 
-use super::{Book, Ledger, Moment, Put, PutId, Removal, Spot};
+use super::{History, Ledger, LogicalTime, Put, PutId, Removal, SlotEpoch};
 use crate::content::is_of;
 use crate::trace::Trace;
 use nkv::store::KeyId;
@@ -8,12 +8,12 @@ use nkv::store::KeyId;
 /// A word of an owner about what it took away is heard this late at most: a TTL, and what a network adds.
 pub(super) const LAG_MS: u64 = 10_000;
 
-impl Book {
+impl History {
     /// The put that wrote these bytes; says so if there is none.
     pub(super) fn whose(
         &mut self,
         trace: &Trace,
-        spot: Spot,
+        spot: SlotEpoch,
         (rank, id): (u32, KeyId),
         bytes: &[u8],
     ) -> Option<PutId> {
@@ -56,7 +56,7 @@ impl Book {
 
     /// The master could believe in this object: what its owner evicted, took along when it died, or took
     /// away for a removal that was not done by then, it hears of a while later.
-    pub(super) fn was_known(&self, put: &Put, by: Moment, now_ms: u64) -> bool {
+    pub(super) fn was_known(&self, put: &Put, by: LogicalTime, now_ms: u64) -> bool {
         let lately = put.gone.is_none() || put.gone_ms + LAG_MS >= now_ms;
         let mut removals = self.keys[put.key].removals.values();
         let here = put.spot.map(|s| s.incarnation).unwrap_or_default();
@@ -69,68 +69,68 @@ impl Book {
 impl Ledger {
     /// A claim was made.
     pub fn claimed(&self, rank: u32, at: u64, bytes: u64) {
-        let told = || format!("{bytes} bytes at {at} of the log of rank {rank}");
-        self.trace.event("claimed", (rank, at, bytes), told);
+        let describe = || format!("{bytes} bytes at {at} of the log of rank {rank}");
+        self.trace.event("claimed", (rank, at, bytes), describe);
     }
 
     /// READY took at this spot of a log.
-    pub fn settled(&self, spot: Spot, rank: u32, id: KeyId, bytes: &[u8]) {
-        let mut book = self.lock();
-        let Some(put) = book.whose(&self.trace, spot, (rank, id), bytes) else { return };
-        let now = book.tick();
-        let entry = &mut book.puts[put as usize];
+    pub fn settled(&self, spot: SlotEpoch, rank: u32, id: KeyId, bytes: &[u8]) {
+        let mut history = self.lock();
+        let Some(put) = history.whose(&self.trace, spot, (rank, id), bytes) else { return };
+        let now = history.tick();
+        let entry = &mut history.puts[put as usize];
         (entry.logged, entry.settled) = (Some(spot), Some(now));
         if entry.ended.is_some() {
-            book.excuse(Some("a put over tcp that had failed was still on its way to a log"));
+            history.excuse(Some("a put over tcp that had failed was still on its way to a log"));
         }
-        let below = |s: &&Spot| (s.incarnation, s.slot) == (spot.incarnation, spot.slot);
-        if let Some(passed) = book.unaccepted.keys().find(below).copied() {
+        let below = |s: &&SlotEpoch| (s.incarnation, s.slot) == (spot.incarnation, spot.slot);
+        if let Some(passed) = history.unaccepted.keys().find(below).copied() {
             let text = format!("[I14] {passed:?} was READY, is passed by the log and not accepted");
-            book.wrong(&self.trace, text);
+            history.wrong(&self.trace, text);
         }
-        book.unaccepted.insert(spot, put);
+        history.unaccepted.insert(spot, put);
         self.trace.event("settled", (put, spot), || format!("put {put} at {spot:?}"));
     }
 
     /// Its owner serves it from here on. `slots`: those of its log.
-    pub fn accepted(&self, spot: Spot, slots: u32) {
-        let mut book = self.lock();
-        let Some(put) = book.unaccepted.remove(&spot) else {
+    pub fn accepted(&self, spot: SlotEpoch, slots: u32) {
+        let mut history = self.lock();
+        let Some(put) = history.unaccepted.remove(&spot) else {
             let text = format!("[I15] {spot:?} is served, and was never settled");
-            return book.wrong(&self.trace, text);
+            return history.wrong(&self.trace, text);
         };
         let twin = |p: &&PutId| {
-            let put = book.put(**p);
+            let put = history.put(**p);
             let here = put.spot.filter(|s| s.incarnation == spot.incarnation && s.slot < slots);
             here.is_some() && put.is_live()
         };
-        let key = book.put(put).key;
-        if let Some(twin) = book.keys[key].puts.iter().find(twin).copied() {
-            let (name, at) = (book.name(key), book.put(twin).spot);
+        let key = history.put(put).key;
+        if let Some(twin) = history.keys[key].puts.iter().find(twin).copied() {
+            let (name, at) = (history.name(key), history.put(twin).spot);
             let text = format!("[I15] {name} is served twice by one log: at {spot:?} and {at:?}");
-            book.wrong(&self.trace, text);
+            history.wrong(&self.trace, text);
         }
-        book.puts[put as usize].spot = Some(spot);
-        book.at.insert(spot, put);
+        history.puts[put as usize].spot = Some(spot);
+        history.at.insert(spot, put);
         self.trace.event("accepted", (put, spot), || format!("put {put} at {spot:?}"));
     }
 
     /// Its owner says that the key was there.
-    pub fn is_duplicate(&self, spot: Spot) {
-        let mut book = self.lock();
-        let Some(put) = book.unaccepted.remove(&spot) else {
+    pub fn is_duplicate(&self, spot: SlotEpoch) {
+        let mut history = self.lock();
+        let Some(put) = history.unaccepted.remove(&spot) else {
             let text = format!("[I15] {spot:?} is one too many, and was never settled");
-            return book.wrong(&self.trace, text);
+            return history.wrong(&self.trace, text);
         };
         let first = |p: &PutId| {
-            let put = book.put(*p);
+            let put = history.put(*p);
             put.is_live() && put.spot.is_some_and(|s| s.incarnation == spot.incarnation)
         };
-        let key = book.put(put).key;
-        if !book.keys[key].puts.iter().any(first) {
-            let name = book.name(key);
+        let key = history.put(put).key;
+        if !history.keys[key].puts.iter().any(first) {
+            let name = history.name(key);
             let text = format!("[I15] {spot:?} of {name} is void, and nothing of its key is there");
-            book.wrong(&self.trace, text);
+            history.wrong(&self.trace, text);
         }
         self.trace.event("duplicate", (put, spot), || format!("put {put} at {spot:?}"));
     }

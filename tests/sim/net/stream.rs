@@ -1,9 +1,9 @@
 //! The ends of simulated connections as the program sees them: `Net`, `Listener` and streams of one
 //! process. What happens between them is the network's.
 
-use super::{Conn, ConnId, Door, Due, End, Net, Waiting};
+use super::{Conn, ConnId, Due, End, ListenAddress, Net, Waiting};
 use crate::net::pipe::Pipe;
-use crate::process::{Life, Pid};
+use crate::process::{Liveness, Pid};
 use nkv::transport::wire::{Address, BoxFuture, BoxStream, Listener, Peer, UnixPeer};
 use std::io::{self, ErrorKind};
 use std::pin::Pin;
@@ -27,7 +27,7 @@ pub struct SimNet {
     pub net: Net,
     pub pid: Pid,
     pub host: usize,
-    pub life: Arc<Life>,
+    pub life: Arc<Liveness>,
 }
 
 /// The address of a host, as text.
@@ -40,7 +40,7 @@ fn host_of(ip: &str) -> Option<usize> {
 }
 
 impl SimNet {
-    fn door(&self, at: &Address) -> io::Result<Door> {
+    fn listen_address(&self, at: &Address) -> io::Result<ListenAddress> {
         let wrong = || io::Error::new(ErrorKind::AddrNotAvailable, at.to_string());
         match at {
             Address::Unix(path) => Ok((self.host, path.display().to_string())),
@@ -52,15 +52,15 @@ impl SimNet {
     }
 
     async fn dial(self, at: Address) -> io::Result<BoxStream> {
-        let door = self.door(&at)?;
-        let (here, there) = (self.host, door.0);
+        let listener = self.listen_address(&at)?;
+        let (here, there) = (self.host, listener.0);
         for _ in 0..SYN_TRIES {
             tokio::time::sleep(self.net.delay(here, there)).await;
             if !self.net.is_open(here, there) || !self.net.is_open(there, here) {
                 tokio::time::sleep(SYN_AGAIN).await;
                 continue;
             }
-            let made = self.net.connect(&self, &door, matches!(at, Address::Unix(_)));
+            let made = self.net.connect(&self, &listener, matches!(at, Address::Unix(_)));
             tokio::time::sleep(self.net.delay(there, here)).await;
             return made.map(|s| Box::new(s) as BoxStream).ok_or_else(|| {
                 io::Error::new(ErrorKind::ConnectionRefused, format!("nobody listens at {at}"))
@@ -76,21 +76,22 @@ impl nkv::transport::wire::Net for SimNet {
     }
 
     fn listen(&self, addr: &Address) -> BoxFuture<'static, io::Result<Box<dyn Listener>>> {
-        let made = self.door(addr).and_then(|door| self.net.listen(door, self.pid));
-        let at = made.map(|door| {
+        let made =
+            self.listen_address(addr).and_then(|listener| self.net.listen(listener, self.pid));
+        let at = made.map(|listener| {
             let local = match addr {
                 Address::Unix(_) => addr.clone(),
-                Address::Tcp(_) => Address::Tcp(format!("{}:{}", ip_of(door.0), door.1)),
+                Address::Tcp(_) => Address::Tcp(format!("{}:{}", ip_of(listener.0), listener.1)),
             };
             let net = self.net.clone();
-            Box::new(SimListener { net, door, local, pid: self.pid }) as Box<dyn Listener>
+            Box::new(SimListener { net, listener, local, pid: self.pid }) as Box<dyn Listener>
         });
         Box::pin(async move { at })
     }
 }
 
 impl Net {
-    fn listen(&self, (host, port): Door, pid: Pid) -> io::Result<Door> {
+    fn listen(&self, (host, port): ListenAddress, pid: Pid) -> io::Result<ListenAddress> {
         let mut state = self.lock();
         let port = match port.as_str() {
             "0" => {
@@ -99,18 +100,18 @@ impl Net {
             }
             _ => port,
         };
-        let door = (host, port);
-        if state.doors.contains_key(&door) {
-            return Err(io::Error::new(ErrorKind::AddrInUse, door.1));
+        let listener = (host, port);
+        if state.listeners.contains_key(&listener) {
+            return Err(io::Error::new(ErrorKind::AddrInUse, listener.1));
         }
-        state.doors.insert(door.clone(), Waiting { pid, ..Waiting::default() });
-        Ok(door)
+        state.listeners.insert(listener.clone(), Waiting { pid, ..Waiting::default() });
+        Ok(listener)
     }
 
-    fn connect(&self, from: &SimNet, door: &Door, unix: bool) -> Option<SimStream> {
+    fn connect(&self, from: &SimNet, listener: &ListenAddress, unix: bool) -> Option<SimStream> {
         let mut state = self.lock();
         let conn = state.next_conn;
-        let waiting = state.doors.get_mut(door)?;
+        let waiting = state.listeners.get_mut(listener)?;
         if waiting.queue.len() >= BACKLOG {
             return None;
         }
@@ -120,7 +121,7 @@ impl Net {
         if let Some(waker) = waiting.waker.take() {
             waker.wake();
         }
-        let ends = [from.host, door.0].map(|host| End { host, open: true });
+        let ends = [from.host, listener.0].map(|host| End { host, open: true });
         state.conns.insert(conn, Conn { ends, pipes: [Pipe::default(), Pipe::default()] });
         state.next_conn += 1;
         Some(end(0))
@@ -129,7 +130,7 @@ impl Net {
 
 struct SimListener {
     net: Net,
-    door: Door,
+    listener: ListenAddress,
     local: Address,
     pid: Pid,
 }
@@ -139,7 +140,7 @@ impl Listener for SimListener {
         Box::pin(std::future::poll_fn(|cx| {
             let mut state = self.net.lock();
             let gone = || io::Error::new(ErrorKind::NotConnected, "the process is being killed");
-            let waiting = state.doors.get_mut(&self.door).ok_or_else(gone)?;
+            let waiting = state.listeners.get_mut(&self.listener).ok_or_else(gone)?;
             let Some((stream, named)) = waiting.queue.pop_front() else {
                 waiting.waker = Some(cx.waker().clone());
                 return Poll::Pending;
@@ -162,11 +163,11 @@ impl Listener for SimListener {
 impl Drop for SimListener {
     fn drop(&mut self) {
         let mut state = self.net.lock();
-        let ours = state.doors.get(&self.door).is_some_and(|d| d.pid == self.pid);
-        let door = ours.then(|| state.doors.remove(&self.door));
+        let ours = state.listeners.get(&self.listener).is_some_and(|d| d.pid == self.pid);
+        let listener = ours.then(|| state.listeners.remove(&self.listener));
         drop(state);
         // With it go the connections that nobody accepted: without the lock.
-        drop(door);
+        drop(listener);
     }
 }
 

@@ -2,30 +2,30 @@
 
 use super::writes::MAX_VALUE;
 use super::{Worker, is_absent};
-use crate::ledger::{Outcome, Said, Spot};
+use crate::ledger::{KnownBy, Outcome, SlotEpoch};
 use crate::stack;
 use nkv::message::{Existence, ObjMeta};
 
 /// Keys in one page of a listing.
 const LISTED: u64 = 50;
 
-fn spot(meta: &ObjMeta) -> Spot {
+fn spot(meta: &ObjMeta) -> SlotEpoch {
     let at = meta.at;
-    Spot { incarnation: at.incarnation, slot: at.slot, epoch: at.epoch }
+    SlotEpoch { incarnation: at.incarnation, slot: at.slot, epoch: at.epoch }
 }
 
 impl Worker {
     /// Nobody has it, the owners of logs included, who were asked.
     fn absent(&self, key: usize, began: u64) {
         let roster = self.cluster.roster(began);
-        self.cluster.ledger.check_absence((key, began), Said::ByAll, &roster);
+        self.cluster.ledger.check_absence((key, began), KnownBy::ByAll, &roster);
     }
 
     pub(super) async fn get(&mut self) {
         let (key, began) = (self.key(), self.cluster.ledger.moment());
         stack::read_from();
         let read = self.client.get(&self.name(key)).await;
-        self.told("get", key, Outcome::of(&read));
+        self.report("get", key, Outcome::of(&read));
         if is_absent(&read) {
             self.absent(key, began);
         }
@@ -44,7 +44,7 @@ impl Worker {
         let read = self.client.get_many_into(&mut items).await;
         let from = stack::read_from();
         for ((key, buffer), read) in keys.into_iter().zip(&buffers).zip(read) {
-            self.told("get-many", key, Outcome::of(&read));
+            self.report("get-many", key, Outcome::of(&read));
             if is_absent(&read) {
                 self.absent(key, began);
             }
@@ -59,11 +59,11 @@ impl Worker {
         let names: Vec<_> = keys.iter().map(|k| self.name(*k)).collect();
         let names: Vec<_> = names.iter().map(|k| &k[..]).collect();
         let found = self.client.exists(&names, false).await;
-        self.told("exists", keys[0], Outcome::of(&found));
+        self.report("exists", keys[0], Outcome::of(&found));
         for (key, found) in keys.into_iter().zip(found.unwrap_or_default()) {
             if found == Existence::Absent {
                 let roster = self.cluster.roster(began);
-                self.cluster.ledger.check_absence((key, began), Said::ByTheMaster, &roster);
+                self.cluster.ledger.check_absence((key, began), KnownBy::ByTheMaster, &roster);
             }
         }
     }
@@ -71,7 +71,7 @@ impl Worker {
     pub(super) async fn get_location(&mut self) {
         let (key, began) = (self.key(), self.cluster.ledger.moment());
         let found = self.client.get_location(&self.name(key)).await;
-        self.told("get-location", key, Outcome::of(&found));
+        self.report("get-location", key, Outcome::of(&found));
         if is_absent(&found) {
             self.absent(key, began);
         }
@@ -91,7 +91,7 @@ impl Worker {
         stack::read_from();
         let mut bytes = vec![0; meta.bytes_total as usize];
         let read = self.client.read_into(&meta, &mut bytes).await;
-        self.told("read-into", key, Outcome::of(&read));
+        self.report("read-into", key, Outcome::of(&read));
         if read.is_ok() {
             self.cluster.check_bytes(key, began, &bytes, &stack::read_from());
         }
@@ -106,7 +106,7 @@ impl Worker {
         let names: Vec<_> = keys.iter().map(|k| self.name(*k)).collect();
         let names: Vec<_> = names.iter().map(|k| &k[..]).collect();
         let run = self.client.match_prefix(&names).await;
-        self.told("match-prefix", first, Outcome::of(&run));
+        self.report("match-prefix", first, Outcome::of(&run));
         let (from, members) = (stack::read_from(), self.cluster.roster(began).members);
         for (key, meta) in keys.into_iter().zip(run.unwrap_or_default()) {
             self.cluster.ledger.check_location((key, began), spot(&meta), &from, &members);
@@ -117,7 +117,7 @@ impl Worker {
     pub(super) async fn list(&mut self) {
         let page = self.dice.between(1, LISTED) as usize;
         let listed = self.client.list(Some("family"), None, page).await;
-        self.told("list", 0, Outcome::of(&listed));
+        self.report("list", 0, Outcome::of(&listed));
         let names = listed.iter().flatten().map(|l| &l.key);
         self.cluster.ledger.check_names(names.map(|name| &**name));
     }

@@ -2,13 +2,13 @@
 
 use super::{Worker, is_absent};
 use crate::cluster::Cluster;
-use crate::ledger::{Moment, Outcome, Roster, Said};
+use crate::ledger::{KnownBy, LogicalTime, Outcome, Roster};
 use std::rc::Rc;
 
 /// Removals in progress: given up if dropped before they ended.
 struct Removing {
     cluster: Rc<Cluster>,
-    began: Moment,
+    began: LogicalTime,
     left: Vec<usize>,
 }
 
@@ -30,8 +30,8 @@ impl Drop for Removing {
 }
 
 impl Worker {
-    fn begin_removal(&self, keys: &[usize], said: Said) -> Removing {
-        let began = self.cluster.ledger.begin_removal(keys, said);
+    fn begin_removal(&self, keys: &[usize], known_by: KnownBy) -> Removing {
+        let began = self.cluster.ledger.begin_removal(keys, known_by);
         Removing { cluster: self.cluster.clone(), began, left: keys.to_vec() }
     }
 
@@ -39,26 +39,26 @@ impl Worker {
         removing.end(key, Outcome::of(done));
         if is_absent(done) {
             let roster = self.cluster.roster(removing.began);
-            self.cluster.ledger.check_absence((key, removing.began), Said::ByAll, &roster);
+            self.cluster.ledger.check_absence((key, removing.began), KnownBy::ByAll, &roster);
         }
     }
 
     pub(super) async fn remove(&mut self) {
         let key = self.key();
-        let mut removing = self.begin_removal(&[key], Said::ByAll);
+        let mut removing = self.begin_removal(&[key], KnownBy::ByAll);
         let done = self.client.remove(&self.name(key)).await;
-        self.told("remove", key, Outcome::of(&done));
+        self.report("remove", key, Outcome::of(&done));
         self.removed(&mut removing, key, &done);
     }
 
     pub(super) async fn remove_many(&mut self) {
         let keys = self.some_keys(5);
-        let mut removing = self.begin_removal(&keys, Said::ByAll);
+        let mut removing = self.begin_removal(&keys, KnownBy::ByAll);
         let names: Vec<_> = keys.iter().map(|k| self.name(*k)).collect();
         let names: Vec<_> = names.iter().map(|k| &k[..]).collect();
         let done = self.client.remove_many(&names).await;
         for (key, done) in keys.into_iter().zip(done) {
-            self.told("remove-many", key, Outcome::of(&done));
+            self.report("remove-many", key, Outcome::of(&done));
             self.removed(&mut removing, key, &done);
         }
     }
@@ -80,17 +80,17 @@ impl Worker {
             }
         };
         let keys: Vec<usize> = all.filter(matches).collect();
-        let mut removing = self.begin_removal(&keys, Said::ByTheMaster);
+        let mut removing = self.begin_removal(&keys, KnownBy::ByTheMaster);
         let done = self.client.remove_matching(&pattern).await;
-        self.told("remove-matching", 0, Outcome::of(&done));
+        self.report("remove-matching", 0, Outcome::of(&done));
         keys.iter().for_each(|key| removing.end(*key, Outcome::of(&done)));
     }
 
     pub(super) async fn remove_all(&mut self) {
         let keys: Vec<usize> = (0..self.cluster.ledger.keys()).collect();
-        let mut removing = self.begin_removal(&keys, Said::ByAll);
+        let mut removing = self.begin_removal(&keys, KnownBy::ByAll);
         let done = self.client.remove_all().await;
-        self.told("remove-all", 0, Outcome::of(&done));
+        self.report("remove-all", 0, Outcome::of(&done));
         keys.iter().for_each(|key| removing.end(*key, Outcome::of(&done)));
     }
 }

@@ -51,7 +51,7 @@ impl Worker {
         let (putting, value) = self.begin(key, &opts);
         let done = self.client.put(&self.name(key), &value, &opts).await;
         putting.end(Outcome::of(&done));
-        self.told("put", key, Outcome::of(&done));
+        self.report("put", key, Outcome::of(&done));
     }
 
     pub(super) async fn put_many(&mut self) {
@@ -63,7 +63,7 @@ impl Worker {
         let done = self.client.put_many(&items, &opts).await;
         for ((key, putting), done) in keys.iter().zip(&putting).zip(done) {
             putting.end(Outcome::of(&done));
-            self.told("put-many", *key, Outcome::of(&done));
+            self.report("put-many", *key, Outcome::of(&done));
         }
     }
 
@@ -73,7 +73,7 @@ impl Worker {
         let (putting, value) = self.begin(key, &opts);
         let name = self.name(key);
         let opened = self.client.open_for_write(&name, value.len() as u64, &opts).await;
-        self.told("open", key, Outcome::of(&opened));
+        self.report("open", key, Outcome::of(&opened));
         let plan = match opened {
             Ok(plan) => plan,
             Err(e) => return putting.end(Outcome::of::<()>(&Err(e))),
@@ -84,7 +84,7 @@ impl Worker {
             putting.ledger.by_key(putting.put);
         }
         putting.end(outcome);
-        self.told("put-pages", key, outcome);
+        self.report("put-pages", key, outcome);
     }
 
     /// Writes the pages in some order; false if one was refused, or left out.
@@ -105,7 +105,7 @@ impl Worker {
             let at = page as usize * plan.page_bytes() as usize;
             let end = value.len().min(at + plan.page_bytes() as usize);
             if let Err(e) = plan.write_page(page, &value[at..end]) {
-                self.told("write-page", 0, Outcome::of::<()>(&Err(e)));
+                self.report("write-page", 0, Outcome::of::<()>(&Err(e)));
                 return false;
             }
         }
@@ -123,7 +123,7 @@ impl Worker {
             }
             2 => {
                 let done = plan.abort().await;
-                self.told("abort", 0, Outcome::of(&done));
+                self.report("abort", 0, Outcome::of(&done));
                 Outcome::of::<()>(&Err(nkv::Error::new(ErrorKind::Reclaimed, "aborted")))
             }
             _ => Outcome::Dropped,

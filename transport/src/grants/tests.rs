@@ -98,21 +98,21 @@ fn i10_revoke_refuses_the_next_and_cuts_whoever_is_inside() {
     let grants = Grants::new();
     let (count, cut) = connection();
     grants.open(5, GRANT);
-    assert!(!grants.is_out(5), "an open token may still be used");
-    let inside = grants.enter(5, Duration::ZERO, &cut).unwrap();
-    assert!(!inside.is_revoked());
+    assert!(!grants.is_drained(5), "an open token may still be used");
+    let in_flight = grants.enter(5, Duration::ZERO, &cut).unwrap();
+    assert!(!in_flight.is_revoked());
     assert!(grants.revoke(5));
     assert_eq!(count.0.load(Ordering::SeqCst), 1);
-    assert!(inside.is_revoked() && !grants.is_out(5));
-    assert!(!grants.wait_out(5, Duration::from_millis(1)));
+    assert!(in_flight.is_revoked() && !grants.is_drained(5));
+    assert!(!grants.wait_drained(5, Duration::from_millis(1)));
     assert!(grants.enter(5, Duration::ZERO, &cut).unwrap_err().contains("revoked"));
     grants.open(5, GRANT);
     assert!(grants.enter(5, Duration::ZERO, &cut).is_err(), "a repeated open lifted the fence");
-    drop(inside);
-    assert!(grants.is_out(5) && grants.wait_out(5, Duration::ZERO));
+    drop(in_flight);
+    assert!(grants.is_drained(5) && grants.wait_drained(5, Duration::ZERO));
     grants.forget(5);
     assert_eq!(grants.len(), 0);
-    assert!(grants.is_out(5) && !grants.revoke(5));
+    assert!(grants.is_drained(5) && !grants.revoke(5));
     assert!(grants.enter(5, Duration::ZERO, &cut).unwrap_err().contains("no open plan"));
 }
 
@@ -171,7 +171,7 @@ fn i10_no_permit_is_held_once_a_revoked_token_is_out() {
             std::thread::yield_now();
         }
         grants.revoke(5);
-        assert!(grants.wait_out(5, HANGS));
+        assert!(grants.wait_drained(5, HANGS));
         let before = placed.load(Ordering::SeqCst);
         for p in placers {
             p.join().unwrap();
@@ -186,19 +186,19 @@ fn i10_a_request_that_enters_while_its_token_is_revoked_is_refused() {
     grants.open(5, GRANT);
     let entry = grants.lock().entries.get(&5).cloned().unwrap();
     // As revoke sees it when a request has passed the gate and is not yet in the list.
-    let list = entry.inside();
+    let list = entry.in_flight();
     let g = grants.clone();
     let request = spawn_named("request", move || {
         let (_, cut) = connection();
         g.enter(5, HANGS, &cut).map(drop)
     })
     .unwrap();
-    while entry.gate.is_out() {
+    while entry.gate.is_drained() {
         std::thread::yield_now();
     }
     entry.gate.close();
     assert!(list.is_empty(), "nobody to cut");
     drop(list);
     assert!(request.join().unwrap().unwrap_err().contains("revoked"));
-    assert!(grants.is_out(5));
+    assert!(grants.is_drained(5));
 }

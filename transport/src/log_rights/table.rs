@@ -1,7 +1,7 @@
 //! The claims of one producer: where each begins as far as that is known, and which of its requests
 //! are inside. Plain values under the lock of [`super::LogRights`]; reads no memory, cuts nobody.
 
-use super::place::Place;
+use super::change::LogChange;
 use crate::access::Cut;
 use nkv_store::device_log::{Abandon, LogGeometry};
 use std::sync::Arc;
@@ -60,12 +60,12 @@ impl Claim {
     }
 
     /// Whether this change is about this claim, which begins at `p`.
-    fn covers(&self, geometry: &LogGeometry, p: u64, place: &Place) -> bool {
-        if let Place::Payload { from, to } = *place {
+    fn covers(&self, geometry: &LogGeometry, p: u64, change: &LogChange) -> bool {
+        if let LogChange::Payload { from, to } = *change {
             let start = p % geometry.log_bytes();
             return !geometry.wraps(p, self.n) && from >= start && to <= start + self.n;
         }
-        place.header().is_some_and(|(slot, epoch)| {
+        change.header().is_some_and(|(slot, epoch)| {
             slot == geometry.slot(p) && epoch.is_none_or(|e| geometry.epoch(p) == Some(e))
         })
     }
@@ -79,14 +79,14 @@ impl Claim {
         &mut self,
         geometry: &LogGeometry,
         p: u64,
-        place: &Place,
+        change: &LogChange,
         cut: &Arc<dyn Cut>,
     ) -> Result<(), String> {
         let n = self.n;
         if self.ending {
             return Err(format!("the claim of {n} bytes at {p} has its last verb already"));
         }
-        let skip = matches!(place, Place::Fields { .. } | Place::Dead { .. });
+        let skip = matches!(change, LogChange::Fields { .. } | LogChange::Dead { .. });
         if geometry.wraps(p, n) && !skip {
             return Err(format!(
                 "the claim of {n} bytes at {p} does not lie in one piece: write its fields and DEAD"
@@ -94,12 +94,12 @@ impl Claim {
         }
         let own = self.users.iter().position(|user| Arc::ptr_eq(&user.cut, cut));
         let fields = self.fields || own.is_some_and(|i| self.users[i].fields);
-        if place.says_more() && !fields {
+        if change.ends_or_begins() && !fields {
             return Err(format!(
                 "the claim of {n} bytes at {p} has no header yet: write its fields first"
             ));
         }
-        if place.ends() {
+        if change.ends() {
             let others = self.users.len() - usize::from(own.is_some());
             if others > 0 {
                 return Err(format!(
@@ -113,7 +113,7 @@ impl Claim {
             self.users.push(User { cut: cut.clone(), fields: false });
             self.users.len() - 1
         });
-        self.users[own].fields |= matches!(place, Place::Fields { .. });
+        self.users[own].fields |= matches!(change, LogChange::Fields { .. });
         Ok(())
     }
 }
@@ -134,12 +134,12 @@ impl Table {
     pub(super) fn find(
         &self,
         geometry: &LogGeometry,
-        place: &Place,
+        change: &LogChange,
         below: impl Fn(&Claim) -> Option<u64>,
     ) -> Option<(usize, u64)> {
         let claims = self.claims.iter().enumerate();
         let here = claims.filter_map(|(i, claim)| below(claim).map(|p| (i, p)));
-        let here = here.filter(|(i, p)| self.claims[*i].covers(geometry, *p, place));
+        let here = here.filter(|(i, p)| self.claims[*i].covers(geometry, *p, change));
         here.max_by_key(|(_, p)| *p)
     }
 
@@ -147,10 +147,10 @@ impl Table {
     pub(super) fn find_used(
         &self,
         geometry: &LogGeometry,
-        place: &Place,
+        change: &LogChange,
         cut: &Arc<dyn Cut>,
     ) -> Option<(usize, u64)> {
-        self.find(geometry, place, |c| c.position().filter(|_| c.is_used_by(cut)))
+        self.find(geometry, change, |c| c.position().filter(|_| c.is_used_by(cut)))
     }
 
     /// The first claim of `n` bytes on the way of this request, at this stage of it.

@@ -6,8 +6,8 @@ mod ends;
 mod races;
 
 use super::*;
-use nkv_store::device_log::{DeviceLog, Next};
-use nkv_store::device_log::{Directory, LogCounts, LogObject, LogPut, LogTimes, Placing};
+use nkv_store::device_log::{ClaimStep, DeviceLog};
+use nkv_store::device_log::{ClaimWrite, Directory, LogCounts, LogObject, LogPut, LogTimes};
 use nkv_store::layout::{KEY_CHECK_OFF, state, word};
 use nkv_store::object::writing;
 use nkv_store::op::Op;
@@ -162,28 +162,28 @@ impl World {
     }
 
     /// Claims so many bytes; what the claim came to.
-    fn claim(&self, name: u64, bytes: u64) -> Next {
+    fn claim(&self, name: u64, bytes: u64) -> ClaimStep {
         let key = KEYS.id(&name.to_le_bytes());
         let put = LogPut::new(self.geometry, key, (1, 4096), bytes).unwrap();
         let p = self.add(put.claim_bytes()).unwrap();
         put.claimed(p).next(self.memory.load(HEAP_LIMIT_OFF).unwrap())
     }
 
-    fn place(&self, name: u64, bytes: u64) -> Placing {
+    fn start_write(&self, name: u64, bytes: u64) -> ClaimWrite {
         match self.claim(name, bytes) {
-            Next::Place(placing) => placing,
+            ClaimStep::Write(write) => write,
             other => panic!("{other:?}"),
         }
     }
 
-    fn header(&self, placing: &Placing) -> u64 {
-        self.geometry.header_off(placing.slot().0)
+    fn header(&self, write: &ClaimWrite) -> u64 {
+        self.geometry.header_off(write.slot().0)
     }
 
     /// A whole put, accepted.
     fn put(&mut self, name: u64, bytes: u64) {
-        let placing = self.place(name, bytes);
-        self.post(&mut placing.publication().whole(&vec![name as u8; bytes as usize])).unwrap();
+        let write = self.start_write(name, bytes);
+        self.post(&mut write.publication().whole(&vec![name as u8; bytes as usize])).unwrap();
         assert_eq!(self.log.accept(0, &mut self.index).unwrap(), 1);
     }
 

@@ -2,7 +2,7 @@
 //! buffers, or straight where the device knows them. What changes memory waits for the reads and atomics before
 //! it (a fence in the request), the rest of the order is the pair's own [I4].
 
-use super::lane::{CHAIN, Does, Lane, Request};
+use super::lane::{CHAIN, Lane, Opcode, Request};
 use super::staging::{BUFFER_BYTES, Lease, Staging};
 use crate::error::TransportError;
 use crate::verbs::Op;
@@ -42,7 +42,7 @@ pub(super) struct Path {
 }
 
 /// Bytes that arrive in a buffer and belong elsewhere.
-struct Landing {
+struct CopyBack {
     from: *const u8,
     to: *mut u8,
     len: usize,
@@ -55,7 +55,7 @@ struct Chain {
     // Bytes of callers' memory that the device takes or brings itself.
     direct: usize,
     requests: Vec<Request>,
-    landings: Vec<Landing>,
+    landings: Vec<CopyBack>,
 }
 
 impl Chain {
@@ -97,10 +97,10 @@ impl<'a> Batch<'a> {
             Op::Write { offset, src } => self.add_write(*offset, src),
             Op::Store { offset, value } => self.add_write(*offset, &value.to_ne_bytes()),
             Op::FetchAdd { offset, add, old } => {
-                self.add_atomic(*offset, Does::FetchAdd(*add), old)
+                self.add_atomic(*offset, Opcode::FetchAdd(*add), old)
             }
             Op::CompareSwap { offset, expect, new, old } => {
-                self.add_atomic(*offset, Does::CompareSwap(*expect, *new), old)
+                self.add_atomic(*offset, Opcode::CompareSwap(*expect, *new), old)
             }
             // A read is answered after everything before it has reached memory.
             Op::Flush => self.add_read(0, &mut [0; 8]).map(|()| self.drop_last_landing()),
@@ -113,13 +113,13 @@ impl<'a> Batch<'a> {
         let Some(chain) = &mut self.open else { return false };
         // Not one that takes a caller's memory as it is.
         let ours = chain.lease.key();
-        let joins = |r: &&mut Request| r.does == Does::Write && r.local_key == ours;
+        let joins = |r: &&mut Request| r.does == Opcode::Write && r.local_key == ours;
         let Some(last) = chain.requests.last_mut().filter(joins) else { return false };
-        let Ok(place) = self.path.place(offset, src.len()) else { return false };
-        let (begun, at) = (last.len as usize, (place.address % LINE) as usize);
-        let goes_on = last.remote + u64::from(last.len) == place.address;
+        let Ok(span) = self.path.span(offset, src.len()) else { return false };
+        let (begun, at) = (last.len as usize, (span.address % LINE) as usize);
+        let goes_on = last.remote + u64::from(last.len) == span.address;
         let in_line = begun <= at && at + src.len() <= LINE as usize;
-        if !goes_on || !in_line || place.len < src.len() || place.key != last.remote_key {
+        if !goes_on || !in_line || span.len < src.len() || span.key != last.remote_key {
             return false;
         }
         // SAFETY: every value has whole lines of the buffer, and this one ends within its first.
@@ -133,16 +133,21 @@ impl<'a> Batch<'a> {
             return Ok(());
         }
         if let Some(key) = self.path.known(src.as_ptr(), src.len()) {
-            return self.add_direct(Does::Write, offset, (src.as_ptr().cast_mut(), src.len()), key);
+            return self.add_direct(
+                Opcode::Write,
+                offset,
+                (src.as_ptr().cast_mut(), src.len()),
+                key,
+            );
         }
         while !src.is_empty() {
-            let (chain, place) = self.room(offset, src.len())?;
+            let (chain, span) = self.room(offset, src.len())?;
             let local = chain.lease.address(chain.used);
-            // SAFETY: `room` gave `place.len` bytes there, which nobody else uses; `src` has as many.
-            unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), local, place.len) };
-            self.push(Does::Write, local, place);
-            src = &src[place.len..];
-            offset += place.len as u64;
+            // SAFETY: `room` gave `span.len` bytes there, which nobody else uses; `src` has as many.
+            unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), local, span.len) };
+            self.push(Opcode::Write, local, span);
+            src = &src[span.len..];
+            offset += span.len as u64;
         }
         Ok(())
     }
@@ -151,7 +156,7 @@ impl<'a> Batch<'a> {
     /// that memory until the batch has ended or its pair is destroyed.
     fn add_direct(
         &mut self,
-        does: Does,
+        does: Opcode,
         offset: u64,
         (local, len): (*mut u8, usize),
         key: u32,
@@ -160,39 +165,44 @@ impl<'a> Batch<'a> {
         while done < len {
             self.chain(|c| c.requests.len() >= CHAIN || c.direct >= DIRECT_BYTES)?;
             let want = (len - done).min(BUFFER_BYTES);
-            let place = self.path.place(offset + done as u64, want)?;
+            let span = self.path.span(offset + done as u64, want)?;
             // In the bounds of `local`, by the loop.
-            self.request(does, (local.wrapping_add(done), key), place);
+            self.request(does, (local.wrapping_add(done), key), span);
             if let Some(chain) = &mut self.open {
-                chain.direct += place.len;
+                chain.direct += span.len;
             }
-            done += place.len;
+            done += span.len;
         }
         Ok(())
     }
 
     fn add_read(&mut self, mut offset: u64, mut dst: &mut [u8]) -> Result<(), TransportError> {
         if let Some(key) = self.path.known(dst.as_ptr(), dst.len()) {
-            return self.add_direct(Does::Read, offset, (dst.as_mut_ptr(), dst.len()), key);
+            return self.add_direct(Opcode::Read, offset, (dst.as_mut_ptr(), dst.len()), key);
         }
         while !dst.is_empty() {
-            let (chain, place) = self.room(offset, dst.len())?;
+            let (chain, span) = self.room(offset, dst.len())?;
             let local = chain.lease.address(chain.used);
-            let (now, later) = std::mem::take(&mut dst).split_at_mut(place.len);
-            chain.landings.push(Landing { from: local, to: now.as_mut_ptr(), len: place.len });
-            self.push(Does::Read, local, place);
+            let (now, later) = std::mem::take(&mut dst).split_at_mut(span.len);
+            chain.landings.push(CopyBack { from: local, to: now.as_mut_ptr(), len: span.len });
+            self.push(Opcode::Read, local, span);
             dst = later;
-            offset += place.len as u64;
+            offset += span.len as u64;
         }
         Ok(())
     }
 
-    fn add_atomic(&mut self, offset: u64, does: Does, old: &mut u64) -> Result<(), TransportError> {
-        let (chain, place) = self.room(offset, 8)?;
+    fn add_atomic(
+        &mut self,
+        offset: u64,
+        does: Opcode,
+        old: &mut u64,
+    ) -> Result<(), TransportError> {
+        let (chain, span) = self.room(offset, 8)?;
         let local = chain.lease.address(chain.used);
         let to = std::ptr::from_mut(old).cast();
-        chain.landings.push(Landing { from: local, to, len: 8 });
-        self.push(does, local, place);
+        chain.landings.push(CopyBack { from: local, to, len: 8 });
+        self.push(does, local, span);
         Ok(())
     }
 
@@ -202,44 +212,48 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// A request between the open chain's buffer and `place`.
-    fn push(&mut self, does: Does, local: *mut u8, place: Place) {
+    /// A request between the open chain's buffer and `span`.
+    fn push(&mut self, does: Opcode, local: *mut u8, span: RemoteSpan) {
         let Some(key) = self.open.as_ref().map(|chain| chain.lease.key()) else { return };
-        self.request(does, (local, key), place);
+        self.request(does, (local, key), span);
         if let Some(chain) = &mut self.open {
-            chain.used += place.len.next_multiple_of(SPACING);
+            chain.used += span.len.next_multiple_of(SPACING);
         }
     }
 
-    fn request(&mut self, does: Does, (local, local_key): (*mut u8, u32), place: Place) {
-        let changes = does != Does::Read;
+    fn request(&mut self, does: Opcode, (local, local_key): (*mut u8, u32), span: RemoteSpan) {
+        let changes = does != Opcode::Read;
         let fence = changes && self.reads;
         if fence {
             self.reads = false;
         }
-        self.reads |= does != Does::Write;
+        self.reads |= does != Opcode::Write;
         let Some(chain) = &mut self.open else { return };
         chain.requests.push(Request {
             does,
             local,
             local_key,
-            len: place.len as u32,
-            remote: place.address,
-            remote_key: place.key,
+            len: span.len as u32,
+            remote: span.address,
+            remote_key: span.key,
             fence,
         });
     }
 
     /// Room for the next request of at most `want` bytes at `offset`: in the open chain, or in a new one.
-    fn room(&mut self, offset: u64, want: usize) -> Result<(&mut Chain, Place), TransportError> {
+    fn room(
+        &mut self,
+        offset: u64,
+        want: usize,
+    ) -> Result<(&mut Chain, RemoteSpan), TransportError> {
         let full = |chain: &Chain| {
             let left = BUFFER_BYTES - chain.used;
             chain.requests.len() >= CHAIN || left < want.min(SMALLEST_PIECE)
         };
         let path = self.path;
         let chain = self.chain(full)?;
-        let place = path.place(offset, want.min(BUFFER_BYTES - chain.used))?;
-        Ok((chain, place))
+        let span = path.span(offset, want.min(BUFFER_BYTES - chain.used))?;
+        Ok((chain, span))
     }
 
     /// The open chain, or a new one where there is none or it is full.
@@ -311,7 +325,7 @@ impl<'a> Batch<'a> {
 
 /// A piece of remote memory.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct RemoteSpan {
     address: u64,
     key: u32,
     len: usize,
@@ -332,16 +346,16 @@ impl Path {
         let mut batch = Batch::new(self, None, until_ns);
         batch.add_read(0, word)?;
         if let Some(to) = self.lane.ranges.iter().find(|range| range.access.writes()) {
-            let (chain, place) = batch.room(to.offset, 8)?;
+            let (chain, span) = batch.room(to.offset, 8)?;
             let local = chain.lease.address(chain.used);
-            batch.push(Does::Write, local, Place { len: 0, ..place });
+            batch.push(Opcode::Write, local, RemoteSpan { len: 0, ..span });
         }
         batch.send()?;
         Ok(batch)
     }
 
     /// Where `want` bytes at `offset` lie for the device there; fewer where a range ends.
-    fn place(&self, offset: u64, want: usize) -> Result<Place, TransportError> {
+    fn span(&self, offset: u64, want: usize) -> Result<RemoteSpan, TransportError> {
         let inside = |r: &&crate::fabric::RemoteRange| {
             offset.checked_sub(r.offset).is_some_and(|at| at < r.len)
         };
@@ -350,6 +364,6 @@ impl Path {
         })?;
         let at = offset - range.offset;
         let len = (range.len - at).min(want as u64) as usize;
-        Ok(Place { address: range.address + at, key: range.key, len })
+        Ok(RemoteSpan { address: range.address + at, key: range.key, len })
     }
 }

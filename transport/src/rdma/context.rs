@@ -3,7 +3,7 @@
 
 use super::error::{check, failed};
 use crate::error::TransportError;
-use nkv_store::fork::MadeIn;
+use nkv_store::fork::ProcessMark;
 use rdma_sys as sys;
 use std::ffi::CStr;
 use std::io;
@@ -101,7 +101,7 @@ pub struct Limits {
 pub(super) struct Context {
     raw: NonNull<sys::ibv_context>,
     name: String,
-    made: MadeIn,
+    made: ProcessMark,
 }
 
 // SAFETY: libibverbs allows any thread to use an open device, and several at once.
@@ -193,7 +193,7 @@ impl Context {
         // SAFETY: the device is of a list that lives.
         let raw = NonNull::new(unsafe { sys::ibv_open_device(device) });
         let raw = raw.ok_or_else(|| failed("ibv_open_device", name, io::Error::last_os_error()))?;
-        Ok(Arc::new(Self { raw, name: name.to_string(), made: MadeIn::here() }))
+        Ok(Arc::new(Self { raw, name: name.to_string(), made: ProcessMark::here() }))
     }
 
     pub(super) fn raw(&self) -> *mut sys::ibv_context {

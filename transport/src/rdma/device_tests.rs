@@ -5,7 +5,7 @@ mod vram;
 
 use super::*;
 use crate::Op;
-use crate::fabric::{Access, Answer, Exported, Fabric, Offer, Part, Served};
+use crate::fabric::{Access, Answer, Exported, Fabric, Offer, Part, RemoteAccess};
 use crate::verbs::{Alive, Verbs};
 use nkv_store::AnonMemory;
 use nkv_store::clock::{BootClock, Clock};
@@ -23,7 +23,7 @@ fn segment(fabric: &dyn Fabric) -> (Arc<dyn Memory>, Arc<dyn Exported>) {
     (memory, exported)
 }
 
-fn way(fabric: &dyn Fabric, to: &dyn Exported) -> (Arc<dyn Verbs>, Arc<dyn Served>) {
+fn path(fabric: &dyn Fabric, to: &dyn Exported) -> (Arc<dyn Verbs>, Arc<dyn RemoteAccess>) {
     let offering = fabric.offer().unwrap();
     let (served, answer) = to.accept(&offering.offer()).unwrap();
     (offering.connect(&answer, SEGMENT, Alive::new()).unwrap(), served)
@@ -33,8 +33,8 @@ fn way(fabric: &dyn Fabric, to: &dyn Exported) -> (Arc<dyn Verbs>, Arc<dyn Serve
 fn i10_a_late_writer_whose_way_was_severed_gets_an_error_and_changes_nothing() {
     let fabric = fabric();
     let (memory, exported) = segment(&*fabric);
-    let (late, severed) = way(&*fabric, &*exported);
-    let (other, _served) = way(&*fabric, &*exported);
+    let (late, severed) = path(&*fabric, &*exported);
+    let (other, _served) = path(&*fabric, &*exported);
     late.write(TOKEN, 4096, &[1; 5000]).unwrap();
     severed.sever();
     assert!(severed.is_severed());
@@ -54,7 +54,7 @@ fn i10_after_a_way_is_severed_in_the_middle_of_a_write_no_byte_changes_any_more(
     let fabric = fabric();
     let (memory, exported) = segment(&*fabric);
     for round in 0..5u8 {
-        let (writer, served) = way(&*fabric, &*exported);
+        let (writer, served) = path(&*fabric, &*exported);
         let writing = nkv_store::threads::spawn_named("writer", move || {
             let value = vec![round + 1; 4 << 20];
             (0..50).find_map(|_| writer.write(TOKEN, 0, &value).err())
@@ -109,32 +109,32 @@ fn i1_i19_what_others_may_only_read_or_count_their_devices_cannot_write() {
 }
 
 /// A way of so many pairs whose requests are counted, and what it leads to. `turn` may change the owner's answer.
-fn counted_way(
+fn counted_path(
     pairs: usize,
     counts: bool,
     turn: impl FnOnce(&mut Answer),
-) -> Result<CountedWay, TransportError> {
+) -> Result<CountedPath, TransportError> {
     let devices = Devices::open(&FabricConfig { pairs, ..FabricConfig::default() }).unwrap();
     let memory: Arc<dyn Memory> = Arc::new(AnonMemory::new(SEGMENT).unwrap());
     let exported =
         Fabric::export(&devices, memory.clone(), &Part::halves(SEGMENT), counts).unwrap();
     let offering = devices.unconnected().unwrap();
     // By one call each, so that one can be severed by itself.
-    let (mut served, mut ways) = (Vec::new(), Vec::new());
+    let (mut served, mut paths) = (Vec::new(), Vec::new());
     for pair in fabric::Offering::offer(&offering).pairs {
         let (one, answer) = exported.accept(&Offer { pairs: vec![pair] }).unwrap();
         served.push(one);
-        ways.extend(answer.ways);
+        paths.extend(answer.paths);
     }
-    let mut answer = Answer { ways, one_counts: counts };
+    let mut answer = Answer { paths, one_counts: counts };
     turn(&mut answer);
     let verbs = offering.join(&answer, SEGMENT, Alive::new())?;
-    Ok(CountedWay { verbs, served, memory, _exported: exported })
+    Ok(CountedPath { verbs, served, memory, _exported: exported })
 }
 
-struct CountedWay {
+struct CountedPath {
     verbs: RdmaVerbs,
-    served: Vec<Arc<dyn Served>>,
+    served: Vec<Arc<dyn RemoteAccess>>,
     memory: Arc<dyn Memory>,
     _exported: Arc<dyn Exported>,
 }
@@ -146,8 +146,8 @@ fn count(n: &std::sync::atomic::AtomicU64) -> u64 {
 #[test]
 fn i4_what_changes_memory_after_a_read_or_an_atomic_waits_for_it_and_dead_is_no_part_of_its_fields()
 {
-    let way = counted_way(1, false, |_| {}).unwrap();
-    let verbs = &way.verbs;
+    let path = counted_path(1, false, |_| {}).unwrap();
+    let verbs = &path.verbs;
     let (mut read, fields) = ([0; 64], [1; 40]);
     let requests = |ops: &mut [Op<'_>]| {
         let before = (count(&verbs.counters().requests), count(&verbs.counters().fenced));
@@ -174,8 +174,8 @@ fn i4_what_changes_memory_after_a_read_or_an_atomic_waits_for_it_and_dead_is_no_
 
 #[test]
 fn i4_an_object_of_sixteen_pages_is_one_chain_with_one_completion() {
-    let way = counted_way(1, false, |_| {}).unwrap();
-    let verbs = &way.verbs;
+    let path = counted_path(1, false, |_| {}).unwrap();
+    let verbs = &path.verbs;
     let (fields, page) = ([1; 40], vec![2; 4096]);
     let mut ops = vec![
         Op::Write { offset: 4096, src: &fields },
@@ -197,7 +197,7 @@ fn i4_an_object_of_sixteen_pages_is_one_chain_with_one_completion() {
 fn an_offer_that_is_none_is_refused_and_harms_nobody() {
     let fabric = fabric();
     let (_memory, exported) = segment(&*fabric);
-    let (verbs, _served) = way(&*fabric, &*exported);
+    let (verbs, _served) = path(&*fabric, &*exported);
     let offer = fabric.offer().unwrap().offer();
     for pairs in [vec![], vec![offer.pairs[0]; MAX_PAIRS + 1]] {
         assert!(exported.accept(&Offer { pairs }).is_err());
@@ -206,7 +206,7 @@ fn an_offer_that_is_none_is_refused_and_harms_nobody() {
     let mut nobody = offer.pairs[0];
     nobody.number = 0xff_fff0;
     let _ = exported.accept(&Offer { pairs: vec![nobody] });
-    let short = Answer { ways: Vec::new(), one_counts: false };
+    let short = Answer { paths: Vec::new(), one_counts: false };
     assert!(fabric.offer().unwrap().connect(&short, SEGMENT, Alive::new()).is_err());
     verbs.write(TOKEN, 0, &[1; 100]).unwrap();
 }
@@ -233,7 +233,7 @@ fn more_callers_than_there_are_buffers_for_wait_for_no_one_another() {
     const CALLERS: u64 = 12;
     let fabric = fabric();
     let (_memory, exported) = segment(&*fabric);
-    let (verbs, _served) = way(&*fabric, &*exported);
+    let (verbs, _served) = path(&*fabric, &*exported);
     let callers: Vec<_> = (0..CALLERS)
         .map(|n| {
             let verbs = verbs.clone();
@@ -250,7 +250,7 @@ fn more_callers_than_there_are_buffers_for_wait_for_no_one_another() {
                         .iter_mut()
                         .map(|ops| crate::verbs::Post { token: TOKEN, ops })
                         .collect();
-                    let done = verbs.post_many(&mut posts, &mut crate::verbs::Unescorted);
+                    let done = verbs.post_many(&mut posts, &mut crate::verbs::NoObserver);
                     assert!(done.iter().all(Result::is_ok), "{done:?}");
                     verbs.read(SEGMENT / 2, &mut whole).unwrap();
                     let mine = &whole[(n * 64 * 1024) as usize..][..64 * 1024];

@@ -73,12 +73,12 @@ mod tests {
     #[test]
     fn an_errno_comes_with_call_target_and_remedy_however_it_is_returned() {
         for errno in [libc::ENOMEM, -libc::ENOMEM] {
-            let said = check("ibv_reg_mr", || "16 MiB".to_string(), errno).unwrap_err().to_string();
-            assert!(said.starts_with("ibv_reg_mr on 16 MiB: "), "{said}");
-            assert!(said.contains("os error 12") && said.contains("ulimit -l"), "{said}");
+            let text = check("ibv_reg_mr", || "16 MiB".to_string(), errno).unwrap_err().to_string();
+            assert!(text.starts_with("ibv_reg_mr on 16 MiB: "), "{text}");
+            assert!(text.contains("os error 12") && text.contains("ulimit -l"), "{text}");
         }
-        let said = check("ibv_poll_cq", || "a queue".to_string(), libc::EIO).unwrap_err();
-        assert!(!said.to_string().contains(';'), "nothing is known to do: {said}");
+        let text = check("ibv_poll_cq", || "a queue".to_string(), libc::EIO).unwrap_err();
+        assert!(!text.to_string().contains(';'), "nothing is known to do: {text}");
         assert!(check("ibv_reg_mr", || unreachable!(), 0).is_ok());
     }
 }

@@ -20,15 +20,15 @@ pub(super) const CHAIN: usize = (REQUESTS / 4) as usize;
 pub(super) const LIMIT: Duration = Duration::from_millis(1_500);
 /// How long who waits looks for itself before it sleeps: longer than a small operation, also of an emulated
 /// device (docs/notes/0012-2026-11-22-rdma.md).
-const LOOK_NS: u64 = 2_000_000;
+const SPIN_NS: u64 = 2_000_000;
 /// Looks, each with a nap, before the time counts.
-const LEAST_LOOKS: u32 = 40;
+const MIN_POLLS: u32 = 40;
 /// Longest sleep without a look at the limit.
-const NAP: Duration = Duration::from_millis(10);
+const SLEEP_BETWEEN: Duration = Duration::from_millis(10);
 
 /// What one request does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Does {
+pub(super) enum Opcode {
     Write,
     Read,
     FetchAdd(u64),
@@ -38,7 +38,7 @@ pub(super) enum Does {
 /// One request: between `len` bytes of a registered buffer and a place in remote memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request {
-    pub(super) does: Does,
+    pub(super) does: Opcode,
     pub(super) local: *mut u8,
     pub(super) local_key: u32,
     pub(super) len: u32,
@@ -77,7 +77,7 @@ struct Progress {
     // How chains ended that nobody has asked about yet.
     done: BTreeMap<u64, u32>,
     // Somebody looks for all.
-    looking: bool,
+    polling: bool,
     // The pair is destroyed, and why.
     broken: Option<String>,
 }
@@ -107,7 +107,7 @@ impl Lane {
             flying: BTreeMap::new(),
             ended: 0,
             done: BTreeMap::new(),
-            looking: false,
+            polling: false,
             broken: None,
         };
         let inline_bytes = pair.inline_bytes();
@@ -221,22 +221,22 @@ impl Lane {
             rkey: r.remote_key,
         };
         match r.does {
-            Does::Write => {
+            Opcode::Write => {
                 work.opcode = opcode::IBV_WR_RDMA_WRITE;
                 work.wr.rdma = rdma;
                 if r.len as usize <= self.inline_bytes {
                     work.send_flags |= send::IBV_SEND_INLINE.0;
                 }
             }
-            Does::Read => {
+            Opcode::Read => {
                 work.opcode = opcode::IBV_WR_RDMA_READ;
                 work.wr.rdma = rdma;
             }
-            Does::FetchAdd(add) => {
+            Opcode::FetchAdd(add) => {
                 work.opcode = opcode::IBV_WR_ATOMIC_FETCH_AND_ADD;
                 work.wr.atomic = atomic(add, 0);
             }
-            Does::CompareSwap(expect, new) => {
+            Opcode::CompareSwap(expect, new) => {
                 work.opcode = opcode::IBV_WR_ATOMIC_CMP_AND_SWP;
                 work.wr.atomic = atomic(expect, new);
             }
@@ -266,7 +266,7 @@ impl Lane {
     /// Whether `wait` has nothing to wait for.
     pub(super) fn has_ended(&self, id: u64) -> bool {
         let mut p = self.lock();
-        if !p.looking && !p.done.contains_key(&id) && p.broken.is_none() {
+        if !p.polling && !p.done.contains_key(&id) && p.broken.is_none() {
             self.gather(&mut p);
         }
         p.done.contains_key(&id) || p.broken.is_some()
@@ -278,7 +278,7 @@ impl Lane {
         let mut found = Vec::new();
         // An error is for who looks.
         let _ = self.queue.take(&mut |c| found.push(c));
-        found.iter().for_each(|c| p.settle(c));
+        found.iter().for_each(|c| p.record_completion(c));
         if !found.is_empty() {
             self.news.notify_all();
         }
@@ -302,10 +302,10 @@ impl Lane {
         mut ready: impl FnMut(&mut Progress) -> Option<Result<T, TransportError>>,
     ) -> Result<T, TransportError> {
         let mut p = self.lock();
-        let (mut ended, mut moved_ns, mut looks) = (p.ended, BootClock.now_ns(), 0);
+        let (mut ended, mut moved_ns, mut polls) = (p.ended, BootClock.now_ns(), 0);
         loop {
-            if let Some(said) = ready(&mut p) {
-                return said;
+            if let Some(outcome) = ready(&mut p) {
+                return outcome;
             }
             if p.broken.is_some() {
                 drop(p);
@@ -313,44 +313,52 @@ impl Lane {
             }
             let now_ns = BootClock.now_ns();
             if p.ended != ended {
-                (ended, moved_ns, looks) = (p.ended, now_ns, 0);
+                (ended, moved_ns, polls) = (p.ended, now_ns, 0);
             }
             let long = now_ns.saturating_sub(moved_ns) >= LIMIT.as_nanos() as u64;
             // The machine may have stood still, device and all.
-            let stuck = long && looks >= LEAST_LOOKS;
-            looks += 1;
+            let stuck = long && polls >= MIN_POLLS;
+            polls += 1;
             if stuck || now_ns >= until_ns {
                 // This process may have stood still, and not the device.
-                if p.looking {
-                    p = self.news.wait_timeout(p, NAP).unwrap_or_else(PoisonError::into_inner).0;
+                if p.polling {
+                    p = self
+                        .news
+                        .wait_timeout(p, SLEEP_BETWEEN)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0;
                 } else {
                     self.gather(&mut p);
                 }
                 return match ready(&mut p) {
-                    Some(said) => said,
+                    Some(outcome) => outcome,
                     None if p.ended != ended && now_ns < until_ns => continue,
                     None => Err(late(stuck)),
                 };
             }
-            if p.looking {
-                p = self.news.wait_timeout(p, NAP).unwrap_or_else(PoisonError::into_inner).0;
+            if p.polling {
+                p = self
+                    .news
+                    .wait_timeout(p, SLEEP_BETWEEN)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0;
                 continue;
             }
-            p.looking = true;
+            p.polling = true;
             drop(p);
             let mut found = Vec::new();
-            let looked = self.look(&mut found);
+            let polled = self.poll_completions(&mut found);
             p = self.lock();
-            p.looking = false;
-            found.iter().for_each(|c| p.settle(c));
+            p.polling = false;
+            found.iter().for_each(|c| p.record_completion(c));
             self.news.notify_all();
-            looked?;
+            polled?;
         }
     }
 
     /// Looks for what has ended, and sleeps for a while if nothing has.
-    fn look(&self, found: &mut Vec<Completion>) -> Result<(), TransportError> {
-        let until_ns = BootClock.now_ns() + LOOK_NS;
+    fn poll_completions(&self, found: &mut Vec<Completion>) -> Result<(), TransportError> {
+        let until_ns = BootClock.now_ns() + SPIN_NS;
         loop {
             if self.queue.take(&mut |c| found.push(c))? > 0 {
                 return Ok(());
@@ -364,7 +372,7 @@ impl Lane {
         // What came between the last look and the arming says nothing.
         if self.queue.take(&mut |c| found.push(c))? == 0 {
             self.counters.slept.fetch_add(1, Ordering::Relaxed);
-            self.queue.sleep(NAP);
+            self.queue.sleep(SLEEP_BETWEEN);
         }
         Ok(())
     }
@@ -378,7 +386,7 @@ fn late(stuck: bool) -> TransportError {
 }
 
 impl Progress {
-    fn settle(&mut self, c: &Completion) {
+    fn record_completion(&mut self, c: &Completion) {
         // Every request behind one that failed says so, too: the first word counts.
         if let Some(cost) = self.flying.remove(&c.id) {
             self.free += cost;

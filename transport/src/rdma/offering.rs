@@ -7,14 +7,14 @@ use super::queue::Queue;
 use super::verbs::RdmaVerbs;
 use super::{Device, MAX_RANGES};
 use crate::error::TransportError;
-use crate::fabric::{self, Answer, Offer, RemoteRange, Way};
+use crate::fabric::{self, Answer, DataPath, Offer, RemoteRange};
 use crate::verbs::{Alive, Verbs};
 use nkv_store::threads::all_at_once;
 use std::sync::Arc;
 
 /// One of them, and which of this host's devices it is of.
 #[derive(Debug)]
-pub(super) struct Unconnected {
+pub(super) struct UnconnectedPair {
     pub(super) rail: u8,
     pub(super) device: Arc<Device>,
     pub(super) queue: Arc<Queue>,
@@ -24,7 +24,7 @@ pub(super) struct Unconnected {
 /// All of them.
 #[derive(Debug)]
 pub(super) struct Offering {
-    pub(super) pairs: Vec<Unconnected>,
+    pub(super) pairs: Vec<UnconnectedPair>,
 }
 
 impl fabric::Offering for Offering {
@@ -50,20 +50,20 @@ impl Offering {
         segment_len: u64,
         alive: Alive,
     ) -> Result<RdmaVerbs, TransportError> {
-        if answer.ways.len() != self.pairs.len() {
+        if answer.paths.len() != self.pairs.len() {
             return Err(TransportError::Protocol(format!(
                 "{} pairs were offered and {} answered",
                 self.pairs.len(),
-                answer.ways.len()
+                answer.paths.len()
             )));
         }
         let counters = Arc::new(RdmaCounters::default());
-        let pairs: Vec<_> = self.pairs.into_iter().zip(&answer.ways).collect();
+        let pairs: Vec<_> = self.pairs.into_iter().zip(&answer.paths).collect();
         // The kernel may look for an address for a second.
-        let connected = all_at_once("nkv-connect", pairs, |(unconnected, way)| {
+        let connected = all_at_once("nkv-connect", pairs, |(unconnected, path)| {
             let name = unconnected.device.name().to_string();
-            let met = match way {
-                Ok(way) => unconnected.meet(way, segment_len, &counters),
+            let met = match path {
+                Ok(path) => unconnected.meet(path, segment_len, &counters),
                 Err(why) => Err(TransportError::Protocol(format!("at the owner: {why}"))),
             };
             (name, met)
@@ -76,23 +76,23 @@ impl Offering {
 /// A path, and whether it leads to the device that counts.
 type Found = Result<(bool, Arc<Path>), TransportError>;
 
-impl Unconnected {
-    fn meet(self, way: &Way, segment_len: u64, counters: &Arc<RdmaCounters>) -> Found {
+impl UnconnectedPair {
+    fn meet(self, path: &DataPath, segment_len: u64, counters: &Arc<RdmaCounters>) -> Found {
         let fits = |end: u64, r: &RemoteRange| {
             let even = r.len > 0 && (r.len | r.address).is_multiple_of(8);
             let known = r.offset == end && even && r.address.checked_add(r.len).is_some();
             known.then(|| end.checked_add(r.len)).flatten()
         };
-        let whole = way.ranges.iter().try_fold(0, fits);
-        if whole != Some(segment_len) || way.ranges.len() > MAX_RANGES {
+        let whole = path.ranges.iter().try_fold(0, fits);
+        if whole != Some(segment_len) || path.ranges.len() > MAX_RANGES {
             return Err(TransportError::Protocol(format!(
                 "the ranges of a way do not make up a segment of {segment_len} bytes"
             )));
         }
         let Self { device, queue, pair, .. } = self;
-        pair.connect(&way.pair)?;
-        let lane = Lane::new(pair, queue, way.ranges.clone(), counters.clone());
-        Ok((way.counts, Arc::new(Path { lane, staging: device.staging.clone() })))
+        pair.connect(&path.pair)?;
+        let lane = Lane::new(pair, queue, path.ranges.clone(), counters.clone());
+        Ok((path.counts, Arc::new(Path { lane, staging: device.staging.clone() })))
     }
 }
 

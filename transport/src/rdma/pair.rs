@@ -29,7 +29,7 @@ const HOP_LIMIT: u8 = 64;
 
 /// One port of a device with the address that it is reached by.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct PortAddress {
     pub(super) port: u8,
     pub(super) lid: u16,
     pub(super) mtu_bytes: u32,
@@ -41,7 +41,7 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(super) struct Pair {
     raw: NonNull<sys::ibv_qp>,
-    place: Place,
+    port: PortAddress,
     serial: u32,
     inline_bytes: u32,
     requests: u32,
@@ -81,13 +81,13 @@ impl Pair {
     pub(super) fn new(
         domain: &Arc<Domain>,
         queue: &Arc<Queue>,
-        place: &Place,
+        port: &PortAddress,
         served: bool,
     ) -> Result<Self, TransportError> {
         let mut pair = None;
         // Devices differ in what they take inline: less, until one is taken.
         for inline in [INLINE_BYTES, 64, 0] {
-            match Self::create(domain, queue, place, (served, inline)) {
+            match Self::create(domain, queue, port, (served, inline)) {
                 Ok(made) => {
                     pair = Some(made);
                     break;
@@ -106,7 +106,7 @@ impl Pair {
     fn create(
         domain: &Arc<Domain>,
         queue: &Arc<Queue>,
-        place: &Place,
+        port: &PortAddress,
         (served, inline): (bool, u32),
     ) -> Result<Self, TransportError> {
         // SAFETY: a structure of plain numbers and pointers, all of which may be zero.
@@ -115,7 +115,7 @@ impl Pair {
         init.recv_cq = queue.raw();
         init.qp_type = sys::ibv_qp_type::IBV_QPT_RC;
         // Who only serves posts nothing.
-        init.cap.max_send_wr = if served { 1 } else { REQUESTS.min(place.limits.requests) };
+        init.cap.max_send_wr = if served { 1 } else { REQUESTS.min(port.limits.requests) };
         init.cap.max_recv_wr = 1;
         init.cap.max_send_sge = RANGES;
         init.cap.max_recv_sge = 1;
@@ -126,10 +126,10 @@ impl Pair {
             failed("ibv_create_qp", domain.context().name(), io::Error::last_os_error())
         })?;
         let serial = (nkv_store::random_u64() & 0xff_ffff) as u32;
-        let (place, inline_bytes) = (place.clone(), init.cap.max_inline_data);
+        let (port, inline_bytes) = (port.clone(), init.cap.max_inline_data);
         let requests = init.cap.max_send_wr;
         let (_queue, domain) = (queue.clone(), domain.clone());
-        Ok(Self { raw, place, serial, inline_bytes, requests, _queue, domain })
+        Ok(Self { raw, port, serial, inline_bytes, requests, _queue, domain })
     }
 
     fn context(&self) -> &Context {
@@ -158,13 +158,13 @@ impl Pair {
     pub(super) fn address(&self, rail: u8) -> PairAddress {
         PairAddress {
             rail,
-            gid: self.place.gid.raw,
-            lid: self.place.lid,
+            gid: self.port.gid.raw,
+            lid: self.port.lid,
             number: self.number(),
             serial: self.serial,
-            mtu_bytes: self.place.mtu_bytes,
-            reads_in: self.place.limits.reads_in,
-            reads_out: self.place.limits.reads_out,
+            mtu_bytes: self.port.mtu_bytes,
+            reads_in: self.port.limits.reads_in,
+            reads_out: self.port.limits.reads_out,
         }
     }
 
@@ -177,7 +177,7 @@ impl Pair {
         let errno = unsafe { sys::ibv_modify_qp(self.raw(), attr, what.0 as i32) };
         let to = attr.qp_state;
         let target =
-            || format!("a pair of {} at {}, to state {to}", self.context().name(), self.place.gid);
+            || format!("a pair of {} at {}, to state {to}", self.context().name(), self.port.gid);
         check("ibv_modify_qp", target, errno)
     }
 
@@ -185,7 +185,7 @@ impl Pair {
         let mut attr = no_attributes();
         attr.qp_state = state::IBV_QPS_INIT;
         attr.pkey_index = 0;
-        attr.port_num = self.place.port;
+        attr.port_num = self.port.port;
         if served {
             attr.qp_access_flags = (flag::IBV_ACCESS_REMOTE_READ
                 | flag::IBV_ACCESS_REMOTE_WRITE
@@ -203,17 +203,17 @@ impl Pair {
     pub(super) fn accept(&self, peer: &PairAddress) -> Result<(), TransportError> {
         let mut attr = no_attributes();
         attr.qp_state = state::IBV_QPS_RTR;
-        attr.path_mtu = self.place.mtu_bytes.min(peer.mtu_bytes).clamp(256, 4096).ilog2() - 7;
+        attr.path_mtu = self.port.mtu_bytes.min(peer.mtu_bytes).clamp(256, 4096).ilog2() - 7;
         attr.dest_qp_num = peer.number & 0xff_ffff;
         attr.rq_psn = peer.serial & 0xff_ffff;
-        attr.max_dest_rd_atomic = self.place.limits.reads_in.clamp(1, MAX_READS);
+        attr.max_dest_rd_atomic = self.port.limits.reads_in.clamp(1, MAX_READS);
         attr.min_rnr_timer = 12;
-        attr.ah_attr.is_global = u8::from(self.place.lid == 0);
+        attr.ah_attr.is_global = u8::from(self.port.lid == 0);
         attr.ah_attr.grh.dgid.raw = peer.gid;
-        attr.ah_attr.grh.sgid_index = self.place.gid.index;
+        attr.ah_attr.grh.sgid_index = self.port.gid.index;
         attr.ah_attr.grh.hop_limit = HOP_LIMIT;
         attr.ah_attr.dlid = peer.lid;
-        attr.ah_attr.port_num = self.place.port;
+        attr.ah_attr.port_num = self.port.port;
         let what = mask::IBV_QP_STATE
             | mask::IBV_QP_AV
             | mask::IBV_QP_PATH_MTU
@@ -234,7 +234,7 @@ impl Pair {
         attr.rnr_retry = RETRIES;
         attr.sq_psn = self.serial;
         // More than the other end holds would be lost there.
-        attr.max_rd_atomic = self.place.limits.reads_out.min(peer.reads_in).clamp(1, MAX_READS);
+        attr.max_rd_atomic = self.port.limits.reads_out.min(peer.reads_in).clamp(1, MAX_READS);
         let what = mask::IBV_QP_STATE
             | mask::IBV_QP_TIMEOUT
             | mask::IBV_QP_RETRY_CNT

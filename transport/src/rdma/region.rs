@@ -86,14 +86,14 @@ impl Rights {
 
 /// What is registered.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Place {
+pub(super) enum MemoryLocation {
     /// Memory of this process.
     Host(NonNull<u8>),
     /// Memory of another device, VRAM: a part of a dma-buf, and its address there.
     DmaBuf { fd: RawFd, offset: u64, address: u64 },
 }
 
-impl Place {
+impl MemoryLocation {
     /// Of a whole segment; none if no device could find it.
     pub(super) fn of(memory: &dyn Memory) -> Option<Self> {
         match memory.export() {
@@ -138,16 +138,16 @@ unsafe impl Sync for Registration {}
 
 impl Registration {
     /// # Safety
-    /// `len` bytes at `place` must stay where they are until the registration is dropped, and whatever the device
+    /// `len` bytes at `location` must stay where they are until the registration is dropped, and whatever the device
     /// writes there meanwhile must be expected there.
     pub(super) unsafe fn new(
         domain: &Arc<Domain>,
-        place: Place,
+        location: MemoryLocation,
         len: usize,
         rights: Rights,
     ) -> Result<Self, TransportError> {
         let flags = rights.flags() as i32;
-        let base = std::ptr::with_exposed_provenance_mut(place.address() as usize);
+        let base = std::ptr::with_exposed_provenance_mut(location.address() as usize);
         // SAFETY: the range is the caller's promise; the domain lives.
         let by_address = || unsafe { sys::ibv_reg_mr(domain.raw(), base, len, flags) };
         let made = |raw: *mut sys::ibv_mr, call: &'static str| {
@@ -156,9 +156,9 @@ impl Registration {
                 failed(call, target, io::Error::last_os_error())
             })
         };
-        let raw = match place {
-            Place::Host(_) => made(by_address(), "ibv_reg_mr")?,
-            Place::DmaBuf { fd, offset, address } => {
+        let raw = match location {
+            MemoryLocation::Host(_) => made(by_address(), "ibv_reg_mr")?,
+            MemoryLocation::DmaBuf { fd, offset, address } => {
                 let pd = domain.raw();
                 // SAFETY: as above.
                 let raw = unsafe { sys::ibv_reg_dmabuf_mr(pd, offset, len, address, fd, flags) };

@@ -4,9 +4,9 @@
 use super::Device;
 use super::pair::Pair;
 use super::queue::Queue;
-use super::region::{Place, Registration, Rights};
+use super::region::{MemoryLocation, Registration, Rights};
 use crate::error::TransportError;
-use crate::fabric::{self, Answer, MAX_PAIRS, Offer, PairAddress, Part, RemoteRange, Way};
+use crate::fabric::{self, Answer, DataPath, MAX_PAIRS, Offer, PairAddress, Part, RemoteRange};
 use nkv_store::Memory;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::threads::all_at_once;
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// How long a pair may look for a device that reaches it before no further one is tried. Whoever attaches waits
 /// for 1.5 s.
-const PATIENCE_NS: u64 = 300_000_000;
+const MEET_LIMIT_NS: u64 = 300_000_000;
 
 /// A part of a segment, registered.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl Exported {
         parts: &[Part],
         (counts, all): (bool, bool),
     ) -> Result<Self, TransportError> {
-        let place = Place::of(&*memory).ok_or_else(|| {
+        let location = MemoryLocation::of(&*memory).ok_or_else(|| {
             TransportError::Protocol(
                 "this memory has neither an address nor a dma-buf to register".to_string(),
             )
@@ -68,12 +68,13 @@ impl Exported {
         for (rail, device) in devices {
             let (mut known, mut offset) = (Vec::new(), 0);
             let registered = parts.iter().filter(|p| p.len > 0).try_for_each(|part| {
-                let (place, rights) = (place.at(offset), Rights::Others(part.access));
+                let (location, rights) = (location.at(offset), Rights::Others(part.access));
                 // SAFETY: inside the memory, by the sum above, which `memory` keeps for longer than the
                 // registration; others write there as the protocol allows.
-                let registered =
-                    unsafe { Registration::new(&device.domain, place, part.len as usize, rights) }?;
-                known.push(Known { offset, part: *part, address: place.address(), registered });
+                let registered = unsafe {
+                    Registration::new(&device.domain, location, part.len as usize, rights)
+                }?;
+                known.push(Known { offset, part: *part, address: location.address(), registered });
                 offset += part.len;
                 Ok(())
             });
@@ -98,19 +99,19 @@ impl Exported {
 
     /// The devices that a pair may meet, the best first. `first`: of the first pair where a device counts, that one.
     fn for_pair(&self, up: &[usize], peer: &PairAddress, first: bool) -> Vec<usize> {
-        let place = |n: &usize| (self.windows[*n].rail, self.windows[*n].device.place.gid.raw);
+        let network = |n: &usize| (self.windows[*n].rail, self.windows[*n].device.port.gid.raw);
         let mut choice = up.to_vec();
-        choice.sort_by_cached_key(|n| (!(first && *n == 0), distance(place(n), peer)));
+        choice.sort_by_cached_key(|n| (!(first && *n == 0), distance(network(n), peer)));
         choice
     }
 
     /// A pair that has met `peer`, by the first of these devices that reaches it.
     fn meet(&self, peer: &PairAddress, choice: &[usize]) -> Result<(usize, Pair), String> {
-        let until_ns = BootClock.now_ns() + PATIENCE_NS;
+        let until_ns = BootClock.now_ns() + MEET_LIMIT_NS;
         let mut why = String::new();
         for n in choice {
             let Window { device, queue, .. } = &self.windows[*n];
-            let met = Pair::new(&device.domain, queue, &device.place, true)
+            let met = Pair::new(&device.domain, queue, &device.port, true)
                 .and_then(|pair| pair.accept(peer).map(|()| pair));
             match met {
                 Ok(pair) => return Ok((*n, pair)),
@@ -124,13 +125,13 @@ impl Exported {
         Err(why)
     }
 
-    fn way(&self, n: usize, pair: &Pair) -> Way {
+    fn path(&self, n: usize, pair: &Pair) -> DataPath {
         let range = |known: &Known| {
             let Known { offset, part: Part { len, access }, address, ref registered } = *known;
             RemoteRange { offset, len, address, key: registered.remote_key(), access }
         };
         let window = &self.windows[n];
-        Way {
+        DataPath {
             pair: pair.address(window.rail),
             ranges: window.parts.iter().map(range).collect(),
             counts: self.counts && n == 0,
@@ -163,7 +164,10 @@ fn distance((rail, gid): (u8, [u8; 16]), peer: &PairAddress) -> (usize, bool) {
 }
 
 impl fabric::Exported for Exported {
-    fn accept(&self, offer: &Offer) -> Result<(Arc<dyn fabric::Served>, Answer), TransportError> {
+    fn accept(
+        &self,
+        offer: &Offer,
+    ) -> Result<(Arc<dyn fabric::RemoteAccess>, Answer), TransportError> {
         if offer.pairs.is_empty() || offer.pairs.len() > MAX_PAIRS {
             return Err(TransportError::Protocol(format!(
                 "an offer has 1 to {MAX_PAIRS} pairs, not {}",
@@ -179,34 +183,34 @@ impl fabric::Exported for Exported {
         // The kernel may look for an address for a second.
         let met =
             all_at_once("nkv-accept", choices.collect(), |(peer, choice)| self.meet(peer, &choice));
-        let (mut pairs, mut ways) = (Vec::new(), Vec::new());
+        let (mut pairs, mut paths) = (Vec::new(), Vec::new());
         for met in met {
-            ways.push(met.map(|(n, pair)| {
-                let way = self.way(n, &pair);
+            paths.push(met.map(|(n, pair)| {
+                let path = self.path(n, &pair);
                 pairs.push(pair);
-                way
+                path
             }));
         }
         if pairs.is_empty() {
-            let why = ways.into_iter().find_map(Result::err).unwrap_or_default();
+            let why = paths.into_iter().find_map(Result::err).unwrap_or_default();
             return Err(TransportError::Protocol(format!("no pair can be connected: {why}")));
         }
         let numbers = pairs.iter().map(Pair::number).collect();
         let (pairs, _memory) = (Mutex::new(Some(pairs)), self.memory.clone());
-        let served = ServedPairs { numbers, pairs, _memory };
-        Ok((Arc::new(served), Answer { ways, one_counts: self.counts }))
+        let served = AccessedPairs { numbers, pairs, _memory };
+        Ok((Arc::new(served), Answer { paths, one_counts: self.counts }))
     }
 }
 
 /// The owner's ends of a client's pairs.
 #[derive(Debug)]
-struct ServedPairs {
+struct AccessedPairs {
     numbers: Vec<u32>,
     pairs: Mutex<Option<Vec<Pair>>>,
     _memory: Arc<dyn Memory>,
 }
 
-impl fabric::Served for ServedPairs {
+impl fabric::RemoteAccess for AccessedPairs {
     fn sever(&self) {
         let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(severed) = pairs.take() {

@@ -3,7 +3,7 @@
 //! waits for one. And the memory of callers that the device does know.
 
 use super::lane::LIMIT;
-use super::region::{Domain, Place, Registration, Rights};
+use super::region::{Domain, MemoryLocation, Registration, Rights};
 use crate::error::TransportError;
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::{AnonMemory, Buffer as CallersBuffer, Memory};
@@ -38,8 +38,9 @@ impl Buffer {
         })?;
         // SAFETY: `_memory` keeps the range mapped for longer than the registration, and nobody else
         // looks at it.
-        let registration =
-            unsafe { Registration::new(domain, Place::Host(base), BUFFER_BYTES, Rights::Here) }?;
+        let registration = unsafe {
+            Registration::new(domain, MemoryLocation::Host(base), BUFFER_BYTES, Rights::Here)
+        }?;
         Ok(Self { registration, base, _memory: memory })
     }
 
@@ -56,7 +57,7 @@ impl Buffer {
 }
 
 #[derive(Debug)]
-struct Stock {
+struct FreeBuffers {
     free: Vec<Buffer>,
     made: usize,
     // Fewer than planned where the limit of locked memory allows no more.
@@ -67,7 +68,7 @@ struct Stock {
 #[derive(Debug)]
 pub(super) struct Staging {
     domain: Arc<Domain>,
-    stock: Mutex<Stock>,
+    stock: Mutex<FreeBuffers>,
     given_back: Condvar,
     // Callers' registered memory, by where it begins: its end, and its key.
     known: RwLock<BTreeMap<usize, (usize, u32)>>,
@@ -95,7 +96,7 @@ impl Staging {
     pub(super) fn new(domain: &Arc<Domain>) -> Arc<Self> {
         Arc::new(Self {
             domain: domain.clone(),
-            stock: Mutex::new(Stock { free: Vec::new(), made: 0, most: MAX_BUFFERS }),
+            stock: Mutex::new(FreeBuffers { free: Vec::new(), made: 0, most: MAX_BUFFERS }),
             given_back: Condvar::new(),
             known: RwLock::default(),
             any_known: AtomicBool::new(false),
@@ -117,7 +118,7 @@ impl Staging {
         // SAFETY: mapped for longer than the registration, by the caller's promise; the device touches it
         // only in operations that borrow it.
         let registration = unsafe {
-            Registration::new(&self.domain, Place::Host(base), buffer.len(), Rights::Here)
+            Registration::new(&self.domain, MemoryLocation::Host(base), buffer.len(), Rights::Here)
         }?;
         let begin = base.as_ptr() as usize;
         let entry = (begin + buffer.len(), registration.local_key());
@@ -141,7 +142,7 @@ impl Staging {
         self.domain.context().name()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Stock> {
+    fn lock(&self) -> MutexGuard<'_, FreeBuffers> {
         self.stock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

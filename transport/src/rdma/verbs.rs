@@ -3,11 +3,11 @@
 //! one call go by whichever pair has least to do.
 
 use super::batch::{Batch, DIRECT_BYTES, Path, SPACING, limit_ns};
-use super::flight::{Flight, Landed, is_settled, long_run, spread};
+use super::in_flight::{BatchDone, InFlightBatches, is_settled, long_run, spread};
 use super::lane::{CHAIN, RdmaCounters};
 use super::staging::{BUFFER_BYTES, Lease};
 use crate::error::TransportError;
-use crate::verbs::{Alive, Escort, Kind, Op, Post, Verbs, check_batch};
+use crate::verbs::{Alive, Kind, Op, Post, PostObserver, Verbs, check_batch};
 use std::sync::Arc;
 
 /// Batches of one call on their way at once: each holds a buffer.
@@ -81,12 +81,12 @@ impl Verbs for RdmaVerbs {
     fn post_many(
         &self,
         posts: &mut [Post<'_, '_>],
-        escort: &mut dyn Escort,
+        observer: &mut dyn PostObserver,
     ) -> Vec<Result<(), TransportError>> {
         let mut results: Vec<Result<(), TransportError>> = posts.iter().map(|_| Ok(())).collect();
-        let mut flight = Flight::new(&self.paths);
+        let mut flight = InFlightBatches::new(&self.paths);
         for (i, post) in posts.iter_mut().enumerate() {
-            let mut landed = |l: Landed| self.over(l, &mut results, escort);
+            let mut landed = |l: BatchDone| self.over(l, &mut results, observer);
             // One that takes several buffers goes alone: nobody waits for a buffer who holds any.
             let alone = !self.takes_one_buffer(post.ops);
             let most = if alone { 1 } else { BATCHES };
@@ -100,7 +100,7 @@ impl Verbs for RdmaVerbs {
             let lease = flight.lease(by, until_ns, &mut landed);
             let left = lease.and_then(|lease| {
                 self.check(post.token, post.ops)?;
-                escort.leaves(i).map(|()| lease)
+                observer.on_submit(i).map(|()| lease)
             });
             let lease = match left {
                 Ok(lease) => lease,
@@ -115,11 +115,11 @@ impl Verbs for RdmaVerbs {
             };
             if alone || sent.is_err() {
                 results[i] = sent.and_then(|()| self.alive.check(&"the remote segment"));
-                escort.over(i);
+                observer.on_complete(i);
             }
         }
         while let Some(l) = flight.land() {
-            self.over(l, &mut results, escort);
+            self.over(l, &mut results, observer);
         }
         results
     }
@@ -141,12 +141,12 @@ impl RdmaVerbs {
     /// A batch that has landed.
     fn over(
         &self,
-        (i, ended): Landed,
+        (i, ended): BatchDone,
         results: &mut [Result<(), TransportError>],
-        escort: &mut dyn Escort,
+        observer: &mut dyn PostObserver,
     ) {
         results[i] = self.ended(ended).and_then(|()| self.alive.check(&"the remote segment"));
-        escort.over(i);
+        observer.on_complete(i);
     }
 
     /// A batch by the first pair, with this buffer to begin with; long runs by all of them.

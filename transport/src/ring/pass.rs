@@ -4,7 +4,7 @@
 use super::layout::memory_bytes;
 use super::stream::{RingStream, Waiting};
 use crate::wire::{BoxStream, pass_descriptor, take_descriptor};
-use nkv_store::shm::NamelessMemory;
+use nkv_store::shm::MemfdMemory;
 use std::io;
 
 /// Bytes of a lane: what a batch of some hundred keys takes. Larger frames go through in parts.
@@ -12,7 +12,7 @@ const LANE_BYTES: u64 = 64 << 10;
 /// A ring that a node made and has not passed yet.
 #[derive(Debug)]
 pub struct Offer {
-    memory: NamelessMemory,
+    memory: MemfdMemory,
     lane_bytes: u64,
 }
 
@@ -22,7 +22,7 @@ impl Offer {
     /// # Errors
     /// If the system has no sealed memory, or none left: then the socket serves.
     pub fn new() -> io::Result<Self> {
-        let memory = NamelessMemory::create(memory_bytes(LANE_BYTES)?).map_err(io::Error::other)?;
+        let memory = MemfdMemory::create(memory_bytes(LANE_BYTES)?).map_err(io::Error::other)?;
         Ok(Self { memory, lane_bytes: LANE_BYTES })
     }
 
@@ -44,6 +44,6 @@ impl Offer {
 pub async fn take(stream: BoxStream, lane_bytes: u64, waiting: Waiting) -> io::Result<RingStream> {
     let bytes = memory_bytes(lane_bytes)?;
     let (fd, socket) = take_descriptor(stream).await?;
-    let memory = NamelessMemory::take(fd, bytes).map_err(io::Error::other)?;
+    let memory = MemfdMemory::take(fd, bytes).map_err(io::Error::other)?;
     RingStream::client(memory, socket, lane_bytes, waiting)
 }

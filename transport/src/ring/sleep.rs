@@ -11,26 +11,26 @@ const AWAKE: u64 = 0;
 const CALLED: u64 = 1;
 /// Asleep. Further bits: what it waits for, and how it is woken.
 const ASLEEP: u64 = 2;
-const FOR_BYTES: u64 = 4;
-const FOR_ROOM: u64 = 8;
-const BY_BELL: u64 = 16;
+const WANTS_BYTES: u64 = 4;
+const WANTS_SPACE: u64 = 8;
+const BY_DOORBELL: u64 = 16;
 
 /// What an end waits for, or did for the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum For {
+pub(crate) enum Wanted {
     /// Bytes to read.
     Bytes,
     /// Room to write.
-    Room,
+    Space,
 }
 
 /// How a sleeping end is woken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum By {
+pub(crate) enum WakeBy {
     /// It is a thread in `futex(FUTEX_WAIT)` on its word.
     Futex,
     /// It is an event loop that waits for a byte on the socket.
-    Bell,
+    Doorbell,
 }
 
 /// What is known of the other end.
@@ -66,16 +66,16 @@ impl Sleep {
     pub(crate) fn announce<M: Memory + ?Sized>(
         &self,
         memory: &M,
-        want: For,
-        by: By,
+        want: Wanted,
+        by: WakeBy,
     ) -> Result<u64, StoreError> {
         let want = match want {
-            For::Bytes => FOR_BYTES,
-            For::Room => FOR_ROOM,
+            Wanted::Bytes => WANTS_BYTES,
+            Wanted::Space => WANTS_SPACE,
         };
         let word = match by {
-            By::Futex => ASLEEP | want,
-            By::Bell => ASLEEP | want | BY_BELL,
+            WakeBy::Futex => ASLEEP | want,
+            WakeBy::Doorbell => ASLEEP | want | BY_DOORBELL,
         };
         memory.store(self.own, word)?;
         // Before the look that follows: either it sees what the other published, or the other sees
@@ -94,21 +94,21 @@ impl Sleep {
     pub(crate) fn call<M: Memory + ?Sized>(
         &self,
         memory: &M,
-        what: For,
-    ) -> Result<Option<By>, StoreError> {
+        what: Wanted,
+    ) -> Result<Option<WakeBy>, StoreError> {
         // After the publishing: see `announce`.
         memory.flush();
         let word = memory.load(self.peers)?;
         let wanted = match what {
-            For::Bytes => FOR_BYTES,
-            For::Room => FOR_ROOM,
+            Wanted::Bytes => WANTS_BYTES,
+            Wanted::Space => WANTS_SPACE,
         };
         if word & ASLEEP == 0 || word & wanted == 0 {
             return Ok(None);
         }
         // Found changed, it got up by itself, and looks again before it sleeps.
         let called = memory.compare_swap(self.peers, word, CALLED)? == word;
-        let by = if word & BY_BELL == 0 { By::Futex } else { By::Bell };
+        let by = if word & BY_DOORBELL == 0 { WakeBy::Futex } else { WakeBy::Doorbell };
         Ok(called.then_some(by))
     }
 

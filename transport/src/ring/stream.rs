@@ -2,15 +2,15 @@
 //! an end waits: how long it looks, when it says that it sleeps, and what wakes it. Nothing is waited
 //! for here without the caller's time limit getting its turn.
 
-use super::bell::Bell;
+use super::doorbell::Doorbell;
 use super::lane::{LaneError, LaneReader, LaneWriter};
 use super::layout::{End, EndAt};
-use super::looking::Looking;
-use super::sleep::{By, For, Peer, Sleep};
+use super::polling::Polling;
+use super::sleep::{Peer, Sleep, WakeBy, Wanted};
 use crate::wire::Stream;
 use nkv_store::Memory;
 use nkv_store::clock::{BootClock, Clock};
-use nkv_store::shm::NamelessMemory;
+use nkv_store::shm::MemfdMemory;
 use rustix::io::Errno;
 use rustix::thread::futex;
 use std::io;
@@ -23,15 +23,15 @@ use tokio::net::UnixStream;
 
 /// How long a thread looks for an answer while the node is awake. Answers to small requests come
 /// within a few microseconds; whatever takes longer than this is worth a sleep.
-const THREAD_LOOKS_NS: u64 = 20_000;
+const THREAD_SPIN_NS: u64 = 20_000;
 /// The same for a task: its runtime's other tasks wait meanwhile.
-const TASK_LOOKS_NS: u64 = 5_000;
+const TASK_SPIN_NS: u64 = 5_000;
 /// How long a node looks for the next part of what a client began.
-const NODE_LOOKS_NS: u64 = 20_000;
+const NODE_SPIN_NS: u64 = 20_000;
 /// Looks between two looks at the clock.
-const LOOKS_PER_CLOCK: u32 = 16;
+const POLLS_PER_CLOCK: u32 = 16;
 /// Looks of a node before its neighbours on the thread have their turn: some 0.2 us.
-const LOOKS_PER_TURN: u32 = 4;
+const POLLS_PER_YIELD: u32 = 4;
 /// A thread sleeps no longer than this before its caller's time limit is looked at, and whether the
 /// node's process still lives.
 const SLICE: Duration = Duration::from_millis(10);
@@ -56,16 +56,16 @@ enum Wait {
 /// One end of a ring.
 #[derive(Debug)]
 pub struct RingStream {
-    memory: NamelessMemory,
+    memory: MemfdMemory,
     incoming: LaneReader,
     outgoing: LaneWriter,
     sleep: Sleep,
-    bell: Bell,
+    bell: Doorbell,
     wait: Wait,
     // How waits end here whose length nobody asked for.
-    looking: Looking,
+    polling: Polling,
     // Until when the wait that has begun looks, if one has.
-    looks_until_ns: Option<u64>,
+    spin_until_ns: Option<u64>,
     // Whether its word says that it sleeps.
     announced: bool,
     // Whether the last wait ended asleep.
@@ -75,25 +75,25 @@ pub struct RingStream {
 }
 
 impl RingStream {
-    pub(super) fn node(memory: NamelessMemory, socket: UnixStream, lane_bytes: u64) -> Self {
+    pub(super) fn node(memory: MemfdMemory, socket: UnixStream, lane_bytes: u64) -> Self {
         let at = EndAt::new(End::Node, lane_bytes);
-        Self::new(memory, Bell::Heard(socket), at, Wait::Turns)
+        Self::new(memory, Doorbell::Heard(socket), at, Wait::Turns)
     }
 
     pub(super) fn client(
-        memory: NamelessMemory,
+        memory: MemfdMemory,
         socket: UnixStream,
         lane_bytes: u64,
         waiting: Waiting,
     ) -> io::Result<Self> {
         let (wait, bell) = match waiting {
-            Waiting::Thread => (Wait::Thread, Bell::apart(socket)?),
-            Waiting::Task => (Wait::Task, Bell::Heard(socket)),
+            Waiting::Thread => (Wait::Thread, Doorbell::apart(socket)?),
+            Waiting::Task => (Wait::Task, Doorbell::Heard(socket)),
         };
         Ok(Self::new(memory, bell, EndAt::new(End::Client, lane_bytes), wait))
     }
 
-    fn new(memory: NamelessMemory, bell: Bell, at: EndAt, wait: Wait) -> Self {
+    fn new(memory: MemfdMemory, bell: Doorbell, at: EndAt, wait: Wait) -> Self {
         Self {
             memory,
             incoming: LaneReader::new(at.incoming),
@@ -101,8 +101,8 @@ impl RingStream {
             sleep: Sleep::new(&at),
             bell,
             wait,
-            looking: Looking::default(),
-            looks_until_ns: None,
+            polling: Polling::default(),
+            spin_until_ns: None,
             announced: false,
             slept: false,
             over: false,
@@ -111,25 +111,25 @@ impl RingStream {
 
     /// How long the wait that comes next looks before it sleeps: for a node that knows how soon its
     /// client usually comes back.
-    pub fn look_for(&mut self, time: Duration) {
+    pub fn set_spin(&mut self, time: Duration) {
         self.slept = false;
-        self.looks_until_ns = Some(BootClock.now_ns() + time.as_nanos() as u64);
+        self.spin_until_ns = Some(BootClock.now_ns() + time.as_nanos() as u64);
     }
 
-    /// Whether this end slept since [`RingStream::look_for`].
+    /// Whether this end slept since [`RingStream::set_spin`].
     pub fn slept(&self) -> bool {
         self.slept
     }
 
     /// Wakes the other end if it waits for what was just published.
-    fn call(&mut self, what: For) -> io::Result<()> {
+    fn call(&mut self, what: Wanted) -> io::Result<()> {
         match self.sleep.call(&self.memory, what).map_err(broken)? {
             None => {}
-            Some(By::Futex) => {
+            Some(WakeBy::Futex) => {
                 let (_, peers) = self.sleep.words();
                 let _ = futex::wake(self.futex(peers)?, futex::Flags::empty(), 1);
             }
-            Some(By::Bell) => self.over |= !self.bell.ring(),
+            Some(WakeBy::Doorbell) => self.over |= !self.bell.ring(),
         }
         Ok(())
     }
@@ -145,24 +145,24 @@ impl RingStream {
     }
 
     /// True if the wait is over.
-    fn come(&mut self, want: For) -> io::Result<bool> {
+    fn come(&mut self, want: Wanted) -> io::Result<bool> {
         let there = match want {
-            For::Bytes => self.incoming.ready(&self.memory),
-            For::Room => self.outgoing.room(&self.memory),
+            Wanted::Bytes => self.incoming.ready(&self.memory),
+            Wanted::Space => self.outgoing.room(&self.memory),
         };
         Ok(self.over || there.map_err(broken)? > 0)
     }
 
     /// Ready when there may be what is wanted, or when the peer is gone.
-    fn poll_wait(&mut self, cx: &mut Context<'_>, want: For) -> Poll<io::Result<()>> {
-        let until = match self.looks_until_ns {
+    fn poll_wait(&mut self, cx: &mut Context<'_>, want: Wanted) -> Poll<io::Result<()>> {
+        let until = match self.spin_until_ns {
             Some(until) => until,
-            None => *self.looks_until_ns.insert(BootClock.now_ns() + self.looks_ns()),
+            None => *self.spin_until_ns.insert(BootClock.now_ns() + self.spin_ns()),
         };
         if self.wait == Wait::Turns {
             return self.poll_turn(cx, want, until);
         }
-        if self.look(want, until)? {
+        if self.spin(want, until)? {
             return Poll::Ready(Ok(()));
         }
         match self.wait {
@@ -175,13 +175,13 @@ impl RingStream {
     fn poll_turn(
         &mut self,
         cx: &mut Context<'_>,
-        want: For,
+        want: Wanted,
         until_ns: u64,
     ) -> Poll<io::Result<()>> {
         if BootClock.now_ns() >= until_ns {
             return self.poll_bell(cx, want);
         }
-        for _ in 0..LOOKS_PER_TURN {
+        for _ in 0..POLLS_PER_YIELD {
             if self.come(want)? {
                 return Poll::Ready(Ok(()));
             }
@@ -191,21 +191,21 @@ impl RingStream {
         Poll::Pending
     }
 
-    fn looks_ns(&self) -> u64 {
+    fn spin_ns(&self) -> u64 {
         match self.wait {
-            Wait::Thread if self.looking.worthwhile() => THREAD_LOOKS_NS,
-            Wait::Task if self.looking.worthwhile() => TASK_LOOKS_NS,
+            Wait::Thread if self.polling.should_poll() => THREAD_SPIN_NS,
+            Wait::Task if self.polling.should_poll() => TASK_SPIN_NS,
             Wait::Thread | Wait::Task => 0,
-            Wait::Turns => NODE_LOOKS_NS,
+            Wait::Turns => NODE_SPIN_NS,
         }
     }
 
     /// Looks for as long as the peer is awake; true if it came.
-    fn look(&mut self, want: For, until_ns: u64) -> io::Result<bool> {
+    fn spin(&mut self, want: Wanted, until_ns: u64) -> io::Result<bool> {
         while BootClock.now_ns() < until_ns {
-            for _ in 0..LOOKS_PER_CLOCK {
+            for _ in 0..POLLS_PER_CLOCK {
                 if self.come(want)? {
-                    self.looking.ended(false);
+                    self.polling.ended(false);
                     return Ok(true);
                 }
                 // It will not answer soon, which says nothing of how soon it does when it is awake.
@@ -215,18 +215,18 @@ impl RingStream {
                 std::hint::spin_loop();
             }
         }
-        self.looking.ended(true);
+        self.polling.ended(true);
         Ok(false)
     }
 
-    fn announce(&mut self, want: For, by: By) -> io::Result<u64> {
+    fn announce(&mut self, want: Wanted, by: WakeBy) -> io::Result<u64> {
         (self.announced, self.slept) = (true, true);
         self.sleep.announce(&self.memory, want, by).map_err(broken)
     }
 
     /// What was waited for is there, however it was found: the other end may count on this one.
     fn up(&mut self) -> io::Result<()> {
-        self.looks_until_ns = None;
+        self.spin_until_ns = None;
         if std::mem::take(&mut self.announced) {
             self.sleep.up(&self.memory).map_err(broken)?;
         }
@@ -234,8 +234,8 @@ impl RingStream {
     }
 
     /// Blocks for at most a slice; then the caller's time limits have their turn.
-    fn sleep_as_thread(&mut self, cx: &mut Context<'_>, want: For) -> Poll<io::Result<()>> {
-        let word = self.announce(want, By::Futex)?;
+    fn sleep_as_thread(&mut self, cx: &mut Context<'_>, want: Wanted) -> Poll<io::Result<()>> {
+        let word = self.announce(want, WakeBy::Futex)?;
         if !self.come(want)? {
             let slice = futex::Timespec { tv_sec: 0, tv_nsec: SLICE.as_nanos() as i64 };
             let (own, _) = self.sleep.words();
@@ -254,9 +254,9 @@ impl RingStream {
 
     /// Waits for a byte on the socket, or its end. A byte too many is no harm: nothing has come, and
     /// it sleeps again.
-    fn poll_bell(&mut self, cx: &mut Context<'_>, want: For) -> Poll<io::Result<()>> {
+    fn poll_bell(&mut self, cx: &mut Context<'_>, want: Wanted) -> Poll<io::Result<()>> {
         loop {
-            self.announce(want, By::Bell)?;
+            self.announce(want, WakeBy::Doorbell)?;
             if self.come(want)? {
                 return Poll::Ready(Ok(()));
             }
@@ -287,14 +287,14 @@ impl AsyncRead for RingStream {
                 buf.advance(n);
                 this.up()?;
                 if this.incoming.release(&this.memory).map_err(broken)? {
-                    this.call(For::Room)?;
+                    this.call(Wanted::Space)?;
                 }
                 return Poll::Ready(Ok(()));
             }
             if this.over {
                 return Poll::Ready(Ok(()));
             }
-            ready!(this.poll_wait(cx, For::Bytes))?;
+            ready!(this.poll_wait(cx, Wanted::Bytes))?;
         }
     }
 }
@@ -316,10 +316,10 @@ impl AsyncWrite for RingStream {
             let n = this.outgoing.write(&this.memory, src).map_err(broken)?;
             if n > 0 {
                 this.up()?;
-                this.call(For::Bytes)?;
+                this.call(Wanted::Bytes)?;
                 return Poll::Ready(Ok(n));
             }
-            ready!(this.poll_wait(cx, For::Room))?;
+            ready!(this.poll_wait(cx, Wanted::Space))?;
         }
     }
 

@@ -1,13 +1,15 @@
-//! The agent's door: one thread that accepts, and that moves the handshakes of all who have not proven
+//! The agent's listener: one thread that accepts, and that moves the handshakes of all who have not proven
 //! yet that they belong to the job. Nobody has a thread before that, there is room for so many of
-//! them, and one goes when another wants in [I20]: see [`gives_way`]. It never blocks on a peer.
+//! them, and one goes when another wants in [I20]: see [`next_to_evict`]. It never blocks on a peer.
 
 use super::agent::{Shared, hand_over, turn_away};
 use super::deadline::Deadline;
 use super::line::{Line, is_exhausted};
 use super::tags::Tags;
 use crate::error::TransportError;
-use crate::wire::auth::{AuthError, Entering, Entrance, Guard, OPENING_BYTES, gives_way};
+use crate::wire::auth::{
+    AuthError, Guard, HandshakeStep, OPENING_BYTES, ServerHandshake, next_to_evict,
+};
 use nkv_store::clock::{BootClock, Clock};
 use rustix::event::{Timespec, epoll};
 use socket2::Socket;
@@ -29,9 +31,9 @@ const EVENTS: usize = 256;
 const LISTENER: u64 = 0;
 
 /// Somebody who has proven nothing yet.
-struct Stranger {
+struct UnauthenticatedConn {
     line: Line,
-    entrance: Entrance,
+    entrance: ServerHandshake,
     from: String,
     deadline: Deadline,
 }
@@ -42,7 +44,7 @@ pub(super) struct Acceptor {
     listener: Arc<Socket>,
     epoll: OwnedFd,
     // By number, so by age; the limit of all is the same.
-    strangers: BTreeMap<u64, Stranger>,
+    unauthenticated: BTreeMap<u64, UnauthenticatedConn>,
     last: u64,
     // The listener is not heard until then.
     paused_until_ns: Option<u64>,
@@ -54,8 +56,8 @@ impl Acceptor {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(LISTENER);
         epoll::add(&epoll, &*listener, data, epoll::EventFlags::IN)?;
-        let strangers = BTreeMap::new();
-        Ok(Self { shared, listener, epoll, strangers, last: LISTENER, paused_until_ns: None })
+        let unauthenticated = BTreeMap::new();
+        Ok(Self { shared, listener, epoll, unauthenticated, last: LISTENER, paused_until_ns: None })
     }
 
     /// Until the agent stops, which shuts the listener down.
@@ -85,7 +87,7 @@ impl Acceptor {
 
     /// How long to wait at most: until the oldest is late, or a pause is over.
     fn limit(&self) -> Option<Timespec> {
-        let oldest = self.strangers.first_key_value().map(|(_, s)| s.deadline.left_ns());
+        let oldest = self.unauthenticated.first_key_value().map(|(_, s)| s.deadline.left_ns());
         let now = BootClock.now_ns();
         let pause = self.paused_until_ns.map(|until| until.saturating_sub(now));
         let left = oldest.into_iter().chain(pause).min()?;
@@ -160,7 +162,7 @@ impl Acceptor {
                 return Ok(());
             }
         };
-        if self.strangers.len() >= MAX_UNAUTHENTICATED {
+        if self.unauthenticated.len() >= MAX_UNAUTHENTICATED {
             self.close_one();
         }
         self.last += 1;
@@ -169,43 +171,45 @@ impl Acceptor {
         epoll::add(&self.epoll, line.fd(), data, what).map_err(|e| failed(e.into()))?;
         let deadline = Deadline::after_ms(shared.limits.hello_ms);
         let from = from.to_string();
-        self.strangers.insert(self.last, Stranger { line, entrance, from, deadline });
-        shared.counters.unauthenticated.store(self.strangers.len() as u64, Ordering::Relaxed);
+        self.unauthenticated
+            .insert(self.last, UnauthenticatedConn { line, entrance, from, deadline });
+        shared.counters.unauthenticated.store(self.unauthenticated.len() as u64, Ordering::Relaxed);
         Ok(())
     }
 
     /// True if there was one.
     fn close_one(&mut self) -> bool {
-        let shown = self.strangers.iter().map(|(number, s)| (*number, s.entrance.has_shown()));
-        let Some(stranger) = gives_way(shown).and_then(|n| self.strangers.remove(&n)) else {
+        let shown =
+            self.unauthenticated.iter().map(|(number, s)| (*number, s.entrance.has_shown()));
+        let Some(conn) = next_to_evict(shown).and_then(|n| self.unauthenticated.remove(&n)) else {
             return false;
         };
-        self.over(stranger, Err(AuthError::Crowded));
+        self.over(conn, Err(AuthError::Crowded));
         true
     }
 
     fn close_late(&mut self) {
         let limit_ms = self.shared.limits.hello_ms;
-        while self.strangers.first_key_value().is_some_and(|(_, s)| s.deadline.is_over()) {
-            if let Some((_, stranger)) = self.strangers.pop_first() {
-                self.over(stranger, Err(AuthError::Late(limit_ms)));
+        while self.unauthenticated.first_key_value().is_some_and(|(_, s)| s.deadline.is_over()) {
+            if let Some((_, conn)) = self.unauthenticated.pop_first() {
+                self.over(conn, Err(AuthError::Late(limit_ms)));
             }
         }
     }
 
     /// Takes what has come of one handshake.
     fn hear(&mut self, number: u64) {
-        let Some(mut stranger) = self.strangers.remove(&number) else { return };
-        match stranger.go_on() {
-            None => drop(self.strangers.insert(number, stranger)),
-            Some(outcome) => self.over(stranger, outcome),
+        let Some(mut conn) = self.unauthenticated.remove(&number) else { return };
+        match conn.go_on() {
+            None => drop(self.unauthenticated.insert(number, conn)),
+            Some(outcome) => self.over(conn, outcome),
         }
     }
 
-    fn over(&self, stranger: Stranger, outcome: Result<Tags, AuthError>) {
-        let Stranger { mut line, from, .. } = stranger;
+    fn over(&self, conn: UnauthenticatedConn, outcome: Result<Tags, AuthError>) {
+        let UnauthenticatedConn { mut line, from, .. } = conn;
         let shared = &self.shared;
-        shared.counters.unauthenticated.store(self.strangers.len() as u64, Ordering::Relaxed);
+        shared.counters.unauthenticated.store(self.unauthenticated.len() as u64, Ordering::Relaxed);
         let Some(guard) = &shared.guard else { return };
         // By name: a forked child may have a copy of its descriptor. Its thread hears it from here on.
         let _ = epoll::delete(&self.epoll, line.fd());
@@ -232,7 +236,7 @@ impl Acceptor {
     }
 }
 
-impl Stranger {
+impl UnauthenticatedConn {
     /// As far as it goes without waiting; the outcome once there is one.
     fn go_on(&mut self) -> Option<Result<Tags, AuthError>> {
         let mut bytes = [0; OPENING_BYTES];
@@ -245,13 +249,13 @@ impl Stranger {
                 Err(e) => return Some(Err(AuthError::Io(e))),
             };
             match self.entrance.take(&bytes[..n]) {
-                Entering::More => {}
-                Entering::Say(answer) => {
+                HandshakeStep::More => {}
+                HandshakeStep::Send(answer) => {
                     if let Err(e) = self.line.send_now(&answer) {
                         return Some(Err(AuthError::Io(e)));
                     }
                 }
-                Entering::Over(answer, outcome) => {
+                HandshakeStep::Over(answer, outcome) => {
                     if let Some(answer) = answer
                         && let Err(e) = self.line.send_now(&answer)
                     {

@@ -13,7 +13,7 @@ use crate::wire::auth::Guard;
 use hashbrown::HashMap;
 use nkv_store::Memory;
 use nkv_store::clock::{BootClock, Clock};
-use nkv_store::fork::MadeIn;
+use nkv_store::fork::ProcessMark;
 use nkv_store::log_lines::LogLines;
 use nkv_store::threads::spawn_named;
 use socket2::Socket;
@@ -90,7 +90,7 @@ pub(super) struct Shared {
     pub limits: AgentLimits,
     pub counters: Arc<TcpCounters>,
     pub stopping: AtomicBool,
-    // Of what strangers can repeat at will.
+    // Of what unauthenticated peers can repeat at will.
     pub lines: LogLines,
     open: Mutex<HashMap<u64, Open>>,
     last: AtomicU64,
@@ -111,7 +111,7 @@ impl Shared {
         self.open().len() < self.limits.max_connections
     }
 
-    fn told_away(&self, from: &str, why: &str) {
+    fn log_rejected(&self, from: &str, why: &str) {
         if let Some(before) = self.lines.next(BootClock.now_ms()) {
             tracing::warn!(%from, %why, before, "turned a data connection away");
         }
@@ -125,7 +125,7 @@ pub struct TcpAgent {
     local: SocketAddr,
     listener: Arc<Socket>,
     acceptor: Mutex<Option<JoinHandle<()>>>,
-    made: MadeIn,
+    made: ProcessMark,
 }
 
 impl TcpAgent {
@@ -159,7 +159,7 @@ impl TcpAgent {
         });
         let acceptor = Acceptor::new(shared.clone(), listener.clone()).map_err(failed)?;
         let acceptor = Mutex::new(Some(spawn_named("nkv-tcp-accept", move || acceptor.run())?));
-        Ok(Self { shared, local, listener, acceptor, made: MadeIn::here() })
+        Ok(Self { shared, local, listener, acceptor, made: ProcessMark::here() })
     }
 
     /// Where it really listens.
@@ -205,7 +205,7 @@ pub(super) fn turn_away(shared: &Shared, line: &mut Line, from: &str) {
     shared.counters.turned_away.fetch_add(1, Ordering::Relaxed);
     let max = shared.limits.max_connections;
     let why = format!("all {max} data connections of this agent are in use; try again later");
-    shared.told_away(from, &why);
+    shared.log_rejected(from, &why);
     // A few bytes into an empty socket buffer: does not block the acceptor.
     let _ = match &shared.guard {
         Some(guard) if !line.has_tags() => line.send(&guard.busy(&why)),
@@ -263,7 +263,7 @@ fn report(shared: &Shared, from: &str, ended: &End) {
         End::Fenced => tracing::info!(%from, "data connection cut by a fence"),
         End::TurnedAway(why) => {
             counters.turned_away.fetch_add(1, Ordering::Relaxed);
-            shared.told_away(from, why);
+            shared.log_rejected(from, why);
         }
         End::Forged => {
             counters.auth_refused.fetch_add(1, Ordering::Relaxed);

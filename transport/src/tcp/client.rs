@@ -10,10 +10,10 @@ use super::pipeline::lost_with;
 use super::pool::{Lease, Pool};
 use super::tags::has_tag;
 use crate::error::TransportError;
-use crate::verbs::{Alive, Escort, Kind, Op, Post, Verbs, check_batch};
+use crate::verbs::{Alive, Kind, Op, Post, PostObserver, Verbs, check_batch};
 use crate::wire::auth::Credentials;
 use nkv_store::Stripes;
-use nkv_store::fork::MadeIn;
+use nkv_store::fork::ProcessMark;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
@@ -51,7 +51,7 @@ impl Default for TcpOptions {
 pub struct TcpVerbs {
     pub(super) pool: Arc<Pool>,
     segment_len: u64,
-    made: MadeIn,
+    made: ProcessMark,
 }
 
 impl TcpVerbs {
@@ -77,7 +77,7 @@ impl TcpVerbs {
         let lease = pool.lease(Deadline::NEVER)?;
         let segment_len = lease.segment_len();
         drop(lease);
-        Ok(Self { pool, segment_len, made: MadeIn::here() })
+        Ok(Self { pool, segment_len, made: ProcessMark::here() })
     }
 
     /// The flag with which others tell that the owner is gone; posts in flight end at once then.
@@ -270,19 +270,19 @@ impl Verbs for TcpVerbs {
     fn post_many(
         &self,
         posts: &mut [Post<'_, '_>],
-        escort: &mut dyn Escort,
+        observer: &mut dyn PostObserver,
     ) -> Vec<Result<(), TransportError>> {
         let mut done: Vec<_> = posts.iter().map(|_| None).collect();
         if posts.len() > 1 {
             // Again, over another connection, behind an answer that closed one.
-            while self.is_alive() && self.pipeline(posts, escort, &mut done) {}
+            while self.is_alive() && self.pipeline(posts, observer, &mut done) {}
         }
         let (mut done, mut stuck) = (done.into_iter(), None);
         let one = |(i, p): (usize, &mut Post<'_, '_>)| match (done.next().flatten(), &stuck) {
             (Some(Ok(())), _) => self.pool.alive.check(&self.pool.target),
             (Some(Err(error)), _) => Err(error),
             (None, Some(error)) => Err(lost_with(error)),
-            (None, None) => self.post_seen_off(i, p, escort).inspect_err(|error| {
+            (None, None) => self.post_observed(i, p, observer).inspect_err(|error| {
                 // One of them waits for a peer that does not answer, not each.
                 if matches!(error, TransportError::Timeout(_)) {
                     stuck = Some(lost_with(error));

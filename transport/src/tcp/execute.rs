@@ -29,7 +29,7 @@ impl Executor<'_> {
             return Ok(false);
         }
         let Some(intent) = step.intent() else {
-            return self.look(step).map(|()| true);
+            return self.execute_read(step).map(|()| true);
         };
         if let Step::Write { offset, len } = *step {
             return self.place(&intent, offset, len as usize);
@@ -54,7 +54,7 @@ impl Executor<'_> {
     }
 
     /// A verb that changes nothing.
-    fn look(&mut self, step: &Step) -> Result<(), End> {
+    fn execute_read(&mut self, step: &Step) -> Result<(), End> {
         match *step {
             Step::Read { offset, len } => {
                 let start = self.early.len();

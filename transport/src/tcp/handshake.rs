@@ -6,13 +6,13 @@ use nkv_store::clock::{BootClock, Clock};
 use std::io::{self, Read, Write};
 
 /// A line until a moment.
-pub(super) struct Within<'a> {
+pub(super) struct DeadlineLine<'a> {
     line: &'a mut Line,
     until_ns: u64,
     limit_ms: u64,
 }
 
-impl<'a> Within<'a> {
+impl<'a> DeadlineLine<'a> {
     pub(super) fn new(line: &'a mut Line, limit_ms: u64) -> Self {
         let until_ns = BootClock.now_ns().saturating_add(limit_ms.saturating_mul(1_000_000));
         Self { line, until_ns, limit_ms }
@@ -33,7 +33,7 @@ impl<'a> Within<'a> {
     }
 }
 
-impl Read for Within<'_> {
+impl Read for DeadlineLine<'_> {
     fn read(&mut self, dst: &mut [u8]) -> io::Result<usize> {
         let ready = self.line.take_received(dst.len());
         if !ready.is_empty() {
@@ -54,7 +54,7 @@ impl Read for Within<'_> {
     }
 }
 
-impl Write for Within<'_> {
+impl Write for DeadlineLine<'_> {
     fn write(&mut self, src: &[u8]) -> io::Result<usize> {
         self.wait_for_the_rest()?;
         match self.line.send(src) {

@@ -9,7 +9,7 @@ use super::deadline::Deadline;
 use super::line::Broken;
 use super::pool::{Conn, Lease};
 use crate::error::TransportError;
-use crate::verbs::{Escort, Op, Post, check_batch};
+use crate::verbs::{Op, Post, PostObserver, check_batch};
 use std::collections::VecDeque;
 
 /// Requests sent and not answered: more than the sockets hold, so that the agent never waits for the next
@@ -21,7 +21,7 @@ const AHEAD: usize = 16;
 pub(super) type Outcomes = Vec<Option<Result<(), TransportError>>>;
 
 /// A request on its way.
-struct Flying {
+struct InFlightRequest {
     batch: usize,
     id: u64,
     out: Outgoing,
@@ -32,7 +32,7 @@ impl TcpVerbs {
     pub(super) fn pipeline(
         &self,
         posts: &mut [Post<'_, '_>],
-        escort: &mut dyn Escort,
+        observer: &mut dyn PostObserver,
         outcomes: &mut Outcomes,
     ) -> bool {
         let left = |outcomes: &Outcomes| outcomes.iter().filter(|o| o.is_none()).count();
@@ -43,9 +43,9 @@ impl TcpVerbs {
         let flown = self.pool.lease(Deadline::for_bytes(self.pool.opts.stall_ms, 0)).and_then(
             |mut lease| {
                 let mut flying = VecDeque::with_capacity(AHEAD);
-                let flown = self.fly(&mut lease, posts, outcomes, (&mut flying, escort));
+                let flown = self.fly(&mut lease, posts, outcomes, (&mut flying, observer));
                 // Their answers are not waited for any more.
-                flying.iter().for_each(|f| escort.over(f.batch));
+                flying.iter().for_each(|f| observer.on_complete(f.batch));
                 flown
             },
         );
@@ -67,7 +67,7 @@ impl TcpVerbs {
         lease: &mut Lease<'_>,
         posts: &mut [Post<'_, '_>],
         outcomes: &mut Outcomes,
-        (flying, escort): (&mut VecDeque<Flying>, &mut dyn Escort),
+        (flying, observer): (&mut VecDeque<InFlightRequest>, &mut dyn PostObserver),
     ) -> Result<(), TransportError> {
         let mut in_step = lease.begin();
         let conn = lease.conn()?;
@@ -87,7 +87,7 @@ impl TcpVerbs {
                     break;
                 }
                 next.next();
-                if let Err(refused) = escort.leaves(batch) {
+                if let Err(refused) = observer.on_submit(batch) {
                     outcomes[batch] = Some(Err(refused));
                     continue;
                 }
@@ -97,7 +97,7 @@ impl TcpVerbs {
                 broken = sent.err();
                 flying.push_back(request);
             }
-            let Some(Flying { batch, id, out }) = flying.pop_front() else { break };
+            let Some(InFlightRequest { batch, id, out }) = flying.pop_front() else { break };
             // A send that broke off was the last one's: the answers before it are still to come, but from an
             // agent that takes nothing any more.
             let stuck = matches!(broken, Some(Broken::Stalled(_) | Broken::Late(_)));
@@ -107,7 +107,7 @@ impl TcpVerbs {
             let limit = Deadline::for_bytes(self.pool.opts.stall_ms, bytes_of(posts[batch].ops));
             conn.line.set_deadline(limit);
             let answer = self.answer(&mut conn.line, &out, id, posts[batch].ops, sent);
-            escort.over(batch);
+            observer.on_complete(batch);
             let (outcome, closing) = match answer {
                 Ok(Answer::Done { closing }) => (Ok(()), closing),
                 Ok(Answer::Denied { error, closing }) => (Err(error), closing),
@@ -136,13 +136,13 @@ impl TcpVerbs {
         conn: &mut Conn,
         batch: usize,
         post: &Post<'_, '_>,
-    ) -> (Flying, Result<(), Broken>) {
+    ) -> (InFlightRequest, Result<(), Broken>) {
         let (id, mut out) = (conn.next_id, Outgoing::default());
         conn.next_id += 1;
         out.next(post.ops, &mut Cursor::default(), conn.limits, id, post.token);
         out.sign(&mut conn.line, post.ops);
         let sent = send(&conn.line, &out, post.ops);
-        (Flying { batch, id, out }, sent)
+        (InFlightRequest { batch, id, out }, sent)
     }
 
     /// Whether a batch is one request, and may be answered while others are sent.

@@ -8,7 +8,7 @@ use super::frame::{
     HELLO_MAGIC, Hello, MAX_JOB_BYTES, MAX_MESSAGE_BYTES, MAX_OPS, Status, TCP_VERSION,
     WELCOME_MAGIC, Welcome,
 };
-use super::handshake::Within;
+use super::handshake::DeadlineLine;
 use super::line::{Broken, Interrupt, Line, dial};
 use super::tags::Tags;
 use crate::error::TransportError;
@@ -271,7 +271,7 @@ impl Pool {
     ) -> Result<(), TransportError> {
         let means = credentials.on_tcp();
         let means = means.map_err(|e| TransportError::Unauthenticated(e.to_string()))?;
-        let mut stream = Within::new(line, limit_ms);
+        let mut stream = DeadlineLine::new(line, limit_ms);
         let random = credentials.random();
         let proven = prove_blocking(&mut stream, means, Channel::Data, &self.job, random);
         let why = match proven {

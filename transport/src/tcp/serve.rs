@@ -88,7 +88,7 @@ impl<'a> Connection<'a> {
 
     /// Serves until the connection ends.
     pub(super) fn serve(&mut self) -> End {
-        if let Err(end) = self.greet() {
+        if let Err(end) = self.hello() {
             return end;
         }
         let idle = Duration::from_millis(self.shared.limits.idle_ms);
@@ -104,7 +104,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    fn greet(&mut self) -> Result<(), End> {
+    fn hello(&mut self) -> Result<(), End> {
         self.line.set_deadline(Deadline::after_ms(self.shared.limits.hello_ms));
         let hello: Hello = self.line.take_struct()?;
         if hello.magic.get() != HELLO_MAGIC {

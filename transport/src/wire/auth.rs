@@ -21,12 +21,12 @@ mod secret;
 mod session;
 
 pub use cookie::CookieFile;
-pub use credentials::{Channel, Credentials, Means};
+pub use credentials::{AuthMeans, Channel, Credentials};
 pub use error::{AuthError, SecretError};
 pub use exchange::{prove, prove_blocking};
 pub use frames::{ANSWER_BYTES, AUTH_VERSION, FINISH_BYTES, OPENING_BYTES};
-pub use guard::{Guard, gives_way};
-pub(crate) use handshake::{Entering, Entrance};
+pub use guard::{Guard, next_to_evict};
+pub(crate) use handshake::{HandshakeStep, ServerHandshake};
 pub use secret::{MIN_SECRET_BYTES, SECRET_FILE_VARIABLE, SECRET_VARIABLE, Secret};
 pub use session::Session;
 pub(crate) use session::{TAG_BYTES, TagKey, TagKeys};

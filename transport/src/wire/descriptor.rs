@@ -40,8 +40,8 @@ pub async fn pass_descriptor(mut stream: BoxStream, fd: BorrowedFd<'_>) -> io::R
 /// If `stream` is no unix socket, something else came, or nothing does any more.
 pub async fn take_descriptor(stream: BoxStream) -> io::Result<(OwnedFd, UnixStream)> {
     let socket = unix(stream)?;
-    let say = || rustix::net::send(&socket, &[TAKE], SendFlags::NOSIGNAL).map_err(Into::into);
-    socket.async_io(Interest::WRITABLE, say).await?;
+    let send_take = || rustix::net::send(&socket, &[TAKE], SendFlags::NOSIGNAL).map_err(Into::into);
+    socket.async_io(Interest::WRITABLE, send_take).await?;
     let fd = socket.async_io(Interest::READABLE, || receive(&socket)).await?;
     Ok((fd, socket))
 }

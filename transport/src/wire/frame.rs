@@ -225,7 +225,7 @@ where
     first.copy_from_slice(&buf[..FRAME_HEADER_BYTES]);
     let header = parse_header(&first, limit)?;
     let end = FRAME_HEADER_BYTES + header.body;
-    let mut room = Room::none(&IN_FLIGHT);
+    let mut room = ReceiveQuota::none(&IN_FLIGHT);
     let rest = async {
         // A claim takes no room: what has arrived does, and as much again as is read next.
         while buf.len() < end {
@@ -260,11 +260,11 @@ fn time_for(bytes: usize) -> Duration {
 }
 
 /// A share of what this process receives at once.
-struct Room(usize, &'static AtomicUsize);
+struct ReceiveQuota(usize, &'static AtomicUsize);
 
 static IN_FLIGHT: AtomicUsize = AtomicUsize::new(0);
 
-impl Room {
+impl ReceiveQuota {
     fn none(of: &'static AtomicUsize) -> Self {
         Self(0, of)
     }
@@ -284,7 +284,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for ReceiveQuota {
     fn drop(&mut self) {
         if self.0 > 0 {
             self.1.fetch_sub(self.0, Ordering::Relaxed);

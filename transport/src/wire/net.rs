@@ -4,7 +4,7 @@
 use super::address::Address;
 use super::peer::{Peer, unix_peer};
 use crate::half_open;
-use nkv_store::fork::{MadeIn, OfItsProcess};
+use nkv_store::fork::{OwnProcessOnly, ProcessMark};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use std::future::Future;
 use std::io;
@@ -147,10 +147,10 @@ impl Listener for TcpAccept {
 /// A unix listener that removes its own socket file when dropped.
 struct UnixAccept {
     // Its end takes it out of an event loop that a forked child shares with its parent.
-    listener: OfItsProcess<UnixListener>,
+    listener: OwnProcessOnly<UnixListener>,
     path: PathBuf,
     inode: u64,
-    made: MadeIn,
+    made: ProcessMark,
 }
 
 impl UnixAccept {
@@ -178,7 +178,7 @@ impl UnixAccept {
         let listener = UnixListener::from_std(std::os::fd::OwnedFd::from(socket).into())?;
         let inode = std::fs::symlink_metadata(own)?.ino();
         std::fs::rename(own, path)?;
-        let (listener, made) = (OfItsProcess::new(listener), MadeIn::here());
+        let (listener, made) = (OwnProcessOnly::new(listener), ProcessMark::here());
         Ok(Self { listener, path: path.to_path_buf(), inode, made })
     }
 }

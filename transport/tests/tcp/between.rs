@@ -11,7 +11,7 @@ use std::time::Duration;
 /// What happens to the one connection that is interfered with: the first, besides the client's very
 /// first, that has passed so many bytes in one direction.
 #[derive(Debug, Clone, Copy)]
-pub enum Harm {
+pub enum Interference {
     /// Bytes for the client are held back until the release.
     HoldsAnswer(usize),
     /// The client finds it closed. The agent does not, and gets more payload at the release.
@@ -26,22 +26,22 @@ pub struct Between {
 
 #[derive(Debug)]
 struct Shared {
-    harm: Harm,
+    harm: Interference,
     met: AtomicBool,
     released: AtomicBool,
-    said: AtomicBool,
+    sent: AtomicBool,
     connections: AtomicUsize,
 }
 
 impl Between {
-    pub fn start(agent: SocketAddr, harm: Harm) -> Between {
+    pub fn start(agent: SocketAddr, harm: Interference) -> Between {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
             harm,
             met: AtomicBool::new(false),
             released: AtomicBool::new(false),
-            said: AtomicBool::new(false),
+            sent: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
         });
         let here = shared.clone();
@@ -72,8 +72,8 @@ impl Between {
     }
 
     /// True once the agent was sent more payload by a connection that the client found closed.
-    pub fn said_the_rest(&self) -> bool {
-        self.shared.said.load(Ordering::SeqCst)
+    pub fn sent_the_rest(&self) -> bool {
+        self.shared.sent.load(Ordering::SeqCst)
     }
 
     pub fn connections(&self) -> usize {
@@ -90,11 +90,11 @@ impl Shared {
 
     /// Whether this connection is the one, now that `passed` bytes went this way.
     fn meets(&self, up: bool, first: bool, passed: usize) -> bool {
-        let (way, bytes) = match self.harm {
-            Harm::HoldsAnswer(n) => (false, n),
-            Harm::ClosesClient(n) => (true, n),
+        let (direction, bytes) = match self.harm {
+            Interference::HoldsAnswer(n) => (false, n),
+            Interference::ClosesClient(n) => (true, n),
         };
-        !first && way == up && passed >= bytes && !self.met.swap(true, Ordering::SeqCst)
+        !first && direction == up && passed >= bytes && !self.met.swap(true, Ordering::SeqCst)
     }
 }
 
@@ -107,12 +107,12 @@ fn pass(shared: &Shared, mut from: TcpStream, mut to: TcpStream, up: bool, first
     {
         if shared.meets(up, first, passed) {
             match shared.harm {
-                Harm::HoldsAnswer(_) => shared.wait(),
-                Harm::ClosesClient(_) => {
+                Interference::HoldsAnswer(_) => shared.wait(),
+                Interference::ClosesClient(_) => {
                     from.shutdown(Shutdown::Both).unwrap();
                     shared.wait();
                     let _ = to.write_all(&vec![0xbb; 1 << 20]);
-                    shared.said.store(true, Ordering::SeqCst);
+                    shared.sent.store(true, Ordering::SeqCst);
                     return;
                 }
             }

@@ -6,7 +6,7 @@ use nkv_store::AnonMemory;
 use nkv_store::Stripes;
 use nkv_store::threads::spawn_named;
 use nkv_transport::access::OpenAccess;
-use nkv_transport::verbs::{Post, Unescorted};
+use nkv_transport::verbs::{NoObserver, Post};
 use nkv_transport::{AgentLimits, Op, TcpAgent, TcpOptions, TcpVerbs, TransportError, Verbs};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ fn impostor(then: impl FnOnce(TcpStream) + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
     spawn_named("impostor", move || {
-        let mut s = greeted(&listener);
+        let mut s = after_hello(&listener);
         s.write_all(&welcome()).unwrap();
         then(s);
     })
@@ -28,7 +28,7 @@ fn impostor(then: impl FnOnce(TcpStream) + Send + 'static) -> SocketAddr {
 }
 
 /// The next connection, after its hello.
-fn greeted(listener: &TcpListener) -> TcpStream {
+fn after_hello(listener: &TcpListener) -> TcpStream {
     let (mut s, _) = listener.accept().unwrap();
     s.read_exact(&mut vec![0; 24 + JOB.len()]).unwrap();
     s
@@ -102,7 +102,7 @@ fn i18_batches_of_one_call_to_a_frozen_agent_end_together_within_two_seconds() {
     let bytes = [1; 100];
     let mut chains: Vec<_> = (0..20).map(|_| [Op::Write { offset: 0, src: &bytes }]).collect();
     let mut posts: Vec<_> = chains.iter_mut().map(|ops| Post { token: TOKEN, ops }).collect();
-    let (results, took) = timed(|| client.post_many(&mut posts, &mut Unescorted));
+    let (results, took) = timed(|| client.post_many(&mut posts, &mut NoObserver));
     assert_eq!(results.len(), 20);
     let late = |r: &Result<_, _>| matches!(r, Err(TransportError::Timeout(_)));
     assert!(results.iter().all(late), "{results:?}");
@@ -115,7 +115,7 @@ fn i18_batches_beyond_what_sockets_hold_to_a_frozen_agent_end_within_two_seconds
     let bytes = vec![1; 1 << 20];
     let mut chains: Vec<_> = (0..24).map(|_| [Op::Write { offset: 0, src: &bytes }]).collect();
     let mut posts: Vec<_> = chains.iter_mut().map(|ops| Post { token: TOKEN, ops }).collect();
-    let (results, took) = timed(|| client.post_many(&mut posts, &mut Unescorted));
+    let (results, took) = timed(|| client.post_many(&mut posts, &mut NoObserver));
     assert!(results.iter().all(|r| matches!(r, Err(TransportError::Timeout(_)))), "{results:?}");
     assert_in_time(took);
 }
@@ -150,7 +150,7 @@ fn i18_a_listener_that_never_shakes_hands_ends_connect_in_time() {
 fn i18_a_welcome_that_dribbles_ends_connect_in_time() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = listener.local_addr().unwrap();
-    spawn_named("dribbler", move || dribble(greeted(&listener), &welcome())).unwrap();
+    spawn_named("dribbler", move || dribble(after_hello(&listener), &welcome())).unwrap();
     let opts = TcpOptions { connect_ms: 400, ..TcpOptions::default() };
     let (r, took) = timed(|| connect(to, opts));
     assert!(matches!(r, Err(TransportError::Timeout(_))), "{r:?}");
@@ -180,10 +180,10 @@ fn i18_connecting_again_is_part_of_a_posts_two_seconds() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = listener.local_addr().unwrap();
     spawn_named("impostor", move || {
-        let mut first = greeted(&listener);
+        let mut first = after_hello(&listener);
         first.write_all(&welcome()).unwrap();
         drop(first);
-        let mut second = greeted(&listener);
+        let mut second = after_hello(&listener);
         pause(&second, 800);
         second.write_all(&welcome()).unwrap();
         freeze(second);

@@ -7,7 +7,7 @@ use nkv_store::layout::{state, word};
 use nkv_store::threads::spawn_named;
 use nkv_store::{AnonMemory, Memory, new_incarnation};
 use nkv_transport::access::{Access, Cut, Intent, Permit};
-use nkv_transport::verbs::{Escort, Post, Unescorted};
+use nkv_transport::verbs::{NoObserver, Post, PostObserver};
 use nkv_transport::{AgentLimits, Op, TcpAgent, TcpOptions, TcpVerbs, TransportError, Verbs};
 use std::io::Write;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ fn a_plan_writes_its_object_and_publishes_it() {
     assert_eq!(counters.requests.load(Ordering::Relaxed), 1);
     eventually("the permit is given back", || {
         rig.grants.revoke(TOKEN);
-        rig.grants.is_out(TOKEN)
+        rig.grants.is_drained(TOKEN)
     });
 }
 
@@ -101,7 +101,7 @@ fn i10_a_revoked_token_is_refused_at_once_and_forever() {
     let client = rig.client();
     client.write(TOKEN, GRANT.extent_offset, &[1; 100]).unwrap();
     assert!(rig.grants.revoke(TOKEN));
-    assert!(rig.grants.wait_out(TOKEN, HANGS));
+    assert!(rig.grants.wait_drained(TOKEN, HANGS));
     for _ in 0..2 {
         let (r, took) = timed(|| client.write(TOKEN, GRANT.extent_offset, &[2; 100]));
         assert!(refused(r).contains("ended") && took.within(400), "{took}");
@@ -127,9 +127,9 @@ fn i10_revoking_frees_the_gate_from_a_stalled_write_and_later_bytes_change_nothi
     eventually("the first half has landed", || {
         rig.memory.load(last).unwrap() == u64::from_ne_bytes([0xaa; 8])
     });
-    assert!(!rig.grants.is_out(TOKEN));
+    assert!(!rig.grants.is_drained(TOKEN));
     assert!(rig.grants.revoke(TOKEN));
-    let (out, took) = timed(|| rig.grants.wait_out(TOKEN, HANGS));
+    let (out, took) = timed(|| rig.grants.wait_drained(TOKEN, HANGS));
     assert!(out && took.within(1_000), "the fence took {took}");
     let before = rig.bytes();
     // It goes on as if nothing had happened; at some point it is told.
@@ -171,7 +171,7 @@ fn i10_no_byte_arrives_after_a_fence_among_busy_writers() {
                 && rig.memory.load(GRANT.extent_offset + (1 << 20)).unwrap() != 0
         });
         rig.grants.revoke(token);
-        assert!(rig.grants.wait_out(token, HANGS));
+        assert!(rig.grants.wait_drained(token, HANGS));
         let before = rig.bytes();
         for w in writers {
             let e = w.join().unwrap();
@@ -196,13 +196,13 @@ fn a_fence_of_one_plan_leaves_other_plans_and_reads_alone() {
             && rig.memory.load(GRANT.extent_offset + 4096 + 488).unwrap() != 0
     });
     rig.grants.revoke(TOKEN);
-    assert!(rig.grants.wait_out(TOKEN, HANGS));
+    assert!(rig.grants.wait_drained(TOKEN, HANGS));
     other.send(&[2; 500]);
     assert_eq!(other.answer().unwrap().status, OK);
     other.send(&request(2, 0, &[(READ, GRANT.extent_offset + 4096, 1000, 0)]));
     assert_eq!(other.answer().unwrap().payload, [2; 1000]);
-    let told = stalled.answer().unwrap();
-    assert_eq!((told.status, told.closing), (REFUSED, true));
+    let answer = stalled.answer().unwrap();
+    assert_eq!((answer.status, answer.closing), (REFUSED, true));
     assert!(stalled.is_closed());
 }
 
@@ -217,7 +217,7 @@ fn a_peer_that_does_not_read_its_answer_holds_no_gate() {
     peer.send(&[5; 8]);
     eventually("the write has landed", || rig.memory.load(GRANT.extent_offset).unwrap() != 0);
     rig.grants.revoke(TOKEN);
-    assert!(rig.grants.wait_out(TOKEN, HANGS));
+    assert!(rig.grants.wait_drained(TOKEN, HANGS));
     let answer = peer.answer().unwrap();
     assert_eq!((answer.status, answer.payload.len()), (OK, 64 << 20));
 }
@@ -285,15 +285,15 @@ fn a_request_done_in_spite_of_a_cut_is_answered_and_its_connection_not_used_agai
 /// How often each batch left and was over.
 struct Pairs(Vec<(u32, u32)>);
 
-impl Escort for Pairs {
-    fn leaves(&mut self, index: usize) -> Result<(), TransportError> {
+impl PostObserver for Pairs {
+    fn on_submit(&mut self, index: usize) -> Result<(), TransportError> {
         let (left, over) = &mut self.0[index];
         assert_eq!(left, over, "batch {index} is still on its way");
         *left += 1;
         Ok(())
     }
 
-    fn over(&mut self, index: usize) {
+    fn on_complete(&mut self, index: usize) {
         self.0[index].1 += 1;
     }
 }
@@ -345,7 +345,7 @@ fn i10_batches_of_one_call_are_refused_each_for_itself() {
         .collect();
     let mut posts: Vec<_> =
         tokens.iter().zip(&mut chains).map(|(token, ops)| Post { token: *token, ops }).collect();
-    for (token, result) in tokens.iter().zip(client.post_many(&mut posts, &mut Unescorted)) {
+    for (token, result) in tokens.iter().zip(client.post_many(&mut posts, &mut NoObserver)) {
         match *token {
             TOKEN => result.unwrap(),
             _ => drop(refused(result)),

@@ -7,8 +7,8 @@ mod work;
 
 use super::{INCARNATION, JOB, Raw, eventually};
 use nkv_store::device_log::{
-    Abandon, BUMP_PTR_OFF, ControlLine, DeviceLog, Directory, LogGeometry, LogObject, LogPut,
-    LogTimes, Next, Placing,
+    Abandon, BUMP_PTR_OFF, ClaimStep, ClaimWrite, ControlLine, DeviceLog, Directory, LogGeometry,
+    LogObject, LogPut, LogTimes,
 };
 use nkv_store::layout::PUBLISH_OFF;
 use nkv_store::{AnonMemory, KeyHasher, KeyId, Memory, Stripes};
@@ -43,7 +43,7 @@ impl Directory for Index {
 }
 
 /// An agent beside a segment with a log, its owner, and the rights of two producers.
-struct Rig {
+struct Fixture {
     agent: TcpAgent,
     memory: Arc<AnonMemory>,
     grants: Arc<Grants>,
@@ -54,7 +54,7 @@ struct Rig {
     two: Arc<LogRights>,
 }
 
-fn rig(units: u64, unit: u64, limits: AgentLimits) -> Rig {
+fn rig(units: u64, unit: u64, limits: AgentLimits) -> Fixture {
     let log_base = HEADER_BASE + (units * 64).next_multiple_of(4096);
     let memory = Arc::new(AnonMemory::new(log_base + units * unit).unwrap());
     let geometry = LogGeometry::new(log_base, units * unit, unit, HEADER_BASE).unwrap();
@@ -69,10 +69,10 @@ fn rig(units: u64, unit: u64, limits: AgentLimits) -> Rig {
     let access = grants.clone();
     let agent =
         TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, None, limits).unwrap();
-    Rig { agent, memory, grants, geometry, log, index: Index::default(), one, two }
+    Fixture { agent, memory, grants, geometry, log, index: Index::default(), one, two }
 }
 
-impl Rig {
+impl Fixture {
     fn client(&self) -> Arc<TcpVerbs> {
         let to = self.agent.local_addr().to_string();
         Arc::new(TcpVerbs::connect(&to, INCARNATION, JOB, TcpOptions::default()).unwrap())
@@ -105,9 +105,9 @@ impl Rig {
     fn end(&mut self, token: u64) {
         let rights = if token == ONE { &self.one } else { &self.two };
         assert!(self.grants.revoke(token));
-        assert!(self.grants.wait_out(token, nkv_pace::HANGS), "the fence hangs");
-        let settled = rights.settle().unwrap();
-        assert_eq!((settled.inside, settled.unknown, rights.open()), (0, 0, (0, 0)));
+        assert!(self.grants.wait_drained(token, nkv_pace::HANGS), "the fence hangs");
+        let settled = rights.finish().unwrap();
+        assert_eq!((settled.in_flight, settled.unknown, rights.open()), (0, 0, (0, 0)));
         for claim in settled.abandoned {
             self.log.abandon(claim).unwrap();
         }
@@ -129,7 +129,7 @@ fn claim(
     token: u64,
     geometry: LogGeometry,
     (name, bytes): (u64, u64),
-) -> Result<Next, TransportError> {
+) -> Result<ClaimStep, TransportError> {
     let put = LogPut::new(geometry, key(name), (1, 4096), bytes).unwrap();
     let p = verbs.fetch_add(token, BUMP_PTR_OFF, put.claim_bytes())?;
     let mut line = ControlLine::unread();
@@ -137,9 +137,9 @@ fn claim(
     Ok(put.claimed(p).next(line.heap_limit()))
 }
 
-fn place(verbs: &dyn Verbs, token: u64, rig: &Rig, name: u64, bytes: u64) -> Placing {
+fn place(verbs: &dyn Verbs, token: u64, rig: &Fixture, name: u64, bytes: u64) -> ClaimWrite {
     match claim(verbs, token, rig.geometry, (name, bytes)).unwrap() {
-        Next::Place(placing) => placing,
+        ClaimStep::Write(placing) => placing,
         other => panic!("{other:?}"),
     }
 }

@@ -30,13 +30,13 @@ const GRANT: Grant =
     Grant { header_off: 4096, epoch: 7, extent_offset: 1 << 20, extent_len: 4 << 20 };
 
 /// An agent beside a fresh segment.
-struct Rig {
+struct Fixture {
     agent: TcpAgent,
     memory: Arc<AnonMemory>,
     grants: Arc<Grants>,
 }
 
-fn rig_with(limits: AgentLimits, open: bool) -> Rig {
+fn rig_with(limits: AgentLimits, open: bool) -> Fixture {
     let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
     let grants = Arc::new(Grants::new());
     grants.open(TOKEN, GRANT);
@@ -44,15 +44,15 @@ fn rig_with(limits: AgentLimits, open: bool) -> Rig {
     let at = "127.0.0.1:0".parse().unwrap();
     let agent =
         TcpAgent::start(at, memory.clone(), INCARNATION, JOB, access, None, limits).unwrap();
-    Rig { agent, memory, grants }
+    Fixture { agent, memory, grants }
 }
 
 /// Production's access: one open plan, [`GRANT`] under [`TOKEN`].
-fn granted() -> Rig {
+fn granted() -> Fixture {
     rig_with(AgentLimits::default(), false)
 }
 
-impl Rig {
+impl Fixture {
     fn client(&self) -> TcpVerbs {
         self.client_with(TcpOptions::default()).unwrap()
     }

@@ -1,8 +1,10 @@
 //! Large reads and writes over several connections: whole, in order, and no more trusted than over
 //! one when something breaks in the middle.
 
-use super::between::{Between, Harm};
-use super::{GRANT, INCARNATION, JOB, Rig, SEGMENT_BYTES, TOKEN, eventually, granted, rig_with};
+use super::between::{Between, Interference};
+use super::{
+    Fixture, GRANT, INCARNATION, JOB, SEGMENT_BYTES, TOKEN, eventually, granted, rig_with,
+};
 use nkv_pace::{HANGS, timed};
 use nkv_store::layout::{OWNER_OFF, PUBLISH_OFF, Region, flag, state, word};
 use nkv_store::object::{Publication, Reading};
@@ -51,7 +53,7 @@ fn payload_in(memory: &AnonMemory) -> Vec<u8> {
     now
 }
 
-fn connections(rig: &Rig) -> u64 {
+fn connections(rig: &Fixture) -> u64 {
     rig.agent.counters().connections.load(Ordering::Relaxed)
 }
 
@@ -228,7 +230,7 @@ fn i4_ready_is_not_seen_while_one_stripe_is_still_to_be_placed() {
 #[test]
 fn i10_a_stripe_whose_connection_breaks_fails_the_call_and_writes_nothing_after_the_fence() {
     let rig = granted();
-    let between = Between::start(rig.agent.local_addr(), Harm::ClosesClient(300_000));
+    let between = Between::start(rig.agent.local_addr(), Interference::ClosesClient(300_000));
     let client = connect(between.at);
     let payload = pattern(WHOLE, 9);
     let object = publication();
@@ -246,13 +248,13 @@ fn i10_a_stripe_whose_connection_breaks_fails_the_call_and_writes_nothing_after_
     };
     assert_eq!((0..4).filter(in_part).count(), 1);
     // The agent still has the broken one's connection open, inside the plan: a fence cuts it.
-    assert!(!rig.grants.is_out(TOKEN));
+    assert!(!rig.grants.is_drained(TOKEN));
     assert!(rig.grants.revoke(TOKEN));
-    assert!(rig.grants.wait_out(TOKEN, HANGS));
+    assert!(rig.grants.wait_drained(TOKEN, HANGS));
     let fenced = rig.bytes();
     between.release();
     assert!(matches!(client.post(TOKEN, &mut object.publish()), Err(TransportError::Refused(_))));
-    eventually("the rest of that stripe was sent", || between.said_the_rest());
+    eventually("the rest of that stripe was sent", || between.sent_the_rest());
     drop(client);
     eventually("nobody is left who could place it", || connections(&rig) == 0);
     assert!(fenced == rig.bytes(), "a byte arrived after the fence");
@@ -270,7 +272,7 @@ fn read_meanwhile(meanwhile: impl FnOnce(&AnonMemory)) -> (Vec<u8>, Result<(), U
     }
     let live = word(flag::LIVE, GRANT.epoch);
     rig.memory.store(GRANT.header_off + OWNER_OFF, live).unwrap();
-    let between = Between::start(rig.agent.local_addr(), Harm::HoldsAnswer(200_000));
+    let between = Between::start(rig.agent.local_addr(), Interference::HoldsAnswer(200_000));
     let client = connect(between.at);
     let expect = Expect {
         key: Some(key()),

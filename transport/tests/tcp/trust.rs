@@ -23,7 +23,7 @@ const TAG: usize = 16;
 const WELCOME: usize = 48 + TAG;
 const HELLO: usize = 24 + JOB.len() + TAG;
 /// What each end says until a connection may carry requests.
-const SAID: [usize; 2] = [OPENING_BYTES, FINISH_BYTES + HELLO];
+const SENT: [usize; 2] = [OPENING_BYTES, FINISH_BYTES + HELLO];
 const ANSWERED: [usize; 2] = [ANSWER_BYTES, WELCOME];
 
 fn knows(secret: &str) -> Credentials {
@@ -34,26 +34,26 @@ fn knows_of(job: &str, secret: &str) -> Credentials {
     Credentials::of_client(job, Some(Secret::new(secret.as_bytes(), "test").unwrap()))
 }
 
-struct Door {
+struct GuardedAgent {
     agent: TcpAgent,
     guard: Arc<Guard>,
 }
 
-fn door_with(limits: AgentLimits) -> Door {
-    door_with_access(limits, Arc::new(OpenAccess))
+fn guarded_with(limits: AgentLimits) -> GuardedAgent {
+    guarded_with_access(limits, Arc::new(OpenAccess))
 }
 
-fn door_with_access(limits: AgentLimits, access: Arc<dyn Access>) -> Door {
+fn guarded_with_access(limits: AgentLimits, access: Arc<dyn Access>) -> GuardedAgent {
     let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
     let guard = Arc::new(Guard::new(knows("the right secret")));
     let at = "127.0.0.1:0".parse().unwrap();
     let inside = Some(guard.clone());
     let agent = TcpAgent::start(at, memory, INCARNATION, JOB, access, inside, limits).unwrap();
-    Door { agent, guard }
+    GuardedAgent { agent, guard }
 }
 
-fn door() -> Door {
-    door_with(AgentLimits::default())
+fn guarded() -> GuardedAgent {
+    guarded_with(AgentLimits::default())
 }
 
 fn connect(to: SocketAddr, who: Option<Credentials>) -> Result<TcpVerbs, TransportError> {
@@ -61,7 +61,7 @@ fn connect(to: SocketAddr, who: Option<Credentials>) -> Result<TcpVerbs, Transpo
     TcpVerbs::connect(&to.to_string(), INCARNATION, JOB, opts)
 }
 
-impl Door {
+impl GuardedAgent {
     fn connect(&self, who: Credentials) -> Result<TcpVerbs, TransportError> {
         connect(self.agent.local_addr(), Some(who))
     }
@@ -91,8 +91,8 @@ fn rest(mut s: TcpStream) -> Vec<u8> {
 
 #[test]
 fn i20_who_shares_the_secret_is_served_on_every_connection() {
-    let door = door();
-    let client = Arc::new(door.connect(knows("the right secret")).unwrap());
+    let guarded = guarded();
+    let client = Arc::new(guarded.connect(knows("the right secret")).unwrap());
     let threads: Vec<_> = (0..8u64)
         .map(|t| {
             let client = client.clone();
@@ -104,14 +104,14 @@ fn i20_who_shares_the_secret_is_served_on_every_connection() {
     let mut back = [0; 8 * 4096];
     client.read(0, &mut back).unwrap();
     assert_eq!(back, [7; 8 * 4096]);
-    assert_eq!(door.refused(), 0);
+    assert_eq!(guarded.refused(), 0);
 }
 
 #[test]
 fn i20_a_wrong_secret_none_and_an_unguarded_client_are_refused_and_others_are_not_disturbed() {
-    let door = door();
-    let healthy = door.connect(knows("the right secret")).unwrap();
-    let (stop, to) = (Arc::new(AtomicBool::new(false)), door.agent.local_addr());
+    let guarded = guarded();
+    let healthy = guarded.connect(knows("the right secret")).unwrap();
+    let (stop, to) = (Arc::new(AtomicBool::new(false)), guarded.agent.local_addr());
     let goes_on = {
         let stop = stop.clone();
         spawn_named("healthy", move || {
@@ -128,12 +128,12 @@ fn i20_a_wrong_secret_none_and_an_unguarded_client_are_refused_and_others_are_no
         .unwrap()
     };
     for round in 1..=20 {
-        let wrong = door.connect(knows("the wrong secret"));
+        let wrong = guarded.connect(knows("the wrong secret"));
         match wrong {
             Err(TransportError::Unauthenticated(why)) => assert!(why.contains("differs"), "{why}"),
             other => panic!("{other:?}"),
         }
-        let none = door.connect(Credentials::of_client(JOB, None));
+        let none = guarded.connect(Credentials::of_client(JOB, None));
         match none {
             Err(TransportError::Unauthenticated(why)) => {
                 assert!(why.contains("NKV_SECRET"), "{why}");
@@ -143,12 +143,12 @@ fn i20_a_wrong_secret_none_and_an_unguarded_client_are_refused_and_others_are_no
         // One that begins as if there were no guard.
         let unguarded = connect(to, None);
         assert!(matches!(unguarded, Err(TransportError::Protocol(_))), "{unguarded:?}");
-        eventually("all three were counted", || door.refused() == 3 * round);
+        eventually("all three were counted", || guarded.refused() == 3 * round);
     }
     stop.store(true, Ordering::Relaxed);
     assert!(goes_on.join().unwrap() > 0);
     eventually("only the healthy client was left", || {
-        door.agent.counters().connections.load(Ordering::Relaxed) == 0
+        guarded.agent.counters().connections.load(Ordering::Relaxed) == 0
     });
 }
 
@@ -160,32 +160,32 @@ fn overhear(to: SocketAddr) -> (Vec<u8>, Vec<u8>) {
         spawn_named("client", move || connect(at, Some(knows("the right secret")))).unwrap();
     let (mut client_end, _) = listener.accept().unwrap();
     let mut node_end = TcpStream::connect(to).unwrap();
-    let (mut said, mut answered) = (Vec::new(), Vec::new());
-    for (out, back) in SAID.into_iter().zip(ANSWERED) {
+    let (mut sent, mut answered) = (Vec::new(), Vec::new());
+    for (out, back) in SENT.into_iter().zip(ANSWERED) {
         let mut bytes = vec![0; out];
         client_end.read_exact(&mut bytes).unwrap();
         node_end.write_all(&bytes).unwrap();
-        said.extend(bytes);
+        sent.extend(bytes);
         let mut bytes = vec![0; back];
         node_end.read_exact(&mut bytes).unwrap();
         client_end.write_all(&bytes).unwrap();
         answered.extend(bytes);
     }
     drop(client.join().unwrap().unwrap());
-    (said, answered)
+    (sent, answered)
 }
 
 #[test]
 fn i20_a_replayed_handshake_is_refused_by_the_agent_and_by_the_client() {
-    let door = door();
-    let (said, answered) = overhear(door.agent.local_addr());
+    let guarded = guarded();
+    let (sent, answered) = overhear(guarded.agent.local_addr());
     assert!(answered[ANSWER_BYTES..].starts_with(b"nkvtcp-w"));
-    let mut stranger = door.dial();
-    stranger.write_all(&said).unwrap();
-    let heard = rest(stranger);
+    let mut peer = guarded.dial();
+    peer.write_all(&sent).unwrap();
+    let heard = rest(peer);
     assert_eq!(heard.len(), ANSWER_BYTES, "no welcome");
     assert_ne!(heard, answered[..ANSWER_BYTES]);
-    eventually("it was counted", || door.refused() == 1);
+    eventually("it was counted", || guarded.refused() == 1);
     let impostor = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = impostor.local_addr().unwrap();
     spawn_named("impostor", move || {
@@ -205,20 +205,20 @@ fn i20_a_replayed_handshake_is_refused_by_the_agent_and_by_the_client() {
 #[test]
 fn i20_one_who_never_finishes_the_handshake_is_cut_off_within_its_limit() {
     let limits = AgentLimits { hello_ms: 300, stall_ms: 60_000, ..AgentLimits::default() };
-    let door = door_with(limits);
-    let (said, _) = overhear(door.agent.local_addr());
-    let mut silent = door.dial();
+    let guarded = guarded_with(limits);
+    let (sent, _) = overhear(guarded.agent.local_addr());
+    let mut silent = guarded.dial();
     let ((), took) = timed(|| assert_eq!(silent.read(&mut [0; 1]).unwrap(), 0));
     assert!(took.ms >= 200 && took.within(2_000), "{took}");
     // A byte now and then: each is progress, all of them together are too late.
-    let mut slow = door.dial();
+    let mut slow = guarded.dial();
     let mut drip = slow.try_clone().unwrap();
     let drips = spawn_named("drips", move || {
         let mut alive = |b: &u8| {
             std::thread::sleep(Duration::from_millis(20));
             drip.write_all(&[*b]).is_ok()
         };
-        said.iter().take_while(|b| alive(b)).count()
+        sent.iter().take_while(|b| alive(b)).count()
     })
     .unwrap();
     let ((), took) = timed(|| {
@@ -227,8 +227,8 @@ fn i20_one_who_never_finishes_the_handshake_is_cut_off_within_its_limit() {
     });
     assert!(took.ms >= 200 && took.within(2_000), "{took}");
     assert!(drips.join().unwrap() < OPENING_BYTES);
-    eventually("both were counted", || door.refused() == 2);
-    assert!(door.connect(knows("the right secret")).is_ok());
+    eventually("both were counted", || guarded.refused() == 2);
+    assert!(guarded.connect(knows("the right secret")).is_ok());
 }
 
 #[test]
@@ -244,28 +244,28 @@ fn i20_a_client_waits_for_an_agents_proof_no_longer_than_its_own_limit() {
 
 #[test]
 fn a_guarded_agent_without_room_says_so_before_any_proof() {
-    let door = door_with(AgentLimits { max_connections: 1, ..AgentLimits::default() });
-    let first = door.connect(knows("the right secret")).unwrap();
-    match door.connect(knows("the right secret")) {
+    let guarded = guarded_with(AgentLimits { max_connections: 1, ..AgentLimits::default() });
+    let first = guarded.connect(knows("the right secret")).unwrap();
+    match guarded.connect(knows("the right secret")) {
         Err(TransportError::Timeout(why)) => assert!(why.contains("all 1 data"), "{why}"),
         other => panic!("{other:?}"),
     }
-    assert_eq!((door.refused(), door.guard.refused()), (0, 0));
+    assert_eq!((guarded.refused(), guarded.guard.refused()), (0, 0));
     drop(first);
-    eventually("there is room again", || door.connect(knows("the right secret")).is_ok());
+    eventually("there is room again", || guarded.connect(knows("the right secret")).is_ok());
 }
 
 #[test]
 fn i17_a_guarded_agent_of_another_job_or_incarnation_is_not_the_one_that_was_meant() {
-    let door = door();
-    let to = door.agent.local_addr().to_string();
-    for (job, incarnation, says) in
+    let guarded = guarded();
+    let to = guarded.agent.local_addr().to_string();
+    for (job, incarnation, expected) in
         [("job-b", INCARNATION, "job-b"), (JOB, 5, "0x0000000000000005")]
     {
         let credentials = Some(knows_of(job, "the right secret"));
         let opts = TcpOptions { credentials, ..TcpOptions::default() };
         match TcpVerbs::connect(&to, incarnation, job, opts) {
-            Err(TransportError::Disconnected(why)) => assert!(why.contains(says), "{why}"),
+            Err(TransportError::Disconnected(why)) => assert!(why.contains(expected), "{why}"),
             other => panic!("{other:?}"),
         }
     }
@@ -280,7 +280,7 @@ struct Relay {
 
 impl Relay {
     fn between<T: Send + 'static>(
-        door: &Door,
+        guarded: &GuardedAgent,
         then: impl FnOnce(TcpVerbs) -> T + Send + 'static,
     ) -> (Self, std::thread::JoinHandle<T>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -289,8 +289,8 @@ impl Relay {
             then(connect(at, Some(knows("the right secret"))).unwrap())
         });
         let (from_client, _) = listener.accept().unwrap();
-        let mut relay = Self { from_client, to_node: door.dial() };
-        for (out, back) in SAID.into_iter().zip(ANSWERED) {
+        let mut relay = Self { from_client, to_node: guarded.dial() };
+        for (out, back) in SENT.into_iter().zip(ANSWERED) {
             relay.pass_on(out, |_| ());
             relay.pass_back(back, |_| ());
         }
@@ -315,30 +315,30 @@ impl Relay {
 
 const SECRET_BYTES: &[u8; 24] = b"prompt of another tenant";
 
-fn door_with_a_prompt() -> (Door, TcpVerbs) {
-    let door = door();
-    let healthy = door.connect(knows("the right secret")).unwrap();
+fn guarded_with_a_prompt() -> (GuardedAgent, TcpVerbs) {
+    let guarded = guarded();
+    let healthy = guarded.connect(knows("the right secret")).unwrap();
     healthy.write(TOKEN, 4096, SECRET_BYTES).unwrap();
-    (door, healthy)
+    (guarded, healthy)
 }
 
 #[test]
 fn i20_a_relay_that_passed_a_whole_handshake_on_can_issue_no_request() {
-    let (door, healthy) = door_with_a_prompt();
+    let (guarded, healthy) = guarded_with_a_prompt();
     let read = raw::request(1, 0, &[(raw::READ, 4096, 24, 0)]);
     let store = raw::request(1, TOKEN, &[(raw::STORE, 4096, 0x2121_2121_2121_2121, 0)]);
     for (number, request) in [read, store].into_iter().enumerate() {
         // Without a tag, and with one that it made up.
         for tag in [&[][..], &[7; TAG]] {
-            let before = door.refused();
-            let (relay, client) = Relay::between(&door, drop);
+            let before = guarded.refused();
+            let (relay, client) = Relay::between(&guarded, drop);
             let mut node = relay.to_node;
             node.write_all(&request).unwrap();
             node.write_all(tag).unwrap();
             node.shutdown(std::net::Shutdown::Write).unwrap();
             assert_eq!(rest(node), b"", "request {number} was answered");
             if !tag.is_empty() {
-                eventually("it was counted", || door.refused() == before + 1);
+                eventually("it was counted", || guarded.refused() == before + 1);
             }
             drop(relay.from_client);
             client.join().unwrap();
@@ -351,11 +351,11 @@ fn i20_a_relay_that_passed_a_whole_handshake_on_can_issue_no_request() {
 
 #[test]
 fn i20_a_relay_can_neither_change_nor_repeat_a_request() {
-    let (door, healthy) = door_with_a_prompt();
+    let (guarded, healthy) = guarded_with_a_prompt();
     // A store is header, one descriptor and its tag.
     const STORE: usize = 40 + 32 + TAG;
     for byte in [4, 8, 16, 24, 40, 48, 56, 72] {
-        let (mut relay, client) = Relay::between(&door, |verbs| verbs.store(TOKEN, 4096, 5));
+        let (mut relay, client) = Relay::between(&guarded, |verbs| verbs.store(TOKEN, 4096, 5));
         relay.pass_on(STORE, |bytes| bytes[byte] ^= 1);
         let answer = relay.to_node.read(&mut [0; 1]);
         assert!(matches!(answer, Ok(0)) || answer.is_err(), "byte {byte}: {answer:?}");
@@ -365,10 +365,10 @@ fn i20_a_relay_can_neither_change_nor_repeat_a_request() {
     let mut now = [0; 24];
     healthy.read(4096, &mut now).unwrap();
     assert_eq!(&now, SECRET_BYTES, "not one of them was executed");
-    let (mut relay, client) = Relay::between(&door, |verbs| verbs.fetch_add(TOKEN, 8192, 1));
-    let said = relay.pass_on(STORE, |_| ());
+    let (mut relay, client) = Relay::between(&guarded, |verbs| verbs.fetch_add(TOKEN, 8192, 1));
+    let sent = relay.pass_on(STORE, |_| ());
     relay.pass_back(40 + 8 + TAG, |_| ());
-    relay.to_node.write_all(&said).unwrap();
+    relay.to_node.write_all(&sent).unwrap();
     let answer = relay.to_node.read(&mut [0; 1]);
     assert!(matches!(answer, Ok(0)) || answer.is_err(), "{answer:?}");
     assert_eq!(client.join().unwrap().unwrap(), 0);
@@ -378,12 +378,12 @@ fn i20_a_relay_can_neither_change_nor_repeat_a_request() {
 
 #[test]
 fn i20_a_client_takes_no_result_that_its_agent_did_not_say() {
-    let (door, _healthy) = door_with_a_prompt();
+    let (guarded, _healthy) = guarded_with_a_prompt();
     const ADD: usize = 40 + 32 + TAG;
     const ANSWER: usize = 40 + 8 + TAG;
     // Status, id, counts, the closing flag, the result, the tag.
     for byte in [4, 8, 20, 32, 40, 47, 48, ANSWER - 1] {
-        let (mut relay, client) = Relay::between(&door, |verbs| verbs.fetch_add(TOKEN, 8192, 1));
+        let (mut relay, client) = Relay::between(&guarded, |verbs| verbs.fetch_add(TOKEN, 8192, 1));
         relay.pass_on(ADD, |_| ());
         relay.pass_back(ANSWER, |bytes| bytes[byte] ^= 1);
         // One that waits for more than there is sees the end.
@@ -449,15 +449,15 @@ fn in_child(work: impl FnOnce()) -> i32 {
 
 #[test]
 fn a_forked_child_that_drops_an_agent_and_a_connection_takes_nothing_from_its_parent() {
-    let door = door();
-    let before = door.connect(knows("the right secret")).unwrap();
+    let guarded = guarded();
+    let before = guarded.connect(knows("the right secret")).unwrap();
     before.write(TOKEN, 0, &[7; 8]).unwrap();
     // What the child has is the parent's as well: it drops copies of it at its end.
-    let at = door.agent.local_addr();
-    let (mut door, mut before) = (Some(door), Some(before));
+    let at = guarded.agent.local_addr();
+    let (mut guarded, mut before) = (Some(guarded), Some(before));
     let status = in_child(|| {
         drop(before.take());
-        drop(door.take());
+        drop(guarded.take());
     });
     assert_eq!(status, 0, "the child hung, or died");
     before.as_ref().unwrap().read(0, &mut [0; 8]).unwrap();
@@ -485,32 +485,34 @@ const SILENT: usize = 300;
 fn i20_silent_strangers_have_no_thread_and_keep_nobody_out() {
     // Nothing but another's coming closes one of them.
     let limits = AgentLimits { hello_ms: 600_000, ..AgentLimits::default() };
-    let door = door_with(limits);
-    let at_once = || door.agent.counters().unauthenticated.load(Ordering::Relaxed) as usize;
-    let mut silent: Vec<_> = (0..SILENT).map(|_| door.dial()).collect();
-    eventually("the first of them gave way", || door.refused() >= 1 && at_once() < SILENT);
+    let guarded = guarded_with(limits);
+    let at_once = || guarded.agent.counters().unauthenticated.load(Ordering::Relaxed) as usize;
+    let mut silent: Vec<_> = (0..SILENT).map(|_| guarded.dial()).collect();
+    eventually("the first of them gave way", || guarded.refused() >= 1 && at_once() < SILENT);
     assert_eq!(silent[0].read(&mut [0; 1]).unwrap(), 0, "the oldest gave way");
     for _ in 0..20 {
-        let client = door.connect(knows("the right secret")).unwrap();
+        let client = guarded.connect(knows("the right secret")).unwrap();
         client.write(TOKEN, 0, &[7; 8]).unwrap();
-        silent.push(door.dial());
+        silent.push(guarded.dial());
     }
     assert!(at_once() <= PLACES);
     eventually("only those that were let in ever had a thread", || {
-        door.agent.counters().connections.load(Ordering::Relaxed) == 0
+        guarded.agent.counters().connections.load(Ordering::Relaxed) == 0
     });
     // Those that were closed were counted, and nobody else.
-    eventually("the others are still there", || door.refused() as usize + at_once() == SILENT + 20);
+    eventually("the others are still there", || {
+        guarded.refused() as usize + at_once() == SILENT + 20
+    });
     // The agent's end is the end of all of them.
     let youngest = silent.pop().unwrap();
-    drop(door);
+    drop(guarded);
     assert_eq!(rest(youngest), b"");
 }
 
 #[test]
 fn i20_who_has_shown_that_it_knows_the_secret_outlasts_silent_strangers() {
     let limits = AgentLimits { hello_ms: 600_000, ..AgentLimits::default() };
-    let door = door_with(limits);
+    let guarded = guarded_with(limits);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap().to_string();
     let client = spawn_named("client", move || {
@@ -519,14 +521,14 @@ fn i20_who_has_shown_that_it_knows_the_secret_outlasts_silent_strangers() {
         let opts = TcpOptions { credentials, connect_ms, ..TcpOptions::default() };
         TcpVerbs::connect(&at, INCARNATION, JOB, opts).map(drop)
     });
-    let mut relay = Relay { from_client: listener.accept().unwrap().0, to_node: door.dial() };
-    relay.pass_on(SAID[0], |_| ());
+    let mut relay = Relay { from_client: listener.accept().unwrap().0, to_node: guarded.dial() };
+    relay.pass_on(SENT[0], |_| ());
     relay.pass_back(ANSWERED[0], |_| ());
     // It came first. Between its two messages come more than there are places.
-    let silent: Vec<_> = (0..SILENT).map(|_| door.dial()).collect();
+    let silent: Vec<_> = (0..SILENT).map(|_| guarded.dial()).collect();
     let one_each = (SILENT + 1 - PLACES) as u64;
-    eventually("the oldest of them gave way", || door.refused() == one_each);
-    relay.pass_on(SAID[1], |_| ());
+    eventually("the oldest of them gave way", || guarded.refused() == one_each);
+    relay.pass_on(SENT[1], |_| ());
     relay.pass_back(ANSWERED[1], |_| ());
     client.unwrap().join().unwrap().unwrap();
     drop(silent);
@@ -534,7 +536,7 @@ fn i20_who_has_shown_that_it_knows_the_secret_outlasts_silent_strangers() {
 
 #[test]
 fn i20_a_handshake_goes_on_in_whatever_pieces_it_comes() {
-    let door = door();
+    let guarded = guarded();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
     let client = spawn_named("client", move || {
@@ -542,7 +544,7 @@ fn i20_a_handshake_goes_on_in_whatever_pieces_it_comes() {
         verbs.write(TOKEN, 0, &[5; 8]).unwrap();
     });
     let (mut from_client, _) = listener.accept().unwrap();
-    let mut to_node = door.dial();
+    let mut to_node = guarded.dial();
     let (mut back, mut forth) = (to_node.try_clone().unwrap(), from_client.try_clone().unwrap());
     spawn_named("answers", move || std::io::copy(&mut back, &mut forth)).unwrap();
     to_node.set_nodelay(true).unwrap();
@@ -551,5 +553,5 @@ fn i20_a_handshake_goes_on_in_whatever_pieces_it_comes() {
         to_node.write_all(&piece).unwrap();
     }
     client.unwrap().join().unwrap();
-    assert_eq!(door.refused(), 0);
+    assert_eq!(guarded.refused(), 0);
 }

@@ -57,8 +57,8 @@ async fn node(job: &str) -> (Node, ControlPool) {
     let job = format!("{job}-{}", std::process::id());
     let config = NodeConfig { job: job.clone(), heap_bytes: 1 << 20, ..NodeConfig::default() };
     let node = Node::start(config).await.unwrap();
-    let near = node.info().local.clone().unwrap();
-    let path = MasterPath::Remote(Arc::new(Mutex::new(vec![near])));
+    let local = node.info().local.clone().unwrap();
+    let path = MasterPath::Remote(Arc::new(Mutex::new(vec![local])));
     let means = (Credentials::of_client(&job, None), HandleKeys::new(node.hasher()));
     (node, ControlPool::new(Arc::new(OsNet), path, means, 1))
 }
@@ -100,10 +100,10 @@ async fn a_pool_keeps_its_ring_and_takes_another_after_the_node_was_started_anew
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_to_something_else_is_disconnected_and_names_the_master_and_its_address() {
     let (node, pool) = node("other-answer").await;
-    let told = pool.unexpected("Exists", &Response::Done(vec![Ok(()), Ok(())]));
-    assert_eq!(told.kind, ErrorKind::Disconnected);
+    let error = pool.unexpected("Exists", &Response::Done(vec![Ok(()), Ok(())]));
+    assert_eq!(error.kind, ErrorKind::Disconnected);
     let at = node.info().local.clone().unwrap();
     let begins = format!("the master (rank 0 at {at}) answered Exists with 2 results");
-    assert!(told.message.starts_with(&begins), "{told}");
+    assert!(error.message.starts_with(&begins), "{error}");
     node.stop().await;
 }

@@ -4,16 +4,16 @@
 use super::super::counters::Messages;
 use super::super::put_log::PeerLog;
 use super::link::run_link;
-use super::{ATTACH_LIMIT, LINK_FRAMES, Link, Peer, TransportChoice, Use};
+use super::{ATTACH_LIMIT, AttachmentUse, LINK_FRAMES, Link, Peer, TransportChoice};
+use crate::control_hello::hello;
 use crate::environment::Environment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::greeting::hello;
-use crate::message::{AttachBy, Purpose, RankInfo, Refusal, ToOwner, Welcome};
+use crate::message::{AttachBy, ClientToOwner, Purpose, RankInfo, Refusal, Welcome};
 use crate::owner::attachments::Route;
 use crate::owner::pin_tables::Proof;
 use crate::plans::{Obeyed, OpenPlans};
 use nkv_store::device_log::{Landing, Line, OpenClaims};
-use nkv_store::fork::MadeIn;
+use nkv_store::fork::ProcessMark;
 use nkv_store::heap::Heap;
 use nkv_store::pins::Pins;
 use nkv_store::reader::Reader;
@@ -36,7 +36,7 @@ use tokio::sync::mpsc;
 const STRIPED_FROM: u64 = 8 << 20;
 
 /// How long a mapped segment waits for the way by which it claims; tried again later.
-const CLAIM_PATIENCE: Duration = Duration::from_millis(500);
+const CLAIM_LIMIT: Duration = Duration::from_millis(500);
 
 /// What a peer is made from.
 pub(crate) struct Attaching {
@@ -68,14 +68,14 @@ struct Attached {
 }
 
 /// What an attachment may do, and why it is no better one.
-struct Way {
+struct PathChoice {
     // What is told over it.
     obeyed: Arc<Obeyed>,
     // The segment by loads, and a pin table, where it is mapped.
     mapped: Option<(Reader, Option<u32>)>,
     // Where its open claims in the log are kept, and the token that is shown with them.
     claims: Option<(Arc<OpenClaims>, u64)>,
-    used_for: Use,
+    used_for: AttachmentUse,
     // Ways that would have been better, and why each is not taken.
     passed_over: Vec<String>,
 }
@@ -93,8 +93,8 @@ impl Attaching {
         let mut all = vec![self.best().await?];
         if all[0].claims_elsewhere && !self.claims_already {
             // Who waits for the first one can read by it already.
-            let late = |_| Err(Error::timeout(format!("not within {CLAIM_PATIENCE:?}")));
-            let tried = tokio::time::timeout(CLAIM_PATIENCE, self.to_claim()).await;
+            let late = |_| Err(Error::timeout(format!("not within {CLAIM_LIMIT:?}")));
+            let tried = tokio::time::timeout(CLAIM_LIMIT, self.to_claim()).await;
             match tried.unwrap_or_else(late) {
                 Ok(claiming) => all.push(claiming),
                 Err(error) => {
@@ -111,20 +111,22 @@ impl Attaching {
         if ours == theirs {
             return Ok(());
         }
-        let who = format!("this handle, which attaches to {},", self.info.seat());
+        let who = format!("this handle, which attaches to {},", self.info.id());
         Err(Error::unsupported(Refusal::Keys { who, ours, theirs }.to_string()))
     }
 
     /// The way by which a process that maps a segment claims in a log whose claims a device counts [I1].
     pub(crate) async fn to_claim(&self) -> Result<Arc<Peer>> {
-        self.devices(Use::Claims, Vec::new()).await
+        self.devices(AttachmentUse::Claims, Vec::new()).await
     }
 
     async fn best(&self) -> Result<Arc<Peer>> {
         let rank = self.info.rank;
         let mut passed_over = Vec::new();
         match self.choice {
-            TransportChoice::Rdma => return self.devices(Use::Everything, passed_over).await,
+            TransportChoice::Rdma => {
+                return self.devices(AttachmentUse::Everything, passed_over).await;
+            }
             TransportChoice::Tcp => return self.tcp(passed_over).await,
             TransportChoice::Shm | TransportChoice::Auto => {}
         }
@@ -144,7 +146,7 @@ impl Attaching {
                 "rank {rank} shares no memory with this process (other host or private heap)"
             )));
         }
-        match self.devices(Use::Everything, passed_over.clone()).await {
+        match self.devices(AttachmentUse::Everything, passed_over.clone()).await {
             Ok(peer) => return Ok(peer),
             Err(e) if e.kind == ErrorKind::Timeout => return Err(e),
             Err(error) => passed_over.push(format!("rdma: {error}")),
@@ -153,29 +155,29 @@ impl Attaching {
     }
 
     /// A way whose open claims, if it makes any, are kept in this table. The token is shown to nobody.
-    fn way(&self, claims: Option<Arc<OpenClaims>>) -> Way {
-        Way {
+    fn path_choice(&self, claims: Option<Arc<OpenClaims>>) -> PathChoice {
+        PathChoice {
             obeyed: self.plans.obeyed(self.info.incarnation, claims.clone()),
             mapped: None,
             claims: claims.map(|claims| (claims, 1)),
-            used_for: Use::Everything,
+            used_for: AttachmentUse::Everything,
             passed_over: Vec::new(),
         }
     }
 
     /// With the memory at hand.
-    fn at_hand(&self) -> Way {
-        self.way(self.claims.clone().filter(|_| !self.info.nic_atomics))
+    fn mapped_path(&self) -> PathChoice {
+        self.path_choice(self.claims.clone().filter(|_| !self.info.nic_atomics))
     }
 
     /// Through devices: what was posted may land after its call, and this way's link alone knows of it.
-    fn by_device(&self) -> Way {
+    fn device_path(&self) -> PathChoice {
         let counts = self.info.nic_atomics && self.claims.is_some();
-        self.way(counts.then(|| Arc::new(OpenClaims::new(Landing::Later))))
+        self.path_choice(counts.then(|| Arc::new(OpenClaims::new(Landing::Later))))
     }
 
-    fn peer(&self, verbs: Arc<dyn Verbs>, (link, alive): (Link, Alive), way: Way) -> Peer {
-        let Way { obeyed, mapped, claims, used_for, passed_over } = way;
+    fn peer(&self, verbs: Arc<dyn Verbs>, (link, alive): (Link, Alive), path: PathChoice) -> Peer {
+        let PathChoice { obeyed, mapped, claims, used_for, passed_over } = path;
         let pins = mapped.as_ref().and_then(|(reader, table)| {
             let region = &reader.geometry().pins;
             Pins::new(reader.memory().clone(), region, (*table)?).map(Arc::new)
@@ -189,7 +191,7 @@ impl Attaching {
             used_for,
             claims_elsewhere: mapped.is_some() && self.info.nic_atomics && self.claims.is_some(),
             passed_over,
-            first: self.info.seat().is_first(),
+            first: self.info.id().is_first(),
             slots: self.info.slots,
             header_base: self.info.header_base,
             index: self.info.index(),
@@ -204,29 +206,29 @@ impl Attaching {
             obeyed,
             link,
             alive,
-            parted: AtomicBool::new(false),
-            silent_until_ns: AtomicU64::new(0),
+            disconnected: AtomicBool::new(false),
+            unresponsive_until_ns: AtomicU64::new(0),
             touches: Mutex::default(),
-            told_touches: AtomicBool::new(false),
+            touches_sent: AtomicBool::new(false),
             messages: self.messages.clone(),
-            made: MadeIn::here(),
+            made: ProcessMark::here(),
         }
     }
 
     fn local(&self) -> Option<Arc<Peer>> {
         let l = self.env.owners.get(self.info.incarnation)?;
-        let mut way = self.at_hand();
-        let route = Route::Local(self.plans.clone(), way.obeyed.clone());
+        let mut path = self.mapped_path();
+        let route = Route::Local(self.plans.clone(), path.obeyed.clone());
         let id = l.tables.attachments.add(self.producer, route);
         // Read after it is registered: a later term reaches the route.
-        self.plans.obey(&way.obeyed, l.tables.term());
+        self.plans.obey(&path.obeyed, l.tables.term());
         let verbs = LocalVerbs::new(l.memory.clone(), l.alive.clone());
         let verbs = verbs.with_stripes(self.stripes());
         let link = Link::Local(l.owner.clone(), l.tables.clone(), id);
         let heap = Heap::open(l.memory.clone()).ok();
         let mapped = heap.as_ref().and_then(|heap| self.reader(heap));
-        way.mapped = mapped.map(|reader| (reader, l.tables.pins.give(id, Proof::Here)));
-        Some(Arc::new(self.peer(Arc::new(verbs), (link, l.alive.clone()), way)))
+        path.mapped = mapped.map(|reader| (reader, l.tables.pins.give(id, Proof::Here)));
+        Some(Arc::new(self.peer(Arc::new(verbs), (link, l.alive.clone()), path)))
     }
 
     async fn shared(&self) -> Result<Option<Arc<Peer>>> {
@@ -236,8 +238,8 @@ impl Attaching {
         if self.info.boot_id != self.env.machine.boot_id() || self.info.segment.is_empty() {
             return Ok(None);
         }
-        let mut way = self.at_hand();
-        let attached = self.hello(address, AttachBy::Map, &way.obeyed).await?;
+        let mut path = self.mapped_path();
+        let attached = self.hello(address, AttachBy::Map, &path.obeyed).await?;
         let (mut stream, table) = (attached.stream, attached.pins);
         let heap = match self.map(address, stream.is_unix()).await {
             Ok(heap) => heap,
@@ -245,7 +247,8 @@ impl Attaching {
                 // Registered by the hello: take that back, or the owner would wait for our word. Not with a
                 // write going on through an earlier attachment, for which this one stands.
                 if !self.writes_on {
-                    let _ = write_frame(&mut stream, &mut Vec::new(), 0, &ToOwner::Detach).await;
+                    let _ =
+                        write_frame(&mut stream, &mut Vec::new(), 0, &ClientToOwner::Detach).await;
                 }
                 return Err(e);
             }
@@ -253,8 +256,8 @@ impl Attaching {
         let alive = Alive::new();
         let verbs = ShmVerbs::new(heap.memory().clone(), alive.clone());
         let verbs = verbs.with_stripes(self.stripes());
-        way.mapped = self.reader(&heap).map(|reader| (reader, table));
-        Ok(Some(self.linked(stream, Arc::new(verbs), alive, way)))
+        path.mapped = self.reader(&heap).map(|reader| (reader, table));
+        Ok(Some(self.linked(stream, Arc::new(verbs), alive, path)))
     }
 
     fn stripes(&self) -> Stripes {
@@ -307,9 +310,9 @@ impl Attaching {
         let Some(data) = self.info.data.clone() else {
             return Err(Error::unsupported(format!("rank {} has no tcp agent", self.info.rank)));
         };
-        let mut way = Way { passed_over, ..self.way(None) };
-        let attached = self.hello(&self.info.control, AttachBy::Agent, &way.obeyed).await?;
-        way.claims = attached.log_token.map(|token| {
+        let mut path = PathChoice { passed_over, ..self.path_choice(None) };
+        let attached = self.hello(&self.info.control, AttachBy::Agent, &path.obeyed).await?;
+        path.claims = attached.log_token.map(|token| {
             // As many as the agent lets one token have open. It knows them: nobody asks this table.
             let entries = (0..MAX_OPEN_CLAIMS).map(|_| Line::default()).collect();
             (Arc::new(OpenClaims::with(entries, Landing::InCall)), token)
@@ -318,11 +321,15 @@ impl Attaching {
         let (owner, stripes) = (self.info.incarnation, self.stripes());
         let connecting = machine.connect(&data, owner, &self.credentials, stripes);
         let (verbs, alive) = connecting.await?;
-        Ok(self.linked(attached.stream, verbs, alive, way))
+        Ok(self.linked(attached.stream, verbs, alive, path))
     }
 
     /// Through devices of both ends.
-    async fn devices(&self, used_for: Use, passed_over: Vec<String>) -> Result<Arc<Peer>> {
+    async fn devices(
+        &self,
+        used_for: AttachmentUse,
+        passed_over: Vec<String>,
+    ) -> Result<Arc<Peer>> {
         let rank = self.info.rank;
         let none =
             |e: String| Error::unsupported(format!("rank {rank} is not reached by rdma: {e}"));
@@ -337,9 +344,9 @@ impl Attaching {
         let opened = tokio::task::spawn_blocking(opening).await.map_err(failed)?;
         let offering = opened.map_err(|e| none(e.to_string()))?;
         let offer = offering.offer();
-        let way = Way { used_for, passed_over, ..self.by_device() };
+        let path = PathChoice { used_for, passed_over, ..self.device_path() };
         let by = AttachBy::Fabric(offer);
-        let attached = self.hello(&self.info.control, by, &way.obeyed).await?;
+        let attached = self.hello(&self.info.control, by, &path.obeyed).await?;
         let answer = match attached.fabric {
             Some(Ok(answer)) => answer,
             Some(Err(why)) => return Err(none(why)),
@@ -353,7 +360,7 @@ impl Attaching {
         let verbs = connected
             .map_err(|e| Error::internal(format!("connecting to rank {rank} failed: {e}")))?
             .map_err(|e| none(e.to_string()))?;
-        Ok(self.linked(attached.stream, verbs, alive, way))
+        Ok(self.linked(attached.stream, verbs, alive, path))
     }
 
     /// The link, and what it was given: a pin table, a token for the log.
@@ -401,13 +408,13 @@ impl Attaching {
         stream: BoxStream,
         verbs: Arc<dyn Verbs>,
         alive: Alive,
-        way: Way,
+        path: PathChoice,
     ) -> Arc<Peer> {
         let (tx, rx) = mpsc::channel(LINK_FRAMES);
         let (rank, weak) = (self.info.rank, tx.downgrade());
-        let plans = (self.plans.clone(), way.obeyed.clone());
+        let plans = (self.plans.clone(), path.obeyed.clone());
         let devices = (verbs.kind() == Kind::Rdma).then(|| alive.clone());
-        let peer = Arc::new(self.peer(verbs, (Link::Remote(tx), alive.clone()), way));
+        let peer = Arc::new(self.peer(verbs, (Link::Remote(tx), alive.clone()), path));
         tokio::task::spawn_local(async move {
             let why = run_link(stream, rx, weak, plans, devices).await;
             // From here on no verb through this handle may report success.

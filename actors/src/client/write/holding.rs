@@ -42,9 +42,9 @@ impl Drop for Asked<'_> {
     fn drop(&mut self) {
         let Some(request) = self.request else { return };
         let shared = &self.client.shared;
-        shared.rare.withdrawn.one();
+        shared.slow_path.withdrawn.one();
         let withdrawn = Withdrawn(request, shared.abandoning.clone());
-        if let Some(Err(error)) = shared.tell(withdrawn) {
+        if let Some(Err(error)) = shared.notify_producer(withdrawn) {
             tracing::debug!(%error, "an open left to its deadline");
         }
     }
@@ -70,6 +70,6 @@ impl Drop for Granted<'_> {
         if let Some(plan) = self.plan.take() {
             self.client.shared.plans.close(&plan);
         }
-        self.client.tell_abandoned(self.reference.take().into_iter().collect());
+        self.client.report_abandoned(self.reference.take().into_iter().collect());
     }
 }

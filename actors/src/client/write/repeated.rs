@@ -42,11 +42,11 @@ mod tests {
         let mut opened: Vec<Result<()>> = vec![Ok(()), wait(), wait(), wait()];
         name_repeated(&mut opened, &items, &[3, 5, 7, 9]);
         assert_eq!(opened[1], wait(), "another put has it");
-        let told = opened[2].clone().unwrap_err();
-        assert_eq!(told.kind, ErrorKind::InvalidArgument);
+        let error = opened[2].clone().unwrap_err();
+        assert_eq!(error.kind, ErrorKind::InvalidArgument);
         assert!(
-            told.message.starts_with("key a stands twice in this batch, at 3 and 7 "),
-            "{told}"
+            error.message.starts_with("key a stands twice in this batch, at 3 and 7 "),
+            "{error}"
         );
         assert_eq!(opened[3], wait());
     }

@@ -1,12 +1,13 @@
 //! A Master on an arbiter of its own, time by hand, and ranks that say only what a test has them say.
 
-use crate::cell::{CellAddr, Reply};
-use crate::master::{Ask, DOWNLINK_FRAMES, FromRank, Join, LinkId, Master, MasterTruth, Members};
+use crate::actor::{ActorAddr, Reply};
+use crate::executor::OwnedExecutor;
+use crate::master::{Ask, DOWNLINK_FRAMES, FromRank, Join, LinkId, Master, MasterDurable, Members};
 use crate::message::{
-    Down, KeyBytes, OpenItem, PlanDesc, PlanRef, PutOptions, RankInfo, Refusal, Request, Response,
-    Seat, SeenView, Settings, SlotContent, SlotEntry, SlotRef, Term, Up,
+    KeyBytes, MasterToOwner, OpenItem, OwnerToMaster, PlanDesc, PlanRef, PutOptions, RankInfo,
+    Refusal, Request, Response, SeenView, SegmentId, Settings, SlotContent, SlotEntry, SlotRef,
+    Term,
 };
-use crate::place::OwnedPlace;
 use crate::{ErrorKind, Result};
 use nkv_store::KeyHasher;
 use nkv_store::clock::{BootClock, Clock, ManualClock};
@@ -25,22 +26,22 @@ pub(super) const SLOTS: u32 = 4;
 const BASE: u64 = 1 << 20;
 
 pub(super) struct Bench {
-    pub master: CellAddr<Master>,
+    pub master: ActorAddr<Master>,
     pub members: Arc<Members>,
     pub clock: ManualClock,
     /// Whether ranks that join must say which plans they have recorded.
     pub confirming: bool,
     world: u32,
-    _place: OwnedPlace,
+    _executor: OwnedExecutor,
 }
 
 /// One rank, played by hand. It keeps views when told so.
 pub(super) struct Rank {
     pub info: RankInfo,
-    pub rx: mpsc::Receiver<Down>,
+    pub rx: mpsc::Receiver<MasterToOwner>,
     pub term: Term,
     link: LinkId,
-    master: CellAddr<Master>,
+    master: ActorAddr<Master>,
     pub keeps_views: bool,
 }
 
@@ -111,11 +112,11 @@ pub(super) fn held(slot: u32, epoch: u32) -> SlotEntry {
 
 impl Bench {
     pub(super) async fn new(world: u32) -> Self {
-        let place = OwnedPlace::arbiter().unwrap();
+        let executor = OwnedExecutor::arbiter().unwrap();
         let clock = ManualClock::default();
         clock.advance_ms(1_000_000);
         let members = Arc::new(Members::new(term(1, 50), world, clock.now_ms()));
-        let truth = MasterTruth {
+        let durable = MasterDurable {
             world_size: world,
             ttl_ms: TTL_MS,
             full_wait_ms: 50,
@@ -132,8 +133,9 @@ impl Bench {
             clock: Arc::new(clock.clone()),
             random: Arc::new(nkv_store::OsRandom),
         };
-        let master = CellAddr::start(place.place(), truth, Arc::new(|_| {})).await.unwrap();
-        Self { master, members, clock, confirming: false, world, _place: place }
+        let master =
+            ActorAddr::start(executor.executor(), durable, Arc::new(|_| {})).await.unwrap();
+        Self { master, members, clock, confirming: false, world, _executor: executor }
     }
 
     /// All ranks joined fresh, and their empty heaps reported. They are of the master's process: nobody
@@ -172,11 +174,13 @@ impl Bench {
     /// A rank with one more segment of its own incarnation.
     pub(super) async fn mount(
         &self,
-        seat: Seat,
+        segment_id: SegmentId,
         incarnation: u64,
     ) -> std::result::Result<Rank, Refusal> {
-        let info =
-            RankInfo { segment_id: seat.segment, ..info(seat.rank, incarnation, self.world) };
+        let info = RankInfo {
+            segment_id: segment_id.segment,
+            ..info(segment_id.rank, incarnation, self.world)
+        };
         self.joins(info, Term::default(), false, SeenView::default()).await
     }
 
@@ -278,7 +282,7 @@ impl Bench {
         for _ in 0..10 {
             self.clock.advance_ms(TTL_MS / 8);
             for r in ranks {
-                r.says(Up::Retired(Vec::new())).await;
+                r.sends(OwnerToMaster::Retired(Vec::new())).await;
             }
             self.ticks().await;
         }
@@ -303,15 +307,15 @@ impl Bench {
 /// Looks every few milliseconds until it finds what is wanted, within [`LIMIT`].
 pub(super) async fn eventually<T: Debug>(
     what: &str,
-    mut look: impl AsyncFnMut() -> T,
+    mut poll: impl AsyncFnMut() -> T,
     wanted: impl Fn(&T) -> bool,
 ) {
     let until_ms = BootClock.now_ms() + nkv_pace::HANGS_MS;
-    let mut found = look().await;
+    let mut found = poll().await;
     while !wanted(&found) {
         assert!(BootClock.now_ms() < until_ms, "not within {LIMIT:?}: {what}; found {found:?}");
         tokio::time::sleep(Duration::from_millis(2)).await;
-        found = look().await;
+        found = poll().await;
     }
 }
 
@@ -324,8 +328,7 @@ pub(super) fn done(response: Response) -> Result<()> {
 }
 
 pub(super) fn opening(request: u64, k: &str, rank: u32) -> Request {
-    let opts =
-        PutOptions { preferred_segment: Some(rank), page_bytes: 4096, ..PutOptions::default() };
+    let opts = PutOptions { preferred_rank: Some(rank), page_bytes: 4096, ..PutOptions::default() };
     let item = OpenItem { key: k.as_bytes().to_vec(), bytes_total: UNIT, opts };
     Request::OpenForWrite { request, wait_ms: 100, items: vec![item] }
 }
@@ -335,20 +338,20 @@ pub(super) fn plan_ref(p: &PlanDesc) -> PlanRef {
 }
 
 impl Rank {
-    pub(super) async fn says(&self, up: Up) {
-        let (seat, incarnation, link) = (self.info.seat(), self.info.incarnation, self.link);
-        self.master.call(FromRank { seat, incarnation, link, up }, LIMIT).await.unwrap();
+    pub(super) async fn sends(&self, up: OwnerToMaster) {
+        let (segment_id, incarnation, link) = (self.info.id(), self.info.incarnation, self.link);
+        self.master.call(FromRank { segment_id, incarnation, link, up }, LIMIT).await.unwrap();
     }
 
     /// The next frame that `want` picks; views are kept on the way.
-    pub(super) async fn hears<T>(&mut self, want: impl Fn(&Down) -> Option<T>) -> T {
+    pub(super) async fn receives<T>(&mut self, want: impl Fn(&MasterToOwner) -> Option<T>) -> T {
         let work = async {
             loop {
                 let down = self.rx.recv().await.expect("the link was cut");
-                if let Down::View(v) = &down
+                if let MasterToOwner::View(v) = &down
                     && self.keeps_views
                 {
-                    self.says(Up::ViewSeen { number: v.number }).await;
+                    self.sends(OwnerToMaster::ViewSeen { number: v.number }).await;
                 }
                 if let Some(t) = want(&down) {
                     return t;
@@ -359,13 +362,13 @@ impl Rank {
     }
 
     /// Handles what waits, without waiting for more; returns it.
-    pub(super) async fn drain(&mut self) -> Vec<Down> {
+    pub(super) async fn drain(&mut self) -> Vec<MasterToOwner> {
         let mut all = Vec::new();
         while let Ok(down) = self.rx.try_recv() {
-            if let Down::View(v) = &down
+            if let MasterToOwner::View(v) = &down
                 && self.keeps_views
             {
-                self.says(Up::ViewSeen { number: v.number }).await;
+                self.sends(OwnerToMaster::ViewSeen { number: v.number }).await;
             }
             all.push(down);
         }
@@ -380,13 +383,13 @@ impl Rank {
     /// Answers the question for a report.
     pub(super) async fn reports(&mut self, slots: Vec<SlotEntry>) {
         let number = self
-            .hears(|d| match d {
-                Down::ReportPlease { number } => Some(*number),
+            .receives(|d| match d {
+                MasterToOwner::RequestReport { number } => Some(*number),
                 _ => None,
             })
             .await;
-        self.says(Up::Report { number, slots, last: true }).await;
-        self.hears(|d| matches!(d, Down::ReportTaken).then_some(())).await;
+        self.sends(OwnerToMaster::Report { number, slots, last: true }).await;
+        self.receives(|d| matches!(d, MasterToOwner::ReportTaken).then_some(())).await;
     }
 
     pub(super) fn at(&self, slot: u32, epoch: u32) -> SlotRef {
@@ -396,18 +399,18 @@ impl Rank {
     /// Retires as asked: LIVE is gone, quarantine is over.
     pub(super) async fn retires(&mut self) -> SlotRef {
         let at = self
-            .hears(|d| match d {
-                Down::Retire(list) => list.first().copied(),
+            .receives(|d| match d {
+                MasterToOwner::Retire(list) => list.first().copied(),
                 _ => None,
             })
             .await;
-        self.says(Up::Retired(vec![at])).await;
-        self.says(Up::Freed(vec![at])).await;
+        self.sends(OwnerToMaster::Retired(vec![at])).await;
+        self.sends(OwnerToMaster::Freed(vec![at])).await;
         at
     }
 
-    pub(super) fn leaves_the_link(&self) -> (CellAddr<Master>, crate::master::LinkDown) {
-        let down = crate::master::LinkDown { seat: self.info.seat(), link: self.link };
+    pub(super) fn leaves_the_link(&self) -> (ActorAddr<Master>, crate::master::LinkDown) {
+        let down = crate::master::LinkDown { segment_id: self.info.id(), link: self.link };
         (self.master.clone(), down)
     }
 

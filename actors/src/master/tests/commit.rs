@@ -5,8 +5,8 @@ use crate::ErrorKind;
 use crate::client::control::{ControlPool, MasterPath};
 use crate::client::keys::HandleKeys;
 use crate::message::{
-    Down, EndCause, PlanDesc, PlanId, PlanOpened, Request, Response, SeenView, SlotContent,
-    SlotEntry, Up,
+    EndCause, MasterToOwner, OwnerToMaster, PlanDesc, PlanId, PlanOpened, Request, Response,
+    SeenView, SlotContent, SlotEntry,
 };
 use nkv_transport::wire::OsNet;
 use nkv_transport::wire::auth::Credentials;
@@ -16,23 +16,23 @@ use tokio::task::JoinHandle;
 /// Longer than a commit waits.
 const LONGER_MS: u64 = 450;
 
-fn opened(d: &Down) -> Option<PlanOpened> {
+fn opened(d: &MasterToOwner) -> Option<PlanOpened> {
     match d {
-        Down::PlanOpened(p) => Some(p.clone()),
+        MasterToOwner::PlanOpened(p) => Some(p.clone()),
         _ => None,
     }
 }
 
-fn ended(d: &Down) -> Option<EndCause> {
+fn ended(d: &MasterToOwner) -> Option<EndCause> {
     match d {
-        Down::EndPlan { cause, .. } => Some(*cause),
+        MasterToOwner::EndPlan { cause, .. } => Some(*cause),
         _ => None,
     }
 }
 
-fn committed(d: &Down) -> Option<usize> {
+fn committed(d: &MasterToOwner) -> Option<usize> {
     match d {
-        Down::Committed(list) => Some(list.len()),
+        MasterToOwner::Committed(list) => Some(list.len()),
         _ => None,
     }
 }
@@ -48,11 +48,11 @@ async fn commits(bench: &Bench, plans: &[&PlanDesc]) -> JoinHandle<Response> {
 }
 
 fn waited(bench: &Bench) -> u64 {
-    bench.members.rare.snapshot().commits_waited
+    bench.members.slow_path.snapshot().commits_waited
 }
 
 async fn records(rank: &Rank, up_to: PlanId) {
-    rank.says(Up::PlansRecorded { up_to }).await;
+    rank.sends(OwnerToMaster::PlansRecorded { up_to }).await;
 }
 
 #[tokio::test]
@@ -68,8 +68,8 @@ async fn a_commit_is_acknowledged_once_its_owner_has_recorded_the_plan_and_not_b
     // Each word of a link stands for all plans told before it.
     records(&ranks[0], second.plan).await;
     assert_eq!(waits.await.unwrap(), Response::Done(vec![Ok(()), Ok(())]));
-    assert_eq!(ranks[0].hears(committed).await, 1);
-    assert_eq!(ranks[0].hears(committed).await, 1);
+    assert_eq!(ranks[0].receives(committed).await, 1);
+    assert_eq!(ranks[0].receives(committed).await, 1);
     // Recorded before the commit comes, it waits for nothing.
     let third = bench.open(3, "k3", 0).await.unwrap();
     records(&ranks[0], third.plan).await;
@@ -102,9 +102,9 @@ async fn i12_a_commit_that_no_owner_confirms_is_not_ready_and_given_up_it_leaves
     bench.done(Request::Abort(vec![plan_ref(&plan)])).await.unwrap();
     records(&ranks[0], plan.plan).await;
     assert_eq!(done(again.await.unwrap()).unwrap_err().kind, ErrorKind::Reclaimed);
-    assert_eq!(ranks[0].hears(ended).await, EndCause::Aborted);
+    assert_eq!(ranks[0].receives(ended).await, EndCause::Aborted);
     // READY was written; the owner saw it before it heard of the end.
-    ranks[0].says(Up::Adopted(plan_ref(&plan))).await;
+    ranks[0].sends(OwnerToMaster::Adopted(plan_ref(&plan))).await;
     assert_eq!(ranks[0].retires().await, plan.meta.at);
     assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound));
 }
@@ -146,14 +146,14 @@ async fn a_commit_whose_owners_link_breaks_is_disconnected_and_nothing_is_stored
 async fn a_commit_that_waits_is_acknowledged_by_the_report_of_an_owner_that_has_the_plan() {
     let (bench, mut ranks) = Bench::whole_apart(1).await;
     let plan = bench.open(1, "k", 0).await.unwrap();
-    let told = ranks[0].hears(opened).await;
+    let opened_plan = ranks[0].receives(opened).await;
     let waits = commits(&bench, &[&plan]).await;
     let mut again =
         bench.join_from(0, 100, bench.members.term(), SeenView::default()).await.unwrap();
     // Over the old link, which nobody listens to any more.
     records(&ranks[0], plan.plan).await;
     assert!(!waits.is_finished());
-    let what = SlotContent::Open(Box::new(told));
+    let what = SlotContent::Open(Box::new(opened_plan));
     let (slot, epoch) = (plan.meta.at.slot, plan.meta.at.epoch);
     again.reports(vec![SlotEntry { slot, epoch, what }]).await;
     done(waits.await.unwrap()).unwrap();
@@ -168,14 +168,14 @@ async fn a_commit_that_waits_goes_on_waiting_while_an_owner_that_lost_the_plan_i
     drop(ranks);
     let mut again =
         bench.join_from(0, 100, bench.members.term(), SeenView::default()).await.unwrap();
-    let asked = again.hears(|d| match d {
-        Down::ReportPlease { number } => Some(*number),
+    let asked = again.receives(|d| match d {
+        MasterToOwner::RequestReport { number } => Some(*number),
         _ => None,
     });
     let number = asked.await;
-    again.says(Up::Report { number, slots: Vec::new(), last: true }).await;
-    assert_eq!(again.hears(opened).await.plan, plan.plan);
-    again.hears(|d| matches!(d, Down::ReportTaken).then_some(())).await;
+    again.sends(OwnerToMaster::Report { number, slots: Vec::new(), last: true }).await;
+    assert_eq!(again.receives(opened).await.plan, plan.plan);
+    again.receives(|d| matches!(d, MasterToOwner::ReportTaken).then_some(())).await;
     assert!(!waits.is_finished(), "the report lacked it");
     records(&again, plan.plan).await;
     done(waits.await.unwrap()).unwrap();

@@ -2,7 +2,7 @@
 
 use super::bench::{Bench, TTL_MS, done, info, key, live, term, view};
 use crate::ErrorKind;
-use crate::message::{Down, Refusal, Request, SeenView, Up};
+use crate::message::{MasterToOwner, OwnerToMaster, Refusal, Request, SeenView};
 
 fn is_gone<T>(r: Result<T, Refusal>) -> bool {
     matches!(r, Err(Refusal::Gone { .. }))
@@ -12,7 +12,7 @@ fn is_gone<T>(r: Result<T, Refusal>) -> bool {
 async fn model_goneinc_i17_an_incarnation_declared_gone_is_refused_for_good() {
     let (bench, mut ranks) = Bench::whole(2).await;
     let second = ranks.pop().unwrap();
-    second.says(Up::Leave).await;
+    second.sends(OwnerToMaster::Leave).await;
     let ours = bench.members.term();
     assert!(is_gone(bench.join_from(1, 101, ours, SeenView::default()).await));
     assert!(is_gone(bench.join(1, 101).await));
@@ -90,18 +90,18 @@ async fn model_views_a_remove_waits_until_the_others_keep_the_loss_of_a_rank() {
     bench.put(1, "k", &mut ranks[1]).await;
     ranks[2].drain().await;
     ranks[2].keeps_views = false;
-    ranks.remove(1).says(Up::Leave).await;
+    ranks.remove(1).sends(OwnerToMaster::Leave).await;
     ranks[0].drain().await;
     let removal = bench.asks(Request::Remove(vec![key("k")]));
     bench.goes_on_meanwhile().await;
     assert!(!removal.is_finished(), "rank 2 does not keep the view that lacks rank 1 yet");
     let number = ranks[1]
-        .hears(|d| match d {
-            Down::View(v) if !v.incarnations.contains(&101) => Some(v.number),
+        .receives(|d| match d {
+            MasterToOwner::View(v) if !v.incarnations.contains(&101) => Some(v.number),
             _ => None,
         })
         .await;
-    ranks[1].says(Up::ViewSeen { number }).await;
+    ranks[1].sends(OwnerToMaster::ViewSeen { number }).await;
     let e = done(removal.await.unwrap()).unwrap_err();
     assert_eq!(e.kind, ErrorKind::NotFound, "it went with its rank: {e}");
 }
@@ -114,11 +114,11 @@ async fn i6_a_removal_is_not_acknowledged_by_a_loss_that_only_a_minority_knows_o
     bench.put(1, "k", &mut ranks[1]).await;
     ranks[0].drain().await;
     let waits = bench.asks(Request::Remove(vec![key("k")]));
-    ranks[1].hears(|d| matches!(d, Down::Retire(_)).then_some(())).await;
+    ranks[1].receives(|d| matches!(d, MasterToOwner::Retire(_)).then_some(())).await;
     // Ranks 1 and 2 fall silent: after the TTL rank 0 is alone, and keeps the view that says so.
     for _ in 0..4 {
         bench.clock.advance_ms(TTL_MS / 4);
-        ranks[0].says(Up::Retired(Vec::new())).await;
+        ranks[0].sends(OwnerToMaster::Retired(Vec::new())).await;
         bench.ticks().await;
         ranks[0].drain().await;
     }
@@ -135,12 +135,12 @@ async fn model_views_a_remove_that_nobody_confirms_is_disconnected() {
     ranks[2].keeps_views = false;
     ranks[0].drain().await;
     let waits = bench.asks(Request::Remove(vec![key("k")]));
-    ranks[1].hears(|d| matches!(d, Down::Retire(_)).then_some(())).await;
-    ranks.remove(1).says(Up::Leave).await;
+    ranks[1].receives(|d| matches!(d, MasterToOwner::Retire(_)).then_some(())).await;
+    ranks.remove(1).sends(OwnerToMaster::Leave).await;
     ranks[0].drain().await;
     bench.clock.advance_ms(1_600);
     for r in &ranks {
-        r.says(Up::Retired(Vec::new())).await;
+        r.sends(OwnerToMaster::Retired(Vec::new())).await;
     }
     let e = done(waits.await.unwrap()).unwrap_err();
     assert_eq!(e.kind, ErrorKind::Disconnected, "{e}");
@@ -153,7 +153,7 @@ async fn model_rejoinempty_a_fresh_incarnation_brings_nothing_and_is_welcome() {
     // What an earlier master knew says nothing against an incarnation that never obeyed anybody.
     let mut r = bench.join_from(0, 100, old, view(old, 9, &[100])).await.unwrap();
     r.reports(vec![live(0, 1, "k")]).await;
-    r.says(Up::Leave).await;
+    r.sends(OwnerToMaster::Leave).await;
     let mut fresh = bench.join(0, 101).await.unwrap();
     fresh.reports(Vec::new()).await;
     assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound));
@@ -165,13 +165,13 @@ async fn a_rank_still_to_be_met_is_in_no_view_as_lost() {
     let mut first = bench.join(0, 100).await.unwrap();
     first.reports(Vec::new()).await;
     let heard = first.drain().await;
-    assert!(!heard.iter().any(|d| matches!(d, Down::View(_))), "{heard:?}");
+    assert!(!heard.iter().any(|d| matches!(d, MasterToOwner::View(_))), "{heard:?}");
     let mut second = bench.join(1, 101).await.unwrap();
     second.reports(Vec::new()).await;
     for r in [&mut first, &mut second] {
         let incarnations = r
-            .hears(|d| match d {
-                Down::View(v) => Some(v.incarnations.clone()),
+            .receives(|d| match d {
+                MasterToOwner::View(v) => Some(v.incarnations.clone()),
                 _ => None,
             })
             .await;
@@ -186,20 +186,20 @@ async fn i6_a_key_put_anew_while_a_rank_could_not_report_is_removed_once_it_has_
     let old = term(3, 9);
     let mut first = bench.join(0, 100).await.unwrap();
     let seen = view(old, 2, &[101]);
-    let mut silent = bench.join_from(1, 101, old, seen).await.unwrap();
+    let mut unreported = bench.join_from(1, 101, old, seen).await.unwrap();
     let mut first = match first.is_cut().await {
         true => bench.rejoin(0, 100).await,
         false => first,
     };
     first.reports(Vec::new()).await;
-    bench.a_ttl_passes(&[&first, &silent]).await;
+    bench.a_ttl_passes(&[&first, &unreported]).await;
     let plan = bench.put(1, "k", &mut first).await;
     first.drain().await;
     let removal = bench.asks(Request::Remove(vec![key("k")]));
-    silent.drain().await;
+    unreported.drain().await;
     let e = done(removal.await.unwrap()).unwrap_err();
     assert_eq!(e.kind, ErrorKind::NotReady, "the silent rank's older copy is read by its location");
-    let mut silent = bench
+    let mut unreported = bench
         .join_from(1, 101, bench.members.term(), view(bench.members.term(), 9, &[100, 101]))
         .await
         .unwrap();
@@ -208,13 +208,13 @@ async fn i6_a_key_put_anew_while_a_rank_could_not_report_is_removed_once_it_has_
         Err(ErrorKind::NotReady),
         "still unreported, link or not"
     );
-    silent.reports(vec![live(0, 1, "k"), live(1, 1, "other")]).await;
+    unreported.reports(vec![live(0, 1, "k"), live(1, 1, "other")]).await;
     assert_eq!(bench.found("k").await, Ok(plan.meta.at), "the newer one stays");
     let removal = bench.asks(Request::Remove(vec![key("k")]));
     assert_eq!(first.retires().await, plan.meta.at);
     done(removal.await.unwrap()).unwrap();
     assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound));
-    assert_eq!(bench.found("other").await, Ok(silent.at(1, 1)));
+    assert_eq!(bench.found("other").await, Ok(unreported.at(1, 1)));
 }
 
 /// The key was put anew under an earlier master, while the rank was silent there as well: this one has it
@@ -224,19 +224,19 @@ async fn i6_a_key_that_another_rank_reported_is_not_removed_while_one_cannot_rep
     let bench = Bench::new(2).await;
     let old = term(3, 9);
     let mut first = bench.join_from(0, 100, old, view(old, 2, &[100, 101])).await.unwrap();
-    let mut silent = bench.join_from(1, 101, old, view(old, 2, &[100, 101])).await.unwrap();
+    let mut unreported = bench.join_from(1, 101, old, view(old, 2, &[100, 101])).await.unwrap();
     first.reports(vec![live(0, 1, "k")]).await;
-    bench.a_ttl_passes(&[&first, &silent]).await;
+    bench.a_ttl_passes(&[&first, &unreported]).await;
     assert_eq!(bench.found("k").await, Ok(first.at(0, 1)));
     let removal = bench.asks(Request::Remove(vec![key("k")]));
     // They keep the view.
     first.drain().await;
-    silent.drain().await;
+    unreported.drain().await;
     let e = done(removal.await.unwrap()).unwrap_err();
     assert_eq!(e.kind, ErrorKind::NotReady, "the silent rank's older copy is read by its location");
     let now = bench.members.term();
-    let mut silent = bench.join_from(1, 101, now, view(now, 9, &[100, 101])).await.unwrap();
-    silent.reports(vec![live(0, 1, "k")]).await;
+    let mut unreported = bench.join_from(1, 101, now, view(now, 9, &[100, 101])).await.unwrap();
+    unreported.reports(vec![live(0, 1, "k")]).await;
     assert_eq!(bench.found("k").await, Ok(first.at(0, 1)), "one of a key is kept");
     let removal = bench.asks(Request::Remove(vec![key("k")]));
     assert_eq!(first.retires().await, first.at(0, 1));

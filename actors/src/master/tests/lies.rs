@@ -5,13 +5,13 @@ use super::bench::{
 };
 use crate::ErrorKind;
 use crate::message::{
-    Down, KeyBytes, LogObjectEntry, MAX_SEGMENTS, MAX_TEXT_BYTES, PlanId, PlanOpened, PlanRef,
-    RankInfo, Refusal, Request, Response, SeenView, SlotContent, SlotEntry, SlotRef, Term, Up,
-    WireKeyId,
+    KeyBytes, LogObjectEntry, MAX_SEGMENTS, MAX_TEXT_BYTES, MasterToOwner, OwnerToMaster, PlanId,
+    PlanOpened, PlanRef, RankInfo, Refusal, Request, Response, SeenView, SlotContent, SlotEntry,
+    SlotRef, Term, WireKeyId,
 };
 use nkv_store::key::MAX_KEY_BYTES;
 
-type Lie = fn(&mut RankInfo);
+type Forgery = fn(&mut RankInfo);
 
 fn opened(plan: PlanId, slot: u32) -> PlanOpened {
     PlanOpened {
@@ -37,7 +37,7 @@ fn entry(slot: u32, what: SlotContent) -> SlotEntry {
 #[tokio::test]
 async fn i19_a_member_that_cannot_be_as_it_says_is_refused_before_anything_is_made_for_it() {
     let (bench, _ranks) = Bench::whole(1).await;
-    let lies: Vec<(&str, Lie)> = vec![
+    let lies: Vec<(&str, Forgery)> = vec![
         ("u32::MAX slots", |i| i.slots = u32::MAX),
         ("no slots", |i| i.slots = 0),
         ("more slots than units", |i| i.slots = SLOTS + 1),
@@ -57,9 +57,9 @@ async fn i19_a_member_that_cannot_be_as_it_says_is_refused_before_anything_is_ma
         ("a name without end", |i| i.segment = "x".repeat(MAX_TEXT_BYTES + 1)),
     ];
     for (what, lie) in lies {
-        let mut told = info(0, 200, 1);
-        lie(&mut told);
-        let met = bench.joins(told, Term::default(), false, SeenView::default()).await;
+        let mut info = info(0, 200, 1);
+        lie(&mut info);
+        let met = bench.joins(info, Term::default(), false, SeenView::default()).await;
         assert!(matches!(met, Err(Refusal::Invalid(_))), "{what}: {:?}", met.map(|_| ()));
     }
     let seen =
@@ -77,13 +77,13 @@ async fn i19_a_member_that_cannot_be_as_it_says_is_refused_before_anything_is_ma
 
 /// It is told why, and cut; the master has not panicked, and rank 0 is served.
 async fn is_refused(bench: &Bench, mut rank: Rank, what: &str) {
-    let told = rank
-        .hears(|d| match d {
-            Down::Refused(why) => Some(why.clone()),
+    let info = rank
+        .receives(|d| match d {
+            MasterToOwner::Refused(why) => Some(why.clone()),
             _ => None,
         })
         .await;
-    assert!(!told.is_empty() && rank.is_cut().await, "{what}");
+    assert!(!info.is_empty() && rank.is_cut().await, "{what}");
     assert_eq!(bench.master.status().panics, 0, "{what}");
     let request = Request::GetLocation { keys: vec![key("of rank 0")], gone: Vec::new() };
     match bench.ask(request).await {
@@ -99,8 +99,8 @@ async fn scene() -> (Bench, Vec<Rank>, u64) {
     let liar = bench.rejoin(1, 101).await;
     ranks[1] = liar;
     let number = ranks[1]
-        .hears(|d| match d {
-            Down::ReportPlease { number } => Some(*number),
+        .receives(|d| match d {
+            MasterToOwner::RequestReport { number } => Some(*number),
             _ => None,
         })
         .await;
@@ -150,7 +150,7 @@ async fn i19_a_report_that_cannot_be_changes_nothing_and_ends_its_link() {
     ];
     for (what, slots) in lies {
         let (bench, mut ranks, number) = scene().await;
-        ranks[1].says(Up::Report { number, slots, last: true }).await;
+        ranks[1].sends(OwnerToMaster::Report { number, slots, last: true }).await;
         is_refused(&bench, ranks.remove(1), what).await;
         // Honest again, it is one of them.
         let mut back = bench.rejoin(1, 101).await;
@@ -162,13 +162,15 @@ async fn i19_a_report_that_cannot_be_changes_nothing_and_ends_its_link() {
 #[tokio::test]
 async fn i19_a_report_that_never_ends_is_ended() {
     let (bench, mut ranks, number) = scene().await;
-    ranks[1].says(Up::Report { number, slots: Vec::new(), last: false }).await;
+    ranks[1].sends(OwnerToMaster::Report { number, slots: Vec::new(), last: false }).await;
     is_refused(&bench, ranks.remove(1), "a part with nothing in it, and more to come").await;
     let (bench, mut ranks, number) = scene().await;
     for slot in 0..SLOTS {
-        ranks[1].says(Up::Report { number, slots: vec![held(slot, 1)], last: false }).await;
+        ranks[1]
+            .sends(OwnerToMaster::Report { number, slots: vec![held(slot, 1)], last: false })
+            .await;
     }
-    ranks[1].says(Up::Report { number, slots: vec![held(0, 2)], last: false }).await;
+    ranks[1].sends(OwnerToMaster::Report { number, slots: vec![held(0, 2)], last: false }).await;
     is_refused(&bench, ranks.remove(1), "part after part").await;
 }
 
@@ -179,16 +181,16 @@ async fn i19_a_word_about_slots_that_cannot_be_ends_its_link() {
     let plan = PlanId { term: Term { number: 1, master: 50 }, seq: 1 };
     let adopted = PlanRef { plan, at: elsewhere, key: WireKeyId { hash: 0, check: 0 } };
     let lies = [
-        Up::Retired(vec![at(u32::MAX, 1)]),
-        Up::Retired(vec![elsewhere]),
-        Up::Freed(vec![at(SLOTS, 1)]),
-        Up::Freed(vec![at(0, 0)]),
-        Up::Adopted(adopted),
+        OwnerToMaster::Retired(vec![at(u32::MAX, 1)]),
+        OwnerToMaster::Retired(vec![elsewhere]),
+        OwnerToMaster::Freed(vec![at(SLOTS, 1)]),
+        OwnerToMaster::Freed(vec![at(0, 0)]),
+        OwnerToMaster::Adopted(adopted),
     ];
     for up in lies {
         let (bench, mut ranks, _) = scene().await;
         let what = format!("{up:?}");
-        ranks[1].says(up).await;
+        ranks[1].sends(up).await;
         is_refused(&bench, ranks.remove(1), &what).await;
     }
 }
@@ -200,7 +202,7 @@ async fn a_slot_that_had_its_last_epoch_is_placed_no_more() {
     let mut rank = bench.rejoin(0, 100).await;
     let last = SlotEntry { epoch: u32::MAX, ..held(0, 1) };
     rank.reports(vec![last, held(1, 1), held(2, 1)]).await;
-    rank.says(Up::Freed(vec![rank.at(0, u32::MAX)])).await;
+    rank.sends(OwnerToMaster::Freed(vec![rank.at(0, u32::MAX)])).await;
     let plan = bench.open(1, "k", 0).await.unwrap();
     assert_eq!((plan.meta.at.slot, plan.meta.at.epoch), (3, 1));
     let full = bench.asks(opening(2, "l", 0));
@@ -222,18 +224,18 @@ async fn i6_who_says_that_it_keeps_a_view_to_come_does_not_keep_it() {
     bench.put(1, "k", &mut ranks[1]).await;
     ranks[2].drain().await;
     ranks[2].keeps_views = false;
-    ranks[2].says(Up::ViewSeen { number: u64::MAX }).await;
-    ranks.remove(1).says(Up::Leave).await;
+    ranks[2].sends(OwnerToMaster::ViewSeen { number: u64::MAX }).await;
+    ranks.remove(1).sends(OwnerToMaster::Leave).await;
     ranks[0].drain().await;
     let removal = bench.asks(Request::Remove(vec![key("k")]));
     bench.ticks().await;
     let number = ranks[1]
-        .hears(|d| match d {
-            Down::View(v) if !v.incarnations.contains(&101) => Some(v.number),
+        .receives(|d| match d {
+            MasterToOwner::View(v) if !v.incarnations.contains(&101) => Some(v.number),
             _ => None,
         })
         .await;
     assert!(!removal.is_finished(), "rank 2 does not keep the view that lacks rank 1 yet");
-    ranks[1].says(Up::ViewSeen { number }).await;
+    ranks[1].sends(OwnerToMaster::ViewSeen { number }).await;
     assert_eq!(done(removal.await.unwrap()).unwrap_err().kind, ErrorKind::NotFound);
 }

@@ -2,8 +2,10 @@
 
 use super::bench::{Bench, LIMIT, Rank, TTL_MS, live};
 use crate::ErrorKind;
-use crate::cell::Crash;
-use crate::message::{Down, KeyState, Request, Response, Selection, SlotRef, Swept, Up};
+use crate::actor::Crash;
+use crate::message::{
+    KeyState, MasterToOwner, OwnerToMaster, Request, Response, Selection, SlotRef, Swept,
+};
 
 fn removal(pattern: &str) -> Request {
     Request::RemoveMatching(Selection { pattern: Some(pattern.to_string()), from: None })
@@ -37,9 +39,9 @@ async fn listed(bench: &Bench) -> Result<Vec<(String, KeyState)>, ErrorKind> {
 }
 
 /// The slots of the next Retire.
-async fn told(rank: &mut Rank) -> Vec<SlotRef> {
-    rank.hears(|d| match d {
-        Down::Retire(list) => Some(list.clone()),
+async fn next_retire(rank: &mut Rank) -> Vec<SlotRef> {
+    rank.receives(|d| match d {
+        MasterToOwner::Retire(list) => Some(list.clone()),
         _ => None,
     })
     .await
@@ -56,16 +58,16 @@ async fn a_round_of_a_removal_is_one_frame_to_each_owner() {
         r.drain().await;
     }
     let waits = bench.asks(removal("^a"));
-    let [mut first, second] = [told(&mut ranks[0]).await, told(&mut ranks[1]).await];
+    let [mut first, second] = [next_retire(&mut ranks[0]).await, next_retire(&mut ranks[1]).await];
     assert_eq!((first.len(), second.len()), (3, 1));
     let left = first.split_off(1);
-    ranks[0].says(Up::Retired(first)).await;
-    ranks[1].says(Up::Retired(second)).await;
+    ranks[0].sends(OwnerToMaster::Retired(first)).await;
+    ranks[1].sends(OwnerToMaster::Retired(second)).await;
     assert!(!waits.is_finished(), "two owners' words are missing");
-    ranks[0].says(Up::Retired(left)).await;
+    ranks[0].sends(OwnerToMaster::Retired(left)).await;
     assert_eq!(swept(waits.await.unwrap()), Ok(Swept { removed: 4, ..Swept::default() }));
     let frames = ranks[0].drain().await;
-    assert!(!frames.iter().any(|d| matches!(d, Down::Retire(_))), "{frames:?}");
+    assert!(!frames.iter().any(|d| matches!(d, MasterToOwner::Retire(_))), "{frames:?}");
     assert_eq!(listed(&bench).await, Ok(vec![("b".to_string(), KeyState::Ready)]));
 }
 
@@ -75,13 +77,13 @@ async fn i6_a_removal_whose_owner_is_silent_counts_what_was_confirmed() {
     bench.put(1, "a", &mut ranks[0]).await;
     bench.put(2, "b", &mut ranks[1]).await;
     let waits = bench.asks(removal(""));
-    let slots = told(&mut ranks[0]).await;
-    ranks[0].says(Up::Retired(slots)).await;
-    let silent = told(&mut ranks[1]).await;
+    let slots = next_retire(&mut ranks[0]).await;
+    ranks[0].sends(OwnerToMaster::Retired(slots)).await;
+    let silent = next_retire(&mut ranks[1]).await;
     bench.clock.advance_ms(TTL_MS / 2);
-    ranks[1].says(Up::Retired(Vec::new())).await;
+    ranks[1].sends(OwnerToMaster::Retired(Vec::new())).await;
     bench.clock.advance_ms(TTL_MS / 2);
-    ranks[1].says(Up::Retired(Vec::new())).await;
+    ranks[1].sends(OwnerToMaster::Retired(Vec::new())).await;
     bench.clock.advance_ms(TTL_MS / 2);
     let s = swept(waits.await.unwrap()).unwrap();
     assert_eq!((s.removed, s.unconfirmed), (1, 1));
@@ -89,7 +91,7 @@ async fn i6_a_removal_whose_owner_is_silent_counts_what_was_confirmed() {
     assert_eq!(why.kind, ErrorKind::Disconnected, "{why}");
     assert!(why.message.contains("rank 1"), "{why}");
     assert_eq!(listed(&bench).await, Ok(vec![("b".to_string(), KeyState::Removing)]));
-    ranks[1].says(Up::Retired(silent)).await;
+    ranks[1].sends(OwnerToMaster::Retired(silent)).await;
     assert_eq!(listed(&bench).await, Ok(Vec::new()), "it stays removed");
 }
 
@@ -105,7 +107,7 @@ async fn nothing_is_listed_or_removed_before_every_rank_was_met() {
     let names: Vec<_> = listed(&bench).await.unwrap().into_iter().map(|(k, _)| k).collect();
     assert_eq!(names, ["a", "b"]);
     let heard = first.drain().await;
-    assert!(!heard.iter().any(|d| matches!(d, Down::Retire(_))), "{heard:?}");
+    assert!(!heard.iter().any(|d| matches!(d, MasterToOwner::Retire(_))), "{heard:?}");
 }
 
 #[tokio::test]
@@ -118,7 +120,7 @@ async fn a_master_that_few_ranks_obey_lists_and_removes_nothing() {
     assert_eq!(listed(&bench).await, Err(ErrorKind::Disconnected));
     assert_eq!(swept(bench.ask(removal("")).await), Err(ErrorKind::Disconnected));
     let heard = ranks[0].drain().await;
-    assert!(!heard.iter().any(|d| matches!(d, Down::Retire(_))), "{heard:?}");
+    assert!(!heard.iter().any(|d| matches!(d, MasterToOwner::Retire(_))), "{heard:?}");
 }
 
 #[tokio::test]
@@ -127,35 +129,35 @@ async fn i6_a_removal_waits_until_the_others_keep_the_loss_of_a_rank() {
     bench.put(1, "k", &mut ranks[1]).await;
     ranks[2].drain().await;
     ranks[2].keeps_views = false;
-    ranks.remove(1).says(Up::Leave).await;
+    ranks.remove(1).sends(OwnerToMaster::Leave).await;
     ranks[0].drain().await;
     // The key went with its rank: there is nothing to remove, and yet nothing may be said.
     let waits = bench.asks(removal("^k$"));
     bench.goes_on_meanwhile().await;
     assert!(!waits.is_finished(), "rank 2 does not keep the view that lacks rank 1 yet");
     let number = ranks[1]
-        .hears(|d| match d {
-            Down::View(v) if !v.incarnations.contains(&101) => Some(v.number),
+        .receives(|d| match d {
+            MasterToOwner::View(v) if !v.incarnations.contains(&101) => Some(v.number),
             _ => None,
         })
         .await;
-    ranks[1].says(Up::ViewSeen { number }).await;
+    ranks[1].sends(OwnerToMaster::ViewSeen { number }).await;
     assert_eq!(swept(waits.await.unwrap()), Ok(Swept::default()));
 }
 
 /// Says what the rank is asked for next: its one object, or that it retired it.
 async fn reports_and_retires(rank: &mut Rank, at: SlotRef) {
     let up = rank
-        .hears(|d| match d {
-            Down::ReportPlease { number } => {
+        .receives(|d| match d {
+            MasterToOwner::RequestReport { number } => {
                 let slots = vec![live(at.slot, at.epoch, "k")];
-                Some(Up::Report { number: *number, slots, last: true })
+                Some(OwnerToMaster::Report { number: *number, slots, last: true })
             }
-            Down::Retire(list) => Some(Up::Retired(list.clone())),
+            MasterToOwner::Retire(list) => Some(OwnerToMaster::Retired(list.clone())),
             _ => None,
         })
         .await;
-    rank.says(up).await;
+    rank.sends(up).await;
 }
 
 #[tokio::test]
@@ -171,7 +173,7 @@ async fn a_round_begun_before_a_panic_looks_again_once_everything_is_in_sight() 
         let answer = loop {
             tokio::select! {
                 answer = &mut waits => break answer,
-                said = reports_and_retires(&mut ranks[0], at) => said,
+                received = reports_and_retires(&mut ranks[0], at) => received,
             }
         };
         if let Ok(response) = answer {

@@ -3,8 +3,8 @@
 use super::bench::{Bench, HASHER, LIMIT, Rank, UNIT, extent_of, info, key, plan_ref};
 use crate::ErrorKind;
 use crate::message::{
-    Down, LogObjectEntry, LogQuestion, PlanRef, RankInfo, Request, Response, SeenView, Selection,
-    SlotRef, Term, Up, WireKeyId,
+    LogObjectEntry, LogQuestion, MasterToOwner, OwnerToMaster, PlanRef, RankInfo, Request,
+    Response, SeenView, Selection, SlotRef, Term, WireKeyId,
 };
 
 /// A log of eight units before its arena.
@@ -28,11 +28,11 @@ async fn with_log() -> (Bench, Rank, Rank) {
 }
 
 async fn is_asked(rank: &mut Rank) -> (u64, LogQuestion) {
-    let asked = |d: &Down| match d {
-        Down::AskLog { number, question } => Some((*number, question.clone())),
+    let asked = |d: &MasterToOwner| match d {
+        MasterToOwner::AskLog { number, question } => Some((*number, question.clone())),
         _ => None,
     };
-    rank.hears(asked).await
+    rank.receives(asked).await
 }
 
 async fn outcome(asked: tokio::task::JoinHandle<Response>) -> Result<(), ErrorKind> {
@@ -97,19 +97,19 @@ fn in_log(k: &str) -> LogObjectEntry {
 }
 
 async fn answers(logs: &Rank, number: u64, served: Vec<LogObjectEntry>) {
-    logs.says(Up::LogAnswer { number, served, removed: Vec::new(), taken: 0 }).await;
+    logs.sends(OwnerToMaster::LogAnswer { number, served, removed: Vec::new(), taken: 0 }).await;
 }
 
 async fn ends(first: &mut Rank, bench: &Bench, plan: PlanRef) {
     bench.done(Request::Abort(vec![plan])).await.unwrap();
-    first.says(Up::Retired(vec![plan.at])).await;
+    first.sends(OwnerToMaster::Retired(vec![plan.at])).await;
 }
 
 #[tokio::test]
 async fn i15_what_a_plan_hid_in_a_log_is_listed_once_the_plan_has_ended() {
     let (bench, mut first, mut logs) = with_log().await;
     let plan = bench.open(1, "k", 0).await.unwrap();
-    logs.says(Up::Announced(vec![in_log("k")])).await;
+    logs.sends(OwnerToMaster::Announced(vec![in_log("k")])).await;
     ends(&mut first, &bench, plan_ref(&plan)).await;
     let (number, _) = is_asked(&mut logs).await;
     answers(&logs, number, vec![in_log("k")]).await;
@@ -128,7 +128,7 @@ async fn i15_what_a_log_serves_is_not_forgotten_when_the_logs_are_asked_once_mor
         .asks(Request::GetLocation { keys: vec![key("hidden"), key("listed")], gone: Vec::new() });
     let (number, _) = is_asked(&mut logs).await;
     // Evicted while the log is asked about the other one.
-    first.says(Up::Retired(vec![listed.meta.at])).await;
+    first.sends(OwnerToMaster::Retired(vec![listed.meta.at])).await;
     answers(&logs, number, vec![in_log("hidden")]).await;
     let (again, question) = is_asked(&mut logs).await;
     let listed = WireKeyId::from(HASHER.id(b"listed"));
@@ -151,8 +151,8 @@ async fn led_to(asked: tokio::task::JoinHandle<Response>) -> Result<SlotRef, Err
     }
 }
 
-fn retires_any(said: &[Down]) -> bool {
-    said.iter().any(|d| matches!(d, Down::Retire(_)))
+fn retires_any(received: &[MasterToOwner]) -> bool {
+    received.iter().any(|d| matches!(d, MasterToOwner::Retire(_)))
 }
 
 /// Whether its owner's word of the retired object comes before the log answers or after.
@@ -168,16 +168,16 @@ async fn i7_who_found_a_listed_object_gone_is_led_to_the_one_that_a_log_serves()
         let (same, _) = is_asked(&mut first).await;
         assert_eq!(same, number, "the owner of what is listed is asked, too");
         if word_first {
-            first.says(Up::Retired(vec![gone])).await;
+            first.sends(OwnerToMaster::Retired(vec![gone])).await;
         }
         answers(&first, number, Vec::new()).await;
         answers(&logs, number, vec![in_log("k")]).await;
         assert_eq!(led_to(asked).await, Ok(logs.at(3, 1)));
         // Told its name meanwhile, it is no second one.
-        logs.says(Up::Announced(vec![in_log("k")])).await;
+        logs.sends(OwnerToMaster::Announced(vec![in_log("k")])).await;
         assert!(!retires_any(&logs.drain().await), "word first: {word_first}");
         if !word_first {
-            first.says(Up::Retired(vec![gone])).await;
+            first.sends(OwnerToMaster::Retired(vec![gone])).await;
             let (number, _) = is_asked(&mut logs).await;
             answers(&logs, number, vec![in_log("k")]).await;
         }
@@ -194,7 +194,7 @@ async fn i7_not_found_is_the_word_of_the_owner_that_retired_it() {
         let (number, _) = is_asked(&mut logs).await;
         answers(&logs, number, Vec::new()).await;
         if says_so {
-            first.says(Up::Retired(vec![gone])).await;
+            first.sends(OwnerToMaster::Retired(vec![gone])).await;
         }
         assert!(!asked.is_finished(), "its owner has not answered");
         answers(&first, number, Vec::new()).await;
@@ -209,13 +209,13 @@ async fn i15_of_two_objects_of_one_key_in_a_segment_the_master_retires_none() {
     let (bench, mut first, mut logs) = with_log().await;
     let planned = bench.put(1, "k", &mut logs).await.meta.at;
     assert_eq!(planned.incarnation, logs.info.incarnation);
-    logs.says(Up::Announced(vec![in_log("k")])).await;
+    logs.sends(OwnerToMaster::Announced(vec![in_log("k")])).await;
     first.drain().await;
     assert!(
         !retires_any(&logs.drain().await),
         "it accepted the log's before it heard of the plan's"
     );
-    logs.says(Up::Retired(vec![planned])).await;
+    logs.sends(OwnerToMaster::Retired(vec![planned])).await;
     let (number, _) = is_asked(&mut logs).await;
     answers(&logs, number, vec![in_log("k")]).await;
     assert_eq!(bench.found("k").await, Ok(logs.at(3, 1)));
@@ -227,11 +227,11 @@ async fn i15_what_a_log_serves_elsewhere_is_retired_when_a_plan_goes_live_over_i
     for is_adopted in [false, true] {
         let (bench, mut first, mut logs) = with_log().await;
         let plan = bench.open(1, "k", 0).await.unwrap();
-        logs.says(Up::Announced(vec![in_log("k")])).await;
+        logs.sends(OwnerToMaster::Announced(vec![in_log("k")])).await;
         first.drain().await;
         assert!(!retires_any(&logs.drain().await), "the plan may come to nothing");
         if is_adopted {
-            first.says(Up::Adopted(plan_ref(&plan))).await;
+            first.sends(OwnerToMaster::Adopted(plan_ref(&plan))).await;
         } else {
             bench.commit(&plan).await.unwrap();
         }

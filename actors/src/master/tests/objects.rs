@@ -2,19 +2,21 @@
 
 use super::bench::{Bench, SLOTS, done, eventually, held, key, live, opening, plan_ref};
 use crate::ErrorKind;
-use crate::message::{Down, EndCause, Existence, PlanOpened, Request, Response, SeenView, Up};
+use crate::message::{
+    EndCause, Existence, MasterToOwner, OwnerToMaster, PlanOpened, Request, Response, SeenView,
+};
 use std::time::Duration;
 
-fn opened(d: &Down) -> Option<PlanOpened> {
+fn opened(d: &MasterToOwner) -> Option<PlanOpened> {
     match d {
-        Down::PlanOpened(p) => Some(p.clone()),
+        MasterToOwner::PlanOpened(p) => Some(p.clone()),
         _ => None,
     }
 }
 
-fn ended(d: &Down) -> Option<EndCause> {
+fn ended(d: &MasterToOwner) -> Option<EndCause> {
     match d {
-        Down::EndPlan { cause, .. } => Some(*cause),
+        MasterToOwner::EndPlan { cause, .. } => Some(*cause),
         _ => None,
     }
 }
@@ -27,8 +29,8 @@ async fn model_heldrep_i8_a_slot_reported_as_held_is_not_handed_out_before_freed
     let only = bench.open(1, "a", 0).await.unwrap();
     assert_eq!(only.meta.at.slot, SLOTS - 1);
     let waits = bench.asks(opening(2, "b", 0));
-    r.hears(|d| matches!(d, Down::MakeRoom { .. }).then_some(())).await;
-    r.says(Up::Freed(vec![r.at(1, 4)])).await;
+    r.receives(|d| matches!(d, MasterToOwner::MakeRoom { .. }).then_some(())).await;
+    r.sends(OwnerToMaster::Freed(vec![r.at(1, 4)])).await;
     let Response::Plans(list) = waits.await.unwrap() else { panic!() };
     assert_eq!(list[0].as_ref().unwrap().meta.at, r.at(1, 5));
 }
@@ -46,7 +48,7 @@ async fn model_freedck_i11_a_duplicated_and_a_delayed_freed_free_nothing() {
     assert_eq!((second.meta.at.slot, second.meta.at.epoch), (at.slot, at.epoch + 1));
     // Said again, as it is until acknowledged, and once more much later.
     for _ in 0..2 {
-        r.says(Up::Freed(vec![at])).await;
+        r.sends(OwnerToMaster::Freed(vec![at])).await;
         let third = bench.open(3, "other", 0).await.unwrap();
         assert_ne!(third.meta.at.slot, second.meta.at.slot);
         assert_ne!(third.meta.payload_off, second.meta.payload_off);
@@ -67,21 +69,22 @@ async fn i6_a_removal_retires_an_object_that_its_owner_never_heard_of_before_it_
     assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound), "it is gone all the same");
     let obeyed = bench.members.term();
     let mut r = bench.join_from(1, 101, obeyed, SeenView::default()).await.unwrap();
-    let asked = |d: &Down| match d {
-        Down::ReportPlease { number } => Some(*number),
+    let asked = |d: &MasterToOwner| match d {
+        MasterToOwner::RequestReport { number } => Some(*number),
         _ => None,
     };
-    let number = r.hears(asked).await;
-    r.says(Up::Report { number, slots: Vec::new(), last: true }).await;
-    let plan = r.hears(opened).await;
+    let number = r.receives(asked).await;
+    r.sends(OwnerToMaster::Report { number, slots: Vec::new(), last: true }).await;
+    let plan = r.receives(opened).await;
     assert_eq!((plan.at, &plan.key), (stored, &key("k")));
-    assert_eq!(r.hears(ended).await, EndCause::Removed);
+    assert_eq!(r.receives(ended).await, EndCause::Removed);
     let removal = bench.asks(Request::Remove(vec![key("k")]));
-    r.hears(|d| matches!(d, Down::Retire(list) if list == &[stored]).then_some(())).await;
+    r.receives(|d| matches!(d, MasterToOwner::Retire(list) if list == &[stored]).then_some(()))
+        .await;
     assert!(!removal.is_finished(), "its owner has not cleared LIVE yet");
     let other = bench.open(2, "other", 1).await.unwrap().meta;
     assert_ne!((other.at.slot, other.payload_off), (stored.slot, plan.extent_offset));
-    r.says(Up::Retired(vec![stored])).await;
+    r.sends(OwnerToMaster::Retired(vec![stored])).await;
     ranks[0].drain().await;
     done(removal.await.unwrap()).unwrap();
 }
@@ -102,7 +105,7 @@ async fn i6_a_removal_where_a_link_is_down_or_breaks_fails_at_once_and_so_does_a
             bench.asks(Request::Remove(keys))
         } else {
             let removal = bench.asks(Request::Remove(keys));
-            down.hears(|d| matches!(d, Down::Retire(_)).then_some(())).await;
+            down.receives(|d| matches!(d, MasterToOwner::Retire(_)).then_some(())).await;
             down.hangs_up().await;
             removal
         };
@@ -118,14 +121,14 @@ async fn i6_a_removal_where_a_link_is_down_or_breaks_fails_at_once_and_so_does_a
 async fn model_freedack_a_freed_before_the_report_is_not_acknowledged() {
     let bench = Bench::new(1).await;
     let mut r = bench.join(0, 100).await.unwrap();
-    r.says(Up::Freed(vec![r.at(0, 1)])).await;
+    r.sends(OwnerToMaster::Freed(vec![r.at(0, 1)])).await;
     let heard = r.drain().await;
-    assert!(!heard.iter().any(|d| matches!(d, Down::FreedAck(_))), "{heard:?}");
+    assert!(!heard.iter().any(|d| matches!(d, MasterToOwner::FreedAck(_))), "{heard:?}");
     drop(r);
     let mut r = bench.join_from(0, 100, bench.members.term(), SeenView::default()).await.unwrap();
     r.reports(vec![held(0, 1)]).await;
-    r.says(Up::Freed(vec![r.at(0, 1)])).await;
-    r.hears(|d| matches!(d, Down::FreedAck(_)).then_some(())).await;
+    r.sends(OwnerToMaster::Freed(vec![r.at(0, 1)])).await;
+    r.receives(|d| matches!(d, MasterToOwner::FreedAck(_)).then_some(())).await;
 }
 
 #[tokio::test]
@@ -135,7 +138,7 @@ async fn model_onlyowner_i10_the_masters_clock_ends_no_plan() {
     let plan = bench.open(1, "k", 0).await.unwrap();
     for _ in 0..30 {
         bench.clock.advance_ms(100);
-        r.says(Up::Retired(Vec::new())).await;
+        r.sends(OwnerToMaster::Retired(Vec::new())).await;
         bench.ticks().await;
     }
     let e = bench.open(2, "k", 0).await.unwrap_err();
@@ -149,11 +152,11 @@ async fn model_repairplan_i6_a_remove_ends_the_open_plan_of_its_key_and_its_comm
     let r = &mut ranks[0];
     let plan = bench.open(1, "k", 0).await.unwrap();
     let removal = bench.asks(Request::Remove(vec![key("k")]));
-    assert_eq!(r.hears(ended).await, EndCause::Removed);
+    assert_eq!(r.receives(ended).await, EndCause::Removed);
     let e = bench.commit(&plan).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::Reclaimed, "{e}");
     assert!(!removal.is_finished(), "LIVE is not gone yet");
-    r.says(Up::Retired(vec![plan.meta.at])).await;
+    r.sends(OwnerToMaster::Retired(vec![plan.meta.at])).await;
     done(removal.await.unwrap()).unwrap();
 }
 
@@ -172,7 +175,7 @@ async fn i11_a_replayed_open_gets_the_same_plan_and_another_producers_does_not()
 async fn i11_a_commit_of_an_expired_plan_is_reclaimed() {
     let (bench, ranks) = Bench::whole(1).await;
     let plan = bench.open(1, "k", 0).await.unwrap();
-    ranks[0].says(Up::Retired(vec![plan.meta.at])).await;
+    ranks[0].sends(OwnerToMaster::Retired(vec![plan.meta.at])).await;
     assert_eq!(bench.commit(&plan).await.unwrap_err().kind, ErrorKind::Reclaimed);
 }
 
@@ -188,7 +191,7 @@ async fn i6_remove_racing_a_put_leaves_the_key_removed_or_the_put_refused() {
     done(removal.await.unwrap()).unwrap();
     assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound));
     // An Adopted that was on its way does not bring it back.
-    r.says(Up::Adopted(plan_ref(&plan))).await;
+    r.sends(OwnerToMaster::Adopted(plan_ref(&plan))).await;
     assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound));
     // Nor does a report that was written before the owner heard of it.
     let mut r = bench.join_from(0, 100, bench.members.term(), SeenView::default()).await.unwrap();
@@ -199,8 +202,8 @@ async fn i6_remove_racing_a_put_leaves_the_key_removed_or_the_put_refused() {
 #[tokio::test]
 async fn nothing_is_placed_on_an_owner_that_is_behind_and_its_link_is_not_cut() {
     let (bench, mut ranks) = Bench::whole(1).await;
-    let seat = ranks[0].info.seat();
-    (0..5_000).for_each(|_| bench.members.send(seat, Down::Beat));
+    let segment_id = ranks[0].info.id();
+    (0..5_000).for_each(|_| bench.members.send(segment_id, MasterToOwner::Heartbeat));
     let late = bench.asks(opening(1, "late", 0));
     while !late.is_finished() {
         bench.clock.advance_ms(20);

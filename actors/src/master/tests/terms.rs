@@ -2,8 +2,8 @@
 
 use super::bench::{Bench, LIMIT, TTL_MS, held, key, live, opening, term, view};
 use crate::ErrorKind;
-use crate::cell::Crash;
-use crate::message::{Down, Refusal, Request, SeenView, Term, Up};
+use crate::actor::Crash;
+use crate::message::{MasterToOwner, OwnerToMaster, Refusal, Request, SeenView, Term};
 
 #[tokio::test]
 async fn a_new_master_rises_above_every_term_that_a_rank_obeyed_and_all_join_again() {
@@ -137,7 +137,7 @@ async fn model_joinall_after_a_ttl_the_others_go_on_without_a_rank_that_was_not_
     assert!(bench.open(1, "k", 0).await.is_err());
     for _ in 0..8 {
         bench.clock.advance_ms(TTL_MS / 8);
-        first.says(Up::Draining).await;
+        first.sends(OwnerToMaster::Draining).await;
         bench.ticks().await;
     }
     let mut first = bench.join(0, 100).await.unwrap();
@@ -157,8 +157,8 @@ async fn model_majority_a_master_that_few_ranks_obey_removes_nothing() {
     let e = bench.done(Request::Remove(vec![key("k")])).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::Disconnected, "{e}");
     assert!(e.message.contains("1 of 3"), "{e}");
-    let told = ranks[0].drain().await;
-    assert!(!told.iter().any(|d| matches!(d, Down::Retire(_))), "{told:?}");
+    let received = ranks[0].drain().await;
+    assert!(!received.iter().any(|d| matches!(d, MasterToOwner::Retire(_))), "{received:?}");
 }
 
 #[tokio::test]
@@ -192,7 +192,7 @@ async fn an_open_in_flight_when_the_term_rises_is_told_to_try_again() {
     }
     r.drain().await;
     let waits = bench.asks(opening(9, "no-room", 0));
-    r.hears(|d| matches!(d, Down::MakeRoom { .. }).then_some(())).await;
+    r.receives(|d| matches!(d, MasterToOwner::MakeRoom { .. }).then_some(())).await;
     r.hangs_up().await;
     bench.join_from(0, 100, term(4, 9), SeenView::default()).await.unwrap();
     let crate::message::Response::Plans(list) = waits.await.unwrap() else { panic!() };

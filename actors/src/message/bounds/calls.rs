@@ -61,7 +61,7 @@ impl Response {
     /// Whether a master can say so. That a list is as long as the question is seen to by who asked, and
     /// where an object lies by who knows its segment.
     pub fn check(&self) -> Result<()> {
-        let told = match self {
+        let checked = match self {
             Response::Plans(list) => {
                 list.iter().flatten().try_for_each(|plan| plan.meta.check_numbers())
             }
@@ -70,7 +70,8 @@ impl Response {
             Response::Listed { keys, .. } => list("keys", keys.len(), KEYS_PER_ROUND),
             _ => Ok(()),
         };
-        told.map_err(|e| Error::internal(format!("the master's answer cannot be: {}", e.message)))
+        checked
+            .map_err(|e| Error::internal(format!("the master's answer cannot be: {}", e.message)))
     }
 }
 

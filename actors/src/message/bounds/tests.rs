@@ -72,16 +72,16 @@ fn opened() -> PlanOpened {
 
 #[test]
 fn i19_a_segment_is_believed_as_its_owner_made_it() {
-    let (told, made) = (info().geometry().unwrap(), geometry());
+    let (stated, made) = (info().geometry().unwrap(), geometry());
     info().check().unwrap();
     let of = |g: &Geometry| (g.segment_bytes, g.slots, g.log, g.arena, g.index, g.payloads());
-    assert_eq!(of(&told), of(&made));
+    assert_eq!(of(&stated), of(&made));
 }
 
 #[test]
 fn i19_an_owner_takes_no_plan_that_cannot_be() {
     let info = info();
-    info.check_down(&Down::PlanOpened(opened())).unwrap();
+    info.check_to_owner(&MasterToOwner::PlanOpened(opened())).unwrap();
     let lies: [fn(&mut PlanOpened); 9] = [
         |p| p.at.slot = u32::MAX,
         |p| p.at.slot = 0,
@@ -96,32 +96,43 @@ fn i19_an_owner_takes_no_plan_that_cannot_be() {
     for (n, lie) in lies.into_iter().enumerate() {
         let mut p = opened();
         lie(&mut p);
-        assert!(info.check_down(&Down::PlanOpened(p)).is_err(), "lie {n}");
+        assert!(info.check_to_owner(&MasterToOwner::PlanOpened(p)).is_err(), "lie {n}");
     }
     let view = |n| SeenView { incarnations: vec![1; n], ..SeenView::default() };
     let most = 2 * MAX_SEGMENTS as usize;
-    info.check_down(&Down::View(view(most))).unwrap();
-    assert!(info.check_down(&Down::View(view(most + 1))).is_err());
+    info.check_to_owner(&MasterToOwner::View(view(most))).unwrap();
+    assert!(info.check_to_owner(&MasterToOwner::View(view(most + 1))).is_err());
     let keys = vec![KEY; MAX_BATCH + 1];
-    let asked = Down::AskLog { number: 1, question: LogQuestion::Find(keys) };
-    assert!(info.check_down(&asked).is_err());
+    let asked = MasterToOwner::AskLog { number: 1, question: LogQuestion::Find(keys) };
+    assert!(info.check_to_owner(&asked).is_err());
 }
 
 #[test]
 fn i19_an_owner_takes_no_read_and_no_key_that_cannot_be() {
     let g = geometry();
     let touched = |slot, epoch, bytes, served| {
-        ToOwner::Touched(TouchBatch { list: vec![Touch { slot, epoch, bytes }], served })
+        ClientToOwner::Touched(TouchBatch {
+            list: vec![Touch { slot, epoch, bytes }],
+            counts: served,
+        })
     };
-    let none = Served::default();
+    let none = ReadCounts::default();
     touched(0, 1, g.payloads().len, none).check(&g).unwrap();
     for lie in [
         touched(g.slots, 1, 1, none),
         touched(0, 0, 1, none),
         touched(0, 1, u64::MAX, none),
-        touched(0, 1, 1, Served { by_master: u64::MAX, ..none }),
-        ToOwner::Named(vec![Named { slot: u32::MAX, epoch: 1, key: KeyBytes::default() }]),
-        ToOwner::Named(vec![Named { slot: 0, epoch: 1, key: vec![1; MAX_KEY_BYTES + 1].into() }]),
+        touched(0, 1, 1, ReadCounts { by_master: u64::MAX, ..none }),
+        ClientToOwner::KeysReported(vec![KeyReport {
+            slot: u32::MAX,
+            epoch: 1,
+            key: KeyBytes::default(),
+        }]),
+        ClientToOwner::KeysReported(vec![KeyReport {
+            slot: 0,
+            epoch: 1,
+            key: vec![1; MAX_KEY_BYTES + 1].into(),
+        }]),
     ] {
         assert!(lie.check(&g).is_err(), "{lie:?}");
     }

@@ -23,7 +23,7 @@ fn i10_a_plan_is_dropped_only_when_its_producer_said_so() {
     a.add(7, Route::Process { tx: tx.clone(), process: process.clone() });
     a.add(8, Route::Process { tx, process });
     a.drop_plan(7, plan(1), 0);
-    assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
+    assert_eq!(rx.try_recv().unwrap(), OwnerToClient::Drop(plan(1)));
     assert!(!a.is_dropped(7, plan(1), 1));
     a.dropped(3, 8, plan(1));
     assert!(!a.is_dropped(7, plan(1), 1), "another producer's word does not count");
@@ -32,9 +32,9 @@ fn i10_a_plan_is_dropped_only_when_its_producer_said_so() {
 }
 
 #[derive(Debug, Default)]
-struct Way(std::sync::atomic::AtomicBool);
+struct FakeAccess(std::sync::atomic::AtomicBool);
 
-impl Served for Way {
+impl RemoteAccess for FakeAccess {
     fn sever(&self) {
         self.0.store(true, std::sync::atomic::Ordering::SeqCst);
     }
@@ -50,21 +50,21 @@ impl Served for Way {
 fn i10_a_producer_that_writes_through_devices_is_out_by_its_own_word_or_when_it_is_severed() {
     let a = Attachments::default();
     let (tx, mut rx) = mpsc::channel(4);
-    let ways: [Arc<Way>; 2] = Default::default();
-    let route = |i: usize| Route::Fabric { tx: tx.clone(), served: ways[i].clone() };
+    let accesses: [Arc<FakeAccess>; 2] = Default::default();
+    let route = |i: usize| Route::Fabric { tx: tx.clone(), served: accesses[i].clone() };
     let (first, second) = (a.add(7, route(0)), a.add(7, route(1)));
     a.drop_plan(7, plan(1), 0);
-    assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
+    assert_eq!(rx.try_recv().unwrap(), OwnerToClient::Drop(plan(1)));
     a.dropped(second, 7, plan(1));
     assert!(!a.is_dropped(7, plan(1), 1), "what went through the first may still arrive");
     a.dropped(first, 7, plan(1));
-    assert!(a.is_dropped(7, plan(1), 1) && !ways[0].is_severed());
+    assert!(a.is_dropped(7, plan(1), 1) && !accesses[0].is_severed());
     // Silent: it is not waited for, nor believed later.
     a.drop_plan(7, plan(2), 2);
     a.dropped(second, 7, plan(2));
     assert!(!a.is_dropped(7, plan(2), SEVER_NS));
     assert!(!a.is_dropped(7, plan(2), SEVER_NS + 3), "severed now, seen by the next look");
-    assert!(ways[0].is_severed() && !ways[1].is_severed());
+    assert!(accesses[0].is_severed() && !accesses[1].is_severed());
     assert!(a.is_dropped(7, plan(2), SEVER_NS + 4));
 }
 
@@ -76,14 +76,14 @@ fn i10_severing_a_way_proves_nothing_of_memory_that_the_same_process_maps() {
     a.drop_plan(7, plan(1), 0);
     a.cut(first);
     let (tx, mut rx) = mpsc::channel(4);
-    let way = Arc::new(Way::default());
-    let second = a.add(7, Route::Fabric { tx: tx.clone(), served: way.clone() });
-    assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)), "it is asked at once");
-    assert!(!a.is_dropped(7, plan(1), SEVER_NS * 9) && !way.is_severed(), "and given time");
-    way.sever();
+    let access = Arc::new(FakeAccess::default());
+    let second = a.add(7, Route::Fabric { tx: tx.clone(), served: access.clone() });
+    assert_eq!(rx.try_recv().unwrap(), OwnerToClient::Drop(plan(1)), "it is asked at once");
+    assert!(!a.is_dropped(7, plan(1), SEVER_NS * 9) && !access.is_severed(), "and given time");
+    access.sever();
     a.cut(second);
     assert!(!a.is_dropped(7, plan(1), SEVER_NS * 9), "the mapping may still be written through");
-    let third = a.add(7, Route::Fabric { tx, served: Arc::new(Way::default()) });
+    let third = a.add(7, Route::Fabric { tx, served: Arc::new(FakeAccess::default()) });
     a.dropped(third, 7, plan(1));
     assert!(a.is_dropped(7, plan(1), SEVER_NS * 9), "one gate stands for both");
 }
@@ -112,8 +112,8 @@ fn i10_a_stopped_process_holds_its_plan_and_is_reminded() {
     a.cut(id);
     assert!(!a.is_dropped(7, plan(1), 1), "its process lives: a cut connection proves nothing");
     assert!(!a.is_dropped(7, plan(1), RESEND_NS + 2));
-    assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
-    assert_eq!(rx.try_recv().unwrap(), ToClient::Drop(plan(1)));
+    assert_eq!(rx.try_recv().unwrap(), OwnerToClient::Drop(plan(1)));
+    assert_eq!(rx.try_recv().unwrap(), OwnerToClient::Drop(plan(1)));
 }
 
 #[test]

@@ -1,15 +1,15 @@
 //! Screens as they stand on a terminal of 80 columns and 24 rows, and on others.
 
-use super::super::model::tests::{headless, look, without};
+use super::super::model::tests::{headless, sample, without};
 use super::super::model::{Model, RankRow, Screen};
 use super::super::text::plain;
 use super::draw;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
-fn after(looks: Vec<super::super::collect::Look>) -> Screen {
+fn after(samples: Vec<super::super::collect::Sample>) -> Screen {
     let mut model = Model::new("chat".to_string());
-    looks.into_iter().map(|look| model.update(look)).last().unwrap()
+    samples.into_iter().map(|sample| model.update(sample)).last().unwrap()
 }
 
 /// The rows of a terminal of this size.
@@ -23,7 +23,7 @@ fn rows(screen: &Screen, (width, height): (u16, u16), scroll: usize) -> Vec<Stri
 
 /// A screen with many ranks like the first.
 fn large(ranks: u32) -> Screen {
-    let mut screen = after(vec![look(0), look(1)]);
+    let mut screen = after(vec![sample(0), sample(1)]);
     let like = screen.ranks[0].clone();
     screen.ranks = (0..ranks).map(|rank| RankRow { rank, ..like.clone() }).collect();
     screen.world_size = ranks;
@@ -32,7 +32,7 @@ fn large(ranks: u32) -> Screen {
 
 #[test]
 fn three_ranks_fit_on_80_by_24_with_their_curve() {
-    let rows = rows(&after(vec![look(0), look(1)]), (80, 24), 0);
+    let rows = rows(&after(vec![sample(0), sample(1)]), (80, 24), 0);
     let expected = [
         "nkv top   job chat   3 of 3 ranks   term 5",
         "objects 9000   plans 0   waiting 0   lookups 300/s   hit 66.7% (66.7% in all)",
@@ -62,11 +62,11 @@ fn three_ranks_fit_on_80_by_24_with_their_curve() {
 
 #[test]
 fn a_dead_rank_and_a_dead_master_are_told_in_their_rows() {
-    let screen = after(vec![look(0), without(1, true, look(1))]);
+    let screen = after(vec![sample(0), without(1, true, sample(1))]);
     let gone = rows(&screen, (80, 24), 0);
     assert_eq!(gone[0], "nkv top   job chat   2 of 3 ranks   term 5");
     assert_eq!(gone[5], "   1 gone        -");
-    let lost = rows(&after(vec![look(0), headless(look(4))]), (80, 24), 0);
+    let lost = rows(&after(vec![sample(0), headless(sample(4))]), (80, 24), 0);
     assert_eq!(lost[1], "master unreachable for 4 s: Disconnected: refused");
     assert_eq!(lost[4], "   0 unreachable -");
     assert_eq!(lost[15], "   0 silent: Connection refused");
@@ -85,12 +85,12 @@ fn more_ranks_than_rows_are_scrolled_and_the_foot_says_so() {
 
 #[test]
 fn what_is_wrong_with_an_actor_stands_below_the_tables() {
-    let mut sick = look(1);
+    let mut sick = sample(1);
     for page in sick.nodes.values_mut().flatten() {
         page.actors[0].state = "frozen".to_string();
         page.actors[0].frozen_in = Some("Touches".to_string());
     }
-    let screen = after(vec![look(0), sick]);
+    let screen = after(vec![sample(0), sick]);
     let shown = rows(&screen, (80, 24), 0);
     assert_eq!(shown[15], "   0 FROZEN q 0 r 0    running q 0 r 0");
     assert_eq!(shown[18], "rank 0 owner: frozen in Touches");
@@ -100,7 +100,7 @@ fn what_is_wrong_with_an_actor_stands_below_the_tables() {
 #[test]
 fn any_size_of_terminal_and_cluster_can_be_drawn() {
     for size in [(1, 1), (20, 5), (80, 12), (80, 24), (200, 60)] {
-        for screen in [large(0), large(1), large(40), after(vec![headless(look(0))])] {
+        for screen in [large(0), large(1), large(40), after(vec![headless(sample(0))])] {
             let drawn = rows(&screen, size, 7);
             assert_eq!(drawn.len(), usize::from(size.1));
         }
@@ -119,7 +119,7 @@ fn plain_text_has_every_rank_and_no_control_characters() {
 
 #[test]
 fn device_logs_have_columns_where_a_rank_has_one() {
-    let mut screen = after(vec![look(0), look(1)]);
+    let mut screen = after(vec![sample(0), sample(1)]);
     let heap = screen.ranks[1].heap.as_mut().unwrap();
     (heap.log_total, heap.log_live_bytes) = (64 << 20, 3 << 20);
     let drawn = rows(&screen, (80, 24), 0);

@@ -1,6 +1,6 @@
 //! What is shown of looks at a cluster that works, loses ranks, and loses its master.
 
-use super::super::collect::Look;
+use super::super::collect::Sample;
 use super::super::status_page::{ActorPage, NodePage};
 use super::{Health, Model, Screen};
 use nkv::message::{
@@ -67,7 +67,7 @@ fn page(rank: u32, gets: u64) -> NodePage {
 
 /// Three ranks at work, `second` seconds after the first look: each does 100 gets a second, and of
 /// 300 lookups a second two thirds are hits.
-pub(crate) fn look(second: u64) -> Look {
+pub(crate) fn sample(second: u64) -> Sample {
     let ranks = (0..3).map(|rank| (info(rank), RankState::Alive)).collect();
     let term = Term { number: 5, master: 1 };
     let view = View { number: 3, term, world_size: 3, settled: true, ranks };
@@ -91,7 +91,7 @@ pub(crate) fn look(second: u64) -> Look {
             .collect(),
         ..ClusterStats::default()
     };
-    Look {
+    Sample {
         at_ns: 7 * SECOND_NS + second * SECOND_NS,
         master: Ok((view, stats)),
         nodes: (0..3).map(|rank| (rank, Ok(page(rank, second * 100)))).collect(),
@@ -99,18 +99,18 @@ pub(crate) fn look(second: u64) -> Look {
 }
 
 /// Without this rank, whose process is gone: the master knows (or not yet).
-pub(crate) fn without(rank: u32, known: bool, mut look: Look) -> Look {
-    look.nodes.insert(rank, Err("Connection refused".to_string()));
-    if let (true, Ok((view, stats))) = (known, &mut look.master) {
+pub(crate) fn without(rank: u32, known: bool, mut sample: Sample) -> Sample {
+    sample.nodes.insert(rank, Err("Connection refused".to_string()));
+    if let (true, Ok((view, stats))) = (known, &mut sample.master) {
         view.ranks.retain(|(info, _)| info.rank != rank);
         stats.ranks.retain(|r| r.rank != rank);
     }
-    look
+    sample
 }
 
 /// The master's process is gone too.
-pub(crate) fn headless(look: Look) -> Look {
-    Look { master: Err("Disconnected: refused".to_string()), ..without(0, false, look) }
+pub(crate) fn headless(sample: Sample) -> Sample {
+    Sample { master: Err("Disconnected: refused".to_string()), ..without(0, false, sample) }
 }
 
 fn states(screen: &Screen) -> Vec<(&str, Health)> {
@@ -120,12 +120,12 @@ fn states(screen: &Screen) -> Vec<(&str, Health)> {
 #[test]
 fn rates_and_ratios_are_of_the_time_between_two_looks() {
     let mut model = Model::new("j".to_string());
-    let first = model.update(look(0));
+    let first = model.update(sample(0));
     assert_eq!((first.members, first.world_size), (3, 3));
     assert!(first.ranks.iter().all(|r| r.rates.is_none()), "nothing to compare with yet");
     let master = first.master.unwrap();
     assert_eq!((master.hit_ratio, master.hit_ratio_total), (None, None));
-    let second = model.update(look(2));
+    let second = model.update(sample(2));
     let rates = second.ranks[1].rates.unwrap();
     assert_eq!((rates.gets, rates.puts, rates.bytes_read), (100.0, 50.0, 409_600.0));
     assert_eq!(second.total.gets, 300.0);
@@ -138,12 +138,12 @@ fn rates_and_ratios_are_of_the_time_between_two_looks() {
 #[test]
 fn a_rank_that_dies_is_unreachable_then_gone_and_others_go_on() {
     let mut model = Model::new("j".to_string());
-    model.update(look(0));
-    let dying = model.update(without(1, false, look(1)));
+    model.update(sample(0));
+    let dying = model.update(without(1, false, sample(1)));
     assert_eq!(states(&dying)[1], ("unreachable", Health::Bad));
     assert_eq!(dying.ranks[1].silent.as_deref(), Some("Connection refused"));
     assert!(dying.ranks[1].actors.is_empty());
-    let gone = model.update(without(1, true, look(2)));
+    let gone = model.update(without(1, true, sample(2)));
     assert_eq!(states(&gone)[1], ("gone", Health::Bad));
     assert!(gone.ranks[1].heap.is_none() && gone.ranks[1].rates.is_none());
     assert_eq!((gone.members, gone.total.gets), (2, 200.0));
@@ -152,8 +152,8 @@ fn a_rank_that_dies_is_unreachable_then_gone_and_others_go_on() {
 #[test]
 fn a_rank_that_was_never_there_is_missing_and_one_told_off_says_so() {
     let mut model = Model::new("j".to_string());
-    assert_eq!(states(&model.update(without(2, true, look(0))))[2], ("missing", Health::Bad));
-    let mut drains = look(1);
+    assert_eq!(states(&model.update(without(2, true, sample(0))))[2], ("missing", Health::Bad));
+    let mut drains = sample(1);
     if let Ok((view, _)) = &mut drains.master {
         view.ranks[0].1 = RankState::Draining;
         view.ranks[1].1 = RankState::Suspect;
@@ -170,8 +170,8 @@ fn a_rank_that_was_never_there_is_missing_and_one_told_off_says_so() {
 #[test]
 fn without_the_master_ranks_speak_for_themselves() {
     let mut model = Model::new("j".to_string());
-    model.update(look(0));
-    let mut lost = headless(look(3));
+    model.update(sample(0));
+    let mut lost = headless(sample(3));
     if let Some(Ok(page)) = lost.nodes.get_mut(&2) {
         page.link = "lost: the master's link broke".to_string();
     }
@@ -186,8 +186,8 @@ fn without_the_master_ranks_speak_for_themselves() {
 #[test]
 fn a_new_master_and_a_new_incarnation_count_from_zero() {
     let mut model = Model::new("j".to_string());
-    model.update(look(50));
-    let mut fresh = look(51);
+    model.update(sample(50));
+    let mut fresh = sample(51);
     if let Ok((view, stats)) = &mut fresh.master {
         view.term.number += 1;
         stats.master.lookup_hits = 3;
@@ -202,7 +202,7 @@ fn a_new_master_and_a_new_incarnation_count_from_zero() {
 #[test]
 fn actors_tell_their_state_restarts_and_trouble() {
     let mut model = Model::new("j".to_string());
-    let mut sick = look(0);
+    let mut sick = sample(0);
     if let Some(Ok(page)) = sick.nodes.get_mut(&1) {
         page.actors[0].state = "frozen".to_string();
         page.actors[0].frozen_in = Some("Touches".to_string());
@@ -212,7 +212,7 @@ fn actors_tell_their_state_restarts_and_trouble() {
     let screen = model.update(sick);
     let [owner, evictor] = &screen.ranks[1].actors[..] else { panic!("{screen:?}") };
     assert_eq!((owner.health, owner.state.as_str()), (Health::Bad, "frozen"));
-    assert_eq!(owner.trouble.as_deref(), Some("frozen in Touches"));
+    assert_eq!(owner.fault.as_deref(), Some("frozen in Touches"));
     assert_eq!((evictor.health, evictor.restarts), (Health::Odd, 2));
-    assert_eq!(evictor.trouble.as_deref(), Some("last panic: index out of bounds"));
+    assert_eq!(evictor.fault.as_deref(), Some("last panic: index out of bounds"));
 }

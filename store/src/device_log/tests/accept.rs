@@ -18,7 +18,7 @@ fn forge(w: &World, p: u64, payload_base: u64, bytes_total: u64) {
 #[test]
 fn claims_are_accepted_in_any_order_and_each_once() {
     let mut w = world(16);
-    let places: Vec<Placing> = (1..=4).map(|name| w.place(name, name * U)).collect();
+    let places: Vec<ClaimWrite> = (1..=4).map(|name| w.place(name, name * U)).collect();
     assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 0);
     for (name, left) in [(3, 7), (1, 6), (4, 2), (2, 0)] {
         w.publish(&places[name as usize - 1], name, name * U);
@@ -37,9 +37,9 @@ fn claims_are_accepted_in_any_order_and_each_once() {
 #[test]
 fn i15_no_owner_word_is_live_before_ready_and_all_are_after_accept() {
     let mut w = world(8);
-    let placing = w.place(1, U);
+    let write = w.place(1, U);
     let owner = || w.memory.load(w.geometry.header_off(0) + OWNER_OFF).unwrap();
-    let object = placing.publication();
+    let object = write.publication();
     w.run(&mut object.announce());
     w.log.accept(0, &mut w.index).unwrap();
     assert_eq!(owner(), 0);
@@ -135,7 +135,7 @@ fn a_claim_that_waited_across_the_limit_is_accepted_whole() {
     w.log.accept(0, &mut w.index).unwrap();
     assert_eq!(w.log.unsettled_bytes().unwrap(), 2 * U);
     w.make_room(0);
-    let Next::Skip(skip) = claim.next(w.line().heap_limit()) else { panic!("across the end") };
+    let ClaimStep::Skip(skip) = claim.next(w.line().heap_limit()) else { panic!("across the end") };
     w.run(&mut skip.ops());
     assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 1);
     assert_eq!(w.log.unsettled_bytes().unwrap(), 0);
@@ -228,7 +228,7 @@ fn abandoned_claims_above_the_limit_are_bounded() {
 #[derive(Debug)]
 struct Watched {
     plain: AnonMemory,
-    looks: AtomicU64,
+    loads: AtomicU64,
 }
 
 impl Memory for Watched {
@@ -242,14 +242,14 @@ impl Memory for Watched {
         None
     }
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
-        self.looks.fetch_add(1, Ordering::Relaxed);
+        self.loads.fetch_add(1, Ordering::Relaxed);
         self.plain.read(offset, dst)
     }
     fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError> {
         self.plain.write(offset, src)
     }
     fn load(&self, offset: u64) -> Result<u64, StoreError> {
-        self.looks.fetch_add(1, Ordering::Relaxed);
+        self.loads.fetch_add(1, Ordering::Relaxed);
         self.plain.load(offset)
     }
     fn store(&self, offset: u64, value: u64) -> Result<(), StoreError> {
@@ -267,7 +267,7 @@ impl Memory for Watched {
 fn a_claim_that_hangs_costs_a_drain_one_look_and_not_a_walk_over_all_behind_it() {
     // 32 headers fit below the payloads of the test logs.
     let plain = AnonMemory::new(LOG_BASE + 32 * U).unwrap();
-    let memory = Arc::new(Watched { plain, looks: AtomicU64::new(0) });
+    let memory = Arc::new(Watched { plain, loads: AtomicU64::new(0) });
     let mut w = world_of(memory.clone(), 32, TIMES);
     let (hangs, writes) = (w.claim(1, 2 * U), w.place(2, 8 * U));
     w.run(&mut writes.publication().announce());
@@ -275,9 +275,9 @@ fn a_claim_that_hangs_costs_a_drain_one_look_and_not_a_walk_over_all_behind_it()
         w.put(name, U);
     }
     assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 17);
-    memory.looks.store(0, Ordering::Relaxed);
+    memory.loads.store(0, Ordering::Relaxed);
     assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 0);
     // The bump, a word for each unit of a claim without a header, word and header of one with.
-    assert_eq!(memory.looks.load(Ordering::Relaxed), 1 + 2 + 2);
+    assert_eq!(memory.loads.load(Ordering::Relaxed), 1 + 2 + 2);
     drop(hangs);
 }

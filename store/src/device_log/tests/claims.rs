@@ -68,11 +68,13 @@ fn i13_a_claim_above_the_limit_waits_and_names_no_place_to_write_to() {
     w.fill(1, 8);
     let claim = w.claim(9, U);
     assert_eq!(claim.position(), 8 * U);
-    let Next::Wait(claim) = claim.next(w.line().heap_limit()) else { panic!("above the limit") };
+    let ClaimStep::Wait(claim) = claim.next(w.line().heap_limit()) else {
+        panic!("above the limit")
+    };
     assert!(w.make_room(0) > 0);
-    let Next::Place(placing) = claim.next(w.line().heap_limit()) else { panic!("room") };
-    assert_eq!((placing.position(), placing.slot()), (8 * U, (0, 2)));
-    w.publish(&placing, 9, U);
+    let ClaimStep::Write(write) = claim.next(w.line().heap_limit()) else { panic!("room") };
+    assert_eq!((write.position(), write.slot()), (8 * U, (0, 2)));
+    w.publish(&write, 9, U);
     w.log.accept(0, &mut w.index).unwrap();
     assert_eq!(w.get(9), Some(payload(9, U)));
     w.check_counts();
@@ -84,9 +86,11 @@ fn i13_a_claim_across_the_end_is_skipped_and_says_so() {
     w.fill(1, 7);
     let claim = w.claim(8, 2 * U);
     // It waits for the limit like any other: its slot is not its own before.
-    let Next::Wait(claim) = claim.next(w.line().heap_limit()) else { panic!("above the limit") };
+    let ClaimStep::Wait(claim) = claim.next(w.line().heap_limit()) else {
+        panic!("above the limit")
+    };
     w.make_room(0);
-    let Next::Skip(skip) = claim.next(w.line().heap_limit()) else { panic!("in one piece?") };
+    let ClaimStep::Skip(skip) = claim.next(w.line().heap_limit()) else { panic!("in one piece?") };
     w.run(&mut skip.ops());
     assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 1);
     assert_eq!(w.log.counts().skipped, Sum { claims: 1, bytes: 2 * U });
@@ -98,8 +102,8 @@ fn i13_a_claim_across_the_end_is_skipped_and_says_so() {
 #[test]
 fn i13_an_aborted_claim_is_dead_even_if_its_header_was_never_written() {
     let mut w = world(8);
-    let placing = w.place(1, 100);
-    w.run(&mut placing.abort().ops());
+    let write = w.place(1, 100);
+    w.run(&mut write.abort().ops());
     let at = w.geometry.header_off(0) + PUBLISH_OFF;
     assert_eq!(w.memory.load(at).unwrap(), dead(1));
     assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 1);
@@ -144,7 +148,7 @@ fn i3_no_position_past_the_last_epoch_is_ever_a_place() {
     assert!(matches!(put.room(&w.line()), Err(PlanPath::Full { .. })));
     // Who claims all the same, having read before the others did, waits for ever and abandons.
     let claim = w.claim(9, U);
-    let Next::Wait(claim) = claim.next(u64::MAX) else { panic!("no epoch to write with") };
+    let ClaimStep::Wait(claim) = claim.next(u64::MAX) else { panic!("no epoch to write with") };
     assert_eq!(w.log.abandon(claim.abandon()).unwrap(), AbandonReply::Noted);
     w.log.accept(0, &mut w.index).unwrap();
     w.make_room(0);

@@ -64,8 +64,8 @@ fn i14_nothing_is_void_before_everybody_answered_or_is_fenced() {
 fn i14_what_was_settled_while_everybody_was_asked_is_accepted_and_not_void() {
     let (mut w, hole) = with_a_hole();
     let check = w.log.hole(20 + TTL).unwrap().unwrap();
-    let Next::Place(placing) = hole.next(w.line().heap_limit()) else { panic!("room") };
-    w.publish(&placing, 3, 2 * U);
+    let ClaimStep::Write(write) = hole.next(w.line().heap_limit()) else { panic!("room") };
+    w.publish(&write, 3, 2 * U);
     let report = check.ask::<u32>([]).all_clear().unwrap();
     assert_eq!(w.log.close_holes(report, 0, &mut w.index).unwrap(), Sum::default());
     assert_eq!(w.get(3), Some(payload(3, 2 * U)));

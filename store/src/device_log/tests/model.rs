@@ -154,7 +154,7 @@ impl Dice {
 
 /// What really happened to a claim, as nobody in the model knows it.
 #[derive(Debug)]
-struct Truth {
+struct Actual {
     n: u64,
     producer: u64,
     /// The word that fills the payload; of no object if 0.
@@ -200,9 +200,9 @@ struct Model {
     pins: Vec<(u32, u32)>,
     /// Abandoned claims on their way to the owner.
     mail: VecDeque<(u64, Abandon)>,
-    asking: Option<Asking<u64>>,
+    asking: Option<HoleInquiry<u64>>,
     asked_below: u64,
-    truth: BTreeMap<u64, Truth>,
+    actual: BTreeMap<u64, Actual>,
     met: Met,
 }
 
@@ -231,7 +231,7 @@ impl Model {
             mail: VecDeque::new(),
             asking: None,
             asked_below: 0,
-            truth: BTreeMap::new(),
+            actual: BTreeMap::new(),
             met: Met::default(),
         }
     }
@@ -264,10 +264,10 @@ impl Model {
 
     /// Every acknowledged put was served, or one of its key was.
     fn nothing_lost(&mut self) -> Step {
-        for (&p, truth) in self.truth.iter().filter(|(_, truth)| truth.acknowledged) {
+        for (&p, actual) in self.actual.iter().filter(|(_, actual)| actual.acknowledged) {
             let at = (self.w.geometry.slot(p), self.w.geometry.epoch(p).unwrap());
             let served = self.w.index.inserted.contains(&at);
-            if !served && !self.w.index.refused.borrow().contains(&truth.key) {
+            if !served && !self.w.index.refused.borrow().contains(&actual.key) {
                 return Err(Wrong::Lost(p));
             }
         }
@@ -275,7 +275,7 @@ impl Model {
     }
 
     /// What must be true at any time, whoever looks.
-    fn look_around(&self) -> Step {
+    fn observe(&self) -> Step {
         if !self.all_seeing {
             return Ok(());
         }

@@ -7,7 +7,7 @@ fn restart(w: &mut World, now_ns: u64) {
     w.index = Index::default();
     w.log = DeviceLog::rebuild(w.memory.clone(), w.geometry, TIMES, now_ns, &mut w.index).unwrap();
     assert!(w.log.next_due_ns().is_none_or(|due| due == now_ns + Q));
-    w.log.settle(now_ns);
+    w.log.restart_quarantines(now_ns);
 }
 
 #[test]
@@ -71,10 +71,10 @@ fn i14_what_only_the_table_knew_is_a_hole_again_and_void_only_after_everybody_wa
 fn i15_a_live_word_that_no_owner_wrote_serves_nobody_twice() {
     let mut w = world(8);
     w.fill(1, 1);
-    let placing = w.place(1, U);
+    let write = w.place(1, U);
     // A process that maps the segment sets LIVE itself: the owner judges all the same.
     w.memory.store(w.geometry.header_off(1) + OWNER_OFF, word(flag::LIVE, 1)).unwrap();
-    w.publish(&placing, 1, U);
+    w.publish(&write, 1, U);
     w.log.accept(0, &mut w.index).unwrap();
     assert_eq!(w.memory.load(w.geometry.header_off(1) + OWNER_OFF).unwrap(), word(0, 1));
     assert_eq!(w.log.usage().live.claims, 1);
@@ -100,9 +100,9 @@ fn a_log_that_was_restarted_at_every_step_ends_like_any_other() {
         let put = LogPut::new(w.geometry, key(turn), (1, 4096), U * (1 + turn % 3)).unwrap();
         if put.room(&w.line()).is_ok() {
             match w.claim(turn, U * (1 + turn % 3)).next(w.line().heap_limit()) {
-                Next::Place(placing) => w.publish(&placing, turn, U * (1 + turn % 3)),
-                Next::Skip(skip) => w.run(&mut skip.ops()),
-                Next::Wait(_) => panic!("alone, and there was room"),
+                ClaimStep::Write(write) => w.publish(&write, turn, U * (1 + turn % 3)),
+                ClaimStep::Skip(skip) => w.run(&mut skip.ops()),
+                ClaimStep::Wait(_) => panic!("alone, and there was room"),
             }
         }
         restart(&mut w, turn * Q);

@@ -15,7 +15,7 @@ fn room_is_made_ahead_of_demand_and_never_more_than_that() {
     assert_eq!(w.log.retire_ahead(1, &mut w.index).unwrap(), 0);
     assert_eq!(w.get(1), None);
     assert_eq!(w.get(2), Some(payload(2, U)));
-    w.log.settle(1);
+    w.log.restart_quarantines(1);
     assert_eq!(w.log.advance(Q, |_, _| true).unwrap(), 0);
     assert_eq!(w.log.advance(1 + Q, |_, _| true).unwrap(), U);
     assert_eq!(w.line().heap_limit(), 17 * U);
@@ -28,12 +28,12 @@ fn i8_the_limit_moves_only_after_quarantine_counted_from_when_it_was_settled() {
     w.fill(1, 8);
     assert_eq!(w.log.retire_ahead(100, &mut w.index).unwrap(), 2);
     assert_eq!(w.log.next_due_ns(), Some(100 + Q));
-    w.log.settle(700);
+    w.log.restart_quarantines(700);
     assert_eq!(w.log.next_due_ns(), Some(700 + Q));
     assert_eq!(w.log.advance(699 + Q, |_, _| true).unwrap(), 0);
     assert_eq!(w.memory.load(HEAP_LIMIT_OFF).unwrap(), 8 * U);
     // A later settle moves only what was retired since.
-    w.log.settle(5000);
+    w.log.restart_quarantines(5000);
     assert_eq!(w.log.advance(700 + Q, |_, _| true).unwrap(), 2 * U);
     assert_eq!(w.log.usage().quarantined, Sum::default());
 }
@@ -43,7 +43,7 @@ fn i9_a_pinned_object_holds_the_tail_and_loses_live_all_the_same() {
     let mut w = world(8);
     w.fill(1, 8);
     w.log.retire_ahead(0, &mut w.index).unwrap();
-    w.log.settle(0);
+    w.log.restart_quarantines(0);
     let owner = w.memory.load(w.geometry.header_off(1) + OWNER_OFF).unwrap();
     assert_eq!(owner, word(0, 1));
     let pinned = |slot, epoch| (slot, epoch) != (1, 1);
@@ -57,9 +57,9 @@ fn a_log_full_of_what_was_never_readable_moves_on_though_nothing_is_due() {
     let mut w = world(8);
     // Two claims that are given up come to lie at the tail, once what lay there is passed.
     for name in 1..=2 {
-        let placing = w.place(name, U);
-        w.run(&mut placing.publication().announce());
-        w.run(&mut placing.abort().ops());
+        let write = w.place(name, U);
+        w.run(&mut write.publication().announce());
+        w.run(&mut write.abort().ops());
     }
     w.log.accept(0, &mut w.index).unwrap();
     w.fill(3, 6);
@@ -80,13 +80,13 @@ fn an_object_retired_in_the_middle_is_gone_at_once_and_its_space_comes_with_the_
     assert_eq!(w.log.retire(8, 1, 0, &mut w.index).unwrap(), Retire::Unknown);
     assert_eq!((w.get(4), w.log.is_live(3, 1), w.log.is_live(2, 1)), (None, false, true));
     assert_eq!(w.log.counts().removed, Sum { claims: 1, bytes: U });
-    w.log.settle(0);
+    w.log.restart_quarantines(0);
     assert_eq!(w.log.advance(Q, |_, _| true).unwrap(), 0);
     // Two are wanted; then two more, of which the one in the middle costs nobody.
     assert_eq!(w.make_room(0), 2 * U);
     w.fill(9, 2);
     assert_eq!(w.log.retire_ahead(0, &mut w.index).unwrap(), 1);
-    w.log.settle(0);
+    w.log.restart_quarantines(0);
     assert_eq!(w.log.advance(Q, |_, _| true).unwrap(), 2 * U);
     assert_eq!(w.log.retire(3, 1, 0, &mut w.index).unwrap(), Retire::Already);
     w.check_counts();
@@ -97,9 +97,9 @@ fn i8_an_object_retired_in_the_middle_is_held_for_its_own_quarantine() {
     let mut w = world(8);
     w.fill(1, 8);
     w.log.retire_ahead(0, &mut w.index).unwrap();
-    w.log.settle(0);
+    w.log.restart_quarantines(0);
     w.log.retire(2, 1, 500, &mut w.index).unwrap();
-    w.log.settle(500);
+    w.log.restart_quarantines(500);
     w.log.advance(Q, |_, _| true).unwrap();
     // Two claims wait for room, of which the removed one is to give the first.
     w.memory.fetch_add(BUMP_PTR_OFF, U).unwrap();
@@ -118,9 +118,9 @@ fn a_log_goes_round_and_every_byte_is_what_was_put() {
         // One that is skipped finds no room for a second claim every time: it is for the next.
         if put.room(&w.line()).is_ok() {
             match w.claim(name, bytes).next(w.line().heap_limit()) {
-                Next::Place(placing) => w.publish(&placing, name, bytes),
-                Next::Skip(skip) => w.run(&mut skip.ops()),
-                Next::Wait(_) => panic!("alone, and there was room"),
+                ClaimStep::Write(write) => w.publish(&write, name, bytes),
+                ClaimStep::Skip(skip) => w.run(&mut skip.ops()),
+                ClaimStep::Wait(_) => panic!("alone, and there was room"),
             }
             assert_eq!(w.log.accept(now, &mut w.index).unwrap(), 1);
         }
@@ -143,10 +143,10 @@ fn i13_the_tail_never_passes_what_was_retired_and_room_is_made_for_ever_after() 
         if removed {
             w.fill(1, 1);
             assert_eq!(w.log.retire(0, 1, 0, &mut w.index).unwrap(), Retire::Done);
-            w.log.settle(0);
+            w.log.restart_quarantines(0);
         } else {
-            let placing = w.place(1, U);
-            w.run(&mut placing.abort().ops());
+            let write = w.place(1, U);
+            w.run(&mut write.abort().ops());
             assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 1);
         }
         assert!(!w.log.tail_is_free() && !w.log.held_by_pin());

@@ -189,8 +189,8 @@ impl World {
         let retired = self.slots.retire(slot, epoch, fenced, now);
         let here = epoch == cell.epoch;
         let was = match cell.life {
-            Life::Open if here => Was::Open,
-            Life::Live if here => Was::Live,
+            Life::Open if here => RetiredState::Open,
+            Life::Live if here => RetiredState::Live,
             _ => {
                 let again = retired.unwrap_err().is_already_retired();
                 prop_assert_eq!(again, !here || cell.life != Life::Free);
@@ -318,15 +318,18 @@ impl World {
         let readable = served && cell.written == Written::Published;
         let valid = validate(&header, &wanted, &self.heap.geometry().arena);
         prop_assert_eq!(valid.is_ok(), readable, "[I2] slot {}: {:?}", slot, valid);
-        let look = match cell.written {
-            _ if !served => Look::Stale,
-            Written::Nothing => Look::Unwritten,
-            Written::Started => Look::Writing,
-            Written::Published => Look::Ready,
-            Written::Aborted => Look::Dead,
+        let progress = match cell.written {
+            _ if !served => WriteProgress::Stale,
+            Written::Nothing => WriteProgress::Unwritten,
+            Written::Started => WriteProgress::Writing,
+            Written::Published => WriteProgress::Ready,
+            Written::Aborted => WriteProgress::Dead,
         };
-        prop_assert_eq!(self.slots.look(slot, cell.epoch), look);
-        prop_assert_eq!(self.slots.look(slot, cell.epoch.wrapping_sub(1)), Look::Stale);
+        prop_assert_eq!(self.slots.progress(slot, cell.epoch), progress);
+        prop_assert_eq!(
+            self.slots.progress(slot, cell.epoch.wrapping_sub(1)),
+            WriteProgress::Stale
+        );
         Ok(())
     }
 }

@@ -44,8 +44,8 @@ fn i7_a_reader_accepts_no_torn_payload() {
     let bytes_total = PAYLOAD as u64;
     let wanted = Expect { key: Some(key), epoch: None, payload_base: at.offset, bytes_total };
     let stop = Arc::new(AtomicBool::new(false));
-    let told = stop.clone();
-    let owner = spawn_named("owner", move || reuse(slots, key, &told)).unwrap();
+    let stopped = stop.clone();
+    let owner = spawn_named("owner", move || reuse(slots, key, &stopped)).unwrap();
     let (mut accepted, mut refused) = (0u64, 0u64);
     let mut copy = vec![0u8; PAYLOAD];
     let mut torn = None;

@@ -57,7 +57,7 @@ fn a_scan_finds_every_slot_as_it_was_and_holds_what_is_in_doubt() {
     // The plan that wrote to slot 4 is heard of at last, and goes on where it was.
     let late = extent(slots.heap(), 4, 1);
     slots.open(4, 1, late).unwrap();
-    assert_eq!(slots.look(4, 1), Look::Writing);
+    assert_eq!(slots.progress(4, 1), WriteProgress::Writing);
 }
 
 #[test]

@@ -74,10 +74,10 @@ fn a_path_outside_the_namespace_does_not_leave_the_mount() {
 #[test]
 fn the_least_room_decides() {
     let cgroup = Some((2 * MIB, PathBuf::from("/g")));
-    let room = Room { machine: Some(3 * MIB), cgroup };
+    let room = Headroom { machine: Some(3 * MIB), cgroup };
     assert_eq!(room.least(), Some(2 * MIB));
-    assert_eq!(Room { cgroup: None, ..room.clone() }.least(), Some(3 * MIB));
-    assert_eq!(Room { machine: Some(MIB), ..room }.least(), Some(MIB));
+    assert_eq!(Headroom { cgroup: None, ..room.clone() }.least(), Some(3 * MIB));
+    assert_eq!(Headroom { machine: Some(MIB), ..room }.least(), Some(MIB));
 }
 
 #[test]

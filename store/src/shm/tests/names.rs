@@ -104,8 +104,8 @@ fn links_that_lead_to_no_segment_are_stale_unless_their_lock_is_held() {
     drop(file);
     link_to(dir.path(), "nkv.test.0.3", &descriptor(&other));
     let mut role = Role::start("hold", dir.path());
-    let said = role.says();
-    let living = said.split(' ').next().unwrap();
+    let line = role.next_line();
+    let living = line.split(' ').next().unwrap();
     let path = dir.path().join(living);
     // As it is seen from another pid namespace.
     std::fs::remove_file(&path).unwrap();
@@ -124,8 +124,8 @@ fn links_that_lead_to_no_segment_are_stale_unless_their_lock_is_held() {
 fn a_living_segment_without_its_lock_and_a_lock_without_its_segment() {
     let dir = folder();
     let mut role = Role::start("hold", dir.path());
-    let said = role.says();
-    let path = dir.path().join(said.split(' ').next().unwrap());
+    let line = role.next_line();
+    let path = dir.path().join(line.split(' ').next().unwrap());
     std::fs::remove_file(lock::path_for(&path)).unwrap();
     assert!(remove_stale_in(dir.path()).is_empty(), "its process still has it");
     std::fs::write(dir.path().join("nkv.test.0.1.lock"), b"").unwrap();

@@ -17,8 +17,8 @@ fn mapped_huge(base: usize) -> u64 {
 fn i19_nobody_can_take_pages_away_by_a_segments_name_or_descriptor() {
     let dir = folder();
     let mut role = Role::start("hold", dir.path());
-    let said = role.says();
-    let file_name = said.split(' ').next().unwrap();
+    let line = role.next_line();
+    let file_name = line.split(' ').next().unwrap();
     let path = dir.path().join(file_name);
     let m = attach_in(dir.path(), file_name, false).unwrap();
     let whole = || OpenOptions::new().read(true).write(true).open(&path).unwrap();

@@ -28,9 +28,9 @@ fn i14_more_claims_than_the_table_holds_are_refused_until_one_is_over() {
     for _ in 0..MAX_OPEN_CLAIMS - 1 {
         w.add(U).unwrap();
     }
-    let placing = w.place(1, U);
+    let write = w.start_write(1, U);
     assert!(w.add(U).unwrap_err().contains("64 claims"));
-    w.post(&mut placing.publication().whole(&[1; U as usize])).unwrap();
+    w.post(&mut write.publication().whole(&[1; U as usize])).unwrap();
     // One request that asks for two is refused as a whole, and keeps no place.
     let two = || Op::FetchAdd { offset: BUMP_PTR_OFF, add: U, old: 0 };
     assert!(w.post(&mut [two(), two()]).is_err());
@@ -43,8 +43,8 @@ fn i14_more_claims_than_the_table_holds_are_refused_until_one_is_over() {
 fn i13_a_claims_bytes_and_its_header_are_all_that_its_producer_may_write() {
     let mut w = world(16);
     w.put(0, U);
-    let (before, mine) = (w.place(1, U), w.place(2, 2 * U));
-    let _after = w.place(3, U);
+    let (before, mine) = (w.start_write(1, U), w.start_write(2, 2 * U));
+    let _after = w.start_write(3, U);
     let others = LogRights::new(w.geometry, w.memory.clone());
     let (at, x) = (w.header(&mine), mine.payload_base());
     let (_, cut) = line();
@@ -105,7 +105,7 @@ fn i3_the_publish_word_of_a_claim_takes_only_its_epoch_and_a_producers_steps() {
     (0..8).for_each(|name| w.put(name, U));
     w.make_room();
     // Slot 0 again, at epoch 2.
-    let mine = w.place(9, U);
+    let mine = w.start_write(9, U);
     assert_eq!(mine.slot(), (0, 2));
     let at = w.header(&mine) + PUBLISH_OFF;
     w.post(&mut mine.publication().announce()).unwrap();
@@ -170,7 +170,7 @@ fn i13_a_claim_across_the_end_takes_its_fields_and_dead_and_nothing_else() {
     let mut w = world(8);
     (0..7).for_each(|name| w.put(name, U));
     w.make_room();
-    let Next::Skip(skip) = w.claim(9, 2 * U) else { panic!("it does not wrap") };
+    let ClaimStep::Skip(skip) = w.claim(9, 2 * U) else { panic!("it does not wrap") };
     let at = w.geometry.header_off(7);
     let fields = producer_fields(KEYS.id(b"k"), 1, 1, w.geometry.payload_off(7 * U), 2 * U);
     w.post(&mut [Op::Write { offset: at, src: &fields }]).unwrap();
@@ -189,9 +189,9 @@ fn i13_a_claim_across_the_end_takes_its_fields_and_dead_and_nothing_else() {
 #[test]
 fn i13_a_header_that_says_more_or_less_than_was_claimed_is_not_written() {
     let mut w = world(16);
-    let mine = w.place(1, 2 * U);
+    let mine = w.start_write(1, 2 * U);
     let (at, x) = (w.header(&mine), mine.payload_base());
-    let next = w.place(2, U);
+    let next = w.start_write(2, U);
     // No word makes the owner look at a header that this claim did not write.
     w.refused(Op::Store { offset: at + PUBLISH_OFF, value: writing(1) });
     w.refused(Op::Store { offset: at + PUBLISH_OFF, value: dead(1) });

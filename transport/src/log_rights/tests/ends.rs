@@ -5,19 +5,19 @@ use super::*;
 #[test]
 fn i10_a_claim_that_is_over_takes_nothing_more() {
     let w = world(16);
-    let (a, b) = (w.place(1, U), w.place(2, U));
+    let (a, b) = (w.start_write(1, U), w.start_write(2, U));
     let payload = [1; U as usize];
     w.post(&mut a.publication().whole(&payload)).unwrap();
     w.post(&mut b.abort().ops()).unwrap();
     assert_eq!(w.rights.open(), (0, 0));
-    for placing in [&a, &b] {
-        w.refused(placing.publication().page(0, &payload));
-        for op in placing.publication().announce() {
+    for write in [&a, &b] {
+        w.refused(write.publication().page(0, &payload));
+        for op in write.publication().announce() {
             w.refused(op);
         }
-        let [_, ready] = placing.publication().publish();
+        let [_, ready] = write.publication().publish();
         w.refused(ready);
-        let [_, _, _, dead] = placing.abort().ops().map(|op| intent(&op));
+        let [_, _, _, dead] = write.abort().ops().map(|op| intent(&op));
         let (_, cut) = line();
         assert!(w.rights.check(&dead.unwrap(), &cut).is_err());
     }
@@ -26,7 +26,7 @@ fn i10_a_claim_that_is_over_takes_nothing_more() {
 #[test]
 fn i10_its_last_verb_is_the_last_of_its_request_too() {
     let w = world(16);
-    let a = w.place(1, U);
+    let a = w.start_write(1, U);
     let publication = a.publication();
     w.post(&mut publication.announce()).unwrap();
     let payload = [1; U as usize];
@@ -41,7 +41,7 @@ fn i10_its_last_verb_is_the_last_of_its_request_too() {
 #[test]
 fn i10_a_ready_that_did_not_take_leaves_the_claim_open() {
     let w = world(16);
-    let a = w.place(1, U);
+    let a = w.start_write(1, U);
     let publication = a.publication();
     let fields = publication.announce().into_iter().next().unwrap();
     w.post(&mut [fields]).unwrap();
@@ -57,7 +57,7 @@ fn i10_a_ready_that_did_not_take_leaves_the_claim_open() {
 #[test]
 fn i10_a_claim_ends_only_when_no_other_request_is_inside_it() {
     let w = world(16);
-    let (a, b) = (w.place(1, U), w.place(2, U));
+    let (a, b) = (w.start_write(1, U), w.start_write(2, U));
     let (publication, payload) = (a.publication(), [1; U as usize]);
     w.post(&mut publication.announce()).unwrap();
     let ((hangs, cut), (other, other_cut)) = (line(), line());
@@ -86,8 +86,8 @@ fn i10_a_claim_ends_only_when_no_other_request_is_inside_it() {
 #[test]
 fn i13_only_an_open_claim_that_was_never_written_is_abandoned() {
     let w = world(16);
-    let (a, b, c) = (w.place(1, U), w.place(2, 2 * U), w.place(3, U));
-    let claim = |placing: &Placing, n| Abandon { p: placing.position(), n };
+    let (a, b, c) = (w.start_write(1, U), w.start_write(2, 2 * U), w.start_write(3, U));
+    let claim = |write: &ClaimWrite, n| Abandon { p: write.position(), n };
     assert!(!w.rights.abandon(claim(&a, 2 * U)) && !w.rights.abandon(Abandon { p: 64, n: U }));
     w.post(&mut a.publication().announce()).unwrap();
     assert!(!w.rights.abandon(claim(&a, U)), "it was written");
@@ -108,20 +108,20 @@ fn i13_only_an_open_claim_that_was_never_written_is_abandoned() {
 fn i13_i14_what_an_ended_producer_left_is_settled_and_nothing_stays_unknown() {
     let mut w = world(8);
     (0..5).for_each(|name| w.put(name, U));
-    let (published, written) = (w.place(10, U), w.place(11, U));
+    let (published, written) = (w.start_write(10, U), w.start_write(11, U));
     let _claimed_only = w.claim(12, U);
     let (waits, above) = (w.claim(13, 2 * U), w.claim(14, U));
-    assert!(matches!((&waits, &above), (Next::Wait(_), Next::Wait(_))));
+    assert!(matches!((&waits, &above), (ClaimStep::Wait(_), ClaimStep::Wait(_))));
     w.post(&mut published.publication().whole(&[10; U as usize])).unwrap();
     w.post(&mut written.publication().announce()).unwrap();
-    let settled = w.rights.settle().unwrap();
+    let settled = w.rights.finish().unwrap();
     let abandoned = vec![Abandon { p: 8 * U, n: 2 * U }, Abandon { p: 10 * U, n: U }];
     let mut given_up = settled.abandoned.clone();
     given_up.sort_by_key(|claim| claim.p);
-    assert_eq!((settled.dead, settled.over, settled.inside, &given_up), (2, 0, 0, &abandoned));
+    assert_eq!((settled.dead, settled.over, settled.in_flight, &given_up), (2, 0, 0, &abandoned));
     assert!(w.rights.clear_below(u64::MAX) && w.rights.open() == (0, 0));
     // Again: nothing is done twice, and the abandoned ones are not forgotten.
-    let again = w.rights.settle().unwrap();
+    let again = w.rights.finish().unwrap();
     assert_eq!((again.dead, again.abandoned), (0, settled.abandoned));
     for claim in abandoned {
         w.log.abandon(claim).unwrap();
@@ -138,26 +138,26 @@ fn i13_i14_what_an_ended_producer_left_is_settled_and_nothing_stays_unknown() {
 #[test]
 fn i10_nothing_is_settled_under_a_request_that_is_still_inside() {
     let mut w = world(8);
-    let a = w.place(1, U);
+    let a = w.start_write(1, U);
     let payload = [1; U as usize];
     w.post(&mut a.publication().announce()).unwrap();
     let (_, cut) = line();
     let inside = w.request(&cut);
     let mut ops = [a.publication().page(0, &payload)];
     inside.check(&ops).unwrap();
-    let early = w.rights.settle().unwrap();
-    assert_eq!((early.dead, early.inside), (0, 1));
+    let early = w.rights.finish().unwrap();
+    assert_eq!((early.dead, early.in_flight), (0, 1));
     assert!(!w.rights.clear_below(U));
     assert_eq!(w.memory.load(w.header(&a) + PUBLISH_OFF).unwrap(), writing(1));
     inside.step(&mut ops[0]).unwrap();
     drop(inside);
-    assert_eq!(w.rights.settle().unwrap().dead, 1);
+    assert_eq!(w.rights.finish().unwrap().dead, 1);
     assert_eq!(w.accept().skipped.claims, 1);
 }
 
 /// Publishes, but the agent panics between READY and its note.
-fn publish_unnoted(w: &World, placing: &Placing) {
-    let publication = placing.publication();
+fn publish_unnoted(w: &World, write: &ClaimWrite) {
+    let publication = write.publication();
     let payload = [1; U as usize];
     let mut ops = publication.whole(&payload);
     let (_, cut) = line();
@@ -175,10 +175,10 @@ fn publish_unnoted(w: &World, placing: &Placing) {
 #[test]
 fn i6_a_ready_that_was_not_noted_stays_ready() {
     let mut w = world(8);
-    let placing = w.place(0, U);
-    publish_unnoted(&w, &placing);
+    let write = w.start_write(0, U);
+    publish_unnoted(&w, &write);
     let before = w.bytes();
-    let settled = w.rights.settle().unwrap();
+    let settled = w.rights.finish().unwrap();
     assert_eq!((settled.dead, settled.over), (0, 1));
     assert!(before == w.bytes());
     assert_eq!(w.accept().accepted.claims, 1);
@@ -188,18 +188,18 @@ fn i6_a_ready_that_was_not_noted_stays_ready() {
 #[test]
 fn i3_a_claim_that_was_over_unnoticed_is_left_alone_and_so_is_who_came_after_it() {
     let mut w = world(8);
-    let lost = w.place(0, U);
+    let lost = w.start_write(0, U);
     publish_unnoted(&w, &lost);
     w.accept();
     let honest = Arc::new(LogRights::new(w.geometry, w.memory.clone()));
     let lost_rights = std::mem::replace(&mut w.rights, honest);
     (1..8).for_each(|name| w.put(name, U));
     w.make_room();
-    let next = w.place(9, U);
+    let next = w.start_write(9, U);
     assert_eq!(next.slot(), (0, 2));
     w.post(&mut next.publication().announce()).unwrap();
     let before = w.bytes();
-    let settled = lost_rights.settle().unwrap();
+    let settled = lost_rights.finish().unwrap();
     assert_eq!((settled.dead, settled.over), (0, 1));
     assert!(before == w.bytes());
 }

@@ -43,7 +43,7 @@ fn i14_a_request_that_ends_before_its_fetch_and_add_claimed_nothing() {
     request.check(&[Op::FetchAdd { offset: BUMP_PTR_OFF, add: U, old: 0 }]).unwrap();
     drop(request);
     assert_eq!(w.rights.open(), (0, 0));
-    assert_eq!(w.rights.settle().unwrap(), Settled::default());
+    assert_eq!(w.rights.finish().unwrap(), EndedClaims::default());
 }
 
 /// Memory whose fetch-and-add adds, and then panics.
@@ -101,7 +101,7 @@ fn i14_a_fetch_and_add_that_panics_is_open_until_its_producer_is_settled() {
     assert_eq!(w.log.hole(0).unwrap().map(|check| check.below()), None);
     w.log.accept(20, &mut w.index).unwrap();
     let check = w.log.hole(20).unwrap().unwrap();
-    let settled = w.rights.settle().unwrap();
+    let settled = w.rights.finish().unwrap();
     assert_eq!((settled.unknown, settled.dead), (1, 0));
     assert!(w.rights.clear_below(check.below()));
     let mut asking = check.ask([1]);

@@ -1,7 +1,7 @@
 //! Several pairs, and several devices where there are some.
 
 use super::*;
-use crate::verbs::{Post, Unescorted};
+use crate::verbs::{NoObserver, Post};
 use nkv_store::threads::spawn_named;
 use std::process::Command;
 
@@ -32,8 +32,8 @@ fn put(verbs: &dyn Verbs, value: &[u8]) -> Result<u64, TransportError> {
 
 #[test]
 fn i4_pages_over_several_pairs_are_in_memory_before_ready_is() {
-    let way = counted_way(3, false, |_| {}).unwrap();
-    let (memory, verbs) = (way.memory.clone(), way.verbs);
+    let path = counted_path(3, false, |_| {}).unwrap();
+    let (memory, verbs) = (path.memory.clone(), path.verbs);
     for round in 0..6 {
         memory.store(4096 + 40, 0).unwrap();
         let (value, watched) = (pages(round), memory.clone());
@@ -59,45 +59,45 @@ fn i4_pages_over_several_pairs_are_in_memory_before_ready_is() {
 
 #[test]
 fn i4_what_went_by_another_pair_than_the_first_is_flushed_by_its_own() {
-    let way = counted_way(2, false, |_| {}).unwrap();
-    let c = way.verbs.counters();
-    let told = || (count(&c.chains), count(&c.requests), count(&c.spread));
-    let before = told();
-    put(&way.verbs, &pages(1)).unwrap();
-    let after = told();
+    let path = counted_path(2, false, |_| {}).unwrap();
+    let c = path.verbs.counters();
+    let counts = || (count(&c.chains), count(&c.requests), count(&c.spread));
+    let before = counts();
+    put(&path.verbs, &pages(1)).unwrap();
+    let after = counts();
     let (chains, requests, spread) = (after.0 - before.0, after.1 - before.1, after.2 - before.2);
     // Header and the flush behind it; twelve shares; READY. No more requests than flushes.
     assert_eq!((chains, requests - spread), (1 + 12 + 1, 2 + 12 + 1));
     assert!((4..=8).contains(&spread), "{spread} of twelve by the other");
-    let before = told();
+    let before = counts();
     let mut back = vec![0; 6 * PAGE];
-    way.verbs.read(SEGMENT / 2, &mut back).unwrap();
-    assert_eq!(told().1 - before.1, 1 + 12, "one before them, and none behind");
+    path.verbs.read(SEGMENT / 2, &mut back).unwrap();
+    assert_eq!(counts().1 - before.1, 1 + 12, "one before them, and none behind");
     // What says WRITING may have been posted by itself: nobody remembers whether it is in memory.
-    let before = told();
-    way.verbs.write(TOKEN, SEGMENT / 2, &pages(1)).unwrap();
-    let after = told();
+    let before = counts();
+    path.verbs.write(TOKEN, SEGMENT / 2, &pages(1)).unwrap();
+    let after = counts();
     assert_eq!(after.1 - before.1 - (after.2 - before.2), 1 + 12);
 }
 
 #[test]
 fn i4_a_share_whose_pair_fails_fails_the_put_and_ready_is_not_sent() {
-    let way = counted_way(3, false, |_| {}).unwrap();
-    put(&way.verbs, &pages(2)).unwrap();
-    way.memory.store(4096 + 40, 0).unwrap();
-    way.served[2].sever();
+    let path = counted_path(3, false, |_| {}).unwrap();
+    put(&path.verbs, &pages(2)).unwrap();
+    path.memory.store(4096 + 40, 0).unwrap();
+    path.served[2].sever();
     let watch = nkv_pace::Stopwatch::start();
-    let e = put(&way.verbs, &pages(3)).unwrap_err();
+    let e = put(&path.verbs, &pages(3)).unwrap_err();
     assert!(matches!(e, TransportError::Disconnected(_)), "{e}");
     assert!(watch.took().within(2_000), "it waited too long: {}", watch.took());
-    assert_eq!(way.memory.load(4096 + 40).unwrap(), WRITING);
-    assert!(!way.verbs.is_alive(), "no pair of it is used any more");
+    assert_eq!(path.memory.load(4096 + 40).unwrap(), WRITING);
+    assert!(!path.verbs.is_alive(), "no pair of it is used any more");
 }
 
 #[test]
 fn i4_batches_of_one_call_go_by_every_pair_and_counts_by_the_first_alone() {
-    let way = counted_way(3, false, |_| {}).unwrap();
-    let verbs = &way.verbs;
+    let path = counted_path(3, false, |_| {}).unwrap();
+    let verbs = &path.verbs;
     let values: Vec<Vec<u8>> = (0..60u8).map(|n| vec![n; 20_000]).collect();
     let at = |n: usize| SEGMENT / 2 + n as u64 * 20_480;
     let posted = |count_too: bool| {
@@ -114,7 +114,7 @@ fn i4_batches_of_one_call_go_by_every_pair_and_counts_by_the_first_alone() {
             })
             .collect();
         let mut posts: Vec<_> = ops.iter_mut().map(|ops| Post { token: TOKEN, ops }).collect();
-        assert!(verbs.post_many(&mut posts, &mut Unescorted).iter().all(Result::is_ok));
+        assert!(verbs.post_many(&mut posts, &mut NoObserver).iter().all(Result::is_ok));
         for (n, value) in values.iter().enumerate() {
             let mut back = vec![0; value.len()];
             verbs.read(at(n), &mut back).unwrap();
@@ -124,23 +124,23 @@ fn i4_batches_of_one_call_go_by_every_pair_and_counts_by_the_first_alone() {
     };
     assert!(posted(false) >= 20, "of sixty over three pairs");
     assert_eq!(posted(true), 0, "[I1]");
-    assert_eq!(way.memory.load(64).unwrap(), 60);
+    assert_eq!(path.memory.load(64).unwrap(), 60);
 }
 
 /// The owner's pair that a client's is told to meet is nobody's.
 fn astray(answer: &mut Answer, n: usize) {
-    answer.ways[n].as_mut().unwrap().pair.number ^= 0x0f_f000;
+    answer.paths[n].as_mut().unwrap().pair.number ^= 0x0f_f000;
 }
 
 #[test]
 fn a_pair_through_which_nothing_comes_is_left_out() {
     for lost in 0..3 {
-        let way = counted_way(3, false, |answer| astray(answer, lost)).unwrap();
-        assert_eq!(put(&way.verbs, &pages(lost)).unwrap(), WRITING);
-        assert!(count(&way.verbs.counters().spread) > 0, "two are left");
+        let path = counted_path(3, false, |answer| astray(answer, lost)).unwrap();
+        assert_eq!(put(&path.verbs, &pages(lost)).unwrap(), WRITING);
+        assert!(count(&path.verbs.counters().spread) > 0, "two are left");
     }
     let all = |answer: &mut Answer| (0..3).for_each(|n| astray(answer, n));
-    let e = counted_way(3, false, all).err().unwrap();
+    let e = counted_path(3, false, all).err().unwrap();
     assert!(matches!(e, TransportError::Disconnected(_)), "{e}");
 }
 
@@ -148,29 +148,29 @@ fn a_pair_through_which_nothing_comes_is_left_out() {
 fn i1_the_first_pair_leads_to_the_device_that_counts_or_there_is_no_way() {
     // As an owner of two devices answers: its first one counts.
     let second_counts = |answer: &mut Answer| {
-        let [first, second] = &mut answer.ways[..] else { panic!("two pairs") };
+        let [first, second] = &mut answer.paths[..] else { panic!("two pairs") };
         let (first, second) = (first.as_mut().unwrap(), second.as_mut().unwrap());
         assert!(first.counts, "told by who exports it so");
         (first.counts, second.counts) = (false, true);
     };
-    let way = counted_way(2, true, second_counts).unwrap();
-    let before = count(&way.verbs.counters().spread);
-    way.served[0].sever();
-    assert_eq!(way.verbs.fetch_add(TOKEN, 64, 3).unwrap(), 0, "by the pair that is left");
-    assert_eq!(count(&way.verbs.counters().spread), before);
+    let path = counted_path(2, true, second_counts).unwrap();
+    let before = count(&path.verbs.counters().spread);
+    path.served[0].sever();
+    assert_eq!(path.verbs.fetch_add(TOKEN, 64, 3).unwrap(), 0, "by the pair that is left");
+    assert_eq!(count(&path.verbs.counters().spread), before);
     let lost = |answer: &mut Answer| {
         second_counts(answer);
         astray(answer, 1);
     };
-    assert!(counted_way(2, true, lost).is_err(), "the other one must not count");
-    let refused = |answer: &mut Answer| answer.ways[0] = Err("no way".to_string());
-    assert!(counted_way(1, true, refused).is_err(), "nor where the owner could not be met");
+    assert!(counted_path(2, true, lost).is_err(), "the other one must not count");
+    let refused = |answer: &mut Answer| answer.paths[0] = Err("no way".to_string());
+    assert!(counted_path(1, true, refused).is_err(), "nor where the owner could not be met");
     let none_counts = |answer: &mut Answer| {
-        for way in &mut answer.ways {
-            way.as_mut().unwrap().counts = false;
+        for path in &mut answer.paths {
+            path.as_mut().unwrap().counts = false;
         }
     };
-    assert!(counted_way(2, true, none_counts).is_err(), "nor where no way leads to it");
+    assert!(counted_path(2, true, none_counts).is_err(), "nor where no way leads to it");
 }
 
 /// A way of these devices to an owner with those.
@@ -225,14 +225,14 @@ fn rails_a_device_whose_link_goes_down_costs_its_share_and_not_the_way() {
     for (lost, left) in [("rdma1", "rxe0"), ("rdma0", "rxe1")] {
         let fabric = open(&FabricConfig::default()).unwrap();
         let (_memory, exported) = segment(&*fabric);
-        let (verbs, _served) = way(&*fabric, &*exported);
+        let (verbs, _served) = path(&*fabric, &*exported);
         assert_eq!(verbs.devices(), ["rxe0", "rxe1"]);
         put(&*verbs, &pages(1)).unwrap();
         Link::set(lost, "down");
         let watch = nkv_pace::Stopwatch::start();
         let e = put(&*verbs, &pages(2)).unwrap_err();
         assert!(watch.took().within(2_000), "{} to say: {e}", watch.took());
-        let (again, _served) = way(&*fabric, &*exported);
+        let (again, _served) = path(&*fabric, &*exported);
         put(&*again, &pages(3)).unwrap();
         assert_eq!(again.devices(), [left], "what is down is not offered");
         // Not there when it was opened, and there when it is needed.
@@ -244,7 +244,7 @@ fn rails_a_device_whose_link_goes_down_costs_its_share_and_not_the_way() {
             assert!(BootClock.now_ms() < until_ms, "it is up and not used");
             std::thread::sleep(std::time::Duration::from_millis(50));
         }
-        let (both, _served) = way(&*late, &*exported);
+        let (both, _served) = path(&*late, &*exported);
         put(&*both, &pages(4)).unwrap();
         assert_eq!(both.devices(), ["rxe0", "rxe1"]);
     }

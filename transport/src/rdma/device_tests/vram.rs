@@ -15,7 +15,7 @@ struct Vram {
 }
 
 impl Vram {
-    fn said_to_be_at(address: impl FnOnce(u64) -> u64) -> Arc<dyn Memory> {
+    fn at_address(address: impl FnOnce(u64) -> u64) -> Arc<dyn Memory> {
         let memory = AnonMemory::new(SEGMENT).unwrap();
         let address = address(memory.host_base().unwrap().as_ptr() as u64);
         let buffer = rustix::fs::memfd_create("vram", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
@@ -55,9 +55,9 @@ impl Memory for Vram {
 
 #[test]
 fn a_dma_buf_that_is_not_taken_is_registered_by_its_address() {
-    let (fabric, memory) = (fabric(), Vram::said_to_be_at(|host| host));
+    let (fabric, memory) = (fabric(), Vram::at_address(|host| host));
     let exported = fabric.export(memory.clone(), &Part::halves(SEGMENT), false).unwrap();
-    let (verbs, _served) = way(&*fabric, &*exported);
+    let (verbs, _served) = path(&*fabric, &*exported);
     let value: Vec<u8> = (0..100_000u32).map(|i| i as u8).collect();
     verbs.write(TOKEN, SEGMENT / 2 - 50_000, &value).unwrap();
     let mut there = vec![0; value.len()];
@@ -68,7 +68,7 @@ fn a_dma_buf_that_is_not_taken_is_registered_by_its_address() {
 #[test]
 fn memory_that_is_taken_in_neither_way_is_an_error_that_says_both() {
     let e = fabric()
-        .export(Vram::said_to_be_at(|_| 4096), &Part::halves(SEGMENT), false)
+        .export(Vram::at_address(|_| 4096), &Part::halves(SEGMENT), false)
         .unwrap_err()
         .to_string();
     for part in ["ibv_reg_dmabuf_mr", "Linux 5.12", "nvidia-peermem", "4194304 bytes for rxe0"] {

@@ -6,7 +6,7 @@ use crate::ring::sleep::{Peer, Sleep};
 use crate::ring::stream::{RingStream, Waiting};
 use crate::wire::{MAX_FRAME_BYTES, WireError, read_frame, write_frame};
 use nkv_store::clock::{BootClock, Clock};
-use nkv_store::shm::NamelessMemory;
+use nkv_store::shm::MemfdMemory;
 use nkv_store::threads::spawn_named;
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -33,16 +33,16 @@ pub(super) fn sockets() -> (std::os::unix::net::UnixStream, std::os::unix::net::
 
 /// A ring's memory as somebody beside its two ends sees it.
 #[derive(Clone)]
-struct Beside(Arc<NamelessMemory>);
+struct Beside(Arc<MemfdMemory>);
 
 impl Beside {
     fn new() -> Self {
-        Self(Arc::new(NamelessMemory::create(MEMORY_BYTES).unwrap()))
+        Self(Arc::new(MemfdMemory::create(MEMORY_BYTES).unwrap()))
     }
 
-    fn mapped_again(&self) -> NamelessMemory {
+    fn mapped_again(&self) -> MemfdMemory {
         let fd = self.0.fd().try_clone_to_owned().unwrap();
-        NamelessMemory::take(fd, MEMORY_BYTES).unwrap()
+        MemfdMemory::take(fd, MEMORY_BYTES).unwrap()
     }
 
     /// Waits until an end says that it sleeps.
@@ -88,14 +88,14 @@ fn pair_of<F: Future<Output = ()>>(
 }
 
 /// Answers every request with its bytes reversed, until the client ends. Looks for so long.
-async fn echo(mut ring: RingStream, look: Duration) {
+async fn echo(mut ring: RingStream, spin: Duration) {
     let mut buf = Vec::new();
     while let Some((id, mut bytes)) =
         read_frame::<_, Vec<u8>>(&mut ring, &mut buf, MAX_FRAME_BYTES).await.unwrap()
     {
         bytes.reverse();
         write_frame(&mut ring, &mut buf, id, &bytes).await.unwrap();
-        ring.look_for(look);
+        ring.set_spin(spin);
     }
 }
 
@@ -120,12 +120,12 @@ proptest! {
     #[test]
     fn frames_of_all_sizes_come_through_whole_however_the_ends_wait(
         sizes in sizes(),
-        look_us in prop_oneof![Just(0_u64), Just(30), Just(1000)],
+        spin_us in prop_oneof![Just(0_u64), Just(30), Just(1000)],
         waiting in prop_oneof![Just(Waiting::Thread), Just(Waiting::Task)],
     ) {
         runtime().block_on(async {
-            let look = Duration::from_micros(look_us);
-            let (mut ring, node) = pair(waiting, move |ring| echo(ring, look));
+            let spin = Duration::from_micros(spin_us);
+            let (mut ring, node) = pair(waiting, move |ring| echo(ring, spin));
             for (id, (size, pause_us)) in (1..).zip(sizes) {
                 let bytes: Vec<u8> = (0..size).map(|i| (i * 7 + size) as u8).collect();
                 let answer = tokio::time::timeout(LIMIT, ask(&mut ring, id, &bytes)).await;

@@ -5,7 +5,7 @@ use super::ends::{LANE_BYTES, LIMIT, runtime, sockets};
 use crate::ring::lane::{LaneReader, LaneWriter};
 use crate::ring::layout::{End, EndAt};
 use crate::ring::stream::{RingStream, Waiting};
-use nkv_store::shm::NamelessMemory;
+use nkv_store::shm::MemfdMemory;
 use nkv_store::{AnonMemory, Memory};
 use proptest::prelude::*;
 use std::io::Write;
@@ -53,7 +53,7 @@ proptest! {
 }
 
 #[derive(Debug, Clone)]
-enum Deed {
+enum Corruption {
     /// Stores a word where one of the ring's lies.
     Word(u64, u64),
     /// Writes so many bytes to the socket.
@@ -62,11 +62,11 @@ enum Deed {
     Rest(u64),
 }
 
-fn deeds() -> impl Strategy<Value = Vec<Deed>> {
+fn deeds() -> impl Strategy<Value = Vec<Corruption>> {
     let deed = prop_oneof![
-        4 => (0..6_u64, word()).prop_map(|(i, word)| Deed::Word(i * 128, word)),
-        1 => (1..200_usize).prop_map(Deed::Bells),
-        1 => (0..300_u64).prop_map(Deed::Rest),
+        4 => (0..6_u64, word()).prop_map(|(i, word)| Corruption::Word(i * 128, word)),
+        1 => (1..200_usize).prop_map(Corruption::Bells),
+        1 => (0..300_u64).prop_map(Corruption::Rest),
     ];
     proptest::collection::vec(deed, 1..60)
 }
@@ -80,17 +80,17 @@ proptest! {
         thread in any::<bool>(),
         bytes in 1..20_000_usize,
     ) {
-        let ours = NamelessMemory::create(MEMORY_BYTES).unwrap();
-        let theirs = NamelessMemory::take(ours.fd().try_clone_to_owned().unwrap(), MEMORY_BYTES);
+        let ours = MemfdMemory::create(MEMORY_BYTES).unwrap();
+        let theirs = MemfdMemory::take(ours.fd().try_clone_to_owned().unwrap(), MEMORY_BYTES);
         let (socket, mut peer) = sockets();
         let hostile = std::thread::scope(|scope| {
             scope.spawn(move || {
                 let theirs = theirs.unwrap();
                 for deed in deeds {
                     match deed {
-                        Deed::Word(at, word) => theirs.store(at, word).unwrap(),
-                        Deed::Bells(n) => drop(peer.write(&vec![0; n])),
-                        Deed::Rest(us) => std::thread::sleep(Duration::from_micros(us)),
+                        Corruption::Word(at, word) => theirs.store(at, word).unwrap(),
+                        Corruption::Bells(n) => drop(peer.write(&vec![0; n])),
+                        Corruption::Rest(us) => std::thread::sleep(Duration::from_micros(us)),
                     }
                 }
                 // Its end is the only thing about it that can be relied on.

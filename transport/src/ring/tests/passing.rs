@@ -34,8 +34,8 @@ fn a_ring_that_was_passed_carries_frames() {
         let asked = read_frame::<_, String>(&mut node, &mut Vec::new(), 100).await.unwrap();
         assert_eq!(asked, Some((1, "there".to_string())));
         write_frame(&mut node, &mut Vec::new(), 1, "back").await.unwrap();
-        let told = read_frame::<_, String>(&mut client, &mut Vec::new(), 100).await.unwrap();
-        assert_eq!(told, Some((1, "back".to_string())));
+        let received = read_frame::<_, String>(&mut client, &mut Vec::new(), 100).await.unwrap();
+        assert_eq!(received, Some((1, "back".to_string())));
     });
 }
 

@@ -4,7 +4,7 @@
 
 use crate::ring::lane::{LaneReader, LaneWriter};
 use crate::ring::layout::{End, EndAt};
-use crate::ring::sleep::{By, For, Sleep};
+use crate::ring::sleep::{Sleep, WakeBy, Wanted};
 use loom::sync::Notify;
 use loom::sync::atomic::{AtomicU64, fence};
 use nkv_store::memory::Memory;
@@ -142,24 +142,24 @@ impl Party {
         (party(End::Client, 0), party(End::Node, 1))
     }
 
-    fn call(&self, what: For) {
+    fn call(&self, what: Wanted) {
         if self.sleep.call(&*self.memory, what).unwrap().is_some() {
             self.theirs.notify();
         }
     }
 
-    fn come(&mut self, want: For) -> bool {
+    fn come(&mut self, want: Wanted) -> bool {
         let there = match want {
-            For::Bytes => self.incoming.ready(&*self.memory),
-            For::Room => self.outgoing.room(&*self.memory),
+            Wanted::Bytes => self.incoming.ready(&*self.memory),
+            Wanted::Space => self.outgoing.room(&*self.memory),
         };
         there.unwrap() > 0
     }
 
     /// Returns once it is there; the end may sleep.
-    fn wait(&mut self, want: For) {
+    fn wait(&mut self, want: Wanted) {
         loop {
-            self.sleep.announce(&*self.memory, want, By::Bell).unwrap();
+            self.sleep.announce(&*self.memory, want, WakeBy::Doorbell).unwrap();
             if self.come(want) {
                 return;
             }
@@ -169,20 +169,20 @@ impl Party {
 
     fn write(&mut self, word: u64) {
         while self.outgoing.write(&*self.memory, &word.to_ne_bytes()).unwrap() == 0 {
-            self.wait(For::Room);
+            self.wait(Wanted::Space);
         }
         self.sleep.up(&*self.memory).unwrap();
-        self.call(For::Bytes);
+        self.call(Wanted::Bytes);
     }
 
     fn read(&mut self) -> u64 {
         let mut word = [0; 8];
         while self.incoming.read(&*self.memory, &mut word).unwrap() == 0 {
-            self.wait(For::Bytes);
+            self.wait(Wanted::Bytes);
         }
         self.sleep.up(&*self.memory).unwrap();
         if self.incoming.release(&*self.memory).unwrap() {
-            self.call(For::Room);
+            self.call(Wanted::Space);
         }
         u64::from_ne_bytes(word)
     }

@@ -12,7 +12,7 @@ const LIMIT_MS: u64 = 200;
 /// What a peer waits before its next byte.
 const PACE: Duration = Duration::from_millis(20);
 /// After so many bytes a peer gives up: the line had no limit.
-const PATIENCE: usize = 250;
+const MAX_BYTES: usize = 250;
 
 /// A line and its peer, with as little buffer between them as the kernel allows.
 fn pair() -> (Line, TcpStream) {
@@ -39,13 +39,13 @@ fn paced(peer: &mut TcpStream) -> bool {
 fn what_arrives_byte_by_byte_is_too_late_in_the_end() {
     let (mut line, mut peer) = pair();
     let dribble = spawn_named("dribble", move || {
-        (0..PATIENCE).take_while(|_| peer.write_all(&[1]).is_ok() && paced(&mut peer)).count()
+        (0..MAX_BYTES).take_while(|_| peer.write_all(&[1]).is_ok() && paced(&mut peer)).count()
     });
     line.set_deadline(Deadline::after_ms(LIMIT_MS));
-    let r = line.take(&mut [0; 2 * PATIENCE]);
+    let r = line.take(&mut [0; 2 * MAX_BYTES]);
     assert!(matches!(r, Err(Broken::Late(LIMIT_MS))), "{r:?}");
     drop(line);
-    assert!(dribble.unwrap().join().unwrap() < PATIENCE);
+    assert!(dribble.unwrap().join().unwrap() < MAX_BYTES);
 }
 
 #[test]
@@ -55,14 +55,14 @@ fn what_the_peer_reads_little_by_little_is_too_late_in_the_end() {
         let pause = std::sync::Condvar::new();
         let never = std::sync::Mutex::new(());
         let mut sips = 0;
-        while sips < PATIENCE && matches!(peer.read(&mut [0; 4096]), Ok(1..)) {
+        while sips < MAX_BYTES && matches!(peer.read(&mut [0; 4096]), Ok(1..)) {
             sips += 1;
             drop(pause.wait_timeout(never.lock().unwrap(), PACE).unwrap());
         }
         sips
     });
     line.set_deadline(Deadline::after_ms(LIMIT_MS));
-    let r = line.send(&vec![1; 2 * PATIENCE * 4096]);
+    let r = line.send(&vec![1; 2 * MAX_BYTES * 4096]);
     assert!(matches!(r, Err(Broken::Late(LIMIT_MS))), "{r:?}");
     line.shared().shut();
     sip.unwrap().join().unwrap();

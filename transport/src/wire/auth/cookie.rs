@@ -6,7 +6,7 @@
 
 use super::error::SecretError;
 use super::secret::{OTHERS, Secret};
-use nkv_store::fork::MadeIn;
+use nkv_store::fork::ProcessMark;
 use nkv_store::shm::job_part;
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -36,10 +36,10 @@ const MAX_SWEPT: usize = 4096;
 #[derive(Debug)]
 pub struct CookieFile {
     secret: Secret,
-    places: Places,
+    folders: CookieFolders,
     name: String,
     held: Mutex<Held>,
-    made: MadeIn,
+    made: ProcessMark,
 }
 
 /// The file, which another may take the place of.
@@ -62,7 +62,7 @@ struct Folder {
 /// system's convention name it, then some below /tmp. Which of them is used must not depend on
 /// whether a process came from a login, a timer or `sudo`: hence all, in one order.
 #[derive(Debug, Clone)]
-struct Places {
+struct CookieFolders {
     runtime: Vec<PathBuf>,
     own: Vec<PathBuf>,
 }
@@ -71,7 +71,7 @@ fn me() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-fn places() -> Places {
+fn cookie_folders() -> CookieFolders {
     let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let named = named.filter(|p| p.is_absolute());
     let usual = PathBuf::from(format!("/run/user/{}", me()));
@@ -82,7 +82,7 @@ fn places() -> Places {
     let first = format!("/tmp/nkv-{}", me());
     let next = (1..OWN_FOLDERS).map(|n| PathBuf::from(format!("{first}.{n}")));
     let own = std::iter::once(PathBuf::from(&first)).chain(next).collect();
-    Places { runtime, own }
+    CookieFolders { runtime, own }
 }
 
 fn file_name(job: &str) -> String {
@@ -91,20 +91,20 @@ fn file_name(job: &str) -> String {
 
 /// The cookie of a job, if there is one.
 pub(super) fn find(job: &str) -> Result<Option<Secret>, SecretError> {
-    find_in(&places(), job)
+    find_in(&cookie_folders(), job)
 }
 
 /// Why there is none.
 pub(super) fn nowhere(job: &str) -> String {
-    let all = places();
+    let all = cookie_folders();
     let folders = all.runtime.iter().chain(all.own.first());
     let folders: Vec<String> = folders.map(|p| p.display().to_string()).collect();
     format!("no {} was found in {}", file_name(job), folders.join(" or "))
 }
 
-fn find_in(places: &Places, job: &str) -> Result<Option<Secret>, SecretError> {
+fn find_in(folders: &CookieFolders, job: &str) -> Result<Option<Secret>, SecretError> {
     let name = file_name(job);
-    for folder in places.folders(false)? {
+    for folder in folders.folders(false)? {
         if let Some((_, secret)) = folder.open(&name)? {
             return Ok(Some(secret));
         }
@@ -117,9 +117,9 @@ fn os(path: &Path) -> impl Fn(Errno) -> SecretError {
     move |e| SecretError::Io { path: path.clone(), source: e.into() }
 }
 
-impl Places {
+impl CookieFolders {
     /// A runtime folder that others may write to is passed over: its user should know, and why.
-    fn tell_unusable(&self) {
+    fn warn_unusable(&self) {
         for path in &self.runtime {
             if let Err(why @ SecretError::Mode { .. }) = Folder::open_at(path, OTHERS_WRITE) {
                 tracing::warn!(%why, "no cookie is kept in this runtime folder");
@@ -275,25 +275,25 @@ fn check(path: &Path, stat: &Stat, forbidden: u32) -> Result<(), SecretError> {
 impl CookieFile {
     /// The job's cookie, made if there is none. Blocks for about a second at most.
     pub fn hold(job: &str) -> Result<Self, SecretError> {
-        let places = places();
-        places.tell_unusable();
-        Self::hold_at(&places, job)
+        let folders = cookie_folders();
+        folders.warn_unusable();
+        Self::hold_at(&folders, job)
     }
 
     /// As [`Self::hold`], in a folder of the caller's, which must be its user's alone.
     pub fn hold_in(folder: &Path, job: &str) -> Result<Self, SecretError> {
-        Self::hold_at(&Places { runtime: Vec::new(), own: vec![folder.to_path_buf()] }, job)
+        Self::hold_at(&CookieFolders { runtime: Vec::new(), own: vec![folder.to_path_buf()] }, job)
     }
 
-    fn hold_at(places: &Places, job: &str) -> Result<Self, SecretError> {
+    fn hold_at(folders: &CookieFolders, job: &str) -> Result<Self, SecretError> {
         let name = file_name(job);
-        let (held, secret) = Held::find_or_make(places, &name, None)?;
+        let (held, secret) = Held::find_or_make(folders, &name, None)?;
         Ok(Self {
             secret,
-            places: places.clone(),
+            folders: folders.clone(),
             name,
             held: Mutex::new(held),
-            made: MadeIn::here(),
+            made: ProcessMark::here(),
         })
     }
 
@@ -322,7 +322,7 @@ impl CookieFile {
             return Ok(None);
         }
         for _ in 0..TRIES {
-            let (again, found) = Held::find_or_make(&self.places, &self.name, Some(&self.secret))?;
+            let (again, found) = Held::find_or_make(&self.folders, &self.name, Some(&self.secret))?;
             if found == self.secret {
                 *held = again;
                 return Ok(Some(held.path.clone()));
@@ -365,12 +365,12 @@ impl Held {
     /// The cookie of that name with a share of its lock, wherever it is; where it is nowhere, it is made
     /// of `secret`, or fresh.
     fn find_or_make(
-        places: &Places,
+        folders: &CookieFolders,
         name: &str,
         secret: Option<&Secret>,
     ) -> Result<(Self, Secret), SecretError> {
         for _ in 0..TRIES {
-            let mut folders = places.folders(true)?;
+            let mut folders = folders.folders(true)?;
             for (number, folder) in folders.iter().enumerate() {
                 let Some((file, found)) = folder.open(name)? else {
                     continue;

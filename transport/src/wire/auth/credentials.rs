@@ -38,7 +38,7 @@ impl Channel {
 
 /// What one end of one connection can prove, or demands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Means {
+pub enum AuthMeans {
     /// Nothing; the text says why, as in "no cookie was found". Nobody is let in by it.
     Nothing(String),
     /// What the kernel says of the process at the other end of a unix socket.
@@ -49,16 +49,16 @@ pub enum Means {
     Secret(Secret),
 }
 
-/// [`Means`] without what is secret.
+/// [`AuthMeans`] without what is secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MeansKind {
+pub(super) enum AuthKind {
     Nothing,
     Cookie,
     Secret,
     Kernel,
 }
 
-impl MeansKind {
+impl AuthKind {
     pub(super) fn number(self) -> u32 {
         match self {
             Self::Nothing => 0,
@@ -74,13 +74,13 @@ impl MeansKind {
     }
 }
 
-impl Means {
-    pub(super) fn kind(&self) -> MeansKind {
+impl AuthMeans {
+    pub(super) fn kind(&self) -> AuthKind {
         match self {
-            Self::Nothing(_) => MeansKind::Nothing,
-            Self::Kernel => MeansKind::Kernel,
-            Self::Cookie(_) => MeansKind::Cookie,
-            Self::Secret(_) => MeansKind::Secret,
+            Self::Nothing(_) => AuthKind::Nothing,
+            Self::Kernel => AuthKind::Kernel,
+            Self::Cookie(_) => AuthKind::Cookie,
+            Self::Secret(_) => AuthKind::Secret,
         }
     }
 
@@ -93,11 +93,11 @@ impl Means {
     }
 
     /// A client's error: it has this, the node needs that.
-    pub(super) fn lacks(&self, needs: MeansKind) -> AuthError {
+    pub(super) fn lacks(&self, needs: AuthKind) -> AuthError {
         match (self, needs) {
-            (_, MeansKind::Secret) => AuthError::SecretNeeded,
+            (_, AuthKind::Secret) => AuthError::SecretNeeded,
             (Self::Secret(_), _) => AuthError::NoSecretThere,
-            (Self::Nothing(why), MeansKind::Cookie) => AuthError::CookieNeeded(why.clone()),
+            (Self::Nothing(why), AuthKind::Cookie) => AuthError::CookieNeeded(why.clone()),
             (has, needs) => {
                 AuthError::Foreign(format!("it refuses {:?} for {needs:?}", has.kind()))
             }
@@ -113,15 +113,13 @@ impl Means {
     }
 
     /// A node's sentence about a client that offers something else than this.
-    pub(super) fn not_offered(&self, offers: Option<MeansKind>) -> &'static str {
+    pub(super) fn not_offered(&self, offers: Option<AuthKind>) -> &'static str {
         match (self, offers) {
             (_, None) => "it offers a proof that this release does not know",
             (Self::Secret(_), Some(_)) => "it has no secret, and this job has one",
-            (_, Some(MeansKind::Secret)) => {
-                "it has a secret, and this node was started without one"
-            }
-            (_, Some(MeansKind::Nothing)) => "it has neither a secret nor the job's cookie",
-            (_, Some(MeansKind::Cookie | MeansKind::Kernel)) => {
+            (_, Some(AuthKind::Secret)) => "it has a secret, and this node was started without one",
+            (_, Some(AuthKind::Nothing)) => "it has neither a secret nor the job's cookie",
+            (_, Some(AuthKind::Cookie | AuthKind::Kernel)) => {
                 "it offers what is not asked for here"
             }
         }
@@ -130,7 +128,7 @@ impl Means {
 
 /// Where the cookie is, if there is no secret.
 #[derive(Debug, Clone)]
-enum Basis {
+enum CookieSource {
     Secret(Secret),
     /// This process's own node keeps it.
     Held(Arc<CookieFile>),
@@ -142,7 +140,7 @@ enum Basis {
 #[derive(Debug, Clone)]
 pub struct Credentials {
     job: Arc<str>,
-    basis: Basis,
+    basis: CookieSource,
     // Of the keys of its handshakes.
     random: Arc<dyn Random>,
 }
@@ -150,25 +148,25 @@ pub struct Credentials {
 impl Credentials {
     /// Of a client of `job`: its secret, or whatever cookie is found when it connects.
     pub fn of_client(job: &str, secret: Option<Secret>) -> Self {
-        Self::new(job, secret.map_or(Basis::Looked, Basis::Secret))
+        Self::new(job, secret.map_or(CookieSource::Looked, CookieSource::Secret))
     }
 
     /// Of a node of `job`: its secret, or the job's cookie, which is made if there is none. Blocks
     /// on the file system, at most about a second.
     pub fn of_node(job: &str, secret: Option<Secret>) -> Result<Self, SecretError> {
         let basis = match secret {
-            Some(secret) => Basis::Secret(secret),
-            None => Basis::Held(Arc::new(CookieFile::hold(job)?)),
+            Some(secret) => CookieSource::Secret(secret),
+            None => CookieSource::Held(Arc::new(CookieFile::hold(job)?)),
         };
         Ok(Self::new(job, basis))
     }
 
     /// Of a node that holds this cookie.
     pub fn of_cookie(job: &str, cookie: CookieFile) -> Self {
-        Self::new(job, Basis::Held(Arc::new(cookie)))
+        Self::new(job, CookieSource::Held(Arc::new(cookie)))
     }
 
-    fn new(job: &str, basis: Basis) -> Self {
+    fn new(job: &str, basis: CookieSource) -> Self {
         Self { job: job.into(), basis, random: Arc::new(OsRandom) }
     }
 
@@ -188,7 +186,7 @@ impl Credentials {
     }
 
     /// What to prove towards this address, or what a node demands of those who come to it.
-    pub fn means(&self, address: &Address) -> Result<Means, SecretError> {
+    pub fn means(&self, address: &Address) -> Result<AuthMeans, SecretError> {
         match address {
             Address::Unix(_) => Ok(self.on_unix_socket()),
             Address::Tcp(_) => self.on_tcp(),
@@ -196,35 +194,35 @@ impl Credentials {
     }
 
     /// On a unix socket.
-    pub fn on_unix_socket(&self) -> Means {
+    pub fn on_unix_socket(&self) -> AuthMeans {
         match &self.basis {
-            Basis::Secret(secret) => Means::Secret(secret.clone()),
-            Basis::Held(_) | Basis::Looked => Means::Kernel,
+            CookieSource::Secret(secret) => AuthMeans::Secret(secret.clone()),
+            CookieSource::Held(_) | CookieSource::Looked => AuthMeans::Kernel,
         }
     }
 
     /// On a tcp connection. An error only if a cookie is there and must not be used.
-    pub fn on_tcp(&self) -> Result<Means, SecretError> {
+    pub fn on_tcp(&self) -> Result<AuthMeans, SecretError> {
         match &self.basis {
-            Basis::Secret(secret) => Ok(Means::Secret(secret.clone())),
-            Basis::Held(cookie) => Ok(Means::Cookie(cookie.secret().clone())),
-            Basis::Looked => Ok(match cookie::find(&self.job)? {
-                Some(secret) => Means::Cookie(secret),
-                None => Means::Nothing(cookie::nowhere(&self.job)),
+            CookieSource::Secret(secret) => Ok(AuthMeans::Secret(secret.clone())),
+            CookieSource::Held(cookie) => Ok(AuthMeans::Cookie(cookie.secret().clone())),
+            CookieSource::Looked => Ok(match cookie::find(&self.job)? {
+                Some(secret) => AuthMeans::Cookie(secret),
+                None => AuthMeans::Nothing(cookie::nowhere(&self.job)),
             }),
         }
     }
 
     /// Whether there is a file that somebody else could remove.
     pub fn has_cookie(&self) -> bool {
-        matches!(self.basis, Basis::Held(_))
+        matches!(self.basis, CookieSource::Held(_))
     }
 
     /// Puts a node's cookie back if it is missing: where it is now, then. Blocks on the file system.
     pub fn put_back(&self) -> Result<Option<PathBuf>, SecretError> {
         match &self.basis {
-            Basis::Held(cookie) => cookie.put_back(),
-            Basis::Secret(_) | Basis::Looked => Ok(None),
+            CookieSource::Held(cookie) => cookie.put_back(),
+            CookieSource::Secret(_) | CookieSource::Looked => Ok(None),
         }
     }
 
@@ -232,15 +230,15 @@ impl Credentials {
     /// and at every later one for as long as one of them lives. A client is told it by a node.
     pub fn key_hasher(&self) -> Option<KeyHasher> {
         match &self.basis {
-            Basis::Secret(secret) => Some(secret.key_hasher(&self.job)),
-            Basis::Held(cookie) => Some(cookie.secret().key_hasher(&self.job)),
-            Basis::Looked => None,
+            CookieSource::Secret(secret) => Some(secret.key_hasher(&self.job)),
+            CookieSource::Held(cookie) => Some(cookie.secret().key_hasher(&self.job)),
+            CookieSource::Looked => None,
         }
     }
 
     /// A node ends: the last one of its job on this host takes the cookie with it.
     pub fn let_go(&self) {
-        if let Basis::Held(cookie) = &self.basis {
+        if let CookieSource::Held(cookie) = &self.basis {
             cookie.let_go();
         }
     }
@@ -248,9 +246,11 @@ impl Credentials {
     /// In words, without anything secret.
     pub fn shown(&self) -> String {
         match &self.basis {
-            Basis::Secret(_) => "the job's secret".to_string(),
-            Basis::Held(cookie) => format!("this user on this host ({})", cookie.path().display()),
-            Basis::Looked => "this user on this host".to_string(),
+            CookieSource::Secret(_) => "the job's secret".to_string(),
+            CookieSource::Held(cookie) => {
+                format!("this user on this host ({})", cookie.path().display())
+            }
+            CookieSource::Looked => "this user on this host".to_string(),
         }
     }
 }

@@ -2,10 +2,10 @@
 //! `handshake`. Reads take exactly the bytes of one frame, so the stream is then the caller's. It has
 //! no time limit of its own: the caller's stream or timeout has.
 
-use super::credentials::{Channel, Means};
+use super::credentials::{AuthMeans, Channel};
 use super::error::AuthError;
 use super::frames::{ANSWER_BYTES, ANSWER_MAGIC, Answer, OPENING_BYTES};
-use super::handshake::{Entering, Entrance, Prover, check_first, wanted};
+use super::handshake::{HandshakeStep, Prover, ServerHandshake, check_first, wanted};
 use super::session::Session;
 use nkv_store::Random;
 use std::io::{self, Read, Write};
@@ -33,8 +33,8 @@ fn read(result: io::Result<usize>, got: usize) -> Result<usize, AuthError> {
 
 /// The two ways of moving bytes, written once: `$wait` is `.await` or nothing.
 macro_rules! drivers {
-    ($say:ident, $prove:ident, ($($fun:tt)+), $reader:path, $writer:path, ($($wait:tt)*)) => {
-        $($fun)+ $say<S: $writer + Unpin>(stream: &mut S, frame: &[u8]) -> Result<(), AuthError> {
+    ($send_frame:ident, $prove:ident, ($($fun:tt)+), $reader:path, $writer:path, ($($wait:tt)*)) => {
+        $($fun)+ $send_frame<S: $writer + Unpin>(stream: &mut S, frame: &[u8]) -> Result<(), AuthError> {
             stream.write_all(frame)$($wait)*.map_err(|e| closed(e, 0))?;
             stream.flush()$($wait)*.map_err(|e| closed(e, 0))
         }
@@ -42,22 +42,22 @@ macro_rules! drivers {
         /// The client's end: proves what it can and has the node prove the same.
         pub $($fun)+ $prove<S: $reader + $writer + Unpin>(
             stream: &mut S,
-            means: Means,
+            means: AuthMeans,
             channel: Channel,
             job: &str,
             random: &dyn Random,
         ) -> Result<Session, AuthError> {
             let (prover, opening) = Prover::new(means, channel, job, random)?;
             // One that is full answers before it reads: its answer says more than a broken pipe.
-            let said = $say(stream, opening.as_bytes())$($wait)*;
+            let sent = $send_frame(stream, opening.as_bytes())$($wait)*;
             let mut answer: Answer = zerocopy::FromZeros::new_zeroed();
             let (bytes, mut got) = (answer.as_mut_bytes(), 0);
             while got < ANSWER_BYTES {
                 let end = got + wanted(got, ANSWER_BYTES);
                 match read(stream.read(&mut bytes[got..end])$($wait)*, got) {
                     Ok(n) => got += n,
-                    Err(AuthError::Closed(0)) if said.is_err() => {
-                        return said.and(Err(AuthError::Closed(0)));
+                    Err(AuthError::Closed(0)) if sent.is_err() => {
+                        return sent.and(Err(AuthError::Closed(0)));
                     }
                     Err(e) => return Err(e),
                 }
@@ -65,21 +65,21 @@ macro_rules! drivers {
             }
             let (session, finish) = prover.answered(&answer, random)?;
             if let Some(finish) = finish {
-                $say(stream, &finish)$($wait)*?;
+                $send_frame(stream, &finish)$($wait)*?;
             }
             Ok(session)
         }
     };
 }
 
-drivers!(say, prove, (async fn), AsyncRead, AsyncWrite, (.await));
-drivers!(say_blocking, prove_blocking, (fn), Read, Write, ());
+drivers!(send_frame, prove, (async fn), AsyncRead, AsyncWrite, (.await));
+drivers!(send_frame_blocking, prove_blocking, (fn), Read, Write, ());
 
 /// The node's end: demands the proof, and proves itself to a client that gave it. Calls `shown` in
 /// between.
 pub(super) async fn verify<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
-    mut entrance: Entrance,
+    mut entrance: ServerHandshake,
     shown: &dyn Fn(),
 ) -> Result<Session, AuthError> {
     let mut buf = [0; OPENING_BYTES];
@@ -87,14 +87,14 @@ pub(super) async fn verify<S: AsyncRead + AsyncWrite + Unpin>(
         let wants = entrance.wants();
         let n = read(stream.read(&mut buf[..wants]).await, entrance.got())?;
         match entrance.take(&buf[..n]) {
-            Entering::More => {}
-            Entering::Say(answer) => {
+            HandshakeStep::More => {}
+            HandshakeStep::Send(answer) => {
                 shown();
-                say(stream, &answer).await?;
+                send_frame(stream, &answer).await?;
             }
-            Entering::Over(answer, outcome) => {
+            HandshakeStep::Over(answer, outcome) => {
                 if let Some(answer) = answer {
-                    say(stream, &answer).await?;
+                    send_frame(stream, &answer).await?;
                 }
                 return outcome;
             }

@@ -60,7 +60,7 @@ pub(super) struct Prologue {
     pub version: U32,
     /// [`super::Channel`] as a number.
     pub channel: U32,
-    /// What the client can prove: [`super::Means`] as a number.
+    /// What the client can prove: [`super::AuthMeans`] as a number.
     pub means: U32,
     pub job: Text,
 }
@@ -82,7 +82,7 @@ pub(super) struct Answer {
     pub version: U32,
     /// [`Status`] as a number.
     pub status: U32,
-    /// What the node demands: [`super::Means`] as a number.
+    /// What the node demands: [`super::AuthMeans`] as a number.
     pub needs: U32,
     /// The node's job if the client named another, or why not.
     pub text: Text,
@@ -113,7 +113,7 @@ pub(super) enum Status {
     /// This port is of the other channel.
     Channel = 3,
     /// What the client can prove is not what is demanded.
-    Means = 4,
+    AuthMeans = 4,
     /// The client's Noise message was made with another secret.
     Proof = 5,
     /// No room; the text says why.
@@ -124,8 +124,8 @@ pub(super) enum Status {
 
 impl Status {
     pub(super) fn from_wire(n: u32) -> Option<Self> {
-        use Status::{Busy, Channel, Foreign, Job, Means, Ok, Proof, Version};
-        let all = [Ok, Version, Job, Channel, Means, Proof, Busy, Foreign];
+        use Status::{AuthMeans, Busy, Channel, Foreign, Job, Ok, Proof, Version};
+        let all = [Ok, Version, Job, Channel, AuthMeans, Proof, Busy, Foreign];
         all.into_iter().find(|s| *s as u32 == n)
     }
 }

@@ -1,11 +1,11 @@
-//! The node's door: every connection passes it before a byte of it means anything [I20]. It counts
+//! The node's gatekeeper: every connection passes it before a byte of it means anything [I20]. It counts
 //! and reports who was turned away, with a bound on the lines, and knows nothing of what lies behind.
 
-use super::credentials::{Channel, Credentials, Means};
+use super::credentials::{AuthMeans, Channel, Credentials};
 use super::error::{AuthError, SecretError};
 use super::exchange::verify;
 use super::frames::Status;
-use super::handshake::{Entrance, Verifier};
+use super::handshake::{ServerHandshake, Verifier};
 use super::refusals::Refusals;
 use super::session::Session;
 use crate::wire::Peer;
@@ -21,7 +21,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// A door that opens to who has the same credentials as this node.
+    /// Admits who has the same credentials as this node.
     pub fn new(credentials: Credentials) -> Self {
         Self { credentials, refusals: Refusals::default() }
     }
@@ -36,14 +36,14 @@ impl Guard {
         self.refusals.count()
     }
 
-    fn verifier(&self, means: Means, channel: Channel) -> Verifier {
+    fn verifier(&self, means: AuthMeans, channel: Channel) -> Verifier {
         Verifier { means, channel, credentials: self.credentials.clone() }
     }
 
-    fn on_tcp(&self) -> Result<Means, AuthError> {
+    fn on_tcp(&self) -> Result<AuthMeans, AuthError> {
         match self.credentials.on_tcp()? {
-            // Only a process without a node has none; such a door opens to nobody.
-            Means::Nothing(_) => {
+            // Only a process without a node has none: it admits nobody.
+            AuthMeans::Nothing(_) => {
                 Err(SecretError::Ambiguous("this node has no cookie".into()).into())
             }
             means => Ok(means),
@@ -68,7 +68,8 @@ impl Guard {
                 Some(_) => self.credentials.on_unix_socket(),
                 None => self.on_tcp()?,
             };
-            verify(stream, Entrance::new(self.verifier(means, Channel::Control)), shown).await
+            verify(stream, ServerHandshake::new(self.verifier(means, Channel::Control)), shown)
+                .await
         };
         let outcome = tokio::time::timeout(limit, work).await;
         let outcome = outcome.unwrap_or(Err(AuthError::Late(limit.as_millis() as u64)));
@@ -77,13 +78,13 @@ impl Guard {
 
     /// The node's end of a data connection's handshake, for whoever moves its bytes; how it ends must be
     /// noted if it is not well.
-    pub(crate) fn entrance(&self) -> Result<Entrance, AuthError> {
-        Ok(Entrance::new(self.verifier(self.on_tcp()?, Channel::Data)))
+    pub(crate) fn entrance(&self) -> Result<ServerHandshake, AuthError> {
+        Ok(ServerHandshake::new(self.verifier(self.on_tcp()?, Channel::Data)))
     }
 
     /// The first frame of a node that has no room for a data connection. Proves nothing.
     pub fn busy(&self, why: &str) -> Vec<u8> {
-        let means = Means::Nothing(String::new());
+        let means = AuthMeans::Nothing(String::new());
         self.verifier(means, Channel::Data).answer(Status::Busy, why).as_bytes().to_vec()
     }
 
@@ -112,7 +113,7 @@ impl Guard {
 /// Which of these, by number, is closed for another: the oldest that has not shown that it knows the secret.
 /// The oldest that has shown it, where these are more: what it showed may be overheard and repeated, and
 /// who came just now must have time to show it, too.
-pub fn gives_way(by_age: impl Iterator<Item = (u64, bool)>) -> Option<u64> {
+pub fn next_to_evict(by_age: impl Iterator<Item = (u64, bool)>) -> Option<u64> {
     let (mut count, mut oldest) = ([0usize; 2], [None; 2]);
     for (number, has_shown) in by_age {
         let kind = usize::from(has_shown);
@@ -124,19 +125,19 @@ pub fn gives_way(by_age: impl Iterator<Item = (u64, bool)>) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::gives_way;
+    use super::next_to_evict;
 
     #[test]
     fn i20_who_has_shown_nothing_gives_way_first_unless_they_are_fewer() {
         let shown = |list: &[u64]| {
             let list = list.to_vec();
-            gives_way((1..=6).map(|n| (n, list.contains(&n))))
+            next_to_evict((1..=6).map(|n| (n, list.contains(&n))))
         };
         assert_eq!(shown(&[]), Some(1));
         assert_eq!(shown(&[1, 2]), Some(3));
         assert_eq!(shown(&[1, 2, 4]), Some(3));
         // As many repeated openings as one likes leave half of the places to who comes next.
         assert_eq!(shown(&[2, 3, 4, 5]), Some(2));
-        assert_eq!(gives_way(std::iter::empty()), None);
+        assert_eq!(next_to_evict(std::iter::empty()), None);
     }
 }

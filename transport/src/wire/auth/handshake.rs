@@ -1,9 +1,9 @@
 //! The handshake as decisions over frames, without any input or output. The clear frame is the
 //! prologue of a Noise handshake under what both ends share: no part of it can be changed, moved to
-//! another job, port or channel, or repeated. A stranger gets nothing from a node that it could try
+//! another job, port or channel, or repeated. An unauthenticated peer gets nothing from a node that it could try
 //! passwords on, and the node computes nothing dear before it has seen that the secret is known.
 
-use super::credentials::{Channel, Credentials, Means, MeansKind};
+use super::credentials::{AuthKind, AuthMeans, Channel, Credentials};
 use super::error::AuthError;
 use super::frames::{
     ANSWER_MAGIC, AUTH_VERSION, Answer, FINISH_BYTES, NOISE_BYTES, OPENING_BYTES, OPENING_MAGIC,
@@ -42,7 +42,7 @@ pub(super) fn wanted(got: usize, len: usize) -> usize {
 
 /// The client's end, before the answer.
 pub(super) struct Prover {
-    means: Means,
+    means: AuthMeans,
     job: String,
     noise: Option<Noise>,
 }
@@ -52,7 +52,7 @@ pub(super) type Finish = Option<[u8; FINISH_BYTES]>;
 
 impl Prover {
     pub(super) fn new(
-        means: Means,
+        means: AuthMeans,
         channel: Channel,
         job: &str,
         random: &dyn Random,
@@ -76,7 +76,7 @@ impl Prover {
         answer: &Answer,
         random: &dyn Random,
     ) -> Result<(Session, Finish), AuthError> {
-        let needs = MeansKind::from_number(answer.needs.get());
+        let needs = AuthKind::from_number(answer.needs.get());
         let strange = |what: String| AuthError::Foreign(what);
         match Status::from_wire(answer.status.get()) {
             Some(Status::Ok) => {}
@@ -84,7 +84,7 @@ impl Prover {
                 let node = answer.text.shown();
                 return Err(AuthError::Job { node, client: self.job });
             }
-            Some(Status::Means) => {
+            Some(Status::AuthMeans) => {
                 return Err(match needs {
                     Some(needs) => self.means.lacks(needs),
                     None => strange("it demands what this release does not know".to_string()),
@@ -105,7 +105,7 @@ impl Prover {
                 let (session, finish) = noise.finish(random)?;
                 Ok((session, Some(finish)))
             }
-            (None, Means::Kernel) => Ok((Session::plain(), None)),
+            (None, AuthMeans::Kernel) => Ok((Session::plain(), None)),
             // Whoever lets in an end that can prove nothing has proven nothing either.
             (None, _) => Err(AuthError::Impostor),
         }
@@ -114,7 +114,7 @@ impl Prover {
 
 /// What the node's end demands, and of whom.
 pub(super) struct Verifier {
-    pub means: Means,
+    pub means: AuthMeans,
     pub channel: Channel,
     /// Its job, and where its keys come from.
     pub credentials: Credentials,
@@ -152,10 +152,10 @@ impl Verifier {
             let (node, client) = (job.to_string(), clear.job.shown());
             return Err((Status::Job, AuthError::Job { node, client }));
         }
-        let offers = MeansKind::from_number(clear.means.get());
+        let offers = AuthKind::from_number(clear.means.get());
         let kind = self.means.kind();
-        if offers != Some(kind) || kind == MeansKind::Nothing {
-            return Err((Status::Means, AuthError::Denied(self.means.not_offered(offers))));
+        if offers != Some(kind) || kind == AuthKind::Nothing {
+            return Err((Status::AuthMeans, AuthError::Denied(self.means.not_offered(offers))));
         }
         let Some(secret) = self.means.secret() else { return Ok(Opened::Welcome) };
         let internal = |e| (Status::Busy, e);
@@ -173,7 +173,7 @@ impl Verifier {
 }
 
 /// The node's end, fed with bytes as they come.
-pub(crate) struct Entrance {
+pub(crate) struct ServerHandshake {
     verifier: Verifier,
     frame: Vec<u8>,
     // Once the opening was answered.
@@ -182,16 +182,16 @@ pub(crate) struct Entrance {
 
 /// What some bytes led to.
 #[derive(Debug)]
-pub(crate) enum Entering {
+pub(crate) enum HandshakeStep {
     /// Nothing yet: more are needed.
     More,
     /// This is to be sent, and more is needed.
-    Say(Vec<u8>),
+    Send(Vec<u8>),
     /// It is over, once this is sent.
     Over(Option<Vec<u8>>, Result<Session, AuthError>),
 }
 
-impl Entrance {
+impl ServerHandshake {
     pub(super) fn new(verifier: Verifier) -> Self {
         Self { verifier, frame: Vec::new(), noise: None }
     }
@@ -215,17 +215,17 @@ impl Entrance {
     }
 
     /// Some bytes came, no more than were wanted.
-    pub(crate) fn take(&mut self, bytes: &[u8]) -> Entering {
+    pub(crate) fn take(&mut self, bytes: &[u8]) -> HandshakeStep {
         self.frame.extend_from_slice(bytes);
         if let Some(finish) = self.noise.is_some().then(|| self.frame.first_chunk()).flatten()
             && let Some(noise) = self.noise.take()
         {
             let session = noise.finished(finish);
             let why = "a wrong proof: a replayed handshake";
-            return Entering::Over(None, session.map_err(|_| AuthError::Denied(why)));
+            return HandshakeStep::Over(None, session.map_err(|_| AuthError::Denied(why)));
         }
         if self.noise.is_some() {
-            return Entering::More;
+            return HandshakeStep::More;
         }
         if let Err(why) = check_first(&self.frame, OPENING_MAGIC) {
             let status = match why {
@@ -235,27 +235,27 @@ impl Entrance {
             };
             return self.over(status, why);
         }
-        let Ok(opening) = Opening::read_from_bytes(&self.frame) else { return Entering::More };
+        let Ok(opening) = Opening::read_from_bytes(&self.frame) else { return HandshakeStep::More };
         self.frame.clear();
         match self.verifier.opened(&opening) {
             Ok(Opened::Welcome) => {
                 let answer = self.verifier.answer(Status::Ok, "");
-                Entering::Over(Some(answer.as_bytes().to_vec()), Ok(Session::plain()))
+                HandshakeStep::Over(Some(answer.as_bytes().to_vec()), Ok(Session::plain()))
             }
             Ok(Opened::Proven(answer, noise)) => {
                 self.noise = Some(noise);
-                Entering::Say(answer.as_bytes().to_vec())
+                HandshakeStep::Send(answer.as_bytes().to_vec())
             }
             Err((status, why)) => self.over(status, why),
         }
     }
 
-    fn over(&self, status: Status, why: AuthError) -> Entering {
+    fn over(&self, status: Status, why: AuthError) -> HandshakeStep {
         let text = match &why {
             AuthError::Job { node, .. } => node.as_str(),
             AuthError::Channel(text) => text,
             _ => "",
         };
-        Entering::Over(Some(self.verifier.answer(status, text).as_bytes().to_vec()), Err(why))
+        HandshakeStep::Over(Some(self.verifier.answer(status, text).as_bytes().to_vec()), Err(why))
     }
 }

@@ -6,7 +6,7 @@ use nkv_store::log_lines::LogLines;
 use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counter and log of one door.
+/// Counter and log of one listener.
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
     count: AtomicU64,

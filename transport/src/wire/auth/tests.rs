@@ -20,25 +20,25 @@ pub(super) const JOB: &str = "a job";
 /// What a client sends in all.
 const CLIENT_BYTES: usize = OPENING_BYTES + FINISH_BYTES;
 
-fn secret(text: &str) -> Means {
-    Means::Secret(Secret::new(text.as_bytes(), "test").unwrap())
+fn secret(text: &str) -> AuthMeans {
+    AuthMeans::Secret(Secret::new(text.as_bytes(), "test").unwrap())
 }
 
-fn cookie(byte: u8) -> Means {
-    Means::Cookie(Secret::new(&[byte; 32], "test").unwrap())
+fn cookie(byte: u8) -> AuthMeans {
+    AuthMeans::Cookie(Secret::new(&[byte; 32], "test").unwrap())
 }
 
-fn nothing() -> Means {
-    Means::Nothing("none was looked for".to_string())
+fn nothing() -> AuthMeans {
+    AuthMeans::Nothing("none was looked for".to_string())
 }
 
-fn right() -> Means {
+fn right() -> AuthMeans {
     secret("the right secret")
 }
 
 #[test]
 fn i20_both_ends_that_share_the_secret_let_each_other_in() {
-    for means in [right(), cookie(1), Means::Kernel, secret(&"long".repeat(50))] {
+    for means in [right(), cookie(1), AuthMeans::Kernel, secret(&"long".repeat(50))] {
         let (client, server) = converse(means.clone(), means, &Tamper::NONE);
         client.unwrap();
         server.unwrap();
@@ -47,20 +47,20 @@ fn i20_both_ends_that_share_the_secret_let_each_other_in() {
 
 #[test]
 fn i20_a_wrong_secret_and_none_are_refused_and_both_ends_say_why() {
-    for (client, server, client_says, server_says) in [
+    for (client, server, client_error, server_error) in [
         (secret("the wrong secret"), right(), "differs from the job's", "a wrong proof"),
         (cookie(1), cookie(2), "cookie found here differs", "a wrong proof"),
         (nothing(), right(), "set NKV_SECRET", "it has no secret"),
         (cookie(1), right(), "set NKV_SECRET", "it has no secret"),
         (nothing(), cookie(1), "none was looked for", "neither a secret nor"),
         (right(), cookie(1), "started without one", "started without one"),
-        (right(), Means::Kernel, "started without one", "started without one"),
-        (Means::Kernel, right(), "set NKV_SECRET", "it has no secret"),
+        (right(), AuthMeans::Kernel, "started without one", "started without one"),
+        (AuthMeans::Kernel, right(), "set NKV_SECRET", "it has no secret"),
     ] {
         let (client, server) = converse(client, server, &Tamper::NONE);
         let (client, server) = (client.unwrap_err(), server.unwrap_err());
-        assert!(client.is_final() && client.to_string().contains(client_says), "{client}");
-        assert!(server.to_string().contains(server_says), "{server}");
+        assert!(client.is_final() && client.to_string().contains(client_error), "{client}");
+        assert!(server.to_string().contains(server_error), "{server}");
     }
 }
 
@@ -75,13 +75,13 @@ fn i20_a_recorded_handshake_is_refused_byte_for_byte() {
     let record = recorded(right());
     assert_eq!(record.client.len(), CLIENT_BYTES);
     // The client's part again, to the same node.
-    let (mut stranger, node) = UnixStream::pair().unwrap();
-    stranger.write_all(&record.client).unwrap();
+    let (mut peer, node) = UnixStream::pair().unwrap();
+    peer.write_all(&record.client).unwrap();
     let why = verify(node, right(), Channel::Control).unwrap_err();
     assert!(why.to_string().contains("replayed handshake"), "{why}");
     // The node's part again, to a client.
-    let (client, mut stranger) = UnixStream::pair().unwrap();
-    stranger.write_all(&record.node).unwrap();
+    let (client, mut peer) = UnixStream::pair().unwrap();
+    peer.write_all(&record.node).unwrap();
     let why = middle::prove(client, right()).unwrap_err();
     assert!(matches!(why, AuthError::Impostor), "{why}");
 }
@@ -89,37 +89,37 @@ fn i20_a_recorded_handshake_is_refused_byte_for_byte() {
 #[test]
 fn i20_a_client_takes_no_node_that_has_not_proven_itself() {
     let recorded = Answer::read_from_bytes(&recorded(right()).node).unwrap();
-    let told = |needs: u32, noise: [u8; 48]| {
+    let refusal = |needs: u32, noise: [u8; 48]| {
         Answer { needs: needs.into(), noise, ..recorded }.as_bytes().to_vec()
     };
     let (nobody, nobodys) = ([0; 48], recorded.noise);
     for (client, answer) in [
         // Another client's, none at all, and its own sent back.
-        (right(), told(2, nobodys)),
-        (right(), told(2, nobody)),
-        (cookie(1), told(1, nobody)),
+        (right(), refusal(2, nobodys)),
+        (right(), refusal(2, nobody)),
+        (cookie(1), refusal(1, nobody)),
         // Nobody asks it for less than it can prove, nor lets it in for nothing.
-        (right(), told(0, nobody)),
-        (right(), told(3, nobody)),
-        (nothing(), told(0, nobody)),
-        (nothing(), told(3, nobody)),
+        (right(), refusal(0, nobody)),
+        (right(), refusal(3, nobody)),
+        (nothing(), refusal(0, nobody)),
+        (nothing(), refusal(3, nobody)),
     ] {
-        let (client_end, mut stranger) = UnixStream::pair().unwrap();
-        stranger.write_all(&answer).unwrap();
+        let (client_end, mut peer) = UnixStream::pair().unwrap();
+        peer.write_all(&answer).unwrap();
         let why = middle::prove(client_end, client).unwrap_err();
         assert!(matches!(why, AuthError::Impostor | AuthError::Foreign(_)), "{why}");
-        // And the stranger is told nothing but the opening.
+        // And the unauthenticated peer is told nothing but the opening.
         let mut heard = Vec::new();
-        let _ = std::io::Read::read_to_end(&mut stranger, &mut heard);
+        let _ = std::io::Read::read_to_end(&mut peer, &mut heard);
         assert_eq!(heard.len(), OPENING_BYTES);
     }
-    let (client_end, mut stranger) = UnixStream::pair().unwrap();
+    let (client_end, mut peer) = UnixStream::pair().unwrap();
     let waits =
         nkv_store::threads::spawn_named("client", || middle::prove(client_end, right())).unwrap();
-    let heard = middle::take(&mut stranger, OPENING_BYTES);
+    let heard = middle::take(&mut peer, OPENING_BYTES);
     let mut own = [0; 48];
     own.copy_from_slice(&heard[OPENING_BYTES - 48..]);
-    stranger.write_all(&told(2, own)).unwrap();
+    peer.write_all(&refusal(2, own)).unwrap();
     assert!(matches!(waits.join().unwrap(), Err(AuthError::Impostor)));
 }
 
@@ -129,8 +129,8 @@ fn i20_a_proof_for_one_channel_or_job_is_none_for_another() {
     let waits = middle::proving(client, right());
     let why = verify(node, right(), Channel::Data).unwrap_err();
     assert!(matches!(why, AuthError::Channel(_)), "{why}");
-    let told = waits.join().unwrap().unwrap_err().to_string();
-    assert_eq!(told, "this is a data port, not a control port");
+    let refusal = waits.join().unwrap().unwrap_err().to_string();
+    assert_eq!(refusal, "this is a data port, not a control port");
     // The channel changed on the way.
     let (client, node) = converse(right(), right(), &Tamper::flip(0, 12 * 8));
     assert!(client.is_err() && node.is_err());
@@ -152,9 +152,9 @@ fn i20_a_proof_for_one_channel_or_job_is_none_for_another() {
 fn i20_half_a_handshake_lets_nobody_in() {
     let record = recorded(right());
     for cut in (0..CLIENT_BYTES).step_by(7).chain([OPENING_BYTES, CLIENT_BYTES - 1]) {
-        let (mut stranger, node) = UnixStream::pair().unwrap();
-        stranger.write_all(&record.client[..cut]).unwrap();
-        stranger.shutdown(Shutdown::Write).unwrap();
+        let (mut peer, node) = UnixStream::pair().unwrap();
+        peer.write_all(&record.client[..cut]).unwrap();
+        peer.shutdown(Shutdown::Write).unwrap();
         let why = verify(node, right(), Channel::Control).unwrap_err();
         let after = if cut < OPENING_BYTES { cut } else { cut - OPENING_BYTES };
         assert!(matches!(why, AuthError::Closed(n) if n == after), "{cut}: {why}");
@@ -165,11 +165,11 @@ fn i20_half_a_handshake_lets_nobody_in() {
 fn i20_an_older_or_foreign_program_is_told_so_at_its_first_bytes() {
     // The first bytes of a control frame, a data hello and a browser.
     for bytes in [&[40, 0, 0, 0, 1, 0, 0, 0][..], b"nkvtcp-h", b"GET / HTTP/1.1\r\n"] {
-        let (mut stranger, node) = UnixStream::pair().unwrap();
-        stranger.write_all(bytes).unwrap();
+        let (mut peer, node) = UnixStream::pair().unwrap();
+        peer.write_all(bytes).unwrap();
         let why = verify(node, right(), Channel::Control).unwrap_err();
         assert!(matches!(why, AuthError::Foreign(_)) && !why.is_final(), "{why}");
-        let answer = middle::take(&mut stranger, ANSWER_BYTES);
+        let answer = middle::take(&mut peer, ANSWER_BYTES);
         // To an older control client this is a frame of another version.
         let e = crate::wire::decode_frame::<u32>(&answer).unwrap_err().to_string();
         assert!(e.contains("run the same release"), "{e}");
@@ -180,13 +180,13 @@ fn i20_an_older_or_foreign_program_is_told_so_at_its_first_bytes() {
     assert!(why.contains("HTTP/1.1"), "{why}");
     // Version and magic are enough: an older one may have less to say than this one's opening has.
     for theirs in [1u32, 3] {
-        let (mut stranger, node) = UnixStream::pair().unwrap();
-        stranger.write_all(b"nkv-auth").unwrap();
-        stranger.write_all(&theirs.to_le_bytes()).unwrap();
+        let (mut peer, node) = UnixStream::pair().unwrap();
+        peer.write_all(b"nkv-auth").unwrap();
+        peer.write_all(&theirs.to_le_bytes()).unwrap();
         let why = verify(node, right(), Channel::Control).unwrap_err();
         assert!(matches!(why, AuthError::Version { theirs: t } if t == theirs), "{why}");
         // What a client of version 1 waits for, and this end's version in it.
-        assert_eq!(&middle::take(&mut stranger, 312)[..12], b"nkv-chal\x02\0\0\0");
+        assert_eq!(&middle::take(&mut peer, 312)[..12], b"nkv-chal\x02\0\0\0");
         let (client, mut other) = UnixStream::pair().unwrap();
         other.write_all(b"nkv-chal").unwrap();
         other.write_all(&theirs.to_le_bytes()).unwrap();
@@ -216,12 +216,12 @@ proptest! {
         keep in 0usize..16,
     ) {
         // With some of a real beginning, so that not all of them end at the magic.
-        let mut said = recorded(right()).client;
-        said.truncate(keep * 20);
-        said.extend(bytes);
-        let (mut stranger, node) = UnixStream::pair().unwrap();
-        stranger.write_all(&said).unwrap();
-        stranger.shutdown(Shutdown::Write).unwrap();
+        let mut sent = recorded(right()).client;
+        sent.truncate(keep * 20);
+        sent.extend(bytes);
+        let (mut peer, node) = UnixStream::pair().unwrap();
+        peer.write_all(&sent).unwrap();
+        peer.shutdown(Shutdown::Write).unwrap();
         prop_assert!(verify(node, right(), Channel::Control).is_err());
     }
 }
@@ -269,7 +269,7 @@ fn i20_every_session_has_keys_of_its_own_and_every_message_a_number() {
     let (other, _) = converse(right(), right(), &Tamper::NONE);
     assert_ne!(other.unwrap().tags().unwrap().to_node.tag(&[b"a head"]), first);
     // Where the kernel vouches there is no key.
-    let (plain, _) = converse(Means::Kernel, Means::Kernel, &Tamper::NONE);
+    let (plain, _) = converse(AuthMeans::Kernel, AuthMeans::Kernel, &Tamper::NONE);
     assert!(plain.unwrap().tags().is_none());
 }
 
@@ -290,12 +290,12 @@ fn block_on<F: Future>(f: F) -> F::Output {
 fn i20_a_stranger_that_says_a_byte_now_and_then_is_cut_off_in_time() {
     block_on(async {
         let guard = guarded();
-        let (mut stranger, mut node) = tokio::io::duplex(1024);
+        let (mut peer, mut node) = tokio::io::duplex(1024);
         let record = recorded(right());
         let drips = async {
             use tokio::io::AsyncWriteExt;
             for byte in record.client {
-                stranger.write_all(&[byte]).await.unwrap();
+                peer.write_all(&[byte]).await.unwrap();
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
@@ -344,14 +344,14 @@ fn i20_without_a_secret_a_unix_socket_needs_none_and_tcp_needs_the_cookie() {
     let shared = held.secret().clone();
     let node = Credentials::of_cookie(JOB, held);
     let (unix, tcp) = ("unix:///s".parse().unwrap(), "127.0.0.1:1".parse().unwrap());
-    assert_eq!(node.means(&unix).unwrap(), Means::Kernel);
-    assert_eq!(node.means(&tcp).unwrap(), Means::Cookie(shared));
+    assert_eq!(node.means(&unix).unwrap(), AuthMeans::Kernel);
+    assert_eq!(node.means(&tcp).unwrap(), AuthMeans::Cookie(shared));
     // With one, every address does.
     let key = Secret::new(b"the right secret", "test").unwrap();
     let with = Credentials::of_client(JOB, Some(key.clone()));
-    assert_eq!(with.means(&unix).unwrap(), Means::Secret(key.clone()));
-    assert_eq!(with.means(&tcp).unwrap(), Means::Secret(key));
-    // A door without either opens to nobody.
+    assert_eq!(with.means(&unix).unwrap(), AuthMeans::Secret(key.clone()));
+    assert_eq!(with.means(&tcp).unwrap(), AuthMeans::Secret(key));
+    // A guard without either admits nobody.
     block_on(async {
         let guard = Guard::new(Credentials::of_client("no such job here", None));
         let (_client, mut node) = tokio::io::duplex(1024);
@@ -363,14 +363,14 @@ fn i20_without_a_secret_a_unix_socket_needs_none_and_tcp_needs_the_cookie() {
 fn i20_a_secret_is_long_enough_and_never_shown() {
     for short in ["", "fifteen bytes ."] {
         let text = Secret::new(short.as_bytes(), "NKV_SECRET").unwrap_err().to_string();
-        let says = format!("NKV_SECRET holds a secret of {} bytes; at least 16", short.len());
-        assert!(text.contains(&says), "{text}");
+        let expected = format!("NKV_SECRET holds a secret of {} bytes; at least 16", short.len());
+        assert!(text.contains(&expected), "{text}");
     }
     assert!(Secret::new(&[1; 4097], "x").is_err() && Secret::new(&[1; 4096], "x").is_ok());
     let one = Secret::new(b"sesame sesame open", "x").unwrap();
     let shown = format!(
         "{one:?} {:?} {:?}",
-        Means::Secret(one.clone()),
+        AuthMeans::Secret(one.clone()),
         Guard::new(Credentials::of_client("j", Some(one.clone())))
     );
     assert!(!shown.contains("sesame") && !shown.contains("115, 101"), "{shown}");
@@ -390,7 +390,7 @@ fn i20_a_file_that_others_can_read_is_no_secret() {
     }
     for mode in [0o600, 0o400] {
         set(mode);
-        assert_eq!(Means::Secret(Secret::read(&path).unwrap()), right());
+        assert_eq!(AuthMeans::Secret(Secret::read(&path).unwrap()), right());
     }
     // A link to it is one way of rotating secrets.
     let link = dir.path().join("link");
@@ -409,8 +409,8 @@ fn i20_of_two_sources_the_flag_wins_and_two_variables_are_a_contradiction() {
     let text = Some(OsStr::new("the right secret"));
     let file = Some(OsStr::new("/nowhere"));
     assert_eq!(Secret::choose(None, None, None).unwrap(), None);
-    assert_eq!(Secret::choose(None, text, None).unwrap().map(Means::Secret), Some(right()));
-    for (flag, text, file, says) in [
+    assert_eq!(Secret::choose(None, text, None).unwrap().map(AuthMeans::Secret), Some(right()));
+    for (flag, text, file, expected) in [
         (None, text, file, "both set"),
         (None, None, file, "/nowhere"),
         (None, Some(OsStr::new("")), None, "0 bytes"),
@@ -418,7 +418,7 @@ fn i20_of_two_sources_the_flag_wins_and_two_variables_are_a_contradiction() {
         (Some(std::path::Path::new("/flag")), text, file, "/flag"),
     ] {
         let e = Secret::choose(flag, text, file).unwrap_err().to_string();
-        assert!(e.contains(says), "{e}");
+        assert!(e.contains(expected), "{e}");
     }
 }
 

@@ -269,13 +269,13 @@ fn i19_a_frame_that_nobody_takes_is_given_up() {
 #[test]
 fn i19_large_frames_share_a_bound_and_give_it_back() {
     static OF: AtomicUsize = AtomicUsize::new(0);
-    let (mut first, mut late) = (Room::none(&OF), Room::none(&OF));
+    let (mut first, mut late) = (ReceiveQuota::none(&OF), ReceiveQuota::none(&OF));
     first.grow_to(MAX_IN_FLIGHT_BYTES / 2).unwrap();
     first.grow_to(MAX_IN_FLIGHT_BYTES).unwrap();
     let second = late.grow_to(MAX_FRAME_BYTES).err();
     drop(late);
     assert!(matches!(second, Some(WireError::Busy { .. })), "{second:?}");
     drop(first);
-    assert!(Room::none(&OF).grow_to(MAX_FRAME_BYTES).is_ok());
+    assert!(ReceiveQuota::none(&OF).grow_to(MAX_FRAME_BYTES).is_ok());
     assert_eq!(OF.load(Ordering::Relaxed), 0);
 }

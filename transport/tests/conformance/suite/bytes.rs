@@ -4,7 +4,7 @@ use super::{bytes_at, pattern};
 use crate::fixtures::{Fixture, SEGMENT_BYTES, TOKEN};
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::threads::spawn_named;
-use nkv_transport::verbs::{Escort, Post, Unescorted};
+use nkv_transport::verbs::{NoObserver, Post, PostObserver};
 use nkv_transport::{Op, TransportError};
 use std::sync::Arc;
 
@@ -209,7 +209,7 @@ pub fn batches_of_one_call_end_each_for_itself(f: Fixture) {
     let mut was = [0; 8];
     chains.push(vec![Op::Read { offset: 16 << 20, dst: &mut was }]);
     let mut posts: Vec<_> = chains.iter_mut().map(|ops| Post { token: TOKEN, ops }).collect();
-    let results = f.verbs.post_many(&mut posts, &mut Unescorted);
+    let results = f.verbs.post_many(&mut posts, &mut NoObserver);
     for (i, result) in results.iter().enumerate() {
         match i {
             4 => assert!(matches!(result, Err(TransportError::OutOfBounds(_))), "{result:?}"),
@@ -229,30 +229,30 @@ pub fn batches_of_one_call_end_each_for_itself(f: Fixture) {
 }
 
 /// Sees batches off, and one of them not.
-struct Doorkeeper {
+struct RefusingObserver {
     bytes: Vec<u64>,
-    inside: Vec<bool>,
+    in_flight: Vec<bool>,
     left: Vec<u32>,
     most: u64,
     refuses: usize,
 }
 
-impl Escort for Doorkeeper {
-    fn leaves(&mut self, index: usize) -> Result<(), TransportError> {
+impl PostObserver for RefusingObserver {
+    fn on_submit(&mut self, index: usize) -> Result<(), TransportError> {
         if index == self.refuses {
             return Err(TransportError::Refused("not this one".to_string()));
         }
-        assert!(!self.inside[index], "batch {index} left while it was on its way");
-        self.inside[index] = true;
+        assert!(!self.in_flight[index], "batch {index} left while it was on its way");
+        self.in_flight[index] = true;
         self.left[index] += 1;
-        let inside = self.bytes.iter().zip(&self.inside).filter(|(_, inside)| **inside);
-        self.most = self.most.max(inside.map(|(bytes, _)| bytes).sum());
+        let in_flight = self.bytes.iter().zip(&self.in_flight).filter(|(_, in_flight)| **in_flight);
+        self.most = self.most.max(in_flight.map(|(bytes, _)| bytes).sum());
         Ok(())
     }
 
-    fn over(&mut self, index: usize) {
-        assert!(self.inside[index], "batch {index} was over and had not left");
-        self.inside[index] = false;
+    fn on_complete(&mut self, index: usize) {
+        assert!(self.in_flight[index], "batch {index} was over and had not left");
+        self.in_flight[index] = false;
     }
 }
 
@@ -268,9 +268,9 @@ pub fn i10_each_batch_of_one_call_leaves_by_itself_and_few_are_on_their_way(f: F
         })
         .collect();
     let mut posts: Vec<_> = chains.iter_mut().map(|ops| Post { token: TOKEN, ops }).collect();
-    let mut keeper = Doorkeeper {
+    let mut keeper = RefusingObserver {
         bytes: vec![len as u64; n],
-        inside: vec![false; n],
+        in_flight: vec![false; n],
         left: vec![0; n],
         most: 0,
         refuses,
@@ -281,6 +281,6 @@ pub fn i10_each_batch_of_one_call_leaves_by_itself_and_few_are_on_their_way(f: F
         assert_eq!(word, if i == refuses { 0 } else { i as u64 + 1 }, "batch {i}");
         assert_eq!(keeper.left[i], u32::from(i != refuses), "batch {i}");
     }
-    assert!(!keeper.inside.contains(&true), "all are over");
+    assert!(!keeper.in_flight.contains(&true), "all are over");
     assert!(keeper.most <= 8 << 20, "{} bytes on their way at once", keeper.most);
 }

@@ -41,7 +41,7 @@ fn i10_i14_a_producer_that_stalls_is_cut_and_everything_it_left_is_skipped() {
     client.post(ONE, &mut announced.publication().announce()).unwrap();
     let _others = [10, 11, 12].map(|name| place(&*client, TWO, &rig, name, 16 * 4096));
     let waits = claim(&*client, ONE, rig.geometry, (5, 4 * 4096)).unwrap();
-    assert!(matches!(waits, Next::Wait(_)));
+    assert!(matches!(waits, ClaimStep::Wait(_)));
     let mut peer = rig.raw();
     let (x, half) = (stalled.payload_base(), vec![0xaa; 2 * 4096]);
     peer.send(&request(3, ONE, &[(WRITE, x, 4 * 4096, 0)]));
@@ -49,8 +49,8 @@ fn i10_i14_a_producer_that_stalls_is_cut_and_everything_it_left_is_skipped() {
     eventually("the first half has landed", || {
         rig.memory.load(x + 2 * 4096 - 8).unwrap() == u64::from_ne_bytes([0xaa; 8])
     });
-    let early = rig.one.settle().unwrap();
-    assert_eq!(early.inside, 1, "no fence yet");
+    let early = rig.one.finish().unwrap();
+    assert_eq!(early.in_flight, 1, "no fence yet");
     assert_eq!(rig.publish_word(stalled.position()), 0);
     let ((), took) = nkv_pace::timed(|| rig.end(ONE));
     assert!(took.within(2_000), "{took}");
@@ -105,13 +105,13 @@ fn i10_i14_a_producer_ended_at_any_moment_writes_nothing_after_it_and_leaves_no_
                 spawn_named("writer", move || {
                     for name in 0..2_000 {
                         let object = (t << 32 | name, 1 + name * 37 % 1000);
-                        let placing = match claim(&*client, ONE, geometry, object) {
-                            Ok(Next::Place(placing)) => placing,
+                        let write = match claim(&*client, ONE, geometry, object) {
+                            Ok(ClaimStep::Write(write)) => write,
                             Ok(_) => return None,
                             Err(e) => return Some(e),
                         };
                         let payload = fill(object.0, object.1);
-                        let publication = placing.publication();
+                        let publication = write.publication();
                         if let Err(e) = client.post(ONE, &mut publication.whole(&payload)) {
                             return Some(e);
                         }

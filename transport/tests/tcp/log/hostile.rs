@@ -17,7 +17,7 @@ fn i13_i19_what_is_outside_its_own_claims_is_refused_and_nothing_changes() {
     // Above the limit, and across it.
     let _others = [10, 11, 12].map(|name| place(&*client, TWO, &rig, name, 16 * 4096));
     let waits = match claim(&*client, ONE, g, (4, 16 * 4096)).unwrap() {
-        Next::Wait(claim) => claim.position(),
+        ClaimStep::Wait(claim) => claim.position(),
         other => panic!("{other:?}"),
     };
     let (x, at) = (mine.payload_base(), g.header_off(mine.slot().0));

@@ -10,8 +10,8 @@ fn i13_a_producer_over_tcp_claims_writes_and_publishes_and_its_owner_accepts() {
     let mut rig = rig(64, 4096, AgentLimits::default());
     let client = rig.client();
     for (name, bytes) in [(1, 4096), (2, 100), (3, 60_000)] {
-        let placing = place(&*client, ONE, &rig, name, bytes);
-        let (publication, payload) = (placing.publication(), fill(name, bytes));
+        let write = place(&*client, ONE, &rig, name, bytes);
+        let (publication, payload) = (write.publication(), fill(name, bytes));
         let mut ops = publication.whole(&payload);
         client.post(ONE, &mut ops).unwrap();
         assert_eq!(publication.took(&ops), Ok(()));
@@ -37,7 +37,7 @@ fn i4_a_chain_that_is_split_into_many_requests_is_written_in_order_and_not_refus
     let sizes = [1 << 20, 50_000 - 32, 50_000, 3 * 50_000 - 40, 99_990];
     let placings: Vec<_> =
         (0..).zip(sizes).map(|(name, bytes)| place(&*client, ONE, &rig, name, bytes)).collect();
-    let publications: Vec<_> = placings.iter().map(Placing::publication).collect();
+    let publications: Vec<_> = placings.iter().map(ClaimWrite::publication).collect();
     let payloads: Vec<_> = (0..).zip(sizes).map(|(name, bytes)| fill(name, bytes)).collect();
     // All of them in one batch: where one ends, the next begins in the same request.
     let puts = publications.iter().zip(&payloads);
@@ -58,22 +58,22 @@ fn i4_a_chain_that_is_split_into_many_requests_is_written_in_order_and_not_refus
 fn i4_pages_over_several_connections_then_ready_over_one() {
     let mut rig = rig(1024, 4096, AgentLimits::default());
     let client = rig.client();
-    let placing = Arc::new(place(&*client, ONE, &rig, 1, 1 << 20));
-    client.post(ONE, &mut placing.publication().announce()).unwrap();
+    let write = Arc::new(place(&*client, ONE, &rig, 1, 1 << 20));
+    client.post(ONE, &mut write.publication().announce()).unwrap();
     let payload = Arc::new(fill(1, 1 << 20));
     let pages: Vec<_> = (0..4)
         .map(|i| {
-            let (client, placing, payload) = (client.clone(), placing.clone(), payload.clone());
+            let (client, write, payload) = (client.clone(), write.clone(), payload.clone());
             spawn_named("page", move || {
                 let from = i * (1 << 18);
-                let page = placing.publication().page(from, &payload[from as usize..][..1 << 18]);
+                let page = write.publication().page(from, &payload[from as usize..][..1 << 18]);
                 client.post(ONE, &mut [page]).unwrap();
             })
             .unwrap()
         })
         .collect();
     pages.into_iter().for_each(|page| page.join().unwrap());
-    client.post(ONE, &mut placing.publication().publish()).unwrap();
+    client.post(ONE, &mut write.publication().publish()).unwrap();
     rig.log.accept(0, &mut rig.index).unwrap();
     assert!(rig.payload_of(1) == *payload);
 }
@@ -85,8 +85,8 @@ fn i4_i13_a_claim_takes_the_stripes_of_its_payload_over_several_connections() {
     let options = TcpOptions { stripes: Stripes::new(4, 256 << 10), ..TcpOptions::default() };
     let client = TcpVerbs::connect(&to, INCARNATION, JOB, options).unwrap();
     for (name, bytes) in [(1, 256 << 10), (2, (1 << 20) - 7), (3, 700_001)] {
-        let placing = place(&client, ONE, &rig, name, bytes);
-        let (publication, payload) = (placing.publication(), fill(name, bytes));
+        let write = place(&client, ONE, &rig, name, bytes);
+        let (publication, payload) = (write.publication(), fill(name, bytes));
         let mut ops = publication.whole(&payload);
         client.post(ONE, &mut ops).unwrap();
         assert_eq!(publication.took(&ops), Ok(()));
@@ -132,23 +132,23 @@ impl Producer {
         for _ in 0..20_000 {
             self.client.post(0, &mut [line.read()]).unwrap();
             let next = claim.next(line.heap_limit());
-            if matches!(next, Next::Wait(_)) {
+            if matches!(next, ClaimStep::Wait(_)) {
                 self.waits.fetch_add(1, Ordering::Relaxed);
             }
             claim = match next {
-                Next::Wait(claim) if mix.is_multiple_of(7) => {
+                ClaimStep::Wait(claim) if mix.is_multiple_of(7) => {
                     let abandon = claim.abandon();
                     assert!(self.rights.abandon(abandon));
                     self.abandons.send(abandon).unwrap();
                     return self.fates.push((p, n, Fate::Abandoned));
                 }
-                Next::Wait(claim) => claim,
-                Next::Skip(skip) => {
+                ClaimStep::Wait(claim) => claim,
+                ClaimStep::Skip(skip) => {
                     self.client.post(self.token, &mut skip.ops()).unwrap();
                     return self.fates.push((p, n, Fate::Skipped));
                 }
-                Next::Place(placing) => {
-                    let fate = self.write(&placing, (name, bytes), mix);
+                ClaimStep::Write(write) => {
+                    let fate = self.write(&write, (name, bytes), mix);
                     return self.fates.push((p, n, fate));
                 }
             };
@@ -157,12 +157,12 @@ impl Producer {
         panic!("the limit never came to {p}");
     }
 
-    fn write(&self, placing: &Placing, (name, bytes): (u64, u64), mix: u64) -> Fate {
-        let publication = placing.publication();
+    fn write(&self, write: &ClaimWrite, (name, bytes): (u64, u64), mix: u64) -> Fate {
+        let publication = write.publication();
         match mix % 23 {
             0 => {
                 self.client.post(self.token, &mut publication.announce()).unwrap();
-                self.client.post(self.token, &mut placing.abort().ops()).unwrap();
+                self.client.post(self.token, &mut write.abort().ops()).unwrap();
                 Fate::Skipped
             }
             _ => {
@@ -180,7 +180,7 @@ const CLAIMS_EACH: u64 = 5_000;
 
 /// Starts a producer of so many claims, of which the last few are left open.
 fn start(
-    rig: &Rig,
+    rig: &Fixture,
     token: u64,
     (abandons, waits): (std::sync::mpsc::Sender<Abandon>, Arc<AtomicU64>),
 ) -> JoinHandle<Vec<(u64, u64, Fate)>> {
@@ -197,8 +197,9 @@ fn start(
             producer.fates.push((p, n, Fate::Left));
             let mut line = ControlLine::unread();
             producer.client.post(0, &mut [line.read()]).unwrap();
-            if let (0, Next::Place(placing)) = (turn % 2, put.claimed(p).next(line.heap_limit())) {
-                producer.client.post(token, &mut placing.publication().announce()).unwrap();
+            if let (0, ClaimStep::Write(write)) = (turn % 2, put.claimed(p).next(line.heap_limit()))
+            {
+                producer.client.post(token, &mut write.publication().announce()).unwrap();
             }
         }
         producer.fates
@@ -208,14 +209,14 @@ fn start(
 
 /// The owner's turns while producers work: accept, note what was given up, and, if it is wanted,
 /// make room.
-fn own(rig: &mut Rig, abandons: &std::sync::mpsc::Receiver<Abandon>, room: bool) {
+fn own(rig: &mut Fixture, abandons: &std::sync::mpsc::Receiver<Abandon>, room: bool) {
     rig.log.accept(0, &mut rig.index).unwrap();
     while let Ok(claim) = abandons.try_recv() {
         rig.log.abandon(claim).unwrap();
     }
     if room {
         rig.log.retire_ahead(0, &mut rig.index).unwrap();
-        rig.log.settle(0);
+        rig.log.restart_quarantines(0);
         rig.log.advance(0, |_, _| true).unwrap();
     }
 }
@@ -259,8 +260,8 @@ fn i1_i13_i14_ten_thousand_claims_of_two_producers_are_settled_position_by_posit
     assert_eq!(pair(counts.voided), (0, 0));
     assert_eq!(counts.duplicates.claims, 0);
     let settled = (pair(counts.skipped).0 + given_up.0, pair(counts.skipped).1 + given_up.1);
-    let said = (skipped.0 + left.0 + abandoned.0, skipped.1 + left.1 + abandoned.1);
-    assert_eq!(settled, said);
+    let counted = (skipped.0 + left.0 + abandoned.0, skipped.1 + left.1 + abandoned.1);
+    assert_eq!(settled, counted);
     assert!(given_up.0 >= abandoned.0 && pair(counts.skipped).0 >= skipped.0);
     assert!(skipped.0 > 100 && abandoned.0 > 10 && left.0 > 10, "{skipped:?} {abandoned:?}");
     assert_eq!(rig.log.unsettled_bytes().unwrap(), 0);

@@ -1,7 +1,7 @@
 //! Small payloads, headers and index entries among them, are what the other end sent [I20]. Large ones
 //! a relay can change.
 
-use super::{Door, Relay, TAG, door, door_with_access, knows};
+use super::{GuardedAgent, Relay, TAG, guarded, guarded_with_access, knows};
 use crate::{GRANT, SEGMENT_BYTES, TOKEN, eventually};
 use nkv_transport::grants::Grants;
 use nkv_transport::{AgentLimits, Op, TransportError, Verbs};
@@ -17,19 +17,19 @@ const ANSWER: usize = 40 + TAG;
 const SMALL: [usize; 3] = [1, 64, 128];
 const LARGE: usize = 129;
 
-fn bytes_at<const N: usize>(door: &Door, offset: u64) -> [u8; N] {
+fn bytes_at<const N: usize>(agent: &GuardedAgent, offset: u64) -> [u8; N] {
     let mut now = [0; N];
-    door.connect(knows("the right secret")).unwrap().read(offset, &mut now).unwrap();
+    agent.connect(knows("the right secret")).unwrap().read(offset, &mut now).unwrap();
     now
 }
 
 #[test]
 fn i20_a_client_believes_no_header_or_index_entry_that_its_agent_did_not_send() {
-    let door = door();
+    let agent = guarded();
     for len in SMALL {
         // First and last byte of the payload, and of its tag.
         for byte in [0, len - 1, len, len + TAG - 1] {
-            let (mut relay, client) = Relay::between(&door, move |verbs| {
+            let (mut relay, client) = Relay::between(&agent, move |verbs| {
                 let read = verbs.read(4096, &mut vec![0; len]);
                 // That connection is of no use any more: a new one is made, and here nobody answers.
                 (read, verbs.read(4096, &mut vec![0; len]))
@@ -40,8 +40,8 @@ fn i20_a_client_believes_no_header_or_index_entry_that_its_agent_did_not_send() 
             assert_eq!(at_its_end, 0, "byte {byte} of {len}: the connection goes on");
             drop(relay);
             let (read, next) = client.join().unwrap();
-            let told = matches!(read, Err(TransportError::Unauthenticated(_)));
-            assert!(told, "byte {byte} of {len}: {read:?}");
+            let refused = matches!(read, Err(TransportError::Unauthenticated(_)));
+            assert!(refused, "byte {byte} of {len}: {read:?}");
             assert!(next.is_err(), "byte {byte} of {len}");
         }
     }
@@ -50,12 +50,12 @@ fn i20_a_client_believes_no_header_or_index_entry_that_its_agent_did_not_send() 
 #[test]
 fn i20_a_header_that_was_sent_before_is_not_believed_in_place_of_the_next() {
     const CHAIN: usize = ANSWER + 64 + TAG + LARGE + 64 + TAG;
-    let door = door();
-    let healthy = door.connect(knows("the right secret")).unwrap();
+    let agent = guarded();
+    let healthy = agent.connect(knows("the right secret")).unwrap();
     healthy.write(TOKEN, 0, &[1; 64]).unwrap();
     healthy.write(TOKEN, 64, &[2; 64]).unwrap();
     let read = |change: fn(&mut [u8])| {
-        let (mut relay, client) = Relay::between(&door, |verbs| {
+        let (mut relay, client) = Relay::between(&agent, |verbs| {
             let (mut before, mut payload, mut after) = ([0; 64], [0; LARGE], [0; 64]);
             let mut ops = [
                 Op::Read { offset: 0, dst: &mut before },
@@ -81,11 +81,11 @@ fn i20_a_header_that_was_sent_before_is_not_believed_in_place_of_the_next() {
 
 #[test]
 fn i20_an_agent_places_no_small_write_that_its_client_did_not_send() {
-    let door = door();
+    let agent = guarded();
     for len in SMALL {
         for byte in [0, len - 1, len, len + TAG - 1] {
-            let before = door.refused();
-            let (mut relay, client) = Relay::between(&door, move |verbs| {
+            let before = agent.refused();
+            let (mut relay, client) = Relay::between(&agent, move |verbs| {
                 let (header, ready) = (vec![7; len], Op::Store { offset: 8192, value: 1 });
                 verbs.post(TOKEN, &mut [Op::Write { offset: 4096, src: &header }, ready])
             });
@@ -95,19 +95,19 @@ fn i20_an_agent_places_no_small_write_that_its_client_did_not_send() {
             assert!(matches!(answer, Ok(0)) || answer.is_err(), "byte {byte} of {len}: {answer:?}");
             drop(relay);
             assert!(client.join().unwrap().is_err(), "byte {byte} of {len}");
-            eventually("it was counted", || door.refused() == before + 1);
+            eventually("it was counted", || agent.refused() == before + 1);
         }
     }
-    assert_eq!(bytes_at(&door, 4096), [0; 128], "nothing was placed");
-    assert_eq!(bytes_at(&door, 8192), [0; 8], "nor what stood behind it");
+    assert_eq!(bytes_at(&agent, 4096), [0; 128], "nothing was placed");
+    assert_eq!(bytes_at(&agent, 8192), [0; 8], "nor what stood behind it");
 }
 
 #[test]
 fn small_payloads_that_are_refused_or_read_before_a_change_leave_the_connection_in_step() {
     let grants = Arc::new(Grants::new());
     grants.open(TOKEN, GRANT);
-    let door = door_with_access(AgentLimits::default(), grants);
-    let client = door.connect(knows("the right secret")).unwrap();
+    let agent = guarded_with_access(AgentLimits::default(), grants);
+    let client = agent.connect(knows("the right secret")).unwrap();
     let inside = GRANT.extent_offset;
     for round in 1..=3u8 {
         let outside = SEGMENT_BYTES - 256;
@@ -129,6 +129,6 @@ fn small_payloads_that_are_refused_or_read_before_a_change_leave_the_connection_
         assert_eq!((before, large[..128].to_vec()), ([round - 1; 64], vec![round - 1; 128]));
         assert_eq!(after, [round; 128]);
     }
-    assert_eq!(door.agent.counters().dropped.load(std::sync::atomic::Ordering::Relaxed), 0);
-    assert_eq!(door.refused(), 0);
+    assert_eq!(agent.agent.counters().dropped.load(std::sync::atomic::Ordering::Relaxed), 0);
+    assert_eq!(agent.refused(), 0);
 }

@@ -14,7 +14,7 @@ impl Model {
             }
             35..60 => {
                 self.w.log.retire_ahead(now, &mut self.w.index).unwrap();
-                self.w.log.settle(now);
+                self.w.log.restart_quarantines(now);
             }
             60..80 => self.pass(),
             80..84 => self.read_mail(),
@@ -23,7 +23,7 @@ impl Model {
             98.. if self.dice.one_in(4) => self.restart()?,
             _ => {}
         }
-        self.look_around()
+        self.observe()
     }
 
     /// The tail moves past what may go.
@@ -53,10 +53,10 @@ impl Model {
         if !live.is_empty() {
             let object = live[self.dice.below(live.len() as u64) as usize];
             let now = self.now;
-            let told =
+            let retired =
                 self.w.log.retire(object.slot, object.epoch, now, &mut self.w.index).unwrap();
-            assert_eq!(told, Retire::Done);
-            self.w.log.settle(now);
+            assert_eq!(retired, Retire::Done);
+            self.w.log.restart_quarantines(now);
         }
     }
 
@@ -97,9 +97,9 @@ impl Model {
 
     /// No claim that is about to be void is open for one who can still write [I14].
     fn nobody_writes(&self) -> Step {
-        let open = self.truth.range(..self.asked_below).filter(|(_, truth)| !truth.done);
-        for (&p, truth) in open {
-            let writer = self.producers.iter().find(|producer| producer.id == truth.producer);
+        let open = self.actual.range(..self.asked_below).filter(|(_, actual)| !actual.done);
+        for (&p, actual) in open {
+            let writer = self.producers.iter().find(|producer| producer.id == actual.producer);
             if self.all_seeing && writer.is_some_and(|writer| !writer.fenced) {
                 return Err(Wrong::VoidUnderAWriter(p));
             }
@@ -120,7 +120,7 @@ impl Model {
         let (memory, geometry) = (self.w.memory.clone(), self.w.geometry);
         let index = &mut self.w.index;
         self.w.log = DeviceLog::rebuild(memory, geometry, TIMES, now, index).unwrap();
-        self.w.log.settle(now);
+        self.w.log.restart_quarantines(now);
         let after = live(&self.w.log);
         if self.all_seeing && before != after {
             return Err(Wrong::Restart(format!("{before:?} became {after:?}")));

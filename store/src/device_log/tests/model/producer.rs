@@ -1,7 +1,7 @@
 //! A producer of the model: one process, one put at a time, whose verbs land one by one after they
 //! were posted, also after it died.
 
-use super::{Bug, Model, Step as Done, TIMES, Truth, Wrong};
+use super::{Actual, Bug, Model, Step as Done, TIMES, Wrong};
 use crate::device_log::tests::{U, key};
 use crate::device_log::*;
 use crate::key::KeyId;
@@ -9,7 +9,7 @@ use crate::op::Op;
 use std::collections::VecDeque;
 
 /// How often it looks while it waits in line.
-const PATIENCE: u32 = 25;
+const MAX_WAITS: u32 = 25;
 
 /// A verb on its way, of the claim at a position.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ enum Life {
     /// What ends the claim is under way; afterwards the put begins anew, or is over.
     Ending(Ticket, Option<LogPut>),
     /// So many units are posted.
-    Writing(Placing, Ticket, u64),
+    Writing(ClaimWrite, Ticket, u64),
     Publishing(u64, Option<Ticket>),
     /// Until the owner replies.
     Abandoning(Ticket),
@@ -185,7 +185,7 @@ impl Model {
                 Err(_) => Life::Idle,
                 Ok(_) if self.bug == Bug::EntersLate => Life::Entered(put, None),
                 Ok(bound) => {
-                    let ticket = self.producers[i].claims.enter_near(0, bound).unwrap().detach();
+                    let ticket = self.producers[i].claims.enter_from(0, bound).unwrap().detach();
                     Life::Entered(put, Some(ticket))
                 }
             },
@@ -194,14 +194,14 @@ impl Model {
                 let claims = &self.producers[i].claims;
                 let open = match ticket {
                     Some(ticket) => claims.resume(ticket),
-                    None => claims.enter_near(0, claim.position()).unwrap(),
+                    None => claims.enter_from(0, claim.position()).unwrap(),
                 };
                 open.note(claim.position());
                 Life::Waiting(claim, open.detach(), 0)
             }
             Life::Waiting(claim, ticket, waited) => self.decide(i, claim, ticket, waited),
             Life::Ending(ticket, again) => self.end(i, ticket, again),
-            Life::Writing(placing, ticket, units) => self.write(i, placing, ticket, units),
+            Life::Writing(write, ticket, units) => self.write(i, write, ticket, units),
             Life::Publishing(p, ticket) => return self.publish(i, p, ticket),
             Life::Abandoning(ticket) if self.producers[i].replied => {
                 self.producers[i].claims.resume(ticket).leave();
@@ -215,13 +215,13 @@ impl Model {
 
     /// A new put: sometimes of a key that was put before.
     fn begin(&mut self, i: usize) -> Life {
-        let name = self.truth.len() as u64 + 1 + (self.now << 20);
+        let name = self.actual.len() as u64 + 1 + (self.now << 20);
         let bytes = 1 + self.dice.below(self.w.geometry.max_claim());
-        let before = self.truth.len() as u64;
+        let before = self.actual.len() as u64;
         let mut id = key(name);
         if before > 0 && self.dice.one_in(5) {
             let back = self.dice.below(before.min(8));
-            id = self.truth.values().rev().nth(back as usize).unwrap().key;
+            id = self.actual.values().rev().nth(back as usize).unwrap().key;
         }
         let producer = &mut self.producers[i];
         (producer.name, producer.key, producer.bytes) = (name, id, bytes);
@@ -237,7 +237,7 @@ impl Model {
         let mut op = put.fetch_add();
         op.run(self.w.memory.as_ref()).unwrap();
         let Op::FetchAdd { old: p, .. } = op else { unreachable!() };
-        let truth = Truth {
+        let actual = Actual {
             n: put.claim_bytes(),
             producer: self.producers[i].id,
             name: self.producers[i].name,
@@ -245,7 +245,7 @@ impl Model {
             done: false,
             acknowledged: false,
         };
-        self.truth.insert(p, truth);
+        self.actual.insert(p, actual);
         Life::Added(put.claimed(p), ticket)
     }
 
@@ -255,32 +255,32 @@ impl Model {
         let p = claim.position();
         let limit = if ignores { u64::MAX } else { line.heap_limit() };
         let mut next = claim.next(limit);
-        if let Next::Wait(claim) = next {
+        if let ClaimStep::Wait(claim) = next {
             self.met.waits += u64::from(waited == 0);
-            if waited < PATIENCE {
+            if waited < MAX_WAITS {
                 return Life::Waiting(claim, ticket, waited + 1);
             }
             let abandon = claim.abandon();
             self.mail.push_back((self.producers[i].id, abandon));
             self.producers[i].replied = false;
             if self.bug != Bug::WritesWhatItAbandoned {
-                self.truth.get_mut(&p).unwrap().done = true;
+                self.actual.get_mut(&p).unwrap().done = true;
                 return Life::Abandoning(ticket);
             }
             next = self.put_of(i).claimed(p).next(u64::MAX);
         }
         match next {
-            Next::Wait(_) => unreachable!(),
-            Next::Skip(skip) => {
+            ClaimStep::Wait(_) => unreachable!(),
+            ClaimStep::Skip(skip) => {
                 let put = self.put_of(i);
                 self.producers[i].post((p, put.claim_bytes()), &skip.ops());
-                self.truth.get_mut(&p).unwrap().name = 0;
+                self.actual.get_mut(&p).unwrap().name = 0;
                 Life::Ending(ticket, Some(put))
             }
-            Next::Place(placing) => {
-                let n = self.truth[&p].n;
-                self.producers[i].post((p, n), &placing.publication().announce());
-                Life::Writing(placing, ticket, 0)
+            ClaimStep::Write(write) => {
+                let n = self.actual[&p].n;
+                self.producers[i].post((p, n), &write.publication().announce());
+                Life::Writing(write, ticket, 0)
             }
         }
     }
@@ -291,8 +291,8 @@ impl Model {
             return Life::Ending(ticket, again);
         }
         let id = self.producers[i].id;
-        let mine = self.truth.values_mut().filter(|truth| truth.producer == id);
-        mine.for_each(|truth| truth.done = true);
+        let mine = self.actual.values_mut().filter(|actual| actual.producer == id);
+        mine.for_each(|actual| actual.done = true);
         let line = self.line();
         let open = self.producers[i].claims.resume(ticket);
         match again.and_then(|put| put.room(&line).ok().map(|bound| (put, bound))) {
@@ -308,22 +308,22 @@ impl Model {
     }
 
     /// Posts one unit after the other, then READY; sometimes it fails on the way.
-    fn write(&mut self, i: usize, placing: Placing, ticket: Ticket, units: u64) -> Life {
-        let p = placing.position();
-        let n = self.truth[&p].n;
+    fn write(&mut self, i: usize, write: ClaimWrite, ticket: Ticket, units: u64) -> Life {
+        let p = write.position();
+        let n = self.actual[&p].n;
         if self.dice.one_in(40) {
             self.met.aborts += 1;
-            self.producers[i].post((p, n), &placing.abort().ops());
+            self.producers[i].post((p, n), &write.abort().ops());
             return Life::Ending(ticket, None);
         }
-        let object = placing.publication();
+        let object = write.publication();
         let (name, bytes) = (self.producers[i].name, self.producers[i].bytes);
         let at = units * U;
         if at < bytes {
             let page = name.to_le_bytes().repeat(U as usize / 8);
             let page = &page[..(bytes - at).min(U) as usize];
             self.producers[i].post((p, n), &[object.page(at, page)]);
-            return Life::Writing(placing, ticket, units + 1);
+            return Life::Writing(write, ticket, units + 1);
         }
         self.producers[i].took = None;
         self.producers[i].post((p, n), &object.publish());
@@ -347,8 +347,8 @@ impl Model {
             producer.claims.resume(ticket).leave();
         }
         self.met.puts += u64::from(took);
-        let truth = self.truth.get_mut(&p).unwrap();
-        (truth.done, truth.acknowledged) = (true, took);
+        let actual = self.actual.get_mut(&p).unwrap();
+        (actual.done, actual.acknowledged) = (true, took);
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
 //! Readers of the model: each copies unit by unit while the world goes on, and believes its copy
-//! only by the rules of its kind [I7] [I8] [I9]. What they believe is compared with the truth.
+//! only by the rules of its kind [I7] [I8] [I9]. What they believe is compared with what really happened.
 
 use super::{Model, Step, TIMES, Wrong};
 use crate::device_log::tests::U;
@@ -141,13 +141,13 @@ impl Model {
         }
         self.met.reads += 1;
         let p = self.w.geometry.position(at.slot, at.epoch).unwrap();
-        let truth = &self.truth[&p];
-        let name = truth.name.to_le_bytes();
+        let actual = &self.actual[&p];
+        let name = actual.name.to_le_bytes();
         let whole = copy.chunks(8).all(|word| word == &name[..word.len()]);
-        if whole && truth.key == at.key {
+        if whole && actual.key == at.key {
             Ok(())
         } else {
-            Err(Wrong::Bytes(format!("{kind:?} reader of {at:?} after {began}, truth {truth:?}")))
+            Err(Wrong::Bytes(format!("{kind:?} reader of {at:?} after {began}, truth {actual:?}")))
         }
     }
 }

@@ -17,8 +17,8 @@ fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
-fn at(dir: &Path) -> Places {
-    Places { runtime: Vec::new(), own: vec![dir.to_path_buf()] }
+fn at(dir: &Path) -> CookieFolders {
+    CookieFolders { runtime: Vec::new(), own: vec![dir.to_path_buf()] }
 }
 
 fn entries(dir: &Path) -> Vec<String> {
@@ -84,7 +84,7 @@ fn i20_what_others_could_have_put_there_is_refused_and_left_alone() {
     let precious = dir.path().join("precious");
     std::fs::write(&precious, [1; 32]).unwrap();
     set_mode(&precious, 0o600);
-    let says = |part: &str| {
+    let refused_with = |part: &str| {
         for text in [
             find_in(&at(dir.path()), JOB).unwrap_err().to_string(),
             CookieFile::hold_in(dir.path(), JOB).unwrap_err().to_string(),
@@ -93,21 +93,21 @@ fn i20_what_others_could_have_put_there_is_refused_and_left_alone() {
         }
     };
     symlink(&precious, &path).unwrap();
-    says("is a link");
+    refused_with("is a link");
     std::fs::remove_file(&path).unwrap();
     std::fs::create_dir(&path).unwrap();
-    says("is no file");
+    refused_with("is no file");
     std::fs::remove_dir(&path).unwrap();
     std::fs::write(&path, [1; 31]).unwrap();
     set_mode(&path, 0o600);
-    says("is damaged");
+    refused_with("is damaged");
     std::fs::write(&path, [1; 33]).unwrap();
-    says("is damaged");
+    refused_with("is damaged");
     std::fs::write(&path, [1; 32]).unwrap();
     set_mode(&path, 0o640);
-    says("mode 640");
+    refused_with("mode 640");
     set_mode(&path, 0o604);
-    says("chmod 600");
+    refused_with("chmod 600");
     set_mode(&path, 0o600);
     set_mode(dir.path(), 0o777);
     let open = CookieFile::hold_in(dir.path(), JOB).unwrap_err().to_string();
@@ -148,13 +148,13 @@ fn i20_a_folder_of_the_systems_comes_first_and_a_strange_one_is_passed_over() {
     let strange = folder();
     set_mode(strange.path(), 0o777);
     let runtime_first = vec![missing, strange.path().to_path_buf(), runtime.path().to_path_buf()];
-    let places = Places { runtime: runtime_first, own: vec![own.path().to_path_buf()] };
-    let held = CookieFile::hold_at(&places, JOB).unwrap();
+    let folders = CookieFolders { runtime: runtime_first, own: vec![own.path().to_path_buf()] };
+    let held = CookieFile::hold_at(&folders, JOB).unwrap();
     assert!(held.path().starts_with(runtime.path()), "{:?}", held.path());
     // One that was made before there was a runtime folder is used all the same.
     drop(held);
     let before = CookieFile::hold_in(own.path(), JOB).unwrap();
-    let after = CookieFile::hold_at(&places, JOB).unwrap();
+    let after = CookieFile::hold_at(&folders, JOB).unwrap();
     assert_eq!(before.secret(), after.secret());
     assert_eq!(entries(strange.path()), Vec::<String>::new());
 }
@@ -174,13 +174,13 @@ fn i20_a_strangers_folder_does_not_matter_where_there_is_another() {
     }
     std::os::unix::fs::chown(first, Some(65_534), Some(65_534)).unwrap();
     let own = vec![first.clone(), second.clone()];
-    let both = Places { runtime: vec![run.clone()], own: own.clone() };
+    let both = CookieFolders { runtime: vec![run.clone()], own: own.clone() };
     let held = CookieFile::hold_at(&both, JOB).unwrap();
     assert!(held.path().starts_with(run) && !second.exists());
     assert_eq!(find_in(&both, JOB).unwrap().as_ref(), Some(held.secret()));
     drop(held);
     // Without a folder of the system's, the next of this user's own.
-    let next = Places { runtime: Vec::new(), own };
+    let next = CookieFolders { runtime: Vec::new(), own };
     let held = CookieFile::hold_at(&next, JOB).unwrap();
     assert!(held.path().starts_with(second));
     assert_eq!(find_in(&next, JOB).unwrap().as_ref(), Some(held.secret()));

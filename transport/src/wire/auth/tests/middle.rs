@@ -1,7 +1,7 @@
 //! Two ends of a handshake on sockets, and somebody between them who hears everything and may change
 //! one bit of it.
 
-use super::super::handshake::{Entering, Entrance, Verifier};
+use super::super::handshake::{HandshakeStep, ServerHandshake, Verifier};
 use super::super::*;
 use super::JOB;
 use nkv_store::OsRandom;
@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Bytes of the frames in their order: opening, answer, finish.
 pub const FRAMES: [usize; 3] = [OPENING_BYTES, ANSWER_BYTES, FINISH_BYTES];
 /// Nobody waits longer, whatever went wrong.
-const PATIENCE: Duration = nkv_pace::HANGS;
+const TIMEOUT: Duration = nkv_pace::HANGS;
 
 /// Which bit of which frame is changed on the way.
 pub struct Tamper(Option<(usize, usize)>);
@@ -35,59 +35,59 @@ pub struct Record {
 
 type Outcome = Result<Session, AuthError>;
 
-pub fn verify(mut node: UnixStream, means: Means, channel: Channel) -> Outcome {
-    node.set_read_timeout(Some(PATIENCE)).unwrap();
+pub fn verify(mut node: UnixStream, means: AuthMeans, channel: Channel) -> Outcome {
+    node.set_read_timeout(Some(TIMEOUT)).unwrap();
     let credentials = Credentials::of_client(JOB, None);
-    let mut entrance = Entrance::new(Verifier { means, channel, credentials });
+    let mut entrance = ServerHandshake::new(Verifier { means, channel, credentials });
     let mut buf = [0; OPENING_BYTES];
     loop {
         let wants = entrance.wants();
         match node.read(&mut buf[..wants]) {
             Ok(0) | Err(_) => return Err(AuthError::Closed(entrance.got())),
             Ok(n) => match entrance.take(&buf[..n]) {
-                Entering::More => {}
-                Entering::Say(answer) => node.write_all(&answer).map_err(AuthError::Io)?,
-                Entering::Over(answer, outcome) => {
-                    let said = answer.map_or(Ok(()), |answer| node.write_all(&answer));
-                    return said.map_err(AuthError::Io).and(outcome);
+                HandshakeStep::More => {}
+                HandshakeStep::Send(answer) => node.write_all(&answer).map_err(AuthError::Io)?,
+                HandshakeStep::Over(answer, outcome) => {
+                    let sent = answer.map_or(Ok(()), |answer| node.write_all(&answer));
+                    return sent.map_err(AuthError::Io).and(outcome);
                 }
             },
         }
     }
 }
 
-pub fn prove(mut client: UnixStream, means: Means) -> Outcome {
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+pub fn prove(mut client: UnixStream, means: AuthMeans) -> Outcome {
+    client.set_read_timeout(Some(TIMEOUT)).unwrap();
     prove_blocking(&mut client, means, Channel::Control, JOB, &OsRandom)
 }
 
-pub fn proving(client: UnixStream, means: Means) -> JoinHandle<Outcome> {
+pub fn proving(client: UnixStream, means: AuthMeans) -> JoinHandle<Outcome> {
     spawn_named("client", move || prove(client, means)).unwrap()
 }
 
 /// Exactly `n` bytes.
 pub fn take(stream: &mut UnixStream, n: usize) -> Vec<u8> {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut bytes = vec![0; n];
     stream.read_exact(&mut bytes).unwrap();
     bytes
 }
 
 /// A whole handshake with somebody between; ends when either end does.
-pub fn converse(client: Means, node: Means, tamper: &Tamper) -> (Outcome, Outcome) {
+pub fn converse(client: AuthMeans, node: AuthMeans, tamper: &Tamper) -> (Outcome, Outcome) {
     let (outcomes, _) = overheard(client, node, tamper);
     outcomes
 }
 
 /// What was said in a handshake that went well.
-pub fn recorded(means: Means) -> Record {
+pub fn recorded(means: AuthMeans) -> Record {
     let ((client, node), record) = overheard(means.clone(), means, &Tamper::NONE);
     client.unwrap();
     node.unwrap();
     record
 }
 
-fn overheard(client: Means, node: Means, tamper: &Tamper) -> ((Outcome, Outcome), Record) {
+fn overheard(client: AuthMeans, node: AuthMeans, tamper: &Tamper) -> ((Outcome, Outcome), Record) {
     let (a, mut to_client) = UnixStream::pair().unwrap();
     let (b, mut to_node) = UnixStream::pair().unwrap();
     let (client, node) = (
@@ -97,17 +97,17 @@ fn overheard(client: Means, node: Means, tamper: &Tamper) -> ((Outcome, Outcome)
     let mut record = Record { client: Vec::new(), node: Vec::new() };
     for (number, len) in FRAMES.into_iter().enumerate() {
         let from_client = number % 2 == 0;
-        let (from, to, said) = if from_client {
+        let (from, to, sent) = if from_client {
             (&mut to_client, &mut to_node, &mut record.client)
         } else {
             (&mut to_node, &mut to_client, &mut record.node)
         };
-        from.set_read_timeout(Some(PATIENCE)).unwrap();
+        from.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut frame = vec![0; len];
         if from.read_exact(&mut frame).is_err() {
             break;
         }
-        said.extend_from_slice(&frame);
+        sent.extend_from_slice(&frame);
         if let Tamper(Some((changed, bit))) = tamper
             && *changed == number
         {

@@ -18,7 +18,7 @@ pub(super) struct Taken {
 }
 
 /// See the file's first paragraph.
-pub(super) struct Book {
+pub(super) struct SegmentAllocator {
     pub info: RankInfo,
     pub arena: Arena,
     pub taken: HashMap<u32, Taken>,
@@ -53,7 +53,7 @@ pub(super) fn check_extents(info: &RankInfo, extents: &[Extent]) -> Result<(), S
     Arena::rebuild(region(info), managed(info), extents).map(drop)
 }
 
-impl Book {
+impl SegmentAllocator {
     pub(super) fn new(info: RankInfo) -> Self {
         Self {
             arena: Arena::new(region(&info), managed(&info)),
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn i11_a_freed_of_another_epoch_frees_nothing() {
-        let mut b = Book::new(info(16 * 4096));
+        let mut b = SegmentAllocator::new(info(16 * 4096));
         let (at, _) = b.take(4096, K).unwrap();
         assert!(!b.give_back(at.slot, at.epoch + 1));
         assert!(b.give_back(at.slot, at.epoch));
@@ -197,14 +197,14 @@ mod tests {
     }
 
     #[test]
-    fn a_rebuilt_book_hands_out_only_what_is_free() {
-        let mut b = Book::new(info(4 * 4096));
+    fn a_rebuilt_allocator_hands_out_only_what_is_free() {
+        let mut b = SegmentAllocator::new(info(4 * 4096));
         let all: Vec<_> = (0..4).map(|_| b.take(4096, K).unwrap()).collect();
         assert!(b.take(1, K).is_err());
         let mut taken = b.taken.clone();
         let gone = taken.remove(&all[2].0.slot).unwrap();
         let epochs = HashMap::from_iter([(all[2].0.slot, 5)]);
-        let mut r = Book::rebuild(info(4 * 4096), taken, epochs).unwrap();
+        let mut r = SegmentAllocator::rebuild(info(4 * 4096), taken, epochs).unwrap();
         let (at, extent) = r.take(4096, K).unwrap();
         assert_eq!((at.slot, at.epoch, extent), (all[2].0.slot, 5, gone.extent));
         assert!(r.take(1, K).is_err());

@@ -48,7 +48,7 @@ impl Counter {
 
 counters! {
     #[doc = "What a master had to do besides serving, since its process began."]
-    RareAtMaster as MasterRarities {
+    MasterSlowPath as MasterSlowPathCounters {
         /// Its term rose above one that a joining rank had obeyed.
         terms_risen,
         /// Incarnations refused because an earlier master had lost them, or they came too late.
@@ -56,7 +56,7 @@ counters! {
         /// Reports asked for once more.
         reports_repeated,
         /// Plans told again to an owner that had not heard of them.
-        plans_told_again,
+        plans_resent,
         /// Objects reported that had been superseded meanwhile: retired.
         superseded,
         /// Answers to removals held back until the others knew of a loss.
@@ -74,7 +74,7 @@ counters! {
     }
 
     #[doc = "What an owner had to do besides serving, since its segment was made."]
-    RareAtOwner as OwnerRarities {
+    OwnerSlowPath as OwnerSlowPathCounters {
         /// Looks at a fence that was not complete.
         fences_waited,
         /// Terms that it came to obey.
@@ -92,7 +92,7 @@ counters! {
     }
 
     #[doc = "What a handle had to do besides its calls, since it was made."]
-    RareAtClient as ClientRarities {
+    ClientSlowPath as ClientSlowPathCounters {
         /// Calls repeated over a fresh connection.
         reconnected,
         /// Calls repeated because an actor was rebuilt under them.

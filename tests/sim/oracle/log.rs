@@ -3,7 +3,7 @@
 //! because somebody asked.
 
 use super::{Cause, Inner, Watch, handled};
-use crate::ledger::Spot;
+use crate::ledger::SlotEpoch;
 use nkv::store::device_log::{BUMP_PTR_OFF, HEAP_LIMIT_OFF, LogGeometry};
 use nkv::store::layout::{ObjHeader, epoch_of, flag, low, state};
 use nkv::store::{AnonMemory, Geometry, KeyId, Memory};
@@ -51,7 +51,7 @@ impl Watch {
     pub(super) fn settled(&self, g: &Geometry, slot: u32, header: &ObjHeader, memory: &AnonMemory) {
         let Some(bytes) = self.bytes_of(slot, header, memory) else { return };
         let key = KeyId { hash: header.key_hash, check: header.key_check };
-        let spot = Spot { incarnation: g.incarnation, slot, epoch: epoch_of(header.publish) };
+        let spot = SlotEpoch { incarnation: g.incarnation, slot, epoch: epoch_of(header.publish) };
         self.ledger.settled(spot, g.rank, key, &bytes);
     }
 
@@ -65,7 +65,7 @@ impl Watch {
     ) {
         let (was, is) = (low(before) & flag::LIVE != 0, low(after) & flag::LIVE != 0);
         let epoch = epoch_of(after);
-        let spot = Spot { incarnation: g.incarnation, slot, epoch };
+        let spot = SlotEpoch { incarnation: g.incarnation, slot, epoch };
         if was {
             let cause = Self::end_in_log(inner, log, memory, (slot, epoch_of(before)));
             return self.owner_word(inner, g, (slot, cause), before, after);

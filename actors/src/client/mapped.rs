@@ -24,15 +24,15 @@ const BATCH: usize = 128;
 
 /// Mapped segments in the order in which a key is looked for: most keys lie at the rank that their
 /// hash names, or where this process put them.
-fn in_order(near: &[Arc<Peer>], world: u32, key: KeyId) -> impl Iterator<Item = &Arc<Peer>> {
-    let from = match near.len() {
+fn in_order(mapped: &[Arc<Peer>], world: u32, key: KeyId) -> impl Iterator<Item = &Arc<Peer>> {
+    let from = match mapped.len() {
         0 | 1 => 0,
         _ => {
             let owner = (key.hash % u64::from(world.max(1))) as u32;
-            near.partition_point(|p| p.rank < owner)
+            mapped.partition_point(|p| p.rank < owner)
         }
     };
-    near[from..].iter().chain(&near[..from])
+    mapped[from..].iter().chain(&mapped[..from])
 }
 
 impl Client {
@@ -53,7 +53,7 @@ impl Client {
     /// The same, into a buffer of its own.
     pub(crate) fn get_now(&self, key: &[u8]) -> Option<Result<Bytes>> {
         self.with_found(key, |peer, hit| {
-            let mut room = self.shared.buffers.room(hit.header.bytes_total as usize);
+            let mut room = self.shared.buffers.take(hit.header.bytes_total as usize);
             let done = self.copy_now(peer, hit, room.bytes_mut())?;
             Some(done.map(|_| room.into_bytes()))
         })
@@ -69,9 +69,9 @@ impl Client {
         if let Err(e) = self.check_usable().and_then(|()| check_keys(&[key])) {
             return Some(Err(e));
         }
-        let near = self.shared.peers.near();
+        let mapped = self.shared.peers.mapped();
         let id = self.shared.keys.now().id(key);
-        for peer in in_order(&near, self.shared.world(), id) {
+        for peer in in_order(&mapped, self.shared.world(), id) {
             let Some(reader) = &peer.reader else { continue };
             let Some(hit) = reader.find(id) else { continue };
             reader.prefetch(&hit);
@@ -98,21 +98,21 @@ impl Client {
         let noted = peer.note(Via::Index, touch);
         Reads::count(&self.shared.reads.by_loads, 1);
         if noted >= MANY_TOUCHES {
-            peer.tell_touches(MANY_TOUCHES);
+            peer.flush_touches(MANY_TOUCHES);
         }
         Some(Ok(bytes as usize))
     }
 
     /// What mapped segments say of many keys: per key the owner and what was found.
-    pub(super) fn find_near(&self, ids: &[KeyId]) -> Vec<Option<(Arc<Peer>, Hit)>> {
-        let near = self.shared.peers.near();
+    pub(super) fn find_mapped(&self, ids: &[KeyId]) -> Vec<Option<(Arc<Peer>, Hit)>> {
+        let mapped = self.shared.peers.mapped();
         let mut all = Vec::with_capacity(ids.len());
         let mut found = [None; BATCH];
         for ids in ids.chunks(BATCH) {
             let found = &mut found[..ids.len()];
             let first = all.len();
             all.resize_with(first + ids.len(), || None);
-            for peer in near.iter().filter(|p| p.is_alive()) {
+            for peer in mapped.iter().filter(|p| p.is_alive()) {
                 let Some(reader) = &peer.reader else { continue };
                 found.fill(None);
                 reader.find_many(ids, found);
@@ -128,7 +128,7 @@ impl Client {
 
     /// How many of the keys, from the first on, mapped segments hold; and whether each is there. Of
     /// keys that are not, this says nothing: another rank may hold them, or the index have no room.
-    pub fn lookup_near(&self, keys: &[&[u8]], found: &mut [bool]) -> Result<usize> {
+    pub fn lookup_mapped(&self, keys: &[&[u8]], found: &mut [bool]) -> Result<usize> {
         self.check_usable()?;
         check_keys(keys)?;
         if keys.len() != found.len() {
@@ -138,13 +138,13 @@ impl Client {
                 found.len()
             )));
         }
-        let (near, hasher) = (self.shared.peers.near(), self.shared.keys.now());
+        let (mapped, hasher) = (self.shared.peers.mapped(), self.shared.keys.now());
         let (mut ids, mut hits) = ([KeyId { hash: 0, check: 0 }; BATCH], [None; BATCH]);
         for (keys, found) in keys.chunks(BATCH).zip(found.chunks_mut(BATCH)) {
             let (ids, hits) = (&mut ids[..keys.len()], &mut hits[..keys.len()]);
             ids.iter_mut().zip(keys).for_each(|(id, key)| *id = hasher.id(key));
             hits.fill(None);
-            for peer in near.iter().filter(|p| p.is_alive()) {
+            for peer in mapped.iter().filter(|p| p.is_alive()) {
                 if let Some(reader) = &peer.reader {
                     reader.find_many(ids, hits);
                 }
@@ -162,7 +162,7 @@ impl Client {
         results: &mut [Result<usize>],
     ) -> Vec<bool> {
         let ids = self.ids_of(items.iter().map(|(key, _)| *key));
-        let found = self.find_near(&ids);
+        let found = self.find_mapped(&ids);
         let mut settled = vec![false; items.len()];
         let mut read: Option<Arc<Peer>> = None;
         // Tail to head, so that the first of a batch counts as the most recently used.
@@ -173,11 +173,11 @@ impl Client {
                 (*result, *settled) = (done, true);
             }
             if read.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &peer)) {
-                read.iter().for_each(|last| last.tell_touches(TOUCH_BATCH));
+                read.iter().for_each(|last| last.flush_touches(TOUCH_BATCH));
                 read = Some(peer);
             }
         }
-        read.iter().for_each(|last| last.tell_touches(TOUCH_BATCH));
+        read.iter().for_each(|last| last.flush_touches(TOUCH_BATCH));
         settled
     }
 }

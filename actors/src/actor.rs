@@ -1,5 +1,5 @@
-//! `Cell`: our one seam to actix. A role is written against [`Role`] and [`On`]; a `Cell` catches
-//! its panics, lets the supervisor restart it and rebuilds it by [`Role::boot`] from the truth that
+//! `ActorCell`: our one seam to actix. A role is written against [`Role`] and [`On`]; a `ActorCell` catches
+//! its panics, lets the supervisor restart it and rebuilds it by [`Role::boot`] from the durable state that
 //! lies outside it. Nothing else in the workspace may touch actix contexts.
 //!
 //! Why not actix's traits directly: a panic in a handler kills the actor for good, `do_send`
@@ -10,13 +10,13 @@ mod state;
 
 pub use faults::{Crash, Freeze};
 pub(crate) use state::STOOD_STILL_MS;
-pub use state::{BEAT_MS, CellStatus, CellWatch, FROZEN_MS};
+pub use state::{ActorStatus, ActorWatch, BEAT_MS, FROZEN_MS};
 
 use crate::error::{Error, Result};
-use crate::place::Place;
+use crate::executor::Executor;
 use actix::prelude::*;
 use actix::{WeakAddr, dev::SendError};
-use state::CellState;
+use state::ActorCounters;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,7 +27,7 @@ use tokio::sync::oneshot;
 /// Messages a mailbox holds before senders wait.
 pub const MAILBOX_MESSAGES: usize = 1024;
 /// Messages handled before a cell lets its neighbours on the arbiter run.
-pub const MESSAGES_PER_TURN: u32 = 128;
+pub const MESSAGES_PER_YIELD: u32 = 128;
 /// Panics within [`RESTART_WINDOW_MS`] that a role survives; the next one is fatal to the process.
 pub const RESTART_BUDGET: u32 = 8;
 /// Window of the restart budget.
@@ -46,17 +46,17 @@ pub trait Message: Send + 'static {
 /// An actor's behaviour: the only writer of its state.
 pub trait Role: Sized + Unpin + 'static {
     /// What lies outside the actor and survives it: headers, tables, links, configuration.
-    type Truth: Clone + Send + Unpin + 'static;
+    type Durable: Clone + Send + Unpin + 'static;
     /// Name shown in `/status`.
     const NAME: &'static str;
-    /// Builds the state from the truth: at start and after every panic.
-    fn boot(truth: &Self::Truth, turn: &mut Turn<'_, Self>) -> Self;
+    /// Builds the state from the durable state: at start and after every panic.
+    fn boot(durable: &Self::Durable, ctx: &mut Context<'_, Self>) -> Self;
 }
 
 /// A role that answers a message. Synchronous: decide, apply, reply (now or later).
 pub trait On<M: Message>: Role {
     /// Handles one message. A dropped `reply` reaches the caller as `Internal`.
-    fn on(&mut self, message: M, reply: Reply<M::Reply>, turn: &mut Turn<'_, Self>);
+    fn on(&mut self, message: M, reply: Reply<M::Reply>, ctx: &mut Context<'_, Self>);
 }
 
 /// The answer slot of one message; may be kept and used later.
@@ -78,12 +78,12 @@ impl<T> Reply<T> {
 }
 
 /// What a handler may do besides changing its state: know its own address and set timers.
-pub struct Turn<'a, R: Role> {
-    weak: &'a WeakAddr<Cell<R>>,
-    state: &'a Arc<CellState>,
+pub struct Context<'a, R: Role> {
+    weak: &'a WeakAddr<ActorCell<R>>,
+    state: &'a Arc<ActorCounters>,
 }
 
-impl<R: Role> Turn<'_, R> {
+impl<R: Role> Context<'_, R> {
     /// Sends `message` to this role after `delay`. A timer is a message, and dies with the actor. While
     /// the mailbox is full it waits: a role that sets its next timer as this one comes must not lose it.
     pub fn after<M: Message>(&self, delay: Duration, message: M)
@@ -97,7 +97,7 @@ impl<R: Role> Turn<'_, R> {
     }
 }
 
-impl<R: Role> Turn<'_, R> {
+impl<R: Role> Context<'_, R> {
     /// Runs async work beside the mailbox; its result comes back as a message.
     pub fn work<M: Message>(&self, work: impl Future<Output = M> + 'static)
     where
@@ -123,7 +123,7 @@ impl<R: Role> Turn<'_, R> {
     }
 }
 
-impl<R: Role> Turn<'_, R> {
+impl<R: Role> Context<'_, R> {
     /// Runs work that takes its time beside the event loops; what `then` makes of its result comes
     /// back as a message.
     pub fn beside<T: Send + 'static, M: Message>(
@@ -133,8 +133,8 @@ impl<R: Role> Turn<'_, R> {
     ) where
         R: On<M>,
     {
-        let place = self.state.place().clone();
-        self.work(async move { then(place.beside(work).await) });
+        let executor = self.state.executor().clone();
+        self.work(async move { then(executor.beside(work).await) });
     }
 }
 
@@ -148,32 +148,32 @@ impl<M: Message> actix::Message for Envelope<M> {
 }
 
 /// A heartbeat, through the mailbox like any other message.
-struct Beat;
+struct Heartbeat;
 
-impl actix::Message for Beat {
+impl actix::Message for Heartbeat {
     type Result = ();
 }
 
 /// The wrapper that implements actix's traits for a role.
-struct Cell<R: Role> {
+struct ActorCell<R: Role> {
     role: Option<R>,
-    truth: R::Truth,
-    state: Arc<CellState>,
-    weak: Option<WeakAddr<Cell<R>>>,
+    durable: R::Durable,
+    state: Arc<ActorCounters>,
+    weak: Option<WeakAddr<ActorCell<R>>>,
     turns: u32,
     window_start_ns: u64,
     window_panics: u32,
     on_exhausted: Arc<dyn Fn(&'static str) + Send + Sync>,
 }
 
-impl<R: Role> Cell<R> {
+impl<R: Role> ActorCell<R> {
     fn boot(&mut self) {
         let Some(weak) = self.weak.clone() else {
             return;
         };
-        let (truth, state) = (self.truth.clone(), self.state.clone());
+        let (durable, state) = (self.durable.clone(), self.state.clone());
         let built = catch_unwind(AssertUnwindSafe(|| {
-            R::boot(&truth, &mut Turn { weak: &weak, state: &state })
+            R::boot(&durable, &mut Context { weak: &weak, state: &state })
         }));
         match built {
             Ok(role) => self.role = Some(role),
@@ -197,7 +197,11 @@ impl<R: Role> Cell<R> {
         self.window_panics <= RESTART_BUDGET
     }
 
-    fn run<M>(&mut self, ctx: &mut Context<Self>, body: impl FnOnce(&mut R, &mut Turn<'_, R>)) {
+    fn run<M>(
+        &mut self,
+        actix_ctx: &mut actix::Context<Self>,
+        body: impl FnOnce(&mut R, &mut Context<'_, R>),
+    ) {
         if self.role.is_none() {
             self.boot();
         }
@@ -205,32 +209,32 @@ impl<R: Role> Cell<R> {
             return;
         };
         self.state.begin(std::any::type_name::<M>());
-        let mut turn = Turn { weak, state: &self.state };
-        let outcome = catch_unwind(AssertUnwindSafe(|| body(role, &mut turn)));
+        let mut ctx = Context { weak, state: &self.state };
+        let outcome = catch_unwind(AssertUnwindSafe(|| body(role, &mut ctx)));
         self.state.end();
         if let Err(p) = outcome {
             self.state.panicked(panic_text(&*p));
             self.role = None;
-            ctx.stop();
+            actix_ctx.stop();
             return;
         }
         self.turns += 1;
-        if self.turns.is_multiple_of(MESSAGES_PER_TURN) {
-            pause(ctx, None);
+        if self.turns.is_multiple_of(MESSAGES_PER_YIELD) {
+            pause(actix_ctx, None);
         }
     }
 }
 
 /// Holds the mailbox for one scheduler turn, or for `delay`.
 #[expect(clippy::disallowed_methods, reason = "the one place that may hold a mailbox")]
-fn pause<R: Role>(ctx: &mut Context<Cell<R>>, delay: Option<Duration>) {
+fn pause<R: Role>(actix_ctx: &mut actix::Context<ActorCell<R>>, delay: Option<Duration>) {
     let rest = async move {
         match delay {
             Some(d) => tokio::time::sleep(d).await,
             None => tokio::task::yield_now().await,
         }
     };
-    ctx.wait(actix::fut::wrap_future(rest));
+    actix_ctx.wait(actix::fut::wrap_future(rest));
 }
 
 fn panic_text(payload: &(dyn std::any::Any + Send)) -> String {
@@ -239,11 +243,11 @@ fn panic_text(payload: &(dyn std::any::Any + Send)) -> String {
         .unwrap_or_else(|| "panic without a text".to_string())
 }
 
-impl<R: Role> Actor for Cell<R> {
-    type Context = Context<Self>;
+impl<R: Role> Actor for ActorCell<R> {
+    type Context = actix::Context<Self>;
 
-    fn started(&mut self, ctx: &mut Self::Context) {
-        self.weak = Some(ctx.address().downgrade());
+    fn started(&mut self, actix_ctx: &mut Self::Context) {
+        self.weak = Some(actix_ctx.address().downgrade());
         // After a panic `restarting` came first and has built it.
         if self.role.is_none() {
             self.boot();
@@ -251,83 +255,83 @@ impl<R: Role> Actor for Cell<R> {
     }
 }
 
-impl<R: Role> Supervised for Cell<R> {
-    fn restarting(&mut self, ctx: &mut Self::Context) {
+impl<R: Role> Supervised for ActorCell<R> {
+    fn restarting(&mut self, actix_ctx: &mut Self::Context) {
         self.state.restarts.fetch_add(1, Ordering::Relaxed);
         if !self.spend_budget() {
             (self.on_exhausted)(R::NAME);
         }
         if self.window_panics > 1 {
             let backoff = RESTART_BACKOFF_MS * u64::from(self.window_panics);
-            pause(ctx, Some(Duration::from_millis(backoff)));
+            pause(actix_ctx, Some(Duration::from_millis(backoff)));
         }
         self.boot();
     }
 }
 
-impl<R: Role + On<M>, M: Message> Handler<Envelope<M>> for Cell<R> {
+impl<R: Role + On<M>, M: Message> Handler<Envelope<M>> for ActorCell<R> {
     type Result = ();
 
-    fn handle(&mut self, e: Envelope<M>, ctx: &mut Self::Context) {
-        self.run::<M>(ctx, |role, turn| role.on(e.message, e.reply, turn));
+    fn handle(&mut self, e: Envelope<M>, actix_ctx: &mut Self::Context) {
+        self.run::<M>(actix_ctx, |role, ctx| role.on(e.message, e.reply, ctx));
     }
 }
 
-impl<R: Role> Handler<Beat> for Cell<R> {
+impl<R: Role> Handler<Heartbeat> for ActorCell<R> {
     type Result = ();
 
-    fn handle(&mut self, _: Beat, _: &mut Self::Context) {
+    fn handle(&mut self, _: Heartbeat, _: &mut Self::Context) {
         self.state.beat();
     }
 }
 
 /// Sends a cell its heartbeats for as long as it lives. A full mailbox needs none: it moves, or the
 /// cell is frozen.
-async fn beats<R: Role>(cell: WeakAddr<Cell<R>>) {
-    while let Some(addr) = cell.upgrade() {
-        let _ = addr.try_send(Beat);
+async fn beats<R: Role>(actor: WeakAddr<ActorCell<R>>) {
+    while let Some(addr) = actor.upgrade() {
+        let _ = addr.try_send(Heartbeat);
         drop(addr);
         tokio::time::sleep(Duration::from_millis(BEAT_MS)).await;
     }
 }
 
 /// The address of a cell: cheap to clone, never bypasses the mailbox's capacity.
-pub struct CellAddr<R: Role>(Arc<AddrInner<R>>);
+pub struct ActorAddr<R: Role>(Arc<AddrInner<R>>);
 
 struct AddrInner<R: Role> {
     // One Addr only: each clone of an actix Addr would add a slot to the mailbox.
-    addr: Addr<Cell<R>>,
-    state: Arc<CellState>,
+    addr: Addr<ActorCell<R>>,
+    state: Arc<ActorCounters>,
 }
 
-impl<R: Role> Clone for CellAddr<R> {
+impl<R: Role> Clone for ActorAddr<R> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<R: Role> std::fmt::Debug for CellAddr<R> {
+impl<R: Role> std::fmt::Debug for ActorAddr<R> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "CellAddr({})", R::NAME)
     }
 }
 
-impl<R: Role> CellAddr<R> {
+impl<R: Role> ActorAddr<R> {
     /// Starts a role at a place. `on_exhausted` is called when the restart budget is spent.
     pub async fn start(
-        place: &Place,
-        truth: R::Truth,
+        executor: &Executor,
+        durable: R::Durable,
         on_exhausted: Arc<dyn Fn(&'static str) + Send + Sync>,
     ) -> Result<Self> {
-        let state = Arc::new(CellState::new(R::NAME, place.clone()));
+        let state = Arc::new(ActorCounters::new(R::NAME, executor.clone()));
         let (tx, rx) = oneshot::channel();
         let cell_state = state.clone();
-        place.run(move || {
-            let addr = Supervisor::start(move |ctx: &mut Context<Cell<R>>| {
-                ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
-                Cell {
+        executor.run(move || {
+            let addr = Supervisor::start(move |actix_ctx: &mut actix::Context<ActorCell<R>>| {
+                actix_ctx.set_mailbox_capacity(MAILBOX_MESSAGES);
+                ActorCell {
                     role: None,
-                    truth,
+                    durable,
                     state: cell_state,
                     weak: None,
                     turns: 0,
@@ -358,14 +362,14 @@ impl<R: Role> CellAddr<R> {
         };
         let mut work = std::pin::pin!(work);
         // An actor on this thread has answered by the second look: no timer for that.
-        for look in 0..2 {
-            let looked = std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
+        for attempt in 0..2 {
+            let polled = std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
                 Poll::Ready(done) => Poll::Ready(Some(done)),
                 Poll::Pending => Poll::Ready(None),
             });
-            match looked.await {
+            match polled.await {
                 Some(done) => return done,
-                None if look == 0 => a_turn_of_the_others().await,
+                None if attempt == 0 => a_turn_of_the_others().await,
                 None => {}
             }
         }
@@ -400,7 +404,7 @@ impl<R: Role> CellAddr<R> {
     }
 
     /// Sends without waiting at all; an error if the mailbox is full or closed.
-    pub fn tell<M: Message>(&self, message: M) -> Result<()>
+    pub fn try_send<M: Message>(&self, message: M) -> Result<()>
     where
         R: On<M>,
     {
@@ -418,12 +422,12 @@ impl<R: Role> CellAddr<R> {
     }
 
     /// Looks at the cell without keeping it alive.
-    pub fn watch(&self) -> CellWatch {
-        CellWatch(self.0.state.clone())
+    pub fn watch(&self) -> ActorWatch {
+        ActorWatch(self.0.state.clone())
     }
 
     /// The observable state.
-    pub fn status(&self) -> CellStatus {
+    pub fn status(&self) -> ActorStatus {
         self.0.state.snapshot()
     }
 }

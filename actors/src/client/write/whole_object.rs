@@ -8,16 +8,16 @@ use crate::plans::PlanState;
 use nkv_store::clock::Clock;
 use nkv_store::object::Publication;
 use nkv_transport::TransportError;
-use nkv_transport::gate::Inside;
-use nkv_transport::verbs::{Escort, Post};
+use nkv_transport::gate::InFlight;
+use nkv_transport::verbs::{Post, PostObserver};
 use std::sync::Arc;
 
 /// An object and what will be it.
-pub(super) type Whole<'a> = (Arc<PlanState>, &'a [u8]);
+pub(super) type WholeObject<'a> = (Arc<PlanState>, &'a [u8]);
 
 impl Client {
     /// Places and publishes them all; a result each, in their order.
-    pub(super) fn place_wholes(&self, wholes: &[Whole<'_>]) -> Vec<Result<()>> {
+    pub(super) fn place_wholes(&self, wholes: &[WholeObject<'_>]) -> Vec<Result<()>> {
         let owner = |i: usize| wholes[i].0.desc.meta.at.incarnation;
         let mut order: Vec<usize> = (0..wholes.len()).collect();
         order.sort_by_key(|i| owner(*i));
@@ -32,7 +32,7 @@ impl Client {
     }
 
     /// Header, payload and READY of each as one chain [I4].
-    fn place_group(&self, group: &[&Whole<'_>]) -> Vec<Result<()>> {
+    fn place_group(&self, group: &[&WholeObject<'_>]) -> Vec<Result<()>> {
         let objects: Vec<Result<Publication>> = group.iter().map(|whole| fitting(whole)).collect();
         let going: Vec<_> =
             group.iter().zip(&objects).filter_map(|(w, o)| Some((*w, o.as_ref().ok()?))).collect();
@@ -40,10 +40,10 @@ impl Client {
         let tokens = going.iter().map(|((plan, _), _)| plan.desc.token);
         let mut posts: Vec<_> =
             tokens.zip(&mut chains).map(|(token, ops)| Post { token, ops }).collect();
-        let mut gates = Gates {
+        let mut gates = InFlightGates {
             plans: going.iter().map(|((plan, _), _)| &**plan).collect(),
             clock: &*self.shared.env.clock,
-            inside: going.iter().map(|_| None).collect(),
+            in_flight: going.iter().map(|_| None).collect(),
             refused: going.iter().map(|_| None).collect(),
         };
         let posted = group[0].0.peer.verbs.post_many(&mut posts, &mut gates);
@@ -67,18 +67,18 @@ impl Client {
 
 /// The gates of plans whose objects are posted together: each is entered when its object leaves and left
 /// once it is answered, or nothing more of it is sent. An owner that ends one waits for no object behind it.
-struct Gates<'a> {
+struct InFlightGates<'a> {
     plans: Vec<&'a PlanState>,
     clock: &'a dyn Clock,
-    inside: Vec<Option<Inside<'a>>>,
+    in_flight: Vec<Option<InFlight<'a>>>,
     refused: Vec<Option<Error>>,
 }
 
-impl Escort for Gates<'_> {
-    fn leaves(&mut self, index: usize) -> std::result::Result<(), TransportError> {
+impl PostObserver for InFlightGates<'_> {
+    fn on_submit(&mut self, index: usize) -> std::result::Result<(), TransportError> {
         match self.plans[index].enter(self.clock.now_ns()) {
-            Ok(inside) => {
-                self.inside[index] = Some(inside);
+            Ok(in_flight) => {
+                self.in_flight[index] = Some(in_flight);
                 Ok(())
             }
             Err(error) => {
@@ -89,13 +89,13 @@ impl Escort for Gates<'_> {
         }
     }
 
-    fn over(&mut self, index: usize) {
-        self.inside[index] = None;
+    fn on_complete(&mut self, index: usize) {
+        self.in_flight[index] = None;
     }
 }
 
 /// What the producer of a plan writes; an error if it was granted for something else.
-fn fitting((plan, value): &Whole<'_>) -> Result<Publication> {
+fn fitting((plan, value): &WholeObject<'_>) -> Result<Publication> {
     let meta = &plan.desc.meta;
     if value.len() as u64 != meta.bytes_total || meta.bytes_total > plan.desc.extent_len {
         return Err(Error::internal(format!(

@@ -1,7 +1,7 @@
 //! What can be seen of a cell from outside its thread: queue, panics, and whether it still moves.
 
 use crate::durations::{Durations, Histogram};
-use crate::place::Place;
+use crate::executor::Executor;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -12,11 +12,11 @@ pub const BEAT_MS: u64 = 250;
 /// A watchdog whose last look is longer ago did not run: the whole process stood still.
 pub(crate) const STOOD_STILL_MS: u64 = BEAT_MS + 1_000;
 
-/// The counters behind [`CellStatus`].
+/// The counters behind [`ActorStatus`].
 #[derive(Debug)]
-pub(super) struct CellState {
+pub(super) struct ActorCounters {
     name: &'static str,
-    place: Place,
+    executor: Executor,
     sent: AtomicU64,
     handled: AtomicU64,
     panics: AtomicU32,
@@ -32,7 +32,7 @@ pub(super) struct CellState {
 
 /// A snapshot of a cell, as `/status` shows it.
 #[derive(Debug, Clone, serde::Serialize)]
-pub struct CellStatus {
+pub struct ActorStatus {
     /// Role name.
     pub name: &'static str,
     /// `running` or `frozen`.
@@ -60,24 +60,24 @@ pub struct CellStatus {
 
 /// Looks at a cell without keeping it alive.
 #[derive(Debug, Clone)]
-pub struct CellWatch(pub(super) Arc<CellState>);
+pub struct ActorWatch(pub(super) Arc<ActorCounters>);
 
-impl CellWatch {
+impl ActorWatch {
     /// A cell that nobody runs.
     #[cfg(test)]
-    pub(crate) fn of_nobody(name: &'static str, place: Place) -> Self {
-        Self(Arc::new(CellState::new(name, place)))
+    pub(crate) fn of_nobody(name: &'static str, executor: Executor) -> Self {
+        Self(Arc::new(ActorCounters::new(name, executor)))
     }
 
     /// The present state.
-    pub fn status(&self) -> CellStatus {
+    pub fn status(&self) -> ActorStatus {
         self.0.snapshot()
     }
 
     /// From now on watched by whoever writes down here when it looks, in nanoseconds.
-    pub(crate) fn watched_by(&self, looked_ns: Arc<AtomicU64>) {
+    pub(crate) fn watched_by(&self, checked_ns: Arc<AtomicU64>) {
         // A second watchdog would say the same.
-        let _ = self.0.watchdog_ns.set(looked_ns);
+        let _ = self.0.watchdog_ns.set(checked_ns);
     }
 
     /// The process did not run until now: the cell could give no sign of life.
@@ -91,12 +91,12 @@ impl CellWatch {
     }
 }
 
-impl CellState {
-    pub(super) fn new(name: &'static str, place: Place) -> Self {
-        let now = place.clock().now_ns();
+impl ActorCounters {
+    pub(super) fn new(name: &'static str, executor: Executor) -> Self {
+        let now = executor.clock().now_ns();
         Self {
             name,
-            place,
+            executor,
             sent: AtomicU64::new(0),
             handled: AtomicU64::new(0),
             panics: AtomicU32::new(0),
@@ -111,32 +111,32 @@ impl CellState {
     }
 
     /// Where it runs.
-    pub(super) fn place(&self) -> &Place {
-        &self.place
+    pub(super) fn executor(&self) -> &Executor {
+        &self.executor
     }
 
     /// The time there.
     pub(super) fn now_ns(&self) -> u64 {
-        self.place.clock().now_ns()
+        self.executor.clock().now_ns()
     }
 
-    pub(super) fn snapshot(&self) -> CellStatus {
+    pub(super) fn snapshot(&self) -> ActorStatus {
         let now = self.now_ns();
         let busy = self.busy_since_ns.load(Ordering::Relaxed);
         let handled = self.handled.load(Ordering::Relaxed);
         let age = |t: u64| now.saturating_sub(t) / 1_000_000;
         let busy_ms = if busy == 0 { 0 } else { age(busy) };
         let idle_ms = age(self.last_beat_ns.load(Ordering::Relaxed));
-        let looked_ms = self.watchdog_ns.get().map_or(0, |at| age(at.load(Ordering::Relaxed)));
+        let checked_ms = self.watchdog_ns.get().map_or(0, |at| age(at.load(Ordering::Relaxed)));
         // Asked before the watchdog ran again: then nobody ran, and no actor holds anything.
-        let frozen = idle_ms >= FROZEN_MS && looked_ms <= STOOD_STILL_MS;
+        let frozen = idle_ms >= FROZEN_MS && checked_ms <= STOOD_STILL_MS;
         let frozen_in = || match busy {
             0 => "another actor holds its thread".to_string(),
             _ => {
                 format!("{} for {busy_ms} ms", self.doing())
             }
         };
-        CellStatus {
+        ActorStatus {
             name: self.name,
             state: if frozen { "frozen" } else { "running" },
             queue: self.sent.load(Ordering::Relaxed).saturating_sub(handled),

@@ -7,16 +7,16 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 /// Between two lines of sums.
-const TELL_MS: u64 = 100;
+const PRINT_MS: u64 = 100;
 
 /// How many calls ended how, by verb and outcome.
 pub type Sums = BTreeMap<String, u64>;
 
 /// See the file's first paragraph.
 #[derive(Default)]
-pub struct Book {
+pub struct CallLog {
     sums: Sums,
-    told_ms: u64,
+    printed_ms: u64,
 }
 
 /// How a call may end while processes die and memory is short; never otherwise.
@@ -33,20 +33,20 @@ fn is_excused(e: &Error) -> bool {
 }
 
 /// One line to the parent.
-pub fn say(line: &str) {
+pub fn print_line(line: &str) {
     let text = format!("{}\n", line.replace('\n', " "));
     // If nobody reads any more, stdin has ended too.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }
 
-impl Book {
+impl CallLog {
     /// A call ended.
     pub fn count(&mut self, verb: &str, end: &str) {
         *self.sums.entry(format!("{verb}:{end}")).or_default() += 1;
         let now_ms = BootClock.now_ms();
-        if now_ms >= self.told_ms + TELL_MS {
-            self.told_ms = now_ms;
-            self.tell();
+        if now_ms >= self.printed_ms + PRINT_MS {
+            self.printed_ms = now_ms;
+            self.print_sums();
         }
     }
 
@@ -60,13 +60,13 @@ impl Book {
 
     /// Something that may not happen.
     pub fn fault(&mut self, what: &str) {
-        say(&format!("fault {what}"));
+        print_line(&format!("fault {what}"));
     }
 
     /// The sums so far.
-    pub fn tell(&self) {
+    pub fn print_sums(&self) {
         let all: Vec<String> = self.sums.iter().map(|(what, n)| format!("{what}={n}")).collect();
-        say(&format!("sums {}", all.join(" ")));
+        print_line(&format!("sums {}", all.join(" ")));
     }
 }
 

@@ -11,7 +11,7 @@ use std::io;
 
 /// Nobody answered.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unanswered {
+pub(crate) enum HelloError {
     /// Nobody listens there, or the way is closed.
     #[error("cannot connect to {0}: {1}")]
     NoListener(Address, io::Error),
@@ -23,8 +23,8 @@ pub(crate) enum Unanswered {
     Broke(Address, String),
 }
 
-impl From<Unanswered> for Error {
-    fn from(e: Unanswered) -> Self {
+impl From<HelloError> for Error {
+    fn from(e: HelloError) -> Self {
         Self::disconnected(e.to_string())
     }
 }
@@ -36,10 +36,10 @@ pub(crate) async fn hello(
     address: &Address,
     credentials: &Credentials,
     purpose: Purpose,
-) -> Result<(BoxStream, Welcome), Unanswered> {
+) -> Result<(BoxStream, Welcome), HelloError> {
     let connecting = net.connect(address).await;
-    let mut stream = connecting.map_err(|e| Unanswered::NoListener(address.clone(), e))?;
-    let broke = |why: String| Unanswered::Broke(address.clone(), why);
+    let mut stream = connecting.map_err(|e| HelloError::NoListener(address.clone(), e))?;
+    let broke = |why: String| HelloError::Broke(address.clone(), why);
     let job = credentials.job();
     let proven = async {
         let means = credentials.means(address)?;
@@ -50,7 +50,7 @@ pub(crate) async fn hello(
         Err(AuthError::Job { node: ours, client: theirs }) => {
             return Ok((stream, Welcome::Refused { why: Refusal::Job { ours, theirs } }));
         }
-        Err(e @ AuthError::Channel(_)) => return Err(Unanswered::OtherPort(address.clone(), e)),
+        Err(e @ AuthError::Channel(_)) => return Err(HelloError::OtherPort(address.clone(), e)),
         Err(e) if e.is_final() => {
             return Ok((stream, Welcome::Refused { why: Refusal::Untrusted(e.to_string()) }));
         }

@@ -1,24 +1,24 @@
 //! `nkv evict`: ranks make room in their heaps before somebody needs it. Each rank is asked itself;
 //! what goes is what its policy would have evicted first.
 
+use crate::cli_error::{CliError, CommandOutcome};
 use crate::output;
-use crate::patience::Patience;
+use crate::retry_policy::RetryPolicy;
 use crate::sizes::show_bytes;
-use crate::trouble::{Answer, Trouble};
 use nkv::Blocking;
-use nkv::message::{EvictReport, Seat};
+use nkv::message::{EvictReport, SegmentId};
 use serde_json::json;
 
 /// `nkv evict --until-below PERCENT [--rank N]`.
 pub(crate) fn evict(
     handle: &Blocking,
-    patience: &Patience,
+    retry: &RetryPolicy,
     (rank, ratio): (Option<u32>, f64),
     json: bool,
-) -> Result<Answer, Trouble> {
+) -> Result<CommandOutcome, CliError> {
     let ranks = match rank {
         Some(rank) => vec![rank],
-        None => patience.call(|| handle.view())?.nodes().map(|(info, _)| info.rank).collect(),
+        None => retry.call(|| handle.membership())?.nodes().map(|(info, _)| info.rank).collect(),
     };
     // A rank that cannot be asked keeps the others from nothing.
     let (mut done, mut failed) = (Vec::new(), None);
@@ -37,7 +37,7 @@ pub(crate) fn evict(
         let lines: String = done.iter().map(|(rank, report)| line(*rank, report, ratio)).collect();
         output::write(lines.as_bytes())?;
     }
-    failed.map_or(Ok(Answer::Found), |e| Err(Trouble::segment(e)))
+    failed.map_or(Ok(CommandOutcome::Found), |e| Err(CliError::segment(e)))
 }
 
 fn object((rank, report): &(u32, EvictReport)) -> serde_json::Value {
@@ -52,7 +52,7 @@ fn object((rank, report): &(u32, EvictReport)) -> serde_json::Value {
 }
 
 fn line(rank: u32, report: &EvictReport, ratio: f64) -> String {
-    let seat = Seat { rank, segment: report.segment };
+    let segment_id = SegmentId { rank, segment: report.segment };
     let used = report.heap_used as f64 / report.heap_total.max(1) as f64;
     let above = if used > ratio {
         "; more than asked for: puts are open, or what went is still viewed or held for a writer"
@@ -60,7 +60,7 @@ fn line(rank: u32, report: &EvictReport, ratio: f64) -> String {
         ""
     };
     format!(
-        "{seat}: {} objects evicted ({}), {} of {} used ({:.1}%){above}\n",
+        "{segment_id}: {} objects evicted ({}), {} of {} used ({:.1}%){above}\n",
         report.objects,
         show_bytes(report.bytes),
         show_bytes(report.heap_used),

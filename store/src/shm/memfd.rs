@@ -13,14 +13,14 @@ use std::path::Path;
 const SHOWN: &str = "nkv-nameless";
 /// A sealed file in memory, mapped into this process, all of its pages taken.
 #[derive(Debug)]
-pub struct NamelessMemory {
+pub struct MemfdMemory {
     region: HostRegion,
     mapping: Mapping,
 }
 
-host_memory!(NamelessMemory);
+host_memory!(MemfdMemory);
 
-impl NamelessMemory {
+impl MemfdMemory {
     /// Makes one of `bytes` zero bytes.
     pub fn create(bytes: u64) -> Result<Self, StoreError> {
         Self::map(sealed::make(SHOWN, bytes)?, bytes)
@@ -74,8 +74,8 @@ mod tests {
 
     #[test]
     fn both_ends_have_the_same_words() {
-        let made = NamelessMemory::create(BYTES).unwrap();
-        let taken = NamelessMemory::take(made.fd().try_clone_to_owned().unwrap(), BYTES).unwrap();
+        let made = MemfdMemory::create(BYTES).unwrap();
+        let taken = MemfdMemory::take(made.fd().try_clone_to_owned().unwrap(), BYTES).unwrap();
         made.store(BYTES - 8, 7).unwrap();
         assert_eq!(taken.load(BYTES - 8).unwrap(), 7);
         taken.write(100, b"there and back").unwrap();
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn i19_nobody_can_shrink_what_is_mapped() {
-        let made = NamelessMemory::create(BYTES).unwrap();
+        let made = MemfdMemory::create(BYTES).unwrap();
         let fd = made.fd().try_clone_to_owned().unwrap();
         rustix::fs::ftruncate(&fd, 0).unwrap_err();
         rustix::fs::ftruncate(&fd, 2 * BYTES).unwrap_err();
@@ -107,14 +107,14 @@ mod tests {
             (0, SEALS),
             (BYTES, SEALS | SealFlags::WRITE),
         ] {
-            let taken = NamelessMemory::take(memfd(bytes, seals), BYTES);
+            let taken = MemfdMemory::take(memfd(bytes, seals), BYTES);
             assert!(taken.is_err(), "{bytes} bytes with {seals:?}");
         }
         let file = tempfile::tempfile().unwrap();
         file.set_len(BYTES).unwrap();
-        NamelessMemory::take(file.into(), BYTES).unwrap_err();
+        MemfdMemory::take(file.into(), BYTES).unwrap_err();
         let (pipe, _) = rustix::pipe::pipe().unwrap();
-        NamelessMemory::take(pipe, BYTES).unwrap_err();
-        NamelessMemory::take(memfd(BYTES, SEALS), BYTES).unwrap();
+        MemfdMemory::take(pipe, BYTES).unwrap_err();
+        MemfdMemory::take(memfd(BYTES, SEALS), BYTES).unwrap();
     }
 }

@@ -7,7 +7,7 @@ use nkv_store::layout::{HEADER_BYTES, PRODUCER_FIELDS, PUBLISH_OFF, epoch_of, lo
 
 /// A change that a producer of the log makes, if it makes any sense there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum LogChange {
     /// Claims so many bytes.
     Bump { n: u64 },
     /// Bytes [from, to) of the log, counted from its start.
@@ -22,21 +22,21 @@ pub(super) enum Place {
     Ready { slot: u32, epoch: u32 },
 }
 
-impl Place {
+impl LogChange {
     /// `None` for whatever no producer of the log does.
-    pub(super) fn of(geometry: &LogGeometry, intent: &Intent) -> Option<Place> {
+    pub(super) fn of(geometry: &LogGeometry, intent: &Intent) -> Option<LogChange> {
         match *intent {
             Intent::FetchAdd { offset, add } => {
                 let claim = geometry.is_claim(0, add);
-                (offset == BUMP_PTR_OFF && claim).then_some(Place::Bump { n: add })
+                (offset == BUMP_PTR_OFF && claim).then_some(LogChange::Bump { n: add })
             }
             Intent::Write { offset, len } => write(geometry, offset, len),
             Intent::Store { offset, value } => match header(geometry, offset)? {
                 (slot, PUBLISH_OFF) => {
                     let epoch = epoch_of(value);
                     match low(value) {
-                        state::WRITING => Some(Place::Writing { slot, epoch }),
-                        state::DEAD => Some(Place::Dead { slot, epoch }),
+                        state::WRITING => Some(LogChange::Writing { slot, epoch }),
+                        state::DEAD => Some(LogChange::Dead { slot, epoch }),
                         _ => None,
                     }
                 }
@@ -47,7 +47,7 @@ impl Place {
                 let epoch = epoch_of(new);
                 let steps = (low(expect), low(new)) == (state::WRITING, state::READY);
                 let ready = at == PUBLISH_OFF && steps && epoch_of(expect) == epoch;
-                ready.then_some(Place::Ready { slot, epoch })
+                ready.then_some(LogChange::Ready { slot, epoch })
             }
         }
     }
@@ -55,34 +55,34 @@ impl Place {
     /// Slot of the header that it changes, and the epoch that it names.
     pub(super) fn header(&self) -> Option<(u32, Option<u32>)> {
         match *self {
-            Place::Bump { .. } | Place::Payload { .. } => None,
-            Place::Fields { slot } => Some((slot, None)),
-            Place::Writing { slot, epoch }
-            | Place::Dead { slot, epoch }
-            | Place::Ready { slot, epoch } => Some((slot, Some(epoch))),
+            LogChange::Bump { .. } | LogChange::Payload { .. } => None,
+            LogChange::Fields { slot } => Some((slot, None)),
+            LogChange::Writing { slot, epoch }
+            | LogChange::Dead { slot, epoch }
+            | LogChange::Ready { slot, epoch } => Some((slot, Some(epoch))),
         }
     }
 
     /// True for the verbs after which nothing more is written for a claim.
     pub(super) fn ends(&self) -> bool {
-        matches!(self, Place::Dead { .. } | Place::Ready { .. })
+        matches!(self, LogChange::Dead { .. } | LogChange::Ready { .. })
     }
 
     /// True for what the owner reads the header's fields after.
-    pub(super) fn says_more(&self) -> bool {
-        self.ends() || matches!(self, Place::Writing { .. })
+    pub(super) fn ends_or_begins(&self) -> bool {
+        self.ends() || matches!(self, LogChange::Writing { .. })
     }
 }
 
-fn write(geometry: &LogGeometry, offset: u64, len: u64) -> Option<Place> {
+fn write(geometry: &LogGeometry, offset: u64, len: u64) -> Option<LogChange> {
     match header(geometry, offset) {
         // In one piece or not at all: half of them cannot be judged.
-        Some((slot, 0)) if len == PRODUCER_FIELDS => Some(Place::Fields { slot }),
+        Some((slot, 0)) if len == PRODUCER_FIELDS => Some(LogChange::Fields { slot }),
         Some(_) => None,
         None => {
             let from = offset.checked_sub(geometry.region().offset)?;
             let to = from.checked_add(len)?;
-            (to <= geometry.log_bytes()).then_some(Place::Payload { from, to })
+            (to <= geometry.log_bytes()).then_some(LogChange::Payload { from, to })
         }
     }
 }

@@ -15,25 +15,25 @@ pub(super) const SPREAD_FROM: u64 = 1 << 20;
 /// Bytes of one share: enough to be worth a doorbell, and little enough that a fast device takes more of them.
 const SHARE: usize = 256 << 10;
 
-struct Flying<'a> {
+struct InFlightRequest<'a> {
     index: usize,
     by: usize,
     batch: Batch<'a>,
 }
 
 /// See the file's first paragraph.
-pub(super) struct Flight<'a> {
+pub(super) struct InFlightBatches<'a> {
     paths: &'a [Arc<Path>],
     // As they left.
-    flying: VecDeque<Flying<'a>>,
+    flying: VecDeque<InFlightRequest<'a>>,
     // Whose turn it is among those that have as little to do.
     turn: usize,
 }
 
 /// A batch of a flight, by its number, and how it ended.
-pub(super) type Landed = (usize, Result<(), TransportError>);
+pub(super) type BatchDone = (usize, Result<(), TransportError>);
 
-impl<'a> Flight<'a> {
+impl<'a> InFlightBatches<'a> {
     pub(super) fn new(paths: &'a [Arc<Path>]) -> Self {
         Self { paths, flying: VecDeque::new(), turn: 0 }
     }
@@ -43,7 +43,7 @@ impl<'a> Flight<'a> {
     }
 
     /// The path on which least is under way, the next of them in turn. What has ended is told to `landed` before.
-    pub(super) fn idlest(&mut self, mut landed: impl FnMut(Landed)) -> usize {
+    pub(super) fn idlest(&mut self, mut landed: impl FnMut(BatchDone)) -> usize {
         while let Some(at) = self.flying.iter().position(|f| f.batch.is_over()) {
             self.flying.remove(at).map(finish).into_iter().for_each(&mut landed);
         }
@@ -59,7 +59,7 @@ impl<'a> Flight<'a> {
         &mut self,
         by: usize,
         until_ns: u64,
-        mut landed: impl FnMut(Landed),
+        mut landed: impl FnMut(BatchDone),
     ) -> Result<Lease, TransportError> {
         loop {
             if let Some(lease) = self.paths[by].staging.try_take()? {
@@ -91,17 +91,17 @@ impl<'a> Flight<'a> {
             }
         }
         batch.send()?;
-        self.flying.push_back(Flying { index, by, batch });
+        self.flying.push_back(InFlightRequest { index, by, batch });
         Ok(())
     }
 
     /// Waits for the one that left first.
-    pub(super) fn land(&mut self) -> Option<Landed> {
+    pub(super) fn land(&mut self) -> Option<BatchDone> {
         self.flying.pop_front().map(finish)
     }
 }
 
-fn finish(mut flying: Flying<'_>) -> Landed {
+fn finish(mut flying: InFlightRequest<'_>) -> BatchDone {
     (flying.index, flying.batch.finish())
 }
 
@@ -146,9 +146,9 @@ pub(super) fn spread(
     run: &mut [Op<'_>],
     until_ns: u64,
 ) -> Result<(), TransportError> {
-    let mut flight = Flight::new(paths);
+    let mut flight = InFlightBatches::new(paths);
     let mut failed = None;
-    let note = |failed: &mut Option<TransportError>, ended: Landed| {
+    let note = |failed: &mut Option<TransportError>, ended: BatchDone| {
         let first = failed.take();
         *failed = first.or(ended.1.err());
     };

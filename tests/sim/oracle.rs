@@ -4,9 +4,9 @@
 
 mod log;
 
-use crate::ledger::{Ledger, Spot};
+use crate::ledger::{Ledger, SlotEpoch};
 use crate::stack;
-use nkv::cell::CellWatch;
+use nkv::actor::ActorWatch;
 use nkv::store::layout::{
     HEADER_BYTES, KEY_CHECK_OFF, OWNER_OFF, ObjHeader, PUBLISH_OFF, epoch_of, flag, low, state,
 };
@@ -51,7 +51,7 @@ struct Retired {
 #[derive(Default)]
 struct Inner {
     geometry: Option<Geometry>,
-    owner: Option<CellWatch>,
+    owner: Option<ActorWatch>,
     // Readable objects by where their payload begins.
     readable: BTreeMap<u64, Extent>,
     // Where each slot's readable object begins.
@@ -86,7 +86,7 @@ impl Watch {
     }
 
     /// This actor is its owner.
-    pub fn owned_by(&self, owner: CellWatch) {
+    pub fn owned_by(&self, owner: ActorWatch) {
         self.lock().owner = Some(owner);
     }
 
@@ -179,7 +179,7 @@ impl Watch {
         let Some(start) = inner.starts.remove(&slot) else { return };
         let Some(gone) = inner.readable.remove(&start) else { return };
         inner.retired.push_back(Retired { start, end: gone.end, at: Instant::now() });
-        let spot = Spot { incarnation: g.incarnation, slot, epoch };
+        let spot = SlotEpoch { incarnation: g.incarnation, slot, epoch };
         self.ledger.retired(spot, cause);
     }
 
@@ -217,7 +217,7 @@ impl Watch {
         }
         let Some(bytes) = self.bytes_of(slot, header, memory) else { return };
         let key = KeyId { hash: header.key_hash, check: header.key_check };
-        let spot = Spot { incarnation: g.incarnation, slot, epoch };
+        let spot = SlotEpoch { incarnation: g.incarnation, slot, epoch };
         self.ledger.published(spot, g.rank, key, &bytes);
         self.serves(inner, g, spot, header);
     }
@@ -235,8 +235,8 @@ impl Watch {
     }
 
     /// From here on readers believe it: it lies alone.
-    fn serves(&self, inner: &mut Inner, g: &Geometry, spot: Spot, header: &ObjHeader) {
-        let (start, len, Spot { slot, epoch, .. }) =
+    fn serves(&self, inner: &mut Inner, g: &Geometry, spot: SlotEpoch, header: &ObjHeader) {
+        let (start, len, SlotEpoch { slot, epoch, .. }) =
             (header.payload_base, header.bytes_total, spot);
         let end = start + len;
         let before = inner.readable.range(..end.max(start + 1)).next_back();
@@ -268,8 +268,8 @@ fn payloads(g: &Geometry) -> u64 {
 }
 
 /// Why an owner retires something of the managed arena.
-fn handled(owner: Option<&CellWatch>) -> Cause {
-    match owner.map(CellWatch::doing) {
+fn handled(owner: Option<&ActorWatch>) -> Cause {
+    match owner.map(ActorWatch::doing) {
         None => Cause::Unseen,
         Some(doing) if EVICTING.contains(&doing) => Cause::Evicted,
         Some(doing) => Cause::Handling(doing),

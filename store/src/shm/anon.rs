@@ -12,14 +12,14 @@ const SHOWN: &str = "nkv-unnamed";
 
 /// `len` bytes, zero at first, every page taken.
 #[derive(Debug)]
-pub struct UnnamedMemory(Mapping);
+pub struct AnonPages(Mapping);
 
 // SAFETY: nobody else maps the file, and the value is the mapping's only user, like a Box<[u8]>.
-unsafe impl Send for UnnamedMemory {}
+unsafe impl Send for AnonPages {}
 // SAFETY: as above; shared access is read-only.
-unsafe impl Sync for UnnamedMemory {}
+unsafe impl Sync for AnonPages {}
 
-impl UnnamedMemory {
+impl AnonPages {
     /// Maps and takes `len` bytes; at least one.
     pub fn new(len: usize) -> Result<Self, StoreError> {
         let bytes = len.max(1) as u64;
@@ -30,7 +30,7 @@ impl UnnamedMemory {
     }
 }
 
-impl Deref for UnnamedMemory {
+impl Deref for AnonPages {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -40,7 +40,7 @@ impl Deref for UnnamedMemory {
     }
 }
 
-impl DerefMut for UnnamedMemory {
+impl DerefMut for AnonPages {
     fn deref_mut(&mut self) -> &mut [u8] {
         let region = self.0.region();
         // SAFETY: as in `deref`, and `self` is borrowed mutably.
@@ -55,12 +55,12 @@ mod tests {
     #[test]
     fn it_is_zero_writable_and_of_the_length_that_was_asked_for() {
         for len in [1, 4096, (2 << 20) + 1] {
-            let mut memory = UnnamedMemory::new(len).unwrap();
+            let mut memory = AnonPages::new(len).unwrap();
             assert_eq!(memory.len(), len);
             assert!(memory.iter().all(|x| *x == 0));
             memory.fill(7);
             assert!(memory.iter().all(|x| *x == 7));
         }
-        assert!(matches!(UnnamedMemory::new(1 << 50), Err(StoreError::NotEnoughMemory(_))));
+        assert!(matches!(AnonPages::new(1 << 50), Err(StoreError::NotEnoughMemory(_))));
     }
 }

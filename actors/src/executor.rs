@@ -6,7 +6,7 @@
 use crate::error::{Error, Result};
 use actix::{Arbiter, ArbiterHandle, System};
 use nkv_store::clock::{BootClock, Clock};
-use nkv_store::fork::MadeIn;
+use nkv_store::fork::ProcessMark;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tokio::sync::mpsc;
@@ -14,21 +14,21 @@ use tokio::task::LocalSet;
 
 /// What is under a place.
 #[derive(Debug, Clone)]
-enum Ground {
+enum Backend {
     // An arbiter of its own.
     Arbiter(ArbiterHandle),
     // A set of tasks on the thread that made it.
-    Here(mpsc::UnboundedSender<Errand>),
+    Here(mpsc::UnboundedSender<Job>),
 }
 
 /// What a set of tasks is told. Few: it hears of what is started from outside only.
-enum Errand {
+enum Job {
     Run(Box<dyn FnOnce() + Send>),
     Task(Pin<Box<dyn Future<Output = ()> + Send>>),
     Stop,
 }
 
-impl std::fmt::Debug for Errand {
+impl std::fmt::Debug for Job {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Run(_) => "Run",
@@ -39,14 +39,14 @@ impl std::fmt::Debug for Errand {
 }
 
 /// Runs a set of tasks until it is told to stop; they are dropped then, wherever they are.
-async fn run_here(mut errands: mpsc::UnboundedReceiver<Errand>) {
+async fn run_here(mut jobs: mpsc::UnboundedReceiver<Job>) {
     let tasks = LocalSet::new();
     let work = async {
-        while let Some(errand) = errands.recv().await {
-            match errand {
-                Errand::Run(body) => body(),
-                Errand::Task(work) => drop(tokio::task::spawn_local(work)),
-                Errand::Stop => return,
+        while let Some(job) = jobs.recv().await {
+            match job {
+                Job::Run(body) => body(),
+                Job::Task(work) => drop(tokio::task::spawn_local(work)),
+                Job::Stop => return,
             }
         }
     };
@@ -55,14 +55,14 @@ async fn run_here(mut errands: mpsc::UnboundedReceiver<Errand>) {
 
 /// A place to run on.
 #[derive(Debug, Clone)]
-pub struct Place {
-    ground: Ground,
+pub struct Executor {
+    backend: Backend,
     clock: Arc<dyn Clock>,
 }
 
 /// The process's actix System: only the anchor that arbiters need, it runs nothing itself.
 fn system() -> Result<System> {
-    static SYSTEM: OnceLock<Mutex<Option<(System, MadeIn)>>> = OnceLock::new();
+    static SYSTEM: OnceLock<Mutex<Option<(System, ProcessMark)>>> = OnceLock::new();
     let slot = SYSTEM.get_or_init(|| Mutex::new(None));
     let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
     // That of a parent has no thread here.
@@ -80,38 +80,42 @@ fn system() -> Result<System> {
         }
     })?;
     let s = rx.recv().map_err(|_| Error::internal("the actor system did not start"))?;
-    *slot = Some((s.clone(), MadeIn::here()));
+    *slot = Some((s.clone(), ProcessMark::here()));
     Ok(s)
 }
 
 /// An arbiter that is stopped when dropped.
 #[derive(Debug)]
-pub struct OwnedPlace(Option<Arbiter>, Place, MadeIn);
+pub struct OwnedExecutor(Option<Arbiter>, Executor, ProcessMark);
 
-impl OwnedPlace {
+impl OwnedExecutor {
     /// Starts an arbiter thread.
     pub fn arbiter() -> Result<Self> {
         System::set_current(system()?);
         let arbiter = Arbiter::new();
-        let ground = Ground::Arbiter(arbiter.handle());
-        Ok(Self(Some(arbiter), Place { ground, clock: Arc::new(BootClock) }, MadeIn::here()))
+        let backend = Backend::Arbiter(arbiter.handle());
+        Ok(Self(
+            Some(arbiter),
+            Executor { backend, clock: Arc::new(BootClock) },
+            ProcessMark::here(),
+        ))
     }
 
     /// A set of tasks on the current thread, with time as this clock has it: for simulation. Must be
     /// called inside a tokio `LocalSet`.
     pub fn here(clock: Arc<dyn Clock>) -> Self {
-        let (tell, errands) = mpsc::unbounded_channel();
-        tokio::task::spawn_local(run_here(errands));
-        Self(None, Place { ground: Ground::Here(tell), clock }, MadeIn::here())
+        let (tx, jobs) = mpsc::unbounded_channel();
+        tokio::task::spawn_local(run_here(jobs));
+        Self(None, Executor { backend: Backend::Here(tx), clock }, ProcessMark::here())
     }
 
     /// The place itself.
-    pub fn place(&self) -> &Place {
+    pub fn executor(&self) -> &Executor {
         &self.1
     }
 }
 
-impl Drop for OwnedPlace {
+impl Drop for OwnedExecutor {
     fn drop(&mut self) {
         // In a forked child the thread is its parent's.
         if !self.2.is_here() {
@@ -120,13 +124,13 @@ impl Drop for OwnedPlace {
         if let Some(a) = &self.0 {
             a.stop();
         }
-        if let Ground::Here(tell) = &self.1.ground {
-            let _ = tell.send(Errand::Stop);
+        if let Backend::Here(tx) = &self.1.backend {
+            let _ = tx.send(Job::Stop);
         }
     }
 }
 
-impl Place {
+impl Executor {
     /// The time here.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
@@ -134,10 +138,10 @@ impl Place {
 
     /// Runs `body` on the place's thread.
     pub fn run(&self, body: impl FnOnce() + Send + 'static) {
-        match &self.ground {
+        match &self.backend {
             // A refused body is dropped; whoever waits for its result sees the sender gone.
-            Ground::Arbiter(a) => drop(a.spawn_fn(body)),
-            Ground::Here(tell) => drop(tell.send(Errand::Run(Box::new(body)))),
+            Backend::Arbiter(a) => drop(a.spawn_fn(body)),
+            Backend::Here(tx) => drop(tx.send(Job::Run(Box::new(body)))),
         }
     }
 
@@ -147,20 +151,20 @@ impl Place {
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T> {
-        match &self.ground {
-            Ground::Arbiter(_) => {
+        match &self.backend {
+            Backend::Arbiter(_) => {
                 let done = tokio::task::spawn_blocking(work).await;
                 done.map_err(|e| Error::internal(format!("work beside the actors failed: {e}")))
             }
-            Ground::Here(_) => Ok(work()),
+            Backend::Here(_) => Ok(work()),
         }
     }
 
     /// Starts a task on the place's thread, where it may use `spawn_local`.
     pub fn task(&self, work: impl Future<Output = ()> + Send + 'static) {
-        match &self.ground {
-            Ground::Arbiter(a) => drop(a.spawn(work)),
-            Ground::Here(tell) => drop(tell.send(Errand::Task(Box::pin(work)))),
+        match &self.backend {
+            Backend::Arbiter(a) => drop(a.spawn(work)),
+            Backend::Here(tx) => drop(tx.send(Job::Task(Box::pin(work)))),
         }
     }
 }

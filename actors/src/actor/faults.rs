@@ -1,6 +1,6 @@
 //! Fault injection for tests of supervision: any role can be made to panic or to hang.
 
-use super::{Message, On, Reply, Role, Turn};
+use super::{Context, Message, On, Reply, Role};
 use std::time::Duration;
 
 /// Makes the role panic inside its handler.
@@ -12,7 +12,7 @@ impl Message for Crash {
 }
 
 impl<R: Role> On<Crash> for R {
-    fn on(&mut self, _: Crash, _reply: Reply<()>, _: &mut Turn<'_, Self>) {
+    fn on(&mut self, _: Crash, _reply: Reply<()>, _: &mut Context<'_, Self>) {
         panic!("injected panic");
     }
 }
@@ -26,7 +26,7 @@ impl Message for Freeze {
 }
 
 impl<R: Role> On<Freeze> for R {
-    fn on(&mut self, m: Freeze, reply: Reply<()>, _: &mut Turn<'_, Self>) {
+    fn on(&mut self, m: Freeze, reply: Reply<()>, _: &mut Context<'_, Self>) {
         std::thread::sleep(m.0);
         reply.send(());
     }

@@ -14,14 +14,14 @@ use tokio::net::UnixStream;
 const TAKEN: usize = 64;
 
 #[derive(Debug)]
-pub(super) enum Bell {
+pub(super) enum Doorbell {
     /// Of a thread that sleeps on a futex and looks here now and then.
     Apart(OwnedFd),
     /// Of a task.
     Heard(UnixStream),
 }
 
-impl Bell {
+impl Doorbell {
     /// Takes the socket out of the event loop that it is in.
     pub(super) fn apart(socket: UnixStream) -> io::Result<Self> {
         Ok(Self::Apart(socket.into_std()?.into()))
@@ -51,7 +51,7 @@ impl Bell {
         }
     }
 
-    /// Ready when it may have rung: what [`Bell::take`] then says. The task is woken later if not.
+    /// Ready when it may have rung: what [`Doorbell::take`] then says. The task is woken later if not.
     pub(super) fn poll_take(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<usize>>> {
         let Self::Heard(socket) = self else {
             return Poll::Ready(Err(io::Error::other("a bell that no task hears")));

@@ -5,22 +5,22 @@ use super::bench::{
 };
 use crate::ErrorKind;
 use crate::message::{
-    Down, MAX_SEGMENTS, OpenItem, PlanDesc, PutOptions, RankInfo, RankState, Refusal, Request,
-    Response, Seat, SeenView, Up,
+    MAX_SEGMENTS, MasterToOwner, OpenItem, OwnerToMaster, PlanDesc, PutOptions, RankInfo,
+    RankState, Refusal, Request, Response, SeenView, SegmentId,
 };
 use std::collections::BTreeMap;
 
-const SECOND: Seat = Seat { rank: 0, segment: 1 };
+const SECOND: SegmentId = SegmentId { rank: 0, segment: 1 };
 
 /// A rank of a world, and one more segment of it that has reported.
-async fn mounted(bench: &Bench, seat: Seat, incarnation: u64) -> Rank {
-    let mut segment = bench.mount(seat, incarnation).await.unwrap();
+async fn mounted(bench: &Bench, segment_id: SegmentId, incarnation: u64) -> Rank {
+    let mut segment = bench.mount(segment_id, incarnation).await.unwrap();
     segment.reports(Vec::new()).await;
     segment
 }
 
 fn opening_of(request: u64, k: &str, bytes_total: u64) -> Request {
-    let opts = PutOptions { preferred_segment: Some(0), page_bytes: 4096, ..PutOptions::default() };
+    let opts = PutOptions { preferred_rank: Some(0), page_bytes: 4096, ..PutOptions::default() };
     let items = vec![OpenItem { key: k.as_bytes().to_vec(), bytes_total, opts }];
     Request::OpenForWrite { request, wait_ms: 100, items }
 }
@@ -36,37 +36,37 @@ async fn open_of(bench: &Bench, request: u64, k: &str, units: u64) -> PlanDesc {
     granted(bench.ask(opening_of(request, k, units * UNIT)).await).unwrap()
 }
 
-fn wants_room(d: &Down) -> Option<()> {
-    matches!(d, Down::MakeRoom { .. }).then_some(())
+fn wants_room(d: &MasterToOwner) -> Option<()> {
+    matches!(d, MasterToOwner::MakeRoom { .. }).then_some(())
 }
 
 #[tokio::test]
 async fn a_segment_is_a_member_of_its_own_and_its_rank_is_named() {
     let (bench, mut ranks) = Bench::whole(2).await;
-    let seat = Seat { rank: 1, segment: 3 };
-    let second = mounted(&bench, seat, 200).await;
+    let segment_id = SegmentId { rank: 1, segment: 3 };
+    let second = mounted(&bench, segment_id, 200).await;
     let all = bench.members.view();
-    let seats: Vec<_> = all.ranks.iter().map(|(i, _)| (i.rank, i.segment_id)).collect();
-    assert_eq!(seats, [(0, 0), (1, 0), (1, 3)], "in the order of their seats");
+    let segment_ids: Vec<_> = all.ranks.iter().map(|(i, _)| (i.rank, i.segment_id)).collect();
+    assert_eq!(segment_ids, [(0, 0), (1, 0), (1, 3)], "in the order of their segments");
     assert_eq!(all.nodes().count(), 2);
     let Response::Stats(stats) = bench.ask(Request::Stats).await else { panic!() };
     let rows: Vec<_> = stats.ranks.iter().map(|r| (r.rank, r.segment, r.incarnation)).collect();
     assert_eq!(rows, [(0, 0, 100), (1, 0, 101), (1, 3, 200)]);
-    assert_eq!(second.info.seat().to_string(), "segment 3 of rank 1");
+    assert_eq!(second.info.id().to_string(), "segment 3 of rank 1");
     // Every owner keeps the views, and they name every incarnation.
-    let keeps = |d: &Down| match d {
-        Down::View(v) if v.incarnations == [100, 101, 200] => Some(()),
+    let keeps = |d: &MasterToOwner| match d {
+        MasterToOwner::View(v) if v.incarnations == [100, 101, 200] => Some(()),
         _ => None,
     };
-    ranks[0].hears(keeps).await;
+    ranks[0].receives(keeps).await;
 }
 
 #[tokio::test]
 async fn a_segment_past_the_last_number_is_refused() {
     let (bench, _ranks) = Bench::whole(1).await;
-    let last = Seat { rank: 0, segment: MAX_SEGMENTS - 1 };
+    let last = SegmentId { rank: 0, segment: MAX_SEGMENTS - 1 };
     bench.mount(last, 200).await.unwrap();
-    let past = Seat { rank: 0, segment: MAX_SEGMENTS };
+    let past = SegmentId { rank: 0, segment: MAX_SEGMENTS };
     let refused = bench.mount(past, 201).await.err();
     assert!(matches!(refused, Some(Refusal::Segment { segment: 64, last: 63, .. })), "{refused:?}");
 }
@@ -76,7 +76,7 @@ async fn mounted_segments_have_no_vote_in_the_quorum() {
     let (bench, mut ranks) = Bench::whole(3).await;
     bench.put(1, "k", &mut ranks[0]).await;
     let _more = mounted(&bench, SECOND, 200).await;
-    let _most = mounted(&bench, Seat { rank: 0, segment: 2 }, 201).await;
+    let _most = mounted(&bench, SegmentId { rank: 0, segment: 2 }, 201).await;
     ranks.pop().unwrap().hangs_up().await;
     assert!(bench.found("k").await.is_ok(), "two of three obey");
     ranks.pop().unwrap().hangs_up().await;
@@ -149,7 +149,7 @@ async fn an_object_goes_where_it_fits_and_is_refused_where_it_never_can() {
     assert_eq!(open_of(&bench, 1, "large", 6).await.meta.at.incarnation, 200);
     // It has less room now, but only it could ever hold this one: it waits there.
     let waits = bench.asks(opening_of(2, "later", 6 * UNIT));
-    second.hears(wants_room).await;
+    second.receives(wants_room).await;
     let small = open_of(&bench, 3, "small", 1).await;
     assert_eq!(small.meta.at.incarnation, 100);
     let e = granted(bench.ask(opening_of(4, "huge", 9 * UNIT)).await).unwrap_err();
@@ -168,10 +168,10 @@ async fn an_open_that_waits_is_served_by_whichever_segment_has_room_first() {
     }
     ranks[0].drain().await;
     let waits = bench.asks(opening(9, "k9", 0));
-    ranks[0].hears(wants_room).await;
+    ranks[0].receives(wants_room).await;
     // Asked of the first one, and the second frees something.
     let gone = plans.iter().find(|p| p.meta.at.incarnation == 200).unwrap().meta.at;
-    second.says(Up::Freed(vec![gone])).await;
+    second.sends(OwnerToMaster::Freed(vec![gone])).await;
     let plan = granted(waits.await.unwrap()).unwrap();
     assert_eq!((plan.meta.at.incarnation, plan.meta.at.slot), (200, gone.slot));
 }
@@ -183,7 +183,7 @@ async fn an_open_that_waits_is_served_by_a_segment_that_joins() {
         bench.open(i, &format!("k{i}"), 0).await.unwrap();
     }
     let waits = bench.asks(opening(9, "k9", 0));
-    ranks[0].hears(wants_room).await;
+    ranks[0].receives(wants_room).await;
     let mut second = bench.mount(SECOND, 200).await.unwrap();
     assert!(!waits.is_finished(), "not before its report");
     second.reports(Vec::new()).await;
@@ -200,17 +200,17 @@ async fn who_waits_for_room_is_not_overtaken_at_his_segment_and_others_pass_else
     assert_eq!((keep.meta.at.incarnation, three.meta.at.incarnation), (100, 200));
     // Two units are free here, one there.
     let large = bench.asks(opening_of(4, "large", 3 * UNIT));
-    ranks[0].hears(wants_room).await;
+    ranks[0].receives(wants_room).await;
     let passes = open_of(&bench, 5, "passes", 1).await;
     assert_eq!(passes.meta.at.incarnation, 200, "where nobody waits");
     let behind = bench.asks(opening_of(6, "behind", UNIT));
     // The question for stats is answered after that open was: it waits.
     bench.ask(Request::Stats).await;
     assert!(!large.is_finished() && !behind.is_finished(), "room for it, but not its turn");
-    ranks[0].says(Up::Freed(vec![go.meta.at])).await;
+    ranks[0].sends(OwnerToMaster::Freed(vec![go.meta.at])).await;
     let large = granted(large.await.unwrap()).unwrap();
     assert_eq!((large.meta.at.incarnation, large.meta.payload_off), (100, (1 << 20) + UNIT));
-    ranks[0].says(Up::Freed(vec![keep.meta.at])).await;
+    ranks[0].sends(OwnerToMaster::Freed(vec![keep.meta.at])).await;
     assert_eq!(granted(behind.await.unwrap()).unwrap().meta.at.incarnation, 100);
 }
 
@@ -221,10 +221,10 @@ async fn a_draining_segment_takes_no_plan_more_and_finishes_what_it_has() {
     let first = bench.open(1, "a", 0).await.unwrap();
     let there = bench.open(2, "b", 0).await.unwrap();
     assert_eq!((first.meta.at.incarnation, there.meta.at.incarnation), (100, 200));
-    second.says(Up::Draining).await;
+    second.sends(OwnerToMaster::Draining).await;
     let heard = second.drain().await;
-    let opened = heard.iter().position(|d| matches!(d, Down::PlanOpened(_)));
-    let quiet = heard.iter().position(|d| matches!(d, Down::NoMorePlans));
+    let opened = heard.iter().position(|d| matches!(d, MasterToOwner::PlanOpened(_)));
+    let quiet = heard.iter().position(|d| matches!(d, MasterToOwner::NoMorePlans));
     assert!(opened.unwrap() < quiet.unwrap(), "the word comes after every plan: {heard:?}");
     bench.commit(&there).await.unwrap();
     assert!(bench.found("b").await.is_ok(), "readable until it leaves");
@@ -234,25 +234,25 @@ async fn a_draining_segment_takes_no_plan_more_and_finishes_what_it_has() {
     // Full: the next one waits for the first, not for the one that goes.
     ranks[0].drain().await;
     let waits = bench.asks(opening(9, "f", 0));
-    ranks[0].hears(wants_room).await;
+    ranks[0].receives(wants_room).await;
     waits.abort();
 }
 
 #[tokio::test]
 async fn who_waits_at_a_segment_that_goes_is_sent_elsewhere() {
-    for goes in [Up::Draining, Up::Leave] {
+    for goes in [OwnerToMaster::Draining, OwnerToMaster::Leave] {
         let (bench, mut ranks) = Bench::whole(1).await;
         let mut second = mounted(&bench, SECOND, 200).await;
         let plans = [open_of(&bench, 1, "a", 4).await, open_of(&bench, 2, "b", 2).await];
         let at: Vec<_> = plans.iter().map(|p| p.meta.at.incarnation).collect();
         assert_eq!(at, [100, 200]);
         let waits = bench.asks(opening_of(3, "c", 3 * UNIT));
-        second.hears(wants_room).await;
+        second.receives(wants_room).await;
         ranks[0].drain().await;
-        second.says(goes).await;
-        ranks[0].hears(wants_room).await;
+        second.sends(goes).await;
+        ranks[0].receives(wants_room).await;
         assert!(!waits.is_finished());
-        ranks[0].says(Up::Freed(vec![plans[0].meta.at])).await;
+        ranks[0].sends(OwnerToMaster::Freed(vec![plans[0].meta.at])).await;
         assert_eq!(granted(waits.await.unwrap()).unwrap().meta.at.incarnation, 100);
     }
 }
@@ -267,7 +267,7 @@ async fn i17_a_segment_that_left_takes_its_objects_along_and_nobody_elses() {
     let open = bench.open(3, "open-first", 0).await.unwrap();
     let lost = bench.open(4, "open-second", 0).await.unwrap();
     assert_eq!((open.meta.at.incarnation, lost.meta.at.incarnation), (100, 200));
-    second.says(Up::Leave).await;
+    second.sends(OwnerToMaster::Leave).await;
     assert!(second.is_cut().await, "that is the answer to a Leave");
     assert_eq!(bench.found("second").await, Err(ErrorKind::NotFound));
     assert!(bench.found("first").await.is_ok());
@@ -275,7 +275,7 @@ async fn i17_a_segment_that_left_takes_its_objects_along_and_nobody_elses() {
     let e = bench.commit(&lost).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::Reclaimed, "{e}");
     assert!(matches!(bench.mount(SECOND, 200).await, Err(Refusal::Gone { .. })));
-    // The seat is free for another incarnation, and the key for another value.
+    // The segment is free for another incarnation, and the key for another value.
     let _again = mounted(&bench, SECOND, 201).await;
     assert_eq!(bench.open(5, "second", 0).await.unwrap().meta.at.incarnation, 201);
 }
@@ -287,8 +287,8 @@ async fn a_word_of_one_segment_does_nothing_to_another_of_its_rank() {
     let here = bench.put(1, "here", &mut ranks[0]).await;
     let there = bench.put(2, "there", &mut second).await;
     assert_eq!(here.meta.at.slot, there.meta.at.slot, "numbers are a segment's own");
-    second.says(Up::Retired(vec![there.meta.at])).await;
-    second.says(Up::Freed(vec![there.meta.at])).await;
+    second.sends(OwnerToMaster::Retired(vec![there.meta.at])).await;
+    second.sends(OwnerToMaster::Freed(vec![there.meta.at])).await;
     assert!(bench.found("here").await.is_ok());
     assert_eq!(bench.found("there").await, Err(ErrorKind::NotFound));
     let next = bench.open(3, "next", 0).await.unwrap();
@@ -335,33 +335,33 @@ async fn model_lateempty_a_segment_not_met_in_time_is_gone_and_is_waited_for_no_
 #[tokio::test]
 async fn a_rank_that_starts_afresh_buries_the_cut_off_segments_of_its_former_node() {
     let (bench, mut ranks) = Bench::whole(2).await;
-    let seats = [1, 2].map(|segment| Seat { rank: 1, segment });
-    let mut dead = mounted(&bench, seats[0], 200).await;
-    let _alive = mounted(&bench, seats[1], 201).await;
+    let segment_ids = [1, 2].map(|segment| SegmentId { rank: 1, segment });
+    let mut dead = mounted(&bench, segment_ids[0], 200).await;
+    let _alive = mounted(&bench, segment_ids[1], 201).await;
     ranks.pop().unwrap().hangs_up().await;
     let plan = granted(bench.ask(opening(1, "k", 1)).await).unwrap();
     assert_eq!(plan.meta.at.incarnation, 200);
-    dead.hears(|d| matches!(d, Down::PlanOpened(_)).then_some(())).await;
+    dead.receives(|d| matches!(d, MasterToOwner::PlanOpened(_)).then_some(())).await;
     bench.commit(&plan).await.unwrap();
     dead.hangs_up().await;
     assert_eq!(bench.found("k").await, Err(ErrorKind::Disconnected), "it may come back");
     bench.join(1, 300).await.unwrap();
     assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound), "nobody is left who could");
-    assert!(matches!(bench.mount(seats[0], 200).await, Err(Refusal::Gone { .. })));
-    assert_eq!(bench.members.state(seats[1]), Some(RankState::Alive), "its link is up");
+    assert!(matches!(bench.mount(segment_ids[0], 200).await, Err(Refusal::Gone { .. })));
+    assert_eq!(bench.members.state(segment_ids[1]), Some(RankState::Alive), "its link is up");
 }
 
 /// Answers the last of the questions for a report that a rebuilt master asked.
 async fn reports_again(rank: &mut Rank, k: &str) {
     // Heard by the rebuilt one: by then it has asked.
-    rank.says(Up::Heartbeat(Box::default())).await;
-    let asked = |d: &Down| match d {
-        Down::ReportPlease { number } => Some(*number),
+    rank.sends(OwnerToMaster::Heartbeat(Box::default())).await;
+    let asked = |d: &MasterToOwner| match d {
+        MasterToOwner::RequestReport { number } => Some(*number),
         _ => None,
     };
     let number = rank.drain().await.iter().filter_map(asked).next_back().unwrap();
-    rank.says(Up::Report { number, slots: vec![live(0, 1, k)], last: true }).await;
-    rank.hears(|d| matches!(d, Down::ReportTaken).then_some(())).await;
+    rank.sends(OwnerToMaster::Report { number, slots: vec![live(0, 1, k)], last: true }).await;
+    rank.receives(|d| matches!(d, MasterToOwner::ReportTaken).then_some(())).await;
 }
 
 #[tokio::test]
@@ -372,7 +372,7 @@ async fn a_rebuilt_master_asks_every_segment_and_knows_their_objects_again() {
     let there = bench.put(2, "there", &mut second).await;
     ranks[0].drain().await;
     second.drain().await;
-    assert!(bench.master.call(crate::cell::Crash, LIMIT).await.is_err());
+    assert!(bench.master.call(crate::actor::Crash, LIMIT).await.is_err());
     let found = bench
         .asks(Request::GetLocation { keys: vec![key("here"), key("there")], gone: Vec::new() });
     reports_again(&mut ranks[0], "here").await;
@@ -391,8 +391,8 @@ async fn i16_a_rank_that_hashes_keys_otherwise_is_refused() {
     let joins = bench.joins(odd, term(0, 0), false, SeenView::default());
     let refused = joins.await.err().expect("refused");
     assert_eq!(refused, Refusal::Keys { who: "rank 1".to_string(), ours, theirs });
-    let told = refused.to_string();
-    assert!(told.contains("rank 1 hashes keys under another key"), "{told}");
-    assert!(told.contains(&format!("{ours:016x}")) && told.contains("same secret"), "{told}");
+    let text = refused.to_string();
+    assert!(text.contains("rank 1 hashes keys under another key"), "{text}");
+    assert!(text.contains(&format!("{ours:016x}")) && text.contains("same secret"), "{text}");
     assert!(bench.join(1, 101).await.is_ok());
 }

@@ -1,11 +1,11 @@
-//! Doors: the segments of this process that others may come to. Those of one node stand behind its
+//! The registry of the segments that this process serves. Those of one node are reached through its
 //! one control port, by incarnation; those of all nodes of this process are known to its clients,
 //! who need no socket. It serves nobody itself.
 
-use crate::cell::CellAddr;
+use crate::actor::ActorAddr;
 use crate::owner::Owner;
 use crate::owner::tables::OwnerTables;
-use nkv_store::fork::MadeIn;
+use nkv_store::fork::ProcessMark;
 use nkv_transport::fabric::Exported;
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -13,67 +13,68 @@ use tokio::sync::mpsc;
 
 /// The way to one segment's owner.
 #[derive(Debug, Clone)]
-pub(crate) struct Door {
-    pub owner: CellAddr<Owner>,
+pub(crate) struct SegmentEndpoint {
+    pub owner: ActorAddr<Owner>,
     pub tables: Arc<OwnerTables>,
     /// Its memory as devices know it, where there are any.
     pub exported: Option<Arc<dyn Exported>>,
     /// The segment's name in shared memory; empty where it has none.
     pub segment: String,
     // Closed with the segment. Not a watch, which wakes those who wait in any order.
-    shut: mpsc::Sender<()>,
+    closed: mpsc::Sender<()>,
 }
 
-impl Door {
+impl SegmentEndpoint {
     /// Resolves when the segment is taken down: whoever came through is sent away then.
-    pub(crate) async fn shut(&self) {
+    pub(crate) async fn closed(&self) {
         // Nothing is ever sent; the receiver goes with the segment.
-        self.shut.closed().await;
+        self.closed.closed().await;
     }
 }
 
-type ByIncarnation = BTreeMap<u64, Door>;
+type ByIncarnation = BTreeMap<u64, SegmentEndpoint>;
 
-/// The doors of one node.
+/// The registry of one node.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Doors(Arc<Mutex<ByIncarnation>>);
+pub(crate) struct SegmentRegistry(Arc<Mutex<ByIncarnation>>);
 
-impl Doors {
+impl SegmentRegistry {
     fn lock(&self) -> MutexGuard<'_, ByIncarnation> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Opens one for as long as the guard lives.
-    pub(crate) fn open(
+    pub(crate) fn register(
         &self,
         incarnation: u64,
-        owner: CellAddr<Owner>,
+        owner: ActorAddr<Owner>,
         tables: Arc<OwnerTables>,
         exported: Option<Arc<dyn Exported>>,
         segment: String,
-    ) -> OpenDoor {
-        let (shut, here) = mpsc::channel(1);
-        self.lock().insert(incarnation, Door { owner, tables, exported, segment, shut });
-        OpenDoor { doors: self.clone(), incarnation, _here: here }
+    ) -> RegisteredSegment {
+        let (closed, here) = mpsc::channel(1);
+        self.lock()
+            .insert(incarnation, SegmentEndpoint { owner, tables, exported, segment, closed });
+        RegisteredSegment { registry: self.clone(), incarnation, _here: here }
     }
 
-    /// The door to an incarnation.
-    pub(crate) fn to(&self, incarnation: u64) -> Option<Door> {
+    /// The endpoint of an incarnation.
+    pub(crate) fn get(&self, incarnation: u64) -> Option<SegmentEndpoint> {
         self.lock().get(&incarnation).cloned()
     }
 }
 
-/// An open door.
+/// An entry of the registry.
 #[derive(Debug)]
-pub(crate) struct OpenDoor {
-    doors: Doors,
+pub(crate) struct RegisteredSegment {
+    registry: SegmentRegistry,
     incarnation: u64,
     _here: mpsc::Receiver<()>,
 }
 
-impl Drop for OpenDoor {
+impl Drop for RegisteredSegment {
     fn drop(&mut self) {
-        self.doors.lock().remove(&self.incarnation);
+        self.registry.lock().remove(&self.incarnation);
     }
 }
 
@@ -82,13 +83,13 @@ impl Drop for OpenDoor {
 pub(crate) struct LocalOwner {
     pub memory: Arc<dyn nkv_store::Memory>,
     pub alive: nkv_transport::Alive,
-    pub owner: CellAddr<Owner>,
+    pub owner: ActorAddr<Owner>,
     pub tables: Arc<OwnerTables>,
 }
 
 /// The owners of one process, by incarnation.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct LocalOwners(Arc<Mutex<BTreeMap<u64, (LocalOwner, MadeIn)>>>);
+pub(crate) struct LocalOwners(Arc<Mutex<BTreeMap<u64, (LocalOwner, ProcessMark)>>>);
 
 /// An owner of this process is known to its clients for as long as this lives.
 #[derive(Debug)]
@@ -110,13 +111,13 @@ impl LocalOwners {
         HERE.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, (LocalOwner, MadeIn)>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, (LocalOwner, ProcessMark)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes an owner known to clients of its process.
     pub(crate) fn publish(&self, incarnation: u64, owner: LocalOwner) -> Published {
-        self.lock().insert(incarnation, (owner, MadeIn::here()));
+        self.lock().insert(incarnation, (owner, ProcessMark::here()));
         Published { owners: self.clone(), incarnation }
     }
 

@@ -9,7 +9,7 @@ use std::io;
 
 /// How a command ended that ended well.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum CommandOutcome {
     /// Done, and everything asked for is there.
     Found,
     /// Done, but a key is not there.
@@ -18,7 +18,7 @@ pub(crate) enum Answer {
     Unreached,
 }
 
-impl Answer {
+impl CommandOutcome {
     /// The process's exit status.
     pub(crate) fn exit_code(self) -> u8 {
         match self {
@@ -31,7 +31,7 @@ impl Answer {
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Trouble {
+pub(crate) enum CliError {
     /// The cluster said no.
     #[error("{0}; {hint}", hint = hint(.0))]
     Call(#[from] Error),
@@ -76,7 +76,7 @@ pub(crate) enum Trouble {
     Usage(String),
 }
 
-impl Trouble {
+impl CliError {
     /// A call about one key failed; `place` says where it is, if that is known.
     pub(crate) fn about(key: String, error: Error, place: impl FnOnce() -> Option<u32>) -> Self {
         match error.kind {
@@ -130,7 +130,7 @@ impl Trouble {
     }
 
     /// The same in one word for programs; two kinds are of this program alone.
-    fn word(&self) -> String {
+    fn kind_name(&self) -> String {
         match self {
             Self::Io { .. } => "Io".to_string(),
             Self::Connect(none) if none.kind() == ErrorKind::InvalidArgument => {
@@ -150,7 +150,7 @@ impl Trouble {
 
     /// As one JSON object.
     pub(crate) fn json(&self) -> serde_json::Value {
-        let mut error = json!({ "kind": self.word(), "message": self.to_string() });
+        let mut error = json!({ "kind": self.kind_name(), "message": self.to_string() });
         if let Some(key) = self.key() {
             error["key"] = key.into();
         }
@@ -202,55 +202,55 @@ fn hint(error: &Error) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::{Trouble, hint};
+    use super::{CliError, hint};
     use crate::endpoints::NoneServes;
     use crate::exit;
     use nkv::Error;
     use serde_json::json;
     use std::io;
 
-    fn connecting(error: Error) -> Trouble {
+    fn connecting(error: Error) -> CliError {
         NoneServes(vec![("h:1".parse().unwrap(), error)]).into()
     }
 
     #[test]
     fn every_outcome_has_an_exit_status_of_its_own() {
-        for (trouble, code) in [
-            (Trouble::from(Error::not_found("x")), 1),
-            (Trouble::Absent("x".into()), 1),
-            (Trouble::segment(Error::not_found("x")), 1),
-            (Trouble::from(Error::invalid("x")), 2),
-            (Trouble::Usage("x".into()), 2),
-            (Trouble::segment(Error::invalid("x")), 2),
-            (Trouble::about("x".into(), Error::already_exists("x"), || Some(1)), 3),
-            (Trouble::from(Error::timeout("x")), 4),
-            (Trouble::from(Error::disconnected("x")), 4),
-            (Trouble::from(Error::not_ready("x")), 4),
+        for (error, code) in [
+            (CliError::from(Error::not_found("x")), 1),
+            (CliError::Absent("x".into()), 1),
+            (CliError::segment(Error::not_found("x")), 1),
+            (CliError::from(Error::invalid("x")), 2),
+            (CliError::Usage("x".into()), 2),
+            (CliError::segment(Error::invalid("x")), 2),
+            (CliError::about("x".into(), Error::already_exists("x"), || Some(1)), 3),
+            (CliError::from(Error::timeout("x")), 4),
+            (CliError::from(Error::disconnected("x")), 4),
+            (CliError::from(Error::not_ready("x")), 4),
             (connecting(Error::disconnected("x")), 4),
             (connecting(Error::invalid("x")), 5),
-            (Trouble::TooLarge("x".into()), 6),
-            (Trouble::segment(Error::out_of_memory("x")), 6),
-            (Trouble::io("f", io::Error::from(io::ErrorKind::NotFound)), 7),
-            (Trouble::from(Error::unsupported("x")), 7),
-            (Trouble::from(Error::internal("x")), 8),
-            (Trouble::from(Error::corrupt("x")), 8),
+            (CliError::TooLarge("x".into()), 6),
+            (CliError::segment(Error::out_of_memory("x")), 6),
+            (CliError::io("f", io::Error::from(io::ErrorKind::NotFound)), 7),
+            (CliError::from(Error::unsupported("x")), 7),
+            (CliError::from(Error::internal("x")), 8),
+            (CliError::from(Error::corrupt("x")), 8),
         ] {
-            assert_eq!(trouble.exit_code(), code, "{trouble}");
+            assert_eq!(error.exit_code(), code, "{error}");
             assert!(exit::TABLE.contains(&format!("\n  {code}  ")), "{code}");
         }
     }
 
     #[test]
     fn as_json_an_error_names_its_kind_and_its_key() {
-        let absent = Trouble::about("k".into(), Error::not_found("x"), || None);
-        let told = absent.to_string();
-        let error = json!({ "error": { "kind": "NotFound", "message": told, "key": "k" } });
+        let absent = CliError::about("k".into(), Error::not_found("x"), || None);
+        let text = absent.to_string();
+        let error = json!({ "error": { "kind": "NotFound", "message": text, "key": "k" } });
         assert_eq!(absent.json(), error);
         let refused = connecting(Error::invalid("no")).json();
         assert_eq!(refused, json!({ "error": { "kind": "Refused", "message": "no" } }));
-        let io = Trouble::io("f", io::Error::from(io::ErrorKind::NotFound)).json();
+        let io = CliError::io("f", io::Error::from(io::ErrorKind::NotFound)).json();
         assert_eq!(io["error"]["kind"], "Io");
-        let busy = Trouble::about("k".into(), Error::not_ready("x"), || None).json();
+        let busy = CliError::about("k".into(), Error::not_ready("x"), || None).json();
         assert_eq!(
             (&busy["error"]["kind"], &busy["error"]["key"]),
             (&json!("NotReady"), &json!("k"))
@@ -260,38 +260,38 @@ mod tests {
     #[test]
     fn every_error_says_what_to_do_next() {
         let error = Error::already_exists("key \"a\"");
-        assert_eq!(Trouble::from(error.clone()).to_string(), format!("{error}; {}", hint(&error)));
+        assert_eq!(CliError::from(error.clone()).to_string(), format!("{error}; {}", hint(&error)));
     }
 
     #[test]
     fn of_a_segment_nothing_is_said_that_is_about_keys() {
-        let said = Trouble::segment(Error::not_found("there is no segment 1")).to_string();
-        assert_eq!(said, "there is no segment 1");
+        let message = CliError::segment(Error::not_found("there is no segment 1")).to_string();
+        assert_eq!(message, "there is no segment 1");
     }
 
     #[test]
     fn what_a_key_met_is_said_once() {
-        let said = |error, at| Trouble::about("k".to_string(), error, || at).to_string();
+        let message = |error, at| CliError::about("k".to_string(), error, || at).to_string();
         assert_eq!(
-            said(Error::already_exists("x"), Some(2)),
+            message(Error::already_exists("x"), Some(2)),
             "k exists on rank 2; values never change: nkv rm it first"
         );
         assert_eq!(
-            said(Error::already_exists("x"), None),
+            message(Error::already_exists("x"), None),
             "k exists; values never change: nkv rm it first"
         );
         assert_eq!(
-            said(Error::not_found("x"), None),
+            message(Error::not_found("x"), None),
             "no key k (never put, evicted, removed, or lost with its rank)"
         );
         let large = Error::invalid("larger than the heap; raise --heap-bytes");
-        assert_eq!(Trouble::about("k".into(), large.clone(), || None).exit_code(), 6);
-        assert_eq!(said(large, None), "larger than the heap; raise --heap-bytes");
+        assert_eq!(CliError::about("k".into(), large.clone(), || None).exit_code(), 6);
+        assert_eq!(message(large, None), "larger than the heap; raise --heap-bytes");
     }
 
     #[test]
     fn only_a_closed_pipe_is_a_closed_pipe() {
-        let io = |kind| Trouble::io("stdout", io::Error::from(kind)).is_closed_pipe();
+        let io = |kind| CliError::io("stdout", io::Error::from(kind)).is_closed_pipe();
         assert!(io(io::ErrorKind::BrokenPipe) && !io(io::ErrorKind::NotFound));
     }
 }

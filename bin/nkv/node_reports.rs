@@ -1,16 +1,16 @@
 //! `nkv status` while the master cannot be reached: what each node that was named answers, and what
 //! it knows by itself. It makes no claim about the cluster that no node made.
 
+use crate::cli_error::CliError;
 use crate::output;
 use crate::sizes::show_bytes;
-use crate::trouble::Trouble;
 use nkv::message::{NodeReport, RankInfo, RankState};
 use nkv::{Address, Client, ClientConfig, Error};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 /// What a node said.
-type Answer = (Address, Result<NodeReport, Error>);
+type CommandOutcome = (Address, Result<NodeReport, Error>);
 
 /// Asks every node, side by side, and prints what they know; then the command fails as it would
 /// have.
@@ -18,9 +18,9 @@ pub(crate) fn show(
     runtime: &Runtime,
     nodes: &[Address],
     config: &ClientConfig,
-    why: Trouble,
+    why: CliError,
     json: bool,
-) -> Result<crate::trouble::Answer, Trouble> {
+) -> Result<crate::cli_error::CommandOutcome, CliError> {
     let answers = runtime.block_on(async {
         let mut asked = Vec::new();
         for node in nodes.iter().cloned() {
@@ -47,8 +47,8 @@ pub(crate) fn show(
     Err(why)
 }
 
-fn object(answers: &[Answer], why: &Trouble) -> Value {
-    let one = |(node, answer): &Answer| match answer {
+fn object(answers: &[CommandOutcome], why: &CliError) -> Value {
+    let one = |(node, answer): &CommandOutcome| match answer {
         Ok(report) => json!({ "address": node.to_string(), "rank": rank(report) }),
         Err(error) => json!({
             "address": node.to_string(),
@@ -68,7 +68,7 @@ fn rank(report: &NodeReport) -> Value {
     rank
 }
 
-fn text(answers: &[Answer]) -> String {
+fn text(answers: &[CommandOutcome]) -> String {
     let mut text = "the master is not reached; what these nodes know by themselves:\n".to_string();
     let mut shown: Option<&NodeReport> = None;
     for (node, answer) in answers {
@@ -162,7 +162,7 @@ fn ago(ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::{ago, object, text};
-    use crate::trouble::Trouble;
+    use crate::cli_error::CliError;
     use nkv::Error;
     use nkv::message::{NodeReport, OwnerGauges, SeenView, SegmentReport, Term, View};
 
@@ -196,13 +196,13 @@ mod tests {
             ("h:1".parse().unwrap(), Err(Error::disconnected("cannot connect"))),
             ("h:2".parse().unwrap(), Ok(report())),
         ];
-        let said = text(&answers);
-        assert!(said.contains("tcp://h:1: no answer: cannot connect\n"), "{said}");
-        assert!(said.contains("tcp://h:2: rank 1 of 3, pid 77, up 61 s\n"), "{said}");
+        let printed = text(&answers);
+        assert!(printed.contains("tcp://h:1: no answer: cannot connect\n"), "{printed}");
+        assert!(printed.contains("tcp://h:2: rank 1 of 3, pid 77, up 61 s\n"), "{printed}");
         let link = "tcp://h:7400, for 2.5 s: lost: the master closed the link\n";
-        assert!(said.contains(link), "{said}");
-        assert!(said.contains("view 5 of term 2, of 3 segments"), "{said}");
-        let json = object(&answers, &Trouble::from(Error::disconnected("x")));
+        assert!(printed.contains(link), "{printed}");
+        assert!(printed.contains("view 5 of term 2, of 3 segments"), "{printed}");
+        let json = object(&answers, &CliError::from(Error::disconnected("x")));
         assert_eq!(json["nodes"][1]["rank"]["segments"][0]["owner"]["objects"], 3);
         assert_eq!(json["nodes"][0]["error"]["kind"], "Disconnected");
         let rank = &json["nodes"][1]["rank"];
@@ -211,16 +211,19 @@ mod tests {
         assert!(json["master"].is_null());
         let again = ("h:3".parse().unwrap(), Ok(NodeReport { rank: 2, ..report() }));
         let [one, two] = answers;
-        let said = text(&[one, two, again]);
-        assert!(said.ends_with("  it was last told of the same members as rank 1\n"), "{said}");
+        let printed = text(&[one, two, again]);
+        assert!(
+            printed.ends_with("  it was last told of the same members as rank 1\n"),
+            "{printed}"
+        );
     }
 
     #[test]
     fn times_are_short() {
-        for (ms, said) in
+        for (ms, printed) in
             [(940, "0.9 s"), (61_000, "61 s"), (600_000, "10 min"), (9_000_000, "2 h")]
         {
-            assert_eq!(ago(ms), said);
+            assert_eq!(ago(ms), printed);
         }
     }
 }

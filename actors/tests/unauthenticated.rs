@@ -15,8 +15,8 @@ use std::os::unix::net::UnixStream;
 const SILENT: usize = 300;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn i20_silent_strangers_do_not_keep_members_out() {
-    let cluster = Cluster::start(1, config("strangers")).await.unwrap();
+async fn i20_silent_unauthenticated_peers_do_not_keep_members_out() {
+    let cluster = Cluster::start(1, config("unauthenticated")).await.unwrap();
     let node = cluster.node(0);
     let job = node.config().job.clone();
     let (control, local) = (node.info().control.clone(), node.info().local.clone().unwrap());

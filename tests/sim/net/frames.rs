@@ -3,7 +3,10 @@
 //! of a run depends on it.
 
 use super::ConnId;
-use nkv::message::{Down, Hello, Purpose, Request, Response, ToClient, ToOwner, Up, Welcome};
+use nkv::message::{
+    ClientToOwner, Hello, MasterToOwner, OwnerToClient, OwnerToMaster, Purpose, Request, Response,
+    Welcome,
+};
 use nkv::transport::wire::auth::{ANSWER_BYTES, FINISH_BYTES, OPENING_BYTES};
 use nkv::transport::wire::{WireError, decode_frame};
 use std::collections::BTreeMap;
@@ -19,7 +22,7 @@ struct Stream {
 }
 
 #[derive(Debug, Default)]
-struct Told {
+struct ConnFrames {
     sides: [Stream; 2],
     purpose: Option<Purpose>,
     welcomed: bool,
@@ -27,16 +30,16 @@ struct Told {
 
 /// See the file's first paragraph.
 #[derive(Debug, Default)]
-pub struct Teller(BTreeMap<ConnId, Told>);
+pub struct FrameTracer(BTreeMap<ConnId, ConnFrames>);
 
 /// Bytes of the handshake that each side says: the simulation's job has a secret.
 const HANDSHAKE: [usize; 2] = [OPENING_BYTES + FINISH_BYTES, ANSWER_BYTES];
 
-impl Teller {
+impl FrameTracer {
     /// Bytes arrived; returns the frames that are whole now.
     pub fn arrived(&mut self, conn: ConnId, side: usize, bytes: &[u8]) -> Vec<String> {
-        let told = self.0.entry(conn).or_default();
-        let stream = &mut told.sides[side];
+        let conn_frames = self.0.entry(conn).or_default();
+        let stream = &mut conn_frames.sides[side];
         stream.bytes.extend_from_slice(bytes);
         if stream.past < HANDSHAKE[side] {
             let n = stream.bytes.len().min(HANDSHAKE[side] - stream.past);
@@ -44,14 +47,14 @@ impl Teller {
             stream.past += n;
         }
         let mut frames = Vec::new();
-        while let Some(frame) = told.next(side) {
+        while let Some(frame) = conn_frames.next(side) {
             frames.push(format!("{conn}.{side} {}", frame.chars().take(SHOWN).collect::<String>()));
         }
         frames
     }
 }
 
-impl Told {
+impl ConnFrames {
     fn next(&mut self, side: usize) -> Option<String> {
         if self.sides[side].bytes.is_empty() {
             return None;
@@ -68,10 +71,10 @@ impl Told {
             }
             (0, Some(Purpose::Client { .. })) => self.frame::<Request>(side).map(|(t, _)| t),
             (_, Some(Purpose::Client { .. })) => self.frame::<Response>(side).map(|(t, _)| t),
-            (0, Some(Purpose::Rank { .. })) => self.frame::<Up>(side).map(|(t, _)| t),
-            (_, Some(Purpose::Rank { .. })) => self.frame::<Down>(side).map(|(t, _)| t),
-            (0, Some(Purpose::Attach { .. })) => self.frame::<ToOwner>(side).map(|(t, _)| t),
-            (_, Some(Purpose::Attach { .. })) => self.frame::<ToClient>(side).map(|(t, _)| t),
+            (0, Some(Purpose::Rank { .. })) => self.frame::<OwnerToMaster>(side).map(|(t, _)| t),
+            (_, Some(Purpose::Rank { .. })) => self.frame::<MasterToOwner>(side).map(|(t, _)| t),
+            (0, Some(Purpose::Attach { .. })) => self.frame::<ClientToOwner>(side).map(|(t, _)| t),
+            (_, Some(Purpose::Attach { .. })) => self.frame::<OwnerToClient>(side).map(|(t, _)| t),
             _ => None,
         }
     }

@@ -11,11 +11,11 @@ const AT_LEAST_MS: u64 = 5_000;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// How long one command waits for a cluster that is starting, over all its calls.
-pub(crate) struct Patience {
+pub(crate) struct RetryPolicy {
     until_ms: u64,
 }
 
-impl Patience {
+impl RetryPolicy {
     /// From now on: the limit of one call, or [`AT_LEAST_MS`] if that is more.
     pub(crate) fn starting(timeout_ms: u64) -> Self {
         Self { until_ms: BootClock.now_ms().saturating_add(timeout_ms.max(AT_LEAST_MS)) }
@@ -57,7 +57,7 @@ pub(crate) fn is_starting(error: &Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::Patience;
+    use super::RetryPolicy;
     use nkv::{Blocking, ClientConfig, Error};
 
     /// As the library says it.
@@ -78,7 +78,7 @@ mod tests {
             (Error::not_found("no key a"), 1),
         ] {
             let mut calls = 0;
-            let outcome = Patience::starting(1).call(|| {
+            let outcome = RetryPolicy::starting(1).call(|| {
                 calls += 1;
                 if calls == 1 { Err(first.clone()) } else { Ok(()) }
             });
@@ -87,9 +87,9 @@ mod tests {
     }
 
     #[test]
-    fn patience_ends() {
+    fn a_retry_policy_ends() {
         let mut calls = 0;
-        let over = Patience { until_ms: 0 };
+        let over = RetryPolicy { until_ms: 0 };
         let outcome: Result<(), _> = over.call(|| {
             calls += 1;
             Err(Error::not_ready("the cluster is starting"))

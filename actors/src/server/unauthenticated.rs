@@ -1,0 +1,158 @@
+//! Room for connections to the control port that have not proven yet that they belong to the job: so much
+//! for those over tcp and so much for those of this host, and one goes when another wants in [I20]: see
+//! [`next_to_evict`]. Whoever has proven it is no concern of this.
+
+use nkv_transport::wire::auth::next_to_evict;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+
+/// Connections over tcp that have proven nothing yet.
+const MAX_BY_TCP: usize = 256;
+/// The same over the unix socket, which others of this host cannot reach.
+const MAX_BY_UNIX: usize = 64;
+
+/// See the file's first paragraph.
+#[derive(Debug)]
+pub struct UnauthenticatedPeers {
+    by_tcp: Waiting,
+    by_unix: Waiting,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    most: usize,
+    // By number, so by age.
+    by_age: Mutex<(u64, BTreeMap<u64, UnauthenticatedConnection>)>,
+}
+
+#[derive(Debug)]
+struct UnauthenticatedConnection {
+    evicted: Arc<Notify>,
+    // That it knows the secret, or repeats one who does.
+    has_shown: bool,
+}
+
+/// One that waits; its place is free when this is dropped.
+#[derive(Debug)]
+pub(super) struct PeerSlot {
+    unauthenticated: Arc<UnauthenticatedPeers>,
+    unix: bool,
+    number: u64,
+    evicted: Arc<Notify>,
+}
+
+impl Waiting {
+    fn new(most: usize) -> Self {
+        Self { most, by_age: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (u64, BTreeMap<u64, UnauthenticatedConnection>)> {
+        self.by_age.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(&self, evicted: Arc<Notify>) -> u64 {
+        let mut all = self.lock();
+        if all.1.len() >= self.most {
+            evict_oldest(&mut all.1, 1);
+        }
+        all.0 += 1;
+        let number = all.0;
+        all.1.insert(number, UnauthenticatedConnection { evicted, has_shown: false });
+        number
+    }
+}
+
+fn evict_oldest(by_age: &mut BTreeMap<u64, UnauthenticatedConnection>, how_many: usize) {
+    for _ in 0..how_many {
+        let one = next_to_evict(by_age.iter().map(|(number, s)| (*number, s.has_shown)));
+        if let Some(connection) = one.and_then(|number| by_age.remove(&number)) {
+            // Kept for it if it is not waiting this moment.
+            connection.evicted.notify_one();
+        }
+    }
+}
+
+impl UnauthenticatedPeers {
+    pub(crate) fn new() -> Arc<Self> {
+        let (by_tcp, by_unix) = (Waiting::new(MAX_BY_TCP), Waiting::new(MAX_BY_UNIX));
+        Arc::new(Self { by_tcp, by_unix })
+    }
+
+    fn of(&self, unix: bool) -> &Waiting {
+        if unix { &self.by_unix } else { &self.by_tcp }
+    }
+
+    /// A place for one more, at the cost of another of its kind if there is none free.
+    pub(super) fn enter(self: &Arc<Self>, unix: bool) -> PeerSlot {
+        let evicted = Arc::new(Notify::new());
+        let number = self.of(unix).enter(evicted.clone());
+        PeerSlot { unauthenticated: self.clone(), unix, number, evicted }
+    }
+
+    /// There are no more descriptors: half of those over tcp go.
+    pub(super) fn evict_half(&self) {
+        let mut all = self.by_tcp.lock();
+        let half = all.1.len().div_ceil(2);
+        evict_oldest(&mut all.1, half);
+    }
+}
+
+impl PeerSlot {
+    /// It has shown that it knows the secret, or repeats one who does.
+    pub(super) fn has_shown(&self) {
+        let mut all = self.unauthenticated.of(self.unix).lock();
+        if let Some(connection) = all.1.get_mut(&self.number) {
+            connection.has_shown = true;
+        }
+    }
+
+    /// Resolves once it must give way to another.
+    pub(super) async fn evicted(&self) {
+        self.evicted.notified().await;
+    }
+}
+
+impl Drop for PeerSlot {
+    fn drop(&mut self) {
+        self.unauthenticated.of(self.unix).lock().1.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    fn is_evicted(slot: &PeerSlot) -> bool {
+        let mut cx = Context::from_waker(Waker::noop());
+        pin!(slot.evicted()).poll(&mut cx) == Poll::Ready(())
+    }
+
+    #[test]
+    fn i20_the_oldest_of_its_kind_gives_way_and_nobody_else() {
+        let unauthenticated = UnauthenticatedPeers::new();
+        let by_unix = unauthenticated.enter(true);
+        let mut by_tcp: Vec<_> = (0..MAX_BY_TCP).map(|_| unauthenticated.enter(false)).collect();
+        assert!(!by_tcp.iter().any(is_evicted));
+        // Some were let in, or left: there is room again.
+        by_tcp.truncate(MAX_BY_TCP - 2);
+        by_tcp.extend((0..2).map(|_| unauthenticated.enter(false)));
+        assert!(!by_tcp.iter().any(is_evicted));
+        by_tcp.extend((0..3).map(|_| unauthenticated.enter(false)));
+        let gone: Vec<_> = by_tcp.iter().map(is_evicted).collect();
+        assert_eq!(gone[..3], [true; 3]);
+        assert!(!gone[3..].contains(&true));
+        // Who has shown something stays while there are others.
+        by_tcp[3].has_shown();
+        by_tcp.push(unauthenticated.enter(false));
+        assert!(is_evicted(&by_tcp[4]) && !is_evicted(&by_tcp[3]));
+        assert!(!is_evicted(&by_unix));
+        unauthenticated.evict_half();
+        assert_eq!(by_tcp.iter().filter(|p| is_evicted(p)).count(), MAX_BY_TCP / 2);
+        drop(by_tcp);
+        assert_eq!(unauthenticated.by_tcp.lock().1.len(), 0);
+        assert!(!is_evicted(&by_unix));
+    }
+}
