@@ -57,7 +57,8 @@ fn of_git(release: bool) -> Option<(String, &'static str)> {
     Some((commit, if changed.is_empty() { "" } else { " and changes" }))
 }
 
-/// Of git's own files those that are there: cargo would run this again and again for one that is not.
+/// Of git's own files those that are there: cargo would run this again and again for one that is
+/// not.
 fn watch(here: &Path, names: &[String]) {
     for name in names {
         if let Some(path) = git(here, &["rev-parse", "--git-path", name]).map(|p| here.join(p))

@@ -7,8 +7,10 @@ use nkv::transport::fabric::{FabricConfig, MAX_PAIRS};
 /// Nothing named: every device whose link is up.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Args)]
 pub(crate) struct FabricFlags {
-    /// RDMA devices to reach owners through, such as mlx5_0,mlx5_1, in the owners' order [default: all]
-    #[arg(long, global = true, value_name = "NAME,...", value_delimiter = ',', num_args = 1, value_parser = device)]
+    /// RDMA devices to reach owners through, such as mlx5_0,mlx5_1, in the owners' order [default:
+    /// all]
+    #[arg(long, global = true, value_name = "NAME,...", value_delimiter = ',', num_args = 1,
+        value_parser = device)]
     rdma_devices: Vec<String>,
 
     /// Which address of theirs (nkv doctor lists them) [default: RoCE v2 over IPv4 first]
@@ -60,7 +62,8 @@ impl FabricFlags {
         }
     }
 
-    /// Whether the devices that are named can be used here: else another way would be taken without a word.
+    /// Whether the devices that are named can be used here: else another way would be taken without
+    /// a word.
     ///
     /// # Errors
     /// One sentence with what there is.

@@ -1,5 +1,5 @@
-//! The limit of open files of a program: raised as far as its user may, and too low for the program's
-//! work said before it begins. Without this a thread that gets no descriptor panics.
+//! The limit of open files of a program: raised as far as its user may, and too low for the
+//! program's work said before it begins. Without this a thread that gets no descriptor panics.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -18,7 +18,7 @@ pub(crate) fn raise(least: u64) -> Result<u64, String> {
         return Ok(limit);
     }
     Err(format!(
-        "this process may open {limit} files at most, and needs {least}: raise the hard limit where \
-         it is started, with ulimit -n {least} or more, or LimitNOFILE= in a systemd unit"
+        "this process may open {limit} files at most, and needs {least}: raise the hard limit \
+         where it is started, with ulimit -n {least} or more, or LimitNOFILE= in a systemd unit"
     ))
 }

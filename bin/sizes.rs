@@ -1,6 +1,7 @@
-//! Byte counts as people type them (`4096`, `64KiB`, `1.5GiB`), read and written. It exists once so that every program of this
-//! repository takes the same spellings; each one includes it by path. Powers of 1024 only: a bare `K` or `MB` is refused, because
-//! readers disagree about what those mean.
+//! Byte counts as people type them (`4096`, `64KiB`, `1.5GiB`), read and written. It exists once so
+//! that every program of this repository takes the same spellings; each one includes it by path.
+//! Powers of 1024 only: a bare `K` or `MB` is refused, because readers disagree about what those
+//! mean.
 
 /// The suffixes taken, largest first, with their factors.
 const UNITS: [(&str, u64); 4] =
@@ -16,7 +17,8 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let (number, suffix) = (&trimmed[..digits], trimmed[digits..].trim_start());
     if number.is_empty() {
         return Err(format!(
-            "{text:?} is not a size: write a number of bytes or a number with KiB, MiB, GiB or TiB, such as 64MiB"
+            "{text:?} is not a size: write a number of bytes or a number with KiB, MiB, GiB or \
+             TiB, such as 64MiB"
         ));
     }
     let factor = factor_of(suffix).ok_or_else(|| {
@@ -34,7 +36,8 @@ fn factor_of(suffix: &str) -> Option<u64> {
     UNITS.iter().find(|(unit, _)| unit.eq_ignore_ascii_case(suffix)).map(|(_, factor)| *factor)
 }
 
-/// `number * factor` with a decimal point allowed as long as the product is whole; no rounding is done silently.
+/// `number * factor` with a decimal point allowed as long as the product is whole; no rounding is
+/// done silently.
 fn scaled(number: &str, factor: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let whole: u64 = whole.parse().ok()?;
@@ -54,7 +57,8 @@ fn scaled(number: &str, factor: u64) -> Option<u64> {
     u64::try_from(bytes).ok()
 }
 
-/// The shortest spelling of `bytes`: exact with the largest suffix that divides it, else one decimal of the largest below it.
+/// The shortest spelling of `bytes`: exact with the largest suffix that divides it, else one
+/// decimal of the largest below it.
 pub(crate) fn show_bytes(bytes: u64) -> String {
     for (unit, factor) in UNITS {
         if bytes >= factor {

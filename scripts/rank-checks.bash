@@ -28,7 +28,8 @@ wait_until() {
 }
 
 free_port() {
-    python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+    python3 -c 'import socket
+s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
 
 # The binaries of this checkout, built unless NKV_BIN_DIR names a folder that has them.
@@ -44,10 +45,11 @@ find_binaries() {
     [ -x "$NKV" ] && [ -x "$NKV_NODE" ] || fail "no nkv and nkv-node in $dir"
 }
 
-# Writes SCRATCH/rank, which a launcher starts once per rank. It runs nkv-node and records its output
-# in out.RANK and err.RANK and its exit status in exit.RANK.
+# Writes SCRATCH/rank, which a launcher starts once per rank. It runs nkv-node and records its
+# output in out.RANK and err.RANK and its exit status in exit.RANK.
 #   tracked  the launcher signals every process below it: the wrapper must not pass SIGTERM on
-#   alone    the launcher signals the wrapper (or its group): nkv-node gets a session of its own, and the signal once
+#   alone    the launcher signals the wrapper (or its group): nkv-node gets a session of its own,
+#            and the signal once
 write_rank_wrapper() {
     local manner=$1 rank_variable=$2 own_session="" on_term=:
     if [ "$manner" = alone ]; then
@@ -59,7 +61,8 @@ write_rank_wrapper() {
 #!/usr/bin/env bash
 rank=\$$rank_variable
 cd "$SCRATCH" || exit 1
-$own_session "$NKV_NODE" --heap-bytes 64MiB --http 127.0.0.1:0 --ttl-ms 1000 --drain-ms 2000 >out.\$rank 2>err.\$rank &
+$own_session "$NKV_NODE" --heap-bytes 64MiB --http 127.0.0.1:0 --ttl-ms 1000 --drain-ms 2000 \
+    >out.\$rank 2>err.\$rank &
 pid=\$!
 echo \$pid >pid.\$rank
 trap '$on_term' TERM
@@ -110,15 +113,20 @@ check_data() {
     first=$(ready_field 0 control) last=$(ready_field $((RANKS - 1)) control)
     for ((key = 0; key < KEYS; key++)); do
         head -c $((1000 * (key + 1))) /dev/urandom >"$SCRATCH/value"
-        timeout $CALL_S "$NKV" put --connect "$first" "launcher/$key" "$SCRATCH/value" >/dev/null || fail "put of key $key through rank 0"
-        timeout $CALL_S "$NKV" get --connect "$last" "launcher/$key" -o "$SCRATCH/back" >/dev/null || fail "get of key $key through rank $((RANKS - 1))"
-        cmp -s "$SCRATCH/value" "$SCRATCH/back" || fail "key $key: what rank $((RANKS - 1)) read differs from what rank 0 put"
+        timeout $CALL_S "$NKV" put --connect "$first" "launcher/$key" "$SCRATCH/value" >/dev/null ||
+            fail "put of key $key through rank 0"
+        timeout $CALL_S "$NKV" get --connect "$last" "launcher/$key" -o "$SCRATCH/back" \
+            >/dev/null || fail "get of key $key through rank $((RANKS - 1))"
+        cmp -s "$SCRATCH/value" "$SCRATCH/back" ||
+            fail "key $key: what rank $((RANKS - 1)) read differs from what rank 0 put"
     done
     echo "$KEYS values put through rank 0 and read through rank $((RANKS - 1)): equal"
     for ((rank = 0; rank < RANKS; rank++)); do
         wait_until $REPORT_S "rank $rank to own an object" owns_an_object "$rank" "$first"
         echo "rank $rank owns $(objects_of_rank "$rank") objects"
-        [ -e "/dev/shm/$(ready_field "$rank" segment)" ] || fail "rank $rank names a segment that is not in /dev/shm: $(ready_field "$rank" segment)"
+        [ -e "/dev/shm/$(ready_field "$rank" segment)" ] ||
+            fail "rank $rank names a segment that is not in /dev/shm:" \
+                "$(ready_field "$rank" segment)"
     done
 }
 
@@ -136,7 +144,8 @@ print(next((row["objects"] for row in json.load(open(path))["ranks"] if row["ran
 PYTHON
 }
 
-# After the launcher was told to stop: every rank drained with exit 0 and left nothing in shared memory.
+# After the launcher was told to stop: every rank drained with exit 0 and left nothing in shared
+# memory.
 check_drained() {
     local rank status segment
     wait_until $DRAIN_S "every rank to drain and end" all_ended
@@ -145,7 +154,8 @@ check_drained() {
         [ "$status" = 0 ] || fail "rank $rank ended with $status, expected 0"
         segment=$(ready_field "$rank" segment)
         # nkv.JOB.RANK.INCARNATION: anything of the job counts, not only the name this rank printed.
-        compgen -G "/dev/shm/${segment%.*.*}.*" >"$SCRATCH/left" && fail "left in shared memory: $(cat "$SCRATCH/left")"
+        compgen -G "/dev/shm/${segment%.*.*}.*" >"$SCRATCH/left" &&
+            fail "left in shared memory: $(cat "$SCRATCH/left")"
     done
     echo "every rank drained: exit 0, nothing of the job left in /dev/shm"
 }
@@ -156,7 +166,8 @@ end_stray_ranks() {
     for file in "$SCRATCH"/pid.*; do
         [ -e "$file" ] || continue
         pid=$(cat "$file")
-        [ "$(readlink "/proc/$pid/exe" 2>/dev/null)" = "$(readlink -f "$NKV_NODE")" ] && kill -KILL "$pid" 2>/dev/null
+        [ "$(readlink "/proc/$pid/exe" 2>/dev/null)" = "$(readlink -f "$NKV_NODE")" ] &&
+            kill -KILL "$pid" 2>/dev/null
     done
     return 0
 }

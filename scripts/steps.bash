@@ -2,7 +2,8 @@
 # Sourced by scripts/test and .ci/run, which set LOGS to a folder first.
 #
 # A step whose need is missing is skipped and listed at the end with what to install. With CI=true
-# the need is installed instead, and whatever is skipped all the same, a single test included, has failed.
+# the need is installed instead, and whatever is skipped all the same, a single test included, has
+# failed.
 
 PASSED=0 FAILED=0 SKIPPED=0
 # Tests that the next step leaves out because a later one runs them: those are no skips.
@@ -11,9 +12,9 @@ MISSING=()
 running=""
 
 readonly TAIL_LINES=60
-# Seconds that all builds together, and all other steps together, may take: each gets its own limit or
-# what is left. Limits are for what hangs, several times what an idle machine needs; and a build, which
-# takes however long a busy machine takes, costs the tests behind it no time.
+# Seconds that all builds together, and all other steps together, may take: each gets its own limit
+# or what is left. Limits are for what hangs, several times what an idle machine needs; and a build,
+# which takes however long a busy machine takes, costs the tests behind it no time.
 BUILD_LEFT_S=${NKV_BUILD_BUDGET_S:-7200} STEPS_LEFT_S=${NKV_BUDGET_S:-7200}
 readonly BUILD_S=1800
 
@@ -31,6 +32,10 @@ have_python3() { command -v python3 >/dev/null; }
 hint_python3() { echo "apt-get install python3"; }
 install_python3() { apt_install python3; }
 
+have_curl() { command -v curl >/dev/null; }
+hint_curl() { echo "apt-get install curl ca-certificates"; }
+install_curl() { apt_install curl ca-certificates; }
+
 have_slurm() {
     local tool
     for tool in slurmctld slurmd srun sbatch scancel sinfo munged; do
@@ -46,7 +51,9 @@ hint_cxx() { echo "apt-get install g++"; }
 install_cxx() { apt_install g++; }
 
 # To build with the feature rdma.
-have_rdma_build() { command -v cmake >/dev/null && compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null; }
+have_rdma_build() {
+    command -v cmake >/dev/null && compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null
+}
 hint_rdma_build() { echo "apt-get install cmake libclang-dev"; }
 install_rdma_build() { apt_install cmake libclang-dev; }
 
@@ -56,11 +63,13 @@ have_rdma_guest() {
     for tool in qemu-system-x86_64 busybox cpio modprobe depmod xz rdma ip unshare python3; do
         command -v "$tool" >/dev/null || return 1
     done
-    [ "$(id -u)" = 0 ] && compgen -G '/usr/lib/*/libibverbs.so.1' >/dev/null && compgen -G '/usr/lib/*/libibverbs/librxe-*' >/dev/null
+    [ "$(id -u)" = 0 ] && compgen -G '/usr/lib/*/libibverbs.so.1' >/dev/null &&
+        compgen -G '/usr/lib/*/libibverbs/librxe-*' >/dev/null
 }
 hint_rdma_guest() { echo "apt-get install $rdma_guest_packages, and run as root"; }
 install_rdma_guest() { apt_install $rdma_guest_packages; }
-readonly rdma_guest_packages="qemu-system-x86 busybox-static cpio kmod xz-utils iproute2 util-linux python3 libibverbs1 ibverbs-providers"
+readonly rdma_guest_packages="qemu-system-x86 busybox-static cpio kmod xz-utils iproute2 \
+util-linux python3 libibverbs1 ibverbs-providers"
 
 have_cargo_deny() { cargo deny --version >/dev/null 2>&1; }
 hint_cargo_deny() { echo "cargo install --locked cargo-deny"; }
@@ -74,7 +83,8 @@ apt_install() {
     local as_root=()
     [ "$(id -u)" = 0 ] || as_root=(sudo -n)
     "${as_root[@]}" apt-get update -q &&
-        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"
+        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+            apt-get install -y -q --no-install-recommends "$@"
 }
 
 # --- steps ----------------------------------------------------------------------------------------
@@ -142,7 +152,8 @@ skip_step() {
     fi
 }
 
-# count STATUS LOG: adds the tests that the log tells of, or one for a step that is a test by itself.
+# count STATUS LOG: adds the tests that the log tells of, or one for a step that is a test by
+# itself.
 count() {
     local passed=0 failed=0 skipped=0
     read -r passed failed skipped < <(tests_in "$2")
@@ -175,7 +186,8 @@ tests_in() {
             f = number_before("failed") + number_before("timed out") + number_before("exec failed")
         }
         /^test result: / && !nextest {
-            p += number_before("passed"); f += number_before("failed"); s += number_before("ignored")
+            p += number_before("passed"); f += number_before("failed")
+            s += number_before("ignored")
         }
         END { print p + 0, f + 0, s + 0 }
     ' "$1"

@@ -1,8 +1,9 @@
-//! Two processes flood one owner's log with small objects: every id comes into the log once or is put
-//! by a plan, none twice, none lost, and every byte claimed is accounted for, position by position
-//! [I13]. Prints puts per second; it compares them with nothing.
+//! Two processes flood one owner's log with small objects: every id comes into the log once or is
+//! put by a plan, none twice, none lost, and every byte claimed is accounted for, position by
+//! position [I13]. Prints puts per second; it compares them with nothing.
 //!
-//! `NKV_FLOOD_PUTS` (200,000) puts in all; `NKV_FLOOD_LOG_MIB` (256) MiB of log, half of what the heap has.
+//! `NKV_FLOOD_PUTS` (200,000) puts in all; `NKV_FLOOD_LOG_MIB` (256) MiB of log, half of what the
+//! heap has.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 #[path = "chaos/accounts.rs"]
@@ -102,8 +103,8 @@ fn i13_every_claim_of_a_flood_is_accounted_for_by_position() {
     let (ids, seen) = observer.end();
     let by_plan: Vec<u64> = reports.into_iter().flatten().collect();
     println!(
-        "flood: {total} puts of {} bytes from {PRODUCERS} processes: {} puts/s, by_log={} by_plan={} \
-         given_up={} laps={:.1} views={}",
+        "flood: {total} puts of {} bytes from {PRODUCERS} processes: {} puts/s, by_log={} \
+         by_plan={} given_up={} laps={:.1} views={}",
         ids::VALUE_BYTES,
         total * 1_000 / took_ms,
         seen.ready - 1,

@@ -1,5 +1,6 @@
-//! A put is acknowledged once its owner has recorded the plan, and not when word of it is in a socket:
-//! what was acknowledged is found again when the master dies, whatever its owner had read by then.
+//! A put is acknowledged once its owner has recorded the plan, and not when word of it is in a
+//! socket: what was acknowledged is found again when the master dies, whatever its owner had read
+//! by then.
 
 mod cluster_process;
 

@@ -1,5 +1,5 @@
-//! `nkv ls` and `nkv rm --matching`, `--all` against three running ranks: what people see, what scripts
-//! may rely on, and what a rank that stands still or dies makes of them.
+//! `nkv ls` and `nkv rm --matching`, `--all` against three running ranks: what people see, what
+//! scripts may rely on, and what a rank that stands still or dies makes of them.
 
 mod cluster_process;
 
@@ -14,8 +14,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 const LIMIT: Duration = HANGS;
-/// A call that needs a rank that does not answer ends within two seconds [I18]; the process around it
-/// starts and ends, too.
+/// A call that needs a rank that does not answer ends within two seconds [I18]; the process around
+/// it starts and ends, too.
 const ANSWER_MS: u64 = 3_500;
 
 fn nkv(cluster: &ProcessCluster, rank: u32, args: &[&str]) -> Ended {

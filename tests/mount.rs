@@ -1,5 +1,6 @@
-//! `nkv mount` and `nkv unmount` against ranks in processes of their own: memory that other processes
-//! map comes and goes, by shared memory and by tcp, and nothing of it is left when its rank is killed.
+//! `nkv mount` and `nkv unmount` against ranks in processes of their own: memory that other
+//! processes map comes and goes, by shared memory and by tcp, and nothing of it is left when its
+//! rank is killed.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod cluster_process;

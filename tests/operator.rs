@@ -1,5 +1,6 @@
-//! What somebody meets who runs a cluster: limits of the shell, a stopped process, a rank started with
-//! other numbers, logs for machines, metrics, and a load that cannot work. Real processes throughout.
+//! What somebody meets who runs a cluster: limits of the shell, a stopped process, a rank started
+//! with other numbers, logs for machines, metrics, and a load that cannot work. Real processes
+//! throughout.
 
 mod cluster_process;
 

@@ -1,5 +1,6 @@
-//! The documentation names what there is: every invariant of docs/PROTOCOL.md is pinned by a test that
-//! carries its number, no test carries a number that the page lacks, and no link leads nowhere.
+//! The documentation names what there is: every invariant of docs/PROTOCOL.md is pinned by a test
+//! that carries its number, no test carries a number that the page lacks, and no link leads
+//! nowhere.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -8,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 /// Folders with sources, below the repository's root.
 const ROOTS: [&str; 6] = ["store", "transport", "actors", "bin", "tests", "src"];
-/// Stated, and pinned by no test that runs everywhere: relaxed ordering needs a device that does it.
+/// Stated, and pinned by no test that runs everywhere: relaxed ordering needs a device that does
+/// it.
 const UNPINNED: [u32; 1] = [5];
 
 fn files(dir: &Path, extension: &str, found: &mut Vec<PathBuf>) {

@@ -1,5 +1,5 @@
-//! A cluster whose clients reach its memory through RDMA devices alone. Needs a device: `scripts/rdma-test` runs
-//! it in a guest with Soft-RoCE.
+//! A cluster whose clients reach its memory through RDMA devices alone. Needs a device:
+//! `scripts/rdma-test` runs it in a guest with Soft-RoCE.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod cluster_process;

@@ -1,6 +1,7 @@
-//! Thousands of connections that say nothing, on every port of a rank at once, for a while: clients work
-//! beside them, /healthz answers, and a rank that is killed meanwhile comes back [I20].
-//! `scripts/silent-connections` runs it with 10,000 on each port for a minute; the suite with fewer.
+//! Thousands of connections that say nothing, on every port of a rank at once, for a while: clients
+//! work beside them, /healthz answers, and a rank that is killed meanwhile comes back [I20].
+//! `scripts/silent-connections` runs it with 10,000 on each port for a minute; the suite with
+//! fewer.
 #![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 #![expect(unsafe_code, reason = "threads with descriptor tables of their own")]
 
@@ -38,8 +39,8 @@ struct State {
     full: AtomicUsize,
 }
 
-/// Gives the calling thread a descriptor table of its own: the limit of open files counts per table,
-/// and all ports together may need more than a process may have.
+/// Gives the calling thread a descriptor table of its own: the limit of open files counts per
+/// table, and all ports together may need more than a process may have.
 fn own_descriptors() {
     // SAFETY: it changes only which descriptors this thread sees; those it opens from here on are
     // closed by itself.

@@ -1,6 +1,6 @@
 //! `nkv top` over a real cluster. Where there is no terminal: one picture with every rank, its heap
-//! and its actors, and still one when a rank, or the master itself, is killed. On a terminal: it ends
-//! with it, and gives it back as it was.
+//! and its actors, and still one when a rank, or the master itself, is killed. On a terminal: it
+//! ends with it, and gives it back as it was.
 
 mod cluster_process;
 

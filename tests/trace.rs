@@ -1,7 +1,7 @@
 //! The first requests of a published workload, replayed by the real `nkv-load`, against the
-//! arithmetic of a plain set: with room for all blocks a cache may not hit one block more or less. With
-//! little room each eviction policy is held to what the policy alone, without any node, would hit.
-//! Without the published trace the tests make one of the same shape.
+//! arithmetic of a plain set: with room for all blocks a cache may not hit one block more or less.
+//! With little room each eviction policy is held to what the policy alone, without any node, would
+//! hit. Without the published trace the tests make one of the same shape.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 use nkv::message::OwnerGauges;

@@ -1,5 +1,5 @@
-//! Who may connect to real ranks [I20]: with a secret, without one, from another user, and with what
-//! was overheard. Whoever is refused is told why, is counted, and disturbs nobody.
+//! Who may connect to real ranks [I20]: with a secret, without one, from another user, and with
+//! what was overheard. Whoever is refused is told why, is counted, and disturbs nobody.
 #![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 
 mod cluster_process;
@@ -207,7 +207,8 @@ fn i20_an_overheard_handshake_opens_no_door_of_the_cluster() {
     assert!(sent.len() > OPENING_BYTES + FINISH_BYTES, "a hello follows the handshake");
     assert!(!sent.windows(6).any(|w| w == b"status"), "and can be read by nobody between");
     let answer_len = ANSWER_BYTES;
-    // The node it was made for, over each of its ports, and the other one, which has the same secret.
+    // The node it was made for, over each of its ports, and the other one, which has the same
+    // secret.
     let ports = [cluster.node(0).control(), cluster.node(1).control()];
     for port in ports {
         assert_eq!(send_all(dial(port), &sent).len(), answer_len, "an answer and no more");

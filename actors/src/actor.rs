@@ -1,6 +1,6 @@
-//! `ActorCell`: our one seam to actix. A role is written against [`Role`] and [`On`]; a `ActorCell` catches
-//! its panics, lets the supervisor restart it and rebuilds it by [`Role::boot`] from the durable state that
-//! lies outside it. Nothing else in the workspace may touch actix contexts.
+//! `ActorCell`: our one seam to actix. A role is written against [`Role`] and [`On`]; a `ActorCell`
+//! catches its panics, lets the supervisor restart it and rebuilds it by [`Role::boot`] from the
+//! durable state that lies outside it. Nothing else in the workspace may touch actix contexts.
 //!
 //! Why not actix's traits directly: a panic in a handler kills the actor for good, `do_send`
 //! swallows full and closed mailboxes, and a mailbox loop never yields to its neighbours.
@@ -84,8 +84,9 @@ pub struct Context<'a, R: Role> {
 }
 
 impl<R: Role> Context<'_, R> {
-    /// Sends `message` to this role after `delay`. A timer is a message, and dies with the actor. While
-    /// the mailbox is full it waits: a role that sets its next timer as this one comes must not lose it.
+    /// Sends `message` to this role after `delay`. A timer is a message, and dies with the actor.
+    /// While the mailbox is full it waits: a role that sets its next timer as this one comes must
+    /// not lose it.
     pub fn after<M: Message>(&self, delay: Duration, message: M)
     where
         R: On<M>,

@@ -1,6 +1,7 @@
-//! AnnouncePoller: watches the device log of one segment for claims that were settled, and tells the
-//! Owner to look. A thread (in a simulation a task) polls one header word, the next claim's, and nothing that producers
-//! modify; the actor owns no more than the thread's life. It decides nothing.
+//! AnnouncePoller: watches the device log of one segment for claims that were settled, and tells
+//! the Owner to look. A thread (in a simulation a task) polls one header word, the next claim's,
+//! and nothing that producers modify; the actor owns no more than the thread's life. It decides
+//! nothing.
 
 use crate::actor::{ActorAddr, Context, Message, On, Reply, Role};
 use crate::environment::Platform;
@@ -16,11 +17,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Pause between two looks while there is news, and the longest, to which it grows when there is none.
+/// Pause between two looks while there is news, and the longest, to which it grows when there is
+/// none.
 const SHORTEST: Duration = Duration::from_micros(100);
 const LONGEST: Duration = Duration::from_millis(1);
-/// So many objects between two looks are a flood: the longest pause then. Waking two threads for each
-/// hundred costs the processors more than the hundred do, and who misses an object asks the owner.
+/// So many objects between two looks are a flood: the longest pause then. Waking two threads for
+/// each hundred costs the processors more than the hundred do, and who misses an object asks the
+/// owner.
 const FLOOD: u64 = 64;
 /// The longest in a simulation, where every look is an event of all that happens.
 const LONGEST_HERE: Duration = Duration::from_millis(8);

@@ -69,15 +69,16 @@ pub struct ClientConfig {
     /// options say otherwise. Then Ok means that an object under that key is readable, whichever
     /// came first. Owners without a log are put to by plans.
     pub device_alloc: bool,
-    /// Stripes into which one read or write of 8 MiB or more is cut, each with a thread, and over tcp
-    /// a connection, of its own. 0: as the machine is, one for every two processors and at most 4;
-    /// 1: none is cut; at most 16.
+    /// Stripes into which one read or write of 8 MiB or more is cut, each with a thread, and over
+    /// tcp a connection, of its own. 0: as the machine is, one for every two processors and at most
+    /// 4; 1: none is cut; at most 16.
     pub data_stripes: usize,
-    /// Bytes of buffers that are kept for later gets once the bytes that `get` returned are dropped;
-    /// 0: none.
+    /// Bytes of buffers that are kept for later gets once the bytes that `get` returned are
+    /// dropped; 0: none.
     pub get_pool_bytes: u64,
-    /// Whether every page of an owner's segment is taken beside the first calls, where its owner did so
-    /// (0.3 s/GiB): calls then meet no page fault. Not worth it to a process that makes few of them.
+    /// Whether every page of an owner's segment is taken beside the first calls, where its owner
+    /// did so (0.3 s/GiB): calls then meet no page fault. Not worth it to a process that makes few
+    /// of them.
     pub prefault: bool,
     /// Which RDMA devices to reach owners through, where they have some, too.
     pub fabric: FabricConfig,
@@ -181,8 +182,8 @@ impl Shared {
         self.world.load(Ordering::Relaxed)
     }
 
-    /// Takes an owner in that was just attached to, unless it was declared gone meanwhile [I17]. False if
-    /// this handle was closed meanwhile.
+    /// Takes an owner in that was just attached to, unless it was declared gone meanwhile [I17].
+    /// False if this handle was closed meanwhile.
     pub(crate) fn take_in(&self, peer: Arc<Peer>) -> bool {
         let view = self.view.read().unwrap_or_else(PoisonError::into_inner);
         let member = |(info, _): &&(RankInfo, RankState)| info.incarnation == peer.incarnation;
@@ -211,8 +212,8 @@ impl Shared {
         self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Keeps a view unless a later one is kept. An owner that is no member any more is read no more:
-    /// what it holds may have been removed and put anew elsewhere [I17].
+    /// Keeps a view unless a later one is kept. An owner that is no member any more is read no
+    /// more: what it holds may have been removed and put anew elsewhere [I17].
     pub(crate) fn keep_view(&self, view: View) {
         let mut kept = self.view.write().unwrap_or_else(PoisonError::into_inner);
         if view.order() < kept.order() {

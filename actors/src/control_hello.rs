@@ -1,5 +1,5 @@
-//! The first words on a connection to a node: connect, authenticate, say what it is for. What follows
-//! belongs to that purpose.
+//! The first words on a connection to a node: connect, authenticate, say what it is for. What
+//! follows belongs to that purpose.
 
 use crate::error::Error;
 use crate::message::{Hello, MESSAGES_VERSION, Purpose, Refusal, Welcome};

@@ -1,6 +1,7 @@
-//! Everything that a process takes from outside itself: time, network, randomness, the machine below
-//! it, and threads to run on. Production has the operating system's. A simulation brings its own and
-//! runs the very same code, one environment for each process that it plays. It decides nothing.
+//! Everything that a process takes from outside itself: time, network, randomness, the machine
+//! below it, and threads to run on. Production has the operating system's. A simulation brings its
+//! own and runs the very same code, one environment for each process that it plays. It decides
+//! nothing.
 
 use crate::error::Result;
 use crate::executor::OwnedExecutor;
@@ -57,8 +58,8 @@ impl Environment {
         }
     }
 
-    /// A process of a simulation. All of it runs on the thread that starts it, which must be inside a
-    /// tokio `LocalSet`: dropping that set ends the process at whatever its tasks wait for.
+    /// A process of a simulation. All of it runs on the thread that starts it, which must be inside
+    /// a tokio `LocalSet`: dropping that set ends the process at whatever its tasks wait for.
     pub fn simulated(
         clock: Arc<dyn Clock>,
         net: Arc<dyn Net>,

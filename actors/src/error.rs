@@ -5,31 +5,50 @@ use nkv_store::StoreError;
 use nkv_transport::TransportError;
 use serde::{Deserialize, Serialize};
 
-/// What the caller can do about it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum ErrorKind {
-    /// No such key. Compute the value.
-    NotFound,
-    /// The key is there already; values are immutable, so there is nothing to do.
-    AlreadyExists,
-    /// Being written, being removed, or the cluster is starting. Try again soon.
-    NotReady,
-    /// No room within the time allowed. Free something, or drop the put.
-    OutOfMemory,
-    /// The plan ended (deadline, abort, remove) before it was committed. Open a new one.
-    Reclaimed,
-    /// No answer in time. The outcome is whole or absent.
-    Timeout,
-    /// The rank that is needed is gone or unreachable.
-    Disconnected,
-    /// The call itself is wrong.
-    InvalidArgument,
-    /// Stored bytes failed a check.
-    Corrupt,
-    /// Not available in this build or on this machine.
-    Unsupported,
-    /// A defect of nkv, or an actor that was restarted under this call.
-    Internal,
+/// Makes the kinds, and the sentences about each, from one table: what the documentation says of a
+/// kind is what [`ErrorKind::meaning`] and [`ErrorKind::what_to_do`] say.
+macro_rules! kinds {
+    ($($kind:ident: $meaning:literal, $what_to_do:literal;)+) => {
+        /// What the caller can do about it.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        pub enum ErrorKind {
+            $(#[doc = $meaning] #[doc = $what_to_do] $kind,)+
+        }
+
+        impl ErrorKind {
+            /// Every kind.
+            pub const ALL: &[Self] = &[$(Self::$kind),+];
+
+            /// What happened, as a sentence.
+            pub fn meaning(self) -> &'static str {
+                match self { $(Self::$kind => $meaning),+ }
+            }
+
+            /// What the caller does about it, as a sentence.
+            pub fn what_to_do(self) -> &'static str {
+                match self { $(Self::$kind => $what_to_do),+ }
+            }
+        }
+    };
+}
+
+kinds! {
+    NotFound: "No such key.", "Compute the value.";
+    AlreadyExists: "The key is there already, and values are immutable.", "Nothing.";
+    NotReady: "Being written, being removed, or the cluster is starting.", "Try again soon.";
+    OutOfMemory: "No room within the time allowed.", "Free something, or drop the put.";
+    Reclaimed: "The plan ended before it was committed: deadline, abort or remove.",
+        "Open a new one.";
+    Timeout: "No answer in time. The outcome is whole or absent.",
+        "Try again, or allow more time.";
+    Disconnected: "The rank that is needed is gone or unreachable.",
+        "Go on without it, or try again once it is back.";
+    InvalidArgument: "The call itself is wrong.", "Change it: the message says what.";
+    Corrupt: "Stored bytes failed a check.", "Remove the key and put it again.";
+    Unsupported: "Not available in this build or on this machine.",
+        "Use another transport, build or machine.";
+    Internal: "A defect of nkv, or an actor that was restarted under this call.",
+        "Try again; the log of the nodes says more.";
 }
 
 impl std::fmt::Display for ErrorKind {

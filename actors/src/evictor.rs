@@ -1,6 +1,6 @@
 //! Evictor: picks victims when a heap is above its high watermark or an open waits for room. It
-//! only names them; the Owner retires them. Its list is read from the headers when it starts, and is
-//! compared with them when the Owner could not tell it something: a piece at a time.
+//! only names them; the Owner retires them. Its list is read from the headers when it starts, and
+//! is compared with them when the Owner could not tell it something: a piece at a time.
 
 mod reading;
 
@@ -124,7 +124,8 @@ impl Role for Evictor {
 }
 
 impl Evictor {
-    /// Decides: pops victims until the policy's bytes are at most `target`, sparing the last `spare`.
+    /// Decides: pops victims until the policy's bytes are at most `target`, sparing the last
+    /// `spare`.
     fn victims_down_to(&mut self, target: u64, spare: usize) -> Vec<(u32, u32, u64)> {
         let mut victims = Vec::new();
         while self.policy.bytes() > target && self.policy.len() > spare {
@@ -170,8 +171,9 @@ impl Evictor {
         }
     }
 
-    /// Compares the list with the headers if the owner could not tell something, and once more at the
-    /// look after that: by then every word is heard that was on its way when the headers were read.
+    /// Compares the list with the headers if the owner could not tell something, and once more at
+    /// the look after that: by then every word is heard that was on its way when the headers were
+    /// read.
     fn catch_up(&mut self, ctx: &Context<'_, Self>) {
         if self.reading.is_some() {
             return;

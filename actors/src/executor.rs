@@ -1,7 +1,7 @@
-//! The spawning seam: where an actor or a control-plane task runs, and by which clock. In production
-//! a place is an actix Arbiter (a thread with its own event loop); under a deterministic simulation it
-//! is a set of tasks on the thread one is already on, since another thread would break the order of
-//! events. Either way its tasks end with it.
+//! The spawning seam: where an actor or a control-plane task runs, and by which clock. In
+//! production a place is an actix Arbiter (a thread with its own event loop); under a deterministic
+//! simulation it is a set of tasks on the thread one is already on, since another thread would
+//! break the order of events. Either way its tasks end with it.
 
 use crate::error::{Error, Result};
 use actix::{Arbiter, ArbiterHandle, System};
@@ -101,8 +101,8 @@ impl OwnedExecutor {
         ))
     }
 
-    /// A set of tasks on the current thread, with time as this clock has it: for simulation. Must be
-    /// called inside a tokio `LocalSet`.
+    /// A set of tasks on the current thread, with time as this clock has it: for simulation. Must
+    /// be called inside a tokio `LocalSet`.
     pub fn here(clock: Arc<dyn Clock>) -> Self {
         let (tx, jobs) = mpsc::unbounded_channel();
         tokio::task::spawn_local(run_here(jobs));
@@ -145,8 +145,8 @@ impl Executor {
         }
     }
 
-    /// Runs work that takes its time (files, a slow pattern, joining threads) beside the event loops;
-    /// in a simulation at once, since nothing else may happen meanwhile.
+    /// Runs work that takes its time (files, a slow pattern, joining threads) beside the event
+    /// loops; in a simulation at once, since nothing else may happen meanwhile.
     pub async fn beside<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,

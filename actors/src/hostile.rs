@@ -1,10 +1,10 @@
-//! Actors fed with whatever decodes: a master hears of a member and of clients, an owner of a master
-//! and of an attached process, and all of them may lie in every number. Nothing of it may make an actor
-//! panic, take memory that no honest word would take, or keep the others from being served [I19]. The
-//! fuzzer runs it, and so does a test, from the same seeds. Mutated bytes alone find no check that is
-//! missing, since most of what they say is refused by another one. So a second test says each thing that
-//! cannot be, one at a time (`lies.rs`), expects it to be refused, and then looks whether master and owner
-//! still agree with what was true before (`whole.rs`).
+//! Actors fed with whatever decodes: a master hears of a member and of clients, an owner of a
+//! master and of an attached process, and all of them may lie in every number. Nothing of it may
+//! make an actor panic, take memory that no honest word would take, or keep the others from being
+//! served [I19]. The fuzzer runs it, and so does a test, from the same seeds. Mutated bytes alone
+//! find no check that is missing, since most of what they say is refused by another one. So a
+//! second test says each thing that cannot be, one at a time (`lies.rs`), expects it to be refused,
+//! and then looks whether master and owner still agree with what was true before (`whole.rs`).
 
 mod scene;
 mod seeds;
@@ -70,8 +70,8 @@ fn decoded<T: DeserializeOwned>(body: &[u8]) -> Option<T> {
     decode_frame(&frame).ok().map(|(_, value, _)| value)
 }
 
-/// Says the words of an input one after the other; true if all of them decoded. Panics if an actor did,
-/// or does not serve others any more.
+/// Says the words of an input one after the other; true if all of them decoded. Panics if an actor
+/// did, or does not serve others any more.
 pub fn run(input: &[u8]) -> bool {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let Ok(runtime) = runtime else { return false };

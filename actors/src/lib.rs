@@ -1,10 +1,13 @@
 //! nkv-actors: the control plane of nkv.
 //!
 //! - Actors decide, the data plane moves, and no byte ever waits in a mailbox.
-//! - [`cell`] is the only seam to actix; a role that panics is rebuilt from the durable state outside it.
-//! - [`master`], [`owner`], [`producer`] and [`evictor`] are the roles; [`message`] lists what they say.
+//! - [`cell`] is the only seam to actix; a role that panics is rebuilt from the durable state
+//!   outside it.
+//! - [`master`], [`owner`], [`producer`] and [`evictor`] are the roles; [`message`] lists what they
+//!   say.
 //! - [`client`] is the handle, [`node`] a rank with all of it.
-//! - [`environment`] and [`machine`] are what all of it takes from outside, so that a simulation can own it.
+//! - [`environment`] and [`machine`] are what all of it takes from outside, so that a simulation
+//!   can own it.
 
 pub mod actor;
 pub mod announce_poller;

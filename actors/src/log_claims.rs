@@ -1,5 +1,6 @@
-//! The claims that this process has open in the logs of segments, one table per segment whatever the
-//! number of handles: the owner's question "is nothing of yours open?" is about the process [I14].
+//! The claims that this process has open in the logs of segments, one table per segment whatever
+//! the number of handles: the owner's question "is nothing of yours open?" is about the process
+//! [I14].
 
 use nkv_store::device_log::{Landing, OpenClaims};
 use std::collections::BTreeMap;

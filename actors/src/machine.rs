@@ -69,8 +69,8 @@ pub trait Machine: Send + Sync + fmt::Debug {
     /// This process, for people.
     fn pid(&self) -> u32;
 
-    /// Makes a segment of `bytes` zero bytes; without a name it is this process's alone. Blocks: with
-    /// `prefault` it takes up to seconds per GiB.
+    /// Makes a segment of `bytes` zero bytes; without a name it is this process's alone. Blocks:
+    /// with `prefault` it takes up to seconds per GiB.
     fn create(
         &self,
         name: Option<&SegmentName>,
@@ -86,8 +86,8 @@ pub trait Machine: Send + Sync + fmt::Debug {
         Err(StoreError::BadSegment(format!("this machine maps {file_name} by its name alone")))
     }
 
-    /// Takes every page of a segment that this process is attached to, beside its other work: it only
-    /// saves page faults.
+    /// Takes every page of a segment that this process is attached to, beside its other work: it
+    /// only saves page faults.
     fn prefault(&self, file_name: &str);
 
     /// Holds up the thread that calls: the pause of a verb that waits.
@@ -147,7 +147,8 @@ impl Machine for OsMachine {
             tracing::info!(name, "removed what a dead process left behind");
         }
         let named = shm::create(name, bytes, prefault)?;
-        // The node keeps the handle that unlinks; the heap lives on its own, for those still using it.
+        // The node keeps the handle that unlinks; the heap lives on its own, for those still using
+        // it.
         let memory = shm::attach(named.file_name(), false)?;
         let file_name = named.file_name().to_string();
         Ok(NewSegment { memory, file_name, name: Some(Box::new(named)) })

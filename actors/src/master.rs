@@ -86,7 +86,8 @@ pub struct Master {
     waiting: VecDeque<Waiting>,
     rounds: Rounds,
     log_questions: log::LogQuestions,
-    // Keys of which logs serve objects besides the entry that has the key now, and where: one a segment.
+    // Keys of which logs serve objects besides the entry that has the key now, and where: one a
+    // segment.
     aside: HashMap<KeyId, BTreeMap<SegmentId, crate::message::SlotRef>>,
     // Of these, those whose listed object a reader found gone: another one is no second one.
     found_gone: HashSet<KeyId>,
@@ -250,8 +251,8 @@ impl Master {
         let what = match request {
             Request::OpenForWrite { .. } => "a put",
             Request::Remove(_) | Request::RemoveMatching(_) => "a remove",
-            // What a rank brings may have been removed, where an earlier master lost that rank: those
-            // who know of it are to be met first [I6].
+            // What a rank brings may have been removed, where an earlier master lost that rank:
+            // those who know of it are to be met first [I6].
             Request::GetLocation { .. }
             | Request::MatchPrefix(_)
             | Request::Exists(_)
@@ -261,8 +262,8 @@ impl Master {
         let removes = matches!(request, Request::Remove(_) | Request::RemoveMatching(_));
         request.check().err().or_else(|| match self.settled() {
             false => Some(self.early(what)),
-            // Before any log is asked, which takes out what it has of a key: a remove that is refused has
-            // removed nothing.
+            // Before any log is asked, which takes out what it has of a key: a remove that is
+            // refused has removed nothing.
             true if removes => self.check_quorum().and_then(|()| self.check_all_reported()).err(),
             true => self.check_quorum().err(),
         })

@@ -1,5 +1,5 @@
-//! Membership as a segment of a rank lives it: join the master, keep the link, send heartbeats, hand
-//! frames to the Owner, come back when the link breaks. It decides nothing about objects.
+//! Membership as a segment of a rank lives it: join the master, keep the link, send heartbeats,
+//! hand frames to the Owner, come back when the link breaks. It decides nothing about objects.
 
 use crate::actor::ActorAddr;
 use crate::control_hello::hello;
@@ -232,8 +232,8 @@ impl Membership {
             self.missed.store(true, Ordering::Relaxed);
             tracing::warn!(
                 segment_id = %self.info.id(), %why,
-                "no link to the master any more: what is here is served on, and the master is looked \
-                 for until it is back"
+                "no link to the master any more: what is here is served on, and the master is \
+                 looked for until it is back"
             );
         }
     }
@@ -245,8 +245,8 @@ impl Membership {
         }
         tracing::warn!(
             segment_id = %self.info.id(), %why,
-            "the master refuses this rank, which had joined: what is here is served on to those who \
-             know of it, and the master is asked again until it takes this rank in"
+            "the master refuses this rank, which had joined: what is here is served on to those \
+             who know of it, and the master is asked again until it takes this rank in"
         );
     }
 
@@ -285,8 +285,8 @@ impl Membership {
         }
     }
 
-    /// Moves frames both ways until the link breaks; says whether it was the master who cut it after
-    /// a Leave. The master asks for a report first.
+    /// Moves frames both ways until the link breaks; says whether it was the master who cut it
+    /// after a Leave. The master asks for a report first.
     async fn serve(
         &self,
         (stream, confirm): (BoxStream, bool),
@@ -392,7 +392,10 @@ impl Membership {
             let up = tokio::select! {
                 // In this order: a heartbeat is due now and then, frames may be there without end.
                 biased;
-                _ = beat.tick() => OwnerToMaster::Heartbeat(Box::new(self.tables.gauges.snapshot())),
+                _ = beat.tick() => {
+                    let gauges = self.tables.gauges.snapshot();
+                    OwnerToMaster::Heartbeat(Box::new(gauges))
+                }
                 up_to = Recorded::next(recorded) => OwnerToMaster::PlansRecorded { up_to },
                 up = rx.recv() => match up {
                     Some(up) => up,
@@ -411,8 +414,8 @@ impl Membership {
     }
 }
 
-/// Plans of one link that are recorded, and that its master has not been told are. The reader takes in
-/// whatever has come before the writer has its turn: one frame acknowledges many plans.
+/// Plans of one link that are recorded, and that its master has not been told are. The reader takes
+/// in whatever has come before the writer has its turn: one frame acknowledges many plans.
 #[derive(Debug, Default)]
 struct Recorded {
     up_to: Mutex<Option<PlanId>>,

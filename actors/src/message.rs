@@ -137,9 +137,9 @@ pub struct PutOptions {
     pub preferred_rank: Option<u32>,
     /// Bytes per page; the node's default (256 KiB) if 0.
     pub page_bytes: u32,
-    /// Whether the object may go into the owner's device log, without asking the master: true, false,
-    /// or as the handle is configured. Objects that are larger than a quarter of the log, and all
-    /// while it is full, take a plan.
+    /// Whether the object may go into the owner's device log, without asking the master: true,
+    /// false, or as the handle is configured. Objects that are larger than a quarter of the log,
+    /// and all while it is full, take a plan.
     pub device_alloc: Option<bool>,
 }
 
@@ -177,7 +177,8 @@ pub enum Existence {
     Writing,
     /// Readable.
     Ready,
-    /// Stored on a rank whose link is down: a read says Disconnected until the rank is back, or gone.
+    /// Stored on a rank whose link is down: a read says Disconnected until the rank is back, or
+    /// gone.
     Unreachable,
 }
 
@@ -206,8 +207,8 @@ pub enum Request {
     GetLocation {
         /// The keys.
         keys: Vec<KeyBytes>,
-        /// Where the caller was led to and found nothing to believe: before any of these is named once
-        /// more, its owner is asked.
+        /// Where the caller was led to and found nothing to believe: before any of these is named
+        /// once more, its owner is asked.
         gone: Vec<SlotRef>,
     },
     /// The longest run from the first key that is readable.

@@ -61,7 +61,8 @@ pub struct DrainReport {
     pub waited_ms: u64,
 }
 
-/// One rank of a cluster. Dropping it takes it down at once; see [`Node::drain`] and [`Node::stop`].
+/// One rank of a cluster. Dropping it takes it down at once; see [`Node::drain`] and
+/// [`Node::stop`].
 pub struct Node(OwnProcessOnly<NodeParts>);
 
 /// What a node is made of. A child made by fork has it, too, and its end there ends nothing.
@@ -176,17 +177,17 @@ impl Node {
         self.first.segment_handle.is_draining()
     }
 
-    /// Contributes one more segment, of `bytes` payload bytes, of the same kind of memory and with the
-    /// same settings as the first; returns its number once objects may be placed on it. A rank has at
-    /// most [`MAX_SEGMENTS`](crate::message::MAX_SEGMENTS). `OutOfMemory` if the machine has too
-    /// little; whatever fails leaves nothing behind.
+    /// Contributes one more segment, of `bytes` payload bytes, of the same kind of memory and with
+    /// the same settings as the first; returns its number once objects may be placed on it. A rank
+    /// has at most [`MAX_SEGMENTS`](crate::message::MAX_SEGMENTS). `OutOfMemory` if the machine has
+    /// too little; whatever fails leaves nothing behind.
     pub async fn mount_segment(&self, bytes: u64) -> crate::Result<u32> {
         self.segments.mount(bytes).await.map(|info| info.segment_id)
     }
 
     /// Takes a mounted segment away, with the objects on it: no new plan is placed there, open ones
-    /// have `limit` to end. Readers in progress end by a whole value or by `NotFound`; the memory is
-    /// given back when the last of them unmaps it. Segment 0 goes with its node only.
+    /// have `limit` to end. Readers in progress end by a whole value or by `NotFound`; the memory
+    /// is given back when the last of them unmaps it. Segment 0 goes with its node only.
     pub async fn unmount_segment(
         &self,
         segment: u32,

@@ -34,7 +34,8 @@ use tables::{Gauges, OwnerTables, PlanRecord, PlanStatus};
 const IDLE_TICK_MS: u64 = 100;
 /// And this often while a fence is incomplete.
 const FENCE_TICK_MS: u64 = 5;
-/// A pin that holds a retired object up for so long is counted as suspect; it is honoured all the same.
+/// A pin that holds a retired object up for so long is counted as suspect; it is honoured all the
+/// same.
 const SUSPECT_PIN_NS: u64 = 10_000_000_000;
 /// `Freed` is repeated after this many idle ticks.
 const FREED_REPEAT_TICKS: u64 = 5;
@@ -155,7 +156,8 @@ impl Role for Owner {
         };
         let mut slots =
             Slots::scan(durable.heap.clone(), &open, |s, e| durable.tables.has_key(s, e), now);
-        // So may the evictor have missed one that a panic swallowed. At the first start there is none.
+        // So may the evictor have missed one that a panic swallowed. At the first start there is
+        // none.
         if durable.evictor.get().is_some() {
             durable.tables.evictor_missed.store(true, std::sync::atomic::Ordering::Release);
         }
@@ -200,7 +202,8 @@ impl Owner {
     fn reschedule(&mut self, ctx: &mut Context<'_, Self>) {
         let g = &self.durable.tables.gauges;
         g.levels(&self.slots.usage());
-        // A plan that ran out of time is fenced before its slot is: its writer holds it all the same.
+        // A plan that ran out of time is fenced before its slot is: its writer holds it all the
+        // same.
         g.fencing.store(self.ending.len() as u64, std::sync::atomic::Ordering::Relaxed);
         let now = self.durable.clock.now_ns();
         let (pinned, suspect) = self.slots.held_by_pins(now, SUSPECT_PIN_NS);

@@ -1,6 +1,6 @@
-//! A producer's open plans, shared between the handle that writes and the owner that may end a plan.
-//! A gate per plan says whether bytes are being placed; a plan that was dropped is never started,
-//! even if the reply that grants it arrives later [I10].
+//! A producer's open plans, shared between the handle that writes and the owner that may end a
+//! plan. A gate per plan says whether bytes are being placed; a plan that was dropped is never
+//! started, even if the reply that grants it arrives later [I10].
 
 use crate::client::closed;
 use crate::client::peer::Peer;
@@ -143,14 +143,17 @@ impl PlanState {
 #[derive(Debug)]
 pub struct Obeyed {
     incarnation: u64,
-    // One for all attachments of a handle to that owner: what one of them says of it, it says for all.
+    // One for all attachments of a handle to that owner: what one of them says of it, it says for
+    // all.
     term: Arc<Mutex<Term>>,
-    // What is open in the owner's device log: of this process where it maps it, else of this attachment alone.
+    // What is open in the owner's device log: of this process where it maps it, else of this
+    // attachment alone.
     claims: Option<Arc<OpenClaims>>,
 }
 
 impl Obeyed {
-    /// True when nothing that is told of over this attachment is open in the owner's log below a position.
+    /// True when nothing that is told of over this attachment is open in the owner's log below a
+    /// position.
     pub(crate) fn is_clear_below(&self, below: u64) -> bool {
         self.claims.as_ref().is_none_or(|claims| claims.clear_below(below))
     }
@@ -250,7 +253,8 @@ impl OpenPlans {
         Arc::new(Obeyed { incarnation, term, claims })
     }
 
-    /// Call before asking for plans; keep the guard until the granted ones are registered, or given up.
+    /// Call before asking for plans; keep the guard until the granted ones are registered, or given
+    /// up.
     pub(crate) fn opening(&self) -> Result<Opening<'_>> {
         let mut inner = self.lock();
         if inner.shut {
@@ -464,8 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn model_dropmem_i10_a_plan_dropped_before_its_grant_arrives_is_remembered_while_an_open_is_in_flight()
-     {
+    fn model_dropmem_i10_a_plan_dropped_before_its_grant_is_remembered_during_an_open() {
         let plans = OpenPlans::default();
         let id = PlanId { term: Term::default(), seq: 7 };
         let guard = plans.opening().unwrap();

@@ -1,6 +1,6 @@
-//! Counters on branches that are rare in production: retries, fences that had to wait, changes of terms,
-//! answers that were held back. They decide nothing; `/status` shows them, and the simulation demands
-//! that each of them moves, or the branch was never tested.
+//! Counters on branches that are rare in production: retries, fences that had to wait, changes of
+//! terms, answers that were held back. They decide nothing; `/status` shows them, and the
+//! simulation demands that each of them moves, or the branch was never tested.
 
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};

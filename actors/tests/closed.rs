@@ -1,4 +1,5 @@
-//! A handle that was closed does nothing any more: every verb says so, and no key is reserved by it.
+//! A handle that was closed does nothing any more: every verb says so, and no key is reserved by
+//! it.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod embedding;

@@ -1,6 +1,6 @@
 //! Two keys whose unkeyed hashes are equal: both halves of an identity were, as long as both were
-//! unkeyed (xxh64, and the low half of XXH3-128). Anybody makes such pairs in microseconds, so it is the
-//! job's key alone that keeps two keys apart wherever identities are compared [I16].
+//! unkeyed (xxh64, and the low half of XXH3-128). Anybody makes such pairs in microseconds, so it
+//! is the job's key alone that keeps two keys apart wherever identities are compared [I16].
 #![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 
 mod embedding;

@@ -1,5 +1,5 @@
-//! Puts through the device log: without a message, found by everybody, listed once named, removed for
-//! good, and every claim accounted for.
+//! Puts through the device log: without a message, found by everybody, listed once named, removed
+//! for good, and every claim accounted for.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod embedding;
@@ -36,7 +36,8 @@ async fn what_is_put_into_a_log_is_got_from_everywhere() {
     cluster.stop().await;
 }
 
-/// Whoever takes an absent key for an evicted one and puts it again would be told Ok, and read the old value.
+/// Whoever takes an absent key for an evicted one and puts it again would be told Ok, and read the
+/// old value.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_just_put_into_a_log_exists_whoever_asks() {
     let cluster = Cluster::start(2, with_log("log-exists")).await.unwrap();

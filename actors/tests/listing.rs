@@ -1,4 +1,5 @@
-//! Listings and removals by pattern over an embedded cluster, alone and beside puts, deaths and panics.
+//! Listings and removals by pattern over an embedded cluster, alone and beside puts, deaths and
+//! panics.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod embedding;

@@ -1,5 +1,5 @@
-//! A key that is there is found, though its last place is not it any more: its owner retired that one a
-//! moment ago, and neither the master nor this handle has heard of it yet [I7].
+//! A key that is there is found, though its last place is not it any more: its owner retired that
+//! one a moment ago, and neither the master nor this handle has heard of it yet [I7].
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod embedding;

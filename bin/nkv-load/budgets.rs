@@ -1,6 +1,7 @@
-//! `--budgets`: what the budgets are about, measured by one client of a running node, each row beside
-//! plain copies of the same bytes. Copies walk memory as the operation does: as many bytes, in pages
-//! of the same kind, in the same order. It judges nothing: `scripts/bench` holds the rows to limits.
+//! `--budgets`: what the budgets are about, measured by one client of a running node, each row
+//! beside plain copies of the same bytes. Copies walk memory as the operation does: as many bytes,
+//! in pages of the same kind, in the same order. It judges nothing: `scripts/bench` holds the rows
+//! to limits.
 
 mod gets;
 mod producers;
@@ -71,7 +72,8 @@ pub(crate) fn run(flags: &Flags, stop: &Stop, report: &mut Report) -> anyhow::Re
     Ok(())
 }
 
-/// The ring in bytes: refused where it does not fit beside other objects, said where it fits a cache.
+/// The ring in bytes: refused where it does not fit beside other objects, said where it fits a
+/// cache.
 fn room(handle: &Blocking, ring: u64) -> anyhow::Result<usize> {
     let view = handle.membership()?;
     let (info, _) = view.ranks.first().context("a cluster of no ranks")?;

@@ -49,8 +49,8 @@ impl Drop for Embedded<'_> {
     }
 }
 
-/// A handle of a running cluster, for one thread, through the first of the nodes named in `address`,
-/// separated by commas, that leads to it.
+/// A handle of a running cluster, for one thread, through the first of the nodes named in
+/// `address`, separated by commas, that leads to it.
 ///
 /// # Errors
 /// If one of them is no address, or none answers, or they are of another job.

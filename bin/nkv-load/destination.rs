@@ -1,5 +1,5 @@
-//! Where a page goes. Whether it can be written there is found out before the run, not after it: the
-//! room is taken beside the file at once, and the file appears whole or not at all.
+//! Where a page goes. Whether it can be written there is found out before the run, not after it:
+//! the room is taken beside the file at once, and the file appears whole or not at all.
 
 use anyhow::{Context, ensure};
 use std::fs::Permissions;

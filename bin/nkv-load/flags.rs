@@ -36,11 +36,15 @@ Puts load on an nkv cluster and compares every byte that comes back.
   nkv-load --budgets --connect ...        warm, cold, busy, isolated and under load; puts a second
   nkv-load --lookups N --connect ...      location lookups a second among N live objects
 
-Exit status: 0 if every byte was right and nothing failed, 1 if not, 2 for a wrong command line, 3 or more
-if the run could not be done, or not one operation of it was.";
+Exit status:
+  0  every byte was right and nothing failed
+  1  a byte was wrong, or an operation failed
+  2  wrong command line
+  3  the run could not be done, or not one operation of it was; where an embedded node did not
+     start, the exit status of nkv-node instead";
 
-// `requires` says nothing if what is required conflicts with another flag that is given: flags of one
-// run name those of the others as conflicts besides.
+// `requires` says nothing if what is required conflicts with another flag that is given: flags of
+// one run name those of the others as conflicts besides.
 const NOT_BY_THE_CLOCK: [&str; 5] = ["trace", "bench", "budgets", "lookups", "pour"];
 const NOT_IN_A_MIX: [&str; 6] =
     ["trace", "bench", "budgets", "lookups", "pour", "inject_corruption"];
@@ -52,7 +56,12 @@ const NOT_IN_AN_EMBEDDED_TRACE: [&str; 7] =
 
 /// The flags.
 #[derive(Debug, Clone, Parser)]
-#[command(name = "nkv-load", version = env!("NKV_BUILD_VERSION"), about = "The load generator of nkv", long_about = LONG_ABOUT)]
+#[command(
+    name = "nkv-load",
+    version = env!("NKV_BUILD_VERSION"),
+    about = "The load generator of nkv",
+    long_about = LONG_ABOUT
+)]
 pub(crate) struct Flags {
     /// Control addresses of nodes of a running cluster, any will do; the first that leads to it
     /// serves. Without a port: NKV_PORT, or 7400
@@ -94,7 +103,8 @@ pub(crate) struct Flags {
 
     /// Length of the embedded run or of the mix, in seconds; the other runs end when they are done
     /// [default: 15]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with_all = NOT_BY_THE_CLOCK)]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds,
+        conflicts_with_all = NOT_BY_THE_CLOCK)]
     pub(crate) duration: Option<Duration>,
 
     /// Clients, each a thread with connections of its own
@@ -114,7 +124,8 @@ pub(crate) struct Flags {
 
     /// Pause between two operations of a client of the mix or of --bench, in microseconds: what an
     /// operation takes where everybody sleeps in between
-    #[arg(long, value_name = "US", default_value_t = 0, conflicts_with_all = ["trace", "inject_corruption"],
+    #[arg(long, value_name = "US", default_value_t = 0,
+        conflicts_with_all = ["trace", "inject_corruption"],
         value_parser = clap::value_parser!(u32).range(0..=LONGEST_PAUSE_US))]
     pub(crate) pause_us: u32,
 
@@ -131,8 +142,8 @@ pub(crate) struct Flags {
     pub(crate) to_bytes: bool,
 
     /// Bytes of buffers that such gets may use again once what they returned is dropped; 0: none
-    #[arg(long, value_name = "BYTES", default_value = "64MiB", requires = "to_bytes", value_parser = parse_bytes,
-        conflicts_with_all = NOT_IN_A_BENCH)]
+    #[arg(long, value_name = "BYTES", default_value = "64MiB", requires = "to_bytes",
+        value_parser = parse_bytes, conflicts_with_all = NOT_IN_A_BENCH)]
     pub(crate) get_pool_bytes: u64,
 
     /// Stripes into which one large read or write is cut, each with a thread, and over tcp a
@@ -145,7 +156,8 @@ pub(crate) struct Flags {
     /// with and without load; puts into the device log and by plans, busy and with a pause between;
     /// puts a second of one and two producer processes. With --transport tcp: copies of 1 MiB and
     /// more, one at a time and in batches. The node needs --log-bytes 1GiB or more
-    #[arg(long, requires = "connect", conflicts_with_all = ["trace", "inject_corruption"], group = "measured")]
+    #[arg(long, requires = "connect", group = "measured",
+        conflicts_with_all = ["trace", "inject_corruption"])]
     pub(crate) budgets: bool,
 
     /// Bytes of the ring that --budgets reads and writes: more than the last-level cache has (KiB,
@@ -158,13 +170,14 @@ pub(crate) struct Flags {
     /// batches of 128, hashing included: first all there, then none. An object takes 4 KiB of the
     /// node's --log-bytes
     #[arg(long, value_name = "N", requires = "connect", group = "measured",
-        conflicts_with_all = ["trace", "inject_corruption"], value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+        conflicts_with_all = ["trace", "inject_corruption"],
+        value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     pub(crate) lookups: Option<u32>,
 
-    /// Wait for a line on standard input, then put objects of 4 KiB into the device log back to back
-    /// for so long: what --budgets starts as its producers
-    #[arg(long, value_name = "SECONDS", requires = "connect", group = "measured", value_parser = seconds,
-        conflicts_with_all = ["trace", "inject_corruption"])]
+    /// Wait for a line on standard input, then put objects of 4 KiB into the device log back to
+    /// back for so long: what --budgets starts as its producers
+    #[arg(long, value_name = "SECONDS", requires = "connect", group = "measured",
+        value_parser = seconds, conflicts_with_all = ["trace", "inject_corruption"])]
     pub(crate) pour: Option<Duration>,
 
     /// Replay a trace: lines of {"timestamp": ms, "hash_ids": [...]}
@@ -178,8 +191,8 @@ pub(crate) struct Flags {
 
     /// Payload bytes of each embedded rank; headers and index come on top [default: what the trace
     /// needs, at most half of MemAvailable for all ranks]
-    #[arg(long, value_name = "BYTES", requires = "trace", conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE,
-        value_parser = parse_bytes)]
+    #[arg(long, value_name = "BYTES", requires = "trace", value_parser = parse_bytes,
+        conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE)]
     pub(crate) heap_bytes: Option<u64>,
 
     /// Percentages of a heap at which eviction starts and ends
@@ -203,7 +216,8 @@ pub(crate) struct Flags {
     pub(crate) quarantine_ms: u32,
 
     /// Eviction policy: lru, lru2 (two-segment) or fifo
-    #[arg(long, default_value = "lru", requires = "trace", conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE)]
+    #[arg(long, default_value = "lru", requires = "trace",
+        conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE)]
     pub(crate) policy: PolicyKind,
 
     /// 0: as fast as possible; else a factor of the trace's own time

@@ -1,6 +1,6 @@
-//! `--report FILE.html`: a run as one page that needs nothing else, neither network nor scripts: what
-//! came out, throughput over time, latency, the table, and how the run was configured. It shows what
-//! the report holds and may not measure or judge anything itself.
+//! `--report FILE.html`: a run as one page that needs nothing else, neither network nor scripts:
+//! what came out, throughput over time, latency, the table, and how the run was configured. It
+//! shows what the report holds and may not measure or judge anything itself.
 
 mod latency;
 mod plot;
@@ -44,9 +44,9 @@ pub(crate) fn page(report: &Report, setting: &Setting) -> String {
         section(
             "Throughput over time",
             &two_columns(throughput::figures(&report.times)),
-            "Payload and operations per second of wall time. The generator makes and compares every byte \
-             and copies it once more for the ratio, so these rates are lower than those of the table, \
-             which count only the time within operations.",
+            "Payload and operations per second of wall time. The generator makes and compares \
+             every byte and copies it once more for the ratio, so these rates are lower than those \
+             of the table, which count only the time within operations.",
         ),
         section("Latency", &latency::distributions(&report.times).unwrap_or_else(nothing), ""),
         section(
@@ -99,7 +99,8 @@ fn verdict(report: &Report) -> String {
     let lines: String =
         tally.lines().iter().map(|line| format!("<li>{}</li>", escape(line))).collect();
     format!(
-        "<div class=\"verdict bad\"><p>Wrong bytes: {}, failed operations: {}</p><ul>{lines}</ul></div>",
+        "<div class=\"verdict bad\"><p>Wrong bytes: {}, failed operations: \
+         {}</p><ul>{lines}</ul></div>",
         tally.wrong_bytes, tally.failed
     )
 }
@@ -134,9 +135,10 @@ fn table(rows: &[OpRow]) -> String {
         })
         .collect();
     format!(
-        "<div class=\"scroll\"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>\
-         <p class=\"note\">GB/s: payload per time within the operation. x memcpy: median time divided by that \
-         of a plain copy of the same bytes, made in between.</p>"
+        "<div class=\"scroll\"><table><thead><tr>{head}</tr></thead>\
+         <tbody>{body}</tbody></table></div>\
+         <p class=\"note\">GB/s: payload per time within the operation. x memcpy: median time \
+         divided by that of a plain copy of the same bytes, made in between.</p>"
     )
 }
 

@@ -34,7 +34,8 @@ impl OpTimes {
         self.record_batch(ns, 1);
     }
 
-    /// `items` operations of one batch, done just now, took `ns` together; each counts with its share.
+    /// `items` operations of one batch, done just now, took `ns` together; each counts with its
+    /// share.
     pub(crate) fn record_batch(&mut self, ns: u64, items: u64) {
         if items == 0 {
             return;

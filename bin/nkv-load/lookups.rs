@@ -1,6 +1,6 @@
-//! `--lookups N`: N live objects of a few bytes, looked up in batches by one core: the key is hashed,
-//! the bucket found and the header read inside the measurement. First keys that are all there, in an
-//! order that jumps, then as many that never were.
+//! `--lookups N`: N live objects of a few bytes, looked up in batches by one core: the key is
+//! hashed, the bucket found and the header read inside the measurement. First keys that are all
+//! there, in an order that jumps, then as many that never were.
 
 use crate::connection::remote;
 use crate::flags::Flags;
@@ -65,7 +65,8 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     done
 }
 
-/// The master, which is asked to, learns of objects in a log after their puts: as long as more come up.
+/// The master, which is asked to, learns of objects in a log after their puts: as long as more come
+/// up.
 fn remove_all(handle: &Blocking, run_id: u64, count: u32) -> Result<(), Error> {
     handle.flush()?;
     let (mut left, mut vain) = (u64::from(count), Deadline::after(VAIN));
@@ -97,8 +98,8 @@ fn measure(handle: &Blocking, run_id: u64, count: u32, stop: &Stop) -> anyhow::R
         // One key in a thousand may find both its buckets full: no answer, so not a hit.
         if found.abs_diff(expected) > keys.len() / 500 && !stop.asked() {
             bail!(
-                "{found} of {count} objects are live where {expected} should be: an object takes 4 KiB \
-                 of the log, and the owner keeps a quarter of it free: start the node with \
+                "{found} of {count} objects are live where {expected} should be: an object takes 4 \
+                 KiB of the log, and the owner keeps a quarter of it free: start the node with \
                  --log-bytes {}MiB or more",
                 log_mib(count)
             );

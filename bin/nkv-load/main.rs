@@ -91,8 +91,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// `--budgets` keeps in `report` what it found also where it does not come to its end; the others report at
-/// their end.
+/// `--budgets` keeps in `report` what it found also where it does not come to its end; the others
+/// report at their end.
 fn run(flags: &Flags, mode: Mode, report: &mut Report) -> anyhow::Result<()> {
     open_files::raise(FILES + FILES_PER_CLIENT * u64::from(flags.clients))
         .map_err(anyhow::Error::msg)?;

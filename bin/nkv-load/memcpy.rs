@@ -38,8 +38,8 @@ impl MemcpyBaseline {
     }
 }
 
-/// A buffer whose pages are really there, huge ones if there are any: what a user of the cache would
-/// register once and use again.
+/// A buffer whose pages are really there, huge ones if there are any: what a user of the cache
+/// would register once and use again.
 pub(crate) fn faulted(size: usize) -> Buffer {
     let mut bytes = Buffer::new(size).expect("the machine has memory for the load's own buffers");
     bytes.fill(black_box(0x5a));

@@ -1,5 +1,6 @@
-//! `--pour`: one producer that puts objects of 4 KiB into the device log as fast as it can, from the
-//! moment at which a line comes on standard input. It measures how many, not how long one takes.
+//! `--pour`: one producer that puts objects of 4 KiB into the device log as fast as it can, from
+//! the moment at which a line comes on standard input. It measures how many, not how long one
+//! takes.
 
 use crate::connection::remote;
 use crate::flags::Flags;

@@ -1,5 +1,5 @@
-//! What shaped a run, in words: the flags that count in its mode, the program and the machine. It is
-//! for people who read a report later; nothing secret may stand here.
+//! What shaped a run, in words: the flags that count in its mode, the program and the machine. It
+//! is for people who read a report later; nothing secret may stand here.
 
 use crate::flags::{Flags, LoadTransport, Mode};
 use crate::html::Setting;

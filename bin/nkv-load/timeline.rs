@@ -71,8 +71,8 @@ impl Timeline {
         (!self.counts.is_empty()).then_some((self.first * self.width_ns, end * self.width_ns))
     }
 
-    /// Counts of `steps` steps of `width_ns`, which is a multiple of the own width, from `start_ns`,
-    /// which is a multiple of `width_ns`.
+    /// Counts of `steps` steps of `width_ns`, which is a multiple of the own width, from
+    /// `start_ns`, which is a multiple of `width_ns`.
     pub(crate) fn resampled(&self, start_ns: u64, width_ns: u64, steps: usize) -> Vec<u64> {
         let mut counts = vec![0; steps];
         for (index, count) in self.counts.iter().enumerate() {

@@ -132,7 +132,8 @@ fn print_ranks(before: &ClusterStats, after: &ClusterStats) {
         let old = before.ranks.iter().find(same).map(|r| r.owner).unwrap_or_default();
         let new = rank.owner;
         eprintln!(
-            "nkv-load: rank {}: {} objects, {} live; this run: {} gets served, {} bytes read, {} commits, {} evictions",
+            "nkv-load: rank {}: {} objects, {} live; this run: {} gets served, {} bytes read, {} \
+             commits, {} evictions",
             rank.rank,
             new.objects,
             show_bytes(new.live_bytes),

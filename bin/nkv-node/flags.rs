@@ -1,5 +1,6 @@
 //! The command line, and the one table of settings from which flags, `NKV_*` variables and file
-//! keys get their names. Values stay text here: whoever reads them says where a wrong one came from.
+//! keys get their names. Values stay text here: whoever reads them says where a wrong one came
+//! from.
 
 use crate::packaging::PackagingFlags;
 use clap::{Arg, ArgAction, Args, Command, FromArgMatches};
@@ -13,140 +14,207 @@ pub(crate) struct Setting {
     /// Key in the file; the other names follow from it.
     pub(crate) key: &'static str,
     value: &'static str,
+    // Empty: what the value's name says. The reference page's test tries the ends of each.
+    range: &'static str,
+    default: &'static str,
     help: &'static str,
 }
 
-const fn setting(key: &'static str, value: &'static str, help: &'static str) -> Setting {
-    Setting { key, value, help }
+const fn setting(
+    key: &'static str,
+    value: &'static str,
+    range: &'static str,
+    default: &'static str,
+    help: &'static str,
+) -> Setting {
+    Setting { key, value, range, default, help }
 }
 
-/// The switch that has two flags, `--prefault` and `--no-prefault`, and no value on the command line.
+/// The switch that has two flags, `--prefault` and `--no-prefault`, and no value on the command
+/// line.
 pub(crate) const PREFAULT: &str = "prefault";
 
-/// Every setting, in the order in which they are shown.
+/// Every setting, in the order in which they are shown: key, value, range, default, help.
 pub(crate) const SETTINGS: [Setting; 34] = [
     setting(
         "job",
         "NAME",
-        "Job id; part of joining and of every segment's name [default: torchrun's run id, Slurm's job and step, or nkv]",
+        "1 to 128 bytes without blanks",
+        "torchrun's run id, Slurm's job and step, or nkv",
+        "Job id; part of joining and of every segment's name",
     ),
-    setting("rank", "N", "Number of this rank [default: the launcher's, or 0]"),
-    setting("world_size", "N", "Ranks in the job [default: the launcher's, or 1]"),
-    setting("master_addr", "HOST", "Where rank 0 is [default: the launcher's, or 127.0.0.1]"),
+    setting("rank", "N", "0 to world_size less one", "the launcher's, or 0", "Number of this rank"),
+    setting("world_size", "N", "1 or more", "the launcher's, or 1", "Ranks in the job"),
+    setting("master_addr", "HOST", "", "the launcher's, or 127.0.0.1", "Where rank 0 is"),
     setting(
         "port",
         "PORT",
+        "0 to 65535",
+        "none where there are several ranks",
         "Rank 0's control port, the same on every rank; 0 on rank 0 takes a free one",
     ),
     setting(
         "listen",
         "IP",
-        "Address of this host to listen on and to be reached at [default: 127.0.0.1]",
+        "",
+        "127.0.0.1",
+        "Address of this host to listen on and to be reached at",
     ),
     setting(
         "secret_file",
         "FILE|none",
-        "File with the job's secret, its user's alone (or NKV_SECRET holds the secret itself) [default: none: this user's processes on this host connect]",
+        "",
+        "none: this user's processes on this host connect",
+        "File with the job's secret, its user's alone (or NKV_SECRET holds the secret itself)",
     ),
     setting(
         "http",
         "IP:PORT|off",
-        "Where /healthz /readyz /status /metrics are served [default: 127.0.0.1:0]",
+        "",
+        "127.0.0.1:0",
+        "Where /healthz /readyz /status /metrics are served",
     ),
     setting(
         "heap_bytes",
         "BYTES",
-        "Payload bytes of this rank (KiB, MiB, GiB) [default: a quarter of the memory there is, shared by the ranks of this host, at most 1GiB]",
+        "1 to 8TiB",
+        "a quarter of the memory there is, shared by the ranks of this host, at most 1GiB",
+        "Payload bytes of this rank (KiB, MiB, GiB)",
     ),
-    setting(
-        "memory",
-        "shm|private",
-        "Shared memory, or memory of this process only [default: shm]",
-    ),
+    setting("memory", "shm|private", "", "shm", "Shared memory, or memory of this process only"),
     setting(
         PREFAULT,
         "BOOL",
-        "Touch every page at start, so that memory is refused then or never [default: on]",
+        "",
+        "true",
+        "Touch every page at start, so that memory is refused then or never",
     ),
-    setting("page_bytes", "BYTES", "Bytes per page where a put names none [default: 256KiB]"),
+    setting(
+        "page_bytes",
+        "BYTES",
+        "1 to 4294967295",
+        "256KiB",
+        "Bytes per page where a put names none",
+    ),
     setting(
         "log_bytes",
         "BYTES",
-        "Device log beside the heap, for puts that ask nobody; 0: none [default: 0]",
+        "0, or 16KiB to 8TiB less the heap",
+        "0",
+        "Device log beside the heap, for puts that ask nobody; 0: none",
     ),
     setting(
         "atomic_domain",
         "cpu|nic",
-        "Who counts claims in the device log: processors of this host, or its RDMA device [default: cpu]",
+        "",
+        "cpu",
+        "Who counts claims in the device log: processors of this host, or its RDMA device",
     ),
     setting(
         "device_alloc",
         "BOOL",
-        "Whether this node's own handle puts into device logs [default: off]",
+        "",
+        "false",
+        "Whether this node's own handle puts into device logs",
     ),
-    setting("policy", "lru|lru2|fifo", "Who is evicted first [default: lru]"),
+    setting("policy", "lru|lru2|fifo", "", "lru", "Who is evicted first"),
     setting(
         "watermarks",
         "HI/LO",
-        "Percent of the heap at which eviction starts and ends [default: 95/85]",
+        "1 to 100, the higher first",
+        "95/85",
+        "Percent of the heap at which eviction starts and ends",
     ),
     setting(
         "quarantine_ms",
         "MS",
-        "How long retired memory rests before it is used again [default: 50]",
+        "1 to 60000",
+        "50",
+        "How long retired memory rests before it is used again",
     ),
-    setting("write_ttl_ms", "MS", "How long a producer has from open to commit [default: 30000]"),
+    setting(
+        "write_ttl_ms",
+        "MS",
+        "1 to 86400000",
+        "30000",
+        "How long a producer has from open to commit",
+    ),
     setting(
         "log_claim_ttl_ms",
         "MS",
-        "How long a claim in the device log may be open before everybody is asked [default: 5000]",
+        "1 to 86400000",
+        "5000",
+        "How long a claim in the device log may be open before everybody is asked",
     ),
-    setting("ttl_ms", "MS", "A rank not heard of for so long is gone [default: 10000]"),
+    setting("ttl_ms", "MS", "1 to 86400000", "10000", "A rank not heard of for so long is gone"),
     setting(
         "heartbeat_ms",
         "MS",
-        "Pause between signs of life; 0: an eighth of the TTL, at most 250 [default: 0]",
+        "0 to half of ttl_ms",
+        "0",
+        "Pause between signs of life; 0: an eighth of the TTL, at most 250",
     ),
-    setting("join_timeout_ms", "MS", "How long to look for rank 0 [default: 120000]"),
-    setting("call_timeout_ms", "MS", "Limit of one control call [default: 2000]"),
+    setting("join_timeout_ms", "MS", "1 to 86400000", "120000", "How long to look for rank 0"),
+    setting("call_timeout_ms", "MS", "1 to 86400000", "2000", "Limit of one control call"),
     setting(
         "full_wait_ms",
         "MS",
-        "How long a put waits for room; 0: three times the quarantine, at least 250 [default: 0]",
+        "0 or more",
+        "0",
+        "How long a put waits for room; 0: three times the quarantine, at least 250",
     ),
     setting(
         "rdma_devices",
         "auto|none|NAME,...",
-        "RDMA devices that reach this memory; auto: what can be used, named ones must be [default: auto]",
+        "",
+        "auto",
+        "RDMA devices that reach this memory; auto: what can be used, named ones must be",
     ),
     setting(
         "rdma_gid_index",
         "auto|N",
-        "Which address of theirs; auto: RoCE v2 over IPv4 first [default: auto]",
+        "0 to 255",
+        "auto",
+        "Which address of theirs; auto: RoCE v2 over IPv4 first",
     ),
     setting(
         "rdma_pairs",
         "auto|N",
-        "Queue pairs of one way; auto: one for each device, at most 8 [default: auto]",
+        "1 to 8",
+        "auto",
+        "Queue pairs of one way; auto: one for each device, at most 8",
     ),
-    setting("data_connections", "N", "Most tcp data connections at once [default: 256]"),
+    setting("data_connections", "N", "1 or more", "256", "Most tcp data connections at once"),
     setting(
         "drain_ms",
         "MS",
-        "After SIGTERM, how long plans in flight may take to finish [default: 5000]",
+        "0 or more",
+        "5000",
+        "After SIGTERM, how long plans in flight may take to finish",
     ),
     setting(
         "rejoins",
         "N",
-        "How often in a row this rank starts afresh after it was declared gone [default: 8]",
+        "0 or more",
+        "8",
+        "How often in a row this rank starts afresh after it was declared gone",
     ),
-    setting("threads", "N", "Worker threads; 0: as many as there are cores, 2 to 8 [default: 0]"),
+    setting(
+        "threads",
+        "N",
+        "0 to 256",
+        "0",
+        "Worker threads; 0: as many as there are cores, 2 to 8",
+    ),
     setting(
         "log",
         "FILTER",
-        "What is logged to stderr, as in nkv_actors=debug; nkv_node=debug: every setting, and what was found at start [default: info]",
+        "",
+        "info",
+        "What is logged to stderr, as in nkv_actors=debug; nkv_node=debug: every setting, and what \
+         was found at start",
     ),
-    setting("log_format", "text|json", "Log lines for people, or JSON objects [default: text]"),
+    setting("log_format", "text|json", "", "text", "Log lines for people, or JSON objects"),
 ];
 
 impl Setting {
@@ -158,6 +226,15 @@ impl Setting {
     /// Name of the environment variable.
     pub(crate) fn variable(self) -> String {
         format!("NKV_{}", self.key.to_ascii_uppercase())
+    }
+
+    /// What `--help` says.
+    fn help(self) -> String {
+        let range = match self.range {
+            "" => String::new(),
+            range => format!(" [range: {range}]"),
+        };
+        format!("{}{range} [default: {}]", self.help, self.default)
     }
 }
 
@@ -178,20 +255,30 @@ const LONG_ABOUT: &str = "\
 Runs one rank of an nkv cluster.
 
 Flags win over NKV_* variables over --config FILE over what torchrun, Open MPI or Slurm export over
-defaults. Every flag has a variable (--heap-bytes: NKV_HEAP_BYTES) and a key in the file (heap_bytes).
---print-config shows every value with where it came from, and --log nkv_node=debug does at start.
+defaults. Every flag has a variable (--heap-bytes: NKV_HEAP_BYTES) and a key in the file
+(heap_bytes). --print-config shows every value with where it came from; --log nkv_node=debug does at
+start.
 
-Every connection is authenticated: by the job's secret, the same on every rank and client, or, without
-one, by a file that only this user on this host can read. Listening on anything but loopback needs a
-secret. It is never a flag, since others see those.
+Every connection is authenticated: by the job's secret, the same on every rank and client, or,
+without one, by a file that only this user on this host can read. Listening on anything but loopback
+needs a secret. It is never a flag, since others see those.
 
 SIGTERM or SIGINT: no new plans, what is in flight is finished within --drain-ms, the segment is
-unlinked, exit 0. Another signal ends the process at once; the same one only after half a second: launchers send
-one twice.
+unlinked, exit 0. Another signal ends the process at once; the same one only after half a second:
+launchers send one twice.
 
-Exit status: 0 stopped as asked; 2 wrong flags or configuration; 3 half a launcher environment;
-4 wrong world size; 5 the rank number is in use; 6 the heap is too large; 7 no master in time;
-8 a port is in use; 9 refused by the master (such as another secret); 70 internal error; 71 an actor failed for good.";
+Exit status:
+  0  stopped as asked
+  2  wrong flags, variables or file, or too few open files
+  3  half a launcher environment
+  4  wrong world size
+  5  the rank number is in use
+  6  the heap is too large
+  7  no master in time
+  8  a port is in use
+  9  refused by the master, such as for another secret
+  70 internal error
+  71 an actor failed for good";
 
 /// The parser.
 pub(crate) fn command() -> Command {
@@ -201,15 +288,13 @@ pub(crate) fn command() -> Command {
             let off = format!("no-{}", s.flag());
             let not = Arg::new("no_prefault").long(off).action(ArgAction::SetTrue);
             let on = arg.action(ArgAction::SetTrue).overrides_with("no_prefault");
-            vec![on.help(s.help), not.help("Leave pages to be touched when they are used")]
+            vec![on.help(s.help()), not.help("Leave pages to be touched when they are used")]
         } else {
-            vec![arg.value_name(s.value).help(s.help).allow_hyphen_values(true)]
+            vec![arg.value_name(s.value).help(s.help()).allow_hyphen_values(true)]
         }
     });
     let command = Command::new("nkv-node")
         .version(env!("NKV_BUILD_VERSION"))
-        .about("Runs one rank of an nkv cluster")
-        .long_about(LONG_ABOUT)
         .args(settings)
         .arg(
             Arg::new("config")
@@ -224,7 +309,9 @@ pub(crate) fn command() -> Command {
                 .action(ArgAction::SetTrue)
                 .help("Print every setting as TOML, with where its value came from, and end"),
         );
-    PackagingFlags::augment_args(command)
+    // It brings what it says of itself: what the program says comes after.
+    let command = PackagingFlags::augment_args(command);
+    command.about("Runs one rank of an nkv cluster").long_about(LONG_ABOUT)
 }
 
 /// Reads the command line.
@@ -266,6 +353,8 @@ mod tests {
     #[test]
     fn the_parser_is_sound_and_every_setting_has_its_flag() {
         command().debug_assert();
+        let help = command().render_long_help().to_string();
+        assert!(help.starts_with("Runs one rank") && help.contains("Exit status:"), "{help}");
         let flags = flags(&["--heap-bytes", "64KiB", "--rank=2", "--print-config"]);
         assert_eq!(flags.values.get("heap_bytes").map(String::as_str), Some("64KiB"));
         assert_eq!(flags.values.get("rank").map(String::as_str), Some("2"));

@@ -1,6 +1,6 @@
-//! A rank's life: join, serve, and one of three ends. Asked by a signal it drains and leaves; declared
-//! gone it starts afresh under a new incarnation; with an actor that failed for good it exits, so
-//! that whoever supervises the process starts it again.
+//! A rank's life: join, serve, and one of three ends. Asked by a signal it drains and leaves;
+//! declared gone it starts afresh under a new incarnation; with an actor that failed for good it
+//! exits, so that whoever supervises the process starts it again.
 
 use crate::ready::Readiness;
 use crate::settings::Settings;

@@ -1,6 +1,6 @@
 //! The effective configuration: flags over `NKV_*` variables over the file over the launcher over
-//! defaults, each value with where it came from. It starts nothing and opens nothing but the file and
-//! the one that holds the secret.
+//! defaults, each value with where it came from. It starts nothing and opens nothing but the file
+//! and the one that holds the secret.
 
 mod file;
 mod resolve;
@@ -332,8 +332,8 @@ fn limits(r: &mut Resolver<'_>, node: &mut NodeConfig) -> Result<(), SettingsErr
     Ok(())
 }
 
-/// The job's secret, from the variable or a file. A flag wins over the variable, which wins over the
-/// file of settings; the two variables together are a contradiction.
+/// The job's secret, from the variable or a file. A flag wins over the variable, which wins over
+/// the file of settings; the two variables together are a contradiction.
 fn secret(r: &mut Resolver<'_>, env: &Env) -> Result<Option<Secret>, SettingsError> {
     let wrong = |e: &dyn std::fmt::Display| SettingsError::Config(e.to_string());
     let variable = env.get(SECRET_VARIABLE).map(OsStr::new);

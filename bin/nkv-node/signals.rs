@@ -1,6 +1,6 @@
-//! SIGTERM and SIGINT: the first asks for a drain, another one ends the process at once. Launchers send
-//! a signal to the process and to its group: what comes within a moment of the first is its echo. It
-//! drains nothing itself.
+//! SIGTERM and SIGINT: the first asks for a drain, another one ends the process at once. Launchers
+//! send a signal to the process and to its group: what comes within a moment of the first is its
+//! echo. It drains nothing itself.
 
 use nkv_store::clock::{BootClock, Clock};
 use std::path::PathBuf;

@@ -1,5 +1,6 @@
-//! What a rank tells when it starts: who it is and where, in two lines of its log; its configuration
-//! with sources and what it found on this machine, at debug level; and one line for programs on stdout.
+//! What a rank tells when it starts: who it is and where, in two lines of its log; its
+//! configuration with sources and what it found on this machine, at debug level; and one line for
+//! programs on stdout.
 
 use crate::settings::{Line, Settings};
 use crate::sizes::show_bytes;
@@ -92,7 +93,8 @@ fn found(node: &NodeConfig, info: &RankInfo) -> [(&'static str, String); 6] {
         1 => "this one".to_string(),
         n => {
             format!(
-                "{n}: puts wait until all have joined, a TTL at most (/readyz of rank 0 says who is missing)"
+                "{n}: puts wait until all have joined, a TTL at most (/readyz of rank 0 says who \
+                 is missing)"
             )
         }
     };
@@ -121,7 +123,8 @@ pub(crate) fn ready_line(settings: &Settings, info: &RankInfo, http: Option<Sock
     let unix = info.local.as_ref().map(Address::bare);
     let segment = Some(info.segment.clone()).filter(|s| !s.is_empty());
     format!(
-        "nkv-node ready rank={} world={} control={} http={} data={} unix={} segment={} pid={} job={}",
+        "nkv-node ready rank={} world={} control={} http={} data={} unix={} segment={} pid={} \
+         job={}",
         info.rank,
         info.world_size,
         info.control.bare(),

@@ -183,21 +183,24 @@ impl CliError {
     }
 }
 
-/// What to do next.
-fn hint(error: &Error) -> &'static str {
-    match error.kind {
+/// What to do next: where a command or a flag helps, that one.
+fn hint(error: &Error) -> String {
+    let hint = match error.kind {
         ErrorKind::NotFound => "it was never put, or evicted, removed, or lost with its rank",
         ErrorKind::AlreadyExists => "values do not change: nkv rm it first to store another",
-        ErrorKind::NotReady => "try again in a moment",
         ErrorKind::OutOfMemory => "remove something, wait for eviction, or give ranks larger heaps",
         ErrorKind::Reclaimed => "the put took longer than the cluster allows: try it again",
         ErrorKind::Timeout => "try again, or give --timeout-ms a larger limit",
         ErrorKind::Disconnected => "nkv status shows which ranks are there",
         ErrorKind::InvalidArgument => "nkv --help says what is taken",
-        ErrorKind::Corrupt => "the stored bytes are damaged: remove the key and put it again",
         ErrorKind::Unsupported => "try another --transport",
-        ErrorKind::Internal => "try again; the log of the nodes says more",
-    }
+        kind @ (ErrorKind::NotReady | ErrorKind::Corrupt | ErrorKind::Internal) => {
+            kind.what_to_do()
+        }
+    };
+    // It follows a semicolon.
+    let mut letters = hint.trim_end_matches('.').chars();
+    letters.next().map(|first| first.to_lowercase().chain(letters).collect()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -205,7 +208,7 @@ mod tests {
     use super::{CliError, hint};
     use crate::endpoints::NoneServes;
     use crate::exit;
-    use nkv::Error;
+    use nkv::{Error, ErrorKind};
     use serde_json::json;
     use std::io;
 
@@ -237,6 +240,21 @@ mod tests {
         ] {
             assert_eq!(error.exit_code(), code, "{error}");
             assert!(exit::TABLE.contains(&format!("\n  {code}  ")), "{code}");
+        }
+    }
+
+    #[test]
+    fn the_table_of_exit_statuses_names_every_kind_of_error() {
+        let row = |kind: ErrorKind| {
+            let code = CliError::from(Error::new(kind, "x")).exit_code();
+            let row = exit::TABLE.lines().find(|l| l.starts_with(&format!("  {code}  ")));
+            row.unwrap_or_default().to_string()
+        };
+        for kind in ErrorKind::ALL {
+            let named = row(*kind).rsplit_once('(').map(|(_, kinds)| kinds.to_string());
+            let kinds = named.unwrap_or_default();
+            let mut kinds = kinds.trim_end_matches(')').split(", ");
+            assert!(kinds.any(|k| k == kind.to_string()), "{kind} in {:?}", row(*kind));
         }
     }
 

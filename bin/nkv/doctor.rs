@@ -22,7 +22,8 @@ struct Rdma {
     /// Why there is none, if there is none.
     none: Option<String>,
     devices: Vec<Device>,
-    /// What a try of the way from each device to itself brought: of those with an active port, or of those wanted.
+    /// What a try of the way from each device to itself brought: of those with an active port, or
+    /// of those wanted.
     loop_back: Vec<LoopBack>,
 }
 
@@ -52,7 +53,8 @@ struct LoopBack {
     write_us: f64,
 }
 
-/// Looks, tries each device that is wanted, and prints it. Absent if devices are there that do not work, or none where one is wanted.
+/// Looks, tries each device that is wanted, and prints it. Absent if devices are there that do not
+/// work, or none where one is wanted.
 pub(crate) fn run(wanted: &FabricConfig, json: bool) -> Result<CommandOutcome, CliError> {
     let findings = Findings {
         shm_free_bytes: shm::available_bytes(),

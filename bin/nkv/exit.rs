@@ -17,18 +17,23 @@ pub(crate) const LOCAL: u8 = 7;
 /// Damaged bytes, or a defect of nkv.
 pub(crate) const BROKEN: u8 = 8;
 
-/// For `--help`.
+/// For `--help`. In brackets: the error kinds that end with it.
 pub(crate) const TABLE: &str = "\
 Exit status:
   0  done, and everything that was asked for is there
-  1  no: a key is not there, nothing matched, the doctor found a fault
-  2  wrong command line, or what is given is no key
-  3  the key exists already
-  4  not reached, not ready or not in time: try again
-  5  refused: another job, another secret or another version
-  6  no room: too large, or the heaps are full
-  7  this machine: a file, a stream, the terminal, or a transport that is not here
-  8  damaged bytes or a defect of nkv
+  1  no: a key is not there, nothing matched, the doctor found a fault (NotFound)
+  2  wrong command line, or what is given is no key (InvalidArgument)
+  3  the key exists already (AlreadyExists)
+  4  not reached, not ready or not in time: try again (Disconnected, NotReady, Timeout, Reclaimed)
+  5  refused: another job, another secret or another version (Refused)
+  6  no room: too large, or the heaps are full (OutOfMemory)
+  7  this machine: a file, a stream, the terminal, or a transport that is not here (Io, Unsupported)
+  8  damaged bytes or a defect of nkv (Corrupt, Internal)
 
-With --json an error is one object on stderr:
-  {\"error\":{\"kind\":...,\"message\":...,\"key\":...}}";
+A reader that closes the pipe (nkv ls | head) is no failure.
+
+With --json a command prints one JSON object to stdout. If it fails, also for a wrong command line,
+it prints one to stderr:
+  {\"error\":{\"kind\":\"AlreadyExists\",\"message\":\"a exists on rank 2; ...\",\"key\":\"a\"}}
+kind is one of the library's error kinds, Refused for a node that does not take this client, or Io
+for a file or stream. key is there if the error is about one key, written as below.";

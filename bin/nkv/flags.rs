@@ -26,6 +26,9 @@ nkv rm [OPTIONS] <KEY>...
        nkv rm [OPTIONS] --matching <RE>
        nkv rm [OPTIONS] --all [--yes]";
 
+/// Heading of the options that every command takes.
+const SHARED: &str = "Options of every command";
+
 const LONG_ABOUT: &str = "\
 Looks at a running nkv cluster and moves single values in and out of it.
 
@@ -37,14 +40,26 @@ Looks at a running nkv cluster and moves single values in and out of it.
   nkv evict --until-below 50%     room in every heap, before somebody needs it
   nkv mount 1GiB --rank 1         more memory for a rank, while it runs
 
-Where the cluster is: --connect or NKV_CONNECT names any of its nodes, or several, of which the
-first that leads to it serves. A port that is not given is NKV_PORT, or 7400. Without either it
-is 127.0.0.1 with that port.";
+Where the cluster is:
+  nothing                         127.0.0.1, port NKV_PORT, or 7400
+  --connect HOST, or NKV_CONNECT  that host, port NKV_PORT, or 7400
+  --connect HOST:PORT             that node; also unix:///PATH
+  --connect A,B, or twice         A, then B: the first that leads to the master serves
+Any node will do: it names the master. Several nodes share the limit of one call (--timeout-ms):
+each gets an equal part of what is left. A command that finds nobody listening at any of them waits
+up to 5 s for a cluster that is just starting. Name several ranks, so that nkv status can ask one
+that is up while rank 0 is down; the ready line of a rank, and nkv status, show its port.";
 
 /// The command line.
 #[derive(Debug, Parser)]
-#[command(name = "nkv", version = env!("NKV_BUILD_VERSION"), about = "Looks at an nkv cluster", long_about = LONG_ABOUT,
-    after_long_help = format!("{}\n\n{}", keys::SYNTAX, exit::TABLE))]
+#[command(
+    name = "nkv",
+    version = env!("NKV_BUILD_VERSION"),
+    about = "Looks at an nkv cluster",
+    long_about = LONG_ABOUT,
+    next_help_heading = SHARED,
+    after_long_help = format!("{}\n\n{}", exit::TABLE, keys::SYNTAX)
+)]
 pub(crate) struct Flags {
     /// Control addresses of nodes, any will do: HOST, HOST:PORT or unix:///PATH [default:
     /// 127.0.0.1, and port NKV_PORT or 7400]
@@ -93,10 +108,22 @@ pub(crate) enum Command {
     /// What this host has for nkv, RDMA devices above all, and whether it works; asks no cluster
     Doctor,
     /// The members: state, addresses, heap, objects
+    ///
+    /// While the master is down it asks each node that --connect names what it knows by itself,
+    /// prints that, and ends with 4:
+    ///   - its rank, process and uptime, and its link to the master: up or lost, why, for how long
+    ///   - each of its segments: heap, objects, open plans
+    ///   - the term that it obeys, and the view of the membership that it keeps
+    ///   - the members as they were when it was last told; they may have changed since
+    #[command(verbatim_doc_comment)]
     Status,
     /// The counters of the master and of every rank
     Stats,
     /// A live view of ranks, heaps, traffic and actors; without a terminal, one picture as text
+    ///
+    /// It goes on while the master is down. It ends with q, with SIGINT, SIGTERM or SIGHUP, and
+    /// when its terminal is gone, and gives the terminal back as it was.
+    #[command(verbatim_doc_comment)]
     Top {
         /// Between two looks, 0.2 to 60
         #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
@@ -120,6 +147,9 @@ pub(crate) enum Command {
         page_bytes: Option<u32>,
     },
     /// Reads a value
+    ///
+    /// To a terminal only text is written; with --force, or -o -, any bytes.
+    #[command(verbatim_doc_comment)]
     Get {
         /// The key
         key: OsString,
@@ -160,6 +190,15 @@ pub(crate) enum Command {
         limit: Option<u64>,
     },
     /// Has ranks evict until no more than so much of each heap is used; says what went
+    ///
+    ///   nkv evict --until-below 50%             every rank, every segment
+    ///   nkv evict --until-below 50% --rank 1    one rank
+    ///
+    /// Each rank is asked itself and evicts by its policy. The command prints what went, and waits
+    /// a quarantine or two until that is free. Open puts are never evicted, and what is still
+    /// viewed stays used, so more may be in use than was asked for: the line says so. Device logs
+    /// make room by themselves and are left alone.
+    #[command(verbatim_doc_comment)]
     Evict {
         /// Share of a heap that may stay in use, such as 50%
         #[arg(long, value_name = "PERCENT", value_parser = percent)]
@@ -196,11 +235,21 @@ pub(crate) enum Command {
         keys: Vec<OsString>,
     },
     /// Prints completions for a shell
+    ///
+    ///   nkv completions bash > nkv.bash
+    ///   nkv-node --completions bash > nkv-node.bash
+    ///   nkv-load --completions bash > nkv-load.bash
+    #[command(verbatim_doc_comment)]
     Completions {
         /// Which one
         shell: Shell,
     },
     /// Prints the man page, or writes one for each command
+    ///
+    ///   nkv man man1                            a folder: nkv.1, nkv-get.1, ...
+    ///   nkv-node --man > man1/nkv-node.1
+    ///   nkv-load --man > man1/nkv-load.1
+    #[command(verbatim_doc_comment)]
     Man {
         /// Folder for the pages; it is made if it is not there
         #[arg(value_name = "DIR")]

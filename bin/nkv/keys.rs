@@ -7,11 +7,20 @@ use std::os::unix::ffi::OsStrExt;
 
 /// For `--help`.
 pub(crate) const SYNTAX: &str = "\
-Keys are 1 to 1024 bytes of anything. A key is taken, and printed, as it is where it is plain
-text. One that begins with a double quote is in escaped form: \"...\" with \\xHH for a byte,
-\\n \\r \\t \\a \\b, \\\\ and \\\". So nkv get '\"\\x00\\xff\"' reads the key of the two bytes 0
-and 255. Keys are printed in that form if they are no printable text, if blanks begin or end
-them, or if they begin with - or \". With --literal-keys every key is taken as it is typed.";
+Keys:
+  A key is 1 to 1024 bytes of anything. It is taken, and printed, as it is where it is plain text.
+  An argument that begins with a double quote is in escaped form, with these escapes:
+    \\xHH            the byte with that number, two hexadecimal digits
+    \\n \\r \\t \\a \\b  line feed, carriage return, tab, bell, backspace
+    \\\\ \\\"           backslash, double quote
+  So nkv get '\"\\x00\\xff\"' reads the key of the two bytes 0 and 255. If the rest is not well
+  formed the command ends with 2. A backslash outside quotes is a backslash.
+  Printed in escaped form are keys that are no UTF-8 or have characters that do not print, that
+  begin with a double quote or -, or that begin or end with a blank. Every line of nkv ls can be
+  given back as it stands, in single quotes for the shell.
+  With --literal-keys every key is taken as it is typed: for scripts that pass on keys which they
+  did not choose. A key that begins with - then needs -- before it.
+  Patterns of ls and rm --matching are regular expressions over bytes: (?-u:\\xff) is a byte.";
 
 /// A key as people read it, and as [`parse`] takes it.
 pub(crate) fn shown(key: &[u8]) -> String {

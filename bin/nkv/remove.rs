@@ -1,5 +1,5 @@
-//! `nkv rm --matching` and `--all`: many keys at once, counted and not named. Before all of them go,
-//! somebody must have said so.
+//! `nkv rm --matching` and `--all`: many keys at once, counted and not named. Before all of them
+//! go, somebody must have said so.
 
 use crate::cli_error::{CliError, CommandOutcome};
 use crate::output;

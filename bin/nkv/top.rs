@@ -1,6 +1,7 @@
-//! `nkv top`: a live view of a cluster on a terminal. One thread asks the master and every rank, each
-//! with a limit of its own; another draws what is known by then and listens to keys. So a rank that
-//! is gone is shown as gone and holds nothing up. Without a terminal it prints one picture and ends.
+//! `nkv top`: a live view of a cluster on a terminal. One thread asks the master and every rank,
+//! each with a limit of its own; another draws what is known by then and listens to keys. So a rank
+//! that is gone is shown as gone and holds nothing up. Without a terminal it prints one picture and
+//! ends.
 
 mod collect;
 mod draw;

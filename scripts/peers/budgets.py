@@ -1,5 +1,7 @@
-"""The budgets of the design, each with its limit, what was measured against it, and whether that is within. Judges figures; measures
-nothing. A ratio is taken within a round and the median over the rounds counts, since the machine's speed drifts."""
+"""The budgets of the design, each with its limit, what was measured against it, and whether that is
+within. Judges figures; measures nothing. A ratio is taken within a round and the median over the
+rounds counts, since the machine's speed drifts.
+"""
 
 import statistics
 from dataclasses import dataclass
@@ -19,7 +21,8 @@ def label(size):
 
 @dataclass
 class Line:
-    """One budget. `values` has a figure per round, or is empty with the reason in `skipped`; `limit` None is recorded only."""
+    """One budget. `values` has a figure per round, or is empty with the reason in `skipped`;
+    `limit` None is recorded only."""
 
     name: str
     values: list
@@ -41,7 +44,9 @@ class Line:
 
     def cells(self):
         sign = "" if self.limit is None else ("≤ " if self.at_most else "≥ ")
-        limit = "recorded" if self.limit is None else f"{sign}{number(self.limit)} {self.unit}".strip()
+        limit = (
+            "recorded" if self.limit is None else f"{sign}{number(self.limit)} {self.unit}".strip()
+        )
         if not self.values:
             return [self.name, limit, f"skipped: {self.skipped}", "-"]
         verdict = {None: "-", True: "yes", False: "**no**"}[self.met]
@@ -101,10 +106,14 @@ def same_host(rounds):
     yield row("put 4 KiB by a plan, idle, p50", "put plan idle", SMALL, p50, 60.0, "µs")
     for size in SIZES[1:]:
         limit = 0.8 if size == 64 * KIB else 0.7
-        yield row(f"put {label(size)} by the log over memcpy", "put log busy", size, vs_memcpy, limit)
+        yield row(
+            f"put {label(size)} by the log over memcpy", "put log busy", size, vs_memcpy, limit
+        )
     for processes, limit in ((1, 1.2e6), (2, 1.8e6)):
         name = f"puts of 4 KiB by the log, producers: {processes}"
-        yield Line(name, rate(rounds, "nkv-budgets", "put log", processes), limit, at_most=False, unit="/s")
+        yield Line(
+            name, rate(rounds, "nkv-budgets", "put log", processes), limit, at_most=False, unit="/s"
+        )
 
 
 def lookups(rounds):
@@ -114,7 +123,8 @@ def lookups(rounds):
 
 
 def tcp(rounds, skipped):
-    """Several objects in one call against iperf3, which streams, too; one at a time is recorded beside it."""
+    """Several objects in one call against iperf3, which streams, too; one at a time is recorded
+    beside it."""
     for size in (MIB, 4 * MIB, 16 * MIB):
         for op in ("get", "put"):
             for way, limit in (("iperf3", 0.9), ("iperf3 -l 1M", 0.8)):

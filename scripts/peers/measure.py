@@ -1,8 +1,10 @@
-"""How every peer is measured: which sizes, how many operations, which figure. Starts nothing and knows no peer.
+"""How every peer is measured: which sizes, how many operations, which figure. Starts nothing and
+knows no peer.
 
-One closed-loop client, one request in flight. Keys are unique, buffers are reused. A round puts as many objects as may be alive
-at once, reads each, and removes all; the first round is not recorded. `nkv-load --bench` does the same: what is alive at once
-decides which cache the bytes are in, so the figures below must stay those of its source, or the comparison is not one.
+One closed-loop client, one request in flight. Keys are unique, buffers are reused. A round puts as
+many objects as may be alive at once, reads each, and removes all; the first round is not recorded.
+`nkv-load --bench` does the same: what is alive at once decides which cache the bytes are in, so the
+figures below must stay those of its source, or the comparison is not one.
 """
 
 import random
@@ -13,7 +15,14 @@ import time
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SIZES = [4 * KIB, 64 * KIB, 256 * KIB, 1 * MIB, 4 * MIB, 16 * MIB]
-OPERATIONS = {4 * KIB: 4000, 64 * KIB: 2000, 256 * KIB: 1000, 1 * MIB: 400, 4 * MIB: 100, 16 * MIB: 32}
+OPERATIONS = {
+    4 * KIB: 4000,
+    64 * KIB: 2000,
+    256 * KIB: 1000,
+    1 * MIB: 400,
+    4 * MIB: 100,
+    16 * MIB: 32,
+}
 LIVE_BYTES = 64 * MIB
 LIVE_OBJECTS = 500
 SIZE_S = 1.7
@@ -39,8 +48,9 @@ def timed_us(operation):
 
 
 def rounds(size, put, get, clear):
-    """Medians {put_p50_us, get_p50_us} of rounds of put(number, place), get(number, place) and clear(): the number is new in
-    every round, the place goes from 0 to the objects alive at once."""
+    """Medians {put_p50_us, get_p50_us} of rounds of put(number, place), get(number, place) and
+    clear(): the number is new in every round, the place goes from 0 to the objects alive at
+    once."""
     live = live_objects(size)
     puts, gets = [], []
     deadline = time.monotonic() + SIZE_S
@@ -53,14 +63,18 @@ def rounds(size, put, get, clear):
             puts += put_us
             gets += get_us
         number += live
-    return {"put_p50_us": round(statistics.median(puts), 2), "get_p50_us": round(statistics.median(gets), 2)}
+    return {
+        "put_p50_us": round(statistics.median(puts), 2),
+        "get_p50_us": round(statistics.median(gets), 2),
+    }
 
 
 def measure_sizes(put, get, filled, clear):
     """{size: {put_p50_us, get_p50_us}} of a store.
 
-    put(key, size) and get(key, size) move bytes from and into the store's own buffer and raise on failure; filled(size, data)
-    sets that buffer's first bytes and returns a function that reads them back; clear() empties the store.
+    put(key, size) and get(key, size) move bytes from and into the store's own buffer and raise on
+    failure; filled(size, data) sets that buffer's first bytes and returns a function that reads
+    them back; clear() empties the store.
     """
     return {str(size): measure_size(size, put, get, filled, clear) for size in SIZES}
 
@@ -97,7 +111,9 @@ def wait_for_listener(process, family, address):
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RuntimeError(f"{process.args[0]} ended with {process.returncode} before it listened")
+            raise RuntimeError(
+                f"{process.args[0]} ended with {process.returncode} before it listened"
+            )
         try:
             with socket.socket(family) as probe:
                 probe.connect(address)

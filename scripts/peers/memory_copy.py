@@ -1,4 +1,5 @@
-"""The yardstick: the C library's memcpy over as many buffers as a store has objects alive, so equally far from the caches."""
+"""The yardstick: the C library's memcpy over as many buffers as a store has objects alive, so
+equally far from the caches."""
 
 import ctypes
 import mmap
@@ -14,7 +15,9 @@ def memcpy():
     _objects, objects = touched(LIVE_BYTES)
     used, buffer = touched(max(SIZES))
     # One call of nothing costs this much in the interpreter; it is no part of a copy.
-    call_us = statistics.median(timed_us(lambda: ctypes.memmove(buffer, objects, 0)) for _ in range(CALLS))
+    call_us = statistics.median(
+        timed_us(lambda: ctypes.memmove(buffer, objects, 0)) for _ in range(CALLS)
+    )
     return {str(size): copies(size, objects, used, buffer, call_us) for size in SIZES}
 
 
@@ -30,7 +33,8 @@ def copies(size, objects, used, buffer, call_us):
 
 
 def touched(size):
-    """(anonymous memory whose pages are all there, its address); hold the first as long as the second is used."""
+    """(anonymous memory whose pages are all there, its address); hold the first as long as the
+    second is used."""
     memory = mmap.mmap(-1, size)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     ctypes.memset(address, 1, size)

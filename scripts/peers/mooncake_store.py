@@ -1,8 +1,10 @@
-"""Mooncake Store from its wheel, as its users run it, in three places: `local` (the measuring process holds the segment),
-`tcp` (another process holds it) and `dummy` (its client process holds it and shares memory with the measuring one).
+"""Mooncake Store from its wheel, as its users run it, in three places: `local` (the measuring
+process holds the segment), `tcp` (another process holds it) and `dummy` (its client process holds
+it and shares memory with the measuring one).
 
-Segments are touched once before anything is timed, buffers are registered, and every key is removed by force between sizes,
-because keys are leased for seconds after a read. The library may crash in close(): processes that used it leave by os._exit.
+Segments are touched once before anything is timed, buffers are registered, and every key is removed
+by force between sizes, because keys are leased for seconds after a read. The library may crash in
+close(): processes that used it leave by os._exit.
 """
 
 import contextlib
@@ -29,16 +31,22 @@ def program(name):
 
 def check_libraries(name):
     """Raises with what to install when the wheel's program lacks a system library."""
-    linked = subprocess.run(["ldd", program(name)], capture_output=True, text=True, check=False).stdout
+    linked = subprocess.run(
+        ["ldd", program(name)], capture_output=True, text=True, check=False
+    ).stdout
     lacks = sorted({line.split()[0] for line in linked.splitlines() if "=> not found" in line})
     if lacks:
-        raise RuntimeError(f"{name} lacks {', '.join(lacks)}: install the packages that have them (libibverbs1, ...)")
+        raise RuntimeError(
+            f"{name} lacks {', '.join(lacks)}: install their packages (libibverbs1, ...)"
+        )
 
 
 @contextlib.contextmanager
 def running(name, port, *flags):
     check_libraries(name)
-    process = subprocess.Popen([program(name), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [program(name), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         wait_for_listener(process, socket.AF_INET, (HOST, port))
         yield process
@@ -49,7 +57,12 @@ def running(name, port, *flags):
 @contextlib.contextmanager
 def master():
     port = free_port()
-    flags = [f"-rpc_address={HOST}", f"-rpc_port={port}", f"-metrics_host={HOST}", f"-metrics_port={free_port()}"]
+    flags = [
+        f"-rpc_address={HOST}",
+        f"-rpc_port={port}",
+        f"-metrics_host={HOST}",
+        f"-metrics_port={free_port()}",
+    ]
     with running("mooncake_master", port, *flags):
         yield f"{HOST}:{port}"
 
@@ -58,7 +71,9 @@ def connected(master_address, segment_bytes):
     from mooncake.store import MooncakeDistributedStore
 
     store = MooncakeDistributedStore()
-    rc = store.setup(HOST, "P2PHANDSHAKE", segment_bytes, LOCAL_BUFFER_BYTES, "tcp", "", master_address)
+    rc = store.setup(
+        HOST, "P2PHANDSHAKE", segment_bytes, LOCAL_BUFFER_BYTES, "tcp", "", master_address
+    )
     expect(rc, 0, "setup")
     return store
 
@@ -71,10 +86,15 @@ def local():
 def tcp():
     with master() as address:
         holder = subprocess.Popen(
-            [sys.executable, __file__, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         try:
-            expect(holder.stdout.readline().strip(), "holding", "the process that holds the segment")
+            expect(
+                holder.stdout.readline().strip(), "holding", "the process that holds the segment"
+            )
             return measured(connected(address, 0), own_buffer())
         finally:
             stop(holder)
@@ -86,7 +106,10 @@ def dummy():
     port = free_port()
     with master() as address:
         flags = [f"-host={HOST}", f"-port={port}", f"-global_segment_size={SEGMENT_BYTES // GIB}GB"]
-        flags += [f"-local_buffer_size={LOCAL_BUFFER_BYTES // MIB}MB", f"-master_server_address={address}"]
+        flags += [
+            f"-local_buffer_size={LOCAL_BUFFER_BYTES // MIB}MB",
+            f"-master_server_address={address}",
+        ]
         flags += ["-metadata_server=P2PHANDSHAKE", "-protocol=tcp"]
         with running("mooncake_client", port, *flags):
             store = MooncakeDistributedStore()

@@ -1,5 +1,7 @@
-"""NIXL's bare transfer between the memory of two processes of one host, over UCX: `get` is its READ, `put` its WRITE. Handles are
-made and memory is registered before anything is timed; there is no key, no lookup and no validation in it."""
+"""NIXL's bare transfer between the memory of two processes of one host, over UCX: `get` is its
+READ, `put` its WRITE. Handles are made and memory is registered before anything is timed; there is
+no key, no lookup and no validation in it.
+"""
 
 import ctypes
 import mmap
@@ -85,7 +87,12 @@ def one_size(own, name, size, local, remote):
     transfer(reads[-1])
     if ctypes.string_at(local, size) != data:
         raise RuntimeError(f"{size} bytes came back changed")
-    row = rounds(size, lambda _, place: transfer(writes[place]), lambda _, place: transfer(reads[place]), lambda: None)
+    row = rounds(
+        size,
+        lambda _, place: transfer(writes[place]),
+        lambda _, place: transfer(reads[place]),
+        lambda: None,
+    )
     for handle in reads + writes:
         own.release_xfer_handle(handle)
     return row

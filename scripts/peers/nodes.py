@@ -1,5 +1,5 @@
-"""Nodes and load runs of nkv for a benchmark: starts a node of one rank, runs `nkv-load` against it, reads its JSON. Knows no peer
-and judges nothing."""
+"""Nodes and load runs of nkv for a benchmark: starts a node of one rank, runs `nkv-load` against
+it, reads its JSON. Knows no peer and judges nothing."""
 
 import contextlib
 import json
@@ -41,12 +41,18 @@ def run(command, what):
 
 
 def load(binaries, what, flags, node=()):
-    """The JSON of `nkv-load FLAGS`: against a node started with the flags `node`, or embedded where that is None."""
+    """The JSON of `nkv-load FLAGS`: against a node started with the flags `node`, or embedded where
+    that is None."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         report = os.path.join(folder, "report.json")
         command = [os.path.join(binaries, "nkv-load"), *flags, "--json", report]
         if node is not None:
-            command += ["--job", JOB, "--connect", stack.enter_context(one_rank(binaries, folder, node))]
+            command += [
+                "--job",
+                JOB,
+                "--connect",
+                stack.enter_context(one_rank(binaries, folder, node)),
+            ]
         run(command, what)
         with open(report, encoding="utf-8") as file:
             return json.load(file)
@@ -55,7 +61,15 @@ def load(binaries, what, flags, node=()):
 @contextlib.contextmanager
 def one_rank(binaries, folder, flags):
     """A node of one rank with these flags; gives its control address."""
-    command = [os.path.join(binaries, "nkv-node"), "--rank", "0", "--world-size", "1", "--master-addr", "127.0.0.1"]
+    command = [
+        os.path.join(binaries, "nkv-node"),
+        "--rank",
+        "0",
+        "--world-size",
+        "1",
+        "--master-addr",
+        "127.0.0.1",
+    ]
     command += ["--port", str(free_port()), "--job", JOB, "--http", "127.0.0.1:0", *flags]
     log = os.path.join(folder, "node.log")
     with open(log, "wb") as errors:
@@ -80,13 +94,19 @@ def control_address(node, log):
         while time.monotonic() < deadline and selector.select(deadline - time.monotonic()):
             part = os.read(node.stdout.fileno(), 65536)
             text += part
-            ready = [line for line in text.decode().splitlines(True) if line.startswith("nkv-node ready ")]
+            ready = [
+                line
+                for line in text.decode().splitlines(True)
+                if line.startswith("nkv-node ready ")
+            ]
             if ready and ready[0].endswith("\n"):
                 return dict(field.split("=", 1) for field in ready[0].split()[2:])["control"]
             if not part:
                 break
     with open(log, encoding="utf-8", errors="replace") as file:
-        raise Failed(f"nkv-node did not become ready within {READY_S} s:\n{''.join(file.readlines()[-15:])}")
+        raise Failed(
+            f"nkv-node did not become ready within {READY_S} s:\n{''.join(file.readlines()[-15:])}"
+        )
 
 
 def free_port():

@@ -1,7 +1,8 @@
-"""Measures one peer in one mode on this machine and prints {mode: {size: {put_p50_us, get_p50_us}}}.
+"""Measures one peer in one mode on this machine and prints {mode: {size: {put_p50_us,
+get_p50_us}}}.
 
-Started by `scripts/peers/run MODE`, which provides the packages. One mode per process and seconds each, so that
-`scripts/bench` can take turns between the peers and nkv.
+Started by `scripts/peers/run MODE`, which provides the packages. One mode per process and seconds
+each, so that `scripts/bench` can take turns between the peers and nkv.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Runs in a guest with an RDMA device: nkv's benchmark and perftest by turns, and prints a table of ratios."""
+"""Runs in a guest with an RDMA device: nkv's benchmark and perftest by turns, and prints a table of
+ratios."""
 
 import json
 import re
@@ -28,7 +29,9 @@ def pair(tool, *args):
 
 def bandwidth(op, size, depth):
     """MiB a second, average."""
-    row = pair(f"ib_{op}_bw", "-s", str(size), "-n", str(max(40, (8 << 20) // size)), "-t", str(depth))
+    row = pair(
+        f"ib_{op}_bw", "-s", str(size), "-n", str(max(40, (8 << 20) // size)), "-t", str(depth)
+    )
     return float(row[3])
 
 
@@ -39,7 +42,9 @@ def latency(tool):
 
 def measured(bench, rows):
     """Figures of nkv whose names begin like this, by name."""
-    return json.loads(subprocess.run([bench, rows], capture_output=True, text=True, check=True).stdout)
+    return json.loads(
+        subprocess.run([bench, rows], capture_output=True, text=True, check=True).stdout
+    )
 
 
 def one_round(bench):
@@ -51,10 +56,18 @@ def one_round(bench):
                 figures, theirs = measured(bench, key), bandwidth(op, size, depth)
                 for how, copied in (("", ""), (" copied", ", through a copy")):
                     nkv = figures[key + how]
-                    ratios[f"{op} {name}, depth {depth}{copied}: nkv over ib_{op}_bw"] = (nkv / theirs, nkv, theirs)
+                    ratios[f"{op} {name}, depth {depth}{copied}: nkv over ib_{op}_bw"] = (
+                        nkv / theirs,
+                        nkv,
+                        theirs,
+                    )
     nkv, both = measured(bench, "small"), latency("ib_write_lat") + latency("ib_atomic_lat")
     for name in ("small put", "small put by claim"):
-        ratios[f"{name} over ib_write_lat + ib_atomic_lat"] = (nkv[f"{name} us"] / both, nkv[f"{name} us"], both)
+        ratios[f"{name} over ib_write_lat + ib_atomic_lat"] = (
+            nkv[f"{name} us"] / both,
+            nkv[f"{name} us"],
+            both,
+        )
     return ratios
 
 
@@ -65,7 +78,10 @@ def main():
     for name in results[0]:
         ratio, nkv, theirs = (statistics.median(r[name][i] for r in results) for i in range(3))
         all_ratios = sorted(r[name][0] for r in results)
-        print(f"| {name} | {ratio:.2f} | {all_ratios[0]:.2f} to {all_ratios[-1]:.2f} | {nkv:.1f} | {theirs:.1f} |")
+        print(
+            f"| {name} | {ratio:.2f} | {all_ratios[0]:.2f} to {all_ratios[-1]:.2f} "
+            f"| {nkv:.1f} | {theirs:.1f} |"
+        )
 
 
 if __name__ == "__main__":

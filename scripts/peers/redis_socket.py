@@ -1,5 +1,5 @@
-"""Redis over a unix socket: a bare client that sends from and receives into buffers made beforehand, as a client in a systems
-language would at best. No client library."""
+"""Redis over a unix socket: a bare client that sends from and receives into buffers made
+beforehand, as a client in a systems language would at best. No client library."""
 
 import os
 import shutil
@@ -73,7 +73,18 @@ def redis():
         raise RuntimeError("redis-server is missing: apt-get install redis-server")
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "socket")
-        options = ["--port", "0", "--unixsocket", path, "--save", "", "--appendonly", "no", "--dir", folder]
+        options = [
+            "--port",
+            "0",
+            "--unixsocket",
+            path,
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            folder,
+        ]
         process = subprocess.Popen([server, *options], stdout=subprocess.DEVNULL)
         try:
             wait_for_listener(process, socket.AF_UNIX, path)

@@ -1,7 +1,8 @@
 """nkv and its peers on this machine, taking turns: three rounds of every mode, medians, ratios.
 
-Started by `scripts/bench`, which builds. Standard library only. The speed of a shared machine drifts by factors within seconds, so
-a ratio is taken within a round, between neighbours in time, and the median of the rounds' ratios is what counts.
+Started by `scripts/bench`, which builds. Standard library only. The speed of a shared machine
+drifts by factors within seconds, so a ratio is taken within a round, between neighbours in time,
+and the median of the rounds' ratios is what counts.
 """
 
 import argparse
@@ -20,7 +21,8 @@ from budgets import MIB, SIZES, label
 from nodes import Failed
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# Of a value in the caller's buffer and into the caller's buffer: put_from and get_into, where a peer has several.
+# Of a value in the caller's buffer and into the caller's buffer: put_from and get_into, where a
+# peer has several.
 OPERATIONS = ("put", "get")
 # One round, in this order: each peer next to the mode of nkv that is held against it.
 TURNS = [
@@ -34,7 +36,8 @@ TURNS = [
     "nkv-tcp",
     "redis",
 ]
-# Of one round, too, and held to the budgets alone. What is compared with iperf3 stands between its two.
+# Of one round, too, and held to the budgets alone. What is compared with iperf3 stands between its
+# two.
 BUDGET_TURNS = ["nkv-budgets", "nkv-lookups", "iperf3", "nkv-sustained", "iperf3 -l 1M"]
 # (peer, mode of nkv, whether the target below holds for the pair)
 PAIRS = [
@@ -45,10 +48,12 @@ PAIRS = [
     ("nixl", "nkv-shm", False),
     ("memcpy", "nkv-embedded", False),
 ]
-# A log sustains a quarter of itself in each quarantine of 50 ms: 4 GiB some 5 M puts of 4 KiB a second, or what
-# an owner that shares two processors with two producers leaves undone for a tenth of a second.
+# A log sustains a quarter of itself in each quarantine of 50 ms: 4 GiB some 5 M puts of 4 KiB a
+# second, or what an owner that shares two processors with two producers leaves undone for a tenth
+# of a second.
 NODE = ["--heap-bytes", "2GiB", "--log-bytes", "4GiB"]
-# An object takes 4 KiB of the log, of which the owner keeps a quarter free. Pages are touched as the puts come.
+# An object takes 4 KiB of the log, of which the owner keeps a quarter free. Pages are touched as
+# the puts come.
 LOOKUP_NODE = ["--heap-bytes", "64MiB", "--log-bytes", "6GiB", "--no-prefault"]
 LOOKUPS = 1_000_000
 
@@ -61,7 +66,8 @@ def target(size):
 def measure_peer(mode):
     answer = json.loads(nodes.run([os.path.join(HERE, "run"), mode], mode))
     return {
-        int(size): {"put": row["put_p50_us"], "get": row["get_p50_us"]} for size, row in answer[mode].items()
+        int(size): {"put": row["put_p50_us"], "get": row["get_p50_us"]}
+        for size, row in answer[mode].items()
     }
 
 
@@ -104,7 +110,10 @@ def rounds_of_turns(count, binaries):
         for mode in TURNS + BUDGET_TURNS:
             started = time.monotonic()
             tables[mode] = measure(mode, binaries)
-            print(f"round {number}/{count}: {mode}, {time.monotonic() - started:.0f} s", file=sys.stderr)
+            print(
+                f"round {number}/{count}: {mode}, {time.monotonic() - started:.0f} s",
+                file=sys.stderr,
+            )
         rounds.append(tables)
     return rounds
 
@@ -112,7 +121,10 @@ def rounds_of_turns(count, binaries):
 def medians(rounds):
     return {
         mode: {
-            size: {op: statistics.median(tables[mode][size][op] for tables in rounds) for op in OPERATIONS}
+            size: {
+                op: statistics.median(tables[mode][size][op] for tables in rounds)
+                for op in OPERATIONS
+            }
             for size in SIZES
         }
         for mode in TURNS
@@ -120,7 +132,8 @@ def medians(rounds):
 
 
 def ratios(rounds):
-    """Per pair, size and operation the median over the rounds of peer p50 / nkv p50: 1 and above means nkv is as fast."""
+    """Per pair, size and operation the median over the rounds of peer p50 / nkv p50: 1 and above
+    means nkv is as fast."""
     return [
         {
             "peer": peer,
@@ -128,7 +141,9 @@ def ratios(rounds):
             "held_to_target": held,
             "ratio": {
                 size: {
-                    op: round(statistics.median(t[peer][size][op] / t[mine][size][op] for t in rounds), 3)
+                    op: round(
+                        statistics.median(t[peer][size][op] / t[mine][size][op] for t in rounds), 3
+                    )
                     for op in OPERATIONS
                 }
                 for size in SIZES
@@ -158,12 +173,18 @@ def markdown(middle, pairs, lines, count, where):
     head = ["p50 µs, put / get", *map(label, SIZES)]
     figures = table(
         head,
-        [[mode, *(f"{middle[mode][s]['put']:.1f} / {middle[mode][s]['get']:.1f}" for s in SIZES)] for mode in TURNS],
+        [
+            [mode, *(f"{middle[mode][s]['put']:.1f} / {middle[mode][s]['get']:.1f}" for s in SIZES)]
+            for mode in TURNS
+        ],
     )
     compared = table(
         ["peer p50 / nkv p50, put / get", *map(label, SIZES)],
         [
-            [f"{p['nkv']} against {p['peer']}", *(f"{p['ratio'][s]['put']:.2f} / {p['ratio'][s]['get']:.2f}" for s in SIZES)]
+            [
+                f"{p['nkv']} against {p['peer']}",
+                *(f"{p['ratio'][s]['put']:.2f} / {p['ratio'][s]['get']:.2f}" for s in SIZES),
+            ]
             for p in pairs
         ],
     )
@@ -192,16 +213,22 @@ Budgets, medians of the rounds (ratios within a round):
 def machine():
     model = platform.processor() or platform.machine()
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
-        model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), model)
+        model = next(
+            (line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), model
+        )
     return f"{model}, {os.cpu_count()} CPUs, Linux {platform.release()}"
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="scripts/bench", description="nkv and its peers side by side on this machine")
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench", description="nkv and its peers side by side on this machine"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", metavar="FILE", default="target/bench/side-by-side.json")
     parser.add_argument("--check", action="store_true", help="exit status 1 if a budget is missed")
-    parser.add_argument("--binaries", default="target/release", help="where nkv-load and nkv-node are")
+    parser.add_argument(
+        "--binaries", default="target/release", help="where nkv-load and nkv-node are"
+    )
     options = parser.parse_args()
     try:
         rounds = rounds_of_turns(options.rounds, options.binaries)
@@ -214,7 +241,16 @@ def main():
     os.makedirs(os.path.dirname(os.path.abspath(options.json)), exist_ok=True)
     with open(options.json, "w", encoding="utf-8") as file:
         report = {"machine": where, "rounds": rounds, "medians": middle, "pairs": pairs}
-        held = [{"budget": x.name, "limit": x.limit, "at_most": x.at_most, "values": x.values, "met": x.met} for x in lines]
+        held = [
+            {
+                "budget": x.name,
+                "limit": x.limit,
+                "at_most": x.at_most,
+                "values": x.values,
+                "met": x.met,
+            }
+            for x in lines
+        ]
         json.dump({**report, "below_target": below_target(pairs), "budgets": held}, file, indent=1)
     print(markdown(middle, pairs, lines, options.rounds, where))
     missed = budgets.missed(lines)

@@ -1,4 +1,5 @@
-"""What this machine's loopback carries at most: iperf3, one stream, in its default blocks and in blocks of 1 MiB."""
+"""What this machine's loopback carries at most: iperf3, one stream, in its default blocks and in
+blocks of 1 MiB."""
 
 import json
 import shutil
@@ -20,11 +21,14 @@ def gb_per_s(way):
     """Received 10^9 bytes a second."""
     port = str(free_port())
     server = subprocess.Popen(
-        ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", port], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", port],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         client = ["iperf3", "-c", "127.0.0.1", "-p", port, "-t", str(SECONDS), "-J", *WAYS[way]]
-        # The server serves one client, so a probe would take its place: the client itself tries again.
+        # The server serves one client, so a probe would take its place: the client itself tries
+        # again.
         for pause in (0.1, 0.3, 1.0):
             time.sleep(pause)
             with_answer = attempt(client, way)

@@ -8,7 +8,16 @@ from budgets import KIB, MIB, SIZES, Line
 
 def report(vs_memcpy=0.5, p50_us=0.2, per_s=9e6, gb_per_s=4.0):
     row = {"p50_us": p50_us, "p99_us": 3 * p50_us, "vs_memcpy": vs_memcpy, "gb_per_s": gb_per_s}
-    ops = ["get warm", "get cold", "get jumping", "get under load", "get", "put", "get batch", "put batch"]
+    ops = [
+        "get warm",
+        "get cold",
+        "get jumping",
+        "get under load",
+        "get",
+        "put",
+        "get batch",
+        "put batch",
+    ]
     ops += ["put log busy", "put log isolated", "put plan busy", "put plan idle"]
     rates = [("put log", 1), ("put log", 2), ("lookup hit", 1), ("lookup miss", 1)]
     return {
@@ -21,7 +30,14 @@ def a_round(**figures):
     table = {size: {"put": 1.0, "get": 1.0} for size in SIZES}
     far = {size: {"put": 200.0, "get": 200.0} for size in SIZES}
     mine = report(**figures)
-    turns = {"nkv-shm": table, "mooncake-dummy": far, "redis": far, "nixl": far, "iperf3": 3.0, "iperf3 -l 1M": 4.0}
+    turns = {
+        "nkv-shm": table,
+        "mooncake-dummy": far,
+        "redis": far,
+        "nixl": far,
+        "iperf3": 3.0,
+        "iperf3 -l 1M": 4.0,
+    }
     return {**turns, "nkv-budgets": mine, "nkv-lookups": mine, "nkv-sustained": mine}
 
 
@@ -66,7 +82,10 @@ class Verdicts(unittest.TestCase):
     def test_cells_say_limit_figure_and_verdict(self):
         line = Line("x", [0.25, 0.5, 0.75], 0.3, unit="µs")
         self.assertEqual(line.cells(), ["x", "≤ 0.3 µs", "0.5 µs", "**no**"])
-        self.assertEqual(Line("x", [2e6], 1.2e6, at_most=False, unit="/s").cells()[1:], ["≥ 1,200,000 /s", "2,000,000 /s", "yes"])
+        self.assertEqual(
+            Line("x", [2e6], 1.2e6, at_most=False, unit="/s").cells()[1:],
+            ["≥ 1,200,000 /s", "2,000,000 /s", "yes"],
+        )
         self.assertEqual(Line("x", [7.0], None).cells()[1:], ["recorded", "7", "-"])
         self.assertEqual(budgets.label(64 * KIB), "64 KiB")
 

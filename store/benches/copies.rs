@@ -8,7 +8,8 @@ use nkv_store::streaming::{copy_in, copy_out};
 use nkv_store::{Buffer, Memory, SegmentName, random_u64, shm};
 use std::hint::black_box;
 
-/// Much more than any last-level cache, as a heap is: in a smaller ring memcpy finds its lines cached.
+/// Much more than any last-level cache, as a heap is: in a smaller ring memcpy finds its lines
+/// cached.
 const WALKED: usize = 2 << 30;
 const SIZES: [usize; 5] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
 const ROUNDS: usize = 2;
@@ -44,7 +45,8 @@ fn main() {
             for (kind, times) in times.iter_mut().enumerate() {
                 for at in (0..WALKED).step_by(size) {
                     let start = BootClock.now_ns();
-                    // SAFETY: at + size <= WALKED; the buffers have 16 MiB, the largest size, and one more.
+                    // SAFETY: at + size <= WALKED; the buffers have 16 MiB, the largest size, and
+                    // one more.
                     unsafe {
                         let there = base.add(at);
                         match kind {

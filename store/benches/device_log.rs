@@ -1,7 +1,7 @@
-//! What the device log costs besides the bytes, in nanoseconds: a put's bookkeeping, and the owner's
-//! accept and eviction of one object. `cargo bench -p nkv-store --bench device_log`. Prints medians
-//! of rounds, with the fastest and the slowest; asserts nothing. The directory is an empty one: what
-//! an index costs is its own affair.
+//! What the device log costs besides the bytes, in nanoseconds: a put's bookkeeping, and the
+//! owner's accept and eviction of one object. `cargo bench -p nkv-store --bench device_log`. Prints
+//! medians of rounds, with the fastest and the slowest; asserts nothing. The directory is an empty
+//! one: what an index costs is its own affair.
 #![expect(clippy::unwrap_used, reason = "a measurement ends where it cannot go on")]
 
 use nkv_store::clock::{BootClock, Clock};

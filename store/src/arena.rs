@@ -44,8 +44,8 @@ impl Extent {
 
 /// Most units an arena has; the allocator counts them in 32 bits.
 const MAX_UNITS: u64 = u32::MAX as u64 - 4096;
-/// Extents that a fresh arena has nodes for, 8 MiB of them. An arena whose extents outgrow its nodes
-/// gets twice as many: what a segment claims to hold costs nothing before it is used.
+/// Extents that a fresh arena has nodes for, 8 MiB of them. An arena whose extents outgrow its
+/// nodes gets twice as many: what a segment claims to hold costs nothing before it is used.
 const FIRST_EXTENTS: u32 = 1 << 17;
 /// Allocator nodes beyond the two that each extent can need (itself and the hole behind it):
 /// the first hole, the reserve the allocator never hands out, and the fillers of a rebuild that
@@ -79,8 +79,8 @@ impl std::fmt::Debug for Arena {
 
 impl Arena {
     /// An empty arena over a region (4 KiB aligned, as `Heap::open` checked it) that places at most
-    /// `max_extents` at a time. Takes 64 bytes per extent that it has room for: for the first 131,072
-    /// at once, and for twice as many whenever that is not enough.
+    /// `max_extents` at a time. Takes 64 bytes per extent that it has room for: for the first
+    /// 131,072 at once, and for twice as many whenever that is not enough.
     pub fn new(region: Region, max_extents: u32) -> Arena {
         Arena::with_room(region, max_extents, FIRST_EXTENTS)
     }

@@ -1,7 +1,8 @@
-//! In which process something was made. A child made by fork has its parent's values, and of what they
-//! stand for outside the process only a share: the files, sockets and queue pairs are its parent's, its
-//! runtime has no threads, and segments are not mapped there (MADV_DONTFORK). So a handle says so
-//! instead of crashing, and no end of a value in a child touches anything outside it.
+//! In which process something was made. A child made by fork has its parent's values, and of what
+//! they stand for outside the process only a share: the files, sockets and queue pairs are its
+//! parent's, its runtime has no threads, and segments are not mapped there (MADV_DONTFORK). So a
+//! handle says so instead of crashing, and no end of a value in a child touches anything outside
+//! it.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -9,11 +10,12 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a handle says in such a child.
-pub const MESSAGE: &str = "this process was forked from the one that made this nkv handle, whose memory and connections it \
-     does not have: connect anew in the child, or start it by exec (Python: multiprocessing's \
-     \"spawn\")";
+pub const MESSAGE: &str = "this process was forked from the one that made this nkv handle, whose \
+                           memory and connections it does not have: connect anew in the child, or \
+                           start it by exec (Python: multiprocessing's \"spawn\")";
 
-/// A word that is 0 in a child after its fork, and then this process's number; none before Linux 4.14.
+/// A word that is 0 in a child after its fork, and then this process's number; none before Linux
+/// 4.14.
 static NUMBER: LazyLock<Option<&'static AtomicU64>> = LazyLock::new(wiped_on_fork);
 /// The last number that this process or one above it took: a child goes on from there.
 static LAST: AtomicU64 = AtomicU64::new(0);
@@ -41,8 +43,8 @@ impl Default for ProcessMark {
     }
 }
 
-/// A value whose end touches what its process shares with its children: dropped where it was made, and
-/// left alone in a child.
+/// A value whose end touches what its process shares with its children: dropped where it was made,
+/// and left alone in a child.
 #[derive(Debug, Default)]
 pub struct OwnProcessOnly<T> {
     value: ManuallyDrop<T>,

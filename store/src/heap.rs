@@ -13,8 +13,8 @@ use crate::{index, object, pins};
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Most payload bytes, managed and log together: 8 TiB, so that every 4 KiB unit and every slot has a
-/// 31-bit number.
+/// Most payload bytes, managed and log together: 8 TiB, so that every 4 KiB unit and every slot has
+/// a 31-bit number.
 pub const MAX_ARENA_BYTES: u64 = 1 << 43;
 /// Most header slots: one per unit of payload.
 pub const MAX_SLOTS: u32 = (MAX_ARENA_BYTES / PAYLOAD_ALIGN) as u32;
@@ -27,8 +27,8 @@ pub const NOWHERE: u64 = u64::MAX - 4095;
 /// Epoch at which every slot is armed first.
 pub const FIRST_EPOCH: u32 = 1;
 
-/// What a segment is made of. Sizes in bytes; headers, index and pins come on top of `arena_bytes` and
-/// `log_bytes`.
+/// What a segment is made of. Sizes in bytes; headers, index and pins come on top of `arena_bytes`
+/// and `log_bytes`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeapConfig {
     /// Payload bytes; rounded up to 4 KiB pages.
@@ -180,9 +180,9 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Every number that anybody computes an address or an amount of memory from, as a control block or
-    /// another process states them: sizes are possible, and all regions lie inside the segment and apart.
-    /// Whoever did not carve the segment calls it before anything else.
+    /// Every number that anybody computes an address or an amount of memory from, as a control
+    /// block or another process states them: sizes are possible, and all regions lie inside the
+    /// segment and apart. Whoever did not carve the segment calls it before anything else.
     pub fn check(&self) -> Result<(), StoreError> {
         let mut regions = [Region::default(); REGIONS];
         let headers =
@@ -210,8 +210,8 @@ impl Geometry {
         let logged = u64::from(self.log_slots) == log_units && self.log_slots < self.slots;
         if !logged || self.slots > MAX_SLOTS || (1..MIN_LOG_UNITS).contains(&log_units) {
             return Err(bad(format!(
-                "it has {} slots of at most {MAX_SLOTS}, {} of them its log's, which has {log_units} \
-                 units",
+                "it has {} slots of at most {MAX_SLOTS}, {} of them its log's, which has \
+                 {log_units} units",
                 self.slots, self.log_slots
             )));
         }
@@ -280,9 +280,9 @@ pub struct Heap {
 }
 
 impl Heap {
-    /// Writes the control block and arms every managed slot at epoch 1 (those of the log begin at epoch
-    /// 0, which no claim has); the magic comes last, so that a
-    /// segment half formatted is never opened. The memory must be at least `segment_bytes()` long.
+    /// Writes the control block and arms every managed slot at epoch 1 (those of the log begin at
+    /// epoch 0, which no claim has); the magic comes last, so that a segment half formatted is
+    /// never opened. The memory must be at least `segment_bytes()` long.
     pub fn format(memory: Arc<dyn Memory>, config: &HeapConfig) -> Result<Heap, StoreError> {
         config.validate()?;
         let (ctl, ext) = control_block(config);

@@ -16,9 +16,9 @@ use zerocopy::IntoBytes;
 pub const BUCKET_BYTES: u64 = 64;
 /// Entries of a bucket.
 pub const ENTRIES: usize = 8;
-/// Entries per header slot, before the number of buckets is rounded up to a power of two: with every
-/// slot in use a quarter to a half of the entries are taken, and at a half one key in a thousand finds
-/// its bucket and the neighbour full (research: 0.09%).
+/// Entries per header slot, before the number of buckets is rounded up to a power of two: with
+/// every slot in use a quarter to a half of the entries are taken, and at a half one key in a
+/// thousand finds its bucket and the neighbour full (research: 0.09%).
 const ENTRIES_PER_SLOT: u64 = 2;
 /// Fewest buckets: a bucket and its neighbour.
 const MIN_BUCKETS: u64 = 2;
@@ -118,8 +118,8 @@ impl Index {
         index
     }
 
-    /// Leads readers of `key` to a slot, whose header says READY and LIVE by now. The same entry twice
-    /// is one.
+    /// Leads readers of `key` to a slot, whose header says READY and LIVE by now. The same entry
+    /// twice is one.
     pub fn insert(&mut self, key: KeyId, slot: u32, epoch: u32) {
         let Some(buckets) = buckets_of(&self.region, key) else { return };
         let (entry, words) = (word_of(key, slot, epoch), buckets.map(|at| self.bucket(at)));

@@ -1,7 +1,7 @@
-//! Keys and their 128-bit identity [I16]: xxh64 (the source document's `key_hash`), which everybody can
-//! compute and which routes, and beside it SipHash-2-4 under a key of the job. Two keys with one xxh64
-//! are made at will; whoever does not know the job's key cannot make two with one identity. The master
-//! compares the key strings as well.
+//! Keys and their 128-bit identity [I16]: xxh64 (the source document's `key_hash`), which everybody
+//! can compute and which routes, and beside it SipHash-2-4 under a key of the job. Two keys with
+//! one xxh64 are made at will; whoever does not know the job's key cannot make two with one
+//! identity. The master compares the key strings as well.
 
 use crate::error::StoreError;
 use siphasher::sip::SipHasher24;
@@ -18,8 +18,8 @@ pub struct KeyId {
     pub check: u64,
 }
 
-/// xxh64 of a key, seed 0: the half of its identity that is the same in every job, and names the rank
-/// that a put goes to.
+/// xxh64 of a key, seed 0: the half of its identity that is the same in every job, and names the
+/// rank that a put goes to.
 #[inline]
 pub fn key_hash(key: &[u8]) -> u64 {
     xxhash_rust::xxh64::xxh64(key, 0)
@@ -28,8 +28,8 @@ pub fn key_hash(key: &[u8]) -> u64 {
 /// Bytes of the key of a [`KeyHasher`].
 pub const HASHER_KEY_BYTES: usize = 16;
 
-/// Makes the identities of one job's keys. All members of a job have the same one; several jobs in one
-/// process have one each.
+/// Makes the identities of one job's keys. All members of a job have the same one; several jobs in
+/// one process have one each.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct KeyHasher {
     key: [u8; HASHER_KEY_BYTES],
@@ -56,8 +56,8 @@ impl KeyHasher {
         SipHasher24::new_with_key(&self.key).hash(key)
     }
 
-    /// Equal where the keys are. Who sees it can try guesses of a secret that is no random one, as who
-    /// sees a handshake can.
+    /// Equal where the keys are. Who sees it can try guesses of a secret that is no random one, as
+    /// who sees a handshake can.
     pub fn fingerprint(&self) -> u64 {
         self.check(Self::LABEL)
     }

@@ -86,8 +86,8 @@ pub struct HeapExt {
     pub regions: [Region; REGIONS],
 }
 
-/// Who alone makes the atomic changes of words that several parties modify, in all of a segment [I1]. 2 is
-/// kept for a GPU.
+/// Who alone makes the atomic changes of words that several parties modify, in all of a segment
+/// [I1]. 2 is kept for a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum AtomicDomain {
@@ -197,8 +197,8 @@ pub struct ObjHeader {
 
 /// Offset of `key_check` in a header.
 pub const KEY_CHECK_OFF: u64 = 32;
-/// Bytes at the start of a header that the producer writes in one go. Right behind them lies the publish
-/// word, so that both may travel together.
+/// Bytes at the start of a header that the producer writes in one go. Right behind them lies the
+/// publish word, so that both may travel together.
 pub const PRODUCER_FIELDS: u64 = 40;
 /// Offset of the publish word in a header.
 pub const PUBLISH_OFF: u64 = 40;

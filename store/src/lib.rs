@@ -2,12 +2,12 @@
 //!
 //! - [`layout`] is the single list of structures that lie in shared, device or remote memory.
 //! - [`memory`] is the one trait behind which every kind of memory lies; [`shm`] is its host kind.
-//! - [`words`] chooses the memory orders of every access to it; [`op`] is such an access as a value,
-//!   [`stripes`] says into how many threads' parts a large one is cut.
+//! - [`words`] chooses the memory orders of every access to it; [`op`] is such an access as a
+//!   value, [`stripes`] says into how many threads' parts a large one is cut.
 //! - [`heap`] carves a segment into regions, [`arena`] places payloads in it.
 //! - [`object`] is the one place that knows an object's life.
-//! - [`index`] leads readers to headers, [`reader`] is such a reader on this host, [`pins`] keep what is
-//!   looked at in place.
+//! - [`index`] leads readers to headers, [`reader`] is such a reader on this host, [`pins`] keep
+//!   what is looked at in place.
 //! - [`evict`] picks victims. [`log_lines`] bounds what others can make a process log.
 //!
 //! This crate knows no network and no actor.

@@ -1,5 +1,5 @@
-//! How many lines of the log one matter gets that others can repeat at will: some a second, and beyond
-//! that a number, so that somebody who repeats it all day fills no disk.
+//! How many lines of the log one matter gets that others can repeat at will: some a second, and
+//! beyond that a number, so that somebody who repeats it all day fills no disk.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -20,8 +20,8 @@ struct Window {
 }
 
 impl LogLines {
-    /// None with every line taken. Else the next one is to be written, and says that so many before it
-    /// were not.
+    /// None with every line taken. Else the next one is to be written, and says that so many before
+    /// it were not.
     pub fn next(&self, now_ms: u64) -> Option<u64> {
         // Numbers alone: whole also after a panic.
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -38,7 +38,8 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
     fn len(&self) -> u64;
     /// How others reach it.
     fn export(&self) -> Export;
-    /// The first byte, where the host's CPU may touch it. Valid for `len()` bytes while `self` lives.
+    /// The first byte, where the host's CPU may touch it. Valid for `len()` bytes while `self`
+    /// lives.
     fn host_base(&self) -> Option<NonNull<u8>>;
     /// Copies `dst.len()` bytes out of the memory. Nothing read afterwards is older than what the
     /// writers of these bytes had written before them [I7].
@@ -64,8 +65,8 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
     }
 }
 
-/// Words behind a trait object: each access in the order that the memory itself has, which is the one
-/// that `words` asks for or a stronger one.
+/// Words behind a trait object: each access in the order that the memory itself has, which is the
+/// one that `words` asks for or a stronger one.
 impl Words for dyn Memory + '_ {
     fn check(&self, what: &'static str, offset: u64, len: u64) -> Result<(), StoreError> {
         if offset.checked_add(len).is_some_and(|end| end <= self.len()) {
@@ -284,8 +285,8 @@ impl HostMemory {
     /// None for memory that the CPU may not touch.
     pub fn of(memory: Arc<dyn Memory>) -> Option<Self> {
         let base = memory.host_base()?;
-        // SAFETY: `host_base` is valid for `len` bytes while the memory lives, which `memory` beside
-        // it ensures; mappings are page aligned.
+        // SAFETY: `host_base` is valid for `len` bytes while the memory lives, which `memory`
+        // beside it ensures; mappings are page aligned.
         let region = unsafe { HostRegion::new(base, memory.len()) };
         Some(Self { region, memory })
     }

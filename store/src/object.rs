@@ -135,8 +135,8 @@ pub fn dead(epoch: u32) -> u64 {
     word(state::DEAD, epoch)
 }
 
-/// Arms a slot: the publish word, then the owner word, so that a slot seen LIVE at an epoch is never
-/// seen with what an older epoch published.
+/// Arms a slot: the publish word, then the owner word, so that a slot seen LIVE at an epoch is
+/// never seen with what an older epoch published.
 pub(crate) fn arm(memory: &dyn Memory, header_off: u64, epoch: u32) -> Result<(), StoreError> {
     memory.store(header_off + PUBLISH_OFF, reserved(epoch))?;
     memory.store(header_off + OWNER_OFF, word(flag::LIVE, epoch))

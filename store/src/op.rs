@@ -85,8 +85,8 @@ impl Op<'_> {
         }
     }
 
-    /// Cuts a read or a write into at most `n` stripes, in order and together the same; nothing comes
-    /// of any other verb.
+    /// Cuts a read or a write into at most `n` stripes, in order and together the same; nothing
+    /// comes of any other verb.
     pub fn cut(&mut self, n: usize) -> Vec<Op<'_>> {
         let place = |i: usize, each: usize, offset: &u64| *offset + (i * each) as u64;
         match self {
@@ -104,8 +104,8 @@ impl Op<'_> {
         }
     }
 
-    /// Does a read or a write with `n` threads, this one among them. All of them have ended, and what
-    /// each wrote is in memory, when it returns: what is stored next is behind it [I4].
+    /// Does a read or a write with `n` threads, this one among them. All of them have ended, and
+    /// what each wrote is in memory, when it returns: what is stored next is behind it [I4].
     pub fn run_striped(&mut self, memory: &dyn Memory, n: usize) -> Result<(), StoreError> {
         let helpers = std::iter::repeat_n((), n.saturating_sub(1));
         side_by_side("nkv-copy", self.cut(n), (), helpers, |(), mut part| part.run(memory))

@@ -1,7 +1,8 @@
-//! Pins: what keeps an object's bytes in place while a process looks at them without copying [I9]. Every
-//! handle that maps a segment has a table in it, of words that name a (slot, epoch) each: it alone
-//! writes them, the owner reads them before it lets a retired slot be armed again. A pin ends by its
-//! holder's word or by the holder's death, never by a clock. Who gets which table is not decided here.
+//! Pins: what keeps an object's bytes in place while a process looks at them without copying [I9].
+//! Every handle that maps a segment has a table in it, of words that name a (slot, epoch) each: it
+//! alone writes them, the owner reads them before it lets a retired slot be armed again. A pin ends
+//! by its holder's word or by the holder's death, never by a clock. Who gets which table is not
+//! decided here.
 
 mod holder;
 
@@ -54,8 +55,9 @@ impl Table {
         self.offset + USED_BYTES + u64::from(at) * 8
     }
 
-    /// Names an object. The caller looks at its header afterwards, and reads only if that is in order:
-    /// an owner who cleared LIVE before that look sees the pin, or the look sees the cleared LIVE [I9].
+    /// Names an object. The caller looks at its header afterwards, and reads only if that is in
+    /// order: an owner who cleared LIVE before that look sees the pin, or the look sees the cleared
+    /// LIVE [I9].
     pub fn set<W: Words + ?Sized>(
         &self,
         words: &W,
@@ -103,8 +105,8 @@ impl Table {
     }
 }
 
-/// Every (slot, epoch) that some table names. Asked after LIVE was cleared and a fence [I9]: what is
-/// not in it, and was retired before, nobody looks at or will.
+/// Every (slot, epoch) that some table names. Asked after LIVE was cleared and a fence [I9]: what
+/// is not in it, and was retired before, nobody looks at or will.
 pub fn scan<W: Words + ?Sized>(
     words: &W,
     pins: &Region,

@@ -1,6 +1,6 @@
-//! One segment as a reader on its host sees it: finds an object by the index and copies it out, with
-//! loads alone. Nothing here asks anybody, and nothing waits or allocates but a copy that is cut into
-//! stripes for several threads; a miss is no answer.
+//! One segment as a reader on its host sees it: finds an object by the index and copies it out,
+//! with loads alone. Nothing here asks anybody, and nothing waits or allocates but a copy that is
+//! cut into stripes for several threads; a miss is no answer.
 
 use crate::heap::{Geometry, Heap};
 use crate::index::{self, BUCKET_BYTES};
@@ -12,8 +12,8 @@ use crate::op::Op;
 use crate::stripes::Stripes;
 use crate::words::{self, Words};
 
-/// Payload bytes that are fetched into the cache while the header is looked at: more than the hardware
-/// would fetch by itself before the copy has begun.
+/// Payload bytes that are fetched into the cache while the header is looked at: more than the
+/// hardware would fetch by itself before the copy has begun.
 const PREFETCH_BYTES: u64 = 8 * 64;
 
 /// A segment mapped by this process.
@@ -40,7 +40,8 @@ impl Hit {
     }
 }
 
-/// The header of a slot if it holds this key, readable; looked at so that all of it is of one moment.
+/// The header of a slot if it holds this key, readable; looked at so that all of it is of one
+/// moment.
 #[inline]
 pub fn read_slot<W: Words + ?Sized>(
     words: &W,
@@ -74,7 +75,8 @@ pub fn find<W: Words + ?Sized>(words: &W, geometry: &Geometry, key: KeyId) -> Op
 }
 
 /// Copies an object that was found; `dst` has its bytes. False if it changed meanwhile, or before:
-/// what lies in `dst` is then worth nothing. The second look comes after the last byte: strict [I7].
+/// what lies in `dst` is then worth nothing. The second look comes after the last byte: strict
+/// [I7].
 #[inline]
 pub fn copy<W: Words + ?Sized>(words: &W, geometry: &Geometry, hit: &Hit, dst: &mut [u8]) -> bool {
     debug_assert_eq!(dst.len() as u64, hit.header.bytes_total, "of another object");
@@ -181,7 +183,8 @@ impl Reader {
         }
     }
 
-    /// As [`copy`], by several threads: the second look comes after the last byte of all of them [I7].
+    /// As [`copy`], by several threads: the second look comes after the last byte of all of them
+    /// [I7].
     #[cold]
     fn copy_striped(&self, hit: &Hit, dst: &mut [u8], n: usize) -> bool {
         let mut all = Op::Read { offset: hit.header.payload_base, dst };

@@ -2,19 +2,20 @@
 //! only from 192 MiB on.
 //!
 //! Into a segment: non-temporal stores. The destination is another core's to read, so taking its
-//! lines into this core's cache first is wasted bandwidth: 0.6 to 0.75 of memcpy's time, counted until
-//! the stores are done, from 4 KiB on. The source is fetched into the second-level cache: fetched into
-//! the first, it would take the line buffers that the stores leave through. Between two `sfence`, so
-//! that a READY word stored afterwards stays behind [I4].
+//! lines into this core's cache first is wasted bandwidth: 0.6 to 0.75 of memcpy's time, counted
+//! until the stores are done, from 4 KiB on. The source is fetched into the second-level cache:
+//! fetched into the first, it would take the line buffers that the stores leave through. Between
+//! two `sfence`, so that a READY word stored afterwards stays behind [I4].
 //!
-//! Out of a segment, on an AMD: plain vectors, one line after the other. glibc hands copies of 2 KiB and
-//! more to the string move there, which takes 5 to 20 times as long where the destination lies a few bytes
-//! further within its page than the source, as an unaligned buffer does.
+//! Out of a segment, on an AMD: plain vectors, one line after the other. glibc hands copies of 2
+//! KiB and more to the string move there, which takes 5 to 20 times as long where the destination
+//! lies a few bytes further within its page than the source, as an unaligned buffer does.
 //!
-//! Out of a segment, elsewhere: four pages at a time with prefetch. Where a segment lies in 4 KiB pages the
-//! hardware prefetcher stops at their ends; four streams hide that: 0.75 to 0.85 of memcpy's time on an
-//! Intel, and up to 1.6 times it on an AMD. What is in the cache already only pays for that, so the first
-//! page tells. The stores are ordinary ones, the caller is about to read what they wrote.
+//! Out of a segment, elsewhere: four pages at a time with prefetch. Where a segment lies in 4 KiB
+//! pages the hardware prefetcher stops at their ends; four streams hide that: 0.75 to 0.85 of
+//! memcpy's time on an Intel, and up to 1.6 times it on an AMD. What is in the cache already only
+//! pays for that, so the first page tells. The stores are ordinary ones, the caller is about to
+//! read what they wrote.
 
 /// Copies into a segment of at least this many bytes are streamed.
 pub const STREAM_FROM_BYTES: usize = 4 << 10;
@@ -68,7 +69,8 @@ pub unsafe fn copy_out(src: *const u8, dst: *mut u8, len: usize) {
     }
     #[cfg(target_arch = "x86_64")]
     if len >= GATHER_FROM_BYTES && std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: as promised by the caller; AVX2 was just detected, and there are more bytes than a page.
+        // SAFETY: as promised by the caller; AVX2 was just detected, and there are more bytes than
+        // a page.
         return unsafe { x86::page_then_rest(src, dst, len) };
     }
     // SAFETY: as promised by the caller.

@@ -1,5 +1,5 @@
-//! Into how many stripes one large copy is cut, each done by a thread (and over tcp a connection) of
-//! its own. Arithmetic only: it starts no thread and moves no byte.
+//! Into how many stripes one large copy is cut, each done by a thread (and over tcp a connection)
+//! of its own. Arithmetic only: it starts no thread and moves no byte.
 
 /// Most stripes of one copy, whatever is asked for.
 pub const MAX_STRIPES: usize = 16;
@@ -7,8 +7,8 @@ pub const MAX_STRIPES: usize = 16;
 const MOST_UNASKED: usize = 4;
 /// Processors for each of them: the other end, or the rest of the program, wants some, too.
 const PROCESSORS_EACH: usize = 2;
-/// A copy that is just large enough to be cut could be cut into so many parts, and no part of a larger
-/// one is smaller: a thread has enough to do.
+/// A copy that is just large enough to be cut could be cut into so many parts, and no part of a
+/// larger one is smaller: a thread has enough to do.
 const PARTS_AT_THRESHOLD: u64 = 4;
 const PAGE_BYTES: usize = 4096;
 /// Least threshold: a stripe is a page or more. What is looked at in one piece is never cut.

@@ -1,4 +1,5 @@
-//! The one place that starts an operating-system thread: every thread has a name and is found again.
+//! The one place that starts an operating-system thread: every thread has a name and is found
+//! again.
 
 use crate::error::StoreError;
 use std::sync::{Mutex, PoisonError};

@@ -113,3 +113,92 @@ pub fn flush<W: Words + ?Sized>(words: &W) {
 fn wordwise(offset: u64, len: usize) -> bool {
     len <= WORDWISE_BYTES && len.is_multiple_of(8) && offset.is_multiple_of(8)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Words, compare_swap, fetch_add, flush, load, read, store, write};
+    use crate::error::StoreError;
+    use std::cell::RefCell;
+    use std::sync::atomic::Ordering;
+
+    /// One access as it was asked for.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Access {
+        Word(Ordering),
+        Fence(Ordering),
+        Copy,
+    }
+
+    /// Words that hold nothing and remember how they were accessed.
+    #[derive(Default)]
+    struct Recorder(RefCell<Vec<Access>>);
+
+    impl Recorder {
+        fn note(&self, access: Access) -> Result<u64, StoreError> {
+            self.0.borrow_mut().push(access);
+            Ok(0)
+        }
+
+        fn taken(&self) -> Vec<Access> {
+            std::mem::take(&mut self.0.borrow_mut())
+        }
+    }
+
+    impl Words for Recorder {
+        fn check(&self, _: &'static str, _: u64, _: u64) -> Result<(), StoreError> {
+            Ok(())
+        }
+        fn load_word(&self, _: u64, order: Ordering) -> Result<u64, StoreError> {
+            self.note(Access::Word(order))
+        }
+        fn store_word(&self, _: u64, _: u64, order: Ordering) -> Result<(), StoreError> {
+            self.note(Access::Word(order)).map(drop)
+        }
+        fn swap_word(
+            &self,
+            _: u64,
+            _: u64,
+            _: u64,
+            done: Ordering,
+            failed: Ordering,
+        ) -> Result<u64, StoreError> {
+            self.note(Access::Word(done))?;
+            self.note(Access::Word(failed))
+        }
+        fn add_word(&self, _: u64, _: u64, order: Ordering) -> Result<u64, StoreError> {
+            self.note(Access::Word(order))
+        }
+        fn copy_out(&self, _: u64, _: &mut [u8]) -> Result<(), StoreError> {
+            self.note(Access::Copy).map(drop)
+        }
+        fn copy_in(&self, _: u64, _: &[u8]) -> Result<(), StoreError> {
+            self.note(Access::Copy).map(drop)
+        }
+        fn fence(&self, order: Ordering) {
+            self.0.borrow_mut().push(Access::Fence(order));
+        }
+    }
+
+    #[test]
+    fn i5_no_word_is_accessed_relaxed_and_copies_of_payload_lie_inside_fences() {
+        let words = Recorder::default();
+        load(&words, 0).unwrap();
+        store(&words, 0, 1).unwrap();
+        compare_swap(&words, 0, 1, 2).unwrap();
+        fetch_add(&words, 0, 1).unwrap();
+        read(&words, 0, &mut [0; 64]).unwrap();
+        write(&words, 0, &[0; 64]).unwrap();
+        flush(&words);
+        let header = words.taken();
+        assert_eq!(header.iter().filter(|a| matches!(a, Access::Word(_))).count(), 5 + 8 + 8);
+        for relaxed in [Access::Word(Ordering::Relaxed), Access::Fence(Ordering::Relaxed)] {
+            assert!(!header.contains(&relaxed), "{header:?}");
+        }
+        assert!(!header.contains(&Access::Copy), "a header is never copied as bytes: {header:?}");
+
+        read(&words, 0, &mut [0; 65]).unwrap();
+        assert_eq!(words.taken(), [Access::Copy, Access::Fence(Ordering::Acquire)]);
+        write(&words, 0, &[0; 65]).unwrap();
+        assert_eq!(words.taken(), [Access::Fence(Ordering::Release), Access::Copy]);
+    }
+}

@@ -91,7 +91,8 @@ pub fn main(cases: &[Case]) -> ExitCode {
         println!("test {} ... {}", case.name, if held { "ok" } else { "FAILED" });
     }
     println!(
-        "\ntest result: {}. {} passed; {failed} failed; 0 ignored; 0 measured; {} filtered out; finished in {:.2}s\n",
+        "\ntest result: {}. {} passed; {failed} failed; 0 ignored; 0 measured; {} filtered out; \
+         finished in {:.2}s\n",
         if failed == 0 { "ok" } else { "FAILED" },
         picked.len() as u32 - failed,
         cases.len() - picked.len(),

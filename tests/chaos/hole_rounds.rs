@@ -98,7 +98,8 @@ pub fn i14_a_hole_is_void_only_after_the_death_of_its_stopped_producer() {
     );
 }
 
-/// Everybody is asked, and for as long as the producer stands nothing is void, however long it takes.
+/// Everybody is asked, and for as long as the producer stands nothing is void, however long it
+/// takes.
 fn expect_standing(stage: &TestCluster, hole: Hole, before: &OwnerGauges) {
     let asking = Stopwatch::start();
     let mut until = None;

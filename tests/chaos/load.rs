@@ -109,7 +109,8 @@ impl Worker {
         }
     }
 
-    /// Without a copy; some are held for a while, and are what they were until they are dropped [I9].
+    /// Without a copy; some are held for a while, and are what they were until they are dropped
+    /// [I9].
     async fn view_in_place(&mut self) {
         let Some(s) = self.board.pick(&mut self.random) else {
             return;
@@ -184,8 +185,8 @@ impl Worker {
         }
     }
 
-    /// What is in a log is listed when its producer has told its name, and found before that; one that
-    /// was killed told no names.
+    /// What is in a log is listed when its producer has told its name, and found before that; one
+    /// that was killed told no names.
     async fn is_found(&self, s: &Stored) -> bool {
         self.board.mark(s).is_some() && self.client.get_location(&s.key).await.is_ok()
     }

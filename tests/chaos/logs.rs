@@ -1,5 +1,5 @@
-//! The device logs of the ranks, as this process maps them: whether one has made room at the expense
-//! of an object, and whose claim in it is half written. It looks, and changes nothing.
+//! The device logs of the ranks, as this process maps them: whether one has made room at the
+//! expense of an object, and whose claim in it is half written. It looks, and changes nothing.
 
 use nkv::message::{ObjMeta, View};
 use nkv::store::device_log::{BUMP_PTR_OFF, LogGeometry};
@@ -81,8 +81,8 @@ impl Logs {
         Some(Mark { incarnation: meta.at.incarnation, position })
     }
 
-    /// True if the log may have evicted what lies at a mark, or above it: its claims came so far that
-    /// a quarter of it could not be kept free otherwise. Before that nothing is evicted.
+    /// True if the log may have evicted what lies at a mark, or above it: its claims came so far
+    /// that a quarter of it could not be kept free otherwise. Before that nothing is evicted.
     pub fn may_have_passed(&self, mark: Mark) -> bool {
         self.of(mark.incarnation).is_some_and(|m| {
             let needed = (m.claimed() + m.log.max_claim()).saturating_sub(m.log.log_bytes());
@@ -90,8 +90,8 @@ impl Logs {
         })
     }
 
-    /// The claim of a key that is being written, if it begins in the last `back` bytes of the log: its
-    /// position and bytes.
+    /// The claim of a key that is being written, if it begins in the last `back` bytes of the log:
+    /// its position and bytes.
     pub fn half_written(&self, rank: u32, key: &[u8], back: u64) -> Option<(u64, u64)> {
         let incarnation = *self.lock().latest.get(&rank)?;
         self.of(incarnation)?.half_written(key_hash(key), back)

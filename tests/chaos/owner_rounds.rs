@@ -1,5 +1,5 @@
-//! SIGKILL of an owner: its keys are gone, everybody else's are served, and its successor is taken in
-//! at once. Rank 0, the master, has rounds of its own.
+//! SIGKILL of an owner: its keys are gone, everybody else's are served, and its successor is taken
+//! in at once. Rank 0, the master, has rounds of its own.
 
 use super::board::{Stored, Victim};
 use super::load::shown;
@@ -75,7 +75,8 @@ fn round(stage: &mut TestCluster, seen: &mut Seen, seed: u64, number: u64) {
     let kill_after = random.between(KILL_AFTER_MS.0, KILL_AFTER_MS.1);
     let successor_after = random.below(SUCCESSOR_AFTER_MS);
     println!(
-        "chaos: owner round {number}: rank {rank} is killed after {kill_after} ms, its successor starts {}",
+        "chaos: owner round {number}: rank {rank} is killed after {kill_after} ms, its successor \
+         starts {}",
         if soon { "at once" } else { "after the TTL" }
     );
     let workers = stage.workers(WORKERS, &format!("o{number}"), &mut random);

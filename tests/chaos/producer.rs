@@ -1,6 +1,7 @@
-//! The process that is killed: this test's own binary, started again. It writes objects page by page,
-//! slowly, so that it spends most of its time between open and READY, and says each step on stdout
-//! before it takes the next: its last line tells where the kill fell. It ends when stdin does.
+//! The process that is killed: this test's own binary, started again. It writes objects page by
+//! page, slowly, so that it spends most of its time between open and READY, and says each step on
+//! stdout before it takes the next: its last line tells where the kill fell. It ends when stdin
+//! does.
 
 use super::content;
 use super::past_the_handle::own_verbs;
@@ -22,8 +23,8 @@ use std::time::Duration;
 /// Holds the producer's task, blanks between its fields; the variable makes a process one.
 pub const TASK_VARIABLE: &str = "NKV_CHAOS_PRODUCER";
 
-/// Largest object, and its pages; of a hundred objects so many are of one large page, so that a kill
-/// can fall into the middle of its bytes.
+/// Largest object, and its pages; of a hundred objects so many are of one large page, so that a
+/// kill can fall into the middle of its bytes.
 const MAX_BYTES: u64 = 512 << 10;
 const PAGE_BYTES: u32 = 32 << 10;
 const LARGE_PAGE_BYTES: u32 = 4 << 20;

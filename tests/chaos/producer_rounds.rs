@@ -1,5 +1,5 @@
-//! SIGKILL of a producer: what it had committed stays, what it had made READY is adopted, what it had
-//! opened leaves nothing, and nobody else notices.
+//! SIGKILL of a producer: what it had committed stays, what it had made READY is adopted, what it
+//! had opened leaves nothing, and nobody else notices.
 
 use super::board::Stored;
 use super::hole_rounds::{Hole, stop_half_way};
@@ -27,7 +27,8 @@ const AIMED_EVERY: u64 = 5;
 const READY_MS: u64 = nkv_pace::HANGS_MS;
 /// The load goes on so long after the kill.
 pub const AFTERWARDS_MS: u64 = 300;
-/// Of a hundred kills of producers that write by plans at least so many fall between open and READY ...
+/// Of a hundred kills of producers that write by plans at least so many fall between open and READY
+/// ...
 const MIN_BETWEEN_PERCENT: u64 = 20;
 /// ... which so few kills cannot show.
 const FEW_KILLS: u64 = 5;
@@ -47,8 +48,9 @@ pub fn sigkill_of_a_producer_under_load() {
     let between = fell.get(BETWEEN).copied().unwrap_or(0);
     let sums = stage.board.calls.sums();
     println!(
-        "chaos: seed={seed} rounds={rounds} producer_kills={rounds} between_open_and_ready={between} \
-         wrong_bytes={} calls={} slowest_call_ms={} slowest_settle_ms={}",
+        "chaos: seed={seed} rounds={rounds} producer_kills={rounds} \
+         between_open_and_ready={between} wrong_bytes={} calls={} slowest_call_ms={} \
+         slowest_settle_ms={}",
         sums.wrong_bytes, sums.calls, sums.slowest_ms, stage.slowest_settle_ms
     );
     println!("chaos: kills fell {fell:?}; the slowest call was {}", sums.slowest);
@@ -57,7 +59,8 @@ pub fn sigkill_of_a_producer_under_load() {
     let by_plan = rounds / 2;
     assert!(
         by_plan < FEW_KILLS || between * 100 >= by_plan * MIN_BETWEEN_PERCENT,
-        "only {between} of about {by_plan} kills of producers with plans fell between open and READY"
+        "only {between} of about {by_plan} kills of producers with plans fell between open and \
+         READY"
     );
 }
 
@@ -132,7 +135,8 @@ fn voided(stage: &TestCluster) -> Vec<u64> {
     (0..RANKS).map(|rank| stage.gauges(rank).log_voided_bytes).collect()
 }
 
-/// A hole that a producer left is void, and nothing else is: whoever lives finishes what it claimed.
+/// A hole that a producer left is void, and nothing else is: whoever lives finishes what it
+/// claimed.
 fn check_hole(stage: &TestCluster, hole: Option<Hole>, before: &[u64]) {
     for (rank, before) in (0..RANKS).zip(before) {
         let expected = hole.filter(|hole| hole.rank == rank).map_or(0, |hole| hole.bytes);

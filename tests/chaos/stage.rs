@@ -1,5 +1,5 @@
-//! Three ranks in processes of their own, a load on them, and the checks that hold once it is quiet:
-//! what is stored is served, what is used is live, what is removed leaves nothing.
+//! Three ranks in processes of their own, a load on them, and the checks that hold once it is
+//! quiet: what is stored is served, what is used is live, what is removed leaves nothing.
 
 use super::accounts::{self, accounted};
 use super::board::{Fate, SharedState, Stored};
@@ -163,8 +163,8 @@ impl TestCluster {
         })
     }
 
-    /// Used bytes become live bytes on every one of `ranks` ranks, by the owners' figures and by the
-    /// master's, every claim in a log is accounted for, and no plan is open and no view held.
+    /// Used bytes become live bytes on every one of `ranks` ranks, by the owners' figures and by
+    /// the master's, every claim in a log is accounted for, and no plan is open and no view held.
     pub fn settle(&mut self, ranks: u32) {
         let waited = self.wait_for("used bytes = live bytes", SETTLE_MS, |s| balanced(s, ranks));
         self.slowest_settle_ms = self.slowest_settle_ms.max(waited);
@@ -195,8 +195,8 @@ impl TestCluster {
         }
     }
 
-    /// What is whole or absent is found to be either, as its fate has it, and goes on the board if it
-    /// is whole.
+    /// What is whole or absent is found to be either, as its fate has it, and goes on the board if
+    /// it is whole.
     pub fn check_unsure(&self, context: &str) -> u64 {
         let mut whole = 0;
         self.note_logs();

@@ -1,5 +1,5 @@
-//! The parent's end of a producer process: starts it, keeps its journal, kills it. The process never
-//! outlives this handle.
+//! The parent's end of a producer process: starts it, keeps its journal, kills it. The process
+//! never outlives this handle.
 
 use super::board::{Fate, SharedState, Stored};
 use super::cluster_process::until;

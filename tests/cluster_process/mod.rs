@@ -1,6 +1,6 @@
-//! Clusters of real `nkv-node` processes for whole-system tests: started with ports of their own and
-//! a job of their own, waited for with bounds, ended when dropped. It must leave nothing behind, and
-//! says so if a rank did: neither processes nor names in shared memory.
+//! Clusters of real `nkv-node` processes for whole-system tests: started with ports of their own
+//! and a job of their own, waited for with bounds, ended when dropped. It must leave nothing
+//! behind, and says so if a rank did: neither processes nor names in shared memory.
 #![allow(dead_code, unused_imports, reason = "each test program uses a part of it")]
 
 mod process;
@@ -19,8 +19,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Whether clients that are not to share memory come through RDMA devices, and those count the claims in
-/// logs: `NKV_TEST_RDMA` is set, in a guest of `scripts/rdma-test`.
+/// Whether clients that are not to share memory come through RDMA devices, and those count the
+/// claims in logs: `NKV_TEST_RDMA` is set, in a guest of `scripts/rdma-test`.
 pub fn by_devices() -> bool {
     std::env::var_os("NKV_TEST_RDMA").is_some()
 }
@@ -163,7 +163,8 @@ impl ProcessCluster {
         self.node(rank).signal(rustix::process::Signal::TERM);
     }
 
-    /// Signals a rank that drains until it ends: soon after the first, the same one counts as its echo.
+    /// Signals a rank that drains until it ends: soon after the first, the same one counts as its
+    /// echo.
     pub fn end_at_once(&mut self, rank: u32, signal: rustix::process::Signal) -> Ended {
         until(EXIT_LIMIT, "a second signal ends it", || {
             self.node(rank).signal(signal);

@@ -1,4 +1,5 @@
-//! The smallest HTTP client that can read what a node serves: one GET, one answer, every wait bounded.
+//! The smallest HTTP client that can read what a node serves: one GET, one answer, every wait
+//! bounded.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

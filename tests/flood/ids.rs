@@ -1,4 +1,5 @@
-//! What a flood's objects are: a number, its key, its bytes; and which numbers were seen, a bit each.
+//! What a flood's objects are: a number, its key, its bytes; and which numbers were seen, a bit
+//! each.
 
 /// Bytes of every object: one unit of the log.
 pub const VALUE_BYTES: usize = 4096;

@@ -1,6 +1,6 @@
 //! Follows a log by position, from outside: every header that is settled is counted once, and its
-//! bytes are compared. A view held behind it keeps the log from going round past what it has not seen
-//! yet [I9], so that no position is missed however slow it is.
+//! bytes are compared. A view held behind it keeps the log from going round past what it has not
+//! seen yet [I9], so that no position is missed however slow it is.
 
 use super::cluster_process::{ProcessCluster, until};
 use super::ids::{Ids, VALUE_BYTES, fill, id_of, key};
@@ -24,8 +24,8 @@ const VIEW_EVERY: u64 = 4096;
 /// Positions of one look.
 const PER_POLL: u64 = 8192;
 /// A claim that shows nothing for so long was given up in line, most likely, which takes 20 ms: it
-/// holds the view up no more, and is looked at now and then until the log has gone round. Should it be
-/// settled and written over between two looks, its number is missed, and the test fails.
+/// holds the view up no more, and is looked at now and then until the log has gone round. Should it
+/// be settled and written over between two looks, its number is missed, and the test fails.
 const GIVEN_UP_MS: u64 = 60;
 /// Between two looks at those.
 const LATE_MS: u64 = 5;

@@ -1,5 +1,5 @@
-//! One of the flooding processes: this test's own binary, started again. It puts its numbers one after
-//! the other through the log, looks up at once what went by a plan, and tells those numbers.
+//! One of the flooding processes: this test's own binary, started again. It puts its numbers one
+//! after the other through the log, looks up at once what went by a plan, and tells those numbers.
 
 use super::cluster_process::by_devices;
 use super::ids::{VALUE_BYTES, fill, key};
@@ -56,7 +56,8 @@ fn parse(text: &str) -> Option<Task> {
 }
 
 fn flood(task: &Task) -> Result<Vec<u64>> {
-    // Shared memory: claimed by loopback there, if devices count claims. One of two comes by them alone.
+    // Shared memory: claimed by loopback there, if devices count claims. One of two comes by them
+    // alone.
     let transport = match by_devices() && task.first > 0 {
         true => TransportChoice::Rdma,
         false => TransportChoice::Shm,

@@ -1,5 +1,5 @@
-//! Either side dies or stands still in the middle: no wrong byte, fenced before anything is used again, and nothing of
-//! it left behind.
+//! Either side dies or stands still in the middle: no wrong byte, fenced before anything is used
+//! again, and nothing of it left behind.
 
 use crate::cluster_process::{ProcessCluster, clean_command, until};
 use crate::{SOON, by_devices, bytes, on, owner};
@@ -60,8 +60,9 @@ fn stop_in_a_plan(cluster: &ProcessCluster, rank: u32, producer: &Child) {
     });
 }
 
-/// Reads in what a rank said that whatever it fenced was out before: every way through which its producer writes was
-/// severed, or the producer had said so over that very way [I10]. How many by severing alone.
+/// Reads in what a rank said that whatever it fenced was out before: every way through which its
+/// producer writes was severed, or the producer had said so over that very way [I10]. How many by
+/// severing alone.
 fn fenced_by_severing(log_text: &str) -> usize {
     let field = |line: &str, name: &str| {
         let at = line.find(&format!("{name}=")).unwrap_or_else(|| panic!("no {name}: {line}"));

@@ -1,5 +1,5 @@
-//! The simulated cluster: which processes there are, and how each is started, killed and started again,
-//! as a launcher does with real ones. What runs in them is the program: `Node::start_in` and
+//! The simulated cluster: which processes there are, and how each is started, killed and started
+//! again, as a launcher does with real ones. What runs in them is the program: `Node::start_in` and
 //! `Client::connect_in`, each in an environment of its own process.
 
 mod clients;
@@ -76,7 +76,8 @@ pub struct Cluster {
     next_pid: Cell<Pid>,
     ranks: RefCell<Vec<Rank>>,
     clients: RefCell<Vec<ClientProgram>>,
-    // Since which moment an incarnation has been joined without a break, as far as it was looked at.
+    // Since which moment an incarnation has been joined without a break, as far as it was looked
+    // at.
     joined: RefCell<BTreeMap<u64, u64>>,
     members: RefCell<BTreeSet<u64>>,
     // The same of links as the master sees them.

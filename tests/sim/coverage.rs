@@ -1,5 +1,5 @@
-//! What happened in runs, counted: every branch that is rare in production must have been taken in some
-//! of them, or they tested less than they seem to.
+//! What happened in runs, counted: every branch that is rare in production must have been taken in
+//! some of them, or they tested less than they seem to.
 
 use nkv::NodeStatus;
 use nkv::client::{ReadCounters, WriteCounters};
@@ -154,9 +154,10 @@ impl Coverage {
 }
 
 impl Coverage {
-    /// What must have happened in so many runs, two hundred or more, and did not: every counter that the
-    /// program has of a retry, a fence, a change of terms, a loss or a refusal, and every fault. They are
-    /// known by being counted, 0 included: a counter that the program gains is demanded from then on.
+    /// What must have happened in so many runs, two hundred or more, and did not: every counter
+    /// that the program has of a retry, a fence, a change of terms, a loss or a refusal, and every
+    /// fault. They are known by being counted, 0 included: a counter that the program gains is
+    /// demanded from then on.
     pub fn never(&self, runs: u64) -> Vec<&str> {
         let zero = self.0.iter().filter(|(_, n)| **n == 0).map(|(what, _)| &what[..]);
         let listed = MUST_HAPPEN.iter().copied().filter(|what| !self.0.contains_key(*what));

@@ -1,9 +1,10 @@
 //! The data plane between hosts: one-sided verbs to a segment by way of an agent in its owner's
 //! process. Who may place what is decided by the program's own grants, and an owner that revokes a
-//! token cuts whoever is inside. What is played is the wire: batches arrive late, in parts, or not at
-//! all, and part of a batch may still arrive after its client gave up: a late write.
+//! token cuts whoever is inside. What is played is the wire: batches arrive late, in parts, or not
+//! at all, and part of a batch may still arrive after its client gave up: a late write.
 //!
-//! Shared memory needs nothing of the kind: there the program's own verbs run over simulated memory.
+//! Shared memory needs nothing of the kind: there the program's own verbs run over simulated
+//! memory.
 
 mod agent;
 mod verbs;

@@ -1,6 +1,6 @@
-//! The end of a run: everything is healed, clients finish, and within a bounded time all that leaked
-//! must have been reclaimed. Used bytes are live bytes, at every owner and at the master; what was
-//! acknowledged is read; then all is removed, and nothing is used any more.
+//! The end of a run: everything is healed, clients finish, and within a bounded time all that
+//! leaked must have been reclaimed. Used bytes are live bytes, at every owner and at the master;
+//! what was acknowledged is read; then all is removed, and nothing is used any more.
 
 use crate::cluster::Cluster;
 use crate::ledger::{KnownBy, Roster};

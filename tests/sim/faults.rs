@@ -1,5 +1,5 @@
-//! What goes wrong, and when: faults spread over the calls of a run, several at a time, each of a kind
-//! and at a place that follow from the seed.
+//! What goes wrong, and when: faults spread over the calls of a run, several at a time, each of a
+//! kind and at a place that follow from the seed.
 
 use crate::cluster::{Actor, Cluster};
 use crate::dice::Dice;
@@ -22,7 +22,8 @@ const MAX_WAITS: u32 = 600;
 const LONG_PERMILLE: u64 = 80;
 const LONG_MS: (u64, u64) = (16_000, 25_000);
 
-/// Brings on every fault of the run; returns when the last has begun. Cuts and pauses end by themselves.
+/// Brings on every fault of the run; returns when the last has begun. Cuts and pauses end by
+/// themselves.
 pub async fn all(cluster: Rc<Cluster>, mut dice: Dice) {
     let n = cluster.plan.faults as u64;
     for i in 0..n {
@@ -79,15 +80,15 @@ async fn one(cluster: &Rc<Cluster>, dice: &mut Dice) -> bool {
     done
 }
 
-/// A client that stands still holds back what its owners report to the next master; meanwhile keys are put
-/// anew elsewhere. False if there is none.
+/// A client that stands still holds back what its owners report to the next master; meanwhile keys
+/// are put anew elsewhere. False if there is none.
 fn dies_beside(cluster: &Rc<Cluster>, client: usize, lossy: bool, dice: &mut Dice) -> bool {
     let stopped = cluster.pause_client(client, dice.ms(3_000, 8_000));
     stopped && cluster.kill_rank(0, lossy)
 }
 
-/// A client program is killed when it has claimed in a log that it has at hand, before it wrote. False if
-/// none claims within a while.
+/// A client program is killed when it has claimed in a log that it has at hand, before it wrote.
+/// False if none claims within a while.
 async fn dies_claiming(cluster: &Rc<Cluster>, lossy: bool) -> bool {
     let trap = cluster.machines.trap.clone();
     trap.arm(true);
@@ -101,8 +102,8 @@ async fn dies_claiming(cluster: &Rc<Cluster>, lossy: bool) -> bool {
     false
 }
 
-/// The master goes on for a while with words to one rank that never arrive, and dies. False if it has not
-/// even a process.
+/// The master goes on for a while with words to one rank that never arrive, and dies. False if it
+/// has not even a process.
 fn dies_unheard(cluster: &Rc<Cluster>, rank: usize, dice: &mut Dice) -> bool {
     let (from, to) = (cluster.plan.ranks[0], cluster.plan.ranks[rank]);
     if from == to || !cluster.is_running(0) {

@@ -1,7 +1,7 @@
-//! The oracle. It knows every put and every remove that clients began and how they ended, and from the
-//! memories themselves whose bytes became readable where and what ended them. With that it decides
-//! whether an answer may be true: no read returns bytes that were not put under that key, what was
-//! removed stays removed, and nothing acknowledged is lost while its owner lives.
+//! The oracle. It knows every put and every remove that clients began and how they ended, and from
+//! the memories themselves whose bytes became readable where and what ended them. With that it
+//! decides whether an answer may be true: no read returns bytes that were not put under that key,
+//! what was removed stays removed, and nothing acknowledged is lost while its owner lives.
 //!
 //! What docs/reference/limits.md states as residual is allowed here, and nothing else; each has its
 //! own word in `excuse.rs`.
@@ -102,7 +102,8 @@ impl Put {
         self.acked.is_some()
     }
 
-    // READY of a put to a log that failed may come late: over tcp its last verbs may be on their way.
+    // READY of a put to a log that failed may come late: over tcp its last verbs may be on their
+    // way.
     fn was_over_at(&self, moment: LogicalTime) -> bool {
         let over = |ended: LogicalTime| self.settled.unwrap_or(ended).max(ended) < moment;
         self.ended.is_some_and(|(ended, _)| over(ended))
@@ -112,15 +113,17 @@ impl Put {
 struct Removal {
     began: LogicalTime,
     ended: Option<(LogicalTime, Outcome)>,
-    // The members of the cluster when it was acknowledged, and those of them who knew who they were.
+    // The members of the cluster when it was acknowledged, and those of them who knew who they
+    // were.
     members: BTreeSet<u64>,
     knew: BTreeSet<u64>,
     // Who was none, and came back to a master that went on without meeting one of those who knew.
     came_back: BTreeSet<u64>,
     // Those whose logs could be asked all the time, if it asked logs.
     asked: BTreeSet<u64>,
-    // How many masters there had been when it began, and whether there was one more when its caller, who
-    // may have stood still, took the answer: who was a member when it was given nobody knows then.
+    // How many masters there had been when it began, and whether there was one more when its
+    // caller, who may have stood still, took the answer: who was a member when it was given nobody
+    // knows then.
     masters: usize,
     late: bool,
     known_by: KnownBy,
@@ -142,7 +145,8 @@ impl std::fmt::Debug for Removal {
 }
 
 impl Removal {
-    /// It may take away what was put from that moment on. One without an answer may still be on its way.
+    /// It may take away what was put from that moment on. One without an answer may still be on its
+    /// way.
     fn may_take(&self, put_began: LogicalTime) -> bool {
         match self.ended {
             None | Some((_, Outcome::Dropped)) => true,
@@ -307,7 +311,8 @@ impl Ledger {
         (put, value(put, len))
     }
 
-    /// Its handle finds the plan by the key: it may be another worker's, opened when this one's was over.
+    /// Its handle finds the plan by the key: it may be another worker's, opened when this one's was
+    /// over.
     pub fn by_key(&self, put: PutId) {
         self.lock().puts[put as usize].any = true;
     }
@@ -416,8 +421,8 @@ impl Ledger {
         });
         if let Some(put) = left {
             let text = format!(
-                "[I6] a removal of {} was acknowledged, and put {put}, over before it began, is still \
-                 readable at {:?}",
+                "[I6] a removal of {} was acknowledged, and put {put}, over before it began, is \
+                 still readable at {:?}",
                 history.name(key),
                 history.put(put).spot.or(history.put(put).logged)
             );

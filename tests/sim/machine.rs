@@ -1,5 +1,6 @@
 //! The machine below a simulated process: segments by name on its host, and the data plane between
-//! hosts. What the program asks of a machine is `nkv::machine::Machine`; nothing else of it is played.
+//! hosts. What the program asks of a machine is `nkv::machine::Machine`; nothing else of it is
+//! played.
 
 use crate::data::{AgentEndpoint, SimAgent, SimVerbs, Wire, WireProfile};
 use crate::dice::Dice;

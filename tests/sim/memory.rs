@@ -1,6 +1,7 @@
-//! Memory of a simulated segment. It is the program's own private memory, with two additions: a client
-//! that reads or writes it may be held up between any two of its accesses, as a real thread may be, and
-//! every change is seen by the segment's watch. Owners are never held up: they are no clients.
+//! Memory of a simulated segment. It is the program's own private memory, with two additions: a
+//! client that reads or writes it may be held up between any two of its accesses, as a real thread
+//! may be, and every change is seen by the segment's watch. Owners are never held up: they are no
+//! clients.
 
 use crate::dice::Dice;
 use crate::oracle::Watch;
@@ -26,7 +27,8 @@ pub struct StallProfile {
     pub claim_permille: u64,
 }
 
-/// Catches the next client program that has claimed in a log that it has at hand, and holds it there.
+/// Catches the next client program that has claimed in a log that it has at hand, and holds it
+/// there.
 #[derive(Debug, Default)]
 pub struct ClaimTrap {
     armed: AtomicBool,

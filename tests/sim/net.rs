@@ -7,8 +7,9 @@
 //! Why not turmoil 0.7, which has hosts, paths and virtual time as well: a segment that it drops is
 //! lost for good while its connection lives on, so that neither end ever learns of it, where the
 //! program relies on tcp to be whole or broken; its hosts cannot stand still; and each of its hosts
-//! costs a turn of a runtime every millisecond, 240 ms for 30 idle seconds of 6 hosts, where one paused
-//! runtime needs 2. The one-sided verbs would have had to go around it in any case, by the same paths.
+//! costs a turn of a runtime every millisecond, 240 ms for 30 idle seconds of 6 hosts, where one
+//! paused runtime needs 2. The one-sided verbs would have had to go around it in any case, by the
+//! same paths.
 
 mod frames;
 mod pipe;
@@ -31,8 +32,8 @@ use std::time::Duration;
 use stream::SimStream;
 use tokio::time::{Instant, Sleep};
 
-/// The kernel's patience, as transport/src/half_open.rs sets it: with bytes that nobody acknowledges,
-/// and with a silent peer.
+/// The kernel's patience, as transport/src/half_open.rs sets it: with bytes that nobody
+/// acknowledges, and with a silent peer.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(15);
 const SILENT: Duration = Duration::from_secs(20);
 /// Longest pause before tcp sends again once a path is whole.
@@ -207,8 +208,8 @@ impl Net {
         true
     }
 
-    /// From here until [`Net::is_dead`] this process is being killed: with `lossy`, what it sent and
-    /// nobody read yet is lost.
+    /// From here until [`Net::is_dead`] this process is being killed: with `lossy`, what it sent
+    /// and nobody read yet is lost.
     pub fn is_dying(&self, pid: Pid, lossy: bool) {
         let mut state = self.lock();
         state.dying = Some((pid, lossy));

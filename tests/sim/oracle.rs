@@ -1,6 +1,7 @@
-//! What is true of one segment, from the words that its memory saw: which objects are readable, whose
-//! bytes they are, and what ended them. It believes no actor and no message. Rules that can be checked
-//! on the spot are checked here; what an object's end means for its put, the ledger knows.
+//! What is true of one segment, from the words that its memory saw: which objects are readable,
+//! whose bytes they are, and what ended them. It believes no actor and no message. Rules that can
+//! be checked on the spot are checked here; what an object's end means for its put, the ledger
+//! knows.
 
 mod log;
 
@@ -108,8 +109,8 @@ impl Watch {
         let before = inner.readable.range(..end).next_back();
         if let Some((start, hit)) = before.filter(|(_, e)| e.end > offset) {
             self.ledger.wrong(format!(
-                "[I6] bytes {offset}..{end} of rank {} were written over slot {} at epoch {}, which \
-                 is readable at {start}..{}",
+                "[I6] bytes {offset}..{end} of rank {} were written over slot {} at epoch {}, \
+                 which is readable at {start}..{}",
                 geometry.rank, hit.slot, hit.epoch, hit.end
             ));
         }

@@ -1,6 +1,7 @@
-//! What a seed says of a run before it begins: how many ranks on which hosts, how small their heaps and
-//! how short their limits, which clients come by which way, and how bad network, clocks and threads
-//! are. Everything is small and short, so that what is rare in production happens all the time.
+//! What a seed says of a run before it begins: how many ranks on which hosts, how small their heaps
+//! and how short their limits, which clients come by which way, and how bad network, clocks and
+//! threads are. Everything is small and short, so that what is rare in production happens all the
+//! time.
 
 use crate::data::WireProfile;
 use crate::dice::Dice;

@@ -1,5 +1,6 @@
-//! One simulated process: a set of tasks that is run, stood still or killed as a whole. Killing it drops
-//! every task at whatever it waits for, and with them all that the process had but its shared memory.
+//! One simulated process: a set of tasks that is run, stood still or killed as a whole. Killing it
+//! drops every task at whatever it waits for, and with them all that the process had but its shared
+//! memory.
 
 use crate::time::HostClock;
 use std::cell::{Cell, RefCell};

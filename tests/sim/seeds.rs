@@ -1,5 +1,5 @@
-//! Which seeds are run: one that is named, or as many fresh ones as are asked for, on as many threads
-//! as there are processors. A seed that fails is printed with the command that repeats it.
+//! Which seeds are run: one that is named, or as many fresh ones as are asked for, on as many
+//! threads as there are processors. A seed that fails is printed with the command that repeats it.
 
 use crate::coverage::Coverage;
 use crate::run::{Outcome, run};

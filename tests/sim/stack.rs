@@ -1,7 +1,7 @@
 //! Client threads. The data plane's verbs block the thread that posts them, and what happens in the
-//! rest of the cluster meanwhile is what the protocol is about. So every client task of a simulation
-//! runs on a stack of its own, and a verb that waits suspends that stack, in the middle of whatever
-//! call it is in, until its virtual time has come. It decides nothing.
+//! rest of the cluster meanwhile is what the protocol is about. So every client task of a
+//! simulation runs on a stack of its own, and a verb that waits suspends that stack, in the middle
+//! of whatever call it is in, until its virtual time has come. It decides nothing.
 
 use crate::process::Pid;
 use generator::{Generator, Gn};
@@ -19,7 +19,8 @@ const STACK_WORDS: usize = 64 << 10;
 thread_local! {
     // Whoever runs on a stack now.
     static RUNNING: RefCell<Option<Running>> = const { RefCell::new(None) };
-    // What the stack that starts next is to run: it is not `Send`, and a stack takes nothing that is not.
+    // What the stack that starts next is to run: it is not `Send`, and a stack takes nothing that
+    // is not.
     static STARTING: RefCell<Option<Work>> = const { RefCell::new(None) };
 }
 

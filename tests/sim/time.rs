@@ -1,6 +1,6 @@
-//! Time in a simulation: tokio's paused clock, seen by each host through a clock of its own that began
-//! somewhere else and runs a little faster or slower. It never goes back, as CLOCK_BOOTTIME does not;
-//! a host that stands still finds that time has passed.
+//! Time in a simulation: tokio's paused clock, seen by each host through a clock of its own that
+//! began somewhere else and runs a little faster or slower. It never goes back, as CLOCK_BOOTTIME
+//! does not; a host that stands still finds that time has passed.
 
 use nkv::store::clock::Clock;
 use tokio::time::Instant;

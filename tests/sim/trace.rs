@@ -1,5 +1,5 @@
-//! What happened in a run, as one number: every delivered byte, every result, every fault, each with
-//! its virtual time. Two runs of one seed have the same number, or the simulation is none.
+//! What happened in a run, as one number: every delivered byte, every result, every fault, each
+//! with its virtual time. Two runs of one seed have the same number, or the simulation is none.
 
 use std::fmt::Display;
 use std::future::poll_fn;
@@ -58,7 +58,8 @@ impl Trace {
         self.event(what, text.as_str(), || text.clone());
     }
 
-    /// Resolves after so many more events, in the middle of whatever goes on then. One waits at a time.
+    /// Resolves after so many more events, in the middle of whatever goes on then. One waits at a
+    /// time.
     pub async fn after_events(&self, n: u64) {
         let due = self.lock().events + n;
         poll_fn(|cx| {
@@ -84,7 +85,8 @@ impl Trace {
     }
 }
 
-/// A hasher whose outcome depends on nothing but what it is fed: std's is seeded anew in every process.
+/// A hasher whose outcome depends on nothing but what it is fed: std's is seeded anew in every
+/// process.
 struct Fold(u64);
 
 impl Hasher for Fold {

@@ -1,6 +1,6 @@
-//! What clients do: tasks that call the program's own handle, again and again, by choices that follow
-//! from the seed, and tell the ledger what they were told. A call may be given up midway, and its
-//! process may be killed under it: the ledger learns that, too.
+//! What clients do: tasks that call the program's own handle, again and again, by choices that
+//! follow from the seed, and tell the ledger what they were told. A call may be given up midway,
+//! and its process may be killed under it: the ledger learns that, too.
 
 mod reads;
 mod removals;

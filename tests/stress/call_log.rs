@@ -1,5 +1,5 @@
-//! What a stressed process did, as it tells its parent on stdout: sums now and then, faults at once.
-//! One line, one write, so that a kill cuts none in two.
+//! What a stressed process did, as it tells its parent on stdout: sums now and then, faults at
+//! once. One line, one write, so that a kill cuts none in two.
 
 use nkv::store::clock::{BootClock, Clock};
 use nkv::{Error, ErrorKind};

@@ -1,5 +1,5 @@
-//! A stressed process: this test's own binary, started again as a writer or a reader. Its parent's end
-//! keeps what it told, and kills it; it never outlives that, and ends when its stdin does.
+//! A stressed process: this test's own binary, started again as a writer or a reader. Its parent's
+//! end keeps what it told, and kills it; it never outlives that, and ends when its stdin does.
 
 use super::call_log::{self, Sums, print_line};
 use super::{reader, writer};

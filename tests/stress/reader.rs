@@ -1,5 +1,5 @@
-//! A reading process: single, in batches, in place, by location, and whether keys are there. Whatever
-//! a read brings is some version of that key, to the byte, or nothing.
+//! A reading process: single, in batches, in place, by location, and whether keys are there.
+//! Whatever a read brings is some version of that key, to the byte, or nothing.
 
 use super::call_log::CallLog;
 use super::process::{Stopped, Task};

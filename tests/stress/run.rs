@@ -1,5 +1,5 @@
-//! The run: starts the processes, kills some and starts others in their place, and judges what all of
-//! them told and what the owners are left with.
+//! The run: starts the processes, kills some and starts others in their place, and judges what all
+//! of them told and what the owners are left with.
 
 use super::accounts::accounted;
 use super::call_log::Sums;
@@ -212,8 +212,8 @@ impl Run {
         let evicted = sum(&|r| r.owner.evictions + r.owner.log_evictions) + self.evicted_before;
         assert!(evicted > 0, "memory was never short: {before:#?}");
         println!(
-            "stress: seed={seed} wrong_bytes=0 writers_killed={} readers_killed={} evicted={evicted} \
-             laps={:.1} voided={} fenced={}",
+            "stress: seed={seed} wrong_bytes=0 writers_killed={} readers_killed={} \
+             evicted={evicted} laps={:.1} voided={} fenced={}",
             self.kills[1],
             self.kills[0],
             sum(&|r| r.owner.log_claimed_bytes) as f64 / room().1 as f64,

@@ -1,5 +1,5 @@
-//! What the objects of the stress are: a key by its writer, that writer's generation and a number; a
-//! value that begins with its version, from which its length and every other byte follow.
+//! What the objects of the stress are: a key by its writer, that writer's generation and a number;
+//! a value that begins with its version, from which its length and every other byte follow.
 
 use super::content;
 use super::random::Random;

@@ -89,7 +89,8 @@ impl Writer {
             Ok(()) => self.call_log.count("remove", "Ok"),
             Err(e) => {
                 self.call_log.failed("remove", &key, &e);
-                // It was evicted; or who could tell is not there, and it is not known what became of it.
+                // It was evicted; or who could tell is not there, and it is not known what became
+                // of it.
                 if e.kind != ErrorKind::NotFound {
                     self.leave(at);
                     return false;

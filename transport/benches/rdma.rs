@@ -1,7 +1,9 @@
-//! Writes, reads and small puts through an RDMA device of this machine to itself, one after the other and
-//! eight at a time, out of and into memory that the device knows, as perftest does, and copied, beside which `scripts/rdma-bench` runs perftest in the same guest. Its first argument is how the names
-//! of the rows to measure begin, the others are the devices to go through. Prints one JSON object:
-//! MiB per second of the best of five rounds, and the median of a small put, by a plan and by a claim, in microseconds.
+//! Writes, reads and small puts through an RDMA device of this machine to itself, one after the
+//! other and eight at a time, out of and into memory that the device knows, as perftest does, and
+//! copied, beside which `scripts/rdma-bench` runs perftest in the same guest. Its first argument is
+//! how the names of the rows to measure begin, the others are the devices to go through. Prints one
+//! JSON object: MiB per second of the best of five rounds, and the median of a small put, by a plan
+//! and by a claim, in microseconds.
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]
 #![expect(clippy::print_stdout, reason = "its result")]
 
@@ -55,8 +57,8 @@ fn many(verbs: &dyn Verbs, all: &mut [u8], size: usize, write: bool) -> f64 {
     })
 }
 
-/// Header fields, WRITING, 256 bytes and READY, as a plan's producer posts them; or the claim in a device log
-/// before them.
+/// Header fields, WRITING, 256 bytes and READY, as a plan's producer posts them; or the claim in a
+/// device log before them.
 fn small_put(verbs: &dyn Verbs, claims: bool) -> f64 {
     let (fields, payload) = ([1; 40], [2; 256]);
     verbs.write(TOKEN, 4096 + 40, &[0; 8]).unwrap();

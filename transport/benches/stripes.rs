@@ -1,7 +1,7 @@
-//! What stripes bring: one large write, then one large read, over one and several tcp connections and
-//! with one and several copying threads, taking turns in one run: `cargo bench -p nkv-transport`.
-//! Prints medians in microseconds; asserts nothing. The agent is in this process: both ends share its
-//! processors.
+//! What stripes bring: one large write, then one large read, over one and several tcp connections
+//! and with one and several copying threads, taking turns in one run:
+//! `cargo bench -p nkv-transport`. Prints medians in microseconds; asserts nothing. The agent is in
+//! this process: both ends share its processors.
 #![expect(clippy::unwrap_used, reason = "a measurement ends where it cannot go on")]
 
 use nkv_store::clock::{BootClock, Clock};

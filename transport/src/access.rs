@@ -1,12 +1,12 @@
-//! Who may change a segment from outside: the question an agent asks before it places the first byte
-//! of a request. Production answers with [`crate::grants::Grants`]; the conformance suite with
+//! Who may change a segment from outside: the question an agent asks before it places the first
+//! byte of a request. Production answers with [`crate::grants::Grants`]; the conformance suite with
 //! [`OpenAccess`]. Reads are not asked for: whoever passed the handshake may read.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Writes of up to this many bytes are seen by [`Permit::starts`] before they are placed: a header's
-/// fields among them.
+/// Writes of up to this many bytes are seen by [`Permit::starts`] before they are placed: a
+/// header's fields among them.
 pub const SEEN_BYTES: usize = 64;
 
 /// One change that a request wants to make; offsets in bytes, words aligned, all in bounds.

@@ -19,8 +19,8 @@ pub enum TransportError {
     /// placed if it was refused at once; a plan revoked in the middle ends here, too.
     #[error("refused: {0}")]
     Refused(String),
-    /// The two ends share no secret, or this end's cannot be used [I20]; or what came back was not said by
-    /// the other end. Of a request whose answer this is, nothing is known.
+    /// The two ends share no secret, or this end's cannot be used [I20]; or what came back was not
+    /// said by the other end. Of a request whose answer this is, nothing is known.
     #[error("not let in: {0}")]
     Unauthenticated(String),
     /// Outside the segment, or a word that is not aligned. Nothing of the batch was placed.

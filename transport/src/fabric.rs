@@ -1,6 +1,7 @@
 //! What two ends that could reach each other's memory through devices of their own tell each other
-//! before they do: plain values, which travel in the hello and its answer. The devices themselves are
-//! behind these traits and the feature `rdma`; without it nobody makes an offer, and none is taken.
+//! before they do: plain values, which travel in the hello and its answer. The devices themselves
+//! are behind these traits and the feature `rdma`; without it nobody makes an offer, and none is
+//! taken.
 
 use crate::error::TransportError;
 use crate::verbs::{Alive, Verbs};
@@ -34,13 +35,13 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// Devices and addresses in use, for people.
     fn describe(&self) -> String;
 
-    /// Registers a segment with every device, so that others can reach it, each of its `parts` for what
-    /// they may do with that one. `counts`: the first device changes words that several parties count, and no
-    /// other does [I1].
+    /// Registers a segment with every device, so that others can reach it, each of its `parts` for
+    /// what they may do with that one. `counts`: the first device changes words that several
+    /// parties count, and no other does [I1].
     ///
     /// # Errors
-    /// If the memory has no address, the parts do not make it up, or it cannot be registered (the limit of
-    /// locked memory).
+    /// If the memory has no address, the parts do not make it up, or it cannot be registered (the
+    /// limit of locked memory).
     fn export(
         &self,
         memory: Arc<dyn Memory>,
@@ -54,8 +55,8 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// If a device has no room for it, or the link of none is up.
     fn offer(&self) -> Result<Box<dyn Offering>, TransportError>;
 
-    /// Registers a caller's buffer with every device: what is written out of it or read into it is not copied
-    /// on the way. Takes seconds per GiB.
+    /// Registers a caller's buffer with every device: what is written out of it or read into it is
+    /// not copied on the way. Takes seconds per GiB.
     ///
     /// # Errors
     /// If it cannot be registered (the limit of locked memory).
@@ -101,7 +102,8 @@ pub trait Exported: Send + Sync + fmt::Debug {
     /// Makes the owner's end for an offer, connected to it.
     ///
     /// # Errors
-    /// If the offer is none, or none of its pairs can be connected: the client then takes another way.
+    /// If the offer is none, or none of its pairs can be connected: the client then takes another
+    /// way.
     fn accept(&self, offer: &Offer) -> Result<(Arc<dyn RemoteAccess>, Answer), TransportError>;
 }
 
@@ -122,8 +124,8 @@ pub trait Offering: Send + fmt::Debug {
     /// What the owner is to be told.
     fn offer(&self) -> Offer;
 
-    /// Connects to an owner that accepted, and tries each pair once; those through which nothing comes are left out.
-    /// Blocks for up to 2.5 s.
+    /// Connects to an owner that accepted, and tries each pair once; those through which nothing
+    /// comes are left out. Blocks for up to 2.5 s.
     ///
     /// # Errors
     /// If the ends cannot be connected, or nothing comes through any pair that could be the first.
@@ -135,10 +137,12 @@ pub trait Offering: Send + fmt::Debug {
     ) -> Result<Arc<dyn Verbs>, TransportError>;
 }
 
-/// One queue pair, as the other end has to know it. Addresses are of the network's, in its byte order.
+/// One queue pair, as the other end has to know it. Addresses are of the network's, in its byte
+/// order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PairAddress {
-    /// Which of its host's devices it belongs to: it meets the other host's device of that number, if it can.
+    /// Which of its host's devices it belongs to: it meets the other host's device of that number,
+    /// if it can.
     pub rail: u8,
     /// GID of its port.
     pub gid: [u8; 16],
@@ -156,7 +160,8 @@ pub struct PairAddress {
     pub reads_out: u8,
 }
 
-/// What other hosts may do with a part of a segment. Its owner's device refuses the rest, and the pair fails.
+/// What other hosts may do with a part of a segment. Its owner's device refuses the rest, and the
+/// pair fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Access {
     /// Read it.

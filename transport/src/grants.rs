@@ -1,7 +1,7 @@
 //! The tokens of open plans and of producers with log rights: what each may change, and the fence
-//! that ends it [I10]. Lies outside the Owner actor and is shared with the tcp agent, so a panicking
-//! actor loses no fence. It places no byte itself and forgets a token when it is told to, after its
-//! fence: an unknown one is refused.
+//! that ends it [I10]. Lies outside the Owner actor and is shared with the tcp agent, so a
+//! panicking actor loses no fence. It places no byte itself and forgets a token when it is told to,
+//! after its fence: an unknown one is refused.
 
 use crate::access::{Access, Cut, Intent, Permit};
 use crate::gate::Gate;
@@ -164,7 +164,8 @@ impl Grants {
         self.lock().entries.get(&token).is_none_or(|e| e.gate.is_closed() && e.gate.is_drained())
     }
 
-    /// Waits for [`Grants::is_drained`] of a revoked token; false if somebody is inside after `timeout`.
+    /// Waits for [`Grants::is_drained`] of a revoked token; false if somebody is inside after
+    /// `timeout`.
     pub fn wait_drained(&self, token: u64, timeout: Duration) -> bool {
         let Some(entry) = self.lock().entries.get(&token).cloned() else {
             return true;
@@ -173,8 +174,8 @@ impl Grants {
     }
 
     /// Drops a token whose fence is complete or whose plan ended well. It is closed by this at the
-    /// latest. A token with log rights: only after its fence, for the rights cannot be settled while
-    /// somebody is inside.
+    /// latest. A token with log rights: only after its fence, for the rights cannot be settled
+    /// while somebody is inside.
     pub fn forget(&self, token: u64) {
         if let Some(entry) = self.lock().entries.remove(&token) {
             entry.gate.close();

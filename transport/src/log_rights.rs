@@ -7,16 +7,17 @@
 //! *Nothing open below B?* An entry is in the table, under its lock, before the fetch-and-add that
 //! the agent makes for it. If that one returned p < B, where the owner read B from `bump_ptr`, the
 //! owner's acquire load synchronises with its release: the entry was made before the question, and
-//! the answer, under the same lock, comes after it. It finds the entry, at a bound that is not above
-//! p or at p itself, or what removed it: the claim's last verb, executed. So a yes stays true.
+//! the answer, under the same lock, comes after it. It finds the entry, at a bound that is not
+//! above p or at p itself, or what removed it: the claim's last verb, executed. So a yes stays
+//! true.
 //!
-//! *Over is over.* Once READY took, or DEAD was stored, the owner may hand the bytes to the next lap
-//! at any time. So a claim ends only in a request that is alone inside it, and as that request's last
-//! verb for it: whoever is inside a claim holds it open, below B as well.
+//! *Over is over.* Once READY took, or DEAD was stored, the owner may hand the bytes to the next
+//! lap at any time. So a claim ends only in a request that is alone inside it, and as that
+//! request's last verb for it: whoever is inside a claim holds it open, below B as well.
 //!
-//! *What a header says.* The owner believes a header whose size is a claim's. One that said more than
-//! was claimed would settle what others claimed. So the fields are looked at as they arrive, and no
-//! word that makes the owner look at them is stored before they were written.
+//! *What a header says.* The owner believes a header whose size is a claim's. One that said more
+//! than was claimed would settle what others claimed. So the fields are looked at as they arrive,
+//! and no word that makes the owner look at them is stored before they were written.
 
 mod change;
 mod table;
@@ -92,8 +93,8 @@ impl LogRights {
     }
 
     /// The producer gave up this claim. True if it was open, nothing was written for it and nobody
-    /// is inside: it is over now, and `DeviceLog::abandon` is to be called. On false it must not be:
-    /// the claim is not this producer's, or is or was being written.
+    /// is inside: it is over now, and `DeviceLog::abandon` is to be called. On false it must not
+    /// be: the claim is not this producer's, or is or was being written.
     pub fn abandon(&self, claim: Abandon) -> bool {
         let Abandon { p, n } = claim;
         let mut table = self.lock();
@@ -105,8 +106,8 @@ impl LogRights {
     }
 
     /// Ends these rights and settles what is open, once its token is revoked with nobody inside:
-    /// DEAD, unless READY, below the limit, and [`EndedClaims::abandoned`] above it. May be repeated, and
-    /// has to be after an error (a device lost) or with somebody inside.
+    /// DEAD, unless READY, below the limit, and [`EndedClaims::abandoned`] above it. May be
+    /// repeated, and has to be after an error (a device lost) or with somebody inside.
     pub fn finish(&self) -> Result<EndedClaims, StoreError> {
         let mut table = self.lock();
         table.closed = true;
@@ -154,14 +155,14 @@ impl LogRights {
         Ok(true)
     }
 
-    /// Whether a request may make this change, as the claims are now. If so the request is inside the
-    /// claim, or has a place for the one it makes, until [`LogRights::leave`].
+    /// Whether a request may make this change, as the claims are now. If so the request is inside
+    /// the claim, or has a place for the one it makes, until [`LogRights::leave`].
     pub(crate) fn check(&self, intent: &Intent, cut: &Arc<dyn Cut>) -> Result<(), String> {
         let geometry = &self.geometry;
         let change = LogChange::of(geometry, intent).ok_or_else(|| {
             format!(
-                "{intent:?} is nothing that a producer of the log does: it adds whole units of {} up \
-                 to {} bytes to the word at {BUMP_PTR_OFF}, and writes what it claimed",
+                "{intent:?} is nothing that a producer of the log does: it adds whole units of {} \
+                 up to {} bytes to the word at {BUMP_PTR_OFF}, and writes what it claimed",
                 geometry.unit(),
                 geometry.max_claim()
             )
@@ -174,8 +175,8 @@ impl LogRights {
         if let LogChange::Bump { n } = change {
             if table.claims.len() >= MAX_OPEN_CLAIMS {
                 return Err(format!(
-                    "{MAX_OPEN_CLAIMS} claims of this token are open: settle some, or take the plan \
-                 path"
+                    "{MAX_OPEN_CLAIMS} claims of this token are open: settle some, or take the \
+                     plan path"
                 ));
             }
             table.claims.push(Claim::asked(n, cut));
@@ -185,8 +186,8 @@ impl LogRights {
         else {
             return Err(format!(
                 "{intent:?} is covered by none of the {} open claims of this token: only what was \
-                 claimed and is not over may be written, with its own epoch, and below the limit of \
-                 {limit}",
+                 claimed and is not over may be written, with its own epoch, and below the limit \
+                 of {limit}",
                 table.claims.len()
             ));
         };

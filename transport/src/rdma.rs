@@ -1,13 +1,13 @@
-//! RDMA: one-sided verbs over reliable connected queue pairs, straight into memory that the other end
-//! registered. libibverbs is loaded when it is first asked for, so a program that has this starts
-//! anywhere, and a missing library or device is an error value.
+//! RDMA: one-sided verbs over reliable connected queue pairs, straight into memory that the other
+//! end registered. libibverbs is loaded when it is first asked for, so a program that has this
+//! starts anywhere, and a missing library or device is an error value.
 //!
-//! - [`open`] opens the devices of this host. An owner exports its segment, a client makes an offer; what
-//!   they tell each other goes over the control plane ([`crate::fabric`]).
-//! - Fencing [I10]: an owner severs a client's pairs. Once that returns its device executes nothing of that
-//!   client any more, whatever the client does.
-//! - [I1] No word that several parties modify is changed through here: of the words that a device's atomics
-//!   change, the plan's producer is the only writer of that epoch.
+//! - [`open`] opens the devices of this host. An owner exports its segment, a client makes an
+//!   offer; what they tell each other goes over the control plane ([`crate::fabric`]).
+//! - Fencing [I10]: an owner severs a client's pairs. Once that returns its device executes nothing
+//!   of that client any more, whatever the client does.
+//! - [I1] No word that several parties modify is changed through here: of the words that a device's
+//!   atomics change, the plan's producer is the only writer of that epoch.
 
 mod batch;
 mod context;
@@ -41,8 +41,8 @@ use region::Domain;
 use staging::Staging;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Ranges of one way: the control block, before, at and behind what counts claims; headers; index and pins;
-/// payload.
+/// Ranges of one way: the control block, before, at and behind what counts claims; headers; index
+/// and pins; payload.
 const MAX_RANGES: usize = 6;
 
 /// One device of this host, as `nkv doctor` shows it.
@@ -126,7 +126,8 @@ impl Devices {
         Ok(Self { slots: Mutex::new(slots), config: config.clone() })
     }
 
-    /// Those that can be used, with their rails. One that could not before is tried again: its link may be up now.
+    /// Those that can be used, with their rails. One that could not before is tried again: its link
+    /// may be up now.
     fn each(&self, again: bool) -> Vec<(u8, Arc<Device>)> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         if again {
@@ -144,7 +145,8 @@ impl Devices {
         if up.is_empty() {
             let devices = fabric::Fabric::describe(self);
             return Err(TransportError::Protocol(format!(
-                "the port of no device is active any more ({devices}): are their links up (ip link, rdma link)?"
+                "the port of no device is active any more ({devices}): are their links up (ip \
+                 link, rdma link)?"
             )));
         }
         let n = if self.config.pairs == 0 { up.len() } else { self.config.pairs };

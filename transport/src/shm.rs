@@ -1,5 +1,5 @@
-//! Verbs over another process's named shared memory, mapped here. As with `local`, whoever posts has
-//! entered its plan's gate; the owner learns of a dead process by its pidfd [I9] [I10].
+//! Verbs over another process's named shared memory, mapped here. As with `local`, whoever posts
+//! has entered its plan's gate; the owner learns of a dead process by its pidfd [I9] [I10].
 
 use crate::error::TransportError;
 use crate::mapped::Mapped;

@@ -88,16 +88,17 @@ pub struct Post<'a, 'b> {
     pub ops: &'a mut [Op<'b>],
 }
 
-/// Who sees the batches of [`Verbs::post_many`] off: each is asked about just before it leaves, and is told
-/// of once it is over, so that a fence waits for what is in flight and not for what is still to come.
+/// Who sees the batches of [`Verbs::post_many`] off: each is asked about just before it leaves, and
+/// is told of once it is over, so that a fence waits for what is in flight and not for what is
+/// still to come.
 pub trait PostObserver {
-    /// Batch `index` is about to leave; an error is its result, and it does not leave. May come again for
-    /// one that was over without having happened.
+    /// Batch `index` is about to leave; an error is its result, and it does not leave. May come
+    /// again for one that was over without having happened.
     fn on_submit(&mut self, index: usize) -> Result<(), TransportError>;
 
-    /// This end sends nothing more of batch `index`, and waits for no answer to it. After an error its bytes
-    /// may lie in a socket still: the target's own fence is there for them. Comes once for each time that
-    /// it left.
+    /// This end sends nothing more of batch `index`, and waits for no answer to it. After an error
+    /// its bytes may lie in a socket still: the target's own fence is there for them. Comes once
+    /// for each time that it left.
     fn on_complete(&mut self, index: usize);
 }
 
@@ -119,9 +120,9 @@ pub trait Verbs: Send + Sync + fmt::Debug {
     fn kind(&self) -> Kind;
 
     /// Executes the batch strictly in order [I4] and returns when all of it has happened in the
-    /// target memory and every result is filled in. Writes that follow each other without a gap within one
-    /// line of 64 bytes may be seen in any order among themselves. `token` authorises writes and atomics; 0 reads
-    /// only. The whole batch is checked before its first byte moves.
+    /// target memory and every result is filled in. Writes that follow each other without a gap
+    /// within one line of 64 bytes may be seen in any order among themselves. `token` authorises
+    /// writes and atomics; 0 reads only. The whole batch is checked before its first byte moves.
     ///
     /// Errors: see [`TransportError`]. After `Disconnected` and `Timeout` any prefix of the batch
     /// may have happened; after `OutOfBounds` nothing of it has. A tcp batch that needs several

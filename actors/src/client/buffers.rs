@@ -1,6 +1,6 @@
-//! Buffers for what `get` returns. A fresh one costs page faults, several times the copy itself; so the
-//! buffer of an object that its reader has dropped serves a later get. Bounded, and nobody waits: with
-//! none at hand a fresh one is made. It knows nothing of objects but their length.
+//! Buffers for what `get` returns. A fresh one costs page faults, several times the copy itself; so
+//! the buffer of an object that its reader has dropped serves a later get. Bounded, and nobody
+//! waits: with none at hand a fresh one is made. It knows nothing of objects but their length.
 
 use super::Client;
 use crate::error::{Error, Result};
@@ -12,11 +12,12 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 impl Client {
-    /// Lets the RDMA devices of this handle know a buffer: what is put out of it or got into it through them
-    /// is not copied on the way. Takes seconds per GiB.
+    /// Lets the RDMA devices of this handle know a buffer: what is put out of it or got into it
+    /// through them is not copied on the way. Takes seconds per GiB.
     ///
     /// # Errors
-    /// Unsupported, if this process has no device, or the buffer exceeds what may be locked in memory.
+    /// Unsupported, if this process has no device, or the buffer exceeds what may be locked in
+    /// memory.
     pub fn register(&self, buffer: Buffer) -> Result<RegisteredBuffer> {
         let fabric = self.shared.env.machine.fabric(&self.shared.config.fabric);
         let registered = fabric.and_then(|fabric| fabric.register(buffer));

@@ -32,8 +32,9 @@ impl Client {
         Ok(())
     }
 
-    /// Flushes and says goodbye to every owner. Open plans are aborted first. From its beginning on every
-    /// verb of this handle and of its clones ends with Disconnected and reserves nothing; views stay.
+    /// Flushes and says goodbye to every owner. Open plans are aborted first. From its beginning on
+    /// every verb of this handle and of its clones ends with Disconnected and reserves nothing;
+    /// views stay.
     pub async fn close(&self) {
         self.shared.plans.shut();
         self.shared.closed.store(true, Ordering::Relaxed);
@@ -54,8 +55,8 @@ impl Client {
         self.shared.peers.clear();
     }
 
-    /// Once the master knows which plans nobody will finish, those included that are being granted, or the
-    /// call's limit is over: whoever comes next may want their keys at once.
+    /// Once the master knows which plans nobody will finish, those included that are being granted,
+    /// or the call's limit is over: whoever comes next may want their keys at once.
     async fn wait_until_abandoned(&self) {
         for _ in 0..self.limit().as_millis() {
             // In this order: what was granted last is given up before it counts as opened.

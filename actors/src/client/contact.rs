@@ -1,5 +1,6 @@
-//! A handle's first contact: any node says where the master is, and the master who is a member. What
-//! goes wrong here is told with its remedy, for whoever reads it has only an address and a job.
+//! A handle's first contact: any node says where the master is, and the master who is a member.
+//! What goes wrong here is told with its remedy, for whoever reads it has only an address and a
+//! job.
 
 use crate::control_hello::{HelloError, hello};
 use crate::error::{Error, Result};
@@ -46,7 +47,8 @@ pub(crate) async fn contact(
                 Welcome::Refused { why } => {
                     return Err(match named.get() {
                         None => refused(&at, &why),
-                        // The node takes this client's settings: another cluster has the master's place.
+                        // The node takes this client's settings: another cluster has the master's
+                        // place.
                         Some(_) => at_hop(node, named.get(), Error::disconnected(why.to_string())),
                     });
                 }
@@ -92,8 +94,8 @@ pub(super) fn unanswered(node: &Address, master: Option<&Address>, error: HelloE
         HelloError::NoListener(..) => "is that its address? control= of its ready line says it",
         HelloError::OtherPort(..) => "use control= of the ready line",
         HelloError::Broke(..) => {
-            "a node that is just ending breaks off like this; otherwise: is that a control port? use \
-             control= of the ready line"
+            "a node that is just ending breaks off like this; otherwise: is that a control port? \
+             use control= of the ready line"
         }
     };
     Error::disconnected(format!("{error}; {remedy}"))
@@ -108,8 +110,8 @@ fn at_hop(node: &Address, master: Option<&Address>, error: Error) -> Error {
     let Some(master) = master else { return error };
     let Error { kind, message: why } = error;
     let message = format!(
-        "{node} answers, but not the master {master} it names: {why}; if rank 0 is down start it again, \
-         else see that its address can be reached from here"
+        "{node} answers, but not the master {master} it names: {why}; if rank 0 is down start it \
+         again, else see that its address can be reached from here"
     );
     Error { kind, message }
 }

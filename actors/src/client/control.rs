@@ -285,8 +285,8 @@ impl ControlPool {
         Ok(Conn { stream, buf: Vec::new() })
     }
 
-    /// Keeps one connection open for as long as the client lives: the master counts it as alive, and
-    /// tells it who is a member.
+    /// Keeps one connection open for as long as the client lives: the master counts it as alive,
+    /// and tells it who is a member.
     pub(crate) async fn presence(self, client: Weak<Shared>) {
         // A membership view now and then is worth no ring.
         self.rings.store(false, Ordering::Relaxed);

@@ -7,7 +7,10 @@ use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
-    ($atomics:ident, $(#[doc = $of:literal])+ $snapshot:ident: $($(#[doc = $doc:literal])+ $name:ident),+ $(,)?) => {
+    (
+        $atomics:ident, $(#[doc = $of:literal])+
+        $snapshot:ident: $($(#[doc = $doc:literal])+ $name:ident),+ $(,)?
+    ) => {
         /// The counters, as atomics.
         #[derive(Debug, Default)]
         pub(crate) struct $atomics { $(pub(crate) $name: AtomicU64),+ }

@@ -32,7 +32,8 @@ pub(super) type Located = (ObjMeta, Via);
 /// What a call has found out so far about where one key is not.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SearchState {
-    /// Where it was retired, removed or overwritten: it never comes back there, epochs are not reused [I3].
+    /// Where it was retired, removed or overwritten: it never comes back there, epochs are not
+    /// reused [I3].
     gone: SmallVec<[SlotRef; 1]>,
     /// A hint led to an owner that cannot be reached: from here on only the master counts.
     unreached: bool,
@@ -83,7 +84,8 @@ impl Client {
         keys.map(|key| hasher.id(key)).collect()
     }
 
-    /// Locations of keys; `tried`, of each, is where not to look once more. NotFound is the master's word.
+    /// Locations of keys; `tried`, of each, is where not to look once more. NotFound is the
+    /// master's word.
     pub(super) async fn locate(
         &self,
         keys: &[&[u8]],

@@ -1,6 +1,6 @@
-//! What makes the identities of keys at a handle [I16]. All clones share it, and it is that of the job
-//! whose master they last connected to: nodes of a job without a secret that all ended and came back
-//! have another cookie, and with it another hasher.
+//! What makes the identities of keys at a handle [I16]. All clones share it, and it is that of the
+//! job whose master they last connected to: nodes of a job without a secret that all ended and came
+//! back have another cookie, and with it another hasher.
 
 use arc_swap::ArcSwap;
 use nkv_store::KeyHasher;

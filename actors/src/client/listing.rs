@@ -1,5 +1,6 @@
-//! Removals, and listings and removals by pattern: passes over all keys, one bounded round trip after the other, so
-//! that neither the size of the cluster nor a slow pattern meets the limit of a call.
+//! Removals, and listings and removals by pattern: passes over all keys, one bounded round trip
+//! after the other, so that neither the size of the cluster nor a slow pattern meets the limit of a
+//! call.
 
 use super::{Client, key_bytes, one, spread};
 use crate::error::{Error, Result};
@@ -31,8 +32,8 @@ impl Client {
     /// For the next page give the last key as `after`. Every page is a pass over all keys at the
     /// master, in rounds of [`KEYS_PER_ROUND`] keys; this process holds twice `limit` keys, and one
     /// round's, at most.
-    /// Keys that come or go during a listing may be in it or not; every other one that matches is in
-    /// it, once.
+    /// Keys that come or go during a listing may be in it or not; every other one that matches is
+    /// in it, once.
     ///
     /// The syntax is that of the `regex` crate, over bytes: matching takes time linear in the key.
     /// A key may be no text: `(?-u:\xff)` is a byte, and `(?s-u:.)` any byte. InvalidArgument: the
@@ -76,14 +77,14 @@ impl Client {
     /// Keys that are being written are among them: their plans end.
     ///
     /// As with [`Client::remove`], what was removed is not found by any reader any more, and stays
-    /// removed [I6]. The keys are passed over once, in rounds of [`KEYS_PER_ROUND`], each within the
-    /// limit of a call: a key that is put meanwhile may go or stay, and is not waited for. So may one
-    /// that was put into a device log a moment ago: the master learns of it after the put, and only what
-    /// it knows is passed over.
+    /// removed [I6]. The keys are passed over once, in rounds of [`KEYS_PER_ROUND`], each within
+    /// the limit of a call: a key that is put meanwhile may go or stay, and is not waited for. So
+    /// may one that was put into a device log a moment ago: the master learns of it after the put,
+    /// and only what it knows is passed over.
     ///
     /// An error names how many keys were removed before it; those not reached by then are still
-    /// there, and a repeat takes them. Disconnected: an owner did not confirm a removal in time. What
-    /// it was asked to take away is not found through the master any more all the same.
+    /// there, and a repeat takes them. Disconnected: an owner did not confirm a removal in time.
+    /// What it was asked to take away is not found through the master any more all the same.
     pub async fn remove_matching(&self, pattern: &str) -> Result<u64> {
         self.sweep(Some(pattern)).await
     }

@@ -1,5 +1,6 @@
-//! Whether keys are there and where: what indexes can tell without a message, and the master for the
-//! rest. Here a location that was merely seen before counts for nothing: nobody will look at its header.
+//! Whether keys are there and where: what indexes can tell without a message, and the master for
+//! the rest. Here a location that was merely seen before counts for nothing: nobody will look at
+//! its header.
 
 use super::locations;
 use super::{Client, check_keys, key_bytes, one};
@@ -10,8 +11,8 @@ use std::collections::BTreeSet;
 
 /// Keys of a prefix that are looked up before it is known whether there is a next one.
 const STEP: usize = 128;
-/// Turns between indexes and master until a prefix is taken to end: one of them may know of a key that
-/// the other has not heard of yet.
+/// Turns between indexes and master until a prefix is taken to end: one of them may know of a key
+/// that the other has not heard of yet.
 const TURNS: usize = 4;
 
 impl Client {
@@ -98,8 +99,8 @@ impl Client {
         }
     }
 
-    /// The master named owners: those of this host are attached to, so that next time their indexes are
-    /// asked first.
+    /// The master named owners: those of this host are attached to, so that next time their indexes
+    /// are asked first.
     fn attach_to(&self, owners: Vec<u64>) {
         let unattached: BTreeSet<u64> =
             owners.into_iter().filter(|o| self.shared.peers.get(*o).is_none()).collect();

@@ -1,6 +1,7 @@
-//! Reading without asking anybody: what the indexes of mapped segments lead to, copied by this thread
-//! with loads alone. No message, no wait, no allocation, but for the buffer that a `get` returns, and where a
-//! large copy is cut into stripes for several threads. What is not found here is asked for further.
+//! Reading without asking anybody: what the indexes of mapped segments lead to, copied by this
+//! thread with loads alone. No message, no wait, no allocation, but for the buffer that a `get`
+//! returns, and where a large copy is cut into stripes for several threads. What is not found here
+//! is asked for further.
 
 use super::closing::closed;
 use super::counters::Reads;
@@ -15,8 +16,8 @@ use nkv_store::{KeyId, fork};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Touches that are told by the batch of reads that made them, and by a single read: one in a thousand
-/// pays for a message, and the timer tells most of them.
+/// Touches that are told by the batch of reads that made them, and by a single read: one in a
+/// thousand pays for a message, and the timer tells most of them.
 pub(super) const TOUCH_BATCH: usize = 128;
 const MANY_TOUCHES: usize = 1024;
 /// Keys that are looked up side by side.

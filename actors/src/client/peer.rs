@@ -210,7 +210,8 @@ impl Peer {
         reported
     }
 
-    /// The master declared it gone: it is neither read nor written any more, whatever it says itself.
+    /// The master declared it gone: it is neither read nor written any more, whatever it says
+    /// itself.
     pub(crate) fn disconnect(&self) {
         self.disconnected.store(true, Ordering::SeqCst);
         self.alive_for_detach();
@@ -361,9 +362,9 @@ impl Peer {
         }
     }
 
-    /// Says goodbye: nothing is or will be written or viewed through this attachment, nor, as `writes_on`
-    /// tells, through an earlier one. Returns once it
-    /// is said. With a view still out, its owner is not told: its death or the view's drop ends it.
+    /// Says goodbye: nothing is or will be written or viewed through this attachment, nor, as
+    /// `writes_on` tells, through an earlier one. Returns once it is said. With a view still out,
+    /// its owner is not told: its death or the view's drop ends it.
     pub(crate) async fn detach(&self, writes_on: impl Fn() -> bool) {
         self.alive_for_detach();
         if !self.is_drained_of_log(writes_on).await {

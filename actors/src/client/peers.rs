@@ -74,8 +74,8 @@ impl Peers {
         self.read().get(&(incarnation, AttachmentUse::Everything)).is_some_and(|p| !p.is_alive())
     }
 
-    /// False if the handle is `closed`: it attaches to nobody any more. Asked under the lock, which who
-    /// closes it takes afterwards: whoever is let in is told goodbye.
+    /// False if the handle is `closed`: it attaches to nobody any more. Asked under the lock, which
+    /// who closes it takes afterwards: whoever is let in is told goodbye.
     pub(crate) fn insert(&self, peer: Arc<Peer>, closed: &AtomicBool) -> bool {
         let mut all = self.write();
         if closed.load(Ordering::Relaxed) {
@@ -93,8 +93,8 @@ impl Peers {
         true
     }
 
-    /// Forgets the dead: their segments must not stay mapped here. One that only claimed is kept until another
-    /// takes over what it had not told, as long as its owner is attached to.
+    /// Forgets the dead: their segments must not stay mapped here. One that only claimed is kept
+    /// until another takes over what it had not told, as long as its owner is attached to.
     pub(crate) fn remove_dead(&self) {
         if self.read().values().all(|p| p.is_alive()) {
             return;
@@ -124,8 +124,8 @@ impl Peers {
         );
     }
 
-    /// Whether something goes on through an earlier attachment to an owner: then no later one may say
-    /// that nothing is, or will be, written there.
+    /// Whether something goes on through an earlier attachment to an owner: then no later one may
+    /// say that nothing is, or will be, written there.
     pub(crate) fn writes_on(&self, incarnation: u64, but: Option<&Peer>) -> bool {
         let mut former = self.former.lock().unwrap_or_else(PoisonError::into_inner);
         former.retain(|peer| peer.strong_count() > 0);
@@ -133,8 +133,8 @@ impl Peers {
         former.iter().filter_map(Weak::upgrade).any(|p| p.incarnation == incarnation && other(&p))
     }
 
-    /// Parts from every owner that is not among these members. Who is attached to was a member of the
-    /// latest view, or of one that is still to come: the caller sees views in their order.
+    /// Parts from every owner that is not among these members. Who is attached to was a member of
+    /// the latest view, or of one that is still to come: the caller sees views in their order.
     pub(crate) fn disconnect_others(&self, members: &HashSet<u64>) {
         let disconnected = |p: &Peer| !members.contains(&p.incarnation);
         let gone: Vec<_> = self.read().values().filter(|p| disconnected(p)).cloned().collect();

@@ -1,6 +1,6 @@
-//! Putting without asking: a claim on the owner's device log by one fetch-and-add, header, pages and
-//! READY, all one-sided and on the caller's thread. The key follows later, with many others, so that
-//! the object can be listed. What the log cannot take goes by a plan.
+//! Putting without asking: a claim on the owner's device log by one fetch-and-add, header, pages
+//! and READY, all one-sided and on the caller's thread. The key follows later, with many others, so
+//! that the object can be listed. What the log cannot take goes by a plan.
 
 use super::Client;
 use super::counters::Writes;
@@ -72,8 +72,8 @@ impl PeerLog {
         }
     }
 
-    /// Whether the owner's agent refused a claim a short while ago. It does so for good once it took the
-    /// rights back: the pause doubles with every refusal in a row.
+    /// Whether the owner's agent refused a claim a short while ago. It does so for good once it
+    /// took the rights back: the pause doubles with every refusal in a row.
     fn is_refused(&self, clock: &dyn Clock) -> bool {
         self.refusals.load(Ordering::Relaxed) > 0
             && clock.now_ns() < self.refused_until_ns.load(Ordering::Relaxed)
@@ -109,8 +109,9 @@ impl PeerLog {
         }
     }
 
-    /// One look at what waits to be told: true if it is to go now. That is a batch of names, or a claim given
-    /// up; with `all` any name, but where a batch went since the last such look: the next takes it along.
+    /// One look at what waits to be told: true if it is to go now. That is a batch of names, or a
+    /// claim given up; with `all` any name, but where a batch went since the last such look: the
+    /// next takes it along.
     pub(crate) fn should_report_now(&self, batch: usize, all: bool) -> bool {
         let names = self.names_noted();
         let steady = all && self.batch_reported.swap(false, Ordering::Relaxed);
@@ -187,8 +188,8 @@ impl PeerLog {
         Ok(())
     }
 
-    /// A bound to claim with, if there is room. Through a device a look takes as long as the claim: there it is
-    /// spared while the last claims left room below the last limit.
+    /// A bound to claim with, if there is room. Through a device a look takes as long as the claim:
+    /// there it is spared while the last claims left room below the last limit.
     fn room(&self, peer: &Peer, put: &LogPut, line: &mut ControlLine) -> Result<Option<u64>> {
         let bump = self.bump.load(Ordering::Relaxed);
         if peer.kind() == Kind::Rdma && bump > 0 {
@@ -233,7 +234,8 @@ fn claim(peer: &Peer, log: &PeerLog, put: &LogPut) -> Result<u64> {
     }
 }
 
-/// Nothing, where a way through devices failed before anything was written: a plan may take another way.
+/// Nothing, where a way through devices failed before anything was written: a plan may take another
+/// way.
 fn or_plan<T>(peer: &Peer, done: Result<T>) -> Result<Option<T>> {
     match done {
         Err(error) if peer.kind() == Kind::Rdma => {
@@ -431,8 +433,8 @@ impl Client {
         Ok(Some(next))
     }
 
-    /// Attaches to the owners of the logs that keys with these hashes belong to, as far as they are not: the first
-    /// put of a handle to an owner waits for that.
+    /// Attaches to the owners of the logs that keys with these hashes belong to, as far as they are
+    /// not: the first put of a handle to an owner waits for that.
     pub(super) async fn attach_log_owners(&self, hashes: &[u64], opts: &PutOptions) {
         let world = match self.shared.world() {
             0 => self.membership().await.map_or(0, |v| v.world_size),

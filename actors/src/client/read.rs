@@ -1,7 +1,7 @@
 //! Reading: header, payload, header again, in one batch per owner; validated by [I7]. A read that
 //! was too slow for its chain re-reads the header strictly; one that found the object changed looks
-//! for it further, never twice at one place, until somebody who must know says NotFound. Slowness alone is
-//! never NotFound.
+//! for it further, never twice at one place, until somebody who must know says NotFound. Slowness
+//! alone is never NotFound.
 
 use super::counters::Reads;
 use super::find::{SearchState, moves_on};
@@ -39,8 +39,8 @@ struct Slot<'a> {
 }
 
 impl Client {
-    /// Bytes of an object, in a buffer of their own. Dropped with its last clone, a large buffer serves
-    /// a later get: see `ClientConfig::get_pool_bytes`.
+    /// Bytes of an object, in a buffer of their own. Dropped with its last clone, a large buffer
+    /// serves a later get: see `ClientConfig::get_pool_bytes`.
     pub async fn get(&self, key: &[u8]) -> Result<Bytes> {
         match self.get_now(key) {
             Some(done) => done,
@@ -309,8 +309,8 @@ impl Client {
     }
 }
 
-/// An owner could not be read. Where nobody but this handle said that the object is there the master is
-/// asked: it may lie elsewhere by now, or nowhere.
+/// An owner could not be read. Where nobody but this handle said that the object is there the
+/// master is asked: it may lie elsewhere by now, or nowhere.
 fn unreached(via: Via, e: &Error) -> Miss {
     match e.kind {
         ErrorKind::Disconnected if via != Via::Master => Miss::Unreached(e.clone()),

@@ -1,6 +1,6 @@
-//! What a node is told, and asked, over its control port by whoever is not in its process: to mount, to
-//! unmount, to evict, and what it knows. It asks the node itself: the master learns of a segment when
-//! it joins and when it leaves.
+//! What a node is told, and asked, over its control port by whoever is not in its process: to
+//! mount, to unmount, to evict, and what it knows. It asks the node itself: the master learns of a
+//! segment when it joins and when it leaves.
 
 use super::contact::{refused, unanswered};
 use super::{Client, ClientConfig};
@@ -23,8 +23,8 @@ const EVICTING: Duration = Duration::from_secs(60);
 const BESIDES: Duration = Duration::from_secs(15);
 
 impl Client {
-    /// Has a rank contribute one more segment of `bytes` payload bytes; returns its number within the
-    /// rank once objects may be placed on it. `OutOfMemory` if the machine has too little.
+    /// Has a rank contribute one more segment of `bytes` payload bytes; returns its number within
+    /// the rank once objects may be placed on it. `OutOfMemory` if the machine has too little.
     pub async fn mount_segment(&self, rank: u32, bytes: u64) -> Result<u32> {
         let work =
             Duration::from_millis((bytes >> 30).saturating_add(1).saturating_mul(MS_PER_GIB));
@@ -34,7 +34,8 @@ impl Client {
         }
     }
 
-    /// Takes a mounted segment of a rank away, with the objects on it. Open plans have `limit` to end.
+    /// Takes a mounted segment of a rank away, with the objects on it. Open plans have `limit` to
+    /// end.
     pub async fn unmount_segment(
         &self,
         rank: u32,
@@ -48,9 +49,9 @@ impl Client {
         }
     }
 
-    /// Has one rank evict from each of its segments until at most this ratio (0 to 1) of its heap is
-    /// used, and waits, for a quarantine or two, until what went is free. Device logs make room by
-    /// themselves, and are left alone.
+    /// Has one rank evict from each of its segments until at most this ratio (0 to 1) of its heap
+    /// is used, and waits, for a quarantine or two, until what went is free. Device logs make room
+    /// by themselves, and are left alone.
     pub async fn evict_rank_until_below(
         &self,
         rank: u32,
@@ -68,8 +69,8 @@ impl Client {
         }
     }
 
-    /// What the node at `node` knows of itself and of the cluster. No master is needed, and no handle:
-    /// of `config` the job, the secret and the limit of a call are used.
+    /// What the node at `node` knows of itself and of the cluster. No master is needed, and no
+    /// handle: of `config` the job, the secret and the limit of a call are used.
     pub async fn report_of(node: &Address, config: &ClientConfig) -> Result<NodeReport> {
         let env = Environment::of_this_process();
         let credentials = Credentials::of_client(&config.job, config.secret.clone());

@@ -1,5 +1,5 @@
-//! Looking at an object where it lies, without a copy: a pin keeps its bytes in place until the view is
-//! dropped [I9]. Only in memory that this process maps.
+//! Looking at an object where it lies, without a copy: a pin keeps its bytes in place until the
+//! view is dropped [I9]. Only in memory that this process maps.
 
 use super::counters::Reads;
 use super::find::{SearchState, moves_on, shown};
@@ -12,8 +12,8 @@ use nkv_store::reader::Hit;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// The bytes of one object in its owner's memory. While it lives they stay what they are, even if the
-/// object is removed or evicted: its space comes back after the drop, so drop views soon.
+/// The bytes of one object in its owner's memory. While it lives they stay what they are, even if
+/// the object is removed or evicted: its space comes back after the drop, so drop views soon.
 #[derive(Debug)]
 pub struct ObjectView {
     bytes: PinnedBytes,
@@ -84,8 +84,8 @@ impl Client {
     fn pin(&self, peer: &Arc<Peer>, hit: &Hit, via: Via) -> Option<Result<ObjectView>> {
         let Some((reader, pins)) = peer.reader.as_ref().zip(peer.pins.as_ref()) else {
             return Some(Err(Error::unsupported(format!(
-                "rank {} has no room for the pins of one more process: read with get_into, or close \
-                 handles that are not used",
+                "rank {} has no room for the pins of one more process: read with get_into, or \
+                 close handles that are not used",
                 peer.rank
             ))));
         };

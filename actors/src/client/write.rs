@@ -31,8 +31,8 @@ use std::time::Duration;
 const COMMIT_RETRIES: u32 = 40;
 const COMMIT_PAUSE: Duration = Duration::from_millis(20);
 const COMMIT_LIMIT: Duration = Duration::from_millis(1_200);
-/// A repeat may wait at the master, longer than its client repeats; then what is given up is aborted:
-/// each may take so long, so that all ends within two seconds and little more [I18].
+/// A repeat may wait at the master, longer than its client repeats; then what is given up is
+/// aborted: each may take so long, so that all ends within two seconds and little more [I18].
 const LAST_ANSWER_LIMIT: Duration = Duration::from_millis(450);
 
 /// Owners by incarnation.
@@ -59,8 +59,8 @@ impl Client {
         one(self.put_planned(&[(key, value)], &[0], opts).await)
     }
 
-    /// Stores many values: through the device logs of their owners where that is wanted and there is
-    /// room, else with one round trip to open, one-sided writes, and one round trip to commit.
+    /// Stores many values: through the device logs of their owners where that is wanted and there
+    /// is room, else with one round trip to open, one-sided writes, and one round trip to commit.
     pub async fn put_many(&self, items: &[(&[u8], &[u8])], opts: &PutOptions) -> Vec<Result<()>> {
         if let Err(e) = self.check_usable() {
             return spread(items.len(), e);
@@ -196,8 +196,8 @@ impl Client {
         granted.into_iter().map(|g| g.and_then(Granted::keep)).collect()
     }
 
-    /// Attaches to the owners of plans, once to each: were every plan of a first batch to look for its
-    /// owner, each would do so over a connection of its own.
+    /// Attaches to the owners of plans, once to each: were every plan of a first batch to look for
+    /// its owner, each would do so over a connection of its own.
     async fn owners_of(&self, granted: &[Result<PlanDesc>]) -> Peers {
         let owners: BTreeSet<u64> =
             granted.iter().flatten().map(|desc| desc.meta.at.incarnation).collect();
@@ -277,8 +277,8 @@ impl Client {
         let limit = self.limit().min(COMMIT_LIMIT);
         let until_ns = self.shared.env.clock.now_ns() + limit.as_nanos() as u64;
         let mut results = self.commit_once(plans, self.limit()).await;
-        // NotReady: the owner is reporting, or has not recorded the plan, or is looking at one that ran out
-        // of time. It settles.
+        // NotReady: the owner is reporting, or has not recorded the plan, or is looking at one that
+        // ran out of time. It settles.
         for _ in 0..COMMIT_RETRIES {
             let unsure: Vec<usize> = (0..plans.len())
                 .filter(|i| matches!(&results[*i], Err(e) if e.kind == ErrorKind::NotReady))
@@ -295,8 +295,8 @@ impl Client {
                 results[i] = r;
             }
         }
-        // Without a final answer it is given up, lest it become readable after its put failed. Where
-        // the commit was accepted after all, that changes nothing: the plan is over.
+        // Without a final answer it is given up, lest it become readable after its put failed.
+        // Where the commit was accepted after all, that changes nothing: the plan is over.
         let open_end = |r: &Result<()>| matches!(r, Err(e) if e.kind != ErrorKind::Reclaimed);
         let failed: Vec<_> = plans
             .iter()
@@ -309,8 +309,8 @@ impl Client {
         results
     }
 
-    /// Ends plans whose bytes say READY already. Where the master answers, it knows before their put has
-    /// failed: a word on its way could be lost with this process, and the object be kept.
+    /// Ends plans whose bytes say READY already. Where the master answers, it knows before their
+    /// put has failed: a word on its way could be lost with this process, and the object be kept.
     async fn give_up(&self, plans: &[Arc<PlanState>], results: &[Result<()>]) {
         let unsure = |r: &Result<()>| matches!(r, Err(e) if e.kind == ErrorKind::NotReady);
         let list: Vec<_> = plans.iter().map(|p| p.reference()).collect();

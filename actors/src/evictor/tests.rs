@@ -155,8 +155,8 @@ impl Bench {
         assert!(held.is_ok(), "the evictor never held {objects} objects");
     }
 
-    /// The evictor stands still, and its mailbox is full, until what this returns is dropped: what it is
-    /// told is lost.
+    /// The evictor stands still, and its mailbox is full, until what this returns is dropped: what
+    /// it is told is lost.
     #[must_use]
     fn deafen(&self) -> std::sync::mpsc::Sender<()> {
         let (stands, hold) = std::sync::mpsc::channel();

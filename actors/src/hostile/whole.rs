@@ -178,8 +178,8 @@ impl Whole {
         self.check_allocator().await;
     }
 
-    /// One object is live in the owner's segment, where it was, and one could be; what the owner counts
-    /// is there.
+    /// One object is live in the owner's segment, where it was, and one could be; what the owner
+    /// counts is there.
     fn check_owner(&self) {
         let heap = &self.scene.heap;
         let (g, memory) = (heap.geometry(), heap.memory());

@@ -33,7 +33,8 @@ pub(super) struct SegmentAllocator {
     pub room_asked_ms: u64,
     pub room_attempt: u32,
     free: Vec<u32>,
-    // Slots from here on that are neither taken nor have an epoch were never used: they are at the first.
+    // Slots from here on that are neither taken nor have an epoch were never used: they are at the
+    // first.
     untouched: u32,
     // Next epochs of used slots; 0 of one that had its last [I3].
     epochs: HashMap<u32, u32>,
@@ -80,7 +81,8 @@ impl SegmentAllocator {
     ) -> Result<Self, StoreError> {
         let extents: Vec<_> = taken.values().map(|t| t.extent).filter(|e| e.len > 0).collect();
         let arena = Arena::rebuild(region(&info), managed(&info), &extents)?;
-        // Those that were used before; the others are come across by the way, however many they are.
+        // Those that were used before; the others are come across by the way, however many they
+        // are.
         let mut free: Vec<u32> = free_epochs.keys().copied().collect();
         free.retain(|slot| !taken.contains_key(slot));
         free.sort_unstable_by_key(|slot| std::cmp::Reverse(*slot));

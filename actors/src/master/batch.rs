@@ -45,7 +45,8 @@ impl Batches {
         self.start(n, Results::Done((0..n).map(|_| None).collect()), reply)
     }
 
-    /// Of `keys` removals and those that logs made before, and one more item: whether ranks lost before are known to be.
+    /// Of `keys` removals and those that logs made before, and one more item: whether ranks lost
+    /// before are known to be.
     pub(super) fn swept(
         &mut self,
         keys: usize,

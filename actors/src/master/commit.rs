@@ -11,10 +11,11 @@ use crate::message::{
 };
 use nkv_store::KeyId;
 
-/// How long a commit waits until the owner has recorded its plan. A few of them fit into the time in
-/// which a client repeats a commit.
+/// How long a commit waits until the owner has recorded its plan. A few of them fit into the time
+/// in which a client repeats a commit.
 const RECORD_LIMIT_MS: u64 = 400;
-/// Commits that wait for owners at once; what comes past it is `NotReady` and repeated by its client.
+/// Commits that wait for owners at once; what comes past it is `NotReady` and repeated by its
+/// client.
 const MAX_UNRECORDED: usize = 65_536;
 
 /// A commit whose owner has not recorded the plan yet.
@@ -52,7 +53,8 @@ impl Master {
             match accepted {
                 Ok(Accepted::Waits(segment_id)) if room == 0 => {
                     let why = format!(
-                        "{MAX_UNRECORDED} commits wait for owners already, this one for {segment_id}"
+                        "{MAX_UNRECORDED} commits wait for owners already, this one for \
+                         {segment_id}"
                     );
                     self.batches.complete_item(batch, item, Err(Error::not_ready(why)));
                 }

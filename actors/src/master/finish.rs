@@ -86,7 +86,8 @@ impl Master {
         self.remove_each(batch, keys.iter().map(|k| &**k), in_logs);
     }
 
-    /// Begins the removals of a batch; each owner hears of its objects in as few frames as hold them.
+    /// Begins the removals of a batch; each owner hears of its objects in as few frames as hold
+    /// them.
     pub(super) fn remove_each<'k>(
         &mut self,
         batch: u64,
@@ -123,8 +124,9 @@ impl Master {
         let key = Key::new(bytes)?;
         let id = self.id_of(bytes);
         let entry = self.entry(bytes)?;
-        // A rank that has not reported may hold an older copy, which is read by its location until it has: of a
-        // key put while it was silent, under this master or one before it, or by way of a log [I6].
+        // A rank that has not reported may hold an older copy, which is read by its location until
+        // it has: of a key put while it was silent, under this master or one before it, or by way
+        // of a log [I6].
         self.check_all_reported()?;
         let Some(e) = entry else {
             return Err(Error::not_found(format!("no key {key}")));
@@ -148,8 +150,8 @@ impl Master {
         Ok(id)
     }
 
-    /// A remove whose owner does not answer fails, at once where its link is down; but what was asked to go
-    /// stays gone [I6].
+    /// A remove whose owner does not answer fails, at once where its link is down; but what was
+    /// asked to go stays gone [I6].
     pub(super) fn expire_removes(&mut self) {
         let now = self.now_ms();
         let over = |e: &Entry| e.remove_until_ms <= now || !self.reachable(e.segment_id);
@@ -185,7 +187,8 @@ impl Master {
                 }
                 None => return,
             };
-            // A million objects are more than a cache holds: what is looked at in a row comes together.
+            // A million objects are more than a cache holds: what is looked at in a row comes
+            // together.
             let entries = keys.iter().flatten().filter_map(|key| self.objects.get(key));
             std::hint::black_box(entries.map(|e| e.key.as_bytes()[0]).fold(0, u8::wrapping_add));
             for (at, key) in part.iter().zip(keys) {

@@ -1,7 +1,7 @@
-//! Objects of device logs at the master. It hears of one once it has a name, in batches; until then it
-//! asks the owners of logs where it must not be wrong: before it says that a key is nowhere, before a
-//! removal counts as done [I6] [I15], and where a reader found nothing at the place that is listed [I7]:
-//! what an owner retired it has said before it answers. No put waits for any of it.
+//! Objects of device logs at the master. It hears of one once it has a name, in batches; until then
+//! it asks the owners of logs where it must not be wrong: before it says that a key is nowhere,
+//! before a removal counts as done [I6] [I15], and where a reader found nothing at the place that
+//! is listed [I7]: what an owner retired it has said before it answers. No put waits for any of it.
 
 use super::allocator::SegmentAllocator;
 use super::matching::Round;
@@ -36,8 +36,8 @@ struct Asked {
     about: Vec<WireKeyId>,
     // What lost LIVE in logs by it.
     removed: HashSet<WireKeyId>,
-    // Served by a log while the key is listed as something that cannot be read: being written, on its
-    // way out, or of a rank whose link is down.
+    // Served by a log while the key is listed as something that cannot be read: being written, on
+    // its way out, or of a rank whose link is down.
     besides: HashMap<KeyId, ObjMeta>,
     // How many objects lost LIVE in logs when everything was to go.
     taken: u64,
@@ -56,7 +56,8 @@ fn gone_slots(request: &Request) -> HashSet<SlotRef> {
 }
 
 impl Master {
-    /// Asks every owner of a log what it must know to answer; gives the request back if there is none.
+    /// Asks every owner of a log what it must know to answer; gives the request back if there is
+    /// none.
     pub(super) fn ask_logs_first(
         &mut self,
         ask: Ask,
@@ -85,8 +86,8 @@ impl Master {
         let (left, unreported): (BTreeMap<SegmentId, u64>, BTreeMap<SegmentId, u64>) = asked
             .map(|(segment_id, allocator)| (*segment_id, allocator.info.incarnation))
             .partition(|(segment_id, _)| self.reachable(*segment_id));
-        // One whose link is down cannot be asked until it is back or gone. A key that only its log holds is
-        // not found meanwhile; that it was removed may not be said [I6].
+        // One whose link is down cannot be asked until it is back or gone. A key that only its log
+        // holds is not found meanwhile; that it was removed may not be said [I6].
         if let (Some((segment_id, _)), false) =
             (unreported.first_key_value(), matches!(question, LogQuestion::Find(_)))
         {
@@ -95,8 +96,8 @@ impl Master {
                 .get(segment_id)
                 .map_or_else(String::new, |b| format!(" ({})", b.info.control));
             let text = format!(
-                "the link of {segment_id} is down{at}, and its device log may hold these keys: nothing was \
-                 removed; once it is back, or gone for its TTL, it can be"
+                "the link of {segment_id} is down{at}, and its device log may hold these keys: \
+                 nothing was removed; once it is back, or gone for its TTL, it can be"
             );
             reply.send(Response::Failed(Error::disconnected(text)));
             return None;
@@ -140,8 +141,8 @@ impl Master {
         let id = |k: &KeyBytes| WireKeyId::from(self.id_of(k));
         match request {
             Request::GetLocation { keys, .. } | Request::Exists(keys) => {
-                // A plan that is given up or written by somebody else, or an object that nobody can reach
-                // or that is gone, hides nothing that a log serves.
+                // A plan that is given up or written by somebody else, or an object that nobody can
+                // reach or that is gone, hides nothing that a log serves.
                 let gone = gone_slots(request);
                 let hidden = |e: Option<&Entry>| e.is_none_or(|e| self.is_hidden(e, &gone));
                 let unknown = keys.iter().filter(|k| self.entry(k).is_ok_and(hidden));
@@ -188,7 +189,8 @@ impl Master {
                 if hidden && let Some(entry) = self.logged_entry(segment_id, at, o) {
                     asked.besides.insert(id, self.meta(&entry));
                 }
-                // Listed once its owner's word of the other one has come; until then it is no second one.
+                // Listed once its owner's word of the other one has come; until then it is no
+                // second one.
                 if is_gone {
                     self.put_aside(id, segment_id, at);
                     self.found_gone.insert(id);
@@ -232,7 +234,8 @@ impl Master {
                 None => self.all_answered(asked),
                 Some((segment_id, _)) => {
                     let text = format!(
-                        "{segment_id} did not say within {ANSWER_LIMIT_MS} ms what its device log holds"
+                        "{segment_id} did not say within {ANSWER_LIMIT_MS} ms what its device log \
+                         holds"
                     );
                     self.unsure(asked.ask, asked.reply, &text);
                 }
@@ -254,8 +257,11 @@ impl Master {
         };
         let mut answer = self.get_location(keys, gone);
         if let Response::Locations(list) = &mut answer {
-            let missing = |r: &&mut crate::error::Result<_>| matches!(r, Err(e) if e.kind == ErrorKind::NotFound);
-            list.iter_mut().filter(missing).for_each(|r| *r = Err(unknown()));
+            for found in list {
+                if found.as_ref().is_err_and(|e| e.kind == ErrorKind::NotFound) {
+                    *found = Err(unknown());
+                }
+            }
         }
         reply.send(answer);
     }
@@ -265,8 +271,9 @@ impl Master {
         if matches!(ask.request, Request::GetLocation { .. } | Request::Exists(_))
             && let Some(question) = self.question_of(&ask.request, &about)
         {
-            // Known when the others were asked about, and gone since: a log may have it all the same. Each
-            // key is asked about once, and all of it within one limit. Without an owner to ask it is answered.
+            // Known when the others were asked about, and gone since: a log may have it all the
+            // same. Each key is asked about once, and all of it within one limit. Without an owner
+            // to ask it is answered.
             let _ = self.ask_logs(question, ask, reply, (until_ms, about, besides));
             return self.flush_commits();
         }
@@ -323,8 +330,8 @@ impl Master {
         self.aside.entry(id).or_default().insert(segment_id, at);
     }
 
-    /// A plan's object went live: what logs of other segments serve under its key is a second copy, and
-    /// is retired. Within its segment its owner decides [I15].
+    /// A plan's object went live: what logs of other segments serve under its key is a second copy,
+    /// and is retired. Within its segment its owner decides [I15].
     pub(super) fn retire_aside(&mut self, id: KeyId, but: SegmentId) {
         if self.found_gone.contains(&id) {
             return;
@@ -338,7 +345,8 @@ impl Master {
         }
     }
 
-    /// The entry of this key has ended: what a log serves under it is looked for again, if there was any.
+    /// The entry of this key has ended: what a log serves under it is looked for again, if there
+    /// was any.
     pub(super) fn list_aside(&mut self, id: KeyId, key: &Key) {
         self.found_gone.remove(&id);
         if self.aside.remove(&id).is_some() {
@@ -388,7 +396,8 @@ impl Master {
         }
     }
 
-    /// Lists one; false if it is to be retired. `reported`: by the report of a rank that just joined.
+    /// Lists one; false if it is to be retired. `reported`: by the report of a rank that just
+    /// joined.
     pub(super) fn logged(
         &mut self,
         segment_id: SegmentId,
@@ -399,8 +408,8 @@ impl Master {
         let Some(entry) = self.logged_entry(segment_id, at, o) else { return true };
         let id = self.id_of(entry.key.as_bytes());
         match self.objects.get(&id).map(|e| (e.at, e.state, e.segment_id)) {
-            // Within a segment its owner decides, and has by now: this one is served, and that the other is
-            // retired it says in a moment. The same where a reader found the other gone.
+            // Within a segment its owner decides, and has by now: this one is served, and that the
+            // other is retired it says in a moment. The same where a reader found the other gone.
             Some((other, State::Live, there))
                 if other != at && (there == segment_id || self.found_gone.contains(&id)) =>
             {
@@ -411,8 +420,8 @@ impl Master {
                 // The first one heard of is served, as far as anybody can tell.
                 return !self.reachable(there);
             }
-            // Being written by a plan, or on its way out elsewhere: this one stays, and is listed once the
-            // other has ended. A remove asks the logs anyway.
+            // Being written by a plan, or on its way out elsewhere: this one stays, and is listed
+            // once the other has ended. A remove asks the logs anyway.
             Some((other, ..)) if other != at => {
                 self.put_aside(id, segment_id, at);
                 return true;

@@ -57,10 +57,11 @@ impl Master {
                         e.key
                     )))
                 }
-                // Its owner was asked and did not say so: nobody knows better than the one who asks.
+                // Its owner was asked and did not say so: nobody knows better than the one who
+                // asks.
                 State::Live if gone.contains(&e.at) => Err(Error::not_ready(format!(
-                    "key {} is listed in slot {} of {}, where it was found to be no more; its owner \
-                     has not said so yet: ask again",
+                    "key {} is listed in slot {} of {}, where it was found to be no more; its \
+                     owner has not said so yet: ask again",
                     e.key, e.at.slot, e.segment_id
                 ))),
                 State::Live => Ok(self.meta(e)),

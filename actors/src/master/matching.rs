@@ -1,5 +1,5 @@
-//! List and RemoveMatching: keys by regular expression. A request is one round over a bounded part of
-//! the index. The patterns of users run on threads beside the actor, never in it: the actor only
+//! List and RemoveMatching: keys by regular expression. A request is one round over a bounded part
+//! of the index. The patterns of users run on threads beside the actor, never in it: the actor only
 //! takes the keys of a part, and later removes those that matched by the way every remove goes.
 
 use super::objects::{Entry, State};
@@ -98,7 +98,8 @@ impl Master {
         }
     }
 
-    /// A round needs all keys in sight: one that is missing would be taken for one that is not there.
+    /// A round needs all keys in sight: one that is missing would be taken for one that is not
+    /// there.
     fn refuse_round(&self, request: &Request) -> Option<Error> {
         if !self.settled() {
             return Some(self.early("a listing"));

@@ -1,5 +1,5 @@
-//! The table of members, one per segment (a segment of a rank): term, links, views, producers. It lies
-//! outside the Master actor: connection tasks read it, and it survives a panic.
+//! The table of members, one per segment (a segment of a rank): term, links, views, producers. It
+//! lies outside the Master actor: connection tasks read it, and it survives a panic.
 
 mod outbox;
 
@@ -210,8 +210,8 @@ impl Members {
         self.lock().superseded.insert(id);
     }
 
-    /// True if a copy in this incarnation is an older one: it had not reported when the key was put. A
-    /// master that was rebuilt is told again of what others have.
+    /// True if a copy in this incarnation is an older one: it had not reported when the key was
+    /// put. A master that was rebuilt is told again of what others have.
     pub(super) fn is_older(&self, id: &KeyId, incarnation: u64) -> bool {
         let inner = self.lock();
         inner.superseded.contains(id) && !inner.reported_once.contains(&incarnation)
@@ -262,8 +262,8 @@ impl Members {
         self.lock().awaited()
     }
 
-    /// Ranks that obey now, if they are no quorum: more than half, or half with rank 0. A rank obeys
-    /// if its first segment does: others add room, not votes.
+    /// Ranks that obey now, if they are no quorum: more than half, or half with rank 0. A rank
+    /// obeys if its first segment does: others add room, not votes.
     pub(super) fn too_few(&self) -> Option<usize> {
         self.lock().too_few(self.world_size)
     }
@@ -440,8 +440,9 @@ impl Inner {
         SeenView { term: self.term, number: self.number, incarnations }
     }
 
-    /// The membership changed: every rank keeps the new view. Not before the term is settled: who is
-    /// still to be met is not lost, and nothing was granted or removed that a later master must know.
+    /// The membership changed: every rank keeps the new view. Not before the term is settled: who
+    /// is still to be met is not lost, and nothing was granted or removed that a later master must
+    /// know.
     pub(super) fn spread_view(&mut self) {
         self.number += 1;
         if !self.settled {

@@ -90,7 +90,8 @@ impl Master {
             (inner.links, inner.term)
         };
         if let Some(old) = replaced {
-            tracing::info!(%segment_id, old = format!("{old:016x}"), "replaced by a new incarnation");
+            let old = format!("{old:016x}");
+            tracing::info!(%segment_id, old, "replaced by a new incarnation");
             self.drop_objects_of(segment_id);
             self.allocators.remove(&segment_id);
             if segment_id.is_first() {
@@ -120,7 +121,7 @@ impl Master {
         }
         if let Err(e) = checked.and_then(|()| m.seen.check(ours)) {
             if let Some(before) = self.refused_lines.next(self.now_ms()) {
-                tracing::warn!(%segment_id, error = %e, before, "a hello that cannot be true: refused");
+                tracing::warn!(%segment_id, error = %e, before, "refused: an impossible hello");
             }
             return Err(Refusal::Invalid(e.message));
         }
@@ -132,7 +133,8 @@ impl Master {
         if !self.refused.is_due((info.id(), info.world_size), self.now_ms()) {
             return;
         }
-        tracing::warn!(segment_id = %info.id(), at = %info.control, pid = info.pid, %why, "refused a rank");
+        let (segment_id, at, pid) = (info.id(), &info.control, info.pid);
+        tracing::warn!(%segment_id, %at, pid, %why, "refused a rank");
     }
 
     /// A rank started afresh: the segments its former node had mounted went with that node.
@@ -143,12 +145,13 @@ impl Master {
         }
     }
 
-    /// What a segment's owner said cannot be. It is told so, and its link ends [I19]: whatever it holds is
-    /// recovered by the report that follows its next join.
+    /// What a segment's owner said cannot be. It is told so, and its link ends [I19]: whatever it
+    /// holds is recovered by the report that follows its next join.
     pub(super) fn refuse_frame(&self, segment_id: SegmentId, error: &Error) {
         let members = &self.durable.members;
         if let Some(before) = self.refused_lines.next(self.now_ms()) {
-            tracing::warn!(%segment_id, %error, before, "an owner's word that cannot be: its link is cut");
+            tracing::warn!(%segment_id, %error, before, "an owner's word that cannot be: its link \
+                                                         is cut");
         }
         let why = &error.message;
         let why = &why[..why.floor_char_boundary(MAX_TEXT_BYTES)];

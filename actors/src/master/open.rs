@@ -1,6 +1,6 @@
 //! OpenForWrite: place, grant. When every segment of the routed rank is full, the owner of the one
-//! with most room is asked for more and the item waits there, bounded in number and time, first come
-//! first served per segment.
+//! with most room is asked for more and the item waits there, bounded in number and time, first
+//! come first served per segment.
 
 use super::objects::{Entry, PlanInfo, State, n_pages};
 use super::{Master, MasterDurable};
@@ -162,7 +162,8 @@ impl Master {
         };
         if open.bytes_total.div_ceil(u64::from(page_bytes)) > MAX_PAGES {
             return Err(Error::invalid(format!(
-                "{} bytes in pages of {page_bytes} are more than {MAX_PAGES} pages; use larger pages",
+                "{} bytes in pages of {page_bytes} are more than {MAX_PAGES} pages; use larger \
+                 pages",
                 open.bytes_total
             )));
         }
@@ -208,7 +209,8 @@ impl Master {
             return Ok(());
         }
         Err(Error::invalid(format!(
-            "key {key} of {} bytes is larger than the heap of {best} ({room} bytes); raise --heap-bytes",
+            "key {key} of {} bytes is larger than the heap of {best} ({room} bytes); raise \
+             --heap-bytes",
             open.bytes_total
         )))
     }
@@ -347,8 +349,8 @@ impl Master {
             }
             if self.durable.members.is_backlogged(w.segment_id) {
                 let text = format!(
-                    "no plan for key {} in time: the owner of {} is behind with thousands of earlier \
-                     ones; put more slowly, or give its node more processor time",
+                    "no plan for key {} in time: the owner of {} is behind with thousands of \
+                     earlier ones; put more slowly, or give its node more processor time",
                     w.key, w.segment_id
                 );
                 self.batches.complete_plan(w.batch, w.item, Err(Error::not_ready(text)));
@@ -360,7 +362,8 @@ impl Master {
                 .get(&w.segment_id)
                 .map_or((0, 0), |b| (b.arena.free_bytes(), b.arena.largest_hole()));
             let text = format!(
-                "no room for key {} ({} bytes) on {} in time: {free} bytes free, largest hole {hole}",
+                "no room for key {} ({} bytes) on {} in time: {free} bytes free, largest hole \
+                 {hole}",
                 w.key, w.open.bytes_total, w.segment_id
             );
             self.batches.complete_plan(w.batch, w.item, Err(Error::out_of_memory(text)));

@@ -1,5 +1,5 @@
-//! State from the owners' reports: after a segment's (re)join, and for every one after a panic of the
-//! Master actor. Calls that arrive meanwhile are parked and answered from the rebuilt state.
+//! State from the owners' reports: after a segment's (re)join, and for every one after a panic of
+//! the Master actor. Calls that arrive meanwhile are parked and answered from the rebuilt state.
 
 use super::Master;
 use super::allocator::{SegmentAllocator, Taken, check_extents};
@@ -94,8 +94,8 @@ impl Master {
             return Ok(());
         }
         Err(Error::not_ready(format!(
-            "{} hold objects that this master has not been told of: they wait for a process that may \
-             still write to them",
+            "{} hold objects that this master has not been told of: they wait for a process that \
+             may still write to them",
             names(&unreported)
         )))
     }
@@ -335,8 +335,8 @@ impl Master {
                 (None, _) => (self.next_plan(), None),
             };
             let since = match (info, e.state) {
-                // What is being removed may be READY there all the same: retired before anything else
-                // is put in its place, and before the removal is done [I6].
+                // What is being removed may be READY there all the same: retired before anything
+                // else is put in its place, and before the removal is done [I6].
                 (None, State::Removing) => Since::Ended(EndCause::Removed),
                 (None, _) => Since::Committed,
                 (Some(plan), _) => plan.ending.map_or(Since::Nothing, Since::Ended),

@@ -23,7 +23,8 @@ const DEFER_LIMIT_MS: u64 = 1_500;
 /// Views of earlier terms that are kept, one a term; past it the oldest one goes.
 const MAX_PAST: usize = 1_024;
 
-/// An owner of rank 0 in this very process: it never followed another master, so none declared it gone.
+/// An owner of rank 0 in this very process: it never followed another master, so none declared it
+/// gone.
 fn is_of_this_process(own: bool, info: &RankInfo) -> bool {
     own && info.rank == 0
 }
@@ -51,8 +52,8 @@ impl Inner {
         self.ranks.values().filter(lost).map(|m| m.info.id()).collect()
     }
 
-    /// Keeps the latest view of a term: whoever an earlier one lacks as lost, it lacks too. False if a later
-    /// one, or the same, is kept already.
+    /// Keeps the latest view of a term: whoever an earlier one lacks as lost, it lacks too. False
+    /// if a later one, or the same, is kept already.
     fn keep_past(&mut self, seen: SeenView) -> bool {
         if let Some(v) = self.past.iter_mut().find(|v| v.term == seen.term) {
             let later = v.number < seen.number;
@@ -102,8 +103,8 @@ impl Master {
             // Everybody else was met, or waited for in vain: it was counted as gone.
             return gone;
         }
-        // The actor before this one may have granted plans there in words that were lost with the link, and
-        // only it knew which: a new term fences them [I10].
+        // The actor before this one may have granted plans there in words that were lost with the
+        // link, and only it knew which: a new term fences them [I10].
         let forgotten = self.forgotten.contains(&incarnation);
         if others || forgotten {
             self.rise_above(if forgotten { m.obeyed.max(members.term()) } else { m.obeyed })?;
@@ -124,9 +125,9 @@ impl Master {
         Ok(())
     }
 
-    /// Whether a rank that comes too late for a settled term may be told so. Without a quorum it may be we
-    /// who are late, superseded by whom it obeyed; but not by one of a lower term, if we ever ruled: what
-    /// was said then, with that rank counted as gone, must stay true [I6].
+    /// Whether a rank that comes too late for a settled term may be told so. Without a quorum it
+    /// may be we who are late, superseded by whom it obeyed; but not by one of a lower term, if we
+    /// ever ruled: what was said then, with that rank counted as gone, must stay true [I6].
     fn may_refuse(&self, obeyed: Term) -> bool {
         let members = &self.durable.members;
         let (term, ruled) = {
@@ -147,7 +148,8 @@ impl Master {
         })?;
         {
             let mut inner = self.durable.members.lock();
-            // Said with those members alone, and true still: whoever was never met is lost to later terms [I6].
+            // Said with those members alone, and true still: whoever was never met is lost to later
+            // terms [I6].
             if inner.ruled {
                 let ruled = inner.as_kept();
                 inner.keep_past(ruled);
@@ -180,9 +182,9 @@ impl Master {
         )))
     }
 
-    /// What may be said of a removal once everybody who is linked knows of the ranks lost: if those are
-    /// no quorum, they may all be gone before another master asks, and with them what they know. What
-    /// lies on the other side of a cut would come back [I6].
+    /// What may be said of a removal once everybody who is linked knows of the ranks lost: if those
+    /// are no quorum, they may all be gone before another master asks, and with them what they
+    /// know. What lies on the other side of a cut would come back [I6].
     fn known_to_enough(&self, result: Result<()>) -> Result<()> {
         self.check_quorum()?;
         result

@@ -1,7 +1,7 @@
-//! What can be true of what others say. A message that decodes may still name sizes, slots and epochs
-//! that cannot be: whoever takes one in asks here first, before any number of it allocates, indexes or
-//! is added to another [I19]. Only what the sender itself vouches for is refused: what a producer wrote
-//! into a header, and an owner merely passes on, is bounded where it is used.
+//! What can be true of what others say. A message that decodes may still name sizes, slots and
+//! epochs that cannot be: whoever takes one in asks here first, before any number of it allocates,
+//! indexes or is added to another [I19]. Only what the sender itself vouches for is refused: what a
+//! producer wrote into a header, and an owner merely passes on, is bounded where it is used.
 
 mod calls;
 
@@ -18,7 +18,8 @@ use nkv_transport::wire::Address;
 
 /// Longest address, file name or list of devices that a rank tells of itself.
 pub const MAX_TEXT_BYTES: usize = 1024;
-/// Longest time that a message may name: 30 days. Sums of a few of them are far from an end of numbers.
+/// Longest time that a message may name: 30 days. Sums of a few of them are far from an end of
+/// numbers.
 pub const MAX_TIME_MS: u64 = 30 * 24 * 3_600 * 1_000;
 /// Reads that one batch of touches reports at most; of each way to an object.
 pub const MAX_TOUCHES_SERVED: u64 = 1 << 40;
@@ -53,7 +54,8 @@ fn slot_at(slots: u32, slot: u32, epoch: u32) -> Result<()> {
         return Ok(());
     }
     refuse(format!(
-        "slot {slot} at epoch {epoch}, of a segment whose slots are 0 to {} and whose epochs begin at 1",
+        "slot {slot} at epoch {epoch}, of a segment whose slots are 0 to {} and whose epochs begin \
+         at 1",
         slots.saturating_sub(1)
     ))
 }

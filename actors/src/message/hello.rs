@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// First frame on a control connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// [`MESSAGES_VERSION`].
+    /// [`super::MESSAGES_VERSION`].
     pub version: u32,
     /// Job id; two jobs never meet.
     pub job: String,
@@ -135,8 +135,8 @@ impl std::fmt::Display for Welcome {
     }
 }
 
-/// The key of the job's [`nkv_store::KeyHasher`] [I16]. Only members are told it, over a unix socket of their own
-/// user or encrypted, and nobody prints it.
+/// The key of the job's [`nkv_store::KeyHasher`] [I16]. Only members are told it, over a unix
+/// socket of their own user or encrypted, and nobody prints it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HasherKey(pub [u8; HASHER_KEY_BYTES]);
 
@@ -151,7 +151,8 @@ impl std::fmt::Debug for HasherKey {
 pub enum Refusal {
     /// Other version of the messages.
     #[error(
-        "this node speaks message version {ours}, the other side {theirs}; use one nkv version in a job"
+        "this node speaks message version {ours}, the other side {theirs}; use one nkv version in \
+         a job"
     )]
     Version {
         /// Ours.
@@ -161,7 +162,8 @@ pub enum Refusal {
     },
     /// Other job.
     #[error(
-        "this is job '{ours}', not '{theirs}'; set NKV_JOB alike on every rank, or use another NKV_PORT"
+        "this is job '{ours}', not '{theirs}'; set NKV_JOB alike on every rank, or use another \
+         NKV_PORT"
     )]
     Job {
         /// Ours.
@@ -171,8 +173,8 @@ pub enum Refusal {
     },
     /// Other world size.
     #[error(
-        "rank {rank} was started with world size {theirs}, but the master (rank 0) with {ours}: start \
-         every rank of the job with the same --world-size (NKV_WORLD_SIZE)"
+        "rank {rank} was started with world size {theirs}, but the master (rank 0) with {ours}: \
+         start every rank of the job with the same --world-size (NKV_WORLD_SIZE)"
     )]
     WorldSize {
         /// Who asked.
@@ -234,8 +236,8 @@ pub enum Refusal {
     NotHere(String),
     /// It would map the memory, and nobody could tell when it is dead.
     #[error(
-        "no pidfd of {peer} can be had (a kernel before 5.3, or another pid namespace): its death could \
-         not be proven, so it does not map this memory, and is served over tcp"
+        "no pidfd of {peer} can be had (a kernel before 5.3, or another pid namespace): its death \
+         could not be proven, so it does not map this memory, and is served over tcp"
     )]
     NoProof {
         /// Who.

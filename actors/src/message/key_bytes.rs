@@ -1,5 +1,6 @@
-//! A key as it crosses the wire. Names of what is put into a device log come by the million: a key of
-//! usual length lies within the value, and costs no allocation where it is read, kept and told on.
+//! A key as it crosses the wire. Names of what is put into a device log come by the million: a key
+//! of usual length lies within the value, and costs no allocation where it is read, kept and told
+//! on.
 
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

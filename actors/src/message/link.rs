@@ -1,5 +1,5 @@
-//! What master and owner say to each other on a rank's link, and what an owner and an attached client
-//! say.
+//! What master and owner say to each other on a rank's link, and what an owner and an attached
+//! client say.
 
 use super::{
     Abandoned, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, OwnerGauges, PlanId, PlanRef,

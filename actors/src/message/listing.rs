@@ -1,5 +1,5 @@
-//! What a listing and a removal by pattern carry. Both pass over the keys in rounds, in the order of
-//! the keys' identities; a round is one bounded request, and says where the next one begins.
+//! What a listing and a removal by pattern carry. Both pass over the keys in rounds, in the order
+//! of the keys' identities; a round is one bounded request, and says where the next one begins.
 
 use super::{KeyBytes, WireKeyId};
 use crate::error::Error;

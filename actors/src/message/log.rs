@@ -1,5 +1,6 @@
-//! What is said about the device log: by owners to the master, by the master to owners that have one,
-//! and by producers to the owner whose log they write to. Nothing of it is waited for by a put.
+//! What is said about the device log: by owners to the master, by the master to owners that have
+//! one, and by producers to the owner whose log they write to. Nothing of it is waited for by a
+//! put.
 
 use super::{KeyBytes, WireKeyId};
 use serde::{Deserialize, Serialize};

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 /// Segments a rank may have at once, its first one included.
 pub const MAX_SEGMENTS: u32 = 64;
 
-/// One segment of one rank: what joins, holds objects and leaves. A rank's own segment is that of its
-/// first segment, number 0, which is there as long as its node; further ones are mounted and
+/// One segment of one rank: what joins, holds objects and leaves. A rank's own segment is that of
+/// its first segment, number 0, which is there as long as its node; further ones are mounted and
 /// unmounted while it runs. In order of ranks, and of segments within a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId {
@@ -112,7 +112,8 @@ pub struct RankInfo {
     pub arena_offset: u64,
     /// Length of the payload arena.
     pub arena_bytes: u64,
-    /// Claims in the device log are counted by its host's RDMA device alone, not by processors [I1].
+    /// Claims in the device log are counted by its host's RDMA device alone, not by processors
+    /// [I1].
     pub nic_atomics: bool,
     /// [`nkv_store::KeyHasher::fingerprint`] of its job, the same at every member [I16].
     #[serde(with = "super::hex")]

@@ -1,5 +1,5 @@
-//! What a node is told, or asked, from outside about itself and its segments, and what it answers. It
-//! needs no master: a node says what it knows also while its master is gone.
+//! What a node is told, or asked, from outside about itself and its segments, and what it answers.
+//! It needs no master: a node says what it knows also while its master is gone.
 
 use super::{OwnerGauges, SeenView, Term, View};
 use nkv_transport::wire::Address;
@@ -73,7 +73,8 @@ pub struct UnmountReport {
     pub plans_left: u64,
     /// Milliseconds it took.
     pub waited_ms: u64,
-    /// The master confirmed it. If not, keys that lay there are `Disconnected` until one TTL passed.
+    /// The master confirmed it. If not, keys that lay there are `Disconnected` until one TTL
+    /// passed.
     pub confirmed: bool,
 }
 

@@ -64,15 +64,15 @@ pub struct NodeConfig {
     /// Eviction ends at this percentage.
     pub water_lo: u32,
     /// Bytes of the device log of the first segment, beside its heap; 0 for none. Producers with
-    /// `device_alloc` put objects of up to a quarter of it there without asking the master; it holds
-    /// the newest. It sustains a quarter of its bytes in every quarantine.
+    /// `device_alloc` put objects of up to a quarter of it there without asking the master; it
+    /// holds the newest. It sustains a quarter of its bytes in every quarantine.
     pub log_bytes: u64,
     /// A claim in the device log that is open for so many milliseconds, with everything before it
     /// settled, is asked about: it becomes void once nobody can have it open any more [I14].
     pub log_claim_ttl_ms: u64,
-    /// Who counts claims in the device log [I1]. `Nic`: this host's first RDMA device, so that producers of
-    /// other hosts put there without asking; those of this host do so through it, too, and clients over tcp
-    /// take plans.
+    /// Who counts claims in the device log [I1]. `Nic`: this host's first RDMA device, so that
+    /// producers of other hosts put there without asking; those of this host do so through it, too,
+    /// and a tcp client takes plans.
     pub atomic_domain: AtomicDomain,
     /// Whether this node's own handle puts into device logs; see `ClientConfig`.
     pub device_alloc: bool,
@@ -186,8 +186,8 @@ impl NodeConfig {
         if self.atomic_domain == AtomicDomain::Nic && (self.log_bytes == 0 || self.fabric.is_none())
         {
             return bad(
-                "atomic_domain nic is about the device log and needs an RDMA device: give log_bytes, \
-                 and not rdma_devices none"
+                "atomic_domain nic is about the device log and needs an RDMA device: give \
+                 log_bytes, and not rdma_devices none"
                     .to_string(),
             );
         }

@@ -1,6 +1,7 @@
-//! Mounting and unmounting: segments that a node gains and loses while it runs. Each joins the master
-//! as a segment of its own, through the node's one control port; taken away, it takes its objects along
-//! and leaves nothing behind. Segment 0 is not handled here: it comes and goes with its node.
+//! Mounting and unmounting: segments that a node gains and loses while it runs. Each joins the
+//! master as a segment of its own, through the node's one control port; taken away, it takes its
+//! objects along and leaves nothing behind. Segment 0 is not handled here: it comes and goes with
+//! its node.
 
 use super::report::First;
 use super::segment::{Common, Joining, SegmentFlags, SegmentHandle, SegmentHost, UnjoinedSegment};
@@ -125,8 +126,8 @@ impl Segments {
         SegmentId { rank: self.common.config.rank, segment }
     }
 
-    /// Makes a segment of `bytes` payload bytes and joins it to the cluster; returns once the master
-    /// took its report in. Whatever fails, nothing is left of it.
+    /// Makes a segment of `bytes` payload bytes and joins it to the cluster; returns once the
+    /// master took its report in. Whatever fails, nothing is left of it.
     pub(crate) async fn mount(self: &Arc<Self>, bytes: u64) -> Result<RankInfo> {
         let _one_at_a_time = self.raising.lock().await;
         let reserved = self.reserve()?;
@@ -248,8 +249,8 @@ impl Segments {
         });
     }
 
-    /// Takes a mounted segment away: no new plan is placed on it, open ones have `limit` to end, its
-    /// objects cease to be readable and leave the index, its memory and name go.
+    /// Takes a mounted segment away: no new plan is placed on it, open ones have `limit` to end,
+    /// its objects cease to be readable and leave the index, its memory and name go.
     pub(crate) async fn unmount(
         self: &Arc<Self>,
         id: u32,

@@ -65,7 +65,8 @@ impl Segments {
             until(below, end_ms, clock).await;
             owner = segment_handle.tables.gauges.snapshot();
         }
-        tracing::info!(segment_id = %segment_handle.segment_id, objects = gone.objects, bytes = gone.bytes, "evicted");
+        let segment_id = segment_handle.segment_id;
+        tracing::info!(%segment_id, objects = gone.objects, bytes = gone.bytes, "evicted");
         Ok(EvictReport {
             segment: segment_handle.segment_id.segment,
             objects: gone.objects,

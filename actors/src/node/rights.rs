@@ -7,8 +7,8 @@ use nkv_store::heap::Heap;
 use nkv_store::layout::HEADER_BYTES;
 use nkv_transport::fabric::{Access, Part};
 
-/// What other hosts may do with a segment through devices, from its beginning on. Only headers, payload, and
-/// where a device counts claims the one word of it, are theirs to change.
+/// What other hosts may do with a segment through devices, from its beginning on. Only headers,
+/// payload, and where a device counts claims the one word of it, are theirs to change.
 pub(super) fn of_others(heap: &Heap, by_nic: bool) -> Vec<Part> {
     let g = heap.geometry();
     let headers_end = g.header_base + u64::from(g.slots) * HEADER_BYTES;

@@ -1,6 +1,6 @@
-//! One segment of a node and all that serves it: memory, tcp agent, owner, evictor, link to the master.
-//! A node has a first one and those mounted while it runs; each lives on a place of its own and can
-//! be taken down alone. It decides nothing.
+//! One segment of a node and all that serves it: memory, tcp agent, owner, evictor, link to the
+//! master. A node has a first one and those mounted while it runs; each lives on a place of its own
+//! and can be taken down alone. It decides nothing.
 
 use super::rights;
 use super::watchdog::Watchlist;
@@ -334,8 +334,8 @@ impl SegmentHandle {
         self.switches.quiet.load(Ordering::Acquire) || !self.is_joined()
     }
 
-    /// Leaves the cluster for good; true if the master confirmed it: then nothing that lay here is in
-    /// its index any more.
+    /// Leaves the cluster for good; true if the master confirmed it: then nothing that lay here is
+    /// in its index any more.
     pub(super) async fn leave(&self) -> bool {
         self.switches.closing.store(true, Ordering::Release);
         self.uplink.send(OwnerToMaster::Leave);
@@ -393,8 +393,8 @@ fn make_memory(
     Ok(Made { heap, name, file_name, socket })
 }
 
-/// Registers a segment's memory with the devices of this machine. Devices that were named must take it;
-/// of those that merely happen to be there the log says why not.
+/// Registers a segment's memory with the devices of this machine. Devices that were named must take
+/// it; of those that merely happen to be there the log says why not.
 async fn export(
     common: &Common,
     segment_id: SegmentId,

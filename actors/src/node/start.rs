@@ -76,7 +76,8 @@ impl Node {
             }
             LinkState::Refused(why) => Err(StartError::Refused(why.to_string())),
             LinkState::NoMaster(why) => Err(StartError::NoMaster(format!(
-                "no master within {} ms at {}:{}; is rank 0 up, and NKV_PORT the same everywhere? ({why})",
+                "no master within {} ms at {}:{}; is rank 0 up, and NKV_PORT the same everywhere? \
+                 ({why})",
                 self.config().join_timeout_ms,
                 self.config().master_host,
                 self.config().port
@@ -290,7 +291,8 @@ async fn keep_cookie(credentials: Credentials, closing: Arc<AtomicBool>) {
             Ok(Err(error)) => {
                 // Once for each time that it is missing.
                 if !std::mem::replace(&mut logged, true) {
-                    tracing::warn!(%error, "the job's cookie is missing: no new client can connect by tcp");
+                    tracing::warn!(%error, "the job's cookie is missing: no new client can connect \
+                                            by tcp");
                 }
             }
             Err(error) => tracing::warn!(%error, "the check of the job's cookie failed"),

@@ -1,5 +1,6 @@
-//! The watchdog: a thread that no actor can hold up (in a simulation, where none could, a task). It sees actors that no longer move, says so in
-//! the log, and ends the node when one stays frozen: only a fresh process frees its thread.
+//! The watchdog: a thread that no actor can hold up (in a simulation, where none could, a task). It
+//! sees actors that no longer move, says so in the log, and ends the node when one stays frozen:
+//! only a fresh process frees its thread.
 
 use crate::actor::{ActorWatch, BEAT_MS, STOOD_STILL_MS};
 use crate::environment::{Environment, Platform};
@@ -53,8 +54,8 @@ impl Watchlist {
         }
     }
 
-    /// Why the node must end, if actors have been frozen for `limit_ms`: of these, the one that holds
-    /// the thread, not one that merely shares it.
+    /// Why the node must end, if actors have been frozen for `limit_ms`: of these, the one that
+    /// holds the thread, not one that merely shares it.
     fn check(&self, now_ms: u64, limit_ms: u64) -> Option<String> {
         let mut past = Vec::new();
         for (segment, all) in self.lock().iter_mut() {

@@ -25,8 +25,8 @@ pub enum Route {
     Process {
         /// Frames to it.
         tx: mpsc::Sender<OwnerToClient>,
-        /// Proof of its death. Without one nobody could ever be sure that it writes no more: it is served
-        /// through the agent, which fences it.
+        /// Proof of its death. Without one nobody could ever be sure that it writes no more: it is
+        /// served through the agent, which fences it.
         process: Arc<dyn Process>,
     },
     /// A process anywhere, which writes through devices.
@@ -80,8 +80,9 @@ impl Route {
         }
     }
 
-    /// Whether a word said over another attachment of its producer speaks for this one. What was sent
-    /// through a device may arrive after its sender gave it up, so of such a way only its own link knows.
+    /// Whether a word said over another attachment of its producer speaks for this one. What was
+    /// sent through a device may arrive after its sender gave it up, so of such a way only its own
+    /// link knows.
     fn covers_others(&self) -> bool {
         !matches!(self, Self::Fabric { .. })
     }
@@ -95,7 +96,8 @@ struct Attachment {
     pending: BTreeMap<PlanId, u64>,
     // The term it was told to obey and when, until it said that it does.
     term: Option<(Term, u64)>,
-    // The position of the log it was asked about and when, until it said that nothing is open below.
+    // The position of the log it was asked about and when, until it said that nothing is open
+    // below.
     clear: Option<(u64, u64)>,
     // It stands for broken ones of the same producer, too.
     stands_for: bool,
@@ -118,7 +120,8 @@ struct Inner {
     all: BTreeMap<AttachId, Attachment>,
     // Who answers about the log instead of an attachment that broke off.
     stand_ins: BTreeMap<AttachId, AttachId>,
-    // Those that died before they answered about the log: fenced by their death, not clear by a word.
+    // Those that died before they answered about the log: fenced by their death, not clear by a
+    // word.
     died: BTreeSet<AttachId>,
 }
 
@@ -138,7 +141,8 @@ impl Inner {
         self.all.iter_mut().filter(of).map(|(_, a)| a)
     }
 
-    /// Forgets the attachments of dead processes that hold nothing any more; those `with_plans` too.
+    /// Forgets the attachments of dead processes that hold nothing any more; those `with_plans`
+    /// too.
     fn forget_dead(&mut self, with_plans: bool) {
         let Self { all, died, .. } = self;
         all.retain(|id, a| {
@@ -188,12 +192,13 @@ impl Attachments {
             if let Some((below, _)) = clear {
                 route.send(OwnerToClient::ClearBelow(below));
             }
-            // One gate stands for all attachments of a producer, so the latest stands for the broken ones:
-            // a process that attaches again and again holds one entry.
+            // One gate stands for all attachments of a producer, so the latest stands for the
+            // broken ones: a process that attaches again and again holds one entry.
             inner.all.retain(|_, a| !(a.producer == producer && a.cut));
         } else {
-            // Severing it proves nothing of memory that the process maps: what broke off stays, until the
-            // producer's word of it comes over this link, or its process dies. Asked just now.
+            // Severing it proves nothing of memory that the process maps: what broke off stays,
+            // until the producer's word of it comes over this link, or its process dies. Asked just
+            // now.
             stands_for = false;
             pending.values_mut().for_each(|sent| *sent = u64::MAX);
             term = term.map(|(term, _)| (term, u64::MAX));
@@ -233,8 +238,8 @@ impl Attachments {
         inner.forget_dead(true);
     }
 
-    /// The producer said, over attachment `id`, that nothing of this plan is or will be written: its
-    /// gate is one for all of them, broken ones included.
+    /// The producer said, over attachment `id`, that nothing of this plan is or will be written:
+    /// its gate is one for all of them, broken ones included.
     pub fn dropped(&self, id: AttachId, producer: u64, plan: PlanId) {
         for a in self.lock().covered_by(id, producer) {
             if let Route::Fabric { served, .. } = &a.route {
@@ -310,7 +315,8 @@ impl Attachments {
         all
     }
 
-    /// Asks everybody who may claim in the log whether nothing is open below a position; who they are.
+    /// Asks everybody who may claim in the log whether nothing is open below a position; who they
+    /// are.
     pub fn ask_clear(&self, below: u64, now_ns: u64) -> Vec<AttachId> {
         let mut inner = self.lock();
         // A check that ended needs nobody to stand in.

@@ -1,5 +1,6 @@
 //! A segment that is being unmounted: its objects cease to be readable before its owner leaves, so
-//! that whoever still maps the memory finds nothing, not a value that was written anew elsewhere [I6].
+//! that whoever still maps the memory finds nothing, not a value that was written anew elsewhere
+//! [I6].
 
 use super::{Owner, RetireAll};
 use crate::actor::{Context, On, Reply};

@@ -53,8 +53,8 @@ impl Owner {
         self.complete_fences();
     }
 
-    /// The link records a plan before this actor hears of it, so an end may come first: what ends is a
-    /// plan whose slot is open, and nothing opens it once more.
+    /// The link records a plan before this actor hears of it, so an end may come first: what ends
+    /// is a plan whose slot is open, and nothing opens it once more.
     fn open_as_recorded(&mut self, p: &PlanOpened) {
         let extent = Extent { offset: p.extent_offset, len: p.extent_len };
         if self.slots.is_open(p.at.slot, p.at.epoch) {
@@ -178,7 +178,8 @@ impl Owner {
     }
 }
 
-/// Causes that say nothing against the object: if it is READY once its writer is fenced, it is kept.
+/// Causes that say nothing against the object: if it is READY once its writer is fenced, it is
+/// kept.
 fn checks_ready_first(cause: EndCause) -> bool {
     matches!(cause, EndCause::Expired | EndCause::ProducerGone | EndCause::TermOver)
 }

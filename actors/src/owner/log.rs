@@ -1,6 +1,6 @@
-//! The device log at its owner: accepts what producers settled, makes room ahead of demand, tells the
-//! master of objects once they have a name, and asks everybody before a hole becomes void [I13] [I14].
-//! Producers and readers wait for none of it.
+//! The device log at its owner: accepts what producers settled, makes room ahead of demand, tells
+//! the master of objects once they have a name, and asks everybody before a hole becomes void [I13]
+//! [I14]. Producers and readers wait for none of it.
 
 use super::attachments::AttachId;
 use super::log_producers::ProducerState;
@@ -24,8 +24,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 const PIN_CHECK_NS: u64 = 5_000_000;
 /// Entries in one frame to the master.
 const ENTRIES_PER_FRAME: usize = 4096;
-/// Keys taken in and entries told to the master between two looks at the log, some 2 ms of work each:
-/// listing lags behind a flood of puts, and finding does not.
+/// Keys taken in and entries told to the master between two looks at the log, some 2 ms of work
+/// each: listing lags behind a flood of puts, and finding does not.
 const KEYS_PER_PASS: usize = 2048;
 const ENTRIES_PER_PASS: usize = 2048;
 
@@ -100,7 +100,8 @@ impl Message for GiveUp {
 }
 
 impl Log {
-    /// The log as the segment's headers show it, if there is one; served objects are in the index again.
+    /// The log as the segment's headers show it, if there is one; served objects are in the index
+    /// again.
     pub(super) fn of(durable: &OwnerDurable, slots: &mut Slots, now_ns: u64) -> Option<Log> {
         let geometry = durable.heap.geometry();
         let claim_ttl_ns = durable.log_claim_ttl_ms.saturating_mul(1_000_000);
@@ -181,8 +182,8 @@ impl Log {
 }
 
 impl Owner {
-    /// What the master was told of and the log serves no more: a panic may have swallowed the word, and no
-    /// other one ends the listing.
+    /// What the master was told of and the log serves no more: a panic may have swallowed the word,
+    /// and no other one ends the listing.
     pub(super) fn retire_again(&mut self) {
         let Some(log) = &self.log else { return };
         let ended: Vec<SlotRef> = {
@@ -316,8 +317,8 @@ impl Owner {
         }
     }
 
-    /// Takes in what producers told, as much as one turn allows. What was put before it was named has been
-    /// accepted before, too.
+    /// Takes in what producers told, as much as one turn allows. What was put before it was named
+    /// has been accepted before, too.
     fn take_names(&self, log: &mut Log) {
         let mut t = self.durable.tables.lock();
         for _ in 0..KEYS_PER_PASS {
@@ -479,7 +480,8 @@ impl On<KeyReports> for Owner {
             let excess = t.reported_keys.len().saturating_sub(most);
             t.reported_keys.drain(..excess);
         }
-        // Looked at with the next turn: a flood of names is many messages, and others wait behind them.
+        // Looked at with the next turn: a flood of names is many messages, and others wait behind
+        // them.
         self.reschedule(ctx);
         reply.send(());
     }

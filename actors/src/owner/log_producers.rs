@@ -1,6 +1,6 @@
 //! Producers that write to the device log through the tcp agent: the rights of each, and the end of
-//! those that are gone. The agent knows what every one of them has claimed, so none is asked: a claim
-//! that hangs costs its producer the rights [I13] [I14]. Lies outside the Owner actor.
+//! those that are gone. The agent knows what every one of them has claimed, so none is asked: a
+//! claim that hangs costs its producer the rights [I13] [I14]. Lies outside the Owner actor.
 
 use nkv_store::StoreError;
 use nkv_store::device_log::{Abandon, LogGeometry};
@@ -54,8 +54,8 @@ impl LogProducers {
         self.by_token.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Rights for one attachment, by the token that it shows; none if there is no log, or a device counts its
-    /// claims.
+    /// Rights for one attachment, by the token that it shows; none if there is no log, or a device
+    /// counts its claims.
     pub fn give(&self, token: u64) -> Option<u64> {
         let (geometry, heap) = self.log.as_ref().filter(|_| token != 0)?;
         let rights = Arc::new(LogRights::new(*geometry, heap.memory().clone()));
@@ -79,8 +79,8 @@ impl LogProducers {
         rights.is_some_and(|rights| rights.abandon(claim))
     }
 
-    /// Settles what ended producers left; claims that nobody wrote to are the log's to note. Repeated
-    /// until it is done: a request may still be inside.
+    /// Settles what ended producers left; claims that nobody wrote to are the log's to note.
+    /// Repeated until it is done: a request may still be inside.
     pub fn finish_ended(&self) -> Vec<Abandon> {
         let over: Vec<_> = {
             let all = self.lock();

@@ -1,6 +1,6 @@
-//! Who holds which pin table of a segment [I9]. A table is given with an attachment and comes back by
-//! its holder's word that no view is left, or by proof that its process is dead; a broken connection
-//! proves neither. Lies outside the Owner actor.
+//! Who holds which pin table of a segment [I9]. A table is given with an attachment and comes back
+//! by its holder's word that no view is left, or by proof that its process is dead; a broken
+//! connection proves neither. Lies outside the Owner actor.
 
 use super::attachments::AttachId;
 use nkv_store::heap::Heap;

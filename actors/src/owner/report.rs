@@ -6,8 +6,8 @@ use hashbrown::HashMap;
 use nkv_store::arena::Extent;
 use nkv_store::object::{SlotKind, SlotReport};
 
-/// Slots reported in one frame, each with its key; a frame of 1,024-byte keys stays far below the frame
-/// limit.
+/// Slots reported in one frame, each with its key; a frame of 1,024-byte keys stays far below the
+/// frame limit.
 const REPORTED_PER_FRAME: usize = 4096;
 
 impl Owner {
@@ -53,7 +53,8 @@ impl Owner {
 }
 
 impl Owner {
-    /// Objects of the log that have a name. The others are found by asking, and told once they have.
+    /// Objects of the log that have a name. The others are found by asking, and told once they
+    /// have.
     fn log_entries(&mut self) -> Vec<SlotEntry> {
         self.process_log();
         let named = self.named_in_log().into_iter();

@@ -1,5 +1,5 @@
-//! The end of objects: retired for room or on the master's word, held in quarantine, freed, and said
-//! so until the master has heard it. It does not choose whom.
+//! The end of objects: retired for room or on the master's word, held in quarantine, freed, and
+//! said so until the master has heard it. It does not choose whom.
 
 use super::Owner;
 use super::tables::{Gauges, PlanRecord};

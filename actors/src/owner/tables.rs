@@ -50,7 +50,8 @@ pub struct Tables {
     pub plans: BTreeMap<PlanId, PlanRecord>,
     /// Key string of every open or live slot, with its epoch.
     pub keys: HashMap<u32, (u32, KeyBytes)>,
-    /// Objects of the device log that the master was told of without a name of their own: slot, epoch.
+    /// Objects of the device log that the master was told of without a name of their own: slot,
+    /// epoch.
     pub log_reported: HashMap<u32, u32>,
     /// What producers told of objects of the device log, to be taken in.
     pub reported_keys: VecDeque<KeyReport>,
@@ -93,7 +94,8 @@ pub struct OwnerTables {
     pub log_producers: LogProducers,
     /// Between the owner and the thread that polls its log.
     pub log_signals: LogSignals,
-    /// The evictor may have missed a word of what became live or ceased to be: it reads the headers.
+    /// The evictor may have missed a word of what became live or ceased to be: it reads the
+    /// headers.
     pub evictor_missed: AtomicBool,
     /// Figures.
     pub gauges: Gauges,
@@ -147,8 +149,8 @@ impl OwnerTables {
         self.lock().term
     }
 
-    /// What a joining rank tells: the term it obeyed, whether anything was ever placed on it, by a plan
-    /// or by a claim in its log, and the view it keeps.
+    /// What a joining rank tells: the term it obeyed, whether anything was ever placed on it, by a
+    /// plan or by a claim in its log, and the view it keeps.
     pub fn memory(&self) -> (Term, bool, SeenView) {
         let log = self.heap.geometry().device_log();
         // Memory that cannot be read may hold anything.
@@ -165,8 +167,8 @@ impl OwnerTables {
         }
     }
 
-    /// Takes a plan in, with its tcp token, before the actor hears of it; idempotent. False if it was
-    /// granted by a master that is superseded.
+    /// Takes a plan in, with its tcp token, before the actor hears of it; idempotent. False if it
+    /// was granted by a master that is superseded.
     pub fn record(&self, p: &PlanOpened, header_base: u64, now_ns: u64) -> bool {
         let deadline_ns = now_ns.saturating_add(p.deadline_ms.saturating_mul(1_000_000));
         {
@@ -296,7 +298,8 @@ gauges!(
 );
 
 impl Gauges {
-    /// Adds to a counter, which stays at the end of its numbers: what is added may be another's word.
+    /// Adds to a counter, which stays at the end of its numbers: what is added may be another's
+    /// word.
     pub fn add(counter: &AtomicU64, n: u64) {
         let sum = |count: u64| Some(count.saturating_add(n));
         // Always Ok: `sum` always has a value.

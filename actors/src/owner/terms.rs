@@ -67,8 +67,8 @@ impl Owner {
     }
 
     /// Slots that a producer wrote to for a plan that this owner never heard of: the master that
-    /// granted it is gone, and with it the key string. Readers it sent here may still be reading, so
-    /// the extent that the header claims is held through quarantine.
+    /// granted it is gone, and with it the key string. Readers it sent here may still be reading,
+    /// so the extent that the header claims is held through quarantine.
     fn retire_unheard(&mut self) {
         let now = self.durable.clock.now_ns();
         let mut taken: BTreeMap<u64, u64> =
@@ -79,7 +79,8 @@ impl Owner {
                 let before = taken.range(..e.offset + e.len).next_back();
                 before.is_none_or(|(_, end)| *end <= e.offset)
             };
-            // Of a claim that is another's in part nothing is held: who reads here by it is refused.
+            // Of a claim that is another's in part nothing is held: who reads here by it is
+            // refused.
             let extent = claimed.filter(free);
             if let Some(e) = extent {
                 taken.insert(e.offset, e.offset + e.len);

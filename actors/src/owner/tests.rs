@@ -1,5 +1,5 @@
-//! The Owner against a master and attached processes played by hand: what a new term asks of it, and
-//! late words. `model_NAME` is the switch of the model of the protocol that a test stands for.
+//! The Owner against a master and attached processes played by hand: what a new term asks of it,
+//! and late words. `model_NAME` is the switch of the model of the protocol that a test stands for.
 
 use super::attachments::Route;
 use super::tables::{OwnerTables, TermOrder};
@@ -190,8 +190,7 @@ async fn longer_than_quarantine(b: &Bench) {
 }
 
 #[tokio::test]
-async fn model_openterm_a_slot_with_an_open_plan_is_not_free_after_a_term_though_nothing_was_written()
- {
+async fn model_openterm_an_unwritten_slot_with_an_open_plan_is_not_free_after_a_term() {
     let mut b = Bench::new().await;
     b.opens(OLD, 1, 0, 1).await;
     assert_eq!(b.word(0), reserved(1));
@@ -205,8 +204,8 @@ async fn model_openterm_a_slot_with_an_open_plan_is_not_free_after_a_term_though
     assert_eq!(b.word(0), reserved(2), "[I3] armed with the next epoch");
 }
 
-/// After a rank joined again its master may end a plan before it has told of it once more, and a new
-/// term may come between the two.
+/// After a rank joined again its master may end a plan before it has told of it once more, and a
+/// new term may come between the two.
 #[tokio::test]
 async fn i10_a_plan_that_ends_before_its_own_message_is_handled_leaves_no_slot_open() {
     for by_term in [false, true] {

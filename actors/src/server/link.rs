@@ -1,6 +1,6 @@
-//! A rank's link as the master's side keeps it: words to the owner out, the owner's words in. A word
-//! that nobody waits for is kept back a moment: a busy master then says many in one system call, and
-//! wakes the owner once.
+//! A rank's link as the master's side keeps it: words to the owner out, the owner's words in. A
+//! word that nobody waits for is kept back a moment: a busy master then says many in one system
+//! call, and wakes the owner once.
 
 use super::{ACTOR_LIMIT, BEATS_PER_TTL, LONGEST_BEAT, MAX_TO_MASTER_BYTES, Server, refuse};
 use crate::actor::{ActorAddr, Reply};

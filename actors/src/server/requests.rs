@@ -1,6 +1,6 @@
-//! Requests of one client to the master behind this node: over its connection, or over a ring in that
-//! connection's place where both are on one host. They are answered on the master's own thread, one at
-//! a time, in the order they come.
+//! Requests of one client to the master behind this node: over its connection, or over a ring in
+//! that connection's place where both are on one host. They are answered on the master's own
+//! thread, one at a time, in the order they come.
 
 use super::{ACTOR_LIMIT, HELLO_LIMIT, Server};
 use crate::actor::ActorAddr;

@@ -1,6 +1,6 @@
-//! Room for connections to the control port that have not proven yet that they belong to the job: so much
-//! for those over tcp and so much for those of this host, and one goes when another wants in [I20]: see
-//! [`next_to_evict`]. Whoever has proven it is no concern of this.
+//! Room for connections to the control port that have not proven yet that they belong to the job:
+//! so much for those over tcp and so much for those of this host, and one goes when another wants
+//! in [I20]: see [`next_to_evict`]. Whoever has proven it is no concern of this.
 
 use nkv_transport::wire::auth::next_to_evict;
 use std::collections::BTreeMap;

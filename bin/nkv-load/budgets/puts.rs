@@ -1,6 +1,6 @@
-//! Puts of one size through the device log, from a cold source, each beside a copy of as many bytes to
-//! cold pages; of 4 KiB also with a pause between, and by plans. Only puts that went the way that the
-//! row names are in it.
+//! Puts of one size through the device log, from a cold source, each beside a copy of as many bytes
+//! to cold pages; of 4 KiB also with a pause between, and by plans. Only puts that went the way
+//! that the row names are in it.
 
 use super::ring::RingCopy;
 use super::{SMALL, by_log, row};

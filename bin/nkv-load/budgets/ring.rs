@@ -8,7 +8,8 @@ use nkv::store::Buffer;
 use nkv::store::shm::AnonPages;
 use std::hint::black_box;
 
-/// A ring of as many bytes as the objects have, a cold source for puts, and one buffer of the caller.
+/// A ring of as many bytes as the objects have, a cold source for puts, and one buffer of the
+/// caller.
 pub(super) struct RingCopy {
     /// Stands for the segment.
     segment: AnonPages,
@@ -61,7 +62,8 @@ fn copy(src: &[u8], dst: &mut [u8]) -> u64 {
     ns
 }
 
-/// A step that jumps: taken `n` times from anywhere, modulo `n`, it comes to each of `n` places once.
+/// A step that jumps: taken `n` times from anywhere, modulo `n`, it comes to each of `n` places
+/// once.
 pub(super) fn stride(n: usize) -> usize {
     // About the golden section, so that no few steps come near where they began.
     let from = n / 100 * 62 + 1;

@@ -1,5 +1,5 @@
-//! Puts and gets of 1 MiB and more over sockets: one at a time, and several in one call, as a stream of
-//! bytes goes that is held against iperf3. The rate that counts is bytes per time spent.
+//! Puts and gets of 1 MiB and more over sockets: one at a time, and several in one call, as a
+//! stream of bytes goes that is held against iperf3. The rate that counts is bytes per time spent.
 
 use super::{LARGE, row};
 use crate::content::Verdict;
@@ -16,8 +16,9 @@ use std::time::Duration;
 
 /// Bytes of one batch.
 const BATCH_BYTES: usize = 64 << 20;
-/// Batches put one after the other, then read one after the other, without a pause: after one of 50 ms a
-/// bare loop of sends and receives moves a third of what it moved before. At most this share of the heap.
+/// Batches put one after the other, then read one after the other, without a pause: after one of 50
+/// ms a bare loop of sends and receives moves a third of what it moved before. At most this share
+/// of the heap.
 const BATCHES: usize = 16;
 const SHARE_OF_HEAP: u64 = 2;
 /// The first of them come after a pause, and are not counted.

@@ -37,14 +37,16 @@ pub(super) fn distributions(times: &[OpTimes]) -> Option<String> {
     let axis = time_axis(least, most, "time of one operation, logarithmic");
     let floor = ROW_HEIGHT * times.len() as f64 + 8.0;
     let mut svg = format!(
-        "<svg class=\"plot wide\" viewBox=\"0 0 {WIDTH} {:.0}\" role=\"img\" aria-label=\"latency distributions\">",
+        "<svg class=\"plot wide\" viewBox=\"0 0 {WIDTH} {:.0}\" role=\"img\" aria-label=\"latency \
+         distributions\">",
         floor + AXIS_HEIGHT
     );
     for (at, text) in &axis.ticks {
         let (x, fine) = (across(&axis, *at), if text.is_empty() { " fine" } else { "" });
         let _ = write!(
             svg,
-            "<line class=\"grid{fine}\" x1=\"{x:.1}\" y1=\"0\" x2=\"{x:.1}\" y2=\"{floor:.1}\"></line>"
+            "<line class=\"grid{fine}\" x1=\"{x:.1}\" y1=\"0\" x2=\"{x:.1}\" \
+             y2=\"{floor:.1}\"></line>"
         );
         svg += &svg_text("tick", (x, floor + 16.0), "middle", text);
     }
@@ -55,8 +57,8 @@ pub(super) fn distributions(times: &[OpTimes]) -> Option<String> {
         svg += &ridge(t, &op_class(t.op()), &axis, ROW_HEIGHT * (row + 1) as f64);
     }
     svg += "</svg>";
-    let keys = "<p class=\"note\">Filled: how often each time was taken. Lines: median and 99th percentile. \
-                Diamond: median of a plain copy of the same bytes.</p>";
+    let keys = "<p class=\"note\">Filled: how often each time was taken. Lines: median and 99th \
+                percentile. Diamond: median of a plain copy of the same bytes.</p>";
     Some(figure("Distributions", keys, &svg))
 }
 
@@ -83,7 +85,8 @@ fn ridge(times: &OpTimes, class: &str, axis: &Axis, base: f64) -> String {
         let top = base - length;
         let _ = write!(
             out,
-            "<line class=\"mark {class}\" x1=\"{x:.1}\" y1=\"{base:.1}\" x2=\"{x:.1}\" y2=\"{top:.1}\"></line>"
+            "<line class=\"mark {class}\" x1=\"{x:.1}\" y1=\"{base:.1}\" x2=\"{x:.1}\" \
+             y2=\"{top:.1}\"></line>"
         );
     }
     if !times.copies().is_empty() {

@@ -52,7 +52,8 @@ impl Plot {
         if let [point] = points {
             let (x, y) = self.place(*point);
             let dot = format!(
-                "<circle class=\"dot {class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"><title>{tip}</title></circle>"
+                "<circle class=\"dot {class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" \
+                 r=\"3\"><title>{tip}</title></circle>"
             );
             self.body.push_str(&dot);
             return;
@@ -69,7 +70,8 @@ impl Plot {
         let floor = HEIGHT - BOTTOM;
         let (start, end) = (self.place(*first).0, self.place(*last).0);
         let area = format!(
-            "<path class=\"area {class}\" d=\"{path}L{end:.1},{floor:.1}L{start:.1},{floor:.1}Z\"></path>"
+            "<path class=\"area {class}\" \
+             d=\"{path}L{end:.1},{floor:.1}L{start:.1},{floor:.1}Z\"></path>"
         );
         self.body.push_str(&area);
     }
@@ -98,7 +100,8 @@ impl Plot {
         let middle = (TOP + floor) / 2.0;
         let _ = write!(
             out,
-            "<text class=\"axis\" text-anchor=\"middle\" transform=\"translate(13 {middle:.1}) rotate(-90)\">{}</text>",
+            "<text class=\"axis\" text-anchor=\"middle\" transform=\"translate(13 {middle:.1}) \
+             rotate(-90)\">{}</text>",
             escape(self.y.title)
         );
         out += &self.body;
@@ -124,7 +127,8 @@ impl Plot {
 
 fn grid(fine: &str, (x1, y1, x2, y2): (f64, f64, f64, f64)) -> String {
     format!(
-        "<line class=\"grid{fine}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\"></line>"
+        "<line class=\"grid{fine}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" \
+         y2=\"{y2:.1}\"></line>"
     )
 }
 

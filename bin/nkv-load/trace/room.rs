@@ -26,7 +26,8 @@ pub(super) fn per_rank(requests: &[Request], block_bytes: u64, ranks: u32) -> an
     let need = needed(unique.len() as u64, block_bytes, ranks);
     let limit = available / 2 / u64::from(ranks);
     eprintln!(
-        "nkv-load: {} unique blocks want {} a rank; {} are available, half of that allows {} a rank",
+        "nkv-load: {} unique blocks want {} a rank; {} are available, half of that allows {} a \
+         rank",
         unique.len(),
         show_bytes(need),
         show_bytes(available),

@@ -1,6 +1,7 @@
-//! The HTTP connections: so many at once, each for one request and with so much time for it. When there
-//! is no room for one more, one goes: the oldest that said nothing yet, else the oldest whose answer has
-//! not begun. So who is silent keeps no probe out, not for a moment. It knows nothing of HTTP.
+//! The HTTP connections: so many at once, each for one request and with so much time for it. When
+//! there is no room for one more, one goes: the oldest that said nothing yet, else the oldest whose
+//! answer has not begun. So who is silent keeps no probe out, not for a moment. It knows nothing of
+//! HTTP.
 
 use axum::serve::Listener;
 use std::collections::BTreeMap;
@@ -15,7 +16,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep};
 
-/// Connections at once: enough that a probe among thousands of new ones a second has the time to ask.
+/// Connections at once: enough that a probe among thousands of new ones a second has the time to
+/// ask.
 pub(super) const MAX_CONNECTIONS: usize = 256;
 /// Until the first byte of the answer, and from there to its last.
 pub(super) const STEP_LIMIT: Duration = Duration::from_secs(5);
@@ -133,8 +135,8 @@ impl Connection {
         further
     }
 
-    /// An error once the step has lasted too long, or another needs the place; else the task is woken
-    /// when it is so.
+    /// An error once the step has lasted too long, or another needs the place; else the task is
+    /// woken when it is so.
     fn in_time(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if Pin::new(&mut self.ends).poll(cx).is_ready() {
             return Err(io::ErrorKind::ConnectionAborted.into());

@@ -1,4 +1,5 @@
-//! Which source wins for which setting, as tables; and the errors that stop a rank before it starts.
+//! Which source wins for which setting, as tables; and the errors that stop a rank before it
+//! starts.
 
 use super::{Machine, Settings, SettingsError, resolve};
 use crate::flags::{self, Flags, SETTINGS};
@@ -198,12 +199,13 @@ fn wrong_values_are_refused_with_their_source() {
 
 #[test]
 fn every_value_reaches_what_it_sets() {
-    let args = "--job j --rank 1 --world-size 2 --master-addr h --port 9 --listen 127.0.0.2 \
-                --http off --heap-bytes 3MiB --memory private --no-prefault --page-bytes 4KiB \
-                --log-bytes 64KiB --log-claim-ttl-ms 1500 --device-alloc on --policy fifo --watermarks 100/99 --quarantine-ms 5 --write-ttl-ms 6000 --ttl-ms 7000 \
-                --heartbeat-ms 80 --join-timeout-ms 90 --call-timeout-ms 100 --full-wait-ms 110 \
-                --rdma-devices b,a --rdma-gid-index 3 --rdma-pairs 8 \
-                --data-connections 12 --drain-ms 13 --rejoins 14 --threads 15 --log debug";
+    let args = "--job j --rank 1 --world-size 2 --master-addr h --port 9 --listen 127.0.0.2 --http \
+                off --heap-bytes 3MiB --memory private --no-prefault --page-bytes 4KiB --log-bytes \
+                64KiB --log-claim-ttl-ms 1500 --device-alloc on --policy fifo --watermarks 100/99 \
+                --quarantine-ms 5 --write-ttl-ms 6000 --ttl-ms 7000 --heartbeat-ms 80 \
+                --join-timeout-ms 90 --call-timeout-ms 100 --full-wait-ms 110 --rdma-devices b,a \
+                --rdma-gid-index 3 --rdma-pairs 8 --data-connections 12 --drain-ms 13 --rejoins 14 \
+                --threads 15 --log debug";
     let s = settings(&args.split_whitespace().collect::<Vec<_>>(), &[]).unwrap();
     let n = &s.node;
     assert_eq!((n.job.as_str(), n.rank, n.world_size, n.port), ("j", 1, 2, 9));

@@ -1,6 +1,7 @@
-//! Asks the cluster: the master for the members and their figures, and each rank for its own status.
-//! All are asked at once, each with a limit, so one look takes about as long as the slowest limit at
-//! most. It remembers who was there, so that ranks are still asked while the master is gone.
+//! Asks the cluster: the master for the members and their figures, and each rank for its own
+//! status. All are asked at once, each with a limit, so one look takes about as long as the slowest
+//! limit at most. It remembers who was there, so that ranks are still asked while the master is
+//! gone.
 
 use super::status_page::{self, NodePage};
 use nkv::message::{ClusterStats, RankInfo, View};

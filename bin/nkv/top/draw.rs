@@ -35,7 +35,8 @@ pub(super) struct Parts {
     pub(super) troubles: Vec<Line<'static>>,
 }
 
-/// Puts a screen on the frame; `scroll` is the first rank that is wanted. Returns the first rank shown.
+/// Puts a screen on the frame; `scroll` is the first rank that is wanted. Returns the first rank
+/// shown.
 pub(super) fn draw(frame: &mut Frame<'_>, screen: &Screen, scroll: usize, every: &str) -> usize {
     let area = frame.area();
     let troubles = troubles(screen).len().min(MAX_TROUBLES) as u16;

@@ -1,5 +1,5 @@
-//! What `nkv top` shows: made of the latest look at the cluster and the one before, which gives rates.
-//! Pure: it asks nobody and draws nothing. What is not known is absent, never zero.
+//! What `nkv top` shows: made of the latest look at the cluster and the one before, which gives
+//! rates. Pure: it asks nobody and draws nothing. What is not known is absent, never zero.
 
 use super::collect::Sample;
 use super::status_page::{ActorPage, NodePage};

@@ -1,7 +1,7 @@
-//! The live view: takes the terminal, draws, listens to keys, and gives the terminal back as it was,
-//! whatever ends the view: a key, a signal, or the end of the terminal itself. The cluster is asked by
-//! another thread, so keys answer at once even while a rank does not; keys are read by a third, since
-//! who reads them from a terminal that is gone is not told so.
+//! The live view: takes the terminal, draws, listens to keys, and gives the terminal back as it
+//! was, whatever ends the view: a key, a signal, or the end of the terminal itself. The cluster is
+//! asked by another thread, so keys answer at once even while a rank does not; keys are read by a
+//! third, since who reads them from a terminal that is gone is not told so.
 
 use super::collect::{Collector, Sample};
 use super::draw::draw;
@@ -52,8 +52,8 @@ impl TerminalGuard {
 
 impl Drop for TerminalGuard {
     fn drop(&mut self) {
-        // A terminal that is gone takes neither this nor a complaint about it, for which its own Drop
-        // would panic.
+        // A terminal that is gone takes neither this nor a complaint about it, for which its own
+        // Drop would panic.
         let _ = self.0.show_cursor();
         let _ = ratatui::try_restore();
     }
@@ -122,8 +122,8 @@ pub(super) fn show(
     Ok(())
 }
 
-/// Keys from a thread of their own. The library that reads them never returns once the terminal is gone;
-/// that thread then ends with the process.
+/// Keys from a thread of their own. The library that reads them never returns once the terminal is
+/// gone; that thread then ends with the process.
 fn read_keys() -> io::Result<Receiver<Event>> {
     let (tx, rx) = sync_channel(MAX_KEYS);
     spawn_named("nkv-top-keys", move || {
@@ -147,7 +147,8 @@ fn is_gone() -> bool {
     polled.is_ok() && asked[0].revents().intersects(ended)
 }
 
-/// Looks at the cluster at every interval; a look that takes longer is followed by the next at once.
+/// Looks at the cluster at every interval; a look that takes longer is followed by the next at
+/// once.
 async fn ask(mut collector: Collector, mut signals: Signals, shared: &Shared, interval: Duration) {
     let samples = async {
         loop {

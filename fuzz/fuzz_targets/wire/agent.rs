@@ -1,7 +1,7 @@
-//! A real tcp agent beside a real segment, over loopback, with a hostile peer: the input is what the
-//! peer sends before it ends its half. Whatever it says, only what its plan covers may change, every
-//! answer is whole, and an honest client beside it is served as before. The first byte says whether
-//! the peer is greeted properly first; the second gives the size of the pieces.
+//! A real tcp agent beside a real segment, over loopback, with a hostile peer: the input is what
+//! the peer sends before it ends its half. Whatever it says, only what its plan covers may change,
+//! every answer is whole, and an honest client beside it is served as before. The first byte says
+//! whether the peer is greeted properly first; the second gives the size of the pieces.
 
 use nkv_store::{AnonMemory, Memory};
 use nkv_transport::access::{Access, Cut, Permit};

@@ -1,6 +1,6 @@
 //! A real tcp client whose agent is the hostile one: the input is all that the agent ever says. The
-//! client may fail in any way but hang, and succeeds only with an answer to all it asked. The first byte
-//! says whether a proper welcome goes before.
+//! client may fail in any way but hang, and succeeds only with an answer to all it asked. The first
+//! byte says whether a proper welcome goes before.
 
 use crate::agent::{INCARNATION, JOB, SEGMENT_BYTES};
 use nkv_transport::{Op, TcpOptions, TcpVerbs, Verbs};

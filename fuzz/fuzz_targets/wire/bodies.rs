@@ -1,5 +1,6 @@
-//! The bodies of control frames, each as the message that its connection expects. The frame's header
-//! is written here, so that every input reaches the decoder; headers are the matter of [`super::stream`].
+//! The bodies of control frames, each as the message that its connection expects. The frame's
+//! header is written here, so that every input reaches the decoder; headers are the matter of
+//! [`super::stream`].
 
 use crate::heap;
 use nkv_actors::message::{
@@ -10,8 +11,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// A value may take so many times its encoded bytes. The worst are entries of a report: 12 bytes of
-/// a frame are a free slot, which takes 136, the room of the largest kind of slot; and a vector that
-/// grows is there up to three times.
+/// a frame are a free slot, which takes 136, the room of the largest kind of slot; and a vector
+/// that grows is there up to three times.
 pub const GROWTH: usize = 40;
 /// A claimed number of elements is believed up to 1 MiB of them, once per level of nesting.
 pub const CLAIMED_BYTES: usize = 4 << 20;

@@ -1,7 +1,7 @@
 //! The handshake that every connection begins with, each end against a hostile other. Keys are
-//! fresh, so nothing that an unauthenticated peer has prepared may pass where a secret is asked for [I20], and
-//! neither end says or takes a byte more than the handshake has. The first byte picks the end and
-//! what is asked for, the second is the seed of the pieces.
+//! fresh, so nothing that an unauthenticated peer has prepared may pass where a secret is asked for
+//! [I20], and neither end says or takes a byte more than the handshake has. The first byte picks
+//! the end and what is asked for, the second is the seed of the pieces.
 
 use crate::agent::JOB;
 use crate::feed::Feed;

@@ -46,7 +46,8 @@ pub fn run(input: &[u8]) -> bool {
     match limit % 3 {
         0 => READERS[usize::from(*kind) % READERS.len()](&mut feed, SMALL_LIMIT),
         1 => READERS[usize::from(*kind) % READERS.len()](&mut feed, MIDDLE_LIMIT),
-        // The largest frame as plain bytes, for time's sake. More than the largest is not to be had.
+        // The largest frame as plain bytes, for time's sake. More than the largest is not to be
+        // had.
         _ => frames::<KeyBytes>(&mut feed, usize::MAX),
     }
 }

@@ -14,8 +14,8 @@ use crate::words::Words;
 /// until the limit moves, so honest ones stay far below; one too many becomes a hole.
 const MAX_AHEAD: usize = 4096;
 
-/// How many units ahead headers are fetched, each from the cache of the core that wrote it; and how many
-/// ahead, with the header there by then, what the directory will look at for its key.
+/// How many units ahead headers are fetched, each from the cache of the core that wrote it; and how
+/// many ahead, with the header there by then, what the directory will look at for its key.
 const HEADERS_AHEAD: u64 = 16;
 const KEYS_AHEAD: u64 = 8;
 
@@ -182,8 +182,8 @@ impl DeviceLog {
         }
     }
 
-    /// Begins to fetch what a walk that is at `x` and ends at `end` will look at. Nothing of memory that
-    /// the CPU may not touch: a hint is worth no way to a device.
+    /// Begins to fetch what a walk that is at `x` and ends at `end` will look at. Nothing of memory
+    /// that the CPU may not touch: a hint is worth no way to a device.
     #[inline]
     pub(super) fn prefetch_ahead<D: Directory + ?Sized>(&self, x: u64, end: u64, directory: &D) {
         if self.memory.host_base().is_none() {

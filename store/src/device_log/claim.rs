@@ -18,8 +18,8 @@ pub const HEAP_LIMIT_OFF: u64 = offset_of!(HeapCtl, heap_limit) as u64;
 /// Segment offset of the word of claimed bytes, the only one that several parties modify [I1].
 pub const BUMP_PTR_OFF: u64 = offset_of!(HeapCtl, bump_ptr) as u64;
 
-/// The first 64 bytes of a segment: limit and bump. Where they come in several reads, limit comes first;
-/// both only grow.
+/// The first 64 bytes of a segment: limit and bump. Where they come in several reads, limit comes
+/// first; both only grow.
 #[derive(Debug, Clone, Copy)]
 pub struct ControlLine([u8; 64]);
 
@@ -29,8 +29,8 @@ impl ControlLine {
         ControlLine([0; 64])
     }
 
-    /// As it was known before, in parts: both words only grow, so neither is too high. For who would pay a
-    /// round trip for reading it: what the fetch-and-add finds says the rest.
+    /// As it was known before, in parts: both words only grow, so neither is too high. For who
+    /// would pay a round trip for reading it: what the fetch-and-add finds says the rest.
     pub fn known(heap_limit: u64, bump_ptr: u64) -> ControlLine {
         let mut line = [0; 64];
         for (at, word) in [(HEAP_LIMIT_OFF, heap_limit), (BUMP_PTR_OFF, bump_ptr)] {
@@ -218,8 +218,8 @@ pub struct Skip {
 }
 
 impl Skip {
-    /// The header's fields, then (DEAD, epoch), which the owner believes: flushed between, since both lie in
-    /// one line.
+    /// The header's fields, then (DEAD, epoch), which the owner believes: flushed between, since
+    /// both lie in one line.
     pub fn ops(&self) -> [Op<'_>; 3] {
         [
             Op::Write { offset: self.header_off, src: &self.fields },

@@ -51,7 +51,8 @@ pub trait Directory {
     /// The object of that slot and epoch is not served any more. The key is what its header says
     /// now: if they disagree, slot and epoch are right.
     fn remove(&mut self, key: &KeyId, slot: u32, epoch: u32);
-    /// A key of this hash will be looked at soon. Only a hint: the header it comes from may be an old one.
+    /// A key of this hash will be looked at soon. Only a hint: the header it comes from may be an
+    /// old one.
     fn expect(&self, hash: u64) {
         let _nothing_to_fetch = hash;
     }

@@ -40,8 +40,8 @@ impl LogGeometry {
         let units = log_bytes / unit;
         if !log_bytes.is_multiple_of(unit) || !(MIN_LOG_UNITS..=MAX_LOG_UNITS).contains(&units) {
             return refuse(format!(
-                "a log of {log_bytes} bytes in units of {unit} cannot be made: give {MIN_LOG_UNITS} \
-                 to {MAX_LOG_UNITS} whole units"
+                "a log of {log_bytes} bytes in units of {unit} cannot be made: give \
+                 {MIN_LOG_UNITS} to {MAX_LOG_UNITS} whole units"
             ));
         }
         let aligned = |offset: u64| offset.is_multiple_of(HEADER_BYTES);

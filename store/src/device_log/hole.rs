@@ -1,8 +1,8 @@
 //! The hole rule (docs/reference/log.md, section 6): a claim that nobody settled becomes void, but
 //! only after every process that could have made it has said that it has none open, or can write no
-//! more [I14]. The types are the rule: [`DeviceLog::close_holes`] takes an [`HoleClear`], which only
-//! an [`HoleInquiry`] without anybody left makes. It sends no question and knows no time limit; fencing
-//! is the caller's.
+//! more [I14]. The types are the rule: [`DeviceLog::close_holes`] takes an [`HoleClear`], which
+//! only an [`HoleInquiry`] without anybody left makes. It sends no question and knows no time
+//! limit; fencing is the caller's.
 
 use super::{DeviceLog, Directory, Sum};
 use crate::error::StoreError;

@@ -25,7 +25,8 @@ impl DeviceLog {
     /// use the log finds room. What is on its way takes a quarantine Q to arrive, hence a log
     /// sustains L/4 bytes in Q: size it for that.
     ///
-    /// Quarantine begins at `now_ns`; call [`DeviceLog::restart_quarantines`] with the time read afterwards.
+    /// Quarantine begins at `now_ns`; call [`DeviceLog::restart_quarantines`] with the time read
+    /// afterwards.
     pub fn retire_ahead<D: Directory + ?Sized>(
         &mut self,
         now_ns: u64,
@@ -101,14 +102,14 @@ impl DeviceLog {
         self.quarantine.next_due_ns()
     }
 
-    /// True while the tail stands at an object whose quarantine is over: only a view that was looked
-    /// for and found can hold it there, and nothing is due when that view is dropped.
+    /// True while the tail stands at an object whose quarantine is over: only a view that was
+    /// looked for and found can hold it there, and nothing is due when that view is dropped.
     pub fn held_by_pin(&self) -> bool {
         self.tail < self.retired_to && matches!(self.known_at(self.tail), Some((_, Kind::Over)))
     }
 
-    /// True while what lies at the tail was never readable: neither a quarantine nor a view is waited
-    /// for, so nothing is due when it is to be passed.
+    /// True while what lies at the tail was never readable: neither a quarantine nor a view is
+    /// waited for, so nothing is due when it is to be passed.
     pub fn tail_is_free(&self) -> bool {
         self.tail < self.retired_to && matches!(self.known_at(self.tail), Some((_, Kind::Never)))
     }

@@ -1,13 +1,13 @@
-//! Two-segment LRU: what was used once may be a page that nobody asks for again, so it only takes the
-//! room of its like; what was used again is protected from them. Objects enter probation, a touch
-//! moves them to the protected segment, and what that one has no room for goes on as the newest on
-//! probation. Victims come from probation first.
+//! Two-segment LRU: what was used once may be a page that nobody asks for again, so it only takes
+//! the room of its like; what was used again is protected from them. Objects enter probation, a
+//! touch moves them to the protected segment, and what that one has no room for goes on as the
+//! newest on probation. Victims come from probation first.
 
 use super::Policy;
 use super::list::SlotList;
 
-/// Percent of the bytes held that the protected segment may have. Of 20 to 90, the best hit ratio on
-/// the conversation trace at a tenth of its blocks; from 50 on it falls below that of plain LRU.
+/// Percent of the bytes held that the protected segment may have. Of 20 to 90, the best hit ratio
+/// on the conversation trace at a tenth of its blocks; from 50 on it falls below that of plain LRU.
 const PROTECTED_PERCENT: u128 = 30;
 
 /// Two-segment LRU.

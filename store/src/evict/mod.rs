@@ -16,12 +16,13 @@ pub use window::cheapest_window;
 
 use crate::error::StoreError;
 
-/// Which object goes next. Every call is O(1), some only on average. An object is a slot at an epoch: calls that name
-/// another epoch than the one admitted are late and ignored.
+/// Which object goes next. Every call is O(1), some only on average. An object is a slot at an
+/// epoch: calls that name another epoch than the one admitted are late and ignored.
 pub trait Policy: Send {
     /// A new object of `bytes`. One of an older epoch in the same slot is replaced.
     fn admit(&mut self, slot: u32, epoch: u32, bytes: u64);
-    /// An object that was used before all that are held. One that is held already stays where it is.
+    /// An object that was used before all that are held. One that is held already stays where it
+    /// is.
     fn admit_oldest(&mut self, slot: u32, epoch: u32, bytes: u64);
     /// The epoch held of a slot.
     fn epoch_of(&self, slot: u32) -> Option<u32>;

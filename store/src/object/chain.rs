@@ -66,7 +66,8 @@ impl Publication {
         }
     }
 
-    /// `Ok` if READY took in a batch that holds it, else the word it found: the plan is `Reclaimed`.
+    /// `Ok` if READY took in a batch that holds it, else the word it found: the plan is
+    /// `Reclaimed`.
     pub fn took(&self, batch: &[Op<'_>]) -> Result<(), u64> {
         let found = batch.iter().find_map(|op| match op {
             Op::CompareSwap { old, .. } => Some(*old),

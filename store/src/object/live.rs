@@ -19,8 +19,8 @@ pub struct LiveSlot {
     pub last_access_ms: u64,
 }
 
-/// The object of a managed slot whose header says READY and LIVE at one epoch. An open plan that is READY
-/// but not committed looks the same: whoever acts on this asks the slot table.
+/// The object of a managed slot whose header says READY and LIVE at one epoch. An open plan that is
+/// READY but not committed looks the same: whoever acts on this asks the slot table.
 pub fn live_slot(heap: &Heap, slot: u32) -> Option<LiveSlot> {
     let h = read_header(heap, slot).ok()?;
     let epoch = epoch_of(h.owner);

@@ -37,9 +37,9 @@ impl Slots {
     /// fences what [`Slots::fencing`] lists once more.
     ///
     /// `committed` says which (slot, epoch) the caller knows to be committed: a header alone cannot
-    /// tell a committed object from one that is READY under a plan not heard of yet. What is written
-    /// but neither planned nor committed stays free at its epoch for that plan to open: the master,
-    /// who granted it, has slot and extent taken, so nobody else gets them.
+    /// tell a committed object from one that is READY under a plan not heard of yet. What is
+    /// written but neither planned nor committed stays free at its epoch for that plan to open: the
+    /// master, who granted it, has slot and extent taken, so nobody else gets them.
     ///
     /// The extent of a live object is computed from its header, `Arena::rounded` of `bytes_total`:
     /// right where a producer wrote as many bytes as its plan asked for. The extent of a retired

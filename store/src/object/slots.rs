@@ -64,7 +64,8 @@ impl Freed {
     }
 }
 
-/// The managed slots of one segment, as their owner knows them; those of its device log are not here.
+/// The managed slots of one segment, as their owner knows them; those of its device log are not
+/// here.
 #[derive(Debug)]
 pub struct Slots {
     heap: Heap,
@@ -150,8 +151,8 @@ impl Slots {
 
     /// Ends a committed object or an open plan: its owner word loses LIVE at once, so no reader
     /// accepts it any more. With `fenced` no producer can write and quarantine begins at `now_ns`
-    /// (see [`Slots::restart_quarantines`]); without, the slot is held until [`Slots::fenced`] [I10]. Again, or
-    /// at an epoch past: [`StoreError::is_already_retired`].
+    /// (see [`Slots::restart_quarantines`]); without, the slot is held until [`Slots::fenced`]
+    /// [I10]. Again, or at an epoch past: [`StoreError::is_already_retired`].
     pub fn retire(
         &mut self,
         slot: u32,
@@ -206,8 +207,8 @@ impl Slots {
         self.unsettled = 0;
     }
 
-    /// Arms every slot whose quarantine is over, and that nobody has pinned [I9], with the next epoch and
-    /// returns them [I8] [I3].
+    /// Arms every slot whose quarantine is over, and that nobody has pinned [I9], with the next
+    /// epoch and returns them [I8] [I3].
     pub fn due(&mut self, now_ns: u64) -> Vec<Freed> {
         let mut waiting = std::mem::take(&mut self.pinned);
         while let Some(&(until, slot, epoch)) = self.quarantine.front() {
@@ -221,8 +222,8 @@ impl Slots {
         if waiting.is_empty() {
             return Vec::new();
         }
-        // One look, after the fences of all these retires: whoever pinned one of them before its LIVE
-        // was gone is seen here for as long as he holds it [I9].
+        // One look, after the fences of all these retires: whoever pinned one of them before its
+        // LIVE was gone is seen here for as long as he holds it [I9].
         let pinned = match pins::scan(&**self.heap.memory(), &self.heap.geometry().pins) {
             Ok(pinned) => pinned,
             Err(error) => {
@@ -255,7 +256,8 @@ impl Slots {
         self.quarantine.front().map(|&(until, ..)| until)
     }
 
-    /// Retired objects that only a pin still holds, and how many of them for longer than `suspect_ns`.
+    /// Retired objects that only a pin still holds, and how many of them for longer than
+    /// `suspect_ns`.
     pub fn held_by_pins(&self, now_ns: u64, suspect_ns: u64) -> (u64, u64) {
         let long = |(since, ..): &&(u64, u32, u32)| now_ns.saturating_sub(*since) > suspect_ns;
         (self.pinned.len() as u64, self.pinned.iter().filter(long).count() as u64)
@@ -277,8 +279,8 @@ impl Slots {
         &self.heap
     }
 
-    /// A slot that serves a key in this segment, of those that `among` says yes to; slots of the log are
-    /// asked about, too.
+    /// A slot that serves a key in this segment, of those that `among` says yes to; slots of the
+    /// log are asked about, too.
     pub fn serving(&self, key: KeyId, among: impl Fn(u32) -> bool) -> Option<u32> {
         self.index.find(key, |slot| {
             let header = among(slot).then(|| read_header(&self.heap, slot).ok()).flatten();

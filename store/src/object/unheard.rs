@@ -26,8 +26,9 @@ impl Slots {
         .collect()
     }
 
-    /// Retires one of them: LIVE goes, and quarantine begins at `now_ns`. `claimed` is held meanwhile;
-    /// none where the header's claim is of no use. Only while nobody can be writing there.
+    /// Retires one of them: LIVE goes, and quarantine begins at `now_ns`. `claimed` is held
+    /// meanwhile; none where the header's claim is of no use. Only while nobody can be writing
+    /// there.
     pub fn retire_unheard(
         &mut self,
         slot: u32,

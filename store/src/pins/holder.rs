@@ -60,8 +60,8 @@ impl Pins {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pins an object and gives its `len` bytes at `offset`. `still_valid` says, after the fence, whether its
-    /// header is (still) in order [I2].
+    /// Pins an object and gives its `len` bytes at `offset`. `still_valid` says, after the fence,
+    /// whether its header is (still) in order [I2].
     pub fn pin(
         self: &Arc<Self>,
         (slot, epoch): (u32, u32),
@@ -132,8 +132,8 @@ pub struct PinnedBytes {
     len: usize,
 }
 
-// SAFETY: the bytes are shared memory that nobody writes while they are pinned [I6] [I9]; the address
-// is good for any thread of the process that mapped it.
+// SAFETY: the bytes are shared memory that nobody writes while they are pinned [I6] [I9]; the
+// address is good for any thread of the process that mapped it.
 unsafe impl Send for PinnedBytes {}
 // SAFETY: as above; shared access is read-only.
 unsafe impl Sync for PinnedBytes {}

@@ -1,5 +1,5 @@
-//! Memory of the very kind that a segment has, which no other process is given: what a yardstick walks
-//! beside a segment. In pages of another kind it would be none.
+//! Memory of the very kind that a segment has, which no other process is given: what a yardstick
+//! walks beside a segment. In pages of another kind it would be none.
 
 use super::mapping::Mapping;
 use super::{limits, sealed};

@@ -35,8 +35,8 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps the first `bytes` of a file, shared, readable and writable, and not for forked children:
-    /// a late writer in one could not be fenced [I10].
+    /// Maps the first `bytes` of a file, shared, readable and writable, and not for forked
+    /// children: a late writer in one could not be fenced [I10].
     pub(super) fn of(fd: OwnedFd, bytes: u64, path: &Path) -> Result<Mapping, StoreError> {
         let shown = || format!("{} ({bytes} bytes)", path.display());
         let len = usize::try_from(bytes)
@@ -46,13 +46,14 @@ impl Mapping {
         let at = map_shared(&fd, len).map_err(|e| StoreError::os("mmap", shown(), e))?;
         let base = NonNull::new(at.cast::<u8>())
             .ok_or_else(|| StoreError::BadSegment(format!("mmap of {} at address 0", shown())))?;
-        // SAFETY: page aligned and `bytes` long; unmapped only when this value is dropped, and every
-        // user of the region holds the Arc that owns it.
+        // SAFETY: page aligned and `bytes` long; unmapped only when this value is dropped, and
+        // every user of the region holds the Arc that owns it.
         let region = unsafe { HostRegion::new(base, bytes) };
         let mapping = Mapping { region, fd, huge: AtomicU64::new(0), made: ProcessMark::here() };
         mapping.advise(Advice::LinuxDontFork).map_err(|e| StoreError::os("madvise", shown(), e))?;
         if bytes >= HUGE_PAGE {
-            // Before the first page is taken. Not allowed, or unknown to the kernel, they stay small.
+            // Before the first page is taken. Not allowed, or unknown to the kernel, they stay
+            // small.
             let _ = mapping.advise(Advice::LinuxHugepage);
         }
         Ok(mapping)

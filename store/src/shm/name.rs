@@ -30,9 +30,10 @@ pub struct SegmentName {
 }
 
 impl SegmentName {
-    /// File name under /dev/shm: `nkv.<job>.<rank>.<incarnation>`, the incarnation in 16 hexadecimal
-    /// digits. The job keeps [A-Za-z0-9_-] and at most 40 bytes; one that had to be changed, or
-    /// that looks as if it had been, ends in its hash, so that two jobs never share a name.
+    /// File name under /dev/shm: `nkv.<job>.<rank>.<incarnation>`, the incarnation in 16
+    /// hexadecimal digits. The job keeps [A-Za-z0-9_-] and at most 40 bytes; one that had to be
+    /// changed, or that looks as if it had been, ends in its hash, so that two jobs never share a
+    /// name.
     pub fn file_name(&self) -> String {
         format!("{PREFIX}{}.{}.{:016x}", job_part(&self.job), self.rank, self.incarnation)
     }

@@ -1,6 +1,7 @@
-//! In pages of which size segments lie. Huge ones spare most of the address translation that a small
-//! object costs. A segment whose pages are taken at its start gets them from the kernel one by one,
-//! which asks nobody's leave; other ones where the machine allows them to all shared memory.
+//! In pages of which size segments lie. Huge ones spare most of the address translation that a
+//! small object costs. A segment whose pages are taken at its start gets them from the kernel one
+//! by one, which asks nobody's leave; other ones where the machine allows them to all shared
+//! memory.
 
 use super::{SHM_DIR, registry};
 use std::fmt;

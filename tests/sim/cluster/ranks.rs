@@ -86,7 +86,8 @@ impl Cluster {
         self.coverage.borrow_mut().of_node(&node.status());
     }
 
-    /// The process has come to its end, or is to be made to: another one takes its place in a while.
+    /// The process has come to its end, or is to be made to: another one takes its place in a
+    /// while.
     pub(super) fn rank_ended(self: &Rc<Self>, rank: usize, pid: Pid) {
         let ours = |p: &Rc<Process>| p.pid == pid;
         if self.ranks.borrow()[rank].process.as_ref().is_some_and(ours) {

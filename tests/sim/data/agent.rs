@@ -1,5 +1,5 @@
-//! The agent's end of the wire, a task in the owner's process: it dies, and stands still, with it. It
-//! admits a batch by the program's grants, places it as it arrives, and leaves when it is cut.
+//! The agent's end of the wire, a task in the owner's process: it dies, and stands still, with it.
+//! It admits a batch by the program's grants, places it as it arrives, and leaves when it is cut.
 
 use super::{Answer, Batch, Result1, Sent, Wire};
 use crate::net::Net;

@@ -1,4 +1,5 @@
-//! The client's end of the wire: posts a batch, and waits for the answer no longer than a real one does.
+//! The client's end of the wire: posts a batch, and waits for the answer no longer than a real one
+//! does.
 
 use super::{AgentEndpoint, Batch, Result1, Sent, Wire};
 use crate::net::Net;

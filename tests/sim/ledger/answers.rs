@@ -44,8 +44,8 @@ impl Ledger {
         history.wrong(&self.trace, text);
     }
 
-    /// Somebody who asked from then on was told that this key lies there: by the master, or by the indexes
-    /// of these incarnations.
+    /// Somebody who asked from then on was told that this key lies there: by the master, or by the
+    /// indexes of these incarnations.
     pub fn check_location(
         &self,
         (key, began): (usize, LogicalTime),
@@ -118,16 +118,16 @@ impl Ledger {
         };
         let Some(put) = history.keys[key].puts.iter().find(hidden).copied() else { return };
         let text = format!(
-            "{} was said not to be there, and put {put} of it was acknowledged, removed by nobody and \
-             is readable at {:?}",
+            "{} was said not to be there, and put {put} of it was acknowledged, removed by nobody \
+             and is readable at {:?}",
             history.name(key),
             history.put(put).spot
         );
         history.wrong(&self.trace, text);
     }
 
-    /// Acknowledged puts that must be there, with the spots where they are: at the end, when nothing
-    /// fails any more.
+    /// Acknowledged puts that must be there, with the spots where they are: at the end, when
+    /// nothing fails any more.
     pub fn must_be_there(&self, roster: &Roster) -> Vec<(usize, SlotEpoch)> {
         let history = self.lock();
         let live = history.puts.iter().filter(|p| p.is_acked() && p.is_live());

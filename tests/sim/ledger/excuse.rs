@@ -68,9 +68,10 @@ impl History {
     }
 
     fn residual_of(&self, put: &Put) -> Option<&'static str> {
-        // "Where such a put met a key of that rank, the older copy is retired when the report comes, whatever
-        // became of the newer one", and what was put into that rank's own log meanwhile; and "if the
-        // master dies once more, which of two values is kept depends on who reports first".
+        // "Where such a put met a key of that rank, the older copy is retired when the report
+        // comes, whatever became of the newer one", and what was put into that rank's own log
+        // meanwhile; and "if the master dies once more, which of two values is kept depends on who
+        // reports first".
         let others = self.keys[put.key].puts.iter().map(|p| self.put(*p));
         let others = others.filter(|o| !std::ptr::eq(*o, put));
         // Of objects of one key, one of them in a log, the master keeps the first that it hears of.
@@ -84,8 +85,8 @@ impl History {
         twice.then_some("put once more while its rank was silent")
     }
 
-    /// The removal that makes it wrong to find this put, unless that is excused. `read_from`: what a
-    /// reader read, indexes included; `members`: those of now.
+    /// The removal that makes it wrong to find this put, unless that is excused. `read_from`: what
+    /// a reader read, indexes included; `members`: those of now.
     pub(super) fn removal_before(
         &self,
         put: &Put,
@@ -107,7 +108,8 @@ impl History {
                 || removal.knew.is_disjoint(members)
                 || removal.came_back.contains(&here);
             match (lost, cut_off, forgotten) {
-                // "An owner cut off from the master may still serve a whole object that was removed."
+                // "An owner cut off from the master may still serve a whole object that was
+                // removed."
                 (true, true, _) => excuse = Some("read from an owner that was cut off"),
                 (true, false, true) => excuse = Some("a loss that only the dead knew of"),
                 _ => return Err(removal),

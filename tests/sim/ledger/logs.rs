@@ -5,7 +5,8 @@ use crate::content::is_of;
 use crate::trace::Trace;
 use nkv::store::KeyId;
 
-/// A word of an owner about what it took away is heard this late at most: a TTL, and what a network adds.
+/// A word of an owner about what it took away is heard this late at most: a TTL, and what a network
+/// adds.
 pub(super) const LAG_MS: u64 = 10_000;
 
 impl History {
@@ -30,8 +31,8 @@ impl History {
         let put = self.keys[key].puts.iter().rev().find(whose).copied();
         if put.is_none() {
             let text = format!(
-                "[I4] {} became readable on rank {rank}, slot {} at epoch {}, with {} bytes that are \
-                 no put's",
+                "[I4] {} became readable on rank {rank}, slot {} at epoch {}, with {} bytes that \
+                 are no put's",
                 self.name(key),
                 spot.slot,
                 spot.epoch,
@@ -54,8 +55,8 @@ impl History {
         entry.any && others.any(|p| self.was_known(self.put(*p), entry.began, now_ms))
     }
 
-    /// The master could believe in this object: what its owner evicted, took along when it died, or took
-    /// away for a removal that was not done by then, it hears of a while later.
+    /// The master could believe in this object: what its owner evicted, took along when it died, or
+    /// took away for a removal that was not done by then, it hears of a while later.
     pub(super) fn was_known(&self, put: &Put, by: LogicalTime, now_ms: u64) -> bool {
         let lately = put.gone.is_none() || put.gone_ms + LAG_MS >= now_ms;
         let mut removals = self.keys[put.key].removals.values();

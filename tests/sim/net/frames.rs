@@ -1,6 +1,6 @@
-//! For people who look at a run: the frames of control connections in words. It follows each stream past
-//! its handshake, cuts it into frames, and decodes them as what the connection was opened for. Nothing
-//! of a run depends on it.
+//! For people who look at a run: the frames of control connections in words. It follows each stream
+//! past its handshake, cuts it into frames, and decodes them as what the connection was opened for.
+//! Nothing of a run depends on it.
 
 use super::ConnId;
 use nkv::message::{

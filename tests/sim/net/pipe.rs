@@ -1,5 +1,5 @@
-//! One direction of a connection: bytes in flight, then bytes that lie ready, then the end. In order,
-//! as tcp promises; when each part arrives is the network's to say.
+//! One direction of a connection: bytes in flight, then bytes that lie ready, then the end. In
+//! order, as tcp promises; when each part arrives is the network's to say.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;

@@ -180,7 +180,8 @@ pub struct SimStream {
 }
 
 impl nkv::transport::wire::Stream for SimStream {
-    /// Whoever looks at a run reads its frames, and nobody pays for encryption that is not asked about.
+    /// Whoever looks at a run reads its frames, and nobody pays for encryption that is not asked
+    /// about.
     fn is_private(&self) -> bool {
         true
     }

@@ -1,6 +1,6 @@
-//! What is true of a device log: a claim is written only between the tail and the limit, is readable
-//! once its owner says so and never without READY, and loses LIVE in the order of claims, for room, or
-//! because somebody asked.
+//! What is true of a device log: a claim is written only between the tail and the limit, is
+//! readable once its owner says so and never without READY, and loses LIVE in the order of claims,
+//! for room, or because somebody asked.
 
 use super::{Cause, Inner, Watch, handled};
 use crate::ledger::SlotEpoch;
@@ -41,7 +41,8 @@ impl Watch {
         }
         if p < tail {
             self.ledger.wrong(format!(
-                "[I14] {n} bytes at {p} of the log of rank {} are written late: its tail is at {tail}",
+                "[I14] {n} bytes at {p} of the log of rank {} are written late: its tail is at \
+                 {tail}",
                 g.rank
             ));
         }

@@ -1,6 +1,7 @@
-//! A batch of verbs as chains of requests on one pair, in order; callers' bytes go through registered
-//! buffers, or straight where the device knows them. What changes memory waits for the reads and atomics before
-//! it (a fence in the request), the rest of the order is the pair's own [I4].
+//! A batch of verbs as chains of requests on one pair, in order; callers' bytes go through
+//! registered buffers, or straight where the device knows them. What changes memory waits for the
+//! reads and atomics before it (a fence in the request), the rest of the order is the pair's own
+//! [I4].
 
 use super::lane::{CHAIN, Lane, Opcode, Request};
 use super::staging::{BUFFER_BYTES, Lease, Staging};
@@ -23,12 +24,14 @@ const DIRECT_FROM: usize = 4 << 10;
 pub(super) const DIRECT_BYTES: usize = 8 << 20;
 /// Chains of one batch on their way at once.
 pub(super) const FLYING: usize = 2;
-/// How long a post may take, beside those of everybody else, where something goes on all the time [I18].
+/// How long a post may take, beside those of everybody else, where something goes on all the time
+/// [I18].
 const LONGEST: Duration = Duration::from_secs(10);
 /// And as much longer as its bytes take at this rate.
 const SLOWEST_BYTES_PER_S: u64 = 256 << 10;
 
-/// When a post of so many bytes that begins now has taken too long, even if something went on all the time.
+/// When a post of so many bytes that begins now has taken too long, even if something went on all
+/// the time.
 pub(super) fn limit_ns(bytes: u64) -> u64 {
     let moving = Duration::from_micros(bytes.saturating_mul(1_000_000) / SLOWEST_BYTES_PER_S);
     BootClock.now_ns().saturating_add((LONGEST + moving).as_nanos() as u64)
@@ -64,8 +67,8 @@ impl Chain {
     }
 }
 
-/// A batch on its way. The memory of its operations is borrowed for longer than it lives, and it waits
-/// for every chain that it sent before it goes, unless its pair is destroyed.
+/// A batch on its way. The memory of its operations is borrowed for longer than it lives, and it
+/// waits for every chain that it sent before it goes, unless its pair is destroyed.
 pub(super) struct Batch<'a> {
     path: &'a Path,
     until_ns: u64,
@@ -85,7 +88,8 @@ impl Drop for Batch<'_> {
 }
 
 impl<'a> Batch<'a> {
-    /// With its first buffer, if there is one already. It has failed if it is not done by `until_ns`.
+    /// With its first buffer, if there is one already. It has failed if it is not done by
+    /// `until_ns`.
     pub(super) fn new(path: &'a Path, lease: Option<Lease>, until_ns: u64) -> Self {
         let open = lease.map(Chain::new);
         Self { path, until_ns, open, flying: VecDeque::new(), reads: false }
@@ -107,8 +111,8 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// What goes on where the last write of a line ended travels with it: a header's fields and its publish
-    /// word. A request costs as much as all that a line holds.
+    /// What goes on where the last write of a line ended travels with it: a header's fields and its
+    /// publish word. A request costs as much as all that a line holds.
     fn join(&mut self, offset: u64, src: &[u8]) -> bool {
         let Some(chain) = &mut self.open else { return false };
         // Not one that takes a caller's memory as it is.
@@ -143,7 +147,8 @@ impl<'a> Batch<'a> {
         while !src.is_empty() {
             let (chain, span) = self.room(offset, src.len())?;
             let local = chain.lease.address(chain.used);
-            // SAFETY: `room` gave `span.len` bytes there, which nobody else uses; `src` has as many.
+            // SAFETY: `room` gave `span.len` bytes there, which nobody else uses; `src` has as
+            // many.
             unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), local, span.len) };
             self.push(Opcode::Write, local, span);
             src = &src[span.len..];
@@ -152,8 +157,8 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Requests straight between a caller's registered memory and the other end. The operation borrows
-    /// that memory until the batch has ended or its pair is destroyed.
+    /// Requests straight between a caller's registered memory and the other end. The operation
+    /// borrows that memory until the batch has ended or its pair is destroyed.
     fn add_direct(
         &mut self,
         does: Opcode,
@@ -240,7 +245,8 @@ impl<'a> Batch<'a> {
         });
     }
 
-    /// Room for the next request of at most `want` bytes at `offset`: in the open chain, or in a new one.
+    /// Room for the next request of at most `want` bytes at `offset`: in the open chain, or in a
+    /// new one.
     fn room(
         &mut self,
         offset: u64,
@@ -300,8 +306,9 @@ impl<'a> Batch<'a> {
         let Some((_, chain)) = self.flying.pop_front() else { return Ok(()) };
         ended?;
         for l in &chain.landings {
-            // SAFETY: the chain is done: the device wrote `len` bytes to `from`, in a buffer that is still
-            // held, and `to` is memory of an operation that is borrowed for longer than this batch.
+            // SAFETY: the chain is done: the device wrote `len` bytes to `from`, in a buffer that
+            // is still held, and `to` is memory of an operation that is borrowed for longer than
+            // this batch.
             unsafe { std::ptr::copy_nonoverlapping(l.from, l.to, l.len) };
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! Devices of this host: which there are, what they can do, and by which of its addresses (GIDs) one is
-//! reached. An open device closes with its last user.
+//! Devices of this host: which there are, what they can do, and by which of its addresses (GIDs)
+//! one is reached. An open device closes with its last user.
 
 use super::error::{check, failed};
 use crate::error::TransportError;
@@ -131,8 +131,8 @@ struct List {
 impl List {
     fn read() -> Result<Self, TransportError> {
         static FORKS: Once = Once::new();
-        // Before anything is registered: a child of this process must not take its pages along. Kernels from
-        // 5.12 on see to it themselves, and then this does nothing.
+        // Before anything is registered: a child of this process must not take its pages along.
+        // Kernels from 5.12 on see to it themselves, and then this does nothing.
         FORKS.call_once(|| {
             // SAFETY: no arguments; called once, before any other call that registers.
             let errno = unsafe { sys::ibv_fork_init() };
@@ -175,8 +175,8 @@ pub(super) fn names() -> Result<Vec<String>, TransportError> {
 }
 
 impl Context {
-    /// False in a forked child: what was made of the device is its parent's, and the kernel would end it
-    /// there for both.
+    /// False in a forked child: what was made of the device is its parent's, and the kernel would
+    /// end it there for both.
     pub(super) fn is_here(&self) -> bool {
         self.made.is_here()
     }

@@ -108,7 +108,8 @@ fn i1_i19_what_others_may_only_read_or_count_their_devices_cannot_write() {
     assert!(short.contains("4194304 bytes"), "{short}");
 }
 
-/// A way of so many pairs whose requests are counted, and what it leads to. `turn` may change the owner's answer.
+/// A way of so many pairs whose requests are counted, and what it leads to. `turn` may change the
+/// owner's answer.
 fn counted_path(
     pairs: usize,
     counts: bool,
@@ -157,7 +158,8 @@ fn i4_what_changes_memory_after_a_read_or_an_atomic_waits_for_it_and_dead_is_no_
     };
     let write = |at| Op::Write { offset: at, src: &fields };
     let add = || Op::FetchAdd { offset: 64, add: 1, old: 0 };
-    // Soft-RoCE keeps the order without a fence, so its bytes show none: what is asked for is counted.
+    // Soft-RoCE keeps the order without a fence, so its bytes show none: what is asked for is
+    // counted.
     assert_eq!(requests(&mut [write(4096), write(8192)]), (2, 0));
     assert_eq!(requests(&mut [write(4096), Op::Read { offset: 0, dst: &mut read }]), (2, 0));
     assert_eq!(requests(&mut [Op::Read { offset: 0, dst: &mut read }, write(4096)]), (2, 1));
@@ -226,8 +228,8 @@ fn what_cannot_be_opened_is_an_error_that_names_what_there_is() {
     assert_eq!(report[0].ports[0].gids[0].kind, GidKind::RoceV2Ipv4, "the preferred one first");
 }
 
-/// Each of these callers wants more buffers than its share: whoever held some and waited for more would
-/// wait for the others.
+/// Each of these callers wants more buffers than its share: whoever held some and waited for more
+/// would wait for the others.
 #[test]
 fn more_callers_than_there_are_buffers_for_wait_for_no_one_another() {
     const CALLERS: u64 = 12;

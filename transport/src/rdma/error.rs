@@ -1,5 +1,5 @@
-//! What an errno of a verbs call means to whoever deploys nkv: the call, what it was applied to, and
-//! what to do about it. Said here, once.
+//! What an errno of a verbs call means to whoever deploys nkv: the call, what it was applied to,
+//! and what to do about it. Said here, once.
 
 use crate::error::TransportError;
 use std::io;
@@ -45,19 +45,21 @@ fn advice(call: &str, errno: i32) -> Option<&'static str> {
              the container"
         }
         ("ibv_reg_mr", libc::ENOMEM | libc::EAGAIN | libc::EPERM) => {
-            "raise the limit of locked memory (ulimit -l unlimited; systemd: LimitMEMLOCK=infinity; \
-             Slurm: PropagateResourceLimitsExcept=MEMLOCK; docker: --ulimit memlock=-1), or give \
-             smaller heaps"
+            "raise the limit of locked memory (ulimit -l unlimited; systemd: \
+             LimitMEMLOCK=infinity; Slurm: PropagateResourceLimitsExcept=MEMLOCK; docker: --ulimit \
+             memlock=-1), or give smaller heaps"
         }
         ("ibv_reg_dmabuf_mr", libc::EOPNOTSUPP | libc::ENOSYS) => {
-            "this device's driver or kernel takes no dma-buf (Linux 5.12 and a driver of that age do)"
+            "this device's driver or kernel takes no dma-buf (Linux 5.12 and a driver of that age \
+             do)"
         }
         ("ibv_reg_mr, by nvidia-peermem,", _) => "is the module nvidia-peermem loaded?",
         ("ibv_create_qp" | "ibv_create_cq", libc::ENOMEM) => {
             "the device has no room for another one: fewer processes, or devices with more"
         }
         ("ibv_modify_qp", libc::EINVAL) => {
-            "do both ends have a GID of the same kind, and is its index right? nkv doctor lists them"
+            "do both ends have a GID of the same kind, and is its index right? nkv doctor lists \
+             them"
         }
         ("ibv_modify_qp", libc::ETIMEDOUT | libc::ENETUNREACH | libc::EHOSTUNREACH) => {
             "no way to the other end's GID: are both devices in one network (ping its address)?"

@@ -1,5 +1,6 @@
-//! Batches of one call that are on their way at the same time, each with one buffer, by whichever pair has
-//! least to do. And what is spread over the pairs: long runs of writes, or of reads, in shares.
+//! Batches of one call that are on their way at the same time, each with one buffer, by whichever
+//! pair has least to do. And what is spread over the pairs: long runs of writes, or of reads, in
+//! shares.
 
 use super::batch::{Batch, FLYING, Path, SMALLEST_PIECE};
 use super::staging::Lease;
@@ -10,9 +11,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Bytes of a run that is worth spreading: it waits for what is before it, and what is behind waits for it.
+/// Bytes of a run that is worth spreading: it waits for what is before it, and what is behind waits
+/// for it.
 pub(super) const SPREAD_FROM: u64 = 1 << 20;
-/// Bytes of one share: enough to be worth a doorbell, and little enough that a fast device takes more of them.
+/// Bytes of one share: enough to be worth a doorbell, and little enough that a fast device takes
+/// more of them.
 const SHARE: usize = 256 << 10;
 
 struct InFlightRequest<'a> {
@@ -42,7 +45,8 @@ impl<'a> InFlightBatches<'a> {
         self.flying.len()
     }
 
-    /// The path on which least is under way, the next of them in turn. What has ended is told to `landed` before.
+    /// The path on which least is under way, the next of them in turn. What has ended is told to
+    /// `landed` before.
     pub(super) fn idlest(&mut self, mut landed: impl FnMut(BatchDone)) -> usize {
         while let Some(at) = self.flying.iter().position(|f| f.batch.is_over()) {
             self.flying.remove(at).map(finish).into_iter().for_each(&mut landed);
@@ -72,8 +76,8 @@ impl<'a> InFlightBatches<'a> {
         }
     }
 
-    /// Sends a batch by that path, with that buffer. By any other path than the first it ends only when its
-    /// bytes are in memory: what is posted next may go by the first.
+    /// Sends a batch by that path, with that buffer. By any other path than the first it ends only
+    /// when its bytes are in memory: what is posted next may go by the first.
     pub(super) fn send(
         &mut self,
         (index, by): (usize, usize),
@@ -105,8 +109,8 @@ fn finish(mut flying: InFlightRequest<'_>) -> BatchDone {
     (flying.index, flying.batch.finish())
 }
 
-/// Whether its answer says that all that was sent before has arrived in memory, as that of an atomic does. (That of
-/// a read of payload does not: it may be served out of order [I5].)
+/// Whether its answer says that all that was sent before has arrived in memory, as that of an
+/// atomic does. (That of a read of payload does not: it may be served out of order [I5].)
 fn settles(op: &Op<'_>) -> bool {
     matches!(op, Op::FetchAdd { .. } | Op::CompareSwap { .. } | Op::Flush)
 }

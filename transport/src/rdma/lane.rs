@@ -1,6 +1,6 @@
-//! One connected pair as callers share it: chains of requests go in with one doorbell, each is waited
-//! for by who posted it, and a pair that failed is destroyed before anybody is told, so that no buffer
-//! is used again while the device may still write to it.
+//! One connected pair as callers share it: chains of requests go in with one doorbell, each is
+//! waited for by who posted it, and a pair that failed is destroyed before anybody is told, so that
+//! no buffer is used again while the device may still write to it.
 
 use super::pair::{Pair, REQUESTS};
 use super::queue::{Completion, Queue};
@@ -18,8 +18,8 @@ use std::time::Duration;
 pub(super) const CHAIN: usize = (REQUESTS / 4) as usize;
 /// A pair on which nothing has ended for so long, and something should, has failed [I18].
 pub(super) const LIMIT: Duration = Duration::from_millis(1_500);
-/// How long who waits looks for itself before it sleeps: longer than a small operation, also of an emulated
-/// device (docs/notes/0012-2026-11-22-rdma.md).
+/// How long who waits looks for itself before it sleeps: longer than a small operation, also of an
+/// emulated device (docs/notes/0012-2026-11-22-rdma.md).
 const SPIN_NS: u64 = 2_000_000;
 /// Looks, each with a nap, before the time counts.
 const MIN_POLLS: u32 = 40;
@@ -136,7 +136,8 @@ impl Lane {
         self.news.notify_all();
     }
 
-    /// Gives a chain to the device. Its buffers are the caller's to keep until `wait` said how it ended.
+    /// Gives a chain to the device. Its buffers are the caller's to keep until `wait` said how it
+    /// ended.
     ///
     /// # Errors
     /// If the pair is broken, or breaks now; nothing is on its way then.
@@ -185,8 +186,9 @@ impl Lane {
                 let pair = self.pair.lock().unwrap_or_else(PoisonError::into_inner);
                 let Some(pair) = pair.as_ref() else { return Err(self.gone()) };
                 let first = &raw mut requests[from];
-                // SAFETY: the pair lives; the chain, its ranges and the buffers they name are valid for the
-                // call, and the buffers until the chain has ended, by the contract of `submit`.
+                // SAFETY: the pair lives; the chain, its ranges and the buffers they name are valid
+                // for the call, and the buffers until the chain has ended, by the contract of
+                // `submit`.
                 unsafe { sys::ibv_post_send(pair.raw(), first, &raw mut bad) }
             };
             match errno {
@@ -250,8 +252,8 @@ impl Lane {
     /// Waits until a chain is done.
     ///
     /// # Errors
-    /// If it failed, or is not done by `until_ns`, or nothing ended for [`LIMIT`]: the pair is destroyed then, and its
-    /// buffers are free.
+    /// If it failed, or is not done by `until_ns`, or nothing ended for [`LIMIT`]: the pair is
+    /// destroyed then, and its buffers are free.
     pub(super) fn wait(&self, id: u64, until_ns: u64) -> Result<(), TransportError> {
         let ended = self.await_that(until_ns, |p| p.done.remove(&id).map(Ok));
         let failed = match ended {
@@ -295,7 +297,8 @@ impl Lane {
         self.await_that(until_ns, |p| (p.ended != before).then_some(Ok(())))
     }
 
-    /// Waits until `ready` says something, by `until_ns`, and no longer than [`LIMIT`] without any progress; one of those who wait looks for all of them.
+    /// Waits until `ready` says something, by `until_ns`, and no longer than [`LIMIT`] without any
+    /// progress; one of those who wait looks for all of them.
     fn await_that<T>(
         &self,
         until_ns: u64,

@@ -116,7 +116,8 @@ fn tried(connected: Vec<(String, Found)>) -> Vec<(String, Found)> {
     connected.into_iter().zip(ended).map(both).collect()
 }
 
-/// The paths through which something came, the one that may be the first in front: where a device counts, its own.
+/// The paths through which something came, the one that may be the first in front: where a device
+/// counts, its own.
 fn in_use(tried: Vec<(String, Found)>, one_counts: bool) -> Result<Vec<Arc<Path>>, TransportError> {
     let (mut paths, mut first, mut why) = (Vec::new(), None, None);
     for (device, found) in tried {
@@ -124,7 +125,8 @@ fn in_use(tried: Vec<(String, Found)>, one_counts: bool) -> Result<Vec<Arc<Path>
             Ok((counts, path)) if first.is_none() && counts == one_counts => first = Some(path),
             Ok((_, path)) => paths.push(path),
             Err(error) => {
-                tracing::warn!(device, %error, "nothing comes through its queue pair, and it goes unused");
+                tracing::warn!(device, %error, "nothing comes through its queue pair, and it goes \
+                                                unused");
                 why = why.or(Some(error));
             }
         }

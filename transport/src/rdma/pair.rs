@@ -1,5 +1,5 @@
-//! Reliable connected queue pairs: made, connected to one other pair, and severed, after which neither
-//! end does anything more through it [I10].
+//! Reliable connected queue pairs: made, connected to one other pair, and severed, after which
+//! neither end does anything more through it [I10].
 
 use super::context::{Context, Gid, Limits};
 use super::error::{check, failed};
@@ -21,7 +21,8 @@ const RANGES: u32 = 1;
 const INLINE_BYTES: u32 = 256;
 /// Reads and atomics in flight, if both ends take so many.
 const MAX_READS: u8 = 16;
-/// 4.096 µs << 13: 34 ms until a packet is sent again, seven times in all, then the other end is gone [I18].
+/// 4.096 µs << 13: 34 ms until a packet is sent again, seven times in all, then the other end is
+/// gone [I18].
 const ACK_TIMEOUT: u8 = 13;
 /// Not 7: Soft-RoCE tries for ever then.
 const RETRIES: u8 = 6;
@@ -60,7 +61,8 @@ impl Drop for Pair {
         if !self.context().is_here() {
             return;
         }
-        // SAFETY: made by `Pair::new`. After this the device neither sends nor executes anything for it.
+        // SAFETY: made by `Pair::new`. After this the device neither sends nor executes anything
+        // for it.
         let errno = unsafe { sys::ibv_destroy_qp(self.raw.as_ptr()) };
         if errno == 0 {
             return;

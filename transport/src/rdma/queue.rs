@@ -107,8 +107,8 @@ impl Queue {
         Ok(n)
     }
 
-    /// The next completion makes the channel readable. Look once more after it: what came before has
-    /// not.
+    /// The next completion makes the channel readable. Look once more after it: what came before
+    /// has not.
     pub(super) fn arm(&self) -> Result<(), TransportError> {
         // SAFETY: the queue lives.
         let errno = unsafe { sys::ibv_req_notify_cq(self.raw(), 0) };

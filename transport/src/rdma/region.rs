@@ -1,5 +1,5 @@
-//! Protection domains and registered memory. What is registered stays where it is, and may be read and
-//! written by the device, until the registration is dropped.
+//! Protection domains and registered memory. What is registered stays where it is, and may be read
+//! and written by the device, until the registration is dropped.
 
 use super::context::Context;
 use super::error::failed;
@@ -138,8 +138,8 @@ unsafe impl Sync for Registration {}
 
 impl Registration {
     /// # Safety
-    /// `len` bytes at `location` must stay where they are until the registration is dropped, and whatever the device
-    /// writes there meanwhile must be expected there.
+    /// `len` bytes at `location` must stay where they are until the registration is dropped, and
+    /// whatever the device writes there meanwhile must be expected there.
     pub(super) unsafe fn new(
         domain: &Arc<Domain>,
         location: MemoryLocation,
@@ -163,7 +163,8 @@ impl Registration {
                 // SAFETY: as above.
                 let raw = unsafe { sys::ibv_reg_dmabuf_mr(pd, offset, len, address, fd, flags) };
                 made(raw, "ibv_reg_dmabuf_mr").or_else(|by_buffer| {
-                    // Where the kernel or the device cannot, a module of the GPU's driver may know its addresses.
+                    // Where the kernel or the device cannot, a module of the GPU's driver may know
+                    // its addresses.
                     let raw = made(by_address(), "ibv_reg_mr, by nvidia-peermem,");
                     raw.map_err(|e| TransportError::Protocol(format!("{by_buffer}; {e}")))
                 })?

@@ -1,5 +1,5 @@
-//! The owner's end: its segment registered once with every device, and the pairs through which clients
-//! reach it, until they are severed.
+//! The owner's end: its segment registered once with every device, and the pairs through which
+//! clients reach it, until they are severed.
 
 use super::Device;
 use super::pair::Pair;
@@ -12,8 +12,8 @@ use nkv_store::clock::{BootClock, Clock};
 use nkv_store::threads::all_at_once;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How long a pair may look for a device that reaches it before no further one is tried. Whoever attaches waits
-/// for 1.5 s.
+/// How long a pair may look for a device that reaches it before no further one is tried. Whoever
+/// attaches waits for 1.5 s.
 const MEET_LIMIT_NS: u64 = 300_000_000;
 
 /// A part of a segment, registered.
@@ -69,8 +69,8 @@ impl Exported {
             let (mut known, mut offset) = (Vec::new(), 0);
             let registered = parts.iter().filter(|p| p.len > 0).try_for_each(|part| {
                 let (location, rights) = (location.at(offset), Rights::Others(part.access));
-                // SAFETY: inside the memory, by the sum above, which `memory` keeps for longer than the
-                // registration; others write there as the protocol allows.
+                // SAFETY: inside the memory, by the sum above, which `memory` keeps for longer than
+                // the registration; others write there as the protocol allows.
                 let registered = unsafe {
                     Registration::new(&device.domain, location, part.len as usize, rights)
                 }?;
@@ -86,7 +86,8 @@ impl Exported {
                 }
                 Err(e) if all => return Err(e),
                 Err(error) => {
-                    tracing::warn!(device = device.name(), %error, "this memory is not reached by it");
+                    let device = device.name();
+                    tracing::warn!(device, %error, "this memory is not reached by it");
                     failed = Some(error);
                 }
             }
@@ -97,7 +98,8 @@ impl Exported {
         }
     }
 
-    /// The devices that a pair may meet, the best first. `first`: of the first pair where a device counts, that one.
+    /// The devices that a pair may meet, the best first. `first`: of the first pair where a device
+    /// counts, that one.
     fn for_pair(&self, up: &[usize], peer: &PairAddress, first: bool) -> Vec<usize> {
         let network = |n: &usize| (self.windows[*n].rail, self.windows[*n].device.port.gid.raw);
         let mut choice = up.to_vec();
@@ -144,7 +146,8 @@ impl Exported {
             (0..self.windows.len()).filter(|n| self.windows[*n].device.is_up()).collect();
         let down = |name: &str| {
             TransportError::Protocol(format!(
-                "the port of {name} at the owner is not active: is its link up (ip link, rdma link)?"
+                "the port of {name} at the owner is not active: is its link up (ip link, rdma \
+                 link)?"
             ))
         };
         match up.first() {
@@ -156,8 +159,8 @@ impl Exported {
     }
 }
 
-/// How little a device of this host fits one of another's: first the one whose address begins alike (rails are
-/// networks of their own, whatever their order), then the one of its own number.
+/// How little a device of this host fits one of another's: first the one whose address begins alike
+/// (rails are networks of their own, whatever their order), then the one of its own number.
 fn distance((rail, gid): (u8, [u8; 16]), peer: &PairAddress) -> (usize, bool) {
     let alike = gid.iter().zip(&peer.gid).take(15).take_while(|(a, b)| a == b).count();
     (15 - alike, rail != peer.rail)

@@ -1,6 +1,6 @@
-//! Registered buffers between callers' memory, which the device does not know, and the device. They are
-//! shared by all that one process does through a domain; there is a bound on them, and who finds none
-//! waits for one. And the memory of callers that the device does know.
+//! Registered buffers between callers' memory, which the device does not know, and the device. They
+//! are shared by all that one process does through a domain; there is a bound on them, and who
+//! finds none waits for one. And the memory of callers that the device does know.
 
 use super::lane::LIMIT;
 use super::region::{Domain, MemoryLocation, Registration, Rights};
@@ -36,8 +36,8 @@ impl Buffer {
         let base = memory.host_base().ok_or_else(|| {
             TransportError::Protocol("anonymous memory without an address".to_string())
         })?;
-        // SAFETY: `_memory` keeps the range mapped for longer than the registration, and nobody else
-        // looks at it.
+        // SAFETY: `_memory` keeps the range mapped for longer than the registration, and nobody
+        // else looks at it.
         let registration = unsafe {
             Registration::new(domain, MemoryLocation::Host(base), BUFFER_BYTES, Rights::Here)
         }?;
@@ -76,8 +76,8 @@ pub(super) struct Staging {
     any_known: AtomicBool,
 }
 
-/// A caller's memory that the device knows, until it is dropped. Nothing is under way with it then: whoever
-/// reads or writes borrows the memory.
+/// A caller's memory that the device knows, until it is dropped. Nothing is under way with it then:
+/// whoever reads or writes borrows the memory.
 #[derive(Debug)]
 pub(super) struct Known {
     staging: Arc<Staging>,
@@ -115,8 +115,8 @@ impl Staging {
         else {
             return Ok(None);
         };
-        // SAFETY: mapped for longer than the registration, by the caller's promise; the device touches it
-        // only in operations that borrow it.
+        // SAFETY: mapped for longer than the registration, by the caller's promise; the device
+        // touches it only in operations that borrow it.
         let registration = unsafe {
             Registration::new(&self.domain, MemoryLocation::Host(base), buffer.len(), Rights::Here)
         }?;
@@ -171,8 +171,8 @@ impl Staging {
         Ok(None)
     }
 
-    /// A buffer, unless none is given back by `until_ns`, or within [`LIMIT`]. Only for who holds none: callers that hold
-    /// some and wait for more would wait for each other.
+    /// A buffer, unless none is given back by `until_ns`, or within [`LIMIT`]. Only for who holds
+    /// none: callers that hold some and wait for more would wait for each other.
     pub(super) fn take(self: &Arc<Self>, until_ns: u64) -> Result<Lease, TransportError> {
         let clock = BootClock;
         let until_ns = until_ns.min(clock.now_ns().saturating_add(LIMIT.as_nanos() as u64));

@@ -1,6 +1,6 @@
-//! [`Verbs`] over queue pairs. A batch goes by the first of them, in order; long runs in it are spread over all
-//! ([`super::flight`]), and nothing that stands behind a run is sent before its last byte has arrived. Whole batches of
-//! one call go by whichever pair has least to do.
+//! [`Verbs`] over queue pairs. A batch goes by the first of them, in order; long runs in it are
+//! spread over all ([`super::flight`]), and nothing that stands behind a run is sent before its
+//! last byte has arrived. Whole batches of one call go by whichever pair has least to do.
 
 use super::batch::{Batch, DIRECT_BYTES, Path, SPACING, limit_ns};
 use super::in_flight::{BatchDone, InFlightBatches, is_settled, long_run, spread};
@@ -56,8 +56,9 @@ impl RdmaVerbs {
         check_batch(ops, token, self.segment_len)
     }
 
-    /// A pair that failed is not mended: whoever needs the segment attaches again. The flag falls before
-    /// anybody leaves a gate: what was sent may arrive still, so no word may say that nothing will [I10].
+    /// A pair that failed is not mended: whoever needs the segment attaches again. The flag falls
+    /// before anybody leaves a gate: what was sent may arrive still, so no word may say that
+    /// nothing will [I10].
     fn ended<T>(&self, ended: Result<T, TransportError>) -> Result<T, TransportError> {
         if ended.is_err() {
             self.alive.mark_dead();
@@ -173,8 +174,8 @@ impl RdmaVerbs {
             if run.is_empty() {
                 return batch.finish();
             }
-            // What was sent by this pair, in an earlier post too, is in memory before another device begins: what
-            // says WRITING, or what is read or written over now [I4].
+            // What was sent by this pair, in an earlier post too, is in memory before another
+            // device begins: what says WRITING, or what is read or written over now [I4].
             if !is_settled(chain) {
                 batch.add(&mut Op::Flush)?;
             }
@@ -185,8 +186,8 @@ impl RdmaVerbs {
         }
     }
 
-    /// Whether a batch needs no second buffer, counting every operation as if a range ended in it, and is
-    /// not to be spread.
+    /// Whether a batch needs no second buffer, counting every operation as if a range ended in it,
+    /// and is not to be spread.
     fn takes_one_buffer(&self, ops: &[Op<'_>]) -> bool {
         let direct = |op: &Op<'_>| match op {
             Op::Write { src, .. } => self.first().known(src.as_ptr(), src.len()).is_some(),

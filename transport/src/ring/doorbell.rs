@@ -1,6 +1,6 @@
-//! The socket of a ring: one byte on it wakes an end that sleeps in an event loop, and its end is the
-//! peer's end. A thread's end is in no event loop: it would be woken there, in vain, by every byte that
-//! the other end takes.
+//! The socket of a ring: one byte on it wakes an end that sleeps in an event loop, and its end is
+//! the peer's end. A thread's end is in no event loop: it would be woken there, in vain, by every
+//! byte that the other end takes.
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
@@ -51,7 +51,8 @@ impl Doorbell {
         }
     }
 
-    /// Ready when it may have rung: what [`Doorbell::take`] then says. The task is woken later if not.
+    /// Ready when it may have rung: what [`Doorbell::take`] then says. The task is woken later if
+    /// not.
     pub(super) fn poll_take(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<usize>>> {
         let Self::Heard(socket) = self else {
             return Poll::Ready(Err(io::Error::other("a bell that no task hears")));

@@ -101,8 +101,8 @@ impl LaneReader {
         Ok(self.tail.wrapping_sub(self.head))
     }
 
-    /// Copies out what is there, at most `dst`; the number of bytes. Their room is the writer's again
-    /// only when all that was there has been read: see [`LaneReader::release`].
+    /// Copies out what is there, at most `dst`; the number of bytes. Their room is the writer's
+    /// again only when all that was there has been read: see [`LaneReader::release`].
     pub(crate) fn read<M: Memory + ?Sized>(
         &mut self,
         memory: &M,
@@ -125,8 +125,8 @@ impl LaneReader {
         Ok(n as usize)
     }
 
-    /// Gives the room of what was read back to the writer, once for all that was there at a look. True
-    /// if it did: then the writer, who may wait for it, must be looked after.
+    /// Gives the room of what was read back to the writer, once for all that was there at a look.
+    /// True if it did: then the writer, who may wait for it, must be looked after.
     pub(crate) fn release<M: Memory + ?Sized>(&mut self, memory: &M) -> Result<bool, LaneError> {
         let all = self.head == self.tail;
         if all {

@@ -1,5 +1,6 @@
 //! Where everything lies in a ring's memory. Words that different ends write are two cache lines
-//! apart, since the hardware fetches lines in pairs. Nothing of this is read from the memory itself.
+//! apart, since the hardware fetches lines in pairs. Nothing of this is read from the memory
+//! itself.
 
 use std::io;
 

@@ -1,5 +1,5 @@
-//! How a ring comes to be: the node makes its memory, announces it on a unix socket that both ends have
-//! proven themselves on, and passes the descriptor.
+//! How a ring comes to be: the node makes its memory, announces it on a unix socket that both ends
+//! have proven themselves on, and passes the descriptor.
 
 use super::layout::memory_bytes;
 use super::stream::{RingStream, Waiting};
@@ -39,8 +39,8 @@ impl Offer {
     }
 }
 
-/// Takes the ring that the node at the other end of `stream`, a unix socket, has announced with lanes
-/// of so many bytes. Waits for it without a limit of its own.
+/// Takes the ring that the node at the other end of `stream`, a unix socket, has announced with
+/// lanes of so many bytes. Waits for it without a limit of its own.
 pub async fn take(stream: BoxStream, lane_bytes: u64, waiting: Waiting) -> io::Result<RingStream> {
     let bytes = memory_bytes(lane_bytes)?;
     let (fd, socket) = take_descriptor(stream).await?;

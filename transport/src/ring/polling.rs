@@ -1,5 +1,6 @@
-//! Whether looking has any sense: a wait that ends asleep has held a core for nothing, and perhaps the
-//! very core that the other end needed. Only time tells on which cores the two run, so past waits do.
+//! Whether looking has any sense: a wait that ends asleep has held a core for nothing, and perhaps
+//! the very core that the other end needed. Only time tells on which cores the two run, so past
+//! waits do.
 
 /// Waits in a row that may look in vain before looking stops.
 const VAIN_POLLS: u32 = 2;

@@ -1,6 +1,6 @@
 //! Who of a ring's two ends sleeps, and for what: one word each. An end says that it will sleep,
-//! then looks once more; the other publishes, then looks whether it must wake anybody. Between the two
-//! steps each has a full fence, so that one of them sees the other. It does not sleep itself.
+//! then looks once more; the other publishes, then looks whether it must wake anybody. Between the
+//! two steps each has a full fence, so that one of them sees the other. It does not sleep itself.
 
 use super::layout::EndAt;
 use nkv_store::{Memory, StoreError};
@@ -89,8 +89,8 @@ impl Sleep {
         memory.store(self.own, AWAKE)
     }
 
-    /// After publishing bytes or room: how the other end must be woken, if it must. Only one of many
-    /// is told to; a word that this end does not know wakes nobody.
+    /// After publishing bytes or room: how the other end must be woken, if it must. Only one of
+    /// many is told to; a word that this end does not know wakes nobody.
     pub(crate) fn call<M: Memory + ?Sized>(
         &self,
         memory: &M,

@@ -1,6 +1,6 @@
-//! One end of a ring as a byte stream. Reading and writing are copies; what this file decides is how
-//! an end waits: how long it looks, when it says that it sleeps, and what wakes it. Nothing is waited
-//! for here without the caller's time limit getting its turn.
+//! One end of a ring as a byte stream. Reading and writing are copies; what this file decides is
+//! how an end waits: how long it looks, when it says that it sleeps, and what wakes it. Nothing is
+//! waited for here without the caller's time limit getting its turn.
 
 use super::doorbell::Doorbell;
 use super::lane::{LaneError, LaneReader, LaneWriter};
@@ -252,8 +252,8 @@ impl RingStream {
         Poll::Pending
     }
 
-    /// Waits for a byte on the socket, or its end. A byte too many is no harm: nothing has come, and
-    /// it sleeps again.
+    /// Waits for a byte on the socket, or its end. A byte too many is no harm: nothing has come,
+    /// and it sleeps again.
     fn poll_bell(&mut self, cx: &mut Context<'_>, want: Wanted) -> Poll<io::Result<()>> {
         loop {
             self.announce(want, WakeBy::Doorbell)?;

@@ -1,6 +1,7 @@
-//! The agent's listener: one thread that accepts, and that moves the handshakes of all who have not proven
-//! yet that they belong to the job. Nobody has a thread before that, there is room for so many of
-//! them, and one goes when another wants in [I20]: see [`next_to_evict`]. It never blocks on a peer.
+//! The agent's listener: one thread that accepts, and that moves the handshakes of all who have not
+//! proven yet that they belong to the job. Nobody has a thread before that, there is room for so
+//! many of them, and one goes when another wants in [I20]: see [`next_to_evict`]. It never blocks
+//! on a peer.
 
 use super::agent::{Shared, hand_over, turn_away};
 use super::deadline::Deadline;
@@ -114,8 +115,8 @@ impl Acceptor {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(_) if self.shared.stopping.load(Ordering::SeqCst) => return,
-                // Nobody who has proven nothing has a better right to a descriptor than the next; but
-                // that one is heard before it gives way in turn.
+                // Nobody who has proven nothing has a better right to a descriptor than the next;
+                // but that one is heard before it gives way in turn.
                 Err(e) if is_exhausted(&e) && self.close_one() => left = left.min(1),
                 Err(error) => return self.pause(&error),
             }
@@ -211,7 +212,8 @@ impl Acceptor {
         let shared = &self.shared;
         shared.counters.unauthenticated.store(self.unauthenticated.len() as u64, Ordering::Relaxed);
         let Some(guard) = &shared.guard else { return };
-        // By name: a forked child may have a copy of its descriptor. Its thread hears it from here on.
+        // By name: a forked child may have a copy of its descriptor. Its thread hears it from here
+        // on.
         let _ = epoll::delete(&self.epoll, line.fd());
         match outcome {
             Ok(tags) => {

@@ -1,5 +1,6 @@
-//! The agent's life: it listens beside a segment, gives each connection that was let in a thread, counts,
-//! and ends with every thread joined. It decides nothing about tokens and understands no request itself.
+//! The agent's life: it listens beside a segment, gives each connection that was let in a thread,
+//! counts, and ends with every thread joined. It decides nothing about tokens and understands no
+//! request itself.
 
 use super::accept::Acceptor;
 use super::frame::{MAX_REQUEST_BYTES, Status};
@@ -28,8 +29,8 @@ const BACKLOG: i32 = 256;
 /// Bounds of one agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentLimits {
-    /// Connections at a time that were let in, each with a thread; more are turned away with a message.
-    /// There is room beside them for some that have proven nothing yet.
+    /// Connections at a time that were let in, each with a thread; more are turned away with a
+    /// message. There is room beside them for some that have proven nothing yet.
     pub max_connections: usize,
     /// A connection without a request for so long is closed.
     pub idle_ms: u64,
@@ -173,8 +174,8 @@ impl TcpAgent {
     }
 
     /// Stops listening, shuts every connection down and joins their threads. No byte is placed
-    /// afterwards. Idempotent. A child made by fork has neither its threads nor a say over its sockets:
-    /// there it does nothing.
+    /// afterwards. Idempotent. A child made by fork has neither its threads nor a say over its
+    /// sockets: there it does nothing.
     pub fn stop(&self) {
         if !self.made.is_here() {
             return;

@@ -101,8 +101,8 @@ impl Outgoing {
         !self.pieces.is_empty()
     }
 
-    /// Puts its tag behind header and descriptors, and theirs behind small payloads: once, when it is
-    /// sent. Copies these, so that what is sent is what the tag is of.
+    /// Puts its tag behind header and descriptors, and theirs behind small payloads: once, when it
+    /// is sent. Copies these, so that what is sent is what the tag is of.
     pub(super) fn sign(&mut self, line: &mut Line, ops: &[Op<'_>]) {
         let tag = line.tag(&[&self.head]);
         self.head.extend_from_slice(tag.bytes());
@@ -202,7 +202,9 @@ mod tests {
     proptest! {
         #[test]
         fn i4_split_requests_cover_a_batch_once_and_in_order_and_the_agent_accepts_each(
-            shape in proptest::collection::vec((0u8..6, prop_oneof![0usize..70, 0usize..200_000]), 0..40),
+            shape in proptest::collection::vec(
+                (0u8..6, prop_oneof![0usize..70, 0usize..200_000]), 0..40,
+            ),
             ops_limit in 1usize..9,
             bytes_limit in prop_oneof![1u64..200, 1u64..150_000],
         ) {
@@ -210,7 +212,8 @@ mod tests {
             let mut room = vec![Vec::new(); shape.len()];
             let ops = batch(&shape, &bytes, &mut room);
             let limits = Limits { ops: ops_limit, bytes: bytes_limit };
-            let (mut out, mut cursor, mut all) = (Outgoing::default(), Cursor::default(), Vec::new());
+            let (mut out, mut cursor) = (Outgoing::default(), Cursor::default());
+            let mut all = Vec::new();
             while out.next(&ops, &mut cursor, limits, 1, 1) {
                 prop_assert!(out.pieces.len() <= ops_limit);
                 let (header, descs) = Request::read_from_prefix(&out.head).unwrap();

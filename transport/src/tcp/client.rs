@@ -28,7 +28,8 @@ pub struct TcpOptions {
     /// A post in which nothing moves for so long ends with `Timeout`; so does one that takes longer
     /// in all, connecting included, with 1 s more for each MiB of its payload.
     pub stall_ms: u64,
-    /// Connections at a time; a post takes one for itself, and with stripes more while there are some.
+    /// Connections at a time; a post takes one for itself, and with stripes more while there are
+    /// some.
     pub max_connections: usize,
     /// How large reads and writes are cut, each stripe over a connection of its own.
     pub stripes: Stripes,
@@ -307,7 +308,8 @@ impl Verbs for TcpVerbs {
 
 impl Drop for TcpVerbs {
     fn drop(&mut self) {
-        // A flag kept by others must not keep sockets open. In a forked child they are its parent's.
+        // A flag kept by others must not keep sockets open. In a forked child they are its
+        // parent's.
         if self.made.is_here() {
             self.pool.close_idle();
         }

@@ -1,6 +1,7 @@
-//! The changes of one request, made one after the other with real memory accesses while its permit is
-//! held [I10]. All of them were checked before; what is still asked here is whether a fence came
-//! meanwhile, and whether the bytes that arrived may stand where they are going. It answers nothing.
+//! The changes of one request, made one after the other with real memory accesses while its permit
+//! is held [I10]. All of them were checked before; what is still asked here is whether a fence came
+//! meanwhile, and whether the bytes that arrived may stand where they are going. It answers
+//! nothing.
 
 use super::line::Line;
 use super::reply::STAGE_BYTES;
@@ -22,8 +23,8 @@ pub(super) struct Executor<'a> {
 }
 
 impl Executor<'_> {
-    /// One verb; false if a fence stopped it. The permit hears of a change before and after it, with
-    /// nothing else in between: what was made is known to have been made.
+    /// One verb; false if a fence stopped it. The permit hears of a change before and after it,
+    /// with nothing else in between: what was made is known to have been made.
     pub(super) fn step(&mut self, step: &Step) -> Result<bool, End> {
         if self.permit.is_revoked() {
             return Ok(false);
@@ -74,7 +75,8 @@ impl Executor<'_> {
     fn place(&mut self, intent: &Intent, offset: u64, len: usize) -> Result<bool, End> {
         let mut small = [0; MAX_TAGGED_BYTES];
         let whole = if let Some(bytes) = small.get_mut(..len) {
-            // Nothing of it is placed, or shown to the permit, that its producer did not send [I20].
+            // Nothing of it is placed, or shown to the permit, that its producer did not send
+            // [I20].
             self.line.take_payload(bytes)?;
             let seen = if len <= SEEN_BYTES { &*bytes } else { &[] };
             self.permit.starts(intent, seen).map_err(End::Unfit)?;

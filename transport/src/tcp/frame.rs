@@ -1,9 +1,10 @@
 //! What travels between client and agent: fixed-size little-endian structures, so that nothing is
-//! parsed that was not counted first. One request is header, descriptors, tag, payloads of the writes
-//! in order; one response is header, message or results of the atomics in order, tag, payloads of the
-//! reads in order. A tag stands where the connection was authenticated, over all that is before it in
-//! its message; hello and welcome end with one, too. There each payload of at most
-//! [`super::tags::MAX_TAGGED_BYTES`] has a tag of its own behind it as well, which no length counts. The first 12 bytes of a hello and a welcome never change: they carry the version.
+//! parsed that was not counted first. One request is header, descriptors, tag, payloads of the
+//! writes in order; one response is header, message or results of the atomics in order, tag,
+//! payloads of the reads in order. A tag stands where the connection was authenticated, over all
+//! that is before it in its message; hello and welcome end with one, too. There each payload of at
+//! most [`super::tags::MAX_TAGGED_BYTES`] has a tag of its own behind it as well, which no length
+//! counts. The first 12 bytes of a hello and a welcome never change: they carry the version.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -92,8 +93,8 @@ pub(super) struct Response {
     pub n_results: U32,
     /// Read payload that follows the results.
     pub read_bytes: U64,
-    /// 1: the agent closes the connection after this response, and has looked at nothing that was sent
-    /// behind its request: that did not happen, and may be sent again.
+    /// 1: the agent closes the connection after this response, and has looked at nothing that was
+    /// sent behind its request: that did not happen, and may be sent again.
     pub closing: U32,
     pub reserved: U32,
 }

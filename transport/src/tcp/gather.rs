@@ -6,8 +6,9 @@ use std::os::fd::AsRawFd;
 
 /// Slices handed to the kernel in one call.
 const GATHER_SLICES: usize = 64;
-/// Bytes handed to the kernel in one call. Measured on loopback between cold memory of 64 MiB at both
-/// ends: sends of 64 MiB move half as much as sends of 0.5 to 1 MiB, and so do those of 128 KiB.
+/// Bytes handed to the kernel in one call. Measured on loopback between cold memory of 64 MiB at
+/// both ends: sends of 64 MiB move half as much as sends of 0.5 to 1 MiB, and so do those of 128
+/// KiB.
 const SEND_BYTES: usize = 512 << 10;
 
 /// Pieces collected for as few send calls as possible.
@@ -53,8 +54,8 @@ impl<'a> Gather<'a> {
         while first < self.n {
             self.limits.in_time()?;
             let (end, cut, whole) = self.piece(first);
-            // A short segment waits for what follows. A large piece had better be pushed: held back for
-            // more, its end halves what is moved.
+            // A short segment waits for what follows. A large piece had better be pushed: held back
+            // for more, its end halves what is moved.
             let more = more && !whole;
             let flags = libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
             // SAFETY: a msghdr of zeros is a valid empty one.
@@ -77,8 +78,8 @@ impl<'a> Gather<'a> {
         Ok(())
     }
 
-    /// What one call takes: the end of its slices, the bytes of the last one that are left for the next
-    /// call, and whether it is all that a call may take.
+    /// What one call takes: the end of its slices, the bytes of the last one that are left for the
+    /// next call, and whether it is all that a call may take.
     fn piece(&self, first: usize) -> (usize, usize, bool) {
         let mut bytes = 0;
         for (i, slice) in self.slices[first..self.n].iter().enumerate() {

@@ -1,6 +1,6 @@
 //! One tcp connection under both ends: raw receive and send with a bound on how long nothing may
-//! move, and one on how long all of it may take. Raw pointers, because the kernel copies straight between socket and shared memory; no
-//! buffer here ever holds a payload.
+//! move, and one on how long all of it may take. Raw pointers, because the kernel copies straight
+//! between socket and shared memory; no buffer here ever holds a payload.
 
 use super::deadline::Deadline;
 use super::gather::Gather;
@@ -20,8 +20,8 @@ use std::time::Duration;
 const SOCKET_BUFFER_BYTES: usize = 2 << 20;
 /// A stall is noticed within its limit plus one of so many parts: each blocking call waits a part.
 const STALL_PARTS: u32 = 10;
-/// Bytes taken from the kernel in one call. Measured on loopback between cold memory of 64 MiB at both
-/// ends: receives of 4 MiB move six tenths of what those of 256 KiB do.
+/// Bytes taken from the kernel in one call. Measured on loopback between cold memory of 64 MiB at
+/// both ends: receives of 4 MiB move six tenths of what those of 256 KiB do.
 const RECEIVE_BYTES: usize = 256 << 10;
 /// Small things are received through a buffer of this size, one call for many.
 const INPUT_BYTES: usize = 16 << 10;
@@ -208,8 +208,8 @@ impl Line {
         self.limits.deadline = deadline;
     }
 
-    /// From here on the head of each message, either way, has a tag behind it, and so has each small
-    /// payload.
+    /// From here on the head of each message, either way, has a tag behind it, and so has each
+    /// small payload.
     pub(super) fn set_tags(&mut self, tags: Tags) {
         self.tags = tags;
     }
@@ -230,8 +230,8 @@ impl Line {
         if self.tags.fits(parts, &tag) { Ok(()) } else { Err(Broken::Forged) }
     }
 
-    /// Takes a verb's payload, and the tag behind it if it is small: an error if the other end did not
-    /// send it, and then nothing of `dst` is to be believed.
+    /// Takes a verb's payload, and the tag behind it if it is small: an error if the other end did
+    /// not send it, and then nothing of `dst` is to be believed.
     pub(super) fn take_payload(&mut self, dst: &mut [u8]) -> Result<(), Broken> {
         self.take(dst)?;
         if has_tag(dst.len()) { self.check_tag(&[dst]) } else { Ok(()) }
@@ -317,8 +317,8 @@ impl Line {
         }
     }
 
-    /// What has come already, without waiting: None if nothing has, 0 bytes at the end of the stream. Only
-    /// before anything else is taken.
+    /// What has come already, without waiting: None if nothing has, 0 bytes at the end of the
+    /// stream. Only before anything else is taken.
     pub(super) fn receive_now(&self, dst: &mut [u8]) -> io::Result<Option<usize>> {
         let fd = self.shared.socket.as_raw_fd();
         loop {
@@ -401,8 +401,8 @@ impl Line {
         &self.input[self.start - n..self.start]
     }
 
-    /// Takes `len` bytes to an address: what was received already, then straight from the kernel, piece
-    /// by piece. Asks `stop` before each; false if it stopped.
+    /// Takes `len` bytes to an address: what was received already, then straight from the kernel,
+    /// piece by piece. Asks `stop` before each; false if it stopped.
     ///
     /// # Safety
     /// `dst` must be writable for `len` bytes, by us, until this returns.

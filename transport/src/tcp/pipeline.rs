@@ -1,7 +1,7 @@
-//! Several batches over one connection, each sent before the answer to the one before it has come: the
-//! agent takes in the next payload while its answer is on the way. Only batches of one request that
-//! bring back no more than words, so that neither end waits to send while the other does. Whatever is
-//! left undone here, the caller posts one by one.
+//! Several batches over one connection, each sent before the answer to the one before it has come:
+//! the agent takes in the next payload while its answer is on the way. Only batches of one request
+//! that bring back no more than words, so that neither end waits to send while the other does.
+//! Whatever is left undone here, the caller posts one by one.
 
 use super::batch::{Cursor, Limits, Outgoing};
 use super::client::{Answer, TcpVerbs, bytes_of, send};
@@ -12,8 +12,8 @@ use crate::error::TransportError;
 use crate::verbs::{Op, Post, PostObserver, check_batch};
 use std::collections::VecDeque;
 
-/// Requests sent and not answered: more than the sockets hold, so that the agent never waits for the next
-/// one, and no more, since a fence waits for them; a larger one goes alone.
+/// Requests sent and not answered: more than the sockets hold, so that the agent never waits for
+/// the next one, and no more, since a fence waits for them; a larger one goes alone.
 const AHEAD_BYTES: u64 = 8 << 20;
 const AHEAD: usize = 16;
 
@@ -52,16 +52,16 @@ impl TcpVerbs {
         if let Err(error) = flown
             && (matches!(error, TransportError::Timeout(_)) || left(outcomes) == before)
         {
-            // Those that never left would wait as long again, each of them, for a peer that is stuck or
-            // cannot be reached.
+            // Those that never left would wait as long again, each of them, for a peer that is
+            // stuck or cannot be reached.
             let undone = outcomes.iter_mut().filter(|o| o.is_none());
             undone.for_each(|o| *o = Some(Err(lost_with(&error))));
         }
         left(outcomes) < before
     }
 
-    /// Sends ahead and takes the answers, in order. An error ends the connection; whoever was on its way
-    /// has it, too.
+    /// Sends ahead and takes the answers, in order. An error ends the connection; whoever was on
+    /// its way has it, too.
     fn fly(
         &self,
         lease: &mut Lease<'_>,
@@ -98,8 +98,8 @@ impl TcpVerbs {
                 flying.push_back(request);
             }
             let Some(InFlightRequest { batch, id, out }) = flying.pop_front() else { break };
-            // A send that broke off was the last one's: the answers before it are still to come, but from an
-            // agent that takes nothing any more.
+            // A send that broke off was the last one's: the answers before it are still to come,
+            // but from an agent that takes nothing any more.
             let stuck = matches!(broken, Some(Broken::Stalled(_) | Broken::Late(_)));
             let last = flying.is_empty() || stuck;
             let sent = if last { broken.take().map_or(Ok(()), Err) } else { Ok(()) };

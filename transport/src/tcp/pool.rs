@@ -145,8 +145,8 @@ impl Pool {
         }
     }
 
-    /// A connection: an idle one, a new one made before `within`, or the next that comes free within
-    /// the stall limit.
+    /// A connection: an idle one, a new one made before `within`, or the next that comes free
+    /// within the stall limit.
     pub(super) fn lease(&self, within: Deadline) -> Result<Lease<'_>, TransportError> {
         self.lease_waiting(Duration::from_millis(self.opts.stall_ms), within)
     }

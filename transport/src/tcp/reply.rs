@@ -1,6 +1,6 @@
-//! What an agent sends: its welcome, refusals, and answers with results and payload. The reads behind
-//! the last change of a request happen here, in order, each copied into the socket before the next
-//! begins [I7].
+//! What an agent sends: its welcome, refusals, and answers with results and payload. The reads
+//! behind the last change of a request happen here, in order, each copied into the socket before
+//! the next begins [I7].
 
 use super::agent::Shared;
 use super::frame::{MAX_OPS, Status, TCP_VERSION, WELCOME_MAGIC, Welcome, message};
@@ -57,8 +57,8 @@ impl Reply<'_> {
                 out.send(true)?;
                 used = 0;
             }
-            // SAFETY: used + with_tag <= SMALL_BYTES; earlier pieces that are still to be sent lie below
-            // `used`; `small` is used through `base` alone here.
+            // SAFETY: used + with_tag <= SMALL_BYTES; earlier pieces that are still to be sent lie
+            // below `used`; `small` is used through `base` alone here.
             let piece = unsafe { std::slice::from_raw_parts_mut(base.add(used), with_tag) };
             let (payload, behind) = piece.split_at_mut(len);
             let copied = self.segment.copy_out(offset, payload);

@@ -1,7 +1,7 @@
-//! One connection of the agent, after its handshake: greet, then requests until the peer leaves, stalls or talks
-//! nonsense, or takes too long over a request, which ends this connection and no other [I19]. Bytes of a plan are placed only while
-//! its permit is held, and the permit is dropped before the answer is sent, so a peer that does not
-//! read cannot hold up a fence [I10].
+//! One connection of the agent, after its handshake: greet, then requests until the peer leaves,
+//! stalls or talks nonsense, or takes too long over a request, which ends this connection and no
+//! other [I19]. Bytes of a plan are placed only while its permit is held, and the permit is dropped
+//! before the answer is sent, so a peer that does not read cannot hold up a fence [I10].
 
 use super::agent::Shared;
 use super::deadline::Deadline;

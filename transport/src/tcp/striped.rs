@@ -1,12 +1,13 @@
-//! Large reads and writes over several connections at a time. A batch stays what it is, verbs strictly
-//! in order: each large one is cut into stripes, and nothing that stands behind it is sent before
-//! every stripe was answered. So READY follows the last byte of all of them [I4], and a reader's
-//! second look comes after it [I7]. Decides nothing about how many; see [`nkv_store::Stripes`].
+//! Large reads and writes over several connections at a time. A batch stays what it is, verbs
+//! strictly in order: each large one is cut into stripes, and nothing that stands behind it is sent
+//! before every stripe was answered. So READY follows the last byte of all of them [I4], and a
+//! reader's second look comes after it [I7]. Decides nothing about how many; see
+//! [`nkv_store::Stripes`].
 //!
 //! A stripe is a request like any other: its bytes are placed under its plan's permit, counted by
-//! the plan's gate, so a fence covers all stripes [I10], and the agent answers once they are in memory and
-//! the permit is given back. A stripe that fails fails the batch; the others are done to their end
-//! first, so that none of them is on its way when the call has ended.
+//! the plan's gate, so a fence covers all stripes [I10], and the agent answers once they are in
+//! memory and the permit is given back. A stripe that fails fails the batch; the others are done to
+//! their end first, so that none of them is on its way when the call has ended.
 
 use super::client::TcpVerbs;
 use super::deadline::Deadline;

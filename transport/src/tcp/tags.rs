@@ -1,11 +1,12 @@
-//! Tags: what makes each message's head (verbs, offsets, lengths, tokens, results) the other end's own
-//! on a connection that was authenticated. A relay or a hijacker can pass messages on, and neither
-//! make, change, drop, repeat nor reorder one [I20]. The payload of a verb has a tag of its own if it is
-//! small: headers and index entries are. Large payload has none, for speed.
+//! Tags: what makes each message's head (verbs, offsets, lengths, tokens, results) the other end's
+//! own on a connection that was authenticated. A relay or a hijacker can pass messages on, and
+//! neither make, change, drop, repeat nor reorder one [I20]. The payload of a verb has a tag of its
+//! own if it is small: headers and index entries are. Large payload has none, for speed.
 
 use crate::wire::auth::{TAG_BYTES, TagKey, TagKeys};
 
-/// Payload of one verb up to so many bytes has a tag behind it: a header, or a pair of index buckets.
+/// Payload of one verb up to so many bytes has a tag behind it: a header, or a pair of index
+/// buckets.
 pub(super) const MAX_TAGGED_BYTES: usize = 128;
 
 /// Whether payload of so many bytes has a tag, on a connection that has tags.

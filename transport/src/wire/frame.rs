@@ -81,7 +81,8 @@ pub enum WireError {
     },
     /// Too many large frames at once.
     #[error(
-        "no room to receive {bytes} bytes beside {in_flight} others in flight (limit {MAX_IN_FLIGHT_BYTES}); send smaller batches"
+        "no room to receive {bytes} bytes beside {in_flight} others in flight (limit \
+         {MAX_IN_FLIGHT_BYTES}); send smaller batches"
     )]
     Busy {
         /// Its length in bytes.

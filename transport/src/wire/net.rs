@@ -195,7 +195,8 @@ impl Drop for UnixAccept {
     }
 }
 
-/// Removes a socket file that nobody listens on; refuses to touch one in use or another kind of file.
+/// Removes a socket file that nobody listens on; refuses to touch one in use or another kind of
+/// file.
 fn unlink_if_stale(path: &Path) -> io::Result<()> {
     let meta = match std::fs::symlink_metadata(path) {
         Ok(m) => m,

@@ -20,7 +20,8 @@ pub struct UnixPeer {
     pub process: Option<Arc<dyn Process>>,
 }
 
-/// A process of this host, and whether it still lives: the seam that a simulation answers for its own.
+/// A process of this host, and whether it still lives: the seam that a simulation answers for its
+/// own.
 pub trait Process: Send + Sync + fmt::Debug {
     /// False once it has ended; then it never lives again.
     fn is_alive(&self) -> bool;

@@ -1,6 +1,6 @@
 //! An encrypted control connection: what is written goes out in records of a session, each {its
-//! length u16, ciphertext with its tag}, and a record that is not the next one of the other end ends
-//! the connection [I20]. Buffers are bounded; it knows nothing of frames.
+//! length u16, ciphertext with its tag}, and a record that is not the next one of the other end
+//! ends the connection [I20]. Buffers are bounded; it knows nothing of frames.
 
 use super::net::{BoxStream, Stream};
 use snow::TransportState;

@@ -298,14 +298,16 @@ impl PostObserver for Pairs {
     }
 }
 
-/// A request behind one whose connection is closed has not happened, and is made again; it happens once.
+/// A request behind one whose connection is closed has not happened, and is made again; it happens
+/// once.
 #[test]
 fn i1_batches_of_one_call_happen_once_though_every_answer_closes_its_connection() {
     let (memory, agent) = cutting();
     let to = agent.local_addr().to_string();
     let client = TcpVerbs::connect(&to, INCARNATION, JOB, TcpOptions::default()).unwrap();
-    // The small ones come with the request before them, into one buffer of the agent; the large ones do
-    // not fit it, but into one segment, which has come whole when the cut ends the reception.
+    // The small ones come with the request before them, into one buffer of the agent; the large
+    // ones do not fit it, but into one segment, which has come whole when the cut ends the
+    // reception.
     let payload = vec![3; 30_000];
     let sizes = [8, 8, 30_000, 8, 8, 30_000, 30_000, 8];
     let mut chains: Vec<_> = sizes

@@ -1,5 +1,5 @@
-//! Who is let in by an agent with a guard, over real sockets [I20]; and that those who are not disturb
-//! nobody who is.
+//! Who is let in by an agent with a guard, over real sockets [I20]; and that those who are not
+//! disturb nobody who is.
 
 mod payload;
 

@@ -1,5 +1,5 @@
-//! How a handle comes to an owner: in its own process, by shared memory, or over tcp, the best way that
-//! is allowed and works.
+//! How a handle comes to an owner: in its own process, by shared memory, or over tcp, the best way
+//! that is allowed and works.
 
 use super::super::counters::Messages;
 use super::super::put_log::PeerLog;
@@ -81,8 +81,8 @@ struct PathChoice {
 }
 
 impl Attaching {
-    /// Attaches by the best way that is allowed, and by one more where claims go another way. Must run on a
-    /// place with `spawn_local`.
+    /// Attaches by the best way that is allowed, and by one more where claims go another way. Must
+    /// run on a place with `spawn_local`.
     pub(crate) async fn run(self) -> Result<Vec<Arc<Peer>>> {
         // As the master told of it; everything about this owner is computed from it.
         self.info.check().map_err(|e| {
@@ -105,7 +105,8 @@ impl Attaching {
         Ok(all)
     }
 
-    /// Who makes other identities of keys finds nothing there, and what it puts is found by nobody [I16].
+    /// Who makes other identities of keys finds nothing there, and what it puts is found by nobody
+    /// [I16].
     fn check_hasher(&self) -> Result<()> {
         let (ours, theirs) = (self.info.key_fingerprint, self.hasher.fingerprint());
         if ours == theirs {
@@ -115,7 +116,8 @@ impl Attaching {
         Err(Error::unsupported(Refusal::Keys { who, ours, theirs }.to_string()))
     }
 
-    /// The way by which a process that maps a segment claims in a log whose claims a device counts [I1].
+    /// The way by which a process that maps a segment claims in a log whose claims a device counts
+    /// [I1].
     pub(crate) async fn to_claim(&self) -> Result<Arc<Peer>> {
         self.devices(AttachmentUse::Claims, Vec::new()).await
     }
@@ -154,7 +156,8 @@ impl Attaching {
         self.tcp(passed_over).await
     }
 
-    /// A way whose open claims, if it makes any, are kept in this table. The token is shown to nobody.
+    /// A way whose open claims, if it makes any, are kept in this table. The token is shown to
+    /// nobody.
     fn path_choice(&self, claims: Option<Arc<OpenClaims>>) -> PathChoice {
         PathChoice {
             obeyed: self.plans.obeyed(self.info.incarnation, claims.clone()),
@@ -170,7 +173,8 @@ impl Attaching {
         self.path_choice(self.claims.clone().filter(|_| !self.info.nic_atomics))
     }
 
-    /// Through devices: what was posted may land after its call, and this way's link alone knows of it.
+    /// Through devices: what was posted may land after its call, and this way's link alone knows of
+    /// it.
     fn device_path(&self) -> PathChoice {
         let counts = self.info.nic_atomics && self.claims.is_some();
         self.path_choice(counts.then(|| Arc::new(OpenClaims::new(Landing::Later))))
@@ -244,8 +248,9 @@ impl Attaching {
         let heap = match self.map(address, stream.is_unix()).await {
             Ok(heap) => heap,
             Err(e) => {
-                // Registered by the hello: take that back, or the owner would wait for our word. Not with a
-                // write going on through an earlier attachment, for which this one stands.
+                // Registered by the hello: take that back, or the owner would wait for our word.
+                // Not with a write going on through an earlier attachment, for which this one
+                // stands.
                 if !self.writes_on {
                     let _ =
                         write_frame(&mut stream, &mut Vec::new(), 0, &ClientToOwner::Detach).await;
@@ -396,8 +401,8 @@ impl Attaching {
                 Err(Error::disconnected(format!("rank {} is not reachable: {e}", self.info.rank)))
             }
             Err(_) => Err(Error::timeout(format!(
-                "rank {} at {address} did not answer within {ATTACH_LIMIT:?}: stopped or overloaded? \
-                 nkv status says when it was last heard of",
+                "rank {} at {address} did not answer within {ATTACH_LIMIT:?}: stopped or \
+                 overloaded? nkv status says when it was last heard of",
                 self.info.rank
             ))),
         }

@@ -1,5 +1,5 @@
-//! The link between a handle and one owner: touches, names and answers go out, orders to drop come in.
-//! It lives on the place of the handle's Producer.
+//! The link between a handle and one owner: touches, names and answers go out, orders to drop come
+//! in. It lives on the place of the handle's Producer.
 
 use crate::message::{ClientToOwner, OwnerToClient, PlanId};
 use crate::plans::{Obeyed, OpenPlans};
@@ -24,8 +24,8 @@ pub(crate) enum Outgoing {
 /// Questions about plans that wait for their answer.
 type Checks = Arc<Mutex<Vec<(PlanId, oneshot::Sender<bool>)>>>;
 
-/// Moves frames both ways until the owner or the client goes, or `path`, of writes through devices; returns
-/// why.
+/// Moves frames both ways until the owner or the client goes, or `path`, of writes through devices;
+/// returns why.
 pub(super) async fn run_link(
     stream: BoxStream,
     mut rx: mpsc::Receiver<Outgoing>,
@@ -140,8 +140,8 @@ async fn listen(
 }
 
 /// Says a word once no copy is in flight that it would deny. A copy is bounded by its
-/// size, and so are the few that are made together. Of a way that failed meanwhile nothing is said: what
-/// was sent through a device may arrive still, and the owner learns by the end of the link.
+/// size, and so are the few that are made together. Of a way that failed meanwhile nothing is said:
+/// what was sent through a device may arrive still, and the owner learns by the end of the link.
 async fn send_when(
     out: impl Fn() -> bool,
     message: ClientToOwner,

@@ -1,4 +1,5 @@
-//! What a call holds that is not over: given back if the call fails, or its future is dropped [I12].
+//! What a call holds that is not over: given back if the call fails, or its future is dropped
+//! [I12].
 
 use super::super::Client;
 use crate::error::{Error, Result};

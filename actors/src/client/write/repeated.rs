@@ -1,5 +1,5 @@
-//! A key that stands in one batch twice: the first of them is put, and the others are told so. Without
-//! this they would hear of another put, which there is not.
+//! A key that stands in one batch twice: the first of them is put, and the others are told so.
+//! Without this they would hear of another put, which there is not.
 
 use crate::error::{Error, ErrorKind, Result};
 use hashbrown::HashMap;

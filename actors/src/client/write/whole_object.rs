@@ -1,5 +1,5 @@
-//! Whole objects of one call: each as one chain of verbs into its own plan, those for one owner handed
-//! to the transport together.
+//! Whole objects of one call: each as one chain of verbs into its own plan, those for one owner
+//! handed to the transport together.
 
 use super::super::Client;
 use super::{publication, published};
@@ -65,8 +65,9 @@ impl Client {
     }
 }
 
-/// The gates of plans whose objects are posted together: each is entered when its object leaves and left
-/// once it is answered, or nothing more of it is sent. An owner that ends one waits for no object behind it.
+/// The gates of plans whose objects are posted together: each is entered when its object leaves and
+/// left once it is answered, or nothing more of it is sent. An owner that ends one waits for no
+/// object behind it.
 struct InFlightGates<'a> {
     plans: Vec<&'a PlanState>,
     clock: &'a dyn Clock,

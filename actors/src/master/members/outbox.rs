@@ -28,8 +28,8 @@ impl Members {
         let inner = &mut *self.lock();
         let Some(m) = inner.ranks.get_mut(&segment_id) else { return };
         let waited_for = match &down {
-            // By its commit, which asks whether the owner has recorded it; in this process by a producer's
-            // first byte over tcp: the agent knows the plan from the owner.
+            // By its commit, which asks whether the owner has recorded it; in this process by a
+            // producer's first byte over tcp: the agent knows the plan from the owner.
             MasterToOwner::PlanOpened(p) => {
                 let maps = inner.producers.get(&p.producer).is_some_and(|p| p.rings > 0);
                 !(m.own && m.same_host && maps)

@@ -1,4 +1,5 @@
-//! A Master on an arbiter of its own, time by hand, and ranks that say only what a test has them say.
+//! A Master on an arbiter of its own, time by hand, and ranks that say only what a test has them
+//! say.
 
 use crate::actor::{ActorAddr, Reply};
 use crate::executor::OwnedExecutor;
@@ -138,8 +139,8 @@ impl Bench {
         Self { master, members, clock, confirming: false, world, _executor: executor }
     }
 
-    /// All ranks joined fresh, and their empty heaps reported. They are of the master's process: nobody
-    /// waits until they have recorded a plan.
+    /// All ranks joined fresh, and their empty heaps reported. They are of the master's process:
+    /// nobody waits until they have recorded a plan.
     pub(super) async fn whole(world: u32) -> (Self, Vec<Rank>) {
         Self::new(world).await.whole_of(world).await
     }
@@ -267,8 +268,8 @@ impl Bench {
         }
     }
 
-    /// Returns once the master's timer has come up since: it looked at the time as it is now. Nothing
-    /// else may be on its way to the master.
+    /// Returns once the master's timer has come up since: it looked at the time as it is now.
+    /// Nothing else may be on its way to the master.
     pub(super) async fn ticks(&self) {
         let before = self.master.status().handled;
         let handled = async || self.master.status().handled;
@@ -276,8 +277,8 @@ impl Bench {
         eventually("the master's timer comes up", handled, |n| *n >= before + 2).await;
     }
 
-    /// Lets a TTL pass in which these ranks give signs of life, and the master looks often enough: a pause
-    /// of its own it would forgive.
+    /// Lets a TTL pass in which these ranks give signs of life, and the master looks often enough:
+    /// a pause of its own it would forgive.
     pub(super) async fn a_ttl_passes(&self, ranks: &[&Rank]) {
         for _ in 0..10 {
             self.clock.advance_ms(TTL_MS / 8);

@@ -140,8 +140,8 @@ async fn a_commit_whose_owners_link_breaks_is_disconnected_and_nothing_is_stored
     assert!(bench.found("k").await.is_err());
 }
 
-/// The new link comes before the end of the old one is known. What was recorded over the old link is
-/// not asked about again: the report says it.
+/// The new link comes before the end of the old one is known. What was recorded over the old link
+/// is not asked about again: the report says it.
 #[tokio::test]
 async fn a_commit_that_waits_is_acknowledged_by_the_report_of_an_owner_that_has_the_plan() {
     let (bench, mut ranks) = Bench::whole_apart(1).await;

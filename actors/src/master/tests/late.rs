@@ -55,8 +55,8 @@ async fn model_views_i17_a_rank_that_an_earlier_master_lost_is_refused_whoever_c
     assert_eq!(bench.found("removed-meanwhile").await, Err(ErrorKind::NotFound));
 }
 
-/// What an earlier master's remove said to be gone, because its rank was, that rank brings along if it
-/// is the first to come.
+/// What an earlier master's remove said to be gone, because its rank was, that rank brings along if
+/// it is the first to come.
 #[tokio::test]
 async fn i6_a_master_finds_nothing_before_it_met_those_who_may_know_of_a_loss() {
     let old = term(3, 9);
@@ -106,8 +106,8 @@ async fn model_views_a_remove_waits_until_the_others_keep_the_loss_of_a_rank() {
     assert_eq!(e.kind, ErrorKind::NotFound, "it went with its rank: {e}");
 }
 
-/// Cut off together with its master, a minority would be all that knows of the loss; the others, alive
-/// on the other side of the cut, would bring back what was removed.
+/// Cut off together with its master, a minority would be all that knows of the loss; the others,
+/// alive on the other side of the cut, would bring back what was removed.
 #[tokio::test]
 async fn i6_a_removal_is_not_acknowledged_by_a_loss_that_only_a_minority_knows_of() {
     let (bench, mut ranks) = Bench::whole(3).await;
@@ -180,8 +180,7 @@ async fn a_rank_still_to_be_met_is_in_no_view_as_lost() {
 }
 
 #[tokio::test]
-async fn i6_a_key_put_anew_while_a_rank_could_not_report_is_removed_once_it_has_and_does_not_come_back()
- {
+async fn i6_a_key_put_anew_while_a_rank_could_not_report_is_removed_once_it_has() {
     let bench = Bench::new(2).await;
     let old = term(3, 9);
     let mut first = bench.join(0, 100).await.unwrap();
@@ -217,8 +216,8 @@ async fn i6_a_key_put_anew_while_a_rank_could_not_report_is_removed_once_it_has_
     assert_eq!(bench.found("other").await, Ok(unreported.at(1, 1)));
 }
 
-/// The key was put anew under an earlier master, while the rank was silent there as well: this one has it
-/// from a report, and knows nothing of the older copy.
+/// The key was put anew under an earlier master, while the rank was silent there as well: this one
+/// has it from a report, and knows nothing of the older copy.
 #[tokio::test]
 async fn i6_a_key_that_another_rank_reported_is_not_removed_while_one_cannot_report() {
     let bench = Bench::new(2).await;
@@ -259,8 +258,8 @@ async fn i17_a_rank_late_for_a_term_that_rose_twice_is_gone_all_the_same() {
     assert!(is_gone(bench.join_from(2, 102, obeyed, SeenView::default()).await));
 }
 
-/// Seed 294679789 of the simulation: what the first of two masters in one process said to be gone, because
-/// a rank was, that rank brought along once the second had begun.
+/// Seed 294679789 of the simulation: what the first of two masters in one process said to be gone,
+/// because a rank was, that rank brought along once the second had begun.
 #[tokio::test]
 async fn i6_a_rank_that_a_ruling_term_never_met_stays_lost_when_its_master_rises() {
     let bench = Bench::new(3).await;
@@ -282,7 +281,8 @@ async fn i6_a_rank_that_a_ruling_term_never_met_stays_lost_when_its_master_rises
     assert!(is_gone(bench.join_from(2, 102, old, view(old, 2, &[100, 101, 102])).await));
 }
 
-/// Whoever a term lost stays lost, though later views of that term are kept in place of the one that says so.
+/// Whoever a term lost stays lost, though later views of that term are kept in place of the one
+/// that says so.
 #[tokio::test]
 async fn i17_of_each_earlier_term_the_latest_view_counts() {
     let old = term(3, 9);

@@ -241,7 +241,8 @@ async fn i15_what_a_log_serves_elsewhere_is_retired_when_a_plan_goes_live_over_i
     }
 }
 
-/// What a log has of a key is gone once it is asked to take it out: a remove that is refused must not ask.
+/// What a log has of a key is gone once it is asked to take it out: a remove that is refused must
+/// not ask.
 #[tokio::test]
 async fn i6_a_remove_that_is_refused_takes_nothing_out_of_any_log() {
     let removes = [

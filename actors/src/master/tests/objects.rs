@@ -55,8 +55,8 @@ async fn model_freedck_i11_a_duplicated_and_a_delayed_freed_free_nothing() {
     }
 }
 
-/// Its plan and its commit were lost with a link, and it was removed before the rank was back. READY in
-/// the owner's memory, it is readable by its location, and its slot is no free one.
+/// Its plan and its commit were lost with a link, and it was removed before the rank was back.
+/// READY in the owner's memory, it is readable by its location, and its slot is no free one.
 #[tokio::test]
 async fn i6_a_removal_retires_an_object_that_its_owner_never_heard_of_before_it_is_done() {
     let (bench, mut ranks) = Bench::whole(2).await;

@@ -61,8 +61,8 @@ async fn i17_a_rank_not_met_in_time_stays_out_when_its_master_has_lost_the_quoru
     assert!(matches!(late, Err(Refusal::Gone { rank: 1, incarnation: 101 })));
 }
 
-/// It is of the master's own process and began with it: no earlier master knew of it, so none has lost it.
-/// What was put into its log before the others came would be lost with it.
+/// It is of the master's own process and began with it: no earlier master knew of it, so none has
+/// lost it. What was put into its log before the others came would be lost with it.
 #[tokio::test]
 async fn i17_no_view_of_an_earlier_master_loses_rank_0s_own_segment() {
     let (older, old) = (term(2, 8), term(3, 9));
@@ -207,11 +207,10 @@ async fn the_last_term_there_can_be_is_refused() {
     assert!(matches!(refused, Some(Refusal::NotHere(_))), "{refused:?}");
 }
 
-/// What was granted on a rank, and said to it in words that a broken link lost, only the actor knew that
-/// panicked since: a producer may still write there.
+/// What was granted on a rank, and said to it in words that a broken link lost, only the actor knew
+/// that panicked since: a producer may still write there.
 #[tokio::test]
-async fn i10_a_rank_whose_link_broke_before_the_rebuilt_master_had_its_report_is_fenced_by_a_new_term()
- {
+async fn i10_a_rank_whose_link_broke_before_its_report_is_fenced_by_a_new_term() {
     for (panics, breaks) in [(true, true), (true, false), (false, true)] {
         let (bench, mut ranks) = Bench::whole(2).await;
         let before = bench.members.term();

@@ -58,8 +58,8 @@ impl ObjMeta {
 }
 
 impl Response {
-    /// Whether a master can say so. That a list is as long as the question is seen to by who asked, and
-    /// where an object lies by who knows its segment.
+    /// Whether a master can say so. That a list is as long as the question is seen to by who asked,
+    /// and where an object lies by who knows its segment.
     pub fn check(&self) -> Result<()> {
         let checked = match self {
             Response::Plans(list) => {

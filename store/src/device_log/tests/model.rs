@@ -3,7 +3,8 @@
 //! evicts, removes, asks about holes and restarts; readers of three kinds that validate what they
 //! copied. Memory is sequentially consistent here: what may be reordered is the model checker's
 //! part (tests/words/log*.rs). Each rule is also broken on purpose, and the break is caught.
-//! More than the usual seeds: `NKV_MODEL_SEEDS=100000 cargo test -p nkv-store --release any_life_of`.
+//! More than the usual seeds:
+//! `NKV_MODEL_SEEDS=100000 cargo test -p nkv-store --release any_life_of`.
 
 mod owner;
 mod producer;

@@ -52,7 +52,8 @@ fn op() -> impl Strategy<Value = Op> {
     let slot = || 0..SLOTS;
     let back = || prop_oneof![6 => Just(0u32), 1 => Just(1), 1 => Just(2)];
     prop_oneof![
-        4 => (slot(), 0..9000u64, back()).prop_map(|(slot, bytes, back)| Op::Open { slot, bytes, back }),
+        4 => (slot(), 0..9000u64, back())
+            .prop_map(|(slot, bytes, back)| Op::Open { slot, bytes, back }),
         4 => slot().prop_map(|slot| Op::Begin { slot }),
         4 => (slot(), back()).prop_map(|(slot, back)| Op::Publish { slot, back }),
         1 => slot().prop_map(|slot| Op::Abort { slot }),

@@ -34,8 +34,9 @@ fn a_scan_finds_every_slot_as_it_was_and_holds_what_is_in_doubt() {
         begin(&heap, slot, 1, key, extent(&heap, slot, 1), 10);
     }
     slots.retire(5, 1, false, 0).unwrap();
-    // Slot 2: an open plan. 3: ending, LIVE not yet cleared. 4: half written for a plan not heard of.
-    // 5: retired, but its plan not yet marked as ending. 6: free, its plan of long ago forgotten.
+    // Slot 2: an open plan. 3: ending, LIVE not yet cleared. 4: half written for a plan not heard
+    // of. 5: retired, but its plan not yet marked as ending. 6: free, its plan of long ago
+    // forgotten.
     let plan =
         |slot, epoch, ending| OpenSlot { slot, epoch, extent: extent(&heap, slot, 1), ending };
     let plans = [plan(2, 1, false), plan(3, 1, true), plan(5, 1, false), plan(6, 9, false)];

@@ -1,5 +1,5 @@
-//! Memory that comes as a dma-buf. Soft-RoCE takes none: what is shown is that it is tried, what follows, and what
-//! is said. No GPU's memory has been registered yet.
+//! Memory that comes as a dma-buf. Soft-RoCE takes none: what is shown is that it is tried, what
+//! follows, and what is said. No GPU's memory has been registered yet.
 
 use super::*;
 use nkv_store::{Export, StoreError};

@@ -1,5 +1,5 @@
-//! Two ends over a real socket and one memory: frames of all sizes both ways, whatever either end does
-//! when it waits, and the end of either.
+//! Two ends over a real socket and one memory: frames of all sizes both ways, whatever either end
+//! does when it waits, and the end of either.
 
 use crate::ring::layout::{End, EndAt};
 use crate::ring::sleep::{Peer, Sleep};
@@ -61,8 +61,8 @@ impl Beside {
     }
 }
 
-/// A node in a thread of its own, which serves with `serve`; and the client's end, whose runtime is the
-/// caller's.
+/// A node in a thread of its own, which serves with `serve`; and the client's end, whose runtime is
+/// the caller's.
 fn pair<F: Future<Output = ()>>(
     waiting: Waiting,
     serve: impl FnOnce(RingStream) -> F + Send + 'static,

@@ -1,5 +1,5 @@
-//! A peer that writes what it likes into the shared words [I19]: an end may refuse, read nonsense, or
-//! wait until its limit, but neither panic nor read what is not there, nor hang.
+//! A peer that writes what it likes into the shared words [I19]: an end may refuse, read nonsense,
+//! or wait until its limit, but neither panic nor read what is not there, nor hang.
 
 use super::ends::{LANE_BYTES, LIMIT, runtime, sockets};
 use crate::ring::lane::{LaneReader, LaneWriter};
@@ -27,7 +27,9 @@ fn word() -> impl Strategy<Value = u64> {
 
 proptest! {
     #[test]
-    fn i19_no_counter_of_the_peer_makes_a_lane_give_more_than_it_has(words in proptest::collection::vec((word(), word(), 0..9000_usize), 1..60)) {
+    fn i19_no_counter_of_the_peer_makes_a_lane_give_more_than_it_has(
+        words in proptest::collection::vec((word(), word(), 0..9000_usize), 1..60),
+    ) {
         let memory = AnonMemory::new(MEMORY_BYTES).unwrap();
         let at = EndAt::new(End::Node, LANE_BYTES);
         let mut reader = LaneReader::new(at.incoming);

@@ -1,5 +1,5 @@
-//! A lane against a queue: whatever is written and read in whatever portions, the bytes are the same
-//! and so is the room.
+//! A lane against a queue: whatever is written and read in whatever portions, the bytes are the
+//! same and so is the room.
 
 use crate::ring::lane::{LaneReader, LaneWriter};
 use crate::ring::layout::{End, EndAt};

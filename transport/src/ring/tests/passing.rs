@@ -1,4 +1,5 @@
-//! How a ring is passed: a client takes sealed memory of the size that was announced, and nothing else.
+//! How a ring is passed: a client takes sealed memory of the size that was announced, and nothing
+//! else.
 
 use super::ends::{LIMIT, runtime};
 use crate::ring::{Offer, Waiting, take};

@@ -1,8 +1,8 @@
 //! The cookie of a job: 32 random bytes in a file that only its user can read, standing in for a
 //! secret between processes of one user on one host. Nodes make it and share a lock on it; the last
-//! one to end removes it, one whose file somebody else removed puts it back, and what killed ones left
-//! is taken over or swept by the next. Nothing here follows a link or trusts a folder that others could
-//! have made.
+//! one to end removes it, one whose file somebody else removed puts it back, and what killed ones
+//! left is taken over or swept by the next. Nothing here follows a link or trusts a folder that
+//! others could have made.
 
 use super::error::SecretError;
 use super::secret::{OTHERS, Secret};
@@ -127,10 +127,11 @@ impl CookieFolders {
         }
     }
 
-    /// The folders that are there and this user's own; with `make`, one below /tmp is made if there is
-    /// none. Another user's is passed over; an error only where nothing else is left.
+    /// The folders that are there and this user's own; with `make`, one below /tmp is made if there
+    /// is none. Another user's is passed over; an error only where nothing else is left.
     fn folders(&self, make: bool) -> Result<Vec<Folder>, SecretError> {
-        // A runtime folder of somebody else (`sudo` keeps the variable) is not an error, it is none.
+        // A runtime folder of somebody else (`sudo` keeps the variable) is not an error, it is
+        // none.
         let usable = |path: &PathBuf| Folder::open_at(path, OTHERS_WRITE).ok().flatten();
         let mut found: Vec<Folder> = self.runtime.iter().filter_map(usable).collect();
         let mut refused = Vec::new();
@@ -203,7 +204,8 @@ impl Folder {
         Ok(Some((file.into(), secret)))
     }
 
-    /// Puts a cookie there, a fresh one if none is given; if another process was first, its cookie stays.
+    /// Puts a cookie there, a fresh one if none is given; if another process was first, its cookie
+    /// stays.
     fn make(&self, name: &str, secret: Option<&Secret>) -> Result<(), SecretError> {
         let path = self.path.join(name);
         let unique = format!(".{name}.{:016x}", nkv_store::random_u64());
@@ -223,8 +225,8 @@ impl Folder {
         made
     }
 
-    /// Removes the cookies of jobs whose nodes were all killed: nobody holds a share of their locks. A
-    /// node that has just made one and has no share yet makes it again.
+    /// Removes the cookies of jobs whose nodes were all killed: nobody holds a share of their
+    /// locks. A node that has just made one and has no share yet makes it again.
     fn sweep(&self, own: &str) -> usize {
         let Ok(entries) = rustix::fs::Dir::read_from(&self.fd) else { return 0 };
         let names = entries.take(MAX_SWEPT).flatten();
@@ -311,8 +313,8 @@ impl CookieFile {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts the cookie back if somebody removed it, such as a cleaner of /tmp or the end of a login: who
-    /// knows it lives on. Where it is now, if it was missing.
+    /// Puts the cookie back if somebody removed it, such as a cleaner of /tmp or the end of a
+    /// login: who knows it lives on. Where it is now, if it was missing.
     ///
     /// # Errors
     /// If it cannot be put back, or a node that came meanwhile made another one and holds it.
@@ -362,8 +364,8 @@ impl Held {
         alone
     }
 
-    /// The cookie of that name with a share of its lock, wherever it is; where it is nowhere, it is made
-    /// of `secret`, or fresh.
+    /// The cookie of that name with a share of its lock, wherever it is; where it is nowhere, it is
+    /// made of `secret`, or fresh.
     fn find_or_make(
         folders: &CookieFolders,
         name: &str,

@@ -218,7 +218,8 @@ impl Credentials {
         matches!(self.basis, CookieSource::Held(_))
     }
 
-    /// Puts a node's cookie back if it is missing: where it is now, then. Blocks on the file system.
+    /// Puts a node's cookie back if it is missing: where it is now, then. Blocks on the file
+    /// system.
     pub fn put_back(&self) -> Result<Option<PathBuf>, SecretError> {
         match &self.basis {
             CookieSource::Held(cookie) => cookie.put_back(),
@@ -226,8 +227,8 @@ impl Credentials {
         }
     }
 
-    /// What makes the identities of the job's keys [I16], at a node: the same at every node of the job,
-    /// and at every later one for as long as one of them lives. A client is told it by a node.
+    /// What makes the identities of the job's keys [I16], at a node: the same at every node of the
+    /// job, and at every later one for as long as one of them lives. A client is told it by a node.
     pub fn key_hasher(&self) -> Option<KeyHasher> {
         match &self.basis {
             CookieSource::Secret(secret) => Some(secret.key_hasher(&self.job)),

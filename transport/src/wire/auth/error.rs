@@ -63,8 +63,8 @@ pub enum SecretError {
     },
     /// Other users have made every folder that a cookie could lie in.
     #[error(
-        "no folder for the job's cookie can be used ({}): remove one of them, name one of your own in \
-         XDG_RUNTIME_DIR, or set NKV_SECRET for this job",
+        "no folder for the job's cookie can be used ({}): remove one of them, name one of your own \
+         in XDG_RUNTIME_DIR, or set NKV_SECRET for this job",
         .0.join("; ")
     )]
     NoFolder(Vec<String>),
@@ -101,7 +101,8 @@ pub enum AuthError {
     },
     /// Another job.
     #[error(
-        "this is job '{node}', not '{client}'; set NKV_JOB alike on every rank, or use another NKV_PORT"
+        "this is job '{node}', not '{client}'; set NKV_JOB alike on every rank, or use another \
+         NKV_PORT"
     )]
     Job {
         /// The job of the node.

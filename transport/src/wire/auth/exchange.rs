@@ -1,6 +1,6 @@
 //! Moves the handshake's frames over a stream, async or blocking; what they mean is decided in
-//! `handshake`. Reads take exactly the bytes of one frame, so the stream is then the caller's. It has
-//! no time limit of its own: the caller's stream or timeout has.
+//! `handshake`. Reads take exactly the bytes of one frame, so the stream is then the caller's. It
+//! has no time limit of its own: the caller's stream or timeout has.
 
 use super::credentials::{AuthMeans, Channel};
 use super::error::AuthError;
@@ -33,8 +33,13 @@ fn read(result: io::Result<usize>, got: usize) -> Result<usize, AuthError> {
 
 /// The two ways of moving bytes, written once: `$wait` is `.await` or nothing.
 macro_rules! drivers {
-    ($send_frame:ident, $prove:ident, ($($fun:tt)+), $reader:path, $writer:path, ($($wait:tt)*)) => {
-        $($fun)+ $send_frame<S: $writer + Unpin>(stream: &mut S, frame: &[u8]) -> Result<(), AuthError> {
+    (
+        $send_frame:ident, $prove:ident, ($($fun:tt)+), $reader:path, $writer:path, ($($wait:tt)*)
+    ) => {
+        $($fun)+ $send_frame<S: $writer + Unpin>(
+            stream: &mut S,
+            frame: &[u8],
+        ) -> Result<(), AuthError> {
             stream.write_all(frame)$($wait)*.map_err(|e| closed(e, 0))?;
             stream.flush()$($wait)*.map_err(|e| closed(e, 0))
         }

@@ -1,5 +1,6 @@
 //! The frames of the handshake: structures of fixed size, little-endian, sent before anything whose
-//! length a peer could choose. The first 12 bytes of opening and answer never change: magic and version.
+//! length a peer could choose. The first 12 bytes of opening and answer never change: magic and
+//! version.
 //!
 //! ```text
 //! client                                             node
@@ -11,7 +12,8 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Version of everything below. 1 was an exchange of nonces and HMACs that bound nothing that followed.
+/// Version of everything below. 1 was an exchange of nonces and HMACs that bound nothing that
+/// followed.
 pub const AUTH_VERSION: u32 = 2;
 /// A public key and the tag of an empty payload: Noise messages 1 and 2.
 pub(super) const NOISE_BYTES: usize = 32 + 16;
@@ -51,8 +53,8 @@ impl Text {
     }
 }
 
-/// What the client says in the clear: the prologue of the Noise handshake, so that both ends have read
-/// the same or it fails.
+/// What the client says in the clear: the prologue of the Noise handshake, so that both ends have
+/// read the same or it fails.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub(super) struct Prologue {

@@ -1,5 +1,6 @@
-//! The node's gatekeeper: every connection passes it before a byte of it means anything [I20]. It counts
-//! and reports who was turned away, with a bound on the lines, and knows nothing of what lies behind.
+//! The node's gatekeeper: every connection passes it before a byte of it means anything [I20]. It
+//! counts and reports who was turned away, with a bound on the lines, and knows nothing of what
+//! lies behind.
 
 use super::credentials::{AuthMeans, Channel, Credentials};
 use super::error::{AuthError, SecretError};
@@ -76,8 +77,8 @@ impl Guard {
         self.noted(outcome, &peer.text)
     }
 
-    /// The node's end of a data connection's handshake, for whoever moves its bytes; how it ends must be
-    /// noted if it is not well.
+    /// The node's end of a data connection's handshake, for whoever moves its bytes; how it ends
+    /// must be noted if it is not well.
     pub(crate) fn entrance(&self) -> Result<ServerHandshake, AuthError> {
         Ok(ServerHandshake::new(self.verifier(self.on_tcp()?, Channel::Data)))
     }
@@ -110,9 +111,9 @@ impl Guard {
     }
 }
 
-/// Which of these, by number, is closed for another: the oldest that has not shown that it knows the secret.
-/// The oldest that has shown it, where these are more: what it showed may be overheard and repeated, and
-/// who came just now must have time to show it, too.
+/// Which of these, by number, is closed for another: the oldest that has not shown that it knows
+/// the secret. The oldest that has shown it, where these are more: what it showed may be overheard
+/// and repeated, and who came just now must have time to show it, too.
 pub fn next_to_evict(by_age: impl Iterator<Item = (u64, bool)>) -> Option<u64> {
     let (mut count, mut oldest) = ([0usize; 2], [None; 2]);
     for (number, has_shown) in by_age {

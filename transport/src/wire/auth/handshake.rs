@@ -1,7 +1,8 @@
 //! The handshake as decisions over frames, without any input or output. The clear frame is the
 //! prologue of a Noise handshake under what both ends share: no part of it can be changed, moved to
-//! another job, port or channel, or repeated. An unauthenticated peer gets nothing from a node that it could try
-//! passwords on, and the node computes nothing dear before it has seen that the secret is known.
+//! another job, port or channel, or repeated. An unauthenticated peer gets nothing from a node that
+//! it could try passwords on, and the node computes nothing dear before it has seen that the secret
+//! is known.
 
 use super::credentials::{AuthKind, AuthMeans, Channel, Credentials};
 use super::error::AuthError;

@@ -24,7 +24,8 @@ pub(super) struct Noise(Box<HandshakeState>);
 /// The other end knows another secret, or somebody changed a frame.
 pub(super) struct Differs;
 
-/// `snow`'s primitives with random bytes that were drawn beforehand: an ephemeral key takes 32 once.
+/// `snow`'s primitives with random bytes that were drawn beforehand: an ephemeral key takes 32
+/// once.
 pub(super) struct Primitives {
     pub seed: [u8; 32],
 }

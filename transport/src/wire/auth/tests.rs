@@ -1,5 +1,5 @@
-//! The handshake against ends that know nothing, know something else, repeat what they heard, change
-//! it on the way, or never finish; and the secret's own rules.
+//! The handshake against ends that know nothing, know something else, repeat what they heard,
+//! change it on the way, or never finish; and the secret's own rules.
 
 mod middle;
 

@@ -1,5 +1,6 @@
 //! Readers of the model: each copies unit by unit while the world goes on, and believes its copy
-//! only by the rules of its kind [I7] [I8] [I9]. What they believe is compared with what really happened.
+//! only by the rules of its kind [I7] [I8] [I9]. What they believe is compared with what really
+//! happened.
 
 use super::{Model, Step, TIMES, Wrong};
 use crate::device_log::tests::U;

@@ -1,5 +1,5 @@
-//! Two ends of a handshake on sockets, and somebody between them who hears everything and may change
-//! one bit of it.
+//! Two ends of a handshake on sockets, and somebody between them who hears everything and may
+//! change one bit of it.
 
 use super::super::handshake::{HandshakeStep, ServerHandshake, Verifier};
 use super::super::*;
