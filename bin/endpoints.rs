@@ -4,6 +4,7 @@
 
 use nkv::{Address, Client, ClientConfig, Error, ErrorKind};
 use nkv_store::clock::{BootClock, Clock};
+use std::ffi::OsStr;
 use std::fmt;
 use std::time::Duration;
 
@@ -25,11 +26,29 @@ pub(crate) fn here() -> Address {
     Address::Tcp(format!("127.0.0.1:{}", default_port()))
 }
 
-/// What nodes of this environment are told, too.
+/// What nodes of this environment are told, too; [`check_port`] says whether it is one.
 fn default_port() -> u16 {
-    let port_setting = std::env::var("NKV_PORT").ok().and_then(|port| port.trim().parse().ok());
+    check_port().ok().flatten().unwrap_or(DEFAULT_PORT)
+}
+
+/// The port that `NKV_PORT` names, if it names one.
+///
+/// # Errors
+/// One sentence if it is set to what is no port, as a node says it.
+pub(crate) fn check_port() -> Result<Option<u16>, String> {
+    port(std::env::var_os("NKV_PORT").as_deref())
+}
+
+fn port(port_setting: Option<&OsStr>) -> Result<Option<u16>, String> {
+    let Some(port_setting) = port_setting.filter(|port_setting| !port_setting.is_empty()) else {
+        return Ok(None);
+    };
+    let text = port_setting.to_string_lossy();
+    let port = text.trim().parse::<u16>().map_err(|_| {
+        format!("NKV_PORT \"{}\": a port from 0 to 65535 is expected", text.escape_debug())
+    })?;
     // On rank 0 a port of 0 means any.
-    port_setting.filter(|port| *port != 0).unwrap_or(DEFAULT_PORT)
+    Ok(Some(port).filter(|port| *port != 0))
 }
 
 fn with_port(text: &str, port: u16) -> Result<Address, String> {
@@ -73,13 +92,22 @@ impl fmt::Display for NoneServes {
         match self.0.as_slice() {
             // Its answer names it, and says what to do.
             [(_, error)] if error.kind == ErrorKind::InvalidArgument => f.write_str(&error.message),
-            [(node, error)] => write!(f, "cannot use a cluster through {node}: {error}"),
+            [(node, error)] => {
+                write!(f, "cannot use a cluster: {}", of_node(node, &error.message))
+            }
             all => {
                 write!(f, "none of {} nodes leads to the cluster", all.len())?;
-                all.iter().try_for_each(|(node, error)| write!(f, "; {node}: {}", error.message))
+                let text = |(node, error): &(Address, Error)| of_node(node, &error.message);
+                all.iter().try_for_each(|answer| write!(f, "; {}", text(answer)))
             }
         }
     }
+}
+
+/// What was said of a node, with its address once.
+fn of_node(node: &Address, message: &str) -> String {
+    let address = node.to_string();
+    if message.contains(&address) { message.to_string() } else { format!("{address}: {message}") }
 }
 
 impl std::error::Error for NoneServes {}
@@ -139,6 +167,19 @@ mod tests {
     }
 
     #[test]
+    fn a_port_that_is_none_is_refused_and_one_that_is_not_set_is_the_default() {
+        let port = |text: &str| super::port(Some(text.as_ref()));
+        assert_eq!(
+            (port("7000"), port(" 9 "), port(""), port("0")),
+            (Ok(Some(7000)), Ok(Some(9)), Ok(None), Ok(None))
+        );
+        for text in ["70000", "-1", "http", "7400/tcp"] {
+            let error = port(text).expect_err(text);
+            assert!(error.contains("NKV_PORT") && error.contains(text), "{error}");
+        }
+    }
+
+    #[test]
     fn what_is_no_address_is_refused_with_what_would_be_one() {
         for text in
             ["", "7400", ":80", "h:", "h:65536", "http://h:80", "http://h", "unix://", "tcp://"]
@@ -154,7 +195,14 @@ mod tests {
         let one = NoneServes(vec![(at("h:1"), Error::invalid("tcp://h:1 refused: x"))]);
         assert_eq!(one.to_string(), "tcp://h:1 refused: x");
         let one = NoneServes(vec![(at("h:1"), Error::disconnected("nobody"))]);
-        assert!(one.to_string().starts_with("cannot use a cluster through tcp://h:1: "), "{one}");
+        assert_eq!(one.to_string(), "cannot use a cluster: tcp://h:1: nobody");
+        let named = Error::disconnected("cannot connect to tcp://h:1: refused");
+        let one = NoneServes(vec![(at("h:1"), named)]);
+        assert_eq!(
+            one.to_string(),
+            "cannot use a cluster: cannot connect to tcp://h:1: refused",
+            "its address once"
+        );
         let both = NoneServes(vec![
             (at("h:1"), Error::invalid("no")),
             (at("h:2"), Error::disconnected("nobody")),

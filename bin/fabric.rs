@@ -4,7 +4,8 @@ use clap::Args;
 use nkv::TransportChoice;
 use nkv::transport::fabric::{FabricConfig, MAX_PAIRS};
 
-/// Nothing named: every device whose link is up.
+// Nothing named: every device whose link is up. No doc comment: it would become what a program is
+// about.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Args)]
 pub(crate) struct FabricFlags {
     /// RDMA devices to reach owners through, such as mlx5_0,mlx5_1, in the owners' order [default:

@@ -2,11 +2,15 @@
 //! the very parsers. It exists once so that each program can print its own; each includes it by
 //! path.
 
+use crate::streams;
 use clap::{Args, Command};
 use clap_complete::Shell;
-use std::io::{self, Write};
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, roman};
+use nkv::exit;
+use std::io;
 
-/// Flags of a program without commands.
+// Flags of a program without commands. No doc comment: it would become what the program is about.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct PackagingFlags {
     /// Print completions for a shell and end
@@ -23,16 +27,42 @@ impl PackagingFlags {
     ///
     /// # Errors
     /// If stdout takes no more.
-    pub(crate) fn print(&self, command: Command) -> io::Result<bool> {
+    pub(crate) fn print(&self, command: impl FnOnce() -> Command) -> io::Result<bool> {
         if let Some(shell) = self.completions {
-            completions(command, shell)?;
+            completions(command(), shell)?;
         } else if self.man {
-            man(command)?;
+            man(command(), &[])?;
         } else {
             return Ok(false);
         }
         Ok(true)
     }
+}
+
+/// The section of `--help` about exit statuses.
+pub(crate) fn statuses() -> String {
+    format!("Exit status:\n{}", exit::TABLE)
+}
+
+/// The same command with a usage that names only what must be given: clap's own shows flags that
+/// variables have set as if they were required.
+pub(crate) fn with_plain_usage(command: Command) -> Command {
+    let mut built = command.clone();
+    built.build();
+    let plain = |c: &Command| {
+        let usage = c.clone().render_usage().to_string();
+        usage.trim_start_matches("Usage:").trim().to_string()
+    };
+    let mut command = command.override_usage(plain(&built));
+    for one in built.get_subcommands() {
+        // That of rm is written by hand.
+        let usage = plain(one);
+        let name = one.get_name().to_string();
+        if command.find_subcommand(&name).is_some() {
+            command = command.mut_subcommand(name, |c| c.override_usage(usage));
+        }
+    }
+    command
 }
 
 /// Prints completions for a shell.
@@ -43,15 +73,44 @@ pub(crate) fn completions(mut command: Command, shell: Shell) -> io::Result<()> 
     let name = command.get_name().to_string();
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command, name, &mut script);
-    io::stdout().lock().write_all(&script)
+    streams::write(&script)
 }
 
-/// Prints the man page.
+/// Prints the man page, with these sections besides those of every page.
 ///
 /// # Errors
 /// If stdout takes no more.
-pub(crate) fn man(command: Command) -> io::Result<()> {
-    let mut page = Vec::new();
-    clap_mangen::Man::new(command).render(&mut page)?;
-    io::stdout().lock().write_all(&page)
+pub(crate) fn man(command: Command, sections: &[(&str, &str)]) -> io::Result<()> {
+    streams::write(&page(command, sections)?)
+}
+
+/// A man page. What follows the options in `--help` is in sections of its own here.
+///
+/// # Errors
+/// Never in practice: the page is made in memory.
+pub(crate) fn page(command: Command, sections: &[(&str, &str)]) -> io::Result<Vec<u8>> {
+    let has_commands = command.get_subcommands().any(|c| !c.is_hide_set());
+    let has_version = command.get_version().is_some();
+    let (man, mut page) = (Man::new(command), Vec::new());
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    if has_commands {
+        man.render_subcommands_section(&mut page)?;
+    }
+    for (title, text) in sections.iter().chain(&[("EXIT STATUS", exit::TABLE)]) {
+        let mut roff = Roff::default();
+        // As it stands: these are tables.
+        roff.control("SH", [*title]).control("nf", []);
+        for line in text.lines() {
+            roff.text([roman(line)]);
+        }
+        roff.control("fi", []).to_writer(&mut page)?;
+    }
+    if has_version {
+        man.render_version_section(&mut page)?;
+    }
+    Ok(page)
 }

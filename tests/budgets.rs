@@ -90,7 +90,7 @@ fn lookups_find_all_that_is_there_and_nothing_else_and_a_log_too_small_is_refuse
     assert_eq!(handle.list(None, None, 10).unwrap(), [], "it takes its objects along");
 
     let ended = load(&cluster, &["--lookups", "20000"]);
-    assert_eq!(ended.code, 3, "{}", ended.stderr);
+    assert_eq!(ended.code, 6, "{}", ended.stderr);
     assert!(ended.stderr.contains("--log-bytes 361MiB"), "{}", ended.stderr);
 }
 
@@ -98,14 +98,14 @@ fn lookups_find_all_that_is_there_and_nothing_else_and_a_log_too_small_is_refuse
 fn a_node_without_a_log_or_with_too_small_a_heap_is_refused_with_the_flag_to_change() {
     let cluster = node("64MiB", "0");
     let ended = load(&cluster, &["--budgets", "--ring-bytes", "32MiB"]);
-    assert_eq!(ended.code, 3);
+    assert_eq!(ended.code, 6);
     assert!(ended.stderr.contains("--log-bytes 1GiB"), "{}", ended.stderr);
     let ended = load(&cluster, &["--lookups", "5"]);
-    assert_eq!(ended.code, 3);
+    assert_eq!(ended.code, 6);
     assert!(ended.stderr.contains("--log-bytes 257MiB"), "{}", ended.stderr);
 
     let cluster = node("32MiB", "32MiB");
     let ended = load(&cluster, &["--budgets", "--ring-bytes", "32MiB"]);
-    assert_eq!(ended.code, 3);
+    assert_eq!(ended.code, 6);
     assert!(ended.stderr.contains("--heap-bytes"), "{}", ended.stderr);
 }

@@ -6,6 +6,8 @@ mod cluster_process;
 mod reaching;
 #[path = "cli/refusing.rs"]
 mod refusing;
+#[path = "cli/streams.rs"]
+mod streams;
 
 use cluster_process::{Ended, ProcessCluster, Terminal, clean_command, run_to_end, until};
 use nkv::message::PutOptions;
@@ -217,8 +219,8 @@ fn evict_makes_room_on_one_rank_or_on_all_and_says_what_went() {
     assert_eq!(nkv(&cluster, 0, &["ls"]).stdout, "");
     assert_eq!(evict(&["50%"]).stdout.matches(": 0 objects evicted").count(), 3);
     let nobody = evict(&["50%", "--rank", "9"]);
-    assert_eq!(nobody.code, 4);
-    assert!(nobody.sentence().contains("rank 9 is no member"), "{}", nobody.stderr);
+    assert_eq!(nobody.code, 2);
+    assert!(nobody.sentence().contains("ranks are 0 to 2"), "{}", nobody.stderr);
 }
 
 #[test]
@@ -241,7 +243,23 @@ fn completions_and_man_pages_come_from_every_program() {
             assert!(run(program, &["--man"]).contains(".TH"), "{program}");
         }
     }
-    assert!(run(nkv, &["man"]).contains("Exit status"));
+    let (node, load) = (env!("CARGO_BIN_EXE_nkv-node"), env!("CARGO_BIN_EXE_nkv-load"));
+    for page in [run(nkv, &["man"]), run(node, &["--man"]), run(load, &["--man"])] {
+        assert!(page.contains(".SH \"EXIT STATUS\""), "{page}");
+    }
+    assert!(run(node, &["--man"]).contains("nkv\\-node \\- Runs one rank of an nkv cluster"));
+    for (program, args) in [(nkv, "help"), (node, "--help"), (load, "--help")] {
+        assert!(run(program, &[args]).contains(nkv::exit::TABLE), "{program}");
+    }
+    for (program, args) in [
+        (nkv, &["completions", "bash"][..]),
+        (node, &["--completions", "bash"]),
+        (load, &["--completions", "bash"]),
+    ] {
+        let script = run(program, args);
+        let names = if program == nkv { "auto shm tcp rdma" } else { "lru lru2 fifo" };
+        assert!(script.contains(names), "{program}");
+    }
     let folder = tempfile::tempdir().unwrap();
     let pages = folder.path().join("man1");
     run(nkv, &["man", text(&pages)]);

@@ -47,7 +47,7 @@ fn silent_port() -> (TcpListener, String) {
 }
 
 #[test]
-fn half_a_launcher_environment_is_refused_with_3_and_names_what_is_missing() {
+fn half_a_launcher_environment_is_refused_with_2_and_names_what_is_missing() {
     for (env, missing) in [
         (&[("RANK", "0"), ("WORLD_SIZE", "2")][..], "MASTER_ADDR"),
         (&[("OMPI_COMM_WORLD_RANK", "0")], "OMPI_COMM_WORLD_SIZE"),
@@ -55,7 +55,7 @@ fn half_a_launcher_environment_is_refused_with_3_and_names_what_is_missing() {
         (&[("RANK", "two"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h")], "RANK"),
     ] {
         let (job, ended) = alone(&[], env);
-        refused(&job, &ended, 3, &[missing]);
+        refused(&job, &ended, 2, &[missing]);
     }
 }
 
@@ -77,6 +77,7 @@ fn wrong_flags_and_wrong_files_are_refused_with_2() {
             "--listen 192.0.2.1 is no address of this host",
         ),
         (&["--world-size", "2"], &[], "NKV_PORT"),
+        (&["--ttl-ms", "100"], &[], "ttl_ms is 400 to "),
     ] {
         let (job, ended) = alone(args, env);
         refused(&job, &ended, 2, &[expected]);
@@ -86,25 +87,25 @@ fn wrong_flags_and_wrong_files_are_refused_with_2() {
 }
 
 #[test]
-fn another_world_size_than_the_masters_is_refused_with_4() {
+fn another_world_size_than_the_masters_is_refused_with_5() {
     let cluster = ProcessCluster::start(2, |_| {});
     let mut command = node_command(cluster.job());
     command.args(["--rank", "1", "--world-size", "3", "--heap-bytes", SMALL]);
     command.args(["--port", &cluster.port().to_string()]);
     let ended = run_to_end(command, REFUSAL);
-    assert_eq!(ended.code, 4, "{}", ended.stderr);
+    assert_eq!(ended.code, 5, "{}", ended.stderr);
     let sentence = ended.sentence();
     assert!(sentence.contains('3') && sentence.contains('2'), "{sentence}");
     assert_eq!(cluster.get(1, "/readyz").0, 200, "the cluster does not mind");
 }
 
 #[test]
-fn the_number_of_a_living_rank_is_refused_with_5() {
+fn the_number_of_a_living_rank_is_refused_with_3() {
     let cluster = ProcessCluster::start(2, |_| {});
     let mut command = cluster.command(1);
     command.args(["--heap-bytes", SMALL]);
     let ended = run_to_end(command, REFUSAL);
-    assert_eq!(ended.code, 5, "{}", ended.stderr);
+    assert_eq!(ended.code, 3, "{}", ended.stderr);
     let pid = cluster.node(1).pid().to_string();
     assert!(ended.sentence().contains(&pid), "it names the living one: {}", ended.sentence());
     assert_eq!(cluster.get(1, "/readyz").0, 200, "the living one does not mind");
@@ -125,22 +126,22 @@ fn a_heap_that_does_not_fit_is_refused_with_6_and_the_numbers() {
 }
 
 #[test]
-fn no_master_in_time_is_refused_with_7() {
+fn no_master_in_time_is_refused_with_4() {
     let (_held, port) = silent_port();
     let args = ["--rank", "1", "--world-size", "2", "--join-timeout-ms", "400", "--port", &port];
     let ((job, ended), took) = timed(|| alone(&args, &[]));
-    refused(&job, &ended, 7, &[&port, "400 ms"]);
+    refused(&job, &ended, 4, &[&port, "400 ms"]);
     assert!(took.within(5_000), "{took}");
 }
 
 #[test]
-fn a_port_in_use_is_refused_with_8() {
+fn a_port_in_use_is_refused_with_7() {
     let (held, port) = silent_port();
     let (job, ended) = alone(&["--port", &port], &[]);
-    refused(&job, &ended, 8, &[&port, "in use"]);
+    refused(&job, &ended, 7, &[&port, "in use"]);
     let address = held.local_addr().unwrap().to_string();
     let (job, ended) = alone(&["--http", &address], &[]);
-    refused(&job, &ended, 8, &[&address, "in use"]);
+    refused(&job, &ended, 7, &[&address, "in use"]);
 }
 
 #[test]
@@ -166,12 +167,17 @@ fn a_rank_that_was_declared_gone_starts_afresh_under_a_new_incarnation() {
         command.args(["--ttl-ms", "500"]);
     });
     let (handle, before) = (cluster.connect(0), cluster.node(1).segment().to_string());
+    let control = cluster.node(1).control().to_string();
     cluster.node(1).stop();
     until(REFUSAL, "rank 1 is gone", || handle.membership().unwrap().ranks.len() == 1);
     cluster.node(1).signal(rustix::process::Signal::CONT);
     cluster.joined_again(1);
     let after = cluster.node(1).segment();
     assert_ne!(after, before);
+    assert_eq!(cluster.node(1).control(), control, "it is found where it was");
+    let text = cluster.node(1).stderr();
+    assert!(!text.contains("the master was silent"), "it was this process that stood: {text}");
+    assert_eq!(text.matches("declared gone; starting afresh").count(), 1, "{text}");
     assert!(cluster.left_in_shm().iter().all(|name| !name.starts_with(&before)));
     let handle = cluster.connect(0);
     let on_1 = PutOptions { preferred_rank: Some(1), ..PutOptions::default() };
@@ -192,7 +198,7 @@ fn two_jobs_on_one_host_never_meet() {
     let mut command = node_command(&job);
     command.args(["--rank", "1", "--world-size", "2", "--heap-bytes", SMALL]);
     command.args(["--port", &one.port().to_string()]);
-    refused(&job, &run_to_end(command, REFUSAL), 9, &[&job, one.job()]);
+    refused(&job, &run_to_end(command, REFUSAL), 5, &[&job, one.job()]);
     let named = |c: &ProcessCluster| (0..2).map(|r| c.node(r).segment().to_string()).collect();
     let (mine, theirs): (BTreeSet<String>, BTreeSet<String>) = (named(&one), named(&other));
     assert!(mine.is_disjoint(&theirs));

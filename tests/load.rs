@@ -58,7 +58,7 @@ fn a_run_that_cannot_reach_its_cluster_is_not_one_with_wrong_bytes() {
     let nobody = ["--connect", "127.0.0.1:1", "--duration", "1"];
     let output = start(&nobody).wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(3), "{text}");
+    assert_eq!(output.status.code(), Some(4), "{text}");
     assert!(text.contains("127.0.0.1:1"), "{text}");
 }
 
@@ -81,7 +81,13 @@ fn a_report_is_a_page_of_its_own_with_every_size_and_an_unwritable_one_is_told_b
     let output = start(&["--report", nowhere.to_str().unwrap()]).wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(stderr.contains("--report") && stderr.contains("no folder"), "{stderr}");
-    assert_eq!((output.status.code(), output.stdout.len()), (Some(3), 0), "no run, no outcome");
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(7), 0), "no run, no outcome");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nkv-load"));
+    command.args(["--duration", "600", "--log-format", "json", "--json"]).arg(&nowhere);
+    let output = command.output().unwrap();
+    let text: Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert_eq!((output.status.code(), &text["exit_status"]), (Some(7), &Value::from(7)), "{text}");
+    assert!(text["message"].as_str().unwrap().starts_with("--json "), "{text}");
 }
 
 #[test]
@@ -95,13 +101,11 @@ fn one_damaged_byte_is_found_and_the_run_fails() {
 
 #[test]
 fn wrong_bytes_are_told_by_the_exit_status_though_the_outcome_cannot_be_written() {
-    let dir = tempfile::tempdir().unwrap();
-    let nowhere = dir.path().join("no/outcome.json");
     let mut command = Command::new(env!("CARGO_BIN_EXE_nkv-load"));
-    command.args(["--duration", "1", "--inject-corruption", "--json"]).arg(&nowhere);
+    command.args(["--duration", "1", "--inject-corruption", "--json", "/dev/full"]);
     let output = command.output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(stderr.contains("no/outcome.json"), "{stderr}");
+    assert!(stderr.contains("--json /dev/full: "), "{stderr}");
     assert_eq!(output.status.code(), Some(1), "{stderr}");
 }
 

@@ -102,9 +102,9 @@ fn what_cannot_be_done_is_said_with_what_to_do() {
     for (args, code, expected) in [
         (&["mount", "4TiB", "--rank", "1"][..], 6, "Ask for a smaller heap"),
         (&["mount", "0", "--rank", "1"], 2, "give 1 to "),
-        (&["mount", "1MiB", "--rank", "9"], 4, "rank 9 is no member"),
+        (&["mount", "1MiB", "--rank", "9"], 2, "there is no rank 9; ranks are 0 to 1"),
         (&["unmount", "0", "--rank", "1"], 2, "segment 0 is what rank 1 started with"),
-        (&["unmount", "3", "--rank", "1"], 1, "there is no segment 3 of rank 1; mounted are []"),
+        (&["unmount", "3", "--rank", "1"], 1, "there is no segment 3 of rank 1; none is mounted"),
     ] {
         let ended = nkv(&cluster, args);
         assert_eq!(ended.code, code, "{args:?}: {}", ended.stderr);
@@ -115,6 +115,48 @@ fn what_cannot_be_done_is_said_with_what_to_do() {
     assert_eq!(json.stdout, "{\"bytes\":1048576,\"rank\":0,\"segment\":1}\n", "{}", json.stderr);
     let json = nkv(&cluster, &["unmount", "1", "--rank", "0", "--json"]);
     assert!(json.stdout.contains("\"confirmed\":true"), "{}", json.stdout);
+}
+
+#[test]
+fn a_rank_that_is_stopped_or_gone_is_not_waited_for() {
+    let mut cluster = ProcessCluster::start(3, |command| {
+        // Not declared gone while this runs.
+        command.args(["--ttl-ms", "600000"]);
+    });
+    cluster.node(1).stop();
+    let commands: [&[&str]; 3] = [
+        &["mount", "1MiB", "--rank", "1"],
+        &["unmount", "1", "--rank", "1"],
+        &["evict", "--until-below", "0%", "--rank", "1"],
+    ];
+    let expected =
+        format!("rank 1 (pid {}) gave no sign of life for 300 ms", cluster.node(1).pid());
+    for command in commands {
+        let ended = nkv(&cluster, &[command, &["--timeout-ms", "300"]].concat());
+        assert_eq!(ended.code, 4, "{command:?}: {}", ended.stderr);
+        assert!(ended.sentence().contains(&expected), "{command:?}: {}", ended.stderr);
+    }
+
+    // The others do what they can, and who did not is named.
+    let evict = ["evict", "--until-below", "0%", "--timeout-ms", "300"];
+    let ended = nkv(&cluster, &evict);
+    assert_eq!((ended.code, ended.stdout.lines().count()), (4, 2), "{}", ended.stdout);
+    assert!(ended.sentence().contains("rank 1 did not evict: "), "{}", ended.stderr);
+    cluster.node(1).signal(rustix::process::Signal::CONT);
+    cluster.kill9(2);
+    until(LIMIT, "the link of rank 2 is down", || {
+        let status = nkv(&cluster, &["status"]).stdout;
+        status.contains("2 of 3 ranks, ")
+            && status.contains("\nrank 2: its link to the master is down")
+    });
+    let ended = nkv(&cluster, &[&evict[..3], &["--json"]].concat());
+    assert_eq!(ended.code, 4);
+    let expected: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!(
+        (&expected["evicted"][1]["rank"], &expected["not_reached"][0]["rank"]),
+        (&1.into(), &2.into())
+    );
+    assert!(ended.stderr.contains("the link of rank 2"), "{}", ended.stderr);
 }
 
 #[test]

@@ -74,13 +74,32 @@ fn a_master_that_comes_back_with_another_world_size_is_named_by_both_sides() {
     let (code, ready) = cluster.get(1, "/readyz");
     assert_eq!(code, 503);
     assert!(ready.contains(why), "{ready}");
+
+    // Whoever asks the new master is told that the rank runs and is refused.
+    let ask = |args: &[&str]| {
+        let mut nkv = clean_command(env!("CARGO_BIN_EXE_nkv"));
+        nkv.args(["--connect", master.control(), "--job", cluster.job()]).args(args);
+        run_to_end(nkv, LIMIT)
+    };
+    let status = ask(&["status"]);
+    assert!(status.stdout.contains("refused") && status.stdout.contains(why), "{status:?}");
+    let json: serde_json::Value = serde_json::from_str(&ask(&["status", "--json"]).stdout).unwrap();
+    assert_eq!(
+        (&json["refused"][0]["rank"], &json["missing"][0]),
+        (&1.into(), &1.into()),
+        "{json}"
+    );
+    let get = ask(&["get", "k"]);
+    assert_eq!(get.code, 4);
+    let printed = format!("rank 1 (pid {}) was refused", cluster.node(1).pid());
+    assert!(get.sentence().contains(&printed) && get.sentence().contains(why), "{}", get.stderr);
 }
 
 #[test]
 fn the_limit_of_open_files_is_raised_and_one_too_low_is_refused_with_the_number_needed() {
     let job = new_job();
     let refused = run_to_end(limited(&job, "ulimit -n 20", &[]), LIMIT);
-    assert_eq!(refused.code, 2, "{}", refused.stderr);
+    assert_eq!(refused.code, 7, "{}", refused.stderr);
     let sentence = refused.sentence();
     assert!(sentence.contains("may open 20 files at most, and needs 68"), "{sentence}");
     assert!(sentence.contains("ulimit -n"), "{sentence}");
@@ -235,7 +254,7 @@ fn a_load_whose_objects_fit_no_heap_fails_with_the_numbers_before_it_starts() {
     let at = ["--connect", cluster.node(0).control(), "--job", cluster.job()];
     let mix = load(&[&at[..], &["--size", "64MiB", "--duration", "2"]].concat());
     let ended = run_to_end(mix, LOAD_LIMIT);
-    assert_eq!(ended.code, 3, "{}", ended.stderr);
+    assert_eq!(ended.code, 6, "{}", ended.stderr);
     for part in ["--size is 64 MiB", "has 16 MiB (rank 0)", "--heap-bytes"] {
         assert!(ended.sentence().contains(part), "{part} in {}", ended.stderr);
     }
@@ -244,7 +263,7 @@ fn a_load_whose_objects_fit_no_heap_fails_with_the_numbers_before_it_starts() {
     // Nothing of so short a run is done.
     let brief = load(&[&at[..], &["--duration", "0.000001"]].concat());
     let ended = run_to_end(brief, LOAD_LIMIT);
-    assert_eq!(ended.code, 3, "{}", ended.stderr);
+    assert_eq!(ended.code, 4, "{}", ended.stderr);
     assert!(ended.sentence().contains("longer --duration"), "{}", ended.stderr);
 }
 

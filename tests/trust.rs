@@ -144,7 +144,7 @@ fn i20_a_rank_with_another_secret_ends_at_once_and_the_cluster_does_not_mind() {
         let mut command = cluster.command(1);
         command.args(["--heap-bytes", SMALL]).envs(secret.map(|s| ("NKV_SECRET", s)));
         let ended = run_to_end(command, LIMIT);
-        assert_eq!(ended.code, 9, "{}", ended.stderr);
+        assert_eq!(ended.code, 5, "{}", ended.stderr);
         assert!(ended.sentence().contains(expected), "{}", ended.stderr);
     }
     assert!(refused_so_far(&cluster, 0) >= 2);

@@ -3,7 +3,7 @@
 
 use crate::error::Error;
 use crate::message::{Hello, MESSAGES_VERSION, Purpose, Refusal, Welcome};
-use nkv_transport::wire::auth::{AuthError, Channel, Credentials, prove};
+use nkv_transport::wire::auth::{AuthError, Channel, Credentials, SecretError, prove};
 use nkv_transport::wire::{
     Address, BoxStream, MAX_FRAME_BYTES, Net, WireError, read_frame, write_frame,
 };
@@ -18,6 +18,9 @@ pub(crate) enum HelloError {
     /// A port of a node, but one for bytes.
     #[error("hello to {0}: {1}")]
     OtherPort(Address, AuthError),
+    /// This end has nothing to prove itself with: a file of its own is at fault, and no node.
+    #[error("{0}")]
+    Unproven(SecretError),
     /// The connection broke, or what came back is no answer.
     #[error("hello to {0}: {1}")]
     Broke(Address, String),
@@ -25,7 +28,10 @@ pub(crate) enum HelloError {
 
 impl From<HelloError> for Error {
     fn from(e: HelloError) -> Self {
-        Self::disconnected(e.to_string())
+        match e {
+            HelloError::Unproven(_) => Self::invalid(e.to_string()),
+            _ => Self::disconnected(e.to_string()),
+        }
     }
 }
 
@@ -50,6 +56,7 @@ pub(crate) async fn hello(
         Err(AuthError::Job { node: ours, client: theirs }) => {
             return Ok((stream, Welcome::Refused { why: Refusal::Job { ours, theirs } }));
         }
+        Err(AuthError::Secret(e)) => return Err(HelloError::Unproven(e)),
         Err(e @ AuthError::Channel(_)) => return Err(HelloError::OtherPort(address.clone(), e)),
         Err(e) if e.is_final() => {
             return Ok((stream, Welcome::Refused { why: Refusal::Untrusted(e.to_string()) }));

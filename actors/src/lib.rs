@@ -18,6 +18,7 @@ pub mod environment;
 pub mod error;
 pub mod evictor;
 pub mod executor;
+pub mod exit;
 #[cfg(any(test, feature = "hostile"))]
 pub mod hostile;
 mod log_claims;

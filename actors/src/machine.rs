@@ -143,9 +143,8 @@ impl Machine for OsMachine {
             let memory = Arc::new(AnonMemory::new(bytes)?);
             return Ok(NewSegment { memory, file_name: String::new(), name: None });
         };
-        for name in shm::remove_stale() {
-            tracing::info!(name, "removed what a dead process left behind");
-        }
+        // It says itself what it removed.
+        shm::remove_stale();
         let named = shm::create(name, bytes, prefault)?;
         // The node keeps the handle that unlinks; the heap lives on its own, for those still using
         // it.

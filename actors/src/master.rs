@@ -111,6 +111,8 @@ pub struct Master {
     lost_producers: HashSet<u64>,
     // Ranks that do not fit, by segment and world size.
     refused: LogLimit<(SegmentId, u32)>,
+    // The last refusal of each rank of the job that has not joined since.
+    not_taken: membership::NotTaken,
     last_tick_ms: u64,
     // Of what was said that cannot be.
     refused_lines: LogLines,
@@ -211,6 +213,7 @@ impl Role for Master {
             parked: VecDeque::new(),
             lost_producers: HashSet::new(),
             refused: LogLimit::default(),
+            not_taken: membership::NotTaken::default(),
             last_tick_ms: durable.clock.now_ms(),
             refused_lines: LogLines::default(),
         };
@@ -241,8 +244,9 @@ impl Master {
             whom = recover::names(&self.durable.members.awaited());
         }
         Error::not_ready(format!(
-            "the cluster is starting: {what} waits for {whom} to join, or {} ms",
-            self.durable.ttl_ms
+            "the cluster is starting: {what} waits for {whom} to join, or {} ms{}",
+            self.durable.ttl_ms,
+            self.not_taken.text(self.now_ms())
         ))
     }
 
@@ -331,6 +335,7 @@ impl Master {
             waiting: self.waiting.len() as u64,
             master: self.counters.clone(),
             ranks: ranks.collect(),
+            refused: self.not_taken.list(self.now_ms()),
         }
     }
 }

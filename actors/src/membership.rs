@@ -1,6 +1,8 @@
 //! Membership as a segment of a rank lives it: join the master, keep the link, send heartbeats,
 //! hand frames to the Owner, come back when the link breaks. It decides nothing about objects.
 
+mod listening;
+
 use crate::actor::ActorAddr;
 use crate::control_hello::hello;
 use crate::error::{Error, Result};
@@ -11,6 +13,7 @@ use crate::message::{
 use crate::owner::tables::{OwnerTables, TermOrder};
 use crate::owner::{FromMaster, NewTerm, Owner};
 use crate::race::race;
+use listening::Listening;
 use nkv_store::clock::Clock;
 use nkv_transport::wire::auth::Credentials;
 use nkv_transport::wire::{Address, BoxStream, MAX_FRAME_BYTES, Net, read_frame, write_frame};
@@ -322,10 +325,11 @@ impl Membership {
         recorded: Option<&Recorded>,
     ) -> Error {
         let mut buf = Vec::new();
+        let mut listening = Listening::new(&*self.clock, silence);
         loop {
             let frame = read_frame::<_, MasterToOwner>(&mut reader, &mut buf, MAX_FRAME_BYTES);
             // A master that lives says so often enough.
-            let Ok(frame) = tokio::time::timeout(silence, frame).await else {
+            let Some(frame) = listening.hear(frame).await else {
                 return Error::disconnected(format!("the master was silent for {silence:?}"));
             };
             if let Ok(Some((_, down))) = &frame
@@ -372,8 +376,14 @@ impl Membership {
                         return e;
                     }
                 }
-                Ok(None) => return Error::disconnected("the master closed the link"),
-                Err(e) => return Error::disconnected(format!("link to the master: {e}")),
+                Ok(None) => {
+                    let stood = listening.stood();
+                    return Error::disconnected(format!("the master closed the link{stood}"));
+                }
+                Err(e) => {
+                    let stood = listening.stood();
+                    return Error::disconnected(format!("link to the master: {e}{stood}"));
+                }
             }
         }
     }

@@ -28,8 +28,9 @@ pub use log::{Abandoned, KeyReport, LogObjectEntry, LogQuestion};
 pub use members::{MAX_SEGMENTS, RankInfo, RankState, SeenView, SegmentId, View};
 pub use segments::{
     EvictReport, NodeReport, PER_MILLE, SegmentCommand, SegmentDone, SegmentReport, UnmountReport,
+    WORKING,
 };
-pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats};
+pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats, RefusedRank};
 
 /// Version of this list; both ends of a connection must agree.
 pub const MESSAGES_VERSION: u32 = 14;

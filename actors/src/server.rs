@@ -2,6 +2,7 @@
 //! attached processes. Each connection is a task on the place of the actor that it talks to, so a
 //! request costs no thread hop. A connection that does not decode is closed and harms nobody [I19].
 
+mod commands;
 mod link;
 mod registry;
 mod requests;
@@ -15,8 +16,8 @@ use crate::error::Error;
 use crate::executor::Executor;
 use crate::master::{Join, Master, Members};
 use crate::message::{
-    AttachBy, ClientToOwner, Hello, MESSAGES_VERSION, OwnerToClient, Purpose, Refusal,
-    SegmentCommand, SegmentDone, Settings, Welcome,
+    AttachBy, ClientToOwner, Hello, MESSAGES_VERSION, OwnerToClient, Purpose, Refusal, Settings,
+    Welcome,
 };
 use crate::node::Segments;
 use crate::owner::attachments::{ATTACH_QUEUE, AttachId, Route};
@@ -210,7 +211,7 @@ impl Server {
                 None => refuse(&mut stream, self.no_door(incarnation)).await,
             },
             Purpose::Segments(command) => {
-                let done = self.command(command).await;
+                let done = self.command_with_signs(command, &mut stream).await;
                 write_frame(&mut stream, &mut buf, 0, &Welcome::Segments(done)).await
             }
         }
@@ -246,28 +247,6 @@ impl Server {
              start",
             self.rank
         ))
-    }
-
-    async fn command(&self, command: SegmentCommand) -> crate::Result<SegmentDone> {
-        let ending = || Error::disconnected(format!("rank {} is shutting down", self.rank));
-        let segments = self.segments.upgrade().ok_or_else(ending)?;
-        match command {
-            SegmentCommand::Mount { bytes } => {
-                let info = segments.mount(bytes).await?;
-                let (segment, incarnation) = (info.segment_id, info.incarnation);
-                Ok(SegmentDone::Mounted { segment, incarnation, bytes: info.arena_bytes })
-            }
-            SegmentCommand::Unmount { segment, limit_ms } => {
-                let limit = Duration::from_millis(limit_ms);
-                segments.unmount(segment, limit).await.map(SegmentDone::Unmounted)
-            }
-            SegmentCommand::Evict { until_per_mille } => {
-                segments.evict(until_per_mille).await.map(SegmentDone::Evicted)
-            }
-            SegmentCommand::Report => {
-                segments.report().map(|report| SegmentDone::Report(Box::new(report)))
-            }
-        }
     }
 
     fn settings(&self) -> Settings {

@@ -15,10 +15,11 @@ use crate::latency::OpTimes;
 use crate::progress;
 use crate::report::Report;
 use crate::sizes::show_bytes;
+use crate::status::ended;
 use crate::stop::Stop;
 use anyhow::{Context, bail};
-use nkv::Blocking;
 use nkv::message::PutOptions;
+use nkv::{Blocking, exit};
 use ring::RingCopy;
 
 /// Sizes in bytes.
@@ -81,11 +82,15 @@ fn room(handle: &Blocking, ring: u64) -> anyhow::Result<usize> {
         bail!("{} ranks: these rows are of a node of one rank", view.ranks.len());
     }
     if info.log_slots == 0 {
-        bail!("the node has no device log: start it with --log-bytes 1GiB");
+        let why = "the node has no device log: start it with --log-bytes 1GiB";
+        return Err(ended(exit::NO_ROOM, why));
     }
     if ring > info.arena_bytes / 2 {
         let (ring, heap) = (show_bytes(ring), show_bytes(info.arena_bytes));
-        bail!("a ring of {ring} in a heap of {heap}: give the node --heap-bytes of twice the ring");
+        let why = format!(
+            "a ring of {ring} in a heap of {heap}: give the node --heap-bytes of twice the ring"
+        );
+        return Err(ended(exit::NO_ROOM, why));
     }
     if let Some(cache) = last_level_cache()
         && cache >= ring

@@ -4,10 +4,12 @@
 use crate::endpoints::{connect, endpoint};
 use crate::flags::Flags;
 use crate::sizes::show_bytes;
-use anyhow::{Context, ensure};
+use crate::status::ended;
+use anyhow::Context;
 use nkv::message::View;
 use nkv::{
     Address, Blocking, ClientConfig, Cluster, MemoryChoice, Node, NodeConfig, Secret, StartError,
+    exit,
 };
 use tokio::runtime::Runtime;
 
@@ -55,11 +57,15 @@ impl Drop for Embedded<'_> {
 /// # Errors
 /// If one of them is no address, or none answers, or they are of another job.
 pub(crate) fn remote(flags: &Flags, address: &str) -> anyhow::Result<Blocking> {
-    let wrong = |e| anyhow::anyhow!("--connect {address}: {e}");
+    let wrong = |e| ended(exit::USAGE, format!("--connect {address}: {e}"));
     let nodes: Vec<Address> =
         address.split(',').map(endpoint).collect::<Result<_, _>>().map_err(wrong)?;
     flags.fabric.find().map_err(anyhow::Error::msg)?;
-    let secret = Secret::find(flags.secret_file.as_deref())?;
+    let secret = Secret::find(flags.secret_file.as_deref());
+    let secret = match flags.secret_file {
+        Some(_) => secret.context("--secret-file"),
+        None => secret.map_err(anyhow::Error::from),
+    }?;
     let job = flags.job.clone();
     let device_alloc = flags.device_alloc;
     let config = ClientConfig {
@@ -86,13 +92,15 @@ pub(crate) fn heap_takes(view: &View, bytes: u64, what: &str) -> anyhow::Result<
     let Some((info, _)) = largest else {
         return Ok(());
     };
-    ensure!(
-        bytes <= info.arena_bytes,
+    if bytes <= info.arena_bytes {
+        return Ok(());
+    }
+    let why = format!(
         "{what} is {}, and the largest heap of the cluster has {} (rank {}): nothing could be put; \
          take smaller objects, or start ranks with a larger --heap-bytes",
         show_bytes(bytes),
         show_bytes(info.arena_bytes),
         info.rank
     );
-    Ok(())
+    Err(ended(exit::NO_ROOM, why))
 }

@@ -3,8 +3,9 @@
 
 use crate::fabric::FabricFlags;
 use crate::logging::LogFormat;
-use crate::packaging::PackagingFlags;
+use crate::packaging::{self, PackagingFlags};
 use crate::sizes::parse_bytes;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
 use nkv::TransportChoice;
 use nkv_store::PolicyKind;
@@ -36,12 +37,8 @@ Puts load on an nkv cluster and compares every byte that comes back.
   nkv-load --budgets --connect ...        warm, cold, busy, isolated and under load; puts a second
   nkv-load --lookups N --connect ...      location lookups a second among N live objects
 
-Exit status:
-  0  every byte was right and nothing failed
-  1  a byte was wrong, or an operation failed
-  2  wrong command line
-  3  the run could not be done, or not one operation of it was; where an embedded node did not
-     start, the exit status of nkv-node instead";
+Exit status 0: every byte was right and nothing failed; 1: not so; any other: the run could not be
+done, or not one operation of it was.";
 
 // `requires` says nothing if what is required conflicts with another flag that is given: flags of
 // one run name those of the others as conflicts besides.
@@ -60,7 +57,8 @@ const NOT_IN_AN_EMBEDDED_TRACE: [&str; 7] =
     name = "nkv-load",
     version = env!("NKV_BUILD_VERSION"),
     about = "The load generator of nkv",
-    long_about = LONG_ABOUT
+    long_about = LONG_ABOUT,
+    after_long_help = packaging::statuses()
 )]
 pub(crate) struct Flags {
     /// Control addresses of nodes of a running cluster, any will do; the first that leads to it
@@ -89,7 +87,8 @@ pub(crate) struct Flags {
     #[arg(long)]
     pub(crate) device_alloc: bool,
 
-    /// Also write the outcome as one JSON object to this file ("-": stdout)
+    /// Also write the outcome as one JSON object to this file ("-": stdout); it is opened before
+    /// the run
     #[arg(long, value_name = "FILE|-")]
     pub(crate) json: Option<PathBuf>,
 
@@ -103,18 +102,19 @@ pub(crate) struct Flags {
 
     /// Length of the embedded run or of the mix, in seconds; the other runs end when they are done
     /// [default: 15]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds,
+    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = seconds,
         conflicts_with_all = NOT_BY_THE_CLOCK)]
     pub(crate) duration: Option<Duration>,
 
     /// Clients, each a thread with connections of its own
-    #[arg(long, default_value_t = 1, requires = "connect", conflicts_with_all = NOT_IN_A_MIX,
+    #[arg(long, allow_negative_numbers = true, default_value_t = 1, requires = "connect",
+        conflicts_with_all = NOT_IN_A_MIX,
         value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_CLIENTS)))]
     pub(crate) clients: u16,
 
     /// Size of an object of the mix (KiB, MiB, GiB)
-    #[arg(long, default_value = "64KiB", requires = "connect", value_parser = object_bytes,
-        conflicts_with_all = NOT_IN_A_MIX)]
+    #[arg(long, allow_negative_numbers = true, default_value = "64KiB", requires = "connect",
+        value_parser = object_bytes, conflicts_with_all = NOT_IN_A_MIX)]
     pub(crate) size: u64,
 
     /// Weights of put, get and exists
@@ -124,7 +124,7 @@ pub(crate) struct Flags {
 
     /// Pause between two operations of a client of the mix or of --bench, in microseconds: what an
     /// operation takes where everybody sleeps in between
-    #[arg(long, value_name = "US", default_value_t = 0,
+    #[arg(long, allow_negative_numbers = true, value_name = "US", default_value_t = 0,
         conflicts_with_all = ["trace", "inject_corruption"],
         value_parser = clap::value_parser!(u32).range(0..=LONGEST_PAUSE_US))]
     pub(crate) pause_us: u32,
@@ -148,7 +148,7 @@ pub(crate) struct Flags {
 
     /// Stripes into which one large read or write is cut, each with a thread, and over tcp a
     /// connection, of its own; 0: as the machine is, 1: none is cut
-    #[arg(long, value_name = "N", default_value_t = 0,
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 0,
         value_parser = clap::value_parser!(u16).range(0..=MAX_STRIPES as i64))]
     pub(crate) data_stripes: u16,
 
@@ -169,8 +169,8 @@ pub(crate) struct Flags {
     /// Put N objects of 8 bytes with keys of 32 bytes into the device log and look them up in
     /// batches of 128, hashing included: first all there, then none. An object takes 4 KiB of the
     /// node's --log-bytes
-    #[arg(long, value_name = "N", requires = "connect", group = "measured",
-        conflicts_with_all = ["trace", "inject_corruption"],
+    #[arg(long, allow_negative_numbers = true, value_name = "N", requires = "connect",
+        group = "measured", conflicts_with_all = ["trace", "inject_corruption"],
         value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     pub(crate) lookups: Option<u32>,
 
@@ -185,8 +185,8 @@ pub(crate) struct Flags {
     pub(crate) trace: Option<PathBuf>,
 
     /// Bytes of one block of the trace (KiB, MiB, GiB)
-    #[arg(long, value_name = "BYTES", default_value = "256KiB", requires = "trace",
-        value_parser = object_bytes, conflicts_with_all = NOT_IN_A_TRACE)]
+    #[arg(long, allow_negative_numbers = true, value_name = "BYTES", default_value = "256KiB",
+        requires = "trace", value_parser = object_bytes, conflicts_with_all = NOT_IN_A_TRACE)]
     pub(crate) block_bytes: u64,
 
     /// Payload bytes of each embedded rank; headers and index come on top [default: what the trace
@@ -217,16 +217,18 @@ pub(crate) struct Flags {
 
     /// Eviction policy: lru, lru2 (two-segment) or fifo
     #[arg(long, default_value = "lru", requires = "trace",
-        conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE)]
+        conflicts_with_all = NOT_IN_AN_EMBEDDED_TRACE,
+        value_parser = PossibleValuesParser::new(["lru", "lru2", "fifo"])
+            .try_map(|name| name.parse::<PolicyKind>()))]
     pub(crate) policy: PolicyKind,
 
     /// 0: as fast as possible; else a factor of the trace's own time
-    #[arg(long, default_value = "0", requires = "trace", value_parser = speed,
-        conflicts_with_all = NOT_IN_A_TRACE)]
+    #[arg(long, allow_negative_numbers = true, default_value = "0", requires = "trace",
+        value_parser = speed, conflicts_with_all = NOT_IN_A_TRACE)]
     pub(crate) speed: f64,
 
     /// Replay only the first N requests
-    #[arg(long, value_name = "N", requires = "trace",
+    #[arg(long, allow_negative_numbers = true, value_name = "N", requires = "trace",
         conflicts_with_all = NOT_IN_A_TRACE)]
     pub(crate) requests: Option<usize>,
 

@@ -7,11 +7,12 @@ use crate::flags::Flags;
 use crate::latency::OpTimes;
 use crate::progress;
 use crate::report::{Rate, Report};
+use crate::status::ended;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
-use anyhow::{Context, bail};
+use anyhow::Context;
 use nkv::message::PutOptions;
-use nkv::{Blocking, Error};
+use nkv::{Blocking, Error, exit};
 use std::time::Duration;
 
 const KEY_BYTES: usize = 32;
@@ -48,10 +49,10 @@ pub(crate) fn run(flags: &Flags, stop: &Stop) -> anyhow::Result<Report> {
     let count = flags.lookups.context("--lookups N")?;
     let handle = remote(flags, address)?;
     if !handle.membership()?.ranks.iter().any(|(info, _)| info.log_slots > 0) {
-        bail!(
-            "no rank has a device log: start the node with --log-bytes {}MiB or more",
-            log_mib(count)
-        );
+        let mib = log_mib(count);
+        let why =
+            format!("no rank has a device log: start the node with --log-bytes {mib}MiB or more");
+        return Err(ended(exit::NO_ROOM, why));
     }
     let run_id = nkv_store::random_u64();
     let done = measure(&handle, run_id, count, stop);
@@ -97,12 +98,13 @@ fn measure(handle: &Blocking, run_id: u64, count: u32, stop: &Stop) -> anyhow::R
         let expected = if there { keys.len() } else { 0 };
         // One key in a thousand may find both its buckets full: no answer, so not a hit.
         if found.abs_diff(expected) > keys.len() / 500 && !stop.asked() {
-            bail!(
+            let why = format!(
                 "{found} of {count} objects are live where {expected} should be: an object takes 4 \
                  KiB of the log, and the owner keeps a quarter of it free: start the node with \
                  --log-bytes {}MiB or more",
                 log_mib(count)
             );
+            return Err(ended(exit::NO_ROOM, why));
         }
         let mut times = OpTimes::new(op, 0);
         for _ in 0..PASSES {

@@ -31,72 +31,111 @@ mod report;
 mod setting;
 #[path = "../sizes.rs"]
 mod sizes;
+mod status;
 mod stop;
 mod stopwatch;
+#[path = "../streams.rs"]
+#[expect(dead_code, reason = "a load is read from no stream")]
+mod streams;
 mod tally;
 mod timeline;
 mod trace;
+#[path = "../variables.rs"]
+mod variables;
 
-use anyhow::bail;
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
 use destination::Destination;
 use flags::{Flags, Mode};
-use nkv::StartError;
+use logging::LogFormat;
+use nkv::exit;
 use report::Report;
 use setting::Beginning;
+use status::ended;
+use std::io::Write;
 use std::process::ExitCode;
 use stop::Stop;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::ParseError;
 
 /// Files of a run: an embedded cluster of three ranks takes some 120.
 const FILES: u64 = 192;
 /// Files of each client of a mix: its runtime and its connections.
 const FILES_PER_CLIENT: u64 = 16;
-/// Exit status of a run with wrong bytes or failures.
-const FAILED: u8 = 1;
-/// Exit status of a wrong command line.
-const USAGE: u8 = 2;
-/// Exit status of a run that did not come to its end; nothing that it reported was wrong.
-const UNDONE: u8 = 3;
 
 fn main() -> ExitCode {
-    let flags = Flags::parse();
-    match flags.packaging.print(Flags::command()) {
+    let command = packaging::with_plain_usage(Flags::command());
+    let read = command.try_get_matches().and_then(|found| Flags::from_arg_matches(&found));
+    let flags = match read {
+        Ok(flags) => flags,
+        Err(error) => return ExitCode::from(streams::print("nkv-load", &error)),
+    };
+    match flags.packaging.print(Flags::command) {
         Ok(false) => {}
         Ok(true) => return ExitCode::SUCCESS,
-        Err(_) => return ExitCode::from(UNDONE),
+        Err(e) => return fail(LogFormat::Text, exit::LOCAL, &format!("stdout: {e}")),
     }
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    let filter = match filter() {
+        Ok(filter) => filter,
+        Err(why) => return fail(LogFormat::Text, exit::USAGE, &why),
+    };
     logging::start(filter, flags.log_format);
-    let mode = match flags.mode() {
+    for line in variables::unknown_here() {
+        tracing::warn!("{line}");
+    }
+    let mode = match endpoints::check_port().and_then(|_| flags.mode()) {
         Ok(mode) => mode,
-        Err(text) => {
-            eprintln!("nkv-load: {text}");
-            return ExitCode::from(USAGE);
-        }
+        Err(why) => return fail(flags.log_format, exit::USAGE, &why),
     };
     let mut report = Report::default();
     let done = run(&flags, mode, &mut report);
-    if let Err(error) = &done {
-        eprintln!("nkv-load: {error:#}");
-    }
+    let status = match &done {
+        Ok(()) => 0,
+        Err(error) => status::of(error),
+    };
+    // Wrong bytes are the news, whatever else went wrong; failures alone are it if something was
+    // done.
+    let status = match report.tally.is_clean() {
+        false if report.tally.wrong_bytes > 0 || report.did_something() => exit::ABSENT,
+        _ => status,
+    };
     match done {
-        // Whatever else went wrong.
-        _ if !report.tally.is_clean() => ExitCode::from(FAILED),
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            let start = error.downcast_ref::<StartError>();
-            ExitCode::from(start.map_or(UNDONE, StartError::exit_code))
-        }
+        Ok(()) => ExitCode::from(status),
+        Err(error) => fail(flags.log_format, status, &format!("{error:#}")),
     }
+}
+
+/// What is logged.
+fn filter() -> Result<EnvFilter, String> {
+    let filter = std::env::var_os("RUST_LOG").filter(|filter| !filter.is_empty());
+    let Some(filter) = filter else { return Ok(EnvFilter::new("warn")) };
+    let filter = filter.to_string_lossy();
+    EnvFilter::try_new(&*filter)
+        .map_err(|e: ParseError| format!("RUST_LOG \"{}\": {e}", filter.escape_debug()))
+}
+
+/// Why the run ends so, in the form of the log, and with which status.
+fn fail(format: LogFormat, status: u8, why: &str) -> ExitCode {
+    match format {
+        LogFormat::Text => {
+            // A closed stderr changes nothing about the outcome.
+            let _ = writeln!(std::io::stderr(), "nkv-load: {why}");
+        }
+        LogFormat::Json => tracing::error!(exit_status = status, "{why}"),
+    }
+    ExitCode::from(status)
 }
 
 /// `--budgets` keeps in `report` what it found also where it does not come to its end; the others
 /// report at their end.
 fn run(flags: &Flags, mode: Mode, report: &mut Report) -> anyhow::Result<()> {
+    streams::check_stdout()?;
     open_files::raise(FILES + FILES_PER_CLIENT * u64::from(flags.clients))
-        .map_err(anyhow::Error::msg)?;
-    let page = flags.report.as_deref().map(Destination::reserve).transpose()?;
+        .map_err(|why| ended(exit::LOCAL, why))?;
+    let reserve = |path: &std::path::PathBuf, option| Destination::reserve(option, path);
+    let page = flags.report.as_ref().map(|path| reserve(path, "--report")).transpose()?;
+    let to_stdout = flags.json.as_deref() == Some("-".as_ref());
+    let json = flags.json.as_ref().filter(|_| !to_stdout);
+    let json = json.map(|path| reserve(path, "--json")).transpose()?;
     let beginning = Beginning::now();
     let rt = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let stop = Stop::default();
@@ -114,14 +153,23 @@ fn run(flags: &Flags, mode: Mode, report: &mut Report) -> anyhow::Result<()> {
         report.tally.lines().iter().for_each(|line| eprintln!("nkv-load: {line}"));
         return done;
     }
-    report.print(flags.json.as_deref())?;
+    report.print(to_stdout)?;
+    if let Some(json) = json {
+        json.write(&(report.json()? + "\n"))?;
+    }
     if let Some(page) = page {
         page.write(&html::page(report, &beginning.setting(flags, mode)))?;
     }
-    if report.ops.is_empty() && report.rates.is_empty() && !stop.asked() {
+    if !report.did_something() && !stop.asked() {
         let failed = report.tally.failed;
-        anyhow::ensure!(failed == 0, "not one operation succeeded; {failed} failed");
-        bail!("the time was over before the first operation: give a longer --duration");
+        return Err(ended(
+            exit::UNREACHED,
+            match failed {
+                0 => "the time was over before the first operation: give a longer --duration"
+                    .to_string(),
+                _ => format!("not one operation succeeded; {failed} failed"),
+            },
+        ));
     }
     Ok(())
 }

@@ -3,11 +3,11 @@
 
 use crate::latency::OpTimes;
 use crate::sizes::show_bytes;
+use crate::streams;
 use crate::tally::ErrorTally;
 use anyhow::Context;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
-use std::path::Path;
 
 /// One operation at one size.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -168,22 +168,26 @@ impl Report {
         })
     }
 
-    /// Prints everything: the table to stdout (to stderr if the JSON goes to stdout), troubles to
-    /// stderr, the JSON where `json` says ("-" is stdout).
+    /// Whether one operation was done at least.
+    pub(crate) fn did_something(&self) -> bool {
+        !self.ops.is_empty() || !self.rates.is_empty()
+    }
+
+    /// Prints everything: the table to stdout, or to stderr if the JSON goes to stdout, and
+    /// troubles to stderr.
     ///
     /// # Errors
-    /// If the file cannot be written.
-    pub(crate) fn print(&self, json: Option<&Path>) -> anyhow::Result<()> {
-        let to_stdout = json == Some(Path::new("-"));
+    /// If stdout takes no more.
+    pub(crate) fn print(&self, json_to_stdout: bool) -> anyhow::Result<()> {
         let mut text = format!("{}\n{}", self.table(), self.summary());
         for rate in &self.rates {
             text +=
                 &format!("\n{}, processes {}: {:.0} a second", rate.op, rate.processes, rate.per_s);
         }
-        if to_stdout {
+        if json_to_stdout {
             eprintln!("{text}");
         } else {
-            println!("{text}");
+            streams::write((text + "\n").as_bytes()).context("stdout")?;
         }
         for line in self.tally.lines() {
             eprintln!("nkv-load: {line}");
@@ -191,11 +195,8 @@ impl Report {
         if let Some(line) = self.damage() {
             eprintln!("nkv-load: {line}");
         }
-        match json {
-            None => {}
-            Some(_) if to_stdout => println!("{}", self.json()?),
-            Some(path) => std::fs::write(path, self.json()? + "\n")
-                .with_context(|| format!("--json {}", path.display()))?,
+        if json_to_stdout {
+            streams::write((self.json()? + "\n").as_bytes()).context("stdout")?;
         }
         Ok(())
     }

@@ -2,7 +2,8 @@
 //! keys get their names. Values stay text here: whoever reads them says where a wrong one came
 //! from.
 
-use crate::packaging::PackagingFlags;
+use crate::packaging::{self, PackagingFlags};
+use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, Args, Command, FromArgMatches};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -265,20 +266,7 @@ needs a secret. It is never a flag, since others see those.
 
 SIGTERM or SIGINT: no new plans, what is in flight is finished within --drain-ms, the segment is
 unlinked, exit 0. Another signal ends the process at once; the same one only after half a second:
-launchers send one twice.
-
-Exit status:
-  0  stopped as asked
-  2  wrong flags, variables or file, or too few open files
-  3  half a launcher environment
-  4  wrong world size
-  5  the rank number is in use
-  6  the heap is too large
-  7  no master in time
-  8  a port is in use
-  9  refused by the master, such as for another secret
-  70 internal error
-  71 an actor failed for good";
+launchers send one twice.";
 
 /// The parser.
 pub(crate) fn command() -> Command {
@@ -295,6 +283,7 @@ pub(crate) fn command() -> Command {
     });
     let command = Command::new("nkv-node")
         .version(env!("NKV_BUILD_VERSION"))
+        .after_long_help(packaging::statuses())
         .args(settings)
         .arg(
             Arg::new("config")
@@ -314,12 +303,29 @@ pub(crate) fn command() -> Command {
     command.about("Runs one rank of an nkv cluster").long_about(LONG_ABOUT)
 }
 
+/// The parser with the names that a flag takes, where it takes one of a few: for completions and
+/// the man page. On a command line they are judged later, as those of variables and of the file
+/// are.
+pub(crate) fn with_choices() -> Command {
+    let few = SETTINGS.iter().filter(|s| {
+        let names = s.value.split('|');
+        names.clone().count() > 1
+            && names
+                .clone()
+                .all(|n| n.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()))
+    });
+    few.fold(command(), |command, s| {
+        let names = PossibleValuesParser::new(s.value.split('|'));
+        command.mut_arg(s.key, |arg| arg.value_parser(names))
+    })
+}
+
 /// Reads the command line.
 ///
 /// # Errors
 /// What clap says: help, version, or a wrong command line.
 pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Flags, clap::Error> {
-    let matches = command().try_get_matches_from(args)?;
+    let matches = packaging::with_plain_usage(command()).try_get_matches_from(args)?;
     let mut values = BTreeMap::new();
     for s in &SETTINGS {
         if s.key == PREFAULT {
@@ -342,7 +348,8 @@ pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Flags, c
 
 #[cfg(test)]
 mod tests {
-    use super::{PREFAULT, SETTINGS, command, parse};
+    use super::{PREFAULT, SETTINGS, command, parse, with_choices};
+    use crate::variables;
     use std::ffi::OsString;
 
     fn flags(args: &[&str]) -> super::Flags {
@@ -373,6 +380,26 @@ mod tests {
         assert_eq!(value(&["--no-prefault"]).as_deref(), Some("false"));
         assert_eq!(value(&["--no-prefault", "--prefault"]).as_deref(), Some("true"));
         assert_eq!(value(&["--prefault", "--no-prefault"]).as_deref(), Some("false"));
+    }
+
+    #[test]
+    fn every_setting_has_a_variable_that_all_programs_know() {
+        for s in &SETTINGS {
+            assert!(variables::KNOWN.contains(&s.variable().as_str()), "{}", s.variable());
+        }
+    }
+
+    #[test]
+    fn flags_that_take_one_of_a_few_names_are_completed_and_the_program_is_what_it_is_about() {
+        let command = with_choices();
+        let names = |key: &str| {
+            let arg = command.get_arguments().find(|a| a.get_id() == key).unwrap();
+            arg.get_possible_values().iter().map(|v| v.get_name().to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(names("policy"), ["lru", "lru2", "fifo"]);
+        assert_eq!(names("log_format"), ["text", "json"]);
+        assert!(names("rdma_devices").is_empty() && names("heap_bytes").is_empty());
+        assert_eq!(command.get_about().unwrap().to_string(), "Runs one rank of an nkv cluster");
     }
 
     #[test]

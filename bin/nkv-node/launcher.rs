@@ -10,9 +10,6 @@ use std::collections::BTreeMap;
 /// An environment: variables by name. Empty values count as unset.
 pub(crate) type Env = BTreeMap<String, String>;
 
-/// Exit code for an environment that says half of what a rank must know.
-pub(crate) const EXIT_HALF_SET: u8 = 3;
-
 /// Who started this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {

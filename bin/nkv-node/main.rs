@@ -19,8 +19,15 @@ mod signals;
 #[path = "../sizes.rs"]
 mod sizes;
 mod start_lines;
+#[path = "../streams.rs"]
+#[expect(dead_code, reason = "a rank reads nothing from stdin")]
+mod streams;
+#[path = "../variables.rs"]
+#[expect(dead_code, reason = "the environment is read once, for all of it")]
+mod variables;
 
 use logging::LogFormat;
+use nkv::exit;
 use nkv::transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
 use settings::{Machine, Settings};
 use std::io::Write;
@@ -28,8 +35,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
-/// Exit code for what should not happen.
-const EXIT_INTERNAL: u8 = 70;
 /// Files that a rank has open by itself, with room for some clients.
 const OWN_FILES: u64 = 64;
 /// Files for each other rank: its link, and what its handle takes.
@@ -42,18 +47,12 @@ fn main() -> ExitCode {
     metrics::started();
     let flags = match flags::parse(std::env::args_os()) {
         Ok(flags) => flags,
-        Err(error) => {
-            // A closed stdout or stderr changes nothing about the outcome.
-            let _ = error.print();
-            return ExitCode::from(
-                u8::try_from(error.exit_code()).unwrap_or(settings::EXIT_CONFIG),
-            );
-        }
+        Err(error) => return ExitCode::from(streams::print("nkv-node", &error)),
     };
-    match flags.packaging.print(flags::command()) {
+    match flags.packaging.print(flags::with_choices) {
         Ok(false) => {}
         Ok(true) => return ExitCode::SUCCESS,
-        Err(error) => return fail(EXIT_INTERNAL, &format!("stdout: {error}")),
+        Err(error) => return fail(exit::LOCAL, &format!("stdout: {error}")),
     }
     let env: launcher::Env = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
@@ -62,7 +61,7 @@ fn main() -> ExitCode {
     for secret in [SECRET_VARIABLE, SECRET_FILE_VARIABLE] {
         if std::env::var_os(secret).is_some() && !env.contains_key(secret) {
             let why = format!("{secret} is no text: put the secret into a file for --secret-file");
-            return fail(settings::EXIT_CONFIG, &why);
+            return fail(exit::USAGE, &why);
         }
     }
     let settings = match settings::resolve(&flags, &env, Machine::measure()) {
@@ -70,8 +69,11 @@ fn main() -> ExitCode {
         Err(error) => return fail(error.exit_code(), &error),
     };
     if flags.print_config {
-        let _ = write!(std::io::stdout(), "{}", start_lines::configuration(&settings.lines));
-        return ExitCode::SUCCESS;
+        let text = start_lines::configuration(&settings.lines);
+        return match streams::write(text.as_bytes()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(exit::LOCAL, &format!("stdout: {error}")),
+        };
     }
     serve(settings)
 }
@@ -81,14 +83,14 @@ fn serve(settings: Settings) -> ExitCode {
         Ok(filter) => filter,
         Err(error) => {
             let why = format!("--log \"{}\": {error}", settings.log.escape_debug());
-            return fail(settings::EXIT_CONFIG, &why);
+            return fail(exit::USAGE, &why);
         }
     };
     let format = settings.log_format;
     logging::start(filter, format);
     match open_files::raise(files_needed(&settings)) {
         Ok(limit) => check_open_files(limit, &settings),
-        Err(why) => return end(format, settings::EXIT_CONFIG, &why),
+        Err(why) => return end(format, exit::LOCAL, &why),
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(settings.threads)
@@ -97,7 +99,7 @@ fn serve(settings: Settings) -> ExitCode {
         .build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
-        Err(error) => return end(format, EXIT_INTERNAL, &format!("no runtime: {error}")),
+        Err(error) => return end(format, exit::LOCAL, &format!("no runtime: {error}")),
     };
     let outcome = runtime.block_on(run::run(settings));
     runtime.shutdown_timeout(RUNTIME_END);

@@ -5,24 +5,22 @@
 use crate::ready::Readiness;
 use crate::settings::Settings;
 use crate::signals::{CleanupPaths, Signals};
-use crate::{EXIT_INTERNAL, http, start_lines};
+use crate::{http, start_lines};
 use nkv::message::RankInfo;
-use nkv::{Address, Ended, Node};
+use nkv::{Address, Ended, Node, exit};
 use nkv_store::clock::{BootClock, Clock};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Exit code after an actor failed more often than it may.
-const EXIT_ACTOR_FAILED: u8 = 71;
-/// Exit code if the HTTP address is in use, as for the control port.
-const EXIT_PORT_IN_USE: u8 = 8;
 /// How long leaving the cluster may take after the drain.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// Pause before a fresh start, doubled with each one in a row, up to the longest.
 const REJOIN_PAUSE: Duration = Duration::from_millis(100);
 /// Longest such pause.
 const REJOIN_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Between two lines of the log about them.
+const AFRESH_LINES_MS: u64 = 60_000;
 /// A node that lived for so long was no part of a row of failures.
 const STEADY_MS: u64 = 60_000;
 
@@ -58,11 +56,11 @@ pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
     listens_here(settings.node.listen)?;
     let cleanup = CleanupPaths::default();
     let mut signals = Signals::listen(cleanup.clone())
-        .map_err(|e| End::new(EXIT_INTERNAL, format!("signals cannot be handled: {e}")))?;
+        .map_err(|e| End::new(exit::LOCAL, format!("signals cannot be handled: {e}")))?;
     let readiness = Readiness::joining();
     let http = serve_http(&settings, &readiness).await?;
     settings.node.http = http.map(|at| reachable(at, settings.node.listen).to_string());
-    let mut row = 0;
+    let (mut row, mut afresh) = (0, AfreshLines::default());
     loop {
         readiness.joins();
         let node = tokio::select! {
@@ -92,9 +90,9 @@ pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
         row = if steady { 1 } else { row + 1 };
         if row > settings.rejoins {
             let why = format!("{why}; {row} times in a row: give --rejoins to try more often");
-            return Err(End::new(EXIT_INTERNAL, why));
+            return Err(End::new(exit::UNREACHED, why));
         }
-        tracing::warn!("{why}; starting afresh ({row} of {})", settings.rejoins);
+        afresh.log(&why, (row, settings.rejoins));
         tokio::select! {
             _ = signals.asked() => return Ok(()),
             () = tokio::time::sleep(pause_before(row)) => {}
@@ -107,7 +105,7 @@ fn listens_here(listen: IpAddr) -> Result<(), End> {
     match TcpListener::bind((listen, 0)) {
         Err(e) if e.kind() == std::io::ErrorKind::AddrNotAvailable => {
             let why = format!("--listen {listen} is no address of this host (see ip addr)");
-            Err(End::new(crate::settings::EXIT_CONFIG, why))
+            Err(End::new(exit::USAGE, why))
         }
         // Whatever else is wrong is for the node to say, with its own port.
         _ => Ok(()),
@@ -127,7 +125,7 @@ async fn serve_http(settings: &Settings, readiness: &Readiness) -> Result<Option
         Ok(local) => Ok(Some(local)),
         Err(e) => {
             let in_use = e.kind() == std::io::ErrorKind::AddrInUse;
-            let code = if in_use { EXIT_PORT_IN_USE } else { crate::settings::EXIT_CONFIG };
+            let code = if in_use { exit::LOCAL } else { exit::USAGE };
             Err(End::new(code, format!("--http {address}: {e}; give another address, or off")))
         }
     }
@@ -151,7 +149,7 @@ async fn serve(
         ended = node.ended() => match ended {
             Ended::Gone => Ok(Outcome::Afresh("this rank was declared gone".to_string())),
             Ended::ActorFailed(what) => {
-                Err(End::new(EXIT_ACTOR_FAILED, format!("{what}: start this rank again")))
+                Err(End::new(exit::BROKEN, format!("{what}: start this rank again")))
             }
         },
     }
@@ -189,13 +187,42 @@ fn print_joined(settings: &Settings, node: &Node, http: Option<SocketAddr>) {
     start_lines::print_for_programs(&start_lines::ready_line(settings, info, http));
 }
 
-/// A rank 0 that starts afresh must be found where the others look for it.
+/// A rank that starts afresh is looked for where it was. Rank 0 must be there; another one takes a
+/// new port if somebody else has its old one by then.
 fn keep_port(settings: &mut Settings, info: &RankInfo) {
-    if settings.node.rank == 0
-        && let Address::Tcp(host_port) = &info.control
+    if let Address::Tcp(host_port) = &info.control
         && let Some(port) = host_port.rsplit_once(':').and_then(|(_, port)| port.parse().ok())
     {
-        settings.node.port = port;
+        match settings.node.rank {
+            0 => settings.node.port = port,
+            _ => settings.node.control_port = port,
+        }
+    }
+}
+
+/// Lines about fresh starts: the first at once, further ones once a minute with how many there
+/// were.
+#[derive(Debug, Default)]
+struct AfreshLines {
+    logged_ms: Option<u64>,
+    untold: u32,
+}
+
+impl AfreshLines {
+    fn log(&mut self, why: &str, (row, most): (u32, u32)) {
+        if let Some(before) = self.next(BootClock.now_ms()) {
+            tracing::warn!(before, "{why}; starting afresh ({row} of {most})");
+        }
+    }
+
+    /// How many were not told before this one; none: nor is this one.
+    fn next(&mut self, now_ms: u64) -> Option<u32> {
+        if self.logged_ms.is_some_and(|at| now_ms < at + AFRESH_LINES_MS) {
+            self.untold += 1;
+            return None;
+        }
+        self.logged_ms = Some(now_ms);
+        Some(std::mem::take(&mut self.untold))
     }
 }
 
@@ -205,7 +232,17 @@ fn pause_before(row: u32) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::{REJOIN_PAUSE, REJOIN_PAUSE_MAX, pause_before, reachable};
+    use super::{
+        AFRESH_LINES_MS, AfreshLines, REJOIN_PAUSE, REJOIN_PAUSE_MAX, pause_before, reachable,
+    };
+
+    #[test]
+    fn fresh_starts_are_told_at_once_and_then_once_a_minute() {
+        let mut lines = AfreshLines::default();
+        let reachable_at: Vec<_> =
+            [0, 1, 2, AFRESH_LINES_MS, AFRESH_LINES_MS + 1].map(|ms| lines.next(ms)).into();
+        assert_eq!(reachable_at, [Some(0), None, None, Some(2), None]);
+    }
 
     #[test]
     fn a_server_at_all_addresses_is_told_by_one_that_others_reach() {

@@ -10,9 +10,10 @@ use crate::flags::{Flags, PREFAULT};
 use crate::launcher::{self, Env, Launcher, LauncherError};
 use crate::logging::LogFormat;
 use crate::sizes::{parse_bytes, show_bytes};
+use crate::variables;
 use nkv::transport::fabric::FabricConfig;
 use nkv::transport::wire::auth::{SECRET_FILE_VARIABLE, SECRET_VARIABLE};
-use nkv::{NodeConfig, Secret};
+use nkv::{NodeConfig, Secret, exit};
 use nkv_store::heap::MAX_ARENA_BYTES;
 use resolve::{Layers, Resolver};
 use std::ffi::OsStr;
@@ -22,8 +23,6 @@ use values::{boolean, http_address, job_name, memory, number, watermarks};
 
 pub(crate) use resolve::Line;
 
-/// Exit code for wrong flags, variables or a wrong file.
-pub(crate) const EXIT_CONFIG: u8 = 2;
 /// Largest heap by default.
 const DEFAULT_HEAP_BYTES: u64 = 1 << 30;
 /// Default heap: this part of the memory there is, shared by the ranks of the host.
@@ -80,11 +79,10 @@ pub(crate) enum SettingsError {
 }
 
 impl SettingsError {
-    /// The process's exit code.
+    /// The process's exit status.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Config(_) => EXIT_CONFIG,
-            Self::Launcher(_) => launcher::EXIT_HALF_SET,
+            Self::Config(_) | Self::Launcher(_) => exit::USAGE,
         }
     }
 }
@@ -141,7 +139,12 @@ pub(crate) fn resolve(
         log: r.take("log", |text| Ok(text.to_string()), DEFAULT_LOG.to_string())?,
         log_format: r.take("log_format", values::log_format, LogFormat::default())?,
         lines: r.into_lines(),
-        warnings: [warnings, address.warnings(launcher.as_ref())].concat(),
+        warnings: [
+            warnings,
+            address.warnings(launcher.as_ref()),
+            variables::unknown(env.keys().map(String::as_str)),
+        ]
+        .concat(),
     };
     settings.node.validate().map_err(|e| SettingsError::Config(e.to_string()))?;
     Ok(settings)
@@ -348,7 +351,8 @@ fn secret(r: &mut Resolver<'_>, env: &Env) -> Result<Option<Secret>, SettingsErr
     if path == NO_SECRET_FILE {
         return Ok(None);
     }
-    Secret::read(Path::new(&path)).map(Some).map_err(|e| wrong(&e))
+    let named = |e| SettingsError::Config(format!("{source}: {e}"));
+    Secret::read(Path::new(&path)).map(Some).map_err(named)
 }
 
 fn secret_file(text: &str) -> Result<String, String> {

@@ -5,11 +5,12 @@ use crate::cli_error::{CliError, CommandOutcome};
 use crate::output;
 use crate::retry_policy::RetryPolicy;
 use crate::sizes::show_bytes;
-use nkv::Blocking;
 use nkv::message::{EvictReport, SegmentId};
+use nkv::{Blocking, Error};
 use serde_json::json;
 
-/// `nkv evict --until-below PERCENT [--rank N]`.
+/// `nkv evict --until-below PERCENT [--rank N]`. One rank: what it answers. All: what those answer
+/// that can be asked, and then which could not.
 pub(crate) fn evict(
     handle: &Blocking,
     retry: &RetryPolicy,
@@ -18,26 +19,44 @@ pub(crate) fn evict(
 ) -> Result<CommandOutcome, CliError> {
     let ranks = match rank {
         Some(rank) => vec![rank],
-        None => retry.call(|| handle.membership())?.nodes().map(|(info, _)| info.rank).collect(),
+        None => (0..retry.call(|| handle.membership())?.world_size).collect(),
     };
-    // A rank that cannot be asked keeps the others from nothing.
-    let (mut done, mut failed) = (Vec::new(), None);
-    for rank in ranks {
-        match handle.evict_rank_until_below(rank, ratio) {
+    let (mut done, mut failed) = (Vec::new(), Vec::new());
+    let answers = handle.evict_ranks_until_below(&ranks, ratio);
+    for (rank, answer) in ranks.into_iter().zip(answers) {
+        match answer {
             Ok(reports) => done.extend(reports.into_iter().map(|report| (rank, report))),
-            Err(e) => {
-                failed.get_or_insert(e);
-            }
+            Err(e) => failed.push((rank, e)),
         }
     }
     if json {
         let rows: Vec<_> = done.iter().map(object).collect();
-        output::json(&json!({ "evicted": rows }))?;
+        let missed: Vec<_> = failed.iter().map(missed).collect();
+        output::json(&json!({ "evicted": rows, "not_reached": missed }))?;
     } else {
         let lines: String = done.iter().map(|(rank, report)| line(*rank, report, ratio)).collect();
         output::write(lines.as_bytes())?;
     }
-    failed.map_or(Ok(CommandOutcome::Found), |e| Err(CliError::segment(e)))
+    match failed.pop() {
+        None => Ok(CommandOutcome::Found),
+        Some((_, e)) if rank.is_some() => Err(CliError::segment(e)),
+        Some(last) => {
+            failed.push(last);
+            Err(CliError::NotReached(not_reached(&failed)))
+        }
+    }
+}
+
+fn missed((rank, error): &(u32, Error)) -> serde_json::Value {
+    json!({ "rank": rank, "kind": error.kind.to_string(), "message": error.message })
+}
+
+/// Which ranks did not do it, and why.
+fn not_reached(failed: &[(u32, Error)]) -> String {
+    let each: Vec<_> = failed.iter().map(|(_, e)| e.message.as_str()).collect();
+    let ranks: Vec<_> = failed.iter().map(|(rank, _)| rank.to_string()).collect();
+    let what = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{what} {} did not evict: {}", ranks.join(", "), each.join("; "))
 }
 
 fn object((rank, report): &(u32, EvictReport)) -> serde_json::Value {
@@ -71,8 +90,20 @@ fn line(rank: u32, report: &EvictReport, ratio: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::line;
+    use super::{line, not_reached};
+    use nkv::Error;
     use nkv::message::EvictReport;
+
+    #[test]
+    fn who_did_not_evict_is_named_with_the_reason() {
+        let gone = (1, Error::disconnected("rank 1 is no member of the cluster now"));
+        assert_eq!(
+            not_reached(std::slice::from_ref(&gone)),
+            "rank 1 did not evict: rank 1 is no member of the cluster now"
+        );
+        let text = not_reached(&[gone, (2, Error::timeout("rank 2 gave no sign of life"))]);
+        assert!(text.starts_with("ranks 1, 2 did not evict: rank 1 is"), "{text}");
+    }
 
     #[test]
     fn what_went_and_what_is_left_is_said_and_why_it_is_more_than_asked_for() {

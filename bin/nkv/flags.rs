@@ -3,7 +3,8 @@
 use crate::endpoints::{endpoint, here};
 use crate::fabric::FabricFlags;
 use crate::sizes::parse_bytes;
-use crate::{exit, keys};
+use crate::{keys, packaging};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
 use nkv::{Address, TransportChoice};
@@ -29,6 +30,17 @@ nkv rm [OPTIONS] <KEY>...
 /// Heading of the options that every command takes.
 const SHARED: &str = "Options of every command";
 
+/// For `--help`.
+const JSON_ERRORS: &str = "\
+A reader that closes the pipe (nkv ls | head) is no failure. A stdout that is full, or that was
+closed before the start, is one (7), and so is a stdin that was closed.
+
+With --json a command prints one JSON object to stdout. If it fails, also for a wrong command line,
+it prints one to stderr:
+  {\"error\":{\"kind\":\"AlreadyExists\",\"message\":\"a exists on rank 2; ...\",\"key\":\"a\"}}
+kind is one of the library's error kinds, Refused for a node that does not take this client, or Io
+for a file or stream. key is there if the error is about one key, written as below.";
+
 const LONG_ABOUT: &str = "\
 Looks at a running nkv cluster and moves single values in and out of it.
 
@@ -48,7 +60,14 @@ Where the cluster is:
 Any node will do: it names the master. Several nodes share the limit of one call (--timeout-ms):
 each gets an equal part of what is left. A command that finds nobody listening at any of them waits
 up to 5 s for a cluster that is just starting. Name several ranks, so that nkv status can ask one
-that is up while rank 0 is down; the ready line of a rank, and nkv status, show its port.";
+that is up while rank 0 is down; the ready line of a rank, and nkv status, show its port.
+
+An NKV_PORT that is no port is refused. A variable that begins with NKV_ and that no program reads
+is named once.
+
+evict, mount and unmount may take long. They go on as long as the rank reports that it is at work.
+They end when it gives no sign of life for --timeout-ms, and at once when the master declares it
+gone or loses its link.";
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -58,7 +77,7 @@ that is up while rank 0 is down; the ready line of a rank, and nkv status, show 
     about = "Looks at an nkv cluster",
     long_about = LONG_ABOUT,
     next_help_heading = SHARED,
-    after_long_help = format!("{}\n\n{}", exit::TABLE, keys::SYNTAX)
+    after_long_help = format!("{}\n\n{}\n\n{}", packaging::statuses(), JSON_ERRORS, keys::SYNTAX)
 )]
 pub(crate) struct Flags {
     /// Control addresses of nodes, any will do: HOST, HOST:PORT or unix:///PATH [default:
@@ -85,15 +104,19 @@ pub(crate) struct Flags {
     pub(crate) literal_keys: bool,
 
     /// Which way bytes go: auto, shm, tcp or rdma
-    #[arg(long, global = true, default_value = "auto")]
+    #[arg(long, global = true, default_value = "auto",
+        value_parser = PossibleValuesParser::new(["auto", "shm", "tcp", "rdma"])
+            .try_map(|name| name.parse::<TransportChoice>()))]
     pub(crate) transport: TransportChoice,
 
     /// Devices, where it is rdma
     #[command(flatten)]
     pub(crate) fabric: FabricFlags,
 
-    /// Limit of one call to the cluster
+    /// Limit of one call to the cluster; of evict, mount and unmount: of the time in which a rank
+    /// gives no sign of life
     #[arg(long, global = true, value_name = "MS", default_value_t = 2_000,
+        allow_negative_numbers = true,
         value_parser = clap::value_parser!(u64).range(1..=MAX_TIMEOUT_MS))]
     pub(crate) timeout_ms: u64,
 
@@ -126,7 +149,8 @@ pub(crate) enum Command {
     #[command(verbatim_doc_comment)]
     Top {
         /// Between two looks, 0.2 to 60
-        #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+        #[arg(short, long, value_name = "SECONDS", default_value = "1",
+            allow_negative_numbers = true, value_parser = interval)]
         interval: Duration,
         /// Print one picture and end (so does --json)
         #[arg(long)]
@@ -140,10 +164,10 @@ pub(crate) enum Command {
         #[arg(default_value = "-")]
         file: Option<PathBuf>,
         /// Rank that should own the value [default: by hash of the key]
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_name = "N", allow_negative_numbers = true)]
         rank: Option<u32>,
         /// Bytes per page (KiB, MiB) [default: the cluster's]
-        #[arg(long, value_name = "BYTES", value_parser = page_bytes)]
+        #[arg(long, value_name = "BYTES", allow_hyphen_values = true, value_parser = page_bytes)]
         page_bytes: Option<u32>,
     },
     /// Reads a value
@@ -186,7 +210,8 @@ pub(crate) enum Command {
         #[arg(short, long)]
         long: bool,
         /// At most so many
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+        #[arg(long, value_name = "N", allow_negative_numbers = true,
+            value_parser = clap::value_parser!(u64).range(1..))]
         limit: Option<u64>,
     },
     /// Has ranks evict until no more than so much of each heap is used; says what went
@@ -197,34 +222,36 @@ pub(crate) enum Command {
     /// Each rank is asked itself and evicts by its policy. The command prints what went, and waits
     /// a quarantine or two until that is free. Open puts are never evicted, and what is still
     /// viewed stays used, so more may be in use than was asked for: the line says so. Device logs
-    /// make room by themselves and are left alone.
+    /// make room by themselves and are left alone. Exit status 4 if a rank was not reached.
     #[command(verbatim_doc_comment)]
     Evict {
         /// Share of a heap that may stay in use, such as 50%
-        #[arg(long, value_name = "PERCENT", value_parser = percent)]
+        #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, value_parser = percent)]
         until_below: f64,
         /// Which rank [default: all]
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_name = "N", allow_negative_numbers = true)]
         rank: Option<u32>,
     },
     /// Has a rank contribute one more segment of memory; says its number
     Mount {
         /// Payload bytes (MiB, GiB)
-        #[arg(value_name = "SIZE", value_parser = parse_bytes)]
+        #[arg(value_name = "SIZE", allow_negative_numbers = true, value_parser = parse_bytes)]
         bytes: u64,
         /// Which rank
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_name = "N", allow_negative_numbers = true)]
         rank: u32,
     },
     /// Takes a mounted segment away, with the objects on it
     Unmount {
         /// Its number, as mount and status say it
+        #[arg(allow_negative_numbers = true)]
         segment: u32,
         /// Which rank
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_name = "N", allow_negative_numbers = true)]
         rank: u32,
         /// How long puts that write there may take to finish
         #[arg(long, value_name = "MS", default_value_t = 5_000,
+            allow_negative_numbers = true,
             value_parser = clap::value_parser!(u64).range(0..=MAX_UNMOUNT_MS))]
         wait_ms: u64,
     },
@@ -319,6 +346,26 @@ mod tests {
         for text in ["--connect h:1,g:2 status", "--connect h:1 --connect g:2 status"] {
             let nodes = flags(text).unwrap().nodes();
             assert_eq!(nodes, ["h:1".parse().unwrap(), "g:2".parse().unwrap()], "{text}");
+        }
+    }
+
+    #[test]
+    fn a_number_below_its_range_is_no_unknown_flag() {
+        for text in [
+            "put k f --rank -1",
+            "put k f --page-bytes -1",
+            "evict --until-below -1%",
+            "mount -1 --rank 1",
+            "mount 1MiB --rank -1",
+            "unmount -1 --rank 1",
+            "unmount 1 --rank 1 --wait-ms -1",
+            "ls --limit -1",
+            "top --interval -1",
+            "--timeout-ms -1 status",
+        ] {
+            let text = flags(text).unwrap_err().to_string();
+            assert!(!text.contains("unexpected argument"), "{text}: {text}");
+            assert!(text.contains("invalid value '-1"), "{text}: {text}");
         }
     }
 

@@ -6,7 +6,6 @@ mod doctor;
 #[path = "../endpoints.rs"]
 mod endpoints;
 mod evict;
-mod exit;
 #[path = "../fabric.rs"]
 mod fabric;
 mod flags;
@@ -27,15 +26,19 @@ mod segments;
 mod sizes;
 mod stats;
 mod status;
+#[path = "../streams.rs"]
+mod streams;
 mod top;
 mod transfer;
+#[path = "../variables.rs"]
+mod variables;
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
 use cli_error::{CliError, CommandOutcome};
 use endpoints::NoneServes;
 use flags::{Command, Flags};
 use nkv::message::SegmentId;
-use nkv::{Address, Blocking, ClientConfig, Secret};
+use nkv::{Address, Blocking, ClientConfig, Secret, exit};
 use retry_policy::RetryPolicy;
 use serde_json::json;
 use std::io::Write;
@@ -44,10 +47,17 @@ use std::process::ExitCode;
 use tokio::runtime::Runtime;
 
 fn main() -> ExitCode {
-    let flags = match Flags::try_parse() {
+    let command = packaging::with_plain_usage(Flags::command());
+    let read = command.try_get_matches().and_then(|found| Flags::from_arg_matches(&found));
+    let flags = match read {
         Ok(flags) => flags,
         Err(printed) => return misread(&printed),
     };
+    if !flags.json {
+        for line in variables::unknown_here() {
+            let _ = writeln!(std::io::stderr(), "nkv: {line}");
+        }
+    }
     match run(&flags) {
         Ok(answer) => ExitCode::from(answer.exit_code()),
         // Whoever read the output has seen enough.
@@ -64,18 +74,15 @@ fn main() -> ExitCode {
 
 /// Help, the version, or what is wrong about the command line.
 fn misread(printed: &clap::Error) -> ExitCode {
-    let code = u8::try_from(printed.exit_code()).unwrap_or(exit::USAGE);
     let args = std::env::args_os().skip(1).take_while(|arg| arg != "--");
-    if code != 0 && args.into_iter().any(|arg| arg == "--json") {
+    if printed.use_stderr() && args.into_iter().any(|arg| arg == "--json") {
         let text = printed.render().to_string();
         let message = text.trim_end().trim_start_matches("error: ");
         let error = json!({ "error": { "kind": "InvalidArgument", "message": message } });
         let _ = writeln!(std::io::stderr(), "{error}");
-    } else {
-        // A closed stdout or stderr changes nothing about the outcome.
-        let _ = printed.print();
+        return ExitCode::from(u8::try_from(printed.exit_code()).unwrap_or(exit::USAGE));
     }
-    ExitCode::from(code)
+    ExitCode::from(streams::print("nkv", printed))
 }
 
 /// The way to the cluster that the command line names.
@@ -89,25 +96,29 @@ struct Cluster<'a> {
 
 impl<'a> Cluster<'a> {
     fn of(flags: &'a Flags) -> Result<Self, CliError> {
+        endpoints::check_port().map_err(CliError::Usage)?;
         let secret = Secret::find(flags.secret_file.as_deref());
+        let option = if flags.secret_file.is_some() { "--secret-file: " } else { "" };
         flags.fabric.check(flags.transport).map_err(CliError::Usage)?;
         let config = ClientConfig {
             job: flags.job.clone(),
             transport: flags.transport,
             call_timeout_ms: flags.timeout_ms,
             fabric: flags.fabric.config(),
-            secret: secret.map_err(|e| CliError::Usage(e.to_string()))?,
+            secret: secret.map_err(|e| CliError::Usage(format!("{option}{e}")))?,
             // One call or two: taking every page would take longer than they do.
             prefault: false,
             ..ClientConfig::default()
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|e| CliError::io("a runtime", e))?;
+        transfer::survive_file_limit(&runtime);
         Ok(Self {
             flags,
             nodes: flags.nodes(),
             config,
             retry: RetryPolicy::starting(flags.timeout_ms),
-            runtime: runtime.map_err(|e| CliError::io("a runtime", e))?,
+            runtime,
         })
     }
 
@@ -130,13 +141,16 @@ impl<'a> Cluster<'a> {
         outcome
     }
 
+    /// What the master says, or else what each node knows by itself: within the limit of one call,
+    /// however many are asked.
     fn status(&self) -> Result<CommandOutcome, CliError> {
+        self.flags.fabric.find().map_err(CliError::Usage)?;
         let json = self.flags.json;
-        match self.connect().and_then(|handle| status::show(&handle, json)) {
-            Err(why) if why.exit_code() == exit::UNREACHED => {
-                node_reports::show(&self.runtime, &self.nodes, &self.config, why, json)
-            }
-            shown => shown,
+        let starting = |failed: &node_reports::NoMaster| failed.is_starting();
+        let asking = || self.runtime.block_on(node_reports::ask(&self.nodes, &self.config));
+        match self.retry.retry(starting, asking) {
+            Ok((view, stats)) => status::show(&view, &stats, json),
+            Err(failed) => node_reports::show(failed, json),
         }
     }
 }
@@ -145,7 +159,8 @@ impl<'a> Cluster<'a> {
 const FILES: u64 = 32;
 
 fn run(flags: &Flags) -> Result<CommandOutcome, CliError> {
-    open_files::raise(FILES).map_err(CliError::Usage)?;
+    streams::check_stdout().map_err(|e| CliError::io("stdout", e))?;
+    open_files::raise(FILES).map_err(CliError::Limit)?;
     match &flags.command {
         Command::Doctor => doctor::run(&flags.fabric.config(), flags.json),
         Command::Completions { shell } => {
@@ -219,12 +234,21 @@ fn ask(flags: &Flags, cluster: Cluster<'_>) -> Result<CommandOutcome, CliError> 
 
 /// One page to stdout, or one page per command into a folder.
 fn man(folder: Option<&Path>) -> Result<CommandOutcome, CliError> {
+    let keys: [(&str, &str); 1] = [("KEYS", keys::SYNTAX)];
     let Some(folder) = folder else {
-        packaging::man(Flags::command()).map_err(|e| CliError::io("stdout", e))?;
+        packaging::man(Flags::command(), &keys).map_err(|e| CliError::io("stdout", e))?;
         return Ok(CommandOutcome::Found);
     };
-    std::fs::create_dir_all(folder)
-        .and_then(|()| clap_mangen::generate_to(Flags::command(), folder))
-        .map_err(|e| CliError::io(folder.display().to_string(), e))?;
+    let mut all = Flags::command().disable_help_subcommand(true);
+    all.build();
+    let pages = || -> std::io::Result<()> {
+        std::fs::create_dir_all(folder)?;
+        for command in std::iter::once(&all).chain(all.get_subcommands()) {
+            let file = folder.join(clap_mangen::Man::new(command.clone()).get_filename());
+            std::fs::write(file, packaging::page(command.clone(), &keys)?)?;
+        }
+        Ok(())
+    };
+    pages().map_err(|e| CliError::io(folder.display().to_string(), e))?;
     Ok(CommandOutcome::Found)
 }

@@ -1,41 +1,105 @@
-//! `nkv status` while the master cannot be reached: what each node that was named answers, and what
-//! it knows by itself. It makes no claim about the cluster that no node made.
+//! What `nkv status` asks: the master, and while it cannot be reached each node that was named, for
+//! what it knows by itself. It makes no claim about the cluster that no node made.
 
 use crate::cli_error::CliError;
+use crate::endpoints;
 use crate::output;
+use crate::retry_policy::is_starting;
 use crate::sizes::show_bytes;
-use nkv::message::{NodeReport, RankInfo, RankState};
-use nkv::{Address, Client, ClientConfig, Error};
+use nkv::message::{ClusterStats, NodeReport, RankInfo, RankState, View};
+use nkv::{Address, Client, ClientConfig, Error, exit};
+use nkv_store::clock::{BootClock, Clock};
 use serde_json::{Value, json};
-use tokio::runtime::Runtime;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
 
 /// What a node said.
 type CommandOutcome = (Address, Result<NodeReport, Error>);
 
-/// Asks every node, side by side, and prints what they know; then the command fails as it would
-/// have.
-pub(crate) fn show(
-    runtime: &Runtime,
+/// Why the master said nothing, and what the nodes know.
+pub(crate) struct NoMaster {
+    why: CliError,
+    starting: bool,
+    answers: Vec<CommandOutcome>,
+}
+
+impl NoMaster {
+    /// True if nobody listens at any of the nodes yet.
+    pub(crate) fn is_starting(&self) -> bool {
+        self.starting
+    }
+}
+
+/// What the master says. If it says nothing, what each node says: all within the limit of one call.
+/// The nodes are asked when half of it is over, or as soon as it is clear that no master answers.
+///
+/// # Errors
+/// With what the nodes know, if the master was not reached.
+pub(crate) async fn ask(
     nodes: &[Address],
     config: &ClientConfig,
-    why: CliError,
+) -> Result<(View, ClusterStats), NoMaster> {
+    let limit = Duration::from_millis(config.call_timeout_ms);
+    let begun_ms = BootClock.now_ms();
+    let failed = Arc::new(Notify::new());
+    let late = tokio::spawn({
+        let (nodes, failed, config) = (nodes.to_vec(), failed.clone(), config.clone());
+        async move {
+            let _ = tokio::time::timeout(limit / 2, failed.notified()).await;
+            let spent = BootClock.now_ms().saturating_sub(begun_ms);
+            let left = config.call_timeout_ms.saturating_sub(spent).max(1);
+            reports(nodes, ClientConfig { call_timeout_ms: left, ..config }).await
+        }
+    });
+    let master = async {
+        let client = endpoints::connect(nodes, config).await?;
+        let (view, stats) = (client.membership().await?, client.stats().await?);
+        Ok((view, stats))
+    };
+    let printed = tokio::time::timeout(limit, master).await.unwrap_or_else(|_| {
+        let ms = limit.as_millis();
+        Err(CliError::Call(Error::timeout(format!("the master did not answer within {ms} ms"))))
+    });
+    let why: CliError = match printed {
+        Ok(printed) => {
+            late.abort();
+            return Ok(printed);
+        }
+        Err(why) => why,
+    };
+    let starting = matches!(&why, CliError::Connect(none) if none.all(is_starting));
+    if starting || why.exit_code() != exit::UNREACHED {
+        late.abort();
+        return Err(NoMaster { why, starting, answers: Vec::new() });
+    }
+    failed.notify_one();
+    Err(NoMaster { why, starting, answers: late.await.unwrap_or_default() })
+}
+
+/// Every node, side by side.
+async fn reports(nodes: Vec<Address>, config: ClientConfig) -> Vec<CommandOutcome> {
+    let mut asked = Vec::new();
+    for node in nodes {
+        let config = config.clone();
+        asked.push(tokio::spawn(async move {
+            let answer = Client::report_of(&node, &config).await;
+            (node, answer)
+        }));
+    }
+    let mut answers = Vec::new();
+    for one in asked {
+        answers.extend(one.await);
+    }
+    answers
+}
+
+/// Prints what the nodes know; then the command fails as it would have.
+pub(crate) fn show(
+    failed: NoMaster,
     json: bool,
 ) -> Result<crate::cli_error::CommandOutcome, CliError> {
-    let answers = runtime.block_on(async {
-        let mut asked = Vec::new();
-        for node in nodes.iter().cloned() {
-            let config = config.clone();
-            asked.push(tokio::spawn(async move {
-                let answer = Client::report_of(&node, &config).await;
-                (node, answer)
-            }));
-        }
-        let mut answers = Vec::new();
-        for one in asked {
-            answers.extend(one.await);
-        }
-        answers
-    });
+    let NoMaster { why, answers, .. } = failed;
     // Where nobody knows anything, the error says all there is.
     if answers.iter().any(|(_, answer)| answer.is_ok()) {
         if json {

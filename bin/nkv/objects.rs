@@ -33,7 +33,13 @@ impl Put<'_> {
         retry: &RetryPolicy,
         json: bool,
     ) -> Result<CommandOutcome, CliError> {
-        let value = transfer::read(self.file, retry.call(|| largest_heap(handle))?)?;
+        let (largest, ranks) = retry.call(|| largest_heap(handle))?;
+        if let Some(rank) = self.rank.filter(|rank| *rank >= ranks) {
+            let last = ranks.saturating_sub(1);
+            let why = format!("--rank {rank}: there is no rank {rank}; ranks are 0 to {last}");
+            return Err(CliError::Usage(why));
+        }
+        let value = transfer::read(self.file, largest)?;
         let opts = PutOptions {
             preferred_rank: self.rank,
             page_bytes: self.page_bytes.unwrap_or(0),
@@ -63,11 +69,13 @@ impl Put<'_> {
     }
 }
 
-/// Payload bytes of the largest heap: no value can be larger.
-fn largest_heap(handle: &Blocking) -> Result<u64, Error> {
+/// Payload bytes of the largest heap, as no value can be larger, and the ranks of the job.
+fn largest_heap(handle: &Blocking) -> Result<(u64, u32), Error> {
     let view = handle.membership()?;
     let heaps = view.ranks.iter().map(|(info, _)| info.arena_bytes);
-    heaps.max().ok_or_else(|| Error::not_ready("the cluster is starting: no rank has joined yet"))
+    let largest = heaps.max();
+    let early = || Error::not_ready("the cluster is starting: no rank has joined yet");
+    Ok((largest.ok_or_else(early)?, view.world_size))
 }
 
 /// Where `nkv get` writes.

@@ -2,14 +2,13 @@
 //! an error to end with, never a panic.
 
 use crate::cli_error::CliError;
+use crate::streams;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
-use std::io::Write;
 
 /// Writes to stdout, all of it.
 pub(crate) fn write(bytes: &[u8]) -> Result<(), CliError> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(bytes).and_then(|()| out.flush()).map_err(|e| CliError::io("stdout", e))
+    streams::write(bytes).map_err(|e| CliError::io("stdout", e))
 }
 
 /// Writes one JSON object.

@@ -3,8 +3,8 @@
 use crate::cli_error::{CliError, CommandOutcome};
 use crate::output;
 use crate::sizes::show_bytes;
-use nkv::message::{ClusterStats, View};
-use nkv::{Address, Blocking};
+use nkv::Address;
+use nkv::message::{ClusterStats, RankState, RefusedRank, View};
 use serde::Serialize;
 
 /// What is shown, and what `--json` prints.
@@ -18,6 +18,10 @@ struct Status {
     plans_open: u64,
     ranks: Vec<Rank>,
     missing: Vec<u32>,
+    /// Those whose link to the master is down: gone after a TTL, unless they come back.
+    link_down: Vec<u32>,
+    /// Those that run, and that the master does not take.
+    refused: Vec<RefusedRank>,
 }
 
 #[derive(Debug, Serialize)]
@@ -42,8 +46,12 @@ struct Rank {
 }
 
 /// Prints it.
-pub(crate) fn show(handle: &Blocking, json: bool) -> Result<CommandOutcome, CliError> {
-    let status = status(&handle.membership()?, &handle.stats()?);
+pub(crate) fn show(
+    view: &View,
+    stats: &ClusterStats,
+    json: bool,
+) -> Result<CommandOutcome, CliError> {
+    let status = status(view, stats);
     if json {
         output::json(&status)?;
     } else {
@@ -79,16 +87,22 @@ fn status(view: &View, stats: &ClusterStats) -> Status {
     }
     ranks.sort_by_key(|r| (r.rank, r.segment_id));
     let is_member = |n: &u32| view.nodes().any(|(info, _)| info.rank == *n);
-    let missing = (0..view.world_size).filter(|n| !is_member(n)).collect();
+    let missing: Vec<u32> = (0..view.world_size).filter(|n| !is_member(n)).collect();
+    let down = view.nodes().filter(|(_, state)| *state == RankState::Suspect);
+    let link_down: Vec<u32> = down.map(|(info, _)| info.rank).collect();
+    let mut refused = stats.refused.clone();
+    refused.retain(|r| missing.contains(&r.rank));
     Status {
         world_size: view.world_size,
-        members: view.nodes().count(),
+        members: view.nodes().count() - link_down.len(),
         view: view.number,
         term: view.term.number,
         objects: stats.objects,
         plans_open: stats.plans_open,
         ranks,
         missing,
+        link_down,
+        refused,
     }
 }
 
@@ -125,24 +139,48 @@ fn text(status: &Status) -> String {
         table.add_row(row);
     }
     for rank in &status.missing {
-        let mut row = vec![rank.to_string(), "-".to_string(), "missing".to_string()];
+        let refused = status.refused.iter().any(|r| r.rank == *rank);
+        let state = if refused { "refused" } else { "missing" };
+        let mut row = vec![rank.to_string(), "-".to_string(), state.to_string()];
         row.resize(header.len(), "-".to_string());
         table.add_row(row);
     }
     format!(
-        "{}\n{} of {} ranks, {} objects, {} plans open\n",
+        "{}\n{} of {} ranks, {} objects, {} plans open\n{}{}",
         output::lines(&table),
         status.members,
         status.world_size,
         status.objects,
-        status.plans_open
+        status.plans_open,
+        links_down(status),
+        refusals(status)
     )
+}
+
+/// Who is known and does not count, for want of a link.
+fn links_down(status: &Status) -> String {
+    let one = |rank: &u32| {
+        let row = status.ranks.iter().find(|r| r.rank == *rank && r.segment_id == 0);
+        let heard = row.and_then(|r| r.heard_ms);
+        let ago = heard.map_or_else(String::new, |ms| format!(", last heard of {ms} ms ago"));
+        format!("rank {rank}: its link to the master is down{ago}\n")
+    };
+    status.link_down.iter().map(one).collect()
+}
+
+fn refusals(status: &Status) -> String {
+    let one = |r: &RefusedRank| {
+        format!("rank {} (pid {}) was refused {} ms ago: {}\n", r.rank, r.pid, r.ago_ms, r.why)
+    };
+    status.refused.iter().map(one).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::{status, text};
-    use nkv::message::{ClusterStats, OwnerGauges, RankInfo, RankState, RankStats, View};
+    use nkv::message::{
+        ClusterStats, OwnerGauges, RankInfo, RankState, RankStats, RefusedRank, View,
+    };
 
     fn info(rank: u32) -> RankInfo {
         RankInfo {
@@ -195,6 +233,21 @@ mod tests {
         let text = text(&found);
         assert!(text.contains("missing") && text.contains("9 ms ago"), "{text}");
         assert!(text.ends_with("2 of 3 ranks, 5 objects, 0 plans open\n"), "{text}");
+    }
+
+    #[test]
+    fn a_rank_without_a_link_does_not_count_and_one_that_is_refused_is_said_to_run() {
+        let (mut view, mut stats) = cluster();
+        view.ranks[0].1 = RankState::Suspect;
+        stats.refused = vec![RefusedRank { rank: 1, pid: 8, why: "its world".into(), ago_ms: 70 }];
+        let found = status(&view, &stats);
+        assert_eq!((found.members, found.link_down.as_slice()), (1, &[2][..]));
+        let text = text(&found);
+        let end = "1 of 3 ranks, 5 objects, 0 plans open\n\
+                   rank 2: its link to the master is down, last heard of 9 ms ago\n\
+                   rank 1 (pid 8) was refused 70 ms ago: its world\n";
+        assert!(text.ends_with(end), "{text}");
+        assert!(text.contains(" refused ") && !text.contains("missing"), "{text}");
     }
 
     #[test]

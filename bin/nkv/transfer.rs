@@ -1,5 +1,6 @@
 //! Values between the local file system and memory. A value is read whole, up to a bound; a file is
-//! written beside its name and moved there, so that a failure leaves what was there before.
+//! written beside its name and moved there, so that a failure leaves what was there before. A
+//! signal that ends the program leaves nothing beside it.
 
 use crate::cli_error::CliError;
 use crate::sizes::show_bytes;
@@ -7,7 +8,12 @@ use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
 
+/// Shells add this to a signal's number.
+const SIGNAL_BASE: i32 = 128;
 /// Mode of a new file, before the user's umask.
 const NEW_FILE_MODE: u32 = 0o666;
 /// Links followed to a file that is not there yet; as many as the kernel follows.
@@ -25,7 +31,10 @@ pub(crate) fn read(file: Option<&Path>, limit: u64) -> Result<Vec<u8>, CliError>
             }
             read_up_to(file, path, limit)
         }
-        None => read_up_to(io::stdin().lock(), Path::new("stdin"), limit),
+        None => {
+            crate::streams::check_stdin().map_err(|e| CliError::io("stdin", e))?;
+            read_up_to(io::stdin().lock(), Path::new("stdin"), limit)
+        }
     }
 }
 
@@ -76,21 +85,75 @@ fn resolved(path: &Path) -> PathBuf {
     at
 }
 
+/// The name beside a target under which its bytes are gathered, while there is one.
+static BESIDE: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+fn beside() -> MutexGuard<'static, Option<PathBuf>> {
+    BESIDE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn replace(target: &Path, value: &[u8], mode: Option<Permissions>) -> io::Result<()> {
     let folder = match target.parent() {
         Some(folder) if folder != Path::new("") => folder.to_path_buf(),
         _ => PathBuf::from("."),
     };
+    leave_nothing_at_a_signal()?;
+    // Held while the file is made, and while it gets its name: a signal waits for these two
+    // moments.
+    let mut name = beside();
     // Made by hand: an error of it is the system's alone, and names no file that nobody asked for.
-    let mut beside = tempfile::Builder::new().prefix(".nkv-get.").make_in(folder, |path| {
+    let mut file = tempfile::Builder::new().prefix(".nkv-get.").make_in(folder, |path| {
         OpenOptions::new().write(true).create_new(true).mode(NEW_FILE_MODE).open(path)
     })?;
-    beside.as_file_mut().write_all(value)?;
-    if let Some(mode) = mode {
-        beside.as_file().set_permissions(mode)?;
-    }
-    beside.persist(target).map_err(|e| e.error)?;
-    Ok(())
+    *name = Some(file.path().to_path_buf());
+    drop(name);
+    let written = file.as_file_mut().write_all(value);
+    let moded = written.and_then(|()| match mode {
+        Some(mode) => file.as_file().set_permissions(mode),
+        None => Ok(()),
+    });
+    let mut name = beside();
+    *name = None;
+    // Dropped, it is removed.
+    moded.and_then(|()| file.persist(target).map(drop).map_err(|e| e.error))
+}
+
+/// From here on a signal that ends this process removes what stands beside a target first.
+fn leave_nothing_at_a_signal() -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let caught = {
+        let _inside = runtime.enter();
+        let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+        let listen = |kind: SignalKind| Ok((kind.as_raw_value(), signal(kind)?));
+        kinds.into_iter().map(listen).collect::<io::Result<Vec<_>>>()?
+    };
+    let wait = move || {
+        let number = runtime.block_on(async move {
+            let (first, ended) = tokio::sync::oneshot::channel();
+            let first = Arc::new(Mutex::new(Some(first)));
+            for (number, mut signal) in caught {
+                let first = first.clone();
+                tokio::spawn(async move {
+                    signal.recv().await;
+                    let first = first.lock().unwrap_or_else(PoisonError::into_inner).take();
+                    let _ = first.map(|first| first.send(number));
+                });
+            }
+            ended.await.unwrap_or_default()
+        });
+        if let Some(name) = beside().as_ref() {
+            let _ = std::fs::remove_file(name);
+        }
+        std::process::exit(SIGNAL_BASE + number);
+    };
+    nkv_store::threads::spawn_named("nkv-signals", wait).map(drop).map_err(io::Error::other)
+}
+
+/// A write past the limit of file sizes (`ulimit -f`) is an error from here on, and ends nothing.
+pub(crate) fn survive_file_limit(runtime: &Runtime) {
+    let _inside = runtime.enter();
+    // Caught once, it is caught for good; refused, it is as it was.
+    let _ = signal(SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw()));
 }
 
 #[cfg(test)]

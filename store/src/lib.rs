@@ -8,7 +8,8 @@
 //! - [`object`] is the one place that knows an object's life.
 //! - [`index`] leads readers to headers, [`reader`] is such a reader on this host, [`pins`] keep
 //!   what is looked at in place.
-//! - [`evict`] picks victims. [`log_lines`] bounds what others can make a process log.
+//! - [`evict`] picks victims. [`log_lines`] bounds what others can make a process log. [`std_fds`]
+//!   tells which standard streams were closed.
 //!
 //! This crate knows no network and no actor.
 #![expect(unsafe_code, reason = "shared memory is mapped and accessed by raw pointers here")]
@@ -33,6 +34,7 @@ pub mod pins;
 pub mod random;
 pub mod reader;
 pub mod shm;
+pub mod std_fds;
 pub mod streaming;
 pub mod stripes;
 pub mod threads;

@@ -49,7 +49,8 @@ fn a_node_that_is_not_named_is_rank_0_of_this_host_and_of_several_the_first_that
     let output = none.sentence();
     assert!(output.contains("none of 2 nodes leads to the cluster"), "{output}");
     assert!(
-        output.contains("; tcp://127.0.0.1:1: ") && output.contains("answers, but not"),
+        output.contains("; cannot connect to tcp://127.0.0.1:1: ")
+            && output.contains("answers, but not"),
         "{output}"
     );
 }

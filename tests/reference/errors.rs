@@ -3,10 +3,14 @@
 
 use crate::page::{Page, exit_statuses, output_of};
 use crate::sources::{self, Source};
-use nkv::ErrorKind;
+use nkv::{ErrorKind, exit};
 
 /// How an error type is marked in the sources.
 const DERIVE: &str = "thiserror::Error";
+
+/// Those that have exit statuses.
+const PROGRAMS: [&str; 3] =
+    [env!("CARGO_BIN_EXE_nkv"), env!("CARGO_BIN_EXE_nkv-node"), env!("CARGO_BIN_EXE_nkv-load")];
 
 #[test]
 fn errors_is_what_programs_and_sources_say() {
@@ -17,25 +21,21 @@ fn errors_is_what_programs_and_sources_say() {
          kind says what the caller can do; the message names key, rank and numbers. A put that \
          ends with `Timeout` or `Disconnected` is whole or absent, never torn.",
     );
-    let nkv = exit_statuses(&output_of(env!("CARGO_BIN_EXE_nkv"), &["--help"]));
     page.section("Kinds");
     let kinds = ErrorKind::ALL.iter().map(|kind| {
-        let (status, _) = of_kind(&nkv, *kind);
+        let status = exit::of(*kind).to_string();
         let cells = [format!("`{kind}`"), kind.meaning().into(), kind.what_to_do().into(), status];
         cells.to_vec()
     });
-    let head = ["kind", "what happened", "what the caller does", "exit status of `nkv`"];
+    let head = ["kind", "what happened", "what the caller does", "exit status"];
     page.table(&head, &kinds.collect::<Vec<_>>());
 
     page.section("Exit statuses");
-    for (name, statuses) in [
-        ("nkv", nkv),
-        ("nkv-node", exit_statuses(&output_of(env!("CARGO_BIN_EXE_nkv-node"), &["--help"]))),
-        ("nkv-load", exit_statuses(&output_of(env!("CARGO_BIN_EXE_nkv-load"), &["--help"]))),
-    ] {
-        let rows = statuses.into_iter().map(|(status, text)| vec![status, text]);
-        page.table(&[&format!("`{name}`"), "meaning"], &rows.collect::<Vec<_>>());
-    }
+    let tables: Vec<_> = PROGRAMS.map(|p| exit_statuses(&output_of(p, &["--help"]))).into();
+    let (first, others) = tables.split_first().expect("programs");
+    assert!(others.iter().all(|t| t == first), "one table for all programs: {tables:?}");
+    let rows: Vec<_> = first.iter().map(|(n, text)| vec![n.clone(), text.clone()]).collect();
+    page.table(&["`nkv`, `nkv-node`, `nkv-load`", "meaning"], &rows);
 
     page.section("Messages");
     page.text(
@@ -56,16 +56,6 @@ fn errors_is_what_programs_and_sources_say() {
         page.table(&["variant", "meaning", "message"], &rows.collect::<Vec<_>>());
     }
     page.check();
-}
-
-/// The row of a kind in the table of `nkv`'s exit statuses.
-fn of_kind(statuses: &[(String, String)], kind: ErrorKind) -> (String, String) {
-    let names = |text: &str| {
-        let (_, kinds) = text.rsplit_once('(').unwrap_or_default();
-        kinds.trim_end_matches(')').split(", ").any(|k| k == kind.to_string())
-    };
-    let row = statuses.iter().find(|(_, text)| names(text));
-    row.cloned().unwrap_or_else(|| panic!("no exit status of {kind}"))
 }
 
 /// The enumerations that are errors: their source, the line of their header, their name.

@@ -213,6 +213,15 @@ impl Blocking {
         self.wait(self.client.evict_rank_until_below(rank, usage_ratio))
     }
 
+    /// See [`Client::evict_ranks_until_below`].
+    pub fn evict_ranks_until_below(
+        &self,
+        ranks: &[u32],
+        usage_ratio: f64,
+    ) -> Vec<Result<Vec<EvictReport>>> {
+        self.wait_all(ranks.len(), self.client.evict_ranks_until_below(ranks, usage_ratio))
+    }
+
     /// See [`Client::evict_until_below`].
     pub fn evict_until_below(&self, usage_ratio: f64) -> Result<()> {
         self.wait(self.client.evict_until_below(usage_ratio))

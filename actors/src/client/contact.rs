@@ -84,7 +84,7 @@ pub(super) fn refused(at: &Address, why: &Refusal) -> Error {
 
 /// What to do about a node that does not answer.
 pub(super) fn unanswered(node: &Address, master: Option<&Address>, error: HelloError) -> Error {
-    if master.is_some() {
+    if master.is_some() && !matches!(error, HelloError::Unproven(_)) {
         return at_hop(node, master, error.into());
     }
     let remedy = match error {
@@ -92,6 +92,7 @@ pub(super) fn unanswered(node: &Address, master: Option<&Address>, error: HelloE
             "start that node, or connect through another one (control= of its ready line)"
         }
         HelloError::NoListener(..) => "is that its address? control= of its ready line says it",
+        HelloError::Unproven(_) => return error.into(),
         HelloError::OtherPort(..) => "use control= of the ready line",
         HelloError::Broke(..) => {
             "a node that is just ending breaks off like this; otherwise: is that a control port? \

@@ -8,12 +8,15 @@ use crate::control_hello::hello;
 use crate::environment::Environment;
 use crate::error::{Error, Result};
 use crate::message::{
-    EvictReport, NodeReport, PER_MILLE, Purpose, RankInfo, SegmentCommand, SegmentDone,
-    UnmountReport, Welcome,
+    EvictReport, NodeReport, PER_MILLE, Purpose, RankInfo, RankState, SegmentCommand, SegmentDone,
+    UnmountReport, View, Welcome,
 };
-use nkv_transport::wire::Address;
+use crate::race::race;
+use futures_util::future::join_all;
 use nkv_transport::wire::auth::Credentials;
+use nkv_transport::wire::{Address, BoxStream, MAX_FRAME_BYTES, read_frame};
 use std::time::Duration;
+use tokio::time::error::Elapsed;
 
 /// Taking pages is slow: a mount has so long for each GiB, besides the time to join.
 const MS_PER_GIB: u64 = 5_000;
@@ -21,6 +24,8 @@ const MS_PER_GIB: u64 = 5_000;
 const EVICTING: Duration = Duration::from_secs(60);
 /// For joining and leaving, whatever the size.
 const BESIDES: Duration = Duration::from_secs(15);
+/// Between two looks at whether a node that is waited for is still a member.
+const MEMBERS_POLL: Duration = Duration::from_millis(100);
 
 impl Client {
     /// Has a rank contribute one more segment of `bytes` payload bytes; returns its number within
@@ -69,6 +74,16 @@ impl Client {
         }
     }
 
+    /// [`Client::evict_rank_until_below`] of several ranks at once, in their order: one that does
+    /// not answer keeps the others from nothing.
+    pub async fn evict_ranks_until_below(
+        &self,
+        ranks: &[u32],
+        usage_ratio: f64,
+    ) -> Vec<Result<Vec<EvictReport>>> {
+        join_all(ranks.iter().map(|rank| self.evict_rank_until_below(*rank, usage_ratio))).await
+    }
+
     /// What the node at `node` knows of itself and of the cluster. No master is needed, and no
     /// handle: of `config` the job, the secret and the limit of a call are used.
     pub async fn report_of(node: &Address, config: &ClientConfig) -> Result<NodeReport> {
@@ -78,11 +93,16 @@ impl Client {
         let limit = Duration::from_millis(config.call_timeout_ms);
         let asking =
             hello(&*env.net, node, &credentials, Purpose::Segments(SegmentCommand::Report));
-        let answer = tokio::time::timeout(limit, asking).await.map_err(|_| {
+        let late = |_| {
             let ms = limit.as_millis();
             Error::timeout(format!("{node} did not answer within {ms} ms"))
-        })?;
-        match answer.map_err(|e| unanswered(node, None, e))?.1 {
+        };
+        let asking = async {
+            let (stream, first) = asking.await.map_err(|e| unanswered(node, None, e))?;
+            let whom = node.to_string();
+            at_last(stream, first, (&whom, limit)).await.map_err(late)?
+        };
+        match tokio::time::timeout(limit, asking).await.map_err(late)?? {
             Welcome::Segments(done) => match done? {
                 SegmentDone::Report(report) => Ok(*report),
                 other => Err(crossed(&node.to_string(), "a question about itself", &other)),
@@ -99,18 +119,28 @@ impl Client {
         work: Duration,
     ) -> Result<(String, SegmentDone)> {
         let view = self.membership().await?;
+        if rank >= view.world_size {
+            let last = view.world_size.saturating_sub(1);
+            return Err(Error::invalid(format!("there is no rank {rank}; ranks are 0 to {last}")));
+        }
         let node = view.nodes().find(|(info, _)| info.rank == rank).map(|(info, _)| info);
         let node = node.ok_or_else(|| {
             Error::disconnected(format!("rank {rank} is no member of the cluster now"))
         })?;
+        if let Some(why) = out_of_reach(&view, node) {
+            return Err(why);
+        }
         let limit = work + BESIDES;
-        let answer = tokio::time::timeout(limit, self.ask_node(node, command)).await;
-        answer.unwrap_or_else(|_| {
-            Err(Error::timeout(format!("rank {rank} did not answer within {limit:?}")))
+        let asked = async { Some(self.ask_node(node, command).await) };
+        let asked = race(asked, async { Some(Err(self.until_out_of_reach(node).await)) });
+        let answer = tokio::time::timeout(limit, asked).await.ok().flatten();
+        answer.unwrap_or_else(|| {
+            let ms = limit.as_millis();
+            Err(Error::timeout(format!("rank {rank} was still at work after {ms} ms")))
         })
     }
 
-    /// What a node answers, and who it is, for errors.
+    /// What a node answers, and who it is, for errors. It may work for long, as long as it says so.
     async fn ask_node(
         &self,
         node: &RankInfo,
@@ -121,17 +151,74 @@ impl Client {
             node.local.as_ref().filter(|_| node.boot_id == self.shared.env.machine.boot_id());
         let address = local.unwrap_or(&node.control);
         let credentials = &self.shared.credentials;
-        let purpose = Purpose::Segments(command);
+        let clock = &self.shared.env.clock;
+        let (limit, asked_ms) = (self.limit(), clock.now_ms());
+        let silent = |_| {
+            let (ms, since) = (limit.as_millis(), clock.now_ms().saturating_sub(asked_ms));
+            Error::timeout(format!(
+                "rank {} (pid {}) gave no sign of life for {ms} ms, {since} ms after it was asked; \
+                 is it stopped?",
+                node.rank, node.pid
+            ))
+        };
         self.shared.waits();
-        match hello(&*self.shared.env.net, address, credentials, purpose).await?.1 {
-            Welcome::Segments(done) => Ok((format!("rank {} at {address}", node.rank), done?)),
+        let asking = hello(&*self.shared.env.net, address, credentials, Purpose::Segments(command));
+        let (stream, first) = tokio::time::timeout(limit, asking).await.map_err(silent)??;
+        let whom = format!("rank {} at {address}", node.rank);
+        match at_last(stream, first, (&whom, limit)).await.map_err(silent)?? {
+            Welcome::Segments(done) => Ok((whom, done?)),
             Welcome::Refused { why } => Err(Error::invalid(why.to_string())),
-            other => Err(Error::disconnected(format!(
-                "rank {} at {address} answered a command {other}",
-                node.rank
-            ))),
+            other => Err(Error::disconnected(format!("{whom} answered a command {other}"))),
         }
     }
+
+    /// Until the master says that this node is gone, or that its link is down: then nothing more is
+    /// to be waited for.
+    async fn until_out_of_reach(&self, node: &RankInfo) -> Error {
+        loop {
+            tokio::time::sleep(MEMBERS_POLL).await;
+            if let Ok(view) = self.membership().await
+                && let Some(why) = out_of_reach(&view, node)
+            {
+                return why;
+            }
+        }
+    }
+}
+
+/// Why a node that was a member is not to be waited for.
+fn out_of_reach(view: &View, node: &RankInfo) -> Option<Error> {
+    let (rank, pid) = (node.rank, node.pid);
+    match view.nodes().find(|(info, _)| info.incarnation == node.incarnation) {
+        Some((_, RankState::Suspect)) => Some(Error::disconnected(format!(
+            "the link of rank {rank} (pid {pid}) to the master is down"
+        ))),
+        Some(_) => None,
+        // A master that has just started has not met everybody.
+        None if !view.settled => None,
+        None => Some(Error::disconnected(format!("rank {rank} (pid {pid}) was declared gone"))),
+    }
+}
+
+/// What follows the signs of life, each of which came within `silence` of the one before it.
+async fn at_last(
+    mut stream: BoxStream,
+    first: Welcome,
+    (whom, silence): (&str, Duration),
+) -> std::result::Result<Result<Welcome>, Elapsed> {
+    let (mut welcome, mut buf) = (first, Vec::new());
+    while welcome == Welcome::Segments(Ok(SegmentDone::Working)) {
+        let next = read_frame::<_, Welcome>(&mut stream, &mut buf, MAX_FRAME_BYTES);
+        welcome = match tokio::time::timeout(silence, next).await? {
+            Ok(Some((_, welcome))) => welcome,
+            Ok(None) => {
+                let text = format!("{whom} closed the connection before it was done");
+                return Ok(Err(Error::disconnected(text)));
+            }
+            Err(e) => return Ok(Err(Error::disconnected(format!("{whom}: {e}")))),
+        };
+    }
+    Ok(Ok(welcome))
 }
 
 fn crossed(whom: &str, asked: &str, got: &SegmentDone) -> Error {

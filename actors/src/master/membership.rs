@@ -7,8 +7,9 @@ use super::{Join, Master};
 use crate::error::Error;
 use crate::message::{
     MAX_SEGMENTS, MAX_TEXT_BYTES, MasterToOwner, OwnerGauges, OwnerToMaster, RankInfo, RankState,
-    Refusal, SegmentId, Settings, Term,
+    Refusal, RefusedRank, SegmentId, Settings, Term,
 };
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use tokio::sync::Notify;
@@ -31,9 +32,51 @@ pub struct Joined {
     pub urgent: Arc<Notify>,
 }
 
+/// Ranks that run and may not join: those who ask for them are told so. One entry for each number
+/// of the job, the last refusal of it.
+#[derive(Debug, Default)]
+pub(super) struct NotTaken(BTreeMap<u32, (u32, String, u64)>);
+
+impl NotTaken {
+    /// The caller has checked that the job has a rank of that number.
+    fn note(&mut self, info: &RankInfo, why: &Refusal, now_ms: u64) {
+        let mut why = why.to_string();
+        why.truncate(why.floor_char_boundary(MAX_TEXT_BYTES));
+        self.0.insert(info.rank, (info.pid, why, now_ms));
+    }
+
+    fn joined(&mut self, rank: u32) {
+        self.0.remove(&rank);
+    }
+
+    /// All of them, in the order of their numbers.
+    pub(super) fn list(&self, now_ms: u64) -> Vec<RefusedRank> {
+        let last_sent = |(rank, (pid, why, at_ms)): (&u32, &(u32, String, u64))| {
+            let ago_ms = now_ms.saturating_sub(*at_ms);
+            RefusedRank { rank: *rank, pid: *pid, why: why.clone(), ago_ms }
+        };
+        self.0.iter().map(last_sent).collect()
+    }
+
+    /// What an error is to say besides about the first of them; nothing if there is none.
+    pub(super) fn text(&self, now_ms: u64) -> String {
+        let first = self.list(now_ms).into_iter().next();
+        first.map_or_else(String::new, |r| {
+            let RefusedRank { rank, pid, why, ago_ms } = r;
+            format!("; rank {rank} (pid {pid}) was refused {ago_ms} ms ago: {why}")
+        })
+    }
+}
+
 impl Master {
     pub(super) fn join(&mut self, m: Join) -> Result<Joined, Refusal> {
-        self.check_consistent(&m).inspect_err(|why| self.log_refused(&m.info, why))?;
+        let odd = self.check_consistent(&m).inspect_err(|why| self.log_refused(&m.info, why));
+        if let Err(why) = &odd
+            && m.info.rank < self.durable.world_size
+        {
+            self.not_taken.note(&m.info, why, self.now_ms());
+        }
+        odd?;
         let lost = self.refuse_the_lost(&m);
         if matches!(lost, Err(Refusal::Gone { .. })) {
             self.durable.members.slow_path.late_refused.one();
@@ -98,6 +141,7 @@ impl Master {
                 self.drop_orphans(segment_id.rank);
             }
         }
+        self.not_taken.joined(segment_id.rank);
         tracing::info!(%segment_id, incarnation = format!("{:016x}", info.incarnation), "joined");
         self.allocators.entry(segment_id).or_insert_with(|| SegmentAllocator::new(info));
         self.ask_for_report(segment_id);

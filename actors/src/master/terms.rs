@@ -177,8 +177,9 @@ impl Master {
         let Some(n) = self.durable.members.too_few() else { return Ok(()) };
         Err(Error::disconnected(format!(
             "only {n} of {} ranks obey this master, and it serves with more than half, or half \
-             with rank 0: start the missing ranks",
-            self.durable.world_size
+             with rank 0: start the missing ranks{}",
+            self.durable.world_size,
+            self.not_taken.text(self.now_ms())
         )))
     }
 

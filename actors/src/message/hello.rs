@@ -51,7 +51,7 @@ pub enum Purpose {
         /// How it reaches the memory.
         by: AttachBy,
     },
-    /// A word to this node about itself; answered once it is done.
+    /// A word to this node about itself; answered once it is done, and with `Working` until then.
     Segments(SegmentCommand),
     /// A client that is to map a segment, and does not reach it by its name: the descriptor, over
     /// this unix socket.
@@ -210,7 +210,8 @@ pub enum Refusal {
     },
     /// The rank number is in use by a living process.
     #[error(
-        "rank {rank} is already in the cluster and alive (pid {pid}, heard of {heard_ms} ms ago)"
+        "rank {rank} is already in the cluster and alive (pid {pid}, heard of {heard_ms} ms ago): \
+         end that process, or give this one another --rank (NKV_RANK)"
     )]
     RankAlive {
         /// The number.

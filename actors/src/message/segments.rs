@@ -4,9 +4,13 @@
 use super::{OwnerGauges, SeenView, Term, View};
 use nkv_transport::wire::Address;
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// What a used ratio is told in: 1000 is a full heap.
 pub const PER_MILLE: u32 = 1_000;
+/// Between two signs of life of a node that carries out a command. Short beside the least limit of
+/// a call that makes sense: whoever waits takes a node without them for stopped.
+pub const WORKING: Duration = Duration::from_millis(20);
 
 /// A word to the node that hears it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +54,8 @@ pub enum SegmentDone {
     Evicted(Vec<EvictReport>),
     /// What it knows.
     Report(Box<NodeReport>),
+    /// Nothing yet: it is at work, and says so every [`WORKING`] until it is done.
+    Working,
 }
 
 /// What an answer is, for the error that it is not the one that was asked for.
@@ -60,6 +66,7 @@ impl std::fmt::Display for SegmentDone {
             Self::Unmounted(_) => "an unmount",
             Self::Evicted(_) => "an eviction",
             Self::Report(_) => "a report",
+            Self::Working => "a sign of life",
         })
     }
 }

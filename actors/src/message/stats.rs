@@ -15,6 +15,21 @@ pub struct ClusterStats {
     pub master: MasterCounters,
     /// One row per segment, in the order of their segments.
     pub ranks: Vec<RankStats>,
+    /// Ranks that run and may not join, at most one entry for each number of the job.
+    pub refused: Vec<RefusedRank>,
+}
+
+/// A rank that the master refused, and that has not joined since.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedRank {
+    /// Its number.
+    pub rank: u32,
+    /// Its process.
+    pub pid: u32,
+    /// Why, as it was told.
+    pub why: String,
+    /// Milliseconds since it asked last: one that still runs asks twice a second.
+    pub ago_ms: u64,
 }
 
 /// The master's own counters.

@@ -1,6 +1,7 @@
 //! What a node can be told, its defaults, and why it may refuse to start.
 
 use crate::client::GET_POOL_BYTES;
+use crate::exit;
 use nkv_store::evict::{PolicyKind, Watermarks};
 use nkv_store::heap::{MAX_ARENA_BYTES, MAX_QUARANTINE_MS, MIN_LOG_UNITS};
 use nkv_store::layout::{AtomicDomain, PAYLOAD_ALIGN};
@@ -15,6 +16,11 @@ const MAX_MS: u64 = 86_400_000;
 /// Heartbeats per TTL, and the longest pause between two.
 const BEATS_PER_TTL: u64 = 8;
 const MAX_HEARTBEAT_MS: u64 = 250;
+/// Shortest pause between two that the scheduler of a busy host keeps: it may take a processor away
+/// for some tens of milliseconds.
+const KEPT_HEARTBEAT_MS: u64 = 50;
+/// Shortest TTL: below it ranks that only wait for a processor are declared gone, again and again.
+const MIN_TTL_MS: u64 = BEATS_PER_TTL * KEPT_HEARTBEAT_MS;
 
 /// What kind of memory the heap lies in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -41,6 +47,8 @@ pub struct NodeConfig {
     pub port: u16,
     /// Address to listen at, and to be reached at.
     pub listen: IpAddr,
+    /// Control port of a rank other than 0; 0 takes any, and so does one that is in use.
+    pub control_port: u16,
     /// Payload bytes; headers come on top.
     pub heap_bytes: u64,
     /// Kind of memory.
@@ -106,6 +114,7 @@ impl Default for NodeConfig {
             master_host: "127.0.0.1".to_string(),
             port: 0,
             listen: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            control_port: 0,
             heap_bytes: 64 << 20,
             memory: MemoryChoice::Shm,
             prefault: true,
@@ -204,16 +213,25 @@ impl NodeConfig {
                 self.heartbeat_ms, self.ttl_ms
             ));
         }
-        if self.page_bytes == 0 || self.data_connections == 0 {
-            return bad("page_bytes and data_connections are at least 1".to_string());
+        if self.page_bytes == 0 {
+            return bad("page_bytes is at least 1, not 0".to_string());
+        }
+        if self.data_connections == 0 {
+            return bad("data_connections is at least 1, not 0".to_string());
         }
         let marks = Watermarks { hi: self.water_hi, lo: self.water_lo };
         marks.validate().map_err(|e| StartError::Config(e.to_string()))
     }
 
     fn validate_times(&self) -> Result<(), StartError> {
+        if !(MIN_TTL_MS..=MAX_MS).contains(&self.ttl_ms) {
+            return Err(StartError::Config(format!(
+                "ttl_ms is {MIN_TTL_MS} to {MAX_MS}, not {}: {BEATS_PER_TTL} heartbeats, \
+                 {KEPT_HEARTBEAT_MS} ms apart, must fit",
+                self.ttl_ms
+            )));
+        }
         for (name, ms) in [
-            ("ttl_ms", self.ttl_ms),
             ("write_ttl_ms", self.write_ttl_ms),
             ("log_claim_ttl_ms", self.log_claim_ttl_ms),
             ("call_timeout_ms", self.call_timeout_ms),
@@ -265,17 +283,16 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// Exit code of a process that could not start its node.
+    /// Exit status of a process that could not start its node.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Config(_) => 2,
-            Self::WorldSize(_) => 4,
-            Self::RankAlive(_) => 5,
-            Self::HeapTooLarge(_) => 6,
-            Self::NoMaster(_) => 7,
-            Self::PortInUse(_) => 8,
-            Self::Refused(_) => 9,
-            Self::Internal(_) => 70,
+            Self::Config(_) => exit::USAGE,
+            Self::RankAlive(_) => exit::EXISTS,
+            Self::NoMaster(_) => exit::UNREACHED,
+            Self::WorldSize(_) | Self::Refused(_) => exit::REFUSED,
+            Self::HeapTooLarge(_) => exit::NO_ROOM,
+            Self::PortInUse(_) => exit::LOCAL,
+            Self::Internal(_) => exit::BROKEN,
         }
     }
 }

@@ -287,8 +287,12 @@ impl Segments {
                 (Some(other), Error::not_ready(text))
             }
             None => {
-                let there: Vec<_> = table.hosts.keys().collect();
-                let text = format!("there is no {}; mounted are {there:?}", self.segment_id(id));
+                let there: Vec<_> = table.hosts.keys().map(u32::to_string).collect();
+                let there = match there.as_slice() {
+                    [] => "none is mounted".to_string(),
+                    all => format!("mounted are {}", all.join(", ")),
+                };
+                let text = format!("there is no {}; {there}", self.segment_id(id));
                 (None, Error::not_found(text))
             }
         };

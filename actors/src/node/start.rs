@@ -133,9 +133,15 @@ impl Building {
         let (c, net) = (self.config(), &self.common().env.net);
         let executor =
             self.master_executor.as_ref().map_or(self.unjoined.executor(), OwnedExecutor::executor);
-        let port = if c.rank == 0 { c.port } else { 0 };
-        let control = Address::Tcp(SocketAddr::new(c.listen, port).to_string());
-        let listener = listen(net, executor, control).await?;
+        let at = |port| Address::Tcp(SocketAddr::new(c.listen, port).to_string());
+        let port = if c.rank == 0 { c.port } else { c.control_port };
+        let listener = match listen(net, executor, at(port)).await {
+            // Only those who knew it by that port must look for it again.
+            Err(StartError::PortInUse(_)) if c.rank > 0 && port > 0 => {
+                listen(net, executor, at(0)).await?
+            }
+            listener => listener?,
+        };
         let local = match &self.unjoined.socket {
             Some(file) => Some(listen(net, executor, Address::Unix(file.0.clone())).await?),
             None => None,

@@ -10,7 +10,6 @@ use crate::report::Report;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
 use crate::tally::ErrorTally;
-use anyhow::bail;
 use nkv::{Blocking, ErrorKind};
 use std::time::Duration;
 
@@ -78,10 +77,9 @@ fn put_ring(handle: &Blocking, walk: &RingCopy, size: usize) -> anyhow::Result<V
         if let Some(error) =
             handle.put_many(&items, &by_log(false)).into_iter().find_map(Result::err)
         {
-            bail!(
-                "a ring of {} objects of {size} bytes cannot be put: {error}",
-                walk.objects(size)
-            );
+            let n = walk.objects(size);
+            let why = format!("a ring of {n} objects of {size} bytes cannot be put");
+            return Err(anyhow::Error::new(error).context(why));
         }
     }
     Ok(keys)

@@ -7,11 +7,12 @@ use crate::latency::OpTimes;
 use crate::memcpy::faulted;
 use crate::report::Report;
 use crate::sizes::show_bytes;
+use crate::status::ended;
 use crate::stop::Stop;
 use crate::stopwatch::{Deadline, timed};
-use anyhow::{Context, bail};
-use nkv::Blocking;
+use anyhow::Context;
 use nkv::message::PutOptions;
+use nkv::{Blocking, exit};
 use std::time::Duration;
 
 /// Bytes of one batch.
@@ -66,7 +67,7 @@ pub(super) fn measure(handle: &Blocking, stop: &Stop, report: &mut Report) -> an
             }
             rows.into_iter().for_each(|times| row(report, times));
             if let Some(error) = handle.remove_many(&names).into_iter().find_map(Result::err) {
-                bail!("remove: {error}");
+                return Err(anyhow::Error::new(error).context("remove"));
             }
             Deadline::after(SETTLE).sleep(stop);
             if stop.asked() {
@@ -83,11 +84,12 @@ fn room(handle: &Blocking) -> anyhow::Result<usize> {
     let (info, _) = view.ranks.first().context("a cluster of no ranks")?;
     let fit = (info.arena_bytes / SHARE_OF_HEAP) as usize / BATCH_BYTES;
     if fit < FEWEST {
-        bail!(
+        let why = format!(
             "a heap of {}: these rows need {}, give the node --heap-bytes of that",
             show_bytes(info.arena_bytes),
             show_bytes((FEWEST * BATCH_BYTES) as u64 * SHARE_OF_HEAP)
         );
+        return Err(ended(exit::NO_ROOM, why));
     }
     Ok(fit.min(BATCHES))
 }

@@ -40,8 +40,13 @@ fn parse(lines: impl BufRead, limit: usize) -> anyhow::Result<Vec<Request>> {
         if line.trim().is_empty() {
             continue;
         }
-        let request: Request =
-            serde_json::from_str(&line).with_context(|| format!("line {}", index + 1))?;
+        let request: Request = serde_json::from_str(&line).map_err(|e| {
+            anyhow::anyhow!(
+                "line {} is no request, such as {{\"timestamp\": 0, \"hash_ids\": [1, 2]}}: {}",
+                index + 1,
+                in_one_line(&e)
+            )
+        })?;
         anyhow::ensure!(
             request.hash_ids.len() <= MAX_BLOCKS,
             "line {}: {} blocks, at most {MAX_BLOCKS} fit into one batch",
@@ -51,6 +56,16 @@ fn parse(lines: impl BufRead, limit: usize) -> anyhow::Result<Vec<Request>> {
         requests.push(request);
     }
     Ok(requests)
+}
+
+/// What the parser says, with the column only: each line is a text of one line to it.
+fn in_one_line(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    match text.strip_suffix(&place) {
+        Some(what) => format!("{what} at column {}", error.column()),
+        None => text,
+    }
 }
 
 #[cfg(test)]
@@ -73,5 +88,8 @@ mod tests {
         let text = "{\"timestamp\": 3, \"hash_ids\": [0]}\n{\"timestamp\": 3}\n";
         let error = format!("{:#}", parse(text.as_bytes(), usize::MAX).unwrap_err());
         assert!(error.contains("line 2") && error.contains("hash_ids"), "{error}");
+        let error = format!("{:#}", parse("text\n".as_bytes(), usize::MAX).unwrap_err());
+        assert!(error.starts_with("line 1 is no request") && error.contains("column"), "{error}");
+        assert_eq!(error.matches("line").count(), 1, "{error}");
     }
 }

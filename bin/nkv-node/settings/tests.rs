@@ -128,12 +128,12 @@ fn open_mpi_over_several_hosts_needs_to_be_told_where_rank_0_is() {
 }
 
 #[test]
-fn half_a_launcher_environment_ends_with_3_unless_both_numbers_are_given() {
+fn half_a_launcher_environment_ends_with_2_unless_both_numbers_are_given() {
     let half = [("RANK", "0"), ("WORLD_SIZE", "2")];
     let error = settings(&[], &half).unwrap_err();
-    assert_eq!(error.exit_code(), 3);
+    assert_eq!(error.exit_code(), 2);
     assert!(error.to_string().contains("MASTER_ADDR"), "{error}");
-    assert_eq!(settings(&["--rank", "0"], &half).unwrap_err().exit_code(), 3);
+    assert_eq!(settings(&["--rank", "0"], &half).unwrap_err().exit_code(), 2);
     let s = settings(&["--rank", "0", "--world-size", "1"], &half).unwrap();
     assert_eq!((s.node.world_size, s.warnings.len()), (1, 1));
 }
@@ -174,7 +174,12 @@ fn wrong_values_are_refused_with_their_source() {
         (&[], &[("NKV_SECRET", "hunter2")], "at least 16"),
         (&[], &[SECRET, ("NKV_SECRET_FILE", "f")], "both set"),
         (&["--secret-file", ""], &[SECRET], "--secret-file"),
-        (&["--secret-file", "/nowhere/secret"], &[SECRET], "/nowhere/secret"),
+        (&["--secret-file", "/nowhere/secret"], &[SECRET], "--secret-file: /nowhere/secret"),
+        (&[], &[("NKV_SECRET_FILE", "/nowhere/secret")], "NKV_SECRET_FILE: /nowhere/secret"),
+        (&["--ttl-ms", "1"], &[], "ttl_ms is 400 to "),
+        (&["--ttl-ms", "399"], &[], "not 399"),
+        (&["--page-bytes", "0"], &[], "page_bytes is at least 1, not 0"),
+        (&["--data-connections", "0"], &[], "data_connections is at least 1, not 0"),
         (&["--http", "8080"], &[], "--http"),
         (&["--rdma-devices", "a,,b"], &[], "--rdma-devices"),
         (&["--rdma-devices", "none,a"], &[], "--rdma-devices"),
@@ -303,7 +308,7 @@ fn the_masters_host_is_a_name_or_an_address_and_nothing_else() {
     }
     for wrong in ["", " ", "node-0:7400", "tcp://node-0"] {
         let error = settings(&["--master-addr", wrong], &[]).unwrap_err();
-        assert_eq!(error.exit_code(), super::EXIT_CONFIG);
+        assert_eq!(error.exit_code(), 2);
         let error = error.to_string();
         assert!(error.contains("--master-addr") && error.contains("the host of rank 0"), "{error}");
     }

@@ -229,6 +229,7 @@ fn first_frames(seeds: &mut Seeds) {
                 heap_used: 4096,
                 heap_total: 1 << 20,
             }]))),
+            Welcome::Segments(Ok(SegmentDone::Working)),
         ],
     );
 }

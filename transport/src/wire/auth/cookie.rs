@@ -198,7 +198,10 @@ impl Folder {
             .read_to_end(&mut bytes)
             .map_err(|source| SecretError::Io { path: path.clone(), source })?;
         if bytes.len() != COOKIE_BYTES {
-            return Err(wrong("is damaged: end the job's nodes, then remove it"));
+            return Err(wrong(
+                "is damaged: remove it; the job's nodes put it back within seconds, and the next \
+                 to start makes one",
+            ));
         }
         let secret = Secret::new(&bytes, &path.display().to_string())?;
         Ok(Some((file.into(), secret)))

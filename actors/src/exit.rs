@@ -1,0 +1,61 @@
+//! Exit statuses of nkv's programs: one for each thing that a script does something else about.
+
+use crate::ErrorKind;
+
+/// No: a key is not there, nothing matched, or a check failed.
+pub const ABSENT: u8 = 1;
+/// The command line or the configuration is wrong, or a key or value is none.
+pub const USAGE: u8 = 2;
+/// It is there already: a key, or a rank of that number.
+pub const EXISTS: u8 = 3;
+/// Not reached, not ready or not in time.
+pub const UNREACHED: u8 = 4;
+/// Refused by the cluster.
+pub const REFUSED: u8 = 5;
+/// No room for it.
+pub const NO_ROOM: u8 = 6;
+/// A file, a stream, a port, a limit, or something else that this machine or build has not.
+pub const LOCAL: u8 = 7;
+/// Damaged bytes, or a defect of nkv.
+pub const BROKEN: u8 = 8;
+
+/// For `--help` and the man pages of all programs.
+pub const TABLE: &str = "  0  done, and everything that was asked for is there
+  1  no: a key is not there, nothing matched, a check found a fault
+  2  wrong command line or configuration, or what is given is no key
+  3  it exists already: a key, or a rank of that number
+  4  not reached, not ready or not in time: try again
+  5  refused: another job, secret, version or world size
+  6  no room: too large, or the heaps are full
+  7  this machine: a file, a stream, a port, a limit, or a transport that is not here
+  8  damaged bytes or a defect of nkv: the log says more";
+
+/// The status of a call that failed.
+pub fn of(kind: ErrorKind) -> u8 {
+    match kind {
+        ErrorKind::NotFound => ABSENT,
+        ErrorKind::InvalidArgument => USAGE,
+        ErrorKind::AlreadyExists => EXISTS,
+        ErrorKind::OutOfMemory => NO_ROOM,
+        ErrorKind::Unsupported => LOCAL,
+        ErrorKind::Corrupt | ErrorKind::Internal => BROKEN,
+        ErrorKind::Disconnected
+        | ErrorKind::NotReady
+        | ErrorKind::Timeout
+        | ErrorKind::Reclaimed => UNREACHED,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_a_line_for_each_status() {
+        let lines: Vec<_> = TABLE.lines().collect();
+        assert_eq!(lines.len(), usize::from(BROKEN) + 1);
+        for (status, line) in lines.iter().enumerate() {
+            assert!(line.starts_with(&format!("  {status}  ")), "{line}");
+        }
+    }
+}

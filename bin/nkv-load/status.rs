@@ -1,0 +1,71 @@
+//! With which status a run ends that was not done: the class of what it met, by the table that all
+//! of nkv's programs have.
+
+use crate::endpoints::NoneServes;
+use nkv::{Error, ErrorKind, SecretError, StartError, exit};
+use std::io;
+
+/// A run that ended with a status of its own.
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+struct Ended {
+    status: u8,
+    why: String,
+}
+
+/// An error with that status.
+pub(crate) fn ended(status: u8, why: impl Into<String>) -> anyhow::Error {
+    Ended { status, why: why.into() }.into()
+}
+
+/// The status of a run that met this. What has no class of its own is about what was asked for.
+pub(crate) fn of(error: &anyhow::Error) -> u8 {
+    let class = |e: &(dyn std::error::Error + 'static)| {
+        if let Some(e) = e.downcast_ref::<Ended>() {
+            return Some(e.status);
+        }
+        if let Some(e) = e.downcast_ref::<StartError>() {
+            return Some(e.exit_code());
+        }
+        if let Some(none) = e.downcast_ref::<NoneServes>() {
+            return Some(match none.kind() {
+                ErrorKind::InvalidArgument => exit::REFUSED,
+                kind => exit::of(kind),
+            });
+        }
+        if let Some(e) = e.downcast_ref::<Error>() {
+            return Some(exit::of(e.kind));
+        }
+        if e.is::<SecretError>() {
+            return Some(exit::USAGE);
+        }
+        e.is::<io::Error>().then_some(exit::LOCAL)
+    };
+    error.chain().find_map(class).unwrap_or(exit::USAGE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ended, of};
+    use crate::endpoints::NoneServes;
+    use anyhow::{Context, anyhow};
+    use nkv::{Error, StartError};
+    use std::io;
+
+    #[test]
+    fn a_run_ends_with_the_class_of_what_it_met() {
+        let none = |e| anyhow::Error::from(NoneServes(vec![("h:1".parse().unwrap(), e)]));
+        for (error, status) in [
+            (ended(6, "no room"), 6),
+            (Err::<(), _>(ended(7, "x")).context("--json f").unwrap_err(), 7),
+            (none(Error::disconnected("x")), 4),
+            (none(Error::invalid("x")), 5),
+            (Error::timeout("x").into(), 4),
+            (StartError::HeapTooLarge("x".into()).into(), 6),
+            (io::Error::from(io::ErrorKind::NotFound).into(), 7),
+            (anyhow!("these flags make no sense"), 2),
+        ] {
+            assert_eq!(of(&error), status, "{error:#}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! The variables that nkv's programs read. One that begins like them and is none of them is a
+//! slip, and would be ignored without a word. The list exists once; each program includes it by
+//! path.
+
+/// What every variable begins with.
+const PREFIX: &str = "NKV_";
+/// A name so far from a known one, in letters changed, is no slip of it.
+const FARTHEST: usize = 2;
+/// Names of unknown variables that are told.
+const TOLD: usize = 8;
+
+/// All of them. Those of nkv-node's settings are checked against their table by a test there.
+pub(crate) const KNOWN: [&str; 42] = [
+    "NKV_ATOMIC_DOMAIN",
+    // Of the build: cargo sets them for what it runs.
+    "NKV_BUILD_COMMIT",
+    "NKV_BUILD_VERSION",
+    "NKV_CALL_TIMEOUT_MS",
+    "NKV_COMMIT",
+    "NKV_CONFIG",
+    "NKV_CONNECT",
+    "NKV_DATA_CONNECTIONS",
+    "NKV_DEVICE_ALLOC",
+    "NKV_DRAIN_MS",
+    "NKV_FULL_WAIT_MS",
+    "NKV_HEAP_BYTES",
+    "NKV_HEARTBEAT_MS",
+    "NKV_HTTP",
+    "NKV_JOB",
+    "NKV_JOIN_TIMEOUT_MS",
+    "NKV_LISTEN",
+    "NKV_LOG",
+    "NKV_LOG_BYTES",
+    "NKV_LOG_CLAIM_TTL_MS",
+    "NKV_LOG_FORMAT",
+    "NKV_MASTER_ADDR",
+    "NKV_MEMORY",
+    "NKV_PAGE_BYTES",
+    "NKV_POLICY",
+    "NKV_PORT",
+    "NKV_PREFAULT",
+    "NKV_QUARANTINE_MS",
+    "NKV_RANK",
+    "NKV_RDMA_DEVICES",
+    "NKV_RDMA_GID_INDEX",
+    "NKV_RDMA_PAIRS",
+    "NKV_REJOINS",
+    "NKV_SECRET",
+    "NKV_SECRET_FILE",
+    "NKV_TEST_RDMA",
+    "NKV_THREADS",
+    "NKV_TTL_MS",
+    "NKV_WATERMARKS",
+    "NKV_WORLD_SIZE",
+    "NKV_WRITE_TTL_MS",
+    "NKV_IN_RDMA_GUEST",
+];
+
+/// A line for each of these names that is unknown, with what may have been meant; at most
+/// [`TOLD`].
+pub(crate) fn unknown<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let ours = names.filter(|name| name.starts_with(PREFIX) && !KNOWN.contains(name));
+    let line = |name: &str| {
+        let near = KNOWN.iter().map(|known| (distance(name, known), known)).min();
+        let meant = near.filter(|(far, _)| *far <= FARTHEST);
+        let meant = meant.map_or_else(String::new, |(_, known)| format!(": is {known} meant?"));
+        format!("the variable {} is read by no program of nkv{meant}", name.escape_debug())
+    };
+    ours.take(TOLD).map(line).collect()
+}
+
+/// Those of this process.
+pub(crate) fn unknown_here() -> Vec<String> {
+    let names: Vec<String> =
+        std::env::vars_os().filter_map(|(k, _)| k.into_string().ok()).collect();
+    unknown(names.iter().map(String::as_str))
+}
+
+/// Letters to put in, take out or change to make the one from the other.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut before = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let changed = before + usize::from(from != *to);
+            before = row[j + 1];
+            row[j + 1] = changed.min(before + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KNOWN, unknown};
+
+    #[test]
+    fn a_slip_is_told_with_what_was_meant_and_what_is_known_is_not() {
+        assert!(unknown(KNOWN.into_iter()).is_empty());
+        assert!(unknown(["PATH", "NKVX"].into_iter()).is_empty());
+        let text = unknown(["NKV_CONECT", "NKV_HEAP_BYTE", "NKV_FROBNICATOR"].into_iter());
+        assert!(
+            text[0].ends_with("NKV_CONECT is read by no program of nkv: is NKV_CONNECT meant?")
+        );
+        assert!(text[1].ends_with("is NKV_HEAP_BYTES meant?"), "{text:?}");
+        assert!(text[2].ends_with("NKV_FROBNICATOR is read by no program of nkv"), "{text:?}");
+        assert_eq!(unknown(std::iter::repeat_n("NKV_X", 100)).len(), super::TOLD);
+    }
+}
