@@ -101,7 +101,7 @@ async fn deliver(scene: &mut TestCluster, kind: Kind, body: &[u8]) -> bool {
             None => return false,
         },
         Kind::OwnerToMaster => match decoded::<OwnerToMaster>(body) {
-            Some(up) => drop(scene.from_member(up).await),
+            Some(up) => drop(scene.receive_from_member(up).await),
             None => return false,
         },
         Kind::Request => match decoded::<Request>(body) {
@@ -109,11 +109,11 @@ async fn deliver(scene: &mut TestCluster, kind: Kind, body: &[u8]) -> bool {
             None => return false,
         },
         Kind::MasterToOwner => match decoded::<MasterToOwner>(body) {
-            Some(down) => drop(scene.from_master(down).await),
+            Some(down) => drop(scene.receive_from_master(down).await),
             None => return false,
         },
         Kind::ClientToOwner => match decoded::<ClientToOwner>(body) {
-            Some(message) => drop(scene.from_process(message).await),
+            Some(message) => drop(scene.receive_from_process(message).await),
             None => return false,
         },
         Kind::Response => match decoded::<Response>(body) {

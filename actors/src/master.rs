@@ -359,7 +359,7 @@ impl On<FromRank> for Master {
     fn on(&mut self, m: FromRank, reply: Reply<()>, _: &mut Context<'_, Self>) {
         if self.durable.members.heard(m.segment_id, m.link, self.now_ms()) {
             match self.durable.members.check_to_master(m.segment_id, &m.up) {
-                Ok(()) => self.from_segment(m.segment_id, m.incarnation, m.up),
+                Ok(()) => self.receive_from_segment(m.segment_id, m.incarnation, m.up),
                 Err(error) => self.refuse_frame(m.segment_id, &error),
             }
         }

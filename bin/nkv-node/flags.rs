@@ -147,7 +147,7 @@ pub(crate) const SETTINGS: [Setting; 34] = [
         "5000",
         "How long a claim in the device log may be open before everybody is asked",
     ),
-    setting("ttl_ms", "MS", "1 to 86400000", "10000", "A rank not heard of for so long is gone"),
+    setting("ttl_ms", "MS", "400 to 86400000", "10000", "A rank not heard of for so long is gone"),
     setting(
         "heartbeat_ms",
         "MS",

@@ -222,7 +222,7 @@ impl TestCluster {
     }
 
     /// False if it is not believed: its link is cut.
-    pub(super) async fn from_member(&mut self, up: OwnerToMaster) -> bool {
+    pub(super) async fn receive_from_member(&mut self, up: OwnerToMaster) -> bool {
         let Some(member) = &mut self.liar else { return false };
         while let Ok(down) = member.rx.try_recv() {
             if let MasterToOwner::RequestReport { number } = down {
@@ -249,7 +249,7 @@ impl TestCluster {
     }
 
     /// As the link of a rank takes a frame in; false if it is not believed.
-    pub(super) async fn from_master(&mut self, down: MasterToOwner) -> bool {
+    pub(super) async fn receive_from_master(&mut self, down: MasterToOwner) -> bool {
         let info = RankInfo { segment_id: 0, ..self.owned() };
         if info.check_to_owner(&down).is_err() {
             return false;
@@ -286,7 +286,7 @@ impl TestCluster {
     }
 
     /// As the owner's side of an attach connection takes a frame in; false if it is not believed.
-    pub(super) async fn from_process(&mut self, message: ClientToOwner) -> bool {
+    pub(super) async fn receive_from_process(&mut self, message: ClientToOwner) -> bool {
         if message.check(self.heap.geometry()).is_err() {
             return false;
         }

@@ -87,7 +87,7 @@ impl TestCluster {
 
     async fn liar_reports(&mut self) {
         let nothing = OwnerToMaster::Report { number: 0, slots: Vec::new(), last: true };
-        assert!(self.from_member(nothing).await, "an honest report");
+        assert!(self.receive_from_member(nothing).await, "an honest report");
     }
 
     async fn liar_is_there(&mut self) {
@@ -104,7 +104,7 @@ impl TestCluster {
         let payload = seeds::owned_arena() + u64::from(slot - LOG_SLOTS) * UNIT;
         let (opened, token) = (seeds::opened(OWNED, payload), 100 + seq);
         let opened = PlanOpened { plan, at, token, key: key(text), ..opened };
-        assert!(self.from_master(MasterToOwner::PlanOpened(opened)).await);
+        assert!(self.receive_from_master(MasterToOwner::PlanOpened(opened)).await);
         let (memory, off) = (self.heap.memory(), self.heap.geometry().header_off(slot));
         let id = nkv_store::KeyHasher::new([7; 16]).id(text.as_bytes());
         memory.write(off, &producer_fields(id, 1, UNIT as u32, payload, UNIT)).expect("memory");
@@ -123,11 +123,11 @@ impl TestCluster {
             HostileInput::Settings(settings) => settings.check().is_ok(),
             HostileInput::OwnerToMaster(report @ OwnerToMaster::Report { .. }) => {
                 self.liar_back().await;
-                self.from_member(report).await
+                self.receive_from_member(report).await
             }
             HostileInput::OwnerToMaster(up) => {
                 self.liar_is_there().await;
-                self.from_member(up).await
+                self.receive_from_member(up).await
             }
             HostileInput::Request(request) => match self.asks(request).await {
                 Response::Failed(_) => false,
@@ -135,8 +135,8 @@ impl TestCluster {
                 Response::Plans(list) => list.iter().any(Result::is_ok),
                 _ => true,
             },
-            HostileInput::MasterToOwner(down) => self.from_master(down).await,
-            HostileInput::ClientToOwner(message) => self.from_process(message).await,
+            HostileInput::MasterToOwner(down) => self.receive_from_master(down).await,
+            HostileInput::ClientToOwner(message) => self.receive_from_process(message).await,
             HostileInput::Response(response) => self.to_client(&response),
         }
     }
@@ -161,7 +161,7 @@ impl Whole {
         scene.held = vec![SlotEntry { slot: meta.at.slot, epoch: meta.at.epoch, what }];
         let granted = scene.opens(2, vec![item(b"of the liar", 1)]).await.remove(0);
         let done = scene.owner_has(KEPT_SLOT, 0, "kept").await;
-        assert!(scene.from_master(MasterToOwner::Committed(vec![done])).await);
+        assert!(scene.receive_from_master(MasterToOwner::Committed(vec![done])).await);
         scene.owner_has(WRITTEN_SLOT, 2, "written").await;
         Self { scene, object: meta, granted, requests: 2 }
     }

@@ -203,7 +203,7 @@ impl Master {
         members.cut(segment_id);
     }
 
-    pub(super) fn from_segment(
+    pub(super) fn receive_from_segment(
         &mut self,
         segment_id: SegmentId,
         incarnation: u64,
