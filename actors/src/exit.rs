@@ -19,16 +19,16 @@ pub const LOCAL: u8 = 7;
 /// Damaged bytes, or a defect of nkv.
 pub const BROKEN: u8 = 8;
 
-/// For `--help` and the man pages of all programs.
+/// For `--help` and the man pages of all programs. In brackets: the error kinds that end with it.
 pub const TABLE: &str = "  0  done, and everything that was asked for is there
-  1  no: a key is not there, nothing matched, a check found a fault
-  2  wrong command line or configuration, or what is given is no key
-  3  it exists already: a key, or a rank of that number
-  4  not reached, not ready or not in time: try again
-  5  refused: another job, secret, version or world size
-  6  no room: too large, or the heaps are full
-  7  this machine: a file, a stream, a port, a limit, or a transport that is not here
-  8  damaged bytes or a defect of nkv: the log says more";
+  1  no: a key is not there, nothing matched, a check found a fault (NotFound)
+  2  wrong command line or configuration, or what is given is no key (InvalidArgument)
+  3  it exists already: a key, or a rank of that number (AlreadyExists)
+  4  not reached, not ready or not in time: try again (Disconnected, NotReady, Timeout, Reclaimed)
+  5  refused: another job, secret, version or world size (Refused)
+  6  no room: too large, or the heaps are full (OutOfMemory)
+  7  this machine: a file, a stream, a port, a limit, or a transport not here (Io, Unsupported)
+  8  damaged bytes or a defect of nkv: the log says more (Corrupt, Internal)";
 
 /// The status of a call that failed.
 pub fn of(kind: ErrorKind) -> u8 {

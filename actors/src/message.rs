@@ -33,7 +33,7 @@ pub use segments::{
 pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats, RefusedRank};
 
 /// Version of this list; both ends of a connection must agree.
-pub const MESSAGES_VERSION: u32 = 14;
+pub const MESSAGES_VERSION: u32 = 15;
 /// Keys or items in one batch message.
 pub const MAX_BATCH: usize = 65_536;
 /// Slots that are named in one frame between owner and master: as many as the other end takes.

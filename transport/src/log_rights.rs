@@ -85,7 +85,7 @@ impl LogRights {
     }
 
     /// Claims open, and those of them in doubt: made or not, nobody will know, until
-    /// [`LogRights::settle`].
+    /// [`LogRights::finish`].
     pub fn open(&self) -> (usize, usize) {
         let table = self.lock();
         let open = table.claims.iter().filter(|claim| claim.at != At::Asked).count();

@@ -188,7 +188,7 @@ impl Blocking {
         self.wait(self.client.stats())
     }
 
-    /// See [`Client::view`].
+    /// See [`Client::membership`].
     pub fn membership(&self) -> Result<View> {
         self.wait(self.client.membership())
     }
