@@ -1,7 +1,7 @@
 //! nkv-actors: the control plane of nkv.
 //!
 //! - Actors decide, the data plane moves, and no byte ever waits in a mailbox.
-//! - [`cell`] is the only seam to actix; a role that panics is rebuilt from the durable state
+//! - [`actor`] is the only seam to actix; a role that panics is rebuilt from the durable state
 //!   outside it.
 //! - [`master`], [`owner`], [`producer`] and [`evictor`] are the roles; [`message`] lists what they
 //!   say.

@@ -11,9 +11,9 @@ use std::sync::Arc;
 impl DeviceLog {
     /// Reads the words and every header between tail and limit. What was LIVE is live and inserted
     /// into `directory` again; what the owner had retired is held for Q from `now_ns` on (call
-    /// [`DeviceLog::settle`] afterwards). What producers settled meanwhile is left to the next
-    /// [`DeviceLog::accept`]: of two objects of one key, the one that was served comes first [I15].
-    /// `BadSegment` if the limit is none that an owner wrote.
+    /// [`DeviceLog::restart_quarantines`] afterwards). What producers settled meanwhile is left to
+    /// the next [`DeviceLog::accept`]: of two objects of one key, the one that was served comes
+    /// first [I15]. `BadSegment` if the limit is none that an owner wrote.
     pub fn rebuild<D: Directory + ?Sized>(
         memory: Arc<dyn Memory>,
         geometry: LogGeometry,

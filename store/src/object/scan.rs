@@ -33,8 +33,8 @@ struct Found {
 
 impl Slots {
     /// The table of a segment whose owner lost its memory. Plans of another epoch than the slot's
-    /// are ignored. Quarantine restarts in full [I8]; call [`Slots::settle`] afterwards. The caller
-    /// fences what [`Slots::fencing`] lists once more.
+    /// are ignored. Quarantine restarts in full [I8]; call [`Slots::restart_quarantines`]
+    /// afterwards. The caller fences what [`Slots::fencing`] lists once more.
     ///
     /// `committed` says which (slot, epoch) the caller knows to be committed: a header alone cannot
     /// tell a committed object from one that is READY under a plan not heard of yet. What is
