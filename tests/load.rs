@@ -2,6 +2,9 @@
 //! found, and an interrupt still ends with the outcome.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+mod cluster_process;
+
+use cluster_process::clean_command;
 use serde_json::Value;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -82,13 +85,8 @@ fn a_report_is_a_page_of_its_own_with_every_size_and_an_unwritable_one_is_told_b
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(stderr.contains("--report") && stderr.contains("no folder"), "{stderr}");
     assert_eq!((output.status.code(), output.stdout.len()), (Some(7), 0), "no run, no outcome");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_nkv-load"));
+    let mut command = clean_command(env!("CARGO_BIN_EXE_nkv-load"));
     command.args(["--duration", "600", "--log-format", "json", "--json"]).arg(&nowhere);
-    // Those of a test run would be named as variables that no program reads.
-    for (name, _) in std::env::vars_os().filter(|(n, _)| n.as_encoded_bytes().starts_with(b"NKV_"))
-    {
-        command.env_remove(name);
-    }
     let output = command.output().unwrap();
     let text: Value = serde_json::from_slice(&output.stderr).unwrap();
     assert_eq!((output.status.code(), &text["exit_status"]), (Some(7), &Value::from(7)), "{text}");
