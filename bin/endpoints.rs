@@ -2,7 +2,7 @@
 //! to it. It exists once so that the programs that are clients take the same; each includes it by
 //! path.
 
-use nkv::{Address, Client, ClientConfig, Error, ErrorKind};
+use nkv::{Address, Client, ClientConfig, Error, ErrorKind, exit};
 use nkv_store::clock::{BootClock, Clock};
 use std::ffi::OsStr;
 use std::fmt;
@@ -26,7 +26,7 @@ pub(crate) fn here() -> Address {
     Address::Tcp(format!("127.0.0.1:{}", default_port()))
 }
 
-/// What nodes of this environment are told, too; [`check_port`] says whether it is one.
+/// Read by nodes of this environment, too; [`check_port`] says whether it is one.
 fn default_port() -> u16 {
     check_port().ok().flatten().unwrap_or(DEFAULT_PORT)
 }
@@ -79,6 +79,14 @@ impl NoneServes {
         let mut kinds = self.0.iter().map(|(_, error)| error.kind);
         let refused = kinds.clone().find(|kind| *kind == ErrorKind::InvalidArgument);
         refused.or_else(|| kinds.next_back()).unwrap_or(ErrorKind::Disconnected)
+    }
+
+    /// The exit status of a program that got no further.
+    pub(crate) fn exit_status(&self) -> u8 {
+        match self.kind() {
+            ErrorKind::InvalidArgument => exit::REFUSED,
+            kind => exit::of(kind),
+        }
     }
 
     /// True if each of them answered like that.

@@ -2,7 +2,7 @@
 //! of nkv's programs have.
 
 use crate::endpoints::NoneServes;
-use nkv::{Error, ErrorKind, SecretError, StartError, exit};
+use nkv::{Error, SecretError, StartError, exit};
 use std::io;
 
 /// A run that ended with a status of its own.
@@ -28,10 +28,7 @@ pub(crate) fn of(error: &anyhow::Error) -> u8 {
             return Some(e.exit_code());
         }
         if let Some(none) = e.downcast_ref::<NoneServes>() {
-            return Some(match none.kind() {
-                ErrorKind::InvalidArgument => exit::REFUSED,
-                kind => exit::of(kind),
-            });
+            return Some(none.exit_status());
         }
         if let Some(e) = e.downcast_ref::<Error>() {
             return Some(exit::of(e.kind));

@@ -165,9 +165,9 @@ impl CliError {
 
     /// The process's exit status.
     pub(crate) fn exit_code(&self) -> u8 {
-        match (self, self.kind()) {
-            (Self::Connect(_), ErrorKind::InvalidArgument) => exit::REFUSED,
-            (_, kind) => exit::of(kind),
+        match self {
+            Self::Connect(none) => none.exit_status(),
+            _ => exit::of(self.kind()),
         }
     }
 

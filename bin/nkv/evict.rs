@@ -37,13 +37,10 @@ pub(crate) fn evict(
         let lines: String = done.iter().map(|(rank, report)| line(*rank, report, ratio)).collect();
         output::write(lines.as_bytes())?;
     }
-    match failed.pop() {
-        None => Ok(CommandOutcome::Found),
-        Some((_, e)) if rank.is_some() => Err(CliError::segment(e)),
-        Some(last) => {
-            failed.push(last);
-            Err(CliError::NotReached(not_reached(&failed)))
-        }
+    match failed.as_slice() {
+        [] => Ok(CommandOutcome::Found),
+        [(_, e)] if rank.is_some() => Err(CliError::segment(e.clone())),
+        _ => Err(CliError::NotReached(not_reached(&failed))),
     }
 }
 
