@@ -1,6 +1,6 @@
 //! One connected pair as callers share it: chains of requests go in with one doorbell, each is
-//! waited for by who posted it, and a pair that failed is destroyed before anybody is told, so that
-//! no buffer is used again while the device may still write to it.
+//! waited for by who posted it, and a pair that failed is destroyed before anybody is notified, so
+//! that no buffer is used again while the device may still write to it.
 
 use super::pair::{Pair, REQUESTS};
 use super::queue::{Completion, Queue};
@@ -127,7 +127,7 @@ impl Lane {
     }
 
     /// Destroys the pair: from here on the device touches no buffer of this end for it, and sends
-    /// nothing. Everybody who waits is told then. Idempotent.
+    /// nothing. Everybody who waits is notified then. Idempotent.
     pub(super) fn break_off(&self, why: &str) {
         drop(self.pair.lock().unwrap_or_else(PoisonError::into_inner).take());
         let mut p = self.lock();
@@ -325,11 +325,7 @@ impl Lane {
             if stuck || now_ns >= until_ns {
                 // This process may have stood still, and not the device.
                 if p.polling {
-                    p = self
-                        .news
-                        .wait_timeout(p, SLEEP_BETWEEN)
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .0;
+                    p = self.sleep_for_news(p);
                 } else {
                     self.gather(&mut p);
                 }
@@ -340,11 +336,7 @@ impl Lane {
                 };
             }
             if p.polling {
-                p = self
-                    .news
-                    .wait_timeout(p, SLEEP_BETWEEN)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0;
+                p = self.sleep_for_news(p);
                 continue;
             }
             p.polling = true;
@@ -357,6 +349,11 @@ impl Lane {
             self.news.notify_all();
             polled?;
         }
+    }
+
+    /// Sleeps until another waiter has recorded what ended, for [`SLEEP_BETWEEN`] at most.
+    fn sleep_for_news<'a>(&self, p: MutexGuard<'a, Progress>) -> MutexGuard<'a, Progress> {
+        self.news.wait_timeout(p, SLEEP_BETWEEN).unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Looks for what has ended, and sleeps for a while if nothing has.
