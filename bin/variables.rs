@@ -6,7 +6,7 @@
 const PREFIX: &str = "NKV_";
 /// A name so far from a known one, in letters changed, is no slip of it.
 const FARTHEST: usize = 2;
-/// Names of unknown variables that are told.
+/// Names of unknown variables that are printed.
 const TOLD: usize = 8;
 
 /// All of them. Those of nkv-node's settings are checked against their table by a test there.
@@ -61,7 +61,7 @@ pub(crate) const KNOWN: [&str; 42] = [
 pub(crate) fn unknown<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let ours = names.filter(|name| name.starts_with(PREFIX) && !KNOWN.contains(name));
     let line = |name: &str| {
-        let near = KNOWN.iter().map(|known| (distance(name, known), known)).min();
+        let near = KNOWN.iter().map(|known| (strsim::levenshtein(name, known), known)).min();
         let meant = near.filter(|(far, _)| *far <= FARTHEST);
         let meant = meant.map_or_else(String::new, |(_, known)| format!(": is {known} meant?"));
         format!("the variable {} is read by no program of nkv{meant}", name.escape_debug())
@@ -74,22 +74,6 @@ pub(crate) fn unknown_here() -> Vec<String> {
     let names: Vec<String> =
         std::env::vars_os().filter_map(|(k, _)| k.into_string().ok()).collect();
     unknown(names.iter().map(String::as_str))
-}
-
-/// Letters to put in, take out or change to make the one from the other.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut before = row[0];
-        row[0] = i + 1;
-        for (j, to) in b.iter().enumerate() {
-            let changed = before + usize::from(from != *to);
-            before = row[j + 1];
-            row[j + 1] = changed.min(before + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
