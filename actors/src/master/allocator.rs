@@ -154,35 +154,11 @@ impl SegmentAllocator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nkv_transport::wire::Address;
+    use crate::master::tests::bench;
 
-    pub(crate) fn info(arena_bytes: u64) -> RankInfo {
-        RankInfo {
-            rank: 0,
-            segment_id: 0,
-            world_size: 1,
-            incarnation: 9,
-            boot_id: 1,
-            pid: 1,
-            control: Address::Tcp("127.0.0.1:1".into()),
-            local: None,
-            data: None,
-            fabric: None,
-            http: None,
-            segment: String::new(),
-            segment_bytes: 0,
-            slots: (arena_bytes / 4096) as u32,
-            log_slots: 0,
-            header_base: 4096,
-            index_offset: 0,
-            index_bytes: 0,
-            arena_offset: 1 << 20,
-            arena_bytes,
-            nic_atomics: false,
-            key_fingerprint: 0,
-            quarantine_ms: 50,
-            prefault: false,
-        }
+    fn info(arena_bytes: u64) -> RankInfo {
+        let slots = (arena_bytes / 4096) as u32;
+        RankInfo { slots, arena_bytes, ..bench::info(0, 9, 1) }
     }
 
     const K: KeyId = KeyId { hash: 1, check: 2 };

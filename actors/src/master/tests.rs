@@ -1,7 +1,7 @@
 //! The Master against ranks played by hand, frame by frame: the conditions under which a model of
 //! the first protocol failed. `model_NAME` is the switch of that model which a test stands for.
 
-mod bench;
+pub(super) mod bench;
 mod commit;
 mod late;
 mod lies;

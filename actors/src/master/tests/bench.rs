@@ -49,7 +49,7 @@ pub(super) struct Rank {
 /// What makes the identities of keys.
 pub(super) const HASHER: KeyHasher = KeyHasher::new([7; 16]);
 
-pub(super) fn info(rank: u32, incarnation: u64, world: u32) -> RankInfo {
+pub(in crate::master) fn info(rank: u32, incarnation: u64, world: u32) -> RankInfo {
     RankInfo {
         rank,
         segment_id: 0,
