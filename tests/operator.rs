@@ -75,7 +75,7 @@ fn a_master_that_comes_back_with_another_world_size_is_named_by_both_sides() {
     assert_eq!(code, 503);
     assert!(ready.contains(why), "{ready}");
 
-    // Whoever asks the new master is told that the rank runs and is refused.
+    // Whoever asks the new master hears that the rank runs and is refused.
     let ask = |args: &[&str]| {
         let mut nkv = clean_command(env!("CARGO_BIN_EXE_nkv"));
         nkv.args(["--connect", master.control(), "--job", cluster.job()]).args(args);

@@ -1,5 +1,5 @@
 //! Who may connect to real ranks [I20]: with a secret, without one, from another user, and with
-//! what was overheard. Whoever is refused is told why, is counted, and disturbs nobody.
+//! what was overheard. Whoever is refused gets the reason, is counted, and disturbs nobody.
 #![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 
 mod cluster_process;

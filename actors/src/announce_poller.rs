@@ -39,7 +39,7 @@ pub struct PollerDurable {
     pub heap: Heap,
     /// Where the owner says how far it has looked.
     pub tables: Arc<OwnerTables>,
-    /// Who is told.
+    /// Who is notified.
     pub owner: Arc<OnceLock<ActorAddr<Owner>>>,
     // What it polls on.
     pub(crate) platform: Platform,

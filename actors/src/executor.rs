@@ -21,7 +21,7 @@ enum Backend {
     Here(mpsc::UnboundedSender<Job>),
 }
 
-/// What a set of tasks is told. Few: it hears of what is started from outside only.
+/// The messages to a set of tasks. Few: it hears of what is started from outside only.
 enum Job {
     Run(Box<dyn FnOnce() + Send>),
     Task(Pin<Box<dyn Future<Output = ()> + Send>>),

@@ -62,7 +62,7 @@ pub struct MasterDurable {
     pub full_wait_ms: u64,
     /// What makes the identities of the job's keys [I16].
     pub hasher: KeyHasher,
-    /// What clients are told.
+    /// What clients are sent.
     pub settings: Settings,
     /// Links, views, producers.
     pub members: Arc<Members>,
@@ -394,7 +394,7 @@ impl On<MasterTick> for Master {
             self.durable.members.forgive(pause, now);
         }
         self.expire_ranks();
-        // Also without anybody asking: ranks are told of the view.
+        // Also without anybody asking: ranks are notified of the view.
         self.settled();
         self.ask_again_for_reports();
         self.end_plans_of_lost_producers();

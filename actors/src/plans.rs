@@ -152,7 +152,7 @@ pub struct Obeyed {
 }
 
 impl Obeyed {
-    /// True when nothing that is told of over this attachment is open in the owner's log below a
+    /// True when nothing that is reported over this attachment is open in the owner's log below a
     /// position.
     pub(crate) fn is_clear_below(&self, below: u64) -> bool {
         self.claims.as_ref().is_none_or(|claims| claims.clear_below(below))
@@ -240,7 +240,7 @@ impl OpenPlans {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a new attachment to an owner is told, and what it is asked about.
+    /// What a new attachment to an owner is sent, and what it is asked about.
     pub(crate) fn obeyed(&self, incarnation: u64, claims: Option<Arc<OpenClaims>>) -> Arc<Obeyed> {
         let mut inner = self.lock();
         let known = inner.terms.get(&incarnation).and_then(Weak::upgrade);

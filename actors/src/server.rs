@@ -419,7 +419,7 @@ async fn read_from_client<R: AsyncRead + Unpin>(
         read_frame::<_, ClientToOwner>(reader, &mut buf, MAX_TO_OWNER_BYTES).await?
     {
         if let Err(e) = m.check(endpoint.tables.geometry()) {
-            // It is told why, and what it said is not taken in [I19].
+            // It gets the reason, and what it said is not taken in [I19].
             let _ = tx.try_send(OwnerToClient::Refused(e.message.clone()));
             return Err(unsound(&e));
         }

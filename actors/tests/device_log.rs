@@ -148,7 +148,7 @@ async fn what_the_master_learned_by_asking_it_forgets_when_the_log_makes_room() 
             in_log.push(i);
         }
         asker.get_location(&key).await.unwrap();
-        // Twice round the log before any name is told.
+        // Twice round the log before any key is reported.
         if i % 20 == 19 {
             for n in 0..16u8 {
                 let (key, value) = ([b'f', i, n], bytes(512 << 10, n));

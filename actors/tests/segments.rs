@@ -289,7 +289,7 @@ async fn mounts_and_unmounts_at_once_get_in_nobodys_way() {
     }
     ids.sort_unstable();
     assert_eq!(ids, [1, 1, 2, 2, 3, 3]);
-    // A caller that goes away does not leave one half unmounted, and a second one is told.
+    // A caller that goes away does not leave one half unmounted, and a second one is notified.
     let (node, client) = (cluster.node(1), cluster.client());
     assert_eq!(node.mount_segment(32 * MIB).await.unwrap(), 4);
     let open = client.open_for_write(b"open", 4096, &on(1)).await.unwrap();

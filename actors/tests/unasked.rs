@@ -235,7 +235,7 @@ async fn steady(client: &Client, keys: &[&[u8]]) {
         let key = [b"put".as_slice(), &(reads.accepted + i as u64).to_be_bytes()].concat();
         client.put(&key, &into, &opts).await.unwrap();
     }
-    // What was noted last is told as well.
+    // What was noted last is sent as well.
     client.flush().await.unwrap();
     let put = client.message_counters();
     let (r, w) = (client.read_counters(), client.write_counters());

@@ -272,7 +272,7 @@ pub(crate) enum LoadTransport {
 }
 
 impl LoadTransport {
-    /// What a client is told.
+    /// What a client is sent.
     pub(crate) fn choice(self) -> TransportChoice {
         match self {
             Self::Auto | Self::Embedded => TransportChoice::Auto,

@@ -74,7 +74,7 @@ pub(crate) async fn run(mut settings: Settings) -> Result<(), End> {
         };
         let since = BootClock.now_ms();
         cleanup.set(node.files());
-        // Before anybody is told: who reads the line may ask at once.
+        // Before anybody is notified: who reads the line may ask at once.
         readiness.runs(&node);
         print_joined(&settings, &node, http);
         keep_port(&mut settings, node.info());

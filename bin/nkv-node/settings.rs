@@ -374,7 +374,7 @@ fn address(text: &str) -> Result<IpAddr, String> {
     text.parse().map_err(|_| "an IP address is expected, such as 127.0.0.1 or ::1".to_string())
 }
 
-/// Ranks are told this address, so it must be one that leads here.
+/// Ranks are sent this address, so it must be one that leads here.
 fn reachable(text: &str) -> Result<IpAddr, String> {
     match address(text)? {
         ip if ip.is_unspecified() => {

@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-/// Lines per window; what is beyond is told as a number.
+/// Lines per window; what is beyond is logged as a number.
 pub const LINES: u64 = 8;
 /// A window, in milliseconds.
 const WINDOW_MS: u64 = 1_000;

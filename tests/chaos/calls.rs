@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub const CALL_LIMIT_MS: u64 = 2_000;
 /// What may be added to it here: three ranks, the load and the checks share two cores.
 pub const CALL_MARGIN_MS: u64 = 300;
-/// Faults that are told word by word.
+/// Faults that are written word by word.
 const MAX_FAULTS: usize = 20;
 
 /// What was seen so far.

@@ -40,7 +40,7 @@ const LOG_PAUSE: Duration = Duration::from_millis(30);
 /// Longest rest between READY and commit, where the producer flips READY itself.
 const READY_MS: u64 = 20;
 
-/// What a producer is told.
+/// What a producer is sent.
 #[derive(Debug, Clone)]
 pub struct Task {
     /// Any node of the cluster.

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 /// Holds node, job, first number and how many; the variable makes a process a producer.
 pub const TASK_VARIABLE: &str = "NKV_FLOOD_PRODUCER";
 
-/// What a producer is told.
+/// What a producer is sent.
 pub struct Task {
     /// The node.
     pub node: Address,

@@ -55,7 +55,7 @@ pub fn a_stopped_writer_by_shm_holds_its_extent_and_others_go_on() {
     // Its room is nobody's: what would fit there only is refused.
     let squeezed = put(&client, "squeezed", SQUEEZED_BYTES, OWNER, 1);
     writer.resume();
-    // Its copy was in flight; whether it is told so or not, it ends here.
+    // Its copy was in flight; whether it is notified or not, it ends here.
     let _ = writer.answer();
     if squeezed.is_ok() {
         let got = client.get(b"squeezed").unwrap();
@@ -132,7 +132,7 @@ pub fn a_late_commit_of_an_expired_plan_is_reclaimed_and_commits_nobody_elses() 
     assert_eq!(client.get(key).unwrap(), &b"theirs"[..]);
 }
 
-/// A writer that stood past its deadline between two steps is told so, by either way.
+/// A writer that stood past its deadline between two steps is notified, by either way.
 pub fn a_publish_past_the_deadline_is_reclaimed_and_leaves_nothing() {
     let cluster = cluster(2, TIMES);
     let client = cluster.connect(0);

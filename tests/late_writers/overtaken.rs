@@ -29,7 +29,7 @@ const KEYS: u64 = 12;
 const SQUEEZED: &str = "squeezed";
 const SQUEEZED_BYTES: usize = 24 << 20;
 
-/// Its attachment is told of the term by the owner's welcome.
+/// Its attachment is notified of the term by the owner's welcome.
 pub fn a_plan_of_a_lower_term_is_refused_before_its_first_byte_to_who_attaches_late() {
     refuses_a_grant_that_arrives_after_the_term(false);
 }
@@ -197,7 +197,7 @@ impl Overtaken {
     }
 }
 
-/// The writer runs again: its plan is over, and it is told so.
+/// The writer runs again: its plan is over, and it is notified.
 fn reports_when_the_writer_runs_again(heard: bool) {
     let mut o = overtaken(heard);
     let fresh = o.cluster.connect(0);

@@ -18,7 +18,7 @@ const ENOUGH: u64 = 200;
 /// A line of progress after so many seeds.
 const PROGRESS: usize = 500;
 
-/// One seed, and whether its events are told; else how many fresh ones.
+/// One seed, and whether its events are printed; else how many fresh ones.
 fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))

@@ -23,7 +23,7 @@ const END_MS: u64 = nkv_pace::HANGS_MS;
 const CONNECT_MS: u64 = nkv_pace::HANGS_MS;
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What a process is told.
+/// What a process is sent.
 #[derive(Debug, Clone)]
 pub struct Task {
     /// A node that lives throughout.

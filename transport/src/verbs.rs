@@ -89,7 +89,7 @@ pub struct Post<'a, 'b> {
 }
 
 /// Who sees the batches of [`Verbs::post_many`] off: each is asked about just before it leaves, and
-/// is told of once it is over, so that a fence waits for what is in flight and not for what is
+/// is notified of once it is over, so that a fence waits for what is in flight and not for what is
 /// still to come.
 pub trait PostObserver {
     /// Batch `index` is about to leave; an error is its result, and it does not leave. May come

@@ -1,5 +1,5 @@
 //! A handle's first contact: any node says where the master is, and the master who is a member.
-//! What goes wrong here is told with its remedy, for whoever reads it has only an address and a
+//! What goes wrong here is reported with its remedy, for whoever reads it has only an address and a
 //! job.
 
 use crate::control_hello::{HelloError, hello};

@@ -16,7 +16,7 @@ use nkv_store::{KeyId, fork};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Touches that are told by the batch of reads that made them, and by a single read: one in a
+/// Touches that are reported by the batch of reads that made them, and by a single read: one in a
 /// thousand pays for a message, and the timer tells most of them.
 pub(super) const TOUCH_BATCH: usize = 128;
 const MANY_TOUCHES: usize = 1024;

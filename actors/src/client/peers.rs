@@ -75,7 +75,7 @@ impl Peers {
     }
 
     /// False if the handle is `closed`: it attaches to nobody any more. Asked under the lock, which
-    /// who closes it takes afterwards: whoever is let in is told goodbye.
+    /// who closes it takes afterwards: whoever is let in is sent goodbye.
     pub(crate) fn insert(&self, peer: Arc<Peer>, closed: &AtomicBool) -> bool {
         let mut all = self.write();
         if closed.load(Ordering::Relaxed) {

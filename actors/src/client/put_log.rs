@@ -40,7 +40,8 @@ pub(crate) struct PeerLog {
     token: u64,
     // Puts of this handle that are in the middle of a claim.
     in_flight: AtomicUsize,
-    // The highest limit that a put has read: names are told by an actor, which must post no verb.
+    // The highest limit that a put has read: keys are reported by an actor, which must post no
+    // verb.
     limit: AtomicU64,
     // The highest bump that a put knows of; 0 where the next one is to read it.
     bump: AtomicU64,
@@ -400,7 +401,7 @@ impl Client {
         })
     }
 
-    /// Waits, bounded, while the claim lies above the limit; None: given up, the owner is told.
+    /// Waits, bounded, while the claim lies above the limit; None: given up, the owner is notified.
     fn wait_in_line(
         &self,
         peer: &Peer,

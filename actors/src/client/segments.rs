@@ -1,4 +1,4 @@
-//! What a node is told, and asked, over its control port by whoever is not in its process: to
+//! What a node is sent, and asked, over its control port by whoever is not in its process: to
 //! mount, to unmount, to evict, and what it knows. It asks the node itself: the master learns of a
 //! segment when it joins and when it leaves.
 

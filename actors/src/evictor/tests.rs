@@ -156,7 +156,7 @@ impl Bench {
     }
 
     /// The evictor stands still, and its mailbox is full, until what this returns is dropped: what
-    /// it is told is lost.
+    /// it is sent is lost.
     #[must_use]
     fn deafen(&self) -> std::sync::mpsc::Sender<()> {
         let (stands, hold) = std::sync::mpsc::channel();

@@ -28,7 +28,7 @@ pub(super) const LIMIT: Duration = Duration::from_secs(60);
 /// Frames that wait for a member at most.
 const QUEUE: usize = 1024;
 const TTL_MS: u64 = 1_000;
-/// What a client that is told of a plan has asked for.
+/// What a client that is granted a plan has asked for.
 const ASKED_BYTES: u64 = 4096;
 /// Ranks of the cluster: the honest one and the other.
 const WORLD: u32 = 2;

@@ -157,7 +157,7 @@ fn to_owners() -> Vec<ClientToOwner> {
     ]
 }
 
-/// A plan as its producer is told of it.
+/// A plan as its producer receives it.
 pub(super) fn granted() -> PlanDesc {
     let meta = ObjMeta {
         key: KEY,

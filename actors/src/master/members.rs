@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 
-/// Longest wait for a later view; then the same is told again.
+/// Longest wait for a later view; then the same is sent again.
 pub(crate) const WATCH_LIMIT: Duration = Duration::from_secs(5);
 /// Incarnations remembered as gone; older ones cannot come back in practice.
 const MAX_GONE: usize = 65_536;
@@ -192,7 +192,7 @@ impl Members {
         let later = async {
             loop {
                 let mut later = pin!(self.later.notified());
-                // Before the look: what changes after it is told.
+                // Before the look: what changes after it is sent.
                 later.as_mut().enable();
                 if self.shown() > seen {
                     return;
@@ -211,7 +211,7 @@ impl Members {
     }
 
     /// True if a copy in this incarnation is an older one: it had not reported when the key was
-    /// put. A master that was rebuilt is told again of what others have.
+    /// put. A master that was rebuilt is sent again what others have.
     pub(super) fn is_older(&self, id: &KeyId, incarnation: u64) -> bool {
         let inner = self.lock();
         inner.superseded.contains(id) && !inner.reported_once.contains(&incarnation)
@@ -365,7 +365,7 @@ impl Members {
         }
     }
 
-    /// Producers without a connection for a TTL; each is told once.
+    /// Producers without a connection for a TTL; each is reported once.
     pub(super) fn lost_producers(&self, now_ms: u64, ttl_ms: u64) -> Vec<u64> {
         let mut inner = self.lock();
         let late = |p: &Producer| p.connections == 0 && now_ms >= p.since_ms + ttl_ms;

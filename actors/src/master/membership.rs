@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 /// Why a rank is gone that said so itself.
 const LEFT: &str = "left";
 
-/// What a rank that joined is told, and the number of its link.
+/// What a rank that joined is sent, and the number of its link.
 #[derive(Debug)]
 pub struct Joined {
     /// The master's term.
@@ -32,7 +32,7 @@ pub struct Joined {
     pub urgent: Arc<Notify>,
 }
 
-/// Ranks that run and may not join: those who ask for them are told so. One entry for each number
+/// Ranks that run and may not join: those who ask for them are notified. One entry for each number
 /// of the job, the last refusal of it.
 #[derive(Debug, Default)]
 pub(super) struct NotTaken(BTreeMap<u32, (u32, String, u64)>);
@@ -189,7 +189,7 @@ impl Master {
         }
     }
 
-    /// What a segment's owner said cannot be. It is told so, and its link ends [I19]: whatever it
+    /// What a segment's owner said cannot be. It is notified, and its link ends [I19]: whatever it
     /// holds is recovered by the report that follows its next join.
     pub(super) fn refuse_frame(&self, segment_id: SegmentId, error: &Error) {
         let members = &self.durable.members;

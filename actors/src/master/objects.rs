@@ -88,7 +88,7 @@ impl Master {
         self.durable.hasher.id(key)
     }
 
-    /// Where an object lies, as clients are told.
+    /// Where an object lies, as clients get it.
     pub(super) fn meta(&self, e: &Entry) -> ObjMeta {
         ObjMeta {
             key: WireKeyId::from(self.id_of(e.key.as_bytes())),

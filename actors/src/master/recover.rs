@@ -308,8 +308,8 @@ impl Master {
     }
 
     /// Plans granted (and perhaps committed) over a link that broke before the owner heard of them:
-    /// their slots stay taken and the owner is told again, so that nothing acknowledged is lost and
-    /// no producer writes to an extent that another was given [I10].
+    /// their slots stay taken and the owner is notified again, so that nothing acknowledged is lost
+    /// and no producer writes to an extent that another was given [I10].
     fn plans_the_owner_never_opened(
         &self,
         segment_id: SegmentId,

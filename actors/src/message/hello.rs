@@ -135,7 +135,7 @@ impl std::fmt::Display for Welcome {
     }
 }
 
-/// The key of the job's [`nkv_store::KeyHasher`] [I16]. Only members are told it, over a unix
+/// The key of the job's [`nkv_store::KeyHasher`] [I16]. Only members are sent it, over a unix
 /// socket of their own user or encrypted, and nobody prints it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HasherKey(pub [u8; HASHER_KEY_BYTES]);

@@ -1,4 +1,4 @@
-//! What a node is told, or asked, from outside about itself and its segments, and what it answers.
+//! What a node is sent, or asked, from outside about itself and its segments, and what it answers.
 //! It needs no master: a node says what it knows also while its master is gone.
 
 use super::{OwnerGauges, SeenView, Term, View};
@@ -6,7 +6,7 @@ use nkv_transport::wire::Address;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// What a used ratio is told in: 1000 is a full heap.
+/// The unit of a used ratio: 1000 is a full heap.
 pub const PER_MILLE: u32 = 1_000;
 /// Between two signs of life of a node that carries out a command. Short beside the least limit of
 /// a call that makes sense: whoever waits takes a node without them for stopped.

@@ -115,7 +115,7 @@ impl Log {
             &mut SegmentDirectory(slots, &mut Vec::new()),
         ) {
             Ok(log) => {
-                // What was named before an actor restart is told again.
+                // What was reported before an actor restart is sent again.
                 let named = log.live().map(|o| (o.slot, o.epoch)).collect();
                 Some(Log { log, asking: None, pins_checked_ns: 0, named })
             }
@@ -462,7 +462,7 @@ impl Owner {
 
 impl On<Drain> for Owner {
     fn on(&mut self, _: Drain, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
-        // Before the look: what is settled after it is told again.
+        // Before the look: what is settled after it is sent again.
         self.durable.tables.log_signals.notified.store(false, Ordering::Release);
         self.process_log();
         self.reschedule(ctx);

@@ -123,7 +123,7 @@ fn half_a_set_is_an_error_that_names_what_is_missing() {
         ("SLURM_STEP_ID=0 SLURM_PROCID=0", vec!["SLURM_NTASKS", "SLURM_STEP_NODELIST"]),
         ("SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=3", vec!["SLURM_STEP_NODELIST"]),
         ("SLURM_STEP_ID=0 SLURM_NTASKS=3 SLURM_STEP_NODELIST=n1", vec!["SLURM_PROCID"]),
-        // The first launcher of two halves is told.
+        // The first launcher of two halves is named.
         ("RANK=0 OMPI_COMM_WORLD_RANK=0", vec!["WORLD_SIZE", "MASTER_ADDR"]),
     ] {
         let error = detect(&env(text)).expect_err(text);

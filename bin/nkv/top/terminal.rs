@@ -140,7 +140,7 @@ fn read_keys() -> io::Result<Receiver<Event>> {
 /// True once nobody is at the other end of the terminal any more.
 fn is_gone() -> bool {
     let stdin = io::stdin();
-    // What ends it is told without being asked for.
+    // What ends it is printed without being asked for.
     let mut asked = [PollFd::new(&stdin, PollFlags::empty())];
     let polled = poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
     let ended = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;

@@ -1,4 +1,5 @@
-//! Who is told what becomes of a log's objects, and the numbers kept about them. No decisions.
+//! Who is notified of what becomes of a log's objects, and the numbers kept about them. No
+//! decisions.
 
 use crate::key::KeyId;
 use crate::layout::ObjHeader;
@@ -39,9 +40,9 @@ impl LogObject {
     }
 }
 
-/// What finds the objects of a segment by key: the one-sided index, and with it whoever is told of
-/// every object. Called by the owner alone, in the order that readers rely on: `insert` after the
-/// owner word is LIVE, `remove` after it is not.
+/// What finds the objects of a segment by key: the one-sided index, and with it whoever is notified
+/// of every object. Called by the owner alone, in the order that readers rely on: `insert` after
+/// the owner word is LIVE, `remove` after it is not.
 pub trait Directory {
     /// Whether an object of this key, of the log or not, is served in this segment. Exact: a false
     /// yes refuses a put that was promised, a false no serves two objects of one key [I15].

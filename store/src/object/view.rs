@@ -50,7 +50,7 @@ pub struct Usage {
     pub unheard: u64,
 }
 
-/// One slot as the master is told about it.
+/// One slot as it is reported to the master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotReport {
     /// Header slot.

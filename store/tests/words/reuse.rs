@@ -65,7 +65,7 @@ fn i7_a_strict_reader_believes_no_copy_of_an_extent_that_went_to_another_slot() 
     tally.met_both();
 }
 
-/// Time as all parties share it, in nanoseconds: whoever asks is told exactly.
+/// Time as all parties share it, in nanoseconds: whoever asks gets it exactly.
 fn now(clock: &AtomicU64) -> u64 {
     clock.fetch_add(0, Ordering::AcqRel)
 }

@@ -91,7 +91,7 @@ impl Cut for Line {
 /// Why a batch was not placed to its end.
 enum Short {
     Refused(String),
-    // Nobody is told.
+    // Nobody is notified.
     Over,
 }
 

@@ -18,7 +18,7 @@ pub struct Pipe {
     // Said by the sender; it arrives behind the last byte.
     fin_due: Option<Instant>,
     ended: bool,
-    // Nothing more goes in, and what the reader is told past the last byte.
+    // Nothing more goes in, and what the reader gets past the last byte.
     broken: Option<ErrorKind>,
     // Sent while nothing could be acknowledged.
     pub unacknowledged: bool,

@@ -30,7 +30,7 @@ pub(super) enum End {
     Forged,
     /// A fence cut it.
     Fenced,
-    /// What it wanted to place is nothing that its token may say. It is told so.
+    /// What it wanted to place is nothing that its token may say. It is notified.
     Unfit(String),
     /// It does not speak this protocol.
     Garbage(String),

@@ -132,7 +132,7 @@ fn i10_revoking_frees_the_gate_from_a_stalled_write_and_later_bytes_change_nothi
     let (out, took) = timed(|| rig.grants.wait_drained(TOKEN, HANGS));
     assert!(out && took.within(1_000), "the fence took {took}");
     let before = rig.bytes();
-    // It goes on as if nothing had happened; at some point it is told.
+    // It goes on as if nothing had happened; at some point it is notified.
     let _ = peer.0.write_all(&vec![0xbb; HALF]);
     let answer = peer.answer().unwrap();
     assert_eq!((answer.status, answer.id, answer.closing), (REFUSED, 3, true));

@@ -69,7 +69,7 @@ struct Attached {
 
 /// What an attachment may do, and why it is no better one.
 struct PathChoice {
-    // What is told over it.
+    // What is sent over it.
     obeyed: Arc<Obeyed>,
     // The segment by loads, and a pin table, where it is mapped.
     mapped: Option<(Reader, Option<u32>)>,

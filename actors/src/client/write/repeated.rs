@@ -1,4 +1,4 @@
-//! A key that stands in one batch twice: the first of them is put, and the others are told so.
+//! A key that stands in one batch twice: the first of them is put, and the others are notified.
 //! Without this they would hear of another put, which there is not.
 
 use crate::error::{Error, ErrorKind, Result};

@@ -75,7 +75,7 @@ async fn i19_a_member_that_cannot_be_as_it_says_is_refused_before_anything_is_ma
     assert!(bench.open(1, "k", 0).await.is_ok(), "the one that is there is served");
 }
 
-/// It is told why, and cut; the master has not panicked, and rank 0 is served.
+/// It gets the reason and is cut; the master has not panicked, and rank 0 is served.
 async fn is_refused(bench: &Bench, mut rank: Rank, what: &str) {
     let info = rank
         .receives(|d| match d {

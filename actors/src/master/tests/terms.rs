@@ -229,7 +229,7 @@ async fn i10_a_rank_whose_link_broke_before_its_report_is_fenced_by_a_new_term()
         assert_eq!(bench.members.term() > before, rises, "panics {panics}, breaks {breaks}");
         assert_eq!(lost.term > before, rises, "panics {panics}, breaks {breaks}");
         if !rises {
-            // The plan reached it over the link that held, or is told again over the next one.
+            // The plan reached it over the link that held, or is sent again over the next one.
             let met = if breaks { Vec::new() } else { vec![live(plan.meta.at.slot, 1, "k")] };
             lost.reports(met).await;
             if panics {

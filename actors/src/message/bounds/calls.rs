@@ -1,4 +1,4 @@
-//! What can be true of what a client asks and is told, and of the settings of its cluster.
+//! What can be true of what a client asks and is sent, and of the settings of its cluster.
 
 use super::{key, list, refuse, time};
 use crate::error::{Error, Result};

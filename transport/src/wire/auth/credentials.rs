@@ -228,7 +228,7 @@ impl Credentials {
     }
 
     /// What makes the identities of the job's keys [I16], at a node: the same at every node of the
-    /// job, and at every later one for as long as one of them lives. A client is told it by a node.
+    /// job, and at every later one for as long as one of them lives. A client is sent it by a node.
     pub fn key_hasher(&self) -> Option<KeyHasher> {
         match &self.basis {
             CookieSource::Secret(secret) => Some(secret.key_hasher(&self.job)),

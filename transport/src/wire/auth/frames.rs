@@ -76,7 +76,7 @@ pub(super) struct Opening {
     pub noise: [u8; NOISE_BYTES],
 }
 
-/// The node's answer. A refusal is told without any proof: it may end this connection alone.
+/// The node's answer. A refusal is sent without any proof: it may end this connection alone.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub(super) struct Answer {

@@ -108,7 +108,7 @@ fn i20_a_client_takes_no_node_that_has_not_proven_itself() {
         peer.write_all(&answer).unwrap();
         let why = middle::prove(client_end, client).unwrap_err();
         assert!(matches!(why, AuthError::Impostor | AuthError::Foreign(_)), "{why}");
-        // And the unauthenticated peer is told nothing but the opening.
+        // And the unauthenticated peer is sent nothing but the opening.
         let mut heard = Vec::new();
         let _ = std::io::Read::read_to_end(&mut peer, &mut heard);
         assert_eq!(heard.len(), OPENING_BYTES);
@@ -440,6 +440,6 @@ fn i16_what_hashes_keys_follows_from_the_secret_and_the_job_at_every_member() {
     let node = Credentials::of_cookie(JOB, held);
     assert_eq!(node.key_hasher(), Some(shared.key_hasher(JOB)));
     assert_ne!(node.key_hasher(), Some(hasher));
-    // A client is told it.
+    // A client is sent it.
     assert_eq!(Credentials::of_client(JOB, None).key_hasher(), None);
 }

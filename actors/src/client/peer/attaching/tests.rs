@@ -62,7 +62,7 @@ async fn i10_a_process_without_a_pidfd_does_not_map_and_writes_by_tcp() {
     assert_eq!(attached[0].kind(), nkv_transport::verbs::Kind::Tcp);
     let why = attached[0].passed_over.join("; ");
     assert!(why.contains("shm: ") && why.contains("no pidfd of unix pid"), "{why}");
-    // Who will have shared memory or nothing is told the same.
+    // Who will have shared memory or nothing is sent the same.
     let only = by(TransportChoice::Shm).await.unwrap();
     let e = only.put(b"l", b"value", &PutOptions::default()).await.unwrap_err();
     assert!(e.kind == ErrorKind::Disconnected && e.message.contains("no pidfd"), "{e}");

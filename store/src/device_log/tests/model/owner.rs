@@ -36,7 +36,7 @@ impl Model {
         self.w.log.advance(now, unpinned).unwrap();
     }
 
-    /// One abandoned claim arrives; its producer, if there still is one, is told.
+    /// One abandoned claim arrives; its producer, if there still is one, is notified.
     fn read_mail(&mut self) {
         let Some((id, abandon)) = self.mail.pop_front() else {
             return;
