@@ -1,5 +1,5 @@
-//! What a copy into and out of a segment costs, by memcpy and by the streaming copies, side by side
-//! in one run: `cargo bench -p nkv-store`. Prints medians in microseconds; asserts nothing.
+//! The cost of a copy into and out of a segment, with memcpy and with the streaming copies, side by
+//! side in one run: `cargo bench -p nkv-store`. Prints medians in microseconds; asserts nothing.
 #![expect(unsafe_code, reason = "measures raw copies")]
 #![expect(clippy::unwrap_used, reason = "a measurement ends where it cannot go on")]
 
@@ -8,8 +8,8 @@ use nkv_store::streaming::{copy_in, copy_out};
 use nkv_store::{Buffer, Memory, SegmentName, random_u64, shm};
 use std::hint::black_box;
 
-/// Much more than any last-level cache, as a heap is: in a smaller ring memcpy finds its lines
-/// cached.
+/// Much larger than any last-level cache, as a heap is: in a smaller ring memcpy would find its
+/// lines cached.
 const WALKED: usize = 2 << 30;
 const SIZES: [usize; 5] = [64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20];
 const ROUNDS: usize = 2;
@@ -55,7 +55,7 @@ fn main() {
                             2 => memcpy(there, huge, size),
                             3 => copy_out(there, huge, size),
                             4 => memcpy(small, there, size),
-                            // To where an unaligned buffer may lie.
+                            // To an address that an unaligned buffer may have.
                             5 => memcpy(there, huge.add(1), size),
                             _ => copy_out(there, huge.add(1), size),
                         }

@@ -1,7 +1,7 @@
-//! What the device log costs besides the bytes, in nanoseconds: a put's bookkeeping, and the
-//! owner's accept and eviction of one object. `cargo bench -p nkv-store --bench device_log`. Prints
-//! medians of rounds, with the fastest and the slowest; asserts nothing. The directory is an empty
-//! one: what an index costs is its own affair.
+//! The cost of the device log without copying the bytes, in nanoseconds: a put's bookkeeping, and
+//! the owner's accept and eviction of one object. `cargo bench -p nkv-store --bench device_log`.
+//! Prints medians of rounds, with the fastest and the slowest; asserts nothing. The directory is
+//! empty, so the cost of an index is not included.
 #![expect(clippy::unwrap_used, reason = "a measurement ends where it cannot go on")]
 
 use nkv_store::clock::{BootClock, Clock};
@@ -46,9 +46,9 @@ struct Process {
 /// How much of a put is done.
 #[derive(Clone, Copy, PartialEq)]
 enum Much {
-    /// Nothing of it: 4 KiB to where it would go, to compare with.
+    /// None: copies 4 KiB to where they would be written, for comparison.
     Copy,
-    /// Claimed and left: what the log adds to a put by plan's verbs.
+    /// Claimed and left: what the log adds to a put with a plan's verbs.
     Claim,
     /// Header, WRITING and READY as well.
     Header,
@@ -112,8 +112,8 @@ fn show(what: &str, mut per_op: Vec<f64>) {
     println!("{what:<52} {middle:>8.1}   ({first:.1} to {last:.1})");
 }
 
-/// Nanoseconds of one put, by so many threads at once, each on its own. The log begins anew with
-/// every round: nobody owns it.
+/// Nanoseconds of one put, by so many threads at once, each on its own. Each round starts with a
+/// new log: it has no owner.
 fn puts(process: &Process, much: Much, threads: u64) -> Vec<f64> {
     const PUTS: u64 = 50_000;
     let mut times = Vec::new();

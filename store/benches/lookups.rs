@@ -1,6 +1,6 @@
-//! What a batch of location lookups costs, hashing of 32-byte keys and validation of headers
-//! included: `cargo bench -p nkv-store --bench lookups`. A million live objects, whose payloads are
-//! never touched; keys in no order. Prints medians of nanoseconds a key; asserts nothing.
+//! The cost of a batch of location lookups, including hashing of 32-byte keys and validation of
+//! headers: `cargo bench -p nkv-store --bench lookups`. A million live objects, whose payloads are
+//! never touched; keys in random order. Prints medians of nanoseconds a key; asserts nothing.
 #![expect(clippy::unwrap_used, reason = "a measurement ends where it cannot go on")]
 
 use nkv_store::clock::{BootClock, Clock};

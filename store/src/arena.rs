@@ -1,20 +1,20 @@
-//! Places payloads in a segment's managed arena. Pure bookkeeping of whoever places (the master):
-//! it touches no memory of the segment and knows neither keys nor epochs.
+//! Allocates the payload extents of a segment's arena. Pure bookkeeping of the party that places
+//! payloads (the master): it touches no memory of the segment and uses neither keys nor epochs.
 //!
-//! Sizes are rounded up to the bins of the allocator (8 per power of two), so that a hole left by
-//! one object fits the next of its kind: 90 to 98% utilisation under random eviction, against 78%
+//! Sizes are rounded up to the bins of the allocator (8 per power of two), so that the range of
+//! one object fits a similar one later: 90 to 98% utilisation under random eviction, against 78%
 //! unrounded. The price is at most 1/8 of an object.
 //!
-//! What cannot be placed: an object whose rounded size exceeds the capacity takes the whole arena
-//! and needs it empty; and a hole serves only objects up to the bin below its own size (at most
-//! 1/8 smaller), so `largest_hole` reports that bin.
+//! Limits: an object whose rounded size exceeds the capacity takes the whole arena and needs it
+//! empty. A free range serves only objects up to the bin below its size (at most 1/8 smaller), so
+//! `largest_hole` reports that bin.
 
 use crate::error::StoreError;
 use crate::layout::{PAYLOAD_ALIGN, Region};
 use hashbrown::HashTable;
 use offset_allocator::{Allocation, Allocator};
 
-/// Where a payload lies: segment offset and length, both multiples of 4 KiB.
+/// Position of a payload: segment offset and length, both multiples of 4 KiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Extent {
     /// Segment offset of the first byte.
@@ -44,11 +44,11 @@ impl Extent {
 
 /// Most units an arena has; the allocator counts them in 32 bits.
 const MAX_UNITS: u64 = u32::MAX as u64 - 4096;
-/// Extents that a fresh arena has nodes for, 8 MiB of them. An arena whose extents outgrow its
-/// nodes gets twice as many: what a segment claims to hold costs nothing before it is used.
+/// Extents for which a new arena allocates nodes (8 MiB of nodes). An arena that needs more doubles
+/// its nodes, so memory grows with the extents in use and not with the size that a segment states.
 const FIRST_EXTENTS: u32 = 1 << 17;
-/// Allocator nodes beyond the two that each extent can need (itself and the hole behind it):
-/// the first hole, the reserve the allocator never hands out, and the fillers of a rebuild that
+/// Allocator nodes beyond the two that each extent can need (itself and the free range after it):
+/// the first free range, the reserve that is never allocated, and the fillers of a rebuild that
 /// an exact fit splits into bins.
 const SPARE_NODES: u32 = 64;
 
@@ -57,13 +57,13 @@ pub struct Arena {
     region: Region,
     units: u32,
     max_extents: u32,
-    /// Extents that there are nodes for now; at most `max_extents`.
+    /// Extents for which nodes are allocated now; at most `max_extents`.
     room: u32,
     used_units: u64,
-    /// One object larger than the largest bin below the capacity holds everything.
+    /// One object, larger than the largest bin below the capacity, takes the whole arena.
     whole: bool,
     allocator: Allocator,
-    /// Live allocations by their unit.
+    /// Live allocations, hashed by their first unit.
     taken: HashTable<Allocation>,
 }
 
@@ -78,16 +78,16 @@ impl std::fmt::Debug for Arena {
 }
 
 impl Arena {
-    /// An empty arena over a region (4 KiB aligned, as `Heap::open` checked it) that places at most
-    /// `max_extents` at a time. Takes 64 bytes per extent that it has room for: for the first
-    /// 131,072 at once, and for twice as many whenever that is not enough.
+    /// An empty arena over a region (4 KiB aligned, as `Heap::open` checked it) that holds at most
+    /// `max_extents` extents at a time. Takes 64 bytes of memory per extent it has nodes for:
+    /// 131,072 extents at first, doubled whenever they are used up.
     pub fn new(region: Region, max_extents: u32) -> Arena {
         Arena::with_room(region, max_extents, FIRST_EXTENTS)
     }
 
     fn with_room(region: Region, max_extents: u32, room: u32) -> Arena {
         let units = (region.len / PAYLOAD_ALIGN).min(MAX_UNITS) as u32;
-        // An extent has at least one unit, so more extents than units can never be.
+        // An extent has at least one unit, so there are never more extents than units.
         let max_extents = max_extents.min(units);
         let room = room.min(max_extents);
         let nodes = room.saturating_mul(2).min(units).saturating_add(SPARE_NODES);
@@ -109,8 +109,8 @@ impl Arena {
         bin_up(bytes.div_ceil(PAYLOAD_ALIGN).max(1)).saturating_mul(PAYLOAD_ALIGN)
     }
 
-    /// [`Arena::rounded`], but never more than an arena of `capacity` bytes where the object
-    /// itself fits: the length that its extent has.
+    /// [`Arena::rounded`], but at most `capacity` if the object itself fits in an arena of that
+    /// many bytes: the length of its extent.
     pub fn rounded_within(bytes: u64, capacity: u64) -> u64 {
         let rounded = Arena::rounded(bytes);
         if rounded > capacity && bytes <= capacity { capacity } else { rounded }
@@ -121,7 +121,7 @@ impl Arena {
         Arena::rounded_within(bytes, self.capacity())
     }
 
-    /// Places `bytes`. `ArenaFull` changes nothing and carries the largest hole.
+    /// Allocates an extent for `bytes`. `ArenaFull` changes nothing and has the largest size.
     pub fn alloc(&mut self, bytes: u64) -> Result<Extent, StoreError> {
         let asked = self.placed_bytes(bytes);
         let units = asked / PAYLOAD_ALIGN;
@@ -140,7 +140,7 @@ impl Arena {
         Ok(self.take(allocation))
     }
 
-    /// Gives an extent back. One that was not placed here, or has another length, is refused.
+    /// Frees an extent. Refuses an extent that was not allocated here or has another length.
     pub fn free(&mut self, extent: Extent) -> Result<(), StoreError> {
         if self.whole && extent == self.everything() {
             self.whole = false;
@@ -191,7 +191,7 @@ impl Arena {
         self.taken.len() as u32 + u32::from(self.whole)
     }
 
-    /// The largest object that can be placed now, in bytes: the bin below the largest hole, 0 if
+    /// The largest object that can be placed now, in bytes: that of the largest free range, 0 if
     /// there is none or no extent is left.
     pub fn largest_hole(&self) -> u64 {
         if self.whole || self.extents() >= self.max_extents {
@@ -203,8 +203,8 @@ impl Arena {
         u64::from(self.allocator.storage_report().largest_free_region) * PAYLOAD_ALIGN
     }
 
-    /// An arena in which exactly these extents are taken, as owners reported them. Refuses extents
-    /// that lie outside, overlap, or have a length that [`Arena::alloc`] never gives.
+    /// An arena in which exactly these extents are allocated, as owners reported them. Refuses
+    /// extents that lie outside, overlap, or have a length that [`Arena::alloc`] never returns.
     pub fn rebuild(
         region: Region,
         max_extents: u32,
@@ -252,8 +252,9 @@ impl Arena {
         Ok(())
     }
 
-    /// On a fresh allocator everything comes from the one hole at the end, so allocations follow
-    /// each other by address: what lies between the extents is filled, then the fillers are freed.
+    /// A fresh allocator serves all allocations from the one free range at the end, so they follow
+    /// each other by address. The space between the extents is therefore allocated as fillers,
+    /// which are freed at the end.
     fn place_in_order(&mut self, sorted: &[Extent]) -> Result<(), StoreError> {
         let mut fillers = Vec::new();
         let mut next = 0u32;

@@ -1,6 +1,6 @@
-//! A caller's buffer to put from and get into: private memory whose pages are there already, huge
-//! ones where the kernel gives them. A fresh heap allocation costs 9 to 34 times the copy in page
-//! faults, and its 4 KiB pages cost a tenth or more of a large copy in address translation.
+//! A caller's buffer for put and get: private memory that is already faulted in, in huge pages
+//! where the kernel provides them. In a fresh heap allocation page faults cost 9 to 34 times as
+//! much as the copy, and 4 KiB pages cost a tenth or more of a large copy in address translation.
 
 use crate::error::StoreError;
 use std::ops::{Deref, DerefMut};
@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 /// Size and alignment of a huge page on x86-64 and aarch64 with 4 KiB pages.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// `len` bytes, zero at first, page aligned, faulted in. Reuse it: making one is the slow part.
+/// `len` zeroed bytes, page aligned, faulted in. Reuse it: allocating one is the slow part.
 #[derive(Debug)]
 pub struct Buffer {
     map: NonNull<u8>,

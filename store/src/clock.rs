@@ -1,5 +1,6 @@
-//! The clock seam. Everything that waits or measures a term asks a [`Clock`], so that a simulation
-//! can own time. Real time is CLOCK_BOOTTIME: it counts suspension, as quarantine must [I8].
+//! The clock interface. Code that waits or measures a duration reads a [`Clock`], so that a
+//! simulation can control time. Real time is CLOCK_BOOTTIME: it counts suspension, as quarantine
+//! must [I8].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +27,7 @@ impl Clock for BootClock {
     }
 }
 
-/// A clock that stands still until told: for tests and models.
+/// A clock that advances only by [`ManualClock::advance_ms`]: for tests and models.
 #[derive(Debug, Clone, Default)]
 pub struct ManualClock(Arc<AtomicU64>);
 
@@ -40,5 +41,23 @@ impl ManualClock {
 impl Clock for ManualClock {
     fn now_ns(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn real_time_is_that_of_the_system_and_manual_time_only_what_it_was_moved_by() {
+        let uptime = std::fs::read_to_string("/proc/uptime").unwrap();
+        let uptime: f64 = uptime.split(' ').next().unwrap().parse().unwrap();
+        let (now, later) = (BootClock.now_ns(), BootClock.now_ns());
+        assert!(now <= later && now as f64 / 1e9 >= uptime - 0.02, "{now} {later} {uptime}");
+        assert!((now as f64 / 1e9) < uptime + 60.0, "{now} {uptime}");
+        let clock = ManualClock::default();
+        assert_eq!(clock.now_ns(), 0);
+        clock.advance_ms(1_999);
+        assert_eq!((clock.now_ns(), clock.now_ms()), (1_999_000_000, 1_999));
     }
 }

@@ -1,20 +1,20 @@
-//! The device log: payloads claimed by one fetch-and-add, without a message, and reclaimed in the
-//! order of their claims (docs/reference/log.md). [`LogPut`] is a producer's side, as verbs and
-//! decisions; [`OpenClaims`] answers for a process what it has open; [`DeviceLog`] is the owner's:
-//! it accepts what producers settled, evicts ahead of demand, and voids what a dead producer left,
-//! never without having asked everybody [I14]. It posts no verb, sends no message and reads no
-//! clock: answers and times come in as arguments.
+//! The device log: producers claim payload bytes with one fetch-and-add, without a message, and the
+//! owner reclaims them in the order of the claims (docs/reference/log.md). [`LogPut`] is the
+//! producer's side, as verbs and decisions. [`OpenClaims`] answers for a process which claims it
+//! has open. [`DeviceLog`] is the owner's side: it accepts what producers settled, retires objects
+//! ahead of demand, and voids what a dead producer left, but only after every producer has answered
+//! or is fenced [I14]. It posts no verb, sends no message and reads no clock: answers and times
+//! come in as arguments.
 //!
-//! All claims lie in one order, that of positions. For the owner it is
-//!
+//! Claims are ordered by position. The owner divides the positions so:
 //! ```text
 //! tail          retired_to          frontier         heap_limit        bump_ptr
-//!   | retired, held |  live, gaps between  |  not looked at  |  waiting in line |
+//!   | retired, held |  live, gaps between  |  not scanned    |  wait for room  |
 //! ```
 //!
-//! and every unit in [tail, frontier) belongs to exactly one known claim or one gap, whatever the
-//! headers say: a header that lies can make a hole, or waste its own bytes, but not two claims of
-//! one unit.
+//! Every unit in [tail, frontier) belongs to exactly one known claim or one gap, whatever the
+//! headers contain. A wrong header can make a hole or waste its own bytes, but it cannot put two
+//! claims on one unit.
 
 mod accept;
 mod claim;
@@ -45,48 +45,50 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// The spans that the log's rules wait for, in nanoseconds of the clock that the caller asks.
+/// The durations that the log's rules use, in nanoseconds of the caller's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogTimes {
-    /// Quarantine of what was live [I8].
+    /// Quarantine of objects that were live [I8].
     pub quarantine_ns: u64,
-    /// How old a hole is when everybody is asked about it. Longer than any producer waits in line:
-    /// who waits has a claim open, and no answer is complete before it gave that up.
+    /// Age at which a hole makes the owner ask every producer. It is longer than any producer waits
+    /// for room: a producer that waits has a claim open, and its answer is "not yet" until it
+    /// abandons that claim.
     pub claim_ttl_ns: u64,
 }
 
-/// Units that nobody is known to have settled.
+/// A range of units that are not known to be settled.
 #[derive(Debug, Clone, Copy)]
 struct Gap {
     start: u64,
     end: u64,
-    /// Since when its first unit is the first.
+    /// Time since which `start` is the first unit of the gap.
     since_ns: u64,
 }
 
-/// The log of one segment, as its owner knows it. Only the owner has one: it is the only writer of
-/// the log's owner words and of `heap_limit`.
+/// The log of one segment: the owner's state. Only the owner has one, as the only writer of the
+/// log's owner words and of `heap_limit`.
 #[derive(Debug)]
 pub struct DeviceLog {
     memory: Arc<dyn Memory>,
     geometry: LogGeometry,
     times: LogTimes,
     known: KnownClaims,
-    /// Everything below is free; a whole claim ends here.
+    /// Every position below is free; a claim ends exactly here.
     tail: u64,
-    /// What `heap_limit` says.
+    /// Value of the word `heap_limit`.
     limit: u64,
-    /// Nothing in [tail, here) is live.
+    /// Nothing in [tail, `retired_to`) is live.
     retired_to: u64,
-    /// Nothing from here on was looked at.
+    /// The owner has read no header from here on.
     frontier: u64,
-    /// Between tail and frontier, in order, apart.
+    /// Gaps between tail and frontier, in order; no two of them touch.
     gaps: Vec<Gap>,
-    /// Abandoned claims at or above the frontier: where, and bytes.
+    /// Abandoned claims at or above the frontier: position, bytes.
     ahead: BTreeMap<u64, u64>,
-    /// Whoever had a claim below has settled it, or writes no more: what is not settled is void.
+    /// Every claim below is settled or its producer is fenced: a unit below that is not settled is
+    /// void.
     clear_below: u64,
-    /// The hole check that runs.
+    /// Number of the hole check in progress.
     check: Option<u64>,
     quarantine: Quarantine,
     counts: LogCounts,
@@ -94,9 +96,9 @@ pub struct DeviceLog {
 }
 
 impl DeviceLog {
-    /// The log of a segment just formatted: makes all of it claimable. `BadSegment` if something
-    /// was claimed before. The log's headers are zero, not armed like managed ones: the owner word
-    /// of a claim is never LIVE before its owner has accepted it [I15].
+    /// The log of a segment just formatted, all of it claimable. `BadSegment` if something was
+    /// claimed before. The log's headers are zero, not armed like heap slots: the owner word of a
+    /// claim is never LIVE before the owner has accepted the claim [I15].
     pub fn fresh(
         memory: Arc<dyn Memory>,
         geometry: LogGeometry,
@@ -112,7 +114,7 @@ impl DeviceLog {
         Ok(DeviceLog::of(memory, geometry, times, 0))
     }
 
-    /// The table of a log of which nothing from `tail` on is known.
+    /// An empty table of a log of which nothing from `tail` on is known.
     fn of(memory: Arc<dyn Memory>, geometry: LogGeometry, times: LogTimes, tail: u64) -> DeviceLog {
         DeviceLog {
             memory,
@@ -133,7 +135,7 @@ impl DeviceLog {
         }
     }
 
-    /// Where the log lies.
+    /// Geometry of the log.
     pub fn geometry(&self) -> &LogGeometry {
         &self.geometry
     }
@@ -144,27 +146,27 @@ impl DeviceLog {
         Ok(bump - bump % self.geometry.unit())
     }
 
-    /// Bytes that may be claimed, of all time: what `heap_limit` says.
+    /// Position up to which claims may be written: the value of `heap_limit`. It never decreases.
     pub fn heap_limit(&self) -> u64 {
         self.limit
     }
 
-    /// Bytes passed by the tail, of all time.
+    /// Position of the tail, in bytes since the log was formatted.
     pub fn tail(&self) -> u64 {
         self.tail
     }
 
-    /// Positions from here on were not looked at: the next claim that is news begins here.
+    /// The first position of which the owner has read no header: the next new claim begins here.
     pub fn frontier(&self) -> u64 {
         self.frontier
     }
 
-    /// What became of the claims.
+    /// Counts of claims by outcome.
     pub fn counts(&self) -> LogCounts {
         self.counts
     }
 
-    /// What lies in the log now.
+    /// Claims and bytes that are in the log now.
     pub fn usage(&self) -> LogUsage {
         self.usage
     }
@@ -178,7 +180,7 @@ impl DeviceLog {
         Ok((gaps + beyond).saturating_sub(ahead))
     }
 
-    /// The object that the slot serves at that epoch, if it does.
+    /// The live object in that slot at that epoch, if there is one.
     pub fn object(&self, slot: u32, epoch: u32) -> Option<LogObject> {
         let x = self.geometry.position(slot, epoch).filter(|_| self.is_live(slot, epoch))?;
         Some(LogObject::of((slot, epoch), &self.header(x).ok()?))
@@ -190,7 +192,7 @@ impl DeviceLog {
         x.is_some_and(|x| matches!(self.known_at(x), Some((_, Kind::Live))))
     }
 
-    /// Every live object in the order of claims, as its header describes it. For a report after a
+    /// Every live object in the order of claims, as its header describes it. For the report to a
     /// new term; walks the whole log.
     pub fn live(&self) -> impl Iterator<Item = LogObject> + '_ {
         let mut x = self.tail;
@@ -233,7 +235,8 @@ impl DeviceLog {
 }
 
 impl LogGeometry {
-    /// The limit that goes with a tail: a lap further, but never past the last epoch [I3].
+    /// The limit that belongs to a tail: L bytes above it, but at most the end of the last epoch
+    /// [I3].
     fn limit(&self, tail: u64) -> u64 {
         tail.saturating_add(self.log_bytes()).min(self.end())
     }

@@ -1,4 +1,4 @@
-//! The one error type of this crate. Context says offsets, sizes and what to do next.
+//! The error type of this crate. Its texts state offsets and sizes, and what to do.
 
 /// What went wrong in a segment, with the numbers.
 #[derive(Debug, thiserror::Error)]
@@ -8,7 +8,7 @@ pub enum StoreError {
         "{what} at offset {offset} of {len} bytes is outside the segment of {segment_len} bytes"
     )]
     OutOfBounds {
-        /// The verb or structure.
+        /// Verb or structure.
         what: &'static str,
         /// Byte offset asked for.
         offset: u64,
@@ -42,13 +42,13 @@ pub enum StoreError {
     #[error("{0}")]
     InUse(String),
     /// No room for an object; nothing was changed.
-    #[error("no hole of {asked} bytes (free {free}, largest hole {largest_hole})")]
+    #[error("no free range of {asked} bytes (free {free}, largest range {largest_hole})")]
     ArenaFull {
         /// Bytes asked for, rounded up to the allocator's bin.
         asked: u64,
         /// Bytes free in all.
         free: u64,
-        /// Largest contiguous hole.
+        /// Largest free range.
         largest_hole: u64,
     },
     /// A transition that the object's life does not allow, e.g. a stale epoch [I11].
@@ -63,7 +63,7 @@ pub enum StoreError {
         /// What was refused, and why.
         refused: String,
     },
-    /// The operating system said no.
+    /// A system call failed.
     #[error("{call} on {path}: {source}")]
     Os {
         /// System call.
@@ -85,7 +85,7 @@ impl StoreError {
         Self::Os { call, path: path.into(), source: source.into() }
     }
 
-    /// A segment's name that is taken.
+    /// `SegmentInUse` for a segment name that exists.
     pub(crate) fn in_use(path: &std::path::Path) -> Self {
         Self::InUse(format!(
             "{} exists already: another node has this job, rank and incarnation",

@@ -1,26 +1,25 @@
-//! In which process something was made. A child made by fork has its parent's values, and of what
-//! they stand for outside the process only a share: the files, sockets and queue pairs are its
-//! parent's, its runtime has no threads, and segments are not mapped there (MADV_DONTFORK). So a
-//! handle says so instead of crashing, and no end of a value in a child touches anything outside
-//! it.
+//! Records in which process a value was made. A child made by fork has copies of its parent's
+//! values, but their files, sockets and queue pairs are shared with the parent, its runtime has no
+//! threads, and segments are not mapped there (MADV_DONTFORK). So a handle returns an error instead
+//! of crashing, and dropping a value in a child touches nothing outside the child.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a handle says in such a child.
-pub const MESSAGE: &str = "this process was forked from the one that made this nkv handle, whose \
-                           memory and connections it does not have: connect anew in the child, or \
-                           start it by exec (Python: multiprocessing's \"spawn\")";
+/// Error text of a handle used in a forked child.
+pub const MESSAGE: &str = "this process was forked from the one that created this nkv handle, and \
+                           has neither its memory nor its connections: connect again in the \
+                           child, or start it by exec (Python: multiprocessing's \"spawn\")";
 
-/// A word that is 0 in a child after its fork, and then this process's number; none before Linux
-/// 4.14.
+/// A word that the kernel clears in a forked child; after that it holds the child's number. None
+/// before Linux 4.14.
 static NUMBER: LazyLock<Option<&'static AtomicU64>> = LazyLock::new(wiped_on_fork);
-/// The last number that this process or one above it took: a child goes on from there.
+/// The last number that this process or an ancestor took: a child continues from it.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
-/// The process that made a value: this one, or one that this one was forked from.
+/// The process in which a value was made: this one, or an ancestor that forked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessMark(u64);
 
@@ -30,7 +29,7 @@ impl ProcessMark {
         Self(number())
     }
 
-    /// False in a child made by fork since. One load.
+    /// False in a child forked since. Costs one load.
     #[inline]
     pub fn is_here(self) -> bool {
         number() == self.0
@@ -43,8 +42,8 @@ impl Default for ProcessMark {
     }
 }
 
-/// A value whose end touches what its process shares with its children: dropped where it was made,
-/// and left alone in a child.
+/// A value whose drop affects what the process shares with its children: dropped in the process
+/// that made it, leaked in a child.
 #[derive(Debug, Default)]
 pub struct OwnProcessOnly<T> {
     value: ManuallyDrop<T>,
@@ -52,7 +51,7 @@ pub struct OwnProcessOnly<T> {
 }
 
 impl<T> OwnProcessOnly<T> {
-    /// Of this process.
+    /// A value made by this process.
     pub fn new(value: T) -> Self {
         Self { value: ManuallyDrop::new(value), made: ProcessMark::here() }
     }
@@ -94,7 +93,7 @@ fn number() -> u64 {
 
 #[cold]
 fn take_number(word: &AtomicU64) -> u64 {
-    // Above those of all processes that this one's values may come from.
+    // Above the numbers of all processes from which values in this one may come.
     let next = LAST.fetch_add(1, Ordering::Relaxed) + 1;
     match word.compare_exchange(0, next, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => next,
@@ -154,7 +153,7 @@ mod tests {
             let below = status_of_child(|| i32::from(made.is_here() || own.is_here()));
             i32::from(!known || below != 0)
         });
-        assert_eq!(status, 0, "the child took itself for its parent");
+        assert_eq!(status, 0, "the child has its parent's mark");
         assert!(made.is_here());
     }
 

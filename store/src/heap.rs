@@ -1,5 +1,5 @@
-//! Carves a segment into regions and says where each lies. Formatting writes the control block and
-//! arms every header slot; opening believes nothing it reads: another process wrote those bytes.
+//! Divides a segment into regions. Formatting writes the control block and arms every heap slot.
+//! Opening validates everything it reads, since another process wrote those bytes.
 
 use crate::device_log::LogGeometry;
 use crate::error::StoreError;
@@ -13,21 +13,22 @@ use crate::{index, object, pins};
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Most payload bytes, managed and log together: 8 TiB, so that every 4 KiB unit and every slot has
-/// a 31-bit number.
+/// Most payload bytes, arena and log together: 8 TiB, so that every 4 KiB unit and every slot has a
+/// 31-bit number.
 pub const MAX_ARENA_BYTES: u64 = 1 << 43;
 /// Most header slots: one per unit of payload.
 pub const MAX_SLOTS: u32 = (MAX_ARENA_BYTES / PAYLOAD_ALIGN) as u32;
-/// Fewest units of a device log: an object takes at most a quarter of it.
+/// Fewest units of a device log: its largest claim is a quarter of it.
 pub const MIN_LOG_UNITS: u64 = 4;
-/// Longest quarantine a segment may ask for.
+/// Longest quarantine that a segment may have.
 pub const MAX_QUARANTINE_MS: u32 = 60_000;
-/// An offset outside every segment, aligned, with room for a header before numbers end.
+/// An offset outside every segment, aligned, to which a header's length can be added without
+/// overflow.
 pub const NOWHERE: u64 = u64::MAX - 4095;
-/// Epoch at which every slot is armed first.
+/// The first epoch of every heap slot.
 pub const FIRST_EPOCH: u32 = 1;
 
-/// What a segment is made of. Sizes in bytes; headers, index and pins come on top of `arena_bytes`
+/// Configuration of a segment. Sizes in bytes; headers, index and pins are added to `arena_bytes`
 /// and `log_bytes`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeapConfig {
@@ -49,7 +50,7 @@ pub struct HeapConfig {
     pub water_hi: u32,
     /// Eviction ends below this percentage.
     pub water_lo: u32,
-    /// Who counts claims in the device log [I1].
+    /// Which device executes the atomic operations on claims in the device log [I1].
     pub atomic_domain: AtomicDomain,
 }
 
@@ -72,7 +73,7 @@ impl Default for HeapConfig {
 }
 
 impl HeapConfig {
-    /// Checks every field; the message says which setting to change to what.
+    /// Checks every field; the error names the setting to change and the values it can have.
     pub fn validate(&self) -> Result<(), StoreError> {
         let refuse = |text: String| Err(StoreError::InvalidConfig(text));
         if self.arena_bytes == 0 || self.arena_bytes > MAX_ARENA_BYTES {
@@ -122,7 +123,7 @@ impl HeapConfig {
         arena.offset + arena.len
     }
 
-    /// One behind the other, each on its own pages; what is absent has length 0.
+    /// The regions in order, each on its own memory pages; an absent one has length 0.
     fn regions(&self) -> [Region; REGIONS] {
         let slots = u64::from(self.slots());
         let mut regions = [Region::default(); REGIONS];
@@ -142,14 +143,14 @@ impl HeapConfig {
     }
 }
 
-/// Where things lie in a segment, checked. Offsets and lengths in bytes.
+/// Positions of the regions in a segment, checked. Offsets and lengths in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     /// Length of the segment.
     pub segment_bytes: u64,
     /// Header slots.
     pub slots: u32,
-    /// The first so many of them are the device log's, the rest the managed arena's.
+    /// The first `log_slots` slots are the device log's, the rest the arena's.
     pub log_slots: u32,
     /// Offset of slot 0.
     pub header_base: u64,
@@ -159,7 +160,7 @@ pub struct Geometry {
     pub pins: Region,
     /// Payloads of the device log; length 0 if there is none.
     pub log: Region,
-    /// Managed payloads.
+    /// Payloads of the arena.
     pub arena: Region,
     /// Quarantine in milliseconds [I8].
     pub quarantine_ms: u32,
@@ -175,14 +176,14 @@ pub struct Geometry {
     pub water_hi: u32,
     /// Eviction ends below this percentage.
     pub water_lo: u32,
-    /// Who counts claims in the device log [I1].
+    /// Which device executes the atomic operations on claims in the device log [I1].
     pub atomic_domain: AtomicDomain,
 }
 
 impl Geometry {
-    /// Every number that anybody computes an address or an amount of memory from, as a control
+    /// Checks every number from which an address or an amount of memory is computed, as a control
     /// block or another process states them: sizes are possible, and all regions lie inside the
-    /// segment and apart. Whoever did not carve the segment calls it before anything else.
+    /// segment and do not overlap. A caller that did not lay out the segment must call it first.
     pub fn check(&self) -> Result<(), StoreError> {
         let mut regions = [Region::default(); REGIONS];
         let headers =
@@ -198,7 +199,7 @@ impl Geometry {
             regions[kind as usize] = region;
         }
         check_regions(&regions, self.segment_bytes)?;
-        // Neither sum overflows: both lie inside the segment, and apart.
+        // Neither sum overflows: both lie inside the segment and do not overlap.
         let payloads = self.arena.len + self.log.len;
         if self.arena.len == 0 || payloads > MAX_ARENA_BYTES {
             return Err(bad(format!(
@@ -246,7 +247,7 @@ impl Geometry {
     /// The device log, if there is one.
     pub fn device_log(&self) -> Option<LogGeometry> {
         let log = self.log;
-        // Checked when the segment was opened: it can only be absent.
+        // Checked when the segment was opened, so an error means an absent log.
         LogGeometry::new(log.offset, log.len, PAYLOAD_ALIGN, self.header_base).ok()
     }
 
@@ -255,7 +256,7 @@ impl Geometry {
         self.log_slots..self.slots
     }
 
-    /// Where payloads may lie: the log and, behind it, the arena.
+    /// Region of all payloads: the log, followed by the arena.
     pub fn payloads(&self) -> Region {
         if self.log.len == 0 {
             return self.arena;
@@ -272,7 +273,7 @@ impl Geometry {
     }
 }
 
-/// A formatted segment: its memory and where things lie in it. Cheap to clone.
+/// A formatted segment: its memory and its geometry. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Heap {
     memory: Arc<dyn Memory>,
@@ -280,9 +281,9 @@ pub struct Heap {
 }
 
 impl Heap {
-    /// Writes the control block and arms every managed slot at epoch 1 (those of the log begin at
-    /// epoch 0, which no claim has); the magic comes last, so that a segment half formatted is
-    /// never opened. The memory must be at least `segment_bytes()` long.
+    /// Writes the control block and arms every heap slot at epoch 1 (log slots begin at epoch 0,
+    /// which no claim has). Writes the magic last, so that a segment that is only partly formatted
+    /// is never opened. The memory must have at least `segment_bytes()` bytes.
     pub fn format(memory: Arc<dyn Memory>, config: &HeapConfig) -> Result<Heap, StoreError> {
         config.validate()?;
         let (ctl, ext) = control_block(config);
@@ -305,7 +306,7 @@ impl Heap {
         Heap::open(memory)
     }
 
-    /// Reads and checks the control block; anything that does not fit is `BadSegment`.
+    /// Reads and checks the control block; any inconsistency is `BadSegment`.
     pub fn open(memory: Arc<dyn Memory>) -> Result<Heap, StoreError> {
         if memory.len() < CTL_BYTES {
             return Err(bad(format!("{} bytes are too few for a control block", memory.len())));
@@ -343,7 +344,7 @@ fn control_block(config: &HeapConfig) -> (HeapCtl, HeapExt) {
     let regions = config.regions();
     let ctl = HeapCtl {
         heap_base: regions[RegionKind::Arena as usize].offset,
-        // All of the log may be claimed; nothing is.
+        // The whole log is claimable, and nothing is claimed.
         heap_limit: regions[RegionKind::Log as usize].len,
         hdr_base: regions[RegionKind::Headers as usize].offset,
         hdr_count: config.slots(),
@@ -370,11 +371,11 @@ fn control_block(config: &HeapConfig) -> (HeapCtl, HeapExt) {
     (ctl, ext)
 }
 
-/// Every field that anybody computes an address from, against the bytes that exist.
+/// Checks every field from which an address is computed against the length of the memory.
 fn check(ctl: &HeapCtl, ext: &HeapExt, memory_len: u64) -> Result<Geometry, StoreError> {
     if ext.layout_version != LAYOUT_VERSION {
         return Err(bad(format!(
-            "its layout has version {}, this program knows {LAYOUT_VERSION}: use the same build on \
+            "its layout has version {}, this program {LAYOUT_VERSION}: use the same build on \
              every rank",
             ext.layout_version
         )));
@@ -441,7 +442,7 @@ fn check_regions(regions: &[Region; REGIONS], segment_bytes: u64) -> Result<(), 
         }
         for (j, s) in regions.iter().enumerate().take(i) {
             let empty = r.len == 0 || s.len == 0;
-            // The sum cannot overflow: `s` was found inside the segment before `r` was looked at.
+            // The sum cannot overflow: `s` was found inside the segment before `r` is checked.
             if !empty && r.offset < s.offset + s.len && s.offset < r.offset + r.len {
                 return Err(bad(format!("regions {j} and {i} overlap")));
             }

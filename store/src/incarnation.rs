@@ -1,9 +1,9 @@
-//! Random identities: who a rank is between one start and the next [I3] [I17], and which host it is
-//! on.
+//! Random identities: the incarnation of a rank between one start and the next [I3] [I17], and the
+//! boot id of a host.
 
 use crate::random::{OsRandom, Random};
 
-/// A random number of the kernel's that is never 0.
+/// A random number from the kernel that is never 0.
 pub fn random_u64() -> u64 {
     OsRandom.u64()
 }
@@ -13,8 +13,8 @@ pub fn new_incarnation() -> u64 {
     random_u64()
 }
 
-/// First 8 bytes of the kernel's boot id: two processes with the same one share a running kernel,
-/// and with it CLOCK_BOOTTIME and shared memory. 0 where the kernel does not tell.
+/// First 8 bytes of the kernel's boot id. Two processes with the same one run on the same kernel,
+/// and share CLOCK_BOOTTIME and shared memory. 0 if the kernel does not provide it.
 pub fn boot_id() -> u64 {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .ok()

@@ -1,7 +1,7 @@
-//! The one-sided index of a segment: 64-byte buckets of 8 entries, written by the owner alone, read
-//! by anyone who reaches the memory. An entry is a hint that leads to a header, and the header
-//! decides [I2]: so entries are stored and cleared one word at a time, with no lock, and a miss is
-//! never an answer, only "ask further".
+//! The one-sided index of a segment: 64-byte buckets of 8 entries, written by the owner alone and
+//! read by any process that can access the memory. An entry is a hint to a header, and the header
+//! decides [I2]. So entries are stored and cleared one word at a time, without a lock, and a miss
+//! means only "not found here", never "does not exist".
 
 use crate::heap::Heap;
 use crate::key::KeyId;
@@ -35,7 +35,7 @@ pub fn region_bytes(slots: u64) -> u64 {
     buckets.next_power_of_two().max(MIN_BUCKETS) * BUCKET_BYTES
 }
 
-/// Whether a region found in a control block can be an index, or none.
+/// Whether a region of a control block has a valid length for an index, or is absent.
 pub(crate) fn fits(region: &Region) -> bool {
     let buckets = region.len / BUCKET_BYTES;
     region.len == 0 || (buckets >= MIN_BUCKETS && buckets.is_power_of_two())
@@ -49,7 +49,7 @@ pub fn buckets_of(index: &Region, key: KeyId) -> Option<[u64; 2]> {
     Some([home, home ^ 1].map(|bucket| index.offset + bucket * BUCKET_BYTES))
 }
 
-/// What an entry says: look at this slot, if the low bits of its epoch are these.
+/// Content of an entry: a slot, and the low bits of its epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// Header slot.
@@ -58,7 +58,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// What a word of a bucket says to one who looks for this key.
+    /// Decodes a word of a bucket; None unless its tag is that of this key.
     #[inline]
     pub fn of_word(word: u64, key: KeyId) -> Option<Entry> {
         let hit = word & !(EPOCH_MASK << EPOCH_SHIFT | u64::from(u32::MAX)) == USED | tag(key);
@@ -66,7 +66,7 @@ impl Entry {
         hit.then_some(Entry { slot: word as u32, epoch_low })
     }
 
-    /// True if the entry may be about this epoch.
+    /// True if the entry may belong to this epoch.
     #[inline]
     pub fn is_about(&self, epoch: u32) -> bool {
         u64::from(epoch) & EPOCH_MASK == self.epoch_low
@@ -75,7 +75,7 @@ impl Entry {
 
 #[inline]
 fn tag(key: KeyId) -> u64 {
-    // Of the check, not of the hash: the hash chose the bucket.
+    // Taken from the check, not from the hash, which has already selected the bucket.
     (key.check & TAG_MASK) << TAG_SHIFT
 }
 
@@ -83,34 +83,34 @@ fn word_of(key: KeyId, slot: u32, epoch: u32) -> u64 {
     USED | tag(key) | (u64::from(epoch) & EPOCH_MASK) << EPOCH_SHIFT | u64::from(slot)
 }
 
-/// What one bucket says to one who looks for this key, in the order of its entries; nothing of one
-/// that lies outside the segment. Whoever stops early has read no further.
+/// The entries of one bucket that may be of this key, in order; none for a bucket outside the
+/// segment. Lazy: words after the last entry taken are not read.
 #[inline]
 pub fn probe<W: Words + ?Sized>(words: &W, bucket: u64, key: KeyId) -> impl Iterator<Item = Entry> {
     let entry = move |at| Entry::of_word(words::load(words, at).ok()?, key);
     words_of(bucket).filter_map(entry)
 }
 
-/// What did not fit into a pair of buckets.
+/// Entries that did not fit into their pair of buckets.
 type Overflow = HashMap<u64, Vec<(KeyId, u32, u32)>>;
 
-/// The index as its owner writes it. Bounded by the slots of the segment: a slot has one entry.
+/// The owner's side of the index. Bounded by the slots of the segment: a slot has one entry.
 #[derive(Debug)]
 pub struct Index {
     memory: Arc<dyn Memory>,
     region: Region,
-    /// By the offset of the first bucket of the pair. Nobody but the owner finds these.
+    /// By the offset of the first bucket of the pair. Only the owner finds these.
     overflow: Overflow,
     overflowed: u64,
 }
 
 impl Index {
-    /// The index of a segment, with nothing in it.
+    /// The index of a segment, emptied.
     pub fn empty(heap: &Heap) -> Index {
         let (memory, region) = (heap.memory().clone(), heap.geometry().index);
         let index = Index { memory, region, overflow: Overflow::default(), overflowed: 0 };
         for at in (region.offset..region.offset + region.len).step_by(8) {
-            // Pages that were never written are left alone.
+            // Does not write to pages that were never written.
             if index.load(at) != 0 {
                 index.store(at, 0);
             }
@@ -118,8 +118,8 @@ impl Index {
         index
     }
 
-    /// Leads readers of `key` to a slot, whose header says READY and LIVE by now. The same entry
-    /// twice is one.
+    /// Adds an entry from `key` to a slot, whose header must be READY and LIVE by now. Adding the
+    /// same entry twice has no further effect.
     pub fn insert(&mut self, key: KeyId, slot: u32, epoch: u32) {
         let Some(buckets) = buckets_of(&self.region, key) else { return };
         let (entry, words) = (word_of(key, slot, epoch), buckets.map(|at| self.bucket(at)));
@@ -136,14 +136,14 @@ impl Index {
         }
     }
 
-    /// Leads nobody there any more; nothing if nobody was.
+    /// Removes the entry; does nothing if there is none.
     pub fn remove(&mut self, key: KeyId, slot: u32, epoch: u32) {
         let Some(buckets) = buckets_of(&self.region, key) else { return };
         let words = buckets.map(|at| self.bucket(at));
         let Some(place) = place_of(&buckets, &words, word_of(key, slot, epoch)) else {
             return self.forget_beside(pair(&buckets), (key, slot, epoch));
         };
-        // One that had no place takes this one.
+        // An overflowed entry takes the free place.
         let next = self.overflow.get(&pair(&buckets)).and_then(|beside| beside.last().copied());
         self.store(place, next.map_or(0, |(key, slot, epoch)| word_of(key, slot, epoch)));
         if let Some(next) = next {
@@ -151,8 +151,8 @@ impl Index {
         }
     }
 
-    /// The slot of a key, by the owner's own knowledge: `is` looks at its header. Unlike a reader's
-    /// miss, None is certain.
+    /// The slot of a key, for the owner: `is` checks the header of a candidate. Unlike a reader's
+    /// miss, None is exact.
     pub fn find(&self, key: KeyId, mut is: impl FnMut(u32) -> bool) -> Option<u32> {
         let buckets = buckets_of(&self.region, key)?;
         for word in buckets.into_iter().flat_map(|at| self.bucket(at)) {
@@ -168,24 +168,25 @@ impl Index {
         beside.filter(|(k, ..)| *k == key).map(|(_, slot, _)| *slot).find(|slot| is(*slot))
     }
 
-    /// Entries that found no place and that no reader finds.
+    /// Entries that did not fit into their buckets, which no reader finds.
     pub fn overflowed(&self) -> u64 {
         self.overflowed
     }
 
-    /// Begins to fetch what is looked at when a key of this hash is found, inserted or removed.
+    /// Prefetches what will be read when a key of this hash is found, inserted or removed.
     pub fn prefetch(&self, hash: u64) {
         if let Some([home, beside]) = buckets_of(&self.region, KeyId { hash, check: 0 }) {
             Words::prefetch(&*self.memory, home.min(beside), 2 * BUCKET_BYTES);
         }
     }
 
-    // Memory that cannot be reached (a device lost) leads nowhere; its headers say so to everyone.
+    // Memory that cannot be reached (a device lost) yields no entry; its headers fail for every
+    // reader too.
     fn load(&self, at: u64) -> u64 {
         self.memory.load(at).unwrap_or(0)
     }
 
-    /// A bucket's words, by one call to the memory.
+    /// A bucket's words, read by one call to the memory.
     fn bucket(&self, at: u64) -> [u64; ENTRIES] {
         let mut words = [0; ENTRIES];
         let read = self.memory.read(at, words.as_mut_bytes());
@@ -194,7 +195,7 @@ impl Index {
 
     fn store(&self, at: u64, word: u64) {
         if let Err(error) = self.memory.store(at, word) {
-            tracing::error!(%error, "an index that cannot be written");
+            tracing::error!(%error, "cannot write the index");
         }
     }
 
@@ -209,7 +210,7 @@ impl Index {
     }
 }
 
-/// Where a word lies in a pair of buckets, whose words these are.
+/// Offset of the word that equals `wanted` in a pair of buckets with these contents.
 fn place_of(buckets: &[u64; 2], words: &[[u64; ENTRIES]; 2], wanted: u64) -> Option<u64> {
     let places = buckets.iter().flat_map(|bucket| words_of(*bucket));
     places.zip(words.iter().flatten()).find(|(_, word)| **word == wanted).map(|(at, _)| at)

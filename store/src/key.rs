@@ -1,7 +1,7 @@
-//! Keys and their 128-bit identity [I16]: xxh64 (the source document's `key_hash`), which everybody
-//! can compute and which routes, and beside it SipHash-2-4 under a key of the job. Two keys with
-//! one xxh64 are made at will; whoever does not know the job's key cannot make two with one
-//! identity. The master compares the key strings as well.
+//! Keys and their 128-bit identity [I16]: xxh64 (a header's `key_hash`), which anyone
+//! can compute and which selects the rank, and SipHash-2-4 under a key of the job. Two keys with
+//! the same xxh64 are easy to construct; without the job's key nobody can construct two keys with
+//! the same identity. The master compares the key strings as well.
 
 use crate::error::StoreError;
 use siphasher::sip::SipHasher24;
@@ -18,8 +18,8 @@ pub struct KeyId {
     pub check: u64,
 }
 
-/// xxh64 of a key, seed 0: the half of its identity that is the same in every job, and names the
-/// rank that a put goes to.
+/// xxh64 of a key, seed 0: the half of its identity that is the same in every job, and selects the
+/// hashed rank of a put.
 #[inline]
 pub fn key_hash(key: &[u8]) -> u64 {
     xxhash_rust::xxh64::xxh64(key, 0)
@@ -28,18 +28,18 @@ pub fn key_hash(key: &[u8]) -> u64 {
 /// Bytes of the key of a [`KeyHasher`].
 pub const HASHER_KEY_BYTES: usize = 16;
 
-/// Makes the identities of one job's keys. All members of a job have the same one; several jobs in
-/// one process have one each.
+/// Computes the identities of one job's keys. All members of a job use the same hasher key; several
+/// jobs in one process have one each.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct KeyHasher {
     key: [u8; HASHER_KEY_BYTES],
 }
 
 impl KeyHasher {
-    /// Hashed for [`Self::fingerprint`].
+    /// Input of [`Self::fingerprint`].
     const LABEL: &[u8] = b"nkv: fingerprint of the key that hashes keys";
 
-    /// Under this key, which only the job's members may know.
+    /// A hasher with this key, which only the job's members may know.
     pub const fn new(key: [u8; HASHER_KEY_BYTES]) -> Self {
         Self { key }
     }
@@ -56,19 +56,19 @@ impl KeyHasher {
         SipHasher24::new_with_key(&self.key).hash(key)
     }
 
-    /// Equal where the keys are. Who sees it can try guesses of a secret that is no random one, as
-    /// who sees a handshake can.
+    /// Equal if the hasher keys are equal. An observer can test guesses of a job secret against it,
+    /// as against a handshake: use a random secret.
     pub fn fingerprint(&self) -> u64 {
         self.check(Self::LABEL)
     }
 
-    /// The key itself, for a member that must be told it.
+    /// The hasher key itself, to be sent to a new member.
     pub fn key(&self) -> [u8; HASHER_KEY_BYTES] {
         self.key
     }
 }
 
-/// Of the tests in this crate.
+/// A hasher for the tests of this crate.
 #[cfg(test)]
 pub(crate) const KEYS: KeyHasher = KeyHasher::new([7; HASHER_KEY_BYTES]);
 
@@ -84,7 +84,7 @@ impl std::fmt::Debug for KeyId {
     }
 }
 
-/// A key: 1 to 1,024 bytes of anything, shared cheaply.
+/// A key: 1 to 1,024 arbitrary bytes. Clones share the bytes.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(std::sync::Arc<[u8]>);
 
@@ -95,7 +95,7 @@ impl Key {
         Ok(Self(bytes.into()))
     }
 
-    /// `BadKey` if these bytes are no key.
+    /// `BadKey` unless the length is 1 to [`MAX_KEY_BYTES`].
     pub fn check(bytes: &[u8]) -> Result<(), StoreError> {
         match bytes.len() {
             1..=MAX_KEY_BYTES => Ok(()),

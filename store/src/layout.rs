@@ -1,6 +1,6 @@
-//! The single list of structures that lie in shared, device or remote memory, with their offsets
-//! checked at compile time. All integers are little-endian words of the host (x86-64 and aarch64).
-//! Source: core document section 5, extended as docs/PROTOCOL.md section 1 says.
+//! All structures that lie in shared, device or remote memory, with their offsets checked at
+//! compile time. All integers are little-endian words of the host (x86-64 and aarch64).
+//! docs/PROTOCOL.md, section 1, shows which process writes which field.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -15,16 +15,16 @@ pub const HEADER_BYTES: u64 = 64;
 /// Unit of payload placement: every extent starts and ends on it.
 pub const PAYLOAD_ALIGN: u64 = 4096;
 
-/// The owner-side control block of the source document (144 bytes at offset 0).
+/// The control block (144 bytes at offset 0).
 /// `bump_ptr` and `heap_limit` are monotonic byte counts of the device log [I13].
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct HeapCtl {
     /// Offset of the first payload byte.
     pub heap_base: u64,
-    /// Device log: bytes that may be claimed, monotonic.
+    /// Device log: position up to which claims may be written, monotonic.
     pub heap_limit: u64,
-    /// Device log: bytes claimed, monotonic; the only word with several modifiers [I1].
+    /// Device log: bytes claimed, monotonic; the only word with several writers [I1].
     pub bump_ptr: u64,
     /// Offset of the header arena.
     pub hdr_base: u64,
@@ -32,7 +32,7 @@ pub struct HeapCtl {
     pub hdr_count: u32,
     /// Statistics, owner only.
     pub hdr_head: u32,
-    /// Reserved by the source document.
+    /// Unused.
     pub free_head: [u64; 8],
     /// Offset of the announce ring, 0 if none.
     pub ann_base: u64,
@@ -48,7 +48,7 @@ pub struct HeapCtl {
     pub water_hi: u32,
     /// Eviction ends below this percentage.
     pub water_lo: u32,
-    /// The source document's own tail.
+    /// Unused.
     pub _pad: [u32; 2],
 }
 
@@ -68,9 +68,9 @@ pub struct HeapExt {
     pub incarnation: u64,
     /// First 8 bytes of the kernel's boot id.
     pub boot_id: u64,
-    /// Master term the owner obeys: number.
+    /// Room for the number of the term that the owner obeys; nkv writes 0.
     pub term_number: u64,
-    /// Master term the owner obeys: random master id.
+    /// Room for that term's random id; nkv writes 0.
     pub term_master: u64,
     /// Quarantine in milliseconds [I8], fixed per incarnation.
     pub quarantine_ms: u32,
@@ -86,15 +86,15 @@ pub struct HeapExt {
     pub regions: [Region; REGIONS],
 }
 
-/// Who alone makes the atomic changes of words that several parties modify, in all of a segment
-/// [I1]. 2 is kept for a GPU.
+/// Which device executes all atomic operations on words with several writers, in a whole segment
+/// [I1]. 2 is reserved for a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum AtomicDomain {
-    /// Processors: of processes that map the segment, and the tcp agent for others.
+    /// Processors: those of processes that map the segment, and the tcp agent on behalf of others.
     #[default]
     Cpu = 0,
-    /// One RDMA device of the owner's host, for its own processes as well.
+    /// One RDMA device of the owner's host, also for the host's own processes.
     Nic = 1,
 }
 
@@ -197,8 +197,8 @@ pub struct ObjHeader {
 
 /// Offset of `key_check` in a header.
 pub const KEY_CHECK_OFF: u64 = 32;
-/// Bytes at the start of a header that the producer writes in one go. Right behind them lies the
-/// publish word, so that both may travel together.
+/// Bytes at the start of a header that the producer writes with one write. The publish word follows
+/// directly, so that both can be sent together.
 pub const PRODUCER_FIELDS: u64 = 40;
 /// Offset of the publish word in a header.
 pub const PUBLISH_OFF: u64 = 40;
@@ -207,7 +207,7 @@ pub const LAST_ACCESS_OFF: u64 = 48;
 /// Offset of the owner word in a header.
 pub const OWNER_OFF: u64 = 56;
 
-/// The source document's announce record, with the check and sequence of ours (64 bytes).
+/// A record of the announce ring (64 bytes), for which the layout keeps room; nkv uses none.
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Announce {
@@ -237,11 +237,11 @@ pub struct Announce {
 pub mod state {
     /// Armed by the owner, nothing written yet.
     pub const RESERVED: u32 = 0;
-    /// A producer writes.
+    /// A producer is writing.
     pub const WRITING: u32 = 1;
-    /// Published.
+    /// Published: header and payload are complete.
     pub const READY: u32 = 2;
-    /// A producer's own abort or skip.
+    /// Aborted or skipped by the producer.
     pub const DEAD: u32 = 3;
 }
 

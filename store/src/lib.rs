@@ -1,17 +1,17 @@
-//! nkv-store: what lies in memory and on disk, and who may change it.
+//! nkv-store: the layout of memory, and the rules for changing it.
 //!
 //! - [`layout`] is the single list of structures that lie in shared, device or remote memory.
-//! - [`memory`] is the one trait behind which every kind of memory lies; [`shm`] is its host kind.
-//! - [`words`] chooses the memory orders of every access to it; [`op`] is such an access as a
-//!   value, [`stripes`] says into how many threads' parts a large one is cut.
-//! - [`heap`] carves a segment into regions, [`arena`] places payloads in it.
-//! - [`object`] is the one place that knows an object's life.
-//! - [`index`] leads readers to headers, [`reader`] is such a reader on this host, [`pins`] keep
-//!   what is looked at in place.
-//! - [`evict`] picks victims. [`log_lines`] bounds what others can make a process log. [`std_fds`]
-//!   tells which standard streams were closed.
+//! - [`memory`] is the trait of every kind of memory; [`shm`] implements it for host shared memory.
+//! - [`words`] chooses the memory order of every access to it; [`op`] is such an access as a
+//!   value, [`stripes`] computes into how many parts, each for one thread, a large one is cut.
+//! - [`heap`] divides a segment into regions, [`arena`] allocates payload extents in it.
+//! - [`object`] is the one module that implements an object's life cycle.
+//! - [`index`] maps keys to headers for readers, [`reader`] is a reader on this host, [`pins`] keep
+//!   the bytes of views in place.
+//! - [`evict`] picks victims. [`log_lines`] limits how much others can make a process log.
+//!   [`std_fds`] reports which standard streams were closed at the start.
 //!
-//! This crate knows no network and no actor.
+//! This crate contains no networking and no actors.
 #![expect(unsafe_code, reason = "shared memory is mapped and accessed by raw pointers here")]
 
 pub mod arena;

@@ -1,14 +1,14 @@
-//! How many lines of the log one matter gets that others can repeat at will: some a second, and
-//! beyond that a number, so that somebody who repeats it all day fills no disk.
+//! Limits the log lines about one event that others can repeat at will: at most [`LINES`] per
+//! window, then only a count, so that repeating it cannot fill the disk.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Lines per window; what is beyond is logged as a number.
+/// Lines per window; further ones are only counted.
 pub const LINES: u64 = 8;
-/// A window, in milliseconds.
+/// Length of a window in milliseconds.
 const WINDOW_MS: u64 = 1_000;
 
-/// See the file's first paragraph.
+/// A rate limiter for one kind of log line.
 #[derive(Debug, Default)]
 pub struct LogLines(Mutex<Window>);
 
@@ -20,10 +20,10 @@ struct Window {
 }
 
 impl LogLines {
-    /// None with every line taken. Else the next one is to be written, and says that so many before
-    /// it were not.
+    /// None if all lines of this window are used. Else the next line may be written, and the number
+    /// is how many were suppressed before it.
     pub fn next(&self, now_ms: u64) -> Option<u64> {
-        // Numbers alone: whole also after a panic.
+        // Holds only numbers, so the content is valid also after a panic.
         let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if now_ms.saturating_sub(window.since_ms) >= WINDOW_MS {
             *window = Window { since_ms: now_ms, lines: 0, unsaid: window.unsaid };

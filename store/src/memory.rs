@@ -1,6 +1,6 @@
-//! The trait behind which every kind of memory lies (host shared memory here, VRAM in nkv-gpu).
-//! Bytes are copied through raw pointers, never borrowed as slices: another process may write them
-//! at any moment, and only the header protocol [I7] says whether a copy may be believed.
+//! The trait of every kind of memory (host shared memory here, VRAM in nkv-gpu). Bytes are copied
+//! through raw pointers, never borrowed as slices: another process may write them at any moment,
+//! and only the header protocol [I7] decides whether a copy is valid.
 
 use crate::error::StoreError;
 use crate::words::{self, Words};
@@ -12,20 +12,20 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 /// How another process reaches this memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Export {
-    /// Only this process has it.
+    /// Only this process can access it.
     Private,
-    /// A segment with a name under /dev/shm, which others of this user may map.
+    /// A segment with a name under /dev/shm, which other processes of this user can map.
     Shm {
         /// Its name below /dev/shm.
         name: String,
     },
-    /// Memory of a device, such as VRAM, as a dma-buf, which other devices may be let into.
+    /// Memory of a device, such as VRAM, as a dma-buf, which other devices can be given access to.
     DmaBuf {
-        /// The dma-buf's descriptor; open while the memory lives.
+        /// The dma-buf's descriptor; open as long as the memory exists.
         fd: RawFd,
-        /// Where in it the memory begins, a multiple of the host's page.
+        /// Offset in the dma-buf at which the memory begins, a multiple of the host's memory page.
         offset: u64,
-        /// Where the memory lies for its own device: what its driver calls a pointer.
+        /// Address of the memory for its own device: a device pointer of its driver.
         address: u64,
     },
 }
@@ -36,26 +36,26 @@ pub enum Export {
 pub trait Memory: Send + Sync + std::fmt::Debug {
     /// Length in bytes.
     fn len(&self) -> u64;
-    /// How others reach it.
+    /// How other processes reach it.
     fn export(&self) -> Export;
-    /// The first byte, where the host's CPU may touch it. Valid for `len()` bytes while `self`
-    /// lives.
+    /// The first byte, if the host's CPU can access the memory. Valid for `len()` bytes while
+    /// `self` lives.
     fn host_base(&self) -> Option<NonNull<u8>>;
     /// Copies `dst.len()` bytes out of the memory. Nothing read afterwards is older than what the
     /// writers of these bytes had written before them [I7].
     fn read(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError>;
     /// Copies `src` into the memory: not seen before a word stored earlier, and seen whole by
-    /// whoever sees a word stored later [I4].
+    /// a reader that sees a word stored later [I4].
     fn write(&self, offset: u64, src: &[u8]) -> Result<(), StoreError>;
     /// Loads a word with acquire order.
     fn load(&self, offset: u64) -> Result<u64, StoreError>;
     /// Stores a word with release order.
     fn store(&self, offset: u64, value: u64) -> Result<(), StoreError>;
-    /// Compare-and-swap (acquire-release); returns the word found. Done iff it equals `expect`.
+    /// Compare-and-swap (acquire-release); returns the word found. Swapped iff it equals `expect`.
     fn compare_swap(&self, offset: u64, expect: u64, new: u64) -> Result<u64, StoreError>;
     /// Fetch-and-add (acquire-release); returns the word before.
     fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, StoreError>;
-    /// A full fence: everything before it has happened before anything after it.
+    /// A full fence: every access before it is complete before any access after it.
     fn flush(&self) {
         fence(Ordering::SeqCst);
     }
@@ -65,8 +65,8 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
     }
 }
 
-/// Words behind a trait object: each access in the order that the memory itself has, which is the
-/// one that `words` asks for or a stronger one.
+/// Words behind a trait object: each access has the order of the memory's own method, which is the
+/// order that `words` asks for or a stronger one.
 impl Words for dyn Memory + '_ {
     fn check(&self, what: &'static str, offset: u64, len: u64) -> Result<(), StoreError> {
         if offset.checked_add(len).is_some_and(|end| end <= self.len()) {
@@ -111,7 +111,7 @@ impl Words for dyn Memory + '_ {
     }
 }
 
-/// The verbs over host memory that some mapping keeps alive.
+/// Word and byte access to a range of host memory that a mapping keeps alive.
 #[derive(Debug, Clone, Copy)]
 pub struct HostRegion {
     base: NonNull<u8>,
@@ -147,10 +147,10 @@ impl HostRegion {
         self.len == 0
     }
 
-    /// The address of `len` bytes at `offset`; good as long as the region is.
+    /// The address of `len` bytes at `offset`; valid as long as the region is.
     pub fn address(&self, offset: u64, len: u64) -> Result<NonNull<u8>, StoreError> {
         let at = self.at("address", offset, len)?;
-        // Inside a region that does not begin at null.
+        // An address inside a region whose base is not null.
         Ok(NonNull::new(at).unwrap_or(self.base))
     }
 
@@ -273,8 +273,7 @@ impl Words for HostRegion {
     }
 }
 
-/// Memory that the host's CPU may touch, for as long as this lives: loads and copies without a call
-/// through a trait object.
+/// Memory that the host's CPU can access: loads and copies without a call through a trait object.
 #[derive(Debug, Clone)]
 pub struct HostMemory {
     region: HostRegion,
@@ -282,7 +281,7 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    /// None for memory that the CPU may not touch.
+    /// None for memory that the CPU cannot access.
     pub fn of(memory: Arc<dyn Memory>) -> Option<Self> {
         let base = memory.host_base()?;
         // SAFETY: `host_base` is valid for `len` bytes while the memory lives, which `memory`
@@ -419,5 +418,31 @@ mod tests {
         assert_eq!(m.compare_swap(8, 9, 1).unwrap(), 10);
         assert_eq!(m.compare_swap(8, 10, 1).unwrap(), 10);
         assert_eq!(m.load(8).unwrap(), 1);
+    }
+
+    #[test]
+    fn words_behind_a_trait_object_are_those_of_its_memory() {
+        let m: &dyn Memory = &AnonMemory::new(64).unwrap();
+        words::store(m, 8, 7).unwrap();
+        assert_eq!(words::fetch_add(m, 8, 3).unwrap(), 7);
+        assert_eq!(words::compare_swap(m, 8, 9, 1).unwrap(), 10);
+        assert_eq!(words::compare_swap(m, 8, 10, 1).unwrap(), 10);
+        assert_eq!((words::load(m, 8).unwrap(), m.load(8).unwrap()), (1, 1));
+        for bytes in [8, 21] {
+            let (written, mut back) = (vec![bytes as u8; bytes], vec![0; bytes]);
+            words::write(m, 16, &written).unwrap();
+            words::read(m, 16, &mut back).unwrap();
+            assert_eq!(back, written);
+        }
+    }
+
+    #[test]
+    fn a_write_that_ends_outside_writes_nothing() {
+        let m = AnonMemory::new(64).unwrap();
+        let beyond = words::write(&m.region, 56, &[1; 16]).unwrap_err();
+        assert!(matches!(beyond, StoreError::OutOfBounds { offset: 56, len: 16, .. }), "{beyond}");
+        let beyond = words::write::<dyn Memory>(&m, 56, &[1; 16]).unwrap_err();
+        assert!(matches!(beyond, StoreError::OutOfBounds { offset: 56, len: 16, .. }), "{beyond}");
+        assert_eq!(m.load(56).unwrap(), 0);
     }
 }

@@ -1,7 +1,7 @@
-//! The one place that knows an object's life: what the words of a header mean, when an object may
-//! be read [I2] [I7], and the owner's transitions from free to open, live, retired, quarantined
-//! and free again [I3] [I8] [I10] [I11]. Nobody else compares states. It neither places payloads
-//! nor decides when to evict, and waits for nothing: time comes in as an argument.
+//! The one module that implements an object's life cycle: what the words of a header mean, when an
+//! object may be read [I2] [I7], and the owner's transitions from free to open, live, retired,
+//! quarantined and free again [I3] [I8] [I10] [I11]. No other module compares states. It neither
+//! places payloads nor decides when to evict, and waits for nothing: time comes in as an argument.
 
 mod chain;
 mod live;
@@ -28,34 +28,34 @@ use crate::memory::Memory;
 use crate::words::{self, Words};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// What a reader knows of the object it wants, from a location or a cache.
+/// What a reader expects of the object it wants, from a location or a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expect {
     /// Identity of the key; `None` accepts any.
     pub key: Option<KeyId>,
     /// Epoch of the location; `None` accepts the slot's own.
     pub epoch: Option<u32>,
-    /// Segment offset of page 0 that the copy uses.
+    /// Segment offset of page 0 from which the copy was made.
     pub payload_base: u64,
-    /// Logical bytes that the copy uses.
+    /// Number of bytes that the copy has.
     pub bytes_total: u64,
 }
 
-/// Why a header may not be believed.
+/// Why an object may not be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unreadable {
     /// The right epoch, RESERVED or WRITING: it may become readable.
     NotReady,
-    /// Retired, dead, or of another epoch: it will not.
+    /// Retired, dead, or of another epoch: it will not become readable.
     Gone,
     /// A readable object, but of another key.
     OtherKey,
-    /// The payload lies elsewhere than the copy assumed, or outside the arena.
+    /// The payload is not where the copy assumed, or is outside the arena.
     BadExtent,
 }
 
-/// Whether the object in this header is readable as expected [I2]. Pure; the caller owes the order
-/// of its reads [I7] and that the mapping belongs to the incarnation the location names.
+/// Whether the object in this header is readable as expected [I2]. Pure. The caller must order its
+/// reads [I7] and check that the mapping belongs to the incarnation that the location names.
 pub fn validate(h: &ObjHeader, e: &Expect, arena: &Region) -> Result<(), Unreadable> {
     let epoch = epoch_of(h.owner);
     let served = low(h.owner) & flag::LIVE != 0 && epoch_of(h.publish) == epoch;
@@ -77,12 +77,12 @@ pub fn validate(h: &ObjHeader, e: &Expect, arena: &Region) -> Result<(), Unreada
     Ok(())
 }
 
-/// Whether a header read again is the one read before, in everything but `last_access` [I7].
+/// Whether a header read again equals the one read before, except for `last_access` [I7].
 pub fn unchanged(before: &ObjHeader, after: &ObjHeader) -> bool {
     ObjHeader { last_access: 0, ..*before } == ObjHeader { last_access: 0, ..*after }
 }
 
-/// The identity a header carries.
+/// The key identity in a header.
 pub fn key_of(h: &ObjHeader) -> KeyId {
     KeyId { hash: h.key_hash, check: h.key_check }
 }
@@ -93,7 +93,8 @@ fn inside(h: &ObjHeader, arena: &Region) -> bool {
     h.payload_base >= arena.offset && end.zip(limit).is_some_and(|(end, limit)| end <= limit)
 }
 
-/// The first 40 bytes of a header, as the producer writes them in one go, before (WRITING, epoch).
+/// The first 40 bytes of a header, which the producer writes with one write, before (WRITING,
+/// epoch).
 pub fn producer_fields(
     key: KeyId,
     n_pages: u32,
@@ -135,14 +136,14 @@ pub fn dead(epoch: u32) -> u64 {
     word(state::DEAD, epoch)
 }
 
-/// Arms a slot: the publish word, then the owner word, so that a slot seen LIVE at an epoch is
-/// never seen with what an older epoch published.
+/// Arms a slot: stores the publish word, then the owner word, so that a reader that sees LIVE at an
+/// epoch never sees what an older epoch published.
 pub(crate) fn arm(memory: &dyn Memory, header_off: u64, epoch: u32) -> Result<(), StoreError> {
     memory.store(header_off + PUBLISH_OFF, reserved(epoch))?;
     memory.store(header_off + OWNER_OFF, word(flag::LIVE, epoch))
 }
 
-/// A header by its segment offset, word by word, each an acquire load.
+/// Reads a header by its segment offset, word by word, each an acquire load.
 #[inline]
 pub(crate) fn header_at<W: Words + ?Sized>(words: &W, at: u64) -> Result<ObjHeader, StoreError> {
     let mut header = ObjHeader::new_zeroed();
@@ -150,14 +151,14 @@ pub(crate) fn header_at<W: Words + ?Sized>(words: &W, at: u64) -> Result<ObjHead
     Ok(header)
 }
 
-/// A header of one moment: its two words before all else and again after. None if they changed
-/// meanwhile.
+/// A consistent header: its publish and owner words are read before everything else and again
+/// after. None if they changed meanwhile.
 #[inline]
 pub(crate) fn settled_header<W: Words + ?Sized>(
     words: &W,
     at: u64,
 ) -> Result<Option<ObjHeader>, StoreError> {
-    // Refused for a slot that does not exist, before its words are computed.
+    // Refuses a slot that does not exist before the offsets of its words are computed.
     words.check("header", at, HEADER_BYTES)?;
     let publish = words::load(words, at + PUBLISH_OFF)?;
     let owner = words::load(words, at + OWNER_OFF)?;
@@ -167,7 +168,7 @@ pub(crate) fn settled_header<W: Words + ?Sized>(
     Ok((same && words::load(words, at + OWNER_OFF)? == owner).then_some(header))
 }
 
-/// One header, its words first (acquire), then its fields [I7].
+/// Reads one header, its publish and owner words first (acquire), then its fields [I7].
 pub fn read_header(heap: &Heap, slot: u32) -> Result<ObjHeader, StoreError> {
     let geometry = heap.geometry();
     if slot >= geometry.slots {

@@ -1,5 +1,5 @@
-//! One-sided verbs as values: what a producer or a reader asks of a segment, near or far, in order.
-//! A transport carries them; over memory that is at hand they run here. It decides nothing.
+//! One-sided verbs as values: an ordered batch that a producer or a reader executes on a segment,
+//! mapped or remote. A transport carries them; on mapped memory they run here. It decides nothing.
 
 use crate::error::StoreError;
 use crate::memory::Memory;
@@ -67,7 +67,7 @@ impl Op<'_> {
         }
     }
 
-    /// True for what needs a token: writes and atomics.
+    /// True for verbs that need a token: writes and atomics.
     pub fn changes(&self) -> bool {
         !matches!(self, Op::Read { .. } | Op::Flush)
     }
@@ -77,7 +77,7 @@ impl Op<'_> {
         matches!(self, Op::Store { .. } | Op::FetchAdd { .. } | Op::CompareSwap { .. })
     }
 
-    /// Into how many stripes it is to be cut; 1 for whatever is neither a read nor a write.
+    /// Number of stripes into which it is to be cut; 1 for verbs other than read and write.
     pub fn stripes(&self, by: &Stripes) -> usize {
         match self {
             Op::Read { .. } | Op::Write { .. } => by.of(self.range().1),
@@ -85,8 +85,8 @@ impl Op<'_> {
         }
     }
 
-    /// Cuts a read or a write into at most `n` stripes, in order and together the same; nothing
-    /// comes of any other verb.
+    /// Cuts a read or a write into at most `n` stripes, in order, which together cover the same
+    /// bytes; empty for any other verb.
     pub fn cut(&mut self, n: usize) -> Vec<Op<'_>> {
         let place = |i: usize, each: usize, offset: &u64| *offset + (i * each) as u64;
         match self {
@@ -104,14 +104,15 @@ impl Op<'_> {
         }
     }
 
-    /// Does a read or a write with `n` threads, this one among them. All of them have ended, and
-    /// what each wrote is in memory, when it returns: what is stored next is behind it [I4].
+    /// Executes a read or a write with `n` threads, including the calling one. When it returns, all
+    /// of them have ended and what each wrote is in memory, so a later store is ordered after it
+    /// [I4].
     pub fn run_striped(&mut self, memory: &dyn Memory, n: usize) -> Result<(), StoreError> {
         let helpers = std::iter::repeat_n((), n.saturating_sub(1));
         side_by_side("nkv-copy", self.cut(n), (), helpers, |(), mut part| part.run(memory))
     }
 
-    /// Does it, here and now. A batch is its verbs run one after the other [I4].
+    /// Executes the verb on this memory. A batch is its verbs run one after the other [I4].
     #[inline]
     pub fn run<M: Memory + ?Sized>(&mut self, memory: &M) -> Result<(), StoreError> {
         match self {
@@ -135,6 +136,17 @@ impl Op<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reads_and_writes_alone_are_cut_by_their_length() {
+        let by = Stripes::new(3, 0);
+        let (mut large, small) = (vec![0; 4 * 4096], vec![0; 4096]);
+        assert_eq!(Op::Write { offset: 8, src: &large }.stripes(&by), 3);
+        assert_eq!(Op::Read { offset: 8, dst: &mut large }.stripes(&by), 3);
+        assert_eq!(Op::Write { offset: 8, src: &small }.stripes(&by), 1);
+        assert_eq!(Op::Store { offset: 8, value: 1 }.stripes(&by), 1);
+        assert_eq!(Op::Flush.stripes(&by), 1);
+    }
 
     #[test]
     fn stripes_are_the_whole_in_order_without_gap_or_overlap() {

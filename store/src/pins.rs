@@ -1,8 +1,7 @@
-//! Pins: what keeps an object's bytes in place while a process looks at them without copying [I9].
-//! Every handle that maps a segment has a table in it, of words that name a (slot, epoch) each: it
-//! alone writes them, the owner reads them before it lets a retired slot be armed again. A pin ends
-//! by its holder's word or by the holder's death, never by a clock. Who gets which table is not
-//! decided here.
+//! Pins keep an object's bytes in place while a process reads them without copying [I9]. Every
+//! handle that maps a segment has a table in it, of words that each name a (slot, epoch). Only the
+//! handle writes its table; the owner reads it before it arms a retired slot again. A pin ends when
+//! its holder clears it or dies, never by a timeout. The assignment of tables is not decided here.
 
 mod holder;
 
@@ -13,23 +12,23 @@ use crate::layout::Region;
 use crate::words::{self, Words};
 use hashbrown::HashSet;
 
-/// Tables of a segment: handles that can hold views of it at a time.
+/// Tables of a segment: the number of handles that can hold views of it at the same time.
 pub const TABLES: u32 = 128;
-/// Pins of one table: objects, however many views there are of each.
+/// Pins of one table: number of distinct objects; views of one object share a pin.
 pub const PINS: u32 = 4096;
-/// The first line of a table says how many of its words were ever used.
+/// The first line of a table holds the number of its words that were ever used.
 const USED_BYTES: u64 = 64;
 const TABLE_BYTES: u64 = USED_BYTES + PINS as u64 * 8;
 /// Bytes of all tables.
 pub const REGION_BYTES: u64 = TABLES as u64 * TABLE_BYTES;
 
-/// Whether a region found in a control block can be pin tables, or none.
+/// Whether a region of a control block has a valid length for pin tables, or is absent.
 pub(crate) fn fits(region: &Region) -> bool {
     region.len == 0 || region.len == REGION_BYTES
 }
 
 fn word_of(slot: u32, epoch: u32) -> u64 {
-    // A slot has 31 bits: never 0, which is no pin.
+    // A slot has 31 bits: the sum is never 0, which means no pin.
     (u64::from(epoch) << 32) | (u64::from(slot) + 1)
 }
 
@@ -38,7 +37,7 @@ fn object_of(word: u64) -> Option<(u32, u32)> {
     Some((slot, (word >> 32) as u32))
 }
 
-/// One table, as the party that holds it writes it.
+/// One pin table, for its holder and for the owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Table {
     offset: u64,
@@ -55,9 +54,9 @@ impl Table {
         self.offset + USED_BYTES + u64::from(at) * 8
     }
 
-    /// Names an object. The caller looks at its header afterwards, and reads only if that is in
-    /// order: an owner who cleared LIVE before that look sees the pin, or the look sees the cleared
-    /// LIVE [I9].
+    /// Sets a pin. The caller checks the object's header afterwards, and reads the object only if
+    /// the header is valid: either an owner that cleared LIVE before that check sees the pin, or
+    /// the check sees the cleared LIVE [I9].
     pub fn set<W: Words + ?Sized>(
         &self,
         words: &W,
@@ -73,12 +72,12 @@ impl Table {
         Ok(())
     }
 
-    /// Names it no longer: whoever sees that sees everything read under the pin as done.
+    /// Clears a pin: a process that sees it cleared also sees all reads under the pin as complete.
     pub fn clear<W: Words + ?Sized>(&self, words: &W, at: u32) -> Result<(), StoreError> {
         words::store(words, self.word(at), 0)
     }
 
-    /// Empties it, for the next holder. Only once the last one has said goodbye, or is dead.
+    /// Clears the table for the next holder. Only after the last holder has detached or is dead.
     pub fn wipe<W: Words + ?Sized>(&self, words: &W) -> Result<(), StoreError> {
         for at in 0..self.used(words)? {
             words::store(words, self.word(at), 0)?;
@@ -90,7 +89,7 @@ impl Table {
         Ok(words::load(words, self.offset)?.min(u64::from(PINS)) as u32)
     }
 
-    /// Calls `see` for every pin. The owner, after its fence.
+    /// Calls `see` for every pin. For the owner, after its fence.
     fn scan<W: Words + ?Sized>(
         &self,
         words: &W,
@@ -105,8 +104,8 @@ impl Table {
     }
 }
 
-/// Every (slot, epoch) that some table names. Asked after LIVE was cleared and a fence [I9]: what
-/// is not in it, and was retired before, nobody looks at or will.
+/// Every (slot, epoch) that some table names. Call it after LIVE was cleared and after a fence
+/// [I9]: an object that was retired before and is not in the result has no reader and gets none.
 pub fn scan<W: Words + ?Sized>(
     words: &W,
     pins: &Region,

@@ -1,15 +1,14 @@
-//! The randomness seam. Whatever must not repeat or be guessed (incarnations, terms, tokens,
-//! nonces) is drawn from a [`Random`], so that a simulation can repeat a run. Production has
-//! [`OsRandom`] and nothing else: nothing here may be derived from time, pid or address, which
-//! repeat [I3] [I17].
+//! The randomness interface. Everything that must not repeat or be guessed (incarnations, terms,
+//! tokens, nonces) comes from a [`Random`], so that a simulation can repeat a run. Production uses
+//! only [`OsRandom`]: nothing may be derived from time, pid or address, which repeat [I3] [I17].
 
 /// A source of random bytes.
 pub trait Random: Send + Sync + std::fmt::Debug {
-    /// Fills `bytes`, all of them; an error if there are no random bytes to be had.
+    /// Fills all of `bytes`; an error if no random bytes are available.
     fn fill(&self, bytes: &mut [u8]) -> std::io::Result<()>;
 
-    /// A random number that is never 0. Panics without random bytes: no incarnation and no token
-    /// would be safe to use.
+    /// A random number that is never 0. Panics if no random bytes are available: no incarnation and
+    /// no token would be safe to use.
     fn u64(&self) -> u64 {
         /// More zeros in a row than this mean a broken generator, not chance.
         const TRIES: usize = 4;

@@ -1,6 +1,6 @@
-//! One segment as a reader on its host sees it: finds an object by the index and copies it out,
-//! with loads alone. Nothing here asks anybody, and nothing waits or allocates but a copy that is
-//! cut into stripes for several threads; a miss is no answer.
+//! One segment as seen by a reader on its host: finds an object through the index and copies it
+//! out, with loads alone. It sends no message, and waits or allocates only for a copy that is cut
+//! into stripes for several threads. A miss does not prove that the object does not exist.
 
 use crate::heap::{Geometry, Heap};
 use crate::index::{self, BUCKET_BYTES};
@@ -12,8 +12,8 @@ use crate::op::Op;
 use crate::stripes::Stripes;
 use crate::words::{self, Words};
 
-/// Payload bytes that are fetched into the cache while the header is looked at: more than the
-/// hardware would fetch by itself before the copy has begun.
+/// Payload bytes that are prefetched into the cache while the header is checked: more than the
+/// hardware prefetches by itself before the copy has begun.
 const PREFETCH_BYTES: u64 = 8 * 64;
 
 /// A segment mapped by this process.
@@ -24,12 +24,12 @@ pub struct Reader {
     stripes: Stripes,
 }
 
-/// An object that was readable when its header was looked at [I2].
+/// An object that was readable when its header was checked [I2].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hit {
     /// Header slot.
     pub slot: u32,
-    /// The header, with which a copy is judged.
+    /// The header, against which a copy is validated.
     pub header: ObjHeader,
 }
 
@@ -40,8 +40,7 @@ impl Hit {
     }
 }
 
-/// The header of a slot if it holds this key, readable; looked at so that all of it is of one
-/// moment.
+/// The object in a slot, if it has this key and is readable. The header is a consistent snapshot.
 #[inline]
 pub fn read_slot<W: Words + ?Sized>(
     words: &W,
@@ -60,7 +59,7 @@ pub fn read_slot<W: Words + ?Sized>(
     Some(Hit { slot, header })
 }
 
-/// Finds a key by the index of a segment.
+/// Finds a key through the index of a segment.
 #[inline]
 pub fn find<W: Words + ?Sized>(words: &W, geometry: &Geometry, key: KeyId) -> Option<Hit> {
     for bucket in index::buckets_of(&geometry.index, key)? {
@@ -74,18 +73,18 @@ pub fn find<W: Words + ?Sized>(words: &W, geometry: &Geometry, key: KeyId) -> Op
     None
 }
 
-/// Copies an object that was found; `dst` has its bytes. False if it changed meanwhile, or before:
-/// what lies in `dst` is then worth nothing. The second look comes after the last byte: strict
-/// [I7].
+/// Copies an object that was found; `dst` must have its length. Returns false if it changed before
+/// or during the copy: the content of `dst` is then invalid. The second header check comes after
+/// the last byte: strict [I7].
 #[inline]
 pub fn copy<W: Words + ?Sized>(words: &W, geometry: &Geometry, hit: &Hit, dst: &mut [u8]) -> bool {
-    debug_assert_eq!(dst.len() as u64, hit.header.bytes_total, "of another object");
+    debug_assert_eq!(dst.len() as u64, hit.header.bytes_total, "dst of another length");
     let at = geometry.header_off(hit.slot);
     let copied = words::read(words, hit.header.payload_base, dst).is_ok();
     copied && header_at(words, at).is_ok_and(|after| unchanged(&hit.header, &after))
 }
 
-/// Whether an object is still what it was when it was found: the second look of a pin [I9].
+/// Whether an object is unchanged since it was found: the second header check of a pin [I9].
 pub fn still<W: Words + ?Sized>(
     words: &W,
     geometry: &Geometry,
@@ -104,7 +103,7 @@ pub fn still<W: Words + ?Sized>(
 }
 
 impl Reader {
-    /// None for memory that the CPU may not touch.
+    /// None for memory that the CPU cannot access.
     pub fn of(heap: &Heap) -> Option<Reader> {
         let geometry = *heap.geometry();
         let memory = HostMemory::of(heap.memory().clone())?;
@@ -116,7 +115,7 @@ impl Reader {
         Reader { stripes, ..self }
     }
 
-    /// Where things lie in it.
+    /// Geometry of the segment.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -130,18 +129,18 @@ impl Reader {
         self.memory.words()
     }
 
-    /// Finds a key; None is no answer.
+    /// Finds a key; None does not prove that it does not exist.
     #[inline]
     pub fn find(&self, key: KeyId) -> Option<Hit> {
         find(self.words(), &self.geometry, key)
     }
 
-    /// Finds many keys, those that `found` has no hit for yet; faster than one by one, because all
-    /// buckets, then all headers, come from memory side by side.
+    /// Finds those keys for which `found` has no hit yet; faster than one by one, because all
+    /// buckets, then all headers, are fetched from memory in parallel.
     pub fn find_many(&self, keys: &[KeyId], found: &mut [Option<Hit>]) {
         debug_assert_eq!(keys.len(), found.len());
         for key in keys {
-            // Both: a key that is not there is looked for in its neighbour, too.
+            // Both buckets: a key that is not in its own is searched in the neighbour, too.
             if let Some([home, beside]) = index::buckets_of(&self.geometry.index, *key) {
                 self.words().prefetch(home.min(beside), 2 * BUCKET_BYTES);
             }
@@ -161,13 +160,13 @@ impl Reader {
         }
     }
 
-    /// Looks at a slot that is said to hold a key.
+    /// Checks a slot that is reported to hold a key.
     #[inline]
     pub fn read_slot(&self, slot: u32, key: KeyId) -> Option<Hit> {
         read_slot(self.words(), &self.geometry, slot, key)
     }
 
-    /// Begins to fetch the bytes of an object that is about to be copied.
+    /// Prefetches the bytes of an object that is about to be copied.
     #[inline]
     pub fn prefetch(&self, hit: &Hit) {
         let bytes = hit.header.bytes_total.min(PREFETCH_BYTES);
@@ -183,8 +182,8 @@ impl Reader {
         }
     }
 
-    /// As [`copy`], by several threads: the second look comes after the last byte of all of them
-    /// [I7].
+    /// As [`copy`], by several threads: the second header check comes after the last byte of all of
+    /// them [I7].
     #[cold]
     fn copy_striped(&self, hit: &Hit, dst: &mut [u8], n: usize) -> bool {
         let mut all = Op::Read { offset: hit.header.payload_base, dst };

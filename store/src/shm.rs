@@ -1,11 +1,12 @@
-//! Host memory that processes of one user share: files in memory, sealed to their size, mapped.
-//! Makes, names, locks, attaches and removes them; what lies inside is the heap's business.
+//! Host memory that processes of one user share: memory files (memfd), sealed to their size,
+//! mapped. Creates, names, locks, attaches and removes them; `heap` defines their content.
 //!
-//! A segment's name under /dev/shm is a link to its maker's descriptor, so nobody can take pages
-//! away by it. Beside it lies a file that the maker keeps locked: a free lock proves that the maker
-//! is gone. Closing *any* descriptor of that file in the maker's process drops the lock. So a
-//! registry knows every segment this process has mapped, and nothing here opens the lock of one of
-//! those. Nothing else may either.
+//! A segment's name under /dev/shm is a symbolic link to its creator's descriptor, so no other
+//! process can take pages away through the name. Beside it lies a file that the creator keeps
+//! locked: a free lock proves that the creator is gone. Closing *any* descriptor of that file in
+//! the creator's process drops the lock. Therefore a registry records every segment this process
+//! has mapped, and nothing here opens the lock file of one of those. No other code may do so
+//! either.
 
 mod anon;
 mod limits;
@@ -35,7 +36,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Where segments are named.
+/// Folder of the segments' names.
 pub const SHM_DIR: &str = "/dev/shm";
 
 /// Segments that this process has mapped, by path.
@@ -43,7 +44,7 @@ type Registry = HashMap<PathBuf, Weak<Mapping>>;
 
 fn registry() -> MutexGuard<'static, Registry> {
     static MAPPED: LazyLock<Mutex<Registry>> = LazyLock::new(Mutex::default);
-    // Only ever inserted to and removed from: a panic while it was held leaves the map whole.
+    // Only ever inserted to and removed from: a panic under the lock leaves the map consistent.
     MAPPED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -54,7 +55,7 @@ pub struct ShmMemory {
     region: HostRegion,
     mapping: Arc<Mapping>,
     file_name: String,
-    /// Set in the creator's handle: what to unlink.
+    /// Set in the creator's handle: the files to unlink.
     created: Option<Created>,
 }
 
@@ -102,10 +103,10 @@ impl Drop for ShmMemory {
     }
 }
 
-/// Makes a segment of `bytes` zero bytes, locked, mapped and readable only by this user. `prefault`
-/// takes every page now, in huge pages as far as the kernel has them (some 0.5 s/GiB; 1.5 to 3 in
-/// small ones): a machine short of memory then says so here, and not by SIGBUS later. The name
-/// appears last, when the lock is held.
+/// Creates a segment of `bytes` zero bytes, locked, mapped and readable only by this user.
+/// `prefault` allocates every memory page now, in huge pages as far as the kernel has them (about
+/// 0.5 s/GiB; 1.5 to 3 s/GiB in small ones): a lack of memory is then an error here and not a
+/// SIGBUS later. The name appears last, when the lock is held.
 pub fn create(name: &SegmentName, bytes: u64, prefault: bool) -> Result<ShmMemory, StoreError> {
     create_in(Path::new(SHM_DIR), name, bytes, prefault)
 }
@@ -129,12 +130,13 @@ pub fn create_in(
         tracing::info!(file_name, bytes, huge, %error, "not all pages are of 2 MiB");
     }
     let mapping = Arc::new(mapping);
-    // Under the registry's lock, so that no thread of ours meets the names before they are
-    // registered.
+    // Under the registry's lock, so that no other thread of this process finds the names before
+    // they are registered.
     let mut registry = registry();
     let lock = Lock::make(&path)?;
     if let Err(error) = link::make(mapping.fd(), &path) {
-        // Nobody's name needs it. That another segment has the name is the better thing to say.
+        // No name needs the lock file. If another segment has the name, that is the error to
+        // return.
         let _ = lock.remove();
         return Err(error);
     }
@@ -143,9 +145,10 @@ pub fn create_in(
     Ok(ShmMemory::new(mapping, &file_name, Some(Created { path, lock })))
 }
 
-/// Maps a segment that some process of this user made, by the name its `export()` gives. Several
-/// attaches of one name share one mapping; a segment that this process made is not opened again.
-/// Fails for what is no such segment, and in another pid namespace than its maker's ([`adopt`]).
+/// Maps a segment that a process of this user created, by the name that its `export()` returns.
+/// Several attaches of one name share one mapping; a segment that this process created is not
+/// opened again. Fails if the file is not such a segment, and in another pid namespace than the
+/// creator's (see [`adopt`]).
 pub fn attach(file_name: &str, prefault: bool) -> Result<Arc<ShmMemory>, StoreError> {
     attach_in(Path::new(SHM_DIR), file_name, prefault)
 }
@@ -170,23 +173,23 @@ pub fn attach_in(
     Ok(Arc::new(ShmMemory::new(mapping, file_name, None)))
 }
 
-/// What lies in the file system for a segment of that name: its link, then its lock.
+/// Paths of the files of a segment of that name: its link, then its lock.
 pub fn files(file_name: &str) -> [PathBuf; 2] {
     let path = Path::new(SHM_DIR).join(file_name);
     let lock = lock::path_for(&path);
     [path, lock]
 }
 
-/// A descriptor of a segment that this process has mapped: for a process that its name does not
-/// lead there.
+/// A descriptor of a segment that this process has mapped: to be passed to a process in which the
+/// name does not resolve to it.
 pub fn descriptor(file_name: &str) -> Option<OwnedFd> {
     let path = Path::new(SHM_DIR).join(file_name);
     let mapping = registry().get(&path).and_then(Weak::upgrade).filter(|m| m.made_here())?;
     mapping.fd().try_clone_to_owned().ok()
 }
 
-/// Maps a segment by a descriptor that its maker passed; it must be the one of that name. Later
-/// attaches of the name share the mapping.
+/// Maps a segment by a descriptor that its creator passed; it must be the segment of that name.
+/// Later attaches of the name share the mapping.
 pub fn adopt(file_name: &str, fd: OwnedFd) -> Result<Arc<ShmMemory>, StoreError> {
     name::check_file_name(file_name)?;
     let path = Path::new(SHM_DIR).join(file_name);
@@ -196,7 +199,7 @@ pub fn adopt(file_name: &str, fd: OwnedFd) -> Result<Arc<ShmMemory>, StoreError>
     Ok(Arc::new(ShmMemory::new(mapping, file_name, None)))
 }
 
-/// The mapping of a segment that this process has, or else a new one.
+/// The existing mapping of a segment in this process, or a new one.
 fn mapped_once(
     registry: &mut Registry,
     path: &Path,

@@ -1,9 +1,10 @@
-//! Which of stdin, stdout and stderr were closed when this process began. Before `main` the runtime
-//! opens /dev/null in their place, and what is written there is lost: so it is asked earlier.
+//! Which of stdin, stdout and stderr were closed when this process started. Before `main` the
+//! runtime opens /dev/null in their place, and what is written there is lost, so the check runs
+//! earlier.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// A bit for each of the three.
+/// One bit per descriptor.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
 /// Whether descriptor 0, 1 or 2 was closed; false for any other.
@@ -31,9 +32,29 @@ static CHECK: extern "C" fn() = check;
 #[cfg(test)]
 mod tests {
     use super::was_closed;
+    use std::process::Command;
+
+    /// Set in a process that this test starts: which of its streams the shell closed.
+    const CLOSED_BY_THE_SHELL: &str = "NKV_TEST_CLOSED_FD";
 
     #[test]
-    fn streams_that_are_open_are_not_said_to_be_closed() {
-        assert!(!was_closed(1) && !was_closed(2) && !was_closed(3));
+    fn a_stream_that_was_closed_at_the_start_is_seen_and_no_other() {
+        if let Ok(closed) = std::env::var(CLOSED_BY_THE_SHELL) {
+            (0..4u8).for_each(|fd| assert_eq!(was_closed(fd), closed == fd.to_string(), "{fd}"));
+            return;
+        }
+        let itself = std::env::current_exe().unwrap();
+        let module = module_path!().split_once("::").unwrap().1;
+        let name = format!("{module}::a_stream_that_was_closed_at_the_start_is_seen_and_no_other");
+        for closed in ["0", "1", "2", "none"] {
+            let close = if closed == "none" { String::new() } else { format!("{closed}>&-") };
+            let status = Command::new("sh")
+                .args(["-c", &format!("exec \"$0\" --exact \"$1\" {close}")])
+                .args([itself.as_os_str(), name.as_ref()])
+                .env(CLOSED_BY_THE_SHELL, closed)
+                .status()
+                .unwrap();
+            assert!(status.success(), "with {closed} closed: {status}");
+        }
     }
 }

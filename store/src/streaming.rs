@@ -1,27 +1,28 @@
 //! Large copies between a segment and a caller's buffer, faster than glibc's memcpy, which streams
 //! only from 192 MiB on.
 //!
-//! Into a segment: non-temporal stores. The destination is another core's to read, so taking its
-//! lines into this core's cache first is wasted bandwidth: 0.6 to 0.75 of memcpy's time, counted
-//! until the stores are done, from 4 KiB on. The source is fetched into the second-level cache:
-//! fetched into the first, it would take the line buffers that the stores leave through. Between
-//! two `sfence`, so that a READY word stored afterwards stays behind [I4].
+//! Into a segment: non-temporal stores. Another core reads the destination, so loading its lines
+//! into this core's cache first wastes bandwidth: 0.6 to 0.75 of memcpy's time, measured until the
+//! stores are complete, from 4 KiB on. The source is prefetched into the second-level cache: in the
+//! first level it would occupy the line buffers that the stores need. An `sfence` before and one
+//! after keep a READY word that is stored afterwards behind the data [I4].
 //!
-//! Out of a segment, on an AMD: plain vectors, one line after the other. glibc hands copies of 2
-//! KiB and more to the string move there, which takes 5 to 20 times as long where the destination
-//! lies a few bytes further within its page than the source, as an unaligned buffer does.
+//! Out of a segment, on AMD: vector loads and stores, one line after the other. glibc uses the
+//! string move for copies of 2 KiB and more there, which takes 5 to 20 times as long if the
+//! destination lies a few bytes further within its page than the source, as an unaligned buffer
+//! does.
 //!
-//! Out of a segment, elsewhere: four pages at a time with prefetch. Where a segment lies in 4 KiB
-//! pages the hardware prefetcher stops at their ends; four streams hide that: 0.75 to 0.85 of
-//! memcpy's time on an Intel, and up to 1.6 times it on an AMD. What is in the cache already only
-//! pays for that, so the first page tells. The stores are ordinary ones, the caller is about to
-//! read what they wrote.
+//! Out of a segment, elsewhere: four pages at a time with prefetch. If a segment lies in 4 KiB
+//! pages the hardware prefetcher stops at page ends; four streams hide that: 0.75 to 0.85 of
+//! memcpy's time on Intel, and up to 1.6 times it on AMD. For data that is already in the cache
+//! this is only slower, so the time of the first page decides. The stores are ordinary ones,
+//! because the caller is about to read the data.
 
 /// Copies into a segment of at least this many bytes are streamed.
 pub const STREAM_FROM_BYTES: usize = 4 << 10;
 /// Copies out of a segment of at least this many bytes take several pages at a time.
 pub const GATHER_FROM_BYTES: usize = 64 << 10;
-/// Copies out of a segment of at least this many bytes are not left to glibc on an AMD.
+/// Copies out of a segment of at least this many bytes do not use glibc on AMD.
 #[cfg(target_arch = "x86_64")]
 const VECTORS_FROM_BYTES: usize = 2 << 10;
 
@@ -77,7 +78,7 @@ pub unsafe fn copy_out(src: *const u8, dst: *mut u8, len: usize) {
     unsafe { std::ptr::copy_nonoverlapping(src, dst, len) }
 }
 
-/// Fetches so many bytes into the cache, or begins to.
+/// Prefetches `len` bytes into the cache.
 #[inline]
 pub fn prefetch(at: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -90,7 +91,7 @@ pub fn prefetch(at: *const u8, len: usize) {
     let _no_such_instruction_here = (at, len);
 }
 
-/// Begins to fetch what [`copy_in`] will read first, while other work is left to do before it.
+/// Prefetches what [`copy_in`] will read first, while other work precedes it.
 #[inline]
 pub fn fetch_source(src: &[u8]) {
     #[cfg(target_arch = "x86_64")]
@@ -116,20 +117,20 @@ mod x86 {
 
     const VECTOR: usize = size_of::<__m256i>();
     const BLOCK: usize = 2 * LINE;
-    /// How far ahead of the loads the source of a streamed copy is fetched.
+    /// Distance in bytes between the loads of a streamed copy and the prefetch of its source.
     pub const AHEAD: usize = 2 << 10;
 
     const LINE: usize = 64;
     const PAGE: usize = 4096;
-    /// Cycles in which a page is copied that lies in the first or second cache of this core: 100 to
-    /// 200. From anywhere further away it takes 700 and more.
+    /// Cycles below which a page counts as cached. Copying a page from this core's first or second
+    /// cache takes 100 to 200 cycles, from anywhere further away 700 and more.
     const CACHED_CYCLES: u64 = 450;
-    /// Pages copied side by side.
+    /// Pages copied in parallel.
     const STREAMS: usize = 4;
-    /// How far ahead of the loads each page is fetched.
+    /// Distance in bytes between the loads of each page and the prefetch.
     const LINES_AHEAD: usize = 8 * LINE;
 
-    /// Whether an AMD made this CPU (AMD64 manual, volume 3: function 0).
+    /// Whether the CPU is made by AMD (AMD64 manual, volume 3: function 0).
     pub static IS_AMD: LazyLock<bool> = LazyLock::new(|| {
         let vendor = __cpuid(0);
         [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"AuthenticAMD"
@@ -168,7 +169,7 @@ mod x86 {
         }
     }
 
-    /// The first page tells how the rest is copied.
+    /// Copies the first page, whose time decides how the rest is copied.
     ///
     /// # Safety
     /// As [`super::copy_out`], of more than a page; the CPU must have AVX2.
@@ -186,7 +187,7 @@ mod x86 {
         }
     }
 
-    /// Copies one page; whether it lay in a cache of this core.
+    /// Copies one page; returns whether it was in a cache of this core.
     ///
     /// # Safety
     /// As [`super::copy_out`], for a page.
@@ -225,7 +226,7 @@ mod x86 {
         }
     }
 
-    /// Memcpy, which streams very large copies on its own: fenced for that as `stream` is.
+    /// Memcpy, which streams very large copies by itself, with the same fences as `stream`.
     ///
     /// # Safety
     /// As [`super::copy_in`].
@@ -272,7 +273,7 @@ mod x86 {
         }
     }
 
-    /// Copies by blocks, each `one(from, to)`; `to` is at the start of a line.
+    /// Copies by blocks, each with `one(from, to)`; `to` is at the start of a line.
     ///
     /// # Safety
     /// As [`super::copy_in`].
@@ -285,7 +286,7 @@ mod x86 {
             for ahead in (0..AHEAD).step_by(LINE) {
                 _mm_prefetch::<_MM_HINT_T1>(src.wrapping_add(ahead).cast());
             }
-            // Neither before what was stored earlier nor after what is stored later.
+            // Neither before earlier stores nor after later ones.
             _mm_sfence();
             std::ptr::copy_nonoverlapping(src, dst, head);
             let (mut s, mut d) = (src.add(head), dst.add(head));

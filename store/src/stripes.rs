@@ -1,17 +1,17 @@
-//! Into how many stripes one large copy is cut, each done by a thread (and over tcp a connection)
-//! of its own. Arithmetic only: it starts no thread and moves no byte.
+//! Into how many stripes one large copy is cut, each done by its own thread (and over tcp its own
+//! connection). Arithmetic only: it starts no thread and moves no byte.
 
-/// Most stripes of one copy, whatever is asked for.
+/// Most stripes of one copy, whatever the setting.
 pub const MAX_STRIPES: usize = 16;
-/// Most stripes that the machine alone decides for.
+/// Most stripes that are chosen automatically.
 const MOST_UNASKED: usize = 4;
-/// Processors for each of them: the other end, or the rest of the program, wants some, too.
+/// Processors per automatic stripe: the other end or the rest of the program needs some, too.
 const PROCESSORS_EACH: usize = 2;
-/// A copy that is just large enough to be cut could be cut into so many parts, and no part of a
-/// larger one is smaller: a thread has enough to do.
+/// A copy at the threshold can be cut into this many parts, and parts of larger copies are not
+/// smaller: each thread has enough work.
 const PARTS_AT_THRESHOLD: u64 = 4;
 const PAGE_BYTES: usize = 4096;
-/// Least threshold: a stripe is a page or more. What is looked at in one piece is never cut.
+/// Lowest threshold: a stripe is a page or more. What must be read in one piece is never cut.
 const LEAST_THRESHOLD: u64 = PARTS_AT_THRESHOLD * PAGE_BYTES as u64;
 
 /// How copies are cut.
@@ -26,8 +26,8 @@ impl Stripes {
     pub const NONE: Stripes = Stripes { most: 1, from_bytes: u64::MAX };
 
     /// Copies of `from_bytes` and more are cut into up to `most` stripes (at most [`MAX_STRIPES`]),
-    /// none smaller than a quarter of `from_bytes`. `most` 0: as many as the machine is good for,
-    /// one for every two processors of this process and at most 4; 1: nothing is cut.
+    /// none smaller than a quarter of `from_bytes`. `most` 0: chosen by the machine, one for every
+    /// two processors of this process and at most 4. `most` 1: nothing is cut.
     pub fn new(most: usize, from_bytes: u64) -> Self {
         let most = match most {
             0 => of_machine(std::thread::available_parallelism().map_or(1, usize::from)),
@@ -36,7 +36,7 @@ impl Stripes {
         Self { most, from_bytes: from_bytes.max(LEAST_THRESHOLD) }
     }
 
-    /// Stripes of a copy of so many bytes; 1: it is not cut.
+    /// Stripes of a copy of `bytes`; 1 means that it is not cut.
     #[inline]
     pub fn of(&self, bytes: u64) -> usize {
         if bytes < self.from_bytes || self.most <= 1 {
@@ -51,8 +51,8 @@ fn of_machine(processors: usize) -> usize {
     (processors / PROCESSORS_EACH).clamp(1, MOST_UNASKED)
 }
 
-/// Bytes of each of `n` stripes of `len` bytes but the last, which has the rest: whole pages, since
-/// large copies are fastest from page to page.
+/// Bytes of each of `n` stripes of `len` bytes except the last, which has the rest. Whole pages,
+/// since large copies are fastest if they start at a page.
 pub(crate) fn stripe_bytes(len: usize, n: usize) -> usize {
     len.div_ceil(n.max(1)).max(1).next_multiple_of(PAGE_BYTES)
 }

@@ -1,5 +1,4 @@
-//! The one place that starts an operating-system thread: every thread has a name and is found
-//! again.
+//! The one place that starts operating-system threads, so that every thread has a name.
 
 use crate::error::StoreError;
 use std::sync::{Mutex, PoisonError};
@@ -17,11 +16,10 @@ pub fn spawn_named<T: Send + 'static>(
         .map_err(|e| StoreError::os("thread spawn", short, e))
 }
 
-/// Does every piece of `work`, `own` in the calling thread and each of `helpers` in a thread of its
-/// own, and returns when all of these threads have ended: nothing goes on behind the caller's back.
-/// Whoever is free takes the next piece. After an error no further piece is begun, those begun are
-/// done to their end, and the first error is returned. A helper whose thread cannot be started is
-/// done without.
+/// Executes every piece of `work`, `own` in the calling thread and each of `helpers` in its own
+/// thread, and returns when all of these threads have ended. A free thread takes the next piece.
+/// After an error no further piece is started, started pieces are completed, and the first error is
+/// returned. A helper whose thread cannot be started is left out.
 pub fn side_by_side<W: Send, H: Send, E: Send>(
     name: &str,
     work: Vec<W>,
@@ -47,7 +45,7 @@ pub fn side_by_side<W: Send, H: Send, E: Send>(
         for helper in helpers {
             let started = Builder::new().name(short.clone()).spawn_scoped(scope, || run(helper));
             if let Err(error) = started {
-                tracing::debug!(%error, "a large copy goes on with fewer threads");
+                tracing::debug!(%error, "a large copy uses fewer threads");
                 break;
             }
         }
@@ -57,7 +55,7 @@ pub fn side_by_side<W: Send, H: Send, E: Send>(
     failed.map_or(Ok(()), Err)
 }
 
-/// What `each` makes of every item, all of them at the same time, in order.
+/// The results of `each` for every item, in order, computed concurrently.
 pub fn all_at_once<T: Send, R: Send>(
     name: &str,
     items: Vec<T>,

@@ -1,6 +1,6 @@
-//! The memory orders of every access to a segment, chosen here and nowhere else. Generic over what
-//! the words are, the real atomics of a mapping or those of a model checker, so that a model runs
-//! the very code that production runs. Knows neither headers nor states.
+//! The memory orders of every access to a segment are chosen here and nowhere else. Generic over
+//! the words, the real atomics of a mapping or those of a model checker, so that a model runs the
+//! same code as production. Does not interpret headers or states.
 
 use crate::error::StoreError;
 use std::sync::atomic::Ordering;
@@ -9,8 +9,9 @@ use std::sync::atomic::Ordering;
 /// ring records are never seen with half a word changed [I1].
 pub const WORDWISE_BYTES: usize = 64;
 
-/// Raw access to the words and bytes of one region, with the order that the caller names. Offsets
-/// are bytes from its start. Use the functions of this module instead: they name the orders.
+/// Raw access to the words and bytes of one region, with the order that the caller passes. Offsets
+/// are bytes from its start. Callers use the functions of this module instead, which fix the
+/// orders.
 pub trait Words {
     /// `OutOfBounds` unless `len` bytes at `offset` are inside.
     fn check(&self, what: &'static str, offset: u64, len: u64) -> Result<(), StoreError>;
@@ -19,7 +20,7 @@ pub trait Words {
     /// Stores an aligned word.
     fn store_word(&self, offset: u64, value: u64, order: Ordering) -> Result<(), StoreError>;
     /// Replaces an aligned word that equals `expect`, in order `done`, else loads it in order
-    /// `failed`. The word found.
+    /// `failed`. Returns the word found.
     fn swap_word(
         &self,
         offset: u64,
@@ -28,15 +29,15 @@ pub trait Words {
         done: Ordering,
         failed: Ordering,
     ) -> Result<u64, StoreError>;
-    /// Adds to an aligned word; the word before.
+    /// Adds to an aligned word; returns the word before.
     fn add_word(&self, offset: u64, add: u64, order: Ordering) -> Result<u64, StoreError>;
-    /// Copies out, in no order.
+    /// Copies out, without ordering.
     fn copy_out(&self, offset: u64, dst: &mut [u8]) -> Result<(), StoreError>;
-    /// Copies in, in no order.
+    /// Copies in, without ordering.
     fn copy_in(&self, offset: u64, src: &[u8]) -> Result<(), StoreError>;
     /// A fence among the accesses above.
     fn fence(&self, order: Ordering);
-    /// A word to the hardware that these bytes will be read soon; changes nothing.
+    /// A hint to the hardware that these bytes will be read soon; changes nothing.
     fn prefetch(&self, offset: u64, len: u64) {
         let _nothing_to_fetch = (offset, len);
     }
@@ -48,13 +49,13 @@ pub fn load<W: Words + ?Sized>(words: &W, offset: u64) -> Result<u64, StoreError
     words.load_word(offset, Ordering::Acquire)
 }
 
-/// Stores a word: whoever sees it sees everything written before it [I4].
+/// Stores a word: a reader that sees it sees everything written before it [I4].
 #[inline]
 pub fn store<W: Words + ?Sized>(words: &W, offset: u64, value: u64) -> Result<(), StoreError> {
     words.store_word(offset, value, Ordering::Release)
 }
 
-/// Compare-and-swap, both of the above; the word found.
+/// Compare-and-swap with the guarantees of both `load` and `store`; returns the word found.
 #[inline]
 pub fn compare_swap<W: Words + ?Sized>(
     words: &W,
@@ -65,14 +66,14 @@ pub fn compare_swap<W: Words + ?Sized>(
     words.swap_word(offset, expect, new, Ordering::AcqRel, Ordering::Acquire)
 }
 
-/// Fetch-and-add, both of the above; the word before.
+/// Fetch-and-add with the guarantees of both `load` and `store`; returns the word before.
 #[inline]
 pub fn fetch_add<W: Words + ?Sized>(words: &W, offset: u64, add: u64) -> Result<u64, StoreError> {
     words.add_word(offset, add, Ordering::AcqRel)
 }
 
 /// Copies out: nothing read afterwards is older than what the writers of these bytes had written
-/// before them. The second look at a header rests on it [I7].
+/// before them. The second header check of a reader relies on it [I7].
 #[inline]
 pub fn read<W: Words + ?Sized>(words: &W, offset: u64, dst: &mut [u8]) -> Result<(), StoreError> {
     if wordwise(offset, dst.len()) {
@@ -87,8 +88,8 @@ pub fn read<W: Words + ?Sized>(words: &W, offset: u64, dst: &mut [u8]) -> Result
     Ok(())
 }
 
-/// Copies in: none of the bytes is seen before a word stored earlier [I7], and whoever sees a word
-/// stored later sees them all [I4].
+/// Copies in: none of the bytes is visible before a word stored earlier [I7], and a reader that
+/// sees a word stored later sees them all [I4].
 #[inline]
 pub fn write<W: Words + ?Sized>(words: &W, offset: u64, src: &[u8]) -> Result<(), StoreError> {
     words.fence(Ordering::Release);
@@ -104,7 +105,8 @@ pub fn write<W: Words + ?Sized>(words: &W, offset: u64, src: &[u8]) -> Result<()
     words.copy_in(offset, src)
 }
 
-/// Everything before it has happened before anything after it, in one order of all such fences.
+/// Every access before it is complete before any access after it; all such fences have one total
+/// order.
 #[inline]
 pub fn flush<W: Words + ?Sized>(words: &W) {
     words.fence(Ordering::SeqCst);

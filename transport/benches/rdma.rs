@@ -1,7 +1,7 @@
 //! Writes, reads and small puts through an RDMA device of this machine to itself, one after the
-//! other and eight at a time, out of and into memory that the device knows, as perftest does, and
-//! copied, beside which `scripts/rdma-bench` runs perftest in the same guest. Its first argument is
-//! how the names of the rows to measure begin, the others are the devices to go through. Prints one
+//! other and eight at a time. The memory is either registered with the device, as perftest does it,
+//! or copied; `scripts/rdma-bench` runs perftest beside it in the same guest. The first argument is
+//! the prefix of the names of the rows to measure, the others are the devices to use. Prints one
 //! JSON object: MiB per second of the best of five rounds, and the median of a small put, by a plan
 //! and by a claim, in microseconds.
 #![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]

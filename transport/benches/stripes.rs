@@ -1,7 +1,7 @@
-//! What stripes bring: one large write, then one large read, over one and several tcp connections
-//! and with one and several copying threads, taking turns in one run:
-//! `cargo bench -p nkv-transport`. Prints medians in microseconds; asserts nothing. The agent is in
-//! this process: both ends share its processors.
+//! The gain from stripes: one large write, then one large read, over one and several tcp
+//! connections and with one and several copying threads, alternating in one run: `cargo bench -p
+//! nkv-transport`. Prints medians in microseconds; asserts nothing. The agent is in this process:
+//! both ends share its processors.
 #![expect(clippy::unwrap_used, reason = "a measurement ends where it cannot go on")]
 
 use nkv_store::clock::{BootClock, Clock};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 const SEGMENT: u64 = 1 << 30;
 const SIZES: [usize; 5] = [1 << 20, 2 << 20, 4 << 20, 8 << 20, 16 << 20];
 const STRIPES: [usize; 3] = [1, 2, 4];
-/// Below every size: here it is asked from where stripes pay.
+/// Below every size: the bench shows from which size stripes pay.
 const FROM_BYTES: u64 = 1 << 20;
 /// Turns of every kind with one size, and the header that a chain begins and ends with.
 const TURNS: usize = 40;
@@ -54,7 +54,7 @@ fn measure(name: &str, handles: &[Arc<dyn Verbs>]) {
                 let written = BootClock.now_ns();
                 read(&**verbs, at, &mut buffer[..size]).unwrap();
                 let done = BootClock.now_ns();
-                // The first turn connects and takes pages.
+                // The first round connects and faults pages in.
                 if turn > 0 {
                     times.0.push(written - began);
                     times.1.push(done - written);

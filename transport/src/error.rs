@@ -1,35 +1,36 @@
-//! The one error type of the data plane. A kind says what the caller can do, the text says which
-//! peer, offsets and limits were involved. It carries no errno to be matched on: what an errno
-//! means for a verb is decided here, once.
+//! The error type of the data plane. A kind tells the caller what it can do; the text names the
+//! peer, offsets and limits. There is no errno to match on: this file alone maps an errno to the
+//! meaning for a verb.
 
 use nkv_store::StoreError;
 
-/// Why a batch of verbs did not happen, or why nobody knows whether it did.
+/// Why a batch of verbs did not happen, or why its outcome is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
     /// The peer is gone, or the incarnation that the handle belongs to is. Ask for the location
-    /// again; a write may have landed in part, but was not published by this batch for sure.
+    /// again. A write may have landed in part, but this batch is not known to have published it.
     #[error("disconnected: {0}")]
     Disconnected(String),
-    /// No progress within the limit; the peer may live. As after `Disconnected`, a write is whole
-    /// or absent only once its plan has ended.
+    /// No progress within the limit; the peer may be alive. As after `Disconnected`, a write is
+    /// known to be whole or absent only once its plan has ended.
     #[error("timed out: {0}")]
     Timeout(String),
-    /// The token is unknown, fenced, or does not cover what was asked. Nothing of the request was
-    /// placed if it was refused at once; a plan revoked in the middle ends here, too.
+    /// The token is unknown, fenced, or does not cover the request. If the request was refused at
+    /// once, nothing was written; a plan that is revoked during a request is reported by this kind,
+    /// too.
     #[error("refused: {0}")]
     Refused(String),
-    /// The two ends share no secret, or this end's cannot be used [I20]; or what came back was not
-    /// said by the other end. Of a request whose answer this is, nothing is known.
-    #[error("not let in: {0}")]
+    /// The two ends share no secret, or this end's cannot be used [I20]; or an answer had a wrong
+    /// tag. The outcome of the request of such an answer is unknown.
+    #[error("not authenticated: {0}")]
     Unauthenticated(String),
-    /// Outside the segment, or a word that is not aligned. Nothing of the batch was placed.
+    /// Outside the segment, or an unaligned word. Nothing of the batch was executed.
     #[error("out of bounds: {0}")]
     OutOfBounds(String),
-    /// The peer speaks another version or sent nonsense.
+    /// The peer uses another version or violated the protocol.
     #[error("protocol: {0}")]
     Protocol(String),
-    /// The operating system said no, for a reason that is not the peer's.
+    /// A system call failed, for a reason that does not involve the peer.
     #[error("{call} on {target}: {source}")]
     Io {
         /// System call or step.

@@ -1,7 +1,6 @@
-//! What two ends that could reach each other's memory through devices of their own tell each other
-//! before they do: plain values, which travel in the hello and its answer. The devices themselves
-//! are behind these traits and the feature `rdma`; without it nobody makes an offer, and none is
-//! taken.
+//! What two ends exchange before they access each other's memory through RDMA devices: plain values
+//! in the hello and its answer. The devices themselves are behind these traits and the feature
+//! `rdma`; without it no offer is made or accepted.
 
 use crate::error::TransportError;
 use crate::verbs::{Alive, Verbs};
@@ -15,16 +14,16 @@ use std::sync::Arc;
 /// Which devices and addresses to use.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct FabricConfig {
-    /// Devices by name; none: every one with an active port.
+    /// Device names; empty: every device with an active port.
     pub devices: Vec<String>,
-    /// Which entry of the GID table; none: RoCE v2 over IPv4 first.
+    /// Index in the GID table; none: prefer RoCE v2 over IPv4.
     pub gid_index: Option<u8>,
-    /// Queue pairs of one way, at most [`MAX_PAIRS`]; 0: one for each device of this end.
+    /// Queue pairs of one data path, at most [`MAX_PAIRS`]; 0: one for each device of this end.
     pub pairs: usize,
 }
 
 impl FabricConfig {
-    /// Whether somebody wants these very devices: then going without is an error.
+    /// Whether specific devices are configured: then failing to use them is an error.
     pub fn is_particular(&self) -> bool {
         !self.devices.is_empty() || self.gid_index.is_some()
     }
@@ -35,12 +34,11 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// Devices and addresses in use, for people.
     fn describe(&self) -> String;
 
-    /// Registers a segment with every device, so that others can reach it, each of its `parts` for
-    /// what they may do with that one. `counts`: the first device changes words that several
-    /// parties count, and no other does [I1].
+    /// Registers a segment with every device for remote access, with an access right for each of
+    /// its `parts`. `counts`: only the first device changes words with several writers [I1].
     ///
     /// # Errors
-    /// If the memory has no address, the parts do not make it up, or it cannot be registered (the
+    /// If the memory has no address, the parts do not add up to it, or it cannot be registered (the
     /// limit of locked memory).
     fn export(
         &self,
@@ -49,29 +47,29 @@ pub trait Fabric: Send + Sync + fmt::Debug {
         counts: bool,
     ) -> Result<Arc<dyn Exported>, TransportError>;
 
-    /// A client's end of a way to an owner.
+    /// The client's end of a data path to an owner.
     ///
     /// # Errors
-    /// If a device has no room for it, or the link of none is up.
+    /// If a device has no resources for it, or no device has an active link.
     fn offer(&self) -> Result<Box<dyn Offering>, TransportError>;
 
-    /// Registers a caller's buffer with every device: what is written out of it or read into it is
-    /// not copied on the way. Takes seconds per GiB.
+    /// Registers a caller's buffer with every device, so that reads and writes of it need no copy.
+    /// Takes seconds per GiB.
     ///
     /// # Errors
     /// If it cannot be registered (the limit of locked memory).
     fn register(&self, buffer: Buffer) -> Result<RegisteredBuffer, TransportError>;
 }
 
-/// A buffer that devices know, for as long as it lives. Works like any other memory, too.
+/// A buffer registered with the devices as long as it lives. Otherwise normal memory.
 pub struct RegisteredBuffer {
-    // What devices know goes before the memory.
+    // Declared first: the registration is dropped before the memory.
     _registered: Box<dyn Any + Send + Sync>,
     buffer: Buffer,
 }
 
 impl RegisteredBuffer {
-    /// A buffer, and what undoes its registration when it is dropped.
+    /// A buffer, and the value whose drop undoes its registration.
     pub fn new(buffer: Buffer, registered: Box<dyn Any + Send + Sync>) -> Self {
         Self { _registered: registered, buffer }
     }
@@ -97,38 +95,38 @@ impl DerefMut for RegisteredBuffer {
     }
 }
 
-/// A segment that others may reach through devices.
+/// A segment that remote hosts can access through devices.
 pub trait Exported: Send + Sync + fmt::Debug {
-    /// Makes the owner's end for an offer, connected to it.
+    /// Creates the owner's end for an offer and connects it.
     ///
     /// # Errors
-    /// If the offer is none, or none of its pairs can be connected: the client then takes another
-    /// way.
+    /// If the offer is invalid, or none of its pairs can be connected: the client then uses another
+    /// data path.
     fn accept(&self, offer: &Offer) -> Result<(Arc<dyn RemoteAccess>, Answer), TransportError>;
 }
 
-/// A client's way into a segment, until it is severed.
+/// The owner's end of a client's data path to a segment, until it is severed.
 pub trait RemoteAccess: Send + Sync + fmt::Debug {
-    /// Ends it: after this the devices execute nothing of that client here [I10]. Idempotent.
+    /// Ends it: after this the devices execute nothing more of that client here [I10]. Idempotent.
     fn sever(&self);
 
     /// Whether it was severed.
     fn is_severed(&self) -> bool;
 
-    /// The owner's pairs that it is made of, by number.
+    /// Numbers of the owner's queue pairs.
     fn pairs(&self) -> &[u32];
 }
 
-/// A client's end that is connected to nobody yet.
+/// A client's end that is not connected yet.
 pub trait Offering: Send + fmt::Debug {
-    /// What the owner is to be told.
+    /// The offer to send to the owner.
     fn offer(&self) -> Offer;
 
-    /// Connects to an owner that accepted, and tries each pair once; those through which nothing
-    /// comes are left out. Blocks for up to 2.5 s.
+    /// Connects to an owner that accepted, and tests each pair once; pairs that do not work are
+    /// left out. Blocks for up to 2.5 s.
     ///
     /// # Errors
-    /// If the ends cannot be connected, or nothing comes through any pair that could be the first.
+    /// If the ends cannot be connected, or no pair works that can be the first.
     fn connect(
         self: Box<Self>,
         answer: &Answer,
@@ -137,12 +135,11 @@ pub trait Offering: Send + fmt::Debug {
     ) -> Result<Arc<dyn Verbs>, TransportError>;
 }
 
-/// One queue pair, as the other end has to know it. Addresses are of the network's, in its byte
-/// order.
+/// Address of one queue pair, for the other end. Network addresses are in network byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PairAddress {
-    /// Which of its host's devices it belongs to: it meets the other host's device of that number,
-    /// if it can.
+    /// Number of its device at its host: it is connected to the other host's device of that number,
+    /// if possible.
     pub rail: u8,
     /// GID of its port.
     pub gid: [u8; 16],
@@ -154,44 +151,44 @@ pub struct PairAddress {
     pub serial: u32,
     /// Bytes of payload in one packet.
     pub mtu_bytes: u32,
-    /// Reads and atomics it takes in at once.
+    /// Reads and atomics that it can receive concurrently.
     pub reads_in: u8,
-    /// Reads and atomics it has in flight at once.
+    /// Reads and atomics that it can have in flight.
     pub reads_out: u8,
 }
 
-/// What other hosts may do with a part of a segment. Its owner's device refuses the rest, and the
-/// pair fails.
+/// What remote hosts may do with a part of a segment. The owner's device refuses everything else,
+/// and the pair fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Access {
-    /// Read it.
+    /// Read.
     Read,
-    /// Read it, and change its words by atomics: where claims are counted.
+    /// Read, and change words by atomics: the claim counter.
     Count,
-    /// Read and write it and change its words by atomics, each access in its order: headers.
+    /// Read, write, and change words by atomics, with ordered accesses: headers.
     Words,
-    /// Read and write it, and one write may overtake another on its way to memory [I5].
+    /// Read and write; writes may be reordered on their way to memory [I5].
     Payload,
 }
 
 impl Access {
-    /// Whether it may be written.
+    /// Whether remote writes are permitted.
     pub fn writes(self) -> bool {
         matches!(self, Self::Words | Self::Payload)
     }
 }
 
-/// The next so many bytes of a segment.
+/// A part of a segment; the parts follow each other from offset 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// How many.
+    /// Length in bytes.
     pub len: u64,
-    /// What others may do with them.
+    /// What remote hosts may do with it.
     pub access: Access,
 }
 
 impl Part {
-    /// A segment of words, then as much payload: for tries and tests.
+    /// A segment of words, then the same length of payload: for trials and tests.
     pub fn halves(segment: u64) -> [Self; 2] {
         let half = |access| Self { len: segment / 2, access };
         [half(Access::Words), half(Access::Payload)]
@@ -201,31 +198,32 @@ impl Part {
 /// Registered memory of the other end: a part of its segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteRange {
-    /// Where it begins in the segment.
+    /// Segment offset.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Where it lies for the device there.
+    /// Address for the remote device.
     pub address: u64,
-    /// What its device wants to be shown.
+    /// Remote key (rkey).
     pub key: u32,
-    /// What its device lets this end do there.
+    /// What the remote device permits.
     pub access: Access,
 }
 
-/// A client's end: a pair, and which kind of end it is to meet.
+/// A client's offer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Offer {
-    /// Its pairs, one for each way that the two ends are to have between them.
+    /// Its pairs, one for each connection between the two ends.
     pub pairs: Vec<PairAddress>,
 }
 
-/// An owner's end.
+/// An owner's answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// One for each pair offered: whom it is connected to, and what it reaches; or why it is not.
+    /// For each pair offered: the pair it is connected to and the memory it reaches, or why not.
     pub paths: Vec<Result<DataPath, String>>,
-    /// One device of the owner counts: without a way to it there is none [I1].
+    /// One device of the owner executes the counting atomics: a client that cannot reach it gets no
+    /// data path [I1].
     pub one_counts: bool,
 }
 
@@ -234,11 +232,25 @@ pub struct Answer {
 pub struct DataPath {
     /// The owner's pair.
     pub pair: PairAddress,
-    /// The segment, whole, in order and without gaps, as that pair's device knows it.
+    /// The whole segment, in order and without gaps, with the addresses and keys of that pair's
+    /// device.
     pub ranges: Vec<RemoteRange>,
-    /// That device, and no other of the owner's, changes the words that several parties count [I1].
+    /// Only this device of the owner executes the atomics on words with several writers [I1].
     pub counts: bool,
 }
 
-/// Most pairs of one offer: no more are looked at.
+/// Most pairs of one offer; an offer with more is refused.
 pub const MAX_PAIRS: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::FabricConfig;
+
+    #[test]
+    fn what_is_asked_for_by_name_or_number_is_particular() {
+        let any = FabricConfig { pairs: 2, ..FabricConfig::default() };
+        assert!(!any.is_particular());
+        assert!(FabricConfig { devices: vec!["rxe0".into()], ..any.clone() }.is_particular());
+        assert!(FabricConfig { gid_index: Some(0), ..any }.is_particular());
+    }
+}

@@ -1,6 +1,6 @@
-//! One gate per plan: whoever places bytes for the plan is inside while it does; a fence closes the
-//! gate and then waits until everybody is out [I10]. It knows neither plan nor memory, and it never
-//! spins: waiting is a futex with a deadline.
+//! One gate per plan: a writer is inside the gate while it writes bytes for the plan; a fence
+//! closes the gate and then waits until no writer is inside [I10]. The gate contains neither plan
+//! nor memory, and it never spins: waiting is a futex with a deadline.
 
 use nkv_store::clock::{BootClock, Clock};
 use rustix::thread::futex;
@@ -9,48 +9,50 @@ use std::time::Duration;
 
 const CLOSED: u32 = 1 << 31;
 
-/// A gate that is open until closed, for ever. Bit 31: closed; the rest: how many are inside.
+/// A gate is open until it is closed permanently. Bit 31: closed; the rest: number of writers
+/// inside.
 #[derive(Debug, Default)]
 pub struct Gate(AtomicU32);
 
-/// Proof of being inside. Every byte placed before it is dropped is visible to whoever then sees
-/// the gate empty.
+/// Proof of being inside. Every byte written before it is dropped is visible to a thread that then
+/// sees the gate empty.
 #[derive(Debug)]
 #[must_use = "the gate is left when this is dropped"]
 pub struct InFlight<'a>(&'a Gate);
 
 impl Gate {
-    /// An open gate with nobody inside.
+    /// An open gate, empty.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Goes in; `None` once the gate is closed.
+    /// Enters; `None` once the gate is closed.
     pub fn enter(&self) -> Option<InFlight<'_>> {
         self.acquire().then(|| InFlight(self))
     }
 
-    /// Goes in without a guard: for an owner of the gate, who must `go_out` once for every true.
+    /// Enters without a guard: the caller must call [`Gate::release`] once for every true.
     pub(crate) fn acquire(&self) -> bool {
-        // SeqCst against `close`: either we see the gate closed or the closer sees us inside.
+        // SeqCst against `close`: either this thread sees the gate closed or the closer sees it
+        // inside.
         let went = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |w| {
-            // 2^31 - 1 inside at once cannot be: refusing is the safe answer all the same.
+            // 2^31 - 1 writers inside at once cannot happen; refusing is still the safe answer.
             (w & CLOSED == 0 && w + 1 < CLOSED).then_some(w + 1)
         });
         went.is_ok()
     }
 
-    /// Leaves; every byte placed inside is visible to whoever then sees the gate empty.
+    /// Leaves; every byte written inside is visible to a thread that then sees the gate empty.
     pub(crate) fn release(&self) {
         let before = self.0.fetch_sub(1, Ordering::SeqCst);
-        debug_assert!(before & !CLOSED > 0, "left a gate that nobody was inside");
+        debug_assert!(before & !CLOSED > 0, "left an empty gate");
         // Only a fence waits, and it closes first: leaving an open gate costs no system call.
         if before == CLOSED | 1 {
             let _ = futex::wake(&self.0, futex::Flags::PRIVATE, i32::MAX as u32);
         }
     }
 
-    /// Nobody enters any more. Idempotent.
+    /// Closes the gate: nobody can enter any more. Idempotent.
     pub fn close(&self) {
         self.0.fetch_or(CLOSED, Ordering::SeqCst);
     }
@@ -60,13 +62,13 @@ impl Gate {
         self.0.load(Ordering::SeqCst) & CLOSED != 0
     }
 
-    /// True if nobody is inside now. Final only once the gate is closed.
+    /// True if no writer is inside now. Final only once the gate is closed.
     pub fn is_drained(&self) -> bool {
         self.0.load(Ordering::SeqCst) & !CLOSED == 0
     }
 
-    /// Waits until nobody is inside; false if somebody still is after `timeout`. Close
-    /// first: on an open gate the answer is neither prompt nor final.
+    /// Waits until no writer is inside; false if one still is after `timeout`. Close first: on an
+    /// open gate the answer is neither prompt nor final.
     pub fn wait_drained(&self, timeout: Duration) -> bool {
         let clock = BootClock;
         let deadline = clock.now_ns().saturating_add(timeout.as_nanos() as u64);
@@ -83,7 +85,8 @@ impl Gate {
                 tv_sec: (left / 1_000_000_000) as i64,
                 tv_nsec: (left % 1_000_000_000) as i64,
             };
-            // Any return (woken, word changed, timed out, signal) is answered by looking again.
+            // After any return (woken, word changed, timed out, signal) the loop checks the word
+            // again.
             let _ = futex::wait(&self.0, futex::Flags::PRIVATE, word, Some(&left));
         }
     }

@@ -1,7 +1,7 @@
 //! The tokens of open plans and of producers with log rights: what each may change, and the fence
-//! that ends it [I10]. Lies outside the Owner actor and is shared with the tcp agent, so a
-//! panicking actor loses no fence. It places no byte itself and forgets a token when it is told to,
-//! after its fence: an unknown one is refused.
+//! that ends it [I10]. It is kept outside the Owner actor and shared with the tcp agent, so a panic
+//! of the actor loses no fence. It writes no byte itself. A token is forgotten on request after its
+//! fence; an unknown token is refused.
 
 use crate::access::{Access, Cut, Intent, Permit};
 use crate::gate::Gate;
@@ -12,8 +12,8 @@ use nkv_store::layout::{PRODUCER_FIELDS, PUBLISH_OFF, epoch_of, low, state, word
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long a request waits for its token to appear: the producer may hear of the plan from the
-/// master a moment before the owner does.
+/// How long a request waits for its token to appear: the producer may receive the plan from the
+/// master shortly before the owner does.
 pub const TOKEN_WAIT: Duration = Duration::from_millis(500);
 
 /// What one open plan may change in the owner's segment.
@@ -34,7 +34,7 @@ fn within(offset: u64, len: u64, start: u64, room: u64) -> bool {
 }
 
 impl Grant {
-    /// Whether a producer of this plan may do this. Nothing else of the segment is its to change.
+    /// Checks whether the plan permits this change. Nothing else in the segment may be changed.
     pub fn check(&self, intent: &Intent) -> Result<(), String> {
         let publish = self.header_off.saturating_add(PUBLISH_OFF);
         let allowed = match *intent {
@@ -64,7 +64,7 @@ impl Grant {
     }
 }
 
-/// What a token stands for.
+/// The rights of a token.
 #[derive(Debug)]
 enum Rights {
     Plan(Grant),
@@ -88,7 +88,8 @@ impl Entry {
 #[derive(Debug, Default)]
 struct Known {
     entries: HashMap<u64, Arc<Entry>>,
-    // Who waits for a token to appear. Nobody, nearly always: then an open costs no system call.
+    // Number of requests that wait for a token. Nearly always 0, and then `open` makes no system
+    // call.
     waiting: usize,
 }
 
@@ -108,7 +109,7 @@ pub struct Admitted {
 }
 
 impl Grants {
-    /// No tokens.
+    /// An empty table.
     pub fn new() -> Self {
         Self::default()
     }
@@ -117,14 +118,14 @@ impl Grants {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on `token` may change what `grant` covers. A token known already stays as it is: a
-    /// repeated open neither widens a grant nor lifts a fence. Token 0 is never granted.
+    /// From now on `token` may change what `grant` covers. A known token stays unchanged: a
+    /// repeated open neither extends a grant nor lifts a fence. Token 0 is never granted.
     pub fn open(&self, token: u64, grant: Grant) {
         self.open_as(token, Rights::Plan(grant));
     }
 
-    /// From now on `token` may claim in the log and write what it claimed, over any connection. As
-    /// with [`Grants::open`], a token known already stays as it is.
+    /// From now on `token` may claim in the log and write its claims, over any connection. As with
+    /// [`Grants::open`], a known token stays unchanged.
     pub fn open_log(&self, token: u64, rights: Arc<LogRights>) {
         self.open_as(token, Rights::Log(rights));
     }
@@ -143,14 +144,15 @@ impl Grants {
         }
     }
 
-    /// Fences a token: no request is admitted any more, and connections that are inside are cut, so
-    /// that not even a stalled one stays. False if the token is unknown, which is refused anyway.
-    /// The fence is complete when [`Grants::is_drained`].
+    /// Fences a token: no further request is admitted, and connections inside are cut, so that not
+    /// even a stalled one stays. False if the token is unknown, which is refused anyway. The fence
+    /// is complete when [`Grants::is_drained`].
     pub fn revoke(&self, token: u64) -> bool {
         let Some(entry) = self.lock().entries.get(&token).cloned() else {
             return false;
         };
-        // Closed first: who enters the list after we looked at it sees the gate closed and leaves.
+        // Closed first: a request that enters the list after it was read sees the gate closed and
+        // leaves.
         entry.gate.close();
         for connection in entry.in_flight().iter() {
             connection.cut();
@@ -158,14 +160,14 @@ impl Grants {
         true
     }
 
-    /// True if no byte of this token is or will be placed: it is unknown, or revoked with nobody
-    /// left inside.
+    /// True if no byte of this token is or will be written: it is unknown, or revoked with no
+    /// request inside.
     pub fn is_drained(&self, token: u64) -> bool {
         self.lock().entries.get(&token).is_none_or(|e| e.gate.is_closed() && e.gate.is_drained())
     }
 
-    /// Waits for [`Grants::is_drained`] of a revoked token; false if somebody is inside after
-    /// `timeout`.
+    /// Waits for [`Grants::is_drained`] of a revoked token; false if a request is still inside
+    /// after `timeout`.
     pub fn wait_drained(&self, token: u64, timeout: Duration) -> bool {
         let Some(entry) = self.lock().entries.get(&token).cloned() else {
             return true;
@@ -173,16 +175,16 @@ impl Grants {
         entry.gate.is_closed() && entry.gate.wait_drained(timeout)
     }
 
-    /// Drops a token whose fence is complete or whose plan ended well. It is closed by this at the
-    /// latest. A token with log rights: only after its fence, for the rights cannot be settled
-    /// while somebody is inside.
+    /// Removes a token whose fence is complete or whose plan ended normally; closes its gate. A
+    /// token with log rights only after its fence, since the rights cannot be settled while a
+    /// request is inside.
     pub fn forget(&self, token: u64) {
         if let Some(entry) = self.lock().entries.remove(&token) {
             entry.gate.close();
         }
     }
 
-    /// Tokens known now, revoked ones included.
+    /// Number of known tokens, including revoked ones.
     pub fn len(&self) -> usize {
         self.lock().entries.len()
     }
@@ -192,7 +194,7 @@ impl Grants {
         self.len() == 0
     }
 
-    /// The entry of a token, waited for if need be.
+    /// The entry of a token; waits for it to appear if needed.
     fn find(&self, token: u64, wait: Duration) -> Option<Arc<Entry>> {
         let deadline = self.clock.now_ns().saturating_add(wait.as_nanos() as u64);
         let mut known = self.lock();
@@ -220,7 +222,7 @@ impl Grants {
     ) -> Result<Admitted, String> {
         let entry = self.find(token, wait).ok_or_else(|| {
             format!(
-                "token {token:#018x} is of no open plan or log right (waited {} ms)",
+                "token {token:#018x} belongs to no open plan or log right (waited {} ms)",
                 wait.as_millis()
             )
         })?;
@@ -240,7 +242,7 @@ impl Grants {
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        // Before the gate: who sees it empty finds no claim in use.
+        // Before the gate: a thread that sees the gate empty also finds no claim in use.
         if let Rights::Log(log) = &self.entry.rights {
             log.leave(&self.cut);
         }

@@ -1,13 +1,13 @@
-//! nkv-transport: how bytes and words move.
+//! nkv-transport: moves bytes and words between processes.
 //!
-//! - [`verbs`] is the data plane's one trait of one-sided verbs; [`local`], [`shm`] and [`tcp`]
+//! - [`verbs`] is the trait of one-sided verbs of the data plane; [`local`], [`shm`] and [`tcp`]
 //!   implement it and pass one conformance suite.
-//! - [`gate`], [`grants`], [`log_rights`] and [`access`] say who may place bytes, and let a fence
-//!   be sure that nobody does.
-//! - [`wire`] carries the control plane: frames, and the network seam. [`ring`] carries the same
-//!   frames between two processes of one host without a system call.
+//! - [`gate`], [`grants`], [`log_rights`] and [`access`] decide who may write bytes, and let a
+//!   fence prove that nobody writes any more.
+//! - [`wire`] carries the control plane: frames, and the network interface. [`ring`] carries the
+//!   same frames between two processes of one host without a system call.
 //!
-//! This crate knows segments, offsets and tokens; keys, objects and actors are others' business.
+//! This crate handles segments, offsets and tokens; keys, objects and actors are not its concern.
 #![expect(unsafe_code, reason = "payload moves between sockets and shared memory by raw pointers")]
 
 pub mod access;

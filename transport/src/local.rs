@@ -1,5 +1,5 @@
-//! Verbs over a segment of this very process. Token and gate are the caller's business: code of
-//! this process is trusted to enter its plan's gate before it posts.
+//! Verbs over a segment of this process. Token and gate are the caller's responsibility: code of
+//! this process enters its plan's gate before it posts.
 
 use crate::error::TransportError;
 use crate::mapped::Mapped;
@@ -101,7 +101,7 @@ mod tests {
         }
     }
 
-    /// Memory that lets the write at one offset wait.
+    /// Memory that blocks the write at one offset.
     #[derive(Debug)]
     struct Slow(AnonMemory, u64, AtomicBool);
 

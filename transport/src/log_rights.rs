@@ -1,23 +1,25 @@
-//! What one producer without the segment's memory may do in the device log: the tcp agent claims
-//! for its connections, lets each write only what its producer claimed, and knows at any moment
-//! what is open (docs/reference/log.md, section 3). One value per producer and token, over whatever
-//! connections. It places bytes only when it settles what an ended producer left; it asks nobody
+//! What a producer that does not map the segment may do in the device log. The tcp agent claims for
+//! its connections, permits each write only within the producer's claims, and always knows which
+//! claims are open (docs/reference/log.md, section 3). One value per producer and token, for all
+//! its connections. It writes bytes only to settle what a fenced producer left; it sends no message
 //! and waits for nothing.
 //!
-//! *Nothing open below B?* An entry is in the table, under its lock, before the fetch-and-add that
-//! the agent makes for it. If that one returned p < B, where the owner read B from `bump_ptr`, the
-//! owner's acquire load synchronises with its release: the entry was made before the question, and
-//! the answer, under the same lock, comes after it. It finds the entry, at a bound that is not
-//! above p or at p itself, or what removed it: the claim's last verb, executed. So a yes stays
-//! true.
+//! *Why the answer "none open below B" is right.* An entry is in the table, under its lock, before
+//! the agent makes the fetch-and-add for it. If that one returned p < B, where the owner read B
+//! from `bump_ptr`, the owner's acquire load synchronises with its release: the entry was made
+//! before the question, and the answer, under the same lock, comes after it. The answer finds the
+//! entry, at a bound that is at most p or at p itself, or its removal after the claim's last verb
+//! was executed. So an answer "none open" stays true.
 //!
-//! *Over is over.* Once READY took, or DEAD was stored, the owner may hand the bytes to the next
-//! lap at any time. So a claim ends only in a request that is alone inside it, and as that
-//! request's last verb for it: whoever is inside a claim holds it open, below B as well.
+//! *No write after the last verb of a claim.* Once READY was stored by the compare-and-swap, or
+//! DEAD was stored, the owner may give the bytes to the next lap at any time. So a claim ends only
+//! in a request that is the only one inside it, as that request's last verb for it. A request that
+//! is inside a claim keeps it open, also for questions about positions below B.
 //!
-//! *What a header says.* The owner believes a header whose size is a claim's. One that said more
-//! than was claimed would settle what others claimed. So the fields are looked at as they arrive,
-//! and no word that makes the owner look at them is stored before they were written.
+//! *Header contents are checked.* The owner accepts a header whose size is that of a claim. A
+//! header that states more than was claimed would settle other producers' claims. So the fields are
+//! checked when they arrive, and no word that makes the owner read them is stored before they were
+//! written.
 
 mod change;
 mod table;
@@ -34,7 +36,8 @@ use std::mem::offset_of;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use table::{At, Claim, Table};
 
-/// Claims that one producer may have open over tcp, waiting ones included. Above, the plan path.
+/// Claims that one producer may have open over tcp, including those that wait for room. Further
+/// puts use the plan path.
 pub const MAX_OPEN_CLAIMS: usize = 64;
 
 /// The log rights of one producer, behind one token. See [`crate::grants::Grants::open_log`].
@@ -45,27 +48,27 @@ pub struct LogRights {
     table: Mutex<Table>,
 }
 
-/// What an ended producer left behind, and what became of it.
+/// What a fenced producer left in the log, and how it was settled.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-#[must_use = "what was abandoned is for the owner to note, and who is inside to wait for"]
+#[must_use = "record `abandoned` at the owner, and wait for the requests in flight"]
 pub struct EndedClaims {
-    /// Claims that are DEAD now: the owner's next pass takes note of them.
+    /// Claims that are DEAD now: the owner's next pass records them.
     pub dead: u64,
-    /// Claims that were READY or DEAD though the agent did not come to note it.
+    /// Claims that were READY or DEAD already, without the agent having recorded it.
     pub over: u64,
-    /// Claims above the limit: nothing was written there, nor ever will be. The owner notes them by
-    /// `DeviceLog::abandon`. Returned again by every later call.
+    /// Claims above the limit: nothing was written there, nor ever will be. The owner records them
+    /// with `DeviceLog::abandon`. Every later call returns them again.
     pub abandoned: Vec<Abandon>,
-    /// Fetch-and-adds that failed or panicked: where they claimed, if they did, nobody knows. The
-    /// hole rule voids it, and nobody has it open any more.
+    /// Fetch-and-adds that failed or panicked: the position that they claimed, if any, is unknown.
+    /// The hole rule voids it, and no producer has it open any more.
     pub unknown: u64,
-    /// Claims that a request is still inside: nothing was done about them. The fence was not
+    /// Claims that a request is still inside, which were left unchanged. The fence was not
     /// complete; call again when it is.
     pub in_flight: u64,
 }
 
 impl LogRights {
-    /// Rights to a log, with nothing claimed. `memory` is the segment of which `geometry` speaks.
+    /// Rights to a log, with nothing claimed. `memory` is the segment that `geometry` describes.
     pub fn new(geometry: LogGeometry, memory: Arc<dyn Memory>) -> LogRights {
         LogRights { geometry, memory, table: Mutex::default() }
     }
@@ -74,8 +77,8 @@ impl LogRights {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The answer to "nothing open below this position?". Once true it stays true; false says only
-    /// "not yet".
+    /// The answer to "have you no claim open below this position?". Once true it stays true; false
+    /// means only "not yet".
     pub fn clear_below(&self, below: u64) -> bool {
         self.lock().claims.iter().all(|claim| match claim.at {
             // Its fetch-and-add comes after this answer, hence after B was read.
@@ -84,7 +87,7 @@ impl LogRights {
         })
     }
 
-    /// Claims open, and those of them in doubt: made or not, nobody will know, until
+    /// Open claims, and those of them in doubt: whether they were made stays unknown until
     /// [`LogRights::finish`].
     pub fn open(&self) -> (usize, usize) {
         let table = self.lock();
@@ -92,9 +95,9 @@ impl LogRights {
         (open, table.claims.iter().filter(|claim| Table::in_doubt(claim)).count())
     }
 
-    /// The producer gave up this claim. True if it was open, nothing was written for it and nobody
-    /// is inside: it is over now, and `DeviceLog::abandon` is to be called. On false it must not
-    /// be: the claim is not this producer's, or is or was being written.
+    /// The producer gives up this claim. True if it was open, nothing was written for it and no
+    /// request is inside: it is over now, and the caller must call `DeviceLog::abandon`. On false
+    /// it must not: the claim is not this producer's, or is being written, or was written.
     pub fn abandon(&self, claim: Abandon) -> bool {
         let Abandon { p, n } = claim;
         let mut table = self.lock();
@@ -105,9 +108,10 @@ impl LogRights {
         found.map(|i| table.claims.swap_remove(i)).is_some()
     }
 
-    /// Ends these rights and settles what is open, once its token is revoked with nobody inside:
-    /// DEAD, unless READY, below the limit, and [`EndedClaims::abandoned`] above it. May be
-    /// repeated, and has to be after an error (a device lost) or with somebody inside.
+    /// Ends these rights and settles the open claims, after the token was revoked and drained. A
+    /// claim below the limit becomes DEAD unless it is READY; claims above it are returned in
+    /// [`EndedClaims::abandoned`]. May be repeated, and must be after an error (a device lost) or
+    /// if a request was still inside.
     pub fn finish(&self) -> Result<EndedClaims, StoreError> {
         let mut table = self.lock();
         table.closed = true;
@@ -133,9 +137,9 @@ impl LogRights {
         Ok(settled)
     }
 
-    /// DEAD for a claim below the limit that nobody is inside; false if it was over. Then the slot
-    /// may be another claim's by now, and is not touched. Else it is this claim's until the store
-    /// below: the tail does not pass what nobody settled.
+    /// Marks a claim below the limit as DEAD if no request is inside; false if it was over. In that
+    /// case the slot may belong to another claim by now and is not changed. Else it belongs to this
+    /// claim until the store below: the tail does not pass an unsettled claim.
     fn kill(&self, p: u64, n: u64) -> Result<bool, StoreError> {
         let (at, Some(epoch)) =
             (self.geometry.header_off(self.geometry.slot(p)), self.geometry.epoch(p))
@@ -148,21 +152,21 @@ impl LogRights {
         }
         let nobody = KeyId { hash: 0, check: 0 };
         let fields = producer_fields(nobody, 0, 0, self.geometry.payload_off(p), n);
-        // What its producer had written over any connection is before it [I4].
+        // Everything its producer has written over any connection is ordered before this [I4].
         self.memory.flush();
         self.memory.write(at, &fields)?;
         self.memory.store(at + PUBLISH_OFF, dead(epoch))?;
         Ok(true)
     }
 
-    /// Whether a request may make this change, as the claims are now. If so the request is inside
-    /// the claim, or has a place for the one it makes, until [`LogRights::leave`].
+    /// Whether a request may make this change, with the current claims. If so, the request is
+    /// inside the claim, or has an entry for the one it makes, until [`LogRights::leave`].
     pub(crate) fn check(&self, intent: &Intent, cut: &Arc<dyn Cut>) -> Result<(), String> {
         let geometry = &self.geometry;
         let change = LogChange::of(geometry, intent).ok_or_else(|| {
             format!(
-                "{intent:?} is nothing that a producer of the log does: it adds whole units of {} \
-                 up to {} bytes to the word at {BUMP_PTR_OFF}, and writes what it claimed",
+                "{intent:?} is not a change of a log producer: it adds whole units of {}, up to {} \
+                 bytes, to the word at {BUMP_PTR_OFF}, and writes into its claims",
                 geometry.unit(),
                 geometry.max_claim()
             )
@@ -175,7 +179,7 @@ impl LogRights {
         if let LogChange::Bump { n } = change {
             if table.claims.len() >= MAX_OPEN_CLAIMS {
                 return Err(format!(
-                    "{MAX_OPEN_CLAIMS} claims of this token are open: settle some, or take the \
+                    "{MAX_OPEN_CLAIMS} claims of this token are open: settle some, or use the \
                      plan path"
                 ));
             }
@@ -185,23 +189,22 @@ impl LogRights {
         let Some((i, p)) = table.find(geometry, &change, |claim| claim.below(geometry, limit))
         else {
             return Err(format!(
-                "{intent:?} is covered by none of the {} open claims of this token: only what was \
-                 claimed and is not over may be written, with its own epoch, and below the limit \
-                 of {limit}",
+                "{intent:?} is covered by none of the {} open claims of this token: write \
+                 only into open claims, with their own epoch, and below the limit of {limit}",
                 table.claims.len()
             ));
         };
         let claim = &mut table.claims[i];
         let allowed = claim.allow(geometry, p, &change, cut);
         if allowed.is_err() && matches!(change, LogChange::Dead { .. }) {
-            // Its producer wants an end of it: a request that hangs inside would keep it open.
+            // Its producer wants to end it: a request that hangs inside would keep it open.
             let others = claim.users.iter().filter(|user| !Arc::ptr_eq(&user.cut, cut));
             others.for_each(|user| user.cut.cut());
         }
         allowed
     }
 
-    /// A change that was allowed comes next.
+    /// A permitted change is about to be executed.
     pub(crate) fn starts(
         &self,
         intent: &Intent,
@@ -212,7 +215,7 @@ impl LogRights {
         let lost = || format!("{intent:?} was not allowed");
         let change = LogChange::of(geometry, intent).ok_or_else(lost)?;
         if let LogChange::Bump { n } = change {
-            // Whatever the fetch-and-add finds is not below what is found now.
+            // The fetch-and-add returns no lower value than this.
             let bound = self.memory.load(BUMP_PTR_OFF).map_err(|e| e.to_string())?;
             let mut table = self.lock();
             let claim = table.on_its_way(n, cut, |at| at == At::Asked).ok_or_else(lost)?;
@@ -229,7 +232,7 @@ impl LogRights {
         Ok(())
     }
 
-    /// A change was made.
+    /// A change was executed.
     pub(crate) fn done(&self, intent: &Intent, found: u64, cut: &Arc<dyn Cut>) {
         let geometry = &self.geometry;
         let mut table = self.lock();
@@ -257,13 +260,14 @@ impl LogRights {
         }
     }
 
-    /// The request of this connection is out: it places no more.
+    /// The request of this connection has left: it writes nothing more.
     pub(crate) fn leave(&self, cut: &Arc<dyn Cut>) {
         self.lock().leave(cut);
     }
 }
 
-/// Whether these are the fields of the claim of `n` bytes at `p`, as the owner would believe them.
+/// Whether these are correct header fields for the claim of `n` bytes at `p`, as the owner checks
+/// them.
 fn fields_of(geometry: &LogGeometry, p: u64, n: u64, bytes: &[u8]) -> Result<(), String> {
     let word = |at: usize| {
         let word = bytes.get(at..at + 8).and_then(|word| word.try_into().ok());
@@ -276,7 +280,7 @@ fn fields_of(geometry: &LogGeometry, p: u64, n: u64, bytes: &[u8]) -> Result<(),
         return Ok(());
     }
     Err(format!(
-        "a header that says {total:?} bytes at {base:?} for the claim of {n} bytes at {p}, whose \
+        "a header that states {total:?} bytes at {base:?} for the claim of {n} bytes at {p}, whose \
                  payload lies at {}",
         geometry.payload_off(p)
     ))

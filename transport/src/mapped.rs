@@ -1,6 +1,6 @@
-//! Verbs over memory that this process can touch: what `local`, `shm` and the tcp agent have in
-//! common. It runs them in order, and the memory orders each; who may do so was decided before. No
-//! slice is ever made over shared bytes: others write them meanwhile.
+//! Verbs over memory that this process can access: the common part of `local`, `shm` and the tcp
+//! agent. It runs them in order, each with the memory order it needs; permission was checked
+//! before. No slice is ever made over shared bytes, since other processes write them meanwhile.
 
 use crate::error::TransportError;
 use crate::verbs::{Alive, Op, check_batch};
@@ -9,11 +9,11 @@ use nkv_store::{Memory, Stripes};
 use std::fmt;
 use std::sync::Arc;
 
-/// One segment as this process reaches it.
+/// One segment as this process accesses it.
 #[derive(Debug, Clone)]
 pub(crate) struct Mapped {
     memory: Arc<dyn Memory>,
-    // Present where the CPU may touch the memory; VRAM has none.
+    // Present if the CPU can access the memory; VRAM has none.
     host: Option<HostRegion>,
     stripes: Stripes,
 }
@@ -35,7 +35,7 @@ impl Mapped {
         self.memory.len()
     }
 
-    /// The bytes at `offset` by address, if the CPU may touch them and `len` of them are there.
+    /// The address of `len` bytes at `offset`, if the CPU can access them and they are in bounds.
     pub(crate) fn at(&self, offset: u64, len: usize) -> Option<*mut u8> {
         let host = self.host?;
         let end = offset.checked_add(len as u64)?;
@@ -74,7 +74,7 @@ impl Mapped {
         self.memory.flush();
     }
 
-    /// A whole batch, strictly in order, as [`crate::Verbs::post`] promises.
+    /// Executes a whole batch strictly in order, as [`crate::Verbs::post`] requires.
     pub(crate) fn post(
         &self,
         token: u64,
@@ -90,7 +90,7 @@ impl Mapped {
                 n => op.run_striped(self.memory.as_ref(), n)?,
             }
         }
-        // The owner may have died, and its memory be reused or stale, while we worked.
+        // Meanwhile the owner may have died, and its memory may be reused or stale.
         alive.check(who)
     }
 }

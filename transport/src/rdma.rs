@@ -1,13 +1,14 @@
-//! RDMA: one-sided verbs over reliable connected queue pairs, straight into memory that the other
-//! end registered. libibverbs is loaded when it is first asked for, so a program that has this
-//! starts anywhere, and a missing library or device is an error value.
+//! RDMA: one-sided verbs over reliable connected queue pairs, directly into memory that the other
+//! end registered. libibverbs is loaded on first use, so a program with this feature starts on any
+//! host, and a missing library or device is an error value.
 //!
 //! - [`open`] opens the devices of this host. An owner exports its segment, a client makes an
-//!   offer; what they tell each other goes over the control plane ([`crate::fabric`]).
-//! - Fencing [I10]: an owner severs a client's pairs. Once that returns its device executes nothing
-//!   of that client any more, whatever the client does.
-//! - [I1] No word that several parties modify is changed through here: of the words that a device's
-//!   atomics change, the plan's producer is the only writer of that epoch.
+//!   offer; both are exchanged over the control plane ([`crate::fabric`]).
+//! - Fencing [I10]: an owner severs a client's pairs. After that call has returned its device
+//!   executes nothing more of that client, whatever the client does.
+//! - [I1] No word with several writers is changed here, except the claim counter by its one
+//!   device: of all other words that a device's atomics change, the plan's producer is the only
+//!   writer of that epoch.
 
 mod batch;
 mod context;
@@ -41,22 +42,22 @@ use region::Domain;
 use staging::Staging;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Ranges of one way: the control block, before, at and behind what counts claims; headers; index
-/// and pins; payload.
+/// Most ranges of one data path: the control block (before, at and after the claim counter);
+/// headers; index and pins; payload.
 const MAX_RANGES: usize = 6;
 
-/// One device of this host, as `nkv doctor` shows it.
+/// One device of this host, as shown by `nkv doctor`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceReport {
     /// Its name.
     pub name: String,
-    /// What it can do.
+    /// Its capabilities.
     pub limits: Limits,
     /// Its ports.
     pub ports: Vec<Port>,
 }
 
-/// A device in use: one of its ports, by one of its addresses.
+/// A device in use: one of its ports, with one of its addresses.
 #[derive(Debug)]
 pub(crate) struct Device {
     domain: Arc<Domain>,
@@ -64,10 +65,10 @@ pub(crate) struct Device {
     port: PortAddress,
 }
 
-/// The devices that this process uses, by name; some of them cannot be used, or not yet.
+/// The devices that this process uses, by name; some cannot be used, or not yet.
 #[derive(Debug)]
 struct Devices {
-    // In the order in which hosts know them: the place of one is its rail.
+    // In the order of the host's device list; the index is the rail number.
     slots: Mutex<Vec<(String, Option<Arc<Device>>)>>,
     config: FabricConfig,
 }
@@ -75,7 +76,7 @@ struct Devices {
 /// The devices of this host with their ports.
 ///
 /// # Errors
-/// If there is no libibverbs, or the kernel has no RDMA; with advice.
+/// If libibverbs is missing, or the kernel has no RDMA; the text says what to do.
 pub fn devices() -> Result<Vec<DeviceReport>, TransportError> {
     let report = |name: String| {
         let context = Context::open(&name)?;
@@ -89,7 +90,7 @@ pub fn devices() -> Result<Vec<DeviceReport>, TransportError> {
 /// Opens the devices of this host.
 ///
 /// # Errors
-/// If one that was asked for is not there or cannot be used, or if there is none at all.
+/// If a requested device is missing or cannot be used, or if there is no device at all.
 pub fn open(config: &FabricConfig) -> Result<Arc<dyn fabric::Fabric>, TransportError> {
     Ok(Arc::new(Devices::open(config)?))
 }
@@ -109,7 +110,7 @@ impl Devices {
                 Ok(device) => slots.push((name, Some(Arc::new(device)))),
                 Err(e) if named > 0 => return Err(e),
                 Err(error) => {
-                    tracing::info!(device = name, %error, "an RDMA device that is not used");
+                    tracing::info!(device = name, %error, "an RDMA device is not used");
                     unfit.push(format!("{name}: {error}"));
                     slots.push((name, None));
                 }
@@ -126,8 +127,8 @@ impl Devices {
         Ok(Self { slots: Mutex::new(slots), config: config.clone() })
     }
 
-    /// Those that can be used, with their rails. One that could not before is tried again: its link
-    /// may be up now.
+    /// The usable devices, with their rails. With `again` one that could not be used before is
+    /// tried again: its link may be up now.
     fn each(&self, again: bool) -> Vec<(u8, Arc<Device>)> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         if again {
@@ -139,7 +140,7 @@ impl Devices {
         rails.filter_map(|(rail, (_, device))| Some((rail, device.clone()?))).collect()
     }
 
-    /// Pairs of the devices whose links are up.
+    /// Unconnected pairs of the devices whose links are up.
     fn unconnected(&self) -> Result<Offering, TransportError> {
         let up: Vec<_> = self.each(true).into_iter().filter(|(_, d)| d.is_up()).collect();
         if up.is_empty() {
@@ -198,7 +199,7 @@ impl Device {
         let port = Self::port_address(&context, limits, gid_index)?;
         if limits.requests < lane::CHAIN as u32 {
             let n = limits.requests;
-            return Err(TransportError::Protocol(format!("device {name} takes {n} requests only")));
+            return Err(TransportError::Protocol(format!("device {name} holds only {n} requests")));
         }
         if !limits.atomics {
             return Err(TransportError::Protocol(format!("device {name} has no atomics")));
@@ -208,7 +209,7 @@ impl Device {
         Ok(Self { domain, staging, port })
     }
 
-    /// The first active port, by its preferred address.
+    /// The first active port, with its preferred address.
     fn port_address(
         context: &Context,
         limits: Limits,
@@ -237,7 +238,7 @@ impl Device {
         )))
     }
 
-    /// Whether its port is active at this moment.
+    /// Whether its port is active now.
     fn is_up(&self) -> bool {
         self.context().is_active(self.port.port)
     }

@@ -1,5 +1,6 @@
-//! Verbs over another process's named shared memory, mapped here. As with `local`, whoever posts
-//! has entered its plan's gate; the owner learns of a dead process by its pidfd [I9] [I10].
+//! Verbs over another process's named shared memory, mapped here. As with `local`, the caller has
+//! entered its plan's gate before it posts; the owner detects a dead process by its pidfd [I9]
+//! [I10].
 
 use crate::error::TransportError;
 use crate::mapped::Mapped;
@@ -15,7 +16,7 @@ pub struct ShmVerbs {
 }
 
 impl ShmVerbs {
-    /// `alive` is marked dead by whoever watches the owner (pidfd, socket end).
+    /// `alive` is marked dead by the code that watches the owner (pidfd, socket close).
     pub fn new(memory: Arc<dyn Memory>, alive: Alive) -> Self {
         Self { mapped: Mapped::new(memory), alive }
     }

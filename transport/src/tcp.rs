@@ -1,7 +1,7 @@
 //! One-sided verbs over tcp: a client that posts batches, and an agent beside the segment that
 //! executes them with real memory accesses in its own threads. Blocking sockets and one thread per
 //! connection: measured faster than any event loop for payloads. No actor takes part; the agent
-//! asks its [`crate::access::Access`] and nothing else.
+//! asks only its [`crate::access::Access`] for permission.
 
 mod accept;
 mod agent;

@@ -1,6 +1,6 @@
-//! The data plane's one trait: one-sided verbs over one remote segment. Every transport implements
-//! it and passes the same conformance suite. A verb never waits for an actor, and nothing here
-//! knows keys, plans or objects.
+//! The trait of the data plane: one-sided verbs over one remote segment. Every transport implements
+//! it and passes the same conformance suite. A verb never waits for an actor, and keys, plans and
+//! objects do not appear here.
 
 use crate::error::TransportError;
 pub use nkv_store::op::Op;
@@ -10,8 +10,8 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Checks a whole batch before its first byte moves: bounds, alignment, and that a token is shown
-/// for what changes memory.
+/// Checks a whole batch before its first byte moves: bounds, alignment, and a nonzero token for
+/// verbs that change memory.
 pub(crate) fn check_batch(
     ops: &[Op<'_>],
     token: u64,
@@ -42,7 +42,7 @@ pub(crate) fn check_batch(
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Memory of this very process.
+    /// Memory of this process.
     Local,
     /// Named shared memory of this host.
     Shm,
@@ -82,27 +82,26 @@ impl FromStr for Kind {
 /// One batch of [`Verbs::post_many`].
 #[derive(Debug)]
 pub struct Post<'a, 'b> {
-    /// What authorises it.
+    /// Token that authorises the changes.
     pub token: u64,
     /// Its verbs, strictly in order.
     pub ops: &'a mut [Op<'b>],
 }
 
-/// Who sees the batches of [`Verbs::post_many`] off: each is asked about just before it leaves, and
-/// is notified of once it is over, so that a fence waits for what is in flight and not for what is
-/// still to come.
+/// Called around each batch of [`Verbs::post_many`]: just before it is sent, and once it is over.
+/// So a fence waits for batches in flight and not for those still to be sent.
 pub trait PostObserver {
-    /// Batch `index` is about to leave; an error is its result, and it does not leave. May come
-    /// again for one that was over without having happened.
+    /// Batch `index` is about to be sent. An error is its result, and it is not sent. Called again
+    /// if the batch is sent again because it was not executed.
     fn on_submit(&mut self, index: usize) -> Result<(), TransportError>;
 
-    /// This end sends nothing more of batch `index`, and waits for no answer to it. After an error
-    /// its bytes may lie in a socket still: the target's own fence is there for them. Comes once
-    /// for each time that it left.
+    /// This end sends nothing more of batch `index` and waits for no answer to it. After an error
+    /// its bytes may still be in a socket; the fence at the target handles those. Called once for
+    /// each successful `on_submit`.
     fn on_complete(&mut self, index: usize);
 }
 
-/// Lets everything go.
+/// Permits every batch.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoObserver;
 
@@ -114,22 +113,22 @@ impl PostObserver for NoObserver {
     fn on_complete(&mut self, _: usize) {}
 }
 
-/// One-sided verbs over one remote segment. Blocking: call it from a thread that may wait.
+/// One-sided verbs over one remote segment. Blocking: call it only from a thread that may block.
 pub trait Verbs: Send + Sync + fmt::Debug {
     /// Which transport this is.
     fn kind(&self) -> Kind;
 
     /// Executes the batch strictly in order [I4] and returns when all of it has happened in the
-    /// target memory and every result is filled in. Writes that follow each other without a gap
-    /// within one line of 64 bytes may be seen in any order among themselves. `token` authorises
-    /// writes and atomics; 0 reads only. The whole batch is checked before its first byte moves.
+    /// target memory and every result is filled in. Adjacent writes within one line of 64 bytes may
+    /// become visible in any order among themselves. `token` authorises writes and atomics; 0
+    /// permits reads only. The whole batch is checked before its first byte moves.
     ///
     /// Errors: see [`TransportError`]. After `Disconnected` and `Timeout` any prefix of the batch
-    /// may have happened; after `OutOfBounds` nothing of it has. A tcp batch that needs several
-    /// requests, as one with large verbs in stripes does, may be `Refused` after a prefix.
+    /// may have happened; after `OutOfBounds` nothing has. A tcp batch that needs several requests,
+    /// such as one with large verbs in stripes, may be `Refused` after a prefix was executed.
     fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError>;
 
-    /// One of many, by itself.
+    /// Posts one batch between its two observer calls.
     fn post_observed(
         &self,
         index: usize,
@@ -142,8 +141,8 @@ pub trait Verbs: Send + Sync + fmt::Debug {
         done
     }
 
-    /// Executes batches that have nothing to do with each other, in any order; each as
-    /// [`Verbs::post`] does, with a result of its own.
+    /// Executes independent batches, in any order; each as [`Verbs::post`] does, with its own
+    /// result.
     fn post_many(
         &self,
         posts: &mut [Post<'_, '_>],
@@ -153,16 +152,17 @@ pub trait Verbs: Send + Sync + fmt::Debug {
         posts.iter_mut().enumerate().map(one).collect()
     }
 
-    /// Lets go of what was not used lately; called now and then, and quick.
+    /// Closes connections and buffers that were not used lately. Called periodically; must be
+    /// quick.
     fn trim(&self) {}
 
-    /// False once the owner of the segment is known to be gone; never true again after that.
+    /// False once the owner of the segment is known to be gone; it never becomes true again.
     fn is_alive(&self) -> bool;
 
     /// Length of the segment in bytes.
     fn segment_len(&self) -> u64;
 
-    /// The devices of this end that it goes through, one for each queue pair.
+    /// The local devices in use, one for each queue pair.
     fn devices(&self) -> Vec<String> {
         Vec::new()
     }
@@ -196,7 +196,7 @@ pub trait Verbs: Send + Sync + fmt::Debug {
         Ok(result_of(&ops[0]))
     }
 
-    /// Compare-and-swap; returns the word found. Done iff it equals `expect`.
+    /// Compare-and-swap; returns the word found. Swapped iff it equals `expect`.
     fn compare_swap(
         &self,
         token: u64,
@@ -227,23 +227,24 @@ type Hook = Box<dyn Fn() + Send>;
 #[derive(Default)]
 struct AliveInner {
     dead: AtomicBool,
-    // Run once, by whoever marks it dead: they interrupt posts that wait for a peer.
+    // Run once, by the caller of `mark_dead`: they interrupt posts that wait for a peer.
     hooks: Mutex<Vec<Hook>>,
 }
 
-/// Whether the owner of a segment is still there. Clones share one flag; it only ever goes from
-/// alive to dead. Every verb checks it after its work and before it reports success (PROTOCOL
+/// Whether the owner of a segment is alive. Clones share one flag, which only changes from alive to
+/// dead. Every verb checks it after its work and before it reports success (docs/PROTOCOL.md,
 /// section 6).
 #[derive(Clone, Default)]
 pub struct Alive(Arc<AliveInner>);
 
 impl Alive {
-    /// A flag that says alive.
+    /// A flag in the state alive.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The owner is gone: every post from now on, and every one in flight, ends `Disconnected`.
+    /// Marks the owner as gone: every post from now on, and every one in flight, ends
+    /// `Disconnected`.
     pub fn mark_dead(&self) {
         if self.0.dead.swap(true, Ordering::SeqCst) {
             return;
@@ -259,15 +260,15 @@ impl Alive {
         !self.0.dead.load(Ordering::SeqCst)
     }
 
-    /// Runs `hook` when it dies; at once if it has. Hooks live as long as the flag, so one per
-    /// handle, not one per call.
+    /// Runs `hook` when the owner is marked dead; at once if it already is. Hooks live as long as
+    /// the flag, so register one per handle, not one per call.
     pub fn on_death(&self, hook: impl Fn() + Send + 'static) {
         if self.is_alive() {
             self.hooks().push(Box::new(hook));
             if self.is_alive() {
                 return;
             }
-            // It died meanwhile and may have missed the hook just pushed.
+            // It was marked dead meanwhile, and that call may have missed the hook just added.
             let late = std::mem::take(&mut *self.hooks());
             late.iter().for_each(|h| h());
         } else {

@@ -1,6 +1,6 @@
-//! The control plane's frames and the network seam under them. Frames are small, bounded and
-//! decoded without trust; payload bytes never travel here. Everything that opens a control
-//! connection does it through [`Net`], so that a simulation can put its own network underneath.
+//! The frames of the control plane and its network interface. Frames are small, bounded and decoded
+//! as untrusted input; payload bytes are never sent in them. All code that opens a control
+//! connection uses [`Net`], so that a simulation can replace the network.
 
 mod address;
 pub mod auth;

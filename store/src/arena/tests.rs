@@ -27,7 +27,7 @@ fn sizes_are_rounded_up_to_eight_bins_per_power_of_two() {
     }
 }
 
-/// The allocator's own idea of the bin that holds `units`.
+/// The allocator's bin for `units`.
 fn min_size(units: u32) -> u32 {
     offset_allocator::ext::min_allocator_size(units)
 }
@@ -112,7 +112,7 @@ fn a_rebuild_refuses_what_cannot_have_been_placed() {
     assert!(Arena::rebuild(region(100), 1, &[e(84, 16), e(0, 1)]).is_err());
 }
 
-/// What is taken, by offset.
+/// Taken ranges, by offset.
 #[derive(Default, Clone)]
 struct Model(BTreeMap<u64, u64>);
 
@@ -125,7 +125,7 @@ impl Model {
         self.0.iter().any(|(&at, &len)| at < e.end() && e.offset < at + len)
     }
 
-    /// The largest object that some hole can take.
+    /// The largest object that some free range can take.
     fn largest_hole(&self, region: &Region) -> u64 {
         if self.0.is_empty() {
             return region.len;
@@ -228,7 +228,7 @@ fn random_eviction_keeps_nine_tenths_of_the_arena_in_use() {
     };
     let (mut sum, mut samples) = (0.0, 0u32);
     for round in 0..60_000 {
-        // 4 KiB to 1 MiB, every power of two as often as the next.
+        // 4 KiB to 1 MiB, every power of two equally often.
         let bytes = (PAYLOAD_ALIGN << random(8)) + random(PAYLOAD_ALIGN << 3);
         let extent = loop {
             if let Ok(extent) = a.alloc(bytes) {
@@ -266,7 +266,7 @@ fn an_arena_grows_with_its_extents_and_keeps_them_where_they_are() {
     let sizes = |i: u64| (1 + i % 5) * PAYLOAD_ALIGN;
     let mut extents: Vec<Extent> = (0..n).map(|i| a.alloc(sizes(i)).unwrap()).collect();
     assert!(a.room >= n as u32);
-    // With holes of several sizes between them, it grows once more.
+    // With free ranges of several sizes between them, it grows once more.
     let gone: Vec<Extent> = extents.iter().copied().step_by(3).collect();
     extents.retain(|e| !gone.contains(e));
     gone.into_iter().for_each(|e| a.free(e).unwrap());

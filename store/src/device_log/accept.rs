@@ -1,6 +1,7 @@
-//! The owner takes note of what producers settled, in any order (docs/reference/log.md, section 4).
-//! Another process wrote the headers: one that does not fit is not believed, and stays a hole.
-//! It neither evicts nor voids on its own: what is void, a finished hole check has said.
+//! The owner records what producers settled, in any order (docs/reference/log.md, section 4). Other
+//! processes wrote the headers: a header that is not consistent is ignored, and its units stay a
+//! hole. This file neither retires nor voids by its own decision: a finished hole check decides
+//! what is void.
 
 use super::{Abandon, DeviceLog, Directory, Gap, Kind, LogObject};
 use crate::error::StoreError;
@@ -11,27 +12,29 @@ use crate::object::{dead, ready, writing};
 use crate::words::Words;
 
 /// Most abandoned claims kept above the frontier. A producer claims above the limit at most once
-/// until the limit moves, so honest ones stay far below; one too many becomes a hole.
+/// until the limit moves, so correct producers stay far below. A claim beyond this number becomes a
+/// hole.
 const MAX_AHEAD: usize = 4096;
 
-/// How many units ahead headers are fetched, each from the cache of the core that wrote it; and how
-/// many ahead, with the header there by then, what the directory will look at for its key.
+/// Units ahead of the walk at which a header is prefetched from the cache of the core that wrote
+/// it; then (`KEYS_AHEAD`), the header having arrived, at which the directory prefetches by its
+/// key.
 const HEADERS_AHEAD: u64 = 16;
 const KEYS_AHEAD: u64 = 8;
 
-/// What a pass over unknown units believes.
+/// Which publish and owner words a pass over unknown units accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pass {
-    /// What producers settled.
+    /// Claims that producers settled.
     Accept,
-    /// What the owner itself had accepted before its actor restarted.
+    /// Claims that the owner itself accepted before its actor restarted.
     Rebuild,
 }
 
-/// What the header of an unknown unit says.
+/// Content of the header of an unknown unit.
 enum Seen {
     Nothing,
-    /// A claim of so many bytes is being written, if the header is right.
+    /// A claim of so many bytes is being written, if the header is correct.
     Writing(u64),
     /// READY: its bytes, the object, the owner word.
     Ready(u64, LogObject, u64),
@@ -39,21 +42,22 @@ enum Seen {
     Dead(u64),
 }
 
-/// The answer to an [`Abandon`]. In every case the producer is done with its claim.
+/// The answer to an [`Abandon`]. In every case the producer needs to do nothing more for its claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AbandonReply {
     /// The claim is settled now.
     Noted,
-    /// It was before.
+    /// The claim was settled before.
     Already,
-    /// There is no such claim, or no room to note it: counted as a hole, if it is one.
+    /// There is no such claim, or no entry is free to record it. If it was a claim, it becomes a
+    /// hole.
     Refused,
 }
 
 impl DeviceLog {
-    /// Accepts everything that is settled, and voids what a finished hole check allows; the number
-    /// of claims and ranges that became known. Cheap where nothing is new. After an error (a
-    /// device lost) the call may be repeated.
+    /// Accepts every settled claim, and voids what a finished hole check permits. Returns how many
+    /// claims and void ranges became known. Cheap if nothing is new. After an error (such as a lost
+    /// device) the call may be repeated.
     pub fn accept<D: Directory + ?Sized>(
         &mut self,
         now_ns: u64,
@@ -62,7 +66,7 @@ impl DeviceLog {
         self.pass(Pass::Accept, now_ns, directory)
     }
 
-    /// One walk over all unknown units up to what is claimed and may be written.
+    /// One walk over all unknown units below both the claimed bytes and the limit.
     pub(super) fn pass<D: Directory + ?Sized>(
         &mut self,
         pass: Pass,
@@ -72,7 +76,8 @@ impl DeviceLog {
         let mut walk = Walk { pass, now_ns, directory, settled: 0, gaps: Vec::new() };
         let cap = self.claimed_bytes()?.min(self.limit);
         let mut gaps = std::mem::take(&mut self.gaps);
-        // A gap that ends at the frontier may be a claim that waited there and goes on beyond.
+        // A gap that ends at the frontier may be the start of a claim that waited there and extends
+        // beyond.
         let open_ended = gaps.pop_if(|gap| gap.end == self.frontier);
         let mut result = Ok(());
         for gap in gaps {
@@ -83,14 +88,14 @@ impl DeviceLog {
         }
         let fresh = Gap { start: self.frontier, end: self.frontier, since_ns: now_ns };
         let last = open_ended.unwrap_or(fresh);
-        // Also after an error: what it does not come to look at, it keeps.
+        // Also after an error: it keeps as gaps what it did not reach.
         let result = result.and(self.walk_frontier(last, cap, &mut walk));
         self.gaps = walk.gaps;
         let settled = walk.settled;
         result.map(|()| settled)
     }
 
-    /// From the last gap on, over what was not looked at yet, around claims abandoned ahead.
+    /// Walks from the last gap over the units not scanned yet, and skips claims abandoned ahead.
     fn walk_frontier<D: Directory + ?Sized>(
         &mut self,
         mut gap: Gap,
@@ -115,8 +120,8 @@ impl DeviceLog {
         }
     }
 
-    /// Looks at the units of one gap. What is settled becomes known, the rest stays a gap, or is
-    /// void below a finished check. On an error the rest is kept as a gap.
+    /// Reads the headers of one gap. What is settled becomes known; the rest stays a gap, or
+    /// becomes void below a finished check. After an error the rest stays a gap.
     fn walk<D: Directory + ?Sized>(
         &mut self,
         gap: Gap,
@@ -129,8 +134,7 @@ impl DeviceLog {
             self.prefetch_ahead(x, gap.end, walk.directory);
             let step = self.read_claim(x, gap.end, walk.pass).and_then(|seen| match seen {
                 Seen::Nothing => Ok(x + self.geometry.unit()),
-                // Only a hint, for the time until it is settled: once everybody answered, every
-                // unit is looked at.
+                // Only a hint until the claim is settled: below `clear_below` every unit is read.
                 Seen::Writing(n) if x >= self.clear_below => Ok(x + n),
                 Seen::Writing(_) => Ok(x + self.geometry.unit()),
                 Seen::Ready(n, object, owner) => {
@@ -162,7 +166,8 @@ impl DeviceLog {
         Ok(())
     }
 
-    /// Units that were looked at and are not settled: void as far as a finished check goes.
+    /// Units that were read and are not settled: void as far as a finished check permits, else a
+    /// gap.
     fn unknown<D: ?Sized>(&mut self, gap: Gap, (from, to): (u64, u64), walk: &mut Walk<'_, D>) {
         let void_to = to.min(self.clear_below);
         if from < void_to {
@@ -173,7 +178,7 @@ impl DeviceLog {
         walk.keep(gap, from.max(void_to), to);
     }
 
-    /// Begins to fetch the headers that a walk from `x` on looks at first.
+    /// Prefetches the headers that a walk from `x` reads first.
     pub(super) fn fetch_headers(&self, x: u64, end: u64) {
         let first = (x..end).step_by(self.geometry.unit() as usize).take(HEADERS_AHEAD as usize);
         for x in first {
@@ -182,8 +187,8 @@ impl DeviceLog {
         }
     }
 
-    /// Begins to fetch what a walk that is at `x` and ends at `end` will look at. Nothing of memory
-    /// that the CPU may not touch: a hint is worth no way to a device.
+    /// Prefetches what a walk that is at `x` and ends at `end` will read. Does nothing for memory
+    /// that the CPU cannot access: a hint does not justify an access to a device.
     #[inline]
     pub(super) fn prefetch_ahead<D: Directory + ?Sized>(&self, x: u64, end: u64, directory: &D) {
         if self.memory.host_base().is_none() {
@@ -202,8 +207,8 @@ impl DeviceLog {
         }
     }
 
-    /// The claim that begins at `x`, if its header says what section 4 of the page on logs asks
-    /// for: this epoch, its own place, a size that a claim can have, inside [x, end).
+    /// The claim that begins at `x`, if its header meets the conditions of docs/reference/log.md,
+    /// section 4: this epoch, its own position, a size that a claim can have, inside [x, end).
     #[inline]
     fn read_claim(&self, x: u64, end: u64, pass: Pass) -> Result<Seen, StoreError> {
         let Some(epoch) = self.geometry.epoch(x) else {
@@ -234,7 +239,7 @@ impl DeviceLog {
         })
     }
 
-    /// A published claim becomes live, a duplicate, or what it was before the actor restarted.
+    /// Settles a READY claim: live, a duplicate, or its state from before the actor restarted.
     fn settle_ready<D: Directory + ?Sized>(
         &mut self,
         (x, n): (u64, u64),
@@ -265,8 +270,8 @@ impl DeviceLog {
         Ok(())
     }
 
-    /// A producer gave up a claim that it never wrote to. Only whole claims that nobody settled
-    /// are noted; again is fine.
+    /// Records that a producer gave up a claim without having written to it. Only a whole claim
+    /// that is not settled yet is recorded; a repeated call is harmless.
     pub fn abandon(&mut self, claim: Abandon) -> Result<AbandonReply, StoreError> {
         let Abandon { p, n } = claim;
         let end = p.saturating_add(n);
@@ -303,8 +308,8 @@ impl DeviceLog {
         AbandonReply::Noted
     }
 
-    /// Takes [p, end) out of the gap it lies in. The last gap may be the beginning of a claim that
-    /// goes on above the frontier, since the limit was there.
+    /// Takes [p, end) out of the gap it lies in. A claim in the last gap may extend above the
+    /// frontier, because the limit was there.
     fn abandon_in_gap(&mut self, p: u64, end: u64) -> AbandonReply {
         let Some(i) = self.gaps.iter().position(|gap| (gap.start..gap.end).contains(&p)) else {
             return AbandonReply::Refused;
@@ -322,20 +327,20 @@ impl DeviceLog {
     }
 }
 
-/// One pass: what it goes by, and what it came to.
+/// State of one pass: its inputs and its results.
 struct Walk<'a, D: ?Sized> {
     pass: Pass,
     now_ns: u64,
     directory: &'a mut D,
-    /// Claims and void ranges that became known.
+    /// Claims and void ranges that became known in this pass.
     settled: u64,
-    /// What stays unknown, in order.
+    /// Units that stay unknown, in order.
     gaps: Vec<Gap>,
 }
 
 impl<D: ?Sized> Walk<'_, D> {
-    /// Keeps [start, end) of a gap unknown. It is as old as the gap only where that began: the
-    /// gap at the frontier grows at one end while it is settled at the other.
+    /// Keeps [start, end) of a gap unknown. It inherits the gap's age only if it starts where the
+    /// gap starts: the gap at the frontier grows at one end while claims are settled at the other.
     fn keep(&mut self, gap: Gap, start: u64, end: u64) {
         if start < end {
             let since_ns = if start == gap.start { gap.since_ns } else { self.now_ns };

@@ -1,10 +1,10 @@
-//! The producer's side: one fetch-and-add claims bytes, slot and epoch, and what the claim came to
-//! is decided here, as values. It posts nothing and waits for nothing: the verbs go over whatever
-//! transport, and how long a claim waits in line is the caller's to say.
+//! The producer's side: one fetch-and-add claims bytes, slot and epoch, and this file decides, as
+//! values, what the claim is good for. It posts nothing and waits for nothing: the caller posts the
+//! verbs over its transport and decides how long a claim waits for room.
 //!
-//! One put, in order: [`ControlLine::read`], [`LogPut::room`], `OpenClaims::enter`,
+//! The steps of one put: [`ControlLine::read`], [`LogPut::room`], `OpenClaims::enter`,
 //! [`LogPut::fetch_add`], [`LogPut::claimed`] with `OpenClaim::note`, then [`Claim::next`] until it
-//! says where to write. Whoever leaves this order early takes the plan path.
+//! returns where to write. A producer that cannot complete these steps uses the plan path.
 
 use super::LogGeometry;
 use crate::key::KeyId;
@@ -15,22 +15,23 @@ use std::mem::offset_of;
 
 /// Segment offset of the word of claimable bytes.
 pub const HEAP_LIMIT_OFF: u64 = offset_of!(HeapCtl, heap_limit) as u64;
-/// Segment offset of the word of claimed bytes, the only one that several parties modify [I1].
+/// Segment offset of the word of claimed bytes, the only word with several writers [I1].
 pub const BUMP_PTR_OFF: u64 = offset_of!(HeapCtl, bump_ptr) as u64;
 
-/// The first 64 bytes of a segment: limit and bump. Where they come in several reads, limit comes
-/// first; both only grow.
+/// The first 64 bytes of a segment, with `heap_limit` and `bump_ptr`. If a transport splits the
+/// read, it reads `heap_limit` first; both words only grow.
 #[derive(Debug, Clone, Copy)]
 pub struct ControlLine([u8; 64]);
 
 impl ControlLine {
-    /// Not read yet: everything is refused by it.
+    /// Not read yet: it permits no claim.
     pub fn unread() -> ControlLine {
         ControlLine([0; 64])
     }
 
-    /// As it was known before, in parts: both words only grow, so neither is too high. For who
-    /// would pay a round trip for reading it: what the fetch-and-add finds says the rest.
+    /// From values known before, possibly read at different times: both words only grow, so neither
+    /// value is too high. For a caller for which a read costs a round trip: the fetch-and-add
+    /// returns the current bump.
     pub fn known(heap_limit: u64, bump_ptr: u64) -> ControlLine {
         let mut line = [0; 64];
         for (at, word) in [(HEAP_LIMIT_OFF, heap_limit), (BUMP_PTR_OFF, bump_ptr)] {
@@ -39,18 +40,18 @@ impl ControlLine {
         ControlLine(line)
     }
 
-    /// Reads it.
+    /// The verb that reads it.
     pub fn read(&mut self) -> Op<'_> {
         Op::Read { offset: 0, dst: &mut self.0 }
     }
 
-    /// Bytes that may be written, as of the read; it only grows.
+    /// Position up to which claims may be written, at the time of the read; it only grows.
     #[inline]
     pub fn heap_limit(&self) -> u64 {
         self.word(HEAP_LIMIT_OFF)
     }
 
-    /// Bytes that were claimed, as of the read; it only grows.
+    /// Bytes claimed, at the time of the read; it only grows.
     #[inline]
     pub fn bump_ptr(&self) -> u64 {
         self.word(BUMP_PTR_OFF)
@@ -64,7 +65,7 @@ impl ControlLine {
     }
 }
 
-/// Why a put takes the plan path. Nothing was claimed.
+/// Why a put uses the plan path. Nothing was claimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlanPath {
     /// More bytes than a claim may have.
@@ -81,14 +82,15 @@ pub enum PlanPath {
         /// Bytes that may be claimed.
         heap_limit: u64,
     },
-    /// The claimed bytes are no whole units: another process broke the word, the log is of no use.
+    /// The claimed bytes are not whole units: another process overwrote the word and the log is
+    /// unusable.
     Broken {
         /// The word found.
         bump_ptr: u64,
     },
 }
 
-/// One object on its way into the log.
+/// One object to be written to the log.
 #[derive(Debug, Clone, Copy)]
 pub struct LogPut {
     geometry: LogGeometry,
@@ -99,8 +101,8 @@ pub struct LogPut {
 }
 
 impl LogPut {
-    /// An object of `bytes_total` bytes in `pages` (number, bytes of each). `TooLarge` above a
-    /// quarter of the log.
+    /// An object of `bytes_total` bytes in `pages` (number, bytes of each). `TooLarge` if it
+    /// exceeds a quarter of the log.
     pub fn new(
         geometry: LogGeometry,
         key: KeyId,
@@ -113,29 +115,30 @@ impl LogPut {
         Ok(LogPut { geometry, key, pages, bytes_total, n: n? })
     }
 
-    /// Whether to claim at all. The bump that was read is the lower bound to enter `OpenClaims`
-    /// with: whatever the fetch-and-add returns is not below it.
+    /// Whether to claim at all. Returns the bump that was read: the lower bound with which to enter
+    /// `OpenClaims`, since the fetch-and-add returns no lower value.
     #[inline]
     pub fn room(&self, line: &ControlLine) -> Result<u64, PlanPath> {
         let (heap_limit, bump_ptr) = (line.heap_limit(), line.bump_ptr());
         if !bump_ptr.is_multiple_of(self.geometry.unit()) {
             return Err(PlanPath::Broken { bump_ptr });
         }
-        // The owner's limit never passes the last epoch, so what fits below it has one [I3].
+        // The owner's limit never passes the last epoch, so every position below it has an epoch
+        // [I3].
         match bump_ptr.checked_add(self.n) {
             Some(end) if end <= heap_limit => Ok(bump_ptr),
             _ => Err(PlanPath::Full { bump_ptr, heap_limit }),
         }
     }
 
-    /// The claim. From here on the log counts on it: it is settled, abandoned, or voided by the
-    /// hole rule [I13].
+    /// The claim. After it the log depends on the producer: the claim must be settled or abandoned,
+    /// or the hole rule voids it [I13].
     #[inline]
     pub fn fetch_add(&self) -> Op<'static> {
         Op::FetchAdd { offset: BUMP_PTR_OFF, add: self.n, old: 0 }
     }
 
-    /// The claim that the fetch-and-add made: `p` is the word it found.
+    /// The claim that the fetch-and-add made: `p` is the value it returned.
     #[inline]
     pub fn claimed(&self, p: u64) -> Claim {
         Claim { put: *self, p }
@@ -147,7 +150,7 @@ impl LogPut {
     }
 }
 
-/// A claim that nothing was written for.
+/// A claim for which nothing was written yet.
 #[derive(Debug)]
 #[must_use = "a claim that is neither placed, skipped nor abandoned is a hole in the log"]
 pub struct Claim {
@@ -155,32 +158,33 @@ pub struct Claim {
     p: u64,
 }
 
-/// What a claim came to.
+/// What to do with a claim.
 #[derive(Debug)]
 pub enum ClaimStep {
-    /// It reaches above the limit: wait in line, read the control line again, ask again. Never
-    /// claim again meanwhile, never touch its slot [I13]; past the caller's patience, abandon it.
+    /// It extends above the limit: wait, read the control line again, and call [`Claim::next`]
+    /// again. Meanwhile do not claim again and do not touch its slot [I13]. After the caller's time
+    /// limit abandon it.
     Wait(Claim),
-    /// It does not lie in one piece: post [`Skip::ops`], and begin anew once they have landed.
+    /// It crosses the end of the log: post [`Skip::ops`], and start again after they have landed.
     Skip(Skip),
-    /// Here the object is written.
+    /// The claim is usable: write the object here.
     Write(ClaimWrite),
 }
 
 impl Claim {
-    /// Where it begins.
+    /// Position at which it begins.
     pub fn position(&self) -> u64 {
         self.p
     }
 
-    /// What to do now that this limit was read.
+    /// What to do with the claim, given the limit that was read.
     #[inline]
     pub fn next(self, heap_limit: u64) -> ClaimStep {
         let Claim { put, p } = self;
         let geometry = put.geometry;
         let below = p.checked_add(put.n).is_some_and(|end| end <= heap_limit);
-        // A position of no whole units, or of no epoch, is no place to write: only a word broken
-        // by another process gives one. Such a claim waits until it is abandoned.
+        // A position that is not on a unit or has no epoch only results from a word that another
+        // process overwrote. Such a claim waits until it is abandoned.
         let Some(epoch) = geometry.epoch(p).filter(|_| below && geometry.is_claim(p, put.n)) else {
             return ClaimStep::Wait(Claim { put, p });
         };
@@ -193,23 +197,23 @@ impl Claim {
         ClaimStep::Write(ClaimWrite { put, p, slot, epoch, header_off, payload_base })
     }
 
-    /// Gives it up unwritten. The value goes to the owner; whatever becomes of it, this producer
-    /// writes nothing there, so its entry may be left at once.
+    /// Gives the claim up, unwritten. Send the value to the owner. Whatever the owner answers, this
+    /// producer writes nothing there, so its entry in `OpenClaims` may be left at once.
     pub fn abandon(self) -> Abandon {
         Abandon { p: self.p, n: self.put.n }
     }
 }
 
-/// A claim given up by a producer who wrote nothing there, and never will.
+/// A claim given up by a producer that wrote nothing there and never will.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Abandon {
-    /// Where it begins.
+    /// Position at which it begins.
     pub p: u64,
     /// Bytes claimed.
     pub n: u64,
 }
 
-/// A claim across the end of the log: its header says so, its bytes stay unused.
+/// A claim that crosses the end of the log: its header marks it, its bytes stay unused.
 #[derive(Debug)]
 pub struct Skip {
     header_off: u64,
@@ -218,8 +222,8 @@ pub struct Skip {
 }
 
 impl Skip {
-    /// The header's fields, then (DEAD, epoch), which the owner believes: flushed between, since
-    /// both lie in one line.
+    /// The header's fields, then (DEAD, epoch), on which the owner acts. A flush separates them
+    /// because both lie in one cache line.
     pub fn ops(&self) -> [Op<'_>; 3] {
         [
             Op::Write { offset: self.header_off, src: &self.fields },
@@ -229,7 +233,7 @@ impl Skip {
     }
 }
 
-/// A claim that is being written: its place, and the verbs that fill it.
+/// A claim that is being written: its position, and the verbs that fill it.
 #[derive(Debug)]
 pub struct ClaimWrite {
     put: LogPut,
@@ -249,7 +253,7 @@ impl ClaimWrite {
         Publication::new(at, key, pages, self.payload_base, bytes_total)
     }
 
-    /// The producer's own abort, after an error before READY was posted.
+    /// The producer's abort, after an error before READY was posted.
     pub fn abort(&self) -> Abort {
         let (n_pages, page_size) = self.put.pages;
         let LogPut { key, bytes_total, .. } = self.put;
@@ -257,12 +261,12 @@ impl ClaimWrite {
         Abort { header_off: self.header_off, epoch: self.epoch, fields }
     }
 
-    /// Where it begins.
+    /// Position at which it begins.
     pub fn position(&self) -> u64 {
         self.p
     }
 
-    /// Header slot and epoch: what a location names.
+    /// Header slot and epoch, as in a location.
     pub fn slot(&self) -> (u32, u32) {
         (self.slot, self.epoch)
     }
@@ -273,7 +277,7 @@ impl ClaimWrite {
     }
 }
 
-/// The end of a claim whose writing failed.
+/// Marks as DEAD a claim whose writing failed.
 #[derive(Debug)]
 pub struct Abort {
     header_off: u64,
@@ -282,8 +286,8 @@ pub struct Abort {
 }
 
 impl Abort {
-    /// Flush, the header's fields once more (the write that failed may have been theirs, and the
-    /// owner believes no DEAD without them), then (DEAD, epoch).
+    /// Flush, the header's fields once more, then (DEAD, epoch). The fields are repeated because
+    /// the write that failed may have been theirs, and the owner ignores a DEAD without them.
     pub fn ops(&self) -> [Op<'_>; 4] {
         [
             Op::Flush,

@@ -1,5 +1,5 @@
-//! Who is notified of what becomes of a log's objects, and the numbers kept about them. No
-//! decisions.
+//! The interface that is notified of every change of a log's objects, and the counters of those
+//! changes. It decides nothing.
 
 use crate::key::KeyId;
 use crate::layout::ObjHeader;
@@ -25,7 +25,7 @@ pub struct LogObject {
 }
 
 impl LogObject {
-    /// What the header of a claim says.
+    /// The object that the header of a claim describes.
     #[inline]
     pub(super) fn of((slot, epoch): (u32, u32), header: &ObjHeader) -> LogObject {
         LogObject {
@@ -40,20 +40,21 @@ impl LogObject {
     }
 }
 
-/// What finds the objects of a segment by key: the one-sided index, and with it whoever is notified
-/// of every object. Called by the owner alone, in the order that readers rely on: `insert` after
-/// the owner word is LIVE, `remove` after it is not.
+/// Finds the objects of a segment by key: the one-sided index, together with anything that must be
+/// notified of each object. Only the owner calls it, in the order that readers rely on: `insert`
+/// after the owner word is LIVE, `remove` after it is no longer LIVE.
 pub trait Directory {
-    /// Whether an object of this key, of the log or not, is served in this segment. Exact: a false
-    /// yes refuses a put that was promised, a false no serves two objects of one key [I15].
+    /// Whether an object of this key, in the log or in the heap, is served in this segment. Exact:
+    /// a false yes refuses a put that must succeed, a false no serves two objects of one key [I15].
     fn contains(&self, key: &KeyId) -> bool;
-    /// The object is served from now on. After an actor restart again for those that were.
+    /// The object is served from now on. Called again after an actor restart for objects served
+    /// before.
     fn insert(&mut self, object: &LogObject);
-    /// The object of that slot and epoch is not served any more. The key is what its header says
-    /// now: if they disagree, slot and epoch are right.
+    /// The object of that slot and epoch is no longer served. `key` is read from the header at this
+    /// time: if it disagrees with slot and epoch, slot and epoch are right.
     fn remove(&mut self, key: &KeyId, slot: u32, epoch: u32);
-    /// A key of this hash will be looked at soon. Only a hint: the header it comes from may be an
-    /// old one.
+    /// A key of this hash will be looked up soon. Only a hint: the header that it comes from may be
+    /// an old one.
     fn expect(&self, hash: u64) {
         let _nothing_to_fetch = hash;
     }
@@ -80,34 +81,35 @@ impl Sum {
     }
 }
 
-/// What became of the claims since this table was made. The first seven add up, by bytes, to all
-/// that is settled.
+/// Counts of claims by outcome since this table was created. The first seven add up, in bytes, to
+/// everything that is settled.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogCounts {
-    /// Below the tail when the table was made: 0 unless the owner's actor restarted.
+    /// Bytes below the tail when the table was created: 0 unless the owner's actor restarted.
     pub before_bytes: u64,
-    /// Made LIVE, or found so after an actor restart.
+    /// Made LIVE, or found LIVE after an actor restart.
     pub accepted: Sum,
-    /// Found retired, or refused, after an actor restart.
+    /// Found retired or refused after an actor restart.
     pub found_retired: Sum,
-    /// Published, but of a key that was there before.
+    /// READY, but the key was served already.
     pub duplicates: Sum,
-    /// Not in one piece, or aborted by its producer.
+    /// DEAD: across the end of the log, or aborted by the producer.
     pub skipped: Sum,
-    /// Given up by its producer while it waited in line.
+    /// Given up by the producer while it waited for room.
     pub abandoned: Sum,
-    /// Void by the hole rule. Claims cannot be told apart there: ranges are counted.
+    /// Void by the hole rule. `claims` counts ranges here, since single claims cannot be
+    /// distinguished.
     pub voided: Sum,
-    /// Of those accepted: retired to make room.
+    /// Accepted claims that were retired to make room.
     pub evicted: Sum,
-    /// Of those accepted: retired because somebody asked.
+    /// Accepted claims that were retired on request.
     pub removed: Sum,
     /// Hole checks begun.
     pub hole_checks: u64,
 }
 
 impl LogCounts {
-    /// Bytes settled one way or another, of all time.
+    /// Bytes settled with any outcome, since the log was formatted.
     pub fn settled_bytes(&self) -> u64 {
         let sums = [
             self.accepted,
@@ -121,7 +123,7 @@ impl LogCounts {
     }
 }
 
-/// What lies in a log now.
+/// Claims and bytes that are in a log now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LogUsage {
     /// Served.

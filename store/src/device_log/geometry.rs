@@ -1,4 +1,4 @@
-//! Where the log of a segment lies, and how a position in it names bytes, slot and epoch at once.
+//! The position of a segment's log, and how a position in the log determines bytes, slot and epoch.
 //! Arithmetic only: it reads no memory.
 
 use crate::error::StoreError;
@@ -10,8 +10,8 @@ pub const MAX_LOG_UNITS: u64 = 1 << 31;
 /// Fewest units of a log: the largest claim is a quarter of it.
 pub const MIN_LOG_UNITS: u64 = 4;
 
-/// Where the log lies, checked. A *position* is a byte count since the log began; it never goes
-/// back. Position p uses header slot (p mod L)/U at epoch p div L + 1.
+/// The geometry of a log, checked. A *position* is a byte count since the log was formatted; it
+/// never decreases. Position p uses header slot (p mod L)/U at epoch p div L + 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogGeometry {
     log_base: u64,
@@ -23,8 +23,8 @@ pub struct LogGeometry {
 impl LogGeometry {
     /// A log of `log_bytes` (L) bytes at segment offset `log_base`, in units of `unit` (U) bytes,
     /// whose headers are the slots from segment offset `header_base` on. `InvalidConfig` unless U
-    /// is a multiple of 64, L a multiple of U, of 4 to 2^31 units, and all offsets are numbers.
-    /// Whether the regions lie in the segment, and apart, is checked by whoever carves it.
+    /// is a multiple of 64, L is 4 to 2^31 units, and no offset overflows. The caller checks that
+    /// the regions lie in the segment and do not overlap.
     pub fn new(
         log_base: u64,
         log_bytes: u64,
@@ -71,7 +71,7 @@ impl LogGeometry {
         (self.log_bytes / self.unit) as u32
     }
 
-    /// Where the payloads lie: what a reader validates against [I2].
+    /// The region of the payloads, which a reader validates against [I2].
     pub fn region(&self) -> Region {
         Region { offset: self.log_base, len: self.log_bytes }
     }
@@ -82,18 +82,18 @@ impl LogGeometry {
         (p % self.log_bytes / self.unit) as u32
     }
 
-    /// Epoch of a position; `None` past the last [I3].
+    /// Epoch of a position; `None` above the last epoch [I3].
     #[inline]
     pub fn epoch(&self, p: u64) -> Option<u32> {
         u32::try_from(p / self.log_bytes).ok()?.checked_add(1)
     }
 
-    /// The first position that has no epoch: nothing is ever claimable from here on.
+    /// The first position without an epoch: no position from here on is ever claimable.
     pub fn end(&self) -> u64 {
         u64::from(u32::MAX).saturating_mul(self.log_bytes)
     }
 
-    /// The position that a slot has at an epoch.
+    /// The position of a slot at an epoch.
     pub fn position(&self, slot: u32, epoch: u32) -> Option<u64> {
         let lap = u64::from(epoch.checked_sub(1)?);
         let inside = (slot < self.slots()).then(|| u64::from(slot) * self.unit)?;
@@ -106,7 +106,7 @@ impl LogGeometry {
         self.log_base + p % self.log_bytes
     }
 
-    /// Segment offset of a slot's header; of a slot that is not the log's [`NOWHERE`], which every
+    /// Segment offset of a slot's header. For a slot outside the log it is [`NOWHERE`], which every
     /// memory refuses.
     #[inline]
     pub fn header_off(&self, slot: u32) -> u64 {
@@ -122,8 +122,9 @@ impl LogGeometry {
         quarter - quarter % self.unit
     }
 
-    /// Bytes that an object of so many logical bytes claims: rounded up to units, at least one.
-    /// `None` above [`LogGeometry::max_claim`]. The owner computes the same from the header.
+    /// Bytes that an object of so many logical bytes claims: rounded up to units, at least one
+    /// unit. `None` above [`LogGeometry::max_claim`]. The owner computes the same value from the
+    /// header.
     #[inline]
     pub fn claim_bytes(&self, bytes_total: u64) -> Option<u64> {
         if bytes_total > self.max_claim() {
@@ -132,13 +133,14 @@ impl LogGeometry {
         Some(bytes_total.max(1).next_multiple_of(self.unit))
     }
 
-    /// True if a claim of `n` bytes at `p` does not lie in one piece: it is skipped.
+    /// True if a claim of `n` bytes at `p` crosses the end of the log: it is skipped.
     #[inline]
     pub fn wraps(&self, p: u64, n: u64) -> bool {
         p % self.log_bytes + n > self.log_bytes
     }
 
-    /// True if a claim can lie there: whole units, not more than a quarter, numbers that exist.
+    /// True if `n` bytes at `p` can be a claim: whole units, at most a quarter of the log, no
+    /// overflow.
     pub fn is_claim(&self, p: u64, n: u64) -> bool {
         let whole = p.is_multiple_of(self.unit) && n.is_multiple_of(self.unit);
         whole && (self.unit..=self.max_claim()).contains(&n) && p.checked_add(n).is_some()

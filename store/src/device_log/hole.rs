@@ -1,15 +1,15 @@
 //! The hole rule (docs/reference/log.md, section 6): a claim that nobody settled becomes void, but
-//! only after every process that could have made it has said that it has none open, or can write no
-//! more [I14]. The types are the rule: [`DeviceLog::close_holes`] takes an [`HoleClear`], which
-//! only an [`HoleInquiry`] without anybody left makes. It sends no question and knows no time
-//! limit; fencing is the caller's.
+//! only after every process that could have made it has answered that it has no such claim open, or
+//! can write no more [I14]. The types enforce the rule: [`DeviceLog::close_holes`] takes a
+//! [`HoleClear`], which only an [`HoleInquiry`] without outstanding producers returns. This file
+//! sends no message and has no time limit; the caller fences producers.
 
 use super::{DeviceLog, Directory, Sum};
 use crate::error::StoreError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A hole is old enough: everybody is to be asked. Take the list of those to ask *after* this was
-/// made: who comes later claims above.
+/// A hole is old enough: the owner must ask every producer. List the producers to ask *after* this
+/// value was made: a producer that attaches later claims above.
 #[derive(Debug)]
 #[must_use = "no other check begins before this one ends"]
 pub struct HoleCheck {
@@ -18,20 +18,20 @@ pub struct HoleCheck {
 }
 
 impl HoleCheck {
-    /// The question is: "is nothing of yours open below this position?"
+    /// The position B of the question "have you no claim open below B?".
     pub fn below(&self) -> u64 {
         self.below
     }
 
-    /// Asks these: every process with log rights, and every connection that claims through an
-    /// agent, those that are not heard of any more included unless they are surely dead.
+    /// Starts the inquiry. `producers` is every process with log rights and every connection that
+    /// claims through an agent, including unreachable ones unless they are known to be dead.
     pub fn ask<P: PartialEq>(self, producers: impl IntoIterator<Item = P>) -> HoleInquiry<P> {
         let outstanding = producers.into_iter().collect();
         HoleInquiry { number: self.number, below: self.below, outstanding, fenced: 0 }
     }
 }
 
-/// A check under way: who has not answered yet.
+/// A hole check in progress: the producers that have not answered yet.
 #[derive(Debug)]
 #[must_use = "no other check begins before this one ends"]
 pub struct HoleInquiry<P> {
@@ -42,31 +42,32 @@ pub struct HoleInquiry<P> {
 }
 
 impl<P: PartialEq> HoleInquiry<P> {
-    /// The position asked about.
+    /// The position B that the question names.
     pub fn below(&self) -> u64 {
         self.below
     }
 
-    /// Who is still to answer.
+    /// The producers that have not answered yet.
     pub fn outstanding(&self) -> &[P] {
         &self.outstanding
     }
 
-    /// This one answered that nothing of its is open below (`OpenClaims::clear_below`). The answer
-    /// stays true, whatever it claims afterwards.
+    /// This producer answered that it has no claim open below (`OpenClaims::clear_below`). The
+    /// answer stays true, whatever it claims afterwards.
     pub fn clear(&mut self, producer: &P) {
         self.outstanding.retain(|other| other != producer);
     }
 
-    /// This one can write no more [I10]: its process is dead, or its connection is revoked with
-    /// nobody inside, or destroyed and drained. Not: "has not answered for long".
+    /// This producer can write no more [I10]: its process is dead, or its connection is revoked
+    /// with no operation in flight, or destroyed and drained. A producer that has not answered for
+    /// a long time is not fenced.
     pub fn fenced(&mut self, producer: &P) {
         let before = self.outstanding.len();
         self.clear(producer);
         self.fenced += (before - self.outstanding.len()) as u64;
     }
 
-    /// The report, once nobody is outstanding.
+    /// The result, once no producer is outstanding; before that the inquiry itself.
     pub fn all_clear(self) -> Result<HoleClear, HoleInquiry<P>> {
         if self.outstanding.is_empty() {
             Ok(HoleClear { number: self.number, below: self.below, fenced: self.fenced })
@@ -76,7 +77,7 @@ impl<P: PartialEq> HoleInquiry<P> {
     }
 }
 
-/// Nobody has a claim open below a position, nor ever will have.
+/// Proof that no producer has a claim open below a position, nor ever will have.
 #[derive(Debug)]
 pub struct HoleClear {
     number: u64,
@@ -85,15 +86,16 @@ pub struct HoleClear {
 }
 
 impl HoleClear {
-    /// How many had to be fenced.
+    /// How many producers had to be fenced.
     pub fn fenced(&self) -> u64 {
         self.fenced
     }
 }
 
 impl DeviceLog {
-    /// Begins a check if the first hole is older than the claim's time to live and no check runs.
-    /// Only what keeps the tail from moving is a hole: claims that wait above the limit are not.
+    /// Begins a check if the first hole is older than the claim's time to live and no check is in
+    /// progress. Only a gap that keeps the tail from moving is a hole; claims that wait above the
+    /// limit are not.
     pub fn hole(&mut self, now_ns: u64) -> Result<Option<HoleCheck>, StoreError> {
         static CHECKS: AtomicU64 = AtomicU64::new(0);
         let old = |since: u64| now_ns.saturating_sub(since) > self.times.claim_ttl_ns;
@@ -101,16 +103,16 @@ impl DeviceLog {
             return Ok(None);
         }
         let below = self.claimed_bytes()?;
-        // Of its own in this process: a report about one segment is none about another.
+        // Unique in this process: a result about one segment is not valid for another.
         let number = CHECKS.fetch_add(1, Ordering::Relaxed);
         self.check = Some(number);
         self.counts.hole_checks += 1;
         Ok(Some(HoleCheck { number, below }))
     }
 
-    /// Everybody answered: accepts once more, now looking at every unit, and voids what is still
-    /// unknown below; the ranges voided. A report of another check, or of another segment, changes
-    /// nothing.
+    /// Every producer has answered: accepts once more, now reading every unit, and voids what is
+    /// still unknown below. Returns the number of ranges voided. A result of another check or of
+    /// another segment changes nothing.
     pub fn close_holes<D: Directory + ?Sized>(
         &mut self,
         report: HoleClear,
@@ -121,7 +123,8 @@ impl DeviceLog {
             return Ok(Sum::default());
         }
         self.check = None;
-        // The answer stays true: what waits above the limit is void when the limit comes to it.
+        // The answer stays true: a unit that waits above the limit becomes void once the limit
+        // passes it.
         self.clear_below = self.clear_below.max(report.below);
         let before = self.counts.voided;
         self.accept(now_ns, directory)?;
@@ -139,7 +142,8 @@ impl DeviceLog {
         Ok(voided)
     }
 
-    /// Forgets the check that runs, so that another may begin: whoever asked has lost track of it.
+    /// Drops the check in progress, so that another may begin: for a caller that has lost its
+    /// inquiry.
     pub fn drop_check(&mut self) {
         self.check = None;
     }

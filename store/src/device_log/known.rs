@@ -1,20 +1,20 @@
-//! What the owner knows of the claims between the tail and the limit: one entry of 8 bytes per
-//! unit, in the slot of the claim's first unit; and how long a retired one is held. It decides
+//! The owner's table of the claims between the tail and the limit: one entry of 8 bytes per unit,
+//! used in the slot of the claim's first unit; and the quarantine of retired claims. It decides
 //! nothing.
 
 use super::LogGeometry;
 use std::collections::VecDeque;
 
-/// What became of a claim.
+/// Outcome of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Served.
+    /// Served to readers.
     Live,
     /// Retired; readers may still be copying.
     Quarantined,
-    /// Retired, quarantine over; views may still be pinned.
+    /// Retired, quarantine is over; views may still be pinned.
     Over,
-    /// Never readable: skipped, aborted, abandoned, void, or a duplicate.
+    /// Never was readable: skipped, aborted, abandoned, void, or a duplicate.
     Never,
 }
 
@@ -27,8 +27,8 @@ struct Entry {
 
 const UNKNOWN: Entry = Entry { units: 0, kind: Kind::Never };
 
-/// The claims known, by position. Positions handed in lie in one window of L bytes, the owner's
-/// [tail, tail + L): there a slot is one position.
+/// The known claims by position. Every position passed in lies in the owner's window [tail, tail +
+/// L), where each slot stands for one position.
 #[derive(Debug)]
 pub(super) struct KnownClaims {
     geometry: LogGeometry,
@@ -47,7 +47,7 @@ impl KnownClaims {
         (entry.units != 0).then(|| (u64::from(entry.units) * self.geometry.unit(), entry.kind))
     }
 
-    /// A claim of `bytes` begins at `x`.
+    /// Records a claim of `bytes` that begins at `x`.
     #[inline]
     pub(super) fn put(&mut self, x: u64, bytes: u64, kind: Kind) {
         let units = (bytes / self.geometry.unit()) as u32;
@@ -56,14 +56,14 @@ impl KnownClaims {
         }
     }
 
-    /// The claim at `x` becomes this.
+    /// Changes the kind of the claim at `x`.
     pub(super) fn turn(&mut self, x: u64, kind: Kind) {
         if let Some(entry) = self.entries.get_mut(self.geometry.slot(x) as usize) {
             entry.kind = kind;
         }
     }
 
-    /// The tail passes the claim at `x`.
+    /// Removes the claim at `x`: the tail passes it.
     pub(super) fn forget(&mut self, x: u64) {
         if let Some(entry) = self.entries.get_mut(self.geometry.slot(x) as usize) {
             *entry = UNKNOWN;
@@ -71,24 +71,24 @@ impl KnownClaims {
     }
 }
 
-/// Positions whose quarantine runs, in the order in which it ends.
+/// Positions in quarantine, in the order in which their quarantines end.
 #[derive(Debug, Default)]
 pub(super) struct Quarantine {
     /// (end, position), ends never decreasing.
     queue: VecDeque<(u64, u64)>,
-    /// How many at the back began since the last `settle`.
+    /// How many entries at the back were added since the last `restart_quarantines`.
     unsettled: usize,
 }
 
 impl Quarantine {
     pub(super) fn begin(&mut self, x: u64, until_ns: u64) {
-        // A clock of the caller that went back must not let a later entry overtake.
+        // If the caller's clock went back, a later entry must still not end before an earlier one.
         let last = self.queue.back().map_or(0, |&(until, _)| until);
         self.queue.push_back((until_ns.max(last), x));
         self.unsettled += 1;
     }
 
-    /// Those begun since the last call end no earlier than `until_ns`.
+    /// Quarantines begun since the last call end no earlier than `until_ns`.
     pub(super) fn restart_quarantines(&mut self, until_ns: u64) {
         let from = self.queue.len() - self.unsettled;
         for entry in self.queue.range_mut(from..) {

@@ -1,33 +1,35 @@
-//! Which claims this process has open in one segment's log, so that it can answer the question of
-//! the hole rule: "is nothing of yours open below B?" [I14]. A fixed number of entries, no lock, no
-//! wait; it neither claims nor writes.
+//! The claims that this process has open in one segment's log, so that it can answer the question
+//! of the hole rule: "have you no claim open below B?" [I14]. A fixed number of entries, no lock,
+//! no wait; it neither claims nor writes.
 //!
 //! Why the answer is right with a fetch-and-add in flight. A put enters with a lower bound of its
 //! position *before* it posts its fetch-and-add. Let its claim begin at p < B, where the owner read
-//! B from `bump_ptr`. Then its fetch-and-add is not after the one that made the value read, and
-//! since all changes of `bump_ptr` are read-modify-writes, the owner's acquire load synchronises
-//! with its release: the entry, made before, happens before the load, hence before the question and
-//! before the scan. The scan finds the entry at its lower bound or at p, both below B: open. Or it
-//! finds what the put stored later, when everything it had posted for that claim had landed: the
-//! store is a release, the scan's load an acquire, so who acts on the answer finds the claim
-//! settled. An entry that the scan does not find belongs to a put whose fetch-and-add comes after
-//! B was read: its position is B or above. So the answer, once yes, stays true for ever.
+//! B from `bump_ptr`. Then its fetch-and-add is not after the one whose result the owner read. All
+//! changes of `bump_ptr` are read-modify-writes, so the owner's acquire load synchronises with its
+//! release. The entry was stored before, so it happens before the load, hence before the question
+//! and before the scan. The scan finds the entry at its lower bound or at p, both below B: open. Or
+//! it finds a value that the put stored later, when everything it had posted for that claim had
+//! landed: the store is a release and the scan's load an acquire, so a party that acts on the
+//! answer finds the claim settled. An entry that the scan does not find belongs to a put whose
+//! fetch-and-add comes after B was read: its position is B or above. So an answer "none open" stays
+//! true.
 //!
-//! Over a NIC the same holds: the verb is posted after the entry is made, and the question arrives
-//! after the owner's read.
+//! The same holds over a NIC: the verb is posted after the entry is stored, and the question
+//! arrives after the owner's read.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Entries of a table: puts of one process into one segment at one time. Above, the plan path.
+/// Entries of a table: concurrent puts of one process into one segment. Further puts use the plan
+/// path.
 pub const OPEN_CLAIMS: usize = 256;
 
 const TAKEN: u64 = 1;
-/// Its put gave up without knowing whether all it posted has landed.
+/// The put gave up without knowing whether everything it posted has landed.
 const IN_DOUBT: u64 = 2;
 const FLAGS: u64 = TAKEN | IN_DOUBT;
 
-/// The word of an entry: an atomic of production, or a model checker's.
+/// The word of an entry: an atomic in production, or a model checker's.
 pub trait Entry {
     /// Loads it.
     fn load(&self, order: Ordering) -> u64;
@@ -37,7 +39,7 @@ pub trait Entry {
     fn exchange(&self, expect: u64, new: u64, done: Ordering, failed: Ordering) -> bool;
 }
 
-/// A cache line of its own: two puts never write to one line.
+/// One entry in a cache line of its own: two puts never write to the same line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct Line(AtomicU64);
@@ -59,19 +61,19 @@ impl Entry for Line {
     }
 }
 
-/// When the verbs of a put have landed: what a put that ends without [`OpenClaim::leave`], by a
-/// panic or an error half way, leaves behind.
+/// When the verbs of a put have landed. Decides what happens to the entry of a put that ends
+/// without [`OpenClaim::leave`], by a panic or an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Landing {
-    /// When their call returns (memory at hand, or an agent that writes for its connections): who
-    /// is out of the call writes no more, and its entry is left.
+    /// When the call that posts them returns (mapped memory, or an agent that writes for its
+    /// connections): after the call nothing is written any more, and the entry is freed.
     InCall,
-    /// At some time: the entry stays, in doubt, until [`OpenClaims::fenced`].
+    /// At an unknown time: the entry stays, in doubt, until [`OpenClaims::fenced`].
     Later,
 }
 
-/// The open claims of this process in one segment. One table per segment and process, whatever
-/// the number of handles: else its answer is no answer.
+/// The open claims of this process in one segment. There must be one table per segment and process,
+/// however many handles there are, else its answer is incomplete.
 #[derive(Debug)]
 pub struct OpenClaims<E = Line> {
     entries: Box<[E]>,
@@ -84,8 +86,8 @@ impl OpenClaims {
         OpenClaims::with((0..OPEN_CLAIMS).map(|_| Line::default()).collect(), landing)
     }
 
-    /// Enters a put about to claim, with the bump it has just read. `None` if the table is full:
-    /// the plan path.
+    /// Enters a put that is about to claim, with the bump it has just read. `None` if the table is
+    /// full: use the plan path.
     #[inline]
     pub fn enter(&self, lower_bound: u64) -> Option<OpenClaim<'_>> {
         self.enter_from(home(), lower_bound)
@@ -93,19 +95,19 @@ impl OpenClaims {
 }
 
 impl<E: Entry> OpenClaims<E> {
-    /// A table of these entries, all zero.
+    /// A table with these entries, which must all be zero.
     pub fn with(entries: Box<[E]>, landing: Landing) -> Self {
         Self { entries, landing }
     }
 
-    /// [`OpenClaims::enter`], at the first free entry from number `home` on.
+    /// [`OpenClaims::enter`], with the search for a free entry starting at entry `home`.
     #[inline]
     pub fn enter_from(&self, home: usize, lower_bound: u64) -> Option<OpenClaim<'_, E>> {
         let word = lower_bound & !FLAGS | TAKEN;
         let (before, after) = self.entries.split_at(home.min(self.entries.len()));
         let free = |entry: &E| {
-            // The order that matters is the fetch-and-add's release. A NIC's verb is behind this
-            // exchange too, which is a full barrier on every host that has one.
+            // The required order is that of the fetch-and-add's release. A NIC's verb is posted
+            // after this exchange too, which is a full barrier on every host that has such a NIC.
             entry.load(Ordering::Relaxed) == 0
                 && entry.exchange(0, word, Ordering::AcqRel, Ordering::Relaxed)
         };
@@ -114,7 +116,7 @@ impl<E: Entry> OpenClaims<E> {
         Some(OpenClaim { table: self, at })
     }
 
-    /// The answer to "nothing of yours open below `below`?". Once true it stays true. False says
+    /// The answer to "have you no claim open below `below`?". Once true it stays true. False means
     /// only "not yet": ask again.
     pub fn clear_below(&self, below: u64) -> bool {
         self.entries.iter().all(|entry| {
@@ -123,8 +125,8 @@ impl<E: Entry> OpenClaims<E> {
         })
     }
 
-    /// The connection that the claims in doubt were made over can write no more (destroyed and
-    /// drained, or revoked with nobody inside): forgets them; how many.
+    /// The connection over which the claims in doubt were made can write no more (destroyed and
+    /// drained, or revoked with no operation in flight): frees their entries and returns how many.
     pub fn fenced(&self) -> usize {
         let forget = |entry: &&E| {
             let word = entry.load(Ordering::Relaxed);
@@ -141,7 +143,7 @@ impl<E: Entry> OpenClaims<E> {
         })
     }
 
-    /// Goes on with a claim that was [detached](OpenClaim::detach) from this table.
+    /// Continues a claim that was [detached](OpenClaim::detach) from this table.
     pub fn resume(&self, ticket: Ticket) -> OpenClaim<'_, E> {
         OpenClaim { table: self, at: ticket.0 }
     }
@@ -156,11 +158,12 @@ pub struct OpenClaim<'a, E: Entry = Line> {
 }
 
 impl<E: Entry> OpenClaim<'_, E> {
-    /// The position that the fetch-and-add returned; or, after a skip has landed and before the
-    /// next fetch-and-add, the bump just read. Never less than what was noted before.
+    /// Stores the position that the fetch-and-add returned; or, after a skip has landed and before
+    /// the next fetch-and-add, the bump just read. Never less than the value noted before.
     #[inline]
     pub fn note(&self, position: u64) {
-        // Release: who sees a later claim's bound sees the skip before it as landed.
+        // Release: a scan that sees the bound of a later claim also sees that the skip before it
+        // has landed.
         self.entry().store(position & !FLAGS | TAKEN, Ordering::Release);
     }
 
@@ -171,7 +174,8 @@ impl<E: Entry> OpenClaim<'_, E> {
         std::mem::forget(self);
     }
 
-    /// Keeps the claim open beyond this borrow, for who holds many (an agent for its connections).
+    /// Keeps the claim open beyond this borrow, for a holder of many (an agent, for its
+    /// connections).
     pub fn detach(self) -> Ticket {
         let ticket = Ticket(self.at);
         std::mem::forget(self);
@@ -194,13 +198,14 @@ impl<E: Entry> Drop for OpenClaim<'_, E> {
     }
 }
 
-/// An entry kept beyond its borrow. Dropped without [`OpenClaims::resume`] its claim stays open for
-/// as long as the process lives.
+/// An entry kept beyond its borrow. If it is dropped without [`OpenClaims::resume`], its claim
+/// stays open until the process ends.
 #[derive(Debug)]
 #[must_use = "dropped, its claim stays open for as long as the process lives"]
 pub struct Ticket(usize);
 
-/// Where this thread's search begins: threads meet only when there are more of them than entries.
+/// The entry where this thread's search begins: threads share one only if there are more threads
+/// than entries.
 #[inline]
 fn home() -> usize {
     static THREADS: AtomicUsize = AtomicUsize::new(0);

@@ -1,6 +1,6 @@
-//! The owner's table after its actor restarted: from the two words and the headers, which survive
-//! it. What only the table knew, claims abandoned or void, is a hole again until everybody was
-//! asked once more.
+//! Rebuilds the owner's table after its actor restarted, from the two control words and the
+//! headers, which survive the actor. Abandoned and void claims were recorded only in the table:
+//! they are holes again until another hole check ends.
 
 use super::accept::Pass;
 use super::{DeviceLog, Directory, HEAP_LIMIT_OFF, LogGeometry, LogTimes};
@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 impl DeviceLog {
     /// Reads the words and every header between tail and limit. What was LIVE is live and inserted
-    /// into `directory` again; what the owner had retired is held for Q from `now_ns` on (call
+    /// into `directory` again. What the owner had retired is held for Q from `now_ns` on (call
     /// [`DeviceLog::restart_quarantines`] afterwards). What producers settled meanwhile is left to
-    /// the next [`DeviceLog::accept`]: of two objects of one key, the one that was served comes
-    /// first [I15]. `BadSegment` if the limit is none that an owner wrote.
+    /// the next [`DeviceLog::accept`]: of two objects of one key, the one that was served before
+    /// wins [I15]. `BadSegment` if the limit is not one that an owner wrote.
     pub fn rebuild<D: Directory + ?Sized>(
         memory: Arc<dyn Memory>,
         geometry: LogGeometry,
@@ -34,7 +34,7 @@ impl DeviceLog {
         };
         let mut log = DeviceLog::of(memory, geometry, times, tail);
         log.pass(Pass::Rebuild, now_ns, directory)?;
-        // The owner words read before are visible to all after it; so Q may begin [I8].
+        // Owner words read before this are visible to every access after it, so Q may begin [I8].
         log.memory.flush();
         Ok(log)
     }

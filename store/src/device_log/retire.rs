@@ -1,7 +1,6 @@
-//! Making room (docs/reference/log.md, section 5): objects lose LIVE ahead of demand, from the tail
-//! on; after quarantine, and when no view is pinned any more, the tail passes them and the limit
-//! moves on. Also the end of a single object that somebody asked for. It does not decide who is
-//! asked about holes.
+//! Makes room (docs/reference/log.md, section 5): objects lose LIVE ahead of demand, from the tail
+//! on. After quarantine, and once no view is pinned any more, the tail passes them and the limit
+//! moves on. Also retires a single object on request. Hole checks are not started here.
 
 use super::{DeviceLog, Directory, HEAP_LIMIT_OFF, Kind};
 use crate::error::StoreError;
@@ -11,19 +10,19 @@ use crate::object::key_of;
 /// The answer to a retire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retire {
-    /// It was live and lost LIVE now. Its space comes back when the tail passes it.
+    /// It was live and has lost LIVE now. Its space becomes free when the tail passes it.
     Done,
-    /// It is not served, and never will be again: retired before, evicted, or never accepted.
+    /// It is not served and never will be: retired before, evicted, or never accepted.
     Already,
-    /// Nothing is known of that slot at that epoch yet: accept first.
+    /// The table has no claim in that slot at that epoch yet: call `accept` first.
     Unknown,
 }
 
 impl DeviceLog {
-    /// Retires the oldest objects while less than a quarter of the log is claimable or on its way
-    /// to be; how many. Never more than that needs: a quarter is the largest claim, so whoever may
-    /// use the log finds room. What is on its way takes a quarantine Q to arrive, hence a log
-    /// sustains L/4 bytes in Q: size it for that.
+    /// Retires the oldest objects while less than a quarter of the log is claimable or in
+    /// quarantine to become so. Returns how many. It retires no more than that: a quarter is the
+    /// largest claim, so a producer finds room for any claim. Retired space becomes claimable after
+    /// the quarantine Q, so a log sustains L/4 bytes per Q: size it for that.
     ///
     /// Quarantine begins at `now_ns`; call [`DeviceLog::restart_quarantines`] with the time read
     /// afterwards.
@@ -33,7 +32,7 @@ impl DeviceLog {
         directory: &mut D,
     ) -> Result<u64, StoreError> {
         let wanted = self.claimed_bytes()?.saturating_add(self.geometry.max_claim());
-        // Retired up to here, the limit comes to be `wanted`.
+        // Once everything up to here is retired and free, the limit is `wanted`.
         let needed = wanted.saturating_sub(self.geometry.log_bytes());
         let stop = self.first_unknown();
         let mut retired = 0;
@@ -58,13 +57,14 @@ impl DeviceLog {
             self.retired_to += bytes;
         }
         if retired > 0 {
-            // What is looked at from here on, pins to come included, is looked at after it [I9].
+            // Everything read after this fence, such as a scan of the pins, sees the retires before
+            // it [I9].
             self.memory.flush();
         }
         result.map(|()| retired)
     }
 
-    /// Ends one object, wherever it lies: its owner word loses LIVE before this returns.
+    /// Retires one object at any position: its owner word has lost LIVE when this returns.
     pub fn retire<D: Directory + ?Sized>(
         &mut self,
         slot: u32,
@@ -90,32 +90,33 @@ impl DeviceLog {
         }
     }
 
-    /// Restarts, at `now_ns`, the quarantines begun since the last call: Q counts from when the
-    /// retired word is visible [I8], but the time of a retire is read before its store, and a
-    /// process may be stopped in between.
+    /// Restarts, at `now_ns`, the quarantines begun since the last call. Q counts from when the
+    /// retired word is visible [I8], but the time of a retire is read before its store, and the
+    /// process may be stopped between the two.
     pub fn restart_quarantines(&mut self, now_ns: u64) {
         self.quarantine.restart_quarantines(now_ns.saturating_add(self.times.quarantine_ns));
     }
 
-    /// When [`DeviceLog::advance`] next has something to do, pins aside.
+    /// Time at which [`DeviceLog::advance`] has work to do next, apart from pins.
     pub fn next_due_ns(&self) -> Option<u64> {
         self.quarantine.next_due_ns()
     }
 
-    /// True while the tail stands at an object whose quarantine is over: only a view that was
-    /// looked for and found can hold it there, and nothing is due when that view is dropped.
+    /// True while the tail stands at an object whose quarantine is over. Only a pinned view, found
+    /// by the last `advance`, can hold the tail there, and no timer is due when that view is
+    /// dropped.
     pub fn held_by_pin(&self) -> bool {
         self.tail < self.retired_to && matches!(self.known_at(self.tail), Some((_, Kind::Over)))
     }
 
-    /// True while what lies at the tail was never readable: neither a quarantine nor a view is
-    /// waited for, so nothing is due when it is to be passed.
+    /// True while the claim at the tail never was readable: it waits for neither a quarantine nor a
+    /// view, so it can be passed at once.
     pub fn tail_is_free(&self) -> bool {
         self.tail < self.retired_to && matches!(self.known_at(self.tail), Some((_, Kind::Never)))
     }
 
-    /// Moves tail and limit past everything retired whose quarantine is over and of which
-    /// `unpinned(slot, epoch)` says that no view is left; how far, in bytes.
+    /// Moves tail and limit past everything that is retired, whose quarantine is over, and for
+    /// which `unpinned(slot, epoch)` returns true. Returns the distance in bytes.
     pub fn advance(
         &mut self,
         now_ns: u64,
@@ -142,7 +143,8 @@ impl DeviceLog {
         let limit = self.geometry.limit(self.tail);
         let moved = limit.saturating_sub(self.limit);
         if moved > 0 {
-            // Release: whoever claims below the new limit wrote after LIVE went [I13].
+            // Release: a producer that claims below the new limit writes after LIVE was cleared
+            // [I13].
             self.memory.store(HEAP_LIMIT_OFF, limit)?;
             self.limit = limit;
         }
@@ -155,7 +157,7 @@ impl DeviceLog {
         epoch.is_some_and(|epoch| unpinned(self.geometry.slot(self.tail), epoch))
     }
 
-    /// LIVE goes, then the index entry; the caller flushes. Its quarantine begins.
+    /// Clears LIVE, then removes the index entry; the caller flushes. The quarantine begins.
     fn clear_live<D: Directory + ?Sized>(
         &mut self,
         x: u64,
@@ -176,7 +178,7 @@ impl DeviceLog {
         Ok(())
     }
 
-    /// The claim at `x` is held for Q from `now_ns` on.
+    /// Holds the claim at `x` for Q from `now_ns` on.
     pub(super) fn hold(&mut self, x: u64, bytes: u64, now_ns: u64) {
         self.known.put(x, bytes, Kind::Quarantined);
         self.usage.quarantined.add(bytes);

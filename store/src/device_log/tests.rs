@@ -1,5 +1,5 @@
-//! The log, one statement each. `claims` tries a producer's decisions, `accept` what the owner
-//! believes, `room` eviction, `holes` the hole rule, `rebuild` an actor restart, `table` the open
+//! The log, one statement each. `claims` tests a producer's decisions, `accept` what the owner
+//! accepts, `room` eviction, `holes` the hole rule, `rebuild` an actor restart, `table` the open
 //! claims, `model` random lives with everything at once.
 
 mod accept;
@@ -26,15 +26,15 @@ const Q: u64 = 1000;
 const TTL: u64 = 5000;
 const TIMES: LogTimes = LogTimes { quarantine_ns: Q, claim_ttl_ns: TTL };
 
-/// A directory that remembers what it was told.
+/// A directory that records its calls.
 #[derive(Debug, Default)]
 struct Index {
     objects: HashMap<KeyId, LogObject>,
-    /// Keys it said it had.
+    /// Keys for which `contains` returned true.
     refused: std::cell::RefCell<HashSet<KeyId>>,
-    /// Slot and epoch of all it was ever told of.
+    /// Slot and epoch of everything ever inserted.
     inserted: HashSet<(u32, u32)>,
-    /// Broken on purpose: it knows of nothing.
+    /// Broken on purpose: `contains` is always false.
     blind: bool,
 }
 
@@ -86,7 +86,7 @@ fn key(name: u64) -> KeyId {
     KEYS.id(&name.to_le_bytes())
 }
 
-/// The payload of an object: its name in every byte.
+/// The payload of an object: its number in every byte.
 fn payload(name: u64, bytes: u64) -> Vec<u8> {
     vec![name as u8; bytes as usize]
 }
@@ -113,7 +113,7 @@ impl World {
         put.claimed(old)
     }
 
-    /// Claims, and goes as far as the place to write to.
+    /// Claims, up to the point where the object can be written.
     fn place(&self, name: u64, bytes: u64) -> ClaimWrite {
         match self.claim(name, bytes).next(self.line().heap_limit()) {
             ClaimStep::Write(write) => write,
@@ -121,7 +121,7 @@ impl World {
         }
     }
 
-    /// A whole put of one that finds room and a place in one piece.
+    /// A whole put that finds room and does not cross the end of the log.
     fn put(&self, name: u64, bytes: u64) -> ClaimWrite {
         let write = self.place(name, bytes);
         self.publish(&write, name, bytes);
@@ -143,14 +143,14 @@ impl World {
         assert_eq!(self.log.accept(0, &mut self.index).unwrap(), count);
     }
 
-    /// Retires what room asks for, and lets the quarantine pass; bytes that became claimable.
+    /// Retires for new room and lets the quarantine pass; returns the bytes that became claimable.
     fn make_room(&mut self, now_ns: u64) -> u64 {
         self.log.retire_ahead(now_ns, &mut self.index).unwrap();
         self.log.restart_quarantines(now_ns);
         self.log.advance(now_ns + Q, |_, _| true).unwrap()
     }
 
-    /// A strict read of what the directory says about a key.
+    /// A strict read of the directory's object of a key.
     fn get(&self, name: u64) -> Option<Vec<u8>> {
         self.read(self.index.objects.get(&key(name))?)
     }

@@ -1,4 +1,5 @@
-//! Oldest goes first, used or not: the cheapest policy, and the one the device log is bound to.
+//! Evicts the oldest first, used or not: the cheapest policy, and the order that the device log has
+//! by design.
 
 use super::Policy;
 use super::list::SlotList;

@@ -1,5 +1,5 @@
 //! A doubly linked list threaded through an array indexed by slot, so that every operation is O(1)
-//! and nothing is allocated per object. Knows order, not policy.
+//! and nothing is allocated per object. It keeps an order and implements no policy.
 
 /// No slot: the ends of the list.
 const NONE: u32 = u32::MAX;
@@ -15,7 +15,7 @@ struct Node {
 
 const EMPTY: Node = Node { older: NONE, newer: NONE, epoch: 0, held: false, bytes: 0 };
 
-/// Objects from oldest to newest. The array grows to the highest slot ever held, at most `slots`.
+/// Objects from oldest to newest. The array grows up to the highest slot ever held, below `slots`.
 #[derive(Debug)]
 pub(super) struct SlotList {
     nodes: Vec<Node>,
@@ -39,7 +39,7 @@ impl SlotList {
         self.bytes
     }
 
-    /// Makes room in the array; false if there is no such slot.
+    /// Grows the array to include the slot; false if there is no such slot.
     fn has_node(&mut self, slot: u32) -> bool {
         let at = slot as usize;
         if slot < self.slots && at >= self.nodes.len() {
@@ -48,7 +48,7 @@ impl SlotList {
         slot < self.slots
     }
 
-    /// Adds as the oldest, unless the slot is held already, at whatever epoch.
+    /// Adds as the oldest, unless the slot is already held at any epoch.
     pub(super) fn push_oldest(&mut self, slot: u32, epoch: u32, bytes: u64) {
         if !self.has_node(slot) || self.nodes[slot as usize].held {
             return;
@@ -80,7 +80,7 @@ impl SlotList {
         self.link_newest(slot);
     }
 
-    /// Moves to the newest end; false if it is not held.
+    /// Moves an object to the newest end; false if it is not held.
     pub(super) fn renew(&mut self, slot: u32, epoch: u32) -> bool {
         let held = self.holds(slot, epoch);
         if held {
@@ -90,7 +90,7 @@ impl SlotList {
         held
     }
 
-    /// Takes out; its bytes, or None if it is not held.
+    /// Removes an object and returns its bytes; None if it is not held.
     pub(super) fn remove(&mut self, slot: u32, epoch: u32) -> Option<u64> {
         self.holds(slot, epoch).then(|| {
             self.unlink(slot);
@@ -98,7 +98,7 @@ impl SlotList {
         })
     }
 
-    /// Takes out the oldest.
+    /// Removes and returns the oldest: slot, epoch, bytes.
     pub(super) fn pop(&mut self) -> Option<(u32, u32, u64)> {
         let slot = self.oldest;
         let node = *self.nodes.get(slot as usize)?;

@@ -1,5 +1,5 @@
-//! Least recently used goes first: the policy of the source document, and within 2% of the best
-//! simple ones on published prefix traces.
+//! Evicts the least recently used first: the default policy, within 2% of the best simple ones on
+//! published prefix traces.
 
 use super::Policy;
 use super::list::SlotList;

@@ -1,7 +1,7 @@
-//! Two-segment LRU: what was used once may be a page that nobody asks for again, so it only takes
-//! the room of its like; what was used again is protected from them. Objects enter probation, a
-//! touch moves them to the protected segment, and what that one has no room for goes on as the
-//! newest on probation. Victims come from probation first.
+//! Two-segment LRU. A page used only once may never be used again, so it competes only with other
+//! such pages; pages used again are protected from them. An object enters probation, and a touch
+//! moves it to the protected segment. If that segment is full, its least recently used object
+//! becomes the newest one on probation. Victims come from probation first.
 
 use super::Policy;
 use super::list::SlotList;
@@ -25,8 +25,8 @@ impl Lru2 {
         Self { probation: SlotList::new(slots), protected: SlotList::new(slots) }
     }
 
-    /// Gives back what is too much, the least recently used first. Each object demoted was promoted
-    /// by a touch before, so a touch costs O(1) on average.
+    /// Demotes the least recently used objects until the protected segment is within its share.
+    /// Each object demoted was promoted by a touch before, so a touch costs O(1) on average.
     fn demote_overflow(&mut self) {
         let limit = (u128::from(self.bytes()) * PROTECTED_PERCENT / 100) as u64;
         while self.protected.bytes() > limit {

@@ -1,5 +1,5 @@
-//! Picks victims. A policy sees admissions, touches and removals and says who goes next; it decides
-//! nothing about when (watermarks do) and touches no memory.
+//! Picks victims. A policy receives admissions, touches and removals and returns the next victim.
+//! Watermarks, not the policy, decide when to evict; a policy touches no memory of the segment.
 
 mod fifo;
 mod list;
@@ -16,33 +16,33 @@ pub use window::cheapest_window;
 
 use crate::error::StoreError;
 
-/// Which object goes next. Every call is O(1), some only on average. An object is a slot at an
-/// epoch: calls that name another epoch than the one admitted are late and ignored.
+/// Chooses which object is evicted next. Every call is O(1), some only on average. An object is a
+/// slot at an epoch: a call that names another epoch than the admitted one is late and is ignored.
 pub trait Policy: Send {
     /// A new object of `bytes`. One of an older epoch in the same slot is replaced.
     fn admit(&mut self, slot: u32, epoch: u32, bytes: u64);
-    /// An object that was used before all that are held. One that is held already stays where it
-    /// is.
+    /// An object that was used before all objects held now. One that is already held keeps its
+    /// place.
     fn admit_oldest(&mut self, slot: u32, epoch: u32, bytes: u64);
     /// The epoch held of a slot.
     fn epoch_of(&self, slot: u32) -> Option<u32>;
     /// It was used.
     fn touch(&mut self, slot: u32, epoch: u32);
-    /// It is gone, or no victim any more.
+    /// It is removed, or may not be evicted any more.
     fn forget(&mut self, slot: u32, epoch: u32);
-    /// Takes out the next victim: slot, epoch, bytes.
+    /// Removes and returns the next victim: slot, epoch, bytes.
     fn victim(&mut self) -> Option<(u32, u32, u64)>;
     /// Objects held.
     fn len(&self) -> usize;
     /// Bytes held.
     fn bytes(&self) -> u64;
-    /// True if no victim is left.
+    /// True if there is no victim.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
     /// Touches a batch given in the order of the prefix it belongs to, head first, from its end to
-    /// its start. The head is then the most recent: a block is of no use without those before it,
-    /// so a prefix must lose its tail first, and this order gives that without knowing any tree.
+    /// its start. The head is then the most recent: a block is useful only with those before it, so
+    /// a prefix must lose its tail first, and this order achieves that without a tree.
     fn touch_batch(&mut self, batch: &[(u32, u32)]) {
         for &(slot, epoch) in batch.iter().rev() {
             self.touch(slot, epoch);
@@ -56,7 +56,7 @@ pub enum PolicyKind {
     /// Least recently used first.
     #[default]
     Lru,
-    /// Least recently used first, what was used only once before the rest.
+    /// Least recently used first; objects used only once go before all others.
     Lru2,
     /// Oldest first.
     Fifo,

@@ -1,4 +1,4 @@
-//! Policies against a plain queue, and the order in which a prefix goes.
+//! Policies against a plain queue, and the order in which a prefix is evicted.
 
 use super::*;
 use proptest::prelude::*;
@@ -44,7 +44,8 @@ fn what_was_used_once_goes_before_what_was_used_again() {
         p.admit(slot, 1, 10);
     }
     p.touch_batch(&[(0, 1), (1, 1), (2, 1)]);
-    // A scan of new objects, each later than the last touch, takes its own kind's room only.
+    // A scan of new objects, each later than the last touch, displaces only other probation
+    // objects.
     for slot in 10..16 {
         p.admit(slot, 1, 10);
     }

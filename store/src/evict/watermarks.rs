@@ -34,7 +34,7 @@ impl Watermarks {
         u128::from(used) * 100 > u128::from(capacity) * u128::from(self.hi)
     }
 
-    /// Bytes that may stay when eviction has done its work.
+    /// Bytes at which eviction stops.
     pub fn target_bytes(&self, capacity: u64) -> u64 {
         (u128::from(capacity) * u128::from(self.lo) / 100) as u64
     }
@@ -56,7 +56,7 @@ impl std::str::FromStr for Watermarks {
         });
         let Some(marks) = parsed else {
             return Err(StoreError::InvalidConfig(format!(
-                "\"{}\" are no watermarks: give HI/LO in percent, e.g. 95/85",
+                "\"{}\" is not a pair of watermarks: give HI/LO in percent, e.g. 95/85",
                 text.escape_debug()
             )));
         };

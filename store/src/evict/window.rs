@@ -1,21 +1,21 @@
-//! The way out when single victims leave only small holes: evict whatever lies in the cheapest
-//! stretch of neighbouring addresses that is long enough. Looks at every extent, so it is for the
-//! rare case after several failed evictions, not for each put.
+//! Contiguous eviction, for when single victims leave only small gaps: picks the cheapest
+//! sufficiently long range of neighbouring addresses. It reads every extent, so it runs only after
+//! several failed evictions, not for each put.
 
 use crate::arena::Extent;
 use crate::layout::Region;
 
-/// A stretch of the arena: free (no occupant), or one extent.
+/// A range of the arena: free (no occupant), or one extent.
 struct Piece {
     len: u64,
     occupant: Option<(u32, u32)>,
     cost: u64,
 }
 
-/// The cheapest set of neighbours whose removal leaves a hole of `need` bytes: slots and epochs, in
-/// address order; empty if such a hole exists already. `None` if extents that may not go (the flag
-/// is false) are in the way everywhere. `extents` is (slot, epoch, extent, evictable) in any
-/// order; free space costs nothing, `cost` prices the eviction of a slot. Among equally cheap
+/// The cheapest set of neighbours whose removal frees a range of `need` bytes: slots and epochs, in
+/// address order; empty if such a range is free already. `None` if extents that may not be evicted
+/// (flag false) interrupt every range. `extents` is (slot, epoch, extent, evictable) in any order.
+/// Free space costs nothing; `cost` returns the price of evicting a slot. Among equally cheap
 /// windows the one with the fewest victims wins. O(n log n).
 pub fn cheapest_window(
     extents: &[(u32, u32, Extent, bool)],

@@ -1,4 +1,4 @@
-//! What a formatted segment looks like, and what an opened one refuses.
+//! The content of a formatted segment, and what opening refuses.
 
 use super::*;
 use crate::layout::{HeapExt, ObjHeader, flag, word};
@@ -9,7 +9,7 @@ fn small() -> HeapConfig {
     HeapConfig { arena_bytes: 40_000, rank: 3, ..HeapConfig::default() }
 }
 
-/// Where the arena of `small` begins.
+/// Offset of the arena of `small`.
 const ARENA: u64 = 12_288 + pins::REGION_BYTES.next_multiple_of(4096);
 
 fn memory(bytes: u64) -> Arc<dyn Memory> {
@@ -75,7 +75,7 @@ fn a_log_has_the_first_slots_and_lies_before_the_arena() {
     assert_eq!((g.slots, g.log_slots, g.managed_slots()), (15, 5, 5..15));
     assert_eq!((g.log.len, g.log.offset + g.log.len), (20_480, g.arena.offset));
     assert_eq!(g.payloads(), Region { offset: g.log.offset, len: 20_480 + 40_960 });
-    // Nothing is claimed, all may be; no claim has epoch 0.
+    // Nothing is claimed, everything may be; no claim has epoch 0.
     assert_eq!((heap.memory().load(8).unwrap(), heap.memory().load(16).unwrap()), (20_480, 0));
     let words = |slot| object::read_header(&heap, slot).map(|h| (h.publish, h.owner)).unwrap();
     assert_eq!((words(0), words(4)), ((0, 0), (0, 0)));
@@ -161,12 +161,25 @@ fn settings_that_cannot_work_are_refused_with_their_numbers() {
         HeapConfig { incarnation: 0, ..small() },
         HeapConfig { quarantine_ms: 0, ..small() },
         HeapConfig { water_hi: 101, ..small() },
+        HeapConfig { quarantine_ms: MAX_QUARANTINE_MS + 1, ..small() },
+        HeapConfig { arena_bytes: MAX_ARENA_BYTES, log_bytes: 4 * 4096, ..small() },
         HeapConfig { water_hi: 50, water_lo: 60, ..small() },
     ];
     for config in cases {
         assert!(matches!(config.validate(), Err(StoreError::InvalidConfig(_))), "{config:?}");
     }
-    HeapConfig::default().validate().unwrap();
+    let at_the_limits = [
+        HeapConfig::default(),
+        HeapConfig { arena_bytes: 1, ..small() },
+        HeapConfig { arena_bytes: MAX_ARENA_BYTES, log_bytes: 0, ..small() },
+        HeapConfig { log_bytes: MIN_LOG_UNITS * 4096, ..small() },
+        HeapConfig { arena_bytes: 1, log_bytes: MAX_ARENA_BYTES - 1, ..small() },
+        HeapConfig { quarantine_ms: 1, ..small() },
+        HeapConfig { quarantine_ms: MAX_QUARANTINE_MS, ..small() },
+    ];
+    for config in at_the_limits {
+        config.validate().unwrap_or_else(|e| panic!("{e}: {config:?}"));
+    }
 }
 
 #[test]

@@ -12,14 +12,14 @@ fn heap(slots: u64) -> Heap {
     Heap::format(memory, &config).unwrap()
 }
 
-/// What a reader is led to.
+/// Entries that a reader finds.
 fn led_to(heap: &Heap, key: KeyId) -> Vec<(u32, u64)> {
     let buckets = buckets_of(&heap.geometry().index, key).unwrap();
     let entries = buckets.iter().flat_map(|b| probe(&**heap.memory(), *b, key));
     entries.map(|e| (e.slot, e.epoch_low)).collect()
 }
 
-/// Keys that crowd a few buckets.
+/// Keys that fall into a few buckets.
 fn key(n: u8) -> KeyId {
     KeyId { hash: u64::from(n % 3), check: u64::from(n) << 1 }
 }
@@ -54,7 +54,7 @@ proptest! {
                     prop_assert!(known, "led to slot {} at {}", slot, epoch);
                 }
             }
-            // Nothing is lost: what a reader is not led to is what found no place.
+            // Nothing is lost: what a reader does not find is what has overflowed.
             prop_assert_eq!(seen + index.overflowed(), model.len() as u64);
         }
     }

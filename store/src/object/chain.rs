@@ -1,6 +1,6 @@
-//! The verbs of a producer and of a reader, in the order that keeps a reader from believing what is
-//! not whole [I4] [I7]. They are the same over every transport and in the models; who may post
-//! them, and when, is not decided here.
+//! The verbs of a producer and of a reader, in the order that keeps a reader from accepting an
+//! incomplete object [I4] [I7]. They are the same over every transport and in the models. Who may
+//! post them, and when, is not decided here.
 
 use super::{Expect, Unreadable, producer_fields, ready, unchanged, validate, writing};
 use crate::key::KeyId;
@@ -8,7 +8,7 @@ use crate::layout::{HEADER_BYTES, ObjHeader, PRODUCER_FIELDS, PUBLISH_OFF, Regio
 use crate::op::Op;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// What one producer writes for one plan.
+/// The verbs with which a producer writes the object of one plan.
 #[derive(Debug, Clone, Copy)]
 pub struct Publication {
     header_off: u64,
@@ -31,7 +31,7 @@ impl Publication {
         Self { header_off, payload_base, epoch, fields }
     }
 
-    /// The header, then (WRITING, epoch): before the first page.
+    /// The header, then (WRITING, epoch): posted before the first page.
     pub fn announce(&self) -> [Op<'_>; 2] {
         let publish = self.header_off + PUBLISH_OFF;
         [
@@ -40,12 +40,12 @@ impl Publication {
         ]
     }
 
-    /// `bytes` at an offset of the object. Between `announce` and `publish`, in any order.
+    /// Writes `bytes` at an offset of the object. Between `announce` and `publish`, in any order.
     pub fn page<'a>(&self, offset: u64, bytes: &'a [u8]) -> Op<'a> {
         Op::Write { offset: self.payload_base + offset, src: bytes }
     }
 
-    /// READY, after pages that may have gone over several connections: all of them land first [I4].
+    /// READY, after all pages have landed, also those sent over other connections [I4].
     pub fn publish(&self) -> [Op<'static>; 2] {
         [Op::Flush, self.ready()]
     }
@@ -56,7 +56,8 @@ impl Publication {
         [fields, writing, self.page(0, payload), self.ready()]
     }
 
-    /// Always a compare-and-swap with the epoch: on a slot that moved on it changes nothing.
+    /// Always a compare-and-swap with the epoch: it changes nothing in a slot that has a newer
+    /// epoch.
     fn ready(&self) -> Op<'static> {
         Op::CompareSwap {
             offset: self.header_off + PUBLISH_OFF,
@@ -66,8 +67,8 @@ impl Publication {
         }
     }
 
-    /// `Ok` if READY took in a batch that holds it, else the word it found: the plan is
-    /// `Reclaimed`.
+    /// `Ok` if the compare-and-swap to READY in this batch succeeded, else the word it found: the
+    /// plan is `Reclaimed`.
     pub fn took(&self, batch: &[Op<'_>]) -> Result<(), u64> {
         let found = batch.iter().find_map(|op| match op {
             Op::CompareSwap { old, .. } => Some(*old),
@@ -90,15 +91,15 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// Reads what `expect` says, under the header at segment offset `header_off`.
+    /// A read of what `expect` describes, under the header at segment offset `header_off`.
     pub fn new(header_off: u64, expect: Expect) -> Self {
         let unread = ObjHeader::new_zeroed();
         Self { header_off, expect, before: unread, after: unread }
     }
 
-    /// Header, payload, header again; `dst` has `bytes_total` bytes.
+    /// Reads header, payload, and header again; `dst` must have `bytes_total` bytes.
     pub fn chain<'a>(&'a mut self, dst: &'a mut [u8]) -> [Op<'a>; 3] {
-        debug_assert_eq!(dst.len() as u64, self.expect.bytes_total, "of another object");
+        debug_assert_eq!(dst.len() as u64, self.expect.bytes_total, "dst of another length");
         let (offset, payload_base) = (self.header_off, self.expect.payload_base);
         [
             Op::Read { offset, dst: self.before.as_mut_bytes() },
@@ -107,22 +108,23 @@ impl Reading {
         ]
     }
 
-    /// The header once more, for a chain that was too slow: posted after the chain has ended.
+    /// Reads the header once more, for a chain that was too slow: post it after the chain has
+    /// ended.
     pub fn again(&mut self) -> Op<'_> {
         Op::Read { offset: self.header_off, dst: self.after.as_mut_bytes() }
     }
 
-    /// Whether the copy may be believed: valid before [I2] and the same after [I7]. A header that
-    /// changed meanwhile is `Gone`.
+    /// Whether the copy is valid: its header was valid before [I2] and the same after [I7]. A
+    /// header that changed meanwhile is `Gone`.
     pub fn judge(&self, arena: &Region) -> Result<(), Unreadable> {
         validate(&self.before, &self.expect, arena)?;
         if unchanged(&self.before, &self.after) { Ok(()) } else { Err(Unreadable::Gone) }
     }
 }
 
-/// Whether a chain that began and ended at these times is believed as it is [I7]: within 0.8 of the
-/// quarantine nothing it copied was reused, in whatever order its reads were served. A slower one
-/// reads its headers once more.
+/// Whether a chain that began and ended at these times needs no further check [I7]: within 0.8 of
+/// the quarantine nothing that it copied was reused, in whatever order its reads were executed.
+/// After a slower chain the reader reads the header once more.
 pub fn chain_in_time(began_ns: u64, ended_ns: u64, quarantine_ns: u64) -> bool {
     ended_ns.saturating_sub(began_ns) <= quarantine_ns / 10 * 8
 }

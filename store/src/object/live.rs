@@ -1,4 +1,4 @@
-//! Questions about one slot, and the live objects of a heap for those who start cold.
+//! Queries about one slot, and the live objects of a heap for an actor that starts without state.
 
 use super::slots::Slots;
 use super::transition::State;
@@ -15,12 +15,12 @@ pub struct LiveSlot {
     pub epoch: u32,
     /// Logical bytes.
     pub bytes_total: u64,
-    /// Last noted access, in milliseconds of CLOCK_BOOTTIME.
+    /// Last recorded access, in milliseconds of CLOCK_BOOTTIME.
     pub last_access_ms: u64,
 }
 
-/// The object of a managed slot whose header says READY and LIVE at one epoch. An open plan that is
-/// READY but not committed looks the same: whoever acts on this asks the slot table.
+/// The object of a heap slot whose header is READY and LIVE at one epoch. An open plan that is
+/// READY but not committed looks the same: a caller that acts on this must check the slot table.
 pub fn live_slot(heap: &Heap, slot: u32) -> Option<LiveSlot> {
     let h = read_header(heap, slot).ok()?;
     let epoch = epoch_of(h.owner);
@@ -33,7 +33,7 @@ pub fn live_slot(heap: &Heap, slot: u32) -> Option<LiveSlot> {
     })
 }
 
-/// All of them.
+/// The live objects of all heap slots.
 pub fn live_slots(heap: &Heap) -> impl Iterator<Item = LiveSlot> + '_ {
     heap.geometry().managed_slots().filter_map(|slot| live_slot(heap, slot))
 }

@@ -1,5 +1,6 @@
-//! Rebuilds the slot table after the owner's actor panicked: from the headers, which survive it,
-//! and the plan table kept outside the actor. Whatever is in doubt is held, never handed out.
+//! Rebuilds the slot table after the owner's actor panicked, from the headers, which survive it,
+//! and from the plan table kept outside the actor. A slot whose state is uncertain is held, never
+//! reused.
 
 use super::slots::Slots;
 use super::transition::{PackedExtent, Slot, State};
@@ -9,41 +10,43 @@ use crate::heap::Heap;
 use crate::layout::{ObjHeader, PAYLOAD_ALIGN, Region, epoch_of, flag, low, state};
 use std::collections::HashMap;
 
-/// An open plan as the table outside the owner's actor has it.
+/// An open plan in the table outside the owner's actor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpenSlot {
     /// Header slot.
     pub slot: u32,
     /// Epoch of the plan.
     pub epoch: u32,
-    /// Where its payload lies.
+    /// Extent of its payload.
     pub extent: Extent,
-    /// The plan was being ended: its producer must still be fenced.
+    /// True if the plan was being ended: its producer must still be fenced.
     pub ending: bool,
 }
 
-/// What a header and a plan say a slot is.
+/// The state of a slot, derived from a header and a plan.
 struct Found {
     slot: Slot,
-    /// LIVE is still set and must go.
+    /// LIVE is still set and must be cleared.
     clear: bool,
-    /// A producer wrote here for a plan that the owner has not heard of: counted.
+    /// A producer wrote here for a plan that the owner has not received: counted.
     unheard: bool,
 }
 
 impl Slots {
-    /// The table of a segment whose owner lost its memory. Plans of another epoch than the slot's
-    /// are ignored. Quarantine restarts in full [I8]; call [`Slots::restart_quarantines`]
-    /// afterwards. The caller fences what [`Slots::fencing`] lists once more.
+    /// Rebuilds the table of a segment whose owner lost its state. Plans of another epoch than the
+    /// slot's are ignored. Quarantine restarts in full [I8]; call [`Slots::restart_quarantines`]
+    /// afterwards. The caller must fence again what [`Slots::fencing`] lists.
     ///
-    /// `committed` says which (slot, epoch) the caller knows to be committed: a header alone cannot
-    /// tell a committed object from one that is READY under a plan not heard of yet. What is
-    /// written but neither planned nor committed stays free at its epoch for that plan to open: the
-    /// master, who granted it, has slot and extent taken, so nobody else gets them.
+    /// `committed` returns whether the caller knows a (slot, epoch) to be committed: a header alone
+    /// does not distinguish a committed object from one that is READY under a plan not received
+    /// yet. A slot that is written but neither planned nor committed stays free at its epoch, so
+    /// that its plan can open it. The master, which granted that plan, keeps slot and extent
+    /// reserved, so no other plan gets them.
     ///
-    /// The extent of a live object is computed from its header, `Arena::rounded` of `bytes_total`:
-    /// right where a producer wrote as many bytes as its plan asked for. The extent of a retired
-    /// slot without a plan may be unknown (length 0 in `Freed`, none in the report).
+    /// The extent of a live object is computed from its header as `Arena::rounded` of
+    /// `bytes_total`. This is right if the producer wrote as many bytes as its plan asked for. The
+    /// extent of a retired slot without a plan may be unknown (length 0 in `Freed`, none in the
+    /// report).
     pub fn scan(
         heap: Heap,
         open: &[OpenSlot],
@@ -83,7 +86,7 @@ impl Slots {
         table.heap().memory().flush();
         (0..unheard).for_each(|_| table.count_unheard());
         if unheard > 0 {
-            tracing::warn!(unheard, "slots written to for plans not heard of yet");
+            tracing::warn!(unheard, "slots were written for plans that the owner has not received");
         }
         table.quarantine_again(now_ns);
         table
@@ -107,15 +110,15 @@ impl Found {
     }
 }
 
-/// What one slot is, from its header and the plan of its epoch.
+/// The state of one slot, from its header and the plan of its epoch.
 fn recover(h: &ObjHeader, plan: Option<&OpenSlot>, committed: bool, arena: &Region) -> Found {
     let epoch = epoch_of(h.owner);
     let live = low(h.owner) & flag::LIVE != 0;
     let published = epoch_of(h.publish) == epoch && low(h.publish) == state::READY;
     if let Some(plan) = plan {
         let packed = PackedExtent::of(plan.extent, arena).unwrap_or(PackedExtent::UNKNOWN);
-        // A plan not marked as ending whose LIVE is gone was retired just before the panic: its
-        // producer may still write.
+        // A plan that is not marked as ending but has lost LIVE was retired just before the panic:
+        // its producer may still write.
         let kept = live && !plan.ending;
         let state = if kept { State::Open(packed) } else { State::Fencing(packed) };
         return Found { clear: live && !kept, ..Found::held(epoch, state) };
@@ -131,7 +134,7 @@ fn recover(h: &ObjHeader, plan: Option<&OpenSlot>, committed: bool, arena: &Regi
     }
 }
 
-/// The extent of a published object, as its header claims it.
+/// The extent of a published object according to its header.
 pub(super) fn claimed(h: &ObjHeader, arena: &Region) -> Option<PackedExtent> {
     if !inside(h, arena) {
         return None;

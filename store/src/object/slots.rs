@@ -1,6 +1,6 @@
 //! The owner's slot table: applies what `transition` decides, to the table and to the words in
-//! memory, in the order that readers rely on. The only writer of owner words. Every operation is
-//! O(1), 16 bytes a slot.
+//! memory, in the order that readers rely on. The only writer of owner words of heap slots. Every
+//! operation is O(1); the table takes 16 bytes a slot.
 
 use super::transition::{Decision, Event, PackedExtent, Slot, State, decide, refusal};
 use super::view::Usage;
@@ -19,24 +19,24 @@ use std::collections::VecDeque;
 pub struct Committed {
     /// False if it had been committed before.
     pub newly: bool,
-    /// Identity the producer wrote; the caller compares it with the key it was told.
+    /// Key identity that the producer wrote; the caller compares it with the key in the request.
     pub key: KeyId,
     /// Logical bytes the producer wrote.
     pub bytes_total: u64,
-    /// Where the payload lies.
+    /// Extent of the payload.
     pub extent: Extent,
 }
 
 /// The answer to a retire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retired {
-    /// Where the payload lies.
+    /// Extent of the payload.
     pub extent: Extent,
-    /// What it was before.
+    /// Its state before.
     pub was: RetiredState,
 }
 
-/// What a retired slot was.
+/// State of a slot before it was retired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetiredState {
     /// A committed object.
@@ -45,39 +45,39 @@ pub enum RetiredState {
     Open,
 }
 
-/// A slot whose quarantine is over. Its extent may be placed again by whoever placed it.
+/// A slot whose quarantine is over. Its extent may be allocated again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Freed {
     /// Header slot.
     pub slot: u32,
     /// The epoch that ended.
     pub epoch: u32,
-    /// Its extent; of length 0 if the table was rebuilt and could not tell. Whoever placed it
-    /// frees what it remembers for this slot and epoch.
+    /// Its extent; of length 0 if a rebuilt table does not know it. The allocator then frees the
+    /// extent that it has recorded for this slot and epoch.
     pub extent: Extent,
 }
 
 impl Freed {
-    /// The epoch the slot is armed at now; `None` if it was the last and the slot is lost [I3].
+    /// The epoch at which the slot is armed now; `None` if that was the last one and the slot is
+    /// lost [I3].
     pub fn next_epoch(&self) -> Option<u32> {
         self.epoch.checked_add(1)
     }
 }
 
-/// The managed slots of one segment, as their owner knows them; those of its device log are not
-/// here.
+/// The heap slots of one segment: the owner's state. The slots of its device log are not in it.
 #[derive(Debug)]
 pub struct Slots {
     heap: Heap,
-    /// The first one is the first behind the log's.
+    /// Element 0 is the first slot after the log's slots.
     slots: Vec<Slot>,
     usage: Usage,
     index: Index,
     /// (end of quarantine, slot, epoch), ends never decreasing.
     quarantine: VecDeque<(u64, u32, u32)>,
-    /// How many at the back of `quarantine` began since the last `settle`.
+    /// How many at the back of `quarantine` were added since the last `restart_quarantines`.
     unsettled: usize,
-    /// Past their quarantine, but some process holds a pin: (since, slot, epoch) [I9].
+    /// Quarantine is over, but a process holds a pin: (since, slot, epoch) [I9].
     pinned: Vec<(u64, u32, u32)>,
 }
 
@@ -89,7 +89,7 @@ impl Slots {
         Slots::of(vec![free; managed.len()], heap)
     }
 
-    /// The index is made anew and leads to every live slot.
+    /// Rebuilds the index, with an entry for every live slot.
     pub(super) fn of(slots: Vec<Slot>, heap: Heap) -> Slots {
         let mut usage = Usage::default();
         for slot in &slots {
@@ -108,7 +108,7 @@ impl Slots {
     }
 
     /// Gives a free slot and an extent to a plan. Refused (`WrongState`) at any other epoch or
-    /// state; the same call again is fine. An extent outside the arena is `OutOfBounds`.
+    /// state; repeating the same call is harmless. An extent outside the arena is `OutOfBounds`.
     pub fn open(&mut self, slot: u32, epoch: u32, extent: Extent) -> Result<(), StoreError> {
         let arena = self.heap.geometry().arena;
         let Some(packed) = PackedExtent::of(extent, &arena) else {
@@ -123,8 +123,8 @@ impl Slots {
     }
 
     /// Makes a published plan a committed object. `WrongState` if the slot is past that epoch or
-    /// retired ([`StoreError::is_already_retired`]: the caller answers `Reclaimed` [I11]), not
-    /// READY, or if the header's payload is not the plan's.
+    /// retired ([`StoreError::is_already_retired`]: the caller answers `Reclaimed` [I11]), if it is
+    /// not READY, or if the header's payload is not the plan's.
     pub fn commit(&mut self, slot: u32, epoch: u32) -> Result<Committed, StoreError> {
         let arena = self.heap.geometry().arena;
         let at = self.at(slot);
@@ -151,8 +151,8 @@ impl Slots {
 
     /// Ends a committed object or an open plan: its owner word loses LIVE at once, so no reader
     /// accepts it any more. With `fenced` no producer can write and quarantine begins at `now_ns`
-    /// (see [`Slots::restart_quarantines`]); without, the slot is held until [`Slots::fenced`]
-    /// [I10]. Again, or at an epoch past: [`StoreError::is_already_retired`].
+    /// (see [`Slots::restart_quarantines`]). Without, the slot is held until [`Slots::fenced`]
+    /// [I10]. If it was retired before or the epoch is past: [`StoreError::is_already_retired`].
     pub fn retire(
         &mut self,
         slot: u32,
@@ -175,7 +175,8 @@ impl Slots {
         if was == RetiredState::Live {
             self.index.remove(key_of(&self.header(slot)), slot, epoch);
         }
-        // What is looked at from here on, pins to come included, is looked at after it [I9].
+        // Everything read after this fence, such as a scan of the pins, sees the retires before it
+        // [I9].
         self.heap.memory().flush();
         self.step(slot, epoch, event, "retire")?;
         if fenced {
@@ -184,8 +185,8 @@ impl Slots {
         Ok(Retired { extent: packed.extent(&self.heap.geometry().arena), was })
     }
 
-    /// The producer of a retired plan can write no more: its quarantine begins. False if the slot
-    /// is not waiting for that at this epoch.
+    /// The producer of a retired plan can write no more: its quarantine begins. Returns false if
+    /// the slot is not waiting for this at this epoch.
     pub fn fenced(&mut self, slot: u32, epoch: u32, now_ns: u64) -> bool {
         let done = self.step(slot, epoch, Event::Fenced, "fence").is_ok();
         if done {
@@ -195,9 +196,9 @@ impl Slots {
     }
 
     /// Restarts, at `now_ns`, the quarantines begun since the last call. Q counts from when the
-    /// retired word is visible [I8], but the `now_ns` of a retire is read before its store, and a
-    /// process may be stopped in between. An owner that reads its clock once more after a batch
-    /// of retires, and calls this, closes that gap.
+    /// retired word is visible [I8], but the `now_ns` of a retire is read before its store, and the
+    /// process may be stopped between the two. An owner that reads its clock once more after a
+    /// batch of retires, and calls this, closes that gap.
     pub fn restart_quarantines(&mut self, now_ns: u64) {
         let from = self.quarantine.len() - self.unsettled;
         let until = now_ns.saturating_add(self.heap.geometry().quarantine_ns());
@@ -207,8 +208,8 @@ impl Slots {
         self.unsettled = 0;
     }
 
-    /// Arms every slot whose quarantine is over, and that nobody has pinned [I9], with the next
-    /// epoch and returns them [I8] [I3].
+    /// Arms with its next epoch every slot whose quarantine is over and that is not pinned [I9],
+    /// and returns these slots [I8] [I3].
     pub fn due(&mut self, now_ns: u64) -> Vec<Freed> {
         let mut waiting = std::mem::take(&mut self.pinned);
         while let Some(&(until, slot, epoch)) = self.quarantine.front() {
@@ -222,8 +223,8 @@ impl Slots {
         if waiting.is_empty() {
             return Vec::new();
         }
-        // One look, after the fences of all these retires: whoever pinned one of them before its
-        // LIVE was gone is seen here for as long as he holds it [I9].
+        // One scan, after the fences of all these retires: a pin set before LIVE was cleared is
+        // seen here for as long as it is held [I9].
         let pinned = match pins::scan(&**self.heap.memory(), &self.heap.geometry().pins) {
             Ok(pinned) => pinned,
             Err(error) => {
@@ -242,7 +243,7 @@ impl Slots {
                 Ok(Some(extent)) => freed.push(Freed { slot, epoch, extent }),
                 Ok(None) => {}
                 Err(error) => {
-                    // Memory that cannot be written (a device lost): held, tried again after Q.
+                    // Memory that cannot be written (a device lost): held, and tried again after Q.
                     tracing::error!(slot, epoch, %error, "cannot arm a slot");
                     self.begin_quarantine(slot, epoch, now_ns);
                 }
@@ -251,25 +252,26 @@ impl Slots {
         freed
     }
 
-    /// When [`Slots::due`] next has something to return. What is pinned has no such moment.
+    /// Time at which [`Slots::due`] next has something to return. Pinned slots have no such time.
     pub fn next_due_ns(&self) -> Option<u64> {
         self.quarantine.front().map(|&(until, ..)| until)
     }
 
-    /// Retired objects that only a pin still holds, and how many of them for longer than
+    /// Number of retired objects that only a pin still holds, and how many of them for longer than
     /// `suspect_ns`.
     pub fn held_by_pins(&self, now_ns: u64, suspect_ns: u64) -> (u64, u64) {
         let long = |(since, ..): &&(u64, u32, u32)| now_ns.saturating_sub(*since) > suspect_ns;
         (self.pinned.len() as u64, self.pinned.iter().filter(long).count() as u64)
     }
 
-    /// Writes the access time, in milliseconds, of an object live at that epoch.
+    /// Writes the access time, in milliseconds, of an object that is live at that epoch; else
+    /// returns false.
     pub fn touch(&mut self, slot: u32, epoch: u32, now_ms: u64) -> bool {
         let at = self.heap.geometry().header_off(slot);
         self.is_live(slot, epoch) && self.heap.memory().store(at + LAST_ACCESS_OFF, now_ms).is_ok()
     }
 
-    /// The counters, O(1).
+    /// The counters. O(1).
     pub fn usage(&self) -> Usage {
         Usage { index_overflow: self.index.overflowed(), ..self.usage }
     }
@@ -279,8 +281,8 @@ impl Slots {
         &self.heap
     }
 
-    /// A slot that serves a key in this segment, of those that `among` says yes to; slots of the
-    /// log are asked about, too.
+    /// A slot that serves a key in this segment, among those for which `among` returns true.
+    /// `among` is called for slots of the log, too.
     pub fn serving(&self, key: KeyId, among: impl Fn(u32) -> bool) -> Option<u32> {
         self.index.find(key, |slot| {
             let header = among(slot).then(|| read_header(&self.heap, slot).ok()).flatten();
@@ -288,12 +290,12 @@ impl Slots {
         })
     }
 
-    /// What leads readers to slots.
+    /// The index of this segment.
     pub fn index(&self) -> &Index {
         &self.index
     }
 
-    /// Leads readers to what the device log serves, which is not in this table.
+    /// The index, to add the objects of the device log, which are not in this table.
     pub fn index_mut(&mut self) -> &mut Index {
         &mut self.index
     }
@@ -306,7 +308,7 @@ impl Slots {
         self.heap.geometry().managed_slots().zip(self.slots.iter().copied())
     }
 
-    /// Where a slot is in the table; None for one of the log.
+    /// Index of a slot in the table; None for a slot of the log.
     fn index_of(&self, slot: u32) -> Option<usize> {
         slot.checked_sub(self.heap.geometry().log_slots).map(|index| index as usize)
     }
@@ -317,7 +319,7 @@ impl Slots {
 
     pub(super) fn begin_quarantine(&mut self, slot: u32, epoch: u32, now_ns: u64) {
         let q = self.heap.geometry().quarantine_ns();
-        // A clock of the caller that went back must not let a later entry overtake.
+        // If the caller's clock went back, a later entry must still not end before an earlier one.
         let last = self.quarantine.back().map_or(0, |&(until, ..)| until);
         self.quarantine.push_back((now_ns.saturating_add(q).max(last), slot, epoch));
         self.unsettled += 1;
@@ -329,7 +331,7 @@ impl Slots {
         self.heap.memory().store(at, word(flags & !flag::LIVE, epoch))
     }
 
-    /// Ends a quarantine. `None` if the slot is not in quarantine at that epoch.
+    /// Ends a quarantine and arms the slot. `None` if it is not in quarantine at that epoch.
     fn arm_next(&mut self, slot: u32, epoch: u32) -> Result<Option<Extent>, StoreError> {
         let Some(at) = self.at(slot) else {
             return Ok(None);
@@ -381,7 +383,7 @@ enum Sign {
     Out,
 }
 
-/// Adds a slot's state to the counters, or takes it out.
+/// Adds a slot's state to the counters, or subtracts it.
 fn count(usage: &mut Usage, state: State, sign: Sign) {
     let add = |counter: &mut u64, n: u64| match sign {
         Sign::In => *counter += n,

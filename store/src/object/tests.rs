@@ -1,4 +1,4 @@
-//! The life of an object, one statement each. `reading` tries a reader's conditions, `rebuild` what
+//! The life of an object, one statement each. `reading` tests a reader's conditions, `rebuild` what
 //! a scan finds, `order` single stores, `model` random lives, `readers` races.
 
 mod model;
@@ -36,7 +36,7 @@ fn begin(heap: &Heap, slot: u32, epoch: u32, key: KeyId, at: Extent, bytes: u64)
     heap.memory().store(header + PUBLISH_OFF, writing(epoch)).unwrap();
 }
 
-/// A producer's last step; true if it took.
+/// A producer's last step; true if READY was stored.
 fn publish(heap: &Heap, slot: u32, epoch: u32) -> bool {
     let at = heap.geometry().header_off(slot) + PUBLISH_OFF;
     heap.memory().compare_swap(at, writing(epoch), ready(epoch)).unwrap() == writing(epoch)
@@ -98,8 +98,8 @@ fn i11_a_stale_commit_is_reclaimed() {
     slots.open(2, 1, at).unwrap();
     begin(&heap, 2, 1, KEYS.id(b"late"), at, 100);
     slots.retire(2, 1, false, 0).unwrap();
-    // The producer did not hear of it: it publishes, and commits, during the fence, in quarantine
-    // and after the slot has gone to another.
+    // The producer does not know of it: it publishes and commits during the fence, in quarantine,
+    // and after the slot was given to another plan.
     assert!(publish(&heap, 2, 1));
     let reclaimed = |slots: &mut Slots| slots.commit(2, 1).unwrap_err().is_already_retired();
     assert!(reclaimed(&mut slots));

@@ -1,13 +1,12 @@
-//! The states of a slot as its owner sees them, and every step between them in one match. Decides
-//! only: the slot table applies.
+//! The states of a slot as its owner sees them, and all transitions in one match. It only decides;
+//! the slot table applies.
 
 use crate::arena::Extent;
 use crate::error::StoreError;
 use crate::layout::{PAYLOAD_ALIGN, Region};
 
 /// An extent in 4 KiB units of the arena; half the size of an [`Extent`], since there is one per
-/// slot. No units: where the payload lies is not known (after a scan), only whoever placed it
-/// knows.
+/// slot. 0 units: the extent is unknown (after a scan), only the allocator has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PackedExtent {
     first: u32,
@@ -40,24 +39,24 @@ impl PackedExtent {
     }
 }
 
-/// What a slot is, to its owner.
+/// State of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// Armed, nothing placed.
+    /// Armed, no extent.
     Free,
     /// Given to a plan; a producer may write.
     Open(PackedExtent),
     /// Committed, readable.
     Live(PackedExtent),
-    /// Retired, but a producer may still write: held without limit.
+    /// Retired, but a producer may still write: held without time limit.
     Fencing(PackedExtent),
-    /// Retired, nobody writes, readers may still be copying: held for Q.
+    /// Retired, no producer can write, readers may still be copying: held for Q.
     Quarantined(PackedExtent),
     /// Out of epochs, never armed again [I3].
     Spent,
 }
 
-/// State names as errors show them; `is_already_retired` rests on the last four.
+/// State names in error texts; `is_already_retired` compares the last four.
 const FREE: &str = "free";
 const OPEN: &str = "open";
 const LIVE: &str = "live";
@@ -98,13 +97,14 @@ pub(super) struct Slot {
 /// What may happen to a slot.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Event {
-    /// A plan was placed here.
+    /// A plan got this slot and extent.
     Open(PackedExtent),
-    /// Written to for a plan that was never heard of, and of which nobody is left to write.
+    /// A producer wrote to it for a plan that the owner never received, and no producer can still
+    /// write.
     Unheard(PackedExtent),
-    /// The plan's producer published and committed; the header was found in order.
+    /// The plan's producer published and committed; the header was checked.
     Commit,
-    /// The object, or the plan, ends; `fenced`: no producer can write any more.
+    /// The object or the plan ends; `fenced`: no producer can write any more.
     Retire { fenced: bool },
     /// The producer of a retired plan can write no more.
     Fenced,
@@ -115,15 +115,15 @@ pub(super) enum Event {
 /// The answer to an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Decision {
-    /// The slot becomes this.
+    /// The slot's new state.
     Become(Slot),
     /// It has happened before; nothing changes.
     Already,
-    /// The slot's life does not allow it, or it was about another epoch [I11].
+    /// Not possible in this state, or for another epoch [I11].
     Refused,
 }
 
-/// The whole life of a slot. An event about another epoch than the slot's is refused [I11].
+/// All transitions of a slot. An event for another epoch than the slot's is refused [I11].
 pub(super) fn decide(at: Slot, epoch: u32, event: Event) -> Decision {
     use Decision::{Already, Become, Refused};
     if at.epoch != epoch {
@@ -151,7 +151,7 @@ pub(super) fn decide(at: Slot, epoch: u32, event: Event) -> Decision {
     }
 }
 
-/// A refusal with the slot's state; `refused` says what was asked.
+/// A refusal with the slot's state; `refused` names the request.
 pub(super) fn refusal(slot: u32, at: Option<Slot>, asked_epoch: u32, refused: &str) -> StoreError {
     let (epoch, state) = match at {
         None => (0, OUTSIDE),
@@ -167,8 +167,8 @@ pub(super) fn refusal(slot: u32, at: Option<Slot>, asked_epoch: u32, refused: &s
 }
 
 impl StoreError {
-    /// True if the refusal says that the slot was retired at the epoch asked for, or has moved past
-    /// it: to a retire this is "done before", to a commit it is `Reclaimed` [I11].
+    /// True if the slot was already retired at the epoch asked for, or is past it: for a retire
+    /// this means "done before", for a commit it is `Reclaimed` [I11].
     pub fn is_already_retired(&self) -> bool {
         let retired = [FENCING, QUARANTINED, SPENT, PAST];
         matches!(self, StoreError::WrongState { state, .. } if retired.contains(state))

@@ -1,5 +1,5 @@
-//! Slots that are free in their owner's table but written to in memory: a producer wrote there for
-//! a plan whose grant the owner never heard of. They are found, and retired.
+//! Slots that are free in the owner's table but written to in memory: a producer wrote there for a
+//! plan whose grant the owner never received. Finds and retires them.
 
 use super::read_header;
 use super::scan::claimed;
@@ -10,8 +10,8 @@ use crate::error::StoreError;
 use crate::layout::{epoch_of, low, state};
 
 impl Slots {
-    /// Slot, epoch and the extent that the header claims (none if it makes no sense). Walks all
-    /// slots and reads the header of every free one. Of use only while nobody can be writing.
+    /// Slot, epoch and the extent that the header states (none if it is not valid). Walks all slots
+    /// and reads the header of every free one. Call it only while no producer can be writing.
     pub fn written_but_free(&self) -> Vec<(u32, u32, Option<Extent>)> {
         let arena = self.heap().geometry().arena;
         let free = self.all().filter(|(_, at)| at.state == State::Free);
@@ -26,9 +26,9 @@ impl Slots {
         .collect()
     }
 
-    /// Retires one of them: LIVE goes, and quarantine begins at `now_ns`. `claimed` is held
-    /// meanwhile; none where the header's claim is of no use. Only while nobody can be writing
-    /// there.
+    /// Retires one of them: clears LIVE, and quarantine begins at `now_ns`. `claimed` is held
+    /// meanwhile; `None` if the header states no valid extent. Call it only while no producer can
+    /// be writing there.
     pub fn retire_unheard(
         &mut self,
         slot: u32,
@@ -39,8 +39,8 @@ impl Slots {
         let arena = self.heap().geometry().arena;
         let extent =
             claimed.and_then(|e| PackedExtent::of(e, &arena)).unwrap_or(PackedExtent::UNKNOWN);
-        // The decision first: a slot that is given to somebody keeps its LIVE.
-        self.step(slot, epoch, Event::Unheard(extent), "retire of what no plan was heard of")?;
+        // Decides first: a slot that was given to a plan keeps its LIVE.
+        self.step(slot, epoch, Event::Unheard(extent), "retire of a slot without a known plan")?;
         self.clear_live(slot, epoch)?;
         self.heap().memory().flush();
         self.begin_quarantine(slot, epoch, now_ns);

@@ -1,4 +1,4 @@
-//! What others may see of the slot table: counters, one slot's words, reports for the master. It
+//! Read access to the slot table: counters, the words of one slot, reports for the master. It
 //! changes nothing.
 
 use super::slots::Slots;
@@ -9,7 +9,7 @@ use crate::heap::FIRST_EPOCH;
 use crate::key::KeyId;
 use crate::layout::{ObjHeader, epoch_of, low, state};
 
-/// What a producer has made of an open slot so far.
+/// How far the producer of an open slot has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteProgress {
     /// Armed, nothing written.
@@ -20,12 +20,12 @@ pub enum WriteProgress {
     Ready,
     /// Aborted by its producer.
     Dead,
-    /// Retired, or of another epoch: the caller's knowledge is old [I11].
+    /// Retired, or of another epoch: the caller's information is outdated [I11].
     Stale,
 }
 
-/// Counters of a slot table. Bytes are those of extents, as placed, so that a segment at rest has
-/// `live_bytes` equal to the arena's used bytes.
+/// Counters of a slot table. Bytes are those of extents, as allocated, so in a segment without open
+/// or held slots `live_bytes` equals the arena's used bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Bytes of committed objects.
@@ -42,15 +42,15 @@ pub struct Usage {
     pub quarantined: u64,
     /// Slots whose producer is not fenced yet.
     pub fencing: u64,
-    /// Slots out of epochs, lost for good [I3].
+    /// Slots out of epochs, never used again [I3].
     pub spent: u64,
     /// Live objects that the index has no room for.
     pub index_overflow: u64,
-    /// Slots that a scan found written to for plans that the owner had not heard of.
+    /// Slots that a scan found written to for plans that the owner had not received.
     pub unheard: u64,
 }
 
-/// One slot as it is reported to the master.
+/// One slot as reported to the master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SlotReport {
     /// Header slot.
@@ -59,14 +59,14 @@ pub struct SlotReport {
     pub epoch: u32,
     /// What it holds.
     pub kind: SlotKind,
-    /// Its extent; `None` for a free slot, and where a scan could not tell.
+    /// Its extent; `None` for a free slot, and if a scan could not determine it.
     pub extent: Option<Extent>,
 }
 
 /// What a reported slot holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SlotKind {
-    /// Armed, for a plan to take.
+    /// Armed and available to a plan.
     Free,
     /// An open plan.
     Open,
@@ -81,12 +81,12 @@ pub enum SlotKind {
         /// Number of pages.
         n_pages: u32,
     },
-    /// Retired, or out of epochs: free only by `Freed`.
+    /// Retired, or out of epochs: it becomes free only by `Freed`.
     Held,
 }
 
 impl Slots {
-    /// What the producer has made of the slot, if it is open or live at that epoch.
+    /// How far the producer has come, if the slot is open or live at that epoch.
     pub fn progress(&self, slot: u32, epoch: u32) -> WriteProgress {
         let Some(at) = self.at(slot).filter(|at| at.epoch == epoch) else {
             return WriteProgress::Stale;
@@ -104,7 +104,7 @@ impl Slots {
         }
     }
 
-    /// A snapshot of a slot's header; of zeros (epoch 0, never served) if it cannot be read.
+    /// A snapshot of a slot's header; all zeros (epoch 0, never served) if it cannot be read.
     pub fn header(&self, slot: u32) -> ObjHeader {
         read_header(self.heap(), slot).unwrap_or_default()
     }
@@ -114,8 +114,8 @@ impl Slots {
         self.at(slot).map_or("outside", |at| at.state.name())
     }
 
-    /// Every slot that is not free at its first epoch: that is what a slot is of which nothing is
-    /// said, so the report of a young segment is short. Walks all slots.
+    /// Every slot that is not free at its first epoch. The master assumes that state for slots that
+    /// are not reported, so the report of a new segment is short. Walks all slots.
     pub fn report(&self) -> impl Iterator<Item = SlotReport> + '_ {
         let arena = self.heap().geometry().arena;
         self.all().filter_map(move |(slot, at)| {
@@ -141,8 +141,8 @@ impl Slots {
         }
     }
 
-    /// Every extent that is taken: slot, epoch, extent, and whether it is a live object (what
-    /// eviction may choose). Extents that a scan could not tell are left out. Walks all slots.
+    /// Every allocated extent: slot, epoch, extent, and whether it is a live object (a candidate
+    /// for eviction). Extents that a scan could not determine are left out. Walks all slots.
     pub fn extents(&self) -> impl Iterator<Item = (u32, u32, Extent, bool)> + '_ {
         let arena = self.heap().geometry().arena;
         self.all().filter_map(move |(slot, at)| {
@@ -152,8 +152,8 @@ impl Slots {
         })
     }
 
-    /// Slots whose producer must still be fenced: slot and epoch. After a scan the owner starts
-    /// those fences again. Walks all slots.
+    /// Slots whose producer must still be fenced: slot and epoch. After a scan the owner restarts
+    /// those fences. Walks all slots.
     pub fn fencing(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         self.all().filter_map(|(slot, at)| {
             matches!(at.state, State::Fencing(_)).then_some((slot, at.epoch))

@@ -1,5 +1,5 @@
-//! The holder's side of a pin table: which word names which object and for how many views, and the
-//! bytes that a pin keeps in place.
+//! The holder's side of a pin table: which word pins which object and for how many views, and the
+//! pinned bytes.
 
 use super::{PINS, Table};
 use crate::fork::{self, ProcessMark};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(Debug, Default)]
 struct Held {
-    // The word that names an object, and its views.
+    // (slot, epoch) -> (word that pins the object, number of views).
     by_object: HashMap<(u32, u32), (u32, u32)>,
     free: Vec<u32>,
     used: u32,
@@ -43,14 +43,14 @@ pub struct Pins {
 pub enum NoPin {
     /// All [`PINS`] words name other objects: drop views.
     Full,
-    /// The handle said goodbye to this segment.
+    /// The handle has detached from this segment.
     Closed,
-    /// The header under the pin is not in order: look the object up again.
+    /// The header is not valid after the pin was set: look the object up again.
     Changed,
 }
 
 impl Pins {
-    /// The pins of whoever was given that table; None if the segment has no table of that number.
+    /// The pins of the holder of table `number`; None if the segment has no such table.
     pub fn new(memory: HostMemory, pins: &Region, number: u32) -> Option<Pins> {
         let table = Table::of(pins, number)?;
         Some(Pins { memory, table, held: Mutex::default(), made: ProcessMark::here() })
@@ -60,8 +60,8 @@ impl Pins {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Pins an object and gives its `len` bytes at `offset`. `still_valid` says, after the fence,
-    /// whether its header is (still) in order [I2].
+    /// Pins an object and returns its `len` bytes at `offset`. `still_valid` is called after the
+    /// fence and returns whether the header is still valid [I2].
     pub fn pin(
         self: &Arc<Self>,
         (slot, epoch): (u32, u32),
@@ -80,17 +80,17 @@ impl Pins {
         };
         held.by_object.insert((slot, epoch), (word, views + 1));
         if views == 0 {
-            // Inside the segment: the table was checked when it was made.
+            // Inside the segment: the table was checked when this value was made.
             let set = self.table.set(self.memory.words(), word, slot, epoch);
             debug_assert!(set.is_ok(), "a pin table outside its segment");
         }
         drop(held);
         let pinned = PinnedBytes { pins: self.clone(), slot, epoch, at, len: len as usize };
-        // Dropped here, it is taken back.
+        // If it is dropped here, the pin is cleared.
         if still_valid() { Ok(pinned) } else { Err(NoPin::Changed) }
     }
 
-    /// Gives no further pin; false, and nothing changed, while there are any.
+    /// Refuses further pins; returns false and changes nothing while an object is pinned.
     pub fn close(&self) -> bool {
         let mut held = self.lock();
         held.closed |= held.by_object.is_empty();
@@ -122,7 +122,7 @@ impl Pins {
     }
 }
 
-/// The bytes of a pinned object where they lie. They stay what they are until this is dropped.
+/// The bytes of a pinned object in place. They do not change until this is dropped.
 #[derive(Debug)]
 pub struct PinnedBytes {
     pins: Arc<Pins>,
@@ -142,7 +142,7 @@ impl Deref for PinnedBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // A child made by fork has no mapping here: better a word than SIGSEGV.
+        // A child made by fork has no mapping here: panic with a text instead of SIGSEGV.
         assert!(self.pins.made.is_here(), "{}", fork::MESSAGE);
         // SAFETY: `at` was checked to have `len` bytes in the mapping that `pins` keeps; published
         // bytes do not change [I6], and their extent is not given away while the pin stands [I9].
@@ -213,7 +213,7 @@ mod tests {
         let all: Vec<_> = (0..PINS).map(|i| pins.pin((i, 1), (0, 1), || true).unwrap()).collect();
         assert_eq!(pins.pin((PINS, 1), (0, 1), || true).unwrap_err(), NoPin::Full);
         assert_eq!(seen(&heap).len(), PINS as usize);
-        assert!(!pins.close(), "views are out");
+        assert!(!pins.close(), "an object is pinned");
         drop(all);
         assert!(pins.close());
         assert_eq!(pins.pin((1, 1), (0, 1), || true).unwrap_err(), NoPin::Closed);

@@ -1,4 +1,4 @@
-//! What a reader on the same host finds, and that it believes no copy that something overtook.
+//! What a reader on the same host finds; it accepts no copy that was overtaken.
 
 use super::*;
 use crate::arena::Extent;
@@ -77,7 +77,7 @@ fn i7_a_copy_that_a_retire_or_a_reuse_overtook_is_not_believed() {
     assert!(!reader.copy(&hit, &mut bytes), "retired");
     assert_eq!(reader.still(&hit), Err(Unreadable::Gone));
     assert_eq!(slots.due(u64::MAX).len(), 1);
-    // The same key at the same place again: another object all the same [I3].
+    // The same key in the same slot again is still another object [I3].
     put(&mut slots, 0, 2, key(0), 7);
     assert!(!reader.copy(&hit, &mut bytes) && reader.still(&hit).is_err());
     assert_eq!(got(&reader, key(0)), Some(vec![7; BYTES]));
@@ -114,7 +114,7 @@ fn i2_an_entry_that_outlived_its_object_leads_to_nothing() {
     put(&mut slots, 0, 2, key(9), 9);
     heap.memory().write(index.offset, &stale).unwrap();
     assert_eq!(reader.find(key(0)), None, "its slot is another key's");
-    // Believed only for the epoch it was made for, even where the key is there again.
+    // Accepted only for its own epoch, even if the key is there again.
     slots.retire(0, 2, true, 0).unwrap();
     slots.due(u64::MAX);
     put(&mut slots, 0, 3, key(0), 3);

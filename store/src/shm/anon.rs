@@ -1,5 +1,5 @@
-//! Memory of the very kind that a segment has, which no other process is given: what a yardstick
-//! walks beside a segment. In pages of another kind it would be none.
+//! Private memory in pages of the same kind as a segment's: a benchmark compares accesses to a
+//! segment with accesses to it, which is valid only with the same kind of pages.
 
 use super::mapping::Mapping;
 use super::{limits, sealed};
@@ -7,10 +7,10 @@ use crate::error::StoreError;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
 
-/// What the kernel shows in /proc for it.
+/// Name of the file in /proc.
 const SHOWN: &str = "nkv-unnamed";
 
-/// `len` bytes, zero at first, every page taken.
+/// `len` zeroed bytes, with every memory page allocated.
 #[derive(Debug)]
 pub struct AnonPages(Mapping);
 
@@ -20,7 +20,7 @@ unsafe impl Send for AnonPages {}
 unsafe impl Sync for AnonPages {}
 
 impl AnonPages {
-    /// Maps and takes `len` bytes; at least one.
+    /// Maps and faults in `len` bytes, at least 1.
     pub fn new(len: usize) -> Result<Self, StoreError> {
         let bytes = len.max(1) as u64;
         limits::check_room(bytes)?;

@@ -1,15 +1,15 @@
 //! How much memory a segment may take here: the least of what the machine and the control groups
-//! leave. The size of /dev/shm does not bound it: only a link to a segment lies there.
+//! leave. The size of /dev/shm is no limit: it holds only the links to segments.
 
 use crate::error::StoreError;
 use std::path::{Path, PathBuf};
 
 /// v1 controllers report "no limit" as a number near i64::MAX, in pages.
 const NO_LIMIT: u64 = 1 << 62;
-/// Most control groups between a process and the root that are looked at.
+/// Most control groups read between a process and the root.
 const CGROUP_DEPTH: usize = 64;
 
-/// Refuses a segment that does not fit, with every number and the remedies.
+/// Refuses a segment that does not fit; the error states every number and the remedies.
 pub fn check_room(bytes: u64) -> Result<(), StoreError> {
     check_file_size(bytes)?;
     if Headroom::measure(Path::new("/")).least().is_some_and(|room| bytes > room) {
@@ -18,7 +18,7 @@ pub fn check_room(bytes: u64) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Refuses what the limit of file sizes forbids: the kernel would end the process by SIGXFSZ.
+/// Refuses a size above the file size limit: the kernel would end the process with SIGXFSZ.
 pub(super) fn check_file_size(bytes: u64) -> Result<(), StoreError> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
     file_size_fits(bytes, limit.current, limit.maximum)
@@ -38,27 +38,27 @@ fn file_size_fits(bytes: u64, soft: Option<u64>, hard: Option<u64>) -> Result<()
     )))
 }
 
-/// Bytes that a segment may take at most, now: the least of MemAvailable and what the control
-/// groups leave. 0 where the system tells none of them.
+/// Bytes that a segment may take now: the least of MemAvailable and what the control groups leave.
+/// 0 if the system reports neither.
 pub fn available_bytes() -> u64 {
     Headroom::measure(Path::new("/")).least().unwrap_or(0)
 }
 
-/// MemAvailable in bytes; 0 where the system does not tell.
+/// MemAvailable in bytes; 0 if the system does not report it.
 pub fn mem_available() -> u64 {
     meminfo_available(Path::new("/")).unwrap_or(0)
 }
 
-/// The refusal, with the numbers as they are now.
+/// The error, with the current numbers.
 pub(super) fn not_enough(bytes: u64, why: &str) -> StoreError {
     StoreError::NotEnoughMemory(Headroom::measure(Path::new("/")).refuse(bytes, why))
 }
 
-/// What each authority leaves, in bytes; `None` where it sets no limit or does not tell.
+/// What each limit leaves, in bytes; `None` if there is no limit or it cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Headroom {
     machine: Option<u64>,
-    /// The tightest control group, and its folder.
+    /// The tightest control group: what it leaves, and its folder.
     cgroup: Option<(u64, PathBuf)>,
 }
 
@@ -90,7 +90,7 @@ impl Headroom {
     }
 }
 
-/// Bytes, and GiB or MiB beside them.
+/// Bytes as text, with GiB or MiB.
 fn readable(bytes: u64) -> String {
     let gib = bytes as f64 / (1u64 << 30) as f64;
     if gib >= 1.0 {
@@ -123,7 +123,7 @@ const V1: Controller = Controller {
     reclaimable: "total_inactive_file ",
 };
 
-/// The tightest of the control groups this process is in, up to the root of both versions.
+/// The control group of this process, or above it, that leaves least, in both versions.
 fn cgroup_room(root: &Path) -> Option<(u64, PathBuf)> {
     let text = std::fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let mount = root.join("sys/fs/cgroup");
@@ -149,10 +149,10 @@ fn cgroup_room(root: &Path) -> Option<(u64, PathBuf)> {
 }
 
 /// What every group from `path` up to the mount leaves. In a container the path may be the host's,
-/// of which only the mount's root exists here: missing folders are passed over.
+/// of which only the mount's root exists here: missing folders are skipped.
 fn walk_up(mount: &Path, path: &str, files: &Controller) -> Vec<(u64, PathBuf)> {
     let inside = path.trim_start_matches('/');
-    // A group outside our namespace is shown with "..": only the root is ours to see.
+    // A group outside this namespace is shown with "..": only the root is visible here.
     let inside = if inside.split('/').any(|part| part == "..") { "" } else { inside };
     let start = mount.join(inside);
     start
@@ -164,7 +164,7 @@ fn walk_up(mount: &Path, path: &str, files: &Controller) -> Vec<(u64, PathBuf)> 
 }
 
 fn room_of(folder: &Path, files: &Controller) -> Option<u64> {
-    // "max" is no number: no limit.
+    // "max" is not a number: no limit.
     let number = |file: &str| -> Option<u64> {
         std::fs::read_to_string(folder.join(file)).ok()?.trim().parse().ok()
     };

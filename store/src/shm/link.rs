@@ -1,6 +1,6 @@
-//! A segment's name: a symbolic link from its folder to its maker's descriptor, /proc/PID/fd/N.
-//! Where that leads is checked before anything is opened: the pid may have been given out again, or
-//! mean another process where the link is read.
+//! A segment's name: a symbolic link to its creator's descriptor, /proc/PID/fd/N. The target is
+//! checked before anything is opened: the pid may have been reused, or may be another process in
+//! the reader's pid namespace.
 
 use super::sealed::{self, MODE};
 use crate::error::StoreError;
@@ -12,7 +12,7 @@ use std::path::Path;
 /// Links `path` to a descriptor of this process.
 pub(super) fn make(fd: BorrowedFd<'_>, path: &Path) -> Result<(), StoreError> {
     let os = |call, e| StoreError::os(call, path.display().to_string(), e);
-    // The pid that /proc knows us by.
+    // The pid of this process in the mounted /proc.
     let me = rustix::fs::readlink("/proc/self", Vec::new())
         .map_err(|e| StoreError::os("readlink", "/proc/self", e))?;
     let target = format!("/proc/{}/fd/{}", me.to_string_lossy(), fd.as_raw_fd());
@@ -22,7 +22,8 @@ pub(super) fn make(fd: BorrowedFd<'_>, path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Opens the segment that `path` links to, if it is one of this user's by that name; and its size.
+/// Opens the segment that `path` links to, if this user created it under that name; returns its
+/// size, too.
 pub(super) fn open(path: &Path) -> Result<(OwnedFd, u64), StoreError> {
     let shown = path.display().to_string();
     let found = follow(path)?;
@@ -34,39 +35,40 @@ pub(super) fn open(path: &Path) -> Result<(OwnedFd, u64), StoreError> {
     Ok((fd, bytes))
 }
 
-/// Refuses an open file that is not the segment of that name which this user made; else its size.
+/// Refuses a file that is not the segment of that name created by this user; else returns its size.
 pub(super) fn check(fd: &OwnedFd, path: &Path) -> Result<u64, StoreError> {
     let shown = path.display().to_string();
     if !is_named(fd.as_fd(), path)? {
-        return Err(StoreError::BadSegment(format!("what was opened for {shown} is another file")));
+        return Err(StoreError::BadSegment(format!("opening {shown} gave another file")));
     }
     sealed::check(fd, &shown)?;
     let stat = rustix::fs::fstat(fd).map_err(|e| StoreError::os("fstat", &shown, e))?;
-    // Sealed: it cannot change any more.
+    // Sealed: the size cannot change any more.
     match u64::try_from(stat.st_size) {
         Ok(bytes) if bytes > 0 => Ok(bytes),
         _ => Err(StoreError::BadSegment(format!("{shown} has no bytes"))),
     }
 }
 
-/// True for a link such as [`make`] makes, wherever it leads now.
+/// True for a link such as [`make`] creates, whatever its target is now.
 pub(super) fn is_one(path: &Path) -> bool {
     let target = rustix::fs::readlink(path, Vec::new());
     target.is_ok_and(|target| target.to_str().is_ok_and(is_descriptor))
 }
 
-/// True if `path` links to a segment of that name which some process still has.
+/// True if `path` links to a segment of that name which a process still has open.
 pub(super) fn leads_to_segment(path: &Path) -> bool {
     follow(path).is_ok()
 }
 
-/// The file that `path` links to, found and not opened: opening what a number names by chance could
-/// have an effect. It is a file in memory of this user, made by the name that the link has.
+/// The file that `path` links to, resolved but not opened: opening a descriptor that the number
+/// names by chance could have side effects. It is a memory file of this user, created under the
+/// name of the link.
 fn follow(path: &Path) -> Result<OwnedFd, StoreError> {
     let shown = path.display().to_string();
     let os = |call, e| StoreError::os(call, &shown, e);
     let target = match rustix::fs::readlink(path, Vec::new()) {
-        Err(Errno::INVAL) => return Err(StoreError::BadSegment(format!("{shown} is no link"))),
+        Err(Errno::INVAL) => return Err(StoreError::BadSegment(format!("{shown} is not a link"))),
         found => found.map_err(|e| os("readlink", e))?,
     };
     let target = target.to_str().ok().filter(|target| is_descriptor(target));
@@ -84,7 +86,7 @@ fn follow(path: &Path) -> Result<OwnedFd, StoreError> {
     )))
 }
 
-/// True for a file in memory of this user, made by the name that `path` has.
+/// True for a memory file of this user, created under the name of `path`.
 fn is_named(fd: BorrowedFd<'_>, path: &Path) -> Result<bool, StoreError> {
     let stat = rustix::fs::fstat(fd)
         .map_err(|e| StoreError::os("fstat", path.display().to_string(), e))?;
@@ -94,7 +96,7 @@ fn is_named(fd: BorrowedFd<'_>, path: &Path) -> Result<bool, StoreError> {
     Ok(sealed::is_regular(&stat) && of_user && named.is_some() && name_of(fd) == named)
 }
 
-/// What /proc shows for an open file.
+/// The name that /proc shows for an open file.
 fn name_of(fd: BorrowedFd<'_>) -> Option<String> {
     let own = format!("/proc/self/fd/{}", fd.as_raw_fd());
     rustix::fs::readlinkat(CWD, own, Vec::new()).ok()?.into_string().ok()

@@ -1,7 +1,7 @@
-//! The file beside a segment's name that its maker keeps locked: the proof that the maker lives,
-//! also to those who cannot see its pid. The lock is one of the process (`F_SETLK`): a child made
-//! by fork does not inherit it, and the kernel drops it with the process. Its trap: closing *any*
-//! descriptor of the file in the maker's process drops it as well.
+//! The file beside a segment's name that its creator keeps locked: the proof that the creator
+//! lives, also for processes that cannot see its pid. The lock belongs to the process (`F_SETLK`):
+//! a child made by fork does not inherit it, and the kernel drops it when the process ends. Note:
+//! closing *any* descriptor of the file in the creator's process drops it as well.
 
 use super::name::LOCK_SUFFIX;
 use super::sealed::MODE;
@@ -11,22 +11,21 @@ use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// The lock that belongs to a segment of this process, held; its file is there until
-/// [`Lock::remove`].
+/// The held lock of a segment of this process; its file exists until [`Lock::remove`].
 #[derive(Debug)]
 pub(super) struct Lock {
     path: PathBuf,
     _fd: OwnedFd,
 }
 
-/// What the lock beside a name says of the segment's maker.
+/// State of a segment's creator according to its lock.
 #[derive(Debug)]
 pub(super) enum Found {
-    /// It lives.
+    /// The creator lives.
     Held,
-    /// It is gone. The lock is ours now, while the descriptor is open.
+    /// The creator is gone. The lock is held here while the descriptor is open.
     Free(OwnedFd),
-    /// Nobody put one there, or its file cannot be opened.
+    /// There is no lock file, or it cannot be opened.
     None,
 }
 
@@ -38,7 +37,7 @@ pub(super) fn path_for(path: &Path) -> PathBuf {
 }
 
 impl Lock {
-    /// Makes the lock of the segment that is to be at `path`. It is held before its name appears.
+    /// Creates the lock of the segment to be named `path`. It is held before that name appears.
     pub(super) fn make(path: &Path) -> Result<Lock, StoreError> {
         let (dir, path) = (path.parent().unwrap_or(path), path_for(path));
         let os = |call, e| StoreError::os(call, path.display().to_string(), e);
@@ -63,7 +62,7 @@ impl Lock {
     }
 }
 
-/// Looks at the lock in the file at `path`, which must be none that this process holds.
+/// Tries the lock of the file at `path`, which this process must not hold.
 pub(super) fn find(path: &Path) -> Found {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let Ok(fd) = rustix::fs::open(path, flags, Mode::empty()) else {
@@ -72,7 +71,7 @@ pub(super) fn find(path: &Path) -> Found {
     if rustix::fs::fcntl_lock(&fd, FlockOperation::NonBlockingLockExclusive).is_err() {
         return Found::Held;
     }
-    // The name may have gone to another file between open and lock.
+    // Between open and lock the name may have been given to another file.
     let same = |a: Stat, b: Stat| a.st_ino == b.st_ino && a.st_dev == b.st_dev;
     let still = rustix::fs::fstat(&fd)
         .and_then(|opened| Ok(same(opened, rustix::fs::lstat(path)?)))

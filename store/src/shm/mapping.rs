@@ -1,5 +1,5 @@
-//! One mapping of one file, and the descriptor that keeps its lock. The only place that maps and
-//! unmaps shared memory.
+//! One mapping of one file, and the descriptor of that file. The only place that maps and unmaps
+//! shared memory.
 
 use super::pages::HUGE_PAGE;
 use crate::error::StoreError;
@@ -17,26 +17,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Step of the fallback that touches pages one by one.
 const PAGE: usize = 4096;
-/// Bytes asked for in huge pages by one call: for each the kernel waits for all processors.
+/// Bytes that one call converts to huge pages: in each call the kernel synchronises all processors.
 pub(super) const BATCH: u64 = 32 * HUGE_PAGE;
-/// Huge pages that the kernel may refuse in a row before it is asked for no more of them: each
-/// takes it a search of its memory.
+/// Huge pages that the kernel may refuse in a row before no more are requested: for each refusal
+/// the kernel searches its memory.
 const MAX_REFUSED: u32 = 16;
 
-/// A mapped file. The descriptor stays open as long as the mapping: a segment's name leads to it.
+/// A mapped file. The descriptor stays open as long as the mapping: a segment's name links to it.
 #[derive(Debug)]
 pub(super) struct Mapping {
     region: HostRegion,
     fd: OwnedFd,
     /// Bytes that [`Mapping::prefault_huge`] got in huge pages.
     huge: AtomicU64,
-    /// A forked child has the value but not the mapping.
+    /// Process that mapped it: a forked child has the value but not the mapping.
     made: ProcessMark,
 }
 
 impl Mapping {
-    /// Maps the first `bytes` of a file, shared, readable and writable, and not for forked
-    /// children: a late writer in one could not be fenced [I10].
+    /// Maps the first `bytes` of a file, shared, readable and writable, but not in forked children:
+    /// a late writer in a child could not be fenced [I10].
     pub(super) fn of(fd: OwnedFd, bytes: u64, path: &Path) -> Result<Mapping, StoreError> {
         let shown = || format!("{} ({bytes} bytes)", path.display());
         let len = usize::try_from(bytes)
@@ -52,8 +52,8 @@ impl Mapping {
         let mapping = Mapping { region, fd, huge: AtomicU64::new(0), made: ProcessMark::here() };
         mapping.advise(Advice::LinuxDontFork).map_err(|e| StoreError::os("madvise", shown(), e))?;
         if bytes >= HUGE_PAGE {
-            // Before the first page is taken. Not allowed, or unknown to the kernel, they stay
-            // small.
+            // Before the first page is allocated. If it is not allowed, or unknown to the kernel,
+            // the pages stay small.
             let _ = mapping.advise(Advice::LinuxHugepage);
         }
         Ok(mapping)
@@ -72,13 +72,14 @@ impl Mapping {
         self.made.is_here()
     }
 
-    /// Bytes in huge pages, as far as this process asked for them one by one.
+    /// Bytes in huge pages, as far as this process requested them one by one.
     pub(super) fn huge_bytes(&self) -> u64 {
         self.huge.load(Ordering::Relaxed)
     }
 
-    /// Takes every page now, for writing: huge ones as far as the kernel has any, at once and for
-    /// every process that maps the file. The error, if any, is the kernel's last word on huge ones.
+    /// Allocates every page now, for writing: huge pages as far as the kernel has any, at once and
+    /// for every process that maps the file. Returns the kernel's last error about huge pages, if
+    /// any.
     pub(super) fn prefault_huge(&self, path: &Path) -> Result<Option<io::Error>, StoreError> {
         let refused = self.take_huge_pages();
         self.prefault(path)?;
@@ -94,7 +95,7 @@ impl Mapping {
                 refused = 0;
                 continue;
             }
-            // One by one, to know which.
+            // One by one, to find out which of them fails.
             for at in (from..to).step_by(HUGE_PAGE as usize) {
                 match self.take_huge(at..at + HUGE_PAGE) {
                     Ok(()) => refused = 0,
@@ -111,10 +112,11 @@ impl Mapping {
         last
     }
 
-    /// The machine's setting for shared memory does not bind this call (Linux 6.1).
+    /// This call does not depend on the machine's setting for shared memory (Linux 6.1).
     fn take_huge(&self, range: Range<u64>) -> io::Result<()> {
         let address = |at: u64| self.region.base().as_ptr().wrapping_add(at as usize).cast();
-        // A huge page of which nothing is there is refused. By a call: touching could be SIGBUS.
+        // The kernel refuses a huge page of which no small page exists. Uses a call: touching could
+        // be SIGBUS.
         for at in range.clone().step_by(HUGE_PAGE as usize) {
             // SAFETY: a page of this mapping; populating changes no byte of it.
             unsafe { rustix::mm::madvise(address(at), PAGE, Advice::LinuxPopulateWrite) }?;
@@ -131,7 +133,7 @@ impl Mapping {
         }
     }
 
-    /// Takes every page now, for writing.
+    /// Allocates every page now, for writing.
     pub(super) fn prefault(&self, path: &Path) -> Result<(), StoreError> {
         let bytes = self.region.len();
         let done = match self.advise(Advice::LinuxPopulateWrite) {
@@ -142,7 +144,7 @@ impl Mapping {
         match done {
             Ok(()) => Ok(()),
             Err(Errno::NOMEM | Errno::FAULT | Errno::NOSPC) => {
-                Err(super::limits::not_enough(bytes, "memory ran out while its pages were taken"))
+                Err(super::limits::not_enough(bytes, "memory ran out while allocating its pages"))
             }
             Err(e) => {
                 Err(StoreError::os("madvise(MADV_POPULATE_WRITE)", path.display().to_string(), e))
@@ -157,7 +159,8 @@ impl Mapping {
     }
 
     fn touch_pages(&self) -> Result<(), Errno> {
-        // Reserves the file's pages first: touching what cannot be had would be SIGBUS.
+        // Reserves the file's pages first: touching a page that cannot be allocated would be
+        // SIGBUS.
         rustix::fs::fallocate(&self.fd, rustix::fs::FallocateFlags::empty(), 0, self.region.len())?;
         for at in (0..self.region.len() as usize / 8 * 8).step_by(PAGE) {
             // SAFETY: inside the mapping and page aligned; adding nothing changes no byte [I1].
@@ -172,8 +175,8 @@ impl Mapping {
     }
 }
 
-/// Maps the file's first `len` bytes, shared: where there is a huge page to be had, at a multiple
-/// of its size, or the kernel could not map one.
+/// Maps the file's first `len` bytes, shared. From one huge page on, the address is a multiple of
+/// the huge page size, else the kernel could not map huge pages.
 fn map_shared(fd: &OwnedFd, len: usize) -> Result<*mut c_void, Errno> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     let map = |at: *mut c_void, flags: MapFlags| {
@@ -215,7 +218,7 @@ fn map_shared(fd: &OwnedFd, len: usize) -> Result<*mut c_void, Errno> {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // In a forked child nothing is mapped here, or something else is.
+        // In a forked child this range is not mapped, or something else is.
         if !self.made_here() {
             return;
         }

@@ -1,6 +1,6 @@
 //! Shared memory without a name: sealed to its size, and passed on as a descriptor. Neither a peer
-//! that dies nor one that means harm can take pages away, so touching it is never SIGBUS. What lies
-//! inside, and how the descriptor travels, is its users' business.
+//! that dies nor a malicious one can take pages away, so an access never causes SIGBUS. Its users
+//! define the content and pass the descriptor.
 
 use super::mapping::Mapping;
 use super::sealed;
@@ -9,9 +9,9 @@ use crate::memory::{Export, HostRegion, host_memory};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
-/// What the kernel shows in /proc for it.
+/// Name of the file in /proc.
 const SHOWN: &str = "nkv-nameless";
-/// A sealed file in memory, mapped into this process, all of its pages taken.
+/// A sealed memory file, mapped into this process, with all of its pages allocated.
 #[derive(Debug)]
 pub struct MemfdMemory {
     region: HostRegion,
@@ -26,7 +26,8 @@ impl MemfdMemory {
         Self::map(sealed::make(SHOWN, bytes)?, bytes)
     }
 
-    /// Maps what another process made and sent: exactly `bytes` long, and sealed to that.
+    /// Maps memory that another process created and sent. It must have exactly `bytes` and be
+    /// sealed.
     pub fn take(fd: OwnedFd, bytes: u64) -> Result<Self, StoreError> {
         let stat = rustix::fs::fstat(&fd).map_err(|e| StoreError::os("fstat", SHOWN, e))?;
         if !sealed::is_regular(&stat) || u64::try_from(stat.st_size) != Ok(bytes) {
@@ -45,7 +46,7 @@ impl MemfdMemory {
         Ok(Self { region: mapping.region(), mapping })
     }
 
-    /// To be passed to the other process; both then have the same bytes.
+    /// The descriptor to pass to the other process; both then share the same bytes.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.mapping.fd()
     }

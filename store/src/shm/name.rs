@@ -1,21 +1,21 @@
-//! Names of segments: job, rank and incarnation, so that two jobs on one host never meet, and names
-//! given by others, which are not to be trusted.
+//! Names of segments, made of job, rank and incarnation, so that two jobs on one host do not
+//! collide; and the check of names received from others, which are not trusted.
 
 use super::SHM_DIR;
 use crate::error::StoreError;
 use std::path::PathBuf;
 
-/// What every segment's file name begins with.
+/// Prefix of every segment's file name.
 pub(super) const PREFIX: &str = "nkv.";
-/// What a segment's unix socket adds to its name.
+/// Suffix of the name of a segment's unix socket.
 pub(super) const SOCKET_SUFFIX: &str = ".sock";
-/// What the lock beside a segment's name adds to it.
+/// Suffix of the name of a segment's lock file.
 pub(super) const LOCK_SUFFIX: &str = ".lock";
 /// Longest job part of a file name: leaves room for a socket path below 108 bytes.
 const JOB_BYTES: usize = 40;
-/// Hexadecimal digits of the hash in a job part that is not the job itself.
+/// Hexadecimal digits of the hash in a job part that differs from the job.
 const HASH_DIGITS: usize = 16;
-/// Longest file name anybody may ask for.
+/// Longest file name accepted, in bytes.
 const NAME_MAX: usize = 255;
 
 /// The name of a segment.
@@ -31,21 +31,22 @@ pub struct SegmentName {
 
 impl SegmentName {
     /// File name under /dev/shm: `nkv.<job>.<rank>.<incarnation>`, the incarnation in 16
-    /// hexadecimal digits. The job keeps [A-Za-z0-9_-] and at most 40 bytes; one that had to be
-    /// changed, or that looks as if it had been, ends in its hash, so that two jobs never share a
+    /// hexadecimal digits. The job keeps [A-Za-z0-9_-] and at most 40 bytes. A job that had to be
+    /// changed, or that looks like a changed one, ends in its hash, so that two jobs never share a
     /// name.
     pub fn file_name(&self) -> String {
         format!("{PREFIX}{}.{}.{:016x}", job_part(&self.job), self.rank, self.incarnation)
     }
 
-    /// Path of the node's unix socket, below the kernel's limit of 108 bytes. To be bound after the
-    /// segment was made and removed before it is dropped: a socket without segment is stale.
+    /// Path of the node's unix socket, below the kernel's limit of 108 bytes. Bind it after the
+    /// segment was created and remove it before the segment is dropped: a socket without a segment
+    /// is stale.
     pub fn socket_path(&self) -> PathBuf {
         PathBuf::from(format!("{SHM_DIR}/{}{SOCKET_SUFFIX}", self.file_name()))
     }
 }
 
-/// The part of a file's name that stands for a job: what [`SegmentName::file_name`] puts there.
+/// The part of a file name that represents a job, as in [`SegmentName::file_name`].
 pub fn job_part(job: &str) -> String {
     let kept = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     let as_it_is = !job.is_empty() && job.len() <= JOB_BYTES && job.chars().all(kept);
@@ -58,7 +59,7 @@ pub fn job_part(job: &str) -> String {
     format!("{safe}-{hash:016x}")
 }
 
-/// True for text that ends as a changed job does.
+/// True for text that ends like a changed job.
 fn is_hashed(job: &str) -> bool {
     let digit = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
     job.len()
@@ -67,13 +68,13 @@ fn is_hashed(job: &str) -> bool {
         .is_some_and(|tail| tail[0] == b'-' && tail[1..].iter().all(|&c| digit(c)))
 }
 
-/// True for a file that may be a segment, by its name.
+/// True if a file of this name may be a segment.
 pub(super) fn is_segment(file_name: &str) -> bool {
     let beside = [SOCKET_SUFFIX, LOCK_SUFFIX].iter().any(|suffix| file_name.ends_with(suffix));
     file_name.starts_with(PREFIX) && !beside
 }
 
-/// Refuses names that could reach outside the folder or are not those of segments.
+/// Refuses names that could reach outside the folder or are not segment names.
 pub(super) fn check_file_name(file_name: &str) -> Result<(), StoreError> {
     let plain = !file_name.contains(['/', '\0']) && file_name.len() <= NAME_MAX;
     if plain && is_segment(file_name) {

@@ -1,7 +1,7 @@
-//! In pages of which size segments lie. Huge ones spare most of the address translation that a
-//! small object costs. A segment whose pages are taken at its start gets them from the kernel one
-//! by one, which asks nobody's leave; other ones where the machine allows them to all shared
-//! memory.
+//! The page size of segments. Huge pages avoid most of the address translation cost of small
+//! objects. For a segment that is prefaulted at its start, the process requests huge pages one by
+//! one, whatever the machine's setting is. Other segments get them only if the machine allows them
+//! for all shared memory.
 
 use super::{SHM_DIR, registry};
 use std::fmt;
@@ -18,7 +18,7 @@ pub struct Pages {
     pub bytes: u64,
     /// Bytes of it that were in pages of 2 MiB when it was made.
     pub huge_bytes: u64,
-    /// Whether the machine gives such pages to shared memory that asks for them, as it is touched.
+    /// Whether the machine gives huge pages on first touch to shared memory that asks for them.
     pub allowed: bool,
 }
 
@@ -31,7 +31,7 @@ pub fn pages(file_name: &str) -> Option<Pages> {
     Some(Pages { bytes: mapping.region().len(), huge_bytes: mapping.huge_bytes(), allowed })
 }
 
-/// `setting` is one line of words, the valid one in brackets.
+/// `setting` is one line of words, with the active one in brackets.
 fn allowed_by(setting: &str) -> bool {
     let chosen = setting.split_whitespace().find(|word| word.starts_with('['));
     matches!(chosen, Some("[always]" | "[within_size]" | "[advise]" | "[force]"))
@@ -39,7 +39,7 @@ fn allowed_by(setting: &str) -> bool {
 
 impl fmt::Display for Pages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // What is left of the last 2 MiB can lie in small pages only.
+        // The remainder above the last multiple of 2 MiB can only be in small pages.
         let most = self.bytes / HUGE_PAGE * HUGE_PAGE;
         let percent = (self.huge_bytes * 100).checked_div(most).unwrap_or(0);
         match (self.huge_bytes, self.allowed) {

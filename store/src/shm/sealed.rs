@@ -1,5 +1,5 @@
-//! Files in memory that are sealed to their size: nobody who has one, its own user included, can
-//! take pages away, so touching what is mapped of it is never SIGBUS.
+//! Memory files that are sealed to their size: no process that has one, of the same user either,
+//! can take pages away, so an access to its mapping never causes SIGBUS.
 
 use super::limits::check_file_size;
 use crate::error::StoreError;
@@ -7,15 +7,15 @@ use rustix::fs::{FileType, MemfdFlags, Mode, SealFlags, Stat};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Nobody can change the size, nor what may be changed.
+/// Neither the size nor the seals can be changed.
 pub(super) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
-/// `f_type` of the file system of small pages (linux/magic.h). One of huge pages has seals as well,
-/// but a page of it can be missing when it is touched.
+/// `f_type` of the file system of small pages (linux/magic.h). The one of huge pages has seals as
+/// well, but a page of it can be missing when it is touched.
 const TMPFS: u64 = 0x0102_1994;
-/// Mode of such a file: its user and nobody else.
+/// Mode of such a file: access for its user only.
 pub(super) const MODE: u32 = 0o600;
 
-/// Makes one of `bytes` zero bytes. /proc shows it by `name`.
+/// Creates one of `bytes` zero bytes. /proc shows it by `name`.
 pub(super) fn make(name: &str, bytes: u64) -> Result<OwnedFd, StoreError> {
     let os = |call, e| StoreError::os(call, name, e);
     check_file_size(bytes)?;
@@ -33,7 +33,7 @@ pub(super) fn make(name: &str, bytes: u64) -> Result<OwnedFd, StoreError> {
     Ok(fd)
 }
 
-/// What the kernel shows in /proc for a file that [`make`] made by this name.
+/// Name in /proc of a file that [`make`] created by this name.
 pub(super) fn shown_as(name: &str) -> String {
     format!("/memfd:{name} (deleted)")
 }
@@ -43,7 +43,7 @@ pub(super) fn is_regular(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
 }
 
-/// Refuses a file whose pages could go: one without the seals, or of another file system.
+/// Refuses a file whose pages could be removed: one without the seals, or of another file system.
 pub(super) fn check(fd: impl AsFd, name: &str) -> Result<(), StoreError> {
     let os = |call, e| StoreError::os(call, name, e);
     let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|e| os("fcntl(F_GET_SEALS)", e))?;

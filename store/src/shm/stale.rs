@@ -1,6 +1,6 @@
-//! Removes what dead processes of this user left under /dev/shm. Never touches a segment in use:
-//! the proof of staleness is the free lock. A link that leads nowhere is none: its process may live
-//! in another pid namespace.
+//! Removes what dead processes of this user left under /dev/shm. Never touches a segment in use: a
+//! free lock is the proof of staleness. A dangling link is no such proof: its process may live in
+//! another pid namespace.
 
 use super::lock::{self, Found};
 use super::name::{LOCK_SUFFIX, SOCKET_SUFFIX, is_segment};
@@ -9,7 +9,7 @@ use rustix::fs::{CWD, FileType};
 use std::path::Path;
 
 /// Removes this user's segments whose lock is free, with their locks and sockets, and locks and
-/// sockets whose segment is gone. Returns the names removed, a lock's only where it was alone; each
+/// sockets without a segment. Returns the names removed, a lock's only if it had no segment; each
 /// is logged. Costs one open per segment found.
 pub fn remove_stale() -> Vec<String> {
     remove_stale_in(Path::new(SHM_DIR))
@@ -25,7 +25,8 @@ pub fn remove_stale_in(dir: &Path) -> Vec<String> {
         }
     };
     let names: Vec<String> = names.filter(|n| n.starts_with(super::name::PREFIX)).collect();
-    // Held throughout: no thread of ours makes or maps a segment while this one opens files.
+    // Held throughout: no thread of this process creates or maps a segment while this one opens
+    // files.
     let registry = registry();
     let mut removed = Vec::new();
     for name in names.iter().filter(|n| is_segment(n)) {
@@ -44,13 +45,13 @@ pub fn remove_stale_in(dir: &Path) -> Vec<String> {
         }
     }
     for name in &removed {
-        tracing::info!(name, "removed what a dead process left");
+        tracing::info!(name, "removed a file of a dead process");
     }
     removed
 }
 
-/// True if opening and closing the segment's lock, or the file of a segment by itself, could drop a
-/// lock of our own.
+/// True if opening and closing the segment's lock file, or a segment file that is its own lock,
+/// could drop a lock of this process.
 fn is_ours(path: &Path, registry: &Registry) -> bool {
     registry.get(path).is_some_and(|mapping| mapping.strong_count() > 0)
 }
@@ -65,16 +66,16 @@ fn remove_segment(dir: &Path, name: &str, registry: &Registry) -> bool {
         Some(FileType::Symlink) if link::is_one(&path) => match lock::find(&lock_path) {
             Found::Free(_held) => {
                 let removed = rustix::fs::unlink(&path).is_ok();
-                // Last, and under its own lock: a link without one could be nobody's.
+                // Last, and under its own lock: a link without a lock file would belong to nobody.
                 removed && rustix::fs::unlink(&lock_path).is_ok()
             }
-            // Somebody removed the lock by hand.
+            // Somebody removed the lock file by hand.
             Found::None if type_of_mine(&lock_path).is_none() => {
                 !link::leads_to_segment(&path) && rustix::fs::unlink(&path).is_ok()
             }
             Found::None | Found::Held => false,
         },
-        // As earlier versions made them: the file itself is the memory and has the lock.
+        // Format of earlier versions: the file itself is the memory and carries the lock.
         Some(FileType::RegularFile) => match lock::find(&path) {
             Found::Free(_held) => rustix::fs::unlink(&path).is_ok(),
             Found::None | Found::Held => false,
@@ -83,7 +84,7 @@ fn remove_segment(dir: &Path, name: &str, registry: &Registry) -> bool {
     }
 }
 
-/// What is left of a process that died between making the lock and the name.
+/// Removes what a process left that died between creating the lock and the name.
 fn remove_lone_lock(dir: &Path, name: &str, registry: &Registry) -> bool {
     let segment = dir.join(name.strip_suffix(LOCK_SUFFIX).unwrap_or(name));
     let path = dir.join(name);
@@ -103,12 +104,12 @@ fn remove_socket(dir: &Path, name: &str) -> bool {
     is_gone(&segment) && socket && rustix::fs::unlink(&path).is_ok()
 }
 
-/// True if nothing has that name, not even a link that leads nowhere.
+/// True if nothing has that name, not even a dangling link.
 fn is_gone(path: &Path) -> bool {
     rustix::fs::lstat(path).is_err_and(|e| e == rustix::io::Errno::NOENT)
 }
 
-/// What a name of this user is; none for another user's, and where there is nothing.
+/// File type of a name of this user; none for another user's file or a missing one.
 fn type_of_mine(path: &Path) -> Option<FileType> {
     let stat = rustix::fs::statat(CWD, path, rustix::fs::AtFlags::SYMLINK_NOFOLLOW).ok()?;
     let mine = stat.st_uid == rustix::process::geteuid().as_raw();

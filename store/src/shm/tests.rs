@@ -1,5 +1,5 @@
-//! Segments between real processes. A lock of a process cannot be seen from within it, so the test
-//! program starts itself: the child runs only `child_process`, which does what its role says.
+//! Segments between real processes. A process cannot see its own lock, so the test program starts
+//! itself: the child runs only `child_process`, which acts by its role.
 
 use super::*;
 use crate::memory::Memory;
@@ -10,9 +10,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 const BYTES: u64 = 3 * 4096 + 100;
 const ROLE: &str = "NKV_STORE_TEST_ROLE";
 const DIR: &str = "NKV_STORE_TEST_DIR";
-/// Before every line that a child says to its parent.
+/// Prefix of every line that a child prints for its parent.
 const CHILD_LINE: &str = "child says: ";
-/// Ends a child that nobody ends.
+/// Time after which a child ends by itself.
 const CHILD_SECONDS: u32 = 60;
 
 fn folder() -> tempfile::TempDir {
@@ -44,7 +44,7 @@ impl Role {
         Role { child, stdin, out }
     }
 
-    /// The next thing the child says; the end of its output is a failure.
+    /// The next line of the child; the end of its output is a failure.
     fn next_line(&mut self) -> String {
         let mut line = String::new();
         loop {
@@ -61,11 +61,11 @@ impl Role {
         self.child.wait().unwrap();
     }
 
-    /// Ends the child the gentle way: its standard input closes.
+    /// Ends the child by closing its standard input.
     fn finish(self) {
         let Role { mut child, stdin, mut out } = self;
         drop(stdin);
-        // To its end: the test program says more, and must be able to.
+        // Read to the end: the test program prints more, and its output must not block.
         out.read_to_end(&mut Vec::new()).unwrap();
         assert!(child.wait().unwrap().success());
     }
@@ -103,7 +103,7 @@ fn child_process() {
     drop(held);
 }
 
-/// A child that has all our descriptors and does nothing.
+/// A child that has all descriptors of this process and does nothing.
 fn fork_idle() -> i32 {
     // SAFETY: the child makes only async-signal-safe calls until it is killed.
     match unsafe { libc::fork() } {
@@ -179,7 +179,7 @@ fn our_own_segment_keeps_its_lock_whatever_we_do_with_its_name() {
     made.read(100, &mut seen).unwrap();
     assert_eq!((&seen, again.host_base()), (b"same bytes", made.host_base()));
     drop(again);
-    // As a tool would that this process embeds.
+    // As a program that embeds the library would.
     drop(std::fs::File::open(dir.path().join(made.file_name())).unwrap());
     assert!(remove_stale_in(dir.path()).is_empty());
     assert!(swept_by_another(dir.path()).is_empty(), "the lock was lost");

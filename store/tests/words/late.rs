@@ -1,5 +1,5 @@
-//! A producer that is late, against the owner that ends its plan and uses slot and extent again.
-//! The gate stands for whatever admits a producer's writes: a tcp grant, or a process's own plan.
+//! A late producer, against the owner that ends its plan and reuses slot and extent. The gate
+//! represents whatever admits a producer's writes: a tcp grant, or a process's own plan.
 
 use crate::segment::{
     Q, Tally, check, expect, extent, payload, publication, put, read, run, segment,
@@ -28,14 +28,14 @@ impl Gate {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Closes it; true if nobody is inside.
+    /// Closes it; true if no writer is inside.
     fn close(&self) -> bool {
         self.0.fetch_or(CLOSED, Ordering::SeqCst);
         self.0.load(Ordering::SeqCst) & !CLOSED == 0
     }
 }
 
-/// A producer of epoch 1 that may start late. Some(whether READY took) if it was let in.
+/// A producer of epoch 1 that may start late. Some(whether READY was stored) if it was admitted.
 fn late_put(heap: &Heap, gate: &Gate) -> Option<bool> {
     if !gate.acquire() {
         return None;
@@ -57,7 +57,7 @@ fn i10_a_late_writer_is_fenced_or_holds_its_extent() {
         let (producer, entry) = (heap.clone(), gate.clone());
         let owner = move || {
             let heap = slots.heap().clone();
-            // Removed, not expired: LIVE goes first, whatever the producer has done by now.
+            // Removed, not expired: LIVE is cleared first, whatever the producer has done by now.
             slots.retire(0, 1, false, 0).unwrap();
             let fenced = gate.close();
             if fenced {
@@ -120,7 +120,8 @@ fn i11_the_ready_of_an_epoch_that_ended_never_makes_the_next_one_readable() {
         let object = publication(&heap, 0, 1);
         run(&heap, &mut object.announce());
         run(&heap, &mut [object.page(0, &payload(1))]);
-        // All bytes are placed; only the last word is late, by a process that nobody could stop.
+        // All bytes are written; only the last word is late, from a process that could not be
+        // stopped.
         let producer = heap.clone();
         let late = move || {
             let mut publish = object.publish();

@@ -1,10 +1,10 @@
-//! A reader that knows nothing but the key, led by the index, beside the owner that writes it.
+//! A reader that has only the key and uses the index, beside the owner that writes it.
 
 use crate::segment::{Tally, check, extent, key, live, payload, put, segment};
 use nkv_store::Heap;
 use nkv_store::reader::{copy, find};
 
-/// The epoch that was found and its bytes, if they may be believed.
+/// The epoch that was found and its bytes, if they may be accepted.
 fn get(heap: &Heap) -> Option<(u32, Vec<u8>)> {
     let (words, g) = (&**heap.memory(), heap.geometry());
     let hit = find(words, g, key())?;
@@ -26,7 +26,7 @@ fn i2_i4_a_reader_who_is_led_to_an_object_finds_it_whole() {
             slots.commit(0, 1).unwrap();
         };
         let ((), got) = first.race(owner, move || {
-            // Led there, it is never told to wait: what the index names is published already.
+            // It never gets NotReady: an object in the index is published already.
             let hit = find(&**reader.memory(), reader.geometry(), key());
             (hit.is_some(), get(&reader))
         });

@@ -1,5 +1,5 @@
-//! A device log whose words belong to the model checker: its owner, a whole put and a read, by the
-//! code of production. `log_claims`, `log_table` and `log_reuse` ask the questions.
+//! A device log whose words are under the model checker: its owner, a whole put and a read, by the
+//! production code. `log_claims`, `log_table` and `log_reuse` contain the tests.
 
 use crate::segment::{BYTES, KEYS, Modelled};
 use nkv_store::KeyId;
@@ -35,7 +35,7 @@ impl Directory for Index {
     }
 }
 
-/// The segment as any party sees it.
+/// The segment as every party sees it.
 #[derive(Debug, Clone)]
 pub struct Segment {
     pub memory: Arc<Modelled>,
@@ -49,7 +49,7 @@ pub struct Owner {
     pub index: Index,
 }
 
-/// An entry of a table of open claims, of the model checker.
+/// An entry of a table of open claims, under the model checker.
 #[derive(Debug)]
 pub struct Modeled(loom::sync::atomic::AtomicU64);
 
@@ -91,7 +91,7 @@ pub fn key(name: u64) -> KeyId {
     KEYS.id(&name.to_le_bytes())
 }
 
-/// The payload of an object: its name in every watched word.
+/// The payload of an object: its number in every watched word.
 pub fn payload(name: u64, bytes: u64) -> Vec<u8> {
     let mut payload = vec![0; bytes as usize];
     for unit in payload.chunks_mut(U as usize) {
@@ -133,7 +133,7 @@ impl Segment {
         assert_eq!(object.took(&ops), Ok(()));
     }
 
-    /// A put of one unit that looks once: its slot, or none if there was no room.
+    /// A put of one unit that reads the limit once: its slot, or none if there was no room.
     pub fn put(&self, name: u64) -> Option<u32> {
         self.put_bytes(name, U)
     }
@@ -149,7 +149,7 @@ impl Segment {
         Some(write.slot().0)
     }
 
-    /// A strict read of one unit's object by location: the copy, if it may be believed.
+    /// A strict read of one unit's object by location: the copy, if it may be accepted.
     pub fn read(&self, slot: u32, epoch: u32, name: u64) -> Option<Vec<u8>> {
         self.read_bytes((slot, epoch), name, U)
     }
@@ -177,7 +177,7 @@ impl Owner {
         assert_eq!(self.log.accept(0, &mut self.index).unwrap(), 1);
     }
 
-    /// Evicts ahead of demand; no time is waited for.
+    /// Retires ahead of demand; without waiting for time.
     pub fn make_room(&mut self, unpinned: impl Fn(u32, u32) -> bool) -> u64 {
         self.log.retire_ahead(0, &mut self.index).unwrap();
         self.log.restart_quarantines(0);

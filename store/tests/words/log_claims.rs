@@ -1,4 +1,4 @@
-//! Producers that claim at once, beside the owner that accepts and a reader that looks.
+//! Producers that claim concurrently, beside the owner that accepts and a reader.
 
 use crate::log::{U, log, payload};
 use crate::segment::{Tally, check};
@@ -20,7 +20,7 @@ fn i4_i13_claims_of_two_producers_are_apart_and_accepted_whole_or_not_yet() {
         };
         let accept = move || {
             owner.log.accept(0, &mut owner.index).unwrap();
-            // What it accepted it can read, and so can whoever it tells.
+            // What it accepted it can read, and so can every process it notifies.
             for object in owner.index.0.values() {
                 let name = 1 + u64::from(object.key == crate::log::key(2));
                 let copy = owner.segment.read(object.slot, object.epoch, name);

@@ -1,4 +1,4 @@
-//! Eviction beside the producer that claims what it gave back, and readers of what lay there.
+//! Eviction beside the producer that claims the freed space, and readers of what was there.
 
 use crate::log::{Owner, U, log, payload};
 use crate::segment::{Tally, check};
@@ -16,8 +16,8 @@ fn full() -> Owner {
 }
 
 /// A full log of eight units; its oldest objects have one unit and two. The next claim, of two
-/// units, lies on the first and on half of the second, whose header it leaves alone: only the loss
-/// of LIVE tells a reader.
+/// units, covers the first object and half of the second, whose header it does not write: only the
+/// loss of LIVE shows a reader that it is gone.
 fn staggered() -> Owner {
     let mut owner = log(8, &[0, 1, 2]);
     owner.add(1, U);
@@ -65,7 +65,8 @@ fn i9_a_view_pinned_in_time_holds_the_tail() {
             owner.segment.put(5).is_some()
         };
         let view = move || {
-            // Pin, fence, look; then the payload, whenever, without a second look.
+            // Pin, fence, header check; then the payload, at any time, without a second header
+            // check.
             pin.store(1, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             let owner = segment.memory.load(segment.geometry.header_off(0) + OWNER_OFF).unwrap();

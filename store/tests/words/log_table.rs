@@ -1,12 +1,12 @@
-//! The owner asks a process what it has open while that process puts. The answer decides what
+//! The owner asks a process for its open claims while that process puts. The answer decides what
 //! becomes void, and nothing that is still to be written may [I14].
 
 use crate::log::{Modeled, Owner, Segment, U, log, payload, table};
 use crate::segment::{Tally, check};
 use nkv_store::device_log::{ClaimStep, OpenClaims};
 
-/// A put of `bytes` bytes as the plan says: entered before its fetch-and-add, left when it landed.
-/// Begins anew after a skip.
+/// A put of `bytes` bytes in the required order: entered before its fetch-and-add, left when it
+/// landed. Starts again after a skip.
 fn put(segment: &Segment, claims: &OpenClaims<Modeled>, name: u64, bytes: u64) -> u32 {
     let put = segment.put_of(name, bytes);
     let open = claims.enter_from(0, put.room(&segment.line()).unwrap()).unwrap();
@@ -28,8 +28,8 @@ fn put(segment: &Segment, claims: &OpenClaims<Modeled>, name: u64, bytes: u64) -
     }
 }
 
-/// One run of the hole rule, which begins as soon as there is a hole. Whether everybody, that is
-/// this one process, had nothing open.
+/// One run of the hole rule, which begins as soon as there is a hole. Returns whether the only
+/// process had nothing open.
 fn ask(owner: &mut Owner, claims: &OpenClaims<Modeled>) -> Option<bool> {
     owner.log.accept(0, &mut owner.index).unwrap();
     let check = owner.log.hole(1).unwrap()?;
@@ -77,8 +77,8 @@ fn i14_a_put_that_skips_and_claims_again_has_always_its_own_claim_open() {
     let met = tally.clone();
     check(6, move |first| {
         let mut owner = log(8, &[7, 1]);
-        // Seven units are claimed, and so many given back that two claims of two units have room:
-        // the first does not lie in one piece.
+        // Seven units are claimed, and enough freed that two claims of two units have room; the
+        // first one crosses the end of the log.
         owner.fill(10..17);
         for slot in 0..4 {
             owner.log.retire(slot, 1, 0, &mut owner.index).unwrap();

@@ -1,6 +1,6 @@
 //! The words of a segment under a model checker: publishing, retiring, reusing and reading run the
-//! code of production, over words whose every interleaving and every permitted reordering is tried
-//! within a bound on preemptions. One file per question; `segment` is the world they share.
+//! production code, over words for which every interleaving and every permitted reordering is tried
+//! within a bound on preemptions. One file per question; `segment` contains what they share.
 #![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
 mod late;

@@ -1,11 +1,11 @@
-//! A process that looks at an object without copying it, beside the owner that takes it away [I9].
+//! A process that reads an object without copying it, beside the owner that retires it [I9].
 
 use crate::segment::{Tally, check, extent, key, live, payload, put};
 use nkv_store::pins::Table;
 use nkv_store::reader::{copy, read_slot, still};
 use nkv_store::{Heap, Slots};
 
-/// Retires slot 0 and, once nobody has it pinned by its own look, puts the next object there.
+/// Retires slot 0 and, once its scan finds no pin on it, puts the next object there.
 fn take_away(mut slots: Slots) -> bool {
     let heap = slots.heap().clone();
     slots.retire(0, 1, true, 0).unwrap();
@@ -17,7 +17,7 @@ fn take_away(mut slots: Slots) -> bool {
     freed
 }
 
-/// Pins the object and reads its bytes in place: no look at the header afterwards.
+/// Pins the object and reads its bytes in place: no header check afterwards.
 fn view(heap: &Heap) -> Option<Vec<u8>> {
     let (words, g) = (&**heap.memory(), heap.geometry());
     let hit = read_slot(words, g, 0, key())?;

@@ -10,7 +10,7 @@ use nkv_store::{Heap, Slots};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Retires slot 0 and arms it again. No time passes for the reader: what a strict reader believes
+/// Retires slot 0 and arms it again. No time passes for the reader: what a strict reader accepts
 /// may not depend on the quarantine.
 fn arm_again(slots: &mut Slots) {
     slots.retire(0, 1, true, 0).unwrap();
@@ -29,7 +29,7 @@ fn i7_a_strict_reader_believes_no_copy_that_a_reuse_overtook() {
                 let heap = slots.heap().clone();
                 arm_again(&mut slots);
                 slots.open(0, 2, extent(&heap)).unwrap();
-                // Another thread: what orders its bytes behind the owner's words is its own doing.
+                // Another thread: it must order its bytes after the owner's words by itself.
                 let producer = loom::thread::spawn(move || put(&heap, 0, 2));
                 assert!(producer.join().unwrap());
                 slots.commit(0, 2).unwrap();
@@ -65,7 +65,7 @@ fn i7_a_strict_reader_believes_no_copy_of_an_extent_that_went_to_another_slot() 
     tally.met_both();
 }
 
-/// Time as all parties share it, in nanoseconds: whoever asks gets it exactly.
+/// Time shared by all parties, in nanoseconds, and exact for each of them.
 fn now(clock: &AtomicU64) -> u64 {
     clock.fetch_add(0, Ordering::AcqRel)
 }
@@ -87,8 +87,8 @@ fn reuse_when_due(mut slots: Slots, clock: &AtomicU64) {
     assert!(put(&heap, 0, 2));
 }
 
-/// A chained read that a device serves out of order: the second look at the header overtakes the
-/// payload. Whether it was in time, and the copy if it may be believed.
+/// A chained read that a device executes out of order: the second header check overtakes the
+/// payload. Returns whether it was in time, and the copy if it may be accepted.
 fn read_out_of_order(heap: &Heap, clock: &AtomicU64) -> (bool, Option<Vec<u8>>) {
     let mut reading = Reading::new(heap.geometry().header_off(0), expect(heap, Some(1)));
     let mut copy = vec![0; BYTES];
@@ -135,7 +135,7 @@ fn i2_i3_live_of_an_epoch_is_never_seen_with_what_an_older_one_published() {
             let publish = heap.memory().load(header + PUBLISH_OFF).unwrap();
             let armed = owner == word(flag::LIVE, 2);
             assert!(!armed || publish == reserved(2), "[I3] armed LIVE before RESERVED");
-            // However the words are mixed, nothing of epoch 2 is readable, nor of 1 without LIVE.
+            // Whatever mix of words is read, nothing of epoch 2 is readable, nor of 1 without LIVE.
             let seen = read_header(&heap, 0).unwrap();
             let arena = heap.geometry().arena;
             assert!(validate(&seen, &expect(&heap, Some(2)), &arena).is_err(), "{seen:?}");

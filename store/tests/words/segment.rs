@@ -1,5 +1,5 @@
-//! A segment whose words belong to the model checker, and the parties as one function each: an
-//! object written, read, or retired. The orders are not chosen here but in `nkv_store::words`.
+//! A segment whose words are under the model checker, and the parties as one function each: an
+//! object written, read, or retired. The orders are chosen in `nkv_store::words`, not here.
 
 use loom::sync::atomic::{AtomicU64, fence};
 use nkv_store::layout::{CTL_BYTES, HEADER_BYTES, KEY_CHECK_OFF, OWNER_OFF, PUBLISH_OFF, Region};
@@ -13,23 +13,23 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes of every payload: so many that a half of it is copied as a whole and not word by word.
+/// Bytes of every payload: enough that a half of it is copied as a whole and not word by word.
 pub const BYTES: usize = 4 * WORDWISE_BYTES;
-/// The words of a payload that the model watches; all others are zero and stay it.
+/// The words of a payload that the model watches; all others stay zero.
 const WATCHED: [u64; 2] = [0, BYTES as u64 - 8];
 /// Words of a header that change during a model.
 const HEADER: [u64; 5] = [0, 16, PUBLISH_OFF, OWNER_OFF, KEY_CHECK_OFF];
 /// Quarantine in nanoseconds.
 pub const Q: u64 = 5_000_000;
 
-/// Memory of which the words that a model is about are the model checker's; the rest, written
+/// Memory in which the words of interest to a model are under the model checker; the rest, written
 /// before the model's threads start or never, is plain.
 #[derive(Debug)]
 pub struct Modelled {
     plain: AnonMemory,
     words: BTreeMap<u64, AtomicU64>,
     /// The word that is stored to while others compare-and-swap it. The checker would let a later
-    /// load miss a store that came after a swap; exchanged, the store is in the swap's order.
+    /// load miss a store that came after a swap; as an exchange, the store is in the swap's order.
     contended: Option<u64>,
 }
 
@@ -205,7 +205,7 @@ pub fn extent(heap: &Heap) -> Extent {
     Extent { offset: heap.geometry().arena.offset, len: 4096 }
 }
 
-/// The payload of an epoch: it stands in every watched word.
+/// The payload of an epoch: the epoch in every watched word.
 pub fn payload(epoch: u32) -> Vec<u8> {
     let mut bytes = vec![0; BYTES];
     for at in WATCHED.map(|at| at as usize) {
@@ -214,7 +214,7 @@ pub fn payload(epoch: u32) -> Vec<u8> {
     bytes
 }
 
-/// What makes the identities of the tests' keys.
+/// The key hasher of the tests.
 pub const KEYS: KeyHasher = KeyHasher::new([7; 16]);
 
 pub fn key() -> KeyId {
@@ -234,7 +234,7 @@ pub fn run(heap: &Heap, ops: &mut [Op<'_>]) {
     }
 }
 
-/// A whole put, as one chain; true if READY took.
+/// A whole put, as one chain; true if READY was stored.
 pub fn put(heap: &Heap, slot: u32, epoch: u32) -> bool {
     let (object, bytes) = (publication(heap, slot, epoch), payload(epoch));
     let mut ops = object.whole(&bytes);
@@ -252,13 +252,13 @@ pub fn live() -> Slots {
     slots
 }
 
-/// What a reader knows who was told of an epoch, or of none.
+/// What a reader expects that has a location with an epoch, or without one.
 pub fn expect(heap: &Heap, epoch: Option<u32>) -> Expect {
     let payload_base = extent(heap).offset;
     Expect { key: Some(key()), epoch, payload_base, bytes_total: BYTES as u64 }
 }
 
-/// A strict read of a slot: the copy, if it may be believed.
+/// A strict read of a slot: the copy, if it may be accepted.
 pub fn read(heap: &Heap, slot: u32, epoch: Option<u32>) -> Option<Vec<u8>> {
     let mut reading = Reading::new(heap.geometry().header_off(slot), expect(heap, epoch));
     let mut copy = vec![0; BYTES];
@@ -266,7 +266,7 @@ pub fn read(heap: &Heap, slot: u32, epoch: Option<u32>) -> Option<Vec<u8>> {
     reading.judge(&heap.geometry().arena).is_ok().then_some(copy)
 }
 
-/// Counts what a model's executions came to, so that a test can tell that it met both ends.
+/// Counts the outcomes of a model's executions, so that a test can check that both occurred.
 #[derive(Debug, Clone, Default)]
 pub struct Tally(Arc<[AtomicUsize; 2]>);
 
@@ -292,7 +292,7 @@ pub enum First {
 }
 
 impl First {
-    /// Runs both at once; what they came to.
+    /// Runs both at once; returns their results.
     pub fn race<L, R>(
         self,
         left: impl FnOnce() -> L + 'static,

@@ -1,4 +1,4 @@
-//! What a token covers, and that a fence is complete only when nobody can place a byte any more.
+//! What a token covers, and that a fence is complete only when no byte can be written any more.
 
 use super::*;
 use nkv_pace::{HANGS, HANGS_MS, timed};
@@ -138,9 +138,17 @@ fn a_request_waits_a_moment_for_a_plan_that_the_owner_has_not_heard_of() {
         g.enter(9, HANGS, &cut).map(|_| ())
     })
     .unwrap();
+    while grants.lock().waiting == 0 {
+        std::thread::yield_now();
+    }
     grants.open(8, GRANT);
-    grants.open(9, GRANT);
-    early.join().unwrap().unwrap();
+    let (admitted, took) = timed(|| {
+        grants.open(9, GRANT);
+        early.join().unwrap()
+    });
+    admitted.unwrap();
+    assert!(took.ms < HANGS_MS, "it is woken when its plan is there: {took}");
+    assert_eq!(grants.lock().waiting, 0);
     let (_, cut) = connection();
     let moment = Duration::from_millis(20);
     let (late, took) = timed(|| grants.enter(10, moment, &cut).is_err());
@@ -185,7 +193,7 @@ fn i10_a_request_that_enters_while_its_token_is_revoked_is_refused() {
     let grants = Arc::new(Grants::new());
     grants.open(5, GRANT);
     let entry = grants.lock().entries.get(&5).cloned().unwrap();
-    // As revoke sees it when a request has passed the gate and is not yet in the list.
+    // The state in which revoke sees a request that has passed the gate and is not in the list yet.
     let list = entry.in_flight();
     let g = grants.clone();
     let request = spawn_named("request", move || {

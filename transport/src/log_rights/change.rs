@@ -1,29 +1,29 @@
-//! Which part of the log a change is about. Arithmetic only: whether there is a claim there, and
-//! whether it may be written, is the table's to say.
+//! Classifies a change: which part of the log it concerns. Arithmetic only: whether there is a
+//! claim, and whether it may be written, is decided by the table.
 
 use crate::access::Intent;
 use nkv_store::device_log::{BUMP_PTR_OFF, LogGeometry};
 use nkv_store::layout::{HEADER_BYTES, PRODUCER_FIELDS, PUBLISH_OFF, epoch_of, low, state};
 
-/// A change that a producer of the log makes, if it makes any sense there.
+/// A change that a producer may make in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LogChange {
-    /// Claims so many bytes.
+    /// Claims `n` bytes.
     Bump { n: u64 },
     /// Bytes [from, to) of the log, counted from its start.
     Payload { from: u64, to: u64 },
-    /// A producer's part of a header but for the publish word, all at once.
+    /// The producer's fields of a header, without the publish word, in one write.
     Fields { slot: u32 },
-    /// The publish word: a producer writes.
+    /// Publish word: WRITING.
     Writing { slot: u32, epoch: u32 },
-    /// The publish word: the claim is over.
+    /// Publish word: DEAD, which ends the claim.
     Dead { slot: u32, epoch: u32 },
-    /// The publish word, by exchange from WRITING: the claim is over if it takes.
+    /// Publish word: READY by compare-and-swap from WRITING, which ends the claim if it succeeds.
     Ready { slot: u32, epoch: u32 },
 }
 
 impl LogChange {
-    /// `None` for whatever no producer of the log does.
+    /// `None` for every change that a producer never makes in the log.
     pub(super) fn of(geometry: &LogGeometry, intent: &Intent) -> Option<LogChange> {
         match *intent {
             Intent::FetchAdd { offset, add } => {
@@ -52,7 +52,7 @@ impl LogChange {
         }
     }
 
-    /// Slot of the header that it changes, and the epoch that it names.
+    /// Slot of the header that is changed, and the epoch in the change.
     pub(super) fn header(&self) -> Option<(u32, Option<u32>)> {
         match *self {
             LogChange::Bump { .. } | LogChange::Payload { .. } => None,
@@ -68,7 +68,7 @@ impl LogChange {
         matches!(self, LogChange::Dead { .. } | LogChange::Ready { .. })
     }
 
-    /// True for what the owner reads the header's fields after.
+    /// True for the verbs after which the owner reads the header's fields.
     pub(super) fn ends_or_begins(&self) -> bool {
         self.ends() || matches!(self, LogChange::Writing { .. })
     }
@@ -76,7 +76,7 @@ impl LogChange {
 
 fn write(geometry: &LogGeometry, offset: u64, len: u64) -> Option<LogChange> {
     match header(geometry, offset) {
-        // In one piece or not at all: half of them cannot be judged.
+        // Only as a whole: a part of the fields cannot be checked.
         Some((slot, 0)) if len == PRODUCER_FIELDS => Some(LogChange::Fields { slot }),
         Some(_) => None,
         None => {
@@ -87,7 +87,7 @@ fn write(geometry: &LogGeometry, offset: u64, len: u64) -> Option<LogChange> {
     }
 }
 
-/// The header that an offset lies in, and where in it.
+/// The slot of the header at an offset, and the position in the header.
 fn header(geometry: &LogGeometry, offset: u64) -> Option<(u32, u64)> {
     let inside = offset.checked_sub(geometry.header_off(0))?;
     let slot = u32::try_from(inside / HEADER_BYTES).ok()?;

@@ -1,28 +1,29 @@
-//! The claims of one producer: where each begins as far as that is known, and which of its requests
-//! are inside. Plain values under the lock of [`super::LogRights`]; reads no memory, cuts nobody.
+//! The claims of one producer: the position of each as far as it is known, and the requests inside
+//! it. Plain values under the lock of [`super::LogRights`]; it reads no memory and cuts no
+//! connection.
 
 use super::change::LogChange;
 use crate::access::Cut;
 use nkv_store::device_log::{Abandon, LogGeometry};
 use std::sync::Arc;
 
-/// Where a claim begins.
+/// What is known of a claim's position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum At {
-    /// A place in the table, kept for a fetch-and-add that has not begun.
+    /// An entry reserved for a fetch-and-add that has not begun.
     Asked,
-    /// Not below this bound: the fetch-and-add has begun. With no request inside its outcome will
-    /// never be known.
+    /// At least this bound: the fetch-and-add has begun. If no request is inside any more, its
+    /// outcome stays unknown.
     Claiming(u64),
     /// The position that the fetch-and-add returned.
     Position(u64),
 }
 
-/// A request that is inside a claim.
+/// A request inside a claim.
 #[derive(Debug)]
 pub(super) struct User {
     pub(super) cut: Arc<dyn Cut>,
-    /// Its fields are among what the request was allowed to write.
+    /// The header's fields are among the changes permitted to this request.
     fields: bool,
 }
 
@@ -30,11 +31,11 @@ pub(super) struct User {
 pub(super) struct Claim {
     pub(super) at: At,
     pub(super) n: u64,
-    /// The fields in its header are this claim's.
+    /// The correct fields of this claim are in its header.
     pub(super) fields: bool,
-    /// Something was written for it.
+    /// Something was written for this claim.
     pub(super) written: bool,
-    /// Its only user was allowed to end it: nobody is allowed anything any more.
+    /// Its only user may end it: nothing further is permitted.
     ending: bool,
     pub(super) users: Vec<User>,
 }
@@ -45,7 +46,7 @@ impl Claim {
         Claim { at: At::Asked, n, fields: false, written: false, ending: false, users }
     }
 
-    /// Where it begins, if that is known.
+    /// Its position, if known.
     pub(super) fn position(&self) -> Option<u64> {
         match self.at {
             At::Position(p) => Some(p),
@@ -53,13 +54,13 @@ impl Claim {
         }
     }
 
-    /// Whether it may be written at all: a whole claim below the limit.
+    /// The position, if the claim may be written: a whole claim below the limit.
     pub(super) fn below(&self, geometry: &LogGeometry, limit: u64) -> Option<u64> {
         let p = self.position().filter(|p| geometry.is_claim(*p, self.n))?;
         (p + self.n <= limit).then_some(p)
     }
 
-    /// Whether this change is about this claim, which begins at `p`.
+    /// Whether this change belongs to this claim, which begins at `p`.
     fn covers(&self, geometry: &LogGeometry, p: u64, change: &LogChange) -> bool {
         if let LogChange::Payload { from, to } = *change {
             let start = p % geometry.log_bytes();
@@ -74,7 +75,7 @@ impl Claim {
         self.users.iter().any(|user| Arc::ptr_eq(&user.cut, cut))
     }
 
-    /// Lets a request do this to the claim. `Err`: the reason.
+    /// Permits a request to make this change. `Err`: the reason.
     pub(super) fn allow(
         &mut self,
         geometry: &LogGeometry,
@@ -89,7 +90,7 @@ impl Claim {
         let skip = matches!(change, LogChange::Fields { .. } | LogChange::Dead { .. });
         if geometry.wraps(p, n) && !skip {
             return Err(format!(
-                "the claim of {n} bytes at {p} does not lie in one piece: write its fields and DEAD"
+                "the claim of {n} bytes at {p} crosses the log's end: write its fields and DEAD"
             ));
         }
         let own = self.users.iter().position(|user| Arc::ptr_eq(&user.cut, cut));
@@ -118,19 +119,19 @@ impl Claim {
     }
 }
 
-/// All claims of one producer that are not over.
+/// All open claims of one producer.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     pub(super) claims: Vec<Claim>,
-    /// Above the limit when their producer ended.
+    /// Claims above the limit when their producer ended.
     pub(super) given_up: Vec<Abandon>,
-    /// Its producer has ended: nothing is allowed any more.
+    /// Its producer has ended: nothing is permitted any more.
     pub(super) closed: bool,
 }
 
 impl Table {
-    /// The claim that a change is about, among those of which `below` knows the position. If a slot
-    /// has two, the later one: below the limit, it proves that the earlier is settled.
+    /// The claim that a change belongs to, among those whose position `below` returns. If a slot
+    /// has two, the later one: since it is below the limit, the earlier one is settled.
     pub(super) fn find(
         &self,
         geometry: &LogGeometry,
@@ -153,7 +154,7 @@ impl Table {
         self.find(geometry, change, |c| c.position().filter(|_| c.is_used_by(cut)))
     }
 
-    /// The first claim of `n` bytes on the way of this request, at this stage of it.
+    /// The first claim of `n` bytes in this state that this request is making.
     pub(super) fn on_its_way(
         &mut self,
         n: u64,
@@ -163,21 +164,21 @@ impl Table {
         self.claims.iter_mut().find(|c| c.n == n && stage(c.at) && c.is_used_by(cut))
     }
 
-    /// A request is out: of every claim that it was inside.
+    /// A request leaves every claim that it was inside.
     pub(super) fn leave(&mut self, cut: &Arc<dyn Cut>) {
         self.claims.retain_mut(|claim| {
             if !claim.is_used_by(cut) {
                 return true;
             }
             claim.users.retain(|user| !Arc::ptr_eq(&user.cut, cut));
-            // It was the only one, and did not come to the end that it was allowed.
+            // It was the only user, and did not execute the permitted end.
             claim.ending = false;
-            // Never begun: nothing was claimed.
+            // The fetch-and-add never began: nothing was claimed.
             claim.at != At::Asked
         });
     }
 
-    /// Claims that nobody is inside, of which nobody will ever know where they begin.
+    /// Claims with no request inside whose position stays unknown.
     pub(super) fn in_doubt(claim: &Claim) -> bool {
         claim.users.is_empty() && matches!(claim.at, At::Claiming(_))
     }

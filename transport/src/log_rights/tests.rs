@@ -1,5 +1,5 @@
-//! What a producer may do in the log over tcp, one statement each, without a socket. `claims` tries
-//! what is allowed, `ends` how claims and producers end, `races` what happens at once.
+//! What a producer may do in the log over tcp, one statement each, without a socket. `claims` tests
+//! what is permitted, `ends` how claims and producers end, `races` concurrent steps.
 
 mod claims;
 mod ends;
@@ -57,7 +57,7 @@ struct World {
     rights: Arc<LogRights>,
 }
 
-/// Behind the headers.
+/// After the headers.
 fn log_base(units: u64) -> u64 {
     LOG_BASE.max(HEADER_BASE + units * 64)
 }
@@ -74,7 +74,7 @@ fn world_of(memory: Arc<dyn Memory>, units: u64) -> World {
     World { memory, geometry, log, index: Index::default(), rights }
 }
 
-/// A connection, as an agent has it.
+/// A connection, as the agent uses it.
 fn line() -> (Arc<Line>, Arc<dyn Cut>) {
     let line = Arc::new(Line::default());
     (line.clone(), line)
@@ -90,7 +90,7 @@ fn intent(op: &Op<'_>) -> Option<Intent> {
     })
 }
 
-/// A request in its steps, as the agent's executor takes them.
+/// A request in its steps, as the agent's executor makes them.
 struct Request<'a> {
     world: &'a World,
     cut: &'a Arc<dyn Cut>,
@@ -161,7 +161,7 @@ impl World {
         Ok(old)
     }
 
-    /// Claims so many bytes; what the claim came to.
+    /// Claims so many bytes; returns what to do with the claim.
     fn claim(&self, name: u64, bytes: u64) -> ClaimStep {
         let key = KEYS.id(&name.to_le_bytes());
         let put = LogPut::new(self.geometry, key, (1, 4096), bytes).unwrap();
@@ -187,7 +187,7 @@ impl World {
         assert_eq!(self.log.accept(0, &mut self.index).unwrap(), 1);
     }
 
-    /// The oldest objects go, and the limit moves on.
+    /// The oldest objects are retired, and the limit moves.
     fn make_room(&mut self) {
         self.log.retire_ahead(0, &mut self.index).unwrap();
         assert!(self.log.advance(10, |_, _| true).unwrap() > 0);

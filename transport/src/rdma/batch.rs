@@ -1,6 +1,6 @@
-//! A batch of verbs as chains of requests on one pair, in order; callers' bytes go through
-//! registered buffers, or straight where the device knows them. What changes memory waits for the
-//! reads and atomics before it (a fence in the request), the rest of the order is the pair's own
+//! Posts a batch of verbs as chains of requests on one pair, in order. Callers' bytes go through
+//! registered buffers, or directly if the device has registered them. A change waits for the reads
+//! and atomics before it (a fence in the request); the pair itself provides the rest of the order
 //! [I4].
 
 use super::lane::{CHAIN, Lane, Opcode, Request};
@@ -12,50 +12,48 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes that memory and devices handle at once.
+/// Cache line size in bytes.
 const LINE: u64 = 64;
-/// Where a value begins in a buffer: no two share a line.
+/// Distance of values in a buffer: no two share a line.
 pub(super) const SPACING: usize = LINE as usize;
-/// Not worth a request of its own.
+/// A smaller piece does not justify a request of its own.
 pub(super) const SMALLEST_PIECE: usize = 4 << 10;
-/// Fewer bytes are copied, even if the device knows where they are.
+/// Fewer bytes are copied, even if the device has registered their memory.
 const DIRECT_FROM: usize = 4 << 10;
-/// Bytes of one chain that go without a copy: it has a time limit.
+/// Most bytes of one chain that are sent without a copy: a chain has a time limit.
 pub(super) const DIRECT_BYTES: usize = 8 << 20;
-/// Chains of one batch on their way at once.
+/// Chains of one batch in flight at once.
 pub(super) const FLYING: usize = 2;
-/// How long a post may take, beside those of everybody else, where something goes on all the time
-/// [I18].
+/// Time limit of a post, shared with other posts, even if there is progress all the time [I18].
 const LONGEST: Duration = Duration::from_secs(10);
-/// And as much longer as its bytes take at this rate.
+/// Rate in bytes per second at which the time limit grows with the post's length.
 const SLOWEST_BYTES_PER_S: u64 = 256 << 10;
 
-/// When a post of so many bytes that begins now has taken too long, even if something went on all
-/// the time.
+/// Point in time at which a post of `bytes` that begins now has taken too long, even with progress.
 pub(super) fn limit_ns(bytes: u64) -> u64 {
     let moving = Duration::from_micros(bytes.saturating_mul(1_000_000) / SLOWEST_BYTES_PER_S);
     BootClock.now_ns().saturating_add((LONGEST + moving).as_nanos() as u64)
 }
 
-/// One way to a segment: a pair, and the buffers of its device.
+/// One connection to a segment: a pair, and the buffers of its device.
 #[derive(Debug)]
 pub(super) struct Path {
     pub(super) lane: Lane,
     pub(super) staging: Arc<Staging>,
 }
 
-/// Bytes that arrive in a buffer and belong elsewhere.
+/// Bytes that arrive in a buffer and are copied to the caller's memory.
 struct CopyBack {
     from: *const u8,
     to: *mut u8,
     len: usize,
 }
 
-/// Requests that go together, and the buffer that they use.
+/// Requests posted together, and the buffer that they use.
 struct Chain {
     lease: Lease,
     used: usize,
-    // Bytes of callers' memory that the device takes or brings itself.
+    // Bytes of callers' memory that the device accesses directly.
     direct: usize,
     requests: Vec<Request>,
     landings: Vec<CopyBack>,
@@ -67,28 +65,28 @@ impl Chain {
     }
 }
 
-/// A batch on its way. The memory of its operations is borrowed for longer than it lives, and it
-/// waits for every chain that it sent before it goes, unless its pair is destroyed.
+/// A batch in flight. Its operations' memory is borrowed for longer than it lives, and its drop
+/// waits for every chain that was sent, unless its pair is destroyed.
 pub(super) struct Batch<'a> {
     path: &'a Path,
     until_ns: u64,
     open: Option<Chain>,
     flying: VecDeque<(u64, Chain)>,
-    // A read or atomic is on its way that the next change must not overtake.
+    // A read or atomic is in flight that the next change must not overtake.
     reads: bool,
 }
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
         if !self.flying.is_empty() {
-            // Given up half way: its buffers go back only when the device has let go of them.
+            // Given up early: its buffers are returned only when the device no longer uses them.
             self.path.lane.break_off("a batch was given up");
         }
     }
 }
 
 impl<'a> Batch<'a> {
-    /// With its first buffer, if there is one already. It has failed if it is not done by
+    /// With its first buffer, if there is one already. It fails if it is not complete at
     /// `until_ns`.
     pub(super) fn new(path: &'a Path, lease: Option<Lease>, until_ns: u64) -> Self {
         let open = lease.map(Chain::new);
@@ -106,16 +104,16 @@ impl<'a> Batch<'a> {
             Op::CompareSwap { offset, expect, new, old } => {
                 self.add_atomic(*offset, Opcode::CompareSwap(*expect, *new), old)
             }
-            // A read is answered after everything before it has reached memory.
+            // The answer to a read comes after everything before it has reached memory.
             Op::Flush => self.add_read(0, &mut [0; 8]).map(|()| self.drop_last_landing()),
         }
     }
 
-    /// What goes on where the last write of a line ended travels with it: a header's fields and its
-    /// publish word. A request costs as much as all that a line holds.
+    /// Appends a write to the previous one if it continues it within the same line, as a header's
+    /// fields and its publish word do: a request costs as much as sending a whole line.
     fn join(&mut self, offset: u64, src: &[u8]) -> bool {
         let Some(chain) = &mut self.open else { return false };
-        // Not one that takes a caller's memory as it is.
+        // Not for a request that uses a caller's memory directly.
         let ours = chain.lease.key();
         let joins = |r: &&mut Request| r.does == Opcode::Write && r.local_key == ours;
         let Some(last) = chain.requests.last_mut().filter(joins) else { return false };
@@ -157,7 +155,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Requests straight between a caller's registered memory and the other end. The operation
+    /// Requests directly between a caller's registered memory and the other end. The operation
     /// borrows that memory until the batch has ended or its pair is destroyed.
     fn add_direct(
         &mut self,
@@ -171,7 +169,7 @@ impl<'a> Batch<'a> {
             self.chain(|c| c.requests.len() >= CHAIN || c.direct >= DIRECT_BYTES)?;
             let want = (len - done).min(BUFFER_BYTES);
             let span = self.path.span(offset + done as u64, want)?;
-            // In the bounds of `local`, by the loop.
+            // Inside `local`, by the loop's bounds.
             self.request(does, (local.wrapping_add(done), key), span);
             if let Some(chain) = &mut self.open {
                 chain.direct += span.len;
@@ -217,7 +215,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// A request between the open chain's buffer and `span`.
+    /// Adds a request between the open chain's buffer and `span`.
     fn push(&mut self, does: Opcode, local: *mut u8, span: RemoteSpan) {
         let Some(key) = self.open.as_ref().map(|chain| chain.lease.key()) else { return };
         self.request(does, (local, key), span);
@@ -245,8 +243,8 @@ impl<'a> Batch<'a> {
         });
     }
 
-    /// Room for the next request of at most `want` bytes at `offset`: in the open chain, or in a
-    /// new one.
+    /// Buffer space for the next request of at most `want` bytes at `offset`, in the open chain or
+    /// in a new one.
     fn room(
         &mut self,
         offset: u64,
@@ -262,7 +260,7 @@ impl<'a> Batch<'a> {
         Ok((chain, span))
     }
 
-    /// The open chain, or a new one where there is none or it is full.
+    /// The open chain, or a new one if there is none or it is full.
     fn chain(&mut self, full: impl Fn(&Chain) -> bool) -> Result<&mut Chain, TransportError> {
         if self.open.as_ref().is_some_and(full) {
             self.send()?;
@@ -278,14 +276,14 @@ impl<'a> Batch<'a> {
         loop {
             match self.path.staging.try_take()? {
                 Some(lease) => return Ok(lease),
-                // Gives one back.
+                // Waiting for a chain returns a buffer.
                 None if !self.flying.is_empty() => self.land()?,
                 None => return self.path.staging.take(self.until_ns),
             }
         }
     }
 
-    /// Sends the open chain, once few enough are on their way.
+    /// Sends the open chain, once few enough are in flight.
     pub(super) fn send(&mut self) -> Result<(), TransportError> {
         while self.flying.len() >= FLYING {
             self.land()?;
@@ -299,7 +297,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Waits for the chain that went first, and brings home what it read.
+    /// Waits for the oldest chain, and copies out what it read.
     fn land(&mut self) -> Result<(), TransportError> {
         let Some((id, _)) = self.flying.front() else { return Ok(()) };
         let ended = self.path.lane.wait(*id, self.until_ns);
@@ -314,7 +312,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Sends what is open, and waits for everything that was sent.
+    /// Sends the open chain, and waits for everything that was sent.
     pub(super) fn finish(&mut self) -> Result<(), TransportError> {
         self.send()?;
         while !self.flying.is_empty() {
@@ -324,13 +322,13 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Whether `finish` has nothing to wait for.
+    /// Whether `finish` returns without waiting.
     pub(super) fn is_over(&self) -> bool {
         self.open.is_none() && self.flying.iter().all(|(id, _)| self.path.lane.has_ended(*id))
     }
 }
 
-/// A piece of remote memory.
+/// A range of remote memory.
 #[derive(Debug, Clone, Copy)]
 struct RemoteSpan {
     address: u64,
@@ -339,12 +337,12 @@ struct RemoteSpan {
 }
 
 impl Path {
-    /// The key of callers' memory that the device knows, where sparing the copy is worth it.
+    /// The key of callers' memory that the device has registered, if avoiding the copy is worth it.
     pub(super) fn known(&self, at: *const u8, len: usize) -> Option<u32> {
         (len >= DIRECT_FROM).then(|| self.staging.key_of(at, len)).flatten()
     }
 
-    /// Sends a read of a word and a write of nothing: is either answered?
+    /// Sends a read of a word and an empty write, to test whether either is answered.
     pub(super) fn begin_try<'a>(
         &'a self,
         word: &'a mut [u8; 8],
@@ -361,7 +359,7 @@ impl Path {
         Ok(batch)
     }
 
-    /// Where `want` bytes at `offset` lie for the device there; fewer where a range ends.
+    /// Remote address of `want` bytes at `offset`; fewer if a range ends before.
     fn span(&self, offset: u64, want: usize) -> Result<RemoteSpan, TransportError> {
         let inside = |r: &&crate::fabric::RemoteRange| {
             offset.checked_sub(r.offset).is_some_and(|at| at < r.len)

@@ -1,5 +1,5 @@
-//! Devices of this host: which there are, what they can do, and by which of its addresses (GIDs)
-//! one is reached. An open device closes with its last user.
+//! Devices of this host: their list, their capabilities, and their addresses (GIDs). An open device
+//! closes with its last user.
 
 use super::error::{check, failed};
 use crate::error::TransportError;
@@ -11,10 +11,10 @@ use std::net::Ipv6Addr;
 use std::ptr::NonNull;
 use std::sync::{Arc, Once};
 
-/// Entries of a port's GID table that are looked at.
+/// Most entries of a port's GID table that are read.
 const MAX_GIDS: i32 = 256;
 
-/// What sort of address a GID is. In the order in which they are preferred.
+/// Kind of a GID, in order of preference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GidKind {
     /// RoCE v2 over IPv4.
@@ -44,11 +44,11 @@ impl std::fmt::Display for GidKind {
 /// One address of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gid {
-    /// Its place in the port's table.
+    /// Index in the port's table.
     pub index: u8,
     /// The address.
     pub raw: [u8; 16],
-    /// What sort it is.
+    /// Its kind.
     pub kind: GidKind,
 }
 
@@ -62,14 +62,14 @@ impl std::fmt::Display for Gid {
     }
 }
 
-/// A port as it is now.
+/// A port, as of the time of the query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
     /// Number, from 1.
     pub number: u8,
     /// Whether it carries traffic.
     pub active: bool,
-    /// Bytes of payload in one packet, at most.
+    /// Largest payload of one packet in bytes.
     pub mtu_bytes: u32,
     /// Address within an InfiniBand subnet; 0 on Ethernet.
     pub lid: u16,
@@ -77,22 +77,22 @@ pub struct Port {
     pub gids: Vec<Gid>,
 }
 
-/// What a device can do.
+/// Capabilities of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Queue pairs.
+    /// Most queue pairs.
     pub pairs: u32,
-    /// Work requests in one queue.
+    /// Most work requests in one queue.
     pub requests: u32,
-    /// Bytes of one registration.
+    /// Most bytes of one registration.
     pub region_bytes: u64,
-    /// Reads and atomics that may be in flight towards it on one pair.
+    /// Reads and atomics in flight towards it on one pair, at most.
     pub reads_in: u8,
-    /// Reads and atomics that may be in flight from it on one pair.
+    /// Reads and atomics in flight from it on one pair, at most.
     pub reads_out: u8,
     /// Whether it has fetch-and-add and compare-and-swap.
     pub atomics: bool,
-    /// Ports.
+    /// Number of ports.
     pub ports: u8,
 }
 
@@ -122,7 +122,7 @@ impl Drop for Context {
     }
 }
 
-/// The list of devices, freed with it.
+/// The list of devices; freed when dropped.
 struct List {
     raw: NonNull<*mut sys::ibv_device>,
     len: usize,
@@ -131,8 +131,8 @@ struct List {
 impl List {
     fn read() -> Result<Self, TransportError> {
         static FORKS: Once = Once::new();
-        // Before anything is registered: a child of this process must not take its pages along.
-        // Kernels from 5.12 on see to it themselves, and then this does nothing.
+        // Before anything is registered: a child of this process must not take over its pages.
+        // Kernels from 5.12 on handle this themselves, and then this does nothing.
         FORKS.call_once(|| {
             // SAFETY: no arguments; called once, before any other call that registers.
             let errno = unsafe { sys::ibv_fork_init() };
@@ -149,7 +149,7 @@ impl List {
         Ok(Self { raw, len: usize::try_from(len).unwrap_or(0) })
     }
 
-    /// Names and devices; these are good as long as the list.
+    /// Names and devices; valid as long as the list.
     fn each(&self) -> impl Iterator<Item = (String, *mut sys::ibv_device)> {
         (0..self.len).map(|i| {
             // SAFETY: the list has `len` entries, and names are strings that end with a zero.
@@ -175,8 +175,8 @@ pub(super) fn names() -> Result<Vec<String>, TransportError> {
 }
 
 impl Context {
-    /// False in a forked child: what was made of the device is its parent's, and the kernel would
-    /// end it there for both.
+    /// False in a forked child: what was made of the device belongs to the parent, and ending it in
+    /// the child would end it for both.
     pub(super) fn is_here(&self) -> bool {
         self.made.is_here()
     }
@@ -223,7 +223,7 @@ impl Context {
         })
     }
 
-    /// A port without its addresses, which take a call for each entry of their table.
+    /// A port without its addresses, which need one call per entry of the table.
     fn port_state(&self, number: u8) -> Result<sys::ibv_port_attr, TransportError> {
         let target = || format!("port {number} of {}", self.name);
         // SAFETY: a structure of plain numbers, all of which may be zero.
@@ -234,7 +234,7 @@ impl Context {
         Ok(attr)
     }
 
-    /// Whether a port carries traffic at this moment.
+    /// Whether a port carries traffic now.
     pub(super) fn is_active(&self, number: u8) -> bool {
         self.port_state(number).is_ok_and(|attr| is_active(&attr))
     }

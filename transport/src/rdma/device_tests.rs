@@ -1,4 +1,4 @@
-//! What only a device can show. Run in a guest that has one: `scripts/rdma-test`.
+//! Tests that need a device. Run in a guest that has one: `scripts/rdma-test`.
 
 mod spread;
 mod vram;
@@ -74,7 +74,7 @@ fn i10_after_a_way_is_severed_in_the_middle_of_a_write_no_byte_changes_any_more(
     }
 }
 
-/// Memory of which each part is for one use, and what each use changes where it is allowed to.
+/// Memory in which each part has one access right, and what each right permits to change.
 #[test]
 fn i1_i19_what_others_may_only_read_or_count_their_devices_cannot_write() {
     const EACH: u64 = 1 << 20;
@@ -85,7 +85,7 @@ fn i1_i19_what_others_may_only_read_or_count_their_devices_cannot_write() {
     let exported = fabric.export(memory.clone(), &parts, false).unwrap();
     for (at, access) in (0..).step_by(EACH as usize).zip(uses) {
         let at = at + 64;
-        // Each with a way of its own: one that asked for too much is none any more.
+        // Each with its own data path: after a forbidden access a path is broken.
         let tries = |change: &dyn Fn(&dyn Verbs) -> Result<(), TransportError>| {
             let offering = fabric.offer().unwrap();
             let (_served, answer) = exported.accept(&offering.offer()).unwrap();
@@ -108,7 +108,7 @@ fn i1_i19_what_others_may_only_read_or_count_their_devices_cannot_write() {
     assert!(short.contains("4194304 bytes"), "{short}");
 }
 
-/// A way of so many pairs whose requests are counted, and what it leads to. `turn` may change the
+/// A data path of so many pairs whose requests are counted, and its segment. `turn` may change the
 /// owner's answer.
 fn counted_path(
     pairs: usize,
@@ -158,7 +158,7 @@ fn i4_what_changes_memory_after_a_read_or_an_atomic_waits_for_it_and_dead_is_no_
     };
     let write = |at| Op::Write { offset: at, src: &fields };
     let add = || Op::FetchAdd { offset: 64, add: 1, old: 0 };
-    // Soft-RoCE keeps the order without a fence, so its bytes show none: what is asked for is
+    // Soft-RoCE keeps the order without a fence, so its bytes show none: the requested fences are
     // counted.
     assert_eq!(requests(&mut [write(4096), write(8192)]), (2, 0));
     assert_eq!(requests(&mut [write(4096), Op::Read { offset: 0, dst: &mut read }]), (2, 0));
@@ -181,7 +181,7 @@ fn i4_an_object_of_sixteen_pages_is_one_chain_with_one_completion() {
     let (fields, page) = ([1; 40], vec![2; 4096]);
     let mut ops = vec![
         Op::Write { offset: 4096, src: &fields },
-        // Right behind the fields: one request takes both.
+        // Directly after the fields: one request sends both.
         Op::Store { offset: 4096 + 40, value: 4 },
     ];
     let pages = (0..16).map(|i| Op::Write { offset: SEGMENT / 2 + i * 4096, src: &page });
@@ -204,7 +204,7 @@ fn an_offer_that_is_none_is_refused_and_harms_nobody() {
     for pairs in [vec![], vec![offer.pairs[0]; MAX_PAIRS + 1]] {
         assert!(exported.accept(&Offer { pairs }).is_err());
     }
-    // A pair that is nobody's: accepted, since nobody can tell, and never used.
+    // A pair that does not exist: accepted, since nobody can detect it, and never used.
     let mut nobody = offer.pairs[0];
     nobody.number = 0xff_fff0;
     let _ = exported.accept(&Offer { pairs: vec![nobody] });
@@ -228,8 +228,8 @@ fn what_cannot_be_opened_is_an_error_that_names_what_there_is() {
     assert_eq!(report[0].ports[0].gids[0].kind, GidKind::RoceV2Ipv4, "the preferred one first");
 }
 
-/// Each of these callers wants more buffers than its share: whoever held some and waited for more
-/// would wait for the others.
+/// Each of these callers wants more buffers than its share: callers that held some and waited for
+/// more would wait for each other.
 #[test]
 fn more_callers_than_there_are_buffers_for_wait_for_no_one_another() {
     const CALLERS: u64 = 12;

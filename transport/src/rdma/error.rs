@@ -1,5 +1,5 @@
-//! What an errno of a verbs call means to whoever deploys nkv: the call, what it was applied to,
-//! and what to do about it. Said here, once.
+//! The text for an errno of a verbs call: the call, what it was applied to, and what to do about
+//! it. All such texts are here.
 
 use crate::error::TransportError;
 use std::io;
@@ -50,8 +50,8 @@ fn advice(call: &str, errno: i32) -> Option<&'static str> {
              memlock=-1), or give smaller heaps"
         }
         ("ibv_reg_dmabuf_mr", libc::EOPNOTSUPP | libc::ENOSYS) => {
-            "this device's driver or kernel takes no dma-buf (Linux 5.12 and a driver of that age \
-             do)"
+            "this device's driver or kernel does not support dma-buf (Linux 5.12 and drivers of \
+             that age do)"
         }
         ("ibv_reg_mr, by nvidia-peermem,", _) => "is the module nvidia-peermem loaded?",
         ("ibv_create_qp" | "ibv_create_cq", libc::ENOMEM) => {
@@ -62,7 +62,7 @@ fn advice(call: &str, errno: i32) -> Option<&'static str> {
              them"
         }
         ("ibv_modify_qp", libc::ETIMEDOUT | libc::ENETUNREACH | libc::EHOSTUNREACH) => {
-            "no way to the other end's GID: are both devices in one network (ping its address)?"
+            "no route to the other end's GID: are both devices in one network (ping its address)?"
         }
         _ => return None,
     })

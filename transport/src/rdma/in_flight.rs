@@ -1,6 +1,5 @@
-//! Batches of one call that are on their way at the same time, each with one buffer, by whichever
-//! pair has least to do. And what is spread over the pairs: long runs of writes, or of reads, in
-//! shares.
+//! The batches of one call that are in flight at the same time, each with one buffer, on the pair
+//! with the fewest batches. Also spreads long runs of writes or reads over the pairs, in shares.
 
 use super::batch::{Batch, FLYING, Path, SMALLEST_PIECE};
 use super::staging::Lease;
@@ -11,11 +10,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Bytes of a run that is worth spreading: it waits for what is before it, and what is behind waits
-/// for it.
+/// Shortest run in bytes that is spread: spreading waits for everything before the run, and
+/// everything after it waits for the run.
 pub(super) const SPREAD_FROM: u64 = 1 << 20;
-/// Bytes of one share: enough to be worth a doorbell, and little enough that a fast device takes
-/// more of them.
+/// Bytes of one share: large enough for a doorbell of its own, small enough that a faster device
+/// takes more shares.
 const SHARE: usize = 256 << 10;
 
 struct InFlightRequest<'a> {
@@ -24,16 +23,16 @@ struct InFlightRequest<'a> {
     batch: Batch<'a>,
 }
 
-/// See the file's first paragraph.
+/// The batches of one call in flight.
 pub(super) struct InFlightBatches<'a> {
     paths: &'a [Arc<Path>],
-    // As they left.
+    // In the order in which they were sent.
     flying: VecDeque<InFlightRequest<'a>>,
-    // Whose turn it is among those that have as little to do.
+    // Next path among those with equal load.
     turn: usize,
 }
 
-/// A batch of a flight, by its number, and how it ended.
+/// A completed batch: its index, and its result.
 pub(super) type BatchDone = (usize, Result<(), TransportError>);
 
 impl<'a> InFlightBatches<'a> {
@@ -45,8 +44,8 @@ impl<'a> InFlightBatches<'a> {
         self.flying.len()
     }
 
-    /// The path on which least is under way, the next of them in turn. What has ended is told to
-    /// `landed` before.
+    /// The path with the fewest batches in flight; equal ones take turns. Completed batches are
+    /// first passed to `landed`.
     pub(super) fn idlest(&mut self, mut landed: impl FnMut(BatchDone)) -> usize {
         while let Some(at) = self.flying.iter().position(|f| f.batch.is_over()) {
             self.flying.remove(at).map(finish).into_iter().for_each(&mut landed);
@@ -58,7 +57,8 @@ impl<'a> InFlightBatches<'a> {
         by
     }
 
-    /// A buffer of that path. Nobody waits for one who holds any: what is on its way lands first.
+    /// A buffer of that path. A caller that holds a buffer never waits for another: batches in
+    /// flight are completed first.
     pub(super) fn lease(
         &mut self,
         by: usize,
@@ -76,8 +76,8 @@ impl<'a> InFlightBatches<'a> {
         }
     }
 
-    /// Sends a batch by that path, with that buffer. By any other path than the first it ends only
-    /// when its bytes are in memory: what is posted next may go by the first.
+    /// Sends a batch over that path, with that buffer. On any path except the first it ends only
+    /// when its bytes are in memory, since the next post may use the first path.
     pub(super) fn send(
         &mut self,
         (index, by): (usize, usize),
@@ -99,7 +99,7 @@ impl<'a> InFlightBatches<'a> {
         Ok(())
     }
 
-    /// Waits for the one that left first.
+    /// Waits for the oldest batch.
     pub(super) fn land(&mut self) -> Option<BatchDone> {
         self.flying.pop_front().map(finish)
     }
@@ -109,23 +109,24 @@ fn finish(mut flying: InFlightRequest<'_>) -> BatchDone {
     (flying.index, flying.batch.finish())
 }
 
-/// Whether its answer says that all that was sent before has arrived in memory, as that of an
-/// atomic does. (That of a read of payload does not: it may be served out of order [I5].)
+/// Whether its answer proves that everything sent before has arrived in memory, as that of an
+/// atomic does. (The answer to a read of payload does not, since it may be executed out of order
+/// [I5].)
 fn settles(op: &Op<'_>) -> bool {
     matches!(op, Op::FetchAdd { .. } | Op::CompareSwap { .. } | Op::Flush)
 }
 
-/// Whether nothing sent by their pair is on its way to memory once these are answered.
+/// Whether no write of their pair is on its way to memory once these are answered.
 pub(super) fn is_settled(ops: &[Op<'_>]) -> bool {
     ops.last().is_some_and(settles)
 }
 
-/// Whether something of these may be on its way to memory still when all of them are answered.
+/// Whether some of these may still be on their way to memory when all of them are answered.
 fn leaves_writes(ops: &[Op<'_>]) -> bool {
     ops.iter().rev().take_while(|op| !settles(op)).any(Op::changes)
 }
 
-/// The first run of writes, or of reads, that is worth spreading.
+/// The first run of writes, or of reads, that is long enough to be spread.
 pub(super) fn long_run(ops: &[Op<'_>]) -> Option<Range<usize>> {
     let spreads = |op: &Op<'_>| {
         let whole = matches!(op, Op::Read { .. } | Op::Write { .. });
@@ -144,7 +145,7 @@ pub(super) fn long_run(ops: &[Op<'_>]) -> Option<Range<usize>> {
     None
 }
 
-/// Does a run over all paths, in shares. Every share has arrived in memory when this returns.
+/// Executes a run over all paths, in shares. Every share has arrived in memory when this returns.
 pub(super) fn spread(
     paths: &[Arc<Path>],
     run: &mut [Op<'_>],
@@ -173,7 +174,7 @@ pub(super) fn spread(
     failed.map_or(Ok(()), Err)
 }
 
-/// Cuts a run, in order, into shares of [`SHARE`] bytes.
+/// Cuts a run, in order, into shares of at most [`SHARE`] bytes.
 fn shares<'a>(run: &'a mut [Op<'_>]) -> Vec<Vec<Op<'a>>> {
     let (mut shares, mut share, mut left) = (Vec::new(), Vec::new(), SHARE);
     for op in run {

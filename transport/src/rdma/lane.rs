@@ -1,6 +1,6 @@
-//! One connected pair as callers share it: chains of requests go in with one doorbell, each is
-//! waited for by who posted it, and a pair that failed is destroyed before anybody is notified, so
-//! that no buffer is used again while the device may still write to it.
+//! One connected pair, shared by callers: chains of requests are posted with one doorbell, and each
+//! is waited for by the caller that posted it. A pair that failed is destroyed before anybody is
+//! notified, so that no buffer is reused while the device may still write to it.
 
 use super::pair::{Pair, REQUESTS};
 use super::queue::{Completion, Queue};
@@ -14,19 +14,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Requests of one chain at most: several chains share a pair.
+/// Most requests of one chain: several chains share a pair.
 pub(super) const CHAIN: usize = (REQUESTS / 4) as usize;
-/// A pair on which nothing has ended for so long, and something should, has failed [I18].
+/// A pair with requests in flight and no completion for this long has failed [I18].
 pub(super) const LIMIT: Duration = Duration::from_millis(1_500);
-/// How long who waits looks for itself before it sleeps: longer than a small operation, also of an
-/// emulated device (docs/notes/0012-2026-11-22-rdma.md).
+/// How long a waiting caller polls before it sleeps, in nanoseconds: longer than a small operation,
+/// also on an emulated device (docs/notes/0012-2026-11-22-rdma.md).
 const SPIN_NS: u64 = 2_000_000;
-/// Looks, each with a nap, before the time counts.
+/// Fewest polls, each with a sleep, before the time limit applies.
 const MIN_POLLS: u32 = 40;
-/// Longest sleep without a look at the limit.
+/// Longest sleep between checks of the limit.
 const SLEEP_BETWEEN: Duration = Duration::from_millis(10);
 
-/// What one request does.
+/// Operation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Opcode {
     Write,
@@ -35,7 +35,7 @@ pub(super) enum Opcode {
     CompareSwap(u64, u64),
 }
 
-/// One request: between `len` bytes of a registered buffer and a place in remote memory.
+/// One request: between `len` bytes of a registered buffer and remote memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request {
     pub(super) does: Opcode,
@@ -44,45 +44,45 @@ pub(super) struct Request {
     pub(super) len: u32,
     pub(super) remote: u64,
     pub(super) remote_key: u32,
-    /// Not before every read and atomic in front of it is done.
+    /// Wait for every earlier read and atomic.
     pub(super) fence: bool,
 }
 
-/// What a lane has done.
+/// Counters of a lane.
 #[derive(Debug, Default)]
 pub struct RdmaCounters {
-    /// Chains given to the device, each with one doorbell and one signaled completion.
+    /// Chains posted, each with one doorbell and one signaled completion.
     pub chains: AtomicU64,
-    /// Requests in them.
+    /// Requests in these chains.
     pub requests: AtomicU64,
     /// Requests that wait for the reads and atomics before them.
     pub fenced: AtomicU64,
-    /// Chains of which the device took only a part at first.
+    /// Chains of which the device accepted only a part at first.
     pub split: AtomicU64,
-    /// Batches and shares of long runs that went by another pair than the first.
+    /// Batches and shares of long runs that used another pair than the first.
     pub spread: AtomicU64,
-    /// Times who waited slept until the device said something.
+    /// How often a waiting caller slept until a completion event.
     pub slept: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Progress {
     next: u64,
-    // Requests that the pair still takes.
+    // Requests that the pair can still hold.
     free: u32,
-    // Chains that are on their way, and how many requests each holds.
+    // Chains in flight: id -> number of requests.
     flying: BTreeMap<u64, u32>,
-    // Chains that have ended, all in all.
+    // Chains that have ended, in total.
     ended: u64,
-    // How chains ended that nobody has asked about yet.
+    // Status of ended chains that their callers have not read yet.
     done: BTreeMap<u64, u32>,
-    // Somebody looks for all.
+    // One waiting caller polls for all.
     polling: bool,
-    // The pair is destroyed, and why.
+    // Why the pair is destroyed, if it is.
     broken: Option<String>,
 }
 
-/// See the file's first paragraph.
+/// One connected pair, shared by callers.
 #[derive(Debug)]
 pub(super) struct Lane {
     pair: Mutex<Option<Pair>>,
@@ -126,8 +126,8 @@ impl Lane {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Destroys the pair: from here on the device touches no buffer of this end for it, and sends
-    /// nothing. Everybody who waits is notified then. Idempotent.
+    /// Destroys the pair: from here on the device accesses no buffer of this end for it, and sends
+    /// nothing. All waiting callers are then notified. Idempotent.
     pub(super) fn break_off(&self, why: &str) {
         drop(self.pair.lock().unwrap_or_else(PoisonError::into_inner).take());
         let mut p = self.lock();
@@ -136,11 +136,10 @@ impl Lane {
         self.news.notify_all();
     }
 
-    /// Gives a chain to the device. Its buffers are the caller's to keep until `wait` said how it
-    /// ended.
+    /// Posts a chain. The caller must keep its buffers until `wait` has returned its result.
     ///
     /// # Errors
-    /// If the pair is broken, or breaks now; nothing is on its way then.
+    /// If the pair is broken, or breaks now; then nothing is in flight.
     pub(super) fn submit(&self, chain: &[Request], until_ns: u64) -> Result<u64, TransportError> {
         let cost = chain.len() as u32;
         debug_assert!(chain.len() <= CHAIN, "{} requests in one chain", chain.len());
@@ -176,7 +175,7 @@ impl Lane {
         }
         let mut from = 0;
         while from < requests.len() {
-            // After every change of the vector's place.
+            // After every change that may move the vector.
             for i in from..requests.len() - 1 {
                 let next = &raw mut requests[i + 1];
                 requests[i].next = next;
@@ -194,7 +193,7 @@ impl Lane {
             match errno {
                 0 => return Ok(()),
                 e if e.abs() == libc::ENOMEM && !bad.is_null() => {
-                    // The device took some of them: the rest goes once others are done.
+                    // The device accepted some of them: the rest is posted once others are done.
                     let base = requests.as_ptr() as usize;
                     from = (bad as usize - base) / size_of::<sys::ibv_send_wr>();
                     self.counters.split.fetch_add(1, Ordering::Relaxed);
@@ -252,8 +251,8 @@ impl Lane {
     /// Waits until a chain is done.
     ///
     /// # Errors
-    /// If it failed, or is not done by `until_ns`, or nothing ended for [`LIMIT`]: the pair is
-    /// destroyed then, and its buffers are free.
+    /// If it failed, is not complete by `until_ns`, or nothing completed for [`LIMIT`]: the pair is
+    /// then destroyed, and its buffers are free.
     pub(super) fn wait(&self, id: u64, until_ns: u64) -> Result<(), TransportError> {
         let ended = self.await_that(until_ns, |p| p.done.remove(&id).map(Ok));
         let failed = match ended {
@@ -265,7 +264,7 @@ impl Lane {
         Err(failed)
     }
 
-    /// Whether `wait` has nothing to wait for.
+    /// Whether `wait` returns without waiting.
     pub(super) fn has_ended(&self, id: u64) -> bool {
         let mut p = self.lock();
         if !p.polling && !p.done.contains_key(&id) && p.broken.is_none() {
@@ -274,11 +273,11 @@ impl Lane {
         p.done.contains_key(&id) || p.broken.is_some()
     }
 
-    /// Takes what the device says at this moment. Only where nobody looks.
+    /// Takes the completions that are there now. Only if no other caller polls.
     fn gather(&self, p: &mut Progress) {
-        // Not with the lock given back: what is found must be settled before anybody waits for it.
+        // Keeps the lock: completions found must be recorded before anybody waits for them.
         let mut found = Vec::new();
-        // An error is for who looks.
+        // An error is reported to the caller that polls next.
         let _ = self.queue.take(&mut |c| found.push(c));
         found.iter().for_each(|c| p.record_completion(c));
         if !found.is_empty() {
@@ -291,14 +290,14 @@ impl Lane {
         TransportError::Disconnected(why.unwrap_or_else(|| "the pair was severed".to_string()))
     }
 
-    /// Waits until something more has ended.
+    /// Waits until something more has completed.
     fn await_news(&self, until_ns: u64) -> Result<(), TransportError> {
         let before = self.lock().ended;
         self.await_that(until_ns, |p| (p.ended != before).then_some(Ok(())))
     }
 
-    /// Waits until `ready` says something, by `until_ns`, and no longer than [`LIMIT`] without any
-    /// progress; one of those who wait looks for all of them.
+    /// Waits until `ready` returns a value, until `until_ns`, and no longer than [`LIMIT`] without
+    /// any progress; one of the waiting callers polls for all of them.
     fn await_that<T>(
         &self,
         until_ns: u64,
@@ -319,11 +318,11 @@ impl Lane {
                 (ended, moved_ns, polls) = (p.ended, now_ns, 0);
             }
             let long = now_ns.saturating_sub(moved_ns) >= LIMIT.as_nanos() as u64;
-            // The machine may have stood still, device and all.
+            // The whole machine may have been paused, with the device.
             let stuck = long && polls >= MIN_POLLS;
             polls += 1;
             if stuck || now_ns >= until_ns {
-                // This process may have stood still, and not the device.
+                // Only this process may have been paused, and not the device.
                 if p.polling {
                     p = self.sleep_for_news(p);
                 } else {
@@ -351,12 +350,12 @@ impl Lane {
         }
     }
 
-    /// Sleeps until another waiter has recorded what ended, for [`SLEEP_BETWEEN`] at most.
+    /// Sleeps until another waiting caller has recorded completions, for [`SLEEP_BETWEEN`] at most.
     fn sleep_for_news<'a>(&self, p: MutexGuard<'a, Progress>) -> MutexGuard<'a, Progress> {
         self.news.wait_timeout(p, SLEEP_BETWEEN).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Looks for what has ended, and sleeps for a while if nothing has.
+    /// Polls for completions, and sleeps for a while if there are none.
     fn poll_completions(&self, found: &mut Vec<Completion>) -> Result<(), TransportError> {
         let until_ns = BootClock.now_ns() + SPIN_NS;
         loop {
@@ -369,7 +368,7 @@ impl Lane {
             std::hint::spin_loop();
         }
         self.queue.arm()?;
-        // What came between the last look and the arming says nothing.
+        // A completion between the last poll and the arming causes no event.
         if self.queue.take(&mut |c| found.push(c))? == 0 {
             self.counters.slept.fetch_add(1, Ordering::Relaxed);
             self.queue.sleep(SLEEP_BETWEEN);
@@ -387,7 +386,7 @@ fn late(stuck: bool) -> TransportError {
 
 impl Progress {
     fn record_completion(&mut self, c: &Completion) {
-        // Every request behind one that failed says so, too: the first word counts.
+        // Every request after a failed one fails, too: the first status counts.
         if let Some(cost) = self.flying.remove(&c.id) {
             self.free += cost;
             self.ended += 1;
@@ -396,18 +395,18 @@ impl Progress {
     }
 }
 
-/// What a failed request means.
+/// The error for a failed request.
 fn outcome(s: u32) -> TransportError {
     let text = match s {
-        status::IBV_WC_RETRY_EXC_ERR => "the other end does not answer: gone, or no way to it",
+        status::IBV_WC_RETRY_EXC_ERR => "the other end does not answer: gone or unreachable",
         status::IBV_WC_WR_FLUSH_ERR => "the pair failed in a request before",
         status::IBV_WC_REM_ACCESS_ERR => {
             "the other end does not allow it: severed, unregistered, or out of bounds"
         }
-        status::IBV_WC_REM_INV_REQ_ERR => "the other end takes no such request",
-        status::IBV_WC_REM_OP_ERR => "the other end failed at it",
+        status::IBV_WC_REM_INV_REQ_ERR => "the other end rejects this kind of request",
+        status::IBV_WC_REM_OP_ERR => "the other end failed to execute it",
         status::IBV_WC_LOC_PROT_ERR => "this end's buffer is not registered",
-        _ => "the device gave up",
+        _ => "the device reported an error",
     };
     TransportError::Disconnected(format!("a request failed with status {s}: {text}"))
 }

@@ -1,4 +1,4 @@
-//! A try of the way from a device to itself: what `nkv doctor` shows.
+//! A test from a device to itself, for `nkv doctor`.
 
 use super::open;
 use crate::error::TransportError;
@@ -11,19 +11,19 @@ use std::sync::Arc;
 const SEGMENT: u64 = 1 << 20;
 const WRITES: u64 = 100;
 
-/// What it brought.
+/// The result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoopBack {
     /// The device and its address.
     pub through: String,
-    /// Microseconds of a write of 4 KiB, on average.
+    /// Average microseconds of a write of 4 KiB.
     pub write_us: f64,
 }
 
-/// Writes, reads and counts in memory of this process through one of its devices.
+/// Tests writes, reads and counts in memory of this process through one of its devices.
 ///
 /// # Errors
-/// If it cannot be used, or something came back that was not put there.
+/// If the device cannot be used, or wrong data came back.
 pub fn loop_back(device: &str, gid_index: Option<u8>) -> Result<LoopBack, TransportError> {
     let devices = vec![device.to_string()];
     let fabric = open(&FabricConfig { devices, gid_index, pairs: 1 })?;

@@ -1,4 +1,4 @@
-//! A client's end of a way: pairs that are connected to nobody yet, and what becomes of them.
+//! The client's end of a data path: unconnected pairs, and their connection to the owner.
 
 use super::batch::{Batch, Path, limit_ns};
 use super::lane::{Lane, RdmaCounters};
@@ -12,7 +12,7 @@ use crate::verbs::{Alive, Verbs};
 use nkv_store::threads::all_at_once;
 use std::sync::Arc;
 
-/// One of them, and which of this host's devices it is of.
+/// One unconnected pair, and the rail of its device.
 #[derive(Debug)]
 pub(super) struct UnconnectedPair {
     pub(super) rail: u8,
@@ -21,7 +21,7 @@ pub(super) struct UnconnectedPair {
     pub(super) pair: Pair,
 }
 
-/// All of them.
+/// All pairs of an offer.
 #[derive(Debug)]
 pub(super) struct Offering {
     pub(super) pairs: Vec<UnconnectedPair>,
@@ -43,7 +43,7 @@ impl fabric::Offering for Offering {
 }
 
 impl Offering {
-    /// Connects each pair to the owner's, and tries it.
+    /// Connects each pair to the owner's pair, and tests it.
     pub(super) fn join(
         self,
         answer: &Answer,
@@ -59,7 +59,7 @@ impl Offering {
         }
         let counters = Arc::new(RdmaCounters::default());
         let pairs: Vec<_> = self.pairs.into_iter().zip(&answer.paths).collect();
-        // The kernel may look for an address for a second.
+        // The kernel may need a second to resolve an address.
         let connected = all_at_once("nkv-connect", pairs, |(unconnected, path)| {
             let name = unconnected.device.name().to_string();
             let met = match path {
@@ -73,7 +73,7 @@ impl Offering {
     }
 }
 
-/// A path, and whether it leads to the device that counts.
+/// A path, and whether it ends at the device that counts.
 type Found = Result<(bool, Arc<Path>), TransportError>;
 
 impl UnconnectedPair {
@@ -86,7 +86,7 @@ impl UnconnectedPair {
         let whole = path.ranges.iter().try_fold(0, fits);
         if whole != Some(segment_len) || path.ranges.len() > MAX_RANGES {
             return Err(TransportError::Protocol(format!(
-                "the ranges of a way do not make up a segment of {segment_len} bytes"
+                "the ranges of a data path do not add up to a segment of {segment_len} bytes"
             )));
         }
         let Self { device, queue, pair, .. } = self;
@@ -96,7 +96,7 @@ impl UnconnectedPair {
     }
 }
 
-/// Those through which something comes: all are tried before any is waited for.
+/// The paths that work: all are tested at the same time.
 fn tried(connected: Vec<(String, Found)>) -> Vec<(String, Found)> {
     let until_ns = limit_ns(0);
     let mut words = vec![[0; 8]; connected.len()];
@@ -116,8 +116,8 @@ fn tried(connected: Vec<(String, Found)>) -> Vec<(String, Found)> {
     connected.into_iter().zip(ended).map(both).collect()
 }
 
-/// The paths through which something came, the one that may be the first in front: where a device
-/// counts, its own.
+/// The working paths, with the one that can be the first in front: the path to the device that
+/// counts, if there is such a device.
 fn in_use(tried: Vec<(String, Found)>, one_counts: bool) -> Result<Vec<Arc<Path>>, TransportError> {
     let (mut paths, mut first, mut why) = (Vec::new(), None, None);
     for (device, found) in tried {
@@ -125,15 +125,14 @@ fn in_use(tried: Vec<(String, Found)>, one_counts: bool) -> Result<Vec<Arc<Path>
             Ok((counts, path)) if first.is_none() && counts == one_counts => first = Some(path),
             Ok((_, path)) => paths.push(path),
             Err(error) => {
-                tracing::warn!(device, %error, "nothing comes through its queue pair, and it goes \
-                                                unused");
+                tracing::warn!(device, %error, "its queue pair failed the test and is not used");
                 why = why.or(Some(error));
             }
         }
     }
     let Some(first) = first else {
         let none = || {
-            TransportError::Protocol("no pair leads to the owner's device that counts".to_string())
+            TransportError::Protocol("no pair reaches the owner's device that counts".to_string())
         };
         return Err(why.unwrap_or_else(none));
     };

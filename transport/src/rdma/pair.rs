@@ -1,4 +1,4 @@
-//! Reliable connected queue pairs: made, connected to one other pair, and severed, after which
+//! Reliable connected queue pairs: created, connected to one other pair, and severed, after which
 //! neither end does anything more through it [I10].
 
 use super::context::{Context, Gid, Limits};
@@ -13,22 +13,22 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Work requests that one pair holds.
+/// Work requests that one pair can hold.
 pub(super) const REQUESTS: u32 = 512;
 /// Ranges of local memory in one request.
 const RANGES: u32 = 1;
-/// Bytes that travel in the request itself, if the device takes so many.
+/// Bytes sent inside the request itself, if the device permits so many.
 const INLINE_BYTES: u32 = 256;
-/// Reads and atomics in flight, if both ends take so many.
+/// Reads and atomics in flight, if both ends permit so many.
 const MAX_READS: u8 = 16;
-/// 4.096 µs << 13: 34 ms until a packet is sent again, seven times in all, then the other end is
-/// gone [I18].
+/// 4.096 µs << 13 = 34 ms until a packet is sent again, seven times in all; then the other end
+/// counts as gone [I18].
 const ACK_TIMEOUT: u8 = 13;
-/// Not 7: Soft-RoCE tries for ever then.
+/// Not 7: Soft-RoCE then retries without end.
 const RETRIES: u8 = 6;
 const HOP_LIMIT: u8 = 64;
 
-/// One port of a device with the address that it is reached by.
+/// One port of a device, with its address.
 #[derive(Debug, Clone)]
 pub(super) struct PortAddress {
     pub(super) port: u8,
@@ -46,7 +46,7 @@ pub(super) struct Pair {
     serial: u32,
     inline_bytes: u32,
     requests: u32,
-    // In this order: the pair goes before what it is made of.
+    // Fields are dropped in this order: the pair before what it uses.
     _queue: Arc<Queue>,
     domain: Arc<Domain>,
 }
@@ -68,18 +68,19 @@ impl Drop for Pair {
             return;
         }
         tracing::error!(device = self.context().name(), errno, "ibv_destroy_qp");
-        // A pair that is reset does nothing either. What cannot be ended must not pass for a fence.
+        // A pair in state RESET does nothing either. A pair that cannot be ended must not count as
+        // fenced.
         let mut attr = no_attributes();
         attr.qp_state = state::IBV_QPS_RESET;
         if let Err(error) = self.modify(&mut attr, mask::IBV_QP_STATE) {
-            tracing::error!(%error, "a queue pair that cannot be ended: the process ends instead");
+            tracing::error!(%error, "a queue pair cannot be destroyed: the process aborts");
             std::process::abort();
         }
     }
 }
 
 impl Pair {
-    /// A pair that is connected to nobody. `served`: the other end reads and writes here.
+    /// An unconnected pair. `served`: the other end reads and writes here.
     pub(super) fn new(
         domain: &Arc<Domain>,
         queue: &Arc<Queue>,
@@ -87,7 +88,7 @@ impl Pair {
         served: bool,
     ) -> Result<Self, TransportError> {
         let mut pair = None;
-        // Devices differ in what they take inline: less, until one is taken.
+        // Devices differ in the inline size they accept: try smaller ones.
         for inline in [INLINE_BYTES, 64, 0] {
             match Self::create(domain, queue, port, (served, inline)) {
                 Ok(made) => {
@@ -116,7 +117,7 @@ impl Pair {
         init.send_cq = queue.raw();
         init.recv_cq = queue.raw();
         init.qp_type = sys::ibv_qp_type::IBV_QPT_RC;
-        // Who only serves posts nothing.
+        // A served pair posts nothing.
         init.cap.max_send_wr = if served { 1 } else { REQUESTS.min(port.limits.requests) };
         init.cap.max_recv_wr = 1;
         init.cap.max_send_sge = RANGES;
@@ -146,7 +147,7 @@ impl Pair {
         self.inline_bytes as usize
     }
 
-    /// Requests that it holds.
+    /// Number of requests that it holds.
     pub(super) fn requests(&self) -> u32 {
         self.requests.min(REQUESTS)
     }
@@ -156,7 +157,7 @@ impl Pair {
         unsafe { self.raw.as_ref().qp_num }
     }
 
-    /// What the other end needs to connect to it.
+    /// The address that the other end needs to connect to it.
     pub(super) fn address(&self, rail: u8) -> PairAddress {
         PairAddress {
             rail,
@@ -201,7 +202,7 @@ impl Pair {
         self.modify(&mut attr, what)
     }
 
-    /// From here on what `peer` sends is executed.
+    /// From here on requests of `peer` are executed.
     pub(super) fn accept(&self, peer: &PairAddress) -> Result<(), TransportError> {
         let mut attr = no_attributes();
         attr.qp_state = state::IBV_QPS_RTR;
@@ -226,7 +227,7 @@ impl Pair {
         self.modify(&mut attr, what)
     }
 
-    /// From here on it may send to `peer`, which accepts it.
+    /// From here on it may send to `peer`, which must have accepted it.
     pub(super) fn connect(&self, peer: &PairAddress) -> Result<(), TransportError> {
         self.accept(peer)?;
         let mut attr = no_attributes();
@@ -235,7 +236,7 @@ impl Pair {
         attr.retry_cnt = RETRIES;
         attr.rnr_retry = RETRIES;
         attr.sq_psn = self.serial;
-        // More than the other end holds would be lost there.
+        // Requests beyond the other end's limit would fail there.
         attr.max_rd_atomic = self.port.limits.reads_out.min(peer.reads_in).clamp(1, MAX_READS);
         let what = mask::IBV_QP_STATE
             | mask::IBV_QP_TIMEOUT

@@ -1,5 +1,5 @@
-//! Completion queues: what the device has done is taken from them in batches, and who finds nothing
-//! may sleep until there is something.
+//! Completion queues: completions are polled in batches, and a caller that finds none may sleep
+//! until one arrives.
 
 use super::context::Context;
 use super::error::{check, failed};
@@ -13,15 +13,15 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Completions taken at once.
+/// Most completions polled at once.
 pub(super) const BATCH: usize = 16;
 
-/// What the device says of a signaled request, or of one that failed.
+/// Completion of a signaled request, or of one that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Completion {
-    /// As the request was numbered.
+    /// The request's number.
     pub(super) id: u64,
-    /// 0: done.
+    /// 0: success.
     pub(super) status: u32,
 }
 
@@ -74,7 +74,7 @@ impl Queue {
             return Err(failed("ibv_create_cq", name, error));
         };
         let queue = Self { raw, channel, context: context.clone() };
-        // Waiting is poll(2), with a limit; taking an event must not wait again.
+        // Waiting uses poll(2) with a limit; getting an event must not block again.
         let unblocked = fcntl_getfl(queue.fd())
             .and_then(|flags| fcntl_setfl(queue.fd(), flags | OFlags::NONBLOCK));
         unblocked.map_err(|e| failed("fcntl", name, e.into()))?;
@@ -85,13 +85,13 @@ impl Queue {
         self.raw.as_ptr()
     }
 
-    /// Readable once an armed queue has something.
+    /// Readable once an armed queue has a completion.
     fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel lives as long as `self`, and its descriptor with it.
         unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 
-    /// Takes what is there, up to [`BATCH`].
+    /// Takes the completions that are there, up to [`BATCH`].
     pub(super) fn take(&self, each: &mut impl FnMut(Completion)) -> Result<usize, TransportError> {
         // SAFETY: structures of plain numbers, all of which may be zero.
         let mut list: [sys::ibv_wc; BATCH] = unsafe { std::mem::zeroed() };
@@ -107,21 +107,21 @@ impl Queue {
         Ok(n)
     }
 
-    /// The next completion makes the channel readable. Look once more after it: what came before
-    /// has not.
+    /// The next completion makes the channel readable. Poll once more afterwards: a completion that
+    /// came before does not.
     pub(super) fn arm(&self) -> Result<(), TransportError> {
         // SAFETY: the queue lives.
         let errno = unsafe { sys::ibv_req_notify_cq(self.raw(), 0) };
         check("ibv_req_notify_cq", || self.context.name().to_string(), errno)
     }
 
-    /// Sleeps until an armed queue has something, at most so long.
+    /// Sleeps until an armed queue has a completion, at most for `limit`.
     pub(super) fn sleep(&self, limit: Duration) {
         let limit =
             Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
         let fd = self.fd();
         let mut fds = [PollFd::new(&fd, PollFlags::IN)];
-        // Interrupted or over time: the caller looks anyway.
+        // Interrupted or timed out: the caller polls in any case.
         let _ = poll(&mut fds, Some(&limit));
         let (mut queue, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the channel lives, and both pointers are valid for the call.

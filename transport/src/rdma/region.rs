@@ -1,5 +1,5 @@
-//! Protection domains and registered memory. What is registered stays where it is, and may be read
-//! and written by the device, until the registration is dropped.
+//! Protection domains and registered memory. Registered memory stays in place, and the device may
+//! read and write it, until the registration is dropped.
 
 use super::context::Context;
 use super::error::failed;
@@ -13,7 +13,7 @@ use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// What belongs together on a device: pairs may use the memory of their own domain only.
+/// A protection domain: pairs can use only memory of their own domain.
 #[derive(Debug)]
 pub(super) struct Domain {
     raw: NonNull<sys::ibv_pd>,
@@ -56,12 +56,12 @@ impl Drop for Domain {
     }
 }
 
-/// Who may do what with registered memory.
+/// Who may access registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rights {
     /// This host's own requests only.
     Here,
-    /// Other hosts.
+    /// Remote hosts.
     Others(Access),
 }
 
@@ -70,7 +70,7 @@ impl Rights {
         let here = flag::IBV_ACCESS_LOCAL_WRITE;
         let (read, write) = (flag::IBV_ACCESS_REMOTE_READ, flag::IBV_ACCESS_REMOTE_WRITE);
         let atomic = flag::IBV_ACCESS_REMOTE_ATOMIC;
-        // Whatever others may change this host's end may change, by the rules of verbs.
+        // By the rules of verbs, remote write access requires local write access.
         match self {
             Self::Here => here,
             Self::Others(Access::Read) => read,
@@ -84,17 +84,17 @@ impl Rights {
     }
 }
 
-/// What is registered.
+/// Memory to register.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum MemoryLocation {
     /// Memory of this process.
     Host(NonNull<u8>),
-    /// Memory of another device, VRAM: a part of a dma-buf, and its address there.
+    /// Memory of another device (VRAM): a part of a dma-buf, and its address there.
     DmaBuf { fd: RawFd, offset: u64, address: u64 },
 }
 
 impl MemoryLocation {
-    /// Of a whole segment; none if no device could find it.
+    /// The location of a whole segment; none if no device could access it.
     pub(super) fn of(memory: &dyn Memory) -> Option<Self> {
         match memory.export() {
             Export::DmaBuf { fd, offset, address } => Some(Self::DmaBuf { fd, offset, address }),
@@ -102,7 +102,7 @@ impl MemoryLocation {
         }
     }
 
-    /// So many bytes further on, which must be inside.
+    /// The location `by` bytes further on, which must be inside.
     pub(super) fn at(self, by: u64) -> Self {
         match self {
             Self::Host(base) => {
@@ -115,7 +115,7 @@ impl MemoryLocation {
         }
     }
 
-    /// Where it lies, as requests name it.
+    /// Its address, as used in requests.
     pub(super) fn address(self) -> u64 {
         match self {
             Self::Host(base) => base.as_ptr() as u64,
@@ -163,8 +163,8 @@ impl Registration {
                 // SAFETY: as above.
                 let raw = unsafe { sys::ibv_reg_dmabuf_mr(pd, offset, len, address, fd, flags) };
                 made(raw, "ibv_reg_dmabuf_mr").or_else(|by_buffer| {
-                    // Where the kernel or the device cannot, a module of the GPU's driver may know
-                    // its addresses.
+                    // If the kernel or the device does not support it, a module of the GPU's driver
+                    // may resolve its addresses.
                     let raw = made(by_address(), "ibv_reg_mr, by nvidia-peermem,");
                     raw.map_err(|e| TransportError::Protocol(format!("{by_buffer}; {e}")))
                 })?
@@ -173,13 +173,13 @@ impl Registration {
         Ok(Self { raw, domain: domain.clone() })
     }
 
-    /// For this host's own requests.
+    /// Key for this host's own requests (lkey).
     pub(super) fn local_key(&self) -> u32 {
         // SAFETY: registered until it is dropped.
         unsafe { self.raw.as_ref().lkey }
     }
 
-    /// For other hosts' requests.
+    /// Key for remote hosts' requests (rkey).
     pub(super) fn remote_key(&self) -> u32 {
         // SAFETY: as above.
         unsafe { self.raw.as_ref().rkey }

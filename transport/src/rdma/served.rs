@@ -1,5 +1,5 @@
-//! The owner's end: its segment registered once with every device, and the pairs through which
-//! clients reach it, until they are severed.
+//! The owner's end: its segment, registered once with every device, and the pairs of its clients,
+//! until they are severed.
 
 use super::Device;
 use super::pair::Pair;
@@ -12,8 +12,8 @@ use nkv_store::clock::{BootClock, Clock};
 use nkv_store::threads::all_at_once;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How long a pair may look for a device that reaches it before no further one is tried. Whoever
-/// attaches waits for 1.5 s.
+/// How long a pair may try devices of this host before no further one is tried. An attaching client
+/// waits for 1.5 s.
 const MEET_LIMIT_NS: u64 = 300_000_000;
 
 /// A part of a segment, registered.
@@ -25,7 +25,7 @@ struct Known {
     registered: Registration,
 }
 
-/// A segment as one device knows it.
+/// A segment as registered with one device.
 #[derive(Debug)]
 struct Window {
     rail: u8,
@@ -35,18 +35,18 @@ struct Window {
     parts: Vec<Known>,
 }
 
-/// A segment that other hosts may reach through this host's devices.
+/// A segment that remote hosts can access through this host's devices.
 #[derive(Debug)]
 pub(super) struct Exported {
-    // Registrations go before the memory.
+    // Declared first: registrations are dropped before the memory.
     windows: Vec<Window>,
-    // The first device, and no other, changes words that several parties count.
+    // Only the first device changes words with several writers.
     counts: bool,
     memory: Arc<dyn Memory>,
 }
 
 impl Exported {
-    /// Registers a segment with every device that takes it. `all`: with all of them, or not at all.
+    /// Registers a segment with every device that can. `all`: a failure of any device is an error.
     pub(super) fn new(
         devices: &[(u8, Arc<Device>)],
         memory: Arc<dyn Memory>,
@@ -70,7 +70,7 @@ impl Exported {
             let registered = parts.iter().filter(|p| p.len > 0).try_for_each(|part| {
                 let (location, rights) = (location.at(offset), Rights::Others(part.access));
                 // SAFETY: inside the memory, by the sum above, which `memory` keeps for longer than
-                // the registration; others write there as the protocol allows.
+                // the registration; remote hosts write there as the protocol permits.
                 let registered = unsafe {
                     Registration::new(&device.domain, location, part.len as usize, rights)
                 }?;
@@ -78,7 +78,7 @@ impl Exported {
                 offset += part.len;
                 Ok(())
             });
-            // Nothing is ever posted on a served pair: its queue stays empty.
+            // A served pair posts nothing: its queue stays empty.
             match registered.and_then(|()| Queue::new(device.context(), 1)) {
                 Ok(queue) => {
                     let (rail, device) = (*rail, device.clone());
@@ -87,7 +87,7 @@ impl Exported {
                 Err(e) if all => return Err(e),
                 Err(error) => {
                     let device = device.name();
-                    tracing::warn!(device, %error, "this memory is not reached by it");
+                    tracing::warn!(device, %error, "a device cannot register this memory");
                     failed = Some(error);
                 }
             }
@@ -98,8 +98,8 @@ impl Exported {
         }
     }
 
-    /// The devices that a pair may meet, the best first. `first`: of the first pair where a device
-    /// counts, that one.
+    /// The devices to which a pair may be connected, the best first. `first`: the first pair of a
+    /// client, if a device counts, prefers that device.
     fn for_pair(&self, up: &[usize], peer: &PairAddress, first: bool) -> Vec<usize> {
         let network = |n: &usize| (self.windows[*n].rail, self.windows[*n].device.port.gid.raw);
         let mut choice = up.to_vec();
@@ -107,7 +107,7 @@ impl Exported {
         choice
     }
 
-    /// A pair that has met `peer`, by the first of these devices that reaches it.
+    /// A pair connected to `peer`, by the first of these devices that reaches it.
     fn meet(&self, peer: &PairAddress, choice: &[usize]) -> Result<(usize, Pair), String> {
         let until_ns = BootClock.now_ns() + MEET_LIMIT_NS;
         let mut why = String::new();
@@ -152,15 +152,15 @@ impl Exported {
         };
         match up.first() {
             None => Err(down("every device")),
-            // It alone counts, as long as this memory lives [I1].
+            // Only device 0 counts, as long as this memory lives [I1].
             Some(n) if self.counts && *n > 0 => Err(down(self.windows[0].device.name())),
             Some(_) => Ok(up),
         }
     }
 }
 
-/// How little a device of this host fits one of another's: first the one whose address begins alike
-/// (rails are networks of their own, whatever their order), then the one of its own number.
+/// How badly a device of this host matches one of another host: prefers the longest common address
+/// prefix (rails are separate networks, in whatever order), then the same rail number.
 fn distance((rail, gid): (u8, [u8; 16]), peer: &PairAddress) -> (usize, bool) {
     let alike = gid.iter().zip(&peer.gid).take(15).take_while(|(a, b)| a == b).count();
     (15 - alike, rail != peer.rail)
@@ -183,7 +183,7 @@ impl fabric::Exported for Exported {
             .iter()
             .enumerate()
             .map(|(i, peer)| (peer, self.for_pair(&up, peer, self.counts && i == 0)));
-        // The kernel may look for an address for a second.
+        // The kernel may need a second to resolve an address.
         let met =
             all_at_once("nkv-accept", choices.collect(), |(peer, choice)| self.meet(peer, &choice));
         let (mut pairs, mut paths) = (Vec::new(), Vec::new());
@@ -205,7 +205,7 @@ impl fabric::Exported for Exported {
     }
 }
 
-/// The owner's ends of a client's pairs.
+/// The owner's queue pairs for one client.
 #[derive(Debug)]
 struct AccessedPairs {
     numbers: Vec<u32>,
@@ -218,7 +218,7 @@ impl fabric::RemoteAccess for AccessedPairs {
         let mut pairs = self.pairs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(severed) = pairs.take() {
             drop(severed);
-            // Said before anybody can act on it: the log shows the order.
+            // Logged before any process can act on it, so that the log shows the order.
             tracing::debug!(pairs = ?self.numbers, "severed");
         }
     }

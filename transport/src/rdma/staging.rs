@@ -1,6 +1,6 @@
-//! Registered buffers between callers' memory, which the device does not know, and the device. They
-//! are shared by all that one process does through a domain; there is a bound on them, and who
-//! finds none waits for one. And the memory of callers that the device does know.
+//! Registered buffers between callers' memory, which the device cannot access, and the device. All
+//! posts of a process in one domain share them; their number is bounded, and a post that finds none
+//! waits for one. Also the callers' memory that is registered.
 
 use super::lane::LIMIT;
 use super::region::{Domain, MemoryLocation, Registration, Rights};
@@ -18,10 +18,10 @@ pub(super) const BUFFER_BYTES: usize = 1 << 20;
 /// Buffers of one domain at most.
 const MAX_BUFFERS: usize = 32;
 
-/// Memory of this process that the device may read and write.
+/// A buffer that the device may read and write.
 #[derive(Debug)]
 pub(super) struct Buffer {
-    // The registration goes first.
+    // Declared first: dropped before the memory.
     registration: Registration,
     base: NonNull<u8>,
     _memory: AnonMemory,
@@ -44,7 +44,7 @@ impl Buffer {
         Ok(Self { registration, base, _memory: memory })
     }
 
-    /// The byte at `at`, which must be inside.
+    /// The address of byte `at`, which must be inside.
     pub(super) fn address(&self, at: usize) -> *mut u8 {
         assert!(at < BUFFER_BYTES, "{at} is outside a buffer");
         // SAFETY: inside the memory that the value owns.
@@ -60,7 +60,7 @@ impl Buffer {
 struct FreeBuffers {
     free: Vec<Buffer>,
     made: usize,
-    // Fewer than planned where the limit of locked memory allows no more.
+    // Fewer than planned if the limit of locked memory permits no more.
     most: usize,
 }
 
@@ -70,14 +70,14 @@ pub(super) struct Staging {
     domain: Arc<Domain>,
     stock: Mutex<FreeBuffers>,
     given_back: Condvar,
-    // Callers' registered memory, by where it begins: its end, and its key.
+    // Callers' registered memory: start address -> (end address, key).
     known: RwLock<BTreeMap<usize, (usize, u32)>>,
-    // Something was registered once: else nobody looks.
+    // Something was registered once; else lookups are skipped.
     any_known: AtomicBool,
 }
 
-/// A caller's memory that the device knows, until it is dropped. Nothing is under way with it then:
-/// whoever reads or writes borrows the memory.
+/// Registration of a caller's memory, until it is dropped. No operation can be in flight with it
+/// then, since operations borrow the memory.
 #[derive(Debug)]
 pub(super) struct Known {
     staging: Arc<Staging>,
@@ -103,7 +103,7 @@ impl Staging {
         })
     }
 
-    /// Lets the device know a caller's buffer.
+    /// Registers a caller's buffer with the device.
     ///
     /// # Safety
     /// The buffer must outlive what is returned.
@@ -127,7 +127,7 @@ impl Staging {
         Ok(Some(Known { staging: self.clone(), begin, _registration: registration }))
     }
 
-    /// The key of callers' memory that the device knows.
+    /// The key of callers' memory, if it is registered.
     pub(super) fn key_of(&self, at: *const u8, len: usize) -> Option<u32> {
         if !self.any_known.load(Ordering::Acquire) {
             return None;
@@ -137,7 +137,7 @@ impl Staging {
         (at as usize + len <= *end).then_some(*key)
     }
 
-    /// Whose buffers these are.
+    /// Name of the device that uses these buffers.
     pub(super) fn device(&self) -> &str {
         self.domain.context().name()
     }
@@ -146,7 +146,7 @@ impl Staging {
         self.stock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A buffer, if one is free or may be made.
+    /// A buffer, if one is free or can be created.
     pub(super) fn try_take(self: &Arc<Self>) -> Result<Option<Lease>, TransportError> {
         let mut stock = self.lock();
         if let Some(buffer) = stock.free.pop() {
@@ -167,12 +167,12 @@ impl Staging {
             return Err(error);
         }
         stock.most = stock.made;
-        tracing::warn!(%error, buffers = stock.made, "no more registered buffers than these");
+        tracing::warn!(%error, buffers = stock.made, "cannot register more buffers");
         Ok(None)
     }
 
-    /// A buffer, unless none is given back by `until_ns`, or within [`LIMIT`]. Only for who holds
-    /// none: callers that hold some and wait for more would wait for each other.
+    /// A buffer; fails if none is returned by `until_ns` or within [`LIMIT`]. Only for callers that
+    /// hold none: callers that hold some and wait for more could wait for each other.
     pub(super) fn take(self: &Arc<Self>, until_ns: u64) -> Result<Lease, TransportError> {
         let clock = BootClock;
         let until_ns = until_ns.min(clock.now_ns().saturating_add(LIMIT.as_nanos() as u64));
@@ -197,7 +197,7 @@ impl Staging {
     }
 }
 
-/// A buffer that goes back when it is dropped. Not before the device is done with it.
+/// A buffer that is returned when it is dropped. Drop it only after the device is done with it.
 #[derive(Debug)]
 pub(super) struct Lease {
     buffer: Option<Buffer>,

@@ -1,6 +1,6 @@
-//! [`Verbs`] over queue pairs. A batch goes by the first of them, in order; long runs in it are
-//! spread over all ([`super::flight`]), and nothing that stands behind a run is sent before its
-//! last byte has arrived. Whole batches of one call go by whichever pair has least to do.
+//! [`Verbs`] over queue pairs. A batch uses the first pair, in order. Long runs in it are spread
+//! over all pairs ([`super::in_flight`]), and nothing after a run is sent before its last byte has
+//! arrived. Whole batches of one call use the pair with the fewest batches in flight.
 
 use super::batch::{Batch, DIRECT_BYTES, Path, SPACING, limit_ns};
 use super::in_flight::{BatchDone, InFlightBatches, is_settled, long_run, spread};
@@ -10,13 +10,13 @@ use crate::error::TransportError;
 use crate::verbs::{Alive, Kind, Op, Post, PostObserver, Verbs, check_batch};
 use std::sync::Arc;
 
-/// Batches of one call on their way at once: each holds a buffer.
+/// Batches of one call in flight at once: each holds a buffer.
 const BATCHES: usize = 8;
 
-/// A segment of another process, through the devices of both.
+/// A segment of another process, accessed through the devices of both.
 #[derive(Debug)]
 pub struct RdmaVerbs {
-    // At least one. Words that several parties count go by the first alone [I1].
+    // At least one. Words with several writers use only the first [I1].
     paths: Vec<Arc<Path>>,
     segment_len: u64,
     alive: Alive,
@@ -31,7 +31,7 @@ impl RdmaVerbs {
         counters: Arc<RdmaCounters>,
     ) -> Self {
         for path in &paths {
-            // Whoever waits for a dead owner is not left to the device's retries.
+            // A post to a dead owner ends at once, without waiting for the device's retries.
             let path = Arc::downgrade(path);
             alive.on_death(move || {
                 if let Some(path) = path.upgrade() {
@@ -42,7 +42,7 @@ impl RdmaVerbs {
         Self { paths, segment_len, alive, counters }
     }
 
-    /// What went through its pairs.
+    /// The counters of its pairs.
     pub fn counters(&self) -> &RdmaCounters {
         &self.counters
     }
@@ -56,9 +56,9 @@ impl RdmaVerbs {
         check_batch(ops, token, self.segment_len)
     }
 
-    /// A pair that failed is not mended: whoever needs the segment attaches again. The flag falls
-    /// before anybody leaves a gate: what was sent may arrive still, so no word may say that
-    /// nothing will [I10].
+    /// A pair that failed is not reconnected: a client that needs the segment attaches again. The
+    /// flag is set before a gate is left: data that was sent may still arrive, so no later step may
+    /// rely on its absence [I10].
     fn ended<T>(&self, ended: Result<T, TransportError>) -> Result<T, TransportError> {
         if ended.is_err() {
             self.alive.mark_dead();
@@ -75,7 +75,7 @@ impl Verbs for RdmaVerbs {
     fn post(&self, token: u64, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
         self.check(token, ops)?;
         self.in_order(None, ops)?;
-        // The owner may have died, and its memory be reused or stale, while we worked.
+        // Meanwhile the owner may have died, and its memory may be reused or stale.
         self.alive.check(&"the remote segment")
     }
 
@@ -88,13 +88,14 @@ impl Verbs for RdmaVerbs {
         let mut flight = InFlightBatches::new(&self.paths);
         for (i, post) in posts.iter_mut().enumerate() {
             let mut landed = |l: BatchDone| self.over(l, &mut results, observer);
-            // One that takes several buffers goes alone: nobody waits for a buffer who holds any.
+            // A batch that needs several buffers is posted alone: a batch that holds a buffer never
+            // waits for one.
             let alone = !self.takes_one_buffer(post.ops);
             let most = if alone { 1 } else { BATCHES };
             while flight.len() >= most {
                 flight.land().into_iter().for_each(&mut landed);
             }
-            // A count of several parties is one device's own [I1].
+            // Counting atomics must be executed by one device [I1].
             let counts = post.ops.iter().any(|op| matches!(op, Op::FetchAdd { .. }));
             let by = if alone || counts { 0 } else { flight.idlest(&mut landed) };
             let until_ns = limit_ns(bytes(post.ops));
@@ -139,7 +140,7 @@ impl Verbs for RdmaVerbs {
 }
 
 impl RdmaVerbs {
-    /// A batch that has landed.
+    /// A batch that is complete.
     fn over(
         &self,
         (i, ended): BatchDone,
@@ -150,12 +151,12 @@ impl RdmaVerbs {
         observer.on_complete(i);
     }
 
-    /// A batch by the first pair, with this buffer to begin with; long runs by all of them.
+    /// A batch over the first pair, starting with this buffer; long runs over all pairs.
     fn in_order(&self, lease: Option<Lease>, ops: &mut [Op<'_>]) -> Result<(), TransportError> {
         let until_ns = limit_ns(bytes(ops));
         let mut batch = Batch::new(self.first(), lease, until_ns);
         let done = self.runs(&mut batch, ops, until_ns);
-        // Before its buffers can be another's: an error destroys the pair that they were given to.
+        // Before its buffers can be reused: an error destroys the pair to which they were given.
         drop(batch);
         self.ended(done)
     }
@@ -174,8 +175,8 @@ impl RdmaVerbs {
             if run.is_empty() {
                 return batch.finish();
             }
-            // What was sent by this pair, in an earlier post too, is in memory before another
-            // device begins: what says WRITING, or what is read or written over now [I4].
+            // What this pair has sent, also in an earlier post, must be in memory before another
+            // device begins: the WRITING state, or bytes that are read or overwritten now [I4].
             if !is_settled(chain) {
                 batch.add(&mut Op::Flush)?;
             }
@@ -186,8 +187,8 @@ impl RdmaVerbs {
         }
     }
 
-    /// Whether a batch needs no second buffer, counting every operation as if a range ended in it,
-    /// and is not to be spread.
+    /// Whether a batch needs no second buffer, even if every operation crosses a range end, and is
+    /// not to be spread.
     fn takes_one_buffer(&self, ops: &[Op<'_>]) -> bool {
         let direct = |op: &Op<'_>| match op {
             Op::Write { src, .. } => self.first().known(src.as_ptr(), src.len()).is_some(),

@@ -1,6 +1,6 @@
-//! The socket of a ring: one byte on it wakes an end that sleeps in an event loop, and its end is
-//! the peer's end. A thread's end is in no event loop: it would be woken there, in vain, by every
-//! byte that the other end takes.
+//! The socket of a ring: one byte on it wakes an end that sleeps in an event loop, and its close
+//! signals the end of the peer. For an end used by a thread the socket is not in an event loop,
+//! where every byte would wake that loop needlessly.
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
@@ -10,19 +10,19 @@ use std::task::{Context, Poll, ready};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
-/// Bytes taken at once; they say nothing but "look".
+/// Bytes read at once; their values have no meaning.
 const TAKEN: usize = 64;
 
 #[derive(Debug)]
 pub(super) enum Doorbell {
-    /// Of a thread that sleeps on a futex and looks here now and then.
+    /// For a thread that sleeps on a futex and checks the socket periodically.
     Apart(OwnedFd),
-    /// Of a task.
+    /// For a task.
     Heard(UnixStream),
 }
 
 impl Doorbell {
-    /// Takes the socket out of the event loop that it is in.
+    /// Removes the socket from its event loop.
     pub(super) fn apart(socket: UnixStream) -> io::Result<Self> {
         Ok(Self::Apart(socket.into_std()?.into()))
     }
@@ -37,11 +37,11 @@ impl Doorbell {
     /// Wakes the other end; false if it is gone.
     pub(super) fn ring(&self) -> bool {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        // A full socket holds a bell already.
+        // If the socket buffer is full, it already holds a byte that wakes.
         !matches!(rustix::net::send(self.fd(), &[0], flags), Err(Errno::PIPE | Errno::CONNRESET))
     }
 
-    /// Takes what is there: how many bytes, 0 at the end, None if there is nothing.
+    /// Reads the bytes that are there: how many, 0 at the end of stream, None if there is nothing.
     pub(super) fn take(&self) -> io::Result<Option<usize>> {
         match rustix::net::recv(self.fd(), &mut [0; TAKEN], RecvFlags::DONTWAIT) {
             Ok((taken, _)) => Ok(Some(taken)),
@@ -51,11 +51,11 @@ impl Doorbell {
         }
     }
 
-    /// Ready when it may have rung: what [`Doorbell::take`] then says. The task is woken later if
-    /// not.
+    /// Ready when a byte may have arrived, with the result of [`Doorbell::take`]. Otherwise the
+    /// task is woken later.
     pub(super) fn poll_take(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<usize>>> {
         let Self::Heard(socket) = self else {
-            return Poll::Ready(Err(io::Error::other("a bell that no task hears")));
+            return Poll::Ready(Err(io::Error::other("a doorbell that is in no event loop")));
         };
         ready!(socket.poll_read_ready(cx))?;
         let rung = socket
@@ -67,7 +67,7 @@ impl Doorbell {
         })
     }
 
-    /// Says that this end is over.
+    /// Shuts the socket down: this end is closed.
     pub(super) fn shut(&self) -> io::Result<()> {
         Ok(rustix::net::shutdown(self.fd(), Shutdown::Write)?)
     }

@@ -1,21 +1,21 @@
 //! One direction of a ring: bytes between two counters that only grow, `tail` of its writer and
-//! `head` of its reader. Each end keeps its own counter here and believes the other's only within
-//! what was possible since it last looked [I19]. It neither waits nor wakes.
+//! `head` of its reader. Each end keeps its own counter in private memory and accepts the other's
+//! only within the range that was possible since the last read [I19]. It neither waits nor wakes.
 
 use super::layout::LaneAt;
 use nkv_store::{Memory, StoreError};
 
-/// A word of the other end, or the memory itself, is not what it must be. Ends the connection.
+/// A word of the other end, or the memory itself, is invalid. Ends the connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LaneError {
-    /// The other end's counter left the range it can be in.
+    /// The other end's counter left its possible range.
     #[error("the peer's counter went from {from} to {to}; up to {most} was possible")]
     Counter {
-        /// As it was last seen.
+        /// Value at the last read.
         from: u64,
-        /// As it is.
+        /// Value now.
         to: u64,
-        /// The most it could be.
+        /// Highest possible value.
         most: u64,
     },
     /// The lane lies outside its memory: a defect of this end.
@@ -23,8 +23,8 @@ pub(crate) enum LaneError {
     Memory(#[from] StoreError),
 }
 
-/// The peer's counter: not below what was seen, nor above what is possible. Counters of 64 bits do
-/// not come round, but what a peer writes might.
+/// Checks the peer's counter: at least the last value and at most what is possible. A 64-bit
+/// counter does not wrap in practice, but a peer could write a wrapped value.
 fn advanced(from: u64, to: u64, most: u64) -> Result<u64, LaneError> {
     if to.wrapping_sub(from) <= most.wrapping_sub(from) {
         Ok(to)
@@ -33,17 +33,17 @@ fn advanced(from: u64, to: u64, most: u64) -> Result<u64, LaneError> {
     }
 }
 
-/// The end that writes.
+/// The writing end.
 #[derive(Debug)]
 pub(crate) struct LaneWriter {
     at: LaneAt,
     tail: u64,
-    // As last seen.
+    // As last read.
     head: u64,
 }
 
 impl LaneWriter {
-    /// Of a lane whose words are zero.
+    /// For a lane whose words are zero.
     pub(crate) fn new(at: LaneAt) -> Self {
         Self { at, tail: 0, head: 0 }
     }
@@ -54,7 +54,8 @@ impl LaneWriter {
         Ok(self.at.len - self.tail.wrapping_sub(self.head))
     }
 
-    /// Writes what there is room for; the number of bytes. The reader sees all of them or none.
+    /// Writes as many bytes as there is room for; returns their number. The reader sees all of them
+    /// or none.
     pub(crate) fn write<M: Memory + ?Sized>(
         &mut self,
         memory: &M,
@@ -79,17 +80,17 @@ impl LaneWriter {
     }
 }
 
-/// The end that reads.
+/// The reading end.
 #[derive(Debug)]
 pub(crate) struct LaneReader {
     at: LaneAt,
     head: u64,
-    // As last seen.
+    // As last read.
     tail: u64,
 }
 
 impl LaneReader {
-    /// Of a lane whose words are zero.
+    /// For a lane whose words are zero.
     pub(crate) fn new(at: LaneAt) -> Self {
         Self { at, head: 0, tail: 0 }
     }
@@ -101,8 +102,9 @@ impl LaneReader {
         Ok(self.tail.wrapping_sub(self.head))
     }
 
-    /// Copies out what is there, at most `dst`; the number of bytes. Their room is the writer's
-    /// again only when all that was there has been read: see [`LaneReader::release`].
+    /// Copies out what is there, at most `dst.len()` bytes; returns their number. The writer gets
+    /// their room back only when everything that was there has been read: see
+    /// [`LaneReader::release`].
     pub(crate) fn read<M: Memory + ?Sized>(
         &mut self,
         memory: &M,
@@ -125,8 +127,8 @@ impl LaneReader {
         Ok(n as usize)
     }
 
-    /// Gives the room of what was read back to the writer, once for all that was there at a look.
-    /// True if it did: then the writer, who may wait for it, must be looked after.
+    /// Returns the room of the bytes read to the writer, once for all bytes found by one read of
+    /// the tail. True if it did: the caller must then wake a writer that waits for room.
     pub(crate) fn release<M: Memory + ?Sized>(&mut self, memory: &M) -> Result<bool, LaneError> {
         let all = self.head == self.tail;
         if all {
@@ -136,8 +138,8 @@ impl LaneReader {
     }
 }
 
-/// Of `n` bytes from a counter on: offset and length up to the lane's end, and how many from its
-/// start.
+/// For `n` bytes from a counter on: offset and length up to the lane's end, and how many continue
+/// at its start.
 fn parts(at: &LaneAt, counter: u64, n: u64) -> ((u64, usize), usize) {
     let from = counter & (at.len - 1);
     let first = n.min(at.len - from);

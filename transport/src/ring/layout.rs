@@ -1,52 +1,51 @@
-//! Where everything lies in a ring's memory. Words that different ends write are two cache lines
-//! apart, since the hardware fetches lines in pairs. Nothing of this is read from the memory
-//! itself.
+//! The layout of a ring's memory. Words that different ends write are two cache lines apart, since
+//! the hardware fetches lines in pairs. No part of the layout is read from the memory itself.
 
 use std::io;
 
 /// Distance between two words that different ends write.
 const APART: u64 = 128;
-/// Words come first, the lanes' bytes from here on.
+/// The words come first; the lanes' bytes start at this offset.
 const BYTES_AT: u64 = 4096;
-/// Sizes of a lane that an end accepts: a power of two between these.
+/// Lane sizes in bytes that an end accepts: a power of two in this range.
 pub(super) const LANE_BYTES: std::ops::RangeInclusive<u64> = 4096..=1 << 20;
 
 /// Offsets of one direction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LaneAt {
-    /// Bytes ever written: the writer's word.
+    /// Offset of the count of bytes ever written: the writer's word.
     pub tail: u64,
-    /// Bytes ever read: the reader's word.
+    /// Offset of the count of bytes ever read: the reader's word.
     pub head: u64,
-    /// First byte.
+    /// Offset of the first byte of the lane.
     pub bytes: u64,
-    /// How many, a power of two.
+    /// Length of the lane in bytes, a power of two.
     pub len: u64,
 }
 
-/// Which end of a ring.
+/// The two ends of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
-    /// Made it and answers.
+    /// Created the ring and answers requests.
     Node,
-    /// Asks.
+    /// Sends requests.
     Client,
 }
 
-/// What one end works with.
+/// Offsets for one end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EndAt {
     /// The lane it reads.
     pub incoming: LaneAt,
     /// The lane it writes.
     pub outgoing: LaneAt,
-    /// Its own word about sleep, and the other end's.
+    /// Its own sleep word, and the other end's.
     pub own: u64,
     pub peers: u64,
 }
 
 impl EndAt {
-    /// An end of a ring with lanes of so many bytes.
+    /// Offsets for an end of a ring whose lanes have `lane_bytes` bytes.
     pub(crate) fn new(end: End, lane_bytes: u64) -> EndAt {
         let lane = |words: u64, bytes: u64| LaneAt {
             tail: words * APART,
@@ -65,7 +64,7 @@ impl EndAt {
     }
 }
 
-/// Bytes of memory that a ring with such lanes takes; an error for sizes that cannot be.
+/// Bytes of memory for a ring with such lanes; an error for a size that is not accepted.
 pub(super) fn memory_bytes(lane_bytes: u64) -> io::Result<u64> {
     if lane_bytes.is_power_of_two() && LANE_BYTES.contains(&lane_bytes) {
         return Ok(BYTES_AT + 2 * lane_bytes);

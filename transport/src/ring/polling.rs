@@ -1,26 +1,25 @@
-//! Whether looking has any sense: a wait that ends asleep has held a core for nothing, and perhaps
-//! the very core that the other end needed. Only time tells on which cores the two run, so past
-//! waits do.
+//! Decides whether polling is useful: a wait that polls and still ends asleep has wasted a core,
+//! possibly the very core that the other end needed. On which cores the two ends run is unknown, so
+//! past waits decide.
 
-/// Waits in a row that may look in vain before looking stops.
-const VAIN_POLLS: u32 = 2;
-/// From then on only the waits of a row whose number is a power of two look, and each so many-th.
+/// After n waits in a row that ended asleep, the next wait polls only if n is 0, a power of two, or
+/// a multiple of this.
 const AGAIN: u32 = 64;
 
-/// How past waits of one kind ended.
+/// History of the waits of one kind.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Polling {
     in_vain: u32,
 }
 
 impl Polling {
-    /// Whether the wait that begins should look before it sleeps.
+    /// Whether the wait that begins should poll before it sleeps.
     pub fn should_poll(self) -> bool {
         let n = self.in_vain;
-        n < VAIN_POLLS || n.is_power_of_two() || n.is_multiple_of(AGAIN)
+        n.is_power_of_two() || n.is_multiple_of(AGAIN)
     }
 
-    /// How a wait ended: what it waited for came while it looked, or it slept.
+    /// Records how a wait ended: while polling, or asleep.
     pub fn ended(&mut self, asleep: bool) {
         self.in_vain = if asleep { self.in_vain.saturating_add(1) } else { 0 };
     }
@@ -31,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_looks_in_vain_looks_ever_less_and_at_once_again_after_a_success() {
+    fn polling_in_vain_becomes_rarer_and_resumes_at_once_after_a_success() {
         let mut polling = Polling::default();
         let mut polled = Vec::new();
         for wait in 0..300 {

@@ -1,11 +1,12 @@
-//! Who of a ring's two ends sleeps, and for what: one word each. An end says that it will sleep,
-//! then looks once more; the other publishes, then looks whether it must wake anybody. Between the
-//! two steps each has a full fence, so that one of them sees the other. It does not sleep itself.
+//! The sleep protocol of a ring's two ends: one word each. An end announces that it will sleep,
+//! then checks once more; the other publishes, then checks whether it must wake the first. Each has
+//! a full fence between the two steps, so at least one of them sees the other. This file does not
+//! sleep itself.
 
 use super::layout::EndAt;
 use nkv_store::{Memory, StoreError};
 
-/// Looking, or doing something else that ends soon.
+/// Polling, or busy for a short time.
 const AWAKE: u64 = 0;
 /// Was asleep and has been woken, but has not run since.
 const CALLED: u64 = 1;
@@ -15,7 +16,7 @@ const WANTS_BYTES: u64 = 4;
 const WANTS_SPACE: u64 = 8;
 const BY_DOORBELL: u64 = 16;
 
-/// What an end waits for, or did for the other.
+/// What an end waits for, or has provided to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wanted {
     /// Bytes to read.
@@ -33,18 +34,18 @@ pub(crate) enum WakeBy {
     Doorbell,
 }
 
-/// What is known of the other end.
+/// State of the other end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Peer {
-    /// Looking for bytes, or busy.
+    /// Polling or busy.
     Awake,
-    /// On its way.
+    /// Woken, not running yet.
     Called,
-    /// Not before it is woken.
+    /// Asleep until it is woken.
     Asleep,
 }
 
-/// The two words as one end uses them.
+/// The two words, from the point of view of one end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sleep {
     own: u64,
@@ -61,8 +62,8 @@ impl Sleep {
         (self.own, self.peers)
     }
 
-    /// Says that this end will sleep; it must look once more before it does. The word's value until
-    /// it is woken.
+    /// Announces that this end will sleep; it must check once more before it does. Returns the
+    /// word's value until it is woken.
     pub(crate) fn announce<M: Memory + ?Sized>(
         &self,
         memory: &M,
@@ -78,25 +79,25 @@ impl Sleep {
             WakeBy::Doorbell => ASLEEP | want | BY_DOORBELL,
         };
         memory.store(self.own, word)?;
-        // Before the look that follows: either it sees what the other published, or the other sees
-        // the word.
+        // A fence before the check that follows: either the check sees what the other end
+        // published, or the other end sees the word.
         memory.flush();
         Ok(word)
     }
 
-    /// Says that this end is up.
+    /// Marks this end as awake.
     pub(crate) fn up<M: Memory + ?Sized>(&self, memory: &M) -> Result<(), StoreError> {
         memory.store(self.own, AWAKE)
     }
 
-    /// After publishing bytes or room: how the other end must be woken, if it must. Only one of
-    /// many is told to; a word that this end does not know wakes nobody.
+    /// After publishing bytes or room: how the other end must be woken, if at all. Of several
+    /// callers only one has to wake it; a word with an unknown value wakes nobody.
     pub(crate) fn call<M: Memory + ?Sized>(
         &self,
         memory: &M,
         what: Wanted,
     ) -> Result<Option<WakeBy>, StoreError> {
-        // After the publishing: see `announce`.
+        // After publishing: see `announce`.
         memory.flush();
         let word = memory.load(self.peers)?;
         let wanted = match what {
@@ -106,18 +107,49 @@ impl Sleep {
         if word & ASLEEP == 0 || word & wanted == 0 {
             return Ok(None);
         }
-        // Found changed, it got up by itself, and looks again before it sleeps.
+        // If the word has changed, that end woke up by itself and checks again before it sleeps.
         let called = memory.compare_swap(self.peers, word, CALLED)? == word;
         let by = if word & BY_DOORBELL == 0 { WakeBy::Futex } else { WakeBy::Doorbell };
         Ok(called.then_some(by))
     }
 
-    /// Whether looking for an answer has any sense.
+    /// State of the other end, to decide whether polling for an answer is useful.
     pub(crate) fn peer<M: Memory + ?Sized>(&self, memory: &M) -> Result<Peer, StoreError> {
         Ok(match memory.load(self.peers)? {
             AWAKE => Peer::Awake,
             CALLED => Peer::Called,
             _ => Peer::Asleep,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nkv_store::memory::AnonMemory;
+
+    #[test]
+    fn an_end_is_woken_once_for_what_it_waits_for_and_by_nothing_else() {
+        let m = AnonMemory::new(64).unwrap();
+        let (here, there) = (Sleep { own: 0, peers: 8 }, Sleep { own: 8, peers: 0 });
+        let all = [Wanted::Bytes, Wanted::Space];
+        for unknown in [AWAKE, CALLED, WANTS_BYTES | WANTS_SPACE, ASLEEP, u64::MAX << 5] {
+            m.store(8, unknown).unwrap();
+            for what in all {
+                assert!(here.call(&m, what).unwrap().is_none(), "{unknown:#x}");
+            }
+            assert_eq!(m.load(8).unwrap(), unknown);
+        }
+        for (i, by) in [WakeBy::Futex, WakeBy::Doorbell].into_iter().enumerate() {
+            let (what, other) = (all[i], all[1 - i]);
+            there.announce(&m, what, by).unwrap();
+            assert_eq!(here.peer(&m).unwrap(), Peer::Asleep);
+            assert!(here.call(&m, other).unwrap().is_none());
+            assert_eq!(here.call(&m, what).unwrap(), Some(by));
+            assert_eq!(here.peer(&m).unwrap(), Peer::Called);
+            assert!(here.call(&m, what).unwrap().is_none(), "one of many callers wakes it");
+            there.up(&m).unwrap();
+            assert_eq!(here.peer(&m).unwrap(), Peer::Awake);
+        }
     }
 }

@@ -1,6 +1,6 @@
-//! One end of a ring as a byte stream. Reading and writing are copies; what this file decides is
-//! how an end waits: how long it looks, when it says that it sleeps, and what wakes it. Nothing is
-//! waited for here without the caller's time limit getting its turn.
+//! One end of a ring as a byte stream. Reading and writing are copies; this file decides how an end
+//! waits: how long it polls, when it announces sleep, and how it is woken. Every wait lets the
+//! caller's time limits run.
 
 use super::doorbell::Doorbell;
 use super::lane::{LaneError, LaneReader, LaneWriter};
@@ -21,27 +21,27 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 
-/// How long a thread looks for an answer while the node is awake. Answers to small requests come
-/// within a few microseconds; whatever takes longer than this is worth a sleep.
+/// How long a thread polls for an answer while the node is awake, in nanoseconds. Answers to small
+/// requests arrive within a few microseconds; for longer waits sleeping is worth it.
 const THREAD_SPIN_NS: u64 = 20_000;
-/// The same for a task: its runtime's other tasks wait meanwhile.
+/// The same for a task, since the other tasks of its runtime wait meanwhile.
 const TASK_SPIN_NS: u64 = 5_000;
-/// How long a node looks for the next part of what a client began.
+/// How long a node polls for the next part of what a client began.
 const NODE_SPIN_NS: u64 = 20_000;
-/// Looks between two looks at the clock.
+/// Polls between two reads of the clock.
 const POLLS_PER_CLOCK: u32 = 16;
-/// Looks of a node before its neighbours on the thread have their turn: some 0.2 us.
+/// Polls of a node before the other tasks on the thread run: about 0.2 us.
 const POLLS_PER_YIELD: u32 = 4;
-/// A thread sleeps no longer than this before its caller's time limit is looked at, and whether the
-/// node's process still lives.
+/// Longest sleep of a thread before the caller's time limit and the node's process are checked
+/// again.
 const SLICE: Duration = Duration::from_millis(10);
 
 /// How a client waits for a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Waiting {
-    /// As a thread that has nothing else to do: polling it may block for some 10 ms.
+    /// As a thread with no other work: a poll may block for about 10 ms.
     Thread,
-    /// As a task among others of an event loop.
+    /// As a task among others in an event loop.
     Task,
 }
 
@@ -49,7 +49,7 @@ pub enum Waiting {
 enum Wait {
     Thread,
     Task,
-    /// The node's end: its neighbours on the thread have their turn between two looks.
+    /// The node's end: other tasks on the thread run between two polls.
     Turns,
 }
 
@@ -62,15 +62,15 @@ pub struct RingStream {
     sleep: Sleep,
     bell: Doorbell,
     wait: Wait,
-    // How waits end here whose length nobody asked for.
+    // History of waits of unspecified length at this end.
     polling: Polling,
-    // Until when the wait that has begun looks, if one has.
+    // Time until which the current wait polls, if there is one.
     spin_until_ns: Option<u64>,
-    // Whether its word says that it sleeps.
+    // Whether its word announces sleep.
     announced: bool,
     // Whether the last wait ended asleep.
     slept: bool,
-    // The peer is gone: what it wrote before can still be read.
+    // The peer is gone; what it wrote before can still be read.
     over: bool,
 }
 
@@ -109,8 +109,8 @@ impl RingStream {
         }
     }
 
-    /// How long the wait that comes next looks before it sleeps: for a node that knows how soon its
-    /// client usually comes back.
+    /// How long the next wait polls before it sleeps: for a node that knows how soon its client
+    /// usually sends again.
     pub fn set_spin(&mut self, time: Duration) {
         self.slept = false;
         self.spin_until_ns = Some(BootClock.now_ns() + time.as_nanos() as u64);
@@ -134,7 +134,8 @@ impl RingStream {
         Ok(())
     }
 
-    /// The half of a word that the kernel compares: the low one, all that is ever set.
+    /// The half of a word that the kernel compares: the low one, the only half that is ever
+    /// nonzero.
     fn futex(&self, word: u64) -> io::Result<&AtomicU32> {
         let half = if cfg!(target_endian = "big") { 4 } else { 0 };
         let base = self.memory.host_base().filter(|_| word + 8 <= self.memory.len());
@@ -153,7 +154,7 @@ impl RingStream {
         Ok(self.over || there.map_err(broken)? > 0)
     }
 
-    /// Ready when there may be what is wanted, or when the peer is gone.
+    /// Ready when what is wanted may be there, or when the peer is gone.
     fn poll_wait(&mut self, cx: &mut Context<'_>, want: Wanted) -> Poll<io::Result<()>> {
         let until = match self.spin_until_ns {
             Some(until) => until,
@@ -171,7 +172,7 @@ impl RingStream {
         }
     }
 
-    /// A few looks, then it is the neighbours' turn; asleep once the time is over.
+    /// Polls a few times, then lets the other tasks run; sleeps once the time is over.
     fn poll_turn(
         &mut self,
         cx: &mut Context<'_>,
@@ -200,7 +201,7 @@ impl RingStream {
         }
     }
 
-    /// Looks for as long as the peer is awake; true if it came.
+    /// Polls for as long as the peer is awake; true if what is wanted came.
     fn spin(&mut self, want: Wanted, until_ns: u64) -> io::Result<bool> {
         while BootClock.now_ns() < until_ns {
             for _ in 0..POLLS_PER_CLOCK {
@@ -208,7 +209,8 @@ impl RingStream {
                     self.polling.ended(false);
                     return Ok(true);
                 }
-                // It will not answer soon, which says nothing of how soon it does when it is awake.
+                // It will not answer soon, which gives no information about its answers while it is
+                // awake.
                 if self.sleep.peer(&self.memory).map_err(broken)? != Peer::Awake {
                     return Ok(false);
                 }
@@ -224,7 +226,7 @@ impl RingStream {
         self.sleep.announce(&self.memory, want, by).map_err(broken)
     }
 
-    /// What was waited for is there, however it was found: the other end may count on this one.
+    /// What was waited for is there: marks this end as awake for the other end.
     fn up(&mut self) -> io::Result<()> {
         self.spin_until_ns = None;
         if std::mem::take(&mut self.announced) {
@@ -233,7 +235,7 @@ impl RingStream {
         Ok(())
     }
 
-    /// Blocks for at most a slice; then the caller's time limits have their turn.
+    /// Blocks for at most a slice; then the caller's time limits are checked.
     fn sleep_as_thread(&mut self, cx: &mut Context<'_>, want: Wanted) -> Poll<io::Result<()>> {
         let word = self.announce(want, WakeBy::Futex)?;
         if !self.come(want)? {
@@ -252,8 +254,8 @@ impl RingStream {
         Poll::Pending
     }
 
-    /// Waits for a byte on the socket, or its end. A byte too many is no harm: nothing has come,
-    /// and it sleeps again.
+    /// Waits for a byte on the socket, or its end. A surplus byte is harmless: the end finds
+    /// nothing and sleeps again.
     fn poll_bell(&mut self, cx: &mut Context<'_>, want: Wanted) -> Poll<io::Result<()>> {
         loop {
             self.announce(want, WakeBy::Doorbell)?;

@@ -1,5 +1,5 @@
-//! Rings from below: the words under a model checker, a lane against a queue, garbage in place of
-//! the peer's words, and whole ends over a real socket.
+//! The parts of a ring: the words under a model checker, a lane against a queue, invalid values in
+//! the peer's words, and both ends over a real socket.
 
 mod ends;
 mod garbage;

@@ -1,7 +1,7 @@
-//! The agent's listener: one thread that accepts, and that moves the handshakes of all who have not
-//! proven yet that they belong to the job. Nobody has a thread before that, there is room for so
-//! many of them, and one goes when another wants in [I20]: see [`next_to_evict`]. It never blocks
-//! on a peer.
+//! The agent's listener: one thread accepts connections and executes the handshakes of all
+//! unauthenticated ones. An unauthenticated connection has no thread. Their number is bounded, and
+//! when a new one arrives at the limit, one of them is closed [I20]: see [`next_to_evict`]. The
+//! thread never blocks on a peer.
 
 use super::agent::{Shared, hand_over, turn_away};
 use super::deadline::Deadline;
@@ -20,18 +20,18 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Connections that have proven nothing yet. With one more, one of them is closed.
+/// Most unauthenticated connections. With one more, one of them is closed.
 pub(super) const MAX_UNAUTHENTICATED: usize = 256;
 /// Pause after a failed accept (too many open files), so that it is not tried in a tight loop.
 const ACCEPT_PAUSE_NS: u64 = 50_000_000;
-/// Accepted in a row before those who wait are heard again.
+/// Connections accepted in a row before handshakes in progress are served again.
 const ACCEPTS: usize = 64;
-/// Events taken in one call.
+/// Events returned by one call.
 const EVENTS: usize = 256;
-/// What the listener is called among events; connections are numbered from 1.
+/// Number of the listener among events; connections are numbered from 1.
 const LISTENER: u64 = 0;
 
-/// Somebody who has proven nothing yet.
+/// An unauthenticated connection.
 struct UnauthenticatedConn {
     line: Line,
     entrance: ServerHandshake,
@@ -39,15 +39,15 @@ struct UnauthenticatedConn {
     deadline: Deadline,
 }
 
-/// See the file's first paragraph.
+/// State of the accepting thread.
 pub(super) struct Acceptor {
     shared: Arc<Shared>,
     listener: Arc<Socket>,
     epoll: OwnedFd,
-    // By number, so by age; the limit of all is the same.
+    // By number, hence by age; all have the same time limit.
     unauthenticated: BTreeMap<u64, UnauthenticatedConn>,
     last: u64,
-    // The listener is not heard until then.
+    // The listener is not polled until then.
     paused_until_ns: Option<u64>,
 }
 
@@ -61,7 +61,7 @@ impl Acceptor {
         Ok(Self { shared, listener, epoll, unauthenticated, last: LISTENER, paused_until_ns: None })
     }
 
-    /// Until the agent stops, which shuts the listener down.
+    /// Runs until the agent stops, which shuts the listener down.
     pub(super) fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS);
         while !self.shared.stopping.load(Ordering::SeqCst) {
@@ -71,7 +71,7 @@ impl Acceptor {
             match epoll::wait(&self.epoll, buffer, limit.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
-                    tracing::error!(%error, "the agent accepts nobody any more");
+                    tracing::error!(%error, "the agent accepts no more connections");
                     return;
                 }
             }
@@ -86,14 +86,14 @@ impl Acceptor {
         }
     }
 
-    /// How long to wait at most: until the oldest is late, or a pause is over.
+    /// Longest wait: until the oldest handshake is late, or a pause is over.
     fn limit(&self) -> Option<Timespec> {
         let oldest = self.unauthenticated.first_key_value().map(|(_, s)| s.deadline.left_ns());
         let now = BootClock.now_ns();
         let pause = self.paused_until_ns.map(|until| until.saturating_sub(now));
         let left = oldest.into_iter().chain(pause).min()?;
         let (seconds, rest) = (left / 1_000_000_000, left % 1_000_000_000);
-        // A little later rather than a moment too early, again and again.
+        // Rounded up, so that the wait does not end too early repeatedly.
         Some(Timespec {
             tv_sec: seconds as i64,
             tv_nsec: (rest as i64 + 1_000_000).min(999_999_999),
@@ -115,8 +115,8 @@ impl Acceptor {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(_) if self.shared.stopping.load(Ordering::SeqCst) => return,
-                // Nobody who has proven nothing has a better right to a descriptor than the next;
-                // but that one is heard before it gives way in turn.
+                // An unauthenticated connection has no more right to a descriptor than the next
+                // one; but what has arrived on the next one is read before it is closed in turn.
                 Err(e) if is_exhausted(&e) && self.close_one() => left = left.min(1),
                 Err(error) => return self.pause(&error),
             }
@@ -178,7 +178,7 @@ impl Acceptor {
         Ok(())
     }
 
-    /// True if there was one.
+    /// Closes one unauthenticated connection; true if there was one.
     fn close_one(&mut self) -> bool {
         let shown =
             self.unauthenticated.iter().map(|(number, s)| (*number, s.entrance.has_shown()));
@@ -198,7 +198,7 @@ impl Acceptor {
         }
     }
 
-    /// Takes what has come of one handshake.
+    /// Processes what has arrived of one handshake.
     fn hear(&mut self, number: u64) {
         let Some(mut conn) = self.unauthenticated.remove(&number) else { return };
         match conn.go_on() {
@@ -212,8 +212,8 @@ impl Acceptor {
         let shared = &self.shared;
         shared.counters.unauthenticated.store(self.unauthenticated.len() as u64, Ordering::Relaxed);
         let Some(guard) = &shared.guard else { return };
-        // By name: a forked child may have a copy of its descriptor. Its thread hears it from here
-        // on.
+        // Removed explicitly: a forked child may have a copy of its descriptor. From here on its
+        // thread reads it.
         let _ = epoll::delete(&self.epoll, line.fd());
         match outcome {
             Ok(tags) => {
@@ -239,7 +239,8 @@ impl Acceptor {
 }
 
 impl UnauthenticatedConn {
-    /// As far as it goes without waiting; the outcome once there is one.
+    /// Continues the handshake as far as possible without waiting; returns the outcome once there
+    /// is one.
     fn go_on(&mut self) -> Option<Result<Tags, AuthError>> {
         let mut bytes = [0; OPENING_BYTES];
         loop {

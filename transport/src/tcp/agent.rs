@@ -1,6 +1,6 @@
-//! The agent's life: it listens beside a segment, gives each connection that was let in a thread,
-//! counts, and ends with every thread joined. It decides nothing about tokens and understands no
-//! request itself.
+//! Lifecycle of the agent: it listens beside a segment, starts a thread for each authenticated
+//! connection, counts, and joins every thread when it ends. It neither checks tokens nor parses
+//! requests.
 
 use super::accept::Acceptor;
 use super::frame::{MAX_REQUEST_BYTES, Status};
@@ -23,25 +23,25 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Connections that may wait to be accepted.
+/// Backlog: connections that may wait to be accepted.
 const BACKLOG: i32 = 256;
 
 /// Bounds of one agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentLimits {
-    /// Connections at a time that were let in, each with a thread; more are turned away with a
-    /// message. There is room beside them for some that have proven nothing yet.
+    /// Most authenticated connections at a time, each with a thread; further ones are turned away
+    /// with a message. A separate limit applies to unauthenticated ones.
     pub max_connections: usize,
-    /// A connection without a request for so long is closed.
+    /// A connection without a request for this many milliseconds is closed.
     pub idle_ms: u64,
-    /// A peer that has not proven by then what the job shares, or not said its hello so long after
-    /// that, is turned away.
+    /// Milliseconds within which a peer must complete the handshake, and again within which it must
+    /// send its hello; else it is turned away.
     pub hello_ms: u64,
-    /// A peer that moves nothing for so long in the middle of a request is dropped; so is one that
-    /// takes longer over a request's header, or, with 1 s more for each MiB, over its payload or
-    /// the answer's.
+    /// A peer without progress for this many milliseconds within a request is dropped. So is one
+    /// that takes longer than this for a request's header, or than this plus 1 s per MiB for its
+    /// payload or its answer.
     pub stall_ms: u64,
-    /// Payload bytes of one request, each way. Clients learn it and split.
+    /// Most payload bytes of one request in each direction. Clients receive the value and split.
     pub max_request_bytes: u64,
 }
 
@@ -57,26 +57,26 @@ impl Default for AgentLimits {
     }
 }
 
-/// What an agent has done. Monotonic, but for `connections` and `unauthenticated`.
+/// Counters of an agent. Monotonic, except for `connections` and `unauthenticated`.
 #[derive(Debug, Default)]
 pub struct TcpCounters {
-    /// Payload bytes placed by whole requests.
+    /// Payload bytes written by completed requests.
     pub bytes_in: AtomicU64,
     /// Payload bytes read.
     pub bytes_out: AtomicU64,
-    /// Requests understood.
+    /// Requests parsed.
     pub requests: AtomicU64,
     /// Requests refused: token, grant, bounds, fence.
     pub refused: AtomicU64,
-    /// Connections open now, without those that have proven nothing yet.
+    /// Authenticated connections open now.
     pub connections: AtomicU64,
-    /// Connections now that have proven nothing yet.
+    /// Unauthenticated connections open now.
     pub unauthenticated: AtomicU64,
     /// Connections turned away: limit, job, incarnation, version.
     pub turned_away: AtomicU64,
-    /// Connections that the guard turned away: no proof, or a wrong one.
+    /// Connections that the guard refused: no proof, or a wrong one.
     pub auth_refused: AtomicU64,
-    /// Connections dropped for garbage, a lie about a claim, a stall or an error.
+    /// Connections dropped for a protocol error, a wrong header of a claim, a stall or an error.
     pub dropped: AtomicU64,
 }
 
@@ -91,7 +91,7 @@ pub(super) struct Shared {
     pub limits: AgentLimits,
     pub counters: Arc<TcpCounters>,
     pub stopping: AtomicBool,
-    // Of what unauthenticated peers can repeat at will.
+    // For events that unauthenticated peers can repeat at will.
     pub lines: LogLines,
     open: Mutex<HashMap<u64, Open>>,
     last: AtomicU64,
@@ -114,7 +114,7 @@ impl Shared {
 
     fn log_rejected(&self, from: &str, why: &str) {
         if let Some(before) = self.lines.next(BootClock.now_ms()) {
-            tracing::warn!(%from, %why, before, "turned a data connection away");
+            tracing::warn!(%from, %why, before, "refused a data connection");
         }
     }
 }
@@ -130,9 +130,9 @@ pub struct TcpAgent {
 }
 
 impl TcpAgent {
-    /// Serves `segment` at `at` (port 0: any free one) to clients that name this `job` and
-    /// `incarnation`; `access` decides over their tokens. Without a `guard` whoever can connect is
-    /// served: that is for tests of what lies behind it, never for a node.
+    /// Serves `segment` at `at` (port 0: any free port) to clients that name this `job` and
+    /// `incarnation`; `access` decides on their tokens. Without a `guard` every client that
+    /// connects is served: only for tests, never for a node.
     pub fn start(
         at: SocketAddr,
         segment: Arc<dyn Memory>,
@@ -163,25 +163,25 @@ impl TcpAgent {
         Ok(Self { shared, local, listener, acceptor, made: ProcessMark::here() })
     }
 
-    /// Where it really listens.
+    /// The address on which it actually listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    /// What it has done.
+    /// The counters of this agent.
     pub fn counters(&self) -> Arc<TcpCounters> {
         self.shared.counters.clone()
     }
 
-    /// Stops listening, shuts every connection down and joins their threads. No byte is placed
-    /// afterwards. Idempotent. A child made by fork has neither its threads nor a say over its
-    /// sockets: there it does nothing.
+    /// Stops listening, shuts every connection down and joins their threads. No byte is written
+    /// afterwards. Idempotent. Does nothing in a child made by fork, which has no copy of the
+    /// threads and must not shut down the parent's sockets.
     pub fn stop(&self) {
         if !self.made.is_here() {
             return;
         }
         self.shared.stopping.store(true, Ordering::SeqCst);
-        // On Linux this wakes who waits for the listener.
+        // On Linux this wakes a thread that waits for the listener.
         let _ = self.listener.shutdown(Shutdown::Both);
         let acceptor = self.acceptor.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = acceptor {
@@ -201,13 +201,13 @@ impl Drop for TcpAgent {
     }
 }
 
-/// Says that there is no room, and closes.
+/// Answers that all connections are in use, and closes.
 pub(super) fn turn_away(shared: &Shared, line: &mut Line, from: &str) {
     shared.counters.turned_away.fetch_add(1, Ordering::Relaxed);
     let max = shared.limits.max_connections;
     let why = format!("all {max} data connections of this agent are in use; try again later");
     shared.log_rejected(from, &why);
-    // A few bytes into an empty socket buffer: does not block the acceptor.
+    // A few bytes into an empty socket buffer: this does not block the accepting thread.
     let _ = match &shared.guard {
         Some(guard) if !line.has_tags() => line.send(&guard.busy(&why)),
         _ => send_welcome(line, shared, Status::Busy, &why),
@@ -215,13 +215,13 @@ pub(super) fn turn_away(shared: &Shared, line: &mut Line, from: &str) {
     line.finish_sending();
 }
 
-/// Gives a connection that was let in a thread.
+/// Starts a thread for an authenticated connection.
 pub(super) fn hand_over(
     shared: &Arc<Shared>,
     mut line: Line,
     from: &str,
 ) -> Result<(), TransportError> {
-    // Held until the thread is in the table: it takes itself out when it ends.
+    // Held until the thread is in the table, from which it removes itself when it ends.
     let mut open = shared.open();
     if open.len() >= shared.limits.max_connections {
         drop(open);
@@ -236,7 +236,7 @@ pub(super) fn hand_over(
         let ended = serve(&shared2, line);
         shared2.counters.connections.fetch_sub(1, Ordering::Relaxed);
         report(&shared2, &from, &ended);
-        // Dropping our own handle detaches us; `stop` may have taken it already.
+        // Dropping the thread's own handle detaches it; `stop` may have taken the handle already.
         let own = shared2.open().remove(&id);
         drop(own);
     })?;
@@ -247,7 +247,7 @@ pub(super) fn hand_over(
 fn serve(shared: &Shared, line: Line) -> End {
     let interrupt = line.shared().clone();
     let mut connection = Connection::new(shared, line);
-    // A panic here would be a bug of ours; it must not keep the connection in the table.
+    // A panic here is a defect of nkv; it must not leave the connection in the table.
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| connection.serve()));
     let ended = ended.unwrap_or_else(|_| End::Broken("a panic in the agent".to_string()));
     interrupt.shut();
@@ -269,7 +269,7 @@ fn report(shared: &Shared, from: &str, ended: &End) {
         End::Forged => {
             counters.auth_refused.fetch_add(1, Ordering::Relaxed);
             if let Some(guard) = &shared.guard {
-                guard.refuse(from, "a message that its client did not make");
+                guard.refuse(from, "a message with a wrong tag");
             }
         }
         End::Garbage(why) | End::Unfit(why) | End::Broken(why) => {

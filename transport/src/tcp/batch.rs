@@ -1,6 +1,6 @@
-//! How a batch of any size becomes requests that an agent accepts: split by number of verbs, by
-//! payload bytes, and where a large read stands before a change. Order is kept: requests go one
-//! after the other on one connection [I4].
+//! Splits a batch of any size into requests that an agent accepts: by number of verbs, by payload
+//! bytes, and where a large read precedes a change. Order is kept: the requests follow each other
+//! on one connection [I4].
 
 use super::frame::{
     MAX_EARLY_BYTES, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FLUSH, OP_READ, OP_STORE, OP_WRITE, OpDesc,
@@ -12,7 +12,7 @@ use crate::access::SEEN_BYTES;
 use crate::verbs::Op;
 use zerocopy::IntoBytes;
 
-/// What one request may hold.
+/// Limits of one request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     pub ops: usize,
@@ -28,7 +28,7 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// What a write sends of it.
+    /// The bytes that a write sends for this piece.
     pub(super) fn written<'a>(&self, ops: &[Op<'a>]) -> Option<&'a [u8]> {
         match ops.get(self.op) {
             Some(Op::Write { src, .. }) => src.get(self.from..self.from + self.len),
@@ -37,16 +37,16 @@ impl Piece {
     }
 }
 
-/// One request under construction, reused for the next.
+/// One request under construction; its buffers are reused for the next one.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
     /// Header, descriptors and, before it is sent, their tag.
     pub head: Vec<u8>,
-    /// What the descriptors stand for, in order.
+    /// Pieces in the order of their descriptors.
     pub pieces: Vec<Piece>,
     /// Atomics among them.
     pub results: usize,
-    /// Small payloads to send, each with its tag behind it.
+    /// Small payloads to send, each followed by its tag.
     pub small: Vec<u8>,
     /// Payload to send.
     pub write_bytes: u64,
@@ -54,7 +54,7 @@ pub(super) struct Outgoing {
     pub read_bytes: u64,
 }
 
-/// Where the next request starts.
+/// Position in the batch at which the next request starts.
 #[derive(Debug, Default)]
 pub(super) struct Cursor {
     op: usize,
@@ -80,7 +80,7 @@ impl Outgoing {
                 break;
             };
             let whole = payload_len(op);
-            // Nothing to move is nothing to ask for.
+            // A read or write of 0 bytes needs no descriptor.
             if len > 0 || whole.is_none() {
                 self.push(op, Piece { op: cursor.op, from: cursor.from, len });
             }
@@ -101,8 +101,9 @@ impl Outgoing {
         !self.pieces.is_empty()
     }
 
-    /// Puts its tag behind header and descriptors, and theirs behind small payloads: once, when it
-    /// is sent. Copies these, so that what is sent is what the tag is of.
+    /// Appends the tag of header and descriptors, and the tags of small payloads. Call it once,
+    /// when the request is sent. Small payloads are copied, so that the bytes sent are those that
+    /// were tagged.
     pub(super) fn sign(&mut self, line: &mut Line, ops: &[Op<'_>]) {
         let tag = line.tag(&[&self.head]);
         self.head.extend_from_slice(tag.bytes());
@@ -117,7 +118,7 @@ impl Outgoing {
     }
 
     /// How many payload bytes of this verb fit (0 for words and empty payloads); `None` if the verb
-    /// has to wait for the next request.
+    /// must wait for the next request.
     fn room(&self, op: &Op<'_>, from: usize, limits: Limits) -> Option<usize> {
         let early = op.changes() && self.read_bytes > MAX_EARLY_BYTES;
         if self.pieces.len() >= limits.ops || early {
@@ -130,7 +131,7 @@ impl Outgoing {
         };
         let left = payload_len(op).unwrap_or(0) - from;
         let room = limits.bytes.saturating_sub(used).min(left as u64) as usize;
-        // A header's fields arrive in one piece, or the agent cannot see whether they are true.
+        // A header's fields are never split: the agent can only check them as a whole.
         let tears = op.changes() && left <= SEEN_BYTES && room < left;
         if tears && left as u64 <= limits.bytes {
             return None;

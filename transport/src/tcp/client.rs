@@ -1,6 +1,6 @@
-//! The client's end: posts a batch as one or more requests over one connection, payloads straight
-//! between the caller's memory and the socket. It retries nothing: whether a failed batch may be
-//! repeated is for those to say who know what it meant.
+//! The client: posts a batch as one or more requests over one connection, with payloads copied
+//! directly between the caller's memory and the socket. It retries nothing: the caller decides
+//! whether a failed batch may be repeated.
 
 use super::batch::{Cursor, Outgoing};
 use super::deadline::Deadline;
@@ -18,20 +18,19 @@ use std::sync::Arc;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
-/// What one client proves, and its bounds.
+/// Credentials and limits of one client.
 #[derive(Debug, Clone)]
 pub struct TcpOptions {
-    /// What to prove to the agent; none only towards an agent that has no guard.
+    /// What to prove to the agent; none only for an agent without a guard.
     pub credentials: Option<Credentials>,
-    /// For connecting and the handshake together.
+    /// Time limit in milliseconds for connecting and the handshake together.
     pub connect_ms: u64,
-    /// A post in which nothing moves for so long ends with `Timeout`; so does one that takes longer
-    /// in all, connecting included, with 1 s more for each MiB of its payload.
+    /// A post without progress for this many milliseconds ends with `Timeout`. So does one whose
+    /// total time, connecting included, exceeds this plus 1 s for each MiB of its payload.
     pub stall_ms: u64,
-    /// Connections at a time; a post takes one for itself, and with stripes more while there are
-    /// some.
+    /// Most connections at a time. A post uses one, and with stripes further ones if available.
     pub max_connections: usize,
-    /// How large reads and writes are cut, each stripe over a connection of its own.
+    /// How large reads and writes are cut; each stripe uses its own connection.
     pub stripes: Stripes,
 }
 
@@ -58,9 +57,10 @@ pub struct TcpVerbs {
 impl TcpVerbs {
     /// Connects to the agent of this `incarnation` of this `job` at `host:port`.
     ///
-    /// `Disconnected` if nobody listens there or it is another incarnation's or job's; `Timeout` if
-    /// the agent is full; `Unauthenticated` if the two ends share no secret; `Protocol` if it is no
-    /// agent of this version. Blocks up to `connect_ms` (and for the name's resolution).
+    /// `Disconnected` if nothing listens there, or an agent of another incarnation or job.
+    /// `Timeout` if the agent is full. `Unauthenticated` if the two ends share no secret.
+    /// `Protocol` if it is not an agent of this version. Blocks up to `connect_ms`, plus the name
+    /// resolution.
     pub fn connect(
         addr: &str,
         incarnation: u64,
@@ -68,7 +68,7 @@ impl TcpVerbs {
         opts: TcpOptions,
     ) -> Result<Self, TransportError> {
         let pool = Arc::new(Pool::new(addr, incarnation, job, opts)?);
-        // Weak: the flag outlives the handle in others' hands.
+        // Weak: clones of the flag may outlive the handle.
         let weak = Arc::downgrade(&pool);
         pool.alive.on_death(move || {
             if let Some(pool) = weak.upgrade() {
@@ -81,7 +81,7 @@ impl TcpVerbs {
         Ok(Self { pool, segment_len, made: ProcessMark::here() })
     }
 
-    /// The flag with which others tell that the owner is gone; posts in flight end at once then.
+    /// The flag by which others report that the owner is gone; posts in flight then end at once.
     pub fn alive(&self) -> Alive {
         self.pool.alive.clone()
     }
@@ -104,7 +104,7 @@ impl TcpVerbs {
         }
     }
 
-    /// A batch over one connection, which is in step again, or never used again.
+    /// Posts a batch over one connection, which is afterwards in step again, or never used again.
     pub(super) fn chain(
         &self,
         lease: &mut Lease<'_>,
@@ -113,7 +113,7 @@ impl TcpVerbs {
         deadline: Deadline,
     ) -> Result<(), TransportError> {
         let mut cursor = Cursor::default();
-        // The agent closes after a fence of another plan met this connection.
+        // The agent closes the connection if a fence of another plan interrupted it.
         let closed = format_args!("{} closed the connection", self.pool.target);
         let mut in_step = lease.begin();
         let conn = lease.conn()?;
@@ -132,7 +132,7 @@ impl TcpVerbs {
             match self.answer(&mut conn.line, &conn.out, id, ops, sent)? {
                 Answer::Done { closing } => in_step = !closing,
                 Answer::Denied { error, closing } => {
-                    // Refused in good order: the connection is in step.
+                    // Refused with a complete answer: the connection is in step.
                     lease.end(!closing);
                     return Err(error);
                 }
@@ -142,7 +142,7 @@ impl TcpVerbs {
         Ok(())
     }
 
-    /// The response to a request, and what it brings back.
+    /// Reads the response to a request, and its results and payloads.
     pub(super) fn answer(
         &self,
         line: &mut Line,
@@ -155,20 +155,20 @@ impl TcpVerbs {
         if let Err(Broken::Stalled(_) | Broken::Late(_)) = sent {
             return sent.map_err(lost).map(|()| Answer::Done { closing: true });
         }
-        // An agent that was told to fence us answers before it has read all and closes: its answer
-        // says more than the broken pipe.
+        // An agent that must fence this client answers before it has read everything, and closes.
+        // Its answer explains more than the broken pipe.
         let head: Response = line.take_struct().map_err(|e| lost(sent.err().unwrap_or(e)))?;
         let closing = head.closing.get() != 0;
         let garbled =
             |why: &str| Err(TransportError::Protocol(format!("{}: {why}", self.pool.target)));
         if head.magic.get() != RESPONSE_MAGIC || head.id.get() != id {
-            return garbled("an answer to another question");
+            return garbled("an answer with another request id");
         }
         let status = Status::from_wire(head.status.get());
         if status != Some(Status::Ok) {
             let len = head.message_len.get() as usize;
             if len > MAX_MESSAGE_BYTES {
-                return garbled("a message beyond any limit");
+                return garbled("a message above the length limit");
             }
             let mut text = vec![0; len];
             line.take(&mut text).map_err(lost)?;
@@ -183,20 +183,20 @@ impl TcpVerbs {
         }
         let due = (request.results as u32, request.read_bytes);
         if (head.n_results.get(), head.read_bytes.get()) != due {
-            return garbled("an answer of another length");
+            return garbled("an answer of unexpected length");
         }
         receive(line, &head, request, ops).map_err(lost)?;
         Ok(Answer::Done { closing })
     }
 }
 
-/// What an agent said to a request, and whether it closes the connection afterwards.
+/// An agent's answer to a request, and whether it closes the connection afterwards.
 pub(super) enum Answer {
     Done { closing: bool },
     Denied { error: TransportError, closing: bool },
 }
 
-/// What a batch moves, both ways.
+/// Payload bytes of a batch in both directions.
 pub(super) fn bytes_of(ops: &[Op<'_>]) -> u64 {
     let payload = |op: &Op<'_>| match op {
         Op::Write { src, .. } => src.len(),
@@ -206,7 +206,7 @@ pub(super) fn bytes_of(ops: &[Op<'_>]) -> u64 {
     ops.iter().map(|op| (DESC_BYTES + payload(op)) as u64).sum()
 }
 
-/// Header, descriptors and payloads in as few calls as the kernel takes.
+/// Sends header, descriptors and payloads in as few system calls as possible.
 pub(super) fn send(line: &Line, request: &Outgoing, ops: &[Op<'_>]) -> Result<(), Broken> {
     let mut out = line.gather();
     // SAFETY: `request` and the payloads of `ops` are borrowed until the send returns.
@@ -225,7 +225,7 @@ pub(super) fn send(line: &Line, request: &Outgoing, ops: &[Op<'_>]) -> Result<()
     out.send(false)
 }
 
-/// Results of the atomics, then payloads of the reads.
+/// Receives the results of the atomics, then the payloads of the reads.
 fn receive(
     line: &mut Line,
     head: &Response,
@@ -275,7 +275,7 @@ impl Verbs for TcpVerbs {
     ) -> Vec<Result<(), TransportError>> {
         let mut done: Vec<_> = posts.iter().map(|_| None).collect();
         if posts.len() > 1 {
-            // Again, over another connection, behind an answer that closed one.
+            // Repeat over another connection if an answer closed the previous one.
             while self.is_alive() && self.pipeline(posts, observer, &mut done) {}
         }
         let (mut done, mut stuck) = (done.into_iter(), None);
@@ -284,7 +284,7 @@ impl Verbs for TcpVerbs {
             (Some(Err(error)), _) => Err(error),
             (None, Some(error)) => Err(lost_with(error)),
             (None, None) => self.post_observed(i, p, observer).inspect_err(|error| {
-                // One of them waits for a peer that does not answer, not each.
+                // Only one of the batches waits for a peer that does not answer, not each of them.
                 if matches!(error, TransportError::Timeout(_)) {
                     stuck = Some(lost_with(error));
                 }
@@ -308,7 +308,7 @@ impl Verbs for TcpVerbs {
 
 impl Drop for TcpVerbs {
     fn drop(&mut self) {
-        // A flag kept by others must not keep sockets open. In a forked child they are its
+        // A clone of the flag must not keep sockets open. In a forked child the sockets are the
         // parent's.
         if self.made.is_here() {
             self.pool.close_idle();

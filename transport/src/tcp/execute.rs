@@ -1,7 +1,7 @@
-//! The changes of one request, made one after the other with real memory accesses while its permit
-//! is held [I10]. All of them were checked before; what is still asked here is whether a fence came
-//! meanwhile, and whether the bytes that arrived may stand where they are going. It answers
-//! nothing.
+//! Executes the changes of one request one after the other, with real memory accesses, while its
+//! permit is held [I10]. All of them were checked before. Checked here: whether a fence has come
+//! meanwhile, and whether the content that arrived is permitted at its position. It sends no
+//! answer.
 
 use super::line::Line;
 use super::reply::STAGE_BYTES;
@@ -23,8 +23,8 @@ pub(super) struct Executor<'a> {
 }
 
 impl Executor<'_> {
-    /// One verb; false if a fence stopped it. The permit hears of a change before and after it,
-    /// with nothing else in between: what was made is known to have been made.
+    /// Executes one verb; false if a fence stopped it. The permit is called directly before and
+    /// after a change, so it knows exactly which changes were made.
     pub(super) fn step(&mut self, step: &Step) -> Result<bool, End> {
         if self.permit.is_revoked() {
             return Ok(false);
@@ -54,13 +54,13 @@ impl Executor<'_> {
         Ok(true)
     }
 
-    /// A verb that changes nothing.
+    /// Executes a verb that changes nothing.
     fn execute_read(&mut self, step: &Step) -> Result<(), End> {
         match *step {
             Step::Read { offset, len } => {
                 let start = self.early.len();
                 let (len, tag) = (len as usize, self.line.tag_behind(len as usize));
-                // The tag's place is left free: those of the results and before come first.
+                // Leaves space for the tag, which is computed after that of the results.
                 self.early.resize(start + len + tag, 0);
                 let found = &mut self.early[start..start + len];
                 self.segment.copy_out(offset, found).map_err(failed)?;
@@ -71,12 +71,12 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// Puts the next `len` bytes of the connection at `offset`.
+    /// Receives the next `len` bytes of the connection to `offset`.
     fn place(&mut self, intent: &Intent, offset: u64, len: usize) -> Result<bool, End> {
         let mut small = [0; MAX_TAGGED_BYTES];
         let whole = if let Some(bytes) = small.get_mut(..len) {
-            // Nothing of it is placed, or shown to the permit, that its producer did not send
-            // [I20].
+            // The tag is checked first: nothing that the producer did not send is written or passed
+            // to the permit [I20].
             self.line.take_payload(bytes)?;
             let seen = if len <= SEEN_BYTES { &*bytes } else { &[] };
             self.permit.starts(intent, seen).map_err(End::Unfit)?;
@@ -95,7 +95,7 @@ impl Executor<'_> {
     fn place_many(&mut self, offset: u64, len: usize) -> Result<bool, End> {
         if let Some(dst) = self.segment.at(offset, len) {
             let permit = self.permit;
-            // None of the bytes is seen before a word stored earlier [I7].
+            // None of the bytes is visible before a word stored earlier [I7].
             fence(Ordering::Release);
             // SAFETY: mapped for `len` bytes, and ours to write while the permit is held [I10].
             let whole = unsafe { self.line.take_raw(dst, len, &|| permit.is_revoked()) }?;
@@ -120,5 +120,5 @@ fn failed(error: crate::TransportError) -> End {
     End::Broken(error.to_string())
 }
 
-// What a permit is shown was checked whole.
+// Content that is passed to a permit always has a tag.
 const _: () = assert!(SEEN_BYTES <= MAX_TAGGED_BYTES);

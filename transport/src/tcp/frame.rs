@@ -1,27 +1,27 @@
-//! What travels between client and agent: fixed-size little-endian structures, so that nothing is
-//! parsed that was not counted first. One request is header, descriptors, tag, payloads of the
-//! writes in order; one response is header, message or results of the atomics in order, tag,
-//! payloads of the reads in order. A tag stands where the connection was authenticated, over all
-//! that is before it in its message; hello and welcome end with one, too. There each payload of at
-//! most [`super::tags::MAX_TAGGED_BYTES`] has a tag of its own behind it as well, which no length
-//! counts. The first 12 bytes of a hello and a welcome never change: they carry the version.
+//! The messages between client and agent: fixed-size little-endian structures, so that every length
+//! is known before parsing. A request is header, descriptors, tag, payloads of the writes in order.
+//! A response is header, message or results of the atomics in order, tag, payloads of the reads in
+//! order. On an authenticated connection the tag covers everything before it in its message; hello
+//! and welcome end with one, too. There each payload of at most [`super::tags::MAX_TAGGED_BYTES`]
+//! is also followed by its own tag, which no length includes. The first 12 bytes of hello and
+//! welcome never change: they contain the version.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of everything below.
 pub const TCP_VERSION: u32 = 4;
-/// Verbs in one request; the client splits longer batches.
+/// Most verbs in one request; the client splits longer batches.
 pub const MAX_OPS: usize = 4096;
-/// Payload bytes of one request, each way; the client splits larger verbs. Default of
+/// Most payload bytes of one request in each direction; the client splits larger verbs. Default of
 /// [`super::AgentLimits::max_request_bytes`].
 pub const MAX_REQUEST_BYTES: u64 = 1 << 30;
-/// Bytes that reads before the last change of a request may return: the agent holds them back
+/// Most bytes that reads before the last change of a request may return: the agent buffers them
 /// until the changes are done. The client starts a new request instead of exceeding it.
 pub(super) const MAX_EARLY_BYTES: u64 = 64 << 10;
-/// Longest job name.
+/// Longest job name in bytes.
 pub(super) const MAX_JOB_BYTES: usize = 256;
-/// Longest text in a welcome or a response.
+/// Longest text in a welcome or a response, in bytes.
 pub(super) const MAX_MESSAGE_BYTES: usize = 1024;
 
 pub(super) const HELLO_MAGIC: u64 = u64::from_le_bytes(*b"nkvtcp-h");
@@ -36,7 +36,7 @@ pub(super) struct Hello {
     pub magic: U64,
     pub version: U32,
     pub job_len: U32,
-    /// The owner's incarnation that the client means.
+    /// The owner's incarnation that the client expects.
     pub incarnation: U64,
 }
 
@@ -63,9 +63,9 @@ pub(super) struct Request {
     /// Chosen by the client, returned in the response.
     pub id: U64,
     pub token: U64,
-    /// Sum over the Write descriptors.
+    /// Sum of the lengths of the Write descriptors.
     pub write_bytes: U64,
-    /// Sum over the Read descriptors.
+    /// Sum of the lengths of the Read descriptors.
     pub read_bytes: U64,
 }
 
@@ -87,14 +87,14 @@ pub(super) struct Response {
     pub magic: U32,
     pub status: U32,
     pub id: U64,
-    /// Text that follows a status other than Ok.
+    /// Length in bytes of the text that follows a status other than Ok.
     pub message_len: U32,
-    /// Results of atomics that follow, 8 bytes each.
+    /// Number of results of atomics that follow, 8 bytes each.
     pub n_results: U32,
-    /// Read payload that follows the results.
+    /// Bytes of read payload that follow the results.
     pub read_bytes: U64,
-    /// 1: the agent closes the connection after this response, and has looked at nothing that was
-    /// sent behind its request: that did not happen, and may be sent again.
+    /// 1: the agent closes the connection after this response, and has processed nothing that was
+    /// sent after its request. Requests after it were not executed and may be sent again.
     pub closing: U32,
     pub reserved: U32,
 }
@@ -146,7 +146,7 @@ impl Status {
     }
 }
 
-/// A text cut to what a message may be, on a character boundary.
+/// A text cut to [`MAX_MESSAGE_BYTES`], on a character boundary.
 pub(super) fn message(text: &str) -> &[u8] {
     &text.as_bytes()[..text.floor_char_boundary(MAX_MESSAGE_BYTES)]
 }

@@ -1,4 +1,4 @@
-//! Pieces of memory sent with as few system calls as possible, straight from where they lie.
+//! Sends pieces of memory with as few system calls as possible, without copying large ones.
 
 use super::line::{Broken, Limits};
 use socket2::Socket;
@@ -6,9 +6,9 @@ use std::os::fd::AsRawFd;
 
 /// Slices handed to the kernel in one call.
 const GATHER_SLICES: usize = 64;
-/// Bytes handed to the kernel in one call. Measured on loopback between cold memory of 64 MiB at
-/// both ends: sends of 64 MiB move half as much as sends of 0.5 to 1 MiB, and so do those of 128
-/// KiB.
+/// Bytes passed to the kernel in one call. Measured on loopback between cold memory of 64 MiB at
+/// both ends: sends of 64 MiB reach half the throughput of sends of 0.5 to 1 MiB, and so do sends
+/// of 128 KiB.
 const SEND_BYTES: usize = 512 << 10;
 
 /// Pieces collected for as few send calls as possible.
@@ -25,13 +25,13 @@ impl<'a> Gather<'a> {
         Self { socket, limits, slices: [none; GATHER_SLICES], n: 0 }
     }
 
-    /// Adds a piece; sends first if there is no room.
+    /// Adds a piece; sends first if all slices are used.
     ///
     /// # Safety
     /// `src` must stay readable for `len` bytes until `send` returns or the value is dropped.
     pub(super) unsafe fn add(&mut self, src: *const u8, len: usize) -> Result<(), Broken> {
         if self.n > 0 {
-            // Small pieces lie side by side in one buffer: one slice for all of them.
+            // Small pieces lie next to each other in one buffer and share one slice.
             let last = &mut self.slices[self.n - 1];
             if last.iov_base.cast::<u8>().wrapping_add(last.iov_len).cast_const() == src {
                 last.iov_len += len;
@@ -46,7 +46,7 @@ impl<'a> Gather<'a> {
         Ok(())
     }
 
-    /// Sends everything added. `more`: something follows at once, so a short segment may wait.
+    /// Sends everything added. `more`: further data follows at once, so a short segment may wait.
     pub(super) fn send(&mut self, more: bool) -> Result<(), Broken> {
         let fd = self.socket.as_raw_fd();
         let mut first = 0;
@@ -54,8 +54,8 @@ impl<'a> Gather<'a> {
         while first < self.n {
             self.limits.in_time()?;
             let (end, cut, whole) = self.piece(first);
-            // A short segment waits for what follows. A large piece had better be pushed: held back
-            // for more, its end halves what is moved.
+            // A short segment waits for what follows. A large piece is pushed: holding back its end
+            // halves the throughput.
             let more = more && !whole;
             let flags = libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
             // SAFETY: a msghdr of zeros is a valid empty one.
@@ -70,7 +70,7 @@ impl<'a> Gather<'a> {
                 self.limits.after_error(&mut idle)?;
                 continue;
             }
-            // A blocking send is cut short by its time limit: this part was spent waiting, too.
+            // A blocking send ends early at its time limit, so part of its time was spent waiting.
             idle = 1;
             first = self.advance(first, sent as usize);
         }
@@ -78,8 +78,8 @@ impl<'a> Gather<'a> {
         Ok(())
     }
 
-    /// What one call takes: the end of its slices, the bytes of the last one that are left for the
-    /// next call, and whether it is all that a call may take.
+    /// What one call sends: the end of its slices, the bytes of the last slice left for the next
+    /// call, and whether the call is at its maximum.
     fn piece(&self, first: usize) -> (usize, usize, bool) {
         let mut bytes = 0;
         for (i, slice) in self.slices[first..self.n].iter().enumerate() {
@@ -91,7 +91,7 @@ impl<'a> Gather<'a> {
         (self.n, 0, false)
     }
 
-    /// Drops the first `sent` bytes; the index of the first slice that has some left.
+    /// Drops the first `sent` bytes; returns the index of the first slice with bytes left.
     fn advance(&mut self, mut first: usize, mut sent: usize) -> usize {
         while first < self.n && sent >= self.slices[first].iov_len {
             sent -= self.slices[first].iov_len;

@@ -1,11 +1,11 @@
-//! A line as an ordinary stream with one time limit over all of it, for the handshake that begins
-//! every connection: a peer that sends a byte now and then gains nothing by it.
+//! A line as an ordinary stream with one time limit for all of the handshake that begins every
+//! connection: a peer cannot extend the limit by sending single bytes.
 
 use super::line::{Broken, Line};
 use nkv_store::clock::{BootClock, Clock};
 use std::io::{self, Read, Write};
 
-/// A line until a moment.
+/// A line with a deadline.
 pub(super) struct DeadlineLine<'a> {
     line: &'a mut Line,
     until_ns: u64,
@@ -18,7 +18,7 @@ impl<'a> DeadlineLine<'a> {
         Self { line, until_ns, limit_ms }
     }
 
-    /// Lets the next call wait for what is left.
+    /// Limits the next call to the time that is left.
     fn wait_for_the_rest(&mut self) -> io::Result<()> {
         let left_ms = self.until_ns.saturating_sub(BootClock.now_ns()).div_ceil(1_000_000);
         if left_ms == 0 {

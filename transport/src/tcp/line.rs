@@ -1,6 +1,6 @@
-//! One tcp connection under both ends: raw receive and send with a bound on how long nothing may
-//! move, and one on how long all of it may take. Raw pointers, because the kernel copies straight
-//! between socket and shared memory; no buffer here ever holds a payload.
+//! One tcp connection, used by both ends: raw receive and send with a limit on the time without
+//! progress and a limit on the total time. Raw pointers, because the kernel copies directly between
+//! socket and shared memory; no buffer here holds large payload.
 
 use super::deadline::Deadline;
 use super::gather::Gather;
@@ -18,26 +18,27 @@ use std::time::Duration;
 /// Socket buffers. Measured on loopback: with 1 MiB a read of 1 MiB takes twice as long (sender and
 /// receiver take turns), above 2 MiB nothing is gained.
 const SOCKET_BUFFER_BYTES: usize = 2 << 20;
-/// A stall is noticed within its limit plus one of so many parts: each blocking call waits a part.
+/// Each blocking call waits for one of this many parts of the stall limit, so a stall is detected
+/// within the limit plus one part.
 const STALL_PARTS: u32 = 10;
-/// Bytes taken from the kernel in one call. Measured on loopback between cold memory of 64 MiB at
-/// both ends: receives of 4 MiB move six tenths of what those of 256 KiB do.
+/// Bytes received from the kernel in one call. Measured on loopback between cold memory of 64 MiB
+/// at both ends: receives of 4 MiB reach six tenths of the throughput of receives of 256 KiB.
 const RECEIVE_BYTES: usize = 256 << 10;
-/// Small things are received through a buffer of this size, one call for many.
+/// Small data is received through a buffer of this size, with one call for many pieces.
 const INPUT_BYTES: usize = 16 << 10;
 
-/// Why nothing more comes or goes.
+/// Why a connection cannot be used any more.
 #[derive(Debug)]
 pub(super) enum Broken {
     /// The peer closed or reset the connection, or it was shut down here.
     Closed(String),
-    /// Nothing moved for so many milliseconds.
+    /// No progress for so many milliseconds.
     Stalled(u64),
-    /// Something moved, but it was not done within so many milliseconds.
+    /// There was progress, but it was not complete within so many milliseconds.
     Late(u64),
-    /// What came is not what the other end said.
+    /// A tag was wrong: the other end did not send these bytes.
     Forged,
-    /// The system failed otherwise.
+    /// Another system error.
     Io(io::Error),
 }
 
@@ -48,8 +49,8 @@ impl std::fmt::Display for Broken {
             Broken::Stalled(ms) => write!(f, "no progress for {ms} ms"),
             Broken::Late(ms) => write!(f, "too slow: not done within {ms} ms"),
             Broken::Forged => f.write_str(
-                "a message that the other end did not make: somebody between the two changes what \
-                 goes over this connection",
+                "a message that the other end did not send: the data of this connection is changed \
+                 on the way",
             ),
             Broken::Io(e) => write!(f, "{e}"),
         }
@@ -73,7 +74,7 @@ fn broken(e: io::Error) -> Broken {
     }
 }
 
-/// A socket that others may interrupt while its thread blocks in it.
+/// A socket that other threads may shut down while its thread blocks in it.
 #[derive(Debug)]
 pub(super) struct Interrupt {
     socket: Socket,
@@ -87,7 +88,7 @@ impl Interrupt {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// True if a fence stopped the reception: answer and close.
+    /// True if a fence stopped the reception: the agent answers and closes.
     pub(super) fn was_cut(&self) -> bool {
         self.cut.load(Ordering::SeqCst)
     }
@@ -96,13 +97,13 @@ impl Interrupt {
 impl Cut for Interrupt {
     fn cut(&self) {
         self.cut.store(true, Ordering::SeqCst);
-        // Sending stays possible, so that the producer can be told why.
+        // Sending stays possible, so that the agent can send the reason to the producer.
         let _ = self.socket.shutdown(Shutdown::Read);
     }
 }
 
-/// Sets the buffers where the kernel grants them in full. Where it would cut them (a small
-/// net.core.rmem_max or wmem_max), its own tuning does better than a fixed small buffer.
+/// Sets the buffer sizes if the kernel grants them in full. If it would cut them (a small
+/// net.core.rmem_max or wmem_max), its automatic tuning is better than a fixed small buffer.
 fn prepare(socket: &Socket) -> io::Result<()> {
     static GRANTED: LazyLock<bool> = LazyLock::new(|| {
         ["rmem_max", "wmem_max"].iter().all(|name| {
@@ -127,7 +128,7 @@ pub(super) fn is_exhausted(e: &io::Error) -> bool {
 /// Connects within `limit`.
 pub(super) fn dial(to: SocketAddr, limit: Duration) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
-    // Before connecting: the window scale is negotiated there.
+    // Before connecting: the window scale is negotiated then.
     prepare(&socket)?;
     socket.connect_timeout(&SockAddr::from(to), limit)?;
     Ok(socket)
@@ -143,7 +144,7 @@ pub(super) fn listen(at: SocketAddr, backlog: i32) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// How long nothing may move, and by when all must be done.
+/// Limits of the time without progress and of the total time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     stall_ms: u64,
@@ -151,12 +152,12 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Asked between system calls, each of which ends within a part of the stall limit.
+    /// Called between system calls, each of which ends within a part of the stall limit.
     pub(super) fn in_time(&self) -> Result<(), Broken> {
         if self.deadline.is_over() { Err(Broken::Late(self.deadline.limit_ms)) } else { Ok(()) }
     }
 
-    /// Decides over a failed call: nothing moved for a part of the limit, or it is over.
+    /// Handles a failed call: no progress for a part of the limit, or a real error.
     pub(super) fn after_error(&self, idle_parts: &mut u32) -> Result<(), Broken> {
         let e = io::Error::last_os_error();
         match e.kind() {
@@ -177,7 +178,7 @@ pub(super) struct Line {
     limits: Limits,
     tags: Tags,
     input: Box<[u8]>,
-    // What was received and not yet taken lies in input[start..end].
+    // Received bytes that were not taken yet are in input[start..end].
     start: usize,
     end: usize,
 }
@@ -195,7 +196,7 @@ impl Line {
         Ok(line)
     }
 
-    /// Changes how long nothing may move.
+    /// Changes the limit of the time without progress.
     pub(super) fn set_stall_ms(&mut self, stall_ms: u64) -> io::Result<()> {
         self.limits.stall_ms = stall_ms.max(u64::from(STALL_PARTS));
         let part = Some(Duration::from_millis(self.limits.stall_ms) / STALL_PARTS);
@@ -203,13 +204,13 @@ impl Line {
         self.shared.socket.set_write_timeout(part)
     }
 
-    /// By when everything from here on must be done, until this is called again.
+    /// Deadline for everything from here on, until the next call of this function.
     pub(super) fn set_deadline(&mut self, deadline: Deadline) {
         self.limits.deadline = deadline;
     }
 
-    /// From here on the head of each message, either way, has a tag behind it, and so has each
-    /// small payload.
+    /// From here on the head of each message in both directions is followed by a tag, and so is
+    /// each small payload.
     pub(super) fn set_tags(&mut self, tags: Tags) {
         self.tags = tags;
     }
@@ -218,26 +219,26 @@ impl Line {
         self.tags.room().is_some()
     }
 
-    /// What is to be sent behind the head of the next message out: all of `parts`, in their order.
+    /// The tag to send after the head of the next outgoing message, over all of `parts` in order.
     pub(super) fn tag(&mut self, parts: &[&[u8]]) -> Tag {
         self.tags.next(parts)
     }
 
-    /// Takes the tag of a head that was taken in `parts`: an error if the other end did not say it.
+    /// Receives the tag of a head that was received in `parts`; an error if it is wrong.
     pub(super) fn check_tag(&mut self, parts: &[&[u8]]) -> Result<(), Broken> {
         let Some(mut tag) = self.tags.room() else { return Ok(()) };
         self.take(&mut tag)?;
         if self.tags.fits(parts, &tag) { Ok(()) } else { Err(Broken::Forged) }
     }
 
-    /// Takes a verb's payload, and the tag behind it if it is small: an error if the other end did
-    /// not send it, and then nothing of `dst` is to be believed.
+    /// Receives a verb's payload, and its tag if it is small. After an error (a wrong tag) the
+    /// content of `dst` is not valid.
     pub(super) fn take_payload(&mut self, dst: &mut [u8]) -> Result<(), Broken> {
         self.take(dst)?;
         if has_tag(dst.len()) { self.check_tag(&[dst]) } else { Ok(()) }
     }
 
-    /// Receives and drops payloads of these lengths with their tags, which are not looked at.
+    /// Receives and drops payloads of these lengths with their tags, which are not checked.
     pub(super) fn discard_payloads(
         &mut self,
         lens: impl Iterator<Item = u64>,
@@ -250,12 +251,12 @@ impl Line {
         self.discard(bytes)
     }
 
-    /// Bytes of the tag behind payload of so many bytes.
+    /// Length in bytes of the tag that follows `payload` bytes of payload.
     pub(super) fn tag_behind(&self, payload: usize) -> usize {
         self.tags.len_behind(payload)
     }
 
-    /// What is to be sent behind the small payload of a verb, and nothing behind a large one.
+    /// The tag to send after a verb's small payload; nothing after a large one.
     pub(super) fn payload_tag(&mut self, payload: &[u8]) -> Tag {
         self.tags.of_payload(payload)
     }
@@ -282,13 +283,10 @@ impl Line {
         }
     }
 
-    /// Waits up to `idle` for the peer to begin something; false if it did not or hung up. There is
-    /// no deadline meanwhile or afterwards.
+    /// Waits up to `idle` for the peer's next byte; false if none came or the peer hung up. Clears
+    /// the deadline.
     pub(super) fn wait_begin(&mut self, idle: Duration) -> Result<bool, Broken> {
         self.limits.deadline = Deadline::NEVER;
-        if self.start < self.end {
-            return Ok(true);
-        }
         // The common case is one call that both waits and receives.
         match self.fill(1) {
             Ok(()) => return Ok(true),
@@ -317,7 +315,7 @@ impl Line {
         }
     }
 
-    /// What has come already, without waiting: None if nothing has, 0 bytes at the end of the
+    /// What has arrived already, without waiting: None if nothing has, 0 bytes at the end of the
     /// stream. Only before anything else is taken.
     pub(super) fn receive_now(&self, dst: &mut [u8]) -> io::Result<Option<usize>> {
         let fd = self.shared.socket.as_raw_fd();
@@ -337,7 +335,7 @@ impl Line {
         }
     }
 
-    /// Sends a few bytes whole without waiting, or fails.
+    /// Sends a few bytes in full without waiting, or fails.
     pub(super) fn send_now(&self, bytes: &[u8]) -> io::Result<()> {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         let fd = self.shared.socket.as_raw_fd();
@@ -350,7 +348,7 @@ impl Line {
         }
     }
 
-    /// To be waited for.
+    /// For poll and epoll.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.shared.socket.as_fd()
     }
@@ -394,15 +392,15 @@ impl Line {
             .map_err(|_| Broken::Io(io::Error::other("a structure of another size")))
     }
 
-    /// Up to `len` bytes that were received already, taken.
+    /// Takes up to `len` bytes that were received already.
     pub(super) fn take_received(&mut self, len: usize) -> &[u8] {
         let n = len.min(self.end - self.start);
         self.start += n;
         &self.input[self.start - n..self.start]
     }
 
-    /// Takes `len` bytes to an address: what was received already, then straight from the kernel,
-    /// piece by piece. Asks `stop` before each; false if it stopped.
+    /// Takes `len` bytes to an address: first what was received already, then directly from the
+    /// kernel, piece by piece. Calls `stop` before each piece; returns false if it stopped.
     ///
     /// # Safety
     /// `dst` must be writable for `len` bytes, by us, until this returns.
@@ -452,7 +450,7 @@ impl Line {
         Ok(())
     }
 
-    /// True if the peer has closed an unused connection, or sent what nobody asked for.
+    /// True if the peer has closed an unused connection, or sent unexpected bytes.
     pub(super) fn is_stale(&self) -> bool {
         let mut byte = 0u8;
         let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
@@ -462,7 +460,7 @@ impl Line {
         n >= 0 || io::Error::last_os_error().kind() != io::ErrorKind::WouldBlock
     }
 
-    /// Nothing more will be sent: the peer reads what was, then the end.
+    /// Ends sending: the peer reads what was sent, then end of stream.
     pub(super) fn finish_sending(&self) {
         let _ = self.shared.socket.shutdown(Shutdown::Write);
     }
@@ -480,7 +478,7 @@ impl Line {
         Gather::new(&self.shared.socket, self.limits)
     }
 
-    /// The same, with the tags of what is sent.
+    /// As [`Line::gather`], with the tags to use for what is sent.
     pub(super) fn gather_tagged(&mut self) -> (Gather<'_>, &mut Tags) {
         (Gather::new(&self.shared.socket, self.limits), &mut self.tags)
     }

@@ -1,7 +1,7 @@
-//! Several batches over one connection, each sent before the answer to the one before it has come:
-//! the agent takes in the next payload while its answer is on the way. Only batches of one request
-//! that bring back no more than words, so that neither end waits to send while the other does.
-//! Whatever is left undone here, the caller posts one by one.
+//! Several batches over one connection, each sent before the answer to the previous one has
+//! arrived: the agent receives the next payload while its answer is on the way. Only batches that
+//! are one request and return only words, so that the two ends never block on sending to each
+//! other. The caller posts all remaining batches one by one.
 
 use super::batch::{Cursor, Limits, Outgoing};
 use super::client::{Answer, TcpVerbs, bytes_of, send};
@@ -12,15 +12,16 @@ use crate::error::TransportError;
 use crate::verbs::{Op, Post, PostObserver, check_batch};
 use std::collections::VecDeque;
 
-/// Requests sent and not answered: more than the sockets hold, so that the agent never waits for
-/// the next one, and no more, since a fence waits for them; a larger one goes alone.
+/// Bytes of requests sent and not answered: more than the sockets hold, so that the agent never
+/// waits for the next one, but not much more, since a fence waits for them. A larger request is
+/// sent alone.
 const AHEAD_BYTES: u64 = 8 << 20;
 const AHEAD: usize = 16;
 
-/// What became of each batch; None for one that did not happen, and may be posted.
+/// Result of each batch; None if it did not happen and may be posted.
 pub(super) type Outcomes = Vec<Option<Result<(), TransportError>>>;
 
-/// A request on its way.
+/// A request that was sent and not answered.
 struct InFlightRequest {
     batch: usize,
     id: u64,
@@ -28,7 +29,7 @@ struct InFlightRequest {
 }
 
 impl TcpVerbs {
-    /// As many of the batches without an outcome as go together. False if none got one.
+    /// Sends as many of the batches without an outcome as possible. False if none got one.
     pub(super) fn pipeline(
         &self,
         posts: &mut [Post<'_, '_>],
@@ -44,7 +45,7 @@ impl TcpVerbs {
             |mut lease| {
                 let mut flying = VecDeque::with_capacity(AHEAD);
                 let flown = self.fly(&mut lease, posts, outcomes, (&mut flying, observer));
-                // Their answers are not waited for any more.
+                // Their answers will not be read any more.
                 flying.iter().for_each(|f| observer.on_complete(f.batch));
                 flown
             },
@@ -52,16 +53,16 @@ impl TcpVerbs {
         if let Err(error) = flown
             && (matches!(error, TransportError::Timeout(_)) || left(outcomes) == before)
         {
-            // Those that never left would wait as long again, each of them, for a peer that is
-            // stuck or cannot be reached.
+            // Batches that were never sent would each wait as long again for a peer that is stuck
+            // or unreachable.
             let undone = outcomes.iter_mut().filter(|o| o.is_none());
             undone.for_each(|o| *o = Some(Err(lost_with(&error))));
         }
         left(outcomes) < before
     }
 
-    /// Sends ahead and takes the answers, in order. An error ends the connection; whoever was on
-    /// its way has it, too.
+    /// Sends requests ahead and reads the answers in order. An error ends the connection and is
+    /// also the result of every batch in flight.
     fn fly(
         &self,
         lease: &mut Lease<'_>,
@@ -91,15 +92,15 @@ impl TcpVerbs {
                     outcomes[batch] = Some(Err(refused));
                     continue;
                 }
-                // Each has the time that a post of its own would have, and what is before it.
+                // Each has the time of a post of its own, plus that of the requests before it.
                 conn.line.set_deadline(Deadline::for_bytes(self.pool.opts.stall_ms, bytes));
                 let (request, sent) = self.take_off(conn, batch, &posts[batch]);
                 broken = sent.err();
                 flying.push_back(request);
             }
             let Some(InFlightRequest { batch, id, out }) = flying.pop_front() else { break };
-            // A send that broke off was the last one's: the answers before it are still to come,
-            // but from an agent that takes nothing any more.
+            // If a send failed, it was the last one: the answers before it can still arrive, unless
+            // the agent is stuck.
             let stuck = matches!(broken, Some(Broken::Stalled(_) | Broken::Late(_)));
             let last = flying.is_empty() || stuck;
             let sent = if last { broken.take().map_or(Ok(()), Err) } else { Ok(()) };
@@ -123,7 +124,7 @@ impl TcpVerbs {
             outcomes[batch] = Some(outcome);
             in_step = !closing && !failed;
             if !in_step {
-                // The agent has closed and looked at nothing behind that answer.
+                // The agent has closed and processed nothing after the request of that answer.
                 return Ok(());
             }
         }
@@ -145,7 +146,7 @@ impl TcpVerbs {
         (InFlightRequest { batch, id, out }, sent)
     }
 
-    /// Whether a batch is one request, and may be answered while others are sent.
+    /// Whether a batch is one request that may be answered while others are sent.
     fn fits(&self, post: &Post<'_, '_>, limits: Limits) -> bool {
         let by = &self.pool.opts.stripes;
         let plain = |op: &Op<'_>| !matches!(op, Op::Read { .. }) && op.stripes(by) <= 1;
@@ -157,7 +158,7 @@ impl TcpVerbs {
     }
 }
 
-/// The same for a batch that was on its way, or was to go, behind one that met this.
+/// The error of a batch in flight, or still to be sent, behind one that failed with this error.
 pub(super) fn lost_with(error: &TransportError) -> TransportError {
     match error {
         TransportError::Timeout(text) => TransportError::Timeout(text.clone()),

@@ -1,5 +1,6 @@
-//! The client's connections to one agent: made on demand, bounded, used by one post at a time, and
-//! all of them interrupted when the owner is found dead. A connection that failed is never reused.
+//! The client's connections to one agent: created on demand, bounded, each used by one post at a
+//! time, and all interrupted when the owner is found dead. A connection that failed is never
+//! reused.
 
 use super::batch::{Limits, Outgoing};
 use super::client::TcpOptions;
@@ -23,16 +24,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// A connection unused for longer is looked at before it is used: the agent may have closed it.
+/// A connection unused for longer is checked before use: the agent may have closed it.
 const FRESH_NS: u64 = 1_000_000_000;
-/// Where one more connection could not be had, none is asked for so long.
+/// After a further connection could not be opened, none is opened for this time.
 const NO_MORE_NS: u64 = 1_000_000_000;
-/// What the further connections of one large post may take to be made, together.
+/// Time limit for opening all further connections of one large post together.
 const MORE_MS: u64 = 200;
-/// A connection unused for longer is closed when the pool is trimmed, unless it is the last.
+/// A connection unused for longer is closed when the pool is trimmed, unless it is the last one.
 const KEPT_IDLE_NS: u64 = 2_000_000_000;
 
-/// One connection after its handshake, with the scratch of its posts.
+/// One connection after its handshake, with the scratch buffers of its posts.
 #[derive(Debug)]
 pub(super) struct Conn {
     pub line: Line,
@@ -47,7 +48,7 @@ pub(super) struct Conn {
 #[derive(Debug, Default)]
 struct State {
     idle: Vec<Conn>,
-    // Every connection that exists or is being made, by number, for interruption.
+    // Every connection that is open or being opened, by number, for interruption.
     open: HashMap<u64, Option<Arc<Interrupt>>>,
     next_number: u64,
 }
@@ -67,7 +68,8 @@ pub(super) struct Pool {
     clock: BootClock,
 }
 
-/// A connection checked out for one post; goes back only if it is in step with the agent.
+/// A connection checked out for one post. It returns to the pool only if it is in step with the
+/// agent.
 pub(super) struct Lease<'a> {
     pool: &'a Pool,
     conn: Option<Conn>,
@@ -76,7 +78,7 @@ pub(super) struct Lease<'a> {
 }
 
 impl Pool {
-    /// Resolves the address; connects to nothing yet.
+    /// Resolves the address; does not connect yet.
     pub(super) fn new(
         target: &str,
         incarnation: u64,
@@ -110,7 +112,7 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Interrupts every post in flight and drops idle connections; for when the owner is dead.
+    /// Interrupts every post in flight and drops idle connections, because the owner is dead.
     pub(super) fn interrupt(&self) {
         let mut state = self.state();
         for open in state.open.values().flatten() {
@@ -123,12 +125,12 @@ impl Pool {
         self.freed.notify_all();
     }
 
-    /// Closes what was not used lately, but one: an agent has so many connections for everybody.
+    /// Closes connections not used lately, except one: all clients share the agent's connections.
     pub(super) fn trim(&self) {
         let old = self.clock.now_ns().saturating_sub(KEPT_IDLE_NS);
         let mut state = self.state();
         let mut closed = Vec::new();
-        // Those used last are at the end.
+        // Connections used last are at the end.
         while state.idle.len() > 1 && state.idle[0].used_ns < old {
             let conn = state.idle.remove(0);
             state.open.remove(&conn.number);
@@ -145,27 +147,27 @@ impl Pool {
         }
     }
 
-    /// A connection: an idle one, a new one made before `within`, or the next that comes free
-    /// within the stall limit.
+    /// A connection: an idle one, a new one opened before `within`, or the next one that is
+    /// returned within the stall limit.
     pub(super) fn lease(&self, within: Deadline) -> Result<Lease<'_>, TransportError> {
         self.lease_waiting(Duration::from_millis(self.opts.stall_ms), within)
     }
 
-    /// Up to `most` further connections, none of them waited for: who holds one must not wait for
-    /// others that do the same. One that cannot be made is done without, also by the next posts of
-    /// a second: the agent may have no room.
+    /// Up to `most` further connections, without waiting for one to be returned: two posts that
+    /// each hold one must not wait for each other. After a failure to open one, this and other
+    /// posts go without further ones for a second: the agent may be full.
     pub(super) fn lease_more(&self, most: usize, within: Deadline) -> Vec<Lease<'_>> {
         let mut more = Vec::with_capacity(most);
         if self.clock.now_ns() < self.no_more_until_ns.load(Ordering::Relaxed) {
             return more;
         }
-        // Together: their post waits for them.
+        // One limit for all of them, since the post waits for them.
         let within = within.within_ms(MORE_MS);
         while more.len() < most {
             match self.lease_waiting(Duration::ZERO, within) {
                 Ok(lease) => more.push(lease),
                 Err(error) => {
-                    tracing::debug!(%error, "a large copy goes over fewer connections");
+                    tracing::debug!(%error, "a large copy uses fewer connections");
                     let until = self.clock.now_ns().saturating_add(NO_MORE_NS);
                     self.no_more_until_ns.store(until, Ordering::Relaxed);
                     break;
@@ -216,7 +218,7 @@ impl Pool {
         }
     }
 
-    /// Connects and shakes hands, all within `connect_ms` and before `within`.
+    /// Connects and performs the handshake, all within `connect_ms` and before `within`.
     fn connect(&self, number: u64, within: Deadline) -> Result<Conn, TransportError> {
         let deadline = within.within_ms(self.opts.connect_ms);
         let socket = self.dial(deadline)?;
@@ -225,7 +227,7 @@ impl Pool {
         let mut line = Line::new(socket, hand_ms).map_err(configure)?;
         line.set_deadline(deadline);
         self.state().open.insert(number, Some(line.shared().clone()));
-        // Died meanwhile: the interruption may have missed this socket.
+        // The owner died meanwhile: the interruption may have missed this socket.
         self.alive.check(&self.target)?;
         if let Some(credentials) = &self.opts.credentials {
             self.authenticate(&mut line, credentials, hand_ms)?;
@@ -262,7 +264,7 @@ impl Pool {
         Err(TransportError::Disconnected(format!("cannot connect to {target} in {ms} ms: {last}")))
     }
 
-    /// Proves to the agent, and has it prove, what the job shares [I20].
+    /// Mutual authentication with the agent by what the job shares [I20].
     fn authenticate(
         &self,
         line: &mut Line,
@@ -281,11 +283,11 @@ impl Pool {
             }
             Err(why) => why,
         };
-        // Interrupted, because the owner was found dead meanwhile?
+        // Interrupted because the owner was found dead meanwhile?
         self.alive.check(&self.target)?;
         let text = format!("{}: {why}", self.target);
         Err(match why {
-            // Said without any proof: it ends this connection, and no other.
+            // The peer sent this unauthenticated: it ends this connection and no other.
             AuthError::Job { .. } => TransportError::Disconnected(text),
             AuthError::Busy(_) => TransportError::Timeout(text),
             AuthError::Io(e) if e.kind() == std::io::ErrorKind::TimedOut => {
@@ -311,12 +313,13 @@ impl Pool {
         let tag = line.tag(&[&bytes]);
         bytes.extend_from_slice(tag.bytes());
         let sent = line.send(&bytes);
-        // An agent that is full answers and closes without reading: look for its answer first.
+        // A full agent answers and closes without reading: read its answer before reporting a send
+        // error.
         let welcome: Welcome =
             line.take_struct().map_err(|e| self.lost(sent.err().unwrap_or(e)))?;
         let protocol = |why| Err(TransportError::Protocol(format!("{}: {why}", self.target)));
         if welcome.magic.get() != WELCOME_MAGIC {
-            return protocol("what listens there is no nkv tcp agent".to_string());
+            return protocol("the peer is not an nkv tcp agent".to_string());
         }
         if welcome.version.get() != TCP_VERSION {
             let theirs = welcome.version.get();
@@ -333,7 +336,7 @@ impl Pool {
         match Status::from_wire(welcome.status.get()) {
             Some(Status::Ok) if welcome.incarnation.get() == self.incarnation => Ok(welcome),
             Some(Status::Ok | Status::Incarnation | Status::Job) => {
-                // Whoever listens there now, the owner we meant is gone for good [I17].
+                // Whatever listens there now, the intended owner is gone permanently [I17].
                 self.alive.mark_dead();
                 Err(TransportError::Disconnected(format!(
                     "{} serves another segment: {text}",
@@ -345,7 +348,7 @@ impl Pool {
         }
     }
 
-    /// What a broken connection means for the verb that met it.
+    /// The error of a verb on a connection that broke.
     pub(super) fn lost(&self, e: Broken) -> TransportError {
         if let Err(dead) = self.alive.check(&self.target) {
             return dead;
@@ -364,29 +367,29 @@ impl Pool {
 impl Lease<'_> {
     /// The connection.
     pub(super) fn conn(&mut self) -> Result<&mut Conn, TransportError> {
-        // Present from `lease` to drop; an error instead of a panic all the same.
+        // Present from `lease` to drop; still an error instead of a panic.
         self.conn
             .as_mut()
             .ok_or_else(|| TransportError::Protocol("a lease without a connection".to_string()))
     }
 
-    /// Length of the segment that the handshake told.
+    /// Length in bytes of the segment, from the handshake.
     pub(super) fn segment_len(&self) -> u64 {
         self.conn.as_ref().map_or(0, |c| c.segment_len)
     }
 
-    /// A batch begins, after which the connection is out of step unless `end` says otherwise. False
-    /// if it was before: it is not to be used.
+    /// Marks the begin of a batch: the connection is out of step until `end` states otherwise.
+    /// Returns false if it was out of step before: it must not be used.
     pub(super) fn begin(&mut self) -> bool {
         std::mem::replace(&mut self.in_step, false)
     }
 
-    /// A batch ended; true if the connection may be used again.
+    /// Marks the end of a batch; `in_step`: the connection may be used again.
     pub(super) fn end(&mut self, in_step: bool) {
         self.in_step = in_step;
     }
 
-    /// True between batches, if it may be used.
+    /// True between batches, if the connection may be used.
     pub(super) fn is_in_step(&self) -> bool {
         self.in_step
     }

@@ -1,6 +1,6 @@
 //! What an agent sends: its welcome, refusals, and answers with results and payload. The reads
-//! behind the last change of a request happen here, in order, each copied into the socket before
-//! the next begins [I7].
+//! after the last change of a request are executed here, in order, each copied into the socket
+//! before the next begins [I7].
 
 use super::agent::Shared;
 use super::frame::{MAX_OPS, Status, TCP_VERSION, WELCOME_MAGIC, Welcome, message};
@@ -13,19 +13,19 @@ use crate::mapped::Mapped;
 use std::sync::atomic::{Ordering, fence};
 use zerocopy::IntoBytes;
 
-/// Reads up to this length are collected and sent together.
+/// Reads up to this length in bytes are collected and sent together.
 const SMALL_READ_BYTES: usize = 4 << 10;
-/// What is collected at most before a send.
+/// Most bytes collected before a send.
 pub(super) const SMALL_BYTES: usize = 16 << 10;
-/// Pieces in which memory that the CPU cannot address is staged.
+/// Memory that the CPU cannot address is copied to a buffer in pieces of this many bytes.
 pub(super) const STAGE_BYTES: usize = 256 << 10;
 
-/// The answer to a request that was done, but for what it reads last.
+/// The answer to a request whose changes are done; its last reads are still to be executed.
 pub(super) struct Reply<'a> {
     pub line: &'a mut Line,
     pub segment: &'a Mapped,
     pub results: &'a [u8],
-    /// Of the reads before the last change, with room for their tags.
+    /// Data of the reads before the last change, with space for their tags.
     pub early: &'a mut [u8],
     pub small: &'a mut [u8],
     pub stage: &'a mut Vec<u8>,
@@ -72,7 +72,7 @@ impl Reply<'_> {
     }
 }
 
-/// Fills in the tags of what was read before a change: they come behind that of the results.
+/// Fills in the tags of data read before a change: they follow the tag of the results.
 fn tag_early(mut early: &mut [u8], steps: &Steps, tags: &mut Tags) {
     for len in steps.early_reads() {
         let both = len + tags.len_behind(len);
@@ -82,7 +82,7 @@ fn tag_early(mut early: &mut [u8], steps: &Steps, tags: &mut Tags) {
     }
 }
 
-/// Sends the agent's half of the handshake.
+/// Sends the agent's welcome.
 pub(super) fn send_welcome(
     line: &mut Line,
     shared: &Shared,
@@ -103,7 +103,7 @@ pub(super) fn send_welcome(
     send_head(line, head.as_bytes(), why)
 }
 
-/// A message that is all head: a structure, its text, and their tag.
+/// Sends a message without payload: a structure, its text, and their tag.
 pub(super) fn send_head(line: &mut Line, head: &[u8], text: &[u8]) -> Result<(), Broken> {
     let tag = line.tag(&[head, text]);
     let mut out = line.gather();
@@ -125,15 +125,15 @@ fn send_large(
     stage: &mut Vec<u8>,
 ) -> Result<(), End> {
     if let Some(src) = segment.at(offset, len) {
-        // SAFETY: mapped while the segment lives; that others may write it meanwhile is what the
-        // reader's second look at the header is for [I7].
+        // SAFETY: mapped while the segment lives; others may write it meanwhile, which the
+        // reader's second header read detects [I7].
         unsafe { out.add(src, len)? };
         out.send(more)?;
-        // The second look at the header comes after the payload [I7].
+        // The reader's second header read comes after the payload [I7].
         fence(Ordering::Acquire);
         return Ok(());
     }
-    // What was collected may lie in other buffers, but nothing of it in the stage.
+    // What was collected may be in other buffers, but not in `stage`.
     stage.resize(STAGE_BYTES, 0);
     let mut done = 0;
     while done < len {

@@ -1,5 +1,5 @@
-//! A request as the agent understands it: descriptors decoded, counted and checked before one byte
-//! is placed. Nothing here touches the segment or the socket.
+//! A request as the agent parses it: descriptors are decoded, counted and checked before the first
+//! byte is written. This file accesses neither the segment nor the socket.
 
 use super::frame::{
     MAX_EARLY_BYTES, MAX_OPS, OP_COMPARE_SWAP, OP_FETCH_ADD, OP_FLUSH, OP_READ, OP_STORE, OP_WRITE,
@@ -33,7 +33,7 @@ impl Step {
         })
     }
 
-    /// What it wants to change, if anything.
+    /// The change that the verb makes, if any.
     pub(super) fn intent(&self) -> Option<Intent> {
         match *self {
             Step::Read { .. } | Step::Flush => None,
@@ -66,10 +66,10 @@ impl Step {
     }
 }
 
-/// Checks a request's header alone: what it claims is within the limits.
+/// Checks a request's header alone: the numbers in it are within the limits.
 pub(super) fn check_header(r: &Request, max_bytes: u64) -> Result<(), String> {
     if r.magic.get() != REQUEST_MAGIC {
-        return Err(format!("{:#010x} is no request", r.magic.get()));
+        return Err(format!("{:#010x} is not a request", r.magic.get()));
     }
     if r.n_ops.get() as usize > MAX_OPS {
         return Err(format!("{} verbs in one request, at most {MAX_OPS}", r.n_ops.get()));
@@ -86,13 +86,13 @@ pub(super) fn check_header(r: &Request, max_bytes: u64) -> Result<(), String> {
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     all: Vec<Step>,
-    // Everything from here on only reads.
+    // Every verb from here on only reads.
     tail: usize,
 }
 
 impl Steps {
-    /// Decodes the descriptors and checks that they add up to what the header claims. An error
-    /// means that the peer does not speak this protocol.
+    /// Decodes the descriptors and checks that their sums match the header. An error means that the
+    /// peer violates the protocol.
     pub(super) fn decode(&mut self, header: &Request, descs: &[u8]) -> Result<(), String> {
         self.all.clear();
         self.tail = 0;
@@ -109,7 +109,7 @@ impl Steps {
                 _ => {}
             }
             self.all.push(step);
-            // A flush that follows a change is carried out with it, before the answer [I4].
+            // A flush directly after a change is executed with the change, before the answer [I4].
             let flushes = matches!(step, Step::Flush) && self.tail + 1 == self.all.len();
             if step.intent().is_some() || flushes && self.tail > 0 {
                 self.tail = self.all.len();
@@ -138,7 +138,7 @@ impl Steps {
             .try_for_each(|s| s.fits(segment_len).map_err(|why| (Status::OutOfBounds, why)))
     }
 
-    /// Asks the permit for every change.
+    /// Checks every change against the permit.
     pub(super) fn check_permit(&self, permit: &dyn Permit) -> Result<(), (Status, String)> {
         self.leading()
             .iter()
@@ -146,7 +146,7 @@ impl Steps {
             .try_for_each(|i| permit.check(&i).map_err(|why| (Status::Refused, why)))
     }
 
-    /// True if anything is to be changed.
+    /// True if the request has a change.
     pub(super) fn changes(&self) -> bool {
         self.tail > 0
     }
@@ -156,7 +156,7 @@ impl Steps {
         &self.all[..self.tail]
     }
 
-    /// Lengths of what it writes, in order.
+    /// Lengths of its writes, in order.
     pub(super) fn writes(&self) -> impl Iterator<Item = u64> + '_ {
         self.leading().iter().filter_map(|s| match *s {
             Step::Write { len, .. } => Some(len),
@@ -164,7 +164,7 @@ impl Steps {
         })
     }
 
-    /// Lengths of what it reads before its last change, in order.
+    /// Lengths of its reads before the last change, in order.
     pub(super) fn early_reads(&self) -> impl Iterator<Item = usize> + '_ {
         self.leading().iter().filter_map(|s| match *s {
             Step::Read { len, .. } => Some(len as usize),
@@ -172,7 +172,7 @@ impl Steps {
         })
     }
 
-    /// The rest, which only reads: offset and length of each.
+    /// The verbs after the last change, which only read: offset and length of each.
     pub(super) fn trailing(&self) -> impl Iterator<Item = (u64, usize)> + '_ {
         self.all[self.tail..].iter().filter_map(|s| match *s {
             Step::Read { offset, len } if len > 0 => Some((offset, len as usize)),

@@ -1,7 +1,8 @@
-//! One connection of the agent, after its handshake: greet, then requests until the peer leaves,
-//! stalls or talks nonsense, or takes too long over a request, which ends this connection and no
-//! other [I19]. Bytes of a plan are placed only while its permit is held, and the permit is dropped
-//! before the answer is sent, so a peer that does not read cannot hold up a fence [I10].
+//! One connection of the agent after authentication: the hello, then requests until the peer
+//! leaves, stalls, violates the protocol, or takes too long over a request. Each of these ends this
+//! connection and no other [I19]. Bytes of a plan are written only while its permit is held, and
+//! the permit is dropped before the answer is sent, so a peer that does not read cannot delay a
+//! fence [I10].
 
 use super::agent::Shared;
 use super::deadline::Deadline;
@@ -24,15 +25,15 @@ use zerocopy::IntoBytes;
 pub(super) enum End {
     /// The peer left, or was idle for too long.
     Left,
-    /// It was turned away, with an answer.
+    /// Refused at the hello, with an answer.
     TurnedAway(String),
-    /// It was let in, and then came what its peer did not say.
+    /// A message on an authenticated connection had a wrong tag.
     Forged,
     /// A fence cut it.
     Fenced,
-    /// What it wanted to place is nothing that its token may say. It is notified.
+    /// The content it wanted to write is not permitted for its token. The peer gets an answer.
     Unfit(String),
-    /// It does not speak this protocol.
+    /// The peer violated the protocol.
     Garbage(String),
     /// The connection or the memory failed.
     Broken(String),
@@ -64,9 +65,9 @@ pub(super) struct Connection<'a> {
 enum Outcome {
     Done,
     No(Status, String),
-    /// Fenced with part of the payload still to come.
+    /// Fenced while a part of the payload had not arrived.
     CutShort,
-    /// A part of the payload may not stand there, the rest is still to come.
+    /// The content of a part of the payload is not permitted; the rest has not been read.
     Unfit(String),
 }
 
@@ -108,7 +109,7 @@ impl<'a> Connection<'a> {
         self.line.set_deadline(Deadline::after_ms(self.shared.limits.hello_ms));
         let hello: Hello = self.line.take_struct()?;
         if hello.magic.get() != HELLO_MAGIC {
-            return Err(End::Garbage(format!("{:#018x} is no hello", hello.magic.get())));
+            return Err(End::Garbage(format!("{:#018x} is not a hello", hello.magic.get())));
         }
         if hello.version.get() != TCP_VERSION {
             let theirs = hello.version.get();
@@ -145,7 +146,7 @@ impl<'a> Connection<'a> {
     }
 
     fn request(&mut self) -> Result<(), End> {
-        // Something of it is here already.
+        // The first byte of the request has arrived.
         self.allow(0);
         let header: Request = self.line.take_struct()?;
         check_header(&header, self.shared.limits.max_request_bytes).map_err(End::Garbage)?;
@@ -162,7 +163,8 @@ impl<'a> Connection<'a> {
                 add(&self.shared.counters.refused, 1);
                 let closing = self.line.shared().was_cut();
                 self.deny(id, status, &why, closing)?;
-                // Said to close, it looks at nothing that was sent behind.
+                // After an answer that announces the close, nothing sent after its request is
+                // processed.
                 if closing { Err(End::Fenced) } else { Ok(()) }
             }
             Outcome::CutShort => {
@@ -176,7 +178,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Gives what comes next the time that `bytes` of payload may take.
+    /// Sets the time limit of the next step, which may move `bytes` of payload.
     fn allow(&mut self, bytes: u64) {
         self.line.set_deadline(Deadline::for_bytes(self.shared.limits.stall_ms, bytes));
     }
@@ -200,10 +202,10 @@ impl<'a> Connection<'a> {
         let permit = match admitted {
             Ok(permit) => permit,
             Err((status, why)) => {
-                // Payload that nobody wants: past it the connection is in step again.
+                // The payload of a refused request: after it the connection is in step again.
                 match self.line.discard_payloads(self.steps.writes()) {
                     Ok(()) => {}
-                    // The cut looks like the peer's end of the stream.
+                    // A cut by a fence looks like the peer's end of stream.
                     Err(_) if self.line.shared().was_cut() => return Ok(Outcome::CutShort),
                     Err(e) => return Err(e.into()),
                 }
@@ -230,14 +232,14 @@ impl<'a> Connection<'a> {
             }
             Ok(false) => Ok(Outcome::CutShort),
             Err(End::Forged) => Err(End::Forged),
-            // The cut looks like the peer's end of the stream.
+            // A cut by a fence looks like the peer's end of stream.
             Err(_) if permit.is_revoked() => Ok(Outcome::CutShort),
             Err(End::Unfit(why)) => Ok(Outcome::Unfit(why)),
             Err(end) => Err(end),
         }
     }
 
-    /// Answers with results and payloads.
+    /// Sends the answer with results and payloads.
     fn answer(&mut self, id: u64, read_bytes: u64) -> Result<(), End> {
         self.allow(read_bytes);
         let closing = self.line.shared().was_cut();
@@ -265,7 +267,7 @@ impl<'a> Connection<'a> {
         if closing { Err(End::Fenced) } else { Ok(()) }
     }
 
-    /// Refuses what was begun: the connection is out of step and ends.
+    /// Refuses a request in progress: the connection is out of step and ends.
     fn break_off(&mut self, id: u64, why: &str) -> Result<(), End> {
         add(&self.shared.counters.refused, 1);
         self.deny(id, Status::Refused, why, true)?;

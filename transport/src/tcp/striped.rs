@@ -1,13 +1,12 @@
-//! Large reads and writes over several connections at a time. A batch stays what it is, verbs
-//! strictly in order: each large one is cut into stripes, and nothing that stands behind it is sent
-//! before every stripe was answered. So READY follows the last byte of all of them [I4], and a
-//! reader's second look comes after it [I7]. Decides nothing about how many; see
-//! [`nkv_store::Stripes`].
+//! Large reads and writes over several connections at a time. The verbs of a batch stay strictly in
+//! order: each large one is cut into stripes, and no later verb is sent before every stripe was
+//! answered. So READY follows the last byte of all stripes [I4], and a reader's second header read
+//! comes after it [I7]. [`nkv_store::Stripes`] decides how many stripes there are.
 //!
-//! A stripe is a request like any other: its bytes are placed under its plan's permit, counted by
-//! the plan's gate, so a fence covers all stripes [I10], and the agent answers once they are in
-//! memory and the permit is given back. A stripe that fails fails the batch; the others are done to
-//! their end first, so that none of them is on its way when the call has ended.
+//! A stripe is a normal request: its bytes are written under its plan's permit, counted by the
+//! plan's gate, so a fence covers all stripes [I10]. The agent answers once they are in memory and
+//! the permit is dropped. If a stripe fails, the batch fails; the other stripes are completed
+//! first, so that none is in flight when the call has ended.
 
 use super::client::TcpVerbs;
 use super::deadline::Deadline;
@@ -17,7 +16,7 @@ use crate::verbs::Op;
 use nkv_store::threads::side_by_side;
 
 impl TcpVerbs {
-    /// A batch with large verbs: these over all of `lanes`, the rest over the first of them.
+    /// Posts a batch with large verbs: these over all of `lanes`, the others over the first lane.
     pub(super) fn striped(
         &self,
         mut lanes: Vec<Lease<'_>>,
@@ -36,9 +35,9 @@ impl TcpVerbs {
             };
             let n = large.stripes(by);
             let more: Vec<_> = more.iter_mut().filter(|l| l.is_in_step()).take(n - 1).collect();
-            // All of it has happened when this returns.
+            // Everything is executed when this returns.
             side_by_side("nkv-stripe", large.cut(more.len() + 1), first, more, |lane, stripe| {
-                // Each connection flushes for itself, and its answer says so [I4].
+                // Each connection flushes its own writes before its answer [I4].
                 self.chain(lane, token, &mut [stripe, Op::Flush], deadline)
             })?;
             rest = tail;

@@ -1,4 +1,4 @@
-//! Where a control connection goes. Only names: nothing is resolved or opened here.
+//! Addresses of control connections. Nothing is resolved or opened here.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -61,7 +61,9 @@ mod tests {
     #[test]
     fn an_address_is_read_as_it_is_written() {
         for s in ["tcp://node-3:7400", "tcp://[::1]:7400", "unix:///tmp/a b.sock"] {
-            assert_eq!(s.parse::<Address>().unwrap().to_string(), s);
+            let read = s.parse::<Address>().unwrap();
+            assert_eq!(read.to_string(), s);
+            assert_eq!(read.bare(), s.split_once("://").unwrap().1);
         }
         let bare: Address = "127.0.0.1:80".parse().unwrap();
         assert_eq!(bare, Address::Tcp("127.0.0.1:80".to_string()));

@@ -1,12 +1,13 @@
-//! Who may connect [I20]. Every connection, control or data, begins with a handshake under what the
-//! job shares: its secret, or else a cookie that only its user can read. It knows no message that
-//! comes after it, but what it leaves behind binds them all to it.
+//! Authentication [I20]. Every connection, control or data, begins with a handshake keyed by what
+//! the job shares: its secret, or else a cookie that only its user can read. It does not interpret
+//! the messages that follow, but its result authenticates all of them.
 //!
-//! - [`Secret`] is what is shared, [`CookieFile`] stands in for it on one host.
-//! - [`Credentials`] say what to prove towards an address, [`Guard`] what to demand of a peer.
-//! - [`Session`] encrypts what follows on a control connection, and has the keys of the tags of a
-//!   data connection.
-//! - The handshake itself does no input or output: `exchange` moves its frames, async or blocking.
+//! - [`Secret`] is the shared secret, [`CookieFile`] replaces it on one host.
+//! - [`Credentials`] decide what to prove to an address, [`Guard`] what to require of a peer.
+//! - [`Session`] encrypts what follows on a control connection, and holds the tag keys of a data
+//!   connection.
+//! - The handshake itself does no input or output: `exchange` transfers its frames, async or
+//!   blocking.
 
 mod cookie;
 mod credentials;

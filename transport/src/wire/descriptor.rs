@@ -1,6 +1,6 @@
-//! A descriptor of shared memory, passed over a unix socket that both ends have proven themselves
-//! on. The client says first that it listens for it: with an ordinary read a descriptor would be
-//! lost.
+//! Passes a descriptor of shared memory over a unix socket whose two ends are authenticated. The
+//! client first announces that it is ready to receive it: an ordinary read would lose the
+//! descriptor.
 
 use super::BoxStream;
 use rustix::net::{
@@ -13,31 +13,31 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::UnixStream;
 
-/// The client's word that it listens for the descriptor, and the byte that the descriptor travels
-/// with.
+/// The byte with which the client announces that it is ready, and the byte sent with the
+/// descriptor.
 const TAKE: u8 = b'r';
 const PASS: u8 = b'R';
 
-/// Passes `fd` to the client at the other end, and returns the socket. Waits for the client's word
-/// without a limit of its own.
+/// Passes `fd` to the client at the other end, and returns the socket. Waits for the client's byte
+/// without a time limit of its own.
 ///
 /// # Errors
-/// If `stream` is no unix socket, the client says something else, or it has gone.
+/// If `stream` is not a unix socket, or the client sends another byte or is gone.
 pub async fn pass_descriptor(mut stream: BoxStream, fd: BorrowedFd<'_>) -> io::Result<UnixStream> {
     let word = stream.read_u8().await?;
     if word != TAKE {
-        return Err(odd(format!("a client that was offered a descriptor said {word:#04x}")));
+        return Err(odd(format!("a client that was offered a descriptor answered {word:#04x}")));
     }
     let socket = unix(stream)?;
     socket.async_io(Interest::WRITABLE, || send(&socket, fd)).await?;
     Ok(socket)
 }
 
-/// Takes the descriptor that the node at the other end has announced; with the socket. Waits for it
-/// without a limit of its own. What it is of, the caller checks.
+/// Receives the descriptor that the node at the other end has announced; returns it with the
+/// socket. Waits for it without a time limit of its own. The caller checks what it refers to.
 ///
 /// # Errors
-/// If `stream` is no unix socket, something else came, or nothing does any more.
+/// If `stream` is not a unix socket, something else arrives, or the stream ends.
 pub async fn take_descriptor(stream: BoxStream) -> io::Result<(OwnedFd, UnixStream)> {
     let socket = unix(stream)?;
     let send_take = || rustix::net::send(&socket, &[TAKE], SendFlags::NOSIGNAL).map_err(Into::into);
@@ -78,13 +78,13 @@ fn receive(socket: &UnixStream) -> io::Result<OwnedFd> {
         RecvAncillaryMessage::ScmRights(fds) => Some(fds),
         _ => None,
     });
-    // All of them, or they would stay open.
+    // All of them are taken, so that surplus ones are closed.
     let mut fds: Vec<OwnedFd> = fds.flatten().collect();
     if got.bytes == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     match (byte[0], fds.pop()) {
         (PASS, Some(fd)) if fds.is_empty() => Ok(fd),
-        (byte, _) => Err(odd(format!("{byte:#04x} came in place of a descriptor"))),
+        (byte, _) => Err(odd(format!("{byte:#04x} arrived instead of a descriptor"))),
     }
 }

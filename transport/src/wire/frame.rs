@@ -1,7 +1,7 @@
 //! Frames: a 16-byte header {body length u32, version u16, flags u16, request id u64}, little
-//! endian, then a bincode body (1.3, fixed-width integers). A claimed length is never believed
-//! further than bytes have arrived, and what does not decode is an error that closes the
-//! connection [I19]; nothing here may panic on input.
+//! endian, then a bincode body (1.3, fixed-width integers). Memory is allocated as bytes arrive,
+//! not by the stated length. Input that does not decode is an error that closes the connection
+//! [I19]; nothing here may panic on input.
 
 use bincode::Options;
 use serde::Serialize;
@@ -14,21 +14,21 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::error::Elapsed;
 
-/// Version of header and encoding; both ends must agree.
+/// Version of header and encoding; both ends must have the same.
 pub const WIRE_VERSION: u16 = 1;
-/// Bytes before the body.
+/// Length of the header.
 pub const FRAME_HEADER_BYTES: usize = 16;
-/// Largest body. Batches are cut to fit; a payload never comes near a frame.
+/// Largest body in bytes. Batches are cut to fit; payload is never sent in frames.
 pub const MAX_FRAME_BYTES: usize = 32 << 20;
-/// A body buffer grows by at most this or by what it already holds, whichever is more.
+/// Step by which a body buffer grows, or the length it already holds if that is more.
 const GROW_BYTES: usize = 64 << 10;
-/// A frame that began must be whole, and one that is written must be taken, within this plus a
-/// second for every so many bytes: a peer that trickles or does not read holds nothing for ever.
+/// A frame must be received or sent completely within this plus a second for each so many bytes, so
+/// that a peer that trickles or does not read cannot hold resources without end.
 const FRAME_LIMIT: Duration = Duration::from_secs(5);
 const BYTES_PER_SECOND: u64 = 4 << 20;
-/// Bodies being received by this process at once, beyond [`GROW_BYTES`] each.
+/// Most bytes of bodies being received by this process at once, beyond [`GROW_BYTES`] each.
 const MAX_IN_FLIGHT_BYTES: usize = 1 << 30;
-/// A reused buffer gives back what it holds above this after an unusually large frame.
+/// A reused buffer is shrunk to this after an unusually large frame.
 const KEEP_BYTES: usize = 64 << 10;
 
 /// Why a frame could not be read or written. Any of them ends the connection.
@@ -51,28 +51,28 @@ pub enum WireError {
         /// The limit in bytes.
         limit: usize,
     },
-    /// The other end speaks another version.
+    /// The other end uses another version.
     #[error("the peer speaks wire version {got}, this end {WIRE_VERSION}: run the same release")]
     Version {
-        /// What the frame says.
+        /// Version in the frame.
         got: u16,
     },
     /// Flags that this version does not define.
     #[error("a frame with unknown flags {flags:#06x}")]
     Flags {
-        /// What the frame says.
+        /// Flags in the frame.
         flags: u16,
     },
-    /// The body is not what was expected here.
+    /// The body does not decode as the expected type.
     #[error("a frame body of {bytes} bytes does not decode: {reason}")]
     Decode {
         /// Its length in bytes.
         bytes: usize,
-        /// What the decoder said.
+        /// The decoder's message.
         reason: String,
     },
-    /// The rest of a frame did not come, or was not taken, in time.
-    #[error("a frame of {bytes} bytes was not through within {ms} ms")]
+    /// The rest of a frame was not received, or not sent, in time.
+    #[error("a frame of {bytes} bytes was not complete within {ms} ms")]
     Late {
         /// Its length in bytes, as far as it is known.
         bytes: usize,
@@ -87,7 +87,7 @@ pub enum WireError {
     Busy {
         /// Its length in bytes.
         bytes: usize,
-        /// Those being received already.
+        /// Bytes being received already.
         in_flight: usize,
     },
     /// The value cannot be encoded.
@@ -128,7 +128,7 @@ fn decode_body<T: DeserializeOwned>(body: &[u8], limit: usize) -> Result<T, Wire
         .map_err(|e| WireError::Decode { bytes: body.len(), reason: e.to_string() })
 }
 
-/// Appends one whole frame to `buf`. On error `buf` is as it was.
+/// Appends one whole frame to `buf`. On an error `buf` is unchanged.
 pub fn encode_frame<T: Serialize + ?Sized>(
     buf: &mut Vec<u8>,
     id: u64,
@@ -152,8 +152,8 @@ pub fn encode_frame<T: Serialize + ?Sized>(
     Ok(())
 }
 
-/// Decodes one frame from the front of `bytes`: its request id, its value, and how many bytes it
-/// took. `Truncated` if `bytes` ends too early.
+/// Decodes one frame from the front of `bytes`: returns its request id, its value, and its length
+/// in bytes. `Truncated` if `bytes` ends too early.
 pub fn decode_frame<T: DeserializeOwned>(bytes: &[u8]) -> Result<(u64, T, usize), WireError> {
     let header = bytes
         .first_chunk::<FRAME_HEADER_BYTES>()
@@ -166,9 +166,9 @@ pub fn decode_frame<T: DeserializeOwned>(bytes: &[u8]) -> Result<(u64, T, usize)
     Ok((header.id, decode_body(body, MAX_FRAME_BYTES)?, end))
 }
 
-/// Writes one frame with one write call where the stream takes it whole. `buf` is scratch, reused
-/// between calls and empty afterwards. Not cancel-safe: a future dropped in the middle leaves half
-/// a frame on the stream, which must then be closed.
+/// Writes one frame, with one write call if the stream accepts it whole. `buf` is scratch, reused
+/// between calls and empty afterwards. Not cancel-safe: a dropped future may leave half a frame on
+/// the stream, which must then be closed.
 pub async fn write_frame<W, T>(
     w: &mut W,
     buf: &mut Vec<u8>,
@@ -215,7 +215,7 @@ where
     T: DeserializeOwned,
 {
     let limit = limit.min(MAX_FRAME_BYTES);
-    // Between frames a peer may be silent as long as it likes.
+    // Between frames there is no time limit.
     if buf.is_empty() && !fill(r, buf, FRAME_HEADER_BYTES).await? {
         return Ok(None);
     }
@@ -228,7 +228,8 @@ where
     let end = FRAME_HEADER_BYTES + header.body;
     let mut room = ReceiveQuota::none(&IN_FLIGHT);
     let rest = async {
-        // A claim takes no room: what has arrived does, and as much again as is read next.
+        // Memory grows with what has arrived, at most twofold per read, and not by the stated
+        // length.
         while buf.len() < end {
             room.grow_to(end.min(2 * buf.len().max(GROW_BYTES)))?;
             let next = end.min(buf.len() + GROW_BYTES.max(buf.len()));
@@ -242,8 +243,8 @@ where
     Ok(Some((header.id, value?)))
 }
 
-/// As `tokio::time::timeout`, but what is done at the first poll costs no clock and no timer: over
-/// shared memory that is nearly everything.
+/// As `tokio::time::timeout`, but work that is complete at the first poll needs no clock and no
+/// timer: over shared memory that is nearly always so.
 pub async fn within<F: Future>(limit: Duration, work: F) -> Result<F::Output, Elapsed> {
     let mut work = pin!(work);
     let first = poll_fn(|cx| match work.as_mut().poll(cx) {
@@ -260,7 +261,7 @@ fn time_for(bytes: usize) -> Duration {
     FRAME_LIMIT + Duration::from_secs(bytes as u64 / BYTES_PER_SECOND)
 }
 
-/// A share of what this process receives at once.
+/// A share of the bytes that this process receives at once.
 struct ReceiveQuota(usize, &'static AtomicUsize);
 
 static IN_FLIGHT: AtomicUsize = AtomicUsize::new(0);
@@ -270,7 +271,7 @@ impl ReceiveQuota {
         Self(0, of)
     }
 
-    /// Holds room for so many bytes in all, beyond what every connection may have.
+    /// Reserves room for `bytes` in all, beyond what every connection may have.
     fn grow_to(&mut self, bytes: usize) -> Result<(), WireError> {
         let more = bytes.saturating_sub(self.0);
         if bytes <= 2 * GROW_BYTES || more == 0 {

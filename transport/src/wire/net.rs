@@ -1,5 +1,6 @@
-//! The network seam: who opens and accepts control connections. [`OsNet`] is the operating system's
-//! network; a simulation brings its own. A unix socket is for this user (and root) only.
+//! The network interface: opens and accepts control connections. [`OsNet`] is the operating
+//! system's network; a simulation implements its own. A unix socket accepts only this user and
+//! root.
 
 use super::address::Address;
 use super::peer::{Peer, unix_peer};
@@ -20,17 +21,17 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A control connection.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {
-    /// Whether a unix socket is under it: then its two ends can share memory.
+    /// Whether it is a unix socket: then its two ends can share memory.
     fn is_unix(&self) -> bool {
         false
     }
 
-    /// Whether only its two ends can read or change what goes over it: then nothing is encrypted.
+    /// Whether only its two ends can read or change the data: then it is not encrypted.
     fn is_private(&self) -> bool {
         self.is_unix()
     }
 
-    /// The unix socket under it, if nothing that was received waits to be read.
+    /// The underlying unix socket, if no received data waits to be read.
     fn into_unix(self: Box<Self>) -> Option<UnixStream> {
         None
     }
@@ -54,7 +55,7 @@ pub type BoxStream = Box<dyn Stream>;
 
 /// Opens control connections and listens for them.
 pub trait Net: Send + Sync {
-    /// Connects. No time limit of its own: the caller has one.
+    /// Connects. Without a time limit of its own: the caller sets one.
     fn connect(&self, addr: &Address) -> BoxFuture<'static, io::Result<BoxStream>>;
     /// Listens. Port 0 takes any free port; see [`Listener::local`].
     fn listen(&self, addr: &Address) -> BoxFuture<'static, io::Result<Box<dyn Listener>>>;
@@ -62,16 +63,16 @@ pub trait Net: Send + Sync {
 
 /// Accepts control connections.
 pub trait Listener: Send {
-    /// The next connection. Cancel-safe. An error of the system (too many open files) is returned;
+    /// Accepts the next connection. Cancel-safe. A system error (too many open files) is returned;
     /// the listener can be used again after a pause.
     fn accept(&mut self) -> BoxFuture<'_, io::Result<(BoxStream, Peer)>>;
-    /// Where it really listens.
+    /// The address on which it actually listens.
     fn local(&self) -> Address;
 }
 
-/// Small reads of a control stream are served from a buffer of this size.
+/// Small reads of a control stream use a buffer of this size.
 const READ_BUFFER_BYTES: usize = 16 << 10;
-/// Connections that may wait to be accepted.
+/// Backlog: connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
 /// Mode of a unix socket file.
 const SOCKET_MODE: u32 = 0o600;
@@ -128,7 +129,7 @@ impl Listener for TcpAccept {
             loop {
                 match self.0.accept().await {
                     Ok((s, from)) => {
-                        // A peer that hung up already cannot be configured; that is its matter.
+                        // A peer that has already hung up cannot be configured; skip it.
                         let Ok(stream) = boxed_tcp(s) else { continue };
                         return Ok((stream, Peer { unix: None, text: format!("tcp {from}") }));
                     }
@@ -146,7 +147,7 @@ impl Listener for TcpAccept {
 
 /// A unix listener that removes its own socket file when dropped.
 struct UnixAccept {
-    // Its end takes it out of an event loop that a forked child shares with its parent.
+    // Its drop removes it from an event loop that a forked child shares with its parent.
     listener: OwnProcessOnly<UnixListener>,
     path: PathBuf,
     inode: u64,
@@ -156,7 +157,8 @@ struct UnixAccept {
 impl UnixAccept {
     fn bind(path: PathBuf) -> io::Result<Self> {
         unlink_if_stale(&path)?;
-        // Bound under a name of its own and renamed once it is 0600: nobody can slip in between.
+        // Bound under a unique name and renamed once its mode is 0600: nobody can connect before
+        // that.
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut own = path.clone().into_os_string();
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -195,7 +197,7 @@ impl Drop for UnixAccept {
     }
 }
 
-/// Removes a socket file that nobody listens on; refuses to touch one in use or another kind of
+/// Removes a socket file that no process listens on; refuses a socket in use or another kind of
 /// file.
 fn unlink_if_stale(path: &Path) -> io::Result<()> {
     let meta = match std::fs::symlink_metadata(path) {
@@ -204,17 +206,17 @@ fn unlink_if_stale(path: &Path) -> io::Result<()> {
         Err(e) => return Err(e),
     };
     if !meta.file_type().is_socket() {
-        let why = format!("{} exists and is no socket", path.display());
+        let why = format!("{} exists and is not a socket", path.display());
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
     }
     let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // A living listener with a full backlog must not block us.
+    // A live listener with a full backlog must not block this process.
     probe.set_nonblocking(true)?;
     match probe.connect(&SockAddr::unix(path)?) {
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         _ => {
-            let why = format!("a living process listens on {}", path.display());
+            let why = format!("a process listens on {}", path.display());
             Err(io::Error::new(io::ErrorKind::AddrInUse, why))
         }
     }
@@ -246,7 +248,7 @@ impl Listener for UnixAccept {
     }
 }
 
-/// A client is served by its own user's nodes and by root's; root goes anywhere [I20].
+/// A client accepts nodes of its own user and of root; root accepts all nodes [I20].
 fn check_node(uid: u32, path: &Path) -> io::Result<()> {
     let me = rustix::process::geteuid().as_raw();
     if may_connect(me, uid) || may_connect(uid, me) {
@@ -256,7 +258,7 @@ fn check_node(uid: u32, path: &Path) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// Only the owner of this process and root [I20].
+/// Only this process's user and root [I20].
 fn may_connect(uid: u32, me: u32) -> bool {
     uid == me || uid == 0
 }

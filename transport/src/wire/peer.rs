@@ -1,5 +1,5 @@
-//! Who is at the other end of a unix socket, and whether it still lives. A pid alone names nobody
-//! for long: only a pidfd taken while the peer certainly lived is proof of its death later [I9].
+//! The process at the other end of a unix socket, and whether it is alive. Pids are reused: only a
+//! pidfd opened while the peer was certainly alive proves its death later [I9].
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt;
@@ -12,18 +12,18 @@ const SO_PEERPIDFD: libc::c_int = 77;
 /// The process at the other end of a unix socket.
 #[derive(Debug, Clone)]
 pub struct UnixPeer {
-    /// Its pid when it connected; 0 if it lives in a pid namespace that we cannot see.
+    /// Its pid when it connected; 0 if it is in a pid namespace that is not visible here.
     pub pid: i32,
     /// Its effective user when it connected.
     pub uid: u32,
-    /// Names the process for ever; absent where the kernel gives none.
+    /// Identifies the process permanently; absent if the kernel provides no pidfd.
     pub process: Option<Arc<dyn Process>>,
 }
 
-/// A process of this host, and whether it still lives: the seam that a simulation answers for its
-/// own.
+/// A process of this host, and whether it is alive: an interface that a simulation implements for
+/// its own processes.
 pub trait Process: Send + Sync + fmt::Debug {
-    /// False once it has ended; then it never lives again.
+    /// False once it has ended; it never becomes true again.
     fn is_alive(&self) -> bool;
 }
 
@@ -45,7 +45,7 @@ pub struct Peer {
 
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// False once the process has exited (a pidfd becomes readable then, a zombie included). An error
+/// False once the process has exited (a pidfd then becomes readable, also for a zombie). An error
 /// of the poll itself counts as alive: it proves nothing.
 pub fn process_alive(pidfd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
@@ -72,8 +72,8 @@ fn peer_pidfd(socket: RawFd) -> Option<OwnedFd> {
     (r == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// For older kernels: open by pid, then check again that the peer was there all along. While its
-/// end of the socket is open its pid cannot have passed to another process.
+/// For older kernels: open by pid, then check again that the peer still has its end open. While it
+/// does, its pid cannot belong to another process.
 fn pidfd_by_pid(socket: &impl AsFd, pid: i32) -> Option<OwnedFd> {
     let pid = rustix::process::Pid::from_raw(pid)?;
     let fd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()?;

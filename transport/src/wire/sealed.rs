@@ -1,6 +1,6 @@
-//! An encrypted control connection: what is written goes out in records of a session, each {its
-//! length u16, ciphertext with its tag}, and a record that is not the next one of the other end
-//! ends the connection [I20]. Buffers are bounded; it knows nothing of frames.
+//! An encrypted control connection: data is sent in records of a session, each {length u16,
+//! ciphertext with its tag}. A record that is not the next one of the other end ends the connection
+//! [I20]. Buffers are bounded; frames are not interpreted here.
 
 use super::net::{BoxStream, Stream};
 use snow::TransportState;
@@ -9,34 +9,34 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Plaintext of a record, at most. A peer's claim costs this much memory.
+/// Most plaintext bytes of a record. A peer's length field costs at most this much memory.
 const RECORD_BYTES: usize = 16 << 10;
-/// Before each record: its length.
+/// Bytes of the length before each record.
 const HEAD_BYTES: usize = 2;
-/// Behind each record.
+/// Bytes of the tag after each record.
 const TAG_BYTES: usize = 16;
-/// Plaintext that one write takes, so that a large frame is few calls of the system.
+/// Plaintext bytes that one write accepts, so that a large frame needs few system calls.
 const WRITE_BYTES: usize = 4 * RECORD_BYTES;
 
 const _: () = assert!(RECORD_BYTES + TAG_BYTES <= u16::MAX as usize);
 
-/// See the file's first paragraph.
+/// An encrypted stream.
 pub(super) struct Sealed {
     inner: BoxStream,
     session: Box<TransportState>,
-    // A record that is coming in: got of its bytes are there.
+    // A record being received: `got` of its bytes have arrived.
     record: Vec<u8>,
     got: usize,
-    // What of the last one was not read yet: plain[read..].
+    // The part of the last record not read yet: plain[read..].
     plain: Vec<u8>,
     read: usize,
-    // Records on their way out: out[sent..] is still to go.
+    // Records being sent: out[sent..] is still to be sent.
     out: Vec<u8>,
     sent: usize,
 }
 
 fn forged() -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, "bytes that the other end of the session did not say")
+    io::Error::new(ErrorKind::InvalidData, "bytes that the other end of the session did not send")
 }
 
 impl Sealed {
@@ -45,20 +45,20 @@ impl Sealed {
         Self { inner, session, record, got: 0, plain, read: 0, out, sent: 0 }
     }
 
-    /// Bytes of the record that is coming in, as far as they are known.
+    /// Length in bytes of the record being received, as far as it is known.
     fn due(&self) -> io::Result<usize> {
         if self.got < HEAD_BYTES {
             return Ok(HEAD_BYTES);
         }
         let len = usize::from(u16::from_le_bytes([self.record[0], self.record[1]]));
-        // One without content is never sent: many of them would be work for nothing.
+        // A record without content is never sent: many of them would be work without effect.
         if len <= TAG_BYTES || len > RECORD_BYTES + TAG_BYTES {
             return Err(forged());
         }
         Ok(HEAD_BYTES + len)
     }
 
-    /// Takes the next record in; false at the end of the stream.
+    /// Receives the next record; false at the end of the stream.
     fn poll_record(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         loop {
             let due = self.due()?;
@@ -83,7 +83,7 @@ impl Sealed {
         Poll::Ready(Ok(true))
     }
 
-    /// Sends what was sealed.
+    /// Sends the sealed records.
     fn poll_out(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.sent < self.out.len() {
             match ready!(Pin::new(&mut self.inner).poll_write(cx, &self.out[self.sent..]))? {
@@ -97,7 +97,7 @@ impl Sealed {
         Poll::Ready(Ok(()))
     }
 
-    /// Appends a record to what goes out.
+    /// Appends a record to `out`.
     fn seal(&mut self, plain: &[u8]) -> io::Result<()> {
         let start = self.out.len();
         let len = plain.len() + TAG_BYTES;
@@ -140,7 +140,7 @@ impl AsyncWrite for Sealed {
         ready!(this.poll_out(cx))?;
         let taken = &buf[..buf.len().min(WRITE_BYTES)];
         taken.chunks(RECORD_BYTES).try_for_each(|plain| this.seal(plain))?;
-        // Taken already: what cannot go now goes with the next write or flush.
+        // The data is accepted already: what cannot be sent now is sent by the next write or flush.
         match this.poll_out(cx) {
             Poll::Ready(Err(e)) => Poll::Ready(Err(e)),
             Poll::Ready(Ok(())) | Poll::Pending => Poll::Ready(Ok(taken.len())),

@@ -1,4 +1,4 @@
-//! A segment, the target's own view of it, and a handle to it, per transport.
+//! A segment, the target's own access to it, and a handle to it, per transport.
 
 use nkv_store::shm;
 use nkv_store::{AnonMemory, Export, Memory, StoreError, Stripes, new_incarnation};
@@ -10,26 +10,26 @@ use nkv_transport::{
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Room for the largest operation of the suite, twice.
+/// Room for twice the largest operation of the suite.
 pub const SEGMENT_BYTES: u64 = 40 << 20;
 /// Any token: access is open here.
 pub const TOKEN: u64 = 0xfeed;
 
-/// What a property works with.
+/// The inputs of a property test.
 pub struct Fixture {
     /// The handle under test.
     pub verbs: Arc<dyn Verbs>,
-    /// The target memory, as its owner sees it.
+    /// The target memory, as its owner accesses it.
     pub memory: Arc<dyn Memory>,
     /// The handle's flag.
     pub alive: Alive,
-    /// The owner dies.
+    /// Marks the owner as dead.
     pub kill: Box<dyn FnOnce() + Send>,
-    /// Whatever must live as long.
+    /// Values that must live as long.
     pub keep: Vec<Box<dyn std::any::Any>>,
 }
 
-/// Even what is hardly larger than a header is cut.
+/// Even operations hardly larger than a header are cut.
 fn stripes() -> Stripes {
     Stripes::new(4, 0)
 }
@@ -52,7 +52,7 @@ fn in_this_process(stripes: Stripes) -> Fixture {
 }
 
 pub fn shm() -> Fixture {
-    // A folder of its own below /dev/shm: the suite must not meet segments of a running node.
+    // A separate folder below /dev/shm: the suite must not see segments of a running node.
     let dir = tempfile::tempdir_in(shm::SHM_DIR).unwrap();
     let name = shm::SegmentName {
         job: "conformance".to_string(),
@@ -89,7 +89,7 @@ pub fn tcp_authenticated() -> Fixture {
     over_tcp(memory, stripes(), Some(credentials))
 }
 
-/// Behind an agent whose memory the CPU cannot address, as VRAM: everything is staged.
+/// An agent whose memory the CPU cannot address, as VRAM: everything is staged.
 pub fn tcp_unaddressable() -> Fixture {
     over_tcp(Arc::new(Unaddressable(AnonMemory::new(SEGMENT_BYTES).unwrap())), Stripes::NONE, None)
 }
@@ -101,7 +101,7 @@ fn over_tcp(
 ) -> Fixture {
     let guard = credentials.clone().map(|c| Arc::new(Guard::new(c)));
     let incarnation = new_incarnation();
-    // A request limit below the largest operation: splitting is part of what is tested.
+    // A request limit below the largest operation, so that splitting is tested.
     let limits = AgentLimits { max_request_bytes: 5_000_001, ..AgentLimits::default() };
     let access = Arc::new(OpenAccess);
     let at = "127.0.0.1:0".parse().unwrap();
@@ -120,13 +120,13 @@ fn over_tcp(
     }
 }
 
-/// Through a device of this host to itself, or to the other one.
+/// Through a device of this host to itself, or to another device.
 #[cfg(feature = "rdma")]
 pub fn rdma() -> Fixture {
     over_devices(1)
 }
 
-/// Over several pairs: large operations are cut, and batches of one call go by different ones.
+/// Over several pairs: large operations are cut, and batches of one call use different ones.
 #[cfg(feature = "rdma")]
 pub fn rdma_spread() -> Fixture {
     over_devices(3)
@@ -149,9 +149,9 @@ fn over_devices(pairs: usize) -> Fixture {
         let config = FabricConfig { devices: devices.clone(), gid_index: None, pairs };
         rdma::open(&config).expect("a device that works")
     };
-    // Where there are two, each leads to the other.
+    // If there are two, each is connected to the other.
     let (fabric, other) = (open(false), open(true));
-    // In the middle of what is tested: an operation may lie on both sides.
+    // In the middle of the tested range, so that an operation may cross it.
     let exported = fabric.export(memory.clone(), &Part::halves(SEGMENT_BYTES), false).unwrap();
     let offering = other.offer().unwrap();
     let (served, answer) = exported.accept(&offering.offer()).unwrap();

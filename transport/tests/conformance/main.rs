@@ -1,6 +1,6 @@
-//! One conformance suite for every transport. A transport joins with a factory in `fixtures` and a
-//! line below; a property joins with a function in `suite` and a name below. Nothing here may
-//! depend on how a transport works.
+//! One conformance suite for every transport. A transport is added with a factory in `fixtures` and
+//! a line below; a property with a function in `suite` and a name below. Nothing here may depend on
+//! how a transport works.
 #![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 
 mod fixtures;

@@ -1,4 +1,4 @@
-//! What every transport owes its users, whatever it is made of.
+//! The properties that every transport must have.
 
 mod bytes;
 mod refusals;

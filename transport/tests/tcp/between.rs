@@ -1,5 +1,5 @@
-//! Something between client and agent that passes bytes on, connection by connection, and can hold
-//! or break one of them midway.
+//! A relay between client and agent that passes bytes on, connection by connection, and can hold or
+//! break one of them.
 
 use nkv_store::threads::spawn_named;
 use std::io::{Read, Write};
@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// What happens to the one connection that is interfered with: the first, besides the client's very
-/// first, that has passed so many bytes in one direction.
+/// What happens to the selected connection: the first, apart from the client's very first, that has
+/// passed so many bytes in one direction.
 #[derive(Debug, Clone, Copy)]
 pub enum Interference {
-    /// Bytes for the client are held back until the release.
+    /// Bytes to the client are held back until the release.
     HoldsAnswer(usize),
-    /// The client finds it closed. The agent does not, and gets more payload at the release.
+    /// The client finds it closed. The agent does not, and receives more payload at the release.
     ClosesClient(usize),
 }
 
@@ -71,7 +71,7 @@ impl Between {
         self.shared.released.store(true, Ordering::SeqCst);
     }
 
-    /// True once the agent was sent more payload by a connection that the client found closed.
+    /// True once the agent received more payload on a connection that the client found closed.
     pub fn sent_the_rest(&self) -> bool {
         self.shared.sent.load(Ordering::SeqCst)
     }
@@ -88,7 +88,8 @@ impl Shared {
         }
     }
 
-    /// Whether this connection is the one, now that `passed` bytes went this way.
+    /// Whether this connection is the selected one, now that `passed` bytes were sent in this
+    /// direction.
     fn meets(&self, up: bool, first: bool, passed: usize) -> bool {
         let (direction, bytes) = match self.harm {
             Interference::HoldsAnswer(n) => (false, n),

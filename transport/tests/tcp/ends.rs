@@ -1,4 +1,4 @@
-//! How a client's posts end when the agent is gone, frozen, or another one [I18].
+//! How a client's posts end if the agent is gone, stopped, or another one [I18].
 
 use super::{INCARNATION, JOB, SEGMENT_BYTES, TOKEN, eventually, rig_with};
 use nkv_pace::{HANGS_MS, Took, timed};
@@ -14,7 +14,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// An agent that shakes hands and then does whatever `then` does.
+/// An agent that completes the handshake and then runs `then`.
 fn impostor(then: impl FnOnce(TcpStream) + Send + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
@@ -34,7 +34,7 @@ fn after_hello(listener: &TcpListener) -> TcpStream {
     s
 }
 
-/// What an agent says to a hello.
+/// An agent's answer to a hello.
 fn welcome() -> Vec<u8> {
     let mut welcome = b"nkvtcp-w".to_vec();
     for word in [4u32, 0] {
@@ -54,12 +54,12 @@ fn pause(s: &TcpStream, ms: i64) {
     poll(&mut [PollFd::new(s, PollFlags::RDHUP)], Some(&limit)).unwrap();
 }
 
-/// Keeps a connection open and never says anything until the peer leaves.
+/// Keeps a connection open without sending until the peer leaves.
 fn freeze(s: TcpStream) {
     pause(&s, HANGS_MS as i64);
 }
 
-/// Says it all, a byte at a time.
+/// Sends everything, one byte at a time.
 fn dribble(mut s: TcpStream, bytes: &[u8]) {
     for b in bytes {
         if s.write_all(&[*b]).is_err() {
@@ -69,7 +69,7 @@ fn dribble(mut s: TcpStream, bytes: &[u8]) {
     }
 }
 
-/// A call has 1.5 s and ends by them, so within two; not by a peer that leaves.
+/// A call has a limit of 1.5 s and ends by it, so within 2 s; not because the peer leaves.
 fn assert_in_time(took: Took) {
     assert!(took.ms >= 1_400 && took.within(2_000), "{took}");
 }
@@ -122,7 +122,7 @@ fn i18_batches_beyond_what_sockets_hold_to_a_frozen_agent_end_within_two_seconds
 
 #[test]
 fn i18_a_striped_write_to_a_frozen_agent_ends_within_two_seconds_too() {
-    // It takes one connection: those for further stripes are never answered.
+    // It accepts one connection: those for further stripes are never answered.
     let stripes = Stripes::new(4, 64 << 10);
     let client =
         connect(impostor(freeze), TcpOptions { stripes, ..TcpOptions::default() }).unwrap();

@@ -132,7 +132,7 @@ fn i10_revoking_frees_the_gate_from_a_stalled_write_and_later_bytes_change_nothi
     let (out, took) = timed(|| rig.grants.wait_drained(TOKEN, HANGS));
     assert!(out && took.within(1_000), "the fence took {took}");
     let before = rig.bytes();
-    // It goes on as if nothing had happened; at some point it is notified.
+    // It continues as if nothing had happened; at some point it gets the answer.
     let _ = peer.0.write_all(&vec![0xbb; HALF]);
     let answer = peer.answer().unwrap();
     assert_eq!((answer.status, answer.id, answer.closing), (REFUSED, 3, true));
@@ -231,7 +231,7 @@ fn i1_no_atomic_addition_is_granted_by_a_plan() {
     assert!(rig.is_untouched());
 }
 
-/// A fence that meets a request just as its last byte was placed.
+/// A fence that comes just when the last byte of a request was written.
 #[derive(Debug)]
 struct CutsWhileInside;
 
@@ -254,7 +254,7 @@ impl Permit for CutOnCheck {
     }
 }
 
-/// An agent that does so with every request.
+/// An agent that behaves so for every request.
 fn cutting() -> (Arc<AnonMemory>, TcpAgent) {
     let memory = Arc::new(AnonMemory::new(SEGMENT_BYTES).unwrap());
     let (at, limits) = ("127.0.0.1:0".parse().unwrap(), AgentLimits::default());
@@ -282,7 +282,7 @@ fn a_request_done_in_spite_of_a_cut_is_answered_and_its_connection_not_used_agai
     }
 }
 
-/// How often each batch left and was over.
+/// How often each batch was submitted and completed.
 struct Pairs(Vec<(u32, u32)>);
 
 impl PostObserver for Pairs {
@@ -298,8 +298,8 @@ impl PostObserver for Pairs {
     }
 }
 
-/// A request behind one whose connection is closed has not happened, and is made again; it happens
-/// once.
+/// A request behind one whose connection is closed was not executed, and is sent again; it is
+/// executed once.
 #[test]
 fn i1_batches_of_one_call_happen_once_though_every_answer_closes_its_connection() {
     let (memory, agent) = cutting();
@@ -334,12 +334,12 @@ fn i1_batches_of_one_call_happen_once_though_every_answer_closes_its_connection(
     assert_eq!(olds, (0..sizes.len() as u64).collect::<Vec<_>>());
 }
 
-/// Refused in good order, a batch takes no other with it.
+/// A batch that is refused with a complete answer does not affect others.
 #[test]
 fn i10_batches_of_one_call_are_refused_each_for_itself() {
     let rig = granted();
     let client = rig.client();
-    // The agent waits half a second for each token that it does not know: more in all than one has.
+    // The agent waits half a second for each unknown token: in total more than one batch's limit.
     let payload = vec![3; 2_000];
     let tokens = [TOKEN, 1, 2, TOKEN, 3, 4, 5, TOKEN];
     let mut chains: Vec<_> = (0..tokens.len() as u64)

@@ -1,4 +1,4 @@
-//! What a request asks to be flushed is flushed in the owner's memory, before the answer [I4].
+//! A flush in a request is executed in the owner's memory, before the answer [I4].
 
 use super::*;
 use nkv_store::StoreError;
@@ -7,7 +7,7 @@ use nkv_transport::{Op, Verbs};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Memory that counts its flushes, and writes down how many there were at each change of a word.
+/// Memory that counts its flushes, and records the count at each change of a word.
 #[derive(Debug)]
 struct Flushed {
     memory: AnonMemory,
@@ -72,7 +72,7 @@ fn i4_a_flush_behind_a_change_is_made_in_the_owners_memory_before_the_answer() {
     let write = Op::Write { offset: 4096, src: &[8; 100] };
     client.post(TOKEN, &mut [write, Op::Flush, Op::Flush]).unwrap();
     assert_eq!(flushes(), 2);
-    // In the middle: what comes behind it comes behind it there, too.
+    // In the middle: what follows it in the request follows it in memory, too.
     let store = |value| Op::Store { offset: 64, value };
     client.post(TOKEN, &mut [store(1), Op::Flush, store(2)]).unwrap();
     assert_eq!((flushes(), memory.load(64).unwrap()), (1, 2));

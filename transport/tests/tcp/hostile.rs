@@ -1,4 +1,4 @@
-//! Peers that are broken, slow or evil: each loses its own connection and nothing else [I19].
+//! Peers that are broken, slow or malicious: each loses its own connection and nothing else [I19].
 
 use super::raw::{FETCH_ADD, OK, OUT_OF_BOUNDS, READ, REFUSED, Raw, STORE, WRITE, hello, request};
 use super::{INCARNATION, JOB, SEGMENT_BYTES, TOKEN, eventually, rig_with};
@@ -147,7 +147,7 @@ fn a_client_replaces_connections_that_the_agent_closed_while_they_were_idle() {
     eventually("the agent closed the idle connection", || {
         rig.agent.counters().connections.load(Ordering::Relaxed) == 0
     });
-    // Only what was unused for a second is looked at before it is used.
+    // Only a connection unused for a second is checked before use.
     eventually("a second has passed", || clock.now_ms() > unused_since + 1_100);
     client.read(0, &mut [0; 8]).unwrap();
 }

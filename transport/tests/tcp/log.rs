@@ -1,5 +1,5 @@
 //! The device log over tcp: producers claim and write through the agent, and a real owner accepts.
-//! `work` is what goes well, `hostile` what is refused, `ends` what a lost producer leaves.
+//! `work` tests success, `hostile` refusals, `ends` what a lost producer leaves.
 
 mod ends;
 mod hostile;
@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 const HEADER_BASE: u64 = 4096;
-/// Quarantine and claim TTL: nobody reads here, and holes are looked for at once.
+/// Quarantine and claim TTL: there are no readers here, and holes are checked at once.
 const TIMES: LogTimes = LogTimes { quarantine_ns: 0, claim_ttl_ns: 0 };
 /// Tokens of two producers.
 const ONE: u64 = 0xa1;
@@ -93,7 +93,7 @@ impl Fixture {
         self.memory.load(at + PUBLISH_OFF).unwrap()
     }
 
-    /// What a strict look says that an accepted object holds.
+    /// What a strict read of an accepted object returns.
     fn payload_of(&self, name: u64) -> Vec<u8> {
         let object = &self.index.0[&key(name)];
         let mut bytes = vec![0; object.bytes_total as usize];
@@ -101,7 +101,7 @@ impl Fixture {
         bytes
     }
 
-    /// Fences a producer, and settles what it left, as an owner does.
+    /// Fences a producer and settles what it left, as an owner does.
     fn end(&mut self, token: u64) {
         let rights = if token == ONE { &self.one } else { &self.two };
         assert!(self.grants.revoke(token));

@@ -1,4 +1,4 @@
-//! What is special about tcp: tokens and fences, bad peers, limits, and how a client ends when its
+//! Properties specific to tcp: tokens and fences, bad peers, limits, and how a client ends if its
 //! agent does not answer.
 #![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 
@@ -76,7 +76,7 @@ impl Fixture {
     }
 }
 
-/// Waits, bounded, for something that must come true.
+/// Waits, bounded, until a condition is true.
 fn eventually(what: &str, mut cond: impl FnMut() -> bool) {
     let clock = BootClock;
     let deadline = clock.now_ms() + HANGS_MS;

@@ -1,4 +1,4 @@
-//! A peer that speaks the tcp data protocol byte by byte, so that it can also speak it badly. The
+//! A peer that sends the tcp data protocol byte by byte, so that it can also violate it. The
 //! numbers are written out on purpose: they pin the format.
 
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ pub const OUT_OF_BOUNDS: u32 = 2;
 
 pub struct Raw(pub TcpStream);
 
-/// What a peer that dribbles waits before its next byte.
+/// Pause of a slow peer before its next byte.
 pub const PACE: Duration = Duration::from_millis(40);
 
 /// One descriptor: verb, offset, a, b.
@@ -58,14 +58,14 @@ pub struct Answer {
 }
 
 impl Raw {
-    /// Connects without a word.
+    /// Connects without sending anything.
     pub fn dial(to: SocketAddr) -> Self {
         let s = TcpStream::connect(to).unwrap();
         s.set_read_timeout(Some(nkv_pace::HANGS)).unwrap();
         Self(s)
     }
 
-    /// Connects and shakes hands.
+    /// Connects and completes the handshake.
     pub fn connect(to: SocketAddr, incarnation: u64, job: &str) -> Self {
         let mut r = Self::dial(to);
         r.send(&hello(4, incarnation, job));

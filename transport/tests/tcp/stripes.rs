@@ -1,5 +1,5 @@
-//! Large reads and writes over several connections: whole, in order, and no more trusted than over
-//! one when something breaks in the middle.
+//! Large reads and writes over several connections: whole, in order, and with the same checks as
+//! over one connection when something fails in the middle.
 
 use super::between::{Between, Interference};
 use super::{
@@ -19,11 +19,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const PUBLISH: u64 = GRANT.header_off + PUBLISH_OFF;
-/// What an agent does for somebody else while one stripe is held back.
+/// What an agent does for another client while one stripe is held back.
 const BESIDE: usize = 50;
 /// Payload of an object that fills its extent.
 const WHOLE: usize = GRANT.extent_len as usize;
-/// Where its stripes begin, from the start of the extent.
+/// Offset in the extent at which its stripes begin.
 const STRIPE: usize = WHOLE / 4;
 
 fn options(from_bytes: u64) -> TcpOptions {
@@ -95,7 +95,7 @@ fn a_large_write_takes_several_connections_and_a_small_one_does_not() {
     let ((), took) = timed(|| {
         client.read(GRANT.extent_offset, &mut dst).unwrap();
         assert!(dst == payload && connections(&rig) == 4);
-        // Others want them too: what is not used for two seconds goes, but the last.
+        // Others need connections too: those unused for two seconds are closed, except the last.
         client.trim();
         assert_eq!(connections(&rig), 4);
         eventually("they are closed", || {
@@ -118,11 +118,11 @@ fn stripes_do_with_the_connections_that_there_are() {
     done.unwrap();
     assert!(payload_in(&rig.memory) == payload && took.within(5_000), "{took}");
     assert_eq!(connections(&rig), 2);
-    // The agent was not asked in vain each time.
+    // The agent was not asked without success each time.
     assert_eq!(rig.agent.counters().turned_away.load(Ordering::Relaxed), 1);
 }
 
-/// Each holds one connection and wants more: nobody may wait for another that does the same.
+/// Each holds one connection and wants more: no post may wait for another one that does the same.
 #[test]
 fn many_large_posts_at_a_time_on_few_connections_all_end() {
     let rig = rig_with(AgentLimits::default(), true);
@@ -146,7 +146,7 @@ fn many_large_posts_at_a_time_on_few_connections_all_end() {
     assert!(connections(&rig) <= 3);
 }
 
-/// Lets one stripe wait before its first byte.
+/// Holds one stripe back before its first byte.
 #[derive(Debug)]
 struct Holding {
     at: u64,
@@ -179,7 +179,7 @@ impl Permit for HeldPermit<'_> {
     }
 }
 
-/// Lets go however a test ends: an agent waits for its threads.
+/// Releases the stripe however a test ends: an agent waits for its threads.
 struct LetGo(Arc<AtomicBool>);
 
 impl Drop for LetGo {
@@ -214,7 +214,7 @@ fn i4_ready_is_not_seen_while_one_stripe_is_still_to_be_placed() {
                 i == late || now[i * STRIPE..][..STRIPE] == payload[i * STRIPE..][..STRIPE]
             })
         });
-        // However often the agent does something else meanwhile.
+        // However often the agent does other work meanwhile.
         let beside = connect(agent.local_addr());
         for _ in 0..BESIDE {
             assert_eq!(memory.load(PUBLISH).unwrap(), word(state::WRITING, GRANT.epoch));
@@ -239,7 +239,7 @@ fn i10_a_stripe_whose_connection_breaks_fails_the_call_and_writes_nothing_after_
     assert!(matches!(failed, Err(TransportError::Disconnected(_))), "{failed:?}");
     assert!(between.met() && between.connections() == 4);
     assert_eq!(rig.memory.load(PUBLISH).unwrap(), word(state::WRITING, GRANT.epoch));
-    // The others were not left on their way: whole, or never begun.
+    // The others did not stay in flight: completed, or never begun.
     let now = payload_in(&rig.memory);
     let stripe = |of: &[u8], i: usize| of[i * STRIPE..][..STRIPE].to_vec();
     let in_part = |i: &usize| {
@@ -260,7 +260,7 @@ fn i10_a_stripe_whose_connection_breaks_fails_the_call_and_writes_nothing_after_
     assert!(fenced == rig.bytes(), "a byte arrived after the fence");
 }
 
-/// A striped read with one stripe held back, and what a reader may believe of it.
+/// A striped read with one stripe held back, and what a reader may accept of it.
 fn read_meanwhile(meanwhile: impl FnOnce(&AnonMemory)) -> (Vec<u8>, Result<(), Unreadable>) {
     let rig = rig_with(AgentLimits::default(), true);
     let object = publication();
@@ -288,7 +288,7 @@ fn read_meanwhile(meanwhile: impl FnOnce(&AnonMemory)) -> (Vec<u8>, Result<(), U
     })
     .unwrap();
     eventually("a stripe is held back", || between.met());
-    // Whatever does not wait for it has its turn.
+    // Everything that does not wait for it makes progress.
     let beside = rig.client();
     (0..BESIDE).for_each(|_| beside.read(0, &mut [0; 8]).unwrap());
     meanwhile(&rig.memory);

@@ -1,5 +1,5 @@
-//! Who is let in by an agent with a guard, over real sockets [I20]; and that those who are not
-//! disturb nobody who is.
+//! Which clients an agent with a guard admits, over real sockets [I20]; refused ones do not affect
+//! admitted ones.
 
 mod payload;
 
@@ -22,7 +22,7 @@ use std::time::Duration;
 const TAG: usize = 16;
 const WELCOME: usize = 48 + TAG;
 const HELLO: usize = 24 + JOB.len() + TAG;
-/// What each end says until a connection may carry requests.
+/// The bytes that each end sends until a connection may carry requests.
 const SENT: [usize; 2] = [OPENING_BYTES, FINISH_BYTES + HELLO];
 const ANSWERED: [usize; 2] = [ANSWER_BYTES, WELCOME];
 
@@ -74,7 +74,7 @@ impl GuardedAgent {
 
     fn refused(&self) -> u64 {
         let counted = self.agent.counters().auth_refused.load(Ordering::Relaxed);
-        // The guard counts first; by the end both say the same.
+        // The guard counts first; at the end both counts are equal.
         if counted == self.guard.refused() { counted } else { u64::MAX }
     }
 }
@@ -140,7 +140,7 @@ fn i20_a_wrong_secret_none_and_an_unguarded_client_are_refused_and_others_are_no
             }
             other => panic!("{other:?}"),
         }
-        // One that begins as if there were no guard.
+        // A peer that begins as if there were no guard.
         let unguarded = connect(to, None);
         assert!(matches!(unguarded, Err(TransportError::Protocol(_))), "{unguarded:?}");
         eventually("all three were counted", || guarded.refused() == 3 * round);
@@ -152,7 +152,7 @@ fn i20_a_wrong_secret_none_and_an_unguarded_client_are_refused_and_others_are_no
     });
 }
 
-/// Passes a real client's first connection on to the agent, and keeps what was said each way.
+/// Relays a real client's first connection to the agent, and records the bytes of each direction.
 fn overhear(to: SocketAddr) -> (Vec<u8>, Vec<u8>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();
@@ -210,7 +210,7 @@ fn i20_one_who_never_finishes_the_handshake_is_cut_off_within_its_limit() {
     let mut silent = guarded.dial();
     let ((), took) = timed(|| assert_eq!(silent.read(&mut [0; 1]).unwrap(), 0));
     assert!(took.ms >= 200 && took.within(2_000), "{took}");
-    // A byte now and then: each is progress, all of them together are too late.
+    // Single bytes: each is progress, but all of them together are too late.
     let mut slow = guarded.dial();
     let mut drip = slow.try_clone().unwrap();
     let drips = spawn_named("drips", move || {
@@ -271,8 +271,8 @@ fn i17_a_guarded_agent_of_another_job_or_incarnation_is_not_the_one_that_was_mea
     }
 }
 
-/// A relay between one client and the agent, past the welcome: it has passed on all that makes a
-/// connection. The client waits to be told to go on.
+/// A relay between one client and the agent, past the welcome: the connection is established. The
+/// client waits for a signal to continue.
 struct Relay {
     from_client: TcpStream,
     to_node: TcpStream,
@@ -328,7 +328,7 @@ fn i20_a_relay_that_passed_a_whole_handshake_on_can_issue_no_request() {
     let read = raw::request(1, 0, &[(raw::READ, 4096, 24, 0)]);
     let store = raw::request(1, TOKEN, &[(raw::STORE, 4096, 0x2121_2121_2121_2121, 0)]);
     for (number, request) in [read, store].into_iter().enumerate() {
-        // Without a tag, and with one that it made up.
+        // Without a tag, and with an invented one.
         for tag in [&[][..], &[7; TAG]] {
             let before = guarded.refused();
             let (relay, client) = Relay::between(&guarded, drop);
@@ -386,7 +386,7 @@ fn i20_a_client_takes_no_result_that_its_agent_did_not_say() {
         let (mut relay, client) = Relay::between(&guarded, |verbs| verbs.fetch_add(TOKEN, 8192, 1));
         relay.pass_on(ADD, |_| ());
         relay.pass_back(ANSWER, |bytes| bytes[byte] ^= 1);
-        // One that waits for more than there is sees the end.
+        // A peer that waits for more than there is sees the end of stream.
         drop(relay);
         let error = client.join().unwrap().unwrap_err();
         if byte >= 40 {
@@ -401,7 +401,7 @@ fn i20_a_client_without_a_cookie_believes_no_listener() {
     let at = "127.0.0.1:0".parse().unwrap();
     let limits = AgentLimits::default();
     let access = Arc::new(OpenAccess);
-    // What the impostor has behind it demands nothing.
+    // The server behind the impostor requires no proof.
     let behind = TcpAgent::start(at, memory, INCARNATION, JOB, access, None, limits).unwrap();
     let to = behind.local_addr();
     for needs in [0u32, 3] {
@@ -419,7 +419,7 @@ fn i20_a_client_without_a_cookie_believes_no_listener() {
             let mut node = TcpStream::connect(to).unwrap();
             let mut back = (node.try_clone().unwrap(), client.try_clone().unwrap());
             spawn_named("back", move || std::io::copy(&mut back.0, &mut back.1)).unwrap();
-            // What the client says to one who proved nothing.
+            // The client's bytes to a peer that proved nothing.
             std::io::copy(&mut client, &mut node).unwrap()
         });
         let got = connect(at, Some(Credentials::of_client(JOB, None)));
@@ -430,7 +430,7 @@ fn i20_a_client_without_a_cookie_believes_no_listener() {
     }
 }
 
-/// Runs `work` in a forked child, which then ends as a program does; its status.
+/// Runs `work` in a forked child, which then ends normally; returns its status.
 #[expect(unsafe_code, reason = "a fork is what is tested")]
 fn in_child(work: impl FnOnce()) -> i32 {
     // SAFETY: the child runs `work`, which takes no lock that another thread may have held at the
@@ -452,7 +452,7 @@ fn a_forked_child_that_drops_an_agent_and_a_connection_takes_nothing_from_its_pa
     let guarded = guarded();
     let before = guarded.connect(knows("the right secret")).unwrap();
     before.write(TOKEN, 0, &[7; 8]).unwrap();
-    // What the child has is the parent's as well: it drops copies of it at its end.
+    // What the child has belongs to the parent as well: it drops copies of it at its end.
     let at = guarded.agent.local_addr();
     let (mut guarded, mut before) = (Some(guarded), Some(before));
     let status = in_child(|| {
@@ -477,13 +477,13 @@ fn a_forked_child_that_drops_a_cookie_leaves_its_parents() {
     assert!(!path.exists(), "and its own it removes");
 }
 
-/// Places for who has proven nothing, and more connections than that.
+/// More connections than there may be unauthenticated ones.
 const PLACES: usize = 256;
 const SILENT: usize = 300;
 
 #[test]
 fn i20_silent_strangers_have_no_thread_and_keep_nobody_out() {
-    // Nothing but another's coming closes one of them.
+    // Only the arrival of another connection closes one of them.
     let limits = AgentLimits { hello_ms: 600_000, ..AgentLimits::default() };
     let guarded = guarded_with(limits);
     let at_once = || guarded.agent.counters().unauthenticated.load(Ordering::Relaxed) as usize;
@@ -499,18 +499,18 @@ fn i20_silent_strangers_have_no_thread_and_keep_nobody_out() {
     eventually("only those that were let in ever had a thread", || {
         guarded.agent.counters().connections.load(Ordering::Relaxed) == 0
     });
-    // Those that were closed were counted, and nobody else.
+    // Those that were closed were counted, and no others.
     eventually("the others are still there", || {
         guarded.refused() as usize + at_once() == SILENT + 20
     });
-    // The agent's end is the end of all of them.
+    // When the agent ends, all of them end.
     let youngest = silent.pop().unwrap();
     drop(guarded);
     assert_eq!(rest(youngest), b"");
 }
 
 #[test]
-fn i20_who_has_shown_that_it_knows_the_secret_outlasts_silent_strangers() {
+fn i20_a_peer_that_has_shown_the_secret_outlasts_silent_unauthenticated_peers() {
     let limits = AgentLimits { hello_ms: 600_000, ..AgentLimits::default() };
     let guarded = guarded_with(limits);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -524,7 +524,7 @@ fn i20_who_has_shown_that_it_knows_the_secret_outlasts_silent_strangers() {
     let mut relay = Relay { from_client: listener.accept().unwrap().0, to_node: guarded.dial() };
     relay.pass_on(SENT[0], |_| ());
     relay.pass_back(ANSWERED[0], |_| ());
-    // It came first. Between its two messages come more than there are places.
+    // It came first. Between its two messages more connections arrive than there may be.
     let silent: Vec<_> = (0..SILENT).map(|_| guarded.dial()).collect();
     let one_each = (SILENT + 1 - PLACES) as u64;
     eventually("the oldest of them gave way", || guarded.refused() == one_each);

@@ -1,5 +1,5 @@
-//! What somebody says who has proven nothing ends the connection on which it was said, and nothing
-//! else [I17] [I20].
+//! What an unauthenticated peer sends ends the connection on which it was sent, and nothing else
+//! [I17] [I20].
 
 use super::{INCARNATION, JOB, SEGMENT_BYTES};
 use nkv_store::AnonMemory;
@@ -13,7 +13,7 @@ use std::sync::mpsc::{Sender, channel};
 
 /// Which connection is refused, of those that are made.
 const REFUSED: usize = 1;
-/// Calls until the handle is served again: one finds its connection closed, one is refused.
+/// Calls until the handle works again: one finds its connection closed, one is refused.
 const CALLS: usize = 8;
 
 fn knows(job: &str) -> Credentials {
@@ -28,7 +28,7 @@ fn agent(job: &str) -> TcpAgent {
     TcpAgent::start(at, memory, INCARNATION, job, access, guard, limits).unwrap()
 }
 
-/// Passes bytes on, of one connection to who refuses it, of the others to who serves them.
+/// Relays bytes: one connection to a peer that refuses it, the others to a peer that serves them.
 fn between(serves: SocketAddr, refuses: SocketAddr, made: Sender<TcpStream>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = listener.local_addr().unwrap();

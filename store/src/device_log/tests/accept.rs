@@ -1,4 +1,4 @@
-//! What the owner believes of what producers wrote, and what it costs to look.
+//! What the owner accepts of what producers wrote, and what a scan costs.
 
 use super::*;
 use crate::layout::{OWNER_OFF, PUBLISH_OFF, flag, word};
@@ -7,7 +7,7 @@ use crate::object::{producer_fields, ready};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A header of any content, published at a position.
+/// A header with arbitrary content, published at a position.
 fn forge(w: &World, p: u64, payload_base: u64, bytes_total: u64) {
     let at = w.geometry.header_off(w.geometry.slot(p));
     let fields = producer_fields(key(99), 1, 4096, payload_base, bytes_total);
@@ -62,7 +62,7 @@ fn i15_of_two_objects_of_one_key_only_the_first_accepted_becomes_live() {
     let loser = w.memory.load(w.geometry.header_off(0) + OWNER_OFF).unwrap();
     assert_eq!(loser, word(0, 1));
     assert_eq!(w.log.counts().duplicates, Sum { claims: 1, bytes: U });
-    // Once the winner is gone the key may be put again.
+    // Once the accepted one is gone the key may be put again.
     assert_eq!(w.log.retire(1, 1, 0, &mut w.index).unwrap(), Retire::Done);
     w.put(1, 3 * U);
     w.log.accept(0, &mut w.index).unwrap();
@@ -112,7 +112,7 @@ fn a_claim_being_written_is_stepped_over_and_its_lie_about_its_size_costs_nobody
     let mut w = world(16);
     let (slow, next) = (w.place(1, U), w.place(2, U));
     w.run(&mut slow.publication().announce());
-    // It says four units, and hides the next claim for as long as it is WRITING.
+    // It states four units, and hides the next claim as long as it is WRITING.
     w.memory.write(w.geometry.header_off(0) + 24, &(4 * U).to_ne_bytes()).unwrap();
     w.publish(&next, 2, U);
     w.put(3, U);
@@ -131,7 +131,7 @@ fn a_claim_that_waited_across_the_limit_is_accepted_whole() {
     let mut w = world(12);
     w.fill(1, 11);
     let claim = w.claim(12, 2 * U);
-    // The owner sees its first unit as a gap that ends at the limit.
+    // The owner scans its first unit as a gap that ends at the limit.
     w.log.accept(0, &mut w.index).unwrap();
     assert_eq!(w.log.unsettled_bytes().unwrap(), 2 * U);
     w.make_room(0);
@@ -146,7 +146,7 @@ fn a_claim_that_waited_across_the_limit_is_accepted_whole() {
 fn i13_an_abandoned_claim_is_settled_wherever_it_lies() {
     let mut w = world(8);
     w.fill(1, 7);
-    // One across the limit, two above it, of which the second goes first.
+    // One across the limit, two above it; the second of these is abandoned first.
     let claims: Vec<Claim> = [2 * U, U, U].map(|bytes| w.claim(9, bytes)).into();
     w.log.accept(0, &mut w.index).unwrap();
     let [a, b, c] = claims.try_into().unwrap();
@@ -162,7 +162,7 @@ fn i13_an_abandoned_claim_is_settled_wherever_it_lies() {
         w.log.accept(0, &mut w.index).unwrap();
         w.check_counts();
     }
-    // Room is a quarter again; with the next two objects all that was abandoned comes back, too.
+    // There is room for a quarter again; with the next two objects the abandoned units return, too.
     w.fill(20, 2);
     assert_eq!(w.make_room(0), 6 * U);
     assert_eq!((w.log.tail(), w.get(21)), (11 * U, Some(payload(21, U))));
@@ -224,7 +224,7 @@ fn abandoned_claims_above_the_limit_are_bounded() {
     w.check_counts();
 }
 
-/// Memory that counts how often a word is looked at.
+/// Memory that counts how often a word is read.
 #[derive(Debug)]
 struct Watched {
     plain: AnonMemory,
@@ -277,7 +277,7 @@ fn a_claim_that_hangs_costs_a_drain_one_look_and_not_a_walk_over_all_behind_it()
     assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 17);
     memory.loads.store(0, Ordering::Relaxed);
     assert_eq!(w.log.accept(0, &mut w.index).unwrap(), 0);
-    // The bump, a word for each unit of a claim without a header, word and header of one with.
+    // The bump, one word for each unit of a claim without a header, word and header of one with.
     assert_eq!(memory.loads.load(Ordering::Relaxed), 1 + 2 + 2);
     drop(hangs);
 }

@@ -85,7 +85,7 @@ fn i13_a_claim_across_the_end_is_skipped_and_says_so() {
     let mut w = world(8);
     w.fill(1, 7);
     let claim = w.claim(8, 2 * U);
-    // It waits for the limit like any other: its slot is not its own before.
+    // It waits for the limit like any other claim: its slot does not belong to it before.
     let ClaimStep::Wait(claim) = claim.next(w.line().heap_limit()) else {
         panic!("above the limit")
     };
@@ -118,7 +118,7 @@ fn i4_an_abort_flushes_before_it_says_dead() {
     let abort = w.place(1, 100).abort();
     let ops = abort.ops();
     assert!(matches!(ops[0], Op::Flush));
-    // The owner believes DEAD: nothing may let it be seen before the size it goes with.
+    // The owner acts on DEAD: it must not be visible before the size that belongs to it.
     assert!(matches!(ops[2], Op::Flush));
     assert!(matches!(ops[3], Op::Store { value, .. } if value == dead(1)));
 }
@@ -127,13 +127,13 @@ fn i4_an_abort_flushes_before_it_says_dead() {
 fn i3_no_position_past_the_last_epoch_is_ever_a_place() {
     let g = geometry(8);
     let memory = Arc::new(AnonMemory::new(LOG_BASE + 8 * U).unwrap());
-    // An owner whose log is about to end: two units of the last epoch are left to retire.
+    // An owner whose log is almost out of epochs: two units of the last epoch are left to retire.
     memory.store(HEAP_LIMIT_OFF, g.end() - 2 * U).unwrap();
     memory.store(BUMP_PTR_OFF, g.end() - 4 * U).unwrap();
     let mut index = Index::default();
     let log = DeviceLog::rebuild(memory.clone(), g, TIMES, 0, &mut index).unwrap();
     let mut w = World { memory, geometry: g, log, index };
-    // Holes of a former life, void at once: nobody is there to ask.
+    // Holes of an earlier run, void at once: there is no producer to ask.
     w.log.accept(0, &mut w.index).unwrap();
     let check = w.log.hole(TTL + 1).unwrap().unwrap();
     let report = check.ask::<u32>([]).all_clear().unwrap();
@@ -146,7 +146,7 @@ fn i3_no_position_past_the_last_epoch_is_ever_a_place() {
     assert_eq!(w.log.heap_limit(), g.end());
     let put = LogPut::new(g, key(9), (1, 4096), U).unwrap();
     assert!(matches!(put.room(&w.line()), Err(PlanPath::Full { .. })));
-    // Who claims all the same, having read before the others did, waits for ever and abandons.
+    // A producer that claims nevertheless, with values read before, waits without end and abandons.
     let claim = w.claim(9, U);
     let ClaimStep::Wait(claim) = claim.next(u64::MAX) else { panic!("no epoch to write with") };
     assert_eq!(w.log.abandon(claim.abandon()).unwrap(), AbandonReply::Noted);

@@ -28,7 +28,7 @@ fn a_hole_is_asked_about_once_it_is_old_and_only_once_at_a_time() {
 fn a_hole_is_as_old_as_its_first_unit_not_as_the_traffic_behind_it() {
     let mut w = world(16);
     let mut open = w.place(0, U);
-    // There is always one claim open, never the same for long.
+    // There is always a claim open, but never the same one for long.
     for turn in 1..40 {
         let next = w.place(turn, U);
         w.publish(&open, turn - 1, U);
@@ -103,7 +103,7 @@ fn what_died_in_line_is_void_as_the_limit_comes_to_it_without_another_question()
     let mut w = world(8);
     let hole = w.claim(1, U);
     w.fill(2, 6);
-    // One across the limit and one above: their producer dies with the hole's.
+    // One across the limit and one above: their producer dies together with the hole's.
     let waiting = [w.claim(8, 2 * U), w.claim(9, 2 * U)];
     w.log.accept(0, &mut w.index).unwrap();
     assert_eq!(w.make_room(0), 0, "the tail cannot pass the hole");

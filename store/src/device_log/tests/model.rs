@@ -1,9 +1,9 @@
-//! Random interleavings of everything at once over the real step functions: producers that skip,
-//! wait, abandon, abort, repeat keys and die with writes still under way; the owner that accepts,
-//! evicts, removes, asks about holes and restarts; readers of three kinds that validate what they
-//! copied. Memory is sequentially consistent here: what may be reordered is the model checker's
-//! part (tests/words/log*.rs). Each rule is also broken on purpose, and the break is caught.
-//! More than the usual seeds:
+//! Random interleavings of everything over the real step functions: producers that skip, wait,
+//! abandon, abort, repeat keys and die with writes in flight; the owner that accepts, evicts,
+//! removes, asks about holes and restarts; readers of three kinds that validate what they copied.
+//! Memory is sequentially consistent here: reorderings are tested by the model checker
+//! (tests/words/log*.rs). Each rule is also broken on purpose, and the test must detect it. For
+//! more than the usual seeds:
 //! `NKV_MODEL_SEEDS=100000 cargo test -p nkv-store --release any_life_of`.
 
 mod owner;
@@ -24,52 +24,52 @@ const TIMES: LogTimes = LogTimes { quarantine_ns: 120, claim_ttl_ns: 600 };
 const STEPS: u64 = 8000;
 const SEEDS: u64 = 600;
 
-/// What is done wrong on purpose.
+/// The rule that is broken on purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bug {
     None,
-    /// Who does not answer is called fenced, and is not.
+    /// A producer that does not answer is reported as fenced, but is not.
     SkipsTheFence,
     /// Eviction leaves the owner word LIVE.
     KeepsLive,
-    /// Producers do not wait in line.
+    /// Producers do not wait for room.
     WritesAboveTheLimit,
     /// Puts enter the table of open claims after their fetch-and-add.
     EntersLate,
     /// A put leaves the table when its last verb is posted, not when it has landed.
     LeavesEarly,
-    /// The tail passes what is pinned.
+    /// The tail passes pinned objects.
     IgnoresPins,
-    /// The tail passes what was just retired.
+    /// The tail passes objects retired just now.
     SkipsTheQuarantine,
-    /// The owner does not look whether a key is there.
+    /// The owner does not check for an existing key.
     IgnoresDuplicates,
-    /// Abandoned claims are written all the same.
+    /// Abandoned claims are still written.
     WritesWhatItAbandoned,
 }
 
 /// What went wrong, for the tests of the tests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Wrong {
-    /// A reader believed bytes of another object, or of two.
+    /// A reader accepted bytes of another object, or of two.
     Bytes(String),
     /// A write at or above the limit [I13].
     AboveTheLimit(u64),
     /// A write below the tail.
     BelowTheTail(u64),
-    /// The READY of a producer that nobody fenced did not take.
+    /// The READY of a producer that was not fenced failed.
     Reclaimed(u64),
     /// Void while a producer that can write has a claim open below [I14].
     VoidUnderAWriter(u64),
     /// Two objects of one key are served [I15].
     TwoOfOneKey(KeyId),
-    /// An acknowledged put that was never accepted.
+    /// An acknowledged put was never accepted.
     Lost(u64),
-    /// What was live before a restart is not the same after it.
+    /// What was live before a restart differs after it.
     Restart(String),
-    /// Claims that are neither settled nor unsettled.
+    /// Claims that count as neither settled nor unsettled.
     Counts(String),
-    /// At the end some claim is never settled.
+    /// At the end a claim is not settled.
     Stuck(u64),
 }
 
@@ -147,26 +147,26 @@ impl Dice {
         self.next() % n
     }
 
-    /// True once in so many.
+    /// True once in `n` calls on average.
     fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 }
 
-/// What really happened to a claim, as nobody in the model knows it.
+/// What really happened to a claim; no party in the model has this information.
 #[derive(Debug)]
 struct Actual {
     n: u64,
     producer: u64,
-    /// The word that fills the payload; of no object if 0.
+    /// The word that fills the payload; 0 if there is no object.
     name: u64,
     key: KeyId,
-    /// The producer is done: READY took, or nothing of it is under way any more.
+    /// The producer is done: READY was stored, or no verb of it is in flight any more.
     done: bool,
     acknowledged: bool,
 }
 
-/// How often things happened, so that a run that never met them is noticed.
+/// How often things happened, so that a run that never reached them is detected.
 #[derive(Debug, Default, Clone, Copy)]
 struct Met {
     puts: u64,
@@ -190,7 +190,7 @@ struct Met {
 struct Model {
     dice: Dice,
     bug: Bug,
-    /// Whether what no reader could see is looked at, too.
+    /// Whether effects that no reader could see are checked, too.
     all_seeing: bool,
     now: u64,
     w: World,
@@ -199,7 +199,7 @@ struct Model {
     readers: Vec<Reader>,
     cached: VecDeque<LogObject>,
     pins: Vec<(u32, u32)>,
-    /// Abandoned claims on their way to the owner.
+    /// Abandoned claims in flight to the owner.
     mail: VecDeque<(u64, Abandon)>,
     asking: Option<HoleInquiry<u64>>,
     asked_below: u64,
@@ -246,7 +246,7 @@ impl Model {
         }
     }
 
-    /// No new puts; everybody goes on until nothing is unsettled.
+    /// No new puts; all parties continue until nothing is unsettled.
     fn finish(&mut self) -> Step {
         for _ in 0..200_000 {
             self.now += 1;
@@ -275,7 +275,7 @@ impl Model {
         Ok(())
     }
 
-    /// What must be true at any time, whoever looks.
+    /// What must be true at any time.
     fn observe(&self) -> Step {
         if !self.all_seeing {
             return Ok(());
@@ -307,12 +307,12 @@ fn run(seed: u64, bug: Bug, all_seeing: bool) -> Result<Met, Wrong> {
     }
     model.finish()?;
     let counts = model.w.log.counts();
-    // Those of the table's last life; the earlier ones are in `met` already.
+    // Counts of the current table; those of earlier tables are in `met` already.
     model.note_counts(counts);
     Ok(model.met)
 }
 
-/// Runs seeds until one finds what is wrong; what, and after how many.
+/// Runs seeds until one finds an error; returns the error, and the number of seeds.
 fn caught(bug: Bug, all_seeing: bool) -> (Wrong, u64) {
     for seed in 0..4 * SEEDS {
         if let Err(wrong) = run(seed, bug, all_seeing) {

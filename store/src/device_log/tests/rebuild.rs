@@ -1,4 +1,4 @@
-//! The owner's actor restarts: what its headers say, and what they cannot say.
+//! The owner's actor restarts: what the headers tell it, and what they cannot.
 
 use super::*;
 use crate::layout::{OWNER_OFF, flag, word};
@@ -39,7 +39,7 @@ fn i15_what_was_served_before_the_restart_comes_before_what_was_published_meanwh
     w.log.accept(0, &mut w.index).unwrap();
     assert_eq!(w.get(1), Some(payload(1, 2 * U)));
     assert_eq!(w.log.counts().duplicates, Sum { claims: 1, bytes: U });
-    // Refused once, it stays refused, though its winner is gone by the next restart.
+    // Once refused it stays refused, even if the accepted one is gone at the next restart.
     w.log.retire(1, 1, 0, &mut w.index).unwrap();
     restart(&mut w, 0);
     w.log.accept(0, &mut w.index).unwrap();
@@ -72,7 +72,7 @@ fn i15_a_live_word_that_no_owner_wrote_serves_nobody_twice() {
     let mut w = world(8);
     w.fill(1, 1);
     let write = w.place(1, U);
-    // A process that maps the segment sets LIVE itself: the owner judges all the same.
+    // A process that maps the segment sets LIVE itself: the owner still decides.
     w.memory.store(w.geometry.header_off(1) + OWNER_OFF, word(flag::LIVE, 1)).unwrap();
     w.publish(&write, 1, U);
     w.log.accept(0, &mut w.index).unwrap();

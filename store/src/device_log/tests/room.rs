@@ -1,4 +1,4 @@
-//! Eviction, quarantine, pins, and what comes back.
+//! Eviction, quarantine, pins, and reclaimed space.
 
 use super::*;
 use crate::layout::{OWNER_OFF, word};
@@ -11,7 +11,7 @@ fn room_is_made_ahead_of_demand_and_never_more_than_that() {
     assert_eq!(w.log.retire_ahead(0, &mut w.index).unwrap(), 0);
     w.fill(13, 1);
     assert_eq!(w.log.retire_ahead(0, &mut w.index).unwrap(), 1);
-    // It is on its way: the same demand asks for no second one.
+    // It is in quarantine: the same demand retires nothing more.
     assert_eq!(w.log.retire_ahead(1, &mut w.index).unwrap(), 0);
     assert_eq!(w.get(1), None);
     assert_eq!(w.get(2), Some(payload(2, U)));
@@ -32,7 +32,7 @@ fn i8_the_limit_moves_only_after_quarantine_counted_from_when_it_was_settled() {
     assert_eq!(w.log.next_due_ns(), Some(700 + Q));
     assert_eq!(w.log.advance(699 + Q, |_, _| true).unwrap(), 0);
     assert_eq!(w.memory.load(HEAP_LIMIT_OFF).unwrap(), 8 * U);
-    // A later settle moves only what was retired since.
+    // A later call restarts only what was retired since.
     w.log.restart_quarantines(5000);
     assert_eq!(w.log.advance(700 + Q, |_, _| true).unwrap(), 2 * U);
     assert_eq!(w.log.usage().quarantined, Sum::default());
@@ -55,7 +55,7 @@ fn i9_a_pinned_object_holds_the_tail_and_loses_live_all_the_same() {
 #[test]
 fn a_log_full_of_what_was_never_readable_moves_on_though_nothing_is_due() {
     let mut w = world(8);
-    // Two claims that are given up come to lie at the tail, once what lay there is passed.
+    // Two abandoned claims become the tail once the tail has passed what was before.
     for name in 1..=2 {
         let write = w.place(name, U);
         w.run(&mut write.publication().announce());
@@ -82,7 +82,7 @@ fn an_object_retired_in_the_middle_is_gone_at_once_and_its_space_comes_with_the_
     assert_eq!(w.log.counts().removed, Sum { claims: 1, bytes: U });
     w.log.restart_quarantines(0);
     assert_eq!(w.log.advance(Q, |_, _| true).unwrap(), 0);
-    // Two are wanted; then two more, of which the one in the middle costs nobody.
+    // Two are wanted; then two more, of which the one in the middle costs nothing.
     assert_eq!(w.make_room(0), 2 * U);
     w.fill(9, 2);
     assert_eq!(w.log.retire_ahead(0, &mut w.index).unwrap(), 1);
@@ -101,7 +101,7 @@ fn i8_an_object_retired_in_the_middle_is_held_for_its_own_quarantine() {
     w.log.retire(2, 1, 500, &mut w.index).unwrap();
     w.log.restart_quarantines(500);
     w.log.advance(Q, |_, _| true).unwrap();
-    // Two claims wait for room, of which the removed one is to give the first.
+    // Two claims wait for room; the removed object provides it for the first.
     w.memory.fetch_add(BUMP_PTR_OFF, U).unwrap();
     w.log.retire_ahead(Q, &mut w.index).unwrap();
     assert_eq!(w.log.advance(499 + Q, |_, _| true).unwrap(), 0);
@@ -115,7 +115,7 @@ fn a_log_goes_round_and_every_byte_is_what_was_put() {
     for name in 1..=100 {
         let bytes = 1 + name * 37 % (3 * U);
         let put = LogPut::new(w.geometry, key(name), (1, 4096), bytes).unwrap();
-        // One that is skipped finds no room for a second claim every time: it is for the next.
+        // After a skip there is no room for a second claim every time: the next object uses it.
         if put.room(&w.line()).is_ok() {
             match w.claim(name, bytes).next(w.line().heap_limit()) {
                 ClaimStep::Write(write) => w.publish(&write, name, bytes),
@@ -139,7 +139,7 @@ fn a_log_goes_round_and_every_byte_is_what_was_put() {
 fn i13_the_tail_never_passes_what_was_retired_and_room_is_made_for_ever_after() {
     for removed in [false, true] {
         let mut w = world(8);
-        // What is free already lies first, while nobody asked for room yet.
+        // What is free already is at the tail, before any producer asked for room.
         if removed {
             w.fill(1, 1);
             assert_eq!(w.log.retire(0, 1, 0, &mut w.index).unwrap(), Retire::Done);

@@ -1,5 +1,5 @@
-//! The open claims of a process. How they race the owner's question is the model checker's part
-//! (tests/words/log_table.rs).
+//! The open claims of a process. Their race with the owner's question is tested by the model
+//! checker (tests/words/log_table.rs).
 
 use super::*;
 
@@ -42,7 +42,7 @@ fn i14_a_put_that_fails_half_way_stays_open_until_its_connection_is_fenced() {
     assert_eq!(claims.fenced(), 1);
     assert!(claims.clear_below(2 * U) && !claims.clear_below(3 * U));
     open.leave();
-    // Where every verb has landed when its call returns, who is out of the call writes no more.
+    // If every verb has landed when its call returns, nothing is written after the call.
     let claims = OpenClaims::new(Landing::InCall);
     drop(claims.enter(U).unwrap());
     assert!(claims.clear_below(u64::MAX));

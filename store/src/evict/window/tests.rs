@@ -1,4 +1,4 @@
-//! The cheapest window against trying them all.
+//! The cheapest window against an exhaustive search.
 
 use super::*;
 use proptest::prelude::*;
@@ -60,7 +60,7 @@ proptest! {
     ) {
         let (mut extents, mut costs, mut at) = (Vec::new(), Vec::new(), 0);
         for (units, kind, cost) in pieces {
-            // Kinds 0 and 1 are holes, 2 may not go.
+            // Kinds 0 and 1 are free ranges, 2 may not be evicted.
             if kind >= 2 {
                 extents.push((costs.len() as u32, 1, extent(at, units), kind > 2));
                 costs.push(cost);

@@ -1,4 +1,4 @@
-//! Random lives of four slots against a plain model that knows when each thing happened.
+//! Random lives of four slots against a plain model that records the time of each step.
 
 use super::*;
 use crate::arena::Arena;
@@ -13,7 +13,7 @@ enum Life {
     Open,
     Live,
     Fencing,
-    /// Since when.
+    /// Since when the state holds.
     Quarantined(u64),
 }
 
@@ -34,7 +34,7 @@ struct Cell {
     bytes: u64,
 }
 
-/// A random step. `back` makes a call late: about so many epochs ago.
+/// A random step. `back` makes a call late, by about so many epochs.
 #[derive(Debug, Clone)]
 enum Op {
     Open { slot: u32, bytes: u64, back: u32 },
@@ -124,7 +124,7 @@ impl World {
         Ok(())
     }
 
-    /// Until it is fenced a producer may write its header whenever it likes.
+    /// Until it is fenced a producer may write its header at any time.
     fn begin(&mut self, slot: u32) {
         let cell = *self.cell(slot);
         let writer = matches!(cell.life, Life::Open | Life::Fencing);
@@ -203,7 +203,7 @@ impl World {
         if fenced {
             self.plans.retain(|p| p.slot != slot);
         } else if let Some(plan) = self.plans.iter_mut().find(|p| p.slot == slot) {
-            // Marked late, or never, as a panic may have it: both must be held.
+            // Marked late, or never, as a panic can leave it: both must be held.
             plan.ending = epoch.is_multiple_of(2);
         } else {
             let extent = cell.extent;
@@ -344,7 +344,7 @@ proptest! {
             world.apply(op)?;
             world.check()?;
         }
-        // At rest: everything ends, everything comes back.
+        // At the end everything is retired and everything is freed.
         for slot in 0..SLOTS {
             let epoch = world.cells[slot as usize].epoch;
             world.retire(slot, epoch, true)?;

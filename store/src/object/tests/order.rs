@@ -1,4 +1,4 @@
-//! The order of the stores that other processes rely on, seen by a memory that writes it down.
+//! The order of the stores on which other processes rely, recorded by a memory.
 
 use super::*;
 use crate::layout::{CTL_BYTES, EXT_OFF, HEADER_BYTES, MAGIC};
@@ -116,7 +116,7 @@ fn i11_a_producer_is_told_whether_its_ready_took_and_else_what_stands_there() {
     let mut first = object.whole(&[7; 100]);
     run(&mut first);
     assert_eq!(object.took(&first), Ok(()));
-    // Who repeats READY did not publish, nor did who comes after the plan has ended.
+    // A producer that repeats READY did not publish, nor did one whose plan had ended before.
     let mut again = object.publish();
     run(&mut again);
     assert_eq!(object.took(&again), Err(ready(1)));
@@ -125,6 +125,6 @@ fn i11_a_producer_is_told_whether_its_ready_took_and_else_what_stands_there() {
     let mut late = object.publish();
     run(&mut late);
     assert_eq!(object.took(&late), Err(reserved(2)));
-    // A batch that asked for no READY published nothing.
+    // A batch without READY published nothing.
     assert_eq!(object.took(&object.announce()), Err(0));
 }

@@ -5,13 +5,13 @@ use super::*;
 use crate::threads::spawn_named;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-/// Most lives of the slot; the reader ends the race as soon as it has met enough of them.
+/// Most lives of the slot; the reader ends the race after it has seen enough of them.
 const LIVES: u32 = 2_000_000;
-/// Whole copies, and copies that a reuse overtook, that the reader wants to have seen.
+/// Whole copies, and copies overtaken by a reuse, that the reader must have seen.
 const ENOUGH: (u64, u64) = (1000, 20);
 const PAYLOAD: usize = 16 * 4096;
 
-/// Puts and retires one slot until told to stop; every payload byte is the low byte of its epoch.
+/// Puts and retires one slot until it is stopped; every payload byte is the low byte of its epoch.
 fn reuse(mut slots: Slots, key: KeyId, stop: &AtomicBool) {
     let heap = slots.heap().clone();
     let at = extent(&heap, 0, 16);

@@ -1,4 +1,4 @@
-//! What a reader may believe, condition by condition.
+//! What a reader may accept, condition by condition.
 
 use super::*;
 

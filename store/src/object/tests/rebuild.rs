@@ -1,4 +1,5 @@
-//! What is found and reported when an owner has lost its memory or a slot its epochs.
+//! What a scan finds and reports after an owner has lost its state, and slots that are out of
+//! epochs.
 
 use super::*;
 use crate::arena::Arena;
@@ -34,9 +35,9 @@ fn a_scan_finds_every_slot_as_it_was_and_holds_what_is_in_doubt() {
         begin(&heap, slot, 1, key, extent(&heap, slot, 1), 10);
     }
     slots.retire(5, 1, false, 0).unwrap();
-    // Slot 2: an open plan. 3: ending, LIVE not yet cleared. 4: half written for a plan not heard
-    // of. 5: retired, but its plan not yet marked as ending. 6: free, its plan of long ago
-    // forgotten.
+    // Slot 2: an open plan. 3: ending, LIVE not cleared yet. 4: partly written for a plan not
+    // received yet. 5: retired, but its plan not marked as ending yet. 6: free, with an old plan
+    // that was forgotten.
     let plan =
         |slot, epoch, ending| OpenSlot { slot, epoch, extent: extent(&heap, slot, 1), ending };
     let plans = [plan(2, 1, false), plan(3, 1, true), plan(5, 1, false), plan(6, 9, false)];
@@ -55,7 +56,7 @@ fn a_scan_finds_every_slot_as_it_was_and_holds_what_is_in_doubt() {
     let freed = slots.due(1000 + Q);
     let at = extent(slots.heap(), 1, 1);
     assert_eq!(freed, [Freed { slot: 1, epoch: 1, extent: at }]);
-    // The plan that wrote to slot 4 is heard of at last, and goes on where it was.
+    // The plan that wrote to slot 4 is received at last and continues.
     let late = extent(slots.heap(), 4, 1);
     slots.open(4, 1, late).unwrap();
     assert_eq!(slots.progress(4, 1), WriteProgress::Writing);
@@ -125,7 +126,7 @@ fn i15_a_key_whose_object_lost_live_is_served_by_nothing_though_the_index_still_
     assert_eq!(slots.serving(key, |_| true), Some(1));
     assert_eq!(slots.serving(key, |slot| slot != 1), None);
     slots.retire(1, 1, true, 0).unwrap();
-    // As it is between the two stores that take an object out: LIVE goes before the entry does.
+    // The state between the two stores that remove an object: LIVE is cleared before the entry.
     slots.index_mut().insert(key, 1, 1);
     assert_eq!(slots.serving(key, |_| true), None);
 }

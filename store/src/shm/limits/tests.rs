@@ -1,4 +1,4 @@
-//! The room that made-up machines leave.
+//! The memory that simulated machines leave for a segment.
 
 use super::*;
 use std::fs;
@@ -56,7 +56,7 @@ fn version_one_limits_count_and_its_no_limit_does_not() {
     let m = Machine::new("9:cpu:/x\n4:memory:/docker/abc\n0::/\n");
     m.file("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", "9223372036854771712\n");
     assert_eq!(m.cgroup(), None);
-    // Inside a container the host's path does not exist: the mount's root is ours.
+    // Inside a container the host's path does not exist: only the mount's root is used.
     m.file("sys/fs/cgroup/memory/memory.limit_in_bytes", "5242880\n");
     m.file("sys/fs/cgroup/memory/memory.usage_in_bytes", "2097152\n");
     m.file("sys/fs/cgroup/memory/memory.stat", "inactive_file 9\ntotal_inactive_file 1048576\n");

@@ -1,4 +1,4 @@
-//! What lies under the names of segments without being one, and what is stale of it.
+//! Files with the names of segments that are not segments, and which of them are stale.
 
 use super::*;
 use crate::shm::sealed::{MODE, SEALS};
@@ -30,7 +30,7 @@ fn descriptor(fd: &impl AsRawFd) -> String {
     format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd())
 }
 
-/// A pid that nobody has any more.
+/// A pid that no process has any more.
 fn dead_pid() -> u32 {
     let mut child = Command::new("true").spawn().unwrap();
     child.wait().unwrap();
@@ -88,7 +88,7 @@ fn what_a_link_names_by_chance_is_not_opened() {
     link_to(dir.path(), NAME, &descriptor(&reader));
     attach_in(dir.path(), NAME, false).unwrap_err();
     assert_eq!(remove_stale_in(dir.path()), [NAME]);
-    // A fifo says so for ever if anybody ever opened it for writing and went.
+    // A fifo reports this permanently once a process has opened it for writing and closed it.
     let mut fds = [PollFd::new(&reader, PollFlags::IN)];
     assert_eq!(poll(&mut fds, Some(&Timespec::default())), Ok(0));
 }
@@ -107,7 +107,7 @@ fn links_that_lead_to_no_segment_are_stale_unless_their_lock_is_held() {
     let line = role.next_line();
     let living = line.split(' ').next().unwrap();
     let path = dir.path().join(living);
-    // As it is seen from another pid namespace.
+    // As seen from another pid namespace.
     std::fs::remove_file(&path).unwrap();
     symlink(&nowhere, &path).unwrap();
     let mut removed = remove_stale_in(dir.path());

@@ -1,4 +1,4 @@
-//! What nobody can do to a segment's pages, and the pages it has.
+//! What no process can do to a segment's pages, and the size of these pages.
 
 use super::*;
 use crate::shm::mapping::BATCH;
@@ -36,7 +36,7 @@ fn i19_nobody_can_take_pages_away_by_a_segments_name_or_descriptor() {
     m.read(4096, &mut text).unwrap();
     assert_eq!(&text, b"from the child");
     m.write(BYTES - 1, b"x").unwrap();
-    // Its other files may be cut by whoever likes.
+    // Its other files can be truncated by anybody.
     File::create(lock::path_for(&path)).unwrap();
     assert!(swept_by_another(dir.path()).is_empty(), "the lock was lost");
     role.finish();
@@ -58,7 +58,7 @@ fn pages_are_taken_in_huge_ones_as_far_as_the_kernel_has_them() {
         assert_eq!(byte, [0]);
     }
     made.write(bytes - 4, b"last").unwrap();
-    // Addresses reserved around it were given back: neighbours of the same size are not far.
+    // Reserved addresses were released: other mappings of the same size are not far.
     let small = create_in(dir.path(), &name(1), BYTES, true).unwrap();
     assert_eq!(small.mapping.huge_bytes(), 0);
 }

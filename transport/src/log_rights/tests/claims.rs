@@ -1,4 +1,4 @@
-//! What may be claimed and written, each change alone.
+//! What may be claimed and written, each change by itself.
 
 use super::*;
 
@@ -31,7 +31,7 @@ fn i14_more_claims_than_the_table_holds_are_refused_until_one_is_over() {
     let write = w.start_write(1, U);
     assert!(w.add(U).unwrap_err().contains("64 claims"));
     w.post(&mut write.publication().whole(&[1; U as usize])).unwrap();
-    // One request that asks for two is refused as a whole, and keeps no place.
+    // A request that claims twice is refused as a whole and keeps no entry.
     let two = || Op::FetchAdd { offset: BUMP_PTR_OFF, add: U, old: 0 };
     assert!(w.post(&mut [two(), two()]).is_err());
     assert_eq!(w.memory.load(BUMP_PTR_OFF).unwrap(), 64 * U);
@@ -62,7 +62,7 @@ fn i13_a_claims_bytes_and_its_header_are_all_that_its_producer_may_write() {
     for (offset, len) in [
         (x - 1, 2),
         (x + 2 * U - 1, 2),
-        // Two claims of one producer in one piece are still two.
+        // Two adjacent claims of one producer are still two.
         (before.payload_base(), 3 * U),
         (x + 3 * U, 1),
         (LOG_BASE - 1, 1),
@@ -89,7 +89,7 @@ fn i13_a_claims_bytes_and_its_header_are_all_that_its_producer_may_write() {
         (x, 1),
         (HEAP_LIMIT_OFF, 1),
         (BUMP_PTR_OFF, 1),
-        // The header of nobody's claim, and of one that is over.
+        // A header of no claim, and one of a claim that is over.
         (w.geometry.header_off(9) + PUBLISH_OFF, writing(1)),
         (w.geometry.header_off(0) + PUBLISH_OFF, writing(1)),
     ] {
@@ -159,7 +159,7 @@ fn i13_nothing_is_written_above_the_limit_as_it_is_now() {
     w.refused(Op::Store { offset: slot(above) + PUBLISH_OFF, value: dead(2) });
     assert_eq!(w.rights.open(), (2, 0));
     w.make_room();
-    // The limit moved on: the same is allowed.
+    // The limit has moved: the same is permitted.
     w.post(&mut [Op::Write { offset: slot(across), src: &a }]).unwrap();
     w.post(&mut [Op::Write { offset: slot(above), src: &b }]).unwrap();
     w.post(&mut [Op::Write { offset: g.payload_off(above), src: &[1; 128] }]).unwrap();
@@ -192,7 +192,7 @@ fn i13_a_header_that_says_more_or_less_than_was_claimed_is_not_written() {
     let mine = w.start_write(1, 2 * U);
     let (at, x) = (w.header(&mine), mine.payload_base());
     let next = w.start_write(2, U);
-    // No word makes the owner look at a header that this claim did not write.
+    // No word is stored that makes the owner read a header which this claim did not write.
     w.refused(Op::Store { offset: at + PUBLISH_OFF, value: writing(1) });
     w.refused(Op::Store { offset: at + PUBLISH_OFF, value: dead(1) });
     let (expect, new) = (writing(1), ready(1));
@@ -204,7 +204,7 @@ fn i13_a_header_that_says_more_or_less_than_was_claimed_is_not_written() {
             Op::Write { offset: at, src: &lie },
             Op::Store { offset: at + PUBLISH_OFF, value: dead(1) },
         ];
-        assert!(w.post(ops).unwrap_err().contains("a header that says"));
+        assert!(w.post(ops).unwrap_err().contains("a header that states"));
         assert!(before == w.bytes());
     }
     let true_one = producer_fields(KEYS.id(b"k"), 1, 1, x, U + 1);

@@ -1,4 +1,4 @@
-//! How a claim ends, and what becomes of the claims of a producer that ended.
+//! How a claim ends, and how the claims of an ended producer are settled.
 
 use super::*;
 
@@ -34,7 +34,7 @@ fn i10_its_last_verb_is_the_last_of_its_request_too() {
     let before = w.bytes();
     let why = w.post(&mut [flush, ready, publication.page(0, &payload)]).unwrap_err();
     assert!(why.contains("last verb") && before == w.bytes(), "{why}");
-    // What was refused ended nothing.
+    // A refused request ended nothing.
     w.post(&mut publication.whole(&payload)).unwrap();
 }
 
@@ -68,12 +68,12 @@ fn i10_a_claim_ends_only_when_no_other_request_is_inside_it() {
     let why = w.post(&mut publication.publish()).unwrap_err();
     assert!(why.contains("1 other requests are inside"), "{why}");
     assert_eq!(hangs.0.load(Ordering::SeqCst), 0, "READY waits for the pages");
-    // An abort wants an end of it, and cuts who is inside; what is inside another claim is not.
+    // An abort ends it and cuts the requests inside this claim, but not those inside another one.
     assert!(w.post(&mut a.abort().ops()).is_err());
     assert_eq!((hangs.0.load(Ordering::SeqCst), other.0.load(Ordering::SeqCst)), (1, 0));
     assert_eq!(w.memory.load(w.header(&a) + PUBLISH_OFF).unwrap(), writing(1));
     drop(inside);
-    // And who ends it lets nobody in.
+    // While a request ends the claim, no other one is admitted.
     let ender = w.request(&other_cut);
     ender.check(&publication.publish()).unwrap();
     let late = w.post(&mut [publication.page(0, &payload)]).unwrap_err();
@@ -155,7 +155,7 @@ fn i10_nothing_is_settled_under_a_request_that_is_still_inside() {
     assert_eq!(w.accept().skipped.claims, 1);
 }
 
-/// Publishes, but the agent panics between READY and its note.
+/// Publishes, but the agent panics between READY and recording it.
 fn publish_unnoted(w: &World, write: &ClaimWrite) {
     let publication = write.publication();
     let payload = [1; U as usize];
@@ -184,7 +184,7 @@ fn i6_a_ready_that_was_not_noted_stays_ready() {
     assert_eq!(w.accept().accepted.claims, 1);
 }
 
-/// By the time somebody settles, the slot is another claim's.
+/// When it is settled, the slot already belongs to another claim.
 #[test]
 fn i3_a_claim_that_was_over_unnoticed_is_left_alone_and_so_is_who_came_after_it() {
     let mut w = world(8);

@@ -1,5 +1,5 @@
-//! The question "nothing open below B?" against a fetch-and-add at each of its steps, and threads.
-//! The table is one lock, so its steps are all the states there are.
+//! The question "have you no claim open below B?" against a fetch-and-add at each of its steps, and
+//! with threads. The table has one lock, so its steps are all the states there are.
 
 use super::*;
 use nkv_store::StoreError;
@@ -22,7 +22,7 @@ fn i14_a_claim_is_open_from_before_its_fetch_and_add_until_its_last_verb() {
     assert!(w.rights.clear_below(u64::MAX), "what comes after the question is above it");
     w.rights.starts(&intent, &[], &cut).unwrap();
     assert!(w.rights.clear_below(2 * U) && !w.rights.clear_below(3 * U));
-    // Others claim, then it does, and the owner reads B from the bump.
+    // Others claim, then this producer does, and the owner reads B from the bump.
     w.memory.fetch_add(BUMP_PTR_OFF, 3 * U).unwrap();
     let p = w.memory.fetch_add(BUMP_PTR_OFF, U).unwrap();
     assert!(!w.rights.clear_below(w.memory.load(BUMP_PTR_OFF).unwrap()));
@@ -46,7 +46,7 @@ fn i14_a_request_that_ends_before_its_fetch_and_add_claimed_nothing() {
     assert_eq!(w.rights.finish().unwrap(), EndedClaims::default());
 }
 
-/// Memory whose fetch-and-add adds, and then panics.
+/// Memory whose fetch-and-add adds and then panics.
 #[derive(Debug)]
 struct Panics {
     memory: AnonMemory,
@@ -111,8 +111,8 @@ fn i14_a_fetch_and_add_that_panics_is_open_until_its_producer_is_settled() {
     assert_eq!(w.log.unsettled_bytes().unwrap(), 0);
 }
 
-/// Whenever somebody says that nothing is open below the bump that was read, all that lies below is
-/// settled: no claim is missed at any moment of it.
+/// Whenever the answer is that nothing is open below the bump that was read, everything below is
+/// settled: no claim is missed at any moment.
 #[test]
 fn i14_no_answer_is_clear_while_a_claim_below_is_open() {
     const ROUNDS: u64 = 4_000;

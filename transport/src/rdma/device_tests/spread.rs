@@ -1,4 +1,4 @@
-//! Several pairs, and several devices where there are some.
+//! Several pairs, and several devices if there are some.
 
 use super::*;
 use crate::verbs::{NoObserver, Post};
@@ -73,7 +73,7 @@ fn i4_what_went_by_another_pair_than_the_first_is_flushed_by_its_own() {
     let mut back = vec![0; 6 * PAGE];
     path.verbs.read(SEGMENT / 2, &mut back).unwrap();
     assert_eq!(counts().1 - before.1, 1 + 12, "one before them, and none behind");
-    // What says WRITING may have been posted by itself: nobody remembers whether it is in memory.
+    // WRITING may have been posted by itself: whether it is in memory is not recorded.
     let before = counts();
     path.verbs.write(TOKEN, SEGMENT / 2, &pages(1)).unwrap();
     let after = counts();
@@ -127,7 +127,7 @@ fn i4_batches_of_one_call_go_by_every_pair_and_counts_by_the_first_alone() {
     assert_eq!(path.memory.load(64).unwrap(), 60);
 }
 
-/// The owner's pair that a client's is told to meet is nobody's.
+/// The owner's pair to which a client's is to be connected does not exist.
 fn astray(answer: &mut Answer, n: usize) {
     answer.paths[n].as_mut().unwrap().pair.number ^= 0x0f_f000;
 }
@@ -146,7 +146,7 @@ fn a_pair_through_which_nothing_comes_is_left_out() {
 
 #[test]
 fn i1_the_first_pair_leads_to_the_device_that_counts_or_there_is_no_way() {
-    // As an owner of two devices answers: its first one counts.
+    // The answer of an owner with two devices: its first one counts.
     let second_counts = |answer: &mut Answer| {
         let [first, second] = &mut answer.paths[..] else { panic!("two pairs") };
         let (first, second) = (first.as_mut().unwrap(), second.as_mut().unwrap());
@@ -173,7 +173,7 @@ fn i1_the_first_pair_leads_to_the_device_that_counts_or_there_is_no_way() {
     assert!(counted_path(2, true, none_counts).is_err(), "nor where no way leads to it");
 }
 
-/// A way of these devices to an owner with those.
+/// A data path of these devices to an owner with those.
 fn between(client: &[&str], owner: &[&str], counts: bool) -> Result<Vec<String>, TransportError> {
     let config = |names: &[&str]| FabricConfig {
         devices: names.iter().map(|name| (*name).to_string()).collect(),
@@ -235,7 +235,7 @@ fn rails_a_device_whose_link_goes_down_costs_its_share_and_not_the_way() {
         let (again, _served) = path(&*fabric, &*exported);
         put(&*again, &pages(3)).unwrap();
         assert_eq!(again.devices(), [left], "what is down is not offered");
-        // Not there when it was opened, and there when it is needed.
+        // Missing when the fabric was opened, and present when it is needed.
         let late = open(&FabricConfig::default()).unwrap();
         assert!(!late.describe().contains(if left == "rxe0" { "rxe1" } else { "rxe0" }));
         Link::set(lost, "up");

@@ -1,12 +1,12 @@
-//! Memory that comes as a dma-buf. Soft-RoCE takes none: what is shown is that it is tried, what
-//! follows, and what is said. No GPU's memory has been registered yet.
+//! Memory exported as a dma-buf. Soft-RoCE does not support it: tested are the attempt, its
+//! fallback, and the error text. No GPU's memory has been registered yet.
 
 use super::*;
 use nkv_store::{Export, StoreError};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 
-/// Host memory that says that it is a GPU's, at this address.
+/// Host memory that is exported as a GPU's, at this address.
 #[derive(Debug)]
 struct Vram {
     memory: AnonMemory,

@@ -1,5 +1,5 @@
-//! Two ends over a real socket and one memory: frames of all sizes both ways, whatever either end
-//! does when it waits, and the end of either.
+//! Two ends over a real socket and one memory: frames of all sizes in both directions, with every
+//! kind of waiting, and the close of either end.
 
 use crate::ring::layout::{End, EndAt};
 use crate::ring::sleep::{Peer, Sleep};
@@ -17,7 +17,7 @@ use tokio::runtime::{Builder, Runtime};
 
 pub(super) const LANE_BYTES: u64 = 4096;
 const MEMORY_BYTES: u64 = 4096 + 2 * LANE_BYTES;
-/// Nothing here takes so long.
+/// Time limit that no test here needs.
 pub(super) const LIMIT: Duration = nkv_pace::HANGS;
 
 pub(super) fn runtime() -> Runtime {
@@ -31,7 +31,7 @@ pub(super) fn sockets() -> (std::os::unix::net::UnixStream, std::os::unix::net::
     (a, b)
 }
 
-/// A ring's memory as somebody beside its two ends sees it.
+/// A ring's memory as seen by a third party.
 #[derive(Clone)]
 struct Beside(Arc<MemfdMemory>);
 
@@ -45,7 +45,7 @@ impl Beside {
         MemfdMemory::take(fd, MEMORY_BYTES).unwrap()
     }
 
-    /// Waits until an end says that it sleeps.
+    /// Waits until an end announces that it sleeps.
     fn until_asleep(&self, end: End) {
         let at = EndAt::new(end, LANE_BYTES);
         let as_its_peer = Sleep::new(&EndAt { own: at.peers, peers: at.own, ..at });
@@ -61,8 +61,8 @@ impl Beside {
     }
 }
 
-/// A node in a thread of its own, which serves with `serve`; and the client's end, whose runtime is
-/// the caller's.
+/// A node in its own thread, which serves with `serve`; and the client's end, whose runtime is the
+/// caller's.
 fn pair<F: Future<Output = ()>>(
     waiting: Waiting,
     serve: impl FnOnce(RingStream) -> F + Send + 'static,
@@ -87,7 +87,7 @@ fn pair_of<F: Future<Output = ()>>(
     (RingStream::client(ours_too, socket, LANE_BYTES, waiting).unwrap(), node.unwrap())
 }
 
-/// Answers every request with its bytes reversed, until the client ends. Looks for so long.
+/// Answers every request with its bytes reversed, until the client ends. Polls for `spin`.
 async fn echo(mut ring: RingStream, spin: Duration) {
     let mut buf = Vec::new();
     while let Some((id, mut bytes)) =
@@ -201,7 +201,7 @@ fn i18_a_clients_time_limit_holds_while_the_node_stands_still() {
         runtime().block_on(async {
             let (go, stop) = std::sync::mpsc::channel::<()>();
             let (mut ring, node) = pair(waiting, move |ring| async move {
-                // Its thread, and whatever it would say of itself, stand still.
+                // Its thread is stopped, and with it everything it would send.
                 let _ = stop.recv_timeout(LIMIT);
                 drop(ring);
             });

@@ -1,5 +1,5 @@
-//! A peer that writes what it likes into the shared words [I19]: an end may refuse, read nonsense,
-//! or wait until its limit, but neither panic nor read what is not there, nor hang.
+//! A peer that writes arbitrary values into the shared words [I19]: an end may refuse, read wrong
+//! bytes, or wait until its limit, but must not panic, read outside the ring, or hang.
 
 use super::ends::{LANE_BYTES, LIMIT, runtime, sockets};
 use crate::ring::lane::{LaneReader, LaneWriter};
@@ -56,7 +56,7 @@ proptest! {
 
 #[derive(Debug, Clone)]
 enum Corruption {
-    /// Stores a word where one of the ring's lies.
+    /// Stores a word of the ring.
     Word(u64, u64),
     /// Writes so many bytes to the socket.
     Bells(usize),
@@ -95,7 +95,7 @@ proptest! {
                         Corruption::Rest(us) => std::thread::sleep(Duration::from_micros(us)),
                     }
                 }
-                // Its end is the only thing about it that can be relied on.
+                // Only the end of the socket is reliable.
                 drop(peer);
             });
             runtime().block_on(async {

@@ -1,5 +1,4 @@
-//! A lane against a queue: whatever is written and read in whatever portions, the bytes are the
-//! same and so is the room.
+//! A lane against a queue: for any sizes of writes and reads the bytes and the room are the same.
 
 use crate::ring::lane::{LaneReader, LaneWriter};
 use crate::ring::layout::{End, EndAt};
@@ -29,7 +28,7 @@ proptest! {
         let at = EndAt::new(End::Client, LANE_BYTES).outgoing;
         let (mut writer, mut reader) = (LaneWriter::new(at), LaneReader::new(at));
         let mut queue = VecDeque::new();
-        // What was read, but not yet given back.
+        // Read, but not released yet.
         let mut kept = 0;
         for step in steps {
             match step {

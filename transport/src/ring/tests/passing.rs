@@ -1,5 +1,4 @@
-//! How a ring is passed: a client takes sealed memory of the size that was announced, and nothing
-//! else.
+//! How a ring is passed: a client accepts sealed memory of the announced size, and nothing else.
 
 use super::ends::{LIMIT, runtime};
 use crate::ring::{Offer, Waiting, take};
@@ -13,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const ALL: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// A connected pair as production has it: client, node.
+/// A connected pair as in production: client, node.
 async fn connected() -> (BoxStream, BoxStream) {
     let dir = tempfile::tempdir().unwrap();
     let at = Address::Unix(dir.path().join("s"));

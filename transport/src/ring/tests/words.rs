@@ -1,6 +1,6 @@
-//! The words of a ring under a model checker: lanes and sleep run the code of production, over
-//! words whose every interleaving and every permitted reordering is tried within a bound on
-//! preemptions. A sleeper that nobody wakes is a deadlock, which the checker reports.
+//! The words of a ring under a model checker: lanes and sleep run the production code, over words
+//! for which every interleaving and every permitted reordering is tried within a bound on
+//! preemptions. A sleeper that is never woken is a deadlock, which the checker reports.
 
 use crate::ring::lane::{LaneReader, LaneWriter};
 use crate::ring::layout::{End, EndAt};
@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 /// Bytes of a lane: one word, so that a second one must wait for room.
 const LANE_BYTES: u64 = 8;
 
-/// The words of one ring, all of them the checker's.
+/// The words of one ring, all of them under the checker.
 #[derive(Debug)]
 struct Modelled(BTreeMap<u64, AtomicU64>);
 
@@ -113,8 +113,8 @@ impl Memory for Modelled {
     }
 }
 
-/// One end as a stream is one, but for how it sleeps: a `Notify` stands for futex and socket, both
-/// of which remember a waking that comes just before the sleep.
+/// One end of a stream, except for how it sleeps: a `Notify` replaces futex and socket, both of
+/// which remember a wake that comes just before the sleep.
 struct Party {
     memory: Arc<Modelled>,
     incoming: LaneReader,

@@ -1,4 +1,4 @@
-//! A line against peers that move a little now and then.
+//! A line against peers that send single bytes now and then.
 
 use super::*;
 use nkv_pace::HANGS;
@@ -6,12 +6,12 @@ use nkv_store::threads::spawn_named;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-/// Both limits as the tests want them: no stall, but little time in all.
+/// Both limits for these tests: no stall, but little time in total.
 const STALL_MS: u64 = 10_000;
 const LIMIT_MS: u64 = 200;
-/// What a peer waits before its next byte.
+/// Pause of a peer before its next byte.
 const PACE: Duration = Duration::from_millis(20);
-/// After so many bytes a peer gives up: the line had no limit.
+/// After so many bytes a peer gives up: then the line had no limit.
 const MAX_BYTES: usize = 250;
 
 /// A line and its peer, with as little buffer between them as the kernel allows.

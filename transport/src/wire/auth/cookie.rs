@@ -1,8 +1,8 @@
-//! The cookie of a job: 32 random bytes in a file that only its user can read, standing in for a
-//! secret between processes of one user on one host. Nodes make it and share a lock on it; the last
-//! one to end removes it, one whose file somebody else removed puts it back, and what killed ones
-//! left is taken over or swept by the next. Nothing here follows a link or trusts a folder that
-//! others could have made.
+//! The cookie of a job: 32 random bytes in a file that only its user can read, in place of a secret
+//! between processes of one user on one host. Nodes create it and share a lock on it. The last node
+//! to end removes it; a node whose file was removed by somebody else puts it back; files left by
+//! killed nodes are reused or removed by the next node. Nothing here follows a link or trusts a
+//! folder that other users could have created.
 
 use super::error::SecretError;
 use super::secret::{OTHERS, Secret};
@@ -19,20 +19,21 @@ use std::time::Duration;
 
 /// Bytes of a cookie.
 const COOKIE_BYTES: usize = 32;
-/// Mode of a cookie, and of the folder made for it.
+/// Mode of a cookie file, and of the folder created for it.
 const COOKIE_MODE: Mode = Mode::from_raw_mode(0o600);
 const FOLDER_MODE: Mode = Mode::from_raw_mode(0o700);
-/// Others may not be able to put anything into a folder of the system's that is used for cookies.
+/// Mode bits that a system folder for cookies must not have: others could put files into it.
 const OTHERS_WRITE: u32 = 0o022;
-/// A cookie that others are just removing is tried again so often, with such pauses.
+/// How often, with a pause each time, to retry a cookie that other nodes are just removing.
 const TRIES: usize = 50;
 const PAUSE: Duration = Duration::from_millis(20);
-/// Folders of this user's below /tmp: another user can have made those with the first names.
+/// Number of candidate folders of this user below /tmp: another user can have created the first
+/// ones.
 const OWN_FOLDERS: usize = 8;
-/// Entries of a folder looked at for what killed nodes left.
+/// Most entries of a folder that are checked for files of killed nodes.
 const MAX_SWEPT: usize = 4096;
 
-/// A job's cookie, for as long as a node of it lives.
+/// A job's cookie file, held while a node of the job lives.
 #[derive(Debug)]
 pub struct CookieFile {
     secret: Secret,
@@ -42,25 +43,25 @@ pub struct CookieFile {
     made: ProcessMark,
 }
 
-/// The file, which another may take the place of.
+/// The current file, which may be replaced.
 #[derive(Debug)]
 struct Held {
     folder: OwnedFd,
     path: PathBuf,
-    // Holds the shared lock.
+    // Has the shared lock.
     file: OwnedFd,
     over: bool,
 }
 
-/// A folder that may hold cookies.
+/// A folder that can hold cookies.
 struct Folder {
     fd: OwnedFd,
     path: PathBuf,
 }
 
-/// Where cookies may lie, best first: this user's runtime folder, as the environment and as the
-/// system's convention name it, then some below /tmp. Which of them is used must not depend on
-/// whether a process came from a login, a timer or `sudo`: hence all, in one order.
+/// Candidate folders, best first: this user's runtime folder, as named by the environment and by
+/// the system's convention, then some below /tmp. The choice must not depend on whether a process
+/// was started by a login, a timer or `sudo`: hence all of them, in one order.
 #[derive(Debug, Clone)]
 struct CookieFolders {
     runtime: Vec<PathBuf>,
@@ -94,7 +95,7 @@ pub(super) fn find(job: &str) -> Result<Option<Secret>, SecretError> {
     find_in(&cookie_folders(), job)
 }
 
-/// Why there is none.
+/// Error text for a missing cookie.
 pub(super) fn nowhere(job: &str) -> String {
     let all = cookie_folders();
     let folders = all.runtime.iter().chain(all.own.first());
@@ -118,7 +119,7 @@ fn os(path: &Path) -> impl Fn(Errno) -> SecretError {
 }
 
 impl CookieFolders {
-    /// A runtime folder that others may write to is passed over: its user should know, and why.
+    /// Logs a warning for each runtime folder that is skipped because others may write to it.
     fn warn_unusable(&self) {
         for path in &self.runtime {
             if let Err(why @ SecretError::Mode { .. }) = Folder::open_at(path, OTHERS_WRITE) {
@@ -127,10 +128,11 @@ impl CookieFolders {
         }
     }
 
-    /// The folders that are there and this user's own; with `make`, one below /tmp is made if there
-    /// is none. Another user's is passed over; an error only where nothing else is left.
+    /// The existing folders that belong to this user; with `make`, one below /tmp is created if
+    /// there is none. Folders of other users are skipped; an error only if no folder is left.
     fn folders(&self, make: bool) -> Result<Vec<Folder>, SecretError> {
-        // A runtime folder of somebody else (`sudo` keeps the variable) is not an error, it is
+        // A runtime folder of another user (`sudo` keeps the variable) is not an error; it is
+        // skipped.
         // none.
         let usable = |path: &PathBuf| Folder::open_at(path, OTHERS_WRITE).ok().flatten();
         let mut found: Vec<Folder> = self.runtime.iter().filter_map(usable).collect();
@@ -144,7 +146,7 @@ impl CookieFolders {
             }
             match Folder::open_at(path, OTHERS) {
                 Ok(folder) => found.extend(folder),
-                // Anybody can make it.
+                // Anybody can create a folder there.
                 Err(why) => refused.push(why),
             }
         }
@@ -158,14 +160,15 @@ impl CookieFolders {
 }
 
 impl Folder {
-    /// The folder if it is there; an error if it is another user's or lets others do `forbidden`.
+    /// The folder if it exists; an error if it belongs to another user or gives others a
+    /// `forbidden` mode bit.
     fn open_at(path: &Path, forbidden: u32) -> Result<Option<Self>, SecretError> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(fd) => fd,
             Err(Errno::NOENT) => return Ok(None),
             Err(Errno::LOOP | Errno::NOTDIR) => {
-                let why = "is no folder of this user: remove it".to_string();
+                let why = "is not a folder of this user: remove it".to_string();
                 return Err(SecretError::Kind { path: path.to_path_buf(), why });
             }
             Err(e) => return Err(os(path)(e)),
@@ -175,7 +178,7 @@ impl Folder {
         Ok(Some(Self { fd, path: path.to_path_buf() }))
     }
 
-    /// A cookie in it, checked and read.
+    /// Opens a cookie in it, checks it and reads it.
     fn open(&self, name: &str) -> Result<Option<(OwnedFd, Secret)>, SecretError> {
         let path = self.path.join(name);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -188,7 +191,7 @@ impl Folder {
         };
         let stat = rustix::fs::fstat(&fd).map_err(os(&path))?;
         if !FileType::from_raw_mode(stat.st_mode).is_file() {
-            return Err(wrong("is no file: remove it"));
+            return Err(wrong("is not a file: remove it"));
         }
         check(&path, &stat, OTHERS)?;
         let file = File::from(fd);
@@ -207,8 +210,8 @@ impl Folder {
         Ok(Some((file.into(), secret)))
     }
 
-    /// Puts a cookie there, a fresh one if none is given; if another process was first, its cookie
-    /// stays.
+    /// Creates a cookie there, with a new secret if none is given; if another process was faster,
+    /// its cookie stays.
     fn make(&self, name: &str, secret: Option<&Secret>) -> Result<(), SecretError> {
         let path = self.path.join(name);
         let unique = format!(".{name}.{:016x}", nkv_store::random_u64());
@@ -218,18 +221,18 @@ impl Folder {
         let made = fill(fd, &path, secret).and_then(|()| {
             let linked = rustix::fs::linkat(&self.fd, &unique, &self.fd, name, AtFlags::empty());
             match linked {
-                // Whole from the first moment that it has its name.
+                // The file is complete when it gets its name.
                 Ok(()) | Err(Errno::EXIST) => Ok(()),
                 Err(e) => Err(os(&path)(e)),
             }
         });
-        // If this fails a file with a name that nobody reads stays.
+        // If this fails, a file with a name that no process reads remains.
         let _ = rustix::fs::unlinkat(&self.fd, &unique, AtFlags::empty());
         made
     }
 
-    /// Removes the cookies of jobs whose nodes were all killed: nobody holds a share of their
-    /// locks. A node that has just made one and has no share yet makes it again.
+    /// Removes the cookies of jobs whose nodes were all killed: no process holds a share of their
+    /// locks. A node that has just created one and has no share yet creates it again.
     fn sweep(&self, own: &str) -> usize {
         let Ok(entries) = rustix::fs::Dir::read_from(&self.fd) else { return 0 };
         let names = entries.take(MAX_SWEPT).flatten();
@@ -239,7 +242,7 @@ impl Folder {
     }
 
     fn sweep_one(&self, name: &str) -> bool {
-        // What is no cookie of this user's is left alone.
+        // Files that are not cookies of this user are skipped.
         let Ok(Some((file, _))) = self.open(name) else { return false };
         let alone = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
         alone.is_ok()
@@ -257,12 +260,12 @@ fn fill(fd: OwnedFd, path: &Path, secret: Option<&Secret>) -> Result<(), SecretE
             getrandom::fill(&mut bytes).map_err(|e| failed(std::io::Error::other(e.to_string())))?
         }
     }
-    // The umask may have taken more than it should.
+    // The umask may have removed mode bits.
     rustix::fs::fchmod(&fd, COOKIE_MODE).map_err(os(path))?;
     File::from(fd).write_all(&bytes).map_err(failed)
 }
 
-/// Owner and mode of what was opened, not of what has the name by now.
+/// Checks owner and mode of the open file, not of what has the name by now.
 fn check(path: &Path, stat: &Stat, forbidden: u32) -> Result<(), SecretError> {
     if stat.st_uid != me() {
         let path = path.to_path_buf();
@@ -278,14 +281,14 @@ fn check(path: &Path, stat: &Stat, forbidden: u32) -> Result<(), SecretError> {
 }
 
 impl CookieFile {
-    /// The job's cookie, made if there is none. Blocks for about a second at most.
+    /// Holds the job's cookie, created if there is none. Blocks for about a second at most.
     pub fn hold(job: &str) -> Result<Self, SecretError> {
         let folders = cookie_folders();
         folders.warn_unusable();
         Self::hold_at(&folders, job)
     }
 
-    /// As [`Self::hold`], in a folder of the caller's, which must be its user's alone.
+    /// As [`Self::hold`], in a folder given by the caller, to which only its user may have access.
     pub fn hold_in(folder: &Path, job: &str) -> Result<Self, SecretError> {
         Self::hold_at(&CookieFolders { runtime: Vec::new(), own: vec![folder.to_path_buf()] }, job)
     }
@@ -302,12 +305,12 @@ impl CookieFile {
         })
     }
 
-    /// What stands in for a secret.
+    /// The cookie's bytes, used as a secret.
     pub fn secret(&self) -> &Secret {
         &self.secret
     }
 
-    /// Where it lies.
+    /// Path of the file.
     pub fn path(&self) -> PathBuf {
         self.held().path.clone()
     }
@@ -316,11 +319,11 @@ impl CookieFile {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts the cookie back if somebody removed it, such as a cleaner of /tmp or the end of a
-    /// login: who knows it lives on. Where it is now, if it was missing.
+    /// Puts the cookie back if it was removed, for example by a cleaner of /tmp or at the end of a
+    /// login session: this process still has its content. Returns its new path if it was missing.
     ///
     /// # Errors
-    /// If it cannot be put back, or a node that came meanwhile made another one and holds it.
+    /// If it cannot be put back, or a node started meanwhile has created another one and holds it.
     pub fn put_back(&self) -> Result<Option<PathBuf>, SecretError> {
         let mut held = self.held();
         if held.over || !self.made.is_here() || held.is_at_its_path() {
@@ -332,33 +335,33 @@ impl CookieFile {
                 *held = again;
                 return Ok(Some(held.path.clone()));
             }
-            // Made by a node that was killed since: nobody needs it.
+            // Created by a node that was killed since: it is not needed.
             if !again.remove_if_alone(&self.name) {
-                let why = "was made anew by a node that started after this job's was removed: end \
-                           that node, and this one puts its own back";
+                let why = "was created again by a node that started after this job's was removed: \
+                           end that node, and this one puts its own back";
                 return Err(SecretError::Kind { path: again.path, why: why.to_string() });
             }
         }
-        let why = format!("was made anew by others {TRIES} times");
+        let why = format!("was created again by others {TRIES} times");
         Err(SecretError::Kind { path: held.path.clone(), why })
     }
 
-    /// Gives this holder's share up; the last one removes the file. What was read stays usable.
-    /// Done by the end of the value at the latest.
+    /// Drops this holder's share; the last holder removes the file. The secret stays usable. Also
+    /// done when the value is dropped.
     pub fn let_go(&self) {
-        // A forked child shares its parent's lock: what it let go of would be its parent's.
+        // A forked child shares its parent's lock: it would release the parent's share.
         if !self.made.is_here() {
             return;
         }
         let mut held = self.held();
         held.over = true;
-        // Where another node has its share, that one removes it.
+        // If another node has a share, that node removes the file.
         held.remove_if_alone(&self.name);
     }
 }
 
 impl Held {
-    /// Removes the file unless somebody else has a share of its lock; false if so.
+    /// Removes the file unless another process has a share of its lock; false if so.
     fn remove_if_alone(&self, name: &str) -> bool {
         let alone = rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok();
         if alone && has_name(&self.file, &self.folder, name) {
@@ -367,8 +370,8 @@ impl Held {
         alone
     }
 
-    /// The cookie of that name with a share of its lock, wherever it is; where it is nowhere, it is
-    /// made of `secret`, or fresh.
+    /// The cookie of that name with a share of its lock, in any of the folders; if there is none,
+    /// it is created from `secret`, or with a new one.
     fn find_or_make(
         folders: &CookieFolders,
         name: &str,
@@ -381,7 +384,8 @@ impl Held {
                     continue;
                 };
                 if locked(&file, folder, name)? {
-                    // At a start alone: who puts its own back may find another's for a while.
+                    // Only at a start: a node that puts its own cookie back may find another node's
+                    // for a while.
                     let folders_to_sweep = folders.iter().filter(|_| secret.is_none());
                     let swept: usize = folders_to_sweep.map(|folder| folder.sweep(name)).sum();
                     if swept > 0 {
@@ -404,7 +408,7 @@ impl Held {
         Err(SecretError::Kind { path: PathBuf::from(name), why })
     }
 
-    /// Whether its path still leads to it: its folder may be gone as well.
+    /// Whether its path still names this file: its folder may be gone as well.
     fn is_at_its_path(&self) -> bool {
         let named = rustix::fs::lstat(&self.path);
         matches!((named, rustix::fs::fstat(&self.file)), (Ok(n), Ok(o)) if is_same(&n, &o))
@@ -415,7 +419,7 @@ fn is_same(a: &Stat, b: &Stat) -> bool {
     (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 }
 
-/// Takes a share of the lock; false if the file has lost its name or is about to.
+/// Takes a share of the lock; false if the file has lost its name or is about to lose it.
 fn locked(file: &OwnedFd, folder: &Folder, name: &str) -> Result<bool, SecretError> {
     let path = folder.path.join(name);
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {

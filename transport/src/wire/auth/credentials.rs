@@ -1,6 +1,6 @@
-//! What to prove towards an address, and the numbers and sentences of it. A job's secret goes for
-//! every address; without one a unix socket needs none, since the kernel names both users, and tcp
-//! (loopback then, by the nodes' own rule) goes by the job's cookie.
+//! What to prove to an address, and the texts about it. A job's secret is used for every address.
+//! Without one a unix socket needs no proof, since the kernel reports both users, and tcp (then
+//! limited to loopback by the nodes) uses the job's cookie.
 
 use super::cookie::{self, CookieFile};
 use super::error::{AuthError, SecretError};
@@ -10,7 +10,7 @@ use nkv_store::{KeyHasher, OsRandom, Random};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What a connection is for; a proof for one is none for the other.
+/// Purpose of a connection; a proof for one channel is not valid for the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Channel {
     /// The control port and the unix socket.
@@ -27,7 +27,7 @@ impl Channel {
         }
     }
 
-    /// What a port of this channel tells a client of the other.
+    /// The text that a port of this channel sends to a client of the other.
     pub(super) fn not_the_other(self) -> &'static str {
         match self {
             Self::Control => "this is a control port, not a data port",
@@ -36,20 +36,20 @@ impl Channel {
     }
 }
 
-/// What one end of one connection can prove, or demands.
+/// What one end of a connection can prove, or requires.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AuthMeans {
-    /// Nothing; the text says why, as in "no cookie was found". Nobody is let in by it.
+    /// Nothing; the text says why, as in "no cookie was found". It admits nobody.
     Nothing(String),
-    /// What the kernel says of the process at the other end of a unix socket.
+    /// The kernel's information about the process at the other end of a unix socket.
     Kernel,
-    /// That it can read the job's cookie.
+    /// Knowledge of the job's cookie.
     Cookie(Secret),
-    /// That it knows the job's secret.
+    /// Knowledge of the job's secret.
     Secret(Secret),
 }
 
-/// [`AuthMeans`] without what is secret.
+/// [`AuthMeans`] without the secrets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AuthKind {
     Nothing,
@@ -84,7 +84,7 @@ impl AuthMeans {
         }
     }
 
-    /// The secret or cookie of a handshake under it.
+    /// The secret or cookie that keys the handshake.
     pub(super) fn secret(&self) -> Option<&Secret> {
         match self {
             Self::Nothing(_) | Self::Kernel => None,
@@ -92,7 +92,7 @@ impl AuthMeans {
         }
     }
 
-    /// A client's error: it has this, the node needs that.
+    /// A client's error: it has these means, the node requires others.
     pub(super) fn lacks(&self, needs: AuthKind) -> AuthError {
         match (self, needs) {
             (_, AuthKind::Secret) => AuthError::SecretNeeded,
@@ -104,7 +104,7 @@ impl AuthMeans {
         }
     }
 
-    /// A client's error: the node has the same means and another secret.
+    /// A client's error: the node has the same means with another secret.
     pub(super) fn differs(&self) -> AuthError {
         match self {
             Self::Cookie(_) => AuthError::CookieDiffers,
@@ -112,27 +112,27 @@ impl AuthMeans {
         }
     }
 
-    /// A node's sentence about a client that offers something else than this.
+    /// A node's text about a client that offers other means than these.
     pub(super) fn not_offered(&self, offers: Option<AuthKind>) -> &'static str {
         match (self, offers) {
-            (_, None) => "it offers a proof that this release does not know",
+            (_, None) => "it offers a proof that this release does not support",
             (Self::Secret(_), Some(_)) => "it has no secret, and this job has one",
             (_, Some(AuthKind::Secret)) => "it has a secret, and this node was started without one",
             (_, Some(AuthKind::Nothing)) => "it has neither a secret nor the job's cookie",
             (_, Some(AuthKind::Cookie | AuthKind::Kernel)) => {
-                "it offers what is not asked for here"
+                "it offers a proof that is not required here"
             }
         }
     }
 }
 
-/// Where the cookie is, if there is no secret.
+/// Where the cookie comes from, if there is no secret.
 #[derive(Debug, Clone)]
 enum CookieSource {
     Secret(Secret),
-    /// This process's own node keeps it.
+    /// The node in this process holds it.
     Held(Arc<CookieFile>),
-    /// Read anew for every connection: nodes that all ended and came back have another.
+    /// Read for every connection: after all nodes were restarted there is a new cookie.
     Looked,
 }
 
@@ -141,18 +141,18 @@ enum CookieSource {
 pub struct Credentials {
     job: Arc<str>,
     basis: CookieSource,
-    // Of the keys of its handshakes.
+    // Source of the keys of its handshakes.
     random: Arc<dyn Random>,
 }
 
 impl Credentials {
-    /// Of a client of `job`: its secret, or whatever cookie is found when it connects.
+    /// For a client of `job`: its secret, or the cookie that exists when it connects.
     pub fn of_client(job: &str, secret: Option<Secret>) -> Self {
         Self::new(job, secret.map_or(CookieSource::Looked, CookieSource::Secret))
     }
 
-    /// Of a node of `job`: its secret, or the job's cookie, which is made if there is none. Blocks
-    /// on the file system, at most about a second.
+    /// For a node of `job`: its secret, or the job's cookie, which is created if there is none.
+    /// Blocks on the file system for about a second at most.
     pub fn of_node(job: &str, secret: Option<Secret>) -> Result<Self, SecretError> {
         let basis = match secret {
             Some(secret) => CookieSource::Secret(secret),
@@ -161,7 +161,7 @@ impl Credentials {
         Ok(Self::new(job, basis))
     }
 
-    /// Of a node that holds this cookie.
+    /// For a node that holds this cookie.
     pub fn of_cookie(job: &str, cookie: CookieFile) -> Self {
         Self::new(job, CookieSource::Held(Arc::new(cookie)))
     }
@@ -170,12 +170,12 @@ impl Credentials {
         Self { job: job.into(), basis, random: Arc::new(OsRandom) }
     }
 
-    /// The same, with keys from another source than the kernel: for simulation.
+    /// The same, with another source of random keys than the kernel: for simulation.
     pub fn with_random(self, random: Arc<dyn Random>) -> Self {
         Self { random, ..self }
     }
 
-    /// Where the keys of its handshakes come from.
+    /// The random source for the keys of its handshakes.
     pub fn random(&self) -> &dyn Random {
         &*self.random
     }
@@ -185,7 +185,7 @@ impl Credentials {
         &self.job
     }
 
-    /// What to prove towards this address, or what a node demands of those who come to it.
+    /// What to prove to this address, or what a node requires of clients at this address.
     pub fn means(&self, address: &Address) -> Result<AuthMeans, SecretError> {
         match address {
             Address::Unix(_) => Ok(self.on_unix_socket()),
@@ -193,7 +193,7 @@ impl Credentials {
         }
     }
 
-    /// On a unix socket.
+    /// The means on a unix socket.
     pub fn on_unix_socket(&self) -> AuthMeans {
         match &self.basis {
             CookieSource::Secret(secret) => AuthMeans::Secret(secret.clone()),
@@ -201,7 +201,7 @@ impl Credentials {
         }
     }
 
-    /// On a tcp connection. An error only if a cookie is there and must not be used.
+    /// The means on a tcp connection. An error only if a cookie exists that must not be used.
     pub fn on_tcp(&self) -> Result<AuthMeans, SecretError> {
         match &self.basis {
             CookieSource::Secret(secret) => Ok(AuthMeans::Secret(secret.clone())),
@@ -213,12 +213,12 @@ impl Credentials {
         }
     }
 
-    /// Whether there is a file that somebody else could remove.
+    /// Whether it holds a cookie file, which somebody else could remove.
     pub fn has_cookie(&self) -> bool {
         matches!(self.basis, CookieSource::Held(_))
     }
 
-    /// Puts a node's cookie back if it is missing: where it is now, then. Blocks on the file
+    /// Puts a node's cookie back if it is missing; returns its new path then. Blocks on the file
     /// system.
     pub fn put_back(&self) -> Result<Option<PathBuf>, SecretError> {
         match &self.basis {
@@ -227,8 +227,8 @@ impl Credentials {
         }
     }
 
-    /// What makes the identities of the job's keys [I16], at a node: the same at every node of the
-    /// job, and at every later one for as long as one of them lives. A client is sent it by a node.
+    /// The key hasher of the job's key identities [I16], for a node: the same at every node of the
+    /// job, also at later ones, as long as one of them lives. A node sends it to clients.
     pub fn key_hasher(&self) -> Option<KeyHasher> {
         match &self.basis {
             CookieSource::Secret(secret) => Some(secret.key_hasher(&self.job)),
@@ -237,14 +237,14 @@ impl Credentials {
         }
     }
 
-    /// A node ends: the last one of its job on this host takes the cookie with it.
+    /// Called when a node ends: the last one of its job on this host removes the cookie.
     pub fn let_go(&self) {
         if let CookieSource::Held(cookie) = &self.basis {
             cookie.let_go();
         }
     }
 
-    /// In words, without anything secret.
+    /// A description for people, without secrets.
     pub fn shown(&self) -> String {
         match &self.basis {
             CookieSource::Secret(_) => "the job's secret".to_string(),

@@ -1,5 +1,5 @@
-//! Why a connection was not authenticated, and why a secret could not be had: sentences for whoever
-//! set the two ends up, on both of them. None of them ever holds a secret.
+//! Why a connection was not authenticated, and why a secret could not be read: texts for the person
+//! who set up the two ends. None of them contains a secret.
 
 use super::frames::AUTH_VERSION;
 use super::secret::MIN_SECRET_BYTES;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// Why a secret or cookie cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
-    /// Too few bytes to be one.
+    /// Too few bytes for a secret.
     #[error(
         "{from} holds a secret of {bytes} bytes; at least {MIN_SECRET_BYTES} are needed, such as \
          from: head -c 32 /dev/urandom | base64"
@@ -19,8 +19,8 @@ pub enum SecretError {
         /// Its length.
         bytes: usize,
     },
-    /// More bytes than any secret has.
-    #[error("{from} holds more than {limit} bytes: that is no secret")]
+    /// Too many bytes for a secret.
+    #[error("{from} holds more than {limit} bytes: that is not a secret")]
     TooLong {
         /// Variable or file.
         from: String,
@@ -37,10 +37,10 @@ pub enum SecretError {
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
-        /// Those that it should have.
+        /// The permission bits that it should have.
         wanted: u32,
     },
-    /// It belongs to somebody else.
+    /// It belongs to another user.
     #[error(
         "{path} belongs to user {owner}, not to {me}: remove it, or set NKV_SECRET for this job",
         path = .path.display()
@@ -53,7 +53,7 @@ pub enum SecretError {
         /// The user of this process.
         me: u32,
     },
-    /// It is not what it should be: a link, a folder, a cookie of another length.
+    /// Wrong kind of file: a link, a folder, a cookie of another length.
     #[error("{path} {why}", path = .path.display())]
     Kind {
         /// File or folder.
@@ -61,17 +61,17 @@ pub enum SecretError {
         /// What is wrong, and what to do.
         why: String,
     },
-    /// Other users have made every folder that a cookie could lie in.
+    /// Other users have created every folder that could hold a cookie.
     #[error(
         "no folder for the job's cookie can be used ({}): remove one of them, name one of your own \
          in XDG_RUNTIME_DIR, or set NKV_SECRET for this job",
         .0.join("; ")
     )]
     NoFolder(Vec<String>),
-    /// Two sources that may differ.
+    /// Two sources of a secret are set.
     #[error("{0}")]
     Ambiguous(String),
-    /// The operating system said no.
+    /// A system call failed.
     #[error("{path}: {source}", path = .path.display())]
     Io {
         /// File or folder.
@@ -84,10 +84,10 @@ pub enum SecretError {
 /// How to give a secret.
 const GIVE: &str = "NKV_SECRET, or NKV_SECRET_FILE or --secret-file with a file that holds it";
 
-/// Why a connection is not authenticated.
+/// Why a connection was not authenticated.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthError {
-    /// The other end does not begin as a node or client of nkv does.
+    /// The first bytes are not those of an nkv node or client.
     #[error("the other end does not speak nkv's handshake: {0}")]
     Foreign(String),
     /// Another version of the handshake.
@@ -96,7 +96,7 @@ pub enum AuthError {
          same release of nkv on both"
     )]
     Version {
-        /// What it says.
+        /// The version in its frame.
         theirs: u32,
     },
     /// Another job.
@@ -110,7 +110,7 @@ pub enum AuthError {
         /// The job that the client asked for.
         client: String,
     },
-    /// A data port was taken for a control port, or the other way round.
+    /// A data port was used as a control port, or the other way round.
     #[error("{0}")]
     Channel(String),
     /// The job has a secret, this end none.
@@ -118,8 +118,8 @@ pub enum AuthError {
     SecretNeeded,
     /// The job has a cookie, and this end found none.
     #[error(
-        "the node takes processes of its own user on its own host only, and {0}; run this there, \
-         or give the nodes and this program one secret: {GIVE}"
+        "the node accepts only processes of its own user on its own host, and {0}; run this \
+         there, or give the nodes and this program one secret: {GIVE}"
     )]
     CookieNeeded(String),
     /// This end has a secret, the other end was started without.
@@ -140,21 +140,19 @@ pub enum AuthError {
          host? Give the nodes and this program one secret: {GIVE}"
     )]
     CookieDiffers,
-    /// The other end claims to know the secret and does not.
-    #[error(
-        "the other end could not prove that it knows the job's secret: it is not to be trusted"
-    )]
+    /// The other end could not prove that it knows the secret.
+    #[error("the other end could not prove that it knows the job's secret: do not trust it")]
     Impostor,
-    /// It has no room now.
+    /// It has no connection free.
     #[error("{0}")]
     Busy(String),
-    /// Seen by the guard: a peer that proved nothing.
+    /// Reported by the guard: a peer that proved nothing.
     #[error("{0}")]
     Denied(&'static str),
-    /// The other end left before the handshake was done.
+    /// The other end closed before the handshake was complete.
     #[error("closed after {0} bytes of the handshake")]
     Closed(usize),
-    /// Too many others had proven nothing either, and came later.
+    /// Closed to make room: too many unauthenticated connections.
     #[error("closed before its handshake was done, to make room for others")]
     Crowded,
     /// It took too long.
@@ -166,7 +164,7 @@ pub enum AuthError {
     /// This end's own secret or cookie cannot be used.
     #[error("{0}")]
     Secret(#[from] SecretError),
-    /// A step of the handshake that cannot fail did.
+    /// A cryptographic step that cannot fail has failed.
     #[error("the handshake's cryptography failed: {0}")]
     Noise(String),
     /// No random bytes, no handshake.
@@ -175,7 +173,7 @@ pub enum AuthError {
 }
 
 impl AuthError {
-    /// True if a repeat will end the same way until somebody changes a secret, a job or a release.
+    /// True if a retry fails in the same way until a secret, a job or a release is changed.
     pub fn is_final(&self) -> bool {
         use AuthError as E;
         match self {

@@ -1,6 +1,6 @@
-//! Moves the handshake's frames over a stream, async or blocking; what they mean is decided in
-//! `handshake`. Reads take exactly the bytes of one frame, so the stream is then the caller's. It
-//! has no time limit of its own: the caller's stream or timeout has.
+//! Transfers the handshake's frames over a stream, async or blocking; `handshake` interprets them.
+//! Reads take exactly the bytes of one frame, so the caller can use the stream afterwards. It has
+//! no time limit of its own: the caller sets one.
 
 use super::credentials::{AuthMeans, Channel};
 use super::error::AuthError;
@@ -22,7 +22,7 @@ fn closed(e: io::Error, got: usize) -> AuthError {
     }
 }
 
-/// What a read brought; an end is an error.
+/// The number of bytes read; end of stream is an error.
 fn read(result: io::Result<usize>, got: usize) -> Result<usize, AuthError> {
     match result {
         Ok(0) => Err(AuthError::Closed(got)),
@@ -31,7 +31,7 @@ fn read(result: io::Result<usize>, got: usize) -> Result<usize, AuthError> {
     }
 }
 
-/// The two ways of moving bytes, written once: `$wait` is `.await` or nothing.
+/// Async and blocking transfer, written once: `$wait` is `.await` or nothing.
 macro_rules! drivers {
     (
         $send_frame:ident, $prove:ident, ($($fun:tt)+), $reader:path, $writer:path, ($($wait:tt)*)
@@ -44,7 +44,7 @@ macro_rules! drivers {
             stream.flush()$($wait)*.map_err(|e| closed(e, 0))
         }
 
-        /// The client's end: proves what it can and has the node prove the same.
+        /// The client's end: proves its credentials and requires the proof of the node.
         pub $($fun)+ $prove<S: $reader + $writer + Unpin>(
             stream: &mut S,
             means: AuthMeans,
@@ -53,7 +53,7 @@ macro_rules! drivers {
             random: &dyn Random,
         ) -> Result<Session, AuthError> {
             let (prover, opening) = Prover::new(means, channel, job, random)?;
-            // One that is full answers before it reads: its answer says more than a broken pipe.
+            // A full node answers before it reads: its answer explains more than a broken pipe.
             let sent = $send_frame(stream, opening.as_bytes())$($wait)*;
             let mut answer: Answer = zerocopy::FromZeros::new_zeroed();
             let (bytes, mut got) = (answer.as_mut_bytes(), 0);
@@ -80,8 +80,8 @@ macro_rules! drivers {
 drivers!(send_frame, prove, (async fn), AsyncRead, AsyncWrite, (.await));
 drivers!(send_frame_blocking, prove_blocking, (fn), Read, Write, ());
 
-/// The node's end: demands the proof, and proves itself to a client that gave it. Calls `shown` in
-/// between.
+/// The node's end: requires the proof, and proves itself to a client that gave it. Calls `shown`
+/// after the client's first valid message.
 pub(super) async fn verify<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     mut entrance: ServerHandshake,

@@ -1,4 +1,4 @@
-//! The frames of the handshake: structures of fixed size, little-endian, sent before anything whose
+//! The frames of the handshake: little-endian structures of fixed size, sent before anything whose
 //! length a peer could choose. The first 12 bytes of opening and answer never change: magic and
 //! version.
 //!
@@ -12,19 +12,20 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Version of everything below. 1 was an exchange of nonces and HMACs that bound nothing that
-/// followed.
+/// Version of everything below. Version 1 was an exchange of nonces and HMACs, which did not
+/// authenticate the data that followed.
 pub const AUTH_VERSION: u32 = 2;
-/// A public key and the tag of an empty payload: Noise messages 1 and 2.
+/// Length of Noise messages 1 and 2: a public key and the tag of an empty payload.
 pub(super) const NOISE_BYTES: usize = 32 + 16;
-/// Longest job name, and longest text of an answer.
+/// Longest job name, and longest text of an answer, in bytes.
 pub(super) const TEXT_BYTES: usize = 256;
 
-/// To one who expects a control frame of older releases, bytes 4 and 5 are another wire version.
+/// For a peer that expects a control frame of older releases, bytes 4 and 5 are another wire
+/// version.
 pub(super) const OPENING_MAGIC: u64 = u64::from_le_bytes(*b"nkv-auth");
 pub(super) const ANSWER_MAGIC: u64 = u64::from_le_bytes(*b"nkv-chal");
 
-/// A text of at most [`TEXT_BYTES`], the rest zero.
+/// A text of at most [`TEXT_BYTES`], padded with zeros.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub(super) struct Text {
@@ -41,20 +42,20 @@ impl Text {
         Self { len: (cut.len() as u32).into(), bytes }
     }
 
-    /// What was written, or what can be read of it.
+    /// The text as received; invalid parts are replaced.
     pub(super) fn shown(&self) -> String {
         let len = (self.len.get() as usize).min(TEXT_BYTES);
         String::from_utf8_lossy(&self.bytes[..len]).into_owned()
     }
 
-    /// True for exactly this text.
+    /// True if it is exactly this text.
     pub(super) fn is(&self, text: &str) -> bool {
         self.as_bytes() == Self::new(text).as_bytes() && text.len() <= TEXT_BYTES
     }
 }
 
-/// What the client says in the clear: the prologue of the Noise handshake, so that both ends have
-/// read the same or it fails.
+/// The client's plaintext fields. They are the prologue of the Noise handshake, which fails unless
+/// both ends have the same bytes.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub(super) struct Prologue {
@@ -76,7 +77,7 @@ pub(super) struct Opening {
     pub noise: [u8; NOISE_BYTES],
 }
 
-/// The node's answer. A refusal is sent without any proof: it may end this connection alone.
+/// The node's answer. A refusal is not authenticated: it may only end this connection.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub(super) struct Answer {
@@ -84,9 +85,9 @@ pub(super) struct Answer {
     pub version: U32,
     /// [`Status`] as a number.
     pub status: U32,
-    /// What the node demands: [`super::AuthMeans`] as a number.
+    /// What the node requires: [`super::AuthMeans`] as a number.
     pub needs: U32,
-    /// The node's job if the client named another, or why not.
+    /// The node's job if the client named another, or the reason of a refusal.
     pub text: Text,
     /// Noise message 2; zeros with a refusal and without a key.
     pub noise: [u8; NOISE_BYTES],
@@ -96,31 +97,31 @@ pub(super) struct Answer {
 pub const OPENING_BYTES: usize = size_of::<Opening>();
 /// Bytes of the node's answer.
 pub const ANSWER_BYTES: usize = size_of::<Answer>();
-/// Bytes of the client's last frame: the keys of tags both ways, encrypted.
+/// Length in bytes of the client's last frame: the tag keys of both directions, encrypted.
 pub const FINISH_BYTES: usize = 32 + 16;
 
-// As many as a client of version 1 waits for, or more: it reads of the other version in them.
+// At least as many as a client of version 1 waits for: in them it reads the other version.
 const _: () = assert!(OPENING_BYTES == 328 && ANSWER_BYTES == 328);
 
-/// How an answer ends.
+/// Status of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Status {
-    /// Go on.
+    /// Continue.
     Ok = 0,
     /// Another version.
     Version = 1,
-    /// Another job; the text is ours.
+    /// Another job; the text is the node's job.
     Job = 2,
-    /// This port is of the other channel.
+    /// This port belongs to the other channel.
     Channel = 3,
-    /// What the client can prove is not what is demanded.
+    /// What the client can prove differs from what the node requires.
     AuthMeans = 4,
     /// The client's Noise message was made with another secret.
     Proof = 5,
     /// No room; the text says why.
     Busy = 6,
-    /// What came was no opening.
+    /// The bytes received were not an opening.
     Foreign = 7,
 }
 

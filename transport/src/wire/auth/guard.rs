@@ -1,6 +1,6 @@
-//! The node's gatekeeper: every connection passes it before a byte of it means anything [I20]. It
-//! counts and reports who was turned away, with a bound on the lines, and knows nothing of what
-//! lies behind.
+//! The node's guard: authenticates every connection before any of its bytes is processed [I20]. It
+//! counts and logs refused connections, with a limit on the lines, and does not process what
+//! follows the handshake.
 
 use super::credentials::{AuthMeans, Channel, Credentials};
 use super::error::{AuthError, SecretError};
@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use zerocopy::IntoBytes;
 
-/// Demands of every connection what the job shares.
+/// Requires the job's credentials on every connection.
 #[derive(Debug)]
 pub struct Guard {
     credentials: Credentials,
@@ -22,12 +22,12 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Admits who has the same credentials as this node.
+    /// Admits clients that have the same credentials as this node.
     pub fn new(credentials: Credentials) -> Self {
         Self { credentials, refusals: Refusals::default() }
     }
 
-    /// This node's own, for its connections to others of the job.
+    /// This node's credentials, for its connections to other nodes of the job.
     pub fn credentials(&self) -> &Credentials {
         &self.credentials
     }
@@ -51,8 +51,9 @@ impl Guard {
         }
     }
 
-    /// Lets a control connection in, within `limit`, or says why not; then it must be closed. Calls
-    /// `shown` once it has shown that it knows the secret, or repeats one who does.
+    /// Authenticates a control connection within `limit`, or returns why not; the caller must then
+    /// close it. Calls `shown` once the peer has shown that it knows the secret, or has replayed a
+    /// message of one that does.
     pub async fn admit<S>(
         &self,
         stream: &mut S,
@@ -65,7 +66,7 @@ impl Guard {
     {
         let work = async {
             let means = match &peer.unix {
-                // The kernel named both users when it connected.
+                // The kernel identified both users when the peer connected.
                 Some(_) => self.credentials.on_unix_socket(),
                 None => self.on_tcp()?,
             };
@@ -77,26 +78,27 @@ impl Guard {
         self.noted(outcome, &peer.text)
     }
 
-    /// The node's end of a data connection's handshake, for whoever moves its bytes; how it ends
-    /// must be noted if it is not well.
+    /// The node's end of a data connection's handshake; the caller transfers its bytes, and must
+    /// report a failure with [`Guard::note`].
     pub(crate) fn entrance(&self) -> Result<ServerHandshake, AuthError> {
         Ok(ServerHandshake::new(self.verifier(self.on_tcp()?, Channel::Data)))
     }
 
-    /// The first frame of a node that has no room for a data connection. Proves nothing.
+    /// The first frame of a node without a free data connection. Not authenticated.
     pub fn busy(&self, why: &str) -> Vec<u8> {
         let means = AuthMeans::Nothing(String::new());
         self.verifier(means, Channel::Data).answer(Status::Busy, why).as_bytes().to_vec()
     }
 
-    /// A connection that was let in carried what its peer did not say, or one gave way to another.
+    /// Logs that an authenticated connection received a wrong tag, or that one was closed for
+    /// another.
     pub fn refuse(&self, from: &str, why: &str) {
         self.refusals.add(from, &why);
     }
 
-    /// A connection was not let in; true if that counts as a refusal.
+    /// Logs that a connection was not authenticated; true if that counts as a refusal.
     pub(crate) fn note(&self, from: &str, why: &AuthError) -> bool {
-        // Somebody looked whether anything listens here.
+        // A client that only tested whether something listens here.
         let counts = !matches!(why, AuthError::Closed(0));
         if counts {
             self.refusals.add(from, why);
@@ -111,9 +113,9 @@ impl Guard {
     }
 }
 
-/// Which of these, by number, is closed for another: the oldest that has not shown that it knows
-/// the secret. The oldest that has shown it, where these are more: what it showed may be overheard
-/// and repeated, and who came just now must have time to show it, too.
+/// Selects, by number, the connection to close for a new one: the oldest that has not shown that it
+/// knows the secret. If more have shown it, the oldest of those: what it showed may be a replay of
+/// an overheard message, and a new peer needs time to show it, too.
 pub fn next_to_evict(by_age: impl Iterator<Item = (u64, bool)>) -> Option<u64> {
     let (mut count, mut oldest) = ([0usize; 2], [None; 2]);
     for (number, has_shown) in by_age {
@@ -137,7 +139,7 @@ mod tests {
         assert_eq!(shown(&[]), Some(1));
         assert_eq!(shown(&[1, 2]), Some(3));
         assert_eq!(shown(&[1, 2, 4]), Some(3));
-        // As many repeated openings as one likes leave half of the places to who comes next.
+        // Any number of replayed openings leaves half of the places to new peers.
         assert_eq!(shown(&[2, 3, 4, 5]), Some(2));
         assert_eq!(next_to_evict(std::iter::empty()), None);
     }

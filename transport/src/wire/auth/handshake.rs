@@ -1,8 +1,8 @@
-//! The handshake as decisions over frames, without any input or output. The clear frame is the
-//! prologue of a Noise handshake under what both ends share: no part of it can be changed, moved to
-//! another job, port or channel, or repeated. An unauthenticated peer gets nothing from a node that
-//! it could try passwords on, and the node computes nothing dear before it has seen that the secret
-//! is known.
+//! The handshake as decisions on frames, without input or output. The plaintext frame is the
+//! prologue of a Noise handshake keyed by what both ends share: no part of it can be changed,
+//! repeated, or used for another job, port or channel. A node sends an unauthenticated peer nothing
+//! on which passwords could be tested offline, and does no expensive computation before it has seen
+//! that the peer knows the secret.
 
 use super::credentials::{AuthKind, AuthMeans, Channel, Credentials};
 use super::error::AuthError;
@@ -15,14 +15,14 @@ use super::session::Session;
 use nkv_store::Random;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What a magic takes, and with the version.
+/// Length in bytes of the magic, and of magic and version.
 const MAGIC_BYTES: usize = 8;
 pub(super) const VERSIONED_BYTES: usize = 12;
-/// What is shown of bytes that are no frame.
+/// How many bytes of an invalid frame are shown in an error.
 const SHOWN_BYTES: usize = 8;
 
-/// Decides over a frame's first bytes as soon as they are there: one who speaks something else may
-/// never send as many as a frame has.
+/// Checks a frame's first bytes as soon as they arrive: a peer with another protocol may never send
+/// as many bytes as a frame has.
 pub(super) fn check_first(bytes: &[u8], magic: u64) -> Result<(), AuthError> {
     let Some((first, rest)) = bytes.split_first_chunk::<MAGIC_BYTES>() else { return Ok(()) };
     if *first != magic.to_le_bytes() {
@@ -35,20 +35,20 @@ pub(super) fn check_first(bytes: &[u8], magic: u64) -> Result<(), AuthError> {
     }
 }
 
-/// How many bytes to read next of a frame of `len`, `got` of which are there.
+/// How many bytes to read next of a frame of `len` bytes, `got` of which have arrived.
 pub(super) fn wanted(got: usize, len: usize) -> usize {
     let until = [MAGIC_BYTES, VERSIONED_BYTES, len].into_iter().find(|end| got < *end);
     until.map_or(0, |end| end.min(len) - got)
 }
 
-/// The client's end, before the answer.
+/// The client's end, before the node's answer.
 pub(super) struct Prover {
     means: AuthMeans,
     job: String,
     noise: Option<Noise>,
 }
 
-/// The client's end, after the answer: what is still to be sent.
+/// The client's last frame, if there is one, after the node's answer.
 pub(super) type Finish = Option<[u8; FINISH_BYTES]>;
 
 impl Prover {
@@ -71,7 +71,7 @@ impl Prover {
         Ok((Self { means, job: job.to_string(), noise }, opening))
     }
 
-    /// Decides over the node's answer: it must have proven itself with it.
+    /// Checks the node's answer, with which the node must have proven itself.
     pub(super) fn answered(
         self,
         answer: &Answer,
@@ -88,7 +88,7 @@ impl Prover {
             Some(Status::AuthMeans) => {
                 return Err(match needs {
                     Some(needs) => self.means.lacks(needs),
-                    None => strange("it demands what this release does not know".to_string()),
+                    None => strange("it requires an unknown kind of proof".to_string()),
                 });
             }
             Some(Status::Proof) => return Err(self.means.differs()),
@@ -96,9 +96,9 @@ impl Prover {
             Some(Status::Busy) => return Err(AuthError::Busy(answer.text.shown())),
             other => return Err(strange(format!("it answers the opening with {other:?}"))),
         }
-        // What was said in the clear must be what a node says that goes on.
+        // The plaintext fields must be those of a node that continues the handshake.
         if needs != Some(self.means.kind()) || !answer.text.is("") {
-            return Err(strange(format!("it demands {needs:?} of {:?}", self.means.kind())));
+            return Err(strange(format!("it requires {needs:?} of {:?}", self.means.kind())));
         }
         match (self.noise, &self.means) {
             (Some(mut noise), _) => {
@@ -107,30 +107,30 @@ impl Prover {
                 Ok((session, Some(finish)))
             }
             (None, AuthMeans::Kernel) => Ok((Session::plain(), None)),
-            // Whoever lets in an end that can prove nothing has proven nothing either.
+            // A node that admits a client without credentials has proven nothing itself.
             (None, _) => Err(AuthError::Impostor),
         }
     }
 }
 
-/// What the node's end demands, and of whom.
+/// What the node requires, for which job and channel.
 pub(super) struct Verifier {
     pub means: AuthMeans,
     pub channel: Channel,
-    /// Its job, and where its keys come from.
+    /// Its job, and the source of its keys.
     pub credentials: Credentials,
 }
 
-/// What an opening led to.
+/// Outcome of an opening.
 enum Opened {
-    /// Nothing has to be proven here.
+    /// No proof is required here.
     Welcome,
-    /// The client knows the secret, or repeats one who does.
+    /// The client knows the secret, or replays the opening of a client that does.
     Proven(Box<Answer>, Noise),
 }
 
 impl Verifier {
-    /// An answer without a key.
+    /// An answer without a Noise message.
     pub(super) fn answer(&self, status: Status, text: &str) -> Answer {
         Answer {
             magic: ANSWER_MAGIC.into(),
@@ -173,22 +173,22 @@ impl Verifier {
     }
 }
 
-/// The node's end, fed with bytes as they come.
+/// The node's end, to which bytes are passed as they arrive.
 pub(crate) struct ServerHandshake {
     verifier: Verifier,
     frame: Vec<u8>,
-    // Once the opening was answered.
+    // Present once the opening was answered.
     noise: Option<Noise>,
 }
 
-/// What some bytes led to.
+/// Outcome of some bytes.
 #[derive(Debug)]
 pub(crate) enum HandshakeStep {
-    /// Nothing yet: more are needed.
+    /// More bytes are needed.
     More,
-    /// This is to be sent, and more is needed.
+    /// Send this; then more bytes are needed.
     Send(Vec<u8>),
-    /// It is over, once this is sent.
+    /// Finished, once this is sent.
     Over(Option<Vec<u8>>, Result<Session, AuthError>),
 }
 
@@ -197,7 +197,7 @@ impl ServerHandshake {
         Self { verifier, frame: Vec::new(), noise: None }
     }
 
-    /// How many bytes to read next, at most: none of what follows the handshake is taken.
+    /// How many bytes to read next, at most: nothing that follows the handshake is read.
     pub(crate) fn wants(&self) -> usize {
         match self.noise {
             None => wanted(self.frame.len(), OPENING_BYTES),
@@ -205,17 +205,18 @@ impl ServerHandshake {
         }
     }
 
-    /// Bytes of the frame that is not whole.
+    /// Bytes received of an incomplete frame.
     pub(crate) fn got(&self) -> usize {
         self.frame.len()
     }
 
-    /// Whether its first message showed that the client knows the secret, or repeats one who does.
+    /// Whether its first message showed that the client knows the secret, or is a replay of such a
+    /// message.
     pub(crate) fn has_shown(&self) -> bool {
         self.noise.is_some()
     }
 
-    /// Some bytes came, no more than were wanted.
+    /// Processes bytes received, at most as many as were wanted.
     pub(crate) fn take(&mut self, bytes: &[u8]) -> HandshakeStep {
         self.frame.extend_from_slice(bytes);
         if let Some(finish) = self.noise.is_some().then(|| self.frame.first_chunk()).flatten()
@@ -231,7 +232,7 @@ impl ServerHandshake {
         if let Err(why) = check_first(&self.frame, OPENING_MAGIC) {
             let status = match why {
                 AuthError::Version { .. } => Status::Version,
-                // An older nkv at least sees that this is a newer one.
+                // A version that an older nkv recognises as a newer one.
                 _ => Status::Foreign,
             };
             return self.over(status, why);

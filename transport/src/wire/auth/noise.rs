@@ -1,6 +1,6 @@
-//! The cryptography of the handshake, as the crate `snow` has it: the Noise pattern NNpsk0. Its
-//! pre-shared key is made of what the job shares, and of the job's name. Nothing else here knows of
-//! it, and nothing of it decides who is let in.
+//! The cryptography of the handshake, from the crate `snow`: the Noise pattern NNpsk0. Its
+//! pre-shared key is derived from what the job shares and from the job's name. No other file uses
+//! `snow`, and this file does not decide who is admitted.
 
 use super::error::AuthError;
 use super::frames::{FINISH_BYTES, NOISE_BYTES, Prologue};
@@ -18,19 +18,18 @@ static PARAMS: LazyLock<NoiseParams> = LazyLock::new(|| {
     params.expect("a pattern and primitives that this build has")
 });
 
-/// One handshake under way, at either end.
+/// One handshake in progress, at either end.
 pub(super) struct Noise(Box<HandshakeState>);
 
-/// The other end knows another secret, or somebody changed a frame.
+/// The other end has another secret, or a frame was changed.
 pub(super) struct Differs;
 
-/// `snow`'s primitives with random bytes that were drawn beforehand: an ephemeral key takes 32
-/// once.
+/// `snow`'s primitives with random bytes drawn beforehand: an ephemeral key needs 32 bytes once.
 pub(super) struct Primitives {
     pub seed: [u8; 32],
 }
 
-/// Those bytes; given out once.
+/// These bytes; returned once.
 struct Drawn(Option<[u8; 32]>);
 
 impl snow::types::Random for Drawn {
@@ -66,14 +65,14 @@ impl CryptoResolver for Primitives {
     }
 }
 
-/// Random bytes, or no handshake.
+/// Random bytes; without them there is no handshake.
 pub(super) fn drawn<const N: usize>(random: &dyn Random) -> Result<[u8; N], AuthError> {
     let mut bytes = [0; N];
     random.fill(&mut bytes).map_err(|e| AuthError::Random(e.to_string()))?;
     Ok(bytes)
 }
 
-/// What must not happen with the fixed sizes and the fixed order here.
+/// An error that cannot happen with the fixed sizes and the fixed order here.
 fn failed(e: snow::Error) -> AuthError {
     AuthError::Noise(e.to_string())
 }
@@ -104,7 +103,7 @@ impl Noise {
         Ok((noise, first))
     }
 
-    /// The node's end, which has read message 1.
+    /// The node's end, after reading message 1.
     pub(super) fn node(
         secret: &Secret,
         job: &str,
@@ -121,12 +120,13 @@ impl Noise {
     }
 
     pub(super) fn read(&mut self, message: &[u8; NOISE_BYTES]) -> Result<(), Differs> {
-        // No payload; the buffer is for the tag alone.
+        // No payload; the buffer is for the tag only.
         let read = self.0.read_message(message, &mut [0; NOISE_BYTES]);
         read.map(drop).map_err(|_| Differs)
     }
 
-    /// Both messages are exchanged: the client chooses the keys of tags, and says them first thing.
+    /// Both messages are exchanged: the client chooses the tag keys and sends them in its first
+    /// message of the session.
     pub(super) fn finish(
         self,
         random: &dyn Random,
@@ -138,8 +138,8 @@ impl Noise {
         Ok((Session::new(transport, TagKeys::new(&keys)), finish))
     }
 
-    /// The node believes the client with this message and not before: message 1 may be a repeat of
-    /// what was overheard, this cannot be.
+    /// Only this message authenticates the client to the node: message 1 may be a replay of an
+    /// overheard one, this message cannot be.
     pub(super) fn finished(self, finish: &[u8; FINISH_BYTES]) -> Result<Session, Differs> {
         let mut transport = self.0.into_transport_mode().map_err(|_| Differs)?;
         let mut keys = [0; TAG_KEYS_BYTES];

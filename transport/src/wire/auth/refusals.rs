@@ -1,5 +1,5 @@
-//! Who was turned away: counted always, logged within a budget, so that somebody who knocks all day
-//! fills no disk.
+//! Refused connections: always counted, and logged within a limit, so that a peer that keeps trying
+//! cannot fill the disk.
 
 use nkv_store::clock::{BootClock, Clock};
 use nkv_store::log_lines::LogLines;

@@ -1,5 +1,5 @@
-//! The secret that a job shares. Only its key block is kept, it is never printed, and what is too
-//! short to be one, or lies where others can read it, is refused before anything uses it.
+//! The secret that a job shares. Only its HMAC key block is kept, and it is never printed. A secret
+//! that is too short, or in a file that other users can read, is refused before use.
 
 use super::error::SecretError;
 use hmac::digest::KeyInit;
@@ -19,22 +19,23 @@ use std::sync::Arc;
 pub const MIN_SECRET_BYTES: usize = 16;
 /// Longest secret in bytes.
 const MAX_SECRET_BYTES: usize = 4096;
-/// Variable that holds a secret.
+/// Environment variable that contains a secret.
 pub const SECRET_VARIABLE: &str = "NKV_SECRET";
-/// Variable that names a file that holds one.
+/// Environment variable with the path of a file that contains a secret.
 pub const SECRET_FILE_VARIABLE: &str = "NKV_SECRET_FILE";
-/// Block of SHA-256: a shorter key is padded with zeros to it, a longer one hashed (RFC 2104).
+/// Block length of SHA-256: a shorter key is padded with zeros to it, a longer one hashed (RFC
+/// 2104).
 const BLOCK_BYTES: usize = 64;
-/// What the handshake's key is made with, and nothing else.
+/// Label from which only the handshake's key is derived.
 const PSK_LABEL: &[u8; 16] = b"nkv-auth psk v2\0";
-/// What the key that hashes keys is made with, and nothing else.
+/// Label from which only the hasher key is derived.
 const HASHER_LABEL: &[u8; 16] = b"nkv-hash keys v1";
-/// Bytes of a SHA-256.
+/// Bytes of a SHA-256 hash.
 pub(super) const MAC_BYTES: usize = 32;
-/// Permission bits that would let others in.
+/// Permission bits that give access to other users.
 pub(super) const OTHERS: u32 = 0o077;
 
-/// What every rank and client of a job knows, and nobody else.
+/// The secret that every rank and client of a job has, and nobody else.
 #[derive(Clone)]
 pub struct Secret {
     block: Arc<[u8; BLOCK_BYTES]>,
@@ -56,7 +57,7 @@ impl PartialEq for Secret {
 impl Eq for Secret {}
 
 impl Secret {
-    /// A secret of these bytes; `from` says in errors where they came from.
+    /// A secret of these bytes; `from` names their source in errors.
     pub fn new(bytes: &[u8], from: &str) -> Result<Self, SecretError> {
         let from = || from.to_string();
         if bytes.len() < MIN_SECRET_BYTES {
@@ -74,16 +75,16 @@ impl Secret {
         Ok(Self { block: Arc::new(block) })
     }
 
-    /// The secret in a file that only its user can read. Newlines at its end do not count, so that
+    /// The secret in a file that only its user can read. Newlines at its end are ignored, so that
     /// `NKV_SECRET=$(cat FILE)` is the same secret.
     pub fn read(path: &Path) -> Result<Self, SecretError> {
         let failed = |source: std::io::Error| SecretError::Io { path: path.to_path_buf(), source };
-        // A pipe must not be waited for.
+        // Do not wait for a pipe.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let opened = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
         let stat = rustix::fs::fstat(&opened).map_err(|e| failed(e.into()))?;
         if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() {
-            let why = "is no file; give one that holds the secret".to_string();
+            let why = "is not a file; give one that holds the secret".to_string();
             return Err(SecretError::Kind { path: path.to_path_buf(), why });
         }
         let mode = stat.st_mode & 0o777;
@@ -91,17 +92,17 @@ impl Secret {
             return Err(SecretError::Mode { path: path.to_path_buf(), mode, wanted: 0o600 });
         }
         let mut bytes = Vec::new();
-        // Room for a newline of either kind behind the longest.
+        // Room for a newline (LF or CRLF) after the longest secret.
         let limit = MAX_SECRET_BYTES as u64 + 3;
         File::from(opened).take(limit).read_to_end(&mut bytes).map_err(failed)?;
         let kept = bytes.iter().rposition(|b| !b"\r\n".contains(b)).map_or(0, |last| last + 1);
         Self::new(&bytes[..kept], &path.display().to_string())
     }
 
-    /// The secret of the two variables, or of the file if one is given; none if nothing is.
+    /// The secret from the two variables, or from the file if one is given; none if nothing is set.
     ///
-    /// `file` (a flag) wins over both variables; of the variables only one may be set, and a
-    /// variable that is set to nothing is a mistake, not the absence of a secret.
+    /// `file` (a flag) takes precedence over both variables. Only one of the variables may be set,
+    /// and an empty variable is an error, not the absence of a secret.
     pub fn choose(
         file: Option<&Path>,
         variable: Option<&OsStr>,
@@ -139,7 +140,7 @@ impl Secret {
         first.try_into().unwrap_or(&[0; MAC_BYTES])
     }
 
-    /// What makes the identities of a job's keys [I16].
+    /// The key hasher of the job's key identities [I16].
     pub fn key_hasher(&self, job: &str) -> KeyHasher {
         let mac = self.mac(&[HASHER_LABEL, job.as_bytes()]).finalize().into_bytes();
         let mut key = [0; HASHER_KEY_BYTES];
@@ -147,11 +148,25 @@ impl Secret {
         KeyHasher::new(key)
     }
 
-    /// HMAC-SHA256 under this secret: of a label of 16 bytes, and of one part or of several whose
-    /// lengths are fixed.
+    /// HMAC-SHA256 under this secret, over a label of 16 bytes and one part, or several parts of
+    /// fixed lengths.
     pub(super) fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
         let mut mac = <Hmac<Sha256> as KeyInit>::new((&*self.block).into());
         parts.iter().for_each(|part| mac.update(part));
         mac
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Secret;
+
+    #[test]
+    fn i20_secrets_are_equal_only_if_every_byte_is() {
+        let of = |text: &str| Secret::new(text.as_bytes(), "test").unwrap();
+        assert_eq!(of("one secret of sixteen"), of("one secret of sixteen"));
+        assert_ne!(of("one secret of sixteen"), of("one secret of sixteeN"));
+        // The same difference twice does not cancel itself.
+        assert_ne!(of("aabb secret of sixteen"), of("bbbb secret of sixteen"));
     }
 }

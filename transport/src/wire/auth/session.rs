@@ -1,6 +1,6 @@
-//! What a handshake leaves behind: with a key, everything that follows is bound to it. Control
-//! connections are encrypted with it, data connections carry tags under keys that it passed on. A
-//! relay can pass bytes on, and no more [I20].
+//! The result of a handshake. With a key, everything that follows is bound to it: control
+//! connections are encrypted with it, data connections carry tags under keys sent in the handshake.
+//! A relay can only forward bytes [I20].
 
 use super::super::net::BoxStream;
 use super::super::sealed::Sealed;
@@ -9,9 +9,9 @@ use snow::TransportState;
 use std::fmt;
 use std::hash::Hasher;
 
-/// Bytes of the key of one direction's tags.
+/// Bytes of the tag key of one direction.
 const TAG_KEY_BYTES: usize = 16;
-/// Of both directions.
+/// Bytes of the tag keys of both directions.
 pub(super) const TAG_KEYS_BYTES: usize = 2 * TAG_KEY_BYTES;
 /// Bytes of a tag.
 pub(crate) const TAG_BYTES: usize = 16;
@@ -35,12 +35,12 @@ impl Session {
         Self(Some(Keyed { transport: Box::new(transport), tags }))
     }
 
-    /// Of two ends that the kernel vouches for.
+    /// A session of two ends that the kernel identified.
     pub(super) fn plain() -> Self {
         Self(None)
     }
 
-    /// The stream for all that follows: encrypted, unless nobody else can reach it.
+    /// The stream for all that follows: encrypted, unless only its two ends can access it.
     pub fn seal(self, stream: BoxStream) -> BoxStream {
         match self.0 {
             Some(keyed) if !stream.is_private() => Box::new(Sealed::new(stream, keyed.transport)),
@@ -53,13 +53,13 @@ impl Session {
         self.0.map(|keyed| keyed.transport)
     }
 
-    /// The keys of tags, on a connection that was authenticated by a secret or cookie.
+    /// The tag keys, on a connection that was authenticated by a secret or cookie.
     pub(crate) fn tags(&self) -> Option<TagKeys> {
         self.0.as_ref().map(|keyed| keyed.tags.clone())
     }
 }
 
-/// The keys of a data connection's tags.
+/// The tag keys of a data connection.
 #[derive(Clone)]
 pub(crate) struct TagKeys {
     pub to_node: TagKey,
@@ -77,7 +77,7 @@ impl TagKeys {
     }
 }
 
-/// One direction: each message has the next number, which is not sent and cannot repeat.
+/// One direction. Each message has the next number, which is not transmitted and never repeats.
 #[derive(Clone)]
 pub(crate) struct TagKey {
     key: [u8; TAG_KEY_BYTES],
@@ -91,8 +91,8 @@ impl fmt::Debug for TagKey {
 }
 
 impl TagKey {
-    /// The tag of the next message: SipHash-2-4 of 128 bits over its number and its parts. How long
-    /// these are follows from the first one, or from a message before it.
+    /// The tag of the next message: SipHash-2-4 of 128 bits over its number and its parts. The
+    /// lengths of the parts follow from the first part, or from an earlier message.
     pub(crate) fn tag(&mut self, parts: &[&[u8]]) -> [u8; TAG_BYTES] {
         let mut mac = SipHasher24::new_with_key(&self.key);
         mac.write(&self.next.to_le_bytes());
@@ -101,12 +101,12 @@ impl TagKey {
         mac.finish128().as_bytes()
     }
 
-    /// The next message is not looked at.
+    /// Skips the check of the next message.
     pub(crate) fn skip(&mut self) {
         self.next += 1;
     }
 
-    /// Whether this is the tag of the next message, in constant time.
+    /// Whether this is the tag of the next message; constant time.
     pub(crate) fn is_next(&mut self, parts: &[&[u8]], tag: &[u8; TAG_BYTES]) -> bool {
         let right = u128::from_le_bytes(self.tag(parts));
         right ^ u128::from_le_bytes(*tag) == 0

@@ -1,5 +1,5 @@
-//! The handshake against ends that know nothing, know something else, repeat what they heard,
-//! change it on the way, or never finish; and the secret's own rules.
+//! The handshake against ends without a secret, with another secret, that replay what they
+//! overheard, change it on the way, or never finish; and the rules for the secret itself.
 
 mod middle;
 
@@ -17,7 +17,7 @@ use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
 pub(super) const JOB: &str = "a job";
-/// What a client sends in all.
+/// All bytes that a client sends.
 const CLIENT_BYTES: usize = OPENING_BYTES + FINISH_BYTES;
 
 fn secret(text: &str) -> AuthMeans {
@@ -98,7 +98,7 @@ fn i20_a_client_takes_no_node_that_has_not_proven_itself() {
         (right(), refusal(2, nobodys)),
         (right(), refusal(2, nobody)),
         (cookie(1), refusal(1, nobody)),
-        // Nobody asks it for less than it can prove, nor lets it in for nothing.
+        // No node requires less of it than it can prove, or admits it without proof.
         (right(), refusal(0, nobody)),
         (right(), refusal(3, nobody)),
         (nothing(), refusal(0, nobody)),
@@ -108,7 +108,7 @@ fn i20_a_client_takes_no_node_that_has_not_proven_itself() {
         peer.write_all(&answer).unwrap();
         let why = middle::prove(client_end, client).unwrap_err();
         assert!(matches!(why, AuthError::Impostor | AuthError::Foreign(_)), "{why}");
-        // And the unauthenticated peer is sent nothing but the opening.
+        // The unauthenticated peer receives nothing but the opening.
         let mut heard = Vec::new();
         let _ = std::io::Read::read_to_end(&mut peer, &mut heard);
         assert_eq!(heard.len(), OPENING_BYTES);
@@ -178,14 +178,14 @@ fn i20_an_older_or_foreign_program_is_told_so_at_its_first_bytes() {
     http.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
     let why = middle::prove(client, right()).unwrap_err().to_string();
     assert!(why.contains("HTTP/1.1"), "{why}");
-    // Version and magic are enough: an older one may have less to say than this one's opening has.
+    // Version and magic are enough: an opening of an older version may be shorter than this one's.
     for theirs in [1u32, 3] {
         let (mut peer, node) = UnixStream::pair().unwrap();
         peer.write_all(b"nkv-auth").unwrap();
         peer.write_all(&theirs.to_le_bytes()).unwrap();
         let why = verify(node, right(), Channel::Control).unwrap_err();
         assert!(matches!(why, AuthError::Version { theirs: t } if t == theirs), "{why}");
-        // What a client of version 1 waits for, and this end's version in it.
+        // The length that a client of version 1 waits for, with this end's version in it.
         assert_eq!(&middle::take(&mut peer, 312)[..12], b"nkv-chal\x02\0\0\0");
         let (client, mut other) = UnixStream::pair().unwrap();
         other.write_all(b"nkv-chal").unwrap();
@@ -205,17 +205,17 @@ proptest! {
     ) {
         let means = if by_cookie { cookie(3) } else { right() };
         let (client, node) = converse(means.clone(), means, &Tamper::flip(frame, bit));
-        prop_assert!(node.is_err(), "the node goes on");
+        prop_assert!(node.is_err(), "the node continues");
         // The last frame goes from the client to the node: the client has seen a whole handshake.
         prop_assert_eq!(client.is_err(), frame < 2, "{:?}", client);
     }
 
     #[test]
-    fn i20_bytes_of_a_stranger_never_let_it_in_and_never_panic(
+    fn i20_bytes_of_an_unauthenticated_peer_never_admit_it_and_never_panic(
         bytes in prop::collection::vec(any::<u8>(), 0..700),
         keep in 0usize..16,
     ) {
-        // With some of a real beginning, so that not all of them end at the magic.
+        // With a valid beginning in some cases, so that not all of them end at the magic.
         let mut sent = recorded(right()).client;
         sent.truncate(keep * 20);
         sent.extend(bytes);
@@ -235,7 +235,7 @@ fn i20_the_handshake_is_noise_nnpsk0_over_the_clear_part_of_the_opening() {
     let (opening, finish) = {
         let record = recorded(right());
         assert_eq!(&record.client[..20], b"nkv-auth\x02\0\0\0\x01\0\0\0\x02\0\0\0");
-        // Fresh every time.
+        // New for every handshake.
         let again = recorded(right());
         assert_ne!(record.client[OPENING_BYTES - 48..], again.client[OPENING_BYTES - 48..]);
         assert_ne!(record.node[ANSWER_BYTES - 48..], again.node[ANSWER_BYTES - 48..]);
@@ -244,7 +244,7 @@ fn i20_the_handshake_is_noise_nnpsk0_over_the_clear_part_of_the_opening() {
     assert_eq!(finish.len(), FINISH_BYTES);
     let (clear, noise) = opening.split_at(OPENING_BYTES - 48);
     assert!(Prologue::read_from_bytes(clear).unwrap().job.is(JOB));
-    // An end made of the crate alone reads its message 1.
+    // An end made only of the crate can read its message 1.
     let params: snow::params::NoiseParams = "Noise_NNpsk0_25519_ChaChaPoly_SHA256".parse().unwrap();
     let reads = |prologue: &[u8], psk: &[u8; 32]| {
         let random = Box::new(super::noise::Primitives { seed: [7; 32] });
@@ -268,7 +268,7 @@ fn i20_every_session_has_keys_of_its_own_and_every_message_a_number() {
     assert!(!client.to_client.is_next(&[b"a tail"], &second));
     let (other, _) = converse(right(), right(), &Tamper::NONE);
     assert_ne!(other.unwrap().tags().unwrap().to_node.tag(&[b"a head"]), first);
-    // Where the kernel vouches there is no key.
+    // On a connection identified by the kernel there is no key.
     let (plain, _) = converse(AuthMeans::Kernel, AuthMeans::Kernel, &Tamper::NONE);
     assert!(plain.unwrap().tags().is_none());
 }
@@ -287,7 +287,7 @@ fn block_on<F: Future>(f: F) -> F::Output {
 }
 
 #[test]
-fn i20_a_stranger_that_says_a_byte_now_and_then_is_cut_off_in_time() {
+fn i20_an_unauthenticated_peer_that_sends_single_bytes_is_cut_off_in_time() {
     block_on(async {
         let guard = guarded();
         let (mut peer, mut node) = tokio::io::duplex(1024);
@@ -328,7 +328,7 @@ fn i20_the_guard_counts_who_was_turned_away_and_nobody_else() {
             assert_eq!((client.is_ok(), node.is_ok()), (let_in, let_in));
             assert_eq!(guard.refused() - before, u64::from(!let_in));
         }
-        // Somebody looked whether anything listens.
+        // A client that only tested whether something listens.
         let (client, mut node) = tokio::io::duplex(1024);
         drop(client);
         assert!(guard.admit(&mut node, &a_peer(), limit, &|| ()).await.is_err());
@@ -346,7 +346,7 @@ fn i20_without_a_secret_a_unix_socket_needs_none_and_tcp_needs_the_cookie() {
     let (unix, tcp) = ("unix:///s".parse().unwrap(), "127.0.0.1:1".parse().unwrap());
     assert_eq!(node.means(&unix).unwrap(), AuthMeans::Kernel);
     assert_eq!(node.means(&tcp).unwrap(), AuthMeans::Cookie(shared));
-    // With one, every address does.
+    // With a secret, every address uses it.
     let key = Secret::new(b"the right secret", "test").unwrap();
     let with = Credentials::of_client(JOB, Some(key.clone()));
     assert_eq!(with.means(&unix).unwrap(), AuthMeans::Secret(key.clone()));
@@ -396,7 +396,7 @@ fn i20_a_file_that_others_can_read_is_no_secret() {
     let link = dir.path().join("link");
     std::os::unix::fs::symlink(&path, &link).unwrap();
     assert!(Secret::read(&link).is_ok());
-    assert!(Secret::read(dir.path()).unwrap_err().to_string().contains("is no file"));
+    assert!(Secret::read(dir.path()).unwrap_err().to_string().contains("is not a file"));
     assert!(Secret::read(&dir.path().join("none")).unwrap_err().to_string().contains("none: "));
     set(0o600);
     std::fs::write(&path, "\n\n").unwrap();
@@ -440,6 +440,6 @@ fn i16_what_hashes_keys_follows_from_the_secret_and_the_job_at_every_member() {
     let node = Credentials::of_cookie(JOB, held);
     assert_eq!(node.key_hasher(), Some(shared.key_hasher(JOB)));
     assert_ne!(node.key_hasher(), Some(hasher));
-    // A client is sent it.
+    // A client receives it from a node.
     assert_eq!(Credentials::of_client(JOB, None).key_hasher(), None);
 }

@@ -1,4 +1,4 @@
-//! Frames under honest, torn and hostile input.
+//! Frames with valid, incomplete and hostile input.
 
 use super::*;
 use proptest::prelude::*;
@@ -156,7 +156,7 @@ fn i19_a_claimed_length_alone_allocates_little() {
 
 #[test]
 fn i19_a_length_inside_the_body_cannot_allocate_more_than_arrived() {
-    // Put { key: a vector that claims 2^40 bytes }.
+    // Put { key: a vector that states 2^40 bytes }.
     let mut bytes = header(12, WIRE_VERSION, 0);
     bytes.extend_from_slice(&1u32.to_le_bytes());
     bytes.extend_from_slice(&(1u64 << 40).to_le_bytes());
@@ -232,7 +232,7 @@ fn a_frame_is_one_write() {
     assert!(buf.is_empty() && buf.capacity() <= KEEP_BYTES);
 }
 
-/// Time passes when everybody waits.
+/// Time passes when all tasks wait.
 fn block_on_paused<F: Future>(f: F) -> F::Output {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_all().start_paused(true).build().unwrap().block_on(f)

@@ -1,4 +1,4 @@
-//! An encrypted stream against readers and writers of any size, and against somebody between.
+//! An encrypted stream against readers and writers of any size, and against a relay.
 
 use super::*;
 use crate::wire::auth::{Channel, Credentials, Guard, Secret, Session, prove};
@@ -40,7 +40,7 @@ async fn tapped() -> (BoxStream, DuplexStream, Session) {
     (client.seal(Box::new(a)), b, node)
 }
 
-/// What the node reads of bytes that somebody else passes on.
+/// What the node reads of bytes that a relay passes on.
 async fn heard(node: Session, bytes: &[u8]) -> io::Result<Vec<u8>> {
     let (mut wire, end) = duplex(1 << 20);
     wire.write_all(bytes).await?;
@@ -131,7 +131,7 @@ fn i20_a_record_longer_than_any_or_without_content_is_refused_by_its_head() {
             let (_, node) = sessions().await;
             let (mut wire, end) = duplex(64);
             wire.write_all(&(claim as u16).to_le_bytes()).await.unwrap();
-            // Nothing more is waited for.
+            // Nothing more is expected.
             let error = node.seal(Box::new(end)).read_u8().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidData, "{claim}");
         }
@@ -171,7 +171,7 @@ fn frames_of_any_size_go_over_a_sealed_stream_and_buffers_stay_small() {
             Some(transport) => Sealed::new(Box::new(inner), transport),
             None => panic!("a session with a key"),
         };
-        // Nobody reads: it takes one write, and then waits.
+        // Nobody reads: it accepts one write, and then waits.
         let mut cx = Context::from_waker(std::task::Waker::noop());
         let frame = vec![1; 1 << 20];
         assert!(matches!(

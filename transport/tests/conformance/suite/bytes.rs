@@ -140,7 +140,7 @@ pub fn a_large_read_before_a_change_sees_the_old_bytes(f: Fixture) {
 pub fn i4_a_ready_word_is_never_seen_before_its_payload(f: Fixture) {
     const READY: u64 = 0x0000_0007_0000_0002;
     const SLOTS: usize = 120;
-    // Sizes on both sides of every threshold; the last one is streamed past the cache.
+    // Sizes on both sides of every threshold; the last one is copied with streaming stores.
     const SIZES: [usize; 5] = [40, 4096, 33_000, 64 << 10, 300_001];
     let at = |slot: usize| (64 * slot as u64, (1 << 20) + (slot * 301_056) as u64);
     let (verbs, memory) = (f.verbs.clone(), f.memory.clone());
@@ -228,7 +228,7 @@ pub fn batches_of_one_call_end_each_for_itself(f: Fixture) {
     }
 }
 
-/// Sees batches off, and one of them not.
+/// Admits batches, except one.
 struct RefusingObserver {
     bytes: Vec<u64>,
     in_flight: Vec<bool>,
@@ -256,7 +256,7 @@ impl PostObserver for RefusingObserver {
     }
 }
 
-/// What a fence of one waits for is what is in flight, not all that is still to come.
+/// A fence waits for what is in flight, not for everything that is still to be sent.
 pub fn i10_each_batch_of_one_call_leaves_by_itself_and_few_are_on_their_way(f: Fixture) {
     let (n, len) = (14, 1 << 20);
     let payload = pattern(9, len);

@@ -1,4 +1,4 @@
-//! Words: atomics, compare-and-swap, and headers that are never seen half a word changed.
+//! Words: atomics, compare-and-swap, and headers that are never read with half a word changed.
 
 use crate::fixtures::{Fixture, TOKEN};
 use nkv_store::threads::spawn_named;

@@ -1,5 +1,5 @@
-//! Producers that are lost at any point: after the fence nothing more is written, and what they had
-//! claimed is settled, so that no hole is left [I10] [I14].
+//! Producers that are lost at any point: after the fence nothing more is written, and their claims
+//! are settled, so that no hole is left [I10] [I14].
 
 use super::*;
 use crate::raw::{FETCH_ADD, WRITE, request};
@@ -13,7 +13,7 @@ fn i14_a_claim_whose_answer_was_never_heard_is_settled_all_the_same() {
     let mut rig = rig(64, 4096, AgentLimits::default());
     let client = rig.client();
     let mine = place(&*client, ONE, &rig, 1, 4096);
-    // It claims again and, in the same request, begins to write: then its host is gone.
+    // It claims again and, in the same request, begins to write: then its host fails.
     let mut peer = rig.raw();
     let page = (WRITE, mine.payload_base(), 4096, 0);
     peer.send(&request(1, ONE, &[(FETCH_ADD, 16, 8192, 0), page]));

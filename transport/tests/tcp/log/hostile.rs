@@ -1,4 +1,4 @@
-//! A producer that wants more than it claimed gets nothing, and harms nobody [I19].
+//! A producer that writes outside its claims gets an error, and does not affect others [I19].
 
 use super::*;
 use crate::raw::{FETCH_ADD, REFUSED, STORE, WRITE, request};
@@ -58,14 +58,14 @@ fn i13_i19_what_is_outside_its_own_claims_is_refused_and_nothing_changes() {
         Op::FetchAdd { offset: 16, add: 17 * 4096, old: 0 },
         Op::FetchAdd { offset: 8, add: 4096, old: 0 },
     ] {
-        // With something that is allowed in front: all is checked before a byte is placed.
+        // With a permitted change before it: everything is checked before a byte is written.
         let shown = format!("{bad:?}").chars().take(80).collect::<String>();
         let allowed = Op::Write { offset: x, src: &payload[..4096] };
         refused(client.post(ONE, &mut [allowed, bad]));
         assert!(before == rig.bytes(), "{shown} changed something");
     }
     assert_eq!(rig.one.open(), (2, 0));
-    // The connection stayed in step, and the claim is as good as before.
+    // The connection stayed in step, and the claim is still valid.
     client.post(ONE, &mut mine.publication().whole(&fill(2, 8192))).unwrap();
     rig.log.accept(0, &mut rig.index).unwrap();
     assert!(rig.payload_of(2) == fill(2, 8192));

@@ -1,4 +1,4 @@
-//! Producers that do as they should, over real connections, and what their owner finds.
+//! Correct producers over real connections, and what their owner finds.
 
 use super::*;
 use nkv_store::threads::spawn_named;
@@ -30,7 +30,7 @@ fn i13_a_producer_over_tcp_claims_writes_and_publishes_and_its_owner_accepts() {
 
 #[test]
 fn i4_a_chain_that_is_split_into_many_requests_is_written_in_order_and_not_refused_midway() {
-    // 50,000 is no multiple of anything: header fields and pages are cut everywhere but inside.
+    // 50,000 is a multiple of nothing: header fields and pages are cut everywhere except inside.
     let limits = AgentLimits { max_request_bytes: 50_000, ..AgentLimits::default() };
     let mut rig = rig(1024, 4096, limits);
     let client = rig.client();
@@ -98,13 +98,13 @@ fn i4_i13_a_claim_takes_the_stripes_of_its_payload_over_several_connections() {
     assert_eq!(rig.agent.counters().connections.load(Ordering::Relaxed), 4);
 }
 
-/// What a producer says of a claim of its own.
+/// A producer's record of one of its claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Published,
     Skipped,
     Abandoned,
-    /// Begun or not, and left to its owner.
+    /// Written in part or not at all, and left to its owner.
     Left,
 }
 
@@ -189,7 +189,7 @@ fn start(
     let mut producer = Producer { client, rights, token, geometry, abandons, waits, fates };
     spawn_named("producer", move || {
         (0..CLAIMS_EACH - 10).for_each(|turn| producer.one(turn));
-        // And then it dies: some claimed only, some with a header.
+        // Then it dies: some claims without a header, some with one.
         for turn in 0..10 {
             let put = LogPut::new(geometry, key(token << 40 | turn), (1, 4096), 300).unwrap();
             let n = put.claim_bytes();
@@ -207,8 +207,8 @@ fn start(
     .unwrap()
 }
 
-/// The owner's turns while producers work: accept, note what was given up, and, if it is wanted,
-/// make room.
+/// The owner's steps while producers work: accept, record abandoned claims and, if requested, make
+/// room.
 fn own(rig: &mut Fixture, abandons: &std::sync::mpsc::Receiver<Abandon>, room: bool) {
     rig.log.accept(0, &mut rig.index).unwrap();
     while let Ok(claim) = abandons.try_recv() {
@@ -230,10 +230,10 @@ fn i1_i13_i14_ten_thousand_claims_of_two_producers_are_settled_position_by_posit
         [ONE, TWO].map(|token| (token, start(&rig, token, (send.clone(), waits.clone())))).into();
     let (mut fates, mut waited) = (Vec::new(), 0);
     while !working.is_empty() {
-        // Room is made only once a producer waits for it: so some always do.
+        // Room is made only once a producer waits for it, so that some always wait.
         let before = std::mem::replace(&mut waited, waits.load(Ordering::Relaxed));
         own(&mut rig, &abandons, waited > before);
-        // What a dead one left open is in the way of the other.
+        // Claims that a dead producer left open block the other.
         for (token, dead) in working.extract_if(.., |(_, thread)| thread.is_finished()) {
             fates.extend(dead.join().unwrap());
             rig.end(token);
@@ -242,7 +242,7 @@ fn i1_i13_i14_ten_thousand_claims_of_two_producers_are_settled_position_by_posit
     }
     (0..20).for_each(|_| own(&mut rig, &abandons, true));
     fates.sort_by_key(|fate| fate.0);
-    // Every position belongs to one claim, and every claim is counted once as what it was.
+    // Every position belongs to one claim, and every claim is counted once with its outcome.
     let end = fates.iter().fold(0, |end, (p, n, _)| {
         assert_eq!(*p, end, "a gap, or two claims of one position");
         p + n

@@ -1,5 +1,5 @@
-//! Small payloads, headers and index entries among them, are what the other end sent [I20]. Large
-//! ones a relay can change.
+//! Small payloads, such as headers and index entries, arrive as the other end sent them [I20]. A
+//! relay can change large ones.
 
 use super::{GuardedAgent, Relay, TAG, guarded, guarded_with_access, knows};
 use crate::{GRANT, SEGMENT_BYTES, TOKEN, eventually};
@@ -31,8 +31,7 @@ fn i20_a_client_believes_no_header_or_index_entry_that_its_agent_did_not_send() 
         for byte in [0, len - 1, len, len + TAG - 1] {
             let (mut relay, client) = Relay::between(&agent, move |verbs| {
                 let read = verbs.read(4096, &mut vec![0; len]);
-                // That connection is of no use any more: a new one is made, and here nobody
-                // answers.
+                // That connection is unusable: a new one is made, and here no agent answers it.
                 (read, verbs.read(4096, &mut vec![0; len]))
             });
             relay.pass_on(request(1), |_| ());

@@ -1,4 +1,4 @@
-//! The owner of the model: its turns in any order, the hole rule spread over many of them.
+//! The owner of the model: its steps in any order, the hole rule spread over many of them.
 
 use super::{Bug, Model, Step, TIMES, Wrong};
 use crate::device_log::tests::Index;
@@ -26,7 +26,7 @@ impl Model {
         self.observe()
     }
 
-    /// The tail moves past what may go.
+    /// The tail moves past everything it may pass.
     fn pass(&mut self) {
         let early = self.bug == Bug::SkipsTheQuarantine;
         let now = if early { u64::MAX } else { self.now };
@@ -36,7 +36,7 @@ impl Model {
         self.w.log.advance(now, unpinned).unwrap();
     }
 
-    /// One abandoned claim arrives; its producer, if there still is one, is notified.
+    /// One abandoned claim arrives; its producer, if it still exists, is notified.
     fn read_mail(&mut self) {
         let Some((id, abandon)) = self.mail.pop_front() else {
             return;
@@ -47,7 +47,7 @@ impl Model {
         }
     }
 
-    /// A removal, or the master's word that another copy came first.
+    /// A removal, or the master's notice that another copy was first.
     fn remove(&mut self) {
         let live: Vec<LogObject> = self.w.log.live().collect();
         if !live.is_empty() {
@@ -62,7 +62,7 @@ impl Model {
 
     fn hole_rule(&mut self) -> Step {
         let Some(mut asking) = self.asking.take() else {
-            // Those to ask are listed after the position was read.
+            // Producers to ask are listed after the position was read.
             let check = self.w.log.hole(self.now).unwrap();
             if let Some(check) = check {
                 self.asked_below = check.below();
@@ -72,7 +72,7 @@ impl Model {
         };
         for id in asking.outstanding().to_vec() {
             match self.producers.iter_mut().find(|producer| producer.id == id) {
-                // Replaced since: it was dead, and could write no more.
+                // Replaced since: it was dead and could write no more.
                 None => asking.fenced(&id),
                 Some(p) if !p.dead && p.claims.clear_below(asking.below()) => asking.clear(&id),
                 Some(p) if p.dead && self.dice.one_in(3) => {
@@ -95,7 +95,7 @@ impl Model {
         Ok(())
     }
 
-    /// No claim that is about to be void is open for one who can still write [I14].
+    /// No claim that is about to be void is open for a producer that can still write [I14].
     fn nobody_writes(&self) -> Step {
         let open = self.actual.range(..self.asked_below).filter(|(_, actual)| !actual.done);
         for (&p, actual) in open {
@@ -107,7 +107,7 @@ impl Model {
         Ok(())
     }
 
-    /// The actor restarts: table and directory are made anew.
+    /// The actor restarts: table and directory are rebuilt.
     fn restart(&mut self) -> Step {
         let now = self.now;
         let live = |log: &DeviceLog| log.live().map(|o| (o.slot, o.epoch)).collect::<HashSet<_>>();

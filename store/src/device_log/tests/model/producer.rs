@@ -8,10 +8,10 @@ use crate::key::KeyId;
 use crate::op::Op;
 use std::collections::VecDeque;
 
-/// How often it looks while it waits in line.
+/// How often it reads the limit while it waits for room.
 const MAX_WAITS: u32 = 25;
 
-/// A verb on its way, of the claim at a position.
+/// A verb in flight, of the claim at a position.
 #[derive(Debug)]
 struct Verb {
     p: u64,
@@ -35,7 +35,7 @@ enum Life {
     /// The fetch-and-add came back; not noted yet.
     Added(Claim, Option<Ticket>),
     Waiting(Claim, Ticket, u32),
-    /// What ends the claim is under way; afterwards the put begins anew, or is over.
+    /// The verbs that end the claim are in flight; afterwards the put starts again, or is over.
     Ending(Ticket, Option<LogPut>),
     /// So many units are posted.
     Writing(ClaimWrite, Ticket, u64),
@@ -50,15 +50,15 @@ pub(super) struct Producer {
     pub(super) claims: OpenClaims,
     queue: VecDeque<Verb>,
     life: Life,
-    /// The put under way: the word that fills it, its key and its logical bytes.
+    /// The current put: the word that fills it, its key and its logical bytes.
     name: u64,
     key: KeyId,
     bytes: u64,
     pub(super) dead: bool,
     pub(super) fenced: bool,
-    /// After its death its verbs land once in so many turns.
+    /// After its death a verb lands once in so many turns.
     late: u64,
-    /// Not scheduled before.
+    /// Not scheduled before this time.
     asleep_until: u64,
     took: Option<bool>,
     pub(super) replied: bool,
@@ -87,13 +87,13 @@ impl Producer {
         self.queue.is_empty() && (self.dead || matches!(self.life, Life::Idle))
     }
 
-    /// Nothing of its lands any more [I10].
+    /// None of its verbs lands any more [I10].
     pub(super) fn fence(&mut self) {
         self.queue.clear();
         self.fenced = true;
     }
 
-    /// May go without being asked: dead, and nothing of its is open or under way.
+    /// The owner may drop it without asking: dead, with no claim open and no verb in flight.
     fn is_gone(&self) -> bool {
         self.dead && (self.fenced || self.queue.is_empty() && self.claims.open() == (0, 0))
     }
@@ -112,7 +112,7 @@ impl Producer {
 }
 
 impl Model {
-    /// One producer lands a verb or goes a step on. With `begin`, idle ones put and some die.
+    /// One producer lands a verb or makes a step. With `begin`, idle ones put and some die.
     pub(super) fn producer_step(&mut self, begin: bool) -> Done {
         let i = self.dice.below(self.producers.len() as u64) as usize;
         if !self.producers[i].queue.is_empty() && self.dice.one_in(2) {
@@ -140,7 +140,7 @@ impl Model {
         Ok(())
     }
 
-    /// The oldest verbs on their way arrive.
+    /// The oldest verbs in flight arrive.
     fn land(&mut self, i: usize) -> Done {
         if self.dice.one_in(self.producers[i].late) {
             for _ in 0..=self.dice.below(3) {
@@ -307,7 +307,7 @@ impl Model {
         }
     }
 
-    /// Posts one unit after the other, then READY; sometimes it fails on the way.
+    /// Posts one unit after the other, then READY; sometimes it fails before the end.
     fn write(&mut self, i: usize, write: ClaimWrite, ticket: Ticket, units: u64) -> Life {
         let p = write.position();
         let n = self.actual[&p].n;

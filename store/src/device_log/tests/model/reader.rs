@@ -1,5 +1,5 @@
-//! Readers of the model: each copies unit by unit while the world goes on, and believes its copy
-//! only by the rules of its kind [I7] [I8] [I9]. What they believe is compared with what really
+//! Readers of the model: each copies unit by unit while other steps happen, and accepts its copy
+//! only by the rules of its kind [I7] [I8] [I9]. An accepted copy is compared with what really
 //! happened.
 
 use super::{Model, Step, TIMES, Wrong};
@@ -14,18 +14,18 @@ const CACHED: usize = 24;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// The second look at the header follows the last byte.
+    /// The second header check follows the last byte.
     Strict,
-    /// A chain whose second look overtook the payload: believed if it was in time.
+    /// A chain whose second header check overtook the payload: accepted if it was in time.
     OutOfOrder,
-    /// Pinned first; no second look.
+    /// Pinned first; no second header check.
     Pinned,
 }
 
 #[derive(Debug)]
 pub(super) enum Reader {
     Idle,
-    /// Has a location, from wherever and of whatever age.
+    /// Has a location of any age and source.
     Found(LogObject, Kind),
     Copying(Copying),
 }
@@ -37,12 +37,12 @@ pub(super) struct Copying {
     began: u64,
     before: ObjHeader,
     copy: Vec<u8>,
-    /// It goes on once in so many turns.
+    /// It makes one step in so many turns.
     pace: u64,
 }
 
 impl Model {
-    /// One reader goes a step on. With `begin`, idle ones read.
+    /// One reader makes a step. With `begin`, idle ones start to read.
     pub(super) fn reader_step(&mut self, begin: bool) -> Step {
         let i = self.dice.below(self.readers.len() as u64) as usize;
         let next = match std::mem::replace(&mut self.readers[i], Reader::Idle) {
@@ -67,9 +67,9 @@ impl Model {
         Ok(())
     }
 
-    /// A location as the directory has it now, or had it long ago, used at some later time.
+    /// A location that the directory has now or had long ago, used at some later time.
     fn find(&mut self) -> Reader {
-        // In the order of claims: the order of a hash map is no part of a seed.
+        // In the order of claims: the order of a hash map would not be reproducible from a seed.
         let mut objects: Vec<&LogObject> = self.w.index.objects.values().collect();
         objects.sort_by_key(|object| (object.epoch, object.slot));
         if !objects.is_empty() {
@@ -126,11 +126,11 @@ impl Model {
         }
     }
 
-    /// Whether the copy may be believed; if so, it must be the object.
+    /// Whether the copy may be accepted; if so, it must be the object.
     fn judge(&mut self, reader: &Copying) -> Step {
         let Copying { at, kind, began, before, copy, .. } = reader;
         let in_time = chain_in_time(*began, self.now, TIMES.quarantine_ns);
-        // Read right after the first look, before the copy: the same as that.
+        // Read directly after the first check, before the copy: must be equal.
         let by_time = *kind == Kind::OutOfOrder && in_time;
         let believed = by_time || *kind == Kind::Pinned || unchanged(before, &self.header_at(at));
         self.unpin(at, *kind);

@@ -1,4 +1,4 @@
-//! Who makes, shares, leaves and takes over a cookie, and what is refused in its place.
+//! How nodes create, share, leave and reuse a cookie, and what is refused in its place.
 
 use super::*;
 use nkv_store::threads::spawn_named;
@@ -54,7 +54,8 @@ fn i20_nodes_that_start_at_once_agree_on_one_cookie() {
                 for _ in 0..50 {
                     gate.wait();
                     let held = CookieFile::hold_in(&path, JOB).unwrap();
-                    // What a client finds now is what this node demands, whoever else ends.
+                    // A client now finds the cookie that this node requires, whichever other node
+                    // ends.
                     let found = find_in(&at(&path), JOB).unwrap();
                     assert_eq!(found.as_ref(), Some(held.secret()));
                 }
@@ -96,7 +97,7 @@ fn i20_what_others_could_have_put_there_is_refused_and_left_alone() {
     refused_with("is a link");
     std::fs::remove_file(&path).unwrap();
     std::fs::create_dir(&path).unwrap();
-    refused_with("is no file");
+    refused_with("is not a file");
     std::fs::remove_dir(&path).unwrap();
     std::fs::write(&path, [1; 31]).unwrap();
     set_mode(&path, 0o600);
@@ -138,7 +139,7 @@ fn i20_another_users_file_or_folder_is_refused() {
     let link = dir.path().join("link");
     symlink(dir.path(), &link).unwrap();
     let text = CookieFile::hold_in(&link, JOB).unwrap_err().to_string();
-    assert!(text.contains("is no folder of this user"), "{text}");
+    assert!(text.contains("is not a folder of this user"), "{text}");
 }
 
 #[test]
@@ -151,7 +152,7 @@ fn i20_a_folder_of_the_systems_comes_first_and_a_strange_one_is_passed_over() {
     let folders = CookieFolders { runtime: runtime_first, own: vec![own.path().to_path_buf()] };
     let held = CookieFile::hold_at(&folders, JOB).unwrap();
     assert!(held.path().starts_with(runtime.path()), "{:?}", held.path());
-    // One that was made before there was a runtime folder is used all the same.
+    // A cookie created before there was a runtime folder is still used.
     drop(held);
     let before = CookieFile::hold_in(own.path(), JOB).unwrap();
     let after = CookieFile::hold_at(&folders, JOB).unwrap();
@@ -162,7 +163,7 @@ fn i20_a_folder_of_the_systems_comes_first_and_a_strange_one_is_passed_over() {
 #[test]
 fn i20_a_strangers_folder_does_not_matter_where_there_is_another() {
     if !rustix::process::geteuid().is_root() {
-        // Only root can make a folder that is another user's.
+        // Only root can create a folder that belongs to another user.
         return;
     }
     let dir = folder();
@@ -179,7 +180,7 @@ fn i20_a_strangers_folder_does_not_matter_where_there_is_another() {
     assert!(held.path().starts_with(run) && !second.exists());
     assert_eq!(find_in(&both, JOB).unwrap().as_ref(), Some(held.secret()));
     drop(held);
-    // Without a folder of the system's, the next of this user's own.
+    // Without a folder of the system, the next one of this user's own.
     let next = CookieFolders { runtime: Vec::new(), own };
     let held = CookieFile::hold_at(&next, JOB).unwrap();
     assert!(held.path().starts_with(second));
@@ -215,15 +216,15 @@ fn i20_a_cookie_that_was_removed_is_put_back_and_the_last_node_removes_it_all_th
     }
     drop(second);
     assert_eq!(entries(&inside).len(), 1);
-    // Where another was made meanwhile, it is that one's.
+    // If another was created meanwhile, that one is used.
     std::fs::remove_file(first.path()).unwrap();
     let other = CookieFile::hold_in(&inside, JOB).unwrap();
     let text = first.put_back().unwrap_err().to_string();
-    assert!(text.contains("made anew"), "{text}");
+    assert!(text.contains("created again"), "{text}");
     assert_eq!(find_in(&at(&inside), JOB).unwrap().as_ref(), Some(other.secret()));
     drop(other);
     assert!(first.put_back().unwrap().is_some());
-    // Where its maker was killed since, nobody holds it.
+    // If its creator was killed since, nobody holds it.
     std::fs::remove_file(first.path()).unwrap();
     std::fs::write(first.path(), [7; 32]).unwrap();
     set_mode(&first.path(), 0o600);

@@ -1,4 +1,4 @@
-//! Two ends of a handshake on sockets, and somebody between them who hears everything and may
+//! Two ends of a handshake on sockets, and a relay between them that reads everything and may
 //! change one bit of it.
 
 use super::super::handshake::{HandshakeStep, ServerHandshake, Verifier};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// Bytes of the frames in their order: opening, answer, finish.
 pub const FRAMES: [usize; 3] = [OPENING_BYTES, ANSWER_BYTES, FINISH_BYTES];
-/// Nobody waits longer, whatever went wrong.
+/// Time limit of every wait here.
 const TIMEOUT: Duration = nkv_pace::HANGS;
 
 /// Which bit of which frame is changed on the way.
@@ -27,7 +27,7 @@ impl Tamper {
     }
 }
 
-/// What both ends said.
+/// The bytes that both ends sent.
 pub struct Record {
     pub client: Vec<u8>,
     pub node: Vec<u8>,
@@ -73,13 +73,13 @@ pub fn take(stream: &mut UnixStream, n: usize) -> Vec<u8> {
     bytes
 }
 
-/// A whole handshake with somebody between; ends when either end does.
+/// A whole handshake through the relay; ends when either end does.
 pub fn converse(client: AuthMeans, node: AuthMeans, tamper: &Tamper) -> (Outcome, Outcome) {
     let (outcomes, _) = overheard(client, node, tamper);
     outcomes
 }
 
-/// What was said in a handshake that went well.
+/// The bytes of a successful handshake.
 pub fn recorded(means: AuthMeans) -> Record {
     let ((client, node), record) = overheard(means.clone(), means, &Tamper::NONE);
     client.unwrap();
