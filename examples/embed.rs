@@ -1,6 +1,6 @@
-//! Embedding nkv: a program starts a rank in itself, uses its handle, and asks its actors questions
-//! as typed messages. Run it with `cargo run --example embed`. Everything it stores it reads back;
-//! it may not leave anything behind.
+//! Embedding nkv: a program starts a rank in its own process, uses its handle, and sends typed
+//! messages to its actors. Run it with `cargo run --example embed`. It reads back everything that
+//! it stores, and leaves nothing behind.
 
 use nkv::master::Ask;
 use nkv::message::{PutOptions, Request, Response};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// How long an actor may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-/// How long the ranks of the job may take to come up, and how often to look.
+/// How long the ranks of the job may take to come up, and the pause between two checks.
 const READY_LIMIT: Duration = Duration::from_secs(10);
 const READY_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Bytes of one page of the object that is written page by page.
@@ -52,21 +52,21 @@ async fn wait_until_ready(node: &Node) -> Result<(), tokio::time::error::Elapsed
     tokio::time::timeout(READY_LIMIT, wait).await
 }
 
-/// Whole values in and out.
+/// Puts and gets whole values.
 async fn put_and_get(client: &Client) -> nkv::Result<()> {
     client.put(b"greeting", b"hello", &PutOptions::default()).await?;
     let value = client.get(b"greeting").await?;
     println!("get: {}", value.escape_ascii());
 
-    // A reused buffer spares the page faults of a fresh one.
+    // A reused buffer avoids the page faults of a fresh one.
     let mut buffer = vec![0; 64];
     let bytes = client.get_into(b"greeting", &mut buffer).await?;
     assert_eq!(&buffer[..bytes], b"hello");
     Ok(())
 }
 
-/// An object that is written page by page, in any order, as a prefill worker produces it. Nobody
-/// sees it before it is published.
+/// Writes an object page by page, in any order, as a prefill worker produces it. No client can read
+/// it before it is published.
 async fn write_in_pages(client: &Client) -> nkv::Result<()> {
     let opts = PutOptions { page_bytes: PAGE_BYTES, ..PutOptions::default() };
     let bytes_total = u64::from(PAGE_BYTES) * u64::from(PAGES);
@@ -85,7 +85,7 @@ async fn write_in_pages(client: &Client) -> nkv::Result<()> {
     Ok(())
 }
 
-/// A request for blocks 0 to 4 of which the first three are cached.
+/// Looks up blocks 0 to 4 of a request, of which the first three are cached.
 async fn find_a_prefix(client: &Client) -> nkv::Result<()> {
     let keys: Vec<String> = (0..5).map(|block| format!("chat/7/{block}")).collect();
     let names: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
@@ -101,7 +101,7 @@ async fn find_a_prefix(client: &Client) -> nkv::Result<()> {
 
 /// The node's actors take the same typed messages that the node itself sends them.
 async fn ask_actors(node: &Node) -> nkv::Result<()> {
-    // What readers did is sent in batches; a flush makes the owner's figures current.
+    // Touches are sent in batches; a flush makes the owner's figures current.
     node.client().flush().await?;
     let gauges = node.owner().call(GetGauges, ANSWER_LIMIT).await?;
     println!("owner: {} objects, {} live bytes", gauges.objects, gauges.live_bytes);

@@ -1,4 +1,4 @@
-//! nkv, a distributed KV cache for LLM inference: the public face for embedding. Re-exports only.
+//! nkv, a distributed KV cache for LLM inference: the public API for embedding. Re-exports only.
 //!
 //! Start a rank with [`Node::start`], or several in one process with [`Cluster::start`]; use
 //! [`Node::client`], or [`Client::connect`] from a process that owns no segment.

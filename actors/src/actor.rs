@@ -1,9 +1,10 @@
-//! `ActorCell`: our one seam to actix. A role is written against [`Role`] and [`On`]; a `ActorCell`
-//! catches its panics, lets the supervisor restart it and rebuilds it by [`Role::boot`] from the
-//! durable state that lies outside it. Nothing else in the workspace may touch actix contexts.
+//! `ActorCell`: the only interface to actix. A role is written against [`Role`] and [`On`]; an
+//! `ActorCell` catches its panics, lets the supervisor restart it and rebuilds it by [`Role::boot`]
+//! from the durable state, which is kept outside it. Nothing else in the workspace may use actix
+//! contexts.
 //!
-//! Why not actix's traits directly: a panic in a handler kills the actor for good, `do_send`
-//! swallows full and closed mailboxes, and a mailbox loop never yields to its neighbours.
+//! Why not actix's traits directly: a panic in a handler ends the actor, `do_send` ignores full and
+//! closed mailboxes, and a mailbox loop never yields to other actors on its thread.
 
 mod faults;
 mod state;
@@ -26,13 +27,14 @@ use tokio::sync::oneshot;
 
 /// Messages a mailbox holds before senders wait.
 pub const MAILBOX_MESSAGES: usize = 1024;
-/// Messages handled before a cell lets its neighbours on the arbiter run.
+/// Messages that an actor handles before it yields to the other actors on its arbiter.
 pub const MESSAGES_PER_YIELD: u32 = 128;
-/// Panics within [`RESTART_WINDOW_MS`] that a role survives; the next one is fatal to the process.
+/// Panics within [`RESTART_WINDOW_MS`] after which a role is rebuilt; one more calls
+/// `on_exhausted`, which ends the node.
 pub const RESTART_BUDGET: u32 = 8;
 /// Window of the restart budget.
 pub const RESTART_WINDOW_MS: u64 = 60_000;
-/// Pause before the second and later restarts in a window, times their count.
+/// Pause before the second and later restarts in a window, multiplied by the panics in the window.
 const RESTART_BACKOFF_MS: u64 = 5;
 /// How long a sender sleeps between tries while a mailbox is full.
 const FULL_RETRY_MS: u64 = 1;
@@ -45,7 +47,7 @@ pub trait Message: Send + 'static {
 
 /// An actor's behaviour: the only writer of its state.
 pub trait Role: Sized + Unpin + 'static {
-    /// What lies outside the actor and survives it: headers, tables, links, configuration.
+    /// State kept outside the actor, which survives it: headers, tables, links, configuration.
     type Durable: Clone + Send + Unpin + 'static;
     /// Name shown in `/status`.
     const NAME: &'static str;
@@ -55,7 +57,7 @@ pub trait Role: Sized + Unpin + 'static {
 
 /// A role that answers a message. Synchronous: decide, apply, reply (now or later).
 pub trait On<M: Message>: Role {
-    /// Handles one message. A dropped `reply` reaches the caller as `Internal`.
+    /// Handles one message. If `reply` is dropped, the caller gets `Internal`.
     fn on(&mut self, message: M, reply: Reply<M::Reply>, ctx: &mut Context<'_, Self>);
 }
 
@@ -64,29 +66,30 @@ pub trait On<M: Message>: Role {
 pub struct Reply<T>(Option<oneshot::Sender<T>>);
 
 impl<T> Reply<T> {
-    /// Answers. The caller may have gone; that is its affair.
+    /// Answers. Does nothing if the caller waits no longer.
     pub fn send(self, value: T) {
         if let Some(tx) = self.0 {
             let _ = tx.send(value);
         }
     }
 
-    /// A reply nobody waits for.
+    /// A reply that no caller waits for.
     pub fn nobody() -> Self {
         Self(None)
     }
 }
 
-/// What a handler may do besides changing its state: know its own address and set timers.
+/// What a handler may use besides its state: timers and asynchronous work, whose results come back
+/// as messages.
 pub struct Context<'a, R: Role> {
     weak: &'a WeakAddr<ActorCell<R>>,
     state: &'a Arc<ActorCounters>,
 }
 
 impl<R: Role> Context<'_, R> {
-    /// Sends `message` to this role after `delay`. A timer is a message, and dies with the actor.
-    /// While the mailbox is full it waits: a role that sets its next timer as this one comes must
-    /// not lose it.
+    /// Sends `message` to this role after `delay`. A timer is a message, and is dropped when the
+    /// actor ends. While the mailbox is full it waits: a role that sets its next timer when this
+    /// one arrives must not lose it.
     pub fn after<M: Message>(&self, delay: Duration, message: M)
     where
         R: On<M>,
@@ -107,7 +110,7 @@ impl<R: Role> Context<'_, R> {
         let (weak, state) = (self.weak.clone(), self.state.clone());
         tokio::task::spawn_local(async move {
             let mut envelope = Envelope { message: work.await, reply: Reply::nobody() };
-            // Unlike a timer, a result must not be lost to a full mailbox.
+            // A result must not be lost when the mailbox is full: wait and send again.
             while let Some(addr) = weak.upgrade() {
                 match addr.try_send(envelope) {
                     Ok(()) => {
@@ -125,8 +128,8 @@ impl<R: Role> Context<'_, R> {
 }
 
 impl<R: Role> Context<'_, R> {
-    /// Runs work that takes its time beside the event loops; what `then` makes of its result comes
-    /// back as a message.
+    /// Runs blocking work on a thread beside the event loops; `then` turns its result into a
+    /// message to this role.
     pub fn beside<T: Send + 'static, M: Message>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -226,7 +229,7 @@ impl<R: Role> ActorCell<R> {
     }
 }
 
-/// Holds the mailbox for one scheduler turn, or for `delay`.
+/// Stops reading the mailbox for one scheduler turn, or for `delay`.
 #[expect(clippy::disallowed_methods, reason = "the one place that may hold a mailbox")]
 fn pause<R: Role>(actix_ctx: &mut actix::Context<ActorCell<R>>, delay: Option<Duration>) {
     let rest = async move {
@@ -249,7 +252,7 @@ impl<R: Role> Actor for ActorCell<R> {
 
     fn started(&mut self, actix_ctx: &mut Self::Context) {
         self.weak = Some(actix_ctx.address().downgrade());
-        // After a panic `restarting` came first and has built it.
+        // After a panic `restarting` has built the role already.
         if self.role.is_none() {
             self.boot();
         }
@@ -286,8 +289,8 @@ impl<R: Role> Handler<Heartbeat> for ActorCell<R> {
     }
 }
 
-/// Sends a cell its heartbeats for as long as it lives. A full mailbox needs none: it moves, or the
-/// cell is frozen.
+/// Sends an actor its heartbeats for as long as it lives. A full mailbox needs none: either its
+/// messages are handled, or the actor is frozen.
 async fn beats<R: Role>(actor: WeakAddr<ActorCell<R>>) {
     while let Some(addr) = actor.upgrade() {
         let _ = addr.try_send(Heartbeat);
@@ -296,11 +299,11 @@ async fn beats<R: Role>(actor: WeakAddr<ActorCell<R>>) {
     }
 }
 
-/// The address of a cell: cheap to clone, never bypasses the mailbox's capacity.
+/// The address of an actor: cheap to clone, never bypasses the mailbox's capacity.
 pub struct ActorAddr<R: Role>(Arc<AddrInner<R>>);
 
 struct AddrInner<R: Role> {
-    // One Addr only: each clone of an actix Addr would add a slot to the mailbox.
+    // One actix Addr only: each clone would add a slot to the mailbox.
     addr: Addr<ActorCell<R>>,
     state: Arc<ActorCounters>,
 }
@@ -313,12 +316,13 @@ impl<R: Role> Clone for ActorAddr<R> {
 
 impl<R: Role> std::fmt::Debug for ActorAddr<R> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "CellAddr({})", R::NAME)
+        write!(f, "ActorAddr({})", R::NAME)
     }
 }
 
 impl<R: Role> ActorAddr<R> {
-    /// Starts a role at a place. `on_exhausted` is called when the restart budget is spent.
+    /// Starts a role on an executor. `on_exhausted` is called when the restart budget is spent.
+    /// `Internal` if the executor's thread has ended.
     pub async fn start(
         executor: &Executor,
         durable: R::Durable,
@@ -346,11 +350,12 @@ impl<R: Role> ActorAddr<R> {
         });
         let addr = rx
             .await
-            .map_err(|_| Error::internal(format!("the thread meant for {} has ended", R::NAME)))?;
+            .map_err(|_| Error::internal(format!("the thread of {} has ended", R::NAME)))?;
         Ok(Self(Arc::new(AddrInner { addr, state })))
     }
 
-    /// Sends and waits for the reply, at most `limit` in all.
+    /// Sends and waits for the reply, at most `limit` in all. `Timeout` after that, `Disconnected`
+    /// if the actor has ended, `Internal` if it panicked.
     pub async fn call<M: Message>(&self, message: M, limit: Duration) -> Result<M::Reply>
     where
         R: On<M>,
@@ -362,7 +367,7 @@ impl<R: Role> ActorAddr<R> {
                 .map_err(|_| Error::internal(format!("the {} actor failed on this call", R::NAME)))
         };
         let mut work = std::pin::pin!(work);
-        // An actor on this thread has answered by the second look: no timer for that.
+        // An actor on this thread has answered by the second poll, which needs no timer.
         for attempt in 0..2 {
             let polled = std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
                 Poll::Ready(done) => Poll::Ready(Some(done)),
@@ -385,7 +390,8 @@ impl<R: Role> ActorAddr<R> {
         }
     }
 
-    /// Sends without waiting for an answer; waits only while the mailbox is full.
+    /// Sends without waiting for an answer; waits only while the mailbox is full. `Disconnected` if
+    /// the actor has ended.
     pub async fn push<M: Message>(&self, message: M, reply: Reply<M::Reply>) -> Result<()>
     where
         R: On<M>,
@@ -404,7 +410,8 @@ impl<R: Role> ActorAddr<R> {
         }
     }
 
-    /// Sends without waiting at all; an error if the mailbox is full or closed.
+    /// Sends without waiting. `NotReady` if the mailbox is full, `Disconnected` if the actor has
+    /// ended.
     pub fn try_send<M: Message>(&self, message: M) -> Result<()>
     where
         R: On<M>,
@@ -422,7 +429,7 @@ impl<R: Role> ActorAddr<R> {
         }
     }
 
-    /// Looks at the cell without keeping it alive.
+    /// A handle that observes the actor without keeping it alive.
     pub fn watch(&self) -> ActorWatch {
         ActorWatch(self.0.state.clone())
     }
@@ -433,8 +440,8 @@ impl<R: Role> ActorAddr<R> {
     }
 }
 
-/// Returns once whatever could run on this thread before has had its turn. Unlike tokio's own
-/// `yield_now` it does not wait for a look at sockets and timers.
+/// Returns once the tasks that were ready on this thread have run. Unlike tokio's `yield_now` it
+/// does not wait until sockets and timers are polled.
 fn a_turn_of_the_others() -> impl Future<Output = ()> {
     let mut first = true;
     std::future::poll_fn(move |cx| {

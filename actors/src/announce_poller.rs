@@ -1,7 +1,6 @@
-//! AnnouncePoller: watches the device log of one segment for claims that were settled, and tells
-//! the Owner to look. A thread (in a simulation a task) polls one header word, the next claim's,
-//! and nothing that producers modify; the actor owns no more than the thread's life. It decides
-//! nothing.
+//! AnnouncePoller: polls the device log of one segment for settled claims, and notifies the Owner.
+//! A thread (in a simulation a task) usually reads one word, the publish word of the next claim.
+//! The actor only starts and stops the thread. It decides nothing.
 
 use crate::actor::{ActorAddr, Context, Message, On, Reply, Role};
 use crate::environment::Platform;
@@ -17,19 +16,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Pause between two looks while there is news, and the longest, to which it grows when there is
-/// none.
+/// Pause between two polls while claims settle, and the longest one, to which it grows when none
+/// do.
 const SHORTEST: Duration = Duration::from_micros(100);
 const LONGEST: Duration = Duration::from_millis(1);
-/// So many objects between two looks are a flood: the longest pause then. Waking two threads for
-/// each hundred costs the processors more than the hundred do, and who misses an object asks the
-/// owner.
+/// With at least this many objects accepted between two notifications, the longest pause is used.
+/// Waking two threads for every hundred objects costs more processor time than the objects do, and
+/// a reader that misses one asks the owner.
 const FLOOD: u64 = 64;
-/// The longest in a simulation, where every look is an event of all that happens.
+/// The longest pause in a simulation, where every poll is an event.
 const LONGEST_HERE: Duration = Duration::from_millis(8);
-/// Looks without news after which claims beyond an unsettled one are looked for as well.
+/// Polls without news after which claims beyond an unsettled one are checked as well.
 const POLLS_BEFORE_SCAN: u32 = 8;
-/// How often the actor sees after its thread.
+/// How often the actor checks that its thread runs.
 const CHECK_THREAD_EVERY: Duration = Duration::from_millis(500);
 
 /// What outlives the AnnouncePoller actor.
@@ -37,18 +36,18 @@ const CHECK_THREAD_EVERY: Duration = Duration::from_millis(500);
 pub struct PollerDurable {
     /// The segment; one without a log is not polled.
     pub heap: Heap,
-    /// Where the owner says how far it has looked.
+    /// Where the owner publishes its frontier.
     pub tables: Arc<OwnerTables>,
-    /// Who is notified.
+    /// The owner to notify.
     pub owner: Arc<OnceLock<ActorAddr<Owner>>>,
-    // What it polls on.
+    // Whether it polls on a thread or as a task.
     pub(crate) platform: Platform,
 }
 
 /// See the file's first paragraph.
 pub struct AnnouncePoller {
     durable: PollerDurable,
-    // Tells the thread to stop; whoever holds the other half runs.
+    // Set to stop the thread, which holds the other reference while it runs.
     stop: Arc<AtomicBool>,
 }
 
@@ -99,7 +98,7 @@ impl AnnouncePoller {
                     }
                 });
                 if let Err(error) = thread {
-                    tracing::error!(%error, "no thread to poll the device log: tried again");
+                    tracing::error!(%error, "no thread to poll the device log: trying again");
                 }
             }
             Platform::Here => drop(tokio::task::spawn_local(async move {
@@ -119,7 +118,7 @@ impl Drop for AnnouncePoller {
 
 impl On<PollerTick> for AnnouncePoller {
     fn on(&mut self, _: PollerTick, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
-        // Nobody but this actor holds it: the thread is gone, or never was.
+        // Only this actor holds the flag: the thread has ended, or never started.
         if Arc::strong_count(&self.stop) == 1 {
             self.start();
         }
@@ -128,23 +127,23 @@ impl On<PollerTick> for AnnouncePoller {
     }
 }
 
-/// What the thread looks at.
+/// The state of the polling thread.
 struct Poll {
     log: LogGeometry,
     memory: Arc<dyn Memory>,
     tables: Arc<OwnerTables>,
     owner: Arc<OnceLock<ActorAddr<Owner>>>,
     stop: Arc<AtomicBool>,
-    // Until the next look, at most and now; and looks without news.
+    // The longest pause, the current pause, and the number of polls without news.
     longest: Duration,
     pause: Duration,
     quiet: u32,
-    // Objects that the owner had accepted at the last news.
+    // Objects that the owner had accepted at the last notification.
     accepted: u64,
 }
 
 impl Poll {
-    /// One look; false when it was the last.
+    /// One poll; false if it was the last.
     fn poll(&mut self) -> bool {
         let beyond =
             self.quiet >= POLLS_BEFORE_SCAN && self.quiet.is_multiple_of(POLLS_BEFORE_SCAN);
@@ -176,7 +175,7 @@ impl Poll {
         settled && self.log.epoch(next) == Some(epoch_of(word))
     }
 
-    /// Whether anything is claimed at or beyond what the owner knows, or left open before it.
+    /// Whether the log has claims that the owner has not counted as settled.
     fn is_claimed_beyond(&self) -> bool {
         let g = &self.tables.gauges;
         let load = |gauge: &std::sync::atomic::AtomicU64| gauge.load(Ordering::Relaxed);
@@ -187,7 +186,7 @@ impl Poll {
         self.memory.load(BUMP_PTR_OFF).is_ok_and(|bump| bump > known)
     }
 
-    /// One word to the owner at a time: false if it has not come to the last one yet.
+    /// Notifies the owner; false if it has not handled the last notification yet.
     fn notify_owner(&self) -> bool {
         let Some(owner) = self.owner.get() else { return false };
         if self.tables.log_signals.notified.swap(true, Ordering::AcqRel) {
@@ -195,7 +194,7 @@ impl Poll {
         }
         if let Err(error) = owner.try_send(Drain) {
             self.tables.log_signals.notified.store(false, Ordering::Release);
-            tracing::debug!(%error, "the owner is busy: told again");
+            tracing::debug!(%error, "the owner is busy: it is notified again later");
         }
         true
     }

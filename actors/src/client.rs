@@ -1,6 +1,7 @@
-//! The client handle: the verbs of the API. Control goes to the master in batches of one round
-//! trip; bytes go one-sided between the caller's buffer and the owner's memory, on the caller's
-//! thread. The Producer actor stands behind it for what must go on when no call is running.
+//! The client handle: the operations of the API. Control requests go to the master in batches, one
+//! round trip each. Payload bytes move one-sided between the caller's buffer and the owner's
+//! memory, on the caller's thread. The Producer actor does the background work, which continues
+//! when no call is running.
 
 mod blocking;
 mod buffers;
@@ -61,28 +62,29 @@ use std::time::Duration;
 pub struct ClientConfig {
     /// The job; must be the cluster's.
     pub job: String,
-    /// Which way to the owners.
+    /// Which data path to use to the owners.
     pub transport: TransportChoice,
     /// Limit of one control call in milliseconds.
     pub call_timeout_ms: u64,
-    /// Whether puts go into the device log of their owner, without asking the master, unless their
-    /// options say otherwise. Then Ok means that an object under that key is readable, whichever
-    /// came first. Owners without a log are put to by plans.
+    /// Whether puts go into the owner's device log without a request to the master, unless their
+    /// options set it otherwise. Then Ok means that the bytes are written: they are readable once
+    /// the owner has accepted them, after some 1 ms. Where the key has an object already, that one
+    /// stays, and the put is Ok all the same. Puts to owners without a log use plans.
     pub device_alloc: bool,
-    /// Stripes into which one read or write of 8 MiB or more is cut, each with a thread, and over
-    /// tcp a connection, of its own. 0: as the machine is, one for every two processors and at most
-    /// 4; 1: none is cut; at most 16.
+    /// Number of stripes into which one read or write of at least 8 MiB is cut. Each stripe has its
+    /// own thread and, over tcp, its own connection. 0: one for every two processors, at most 4; 1:
+    /// no striping; at most 16.
     pub data_stripes: usize,
-    /// Bytes of buffers that are kept for later gets once the bytes that `get` returned are
-    /// dropped; 0: none.
+    /// Bytes of buffers kept for later gets after the bytes that `get` returned are dropped; 0:
+    /// none.
     pub get_pool_bytes: u64,
-    /// Whether every page of an owner's segment is taken beside the first calls, where its owner
-    /// did so (0.3 s/GiB): calls then meet no page fault. Not worth it to a process that makes few
-    /// of them.
+    /// Whether a background thread prefaults a mapped segment during the first calls, if its owner
+    /// prefaulted it too (0.3 s/GiB). Later calls then have no page faults. A process that makes
+    /// few calls does not need it.
     pub prefault: bool,
-    /// Which RDMA devices to reach owners through, where they have some, too.
+    /// Which RDMA devices of this host reach owners that have RDMA devices too.
     pub fabric: FabricConfig,
-    /// The job's secret [I20]; without it the nodes must be this user's, on this host.
+    /// The job's secret [I20]. Without it the nodes must run on this host as this user.
     pub secret: Option<Secret>,
 }
 
@@ -106,7 +108,7 @@ impl Default for ClientConfig {
     }
 }
 
-/// What all clones of a handle share, and the Producer with them.
+/// State that all clones of a handle share with its Producer.
 pub struct Shared {
     pub(crate) env: Environment,
     pub(crate) config: ClientConfig,
@@ -114,7 +116,7 @@ pub struct Shared {
     pub(crate) keys: HandleKeys,
     pub(crate) producer_id: u64,
     pub(crate) plans: Arc<OpenPlans>,
-    // Held once more for each word about abandoned plans that is on its way.
+    // Has one more reference for each message about abandoned plans that is in flight.
     pub(crate) abandoning: Arc<()>,
     pub(crate) peers: Peers,
     pub(crate) actor: OnceLock<ActorAddr<Producer>>,
@@ -126,28 +128,29 @@ pub struct Shared {
     pub(crate) times: Times,
     pub(crate) slow_path: Arc<ClientSlowPath>,
     pub(crate) draining: Arc<AtomicBool>,
-    // No verb does anything any more.
+    // The handle is closed: every call fails.
     pub(crate) closed: AtomicBool,
     settings: Mutex<Settings>,
     view: RwLock<View>,
-    // Ranks of the job, once told; 0 before.
+    // World size of the job; 0 while unknown.
     world: AtomicU32,
     next_request: AtomicU64,
-    // Only a standalone client has one; a node's handle lives on its node's.
+    // Only a standalone client has one; a node's handle uses the executor of its node.
     executor: Option<OwnedExecutor>,
     pub(crate) made: ProcessMark,
 }
 
-/// After the last handle is gone its links still say Detach before their thread ends.
+/// After the last handle is dropped its thread runs this much longer, so that its links can send
+/// Detach.
 const LAST_FRAMES_LIMIT: Duration = Duration::from_millis(100);
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // A forked child speaks for nobody.
+        // A forked child must not send anything for its parent.
         if !self.made.is_here() {
             return;
         }
-        // Their keys are nobody else's to tell.
+        // Only this handle can report these keys.
         for peer in self.peers.all() {
             peer.send_names(usize::MAX);
         }
@@ -162,12 +165,13 @@ impl Drop for Shared {
 }
 
 impl Shared {
-    /// A call is about to wait for an answer.
+    /// Counts a message whose answer a call waits for.
     fn waits(&self) {
         Messages::count(&self.messages.waited, 1);
     }
 
-    /// Tells the Producer something that nobody waits for; none if there is no Producer.
+    /// Sends a message to the Producer without waiting for a reply. None if there is no Producer,
+    /// or in a forked child.
     pub(crate) fn notify_producer<M: Message>(&self, message: M) -> Option<Result<()>>
     where
         Producer: On<M>,
@@ -177,13 +181,13 @@ impl Shared {
         Some(actor.try_send(message))
     }
 
-    /// Ranks of the job; 0 while this handle was not told.
+    /// World size of the job; 0 while this handle does not know it.
     pub(crate) fn world(&self) -> u32 {
         self.world.load(Ordering::Relaxed)
     }
 
-    /// Takes an owner in that was just attached to, unless it was declared gone meanwhile [I17].
-    /// False if this handle was closed meanwhile.
+    /// Adds a new attachment to an owner; it is disconnected if the owner was declared gone
+    /// meanwhile [I17]. False if this handle was closed meanwhile.
     pub(crate) fn take_in(&self, peer: Arc<Peer>) -> bool {
         let view = self.view.read().unwrap_or_else(PoisonError::into_inner);
         let member = |(info, _): &&(RankInfo, RankState)| info.incarnation == peer.incarnation;
@@ -195,7 +199,7 @@ impl Shared {
         self.peers.insert(peer, &self.closed)
     }
 
-    /// The first segment of a rank, if it is up and has a device log.
+    /// Incarnation of a rank's first segment, if the segment is alive and has a device log.
     pub(crate) fn first_with_log(&self, rank: u32) -> Option<u64> {
         let view = self.view.read().unwrap_or_else(PoisonError::into_inner);
         let first = view.nodes().find(|(info, _)| info.rank == rank);
@@ -203,7 +207,7 @@ impl Shared {
         up.map(|(info, _)| info.incarnation)
     }
 
-    /// Bytes per page if a put names none.
+    /// Bytes per page of a put that sets no page size.
     pub(crate) fn page_bytes(&self) -> u32 {
         self.settings.lock().unwrap_or_else(PoisonError::into_inner).page_bytes
     }
@@ -212,8 +216,8 @@ impl Shared {
         self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Keeps a view unless a later one is kept. An owner that is no member any more is read no
-    /// more: what it holds may have been removed and put anew elsewhere [I17].
+    /// Keeps a view of the membership, unless a later one is already kept. Disconnects owners that
+    /// are no longer members: their objects may have been removed and put again elsewhere [I17].
     pub(crate) fn keep_view(&self, view: View) {
         let mut kept = self.view.write().unwrap_or_else(PoisonError::into_inner);
         if view.order() < kept.order() {
@@ -264,7 +268,7 @@ impl Client {
         Self::connect_in(Environment::of_this_process(), node, config).await
     }
 
-    /// The same in an environment of the caller's.
+    /// As [`Client::connect`], in an environment that the caller provides.
     pub async fn connect_in(
         env: Environment,
         node: &Address,
@@ -303,7 +307,7 @@ impl Client {
     }
 
     pub(crate) fn from_parts(p: Parts) -> Self {
-        // Who wants tcp even where memory could be shared gets no ring either.
+        // A client that asks for tcp even where memory could be shared gets no ring either.
         let rings = p.config.transport != TransportChoice::Tcp;
         let keys = HandleKeys::new(p.hasher);
         let means = (p.credentials.clone(), keys.clone());
@@ -368,7 +372,7 @@ impl Client {
         Self { shared: self.shared.clone(), pool: Arc::new(self.pool.another()) }
     }
 
-    /// The same, for a runtime of one thread that has nothing else to do.
+    /// The same for a single-threaded runtime that runs one call at a time.
     fn for_a_thread(&self) -> Self {
         let pool = Arc::new(self.pool.another().of_a_thread());
         Self { shared: self.shared.clone(), pool }
@@ -392,7 +396,7 @@ impl Client {
         answer
     }
 
-    /// What the cluster told this handle when it connected.
+    /// The cluster's settings, as received when this handle connected.
     pub fn settings(&self) -> Settings {
         self.shared.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -401,7 +405,7 @@ impl Client {
         self.shared.next_request.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The owner of an incarnation, attached to on first use.
+    /// The attachment to the owner of an incarnation; attaches on first use.
     pub(crate) async fn peer(&self, incarnation: u64) -> Result<Arc<Peer>> {
         if let Some(p) = self.shared.peers.get(incarnation) {
             return Ok(p);
@@ -436,32 +440,32 @@ impl Client {
         })
     }
 
-    /// How reads went so far.
+    /// Counters of reads since this handle was made.
     pub fn read_counters(&self) -> ReadCounters {
         self.shared.reads.all()
     }
 
-    /// How puts went so far.
+    /// Counters of puts since this handle was made.
     pub fn write_counters(&self) -> WriteCounters {
         self.shared.writes.snapshot()
     }
 
-    /// What was said to actors so far.
+    /// Counters of messages to actors since this handle was made.
     pub fn message_counters(&self) -> MessageCounters {
         self.shared.messages.snapshot()
     }
 
-    /// How long calls took so far.
+    /// Durations of calls since this handle was made.
     pub fn call_times(&self) -> CallTimes {
         self.shared.times.snapshot()
     }
 
-    /// What this handle had to do besides its calls.
+    /// Counters of this handle's slow paths, such as retries and reconnections.
     pub fn slow_path_counters(&self) -> ClientSlowPathCounters {
         self.shared.slow_path.snapshot()
     }
 
-    /// The members now.
+    /// Fetches the view of the membership from the master.
     pub async fn membership(&self) -> Result<View> {
         match self.call(Request::View).await? {
             Response::View(v) => {
@@ -472,7 +476,7 @@ impl Client {
         }
     }
 
-    /// Figures of every rank, as of their last heartbeats.
+    /// Statistics of every rank, as of its last heartbeat.
     pub async fn stats(&self) -> Result<ClusterStats> {
         match self.call(Request::Stats).await? {
             Response::Stats(s) => Ok(s),
@@ -489,7 +493,8 @@ impl Client {
     }
 }
 
-/// Before anything is looked up: what is no key is not there, either, and "absent" would hide it.
+/// InvalidArgument if one is no valid key. Checked before any lookup, which would only report such
+/// a key as absent.
 fn check_keys(keys: &[&[u8]]) -> Result<()> {
     keys.iter().try_for_each(|key| Key::check(key)).map_err(Error::from)
 }

@@ -1,5 +1,5 @@
-//! The first words on a connection to a node: connect, authenticate, say what it is for. What
-//! follows belongs to that purpose.
+//! The first exchange on a connection to a node: connect, authenticate, send its purpose. What
+//! follows depends on that purpose.
 
 use crate::error::Error;
 use crate::message::{Hello, MESSAGES_VERSION, Purpose, Refusal, Welcome};
@@ -9,19 +9,19 @@ use nkv_transport::wire::{
 };
 use std::io;
 
-/// Nobody answered.
+/// Why a hello failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HelloError {
-    /// Nobody listens there, or the way is closed.
+    /// Nobody listens there, or it cannot be reached.
     #[error("cannot connect to {0}: {1}")]
     NoListener(Address, io::Error),
-    /// A port of a node, but one for bytes.
+    /// The port is a node's data port.
     #[error("hello to {0}: {1}")]
     OtherPort(Address, AuthError),
-    /// This end has nothing to prove itself with: a file of its own is at fault, and no node.
+    /// This end has no credentials: its own secret or cookie file is at fault, not the node.
     #[error("{0}")]
     Unproven(SecretError),
-    /// The connection broke, or what came back is no answer.
+    /// The connection broke, or the answer is invalid.
     #[error("hello to {0}: {1}")]
     Broke(Address, String),
 }
@@ -35,8 +35,9 @@ impl From<HelloError> for Error {
     }
 }
 
-/// Connects, authenticates and says hello; the stream is then the purpose's. What no repeat would
-/// mend is a refusal, as if the other end had said it.
+/// Connects, authenticates and sends the hello; returns the stream and the answer. An
+/// authentication failure that a retry cannot fix is returned as a refusal, as if the node had sent
+/// it.
 pub(crate) async fn hello(
     net: &dyn Net,
     address: &Address,

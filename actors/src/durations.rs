@@ -1,5 +1,5 @@
-//! Histograms of durations, cheap enough to be always on: one bucket and one sum are added to. What
-//! is shown of them is for `/metrics`; nothing is decided by it.
+//! Histograms of durations, cheap enough to be always on: recording adds to one bucket and one sum.
+//! They are only shown in `/metrics`; no code decides by them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -43,9 +43,10 @@ impl Histogram {
 /// What a histogram counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Durations {
-    /// Durations up to each of [`BOUNDS_NS`] and above the one before it; last, those above all.
+    /// Number of durations in each bucket: up to its bound in [`BOUNDS_NS`] and above the one
+    /// before. The last bucket counts those above all bounds.
     pub counts: [u64; BOUNDS_NS.len() + 1],
-    /// Of all together, in nanoseconds.
+    /// Sum of all durations in nanoseconds.
     pub sum_ns: u64,
 }
 

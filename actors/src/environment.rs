@@ -1,7 +1,6 @@
-//! Everything that a process takes from outside itself: time, network, randomness, the machine
-//! below it, and threads to run on. Production has the operating system's. A simulation brings its
-//! own and runs the very same code, one environment for each process that it plays. It decides
-//! nothing.
+//! The external dependencies of a process: time, network, randomness, the machine, and threads. In
+//! production they are the operating system's. A simulation provides its own and runs the same
+//! code, with one environment for each simulated process. It decides nothing.
 
 use crate::error::Result;
 use crate::executor::OwnedExecutor;
@@ -13,23 +12,23 @@ use nkv_store::random::{OsRandom, Random};
 use nkv_transport::wire::{Net, OsNet};
 use std::sync::Arc;
 
-/// What actors run on.
+/// Where actors run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Platform {
-    /// A thread for each place.
+    /// A thread for each executor.
     Threads,
-    /// The thread that asks, inside a tokio `LocalSet`.
+    /// The calling thread, inside a tokio `LocalSet`.
     Here,
 }
 
-/// See the file's first paragraph. Cheap to clone; clones are of one process.
+/// See the file's first paragraph. Cheap to clone; all clones belong to one process.
 #[derive(Clone)]
 pub struct Environment {
     /// The time.
     pub clock: Arc<dyn Clock>,
-    /// How others are reached, and reach this process.
+    /// Connects to other processes, and accepts their connections.
     pub net: Arc<dyn Net>,
-    /// Where incarnations, terms, tokens and nonces come from.
+    /// Source of incarnations, terms, tokens and nonces.
     pub random: Arc<dyn Random>,
     /// Memory, and the data plane's agent and connections.
     pub machine: Arc<dyn Machine>,
@@ -58,8 +57,8 @@ impl Environment {
         }
     }
 
-    /// A process of a simulation. All of it runs on the thread that starts it, which must be inside
-    /// a tokio `LocalSet`: dropping that set ends the process at whatever its tasks wait for.
+    /// A process of a simulation. It runs entirely on the thread that starts it, inside a tokio
+    /// `LocalSet`. Dropping that set ends the process at whatever its tasks wait for.
     pub fn simulated(
         clock: Arc<dyn Clock>,
         net: Arc<dyn Net>,
@@ -70,7 +69,7 @@ impl Environment {
         Self { clock, net, random, machine, platform, owners, claims: LogClaims::default() }
     }
 
-    /// A place for actors.
+    /// An executor for actors.
     pub(crate) fn executor(&self) -> Result<OwnedExecutor> {
         match self.platform {
             Platform::Threads => OwnedExecutor::arbiter(),

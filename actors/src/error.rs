@@ -5,8 +5,8 @@ use nkv_store::StoreError;
 use nkv_transport::TransportError;
 use serde::{Deserialize, Serialize};
 
-/// Makes the kinds, and the sentences about each, from one table: what the documentation says of a
-/// kind is what [`ErrorKind::meaning`] and [`ErrorKind::what_to_do`] say.
+/// Makes the kinds, and the sentences about each, from one table: the documentation of a kind is
+/// what [`ErrorKind::meaning`] and [`ErrorKind::what_to_do`] return.
 macro_rules! kinds {
     ($($kind:ident: $meaning:literal, $what_to_do:literal;)+) => {
         /// What the caller can do about it.
@@ -116,7 +116,7 @@ impl From<StoreError> for Error {
 impl From<TransportError> for Error {
     fn from(e: TransportError) -> Self {
         let kind = match &e {
-            // The master let this client in: an owner that does not is not the one that was meant.
+            // The master accepted this client, so an owner that refuses it is not the expected one.
             TransportError::Disconnected(_) | TransportError::Unauthenticated(_) => {
                 ErrorKind::Disconnected
             }

@@ -1,6 +1,7 @@
 //! Evictor: picks victims when a heap is above its high watermark or an open waits for room. It
-//! only names them; the Owner retires them. Its list is read from the headers when it starts, and
-//! is compared with them when the Owner could not tell it something: a piece at a time.
+//! only sends them to the Owner, which retires them. It reads its list from the headers when it
+//! starts, and compares the list with the headers when it missed a message of the Owner, a piece at
+//! a time.
 
 mod reading;
 
@@ -17,25 +18,27 @@ use std::time::Duration;
 
 /// Victims in one message to the owner.
 const VICTIMS_PER_BATCH: usize = 4096;
-/// From this attempt on, recency does not help: take the cheapest contiguous window.
+/// From this attempt on, evicting by recency did not help: the owner evicts the cheapest contiguous
+/// window.
 const WINDOW_FROM_ATTEMPT: u32 = 1;
-/// Calls that wait until the list is read, at most; the others are served from what is there.
+/// Calls that wait until the list is read, at most; further ones are served from the incomplete
+/// list.
 const MAX_WAITING: usize = 64;
-/// Between looks at whether the owner could not tell something.
+/// Interval between checks for missed messages of the owner.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What outlives the Evictor actor.
+/// State that outlives the Evictor actor.
 #[derive(Clone)]
 pub struct EvictorDurable {
-    /// The segment, to rebuild from.
+    /// The segment, whose headers the list is read from.
     pub heap: Heap,
-    /// Which policy.
+    /// The eviction policy.
     pub policy: PolicyKind,
-    /// When to start and stop.
+    /// Where eviction begins and ends.
     pub watermarks: Watermarks,
-    /// The owner's figures.
+    /// The owner's tables and gauges.
     pub tables: Arc<OwnerTables>,
-    /// Who retires.
+    /// The owner, which retires the victims.
     pub owner: Arc<OnceLock<ActorAddr<Owner>>>,
 }
 
@@ -44,11 +47,12 @@ pub struct Evictor {
     durable: EvictorDurable,
     policy: Box<dyn Policy>,
     capacity: u64,
-    // The headers were read, or are: what was said before that, and heard after, is stale.
+    // Compare the list with the headers once more: a message that was sent before the last reading
+    // may have arrived after it.
     recheck: bool,
-    // The headers are being read.
+    // The reading of the headers that is in progress.
     reading: Option<Reading>,
-    // Until the list is whole: to how many bytes to evict, and who wants to know what went.
+    // Evictions that wait until the list is complete: target in bytes, and the reply.
     waiting: Vec<(u64, Reply<Victims>)>,
 }
 
@@ -57,25 +61,25 @@ struct EvictorTick;
 /// Objects that became live: (slot, epoch, bytes of the extent), oldest first.
 #[derive(Debug)]
 pub struct Admit(pub Vec<(u32, u32, u64)>);
-/// Objects that were read, in the order in which to touch.
+/// Objects that were read, as (slot, epoch), in the order in which to touch them.
 #[derive(Debug)]
 pub struct Touched(pub Vec<(u32, u32)>);
-/// Objects that are no longer live.
+/// Objects that are no longer live: (slot, epoch).
 #[derive(Debug)]
 pub struct Forget(pub Vec<(u32, u32)>);
-/// An open waits for so many contiguous bytes.
+/// An open waits for this many contiguous bytes.
 #[derive(Debug)]
 pub struct MakeRoom {
     /// Bytes wanted.
     pub bytes: u64,
-    /// Times it was asked in vain.
+    /// Number of earlier attempts, which made no room.
     pub attempt: u32,
 }
-/// Evict until used bytes are at most this; answers what goes.
+/// Evict until used bytes are at most this; replies with the victims.
 #[derive(Debug)]
 pub struct EvictTo(pub u64);
 
-/// Victims that the owner was told of.
+/// Victims that were sent to the owner.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Victims {
     /// How many.
@@ -124,8 +128,8 @@ impl Role for Evictor {
 }
 
 impl Evictor {
-    /// Decides: pops victims until the policy's bytes are at most `target`, sparing the last
-    /// `spare`.
+    /// Decides: takes victims from the policy until its bytes are at most `target` or only `spare`
+    /// objects are left.
     fn victims_down_to(&mut self, target: u64, spare: usize) -> Vec<(u32, u32, u64)> {
         let mut victims = Vec::new();
         while self.policy.bytes() > target && self.policy.len() > spare {
@@ -135,7 +139,7 @@ impl Evictor {
         victims
     }
 
-    /// Applies: hands the victims to the owner.
+    /// Applies: sends the victims to the owner, and returns those that were sent.
     fn evict_down_to(&mut self, target: u64, spare: usize) -> Victims {
         let (victims, mut sent) = (self.victims_down_to(target, spare), Victims::default());
         let Some(owner) = self.durable.owner.get() else {
@@ -156,14 +160,16 @@ impl Evictor {
         sent
     }
 
-    /// Victims that the owner did not hear of go on as the newest; better than never again.
+    /// Puts victims that could not be sent back into the policy as the newest: otherwise they would
+    /// never be evicted.
     fn take_back(&mut self, victims: &[(u32, u32, u64)]) {
         for (slot, epoch, bytes) in victims {
             self.policy.admit(*slot, *epoch, *bytes);
         }
     }
 
-    /// Reads the list from the headers again when it lost sight of objects (a batch missed).
+    /// Reads the list from the headers again if it is empty while the owner has live objects (after
+    /// missed messages).
     fn read_if_blind(&mut self, ctx: &Context<'_, Self>) {
         let objects = self.durable.tables.gauges.objects.load(Ordering::Relaxed);
         if self.policy.is_empty() && objects > 0 && self.reading.is_none() {
@@ -171,9 +177,8 @@ impl Evictor {
         }
     }
 
-    /// Compares the list with the headers if the owner could not tell something, and once more at
-    /// the look after that: by then every word is heard that was on its way when the headers were
-    /// read.
+    /// Compares the list with the headers if a message was missed, and once more at the next check:
+    /// by then all messages have arrived that were in flight when the headers were read.
     fn catch_up(&mut self, ctx: &Context<'_, Self>) {
         if self.reading.is_some() {
             return;
@@ -185,7 +190,7 @@ impl Evictor {
         self.recheck = missed;
     }
 
-    /// Evicts now, or once the list is whole.
+    /// Evicts now, or once the list is complete.
     fn evict_when_read(&mut self, target: u64, reply: Reply<Victims>) {
         let cold = self.reading.as_ref().is_some_and(Reading::is_cold);
         if cold && self.waiting.len() < MAX_WAITING {
@@ -204,7 +209,8 @@ impl Evictor {
         let held = self.durable.tables.gauges.held_bytes.load(Ordering::Relaxed);
         let marks = self.durable.watermarks;
         if marks.above_hi(self.policy.bytes() + open + held, self.capacity) {
-            // The newest stays: an object as large as the heap must be stored, not just accepted.
+            // The newest object stays: otherwise an object as large as the heap would be evicted at
+            // once.
             self.evict_down_to(marks.target_bytes(self.capacity).saturating_sub(open), 1);
         }
     }
@@ -230,7 +236,7 @@ impl On<Admit> for Evictor {
 
 impl On<Touched> for Evictor {
     fn on(&mut self, m: Touched, reply: Reply<()>, _: &mut Context<'_, Self>) {
-        // The reader already put them tail to head.
+        // The reader ordered them tail to head already.
         for (slot, epoch) in m.0 {
             self.policy.touch(slot, epoch);
         }
@@ -243,7 +249,7 @@ impl On<Forget> for Evictor {
         for (slot, epoch) in m.0 {
             self.policy.forget(slot, epoch);
         }
-        // It may stand in what was read of it before.
+        // The pieces read before may still contain it.
         self.recheck |= self.reading.as_ref().is_some_and(Reading::is_cold);
         reply.send(());
     }
@@ -257,7 +263,7 @@ impl On<MakeRoom> for Evictor {
             && let Some(owner) = self.durable.owner.get()
             && let Err(error) = owner.try_send(EvictWindow(need))
         {
-            tracing::warn!(%error, "the owner missed a window eviction");
+            tracing::warn!(%error, "the owner's mailbox did not take a window eviction");
         }
         let open = self.open_bytes();
         let room = self.capacity.saturating_sub(need).saturating_sub(open);

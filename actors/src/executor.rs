@@ -1,7 +1,7 @@
-//! The spawning seam: where an actor or a control-plane task runs, and by which clock. In
-//! production a place is an actix Arbiter (a thread with its own event loop); under a deterministic
-//! simulation it is a set of tasks on the thread one is already on, since another thread would
-//! break the order of events. Either way its tasks end with it.
+//! Executors: where an actor or a control-plane task runs, and which clock it uses. In production
+//! an executor is an actix Arbiter (a thread with its own event loop). In a deterministic
+//! simulation it is a set of tasks on the current thread, since another thread would break the
+//! order of events. Its tasks end with it.
 
 use crate::error::{Error, Result};
 use actix::{Arbiter, ArbiterHandle, System};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tokio::sync::mpsc;
 use tokio::task::LocalSet;
 
-/// What is under a place.
+/// What an executor runs on.
 #[derive(Debug, Clone)]
 enum Backend {
     // An arbiter of its own.
@@ -21,7 +21,7 @@ enum Backend {
     Here(mpsc::UnboundedSender<Job>),
 }
 
-/// The messages to a set of tasks. Few: it hears of what is started from outside only.
+/// The messages to a set of tasks. Few: only for tasks that are started from outside.
 enum Job {
     Run(Box<dyn FnOnce() + Send>),
     Task(Pin<Box<dyn Future<Output = ()> + Send>>),
@@ -38,7 +38,7 @@ impl std::fmt::Debug for Job {
     }
 }
 
-/// Runs a set of tasks until it is told to stop; they are dropped then, wherever they are.
+/// Runs a set of tasks until `Stop`; then they are dropped at whatever they wait for.
 async fn run_here(mut jobs: mpsc::UnboundedReceiver<Job>) {
     let tasks = LocalSet::new();
     let work = async {
@@ -53,19 +53,19 @@ async fn run_here(mut jobs: mpsc::UnboundedReceiver<Job>) {
     tasks.run_until(work).await;
 }
 
-/// A place to run on.
+/// A cloneable reference to an executor.
 #[derive(Debug, Clone)]
 pub struct Executor {
     backend: Backend,
     clock: Arc<dyn Clock>,
 }
 
-/// The process's actix System: only the anchor that arbiters need, it runs nothing itself.
+/// The process's actix System. Arbiters need one; it runs nothing itself.
 fn system() -> Result<System> {
     static SYSTEM: OnceLock<Mutex<Option<(System, ProcessMark)>>> = OnceLock::new();
     let slot = SYSTEM.get_or_init(|| Mutex::new(None));
     let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-    // That of a parent has no thread here.
+    // After a fork, the parent's System has no thread here.
     if let Some((s, made)) = slot.as_ref()
         && made.is_here()
     {
@@ -84,7 +84,7 @@ fn system() -> Result<System> {
     Ok(s)
 }
 
-/// An arbiter that is stopped when dropped.
+/// An executor that is stopped when dropped.
 #[derive(Debug)]
 pub struct OwnedExecutor(Option<Arbiter>, Executor, ProcessMark);
 
@@ -101,15 +101,15 @@ impl OwnedExecutor {
         ))
     }
 
-    /// A set of tasks on the current thread, with time as this clock has it: for simulation. Must
-    /// be called inside a tokio `LocalSet`.
+    /// For simulations: a set of tasks on the current thread, with this clock. Must be called
+    /// inside a tokio `LocalSet`.
     pub fn here(clock: Arc<dyn Clock>) -> Self {
         let (tx, jobs) = mpsc::unbounded_channel();
         tokio::task::spawn_local(run_here(jobs));
         Self(None, Executor { backend: Backend::Here(tx), clock }, ProcessMark::here())
     }
 
-    /// The place itself.
+    /// A reference to it.
     pub fn executor(&self) -> &Executor {
         &self.1
     }
@@ -131,22 +131,23 @@ impl Drop for OwnedExecutor {
 }
 
 impl Executor {
-    /// The time here.
+    /// Its clock.
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
     }
 
-    /// Runs `body` on the place's thread.
+    /// Runs `body` on the executor's thread.
     pub fn run(&self, body: impl FnOnce() + Send + 'static) {
         match &self.backend {
-            // A refused body is dropped; whoever waits for its result sees the sender gone.
+            // A refused body is dropped; a caller that waits for its result sees the sender
+            // dropped.
             Backend::Arbiter(a) => drop(a.spawn_fn(body)),
             Backend::Here(tx) => drop(tx.send(Job::Run(Box::new(body)))),
         }
     }
 
-    /// Runs work that takes its time (files, a slow pattern, joining threads) beside the event
-    /// loops; in a simulation at once, since nothing else may happen meanwhile.
+    /// Runs blocking work (files, a slow pattern, joining threads) outside the event loops; in a
+    /// simulation inline, since nothing else may happen meanwhile. Internal if the work panics.
     pub async fn beside<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -160,7 +161,7 @@ impl Executor {
         }
     }
 
-    /// Starts a task on the place's thread, where it may use `spawn_local`.
+    /// Starts a task on the executor's thread, where it may use `spawn_local`.
     pub fn task(&self, work: impl Future<Output = ()> + Send + 'static) {
         match &self.backend {
             Backend::Arbiter(a) => drop(a.spawn(work)),

@@ -1,25 +1,26 @@
-//! Exit statuses of nkv's programs: one for each thing that a script does something else about.
+//! Exit statuses of nkv's programs: one for each case that a script handles differently.
 
 use crate::ErrorKind;
 
-/// No: a key is not there, nothing matched, or a check failed.
+/// A key is not there, nothing matched, or a check failed.
 pub const ABSENT: u8 = 1;
-/// The command line or the configuration is wrong, or a key or value is none.
+/// The command line or the configuration is wrong, or a key or value is invalid.
 pub const USAGE: u8 = 2;
-/// It is there already: a key, or a rank of that number.
+/// It exists already: a key, or a rank of that number.
 pub const EXISTS: u8 = 3;
 /// Not reached, not ready or not in time.
 pub const UNREACHED: u8 = 4;
 /// Refused by the cluster.
 pub const REFUSED: u8 = 5;
-/// No room for it.
+/// Too large, or the heaps are full.
 pub const NO_ROOM: u8 = 6;
-/// A file, a stream, a port, a limit, or something else that this machine or build has not.
+/// A failure of this machine: a file, a stream, a port, a limit, or a feature that this machine or
+/// build lacks.
 pub const LOCAL: u8 = 7;
 /// Damaged bytes, or a defect of nkv.
 pub const BROKEN: u8 = 8;
 
-/// For `--help` and the man pages of all programs. In brackets: the error kinds that end with it.
+/// For `--help` and the man pages of all programs. In brackets: the error kinds with this status.
 pub const TABLE: &str = "  0  done, and everything that was asked for is there
   1  no: a key is not there, nothing matched, a check found a fault (NotFound)
   2  wrong command line or configuration, or what is given is no key (InvalidArgument)

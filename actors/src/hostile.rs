@@ -1,10 +1,10 @@
-//! Actors fed with whatever decodes: a master hears of a member and of clients, an owner of a
-//! master and of an attached process, and all of them may lie in every number. Nothing of it may
-//! make an actor panic, take memory that no honest word would take, or keep the others from being
-//! served [I19]. The fuzzer runs it, and so does a test, from the same seeds. Mutated bytes alone
-//! find no check that is missing, since most of what they say is refused by another one. So a
-//! second test says each thing that cannot be, one at a time (`lies.rs`), expects it to be refused,
-//! and then looks whether master and owner still agree with what was true before (`whole.rs`).
+//! Feeds actors with any messages that decode: a master with those of a member and of clients, an
+//! owner with those of a master and of an attached process. Every number in them may be wrong. None
+//! of them may make an actor panic, take more memory than valid messages do, or keep others from
+//! being served [I19]. The fuzzer runs this, and so does a test, from the same seeds. Mutated bytes
+//! alone do not find a missing check, since most mutated messages are refused by another check. So
+//! a second test sends each impossible value by itself (`lies.rs`), expects it to be refused, and
+//! then checks that the state of master and owner has not changed (`whole.rs`).
 
 mod scene;
 mod seeds;
@@ -17,12 +17,12 @@ use scene::TestCluster;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Words of one input at most.
+/// Messages in one input, at most.
 const MAX_MESSAGES: usize = 64;
-/// Who says it, and its length, before each word.
+/// Bytes before each message: its kind and its length.
 const MESSAGE_HEADER: usize = 3;
 
-/// What is said, to whom.
+/// Which message, and who receives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A member joins.
@@ -51,10 +51,10 @@ const KINDS: [Kind; 7] = [
     Kind::Later,
 ];
 
-/// A word as it stands in an input.
+/// Encodes a message as part of an input.
 pub fn encode<T: Serialize>(kind: Kind, value: &T) -> Vec<u8> {
     let mut frame = Vec::new();
-    // Bounded by its maker: what cannot be encoded is an empty word.
+    // A message that cannot be encoded becomes an empty one.
     let _ = encode_frame(&mut frame, 0, value);
     let body = frame.get(FRAME_HEADER_BYTES..).unwrap_or_default();
     let len = u16::try_from(body.len()).unwrap_or(u16::MAX);
@@ -70,8 +70,8 @@ fn decoded<T: DeserializeOwned>(body: &[u8]) -> Option<T> {
     decode_frame(&frame).ok().map(|(_, value, _)| value)
 }
 
-/// Says the words of an input one after the other; true if all of them decoded. Panics if an actor
-/// did, or does not serve others any more.
+/// Delivers the messages of an input one after the other; true if all of them decoded. Panics if an
+/// actor panicked, or does not serve others any more.
 pub fn run(input: &[u8]) -> bool {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let Ok(runtime) = runtime else { return false };

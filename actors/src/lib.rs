@@ -1,13 +1,12 @@
 //! nkv-actors: the control plane of nkv.
 //!
-//! - Actors decide, the data plane moves, and no byte ever waits in a mailbox.
-//! - [`actor`] is the only seam to actix; a role that panics is rebuilt from the durable state
-//!   outside it.
-//! - [`master`], [`owner`], [`producer`] and [`evictor`] are the roles; [`message`] lists what they
-//!   say.
-//! - [`client`] is the handle, [`node`] a rank with all of it.
-//! - [`environment`] and [`machine`] are what all of it takes from outside, so that a simulation
-//!   can own it.
+//! - Actors decide, the data plane moves the payload bytes, and no payload byte waits in a mailbox.
+//! - [`actor`] is the only module that uses actix actors; a role that panics is rebuilt from the
+//!   durable state outside it.
+//! - [`master`], [`owner`], [`producer`] and [`evictor`] are the roles; [`message`] lists their
+//!   messages.
+//! - [`client`] is the handle, [`node`] a rank with all its parts.
+//! - [`environment`] and [`machine`] are the external dependencies, which a simulation replaces.
 
 pub mod actor;
 pub mod announce_poller;

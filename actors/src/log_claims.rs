@@ -1,6 +1,5 @@
-//! The claims that this process has open in the logs of segments, one table per segment whatever
-//! the number of handles: the owner's question "is nothing of yours open?" is about the process
-//! [I14].
+//! The claims that this process has open in the logs of segments. There is one table per segment
+//! for all handles, since the owner asks about the claims of the whole process [I14].
 
 use nkv_store::device_log::{Landing, OpenClaims};
 use std::collections::BTreeMap;
@@ -24,7 +23,7 @@ impl LogClaims {
             return known;
         }
         tables.retain(|_, table| table.strong_count() > 0);
-        // Memory at hand: who is out of the call writes no more.
+        // The memory is mapped: when the call returns, its writes have landed.
         let made = Arc::new(OpenClaims::new(Landing::InCall));
         tables.insert(incarnation, Arc::downgrade(&made));
         made

@@ -1,11 +1,11 @@
-//! Lines about what goes on and on: each kind of them at once, and then once a minute. It logs
-//! nothing itself.
+//! Limits log lines about conditions that last: the first line of each kind is due at once, further
+//! ones once a minute. It logs nothing itself.
 
 use std::collections::BTreeMap;
 
-/// Between two lines of one kind.
+/// Shortest time between two lines of one kind.
 const PAUSE_MS: u64 = 60_000;
-/// Kinds that are known; past it all are forgotten, and may be logged once more.
+/// Most kinds remembered; beyond it all are forgotten, and may be logged again.
 const MAX_KINDS: usize = 1_024;
 
 /// When each kind was logged last.

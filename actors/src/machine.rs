@@ -1,6 +1,6 @@
-//! The machine below a process, as far as nodes and clients need it: memory that processes of one
-//! host share, the data plane's agent, and connections to agents. [`OsMachine`] is the real one; a
-//! simulation brings machines of its own. It moves no byte and knows neither keys nor plans.
+//! The machine interface of nodes and clients: memory that processes of one host share, the data
+//! plane's agent, and connections to agents. [`OsMachine`] is the real one; a simulation provides
+//! its own. It moves no payload and knows neither keys nor plans.
 
 use nkv_store::shm::{self, SegmentName};
 use nkv_store::{AnonMemory, Memory, StoreError, Stripes};
@@ -21,15 +21,15 @@ use std::time::Duration;
 
 /// A segment just made.
 pub struct NewSegment {
-    /// What lies in it; lives on for those who use it.
+    /// Its memory; stays mapped while anyone uses it.
     pub memory: Arc<dyn Memory>,
-    /// By which name others of this host attach to it; empty if they cannot.
+    /// The name by which other processes of this host attach to it; empty if they cannot.
     pub file_name: String,
     /// Removes the name when it is dropped.
     pub name: Option<Box<dyn Send + Sync>>,
 }
 
-/// What an agent serves, and to whom.
+/// Configuration of an agent.
 #[derive(Debug)]
 pub struct AgentConfig {
     /// Where it listens; port 0 is any.
@@ -40,9 +40,9 @@ pub struct AgentConfig {
     pub incarnation: u64,
     /// The job.
     pub job: String,
-    /// Which token may change what.
+    /// Which token grants which writes.
     pub grants: Arc<Grants>,
-    /// Whom it lets in.
+    /// Authenticates its connections.
     pub guard: Arc<Guard>,
     /// Its bounds.
     pub limits: AgentLimits,
@@ -58,7 +58,7 @@ pub trait DataAgent: Send + Sync + fmt::Debug {
     fn stop(&self);
 }
 
-/// The way to a segment through its agent, and whether its owner is still there.
+/// Verbs to a segment through its agent, and whether its owner is still alive.
 pub type Connected = (Arc<dyn Verbs>, Alive);
 
 /// See the file's first paragraph.
@@ -66,10 +66,10 @@ pub trait Machine: Send + Sync + fmt::Debug {
     /// Equal on processes that can share memory.
     fn boot_id(&self) -> u64;
 
-    /// This process, for people.
+    /// The id of this process, for display.
     fn pid(&self) -> u32;
 
-    /// Makes a segment of `bytes` zero bytes; without a name it is this process's alone. Blocks:
+    /// Makes a segment of `bytes` zero bytes; without a name it is private to this process. Blocks:
     /// with `prefault` it takes up to seconds per GiB.
     fn create(
         &self,
@@ -81,19 +81,20 @@ pub trait Machine: Send + Sync + fmt::Debug {
     /// Attaches to a segment of another process of this host.
     fn attach(&self, file_name: &str) -> Result<Arc<dyn Memory>, StoreError>;
 
-    /// Attaches to a segment by a descriptor that its maker passed, where its name leads nowhere.
+    /// Attaches to a segment by a descriptor that its owner passed, if its name does not resolve
+    /// here.
     fn adopt(&self, file_name: &str, _: OwnedFd) -> Result<Arc<dyn Memory>, StoreError> {
         Err(StoreError::BadSegment(format!("this machine maps {file_name} by its name alone")))
     }
 
-    /// Takes every page of a segment that this process is attached to, beside its other work: it
-    /// only saves page faults.
+    /// Touches every page of a segment that this process is attached to, in the background. Only
+    /// saves page faults later.
     fn prefault(&self, file_name: &str);
 
-    /// Holds up the thread that calls: the pause of a verb that waits.
+    /// Blocks the calling thread for a while, in a verb that waits.
     fn rest(&self, pause: Duration);
 
-    /// Bytes of memory that are not taken yet; 0: unknown.
+    /// Bytes of memory that are available; 0: unknown.
     fn available(&self) -> u64;
 
     /// Removes the file of a unix socket, if it is there.
@@ -102,10 +103,9 @@ pub trait Machine: Send + Sync + fmt::Debug {
     /// Starts an agent beside a segment.
     fn serve(&self, what: AgentConfig) -> Result<Box<dyn DataAgent>, TransportError>;
 
-    /// The RDMA devices of this machine, opened once for all who ask for the same ones.
+    /// The RDMA devices of this machine, opened once per configuration and shared.
     ///
-    /// # Errors
-    /// If there are none, or they cannot be used: with the reason.
+    /// # Errors If there are none, or they cannot be used; the text has the reason.
     fn fabric(&self, _: &FabricConfig) -> Result<Arc<dyn Fabric>, TransportError> {
         Err(TransportError::Protocol("this machine has no RDMA devices".to_string()))
     }
@@ -143,11 +143,11 @@ impl Machine for OsMachine {
             let memory = Arc::new(AnonMemory::new(bytes)?);
             return Ok(NewSegment { memory, file_name: String::new(), name: None });
         };
-        // It says itself what it removed.
+        // Logs what it removes.
         shm::remove_stale();
         let named = shm::create(name, bytes, prefault)?;
-        // The node keeps the handle that unlinks; the heap lives on its own, for those still using
-        // it.
+        // The node keeps the handle that unlinks the name; the heap has its own mapping, for those
+        // still using it.
         let memory = shm::attach(named.file_name(), false)?;
         let file_name = named.file_name().to_string();
         Ok(NewSegment { memory, file_name, name: Some(Box::new(named)) })

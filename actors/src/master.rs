@@ -44,35 +44,36 @@ pub(crate) use members::WATCH_LIMIT;
 pub use members::{DOWNLINK_FRAMES, LinkId, Members};
 pub use membership::Joined;
 
-/// Between looks at deadlines, TTLs and waiters.
+/// Interval between checks of deadlines, TTLs and waiting requests.
 const TICK_MS: u64 = 10;
-/// A pause of the master longer than this part of the TTL is forgiven to everybody.
+/// If the master itself paused for longer than the TTL divided by this, it moves all TTLs on by the
+/// length of the pause.
 const PAUSES_PER_TTL: u64 = 4;
-/// Calls held while the state is being rebuilt.
+/// Requests held while the state is being rebuilt; further ones fail with `NotReady`.
 const MAX_PARKED: usize = 8192;
 
-/// What outlives the Master actor.
+/// State that outlives the Master actor.
 #[derive(Clone)]
 pub struct MasterDurable {
-    /// Ranks the job has.
+    /// Number of ranks of the job.
     pub world_size: u32,
     /// Membership TTL.
     pub ttl_ms: u64,
-    /// How long an open waits for room; 0 is max(3 Q, 250 ms).
+    /// How long an `OpenForWrite` waits for room; 0 means max(3 Q, 250 ms).
     pub full_wait_ms: u64,
-    /// What makes the identities of the job's keys [I16].
+    /// Computes the key identities of the job [I16].
     pub hasher: KeyHasher,
-    /// What clients are sent.
+    /// Settings that clients and ranks are sent.
     pub settings: Settings,
     /// Links, views, producers.
     pub members: Arc<Members>,
-    /// Plan numbers never repeat within a term.
+    /// The next plan number; plan numbers never repeat within a term.
     pub next_plan: Arc<AtomicU64>,
-    /// Of the machine that the master runs on.
+    /// Boot id of the host that the master runs on.
     pub boot_id: u64,
     /// The time.
     pub clock: Arc<dyn Clock>,
-    /// Where tokens come from.
+    /// Source of the tokens.
     pub random: Arc<dyn Random>,
 }
 
@@ -86,60 +87,61 @@ pub struct Master {
     waiting: VecDeque<Waiting>,
     rounds: Rounds,
     log_questions: log::LogQuestions,
-    // Keys of which logs serve objects besides the entry that has the key now, and where: one a
+    // Keys for which device logs serve objects besides the listed entry, and where: at most one per
     // segment.
     aside: HashMap<KeyId, BTreeMap<SegmentId, crate::message::SlotRef>>,
-    // Of these, those whose listed object a reader found gone: another one is no second one.
+    // Those of them whose listed object a reader found gone: then the logged object is no
+    // duplicate.
     found_gone: HashSet<KeyId>,
-    // Ranks where opens wait because an owner has many words still to take.
+    // Ranks where opens wait because an owner has a long queue of messages.
     backlogged: BTreeSet<u32>,
     removing: HashMap<KeyId, Vec<(u64, usize)>, IdentityState>,
-    // Answers to removes that wait for views to be kept.
+    // Answers to removes that wait until ranks keep the current view.
     deferred: Vec<terms::Deferred>,
     commits_out: BTreeMap<SegmentId, Vec<crate::message::PlanRef>>,
     // Commits whose owners have not recorded the plan yet.
     unrecorded: BTreeMap<SegmentId, Vec<commit::Unrecorded>>,
     counters: MasterCounters,
-    // Segments whose report is still to come after a panic; calls are parked until then.
+    // Segments that have not reported since a panic; requests are parked until they have.
     recovering: BTreeSet<SegmentId>,
     recover_until_ms: u64,
-    // Those whose report did not come in time: what they hold is not known.
+    // Segments that did not report in time: their objects are unknown.
     blind: BTreeSet<SegmentId>,
-    // Owners that reported to the actor before this one, and not yet to this one.
+    // Incarnations that reported before the panic and have not reported again.
     forgotten: HashSet<u64>,
     parked: VecDeque<(Ask, Reply<Response>)>,
     lost_producers: HashSet<u64>,
-    // Ranks that do not fit, by segment and world size.
+    // Limits the log lines about refused ranks, by segment and world size.
     refused: LogLimit<(SegmentId, u32)>,
-    // The last refusal of each rank of the job that has not joined since.
+    // The last refusal of each rank that has not joined since.
     not_taken: membership::NotTaken,
     last_tick_ms: u64,
-    // Of what was said that cannot be.
+    // Limits the log lines about invalid frames.
     refused_lines: LogLines,
 }
 
 /// A client's request.
 #[derive(Debug)]
 pub struct Ask {
-    /// Who asks.
+    /// The client.
     pub producer: u64,
-    /// What.
+    /// The request.
     pub request: Request,
 }
 /// A rank wants to join with one of its segments, over a new link.
 #[derive(Debug)]
 pub struct Join {
-    /// Who.
+    /// The rank and the segment.
     pub info: RankInfo,
-    /// The highest term its owner obeyed.
+    /// The highest term that its owner obeyed.
     pub obeyed: Term,
-    /// Whether a plan was ever granted on it.
+    /// Whether anything was ever placed on it, by a plan or by a claim in its log.
     pub holds: bool,
-    /// The last view it kept.
+    /// The last view that it kept.
     pub seen: SeenView,
-    /// Other segments of its node, told by the first: (segment, incarnation).
+    /// The other segments of its node as (segment, incarnation); only the first segment sends them.
     pub siblings: Vec<(u32, u64)>,
-    /// It is of the master's own process: what it knows ends with the master.
+    /// The segment is in the master's process, and ends with it.
     pub own: bool,
     /// Frames to it.
     pub tx: tokio::sync::mpsc::Sender<MasterToOwner>,
@@ -228,9 +230,10 @@ impl Master {
         self.durable.clock.now_ms()
     }
 
-    /// True once every rank has reported with all it has, or one TTL has passed since the start.
+    /// True once every rank has reported with all its segments, or one TTL has passed since the
+    /// term began.
     fn settled(&self) -> bool {
-        // Latched outside the actor: a rank that leaves later does not make the cluster new.
+        // Latched outside the actor: it stays true when a rank leaves later.
         self.durable.members.settled(self.now_ms(), self.durable.ttl_ms)
     }
 
@@ -250,13 +253,13 @@ impl Master {
         ))
     }
 
-    /// Why a request cannot be served now, if so.
+    /// The error of a request that cannot be served now, if any.
     fn refuse(&self, request: &Request) -> Option<Error> {
         let what = match request {
             Request::OpenForWrite { .. } => "a put",
             Request::Remove(_) | Request::RemoveMatching(_) => "a remove",
-            // What a rank brings may have been removed, where an earlier master lost that rank:
-            // those who know of it are to be met first [I6].
+            // An object of a joining rank may have been removed after an earlier master lost that
+            // rank. The ranks that kept a view of that loss must join first [I6].
             Request::GetLocation { .. }
             | Request::MatchPrefix(_)
             | Request::Exists(_)
@@ -266,8 +269,8 @@ impl Master {
         let removes = matches!(request, Request::Remove(_) | Request::RemoveMatching(_));
         request.check().err().or_else(|| match self.settled() {
             false => Some(self.early(what)),
-            // Before any log is asked, which takes out what it has of a key: a remove that is
-            // refused has removed nothing.
+            // Checked before any log is asked, since asking a log removes the key there: a refused
+            // remove must not have removed anything.
             true if removes => self.check_quorum().and_then(|()| self.check_all_reported()).err(),
             true => self.check_quorum().err(),
         })
@@ -384,17 +387,18 @@ impl On<LinkDown> for Master {
 impl On<MasterTick> for Master {
     fn on(&mut self, _: MasterTick, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
         ctx.after(Duration::from_millis(TICK_MS), MasterTick);
-        // Stopped, suspended or starved: heartbeats wait in the sockets, they are not missing.
+        // After the process was stopped, suspended or starved, heartbeats wait in the sockets; they
+        // are not missing.
         let now = self.now_ms();
         let pause = now.saturating_sub(self.last_tick_ms);
         self.last_tick_ms = now;
         if pause > self.durable.ttl_ms / PAUSES_PER_TTL {
-            tracing::warn!(pause_ms = pause, "the master stood still; deadlines of others move on");
+            tracing::warn!(pause_ms = pause, "the master was paused; TTLs of ranks move on");
             self.durable.members.slow_path.pauses_forgiven.one();
             self.durable.members.forgive(pause, now);
         }
         self.expire_ranks();
-        // Also without anybody asking: ranks are notified of the view.
+        // Also without a request: the view is sent to the ranks.
         self.settled();
         self.ask_again_for_reports();
         self.end_plans_of_lost_producers();

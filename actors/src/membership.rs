@@ -1,5 +1,6 @@
-//! Membership as a segment of a rank lives it: join the master, keep the link, send heartbeats,
-//! hand frames to the Owner, come back when the link breaks. It decides nothing about objects.
+//! The membership task of one segment: it joins the master, keeps the link, sends heartbeats,
+//! passes frames to the Owner, and joins again when the link breaks. It decides nothing about
+//! objects.
 
 mod listening;
 
@@ -24,23 +25,24 @@ use std::time::Duration;
 use tokio::io::{ReadHalf, WriteHalf};
 use tokio::sync::{Notify, mpsc, watch};
 
-/// Frames waiting for the master; past it the link is cut and the next report says everything.
+/// Most frames queued for the master; beyond it the link is closed, and the report after the next
+/// join recovers everything.
 const UPLINK_FRAMES: usize = 8192;
-/// A connect or hello that takes longer has failed.
+/// A connect or hello that takes longer fails.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
-/// How long a link that takes no frame any more is still listened to.
+/// How long a link that accepts no more frames is still read.
 const LAST_FRAMES_LIMIT: Duration = Duration::from_millis(500);
 /// Pauses between tries to reach the master.
 const RETRY_FIRST_MS: u64 = 20;
 const RETRY_LAST_MS: u64 = 500;
-/// How long a Leave waits for the master to cut the link, which is its answer.
+/// How long a Leave waits until the master closes the link, which is the answer.
 const LEAVE_ANSWER: Duration = Duration::from_millis(500);
-/// How long a join may be refused because the old incarnation still looks alive: the master may
-/// learn of a killed process a moment after its successor asks.
+/// How long a join is repeated that is refused because the old incarnation still seems alive: the
+/// master may notice the end of a killed process a moment after its successor joins.
 const SUCCESSOR_LIMIT_MS: u64 = 1_500;
 
-/// The owner's way to the master. Sending never blocks; what cannot be sent is recovered by the
-/// report that follows the next join.
+/// The owner's outgoing queue to the master. Sending never blocks; frames that cannot be sent are
+/// recovered by the report after the next join.
 #[derive(Debug, Default)]
 pub struct Uplink {
     tx: Mutex<Option<mpsc::Sender<OwnerToMaster>>>,
@@ -49,18 +51,19 @@ pub struct Uplink {
 }
 
 impl Uplink {
-    /// Sends or, when the link is down or choked, drops the frame and cuts the link.
+    /// Queues a frame. Drops it if the link is down; drops it and closes the link if the link takes
+    /// no more frames.
     pub fn send(&self, up: OwnerToMaster) {
         let mut tx = self.tx.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(t) = tx.as_ref()
             && t.try_send(up).is_err()
         {
-            tracing::warn!("the link to the master is choked; it will be set up again");
+            tracing::warn!("the link to the master takes no more frames; it will be set up again");
             *tx = None;
         }
     }
 
-    /// What would be sent, for a test that plays the master.
+    /// The frames that would be sent, for a test that acts as the master.
     #[cfg(any(test, feature = "hostile"))]
     pub(crate) fn capture(&self) -> mpsc::Receiver<OwnerToMaster> {
         let (tx, rx) = mpsc::channel(UPLINK_FRAMES);
@@ -79,7 +82,8 @@ impl Uplink {
     }
 }
 
-/// The mounted segments of a node, by number: what its first one tells a master that it joins.
+/// The mounted segments of a node, by number; its first segment reports them when it joins a
+/// master.
 #[derive(Debug, Default)]
 pub struct Siblings(Mutex<BTreeMap<u32, u64>>);
 
@@ -88,12 +92,12 @@ impl Siblings {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From here on it may hold objects.
+    /// Adds a segment, which may hold objects from here on.
     pub fn add(&self, segment: u32, incarnation: u64) {
         self.lock().insert(segment, incarnation);
     }
 
-    /// What it held is gone.
+    /// Removes a segment, whose objects are gone.
     pub fn remove(&self, segment: u32) {
         self.lock().remove(&segment);
     }
@@ -108,19 +112,20 @@ impl Siblings {
 pub enum LinkState {
     /// Trying to join for the first time.
     Joining,
-    /// Joined, and the master has taken the report in.
+    /// Joined, and the master has handled the report.
     Joined,
     /// Joined once, link down, trying again.
     Lost(String),
-    /// The first join was refused for good.
+    /// The first join was refused, and is not repeated.
     Refused(Refusal),
     /// No master answered within the join timeout.
     NoMaster(String),
     /// Declared gone: this incarnation is over [I17].
     Gone,
-    /// Left by its own will; whether the master cut the link upon that.
+    /// Left the cluster on request, or the node closes.
     Left {
-        /// It did: nothing that lay there is in its index any more.
+        /// The master closed the link after the Leave: its index has no object of this segment any
+        /// more.
         confirmed: bool,
     },
 }
@@ -131,31 +136,31 @@ pub struct Membership {
     pub net: Arc<dyn Net>,
     /// The master's control addresses, nearest first.
     pub master: Vec<Address>,
-    /// What to prove to the master; names the job.
+    /// Credentials for the master; they name the job.
     pub credentials: Credentials,
-    /// Who we are.
+    /// The segment that joins.
     pub info: RankInfo,
     /// Receives the master's frames.
     pub owner: ActorAddr<Owner>,
-    /// Its tables, for the heartbeat.
+    /// The owner's tables, for heartbeats and joins.
     pub tables: Arc<OwnerTables>,
     /// Filled while the link is up.
     pub uplink: Arc<Uplink>,
     /// The time.
     pub clock: Arc<dyn Clock>,
-    /// Between heartbeats.
+    /// Interval between heartbeats.
     pub heartbeat: Duration,
-    /// For the first join.
+    /// Limit for the first join.
     pub join_timeout: Duration,
-    /// Set while it drains: said again after every join.
+    /// Set while the segment drains: sent again after every join.
     pub draining: Arc<AtomicBool>,
-    /// Set by the master's word that no plan follows.
+    /// Set by the master's message that no plan follows.
     pub quiet: Arc<AtomicBool>,
     /// Other segments of this node, if this is its first.
     pub siblings: Arc<Siblings>,
-    /// Set when the node shuts down: then a broken link is no news.
+    /// Set when the node shuts down: a broken link is then not logged.
     pub closing: Arc<AtomicBool>,
-    /// Set while the log's last word is that the link is lost.
+    /// Set while the last line logged about the link says that it is lost.
     pub missed: AtomicBool,
 }
 
@@ -229,27 +234,28 @@ impl Membership {
         }
     }
 
-    /// Once for each loss; the tries that follow say nothing.
+    /// Logs each loss of the link once, not the retries after it.
     fn log_lost(&self, why: &str, state: &watch::Sender<LinkState>) {
         if *state.borrow() == LinkState::Joined {
             self.missed.store(true, Ordering::Relaxed);
             tracing::warn!(
                 segment_id = %self.info.id(), %why,
-                "no link to the master any more: what is here is served on, and the master is \
-                 looked for until it is back"
+                "no link to the master any more: objects here are still served, and the join is \
+                 repeated until the master is back"
             );
         }
     }
 
-    /// Now and then for as long as it lasts: somebody has to start one of the two differently.
+    /// Logs a refusal once a minute while it lasts: an operator has to restart one of the two with
+    /// other settings.
     fn log_refused(&self, why: &Refusal, limit: &mut LogLimit<()>) {
         if matches!(why, Refusal::Later(_)) || !limit.is_due((), self.clock.now_ms()) {
             return;
         }
         tracing::warn!(
             segment_id = %self.info.id(), %why,
-            "the master refuses this rank, which had joined: what is here is served on to those \
-             who know of it, and the master is asked again until it takes this rank in"
+            "the master refuses this rank, which had joined: objects here are still served to \
+             clients with their location, and the join is repeated until it is accepted"
         );
     }
 
@@ -276,7 +282,8 @@ impl Membership {
         Err(JoinError::Unreachable(last))
     }
 
-    /// Before the first frame: only the highest term is obeyed.
+    /// Called before the first frame: a segment obeys only the highest term. Disconnected if the
+    /// master's term is lower.
     async fn obey(&self, term: Term) -> Result<()> {
         match self.tables.obey(term) {
             TermOrder::Same => Ok(()),
@@ -288,8 +295,8 @@ impl Membership {
         }
     }
 
-    /// Moves frames both ways until the link breaks; says whether it was the master who cut it
-    /// after a Leave. The master asks for a report first.
+    /// Moves frames both ways until the link breaks; returns why, and whether the master closed it
+    /// after a Leave. The master requests a report first.
     async fn serve(
         &self,
         (stream, confirm): (BoxStream, bool),
@@ -310,7 +317,8 @@ impl Membership {
         })
         .await;
         if taken {
-            // What a dead master had sent is still to be heard: plans, and with them their keys.
+            // Frames that a dead master sent before are still read: they bring plans with their
+            // keys.
             let _ = tokio::time::timeout(LAST_FRAMES_LIMIT, read).await;
             return (frame, false);
         }
@@ -328,7 +336,7 @@ impl Membership {
         let mut listening = Listening::new(&*self.clock, silence);
         loop {
             let frame = read_frame::<_, MasterToOwner>(&mut reader, &mut buf, MAX_FRAME_BYTES);
-            // A master that lives says so often enough.
+            // A live master sends heartbeats often enough.
             let Some(frame) = listening.hear(frame).await else {
                 return Error::disconnected(format!("the master was silent for {silence:?}"));
             };
@@ -336,7 +344,7 @@ impl Membership {
                 && let Err(e) = self.info.check_to_owner(down)
             {
                 return Error::disconnected(format!(
-                    "the master said what cannot be: {}",
+                    "the master sent an impossible frame: {}",
                     e.message
                 ));
             }
@@ -344,7 +352,7 @@ impl Membership {
                 Ok(Some((_, MasterToOwner::Heartbeat))) => {}
                 Ok(Some((_, MasterToOwner::Refused(why)))) => {
                     return Error::disconnected(format!(
-                        "the master believes this rank no more: {why}"
+                        "the master refused a frame of this rank: {why}"
                     ));
                 }
                 Ok(Some((_, MasterToOwner::View(view)))) => {
@@ -365,7 +373,7 @@ impl Membership {
                     if let MasterToOwner::PlanOpened(p) = &down
                         && p.at.incarnation == self.info.incarnation
                     {
-                        // Outside the actor first: a panic must not lose a plan [I10].
+                        // Recorded outside the actor first: a panic must not lose a plan [I10].
                         let now = self.clock.now_ns();
                         if self.tables.record(p, self.info.header_base, now) {
                             recorded.inspect(|r| r.add(p.plan));
@@ -400,7 +408,8 @@ impl Membership {
         let mut buf = Vec::new();
         loop {
             let up = tokio::select! {
-                // In this order: a heartbeat is due now and then, frames may be there without end.
+                // In this order: heartbeats are rare, and an endless stream of frames must not
+                // delay them.
                 biased;
                 _ = beat.tick() => {
                     let gauges = self.tables.gauges.snapshot();
@@ -409,7 +418,7 @@ impl Membership {
                 up_to = Recorded::next(recorded) => OwnerToMaster::PlansRecorded { up_to },
                 up = rx.recv() => match up {
                     Some(up) => up,
-                    None => return Error::disconnected("the link was choked"),
+                    None => return Error::disconnected("the queue of the link was full"),
                 },
             };
             if let Err(e) = write_frame(&mut writer, &mut buf, 0, &up).await {
@@ -424,8 +433,9 @@ impl Membership {
     }
 }
 
-/// Plans of one link that are recorded, and that its master has not been told are. The reader takes
-/// in whatever has come before the writer has its turn: one frame acknowledges many plans.
+/// The latest recorded plan of one link that is not acknowledged to its master yet. The reader
+/// handles all frames that have arrived before the writer runs, so one frame acknowledges many
+/// plans.
 #[derive(Debug, Default)]
 struct Recorded {
     up_to: Mutex<Option<PlanId>>,
@@ -438,7 +448,7 @@ impl Recorded {
         self.news.notify_one();
     }
 
-    /// The latest one, once there is one to tell of; never where the master does not ask.
+    /// The latest one, once there is one to acknowledge; never resolves if the master wants none.
     async fn next(recorded: Option<&Self>) -> PlanId {
         let Some(recorded) = recorded else { return std::future::pending().await };
         loop {

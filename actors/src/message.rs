@@ -1,6 +1,6 @@
-//! The single list of messages and of what they carry. Verbs ask (`OpenForWrite`), past tense
-//! announces (`Retired`). Everything that crosses a process derives serde and is bounded by the
-//! frame limit of `nkv_transport::wire`.
+//! The single list of messages and of the types they contain. Verbs are requests (`OpenForWrite`),
+//! names in the past tense report an event (`Retired`). Everything that crosses processes derives
+//! serde and is bounded by the frame limit of `nkv_transport::wire`.
 
 use crate::error::{Error, Result};
 use nkv_store::KeyId;
@@ -34,11 +34,11 @@ pub use stats::{ClusterStats, MasterCounters, OwnerGauges, RankStats, RefusedRan
 
 /// Version of this list; both ends of a connection must agree.
 pub const MESSAGES_VERSION: u32 = 15;
-/// Keys or items in one batch message.
+/// Keys or items in one batch message, at most.
 pub const MAX_BATCH: usize = 65_536;
-/// Slots that are named in one frame between owner and master: as many as the other end takes.
+/// Slots in one frame between owner and master: the most that the receiver accepts.
 pub(crate) const SLOTS_PER_FRAME: usize = MAX_BATCH;
-/// Places that a call looks at for one key, one after the other, before it gives up.
+/// Locations that a call tries for one key, one after the other, before it fails.
 pub const MAX_PLACES: usize = 8;
 
 /// (number, random master id), compared in that order.
@@ -46,14 +46,14 @@ pub const MAX_PLACES: usize = 8;
     Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct Term {
-    /// One more than the highest any owner reported.
+    /// One more than the highest that any owner obeyed.
     pub number: u64,
     /// Random id of the master process.
     #[serde(with = "hex")]
     pub master: u64,
 }
 
-/// Names one plan for ever.
+/// Identifies one plan; never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PlanId {
     /// Term that granted it.
@@ -62,7 +62,7 @@ pub struct PlanId {
     pub seq: u64,
 }
 
-/// One slot of one owner's life: what every message about an object carries [I11].
+/// A slot at one epoch, of one incarnation. Every message about an object contains it [I11].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SlotRef {
     /// The owner's incarnation.
@@ -95,7 +95,7 @@ impl From<WireKeyId> for KeyId {
     }
 }
 
-/// Where a readable object lies (the source document's ObjMeta).
+/// The location of a readable object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjMeta {
     /// Identity of the key.
@@ -116,31 +116,31 @@ pub struct ObjMeta {
     pub n_pages: u32,
 }
 
-/// Permission to write one object into one owner's memory (the source document's WritePlan).
+/// Permission to write one object into one owner's memory: a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanDesc {
     /// The plan.
     pub plan: PlanId,
-    /// Random word that tcp writes must show.
+    /// Random number that tcp writes must show.
     pub token: u64,
     /// Where the object will lie.
     pub meta: ObjMeta,
     /// Bytes reserved for it.
     pub extent_len: u64,
-    /// Milliseconds the producer has, counted from before it asked.
+    /// Milliseconds that the producer has, counted from before its request.
     pub write_ttl_ms: u64,
 }
 
 /// Options of a put.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PutOptions {
-    /// Rank that should own the object, in whichever of its segments; by hash of the key if absent.
+    /// Rank that should own the object, in any of its segments; by hash of the key if absent.
     pub preferred_rank: Option<u32>,
-    /// Bytes per page; the node's default (256 KiB) if 0.
+    /// Bytes per page; if 0, those that rank 0 was started with (256 KiB by default).
     pub page_bytes: u32,
     /// Whether the object may go into the owner's device log, without asking the master: true,
-    /// false, or as the handle is configured. Objects that are larger than a quarter of the log,
-    /// and all while it is full, take a plan.
+    /// false, or as the handle is configured if absent. Objects larger than a quarter of the log
+    /// take a plan, and so do all objects while the log is full.
     pub device_alloc: Option<bool>,
 }
 
@@ -169,7 +169,7 @@ pub struct PlanRef {
 
 pub use key_bytes::KeyBytes;
 
-/// Whether and how a key is there.
+/// Whether a key exists, and in which state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Existence {
     /// No such key.
@@ -178,69 +178,70 @@ pub enum Existence {
     Writing,
     /// Readable.
     Ready,
-    /// Stored on a rank whose link is down: a read says Disconnected until the rank is back, or
-    /// gone.
+    /// Stored on a rank whose link is down: a read fails with `Disconnected` until the rank is
+    /// back, or gone.
     Unreachable,
 }
 
-/// What a client asks of the master; every verb is a batch and one round trip.
+/// A client's request to the master; every request is a batch and one round trip.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Request {
-    /// Plans for new objects. `request` makes a repeat harmless [I11].
+    /// Plans for new objects. A repeat with the same `request` gets the same plans [I11].
     OpenForWrite {
         /// Number within the producer's life.
         request: u64,
-        /// How long the caller waits for room.
+        /// How long the caller waits for room, in ms.
         wait_ms: u64,
         /// The objects.
         items: Vec<OpenItem>,
     },
     /// The objects are READY: list them.
     Commit(Vec<PlanRef>),
-    /// Give the plans up.
+    /// Abort the plans.
     Abort(Vec<PlanRef>),
-    /// The caller of this OpenForWrite is gone: whatever it was or will be granted is given up.
+    /// The caller of this OpenForWrite is gone: abort the plans that it was granted, and grant no
+    /// more.
     Withdraw {
         /// Its number.
         request: u64,
     },
-    /// Where are they?
+    /// The locations of keys.
     GetLocation {
         /// The keys.
         keys: Vec<KeyBytes>,
-        /// Where the caller was led to and found nothing to believe: before any of these is named
-        /// once more, its owner is asked.
+        /// Locations where the caller found no valid object: the master asks the owner before it
+        /// returns one of them again.
         gone: Vec<SlotRef>,
     },
     /// The longest run from the first key that is readable.
     MatchPrefix(Vec<KeyBytes>),
-    /// Are they there?
+    /// Whether the keys exist.
     Exists(Vec<KeyBytes>),
-    /// Take them away for good [I6].
+    /// Remove the keys; they never come back [I6].
     Remove(Vec<KeyBytes>),
     /// Evict on every rank until used bytes are below this ratio of its heap.
     EvictUntilBelow(f64),
-    /// Figures of every rank.
+    /// Statistics of every rank.
     Stats,
     /// The membership view.
     View,
-    /// The membership view, once it is later than this one; or the same after a while.
+    /// The membership view, once it is later than this one, or the same view after a time limit.
     Watch {
-        /// Term of the view that is known.
+        /// Term of the view that the caller has.
         term: Term,
         /// Its number.
         number: u64,
     },
     /// One round of a listing.
     List {
-        /// Which keys.
+        /// Which keys, and where the round begins.
         of: Selection,
         /// Only keys after this one, in the order of bytes.
         after: Option<KeyBytes>,
-        /// Of these, the first so many.
+        /// At most this many of them, in the order of bytes.
         limit: u32,
     },
-    /// One round of a removal: keys that match go as by `Remove` [I6].
+    /// One round of a removal: matching keys are removed as by `Remove` [I6].
     RemoveMatching(Selection),
 }
 
@@ -297,7 +298,7 @@ pub enum Response {
     Existence {
         /// In the order of the keys.
         list: Vec<Existence>,
-        /// Incarnations where keys that are ready lie, some of them.
+        /// Incarnations that hold ready keys; at most 16 of them.
         owners: Vec<u64>,
     },
     /// To Stats.
@@ -317,7 +318,7 @@ pub enum Response {
     Swept(Swept),
 }
 
-/// What an answer is, for the error that it is not the one that was asked for.
+/// Describes an answer, for the error text when it does not fit the request.
 impl std::fmt::Display for Response {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

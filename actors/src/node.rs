@@ -1,6 +1,6 @@
-//! Node: one rank, in a process of its own or embedded. It builds the first segment, starts actors,
-//! listeners and the tcp agent, joins, and takes all of it down again; further segments come and go
-//! while it runs. It decides nothing.
+//! Node: one rank, in a process of its own or embedded. It creates the first segment, starts
+//! actors, listeners and the tcp agent, joins the cluster, and stops all of them at its end.
+//! Further segments are mounted and unmounted while it runs. It decides nothing about objects.
 
 mod config;
 mod mount;
@@ -38,34 +38,34 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// How an embedded cluster waits for its ranks' first reports: 10 s in all.
+/// How an embedded cluster polls for its ranks' first reports: for 10 s in total.
 const READY_POLL_INTERVAL: Duration = Duration::from_millis(5);
 const READY_POLLS: u32 = 2_000;
 /// Why a node cannot go on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
-    /// The master declared this incarnation gone: start a fresh node [I17].
+    /// The master declared this incarnation gone: start a new node [I17].
     Gone,
-    /// An actor spent its restart budget, or is frozen: which, and how.
+    /// An actor spent its restart budget, or is frozen; the text says which one.
     ActorFailed(String),
 }
 
-/// What a drain found.
+/// The result of a drain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DrainReport {
     /// Plans that ended while it waited.
     pub plans_finished: u64,
-    /// Plans still open at its limit.
+    /// Plans still open at the limit.
     pub plans_left: u64,
     /// Milliseconds it took.
     pub waited_ms: u64,
 }
 
-/// One rank of a cluster. Dropping it takes it down at once; see [`Node::drain`] and
-/// [`Node::stop`].
+/// One rank of a cluster. Its drop ends it at once; see [`Node::drain`] and [`Node::stop`] for an
+/// orderly end.
 pub struct Node(OwnProcessOnly<NodeParts>);
 
-/// What a node is made of. A child made by fork has it, too, and its end there ends nothing.
+/// The parts of a node. A child made by fork has a copy, whose drop ends nothing.
 pub struct NodeParts {
     client: Client,
     producer: ActorAddr<Producer>,
@@ -75,10 +75,10 @@ pub struct NodeParts {
     failed: watch::Receiver<Option<String>>,
     closing: Arc<AtomicBool>,
     started_ms: u64,
-    // Before the first segment's name: a socket without a segment counts as stale.
+    // Dropped before the first segment's name: a socket without a segment counts as stale.
     _socket: Option<SocketFile>,
     first: SegmentHost,
-    // Last: its thread ends with it.
+    // Dropped last: its thread ends with it.
     _master_executor: Option<OwnedExecutor>,
 }
 
@@ -97,23 +97,23 @@ impl std::fmt::Debug for Node {
 }
 
 impl Node {
-    /// The handle of this rank: same-process owners are reached without sockets. Each call gives a
-    /// handle with control connections of its own, for the runtime it is used in.
+    /// A handle of this rank, which reaches owners of this process without sockets. Each call
+    /// returns a handle with its own control connections, for the runtime that uses it.
     pub fn client(&self) -> Client {
         self.client.for_another_runtime()
     }
 
-    /// Addresses, first segment, its incarnation.
+    /// Addresses of this rank, and geometry and incarnation of its first segment.
     pub fn info(&self) -> &RankInfo {
         &self.first.info
     }
 
-    /// What this node proves to others and demands of them.
+    /// The credentials that this node shows, and demands of others.
     pub fn credentials(&self) -> &Credentials {
         self.segments.common.guard.credentials()
     }
 
-    /// What makes the identities of the job's keys [I16].
+    /// The hasher that makes the identities of the job's keys [I16].
     pub fn hasher(&self) -> KeyHasher {
         self.segments.common.hasher
     }
@@ -123,7 +123,7 @@ impl Node {
         &self.segments.common.config
     }
 
-    /// Incarnations of its segments whose reports the master has taken in.
+    /// Incarnations of its segments that are joined: the master has handled their reports.
     pub fn joined(&self) -> Vec<u64> {
         let first = (self.first.info.incarnation, self.first.segment_handle.is_joined());
         let all = [first].into_iter().chain(self.segments.links());
@@ -165,29 +165,30 @@ impl Node {
         &self.producer
     }
 
-    /// Joined now, and on rank 0 every rank of the world has joined and reported.
+    /// True while this rank is joined and does not drain; on rank 0 also every rank of the world
+    /// must have joined and reported.
     pub fn is_ready(&self) -> bool {
         let joined = self.first.segment_handle.is_joined();
         let all = |m: &Arc<Members>| m.ready_ranks() == self.config().world_size as usize;
         joined && !self.is_draining() && self.master.as_ref().is_none_or(|(_, m)| all(m))
     }
 
-    /// True once a drain began.
+    /// True once a drain has begun.
     pub fn is_draining(&self) -> bool {
         self.first.segment_handle.is_draining()
     }
 
-    /// Contributes one more segment, of `bytes` payload bytes, of the same kind of memory and with
-    /// the same settings as the first; returns its number once objects may be placed on it. A rank
-    /// has at most [`MAX_SEGMENTS`](crate::message::MAX_SEGMENTS). `OutOfMemory` if the machine has
-    /// too little; whatever fails leaves nothing behind.
+    /// Mounts one more segment, of `bytes` payload bytes, with the kind of memory and the settings
+    /// of the first; returns its number once objects may be placed on it. A rank has at most
+    /// [`MAX_SEGMENTS`](crate::message::MAX_SEGMENTS). `OutOfMemory` if the machine has too little
+    /// memory. A failed mount leaves nothing behind.
     pub async fn mount_segment(&self, bytes: u64) -> crate::Result<u32> {
         self.segments.mount(bytes).await.map(|info| info.segment_id)
     }
 
-    /// Takes a mounted segment away, with the objects on it: no new plan is placed there, open ones
-    /// have `limit` to end. Readers in progress end by a whole value or by `NotFound`; the memory
-    /// is given back when the last of them unmaps it. Segment 0 goes with its node only.
+    /// Unmounts a segment, with the objects on it: no new plan is placed there, and open plans have
+    /// `limit` to end. Reads in progress return a whole value or `NotFound`. The memory is freed
+    /// when the last process unmaps it. Segment 0 cannot be unmounted: it ends with its node.
     pub async fn unmount_segment(
         &self,
         segment: u32,
@@ -196,12 +197,12 @@ impl Node {
         self.segments.unmount(segment, limit).await
     }
 
-    /// Segments mounted now, the first one not among them.
+    /// Segments mounted now, without the first one.
     pub fn mounted(&self) -> Vec<RankInfo> {
         self.segments.infos()
     }
 
-    /// What lies in the file system for as long as this node lives and what is mounted stays so.
+    /// Files of this node: its unix socket, and the shared memory of all its segments.
     pub fn files(&self) -> Vec<PathBuf> {
         let socket = self._socket.iter().map(|s| s.0.clone());
         self.first.files().chain(self.segments.files()).chain(socket).collect()
@@ -223,7 +224,7 @@ impl Node {
         }
     }
 
-    /// Takes no new plans and waits for those in flight, on all segments, at most `limit`.
+    /// Refuses new plans, and waits at most `limit` for the open ones, on all segments.
     pub async fn drain(&self, limit: Duration) -> DrainReport {
         self.segments.drain();
         self.first.segment_handle.drain();
@@ -232,7 +233,7 @@ impl Node {
         let here = || all.iter().map(SegmentHandle::open_plans).sum::<u64>();
         let open = || here().max(self.client.open_plans() as u64);
         let (start, limit_ms) = (clock.now_ms(), limit.as_millis() as u64);
-        // What the master granted before it heard of the drain is still on its way.
+        // Plans that the master granted before it received the drain may still be in flight.
         let quiet = || all.iter().all(SegmentHandle::is_quiet);
         let before = open();
         until(quiet, start + limit_ms.min(QUIET_LIMIT_MS), clock).await;
@@ -253,11 +254,11 @@ impl Node {
         [self.first.segment_handle.clone()].into_iter().chain(self.segments.all()).collect()
     }
 
-    /// Leaves the cluster and unlinks everything.
+    /// Leaves the cluster and unlinks its files.
     pub async fn stop(self) {
         self.closing.store(true, Ordering::Release);
         self.client.for_another_runtime().close().await;
-        // The first one last: it stands for the rank.
+        // The first one last: it represents the rank.
         let mounted = self.segments.all();
         join_all(mounted.iter().map(SegmentHandle::leave)).await;
         self.first.segment_handle.leave().await;
@@ -268,7 +269,7 @@ impl Drop for NodeParts {
     fn drop(&mut self) {
         self.closing.store(true, Ordering::Release);
         self.segments.close();
-        // Clients of this node may hold its credentials for longer.
+        // Clients of this node may keep its credentials longer.
         self.segments.common.guard.credentials().let_go();
     }
 }

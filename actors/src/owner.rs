@@ -1,6 +1,7 @@
-//! Owner: the only writer of one segment's owner words. It hears of plans, commits and retirements
-//! from the master, ends plans by [I10], runs quarantine [I8] and frees slots. Its state is rebuilt
-//! from headers and from the tables outside it; it never touches payload bytes.
+//! Owner: the only writer of one segment's owner words. It carries out the plans, commits and
+//! retirements that the master sends, ends plans by [I10], runs quarantine [I8] and frees slots.
+//! After a panic its state is rebuilt from the headers and from the tables outside the actor. It
+//! never touches payload bytes.
 
 pub mod attachments;
 mod clearing;
@@ -30,32 +31,33 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tables::{Gauges, OwnerTables, PlanRecord, PlanStatus};
 
-/// The owner looks at deadlines and unacknowledged frees this often.
+/// Interval at which the owner checks deadlines and unacknowledged frees.
 const IDLE_TICK_MS: u64 = 100;
-/// And this often while a fence is incomplete.
+/// The same interval while a fence is incomplete.
 const FENCE_TICK_MS: u64 = 5;
-/// A pin that holds a retired object up for so long is counted as suspect; it is honoured all the
-/// same.
+/// A pin that delays the reuse of a retired object for longer than this is counted as suspect. The
+/// pin still counts.
 const SUSPECT_PIN_NS: u64 = 10_000_000_000;
-/// `Freed` is repeated after this many idle ticks.
+/// An unacknowledged `Freed` is sent again after this many ticks.
 const FREED_REPEAT_TICKS: u64 = 5;
 
-/// What outlives the Owner actor.
+/// State that outlives the Owner actor.
 #[derive(Clone)]
 pub struct OwnerDurable {
     /// The segment.
     pub heap: Heap,
     /// Plans, keys, grants, attachments, gauges.
     pub tables: Arc<OwnerTables>,
-    /// What makes the identities of the job's keys [I16].
+    /// Computes the key identities of the job [I16].
     pub hasher: KeyHasher,
-    /// The way to the master.
+    /// The queue to the master.
     pub uplink: Arc<Uplink>,
-    /// Told of what becomes live and what ceases to be.
+    /// The evictor, which is notified when an object becomes live and when it is retired.
     pub evictor: Arc<OnceLock<ActorAddr<Evictor>>>,
     /// The time.
     pub clock: Arc<dyn Clock>,
-    /// A claim in the device log that is open for so long is asked about.
+    /// After this time, in milliseconds, the owner asks the producers about a claim in the device
+    /// log that is still open.
     pub log_claim_ttl_ms: u64,
 }
 
@@ -70,41 +72,44 @@ pub struct Owner {
     idle_ticks: u64,
     // The device log, if the segment has one.
     log: Option<log::Log>,
-    // The report that is asked for and waits for the term to be fenced.
+    // Number of a requested report that waits until the term is fenced.
     report_wanted: Option<u64>,
 }
 
-/// A higher term is obeyed (the tables say which): fence what went before.
+/// The owner obeys a higher term (`OwnerTables::term`): fence the plans of lower terms.
 #[derive(Debug)]
 pub struct NewTerm;
-/// A producer writes for no plan of a lower term.
+/// The producer (second field) writes for no plan of a term below this one any more, on any of its
+/// attachments that this reply covers.
 #[derive(Debug)]
 pub struct TermObeyed(pub AttachId, pub u64, pub Term);
-/// A process has no claim open below this position of the log.
+/// The process of this attachment has no open claim below this position of the log.
 #[derive(Debug)]
 pub struct LogClear(pub AttachId, pub u64);
 /// A frame from the master.
 #[derive(Debug)]
 pub struct FromMaster(pub MasterToOwner);
-/// A reader's report.
+/// A reader's report of the objects that it read.
 #[derive(Debug)]
 pub struct Touches(pub TouchBatch);
-/// A producer (all its attachments at once) dropped a plan.
+/// A producer dropped a plan: attachment on which it replied, producer, plan.
 #[derive(Debug)]
 pub struct PlanDropped(pub AttachId, pub u64, pub PlanId);
-/// The evictor's victims: retire those that are still live.
+/// The evictor's victims, as (slot, epoch): retire those that are still live. Replies with the
+/// bytes that quarantine will free.
 #[derive(Debug)]
 pub struct Evict(pub Vec<(u32, u32)>);
-/// Retire the cheapest address-contiguous window of this many bytes.
+/// Retire the cheapest address-contiguous window of this many bytes. Replies with the bytes that
+/// quarantine will free.
 #[derive(Debug)]
 pub struct EvictWindow(pub u64);
-/// The segment is being unmounted: every live object goes. Answers how many went.
+/// The segment is being unmounted: retire every live object. Replies with their number.
 #[derive(Debug)]
 pub struct RetireAll;
 /// A timer.
 #[derive(Debug)]
 pub struct OwnerTick(u64);
-/// For embedding programs: figures straight from the owner.
+/// For embedding programs: a snapshot of the owner's gauges.
 #[derive(Debug)]
 pub struct GetGauges;
 
@@ -156,12 +161,12 @@ impl Role for Owner {
         };
         let mut slots =
             Slots::scan(durable.heap.clone(), &open, |s, e| durable.tables.has_key(s, e), now);
-        // So may the evictor have missed one that a panic swallowed. At the first start there is
-        // none.
+        // The panic may have lost a message to the evictor, so the evictor compares its list with
+        // the headers. At the first start there is no evictor yet.
         if durable.evictor.get().is_some() {
             durable.tables.evictor_missed.store(true, std::sync::atomic::Ordering::Release);
         }
-        // A word that a panic swallowed is said again.
+        // A panic may have lost the `Drain` message: let the poller send it again.
         durable.tables.log_signals.notified.store(false, std::sync::atomic::Ordering::Release);
         let log = log::Log::of(durable, &mut slots, now);
         let mut owner = Self {
@@ -198,19 +203,20 @@ impl Owner {
         SlotRef { incarnation: self.incarnation, slot, epoch }
     }
 
-    /// After every message: publish the levels and make sure the next due moment has a timer.
+    /// After every message: publish the gauges and set a timer for the next due time.
     fn reschedule(&mut self, ctx: &mut Context<'_, Self>) {
         let g = &self.durable.tables.gauges;
         g.levels(&self.slots.usage());
-        // A plan that ran out of time is fenced before its slot is: its writer holds it all the
-        // same.
+        // Counts ending plans, not slots: an expired plan is fenced while its slot is not retired
+        // yet.
         g.fencing.store(self.ending.len() as u64, std::sync::atomic::Ordering::Relaxed);
         let now = self.durable.clock.now_ns();
         let (pinned, suspect) = self.slots.held_by_pins(now, SUSPECT_PIN_NS);
         let pinned = pinned + u64::from(self.log.as_ref().is_some_and(log::Log::waits_for_view));
         g.pinned.store(pinned, std::sync::atomic::Ordering::Relaxed);
         g.pins_suspect.store(suspect, std::sync::atomic::Ordering::Relaxed);
-        // Quarantine counts from when the cleared LIVE is visible, which is surely so by now [I8].
+        // Quarantine counts from the time when every reader sees LIVE cleared. That is certain here
+        // [I8].
         self.slots.restart_quarantines(now);
         if let Some(log) = &mut self.log {
             log.restart_quarantines(now);
@@ -233,7 +239,7 @@ impl Owner {
         if due < self.next_tick_ns {
             self.next_tick_ns = due;
             self.tick_generation += 1;
-            // Round up: a tick before the due moment would only be repeated.
+            // Round up: a tick before the due time would do nothing and be set again.
             let wait = (due - now).div_ceil(1_000_000).max(1);
             ctx.after(Duration::from_millis(wait), OwnerTick(self.tick_generation));
         }
@@ -250,9 +256,9 @@ impl Owner {
         if let Some(e) = self.durable.evictor.get()
             && let Err(error) = e.try_send(message)
         {
-            // It reads the headers again at its next look, in half a second.
+            // The evictor reads the headers again at its next check, within half a second.
             self.durable.tables.evictor_missed.store(true, std::sync::atomic::Ordering::Release);
-            tracing::debug!(%error, "the evictor missed a batch");
+            tracing::debug!(%error, "the evictor's mailbox did not take a message");
         }
     }
 
@@ -261,24 +267,25 @@ impl Owner {
         if p.at.incarnation != self.incarnation {
             return;
         }
-        // The link recorded plan and token already; this makes the slot agree.
+        // The link recorded plan and token already; here the slot is opened to match.
         let header_base = self.durable.heap.geometry().header_base;
         self.durable.tables.record(&p, header_base, self.durable.clock.now_ns());
         if self.durable.tables.has_elsewhere(&p) {
-            // It would take the place of the first, whose slot would be open for ever.
-            tracing::warn!(plan = ?p.plan, at = ?p.at, "a plan of the number of another");
+            // It would replace the first plan's record, and that plan's slot would stay open
+            // forever.
+            tracing::warn!(plan = ?p.plan, at = ?p.at, "ignored: a plan with a number in use");
             return;
         }
         if self.durable.tables.standing(p.plan) == PlanStatus::Over {
-            // Ended before this message of it was handled: its slot has been seen to.
+            // The plan ended before this message was handled: its slot is already released.
             return;
         }
         if self.slots.is_live(p.at.slot, p.at.epoch) {
-            // Told again after a lost link, and committed meanwhile.
+            // The master sent it again after a lost link, and it was committed meanwhile.
             return self.close_plan(p.plan);
         }
         if let Err(error) = self.slots.open(p.at.slot, p.at.epoch, extent) {
-            tracing::warn!(%error, plan = ?p.plan, "a plan that this owner cannot open");
+            tracing::warn!(%error, plan = ?p.plan, "this owner cannot open the slot of a plan");
             self.close_plan(p.plan);
             self.send_to_master(OwnerToMaster::Retired(vec![p.at]));
         }
@@ -305,9 +312,10 @@ impl Owner {
                 }
                 Ok(_) => {}
                 Err(error) => {
-                    // [I11]: not READY or of another epoch. The master believed a wrong commit.
+                    // [I11]: the slot is not READY or has another epoch. The master accepted a
+                    // wrong commit.
                     self.durable.tables.slow_path.commits_denied.one();
-                    tracing::warn!(%error, plan = ?c.plan, "a commit that the header denies");
+                    tracing::warn!(%error, plan = ?c.plan, "commit refused: header does not match");
                     self.send_to_master(OwnerToMaster::Retired(vec![c.at]));
                 }
             }
@@ -315,13 +323,13 @@ impl Owner {
         // Tail to head, like touches: the head of a prefix stays longest.
         admitted.reverse();
         self.notify_evictor(Admit(admitted));
-        // The first one accepted is served [I15].
+        // Where log and heap have the same key, the object accepted first is served [I15].
         if !second.is_empty() {
             self.retire(&second);
         }
     }
 
-    /// A plan that ended well: its token is of no more use.
+    /// Removes a plan that is over, revokes its token and forgets the grant.
     fn close_plan(&mut self, plan: PlanId) {
         let record = self.durable.tables.lock().plans.remove(&plan);
         self.ending.retain(|p| *p != plan);
@@ -353,7 +361,7 @@ impl On<FromMaster> for Owner {
             MasterToOwner::EvictTo { bytes } => self.notify_evictor(EvictTo(bytes)),
             MasterToOwner::AskLog { number, question } => self.answer_about_log(number, question),
             MasterToOwner::RequestReport { number } => self.report_when_fenced(number),
-            // The link's matter.
+            // Handled by the link.
             MasterToOwner::ReportTaken
             | MasterToOwner::NoMorePlans
             | MasterToOwner::Heartbeat
@@ -384,7 +392,7 @@ impl On<Touches> for Owner {
         Gauges::add(&g.gets_by_cache, served.by_cache);
         Gauges::add(&g.gets_by_master, served.by_master);
         Gauges::add(&g.bytes_read, bytes);
-        // A hint: a list that lacks it is as good as one that was late.
+        // Only a hint for the eviction order: it may be lost.
         if let Some(evictor) = self.durable.evictor.get() {
             let _ = evictor.try_send(Touched(fresh));
         }
@@ -454,7 +462,7 @@ impl On<OwnerTick> for Owner {
             let in_log = self.log.as_ref().is_some_and(log::Log::waits_for_view);
             let pinned = &self.durable.tables.gauges.pinned;
             if in_log || pinned.load(std::sync::atomic::Ordering::Relaxed) > 0 {
-                // A dead process holds nothing [I9].
+                // Pins of dead processes do not count [I9].
                 self.durable.tables.pins.remove_dead();
             }
             self.quarantine_over();

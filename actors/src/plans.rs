@@ -1,6 +1,6 @@
-//! A producer's open plans, shared between the handle that writes and the owner that may end a
-//! plan. A gate per plan says whether bytes are being placed; a plan that was dropped is never
-//! started, even if the reply that grants it arrives later [I10].
+//! The open plans of a producer, shared by the handle that writes and the links over which owners
+//! end plans. A gate per plan shows whether a write is in flight. A plan that its owner dropped is
+//! never started, even if the reply that grants it arrives later [I10].
 
 use crate::client::closed;
 use crate::client::peer::Peer;
@@ -60,7 +60,7 @@ impl PlanState {
         Ok(in_flight)
     }
 
-    /// No write starts from here on; returns once those in flight are done, or Timeout [I6].
+    /// Lets no new write start and waits for those in flight; Timeout after `SEAL_LIMIT` [I6].
     pub(crate) fn seal(&self, machine: &dyn Machine) -> Result<()> {
         self.sealed.store(true, Ordering::SeqCst);
         for _ in 0..SEAL_LIMIT.as_millis() {
@@ -75,8 +75,8 @@ impl PlanState {
         )))
     }
 
-    /// A write failed midway: what lies in the extent is unknown, and over tcp its bytes may still
-    /// arrive. Such a plan is never published.
+    /// Records that a write failed midway: the content of the extent is unknown, and over tcp its
+    /// bytes may still arrive. Such a plan is never published.
     pub(crate) fn break_off(&self) {
         self.broken.store(true, Ordering::SeqCst);
     }
@@ -92,7 +92,7 @@ impl PlanState {
         Ok(())
     }
 
-    /// The publish failed for want of bytes: writes may go on.
+    /// Allows writes again, after a publish that found bytes missing.
     pub(crate) fn unseal(&self) {
         self.sealed.store(false, Ordering::SeqCst);
     }
@@ -132,27 +132,26 @@ impl PlanState {
         self.desc.meta.at.incarnation == incarnation && self.desc.plan.term < term
     }
 
-    /// What a commit or abort of it carries.
+    /// The reference that a commit or abort of this plan sends.
     pub(crate) fn reference(&self) -> PlanRef {
         PlanRef { plan: self.desc.plan, at: self.desc.meta.at, key: self.desc.meta.key }
     }
 }
 
-/// The term that an owner obeys, as one attachment to it was told. Changed under the lock of
-/// [`OpenPlans`], so that no plan slips in between.
+/// The term that an owner obeys, as received over an attachment. It changes only under the lock of
+/// [`OpenPlans`], so that no plan of a lower term is registered at the same time.
 #[derive(Debug)]
 pub struct Obeyed {
     incarnation: u64,
-    // One for all attachments of a handle to that owner: what one of them says of it, it says for
-    // all.
+    // Shared by all attachments of a handle to that owner: a term received over one holds for all.
     term: Arc<Mutex<Term>>,
-    // What is open in the owner's device log: of this process where it maps it, else of this
-    // attachment alone.
+    // Open claims in the owner's device log: those of this process if it maps the log, else those
+    // of this attachment alone.
     claims: Option<Arc<OpenClaims>>,
 }
 
 impl Obeyed {
-    /// True when nothing that is reported over this attachment is open in the owner's log below a
+    /// True when no claim that this attachment answers for is open in the owner's log below a
     /// position.
     pub(crate) fn is_clear_below(&self, below: u64) -> bool {
         self.claims.as_ref().is_none_or(|claims| claims.clear_below(below))
@@ -197,21 +196,22 @@ impl Ranges {
 #[derive(Debug, Default)]
 struct Inner {
     by_plan: BTreeMap<PlanId, Arc<PlanState>>,
-    // Closed with a write still in flight.
+    // Closed plans with a write still in flight.
     leaving: BTreeMap<PlanId, Arc<PlanState>>,
     by_key: HashMap<Key, PlanId>,
     // Plans ended before their grant arrived. Emptied whenever no open is in flight, so its size
     // is bounded by what the master granted meanwhile.
     refused: HashSet<PlanId>,
     opening: usize,
-    // The handle is closed: nothing is registered any more.
+    // The handle is closed: no further plan is registered.
     shut: bool,
     // The terms that owners obey, by incarnation, as long as there is an attachment.
     terms: BTreeMap<u64, Weak<Mutex<Term>>>,
 }
 
 impl Inner {
-    /// Takes out those whose last writer is out; to be dropped once the lock is free.
+    /// Removes the closed plans that have no write in flight. The caller drops them after it
+    /// releases the lock.
     fn leave(&mut self) -> Vec<Arc<PlanState>> {
         self.leaving.extract_if(.., |_, p| p.gate.is_drained()).map(|(_, p)| p).collect()
     }
@@ -240,7 +240,8 @@ impl OpenPlans {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a new attachment to an owner is sent, and what it is asked about.
+    /// State of a new attachment to an owner: the term to obey, and the open claims that the owner
+    /// asks about.
     pub(crate) fn obeyed(&self, incarnation: u64, claims: Option<Arc<OpenClaims>>) -> Arc<Obeyed> {
         let mut inner = self.lock();
         let known = inner.terms.get(&incarnation).and_then(Weak::upgrade);
@@ -253,8 +254,8 @@ impl OpenPlans {
         Arc::new(Obeyed { incarnation, term, claims })
     }
 
-    /// Call before asking for plans; keep the guard until the granted ones are registered, or given
-    /// up.
+    /// Call before requesting plans; keep the guard until the granted ones are registered or given
+    /// up. Disconnected if the handle is closed.
     pub(crate) fn opening(&self) -> Result<Opening<'_>> {
         let mut inner = self.lock();
         if inner.shut {
@@ -264,12 +265,13 @@ impl OpenPlans {
         Ok(Opening(self))
     }
 
-    /// True when nobody asks for plans now.
+    /// True when no `OpenForWrite` is in flight.
     pub(crate) fn none_opening(&self) -> bool {
         self.lock().opening == 0
     }
 
-    /// Takes a granted plan in, unless the owner ended it already.
+    /// Registers a granted plan. Reclaimed if its owner has ended it already; Disconnected if the
+    /// handle is closed.
     pub(crate) fn register(&self, plan: PlanState) -> Result<Arc<PlanState>> {
         let mut inner = self.lock();
         if inner.shut {
@@ -294,7 +296,7 @@ impl OpenPlans {
         inner.by_key.get(key).and_then(|p| inner.by_plan.get(p)).cloned()
     }
 
-    /// Asks for and registers no plan from here on: the handle is being closed.
+    /// Refuses all further opens and registrations: the handle is being closed.
     pub(crate) fn shut(&self) {
         self.lock().shut = true;
     }
@@ -304,15 +306,17 @@ impl OpenPlans {
         self.lock().by_plan.values().cloned().collect()
     }
 
-    /// Forgets a plan that was committed, aborted or refused.
+    /// Removes a plan that was committed, aborted or refused.
     pub(crate) fn close(&self, plan: &PlanState) {
-        // Whoever still holds it writes no more: the object may be live now [I6].
+        // A thread that still holds the plan cannot write any more: the object may be LIVE now
+        // [I6].
         plan.gate.close();
         let mut inner = self.lock();
-        // Dropped after the lock: the last of a peer takes the owner's lock, which the owner holds
-        // while it asks here.
+        // Dropped after this lock is released: the drop of a peer's last reference takes the
+        // owner's lock, and the owner holds that lock while it calls here.
         let mut gone = inner.leave();
-        // With a writer still inside it stays known, or its owner would be told that all are out.
+        // A plan with a write in flight is kept in `leaving`. Otherwise its owner would be notified
+        // that no write is in flight.
         match inner.by_plan.remove(&plan.desc.plan) {
             Some(p) if !p.gate.is_drained() => drop(inner.leaving.insert(plan.desc.plan, p)),
             out => gone.extend(out),
@@ -324,8 +328,8 @@ impl OpenPlans {
         drop(gone);
     }
 
-    /// An owner obeys this term: no plan of a lower one is started or continued there, not even one
-    /// whose grant is still on its way.
+    /// Records that an owner obeys this term: no plan of a lower term is started or continued
+    /// there, not even one whose grant is still in flight.
     pub(crate) fn obey(&self, owner: &Obeyed, term: Term) {
         let inner = self.lock();
         owner.raise(term);
@@ -344,7 +348,7 @@ impl OpenPlans {
         known.all(|p| !p.is_below(incarnation, term) || p.gate.is_drained())
     }
 
-    /// Ends a plan from the owner's side: it will not be started or continued.
+    /// Ends a plan at its owner's request: no write of it starts any more.
     pub(crate) fn drop_plan(&self, plan: PlanId) {
         let mut inner = self.lock();
         match inner.by_plan.get(&plan) {
@@ -356,14 +360,14 @@ impl OpenPlans {
         }
     }
 
-    /// True when nothing of a dropped plan is in flight any more.
+    /// True when no write of a dropped plan is in flight.
     pub(crate) fn is_drained(&self, plan: PlanId) -> bool {
         let inner = self.lock();
         let out = |p: &Arc<PlanState>| p.gate.is_drained();
         inner.by_plan.get(&plan).is_none_or(out) && inner.leaving.get(&plan).is_none_or(out)
     }
 
-    /// True when no write is in flight for any plan that was closed.
+    /// True when no write is in flight for any plan, open or closed.
     pub(crate) fn all_drained(&self) -> bool {
         let mut inner = self.lock();
         let gone = inner.leave();
@@ -378,7 +382,7 @@ impl OpenPlans {
         self.lock().by_plan.contains_key(&plan)
     }
 
-    /// Plans open now.
+    /// Number of plans open now.
     pub fn len(&self) -> usize {
         self.lock().by_plan.len()
     }
@@ -437,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn i10_a_term_told_over_one_attachment_is_obeyed_by_every_attachment_of_its_handle() {
+    fn i10_a_term_received_over_one_attachment_is_obeyed_by_every_attachment_of_its_handle() {
         let plans = OpenPlans::default();
         let (mapped, devices) = (plans.obeyed(OWNER, None), plans.obeyed(OWNER, None));
         let peer = Peer::nowhere(mapped);

@@ -1,6 +1,7 @@
-//! Producer: what stands behind a client handle when no call is running. It attaches to owners (one
-//! attempt at a time for each), sends the touches that readers noted, and gives up the plans that
-//! were dropped. Open plans and attached peers lie outside it; it never sees a payload byte.
+//! Producer: does the background work of a client handle when no call is running. It attaches to
+//! owners (one attempt at a time for each), sends the touches that readers noted, and gives up
+//! dropped plans. Open plans and attached peers are kept outside of it; it never sees a payload
+//! byte.
 
 use crate::actor::{Context, Message, On, Reply, Role};
 use crate::client::control::ControlPool;
@@ -14,22 +15,22 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Touches are looked at this often, and sent if there are so many of an owner.
+/// Touches are checked this often, and sent if an owner has at least this many.
 const FLUSH_MS: u64 = 20;
 const TOUCH_BATCH: usize = 128;
-/// At so many such looks they are sent however few they are.
+/// Every this many checks, touches are sent however few they are.
 const FLUSH_ALL_TICKS: u64 = 5;
-/// So many such looks lie between two questions for owners that were not met.
+/// Checks between two requests for the membership because of owners not attached to yet.
 const ATTACH_AGAIN_TICKS: u64 = 25;
-/// So many lie between two attempts to attach anew to where claims are made through devices: 5 s.
+/// Checks between two attempts to restore attachments that claim through RDMA devices: 5 s.
 const CLAIM_AGAIN_TICKS: u64 = 250;
 /// An abort that takes longer is left to the plan's deadline.
 const ABORT_LIMIT: Duration = Duration::from_secs(2);
-/// When a withdrawal is said again.
+/// Pause before a withdrawal is sent a second time.
 const WITHDRAW_AGAIN: Duration = Duration::from_millis(250);
-/// Owners heard of and not met at a time.
+/// Most owners waiting to be attached to.
 const MAX_UNATTACHED: usize = 256;
-/// Callers that wait for one attachment.
+/// Most callers waiting for one attachment.
 const MAX_WAITERS: usize = 4096;
 
 /// What outlives the Producer actor.
@@ -57,22 +58,23 @@ pub struct Producer {
     attach_again_at: u64,
 }
 
-/// Attach to an owner, or get the attachment that is there.
+/// Attach to an owner, or return the attachment that exists.
 #[derive(Debug)]
 pub struct Attach(pub RankInfo);
-/// Owners that were heard of: those of this host are attached to, others are left alone.
+/// Incarnations of owners to attach to, if they are on this host; others are ignored.
 #[derive(Debug)]
 pub struct AttachTo(pub Vec<u64>);
-/// The members, asked for on behalf of a `AttachTo`.
+/// The membership, requested for an `AttachTo`.
 struct Members(Result<View>);
-/// An attempt to attach ended: the attachment, and maybe one more that claims.
+/// The result of an attempt to attach: the attachment, and maybe a second one for claims.
 struct Attached(u64, Result<Vec<Arc<Peer>>>);
-/// An attempt ended to attach once more to where claims are made through devices.
+/// The result of an attempt to restore an attachment that claims through RDMA devices.
 struct Claiming(Result<Arc<Peer>>);
-/// Plans that nobody will finish; what it holds until the master was told, or could not be.
+/// Plans to give up. The `Arc` is held until the master was notified or the attempt failed.
 #[derive(Debug)]
 pub struct Abandon(pub Vec<PlanRef>, pub Arc<()>);
-/// The caller of this open is gone before its answer came; what it holds as [`Abandon`] does.
+/// An open whose caller is gone before its answer came, by request id. The `Arc` is as in
+/// [`Abandon`].
 #[derive(Debug)]
 pub struct Withdrawn(pub u64, pub Arc<()>);
 /// A timer.
@@ -164,7 +166,7 @@ fn attaching(shared: &Shared, info: RankInfo) -> Attaching {
 }
 
 impl Producer {
-    /// A way that only claims was lost, or could not be had: tried once more.
+    /// Tries again to make attachments for claims that were lost or failed.
     fn claim_again(&self, shared: &Shared, ctx: &mut Context<'_, Self>) {
         let lacking = shared.peers.lacking();
         if lacking.is_empty() {
@@ -179,7 +181,7 @@ impl Producer {
         }
     }
 
-    /// Attaches to those of these owners that are members, of this host, and met no better way.
+    /// Attaches to the waiting owners that are members and on this host; drops the others.
     fn attach_to(&mut self, view: &View, ctx: &mut Context<'_, Self>) {
         let Some(shared) = self.durable.shared.upgrade() else { return };
         let here = shared.env.machine.boot_id();
@@ -227,7 +229,7 @@ impl On<Members> for Producer {
                 shared.keep_view(view.clone());
                 self.attach_to(&view, ctx);
             }
-            // Heard of again, they are asked for again.
+            // The next `AttachTo` requests them again.
             _ => self.unattached.clear(),
         }
     }
@@ -242,7 +244,7 @@ impl On<Attached> for Producer {
             result = Err(closed());
         }
         let first = result.and_then(|peers| {
-            peers.into_iter().next().ok_or_else(|| crate::Error::internal("attached by no way"))
+            peers.into_iter().next().ok_or_else(|| crate::Error::internal("no attachment made"))
         });
         for w in self.attaching.remove(&incarnation).unwrap_or_default() {
             w.send(first.clone());
@@ -280,7 +282,7 @@ impl On<Abandon> for Producer {
         tokio::task::spawn_local(async move {
             let Abandon(plans, _until_reported) = m;
             if let Err(error) = pool.call(Request::Abort(plans), ABORT_LIMIT).await {
-                tracing::debug!(%error, "plans left to their deadline");
+                tracing::debug!(%error, "plans not aborted; they end at their deadline");
             }
         });
         reply.send(());
@@ -292,11 +294,12 @@ impl On<Withdrawn> for Producer {
         let pool = self.durable.pool.clone();
         tokio::task::spawn_local(async move {
             let Withdrawn(request, _until_reported) = m;
-            // Twice: the open itself may be overtaken, it travels on another connection.
+            // Sent twice: the open uses another connection, and the first withdrawal may overtake
+            // it.
             for pause in [Duration::ZERO, WITHDRAW_AGAIN] {
                 tokio::time::sleep(pause).await;
                 if let Err(error) = pool.call(Request::Withdraw { request }, ABORT_LIMIT).await {
-                    tracing::debug!(%error, "an open left to its deadline");
+                    tracing::debug!(%error, "an open not withdrawn; it ends at its deadline");
                 }
             }
         });
@@ -316,7 +319,7 @@ impl On<ProducerTick> for Producer {
         if self.ticks.is_multiple_of(CLAIM_AGAIN_TICKS) {
             self.claim_again(&shared, ctx);
         }
-        // A batch that is worth a message, or one that has waited long enough.
+        // Send a batch that is worth a message, or one that has waited long enough.
         let all = self.ticks.is_multiple_of(FLUSH_ALL_TICKS);
         let enough = if all { 1 } else { TOUCH_BATCH };
         let peers = shared.peers.all();
@@ -331,7 +334,7 @@ impl On<ProducerTick> for Producer {
                 log.batch_reported();
             }
         }
-        // What a steady reader noted last goes with his next batch.
+        // The last touches of a steady reader are sent with its next batch.
         let due = |p: &Arc<Peer>| p.touches_noted() >= enough && !(all && p.touches_sent());
         for peer in peers.into_iter().filter(due) {
             tokio::task::spawn_local(async move {

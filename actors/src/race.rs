@@ -1,12 +1,12 @@
-//! Two halves of a connection, or of anything else, of which the first to end ends both. They are
-//! polled in turns, so that neither starves, and in the same order in every run of a simulation: a
-//! `select!` draws lots.
+//! Runs two futures, such as the two halves of a connection, until the first one ends. They are
+//! polled alternately, so that neither starves, and in the same order in every run of a simulation:
+//! `select!` polls in random order.
 
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
 
-/// What the first of the two to end says.
+/// The output of the first of the two that ends; the other is dropped.
 pub(crate) async fn race<T>(a: impl Future<Output = T>, b: impl Future<Output = T>) -> T {
     let (mut a, mut b) = (pin!(a), pin!(b));
     let mut a_first = false;

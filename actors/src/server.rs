@@ -1,6 +1,7 @@
 //! The control port of a node: accepts connections, checks the hello, and serves clients, ranks and
-//! attached processes. Each connection is a task on the place of the actor that it talks to, so a
-//! request costs no thread hop. A connection that does not decode is closed and harms nobody [I19].
+//! attached processes. Each connection is a task on the executor of the actor that it talks to, so
+//! a request costs no thread hop. A connection whose frames do not decode is closed, and affects no
+//! other [I19].
 
 mod commands;
 mod link;
@@ -42,34 +43,34 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, Semaphore, mpsc, watch};
 
-/// Control connections at once that were let in; further ones are closed.
+/// Most authenticated control connections at a time; further ones are closed.
 const MAX_CONNECTIONS: usize = 4096;
-/// A connection that has not proven what the job shares by then is closed, and one that has and
-/// does not say hello for as long again.
+/// A connection that has not authenticated within this time is closed; so is one that then sends no
+/// hello for as long again.
 const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// Largest hello.
 const MAX_HELLO_BYTES: usize = 64 * 1024;
-/// Largest frame of a rank: a part of a report with the longest keys fits twice.
+/// Largest frame from a rank: twice the largest part of a report.
 const MAX_TO_MASTER_BYTES: usize = 8 << 20;
-/// Largest frame of an attached client: the most touches it keeps fit.
+/// Largest frame from an attached client: the most touches that it keeps fit.
 const MAX_TO_OWNER_BYTES: usize = 2 << 20;
 /// Questions about plans that one attached client may have open; further ones wait.
 const MAX_CHECKS: usize = 64;
 /// A call to an actor that takes longer is answered with Timeout.
 const ACTOR_LIMIT: Duration = Duration::from_secs(5);
-/// Signs of life on a rank's link per TTL, and the longest pause between two.
+/// Heartbeats of the master on a rank's link per TTL, and the longest pause between two.
 const BEATS_PER_TTL: u64 = 4;
 const LONGEST_BEAT: Duration = Duration::from_millis(250);
 /// Pause after an accept error (out of file descriptors), so that it cannot spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What a node's control port knows.
+/// What a node's control port needs to serve.
 pub struct Server {
     /// The job.
     pub job: String,
-    /// Whom it lets in.
+    /// Authenticates its peers.
     pub guard: Arc<Guard>,
-    /// What makes the identities of the job's keys [I16].
+    /// The hasher that makes the identities of the job's keys [I16].
     pub hasher: KeyHasher,
     /// This rank.
     pub rank: u32,
@@ -81,9 +82,9 @@ pub struct Server {
     pub settings: watch::Receiver<Option<(crate::message::Term, Settings)>>,
     /// Defaults until then.
     pub defaults: Settings,
-    /// The ways to this node's segments.
+    /// This node's segments, by incarnation.
     pub(crate) registry: SegmentRegistry,
-    /// Who mounts and unmounts them.
+    /// Mounts and unmounts them.
     pub(crate) segments: Weak<Segments>,
     /// The time.
     pub clock: Arc<dyn Clock>,
@@ -91,18 +92,18 @@ pub struct Server {
     pub random: Arc<dyn Random>,
     /// Set when the node shuts down.
     pub closing: Arc<AtomicBool>,
-    /// Connections now that were let in.
+    /// Authenticated connections now.
     pub connections: AtomicUsize,
-    /// Room for those that have not proven yet that they belong to the job.
+    /// Connections that have not authenticated yet.
     pub unauthenticated: Arc<UnauthenticatedPeers>,
-    /// Lines of the log about what others can repeat at will.
+    /// Limits log lines that peers could cause without end.
     pub lines: LogLines,
-    /// Room for rings.
+    /// Free ring slots.
     pub rings: Arc<Semaphore>,
 }
 
 impl Server {
-    /// Room for so many clients that share memory with this node.
+    /// Slots for the clients that may use a ring at the same time.
     pub fn room_for_rings() -> Arc<Semaphore> {
         Arc::new(Semaphore::new(requests::MAX_RINGS))
     }
@@ -118,7 +119,7 @@ impl Drop for Counted {
 }
 
 impl Server {
-    /// Accepts until the node closes. Run it on the master's place on rank 0, on the owner's else.
+    /// Accepts until the node closes. Runs on the master's executor on rank 0, else on the owner's.
     pub async fn run(self: Arc<Self>, mut listener: Box<dyn Listener>) {
         loop {
             match listener.accept().await {
@@ -161,7 +162,7 @@ impl Server {
         };
         let session = match race(admitted, gives_way).await {
             Some(Ok(session)) => session,
-            // What it says is read no further; the guard has counted and logged it [I20].
+            // Nothing more is read from it; the guard has counted and logged the refusal [I20].
             Some(Err(_)) => return Ok(()),
             None => {
                 self.guard.refuse(&peer.text, &AuthError::Crowded.to_string());
@@ -199,7 +200,8 @@ impl Server {
                     return refuse(&mut stream, self.no_door(incarnation)).await;
                 };
                 let served = attach(&endpoint, stream, peer, (producer, by), self.random.u64());
-                // Closed here, the client's flag falls: no verb of it succeeds any more.
+                // When the segment closes, this connection ends, and with it the client's
+                // attachment: none of its verbs succeeds any more.
                 let closed = async {
                     endpoint.closed().await;
                     Ok(())
@@ -219,7 +221,7 @@ impl Server {
 
     fn one_more(self: Arc<Self>) -> Option<Counted> {
         let before = self.connections.fetch_add(1, Ordering::Relaxed);
-        // Takes itself off again if it is one too many.
+        // Its drop subtracts it again if it is one too many.
         let counted = Counted(self);
         (before < MAX_CONNECTIONS).then_some(counted)
     }
@@ -254,7 +256,7 @@ impl Server {
     }
 }
 
-/// Rights to the device log that end with their attachment.
+/// The log token of an attachment; ends with it.
 struct LogToken<'a> {
     endpoint: &'a SegmentEndpoint,
     token: Option<u64>,
@@ -264,13 +266,14 @@ impl Drop for LogToken<'_> {
     fn drop(&mut self) {
         if let Some(token) = self.token {
             self.endpoint.tables.log_producers.end(token);
-            // It settles what is left; full, its timer does.
+            // The owner settles the open claims; if its mailbox is full, its timer does.
             let _ = self.endpoint.owner.try_send(Drain);
         }
     }
 }
 
-/// A way through devices, and word of its end for the link: who is severed learns it at once.
+/// RDMA access of a client. `sever` also ends the client's link, so that the client notices at
+/// once.
 #[derive(Debug)]
 struct SeverableAccess {
     served: Arc<dyn RemoteAccess>,
@@ -292,7 +295,7 @@ impl RemoteAccess for SeverableAccess {
     }
 }
 
-/// A way that ends with its attachment.
+/// RDMA access that is severed when its attachment ends.
 struct SeverOnDrop(Arc<SeverableAccess>);
 
 impl SeverOnDrop {
@@ -316,7 +319,8 @@ impl Drop for SeverOnDrop {
     }
 }
 
-/// The owner's end of a way through devices; why there is none is the client's to say.
+/// Makes the owner's end of an RDMA data path. The answer, or the reason for none, goes to the
+/// client.
 async fn through_devices(
     endpoint: &SegmentEndpoint,
     producer: u64,
@@ -324,11 +328,11 @@ async fn through_devices(
 ) -> (Option<SeverOnDrop>, Option<std::result::Result<Answer, String>>) {
     let AttachBy::Fabric(offer) = by else { return (None, None) };
     let Some(exported) = endpoint.exported.clone() else {
-        let why = "this rank's memory is not registered with any device; its log says why";
+        let why = "this rank's memory is not registered with any device; see its log";
         return (None, Some(Err(why.to_string())));
     };
     let offer = offer.clone();
-    // The kernel may look for the other end's address for a second: not on the thread of actors.
+    // Not on the thread of actors: the kernel may take a second to resolve the other end's address.
     match tokio::task::spawn_blocking(move || exported.accept(&offer)).await {
         Ok(Ok((served, answer))) => (Some(SeverOnDrop::new(served, producer)), Some(Ok(answer))),
         Ok(Err(e)) => (None, Some(Err(e.to_string()))),
@@ -344,7 +348,7 @@ async fn pass_segment(mut stream: BoxStream, segment: &str) -> Result<(), WireEr
     };
     write_frame(&mut stream, &mut Vec::new(), 0, &Welcome::Descriptor).await?;
     let passing = pass_descriptor(stream, fd.as_fd());
-    // A client that does not take it is nobody's concern.
+    // A client that does not take it is ignored.
     match tokio::time::timeout(HELLO_LIMIT, passing).await {
         Ok(passed) => Ok(passed.map(drop)?),
         Err(_) => Ok(()),
@@ -374,7 +378,7 @@ async fn attach(
         (_, Some(access)) => Some(Route::Fabric { tx: tx.clone(), served: access.0.clone() }),
         _ => None,
     };
-    // Registered before the welcome: every plan that ends from now on is told to it.
+    // Registered before the welcome: the client is notified of every plan that ends from now on.
     let id = route.map(|route| attachments.add(producer, route));
     let proof = proof.map(Proof::Process);
     let pins = id.zip(proof).and_then(|(id, proof)| endpoint.tables.pins.give(id, proof));
@@ -382,11 +386,12 @@ async fn attach(
     let log_token = log_token.and_then(|t| endpoint.tables.log_producers.give(t));
     let _rights = LogToken { endpoint, token: log_token };
     let mut buf = Vec::new();
-    // Read after it is registered: a later term is told to it.
+    // Read after the route is registered: a later term is sent to it.
     let term = endpoint.tables.term();
     let welcome = Welcome::Attached { term, pins, log_token, fabric };
     if let Err(e) = write_frame(&mut stream, &mut buf, 0, &welcome).await {
-        // It writes only after the welcome. What devices could do is over before it is forgotten.
+        // A client writes only after the welcome. Its RDMA access is severed before its route is
+        // removed.
         drop(severing);
         if let Some(id) = id {
             attachments.take_back(id);
@@ -419,7 +424,7 @@ async fn read_from_client<R: AsyncRead + Unpin>(
         read_frame::<_, ClientToOwner>(reader, &mut buf, MAX_TO_OWNER_BYTES).await?
     {
         if let Err(e) = m.check(endpoint.tables.geometry()) {
-            // It gets the reason, and what it said is not taken in [I19].
+            // The client gets the reason, and the frame has no effect [I19].
             let _ = tx.try_send(OwnerToClient::Refused(e.message.clone()));
             return Err(unsound(&e));
         }
@@ -443,7 +448,7 @@ async fn read_from_client<R: AsyncRead + Unpin>(
                 endpoint.owner.push(KeyReports(list), Reply::nobody()).await
             }
             ClientToOwner::Abandoned(claim) => match token {
-                // Of its own claims only, and of those it never wrote to.
+                // With a token: only its own claims, and only those it has not written to.
                 Some(t) if !endpoint.tables.log_producers.abandon(t, claim.into()) => Ok(()),
                 _ => endpoint.owner.push(GiveUp(claim), Reply::nobody()).await,
             },
@@ -452,7 +457,7 @@ async fn read_from_client<R: AsyncRead + Unpin>(
                 None => Ok(()),
             },
             ClientToOwner::CheckPlan(plan) => {
-                // Beside this loop: a Dropped must not wait behind it.
+                // In a task of its own: a Dropped must not wait behind it.
                 let (tables, tx) = (endpoint.tables.clone(), tx.clone());
                 let slot = checks.clone().acquire_owned().await;
                 tokio::task::spawn_local(async move {
@@ -477,7 +482,7 @@ async fn read_from_client<R: AsyncRead + Unpin>(
     Ok(())
 }
 
-/// An attached client said what cannot be.
+/// The error for an impossible frame from an attached client.
 fn unsound(error: &Error) -> WireError {
     WireError::Io(std::io::Error::new(std::io::ErrorKind::InvalidData, error.message.clone()))
 }
@@ -497,7 +502,7 @@ async fn write_to_client<W: AsyncWrite + Unpin>(
     Ok(())
 }
 
-/// Runs a server on a place.
+/// Runs a server on an executor.
 pub(crate) fn serve(executor: &Executor, server: Arc<Server>, listener: Box<dyn Listener>) {
     executor.task(async move { server.run(listener).await });
 }

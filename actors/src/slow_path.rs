@@ -1,6 +1,6 @@
 //! Counters on branches that are rare in production: retries, fences that had to wait, changes of
-//! terms, answers that were held back. They decide nothing; `/status` shows them, and the
-//! simulation demands that each of them moves, or the branch was never tested.
+//! terms, delayed answers. They decide nothing. `/status` shows them, and the simulation requires
+//! that each of them moves, so that no branch stays untested.
 
 use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,57 +47,57 @@ impl Counter {
 }
 
 counters! {
-    #[doc = "What a master had to do besides serving, since its process began."]
+    #[doc = "Slow paths of a master since its process began."]
     MasterSlowPath as MasterSlowPathCounters {
-        /// Its term rose above one that a joining rank had obeyed.
+        /// Its term was raised above one that a joining rank had obeyed.
         terms_risen,
         /// Incarnations refused because an earlier master had lost them, or they came too late.
         late_refused,
-        /// Reports asked for once more.
+        /// Reports requested again.
         reports_repeated,
-        /// Plans told again to an owner that had not heard of them.
+        /// Plans sent again to an owner that had not received them.
         plans_resent,
-        /// Objects reported that had been superseded meanwhile: retired.
+        /// Reported objects that had been superseded meanwhile, and were retired.
         superseded,
-        /// Answers to removals held back until the others knew of a loss.
+        /// Answers to removals delayed until the other ranks knew of a lost rank.
         removals_deferred,
         /// Removals that no owner confirmed in time.
         removals_unconfirmed,
-        /// Commits that came before their owner had recorded the plan, and waited.
+        /// Commits that came before their owner had recorded the plan, and had to wait.
         commits_waited,
-        /// Of these, those that waited in vain.
+        /// Of these, commits whose plan was not recorded in time.
         commits_unrecorded,
-        /// Calls parked while the state was rebuilt.
+        /// Calls delayed while the state was rebuilt.
         calls_parked,
-        /// Pauses of its own that were forgiven to everybody.
+        /// Pauses of its own process, for which the TTLs of all ranks were extended.
         pauses_forgiven,
     }
 
-    #[doc = "What an owner had to do besides serving, since its segment was made."]
+    #[doc = "Slow paths of an owner since its segment was made."]
     OwnerSlowPath as OwnerSlowPathCounters {
-        /// Looks at a fence that was not complete.
+        /// Checks of a fence that was not complete.
         fences_waited,
-        /// Terms that it came to obey.
+        /// New terms that it obeyed.
         terms_obeyed,
-        /// Looks at a term whose writers of lower ones were not all out.
+        /// Checks of a new term while writes of lower terms were still in flight.
         terms_waited,
-        /// Slots written to for plans never heard of: retired at a new term.
+        /// Slots written for plans that it never received, retired at a new term.
         unheard_retired,
-        /// `Freed` said once more.
+        /// `Freed` sent again.
         freed_repeated,
-        /// Plans that ended before their own message was handled.
+        /// Plans that ended before their `PlanOpened` was handled.
         ended_unopened,
-        /// Commits that a header denied.
+        /// Commits rejected because the header did not match.
         commits_denied,
     }
 
-    #[doc = "What a handle had to do besides its calls, since it was made."]
+    #[doc = "Slow paths of a handle (and its clones) since it was made."]
     ClientSlowPath as ClientSlowPathCounters {
         /// Calls repeated over a fresh connection.
         reconnected,
         /// Calls repeated because an actor was rebuilt under them.
         asked_again,
-        /// Commits repeated because an owner was unsure.
+        /// Commits repeated after NotReady.
         commits_repeated,
         /// Opens withdrawn without an answer.
         withdrawn,
@@ -105,7 +105,7 @@ counters! {
         abandoned,
         /// Plans that an owner, or a new term, had ended before they were registered.
         refused_at_once,
-        /// Owners attached to anew after their link broke.
+        /// Owners attached to again after their link broke.
         attached_again,
     }
 }

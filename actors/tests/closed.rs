@@ -1,5 +1,5 @@
-//! A handle that was closed does nothing any more: every verb says so, and no key is reserved by
-//! it.
+//! A handle that was closed does nothing any more: every call fails with an error that says so, and
+//! it reserves no key.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod embedding;
@@ -10,7 +10,7 @@ use nkv_actors::message::PutOptions;
 use nkv_actors::{Client, ClientConfig, Cluster, Error, ErrorKind, TransportChoice};
 use std::time::Duration;
 
-/// How often it is looked whether a handle is closed too soon.
+/// How often the test checks whether a handle is closed too soon.
 const POLLS: usize = 50;
 
 fn is_closed_error<T: std::fmt::Debug>(verb: &str, done: Result<T, Error>) {
@@ -19,7 +19,7 @@ fn is_closed_error<T: std::fmt::Debug>(verb: &str, done: Result<T, Error>) {
     assert!(closed, "{verb}: {e}");
 }
 
-/// An owner takes a moment to end what was given up.
+/// The owner takes some time to end an aborted plan.
 async fn is_free(client: &Client, key: &[u8]) {
     let put = async || client.put(key, b"mine", &PutOptions::default()).await.is_ok();
     eventually("its key is free", put).await;
@@ -82,12 +82,13 @@ async fn a_handle_that_is_closed_ends_every_verb_and_reserves_nothing() {
     cluster.stop().await;
 }
 
-/// It waits for room when its handle is closed; had it been granted then, its key would be taken.
+/// The put waits for room when its handle is closed; if it were granted after that, its key would
+/// stay reserved.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_put_that_is_asking_when_its_handle_closes_reserves_nothing() {
     let cluster = Cluster::start(1, config("closed-asking")).await.unwrap();
     let other = client_by(&cluster, TransportChoice::Auto).await;
-    // So much is taken by plans that nothing makes room.
+    // Open plans take so much that no eviction can make room.
     let held = other.open_for_write(b"held", 6 << 20, &PutOptions::default()).await.unwrap();
     let job = cluster.node(0).config().job.clone();
     let client = ClientConfig { job, ..ClientConfig::default() };

@@ -1,6 +1,6 @@
 //! Two keys whose unkeyed hashes are equal: both halves of an identity were, as long as both were
-//! unkeyed (xxh64, and the low half of XXH3-128). Anybody makes such pairs in microseconds, so it
-//! is the job's key alone that keeps two keys apart wherever identities are compared [I16].
+//! unkeyed (xxh64, and the low half of XXH3-128). Such pairs can be made in microseconds, so only
+//! the job's key keeps two keys apart wherever identities are compared [I16].
 #![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 
 mod embedding;
@@ -45,7 +45,7 @@ fn keys() -> (Vec<u8>, Vec<u8>) {
     (one, two)
 }
 
-/// The first key is there, and in the index of its owner; the second was never put.
+/// The first key exists, and is in the index of its owner; the second was never put.
 async fn is_alone(cluster: &Cluster, client: &Client, (one, two): (&[u8], &[u8])) {
     let owners = cluster.client();
     eventually("the index leads to it", async || {
@@ -60,7 +60,7 @@ async fn is_alone(cluster: &Cluster, client: &Client, (one, two): (&[u8], &[u8])
     assert_eq!(client.get(one).await.unwrap(), ONE, "removed as another key");
 }
 
-/// Both are there, and one goes without the other.
+/// Both keys exist, and one is removed without the other.
 async fn are_two(client: &Client, (one, two): (&[u8], &[u8])) {
     assert_eq!(client.get(one).await.unwrap(), ONE);
     assert_eq!(client.get(two).await.unwrap(), TWO);
@@ -115,7 +115,8 @@ async fn i16_another_job_has_other_checks_of_the_same_keys() {
     assert_ne!(a.node(0).hasher(), b.node(0).hasher());
     let mut ids = Vec::new();
     for cluster in [&a, &b] {
-        // By its own handle, and by one that has the key by tcp and one that has it by unix socket.
+        // By its own handle, by one that got the hash key over tcp, and by one that got it over a
+        // unix socket.
         cluster.client().put(b"k", b"value", &PutOptions::default()).await.unwrap();
         for transport in [TransportChoice::Tcp, TransportChoice::Auto] {
             let client = client_by(cluster, transport).await;

@@ -1,5 +1,5 @@
-//! Puts through the device log: without a message, found by everybody, listed once named, removed
-//! for good, and every claim accounted for.
+//! Puts through the device log: they send no message, every handle finds the objects, they are
+//! listed once their key is reported, a removal is final, and every claim is accounted for.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod embedding;
@@ -36,8 +36,7 @@ async fn what_is_put_into_a_log_is_got_from_everywhere() {
     cluster.stop().await;
 }
 
-/// Whoever takes an absent key for an evicted one and puts it again would be told Ok, and read the
-/// old value.
+/// If the key were reported as absent, a caller would put it again, get Ok, and read the old value.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_just_put_into_a_log_exists_whoever_asks() {
     let cluster = Cluster::start(2, with_log("log-exists")).await.unwrap();
@@ -82,7 +81,7 @@ async fn i6_what_is_removed_from_a_log_never_comes_back_named_or_not() {
         let key = [b'r', turn];
         client.put(&key, &bytes(5_000, turn), &logged(u32::from(turn % 2))).await.unwrap();
         if turn % 4 == 0 {
-            // The same key in the other log as well: neither knows of the other.
+            // The same key in the other log as well: neither log knows of the other's object.
             client.put(&key, &bytes(5_000, turn), &logged(u32::from(1 - turn % 2))).await.unwrap();
         }
         if turn % 3 == 0 {
@@ -138,7 +137,7 @@ async fn what_the_master_learned_by_asking_it_forgets_when_the_log_makes_room() 
     let (writer, asker) =
         (attached(&cluster, TransportChoice::Shm).await, client_by(&cluster, TransportChoice::Tcp));
     let asker = asker.await;
-    // A name that its producer does not tell: it has too many to tell in one go, or dies first.
+    // A key that its producer does not report: it has too many to report at once, or dies first.
     let mut in_log = Vec::new();
     for i in 0..40u8 {
         let (key, before) = ([b'a', i], writer.write_counters().by_log);
@@ -148,7 +147,7 @@ async fn what_the_master_learned_by_asking_it_forgets_when_the_log_makes_room() 
             in_log.push(i);
         }
         asker.get_location(&key).await.unwrap();
-        // Twice round the log before any key is reported.
+        // The log wraps twice before any key is reported.
         if i % 20 == 19 {
             for n in 0..16u8 {
                 let (key, value) = ([b'f', i, n], bytes(512 << 10, n));
@@ -160,7 +159,7 @@ async fn what_the_master_learned_by_asking_it_forgets_when_the_log_makes_room() 
     let mut n = 0u16;
     for i in in_log {
         let gone = async || {
-            // While the log is full puts go elsewhere: it comes round once there is room.
+            // While the log is full puts use plans: the log wraps once there is room.
             n += 1;
             let key = [b'g', i, (n >> 8) as u8, n as u8];
             writer.put(&key, &bytes(100_000, i), &logged(0)).await.unwrap();
@@ -182,7 +181,7 @@ async fn i15_of_two_objects_of_one_key_the_first_is_served_and_the_other_is_void
     client.put(b"k", &bytes(2_000, 2), &logged(0)).await.unwrap();
     eventually("void", async || gauges(&cluster, 0).log_duplicates == 1).await;
     assert_eq!(client.get(b"k").await.unwrap(), bytes(1_000, 1));
-    // By a plan it is refused, as ever.
+    // By a plan it is refused, as always.
     client.flush().await.unwrap();
     eventually("listed", async || client.list(Some("^k$"), None, 10).await.unwrap().len() == 1)
         .await;
@@ -292,7 +291,7 @@ async fn i6_a_key_that_lies_in_the_heap_and_in_the_log_is_gone_from_both_once_re
     let client = attached(&cluster, TransportChoice::Shm).await;
     for turn in 0..20u8 {
         let key = [b'b', turn];
-        // A plan is open for the key while it is put into the log: neither knows of the other.
+        // A plan is open for the key while it is put into the log: neither side knows of the other.
         let plan = client.open_for_write(&key, 4_096, &PutOptions::default()).await.unwrap();
         client.put(&key, &bytes(4_096, turn), &logged(0)).await.unwrap();
         plan.write_from(0, &bytes(4_096, turn)).unwrap();
@@ -332,7 +331,8 @@ async fn a_key_that_was_asked_about_before_it_had_a_name_is_forgotten_when_its_o
     let fresh = client_by(&cluster, TransportChoice::Tcp).await;
     for turn in 0..3u8 {
         let key = [b'a', turn];
-        // Never told: its handle knows a few keys only, and the log wraps before their time comes.
+        // The key is never reported: its handle has only a few keys to report, and the log wraps
+        // before they are due.
         let client = attached(&cluster, TransportChoice::Shm).await;
         client.put(&key, &bytes(9_000, turn), &logged(0)).await.unwrap();
         assert_eq!(fresh.get_location(&key).await.unwrap().bytes_total, 9_000);
@@ -376,7 +376,7 @@ async fn i9_a_view_of_a_logged_object_holds_the_log_and_no_longer_than_it_lives(
         assert!(fill(round).await > 0, "held by a view, the log fills up and puts take plans");
         let pinned = || gauges(&cluster, 0).pinned;
         eventually("only the view holds the log", async || pinned() == 1).await;
-        // Many quarantines: no time ends a view.
+        // Many quarantines: a view does not expire.
         quarantines_pass(&cluster, 10).await;
         assert_eq!(&view[..], bytes(70_000, round), "looked at in place, it never changed");
         assert_eq!(pinned(), 1);

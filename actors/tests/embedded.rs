@@ -1,4 +1,4 @@
-//! An embedded cluster: the verbs through real actors, in one process.
+//! An embedded cluster: all calls through real actors, in one process.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod embedding;
@@ -93,7 +93,7 @@ async fn keys_are_anything_from_1_to_1024_bytes_and_an_object_may_fill_the_heap(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_first_batch_of_any_size_needs_one_way_to_each_owner() {
     let cluster = Cluster::start(2, config("first-batch")).await.unwrap();
-    // Of a rank that is not the master's, and has met nobody yet.
+    // The handle of a rank other than the master's, which has attached to no owner yet.
     let client = cluster.node(1).client();
     let keys: Vec<String> = (0..1_000).map(|i| format!("k{i}")).collect();
     let items: Vec<_> = keys.iter().map(|k| (k.as_bytes(), &b"v"[..])).collect();
@@ -295,7 +295,7 @@ async fn the_same_verbs_over_tcp_from_a_client_that_owns_nothing() {
     let cluster = Cluster::start(2, base.clone()).await.unwrap();
     let config =
         ClientConfig { job: base.job, transport: TransportChoice::Tcp, ..ClientConfig::default() };
-    // Through rank 1, which only says where the master is.
+    // Through rank 1, which only returns the address of the master.
     let client = Client::connect(&cluster.node(1).info().control, config).await.unwrap();
     for (i, n) in [0, 1, 4096, 70_000, 3 << 20].into_iter().enumerate() {
         let key = format!("k{n}");
@@ -335,7 +335,7 @@ async fn i10_a_late_tcp_writer_changes_nothing_after_its_plan_was_ended() {
         o.reclaimed == 1 && o.heap_used == 0 && row.allocated_bytes == 0
     })
     .await;
-    // The extent now belongs to somebody else; the old token must not reach it.
+    // The extent now belongs to another plan; the old token must not reach it.
     let value = bytes(4096, 5);
     cluster.client().put(b"next", &value, &on(0)).await.unwrap();
     let meta = cluster.client().get_location(b"next").await.unwrap();

@@ -1,5 +1,5 @@
-//! What a member says of itself in its hello is not believed before it was looked at: a process of
-//! rank 0, with bounded memory, and members that lie about every size [I19].
+//! A member's hello is checked before it is used: a process of rank 0 with bounded memory, and
+//! members that lie about every size [I19].
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use nkv_actors::message::{
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// How long rank 0 may take to listen, or to answer.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long it stays if nobody ends it.
+/// How long rank 0 runs if the test does not end it.
 const STAYS: Duration = Duration::from_secs(600);
 /// Address space of rank 0 in KiB: a node of this size takes a tenth.
 const LIMIT_KIB: u64 = 12_000_000;
@@ -80,7 +80,7 @@ impl Rank0 {
         Self { process, job, at: Address::Tcp(format!("127.0.0.1:{port}")) }
     }
 
-    /// A connection of somebody who belongs to the job.
+    /// A connection with the credentials of the job.
     async fn connect(&mut self) -> BoxStream {
         let credentials = Credentials::of_client(&self.job, None);
         let trying = async {
@@ -96,7 +96,7 @@ impl Rank0 {
         stream.unwrap_or_else(|_| panic!("nobody listens; rank 0 ended: {ended:?}"))
     }
 
-    /// What rank 0 answers to a member that describes itself so.
+    /// The answer of rank 0 to a member with this description.
     async fn hello(&mut self, info: RankInfo, siblings: Vec<(u32, u64)>) -> Welcome {
         let mut stream = self.connect().await;
         // It has the cookie, and hashes keys as the job does.
@@ -120,7 +120,7 @@ impl Rank0 {
 
 type Forgery = fn(&mut RankInfo);
 
-/// 8 TiB, the largest segment there can be.
+/// 8 TiB, the largest possible segment.
 fn largest() -> RankInfo {
     let (slots, arena_bytes) = (1u32 << 31, 1u64 << 43);
     let arena_offset = (4096 + u64::from(slots) * 64).next_multiple_of(4096);
@@ -169,7 +169,7 @@ async fn i19_a_member_that_lies_about_its_size_does_not_end_the_master() {
     }
     let answer = rank0.hello(largest(), vec![(64, 5)]).await;
     assert!(matches!(&answer, Welcome::Refused { why: Refusal::Invalid(_) }), "{answer:?}");
-    // What can be is taken in, however large: what it may hold costs the master nothing yet.
+    // A possible size is accepted, however large: it costs the master no memory yet.
     let answer = rank0.hello(largest(), vec![(1, 5)]).await;
     assert!(matches!(answer, Welcome::Rank { .. }), "{answer:?}");
     rank0.connect().await;

@@ -1,5 +1,5 @@
-//! Actors that neither answer nor die: seen within 2 s, told to callers as Timeout, and in the end
-//! the node's end, since only a fresh process frees their thread.
+//! Actors that neither answer nor panic: they are detected within 2 s, callers get Timeout, and in
+//! the end the node exits, since only a new process frees their thread.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,7 +11,7 @@ use nkv_pace::{HANGS, HANGS_MS, Stopwatch, Took};
 use nkv_store::clock::{BootClock, Clock};
 use std::time::Duration;
 
-/// An actor that stands for so long is seen to, also by a watchdog that has to wait for its turn.
+/// An actor that is blocked for this time is detected, also by a watchdog that is scheduled late.
 const STANDS: Duration = Duration::from_secs(5);
 
 fn config(job: &str) -> NodeConfig {
@@ -29,7 +29,7 @@ fn actor(node: &Node, name: &str) -> ActorStatus {
     node.status().actors.into_iter().find(|a| a.name == name).unwrap()
 }
 
-/// Waits until an actor is in a state; the time it took.
+/// Waits until an actor is in a state; returns how long that took.
 async fn becomes(node: &Node, name: &str, state: &str) -> Took {
     let watch = Stopwatch::start();
     while actor(node, name).state != state {

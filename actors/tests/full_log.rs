@@ -1,4 +1,4 @@
-//! A device log that is full: puts take plans meanwhile, and it goes on.
+//! A full device log: puts take plans meanwhile, and the log is used again once it has room.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod embedding;
@@ -58,7 +58,7 @@ async fn a_log_full_of_what_is_never_read_goes_on() {
     let mut by_log = client.write_counters().by_log;
     let full = by_log + 4 * LOG / (64 << 10);
     eventually("the log takes them all", async || {
-        // By a plan, when the log is full for a moment, it is refused.
+        // While the log is full the put takes a plan, and is refused.
         let _ = client.put(b"k", &bytes(64 << 10, 1), &logged(0)).await;
         by_log = client.write_counters().by_log;
         by_log >= full
@@ -86,7 +86,7 @@ async fn a_log_keeps_the_newest_and_a_full_one_sends_puts_to_the_heap() {
     assert_eq!(client.get(format!("w{}", n - 1).as_bytes()).await.unwrap().len(), {
         20_000 + (n - 1) * 64 % 50_000
     });
-    // Too large for the log, whatever room there is.
+    // Too large for the log, also when it is empty.
     client.put(b"large", &bytes(2 << 20, 1), &logged(0)).await.unwrap();
     assert_eq!(client.write_counters().by_plan, w.by_plan + 1);
     assert_eq!(client.get(b"large").await.unwrap(), bytes(2 << 20, 1));

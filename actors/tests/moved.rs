@@ -1,5 +1,5 @@
-//! A key that is there is found, though its last place is not it any more: its owner retired that
-//! one a moment ago, and neither the master nor this handle has heard of it yet [I7].
+//! A key that exists is found although its last known location is out of date: the owner has just
+//! retired that object, and neither the master nor this handle knows that yet [I7].
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod embedding;
@@ -15,7 +15,7 @@ use nkv_store::{Memory, shm};
 const RANKS: u32 = 2;
 const LEN: usize = 5_000;
 
-/// Puts a key by a plan, and returns once its owner has heard of it.
+/// Puts a key by a plan, and returns once its owner has received the commit.
 async fn is_put(cluster: &Cluster, client: &Client, key: &[u8], rank: u32) {
     let commits = || gauges(cluster, rank as usize).commits;
     let before = commits();
@@ -23,7 +23,7 @@ async fn is_put(cluster: &Cluster, client: &Client, key: &[u8], rank: u32) {
     eventually("its owner has heard of it", async || commits() > before).await;
 }
 
-/// Clears LIVE where an object lies, as its owner does in the moment before it says so.
+/// Clears LIVE of an object, as its owner does before it reports that.
 fn loses_live(cluster: &Cluster, at: &ObjMeta) {
     let memory = shm::attach(&cluster.node(at.rank).info().segment, false).unwrap();
     let owner = at.header_off + OWNER_OFF;
@@ -34,13 +34,14 @@ fn loses_live(cluster: &Cluster, at: &ObjMeta) {
 /// Puts a key by a plan, has it lose LIVE, and puts it into the log of the same rank.
 async fn is_put_anew(cluster: &Cluster, client: &Client, key: &[u8], rank: u32) {
     is_put(cluster, client, key, rank).await;
-    // Seen by this handle, too: its next read is led there.
+    // This handle caches the location, too, and uses it for its next read.
     assert_eq!(client.get(key).await.unwrap(), bytes(LEN, 1));
     loses_live(cluster, &client.get_location(key).await.unwrap());
     client.put(key, &bytes(LEN, 2), &logged(rank)).await.unwrap();
 }
 
-/// One whose hash names the rank, and one whose hash does not: only the master leads to that one.
+/// One key whose hash names the rank, and one whose hash does not: only the master can locate that
+/// one.
 fn keys_of(rank: u32) -> [Vec<u8>; 2] {
     let key = |named: bool| {
         let mut keys = (0u32..).map(|n| format!("{rank}/{n}").into_bytes());

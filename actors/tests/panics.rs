@@ -100,7 +100,7 @@ async fn a_panic_in_an_owner_is_survived_with_its_slots_as_they_were() {
     let open = client.open_for_write(b"half", 4096, &on1).await.unwrap();
     open.write_from(0, &[7; 4096]).unwrap();
     let owner = cluster.node(1).owner().clone();
-    // The master's word of the plan may reach the owner after its first byte.
+    // The master's message about the plan may reach the owner after the producer's first byte.
     let mut before = owner.call(GetGauges, LIMIT).await.unwrap();
     eventually("the owner knows the plan and the objects", async || {
         before = owner.call(GetGauges, LIMIT).await.unwrap();

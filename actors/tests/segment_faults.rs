@@ -1,5 +1,5 @@
-//! What befalls mounted segments: a panic or a freeze of their actors, a master that declares them
-//! gone, a master that is started again.
+//! Faults of mounted segments: a panic or a freeze of their actors, a master that declares them
+//! gone, a restarted master.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod embedding;
@@ -72,7 +72,7 @@ async fn i17_a_mounted_segment_declared_gone_is_taken_down_and_its_node_goes_on(
     let there = node.mounted()[0].incarnation;
     let (first, second) = rank1_incarnations(&cluster, &keys, there).await;
     assert!(!first.is_empty() && !second.is_empty());
-    // Longer than the TTL, shorter than what the watchdog bears: its link is as silent as it is.
+    // Longer than the TTL, shorter than the watchdog's limit: meanwhile its link sends nothing.
     node.owner_of(1).unwrap().try_send(Freeze(Duration::from_millis(1_600))).unwrap();
     eventually("it is taken down", async || node.mounted().is_empty()).await;
     eventually("with its names", async || left_in_shm(&base.job) == 6).await;
@@ -105,7 +105,7 @@ async fn a_master_that_is_started_again_finds_what_mounted_segments_hold() {
         there += usize::from(mounted.contains(&at.incarnation));
     }
     assert!(there > 20, "{there}");
-    // One of them is late: it comes when everybody else was met.
+    // One segment is late: it joins after all others.
     second.owner_of(1).unwrap().try_send(Freeze(Duration::from_millis(1_400))).unwrap();
     drop(first);
     let restarted = NodeConfig { port, ..base };
@@ -117,7 +117,7 @@ async fn a_master_that_is_started_again_finds_what_mounted_segments_hold() {
     };
     let client = Client::connect(&control, config).await.unwrap();
     for (i, key) in keys.iter().enumerate() {
-        // Not once is it said that a key is not there.
+        // No read may report a key as absent.
         let mut got = client.get(key.as_bytes()).await;
         let until_ms = BootClock.now_ms() + nkv_pace::HANGS_MS;
         while BootClock.now_ms() < until_ms {
@@ -161,7 +161,7 @@ async fn mounting_needs_a_master_within_its_limit() {
     drop(first);
     let e = second.mount_segment(MIB).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::Disconnected, "{e}");
-    assert!(e.message.contains("did not take the segment in within 1.5s"), "{e}");
+    assert!(e.message.contains("did not accept the segment within 1.5s"), "{e}");
     assert_eq!(left_in_shm(&base.job), 3, "nothing is left of it");
     assert!(second.mounted().is_empty());
 }

@@ -1,5 +1,5 @@
-//! Segments mounted and unmounted while a cluster of real nodes runs: what lies there is found and
-//! read by every way, goes with the segment, and nothing of it stays behind.
+//! Segments mounted and unmounted while a cluster of real nodes runs: objects there are found and
+//! read by every data path, are removed with the segment, and nothing is left behind.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod embedding;
@@ -16,7 +16,7 @@ use std::time::Duration;
 const MIB: u64 = 1 << 20;
 const SOON: Duration = nkv_pace::HANGS;
 
-/// Puts, gets and removes keys of its own until told to stop; returns how many rounds it did.
+/// Puts, gets and removes keys of its own until it is stopped; returns the number of rounds.
 async fn load(cluster: Arc<Cluster>, stop: Arc<AtomicBool>) -> u64 {
     let (a, b) = (cluster.node(0).client(), cluster.node(1).client());
     let mut round = 0u64;
@@ -24,7 +24,7 @@ async fn load(cluster: Arc<Cluster>, stop: Arc<AtomicBool>) -> u64 {
         let (key, value) = (format!("load{round}"), bytes(20_000, round as u8));
         let done = a.put(key.as_bytes(), &value, &on(1)).await;
         if let Err(e) = &done {
-            // Its segment may be unmounted under it, and then it says so.
+            // Its segment may be unmounted meanwhile: then the error says so.
             let expected = [ErrorKind::Reclaimed, ErrorKind::Disconnected, ErrorKind::NotReady];
             assert!(expected.contains(&e.kind), "{e}");
         }
@@ -113,7 +113,7 @@ async fn readers_of_a_segment_that_is_unmounted_get_whole_values_or_none() {
         let (whole, gone) = (whole.clone(), gone.clone());
         readers.push(tokio::spawn(async move {
             let (want, mut buf) = (bytes(2 << 20, seed), vec![0; 2 << 20]);
-            // By location: nobody is asked, the header alone decides.
+            // By location: no message is sent, the header alone decides.
             loop {
                 match client.read_into(&meta, &mut buf).await {
                     Ok(n) => {
@@ -152,7 +152,7 @@ async fn i6_whoever_still_maps_an_unmounted_segment_finds_nothing_readable() {
     let heap = nkv_store::heap::Heap::open(memory).unwrap();
     let readable = || nkv_store::object::live_slots(&heap).count();
     eventually("all are committed there", async || readable() == there.len()).await;
-    // A plan that outlives the drain is no object yet.
+    // A plan that is still open after the drain is not an object yet.
     let open = client.open_for_write(b"open", 4096, &on(1)).await.unwrap();
     assert_eq!(open.desc().unwrap().meta.at.incarnation, info.incarnation);
     open.write_from(0, &[1; 4096]).unwrap();
@@ -243,7 +243,7 @@ async fn what_cannot_be_mounted_is_refused_and_leaves_nothing() {
     assert_eq!(e.kind, ErrorKind::InvalidArgument, "{e}");
     let e = node.unmount_segment(1, SOON).await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::NotFound, "{e}");
-    // As many as there can be, and one more.
+    // The largest possible number, and one more.
     for id in 1..64 {
         assert_eq!(node.mount_segment(65_536).await.unwrap(), id);
     }
@@ -289,7 +289,8 @@ async fn mounts_and_unmounts_at_once_get_in_nobodys_way() {
     }
     ids.sort_unstable();
     assert_eq!(ids, [1, 1, 2, 2, 3, 3]);
-    // A caller that goes away does not leave one half unmounted, and a second one is notified.
+    // A caller that goes away does not leave a segment half unmounted, and a second caller gets an
+    // answer.
     let (node, client) = (cluster.node(1), cluster.client());
     assert_eq!(node.mount_segment(32 * MIB).await.unwrap(), 4);
     let open = client.open_for_write(b"open", 4096, &on(1)).await.unwrap();
@@ -339,7 +340,7 @@ async fn a_node_that_is_dropped_takes_its_mounted_segments_along() {
     drop(second);
     eventually("its files are gone", async || left_in_shm(&base.job) == 3).await;
     let fresh = Node::start(of_rank_1).await.unwrap();
-    // Known at once: the rank is here, so what its former node had is not.
+    // Known at once: the rank has joined again, so the segments of its former process are gone.
     for key in &keys {
         let e = client.get(key.as_bytes()).await.unwrap_err();
         assert_eq!(e.kind, ErrorKind::NotFound, "{e}");

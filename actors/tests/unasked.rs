@@ -1,5 +1,5 @@
-//! What a reader finds without asking anybody: by indexes, by locations seen before, by views. The
-//! counters say which way was taken.
+//! What a reader finds without a message: through indexes, cached locations and views. The counters
+//! show which of them was used.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod embedding;
@@ -10,7 +10,7 @@ use nkv_actors::message::{Existence, PutOptions};
 use nkv_actors::{Client, Cluster, ErrorKind, NodeConfig, TransportChoice};
 use std::time::Duration;
 
-/// Reads a key until an index leads there: the first time it may be the master who does.
+/// Reads a key until its location comes from an index: at first it may come from the master.
 async fn met(client: &Client, key: &str, want: &[u8]) {
     let mut dst = vec![0; want.len()];
     eventually("an index leads to the key", async || {
@@ -30,13 +30,13 @@ async fn mapped_segments_are_read_without_the_master_whoever_maps_them() {
         met(&client, "k0", &bytes(3_000, 0)).await;
         let names: Vec<&[u8]> = keys.iter().map(String::as_bytes).collect();
         let mut found = [false; 50];
-        // The owner hears of a commit a moment after its put returned.
+        // The owner receives a commit shortly after its put returned.
         eventually("all are in the index", async || {
             client.lookup_mapped(&names, &mut found).unwrap() == 50
         })
         .await;
         let before = client.read_counters();
-        // The master neither moves nor is it missed.
+        // The master is blocked, and is not needed.
         cluster.node(0).master().unwrap().try_send(Freeze(Duration::from_millis(400))).unwrap();
         for (i, key) in keys.iter().enumerate() {
             assert_eq!(client.get(key.as_bytes()).await.unwrap(), bytes(3_000, i as u8));
@@ -50,7 +50,8 @@ async fn mapped_segments_are_read_without_the_master_whoever_maps_them() {
     cluster.stop().await;
 }
 
-/// Pooled buffers come back with bytes of others in them, and objects go while they are copied.
+/// Reused pool buffers contain bytes of other objects, and objects are evicted while they are
+/// copied.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i7_a_get_beside_puts_and_removes_of_its_key_returns_one_of_them_whole() {
     const LEN: usize = 200_000;
@@ -100,7 +101,8 @@ async fn over_tcp_the_rank_that_the_hash_names_is_asked_by_reads_alone() {
     }
     let second = client.read_counters();
     assert_eq!((second.by_cache - first.by_cache, second.by_master), (60, first.by_master));
-    // Another handle's puts, never seen before: the index tells.
+    // An object that another handle put, and that this one never read: its location comes from the
+    // index.
     node.put(b"late", b"value", &PutOptions::default()).await.unwrap();
     let mut dst = [0; 5];
     eventually("the index has it", async || {
@@ -109,7 +111,7 @@ async fn over_tcp_the_rank_that_the_hash_names_is_asked_by_reads_alone() {
         client.read_counters().by_master == before
     })
     .await;
-    // Removed and put anew elsewhere: what was seen before is wrong, and nobody believes it.
+    // Removed and put again elsewhere: the cached location is out of date, and is not used.
     node.remove(names[7]).await.unwrap();
     assert_eq!(client.get(names[7]).await.unwrap_err().kind, ErrorKind::NotFound);
     let there = node.get_location(names[8]).await.unwrap().rank;
@@ -148,7 +150,7 @@ async fn i9_a_viewed_object_stays_in_place_though_it_is_removed() {
         assert_eq!(viewer.get_view(b"k").await.unwrap_err().kind, ErrorKind::NotFound);
         let owner = || cluster.node(0).status().owner;
         eventually("only the view holds it", async || owner().pinned == 1).await;
-        // All the room there is goes to others, many times over.
+        // Other objects take all the room, many times over.
         for i in 0..200u8 {
             let key = format!("other{i}");
             node.put(key.as_bytes(), &bytes(200_000, i), &PutOptions::default()).await.unwrap();
@@ -175,7 +177,7 @@ async fn views_are_of_mapped_memory_and_of_what_is_there() {
     let e = cluster.client().get_view(b"absent").await.unwrap_err();
     assert_eq!(e.kind, ErrorKind::NotFound, "{e}");
     assert!(cluster.client().get_view(b"empty").await.unwrap().is_empty());
-    // A handle that is closed looks at nothing any more, and its views stay.
+    // A closed handle reads nothing any more; its views stay valid.
     let near = client_by(&cluster, TransportChoice::Shm).await;
     let view = near.get_view(b"k").await.unwrap();
     near.close().await;
@@ -214,12 +216,12 @@ async fn owners_count_reads_by_who_led_there() {
     cluster.stop().await;
 }
 
-/// A steady loop: gets of what lies there, one by one and in batches, and puts through a log.
+/// A steady loop: gets of existing keys, one by one and in batches, and puts through a log.
 async fn steady(client: &Client, keys: &[&[u8]]) {
     let ops = 12_800usize;
     let opts = PutOptions { device_alloc: Some(true), ..PutOptions::default() };
     let mut into = vec![0; 500];
-    // Once to meet everybody.
+    // Once to attach to every owner.
     for key in keys {
         client.get_into(key, &mut into).await.unwrap();
         client.put(&[b"first", *key].concat(), &into, &opts).await.unwrap();
@@ -235,7 +237,7 @@ async fn steady(client: &Client, keys: &[&[u8]]) {
         let key = [b"put".as_slice(), &(reads.accepted + i as u64).to_be_bytes()].concat();
         client.put(&key, &into, &opts).await.unwrap();
     }
-    // What was noted last is sent as well.
+    // The last touches are sent as well.
     client.flush().await.unwrap();
     let put = client.message_counters();
     let (r, w) = (client.read_counters(), client.write_counters());

@@ -1,4 +1,4 @@
-//! Connections that say nothing, and whether members come in beside them [I20].
+//! Connections that send nothing do not keep members out [I20].
 #![expect(clippy::unwrap_used, reason = "a test says what went wrong by panicking")]
 
 mod embedding;
@@ -11,7 +11,7 @@ use std::io::Read;
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
-/// More than there are places for who has proven nothing.
+/// More than the limit of unauthenticated peers.
 const SILENT: usize = 300;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -30,13 +30,13 @@ async fn i20_silent_unauthenticated_peers_do_not_keep_members_out() {
     let mut by_tcp: Vec<_> =
         (0..SILENT).map(|_| TcpStream::connect(control.bare()).unwrap()).collect();
     let by_unix: Vec<_> = (0..100).map(|_| UnixStream::connect(local.bare()).unwrap()).collect();
-    // Each of them comes behind all that are silent.
+    // Each of them connects after all the silent ones.
     for _ in 0..5 {
         connect(&local).await;
         connect(&control).await;
         by_tcp.push(TcpStream::connect(control.bare()).unwrap());
     }
-    // The oldest gave way; its end is seen at once or as a reset.
+    // The oldest connection was closed; the peer sees an end or a reset.
     let first = tokio::task::spawn_blocking(move || by_tcp[0].read(&mut [0; 1]));
     assert!(!matches!(first.await.unwrap(), Ok(1)));
     drop(by_unix);

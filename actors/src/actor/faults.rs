@@ -17,7 +17,7 @@ impl<R: Role> On<Crash> for R {
     }
 }
 
-/// Makes the role sit in its handler for so long, as a defect or a stuck system call would.
+/// Makes the role block in its handler for this time, as a defect or a stuck system call would.
 #[derive(Debug)]
 pub struct Freeze(pub Duration);
 

@@ -1,15 +1,15 @@
-//! What can be seen of a cell from outside its thread: queue, panics, and whether it still moves.
+//! The state of an actor that other threads can observe: queue, panics, and whether it is frozen.
 
 use crate::durations::{Durations, Histogram};
 use crate::executor::Executor;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// A cell without a sign of life for so long is frozen. It gives one every [`BEAT_MS`].
+/// An actor that handled no message for this time is frozen. It gets a heartbeat every [`BEAT_MS`].
 pub const FROZEN_MS: u64 = 1_500;
-/// Between two heartbeats of a cell, through its own mailbox.
+/// Interval between two heartbeats of an actor, through its own mailbox.
 pub const BEAT_MS: u64 = 250;
-/// A watchdog whose last look is longer ago did not run: the whole process stood still.
+/// If the watchdog's last check is longer ago, it did not run: the whole process was stopped.
 pub(crate) const STOOD_STILL_MS: u64 = BEAT_MS + 1_000;
 
 /// The counters behind [`ActorStatus`].
@@ -23,7 +23,7 @@ pub(super) struct ActorCounters {
     pub(super) restarts: AtomicU32,
     busy_since_ns: AtomicU64,
     last_beat_ns: AtomicU64,
-    // When the watchdog looked last; none while nobody watches.
+    // When the watchdog checked last, in ns; unset while there is no watchdog.
     watchdog_ns: OnceLock<Arc<AtomicU64>>,
     handling: Histogram,
     doing: Mutex<&'static str>,
@@ -45,47 +45,48 @@ pub struct ActorStatus {
     pub panics: u32,
     /// Times rebuilt.
     pub restarts: u32,
-    /// Milliseconds the present message has been in its handler; 0 when idle.
+    /// Milliseconds that the current message has been in its handler; 0 when idle.
     pub busy_ms: u64,
-    /// Milliseconds since the last sign of life.
+    /// Milliseconds since the last message or heartbeat was handled.
     pub idle_ms: u64,
-    /// If frozen: in which message, or that another actor holds the thread.
+    /// If frozen: the message in its handler and for how long, or that another actor blocks the
+    /// thread.
     pub frozen_in: Option<String>,
     /// Last panic's text.
     pub last_error: Option<String>,
-    /// How long messages were in their handlers; not part of `/status`.
+    /// Time that messages spent in their handlers; not part of `/status`.
     #[serde(skip)]
     pub handling: Durations,
 }
 
-/// Looks at a cell without keeping it alive.
+/// Observes an actor without keeping it alive.
 #[derive(Debug, Clone)]
 pub struct ActorWatch(pub(super) Arc<ActorCounters>);
 
 impl ActorWatch {
-    /// A cell that nobody runs.
+    /// An actor that does not run.
     #[cfg(test)]
     pub(crate) fn of_nobody(name: &'static str, executor: Executor) -> Self {
         Self(Arc::new(ActorCounters::new(name, executor)))
     }
 
-    /// The present state.
+    /// The current state.
     pub fn status(&self) -> ActorStatus {
         self.0.snapshot()
     }
 
-    /// From now on watched by whoever writes down here when it looks, in nanoseconds.
+    /// Sets the watchdog, which stores here the time of its last check, in nanoseconds.
     pub(crate) fn watched_by(&self, checked_ns: Arc<AtomicU64>) {
-        // A second watchdog would say the same.
+        // A second watchdog is ignored.
         let _ = self.0.watchdog_ns.set(checked_ns);
     }
 
-    /// The process did not run until now: the cell could give no sign of life.
+    /// The process did not run until now: counts as a heartbeat.
     pub(crate) fn forgive(&self, now_ns: u64) {
         self.0.last_beat_ns.fetch_max(now_ns, Ordering::Relaxed);
     }
 
-    /// The message that it took up last: the one in its handler, if it is in one.
+    /// Type of the message that it handled last, or that is in its handler.
     pub fn doing(&self) -> &'static str {
         self.0.doing()
     }
@@ -110,12 +111,12 @@ impl ActorCounters {
         }
     }
 
-    /// Where it runs.
+    /// The executor that it runs on.
     pub(super) fn executor(&self) -> &Executor {
         &self.executor
     }
 
-    /// The time there.
+    /// The time of its executor's clock.
     pub(super) fn now_ns(&self) -> u64 {
         self.executor.clock().now_ns()
     }
@@ -128,7 +129,8 @@ impl ActorCounters {
         let busy_ms = if busy == 0 { 0 } else { age(busy) };
         let idle_ms = age(self.last_beat_ns.load(Ordering::Relaxed));
         let checked_ms = self.watchdog_ns.get().map_or(0, |at| age(at.load(Ordering::Relaxed)));
-        // Asked before the watchdog ran again: then nobody ran, and no actor holds anything.
+        // If the watchdog has not run either, the whole process was stopped, and no actor blocks
+        // the thread.
         let frozen = idle_ms >= FROZEN_MS && checked_ms <= STOOD_STILL_MS;
         let frozen_in = || match busy {
             0 => "another actor holds its thread".to_string(),
@@ -172,7 +174,7 @@ impl ActorCounters {
         self.handled.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A sign of life.
+    /// Records a heartbeat.
     pub(super) fn beat(&self) {
         self.last_beat_ns.store(self.now_ns(), Ordering::Relaxed);
     }

@@ -1,5 +1,5 @@
-//! The same verbs for plain threads: one small runtime that this thread drives itself, with control
-//! connections of its own, so that a reply wakes nobody but the caller.
+//! The same operations for plain threads: a small runtime that the calling thread drives, with its
+//! own control connections, so that a reply wakes only the caller.
 
 use super::put_log::TryPut;
 use super::{Client, ClientConfig, ObjectView, WritePlan, spread};
@@ -41,7 +41,7 @@ impl Blocking {
     }
 
     fn wait<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
-        // Before anything of the runtime is touched: a forked child has none of its threads.
+        // Checked before the runtime is used: a forked child has none of its threads.
         self.client.check_usable()?;
         self.runtime.block_on(work)
     }

@@ -1,6 +1,6 @@
-//! Buffers for what `get` returns. A fresh one costs page faults, several times the copy itself; so
-//! the buffer of an object that its reader has dropped serves a later get. Bounded, and nobody
-//! waits: with none at hand a fresh one is made. It knows nothing of objects but their length.
+//! Buffers for what `get` returns. The page faults of a fresh buffer cost several times the copy
+//! itself, so a buffer that its reader has dropped is reused by a later get. The pool is bounded,
+//! and no get waits for it: without a free buffer a fresh one is allocated.
 
 use super::Client;
 use crate::error::{Error, Result};
@@ -12,8 +12,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 impl Client {
-    /// Lets the RDMA devices of this handle know a buffer: what is put out of it or got into it
-    /// through them is not copied on the way. Takes seconds per GiB.
+    /// Registers a buffer with the RDMA devices of this handle: puts from it and gets into it
+    /// through them need no extra copy. Takes seconds per GiB.
     ///
     /// # Errors
     /// Unsupported, if this process has no device, or the buffer exceeds what may be locked in
@@ -21,16 +21,16 @@ impl Client {
     pub fn register(&self, buffer: Buffer) -> Result<RegisteredBuffer> {
         let fabric = self.shared.env.machine.fabric(&self.shared.config.fabric);
         let registered = fabric.and_then(|fabric| fabric.register(buffer));
-        registered.map_err(|e| Error::unsupported(format!("no device knows this buffer: {e}")))
+        registered.map_err(|e| Error::unsupported(format!("this buffer cannot be registered: {e}")))
     }
 }
 
-/// Smaller objects are the allocator's business: their memory is not mapped anew each time.
+/// Smaller objects use the allocator, which does not map their memory anew each time.
 const FROM_BYTES: usize = 64 << 10;
-/// Sizes of buffers between a power of two and the next: a buffer is at most a quarter too large.
+/// Buffer sizes per power of two: a buffer is at most a quarter too large.
 const CLASSES: usize = 4;
 
-/// The buffers of one handle that nobody uses now.
+/// The idle buffers of one handle.
 #[derive(Debug)]
 pub(crate) struct Buffers {
     most_bytes: usize,
@@ -40,22 +40,22 @@ pub(crate) struct Buffers {
 #[derive(Debug, Default)]
 struct Idle {
     bytes: usize,
-    // The one given back last is at the end: its memory is in some cache, as a rule.
+    // The last one given back is at the end: its memory is usually still in a cache.
     buffers: VecDeque<Buffer>,
 }
 
-/// Room for one object, for as long as it is read. Dropped, it is given back.
+/// Buffer for one object while it is read; goes back to the pool when dropped.
 #[derive(Debug)]
 pub(super) enum ReadBuffer {
     Plain(Vec<u8>),
     Pooled(PooledBuffer),
 }
 
-/// A buffer of the pool while it is out. Only its first `len` bytes are ever shown: the rest may be
-/// left over from another object.
+/// A buffer of the pool in use. Only its first `len` bytes are ever visible: the rest may hold
+/// bytes of another object.
 #[derive(Debug)]
 pub(super) struct PooledBuffer {
-    // There until the drop.
+    // Some until the drop.
     buffer: Option<Buffer>,
     len: usize,
     home: Weak<Buffers>,
@@ -63,7 +63,7 @@ pub(super) struct PooledBuffer {
 }
 
 impl Buffers {
-    /// Keeps unused buffers of at most so many bytes together; 0: none.
+    /// Keeps idle buffers of at most `most_bytes` bytes in total; 0: none.
     pub(crate) fn new(most_bytes: u64) -> Arc<Self> {
         let most_bytes = usize::try_from(most_bytes).unwrap_or(usize::MAX);
         Arc::new(Self { most_bytes, idle: Mutex::default() })
@@ -73,14 +73,15 @@ impl Buffers {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Room for `len` bytes, which are whatever they are until they are read into.
+    /// A buffer of `len` bytes. Their content is undefined until an object is read into them.
     pub(super) fn take(self: &Arc<Self>, len: usize) -> ReadBuffer {
         let class = class_of(len);
         if len < FROM_BYTES || class > self.most_bytes {
             return ReadBuffer::Plain(vec![0; len]);
         }
         let kept = self.idle().take(class);
-        // A process may have only so many mappings: past them the allocator may still have room.
+        // The number of mappings of a process is limited: beyond it the allocator may still have
+        // memory.
         match kept.or_else(|| Buffer::new(class).ok()) {
             Some(buffer) => {
                 let (home, made) = (Arc::downgrade(self), ProcessMark::here());
@@ -122,7 +123,7 @@ fn class_of(len: usize) -> usize {
 }
 
 impl ReadBuffer {
-    /// The bytes to read into; as many as the object has.
+    /// The bytes to read into, exactly the object's length.
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
             ReadBuffer::Plain(bytes) => bytes,
@@ -133,7 +134,7 @@ impl ReadBuffer {
         }
     }
 
-    /// What was read, for whoever wanted it.
+    /// The bytes read, to return to the caller.
     pub(super) fn into_bytes(self) -> Bytes {
         match self {
             ReadBuffer::Plain(bytes) => bytes.into(),
@@ -150,7 +151,7 @@ impl AsRef<[u8]> for PooledBuffer {
 
 impl Drop for PooledBuffer {
     fn drop(&mut self) {
-        // In a forked child the lock may be held by a thread that is not there.
+        // In a forked child the lock may be held by a thread that does not exist there.
         if !self.made.is_here() {
             return;
         }

@@ -1,4 +1,5 @@
-//! The last words of a handle: what it noted and was not told yet, and goodbye to every owner.
+//! Flushing and closing a handle: it sends the touches and keys not reported yet, and detaches from
+//! every owner.
 
 use super::Client;
 use crate::error::{Error, Result};
@@ -6,13 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// What every verb of a closed handle ends with.
+/// The error of every call on a closed handle.
 pub(crate) fn closed() -> Error {
     Error::disconnected("this handle is closed, and its clones with it: connect once more")
 }
 
 impl Client {
-    /// Returns when every touch noted so far has left this process (lost ones of dead ranks aside).
+    /// Sends the touches and keys noted so far, and returns when they have left this process. Those
+    /// for dead ranks are lost.
     pub async fn flush(&self) -> Result<()> {
         self.check_usable()?;
         self.send_noted().await
@@ -23,7 +25,7 @@ impl Client {
             peer.send_names(usize::MAX);
             let sent = tokio::time::timeout(self.limit(), peer.send_touches(true)).await;
             match sent
-                .map_err(|_| Error::timeout(format!("rank {} takes no touches", peer.rank)))?
+                .map_err(|_| Error::timeout(format!("rank {} did not accept touches", peer.rank)))?
             {
                 Err(e) if peer.is_alive() => return Err(e),
                 _ => {}
@@ -32,14 +34,15 @@ impl Client {
         Ok(())
     }
 
-    /// Flushes and says goodbye to every owner. Open plans are aborted first. From its beginning on
-    /// every verb of this handle and of its clones ends with Disconnected and reserves nothing;
-    /// views stay.
+    /// Aborts open plans, flushes, and detaches from every owner. As soon as it begins, every call
+    /// on this handle and its clones fails with Disconnected and reserves nothing. Views stay
+    /// valid.
     pub async fn close(&self) {
         self.shared.plans.shut();
         self.shared.closed.store(true, Ordering::Relaxed);
         if !self.abort_open_plans().await {
-            // A copy is still in flight: no owner may be told that nothing is. Their links stay.
+            // A write is still in flight, so no owner may get a Detach, which says that none is.
+            // The links stay open.
             tracing::warn!("closed with a write in flight; its space is held until it ends");
             return;
         }
@@ -48,18 +51,19 @@ impl Client {
             tracing::debug!(%error, "closing");
         }
         for peer in self.shared.peers.all() {
-            // It is dead from here on, and may be removed before it is asked about.
+            // `detach` marks the peer dead, so it may be among the former ones already: it is left
+            // out.
             let peers = &self.shared.peers;
             peer.detach(|| peers.writes_on(peer.incarnation, Some(&peer))).await;
         }
         self.shared.peers.clear();
     }
 
-    /// Once the master knows which plans nobody will finish, those included that are being granted,
-    /// or the call's limit is over: whoever comes next may want their keys at once.
+    /// Waits until the master was sent every abandoned plan, also of opens in flight, or the call's
+    /// limit is over: a later handle may put the same keys at once.
     async fn wait_until_abandoned(&self) {
         for _ in 0..self.limit().as_millis() {
-            // In this order: what was granted last is given up before it counts as opened.
+            // In this order: the plan granted last is given up before its open counts as finished.
             if self.shared.plans.none_opening() && Arc::strong_count(&self.shared.abandoning) == 1 {
                 return;
             }
@@ -67,7 +71,7 @@ impl Client {
         }
     }
 
-    /// Plans of this handle that are open now.
+    /// Number of plans of this handle that are open now.
     pub fn open_plans(&self) -> usize {
         self.shared.plans.len()
     }

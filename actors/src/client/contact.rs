@@ -1,6 +1,5 @@
-//! A handle's first contact: any node says where the master is, and the master who is a member.
-//! What goes wrong here is reported with its remedy, for whoever reads it has only an address and a
-//! job.
+//! A handle's first contact: any node names the master, and the master sends the membership. Every
+//! error here states a remedy, since its reader has only an address and a job.
 
 use crate::control_hello::{HelloError, hello};
 use crate::error::{Error, Result};
@@ -12,7 +11,7 @@ use std::io;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// What a first contact tells.
+/// What a first contact returns.
 #[derive(Debug)]
 pub(crate) struct ClusterInfo {
     pub hasher: KeyHasher,
@@ -21,7 +20,7 @@ pub(crate) struct ClusterInfo {
     pub master: Vec<Address>,
 }
 
-/// Asks any node of the cluster where the master is.
+/// Finds the master through any node of the cluster and returns what it sends, within `limit`.
 pub(crate) async fn contact(
     net: &dyn Net,
     node: &Address,
@@ -47,8 +46,8 @@ pub(crate) async fn contact(
                 Welcome::Refused { why } => {
                     return Err(match named.get() {
                         None => refused(&at, &why),
-                        // The node takes this client's settings: another cluster has the master's
-                        // place.
+                        // The node accepted this client, so the master's address belongs to another
+                        // cluster.
                         Some(_) => at_hop(node, named.get(), Error::disconnected(why.to_string())),
                     });
                 }
@@ -72,7 +71,7 @@ pub(crate) async fn contact(
     })
 }
 
-/// What was refused, and how it would not be.
+/// InvalidArgument with the reason of a refusal, and the setting to change.
 pub(super) fn refused(at: &Address, why: &Refusal) -> Error {
     Error::invalid(match why {
         Refusal::Job { ours, theirs } => {
@@ -82,7 +81,7 @@ pub(super) fn refused(at: &Address, why: &Refusal) -> Error {
     })
 }
 
-/// What to do about a node that does not answer.
+/// The error for a node that does not answer, with a remedy.
 pub(super) fn unanswered(node: &Address, master: Option<&Address>, error: HelloError) -> Error {
     if master.is_some() && !matches!(error, HelloError::Unproven(_)) {
         return at_hop(node, master, error.into());
@@ -91,7 +90,7 @@ pub(super) fn unanswered(node: &Address, master: Option<&Address>, error: HelloE
         HelloError::NoListener(_, ref e) if nobody_listens(e.kind()) => {
             "start that node, or connect through another one (control= of its ready line)"
         }
-        HelloError::NoListener(..) => "is that its address? control= of its ready line says it",
+        HelloError::NoListener(..) => "is that its address? see control= of its ready line",
         HelloError::Unproven(_) => return error.into(),
         HelloError::OtherPort(..) => "use control= of the ready line",
         HelloError::Broke(..) => {
@@ -106,7 +105,7 @@ fn nobody_listens(kind: io::ErrorKind) -> bool {
     matches!(kind, io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
 }
 
-/// Blames the node that was asked for nothing that the master does, or does not.
+/// Names the master in an error of the master, so that the node that was asked first is not blamed.
 fn at_hop(node: &Address, master: Option<&Address>, error: Error) -> Error {
     let Some(master) = master else { return error };
     let Error { kind, message: why } = error;
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_answer_is_named_with_the_remedy_for_just_that() {
+    fn a_node_that_does_not_answer_is_named_with_the_remedy_for_just_that() {
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
         let error = unanswered(&at(1), None, HelloError::NoListener(at(1), refused)).message;
         assert!(error.starts_with("cannot connect to tcp://h:1: "), "{error}");

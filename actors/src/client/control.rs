@@ -1,6 +1,6 @@
-//! The way to the master: the actor itself within its process, else a pool of connections, each
-//! used by one call at a time and driven by the caller's own runtime, so that a reply wakes nobody
-//! but the caller. To a master on this host a connection is a ring where it can be.
+//! Calls to the master: a message to the actor within its process, else a pool of connections. One
+//! call at a time uses a connection, on the caller's own runtime, so that a reply wakes only the
+//! caller. To a master on this host a connection is a ring where possible.
 
 use super::Shared;
 use super::keys::HandleKeys;
@@ -21,9 +21,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-/// Idle connections a pool keeps.
+/// Most idle connections that a pool keeps.
 const MAX_IDLE: usize = 8;
-/// A connect for presence that takes longer has failed.
+/// A connect for presence that takes longer fails.
 const PRESENCE_LIMIT: Duration = Duration::from_secs(5);
 /// Pause between tries to reach a master that does not answer, within the call's limit.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
@@ -37,7 +37,7 @@ pub(crate) enum MasterPath {
     Remote(Arc<Mutex<Vec<Address>>>),
 }
 
-/// As it stands in errors, behind "the master".
+/// As error texts show it, after "the master".
 impl std::fmt::Display for MasterPath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -64,12 +64,12 @@ pub(crate) struct ControlPool {
     credentials: Credentials,
     keys: HandleKeys,
     producer: u64,
-    // The end of a socket takes it out of an event loop that a forked child shares with its parent.
+    // Closing a socket removes it from an event loop that a forked child shares with its parent.
     idle: OwnProcessOnly<Mutex<Vec<Conn>>>,
     next_id: AtomicU64,
     // How a call waits at a ring.
     waiting: Waiting,
-    // Whether rings are asked for: until one could not be taken.
+    // Whether to ask for rings; false once a ring could not be used.
     rings: AtomicBool,
     // One for all pools of a handle.
     pub(super) slow_path: Arc<ClientSlowPath>,
@@ -81,7 +81,7 @@ impl std::fmt::Debug for ControlPool {
     }
 }
 
-/// True if a repeat cannot do harm: everything but removals, whose repeat would find nothing.
+/// True if the request may be repeated: all except removals, whose repeat would return NotFound.
 fn repeatable(request: &Request) -> bool {
     !matches!(request, Request::Remove(_) | Request::RemoveMatching(_))
 }
@@ -125,7 +125,8 @@ impl ControlPool {
         Self { waiting: Waiting::Thread, ..self }
     }
 
-    /// An answer that is none to what was asked: whoever is there is not the master that was meant.
+    /// The error for an answer of the wrong kind: the other end is not the master that this client
+    /// expects.
     pub(crate) fn unexpected(&self, asked: &str, got: &Response) -> Error {
         Error::disconnected(format!(
             "the master {} answered {asked} with {got}: use one release of nkv in a job",
@@ -163,7 +164,7 @@ impl ControlPool {
         let producer = self.producer;
         let again = repeatable(&request).then(|| request.clone());
         match master.call(Ask { producer, request }, limit).await {
-            // A panic under another caller dropped this one's parked reply: ask the rebuilt state.
+            // A panic in another call dropped this call's parked reply: ask the restarted actor.
             Err(e)
                 if e.kind == ErrorKind::Internal
                     && let Some(request) = again =>
@@ -192,7 +193,7 @@ impl ControlPool {
         }
         let conn = self.connect().await?;
         match self.exchange(conn, request).await {
-            // A panic under another caller dropped this one's parked reply: ask the rebuilt state.
+            // A panic in another call dropped this call's parked reply: ask the restarted actor.
             Ok(Response::Failed(e)) if e.kind == ErrorKind::Internal && repeatable(request) => {
                 self.slow_path.asked_again.one();
                 let conn = self.connect().await?;
@@ -240,7 +241,7 @@ impl ControlPool {
                     Ok(conn) => return Ok(conn),
                     Err(e) => last = e,
                 }
-                // Refused or gone it is without a ring as well.
+                // The failure was not about the ring: without one the connect would fail too.
                 if self.rings.load(Ordering::Relaxed) {
                     continue;
                 }
@@ -265,7 +266,7 @@ impl ControlPool {
                 match ring::take(stream, lane_bytes, self.waiting).await {
                     Ok(ring) => Box::new(ring),
                     Err(error) => {
-                        tracing::debug!(%address, %error, "no ring; the socket serves");
+                        tracing::debug!(%address, %error, "no ring; using the socket");
                         self.rings.store(false, Ordering::Relaxed);
                         return Err(Error::disconnected(format!(
                             "no ring with {address}: {error}"
@@ -285,10 +286,10 @@ impl ControlPool {
         Ok(Conn { stream, buf: Vec::new() })
     }
 
-    /// Keeps one connection open for as long as the client lives: the master counts it as alive,
-    /// and tells it who is a member.
+    /// Keeps one connection open for as long as the client lives: by it the master counts the
+    /// client as alive, and sends it membership views.
     pub(crate) async fn presence(self, client: Weak<Shared>) {
-        // A membership view now and then is worth no ring.
+        // Few membership views come: a ring does not pay.
         self.rings.store(false, Ordering::Relaxed);
         while client.strong_count() > 0 {
             match &self.path {
@@ -304,7 +305,7 @@ impl ControlPool {
         }
     }
 
-    /// Until the connection or the client ends.
+    /// Receives views until the connection or the client ends.
     async fn watch_there(&self, mut conn: Conn, client: &Weak<Shared>) {
         let Conn { stream, buf } = &mut conn;
         while let Some((term, number)) = client.upgrade().map(|c| c.view().order()) {
@@ -312,7 +313,7 @@ impl ControlPool {
             if write_frame(stream, buf, id, &Request::Watch { term, number }).await.is_err() {
                 return;
             }
-            // The master answers within WATCH_LIMIT, if only that nothing changed.
+            // The master answers within WATCH_LIMIT, even if nothing changed.
             let answer = read_frame::<_, Response>(stream, buf, MAX_FRAME_BYTES);
             match tokio::time::timeout(PRESENCE_LIMIT + WATCH_LIMIT, answer).await {
                 Ok(Ok(Some((answered, Response::View(view))))) if answered == id => {
@@ -326,7 +327,7 @@ impl ControlPool {
     }
 }
 
-/// Until the client ends.
+/// Receives views until the client ends.
 async fn watch_here(members: &Members, client: &Weak<Shared>) {
     while let Some(seen) = client.upgrade().map(|c| c.view().order()) {
         let view = members.view_after(seen).await;

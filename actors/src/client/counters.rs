@@ -1,4 +1,4 @@
-//! What became of reads and puts: one counter on every branch, so that retries are seen before they
+//! Outcomes of reads and puts: one counter on every branch, so that retries are visible before they
 //! hurt [I7].
 
 use crate::durations::{Durations, Histogram, named};
@@ -35,52 +35,52 @@ macro_rules! counters {
 
 counters!(
     Writes,
-    /// How puts of one handle (and its clones) went since it was made.
+    /// Puts of one handle (and its clones) since it was made.
     WriteCounters:
-    /// Objects put through a device log: no message was waited for.
+    /// Objects put through a device log, without waiting for a message.
     by_log,
-    /// Objects put by a plan of the master's.
+    /// Objects put by a plan.
     by_plan,
-    /// Puts that tried a log and took a plan: no room, now or ever, or a claim given up.
+    /// Puts that tried a log and then used a plan: no room in it, now or ever, or a claim given up.
     log_full,
-    /// Claims given up in line.
+    /// Claims given up while they waited for room.
     log_abandoned,
 );
 
 counters!(
     Messages,
-    /// What one handle (and its clones) said to actors since it was made. What goes one-sided to an
-    /// owner's memory is no message, also where its tcp agent carries it out.
+    /// Messages of one handle (and its clones) to actors since it was made. One-sided reads and
+    /// writes are not messages, even if the owner's tcp agent executes them.
     MessageCounters:
     /// Messages whose answer a call waited for: requests, attachments, questions about plans.
     waited,
-    /// Words that nobody waits for: reads reported, keys told, claims and plans given up.
+    /// Messages without an answer: touches, reported keys, claims and plans given up.
     one_way,
 );
 
 counters!(
     Reads,
-    /// How reads of one handle (and its clones) went since it was made.
+    /// Reads of one handle (and its clones) since it was made.
     ReadCounters:
-    /// Objects read and believed.
+    /// Objects read and found valid.
     accepted,
-    /// Those of them that loads alone read, led by an index: counted once, for all three.
+    /// Objects read by plain loads from a mapped segment; `accepted` and `by_index` include them.
     by_loads,
     /// Objects viewed in place.
     viewed,
-    /// Reads and views that an index led to: no message was waited for.
+    /// Reads and views located by an index, without waiting for a message.
     by_index,
-    /// Those that a location seen before led to: none either.
+    /// Reads and views located by a location seen before, without waiting for a message.
     by_cache,
-    /// Those that the master was asked about.
+    /// Reads and views located by the master.
     by_master,
-    /// Batches too slow for their chain: their headers were read once more, strictly.
+    /// Batches that were too slow: their headers were read once more, strictly.
     strict,
-    /// Objects that had changed under the read: they were looked for further.
+    /// Objects that had changed during the read: they were looked up again.
     changed,
-    /// Objects that had changed and lay nowhere else: NotFound.
+    /// Objects that had changed and were nowhere else: NotFound.
     lost,
-    /// Locations that stood in because the master did not answer.
+    /// Last known locations used because the master did not answer.
     stood_in,
     /// Reads that the transport refused or that found their owner dead.
     failed,
@@ -93,7 +93,7 @@ impl Reads {
         ReadCounters { accepted: r.accepted + r.by_loads, by_index: r.by_index + r.by_loads, ..r }
     }
 
-    /// Counts reads by who told where to.
+    /// Counts `n` reads by the source of their location.
     pub(crate) fn via(&self, via: Via, n: u64) {
         let counter = match via {
             Via::Index => &self.by_index,
@@ -104,8 +104,8 @@ impl Reads {
     }
 }
 
-/// How long calls of one handle (and its clones) took. Gets and puts that mapped memory alone
-/// answers are not timed: two looks at a clock would be a good part of them.
+/// How long calls of one handle (and its clones) took. Gets and puts in mapped memory alone are not
+/// timed: reading the clock twice would be a large part of their time.
 #[derive(Debug, Default)]
 pub(crate) struct Times {
     pub(crate) requests: [Histogram; Request::KINDS.len()],

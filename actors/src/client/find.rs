@@ -1,6 +1,6 @@
-//! Where objects lie: mapped segments' indexes, then locations seen before, then the index of the
-//! rank that the key's hash names, read one-sided, and only then the master. A location is a hint
-//! everywhere: the header it leads to decides [I2].
+//! Lookup of locations, in this order: the indexes of mapped segments, locations seen before, the
+//! index of the rank that the key's hash selects (read one-sided), the master. Every location is a
+//! hint: the header there decides [I2].
 
 use super::counters::Reads;
 use super::locations;
@@ -19,38 +19,39 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Part of a call's limit that a master gets whose answer the client can do without.
+/// If the client has a location to fall back on, the master gets this fraction of the call's limit.
 const STAND_IN_SHARE: u32 = 4;
-/// Keys that one batch of one-sided lookups asks for.
+/// Keys in one batch of one-sided lookups.
 const REMOTE_BATCH: usize = 64;
-/// Both buckets of a key, which lie side by side.
+/// Both buckets of a key, which are adjacent.
 const PAIR_BYTES: usize = 2 * BUCKET_BYTES as usize;
 
-/// A location, and who told it.
+/// A location, and its source.
 pub(super) type Located = (ObjMeta, Via);
 
-/// What a call has found out so far about where one key is not.
+/// What a call knows so far about where one key is not.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SearchState {
-    /// Where it was retired, removed or overwritten: it never comes back there, epochs are not
-    /// reused [I3].
+    /// Locations where it was retired, removed or overwritten. It never comes back there, since
+    /// epochs are not reused [I3].
     gone: SmallVec<[SlotRef; 1]>,
-    /// A hint led to an owner that cannot be reached: from here on only the master counts.
+    /// A hint pointed to an owner that cannot be reached: from here on only the master's answers
+    /// are used.
     unreached: bool,
 }
 
 impl SearchState {
-    /// The object had changed where it was looked for.
+    /// Records that the object at this location had changed.
     pub(super) fn found_gone(&mut self, at: SlotRef) {
         self.gone.push(at);
     }
 
-    /// Whether it had changed anywhere.
+    /// Whether any location had changed.
     pub(super) fn found_any_gone(&self) -> bool {
         !self.gone.is_empty()
     }
 
-    /// Its owner could not be reached.
+    /// Records that its owner could not be reached.
     pub(super) fn not_reached(&mut self) {
         self.unreached = true;
     }
@@ -60,12 +61,12 @@ impl SearchState {
         !self.unreached && !self.gone.contains(&meta.at)
     }
 
-    /// Whether the next place is the last one.
+    /// Whether the next location is the last one to try.
     pub(super) fn is_last(&self) -> bool {
         self.gone.len() + 1 >= MAX_PLACES
     }
 
-    /// What is said where nobody leads on.
+    /// The error to return when there is no further location.
     pub(super) fn failed(&self, key: &[u8], e: Error) -> Error {
         match e.kind {
             ErrorKind::NotFound if self.found_any_gone() => Error::not_found(format!(
@@ -78,14 +79,14 @@ impl SearchState {
 }
 
 impl Client {
-    /// The identities of keys, as the job that this handle is connected to makes them.
+    /// The identities of keys under the hasher of the job that this handle is connected to.
     pub(super) fn ids_of<'k>(&self, keys: impl Iterator<Item = &'k [u8]>) -> Vec<KeyId> {
         let hasher = self.shared.keys.now();
         keys.map(|key| hasher.id(key)).collect()
     }
 
-    /// Locations of keys; `tried`, of each, is where not to look once more. NotFound is the
-    /// master's word.
+    /// Locations of keys, one result per key. `tried` holds, per key, the locations to skip. Only
+    /// the master decides on NotFound.
     pub(super) async fn locate(
         &self,
         keys: &[&[u8]],
@@ -107,7 +108,7 @@ impl Client {
         answers.flatten().collect()
     }
 
-    /// What can be known without a message.
+    /// Locations that can be found without a message.
     fn find_unasked(&self, keys: &[&[u8]], tried: &[SearchState]) -> Vec<Option<Located>> {
         let ids = self.ids_of(keys.iter().copied());
         let mapped = self.metas_mapped(&ids).into_iter();
@@ -115,7 +116,7 @@ impl Client {
         let mut found: Vec<_> = mapped.map(|meta| meta.map(|meta| (meta, Via::Index))).collect();
         for (i, known) in found.iter_mut().enumerate().filter(|(_, known)| known.is_none()) {
             let cached = self.shared.locations.known(keys[i]).filter(|m| tried[i].allows(m));
-            // Only while its owner's incarnation is attached to and alive.
+            // Only while this handle is attached to its owner, and the owner is alive.
             let alive = |m: &ObjMeta| self.shared.peers.get(m.at.incarnation).is_some();
             *known = cached.filter(alive).map(|meta| (meta, Via::Cache));
         }
@@ -135,7 +136,7 @@ impl Client {
         mapped.map(meta).collect()
     }
 
-    /// What an index says and a header confirms, without a message.
+    /// Locations from indexes, confirmed by the headers, without a message.
     pub(super) fn find_by_index(&self, keys: &[&[u8]]) -> Vec<Option<ObjMeta>> {
         let ids = self.ids_of(keys.iter().copied());
         let mut found = self.metas_mapped(&ids);
@@ -146,7 +147,8 @@ impl Client {
         found
     }
 
-    /// Reads the indexes of the ranks that the hashes of the keys name, where they are not mapped.
+    /// Reads the indexes of the ranks that the keys' hashes select, one-sided, if they are not
+    /// mapped.
     fn find_remote(
         &self,
         keys: &[&[u8]],
@@ -169,7 +171,7 @@ impl Client {
             for part in wanted.chunks(REMOTE_BATCH) {
                 let asked: Vec<_> = part.iter().map(|i| ids[*i]).collect();
                 let read = peer.run_blocking(|| look_up_remote(&peer, &asked));
-                // One that fails is asked nothing, for a while: the master knows.
+                // A rank whose read fails is skipped for a while: the master knows the locations.
                 let Ok(hits) = read else {
                     peer.mark_unresponsive(self.shared.env.clock.now_ns());
                     break;
@@ -185,8 +187,8 @@ impl Client {
         found
     }
 
-    /// Asks the master; where it does not answer, or cannot know, the last known location stands
-    /// in: whoever reads there finds out whether it still holds.
+    /// Asks the master. If it does not answer, or does not know yet, the last known location is
+    /// used instead: the read there finds out whether it is still valid.
     async fn ask_master(&self, keys: &[&[u8]], gone: Vec<SlotRef>) -> Vec<Result<ObjMeta>> {
         let kept = &self.shared.locations;
         let all_known = kept.knows_all(keys);
@@ -197,7 +199,7 @@ impl Client {
                 return known;
             }
         }
-        // A read that needs no answer leaves its owner the rest of the call's time.
+        // With a location to fall back on, most of the call's time is left for the read.
         let limit = self.limit() / if all_known { STAND_IN_SHARE } else { 1 };
         let request = Request::GetLocation { keys: key_bytes(keys), gone };
         let answer = match self.call_within(request, limit).await {
@@ -211,7 +213,7 @@ impl Client {
             }
         };
         let stand_in = |(answer, key): (Result<ObjMeta>, &&[u8])| match answer {
-            // Whatever the master says, or does not.
+            // An invalid key is InvalidArgument, whatever the master answers.
             _ if Key::check(key).is_err() => check_keys(&[key]).and(answer),
             Ok(meta) => {
                 kept.keep(key, &meta);
@@ -230,12 +232,12 @@ impl Client {
     }
 }
 
-/// The master's word, unless it leads once more to where nothing was.
+/// The master's answer, unless it is a location that was tried already: then NotReady.
 fn led(answer: Result<ObjMeta>, key: &[u8], tried: &SearchState) -> Result<Located> {
     match answer {
         Ok(meta) if tried.gone.contains(&meta.at) => Err(Error::not_ready(format!(
-            "key {} is no more in slot {} of rank {}, and nobody could say yet whether it lies \
-             elsewhere: ask again",
+            "key {} is no longer in slot {} of rank {}, and it is not known yet whether it is \
+             elsewhere: try again",
             shown(key),
             meta.at.slot,
             meta.rank
@@ -245,10 +247,10 @@ fn led(answer: Result<ObjMeta>, key: &[u8], tried: &SearchState) -> Result<Locat
     }
 }
 
-/// A key that was put anew as often as it was looked for.
+/// The error for a key that changed at every location tried.
 pub(super) fn moves_on(key: &[u8]) -> Error {
     Error::not_ready(format!(
-        "key {} was put anew and evicted or removed {MAX_PLACES} times while it was read: read it \
+        "key {} was put again and evicted or removed {MAX_PLACES} times while it was read: read it \
          again",
         shown(key)
     ))
@@ -272,7 +274,8 @@ fn meta_of(peer: &Peer, key: KeyId, slot: u32, header: &ObjHeader) -> ObjMeta {
     }
 }
 
-/// Buckets, then the headers they name: two batches of reads for any number of keys.
+/// Reads the buckets, then the headers that they point to: two batches of reads for any number of
+/// keys.
 fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta>>> {
     let mut found = vec![None; keys.len()];
     let homes: Vec<_> = keys.iter().map_while(|k| buckets_of(&peer.index, *k)).collect();
@@ -302,7 +305,7 @@ fn look_up_remote(peer: &Arc<Peer>, keys: &[KeyId]) -> Result<Vec<Option<ObjMeta
     if probes.is_empty() {
         return Ok(found);
     }
-    // Twice, in order: a header that is the same both times was of one moment.
+    // Each header is read twice, in order: if both are equal, the first read is consistent.
     let mut reads: Vec<_> = probes
         .iter_mut()
         .flat_map(|(_, entry, header, again)| {

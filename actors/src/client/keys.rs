@@ -1,6 +1,6 @@
-//! What makes the identities of keys at a handle [I16]. All clones share it, and it is that of the
-//! job whose master they last connected to: nodes of a job without a secret that all ended and came
-//! back have another cookie, and with it another hasher.
+//! The hasher that makes key identities for a handle [I16], shared by all clones. It is that of the
+//! job whose master they last connected to. If all nodes of a job without a secret end and restart,
+//! they have a new cookie, and therefore another hasher.
 
 use arc_swap::ArcSwap;
 use nkv_store::KeyHasher;
@@ -21,7 +21,8 @@ impl HandleKeys {
         **self.0.load()
     }
 
-    /// A master was connected to: said before anything that it tells of its ranks is used.
+    /// Sets the hasher of the master just connected to; call before using anything that it sends
+    /// about its ranks.
     pub(crate) fn keep(&self, hasher: KeyHasher) {
         if self.now() != hasher {
             self.0.store(Arc::new(hasher));

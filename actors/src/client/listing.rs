@@ -1,6 +1,6 @@
-//! Removals, and listings and removals by pattern: passes over all keys, one bounded round trip
-//! after the other, so that neither the size of the cluster nor a slow pattern meets the limit of a
-//! call.
+//! Removals, and listings and removals by pattern. A pattern is matched against all keys in bounded
+//! rounds, one round trip each, so that neither the size of the cluster nor a slow pattern exceeds
+//! the limit of a call.
 
 use super::{Client, key_bytes, one, spread};
 use crate::error::{Error, Result};
@@ -10,12 +10,12 @@ use crate::message::{
 use nkv_store::KeyId;
 
 impl Client {
-    /// Takes a key away for good; returns when no reader can find it any more [I6].
+    /// Removes a key; returns when no reader can find it any more [I6].
     pub async fn remove(&self, key: &[u8]) -> Result<()> {
         one(self.remove_many(&[key]).await)
     }
 
-    /// Takes keys away; one result per key.
+    /// Removes keys; one result per key, in order.
     pub async fn remove_many(&self, keys: &[&[u8]]) -> Vec<Result<()>> {
         keys.iter().for_each(|k| self.shared.locations.forget(k));
         match self.call(Request::Remove(key_bytes(keys))).await {
@@ -25,19 +25,18 @@ impl Client {
         }
     }
 
-    /// The first `limit` keys that come after `after`, in the order of their bytes: those in which
-    /// the regular expression `pattern` is found (anywhere: anchor it with `^` and `$` to match a
-    /// whole key), or all of them without one. Keys of plans that are open are listed, too.
+    /// The first `limit` keys after `after`, in the order of their bytes: those in which the
+    /// regular expression `pattern` matches (anywhere: anchor it with `^` and `$` to match a whole
+    /// key), or all keys without a pattern. Keys of open plans are listed, too.
     ///
-    /// For the next page give the last key as `after`. Every page is a pass over all keys at the
-    /// master, in rounds of [`KEYS_PER_ROUND`] keys; this process holds twice `limit` keys, and one
-    /// round's, at most.
-    /// Keys that come or go during a listing may be in it or not; every other one that matches is
-    /// in it, once.
+    /// For the next page pass the last key as `after`. Every page is a pass over all keys at the
+    /// master, in rounds of [`KEYS_PER_ROUND`] keys. This process holds at most twice `limit` keys
+    /// plus those of one round. Keys put or removed during a listing may be in it or not; every
+    /// other key that matches is in it once.
     ///
     /// The syntax is that of the `regex` crate, over bytes: matching takes time linear in the key.
-    /// A key may be no text: `(?-u:\xff)` is a byte, and `(?s-u:.)` any byte. InvalidArgument: the
-    /// pattern is wrong, or larger than is taken. NotReady: the cluster is starting.
+    /// A key may be binary: `(?-u:\xff)` is a byte, and `(?s-u:.)` any byte. InvalidArgument: the
+    /// pattern is wrong or too large. NotReady: the cluster is starting.
     pub async fn list(
         &self,
         pattern: Option<&str>,
@@ -72,24 +71,24 @@ impl Client {
         }
     }
 
-    /// Takes every key away in which the regular expression `pattern` is found (anywhere: anchor it
+    /// Removes every key in which the regular expression `pattern` matches (anywhere: anchor it
     /// with `^` and `$` to match a whole key; syntax as in [`Client::list`]), and returns how many.
-    /// Keys that are being written are among them: their plans end.
+    /// This includes keys that are being written: their plans end.
     ///
-    /// As with [`Client::remove`], what was removed is not found by any reader any more, and stays
-    /// removed [I6]. The keys are passed over once, in rounds of [`KEYS_PER_ROUND`], each within
-    /// the limit of a call: a key that is put meanwhile may go or stay, and is not waited for. So
-    /// may one that was put into a device log a moment ago: the master learns of it after the put,
-    /// and only what it knows is passed over.
+    /// As with [`Client::remove`], no reader can find a removed key, and it stays removed [I6]. The
+    /// call makes one pass over the keys, in rounds of [`KEYS_PER_ROUND`], each within the limit of
+    /// a call. A key put meanwhile may be removed or stay. The same holds for a key just put into a
+    /// device log: it is reported to the master after the put, and only keys that the master knows
+    /// are matched.
     ///
-    /// An error names how many keys were removed before it; those not reached by then are still
-    /// there, and a repeat takes them. Disconnected: an owner did not confirm a removal in time.
-    /// What it was asked to take away is not found through the master any more all the same.
+    /// An error states how many keys were removed before it. Keys not reached by then are still
+    /// there, and a repeat removes them. Disconnected: an owner did not confirm a removal in time.
+    /// The master no longer returns the keys of that removal either way.
     pub async fn remove_matching(&self, pattern: &str) -> Result<u64> {
         self.sweep(Some(pattern)).await
     }
 
-    /// Takes every key of the cluster away; otherwise as [`Client::remove_matching`].
+    /// Removes every key of the cluster; otherwise as [`Client::remove_matching`].
     pub async fn remove_all(&self) -> Result<u64> {
         self.sweep(None).await
     }
@@ -101,7 +100,7 @@ impl Client {
             let round = match self.call(Request::RemoveMatching(of.clone())).await {
                 Ok(Response::Swept(round)) => round,
                 Ok(other) => return Err(self.pool.unexpected("RemoveMatching", &other)),
-                // Nothing was removed that could be named.
+                // No round was completed: there is no count to report.
                 Err(e) if of.from.is_none() => return Err(e),
                 Err(e) => return Err(stopped(removed, 0, &e)),
             };
@@ -118,7 +117,7 @@ impl Client {
     }
 }
 
-/// Rounds only go forward: then there is an end to them.
+/// Rounds must only move forward, so that they end.
 fn onwards(from: Option<WireKeyId>, next: WireKeyId) -> Result<WireKeyId> {
     if from.is_none_or(|from| KeyId::from(next) > KeyId::from(from)) {
         return Ok(next);

@@ -1,6 +1,6 @@
-//! Whether keys are there and where: what indexes can tell without a message, and the master for
-//! the rest. Here a location that was merely seen before counts for nothing: nobody will look at
-//! its header.
+//! Whether and where keys exist: from the indexes where that needs no message, else from the
+//! master. Locations merely seen before are not used here, since no read follows that would check
+//! their headers.
 
 use super::locations;
 use super::{Client, check_keys, key_bytes, one};
@@ -9,15 +9,15 @@ use crate::message::{Existence, ObjMeta, Request, Response};
 use crate::producer::AttachTo;
 use std::collections::BTreeSet;
 
-/// Keys of a prefix that are looked up before it is known whether there is a next one.
+/// Keys of a prefix that are looked up at once.
 const STEP: usize = 128;
-/// Turns between indexes and master until a prefix is taken to end: one of them may know of a key
-/// that the other has not heard of yet.
+/// Rounds of indexes, then master, until a prefix counts as ended: one of them may have a key that
+/// the other does not have yet.
 const TURNS: usize = 4;
 
 impl Client {
-    /// Whether keys are there. `prefetch` asks for promotion from slower tiers; with DRAM as the
-    /// only tier every readable key is where it is fastest already.
+    /// Whether keys exist; one result per key, in order. `prefetch` asks for promotion from slower
+    /// tiers. It has no effect with DRAM as the only tier.
     pub async fn exists(&self, keys: &[&[u8]], prefetch: bool) -> Result<Vec<Existence>> {
         self.check_usable()?;
         check_keys(keys)?;
@@ -62,7 +62,7 @@ impl Client {
                     run.extend(list);
                 }
                 Ok(other) => return Err(self.pool.unexpected("MatchPrefix", &other)),
-                // A shorter run is a true answer, too.
+                // A shorter run is a correct answer, too.
                 Err(e) if locations::unknown(e.kind) && !run.is_empty() => break,
                 Err(e) => return Err(e),
             }
@@ -82,7 +82,7 @@ impl Client {
         }
     }
 
-    /// Where a key lies.
+    /// The location of a key. NotFound if it is not there.
     pub async fn get_location(&self, key: &[u8]) -> Result<ObjMeta> {
         self.check_usable()?;
         check_keys(&[key])?;
@@ -93,14 +93,14 @@ impl Client {
         match self.call(Request::GetLocation { keys, gone }).await {
             Ok(Response::Locations(list)) => one(list),
             Ok(other) => Err(self.pool.unexpected("GetLocation", &other)),
-            // Nobody could be asked: the last known location is the best there is.
+            // The master does not answer: return the last known location, if any.
             Err(e) if locations::unknown(e.kind) => self.shared.locations.known(key).ok_or(e),
             Err(e) => Err(e),
         }
     }
 
-    /// The master named owners: those of this host are attached to, so that next time their indexes
-    /// are asked first.
+    /// Attaches, in the background, to those of these owners that are on this host: the next lookup
+    /// uses their indexes first.
     fn attach_to(&self, owners: Vec<u64>) {
         let unattached: BTreeSet<u64> =
             owners.into_iter().filter(|o| self.shared.peers.get(*o).is_none()).collect();
@@ -108,7 +108,7 @@ impl Client {
             && let Some(Err(error)) =
                 self.shared.notify_producer(AttachTo(unattached.into_iter().collect()))
         {
-            tracing::debug!(%error, "owners not met");
+            tracing::debug!(%error, "owners not attached to");
         }
     }
 }

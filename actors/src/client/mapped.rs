@@ -1,7 +1,7 @@
-//! Reading without asking anybody: what the indexes of mapped segments lead to, copied by this
-//! thread with loads alone. No message, no wait, no allocation, but for the buffer that a `get`
-//! returns, and where a large copy is cut into stripes for several threads. What is not found here
-//! is asked for further.
+//! Reads of objects in mapped segments: found by the segments' indexes and copied by this thread
+//! with plain loads. No message and no wait. It allocates only for the buffer that a `get` returns,
+//! and where a large copy is cut into stripes for several threads. What is not found here is looked
+//! up elsewhere.
 
 use super::closing::closed;
 use super::counters::Reads;
@@ -16,15 +16,15 @@ use nkv_store::{KeyId, fork};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Touches that are reported by the batch of reads that made them, and by a single read: one in a
-/// thousand pays for a message, and the timer tells most of them.
+/// Noted touches at which a batch of reads, and a single read, send them. One single read in a
+/// thousand pays for a message; the Producer's timer sends most touches.
 pub(super) const TOUCH_BATCH: usize = 128;
 const MANY_TOUCHES: usize = 1024;
-/// Keys that are looked up side by side.
+/// Keys that are looked up together.
 const BATCH: usize = 128;
 
-/// Mapped segments in the order in which a key is looked for: most keys lie at the rank that their
-/// hash names, or where this process put them.
+/// Mapped segments in the order of a key's lookup: most keys are at the rank that their hash
+/// selects, or where this process put them.
 fn in_order(mapped: &[Arc<Peer>], world: u32, key: KeyId) -> impl Iterator<Item = &Arc<Peer>> {
     let from = match mapped.len() {
         0 | 1 => 0,
@@ -37,7 +37,7 @@ fn in_order(mapped: &[Arc<Peer>], world: u32, key: KeyId) -> impl Iterator<Item 
 }
 
 impl Client {
-    /// An error where this handle is of no use: in a child made by fork, and once it is closed.
+    /// Disconnected if this handle cannot be used: in a child made by fork, or after its close.
     #[inline]
     pub(crate) fn check_usable(&self) -> Result<()> {
         if !self.shared.made.is_here() {
@@ -46,12 +46,12 @@ impl Client {
         if self.shared.closed.load(Ordering::Relaxed) { Err(closed()) } else { Ok(()) }
     }
 
-    /// Reads an object that lies in a mapped segment. None: ask further.
+    /// Reads an object of a mapped segment; returns its length. None: not found this way.
     pub(crate) fn read_now(&self, key: &[u8], dst: &mut [u8]) -> Option<Result<usize>> {
         self.with_found(key, |peer, hit| self.copy_now(peer, hit, dst))
     }
 
-    /// The same, into a buffer of its own.
+    /// As [`Client::read_now`], into a buffer of its own.
     pub(crate) fn get_now(&self, key: &[u8]) -> Option<Result<Bytes>> {
         self.with_found(key, |peer, hit| {
             let mut room = self.shared.buffers.take(hit.header.bytes_total as usize);
@@ -60,7 +60,7 @@ impl Client {
         })
     }
 
-    /// Tries each mapped segment that says it has the key.
+    /// Tries each mapped segment whose index has the key.
     #[inline]
     fn with_found<T>(
         &self,
@@ -90,7 +90,7 @@ impl Client {
             return Some(Err(too_small(bytes, dst.len())));
         };
         let believed = peer.reader.as_ref().is_some_and(|r| r.copy(hit, dst));
-        // Looked at after the copy: a segment whose owner is gone answers nothing any more.
+        // Checked after the copy: the segment of an owner that is gone must not be used.
         if !believed || !peer.is_alive() {
             Reads::count(&self.shared.reads.changed, 1);
             return None;
@@ -104,7 +104,7 @@ impl Client {
         Some(Ok(bytes as usize))
     }
 
-    /// What mapped segments say of many keys: per key the owner and what was found.
+    /// Looks up many keys in the mapped segments: per key the owner and the hit, if any.
     pub(super) fn find_mapped(&self, ids: &[KeyId]) -> Vec<Option<(Arc<Peer>, Hit)>> {
         let mapped = self.shared.peers.mapped();
         let mut all = Vec::with_capacity(ids.len());
@@ -127,8 +127,9 @@ impl Client {
         all
     }
 
-    /// How many of the keys, from the first on, mapped segments hold; and whether each is there. Of
-    /// keys that are not, this says nothing: another rank may hold them, or the index have no room.
+    /// Looks up keys in mapped segments only. Returns the length of the run of keys found from the
+    /// first one; `found` gets the result per key. A key that is not found may still be at another
+    /// rank, or missing from a full index.
     pub fn lookup_mapped(&self, keys: &[&[u8]], found: &mut [bool]) -> Result<usize> {
         self.check_usable()?;
         check_keys(keys)?;
@@ -155,8 +156,8 @@ impl Client {
         Ok(found.iter().take_while(|found| **found).count())
     }
 
-    /// Reads what mapped segments hold of a batch; the rest of `results` is left as it is. True for
-    /// every item that was settled.
+    /// Reads those objects of a batch that are in mapped segments, and leaves the other `results`
+    /// as they are. True for every item that is done.
     pub(super) fn read_many_now(
         &self,
         items: &mut [(&[u8], &mut [u8])],
@@ -166,7 +167,7 @@ impl Client {
         let found = self.find_mapped(&ids);
         let mut settled = vec![false; items.len()];
         let mut read: Option<Arc<Peer>> = None;
-        // Tail to head, so that the first of a batch counts as the most recently used.
+        // From last to first, so that the first of a batch counts as the most recently used.
         let all = items.iter_mut().zip(results).zip(&mut settled).zip(found).rev();
         for ((((_, dst), result), settled), found) in all {
             let Some((peer, hit)) = found else { continue };

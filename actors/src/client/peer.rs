@@ -1,5 +1,6 @@
-//! One owner as a client sees it: the one-sided verbs to its segment, and the link over which
-//! touches go out and plans are dropped. Made by the Producer actor, used without it.
+//! A client's attachment to one owner: the one-sided verbs to its segment, and the link that
+//! carries touches to the owner and its orders to drop plans back. The Producer actor makes it;
+//! calls use it without the actor.
 
 mod attaching;
 mod link;
@@ -33,17 +34,17 @@ use std::time::Duration;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{mpsc, oneshot};
 
-/// Frames waiting for one owner.
+/// Most frames queued for one owner.
 const LINK_FRAMES: usize = 1024;
-/// A hello that takes longer has failed.
+/// A hello that takes longer fails.
 const ATTACH_LIMIT: Duration = Duration::from_millis(1_500);
-/// A rank whose index could not be read is spared for so long.
+/// After a failed read of its index, a rank's index is not read for this long.
 const RETRY_RANK_AFTER_NS: u64 = 1_000_000_000;
-/// Touches kept until they are sent; past it the oldest are lost (recency only, never counters'
-/// correctness: `flush` waits).
+/// Most touches kept until they are sent. Beyond it the older half is dropped: only recency is
+/// lost, the counters stay correct.
 const MAX_TOUCHES: usize = 65_536;
 
-/// Which way a client may take to an owner.
+/// Which data path a client may use to an owner.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TransportChoice {
     /// Same process, else shared memory, else RDMA where both ends have it, else tcp.
@@ -81,12 +82,13 @@ impl std::fmt::Display for TransportChoice {
     }
 }
 
-/// What a handle uses an attachment for.
+/// What a handle may use an attachment for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum AttachmentUse {
-    /// Reads, writes, and claims if it can.
+    /// Reads, writes, and claims in the log if the transport allows them.
     Everything,
-    /// Claims in a log that a device counts: another attachment of the handle maps the segment.
+    /// Only claims in a log whose claims an RDMA device counts: another attachment of the handle
+    /// maps the segment.
     Claims,
 }
 
@@ -99,38 +101,40 @@ enum Link {
 pub struct Peer {
     pub(crate) rank: u32,
     pub(crate) incarnation: u64,
-    // As its owner makes the identities of keys.
+    // Makes key identities as the owner does.
     pub(crate) hasher: KeyHasher,
     pub(crate) used_for: AttachmentUse,
-    // Mapped, and claims in its log are counted by a device: another attachment makes them.
+    // The segment is mapped, but an RDMA device counts claims in its log: another attachment makes
+    // them.
     pub(crate) claims_elsewhere: bool,
-    // Ways that would have been better, and why each was not taken.
+    // Better transports, and why each was not used.
     pub(crate) passed_over: Vec<String>,
-    // The first segment of its rank: where a key's hash leads to.
+    // Whether it is the first segment of its rank, which is where a key's hash resolves to.
     pub(crate) first: bool,
     // Where headers, index and payloads lie.
     pub(crate) slots: u32,
     header_base: u64,
     pub(crate) index: Region,
     pub(crate) payloads: Region,
-    // The segment by loads alone, where this process maps it.
+    // Reads the segment by plain loads, if this process maps it.
     pub(crate) reader: Option<Reader>,
     pub(crate) pins: Option<Arc<Pins>>,
-    // The device log, if it has one and this handle may write to it.
+    // The device log, if the segment has one and this handle may write to it.
     pub(crate) log: Option<PeerLog>,
     takes_puts: AtomicBool,
     pub(crate) quarantine_ns: u64,
     pub(crate) verbs: Arc<dyn Verbs>,
-    // Plans asked for before this moment must be checked with the owner before their first byte.
+    // A plan requested before this time must be checked with the owner before its first write.
     pub(crate) attached_ns: u64,
     pub(crate) obeyed: Arc<Obeyed>,
     link: Link,
     alive: Alive,
     disconnected: AtomicBool,
-    // Its index is not read before that.
+    // Until then its index is not read.
     unresponsive_until_ns: AtomicU64,
     touches: Mutex<TouchBatch>,
-    // Whole batches went since it was asked last: what is left over goes with the next.
+    // A whole batch was sent since the last call of `touches_sent`: the next batch takes the rest
+    // along.
     touches_sent: AtomicBool,
     messages: Arc<Messages>,
     made: ProcessMark,
@@ -147,14 +151,14 @@ impl Peer {
         !self.disconnected.load(Ordering::SeqCst) && self.alive.is_alive() && self.verbs.is_alive()
     }
 
-    /// Whether an object can lie here as the master says.
+    /// Internal error if an object cannot lie in this segment as the master's answer says.
     pub(crate) fn check(&self, meta: &ObjMeta) -> Result<()> {
         let checked = meta.check(self.slots, self.header_base, &self.payloads);
         checked
             .map_err(|e| Error::internal(format!("the master's answer cannot be: {}", e.message)))
     }
 
-    /// Its index could not be read: reads that may do without it do so for a while.
+    /// Records that its index could not be read: lookups skip it for a while.
     pub(crate) fn mark_unresponsive(&self, now_ns: u64) {
         self.unresponsive_until_ns.store(now_ns + RETRY_RANK_AFTER_NS, Ordering::Relaxed);
     }
@@ -163,17 +167,17 @@ impl Peer {
         now_ns < self.unresponsive_until_ns.load(Ordering::Relaxed)
     }
 
-    /// Whether its rank takes new objects, as the membership says.
+    /// Sets whether its rank takes new objects, as the membership view says.
     pub(crate) fn take_puts(&self, takes: bool) {
         self.takes_puts.store(takes, Ordering::Relaxed);
     }
 
-    /// Its log, while it takes new objects.
+    /// Its log, while its rank takes new objects.
     pub(crate) fn open_log(&self) -> Option<&PeerLog> {
         self.log.as_ref().filter(|_| self.takes_puts.load(Ordering::Relaxed))
     }
 
-    /// A word to the owner, without waiting; false if the link is full or down.
+    /// Sends a message to the owner without waiting; false if the link is full or down.
     pub(crate) fn send(&self, message: ClientToOwner) -> bool {
         let sent = match (&self.link, message) {
             (Link::Local(owner, ..), ClientToOwner::Abandoned(claim)) => {
@@ -192,7 +196,8 @@ impl Peer {
         sent
     }
 
-    /// Tells the keys of objects put into its log, at most so many; how many it told.
+    /// Reports given-up claims and the keys of objects put into its log, at most `most` keys;
+    /// returns how many keys it reported.
     pub(crate) fn send_names(&self, most: usize) -> usize {
         let Some(log) = &self.log else { return 0 };
         log.report_given_up(|message| self.send(ClientToOwner::Abandoned(message)));
@@ -210,8 +215,8 @@ impl Peer {
         reported
     }
 
-    /// The master declared it gone: it is neither read nor written any more, whatever it says
-    /// itself.
+    /// The master declared the owner gone: this handle neither reads nor writes it any more, even
+    /// if the owner still answers.
     pub(crate) fn disconnect(&self) {
         self.disconnected.store(true, Ordering::SeqCst);
         self.alive_for_detach();
@@ -253,7 +258,7 @@ impl Peer {
         })
     }
 
-    /// Which transport it uses.
+    /// The transport it uses.
     pub fn kind(&self) -> Kind {
         self.verbs.kind()
     }
@@ -271,26 +276,26 @@ impl Peer {
         self.touches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a read; sent in batches, by the Producer's timer. How many are noted.
+    /// Notes a read. The Producer's timer sends the touches in batches. Returns how many are noted.
     pub(crate) fn note(&self, via: Via, touch: Touch) -> usize {
         let mut noted = self.noted();
         noted.counts.count(via);
         if noted.list.len() >= MAX_TOUCHES {
-            // The older half: recency is what they are for.
+            // Drops the older half: touches only carry recency.
             noted.list.drain(..MAX_TOUCHES / 2);
         }
         noted.list.push(touch);
         noted.list.len()
     }
 
-    /// Sends what was noted if it is enough for a message, without waiting.
+    /// Sends the noted touches without waiting, if there are at least `enough`.
     pub(crate) fn flush_touches(&self, enough: usize) {
         if self.touches_noted() < enough {
             return;
         }
         self.touches_sent.store(true, Ordering::Relaxed);
         let batch = std::mem::take(&mut *self.noted());
-        // Lost, some recency is.
+        // If it is lost, only some recency is.
         let _ = self.send(ClientToOwner::Touched(batch));
     }
 
@@ -299,12 +304,12 @@ impl Peer {
         self.noted().list.len()
     }
 
-    /// Whether whole batches were sent since this was asked last.
+    /// Whether a whole batch was sent since the last call of this.
     pub(crate) fn touches_sent(&self) -> bool {
         self.touches_sent.swap(false, Ordering::Relaxed)
     }
 
-    /// Segment offset of a slot's header.
+    /// Segment offset of a slot's header; `NOWHERE` for a slot number out of range.
     pub(crate) fn header_off(&self, slot: u32) -> u64 {
         if slot >= self.slots {
             return NOWHERE;
@@ -312,7 +317,7 @@ impl Peer {
         self.header_base + u64::from(slot) * HEADER_BYTES
     }
 
-    /// Sends what was noted; with `wait`, returns once it has left this process.
+    /// Sends the noted touches; with `wait`, returns once they have left this process.
     pub(crate) async fn send_touches(&self, wait: bool) -> Result<()> {
         let batch = std::mem::take(&mut *self.noted());
         let some = batch.counts != ReadCounts::default();
@@ -339,7 +344,8 @@ impl Peer {
         Ok(())
     }
 
-    /// Asks the owner whether a plan that was granted before we attached may still be written.
+    /// Asks the owner whether a plan that was granted before this attachment may still be written.
+    /// Reclaimed if not; Disconnected if the owner does not answer within `limit`.
     pub(crate) async fn check_plan(&self, plan: PlanId, limit: Duration) -> Result<()> {
         let (answer, answered) = oneshot::channel();
         Messages::count(&self.messages.waited, 1);
@@ -362,9 +368,10 @@ impl Peer {
         }
     }
 
-    /// Says goodbye: nothing is or will be written or viewed through this attachment, nor, as
-    /// `writes_on` tells, through an earlier one. Returns once it is said. With a view still out,
-    /// its owner is not told: its death or the view's drop ends it.
+    /// Detaches: sends the owner that nothing is or will be written or viewed through this
+    /// attachment, nor through an earlier one, which `writes_on` checks. Returns once that is sent.
+    /// Sends nothing while a view is still held: the attachment then ends when the view is dropped
+    /// or this process ends.
     pub(crate) async fn detach(&self, writes_on: impl Fn() -> bool) {
         self.alive_for_detach();
         if !self.is_drained_of_log(writes_on).await {
@@ -383,7 +390,7 @@ impl Peer {
         }
     }
 
-    /// Once no put is in the middle of a claim; false after a bounded wait.
+    /// Waits until no put is in the middle of a claim; false after `ATTACH_LIMIT`.
     async fn is_drained_of_log(&self, writes_on: impl Fn() -> bool) -> bool {
         for _ in 0..ATTACH_LIMIT.as_millis() {
             if self.log.as_ref().is_none_or(PeerLog::is_drained) && !writes_on() {
@@ -394,7 +401,8 @@ impl Peer {
         false
     }
 
-    /// From here on no verb through this handle succeeds. A local segment's flag is its node's.
+    /// From here on no verb through this attachment succeeds. The flag of a local segment belongs
+    /// to its node and is not set.
     fn alive_for_detach(&self) {
         if let Link::Remote(_) = &self.link {
             self.alive.mark_dead();
@@ -404,15 +412,15 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // A forked child speaks for nobody, and its parent may have held the lock at the fork.
+        // A forked child must not detach its parent, which may also have held the lock at the fork.
         if !self.made.is_here() {
             return;
         }
-        // Plans hold their peer: with no peer left there is no writer. A remote link says so itself
-        // when its sender is gone.
+        // Every plan holds its peer, so without a peer there is no writer. A remote link sends the
+        // Detach itself when its sender is dropped.
         if let Link::Local(_, tables, id) = &self.link {
             tables.attachments.detach(*id);
-            // Views hold their peer, too.
+            // Views hold their peer as well, so none is left.
             tables.pins.take_back(*id);
         }
     }

@@ -1,5 +1,5 @@
-//! The owners a handle is attached to. Those whose memory this process maps are kept in a list of
-//! their own that readers take without a lock.
+//! The attachments of a handle to owners. Those whose memory this process maps are also in a
+//! separate list that readers load without a lock.
 
 use super::peer::{AttachmentUse, Peer};
 use arc_swap::ArcSwap;
@@ -14,9 +14,9 @@ type ByIncarnation = BTreeMap<(u64, AttachmentUse), Arc<Peer>>;
 #[derive(Debug, Default)]
 pub(crate) struct Peers {
     all: RwLock<ByIncarnation>,
-    // In the order of ranks.
+    // Ordered by rank.
     mapped: ArcSwap<Vec<Arc<Peer>>>,
-    // Those whose link is no more, as long as a put or a plan goes on through them.
+    // Attachments whose link has ended, kept while a put or a plan still uses them.
     former: Mutex<Vec<Weak<Peer>>>,
 }
 
@@ -29,7 +29,7 @@ impl Peers {
         self.all.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The owner of an incarnation, if it is attached to and alive.
+    /// The attachment to the owner of an incarnation, if there is one and it is alive.
     pub(crate) fn get(&self, incarnation: u64) -> Option<Arc<Peer>> {
         self.used_for(incarnation, AttachmentUse::Everything)
     }
@@ -46,7 +46,7 @@ impl Peers {
         self.read().get(&(incarnation, used_for)).filter(|p| p.is_alive()).cloned()
     }
 
-    /// Whether an owner takes new objects, as the membership says.
+    /// Sets whether an owner takes new objects, as the membership view says.
     pub(crate) fn take_puts(&self, incarnation: u64, takes: bool) {
         for used_for in [AttachmentUse::Everything, AttachmentUse::Claims] {
             if let Some(peer) = self.used_for(incarnation, used_for) {
@@ -55,12 +55,12 @@ impl Peers {
         }
     }
 
-    /// Whether there is an attachment that only claims.
+    /// Whether there is a live attachment that only claims.
     pub(crate) fn claims(&self, incarnation: u64) -> bool {
         self.used_for(incarnation, AttachmentUse::Claims).is_some()
     }
 
-    /// Owners that this handle could claim at by an attachment that it does not have.
+    /// Owners at which this handle could claim if it had a second attachment, which it lacks.
     pub(crate) fn lacking(&self) -> Vec<u64> {
         let all = self.read();
         let there =
@@ -69,19 +69,20 @@ impl Peers {
         all.values().filter(lacks).map(|p| p.incarnation).collect()
     }
 
-    /// Whether an owner was attached to, and the link is no more.
+    /// Whether this handle was attached to an owner and the link has ended.
     pub(crate) fn is_dead(&self, incarnation: u64) -> bool {
         self.read().get(&(incarnation, AttachmentUse::Everything)).is_some_and(|p| !p.is_alive())
     }
 
-    /// False if the handle is `closed`: it attaches to nobody any more. Asked under the lock, which
-    /// who closes it takes afterwards: whoever is let in is sent goodbye.
+    /// Adds an attachment. False if the handle is `closed`. The flag is read under the lock, and
+    /// closing takes the lock after it sets the flag, so every attachment added here gets a Detach.
     pub(crate) fn insert(&self, peer: Arc<Peer>, closed: &AtomicBool) -> bool {
         let mut all = self.write();
         if closed.load(Ordering::Relaxed) {
             return false;
         }
-        // Dropped once the lock is free: the last of a peer takes the owner's lock.
+        // Dropped after the lock is released: the drop of a peer's last reference takes the owner's
+        // lock.
         let before = all.insert((peer.incarnation, peer.used_for), peer.clone());
         let logs = before.as_ref().and_then(|before| before.log.as_ref()).zip(peer.log.as_ref());
         if let Some((before, log)) = logs {
@@ -93,8 +94,9 @@ impl Peers {
         true
     }
 
-    /// Forgets the dead: their segments must not stay mapped here. One that only claimed is kept
-    /// until another takes over what it had not told, as long as its owner is attached to.
+    /// Removes dead attachments, so that their segments do not stay mapped. One that only claimed
+    /// is kept until another takes over its unreported keys, as long as this handle is attached to
+    /// its owner.
     pub(crate) fn remove_dead(&self) {
         if self.read().values().all(|p| p.is_alive()) {
             return;
@@ -124,8 +126,8 @@ impl Peers {
         );
     }
 
-    /// Whether something goes on through an earlier attachment to an owner: then no later one may
-    /// say that nothing is, or will be, written there.
+    /// Whether a write is in flight through an earlier attachment to an owner, other than `but`.
+    /// Then no later attachment may send a Detach.
     pub(crate) fn writes_on(&self, incarnation: u64, but: Option<&Peer>) -> bool {
         let mut former = self.former.lock().unwrap_or_else(PoisonError::into_inner);
         former.retain(|peer| peer.strong_count() > 0);
@@ -133,8 +135,8 @@ impl Peers {
         former.iter().filter_map(Weak::upgrade).any(|p| p.incarnation == incarnation && other(&p))
     }
 
-    /// Parts from every owner that is not among these members. Who is attached to was a member of
-    /// the latest view, or of one that is still to come: the caller sees views in their order.
+    /// Disconnects every owner that is not among these members. An owner with an attachment is a
+    /// member of the latest view or of one still to come: the caller gets views in order.
     pub(crate) fn disconnect_others(&self, members: &HashSet<u64>) {
         let disconnected = |p: &Peer| !members.contains(&p.incarnation);
         let gone: Vec<_> = self.read().values().filter(|p| disconnected(p)).cloned().collect();
@@ -153,12 +155,12 @@ impl Peers {
         self.read().values().cloned().collect()
     }
 
-    /// Those that this process can read with loads alone.
+    /// Attachments that this process can read with plain loads.
     pub(crate) fn mapped(&self) -> arc_swap::Guard<Arc<Vec<Arc<Peer>>>> {
         self.mapped.load()
     }
 
-    /// The first segment of a rank, if it is attached to.
+    /// The attachment to the first segment of a rank, if there is a live one.
     pub(crate) fn first_of(&self, rank: u32) -> Option<Arc<Peer>> {
         let first = |p: &&Arc<Peer>| p.rank == rank && p.first && p.is_alive();
         if let Some(mapped) = self.mapped.load().iter().find(first) {
@@ -167,7 +169,8 @@ impl Peers {
         self.remote(rank)
     }
 
-    /// The first segment of a rank, if it is attached to by a transport and not mapped.
+    /// The attachment to the first segment of a rank, if there is a live one and the segment is not
+    /// mapped.
     pub(crate) fn remote(&self, rank: u32) -> Option<Arc<Peer>> {
         let remote = |p: &&Arc<Peer>| p.rank == rank && p.reader.is_none() && p.first;
         let read_by = |p: &&Arc<Peer>| remote(p) && p.used_for == AttachmentUse::Everything;

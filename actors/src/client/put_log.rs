@@ -1,6 +1,7 @@
-//! Putting without asking: a claim on the owner's device log by one fetch-and-add, header, pages
-//! and READY, all one-sided and on the caller's thread. The key follows later, with many others, so
-//! that the object can be listed. What the log cannot take goes by a plan.
+//! Puts through a device log, without a request to the master. One fetch-and-add claims space in
+//! the owner's log; then header, pages and READY are written, all one-sided and on the caller's
+//! thread. The key is reported to the owner later, in a batch, so that the object can be listed. A
+//! put that the log cannot take uses a plan.
 
 use super::Client;
 use super::counters::Writes;
@@ -17,17 +18,19 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How long a claim waits in line for room, and the pause between two looks.
+/// How long a claim waits for room, and the pause between two polls.
 const CLAIM_WAIT: Duration = Duration::from_millis(20);
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
-/// After a refusal nothing is put into a log for so long; doubled so often at most: 64 s.
+/// After a refusal no put uses the log for this long. The time doubles with every refusal in a row,
+/// at most `MOST_DOUBLINGS` times: to 64 s.
 const REFUSED_NS: u64 = 1_000_000_000;
 const MOST_DOUBLINGS: u32 = 6;
-/// Claims given up that wait to be told: the owner asks about what it never hears of.
+/// Most given-up claims kept until they are reported. The owner asks about claims that are never
+/// reported.
 const MAX_GIVEN_UP: usize = 1024;
-/// Claims one put makes at most: one that would wrap is skipped and made again.
+/// Most claims of one put: a claim across the end of the log is skipped, and made again.
 const CLAIMS_PER_PUT: usize = 4;
-/// Keys told to an owner in one frame, and between two timers of the Producer.
+/// Most keys reported to an owner in one frame, and per timer tick of the Producer.
 pub(super) const NAMES_PER_FRAME: usize = 1024;
 pub(crate) const NAMES_PER_TICK: usize = 2048;
 
@@ -36,22 +39,22 @@ pub(crate) const NAMES_PER_TICK: usize = 2048;
 pub(crate) struct PeerLog {
     geometry: LogGeometry,
     open: Arc<OpenClaims>,
-    // Shown with every change: an agent knows by it whose claim it is.
+    // Sent with every change: the agent identifies the producer of a claim by it.
     token: u64,
     // Puts of this handle that are in the middle of a claim.
     in_flight: AtomicUsize,
-    // The highest limit that a put has read: keys are reported by an actor, which must post no
-    // verb.
+    // The highest limit that a put has read, for the actor that reports keys: it must not post
+    // verbs.
     limit: AtomicU64,
-    // The highest bump that a put knows of; 0 where the next one is to read it.
+    // The highest bump that a put has seen; 0: the next put has to read it.
     bump: AtomicU64,
-    // Positions and keys that the owner was not told.
+    // Positions and keys that are not reported to the owner yet.
     names: Mutex<VecDeque<(u64, KeyBytes)>>,
-    // A whole batch of them went since the last look at all of them.
+    // A whole batch was sent since the last check with `all`.
     batch_reported: AtomicBool,
-    // Claims given up in line of which the owner could not be told at once.
+    // Claims given up while they waited, which could not be reported to the owner at once.
     given_up: Mutex<VecDeque<Abandoned>>,
-    // Refusals in a row, and until when nothing is put here because of them.
+    // Refusals in a row, and until when no put uses this log because of them.
     refusals: AtomicU32,
     refused_until_ns: AtomicU64,
 }
@@ -73,8 +76,8 @@ impl PeerLog {
         }
     }
 
-    /// Whether the owner's agent refused a claim a short while ago. It does so for good once it
-    /// took the rights back: the pause doubles with every refusal in a row.
+    /// Whether the owner's agent refused a claim recently. An agent that has revoked the token
+    /// refuses every claim, so the pause doubles with every refusal in a row.
     fn is_refused(&self, clock: &dyn Clock) -> bool {
         self.refusals.load(Ordering::Relaxed) > 0
             && clock.now_ns() < self.refused_until_ns.load(Ordering::Relaxed)
@@ -98,7 +101,7 @@ impl PeerLog {
         }
     }
 
-    /// Says what the owner has not been told of claims that were given up, as far as it takes it.
+    /// Reports given-up claims to the owner, until `send` fails.
     pub(crate) fn report_given_up(&self, send: impl Fn(Abandoned) -> bool) {
         loop {
             let mut kept = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
@@ -110,9 +113,9 @@ impl PeerLog {
         }
     }
 
-    /// One look at what waits to be told: true if it is to go now. That is a batch of names, or a
-    /// claim given up; with `all` any name, but where a batch went since the last such look: the
-    /// next takes it along.
+    /// Whether to report now: true with at least `batch` unreported keys, or with a given-up claim.
+    /// With `all` any key is enough, unless a whole batch was sent since the last call with `all`:
+    /// then the next batch takes the remaining keys along.
     pub(crate) fn should_report_now(&self, batch: usize, all: bool) -> bool {
         let names = self.names_noted();
         let steady = all && self.batch_reported.swap(false, Ordering::Relaxed);
@@ -132,7 +135,7 @@ impl PeerLog {
         names.push_back((position, key.into()));
     }
 
-    /// Takes over what an earlier attachment had not told yet.
+    /// Takes over what an earlier attachment had not reported yet.
     pub(crate) fn inherit(&self, before: &PeerLog) {
         let most = self.geometry.slots() as usize;
         let names: Vec<_> = before.take_names(most);
@@ -143,17 +146,17 @@ impl PeerLog {
         });
     }
 
-    /// Keys that wait to be told.
+    /// Number of keys not reported yet.
     pub(crate) fn names_noted(&self) -> usize {
         self.names.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// A whole batch of names went.
+    /// Records that a whole batch of keys was sent.
     pub(crate) fn batch_reported(&self) {
         self.batch_reported.store(true, Ordering::Relaxed);
     }
 
-    /// Names that could not be told are kept for the next time.
+    /// Puts back keys that could not be reported.
     pub(crate) fn keep_names(&self, untold: Vec<KeyReport>) {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         for n in untold.into_iter().rev() {
@@ -165,7 +168,8 @@ impl PeerLog {
         names.drain(..excess);
     }
 
-    /// Up to `most` of them, those of objects that the log is known to have passed left out.
+    /// Takes up to `most` keys to report. Drops keys of objects below the known tail: the log has
+    /// overwritten them.
     pub(crate) fn take_names(&self, most: usize) -> Vec<KeyReport> {
         let limit = self.limit.load(Ordering::Relaxed);
         let tail = limit.saturating_sub(self.geometry.log_bytes());
@@ -189,8 +193,9 @@ impl PeerLog {
         Ok(())
     }
 
-    /// A bound to claim with, if there is room. Through a device a look takes as long as the claim:
-    /// there it is spared while the last claims left room below the last limit.
+    /// The bound to claim with; None without room. Over RDMA, reading the control line takes as
+    /// long as the claim, so it is skipped while the last known bump leaves room below the last
+    /// known limit.
     fn room(&self, peer: &Peer, put: &LogPut, line: &mut ControlLine) -> Result<Option<u64>> {
         let bump = self.bump.load(Ordering::Relaxed);
         if peer.kind() == Kind::Rdma && bump > 0 {
@@ -209,7 +214,7 @@ impl PeerLog {
     }
 }
 
-/// Counts a put as inside for as long as it lives.
+/// Counts a put as in flight for as long as it lives.
 struct InFlight<'a>(&'a PeerLog);
 
 impl<'a> InFlight<'a> {
@@ -225,7 +230,7 @@ impl Drop for InFlight<'_> {
     }
 }
 
-/// The one fetch-and-add.
+/// Claims by one fetch-and-add; returns the position of the claim.
 fn claim(peer: &Peer, log: &PeerLog, put: &LogPut) -> Result<u64> {
     let mut ops = [put.fetch_add()];
     peer.verbs.post(log.token, &mut ops)?;
@@ -235,12 +240,11 @@ fn claim(peer: &Peer, log: &PeerLog, put: &LogPut) -> Result<u64> {
     }
 }
 
-/// Nothing, where a way through devices failed before anything was written: a plan may take another
-/// way.
+/// None if a put over RDMA failed before anything was written: a plan may use another data path.
 fn or_plan<T>(peer: &Peer, done: Result<T>) -> Result<Option<T>> {
     match done {
         Err(error) if peer.kind() == Kind::Rdma => {
-            tracing::debug!(%error, rank = peer.rank, "a put that takes a plan");
+            tracing::debug!(%error, rank = peer.rank, "a put over rdma failed; it uses a plan");
             Ok(None)
         }
         other => other.map(Some),
@@ -250,15 +254,15 @@ fn or_plan<T>(peer: &Peer, done: Result<T>) -> Result<Option<T>> {
 /// What became of an attempt.
 enum Attempt {
     Done,
-    /// The log has no room, or never has for this object.
+    /// The log has no room now, or the object can never fit.
     Plan,
 }
 
-/// How a put went without a message.
+/// Result of a put without a message.
 pub(crate) enum TryPut {
-    /// It is over.
+    /// The put has ended with this result.
     Done(Result<()>),
-    /// It takes a plan: it was to, or the log did not take it.
+    /// The put needs a plan: its options ask for one, or the log did not take it.
     NeedsPlan,
     /// This handle is not attached to the owner of the log.
     NotAttached,
@@ -277,12 +281,12 @@ impl Client {
         self.shared.peers.first_of(rank)
     }
 
-    /// Puts through the log, without a message.
+    /// Puts through the device log of the key's owner, without a message.
     pub(crate) fn try_put(&self, key: &[u8], value: &[u8], opts: &PutOptions) -> TryPut {
         if !self.wants_log(opts) {
             return TryPut::NeedsPlan;
         }
-        // Comes while the claim is made.
+        // The value is fetched into the cache while the claim is made.
         nkv_store::streaming::fetch_source(value);
         if let Err(e) = self.check_usable() {
             return TryPut::Done(Err(e));
@@ -290,7 +294,7 @@ impl Client {
         if let Err(e) = Key::check(key) {
             return TryPut::Done(Err(e.into()));
         }
-        // The plan path says why a node that shuts down takes nothing.
+        // The plan path returns the error of a node that is shutting down.
         if self.shared.draining.load(Ordering::Acquire) {
             return TryPut::NeedsPlan;
         }
@@ -301,7 +305,8 @@ impl Client {
         let Some(log) = peer.open_log().filter(|log| !log.is_refused(clock)) else {
             return TryPut::NeedsPlan;
         };
-        // As the owner itself hashes: what nobody can name would lie in its log.
+        // Hashed as the owner hashes: under another identity nobody could find the object in its
+        // log.
         let id = KeyId { hash, check: peer.hasher.check(key) };
         let put = || self.put_into((&peer, log), (key, id), value, opts);
         match peer.run_blocking(put) {
@@ -310,7 +315,7 @@ impl Client {
                 Writes::count(&self.shared.writes.by_log, 1);
                 TryPut::Done(Ok(()))
             }
-            // Too many claims at once, or the owner took the rights back: by plans for a while.
+            // Too many claims are open, or the owner revoked the token: puts use plans for a while.
             Err(e) if e.kind == ErrorKind::Reclaimed && peer.kind() == Kind::Tcp => {
                 tracing::debug!(error = %e, "puts to this log take plans for a while");
                 log.was_refused(clock);
@@ -345,7 +350,7 @@ impl Client {
         let Some(bound) = room.flatten() else { return Ok(Attempt::Plan) };
         let Some(open) = log.open.enter(bound) else { return Ok(Attempt::Plan) };
         for _ in 0..CLAIMS_PER_PUT {
-            // Lost on its way, the claim stays in doubt until the way is severed.
+            // If a claim is lost in flight, its slot stays in doubt until the data path is severed.
             let Some(p) = or_plan(peer, claim(peer, log, &put))? else { return Ok(Attempt::Plan) };
             open.note(p);
             if peer.kind() == Kind::Rdma {
@@ -377,7 +382,7 @@ impl Client {
         Ok(Attempt::Plan)
     }
 
-    /// Header, pages and READY as one chain; a failure on the way is settled DEAD [I13].
+    /// Writes header, pages and READY as one chain. After a failure it marks the claim DEAD [I13].
     fn place(
         peer: &Peer,
         log: &PeerLog,
@@ -389,7 +394,8 @@ impl Client {
         let mut ops = object.whole(value);
         let posted = peer.verbs.post(log.token, &mut ops);
         if let Err(e) = posted {
-            // If even this does not land, the hole rule settles it once this process is heard.
+            // If this write fails too, the claim is a hole: the owner voids it after it has asked
+            // this process.
             let _ = peer.verbs.post(log.token, &mut write.abort().ops());
             return Err(e.into());
         }
@@ -401,7 +407,8 @@ impl Client {
         })
     }
 
-    /// Waits, bounded, while the claim lies above the limit; None: given up, the owner is notified.
+    /// Waits at most `CLAIM_WAIT` while the claim is above the limit. None: the claim is given up
+    /// and the owner is notified.
     fn wait_in_line(
         &self,
         peer: &Peer,
@@ -416,7 +423,7 @@ impl Client {
                 let given_up = claim.abandon();
                 let abandoned = Abandoned { position: given_up.p, bytes: given_up.n };
                 debug_assert!(log.geometry.is_claim(abandoned.position, abandoned.bytes));
-                // Unheard for long, it is a hole that the owner asks about.
+                // If it is never reported, the claim is a hole that the owner asks about.
                 if !peer.send(ClientToOwner::Abandoned(abandoned)) {
                     log.keep_given_up(abandoned);
                 }
@@ -434,8 +441,8 @@ impl Client {
         Ok(Some(next))
     }
 
-    /// Attaches to the owners of the logs that keys with these hashes belong to, as far as they are
-    /// not: the first put of a handle to an owner waits for that.
+    /// Attaches to the owners whose logs take keys with these hashes, unless attached already. Only
+    /// the first put of a handle to an owner waits for this.
     pub(super) async fn attach_log_owners(&self, hashes: &[u64], opts: &PutOptions) {
         let world = match self.shared.world() {
             0 => self.membership().await.map_or(0, |v| v.world_size),

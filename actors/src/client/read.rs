@@ -1,7 +1,7 @@
-//! Reading: header, payload, header again, in one batch per owner; validated by [I7]. A read that
-//! was too slow for its chain re-reads the header strictly; one that found the object changed looks
-//! for it further, never twice at one place, until somebody who must know says NotFound. Slowness
-//! alone is never NotFound.
+//! Reading: header, payload, header again, in one batch per owner; validated by [I7]. A chain that
+//! was too slow re-reads the headers strictly. A read that finds the object changed looks it up
+//! again, never twice at one location, until the master answers NotFound. Slowness alone is never
+//! NotFound.
 
 use super::counters::Reads;
 use super::find::{SearchState, moves_on};
@@ -17,16 +17,17 @@ use std::collections::BTreeMap;
 
 /// Objects in one batch of verbs.
 const MAX_READS_PER_POST: usize = 256;
-/// Payload bytes in one batch of verbs: a chain must end within 0.8 Q to be believed as it is.
+/// Payload bytes in one batch of verbs: a chain is valid without a strict re-read only if it ends
+/// within 0.8 Q.
 const MAX_BYTES_PER_POST: u64 = 16 << 20;
 
-/// Why a read found nothing to believe.
+/// Why a read has no valid result.
 enum Miss {
     /// Retired, reused or removed: it may lie elsewhere by now.
     Changed,
-    /// Its owner cannot be reached, and nobody but this handle said that it is there.
+    /// Its owner cannot be reached, and the location did not come from the master.
     Unreached(Error),
-    /// Something a retry does not mend.
+    /// An error that a retry does not fix.
     Fatal(Error),
 }
 
@@ -39,8 +40,8 @@ struct Slot<'a> {
 }
 
 impl Client {
-    /// Bytes of an object, in a buffer of their own. Dropped with its last clone, a large buffer
-    /// serves a later get: see `ClientConfig::get_pool_bytes`.
+    /// Bytes of an object, in a buffer of their own. After the drop of its last clone, a large
+    /// buffer is reused by a later get: see `ClientConfig::get_pool_bytes`.
     pub async fn get(&self, key: &[u8]) -> Result<Bytes> {
         match self.get_now(key) {
             Some(done) => done,
@@ -48,7 +49,7 @@ impl Client {
         }
     }
 
-    /// Gets what the indexes at hand do not lead to.
+    /// Gets an object that the mapped indexes do not resolve.
     pub(super) async fn get_further(&self, key: &[u8]) -> Result<Bytes> {
         let mut tried = SearchState::default();
         for _ in 0..=MAX_PLACES {
@@ -62,7 +63,7 @@ impl Client {
         Err(moves_on(key))
     }
 
-    /// What a read that missed goes on with, or the error it ends with.
+    /// What to do after a read that missed: the state to search on with, or the final error.
     fn try_further(
         &self,
         key: &[u8],
@@ -80,23 +81,23 @@ impl Client {
         Ok(tried)
     }
 
-    /// An object that had changed, and lies nowhere.
+    /// Counts an object that had changed and was found nowhere else.
     fn count_lost(&self, tried: &SearchState, e: &Error) {
         let lost = e.kind == ErrorKind::NotFound && tried.found_any_gone();
         Reads::count(&self.shared.reads.lost, u64::from(lost));
     }
 
-    /// Reads an object into as much room as its location says it takes.
+    /// Reads an object into a buffer of the size that its location states.
     async fn read_whole(&self, meta: &ObjMeta, via: Via) -> std::result::Result<Bytes, Miss> {
         let peer = self.peer(meta.at.incarnation).await.map_err(|e| unreached(via, &e))?;
-        // Before room is made for it: no more than its owner's segment has.
+        // Checked before the buffer is allocated: the size may not exceed the owner's segment.
         peer.check(meta).map_err(Miss::Fatal)?;
         let mut room = self.shared.buffers.take(meta.bytes_total as usize);
         let read = self.read_all(&mut [((meta, via), room.bytes_mut())]).await;
         read.into_iter().next().unwrap_or(Err(Miss::Changed)).map(|_| room.into_bytes())
     }
 
-    /// Reads an object into `dst`; returns its length. A `dst` that is too small is refused.
+    /// Reads an object into `dst`; returns its length. InvalidArgument if `dst` is too small.
     pub async fn get_into(&self, key: &[u8], dst: &mut [u8]) -> Result<usize> {
         match self.read_now(key, dst) {
             Some(done) => done,
@@ -124,7 +125,7 @@ impl Client {
         results
     }
 
-    /// Reads what the indexes at hand do not lead to.
+    /// Reads objects that the mapped indexes do not resolve.
     pub(super) async fn read_further(
         &self,
         items: &mut [(&[u8], &mut [u8])],
@@ -183,7 +184,7 @@ impl Client {
         one(self.read_many_into(&mut [(meta, dst)]).await)
     }
 
-    /// Reads many by location. The batch is touched tail to head: its first object stays longest.
+    /// Reads many by location. Touches go from last to first, so the first object is evicted last.
     pub async fn read_many_into(&self, items: &mut [(&ObjMeta, &mut [u8])]) -> Vec<Result<usize>> {
         if let Err(e) = self.check_usable() {
             return spread(items.len(), e);
@@ -309,8 +310,8 @@ impl Client {
     }
 }
 
-/// An owner could not be read. Where nobody but this handle said that the object is there the
-/// master is asked: it may lie elsewhere by now, or nowhere.
+/// An owner could not be read. If the location did not come from the master, the master is asked
+/// next: the object may be elsewhere by now, or removed.
 fn unreached(via: Via, e: &Error) -> Miss {
     match e.kind {
         ErrorKind::Disconnected if via != Via::Master => Miss::Unreached(e.clone()),
@@ -318,7 +319,7 @@ fn unreached(via: Via, e: &Error) -> Miss {
     }
 }
 
-/// The read that a location allows.
+/// The read of the object at a location.
 fn reading_of(meta: &ObjMeta) -> Reading {
     let expect = Expect {
         key: Some(KeyId::from(meta.key)),
@@ -329,7 +330,7 @@ fn reading_of(meta: &ObjMeta) -> Reading {
     Reading::new(meta.header_off, expect)
 }
 
-/// Accepts a read iff the header was valid before [I2] and identical after [I7].
+/// Accepts a read if and only if the header was valid before [I2] and identical after [I7].
 fn judge(peer: &Peer, s: &Slot<'_>) -> std::result::Result<usize, Miss> {
     match s.reading.judge(&peer.payloads) {
         Ok(()) => Ok(s.meta.bytes_total as usize),
@@ -343,6 +344,6 @@ fn judge(peer: &Peer, s: &Slot<'_>) -> std::result::Result<usize, Miss> {
 
 pub(super) fn too_small(object: u64, buffer: usize) -> Error {
     Error::invalid(format!(
-        "the object has {object} bytes, the buffer {buffer}; get_location tells the size first"
+        "the object has {object} bytes, the buffer {buffer}; get_location returns the size"
     ))
 }

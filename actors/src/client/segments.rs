@@ -1,6 +1,5 @@
-//! What a node is sent, and asked, over its control port by whoever is not in its process: to
-//! mount, to unmount, to evict, and what it knows. It asks the node itself: the master learns of a
-//! segment when it joins and when it leaves.
+//! Commands from other processes to a node's control port: mount, unmount, evict, and report its
+//! state. They go to the node itself; the master only sees a segment join and leave.
 
 use super::contact::{refused, unanswered};
 use super::{Client, ClientConfig};
@@ -18,18 +17,18 @@ use nkv_transport::wire::{Address, BoxStream, MAX_FRAME_BYTES, read_frame};
 use std::time::Duration;
 use tokio::time::error::Elapsed;
 
-/// Taking pages is slow: a mount has so long for each GiB, besides the time to join.
+/// Allocating pages is slow: a mount has this long per GiB, plus the time to join.
 const MS_PER_GIB: u64 = 5_000;
-/// How long the segments of a rank may take to evict, each some seconds at most.
+/// How long all segments of a rank may take to evict; each takes some seconds at most.
 const EVICTING: Duration = Duration::from_secs(60);
-/// For joining and leaving, whatever the size.
+/// Time for joining and leaving, independent of the size.
 const BESIDES: Duration = Duration::from_secs(15);
-/// Between two looks at whether a node that is waited for is still a member.
+/// Between two checks whether the node that this call waits for is still a member.
 const MEMBERS_POLL: Duration = Duration::from_millis(100);
 
 impl Client {
-    /// Has a rank contribute one more segment of `bytes` payload bytes; returns its number within
-    /// the rank once objects may be placed on it. `OutOfMemory` if the machine has too little.
+    /// Mounts one more segment of `bytes` payload bytes at a rank. Returns its number within the
+    /// rank, once objects may be placed on it. `OutOfMemory` if the machine has too little memory.
     pub async fn mount_segment(&self, rank: u32, bytes: u64) -> Result<u32> {
         let work =
             Duration::from_millis((bytes >> 30).saturating_add(1).saturating_mul(MS_PER_GIB));
@@ -39,8 +38,7 @@ impl Client {
         }
     }
 
-    /// Takes a mounted segment of a rank away, with the objects on it. Open plans have `limit` to
-    /// end.
+    /// Unmounts a segment of a rank, with the objects on it. Open plans have `limit` to end.
     pub async fn unmount_segment(
         &self,
         rank: u32,
@@ -54,9 +52,9 @@ impl Client {
         }
     }
 
-    /// Has one rank evict from each of its segments until at most this ratio (0 to 1) of its heap
-    /// is used, and waits, for a quarantine or two, until what went is free. Device logs make room
-    /// by themselves, and are left alone.
+    /// Makes one rank evict from each of its segments until at most this ratio (0 to 1) of its heap
+    /// is used. Waits for at most two quarantines and a second until the evicted space is free.
+    /// Device logs reclaim space by themselves and are not touched.
     pub async fn evict_rank_until_below(
         &self,
         rank: u32,
@@ -74,8 +72,8 @@ impl Client {
         }
     }
 
-    /// [`Client::evict_rank_until_below`] of several ranks at once, in their order: one that does
-    /// not answer keeps the others from nothing.
+    /// [`Client::evict_rank_until_below`] for several ranks concurrently; one result per rank, in
+    /// their order. A rank that does not answer does not delay the others.
     pub async fn evict_ranks_until_below(
         &self,
         ranks: &[u32],
@@ -84,8 +82,8 @@ impl Client {
         join_all(ranks.iter().map(|rank| self.evict_rank_until_below(*rank, usage_ratio))).await
     }
 
-    /// What the node at `node` knows of itself and of the cluster. No master is needed, and no
-    /// handle: of `config` the job, the secret and the limit of a call are used.
+    /// The report of the node at `node` about itself and the cluster. Needs neither the master nor
+    /// a handle. Uses only job, secret and call limit of `config`.
     pub async fn report_of(node: &Address, config: &ClientConfig) -> Result<NodeReport> {
         let env = Environment::of_this_process();
         let credentials = Credentials::of_client(&config.job, config.secret.clone());
@@ -140,13 +138,14 @@ impl Client {
         })
     }
 
-    /// What a node answers, and who it is, for errors. It may work for long, as long as it says so.
+    /// Sends a command to a node; returns its answer, and its name for errors. The node may take
+    /// long if it sends signs of life.
     async fn ask_node(
         &self,
         node: &RankInfo,
         command: SegmentCommand,
     ) -> Result<(String, SegmentDone)> {
-        // By the socket where there is one: that is the way that needs no secret.
+        // By the unix socket where there is one: it needs no secret.
         let local =
             node.local.as_ref().filter(|_| node.boot_id == self.shared.env.machine.boot_id());
         let address = local.unwrap_or(&node.control);
@@ -172,8 +171,8 @@ impl Client {
         }
     }
 
-    /// Until the master says that this node is gone, or that its link is down: then nothing more is
-    /// to be waited for.
+    /// Resolves when the master reports that this node is gone or its link is down: the caller then
+    /// stops waiting.
     async fn until_out_of_reach(&self, node: &RankInfo) -> Error {
         loop {
             tokio::time::sleep(MEMBERS_POLL).await;
@@ -186,7 +185,7 @@ impl Client {
     }
 }
 
-/// Why a node that was a member is not to be waited for.
+/// Why the caller must not wait for a node that was a member.
 fn out_of_reach(view: &View, node: &RankInfo) -> Option<Error> {
     let (rank, pid) = (node.rank, node.pid);
     match view.nodes().find(|(info, _)| info.incarnation == node.incarnation) {
@@ -194,13 +193,13 @@ fn out_of_reach(view: &View, node: &RankInfo) -> Option<Error> {
             "the link of rank {rank} (pid {pid}) to the master is down"
         ))),
         Some(_) => None,
-        // A master that has just started has not met everybody.
+        // Not every rank has joined a master that has just started.
         None if !view.settled => None,
         None => Some(Error::disconnected(format!("rank {rank} (pid {pid}) was declared gone"))),
     }
 }
 
-/// What follows the signs of life, each of which came within `silence` of the one before it.
+/// The answer that follows the signs of life; `Elapsed` if nothing comes for `silence`.
 async fn at_last(
     mut stream: BoxStream,
     first: Welcome,

@@ -1,5 +1,5 @@
-//! Looking at an object where it lies, without a copy: a pin keeps its bytes in place until the
-//! view is dropped [I9]. Only in memory that this process maps.
+//! Views of objects in place, without a copy: a pin keeps the bytes of an object in place until its
+//! view is dropped [I9]. Only for memory that this process maps.
 
 use super::counters::Reads;
 use super::find::{SearchState, moves_on, shown};
@@ -12,12 +12,12 @@ use nkv_store::reader::Hit;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// The bytes of one object in its owner's memory. While it lives they stay what they are, even if
-/// the object is removed or evicted: its space comes back after the drop, so drop views soon.
+/// The bytes of one object in its owner's memory. They do not change while the view lives, even if
+/// the object is removed or evicted. Its space is reused only after the drop, so drop views soon.
 #[derive(Debug)]
 pub struct ObjectView {
     bytes: PinnedBytes,
-    // The attachment says goodbye to its owner only after its last view.
+    // Keeps the attachment: it detaches from its owner only after its last view is dropped.
     peer: Arc<Peer>,
 }
 
@@ -73,7 +73,7 @@ impl Client {
         Err(moves_on(key))
     }
 
-    /// A view of what an index leads to. None: ask further.
+    /// A view of an object that an index of a mapped segment resolves to. None: not found this way.
     pub(crate) fn view_now(&self, key: &[u8]) -> Option<Result<ObjectView>> {
         let found = self.find_mapped(&[self.shared.keys.now().id(key)]);
         let (peer, hit) = found.into_iter().next().flatten()?;
@@ -92,7 +92,7 @@ impl Client {
         let (header, object) = (&hit.header, (hit.slot, hit.epoch()));
         let place = (header.payload_base, header.bytes_total);
         match pins.pin(object, place, || reader.still(hit).is_ok()) {
-            // Looked at last: the memory of an owner that is gone promises nothing.
+            // Checked last: the memory of an owner that is gone may hold anything.
             Ok(bytes) if peer.is_alive() => {
                 let touch = Touch { slot: hit.slot, epoch: hit.epoch(), bytes: header.bytes_total };
                 peer.note(via, touch);

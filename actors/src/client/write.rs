@@ -1,5 +1,6 @@
-//! Writing: open, place bytes one-sided, publish by one compare-and-swap, commit. Every byte goes
-//! through the plan's gate, so an owner that ends the plan knows when nothing is in flight [I10].
+//! Writing: open, place bytes one-sided, publish by one compare-and-swap, commit. Every write
+//! enters the plan's gate, so an owner that ends the plan can find out when no write is in flight
+//! [I10].
 
 mod holding;
 mod repeated;
@@ -27,12 +28,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often, after which pause, and for how long a commit is repeated while its owner is unsure.
+/// Retries of a commit that gets NotReady: how many, the pause between two, and the limit for all.
 const COMMIT_RETRIES: u32 = 40;
 const COMMIT_PAUSE: Duration = Duration::from_millis(20);
 const COMMIT_LIMIT: Duration = Duration::from_millis(1_200);
-/// A repeat may wait at the master, longer than its client repeats; then what is given up is
-/// aborted: each may take so long, so that all ends within two seconds and little more [I18].
+/// The last retry may wait at the master beyond `COMMIT_LIMIT`, and an abort may follow it. Each of
+/// the two may take this long, so that the put ends within little more than two seconds [I18].
 const LAST_ANSWER_LIMIT: Duration = Duration::from_millis(450);
 
 /// Owners by incarnation.
@@ -48,7 +49,7 @@ impl Client {
         }
     }
 
-    /// Stores a value that no log is to take, or took.
+    /// Stores a value by a plan, not through a device log.
     pub(crate) async fn put_by_plan(
         &self,
         key: &[u8],
@@ -61,6 +62,7 @@ impl Client {
 
     /// Stores many values: through the device logs of their owners where that is wanted and there
     /// is room, else with one round trip to open, one-sided writes, and one round trip to commit.
+    /// One result per item, in order.
     pub async fn put_many(&self, items: &[(&[u8], &[u8])], opts: &PutOptions) -> Vec<Result<()>> {
         if let Err(e) = self.check_usable() {
             return spread(items.len(), e);
@@ -86,7 +88,7 @@ impl Client {
         done.into_iter().map(|d| d.unwrap_or_else(unplanned)).collect()
     }
 
-    /// `at`: where in the caller's batch each of these stands.
+    /// Stores values by plans. `at` holds the position of each item in the caller's batch.
     async fn put_planned(
         &self,
         items: &[(&[u8], &[u8])],
@@ -125,7 +127,7 @@ impl Client {
         let stored = results.iter().filter(|r| r.is_ok()).count();
         Writes::count(&self.shared.writes.by_plan, stored as u64);
         if self.wants_log(opts) {
-            // The same promise by either way: an object under that key is readable.
+            // As with a put through a log: Ok where the key has an object already.
             let there =
                 |r: &&mut Result<()>| matches!(r, Err(e) if e.kind == ErrorKind::AlreadyExists);
             results.iter_mut().filter(there).for_each(|r| *r = Ok(()));
@@ -133,7 +135,7 @@ impl Client {
         results
     }
 
-    /// A plan to write one object page by page, straight into its owner's memory.
+    /// Opens a plan to write one object page by page, directly into its owner's memory.
     pub async fn open_for_write(
         &self,
         key: &[u8],
@@ -144,7 +146,8 @@ impl Client {
         Ok(WritePlan { client: self.clone(), plan: Some(plan) })
     }
 
-    /// Publishes (if the writer has not) and commits the open plan of a key.
+    /// Publishes (if the writer has not) and commits the open plan of a key. NotFound if this
+    /// handle has no open plan for it.
     pub async fn commit(&self, key: &[u8]) -> Result<()> {
         self.check_usable()?;
         let key = Key::new(key)?;
@@ -176,7 +179,7 @@ impl Client {
         let mut asked = Asked { client: self, request: Some(self.next_request()) };
         let request = Request::OpenForWrite {
             request: asked.request.unwrap_or_default(),
-            // Leave the round trip some of the call's limit.
+            // A quarter of the call's limit is left for the round trip.
             wait_ms: self.shared.config.call_timeout_ms / 4 * 3,
             items: wire.collect(),
         };
@@ -187,7 +190,7 @@ impl Client {
         };
         let peers = &self.owners_of(&answer).await;
         asked.request = None;
-        // Together: a slow owner delays its own plans only, and by one limit for all of them.
+        // Concurrently: a slow owner delays only its own plans, and all of them by one limit.
         let taking = answer.into_iter().zip(items).map(|(granted, (key, bytes))| async move {
             self.take_in(granted?, peers, (key, *bytes), asked_ns).await
         });
@@ -196,8 +199,8 @@ impl Client {
         granted.into_iter().map(|g| g.and_then(Granted::keep)).collect()
     }
 
-    /// Attaches to the owners of plans, once to each: were every plan of a first batch to look for
-    /// its owner, each would do so over a connection of its own.
+    /// Attaches to the owners of plans, once per owner. If each plan of a first batch looked up its
+    /// owner, each lookup would open its own connection.
     async fn owners_of(&self, granted: &[Result<PlanDesc>]) -> Peers {
         let owners: BTreeSet<u64> =
             granted.iter().flatten().map(|desc| desc.meta.at.incarnation).collect();
@@ -206,7 +209,8 @@ impl Client {
         join_all(attaching).await.into_iter().collect()
     }
 
-    /// Registers a plan with its owner; gives it back if that fails.
+    /// Attaches a granted plan to its owner and registers it with this handle; gives it back if
+    /// that fails.
     async fn take_in(
         &self,
         desc: PlanDesc,
@@ -216,9 +220,10 @@ impl Client {
     ) -> Result<Granted<'_>> {
         let reference = PlanRef { plan: desc.plan, at: desc.meta.at, key: desc.meta.key };
         let mut granted = Granted { client: self, reference: Some(reference), plan: None };
-        let unattached = || Error::internal("the owner of a plan was not looked for");
+        let unattached = || Error::internal("no attachment was tried to the owner of a plan");
         let peer = peers.get(&desc.meta.at.incarnation).cloned().ok_or_else(unattached)??;
-        // Attached only after asking: the owner may have ended the plan before it knew us.
+        // Attached after the plan was requested: the owner may have ended the plan before it knew
+        // this handle.
         let unsure = peer.attached_ns >= asked_ns;
         desc.check(bytes).and_then(|()| peer.check(&desc.meta))?;
         let deadline = asked_ns.saturating_add(desc.write_ttl_ms.saturating_mul(1_000_000));
@@ -263,7 +268,7 @@ impl Client {
             // An empty object: nothing else wrote the header.
             announce(p).inspect_err(|_| p.break_off())?;
         }
-        // Pages may have gone over several connections: all of them land before READY [I4].
+        // The pages may have used several connections: all of them land before READY [I4].
         let object = publication(&p.desc);
         let mut ops = object.publish();
         p.peer.verbs.post(p.desc.token, &mut ops)?;
@@ -277,8 +282,8 @@ impl Client {
         let limit = self.limit().min(COMMIT_LIMIT);
         let until_ns = self.shared.env.clock.now_ns() + limit.as_nanos() as u64;
         let mut results = self.commit_once(plans, self.limit()).await;
-        // NotReady: the owner is reporting, or has not recorded the plan, or is looking at one that
-        // ran out of time. It settles.
+        // NotReady is temporary: the owner is still reporting, has not recorded the plan yet, or is
+        // checking a plan past its deadline.
         for _ in 0..COMMIT_RETRIES {
             let unsure: Vec<usize> = (0..plans.len())
                 .filter(|i| matches!(&results[*i], Err(e) if e.kind == ErrorKind::NotReady))
@@ -295,8 +300,9 @@ impl Client {
                 results[i] = r;
             }
         }
-        // Without a final answer it is given up, lest it become readable after its put failed.
-        // Where the commit was accepted after all, that changes nothing: the plan is over.
+        // A plan without a final answer is given up, so that its object cannot become readable
+        // after its put failed. If the commit was accepted after all, giving up has no effect: the
+        // plan has ended.
         let open_end = |r: &Result<()>| matches!(r, Err(e) if e.kind != ErrorKind::Reclaimed);
         let failed: Vec<_> = plans
             .iter()
@@ -309,8 +315,9 @@ impl Client {
         results
     }
 
-    /// Ends plans whose bytes say READY already. Where the master answers, it knows before their
-    /// put has failed: a word on its way could be lost with this process, and the object be kept.
+    /// Ends plans whose headers are READY already. After a NotReady, the abort waits for the
+    /// master's answer before the put fails: a message still in flight could be lost with this
+    /// process, and the object would be kept.
     async fn give_up(&self, plans: &[Arc<PlanState>], results: &[Result<()>]) {
         let unsure = |r: &Result<()>| matches!(r, Err(e) if e.kind == ErrorKind::NotReady);
         let list: Vec<_> = plans.iter().map(|p| p.reference()).collect();
@@ -333,7 +340,7 @@ impl Client {
         }
     }
 
-    /// Gives failed plans up in the background; their owner fences and frees them.
+    /// Gives up failed plans in the background; their owner fences and frees them.
     fn abandon(&self, plans: &[Arc<PlanState>]) {
         for p in plans {
             self.shared.plans.close(p);
@@ -347,18 +354,19 @@ impl Client {
             && let Some(Err(error)) =
                 self.shared.notify_producer(Abandon(list, self.shared.abandoning.clone()))
         {
-            // Their deadline ends them.
-            tracing::debug!(%error, "plans left to their deadline");
+            // The plans end at their deadline.
+            tracing::debug!(%error, "plans not aborted; they end at their deadline");
         }
     }
 
-    /// False if a write of another thread is still in flight at the call's limit.
+    /// Aborts all open plans. False if a write of another thread is still in flight when the call's
+    /// limit is over.
     pub(crate) async fn abort_open_plans(&self) -> bool {
         let plans = self.shared.plans.all();
         plans.iter().for_each(|p| self.shared.plans.close(p));
         if !plans.is_empty() {
             let list = plans.iter().map(|p| p.reference()).collect();
-            // Unanswered, their deadline ends them.
+            // If this fails, the plans end at their deadline.
             let _ = self.call_within(Request::Abort(list), self.limit()).await;
         }
         for _ in 0..self.limit().as_millis() {
@@ -371,7 +379,7 @@ impl Client {
     }
 }
 
-/// What the producer of a plan writes.
+/// The header and payload writes by which a producer publishes the object of a plan.
 fn publication(desc: &PlanDesc) -> Publication {
     let m = &desc.meta;
     let (slot, pages) = ((m.header_off, m.at.epoch), (m.n_pages, m.page_bytes));
@@ -393,8 +401,8 @@ fn published(object: &Publication, batch: &[Op<'_>], p: &PlanState) -> Result<()
     })
 }
 
-/// Permission to write one object, page by page in any order, then publish it. Dropped without
-/// `publish`, it is aborted in the background.
+/// Permission to write one object, page by page in any order, then publish it. A plan dropped
+/// without `publish` is aborted in the background.
 #[derive(Debug)]
 pub struct WritePlan {
     client: Client,
@@ -412,7 +420,7 @@ impl WritePlan {
         self.plan.as_ref().map(|p| &p.desc)
     }
 
-    /// Which transport the bytes take.
+    /// The transport that the writes use. None once finished.
     pub fn transport(&self) -> Option<nkv_transport::verbs::Kind> {
         self.plan.as_ref().map(|p| p.peer.kind())
     }
@@ -468,7 +476,7 @@ impl WritePlan {
         })
     }
 
-    /// Flips READY and commits: afterwards the object is found and read by anyone.
+    /// Sets READY and commits. Afterwards every client can find and read the object.
     pub async fn publish(self) -> Result<()> {
         let client = self.client.clone();
         self.publish_with(&client).await
@@ -478,7 +486,8 @@ impl WritePlan {
     pub(super) async fn publish_with(mut self, client: &Client) -> Result<()> {
         let plan = self.state()?.clone();
         let done = client.publish_and_commit(&plan).await;
-        // A plan with bytes missing stays the caller's to abort; any other end is final.
+        // With bytes missing (InvalidArgument) the plan stays open, and its drop aborts it. Any
+        // other result is final.
         if !matches!(&done, Err(e) if e.kind == ErrorKind::InvalidArgument) {
             self.plan = None;
             if done.is_err() {
@@ -488,7 +497,7 @@ impl WritePlan {
         done
     }
 
-    /// Gives the plan up; nothing readable is left.
+    /// Aborts the plan; its object never becomes readable.
     pub async fn abort(self) -> Result<()> {
         let client = self.client.clone();
         self.abort_with(&client).await
@@ -498,7 +507,7 @@ impl WritePlan {
         let Some(plan) = self.plan.take() else {
             return Ok(());
         };
-        // Its close gave the plan up.
+        // If the handle is closed, its close has aborted the plan.
         client.check_usable()?;
         self.client.shared.plans.drop_plan(plan.desc.plan);
         self.client.shared.plans.close(&plan);
@@ -512,8 +521,8 @@ impl WritePlan {
 impl Drop for WritePlan {
     fn drop(&mut self) {
         if let Some(p) = self.plan.take() {
-            // Committed through `commit(key)`: there is nothing to give up.
-            // By its number: where its owner ended it, the key may have another plan by now.
+            // A plan committed through `commit(key)` is not held any more. Checked by plan id:
+            // after the owner ended this plan, the key may have another one.
             if self.client.shared.plans.holds(p.desc.plan) {
                 self.client.abandon(&[p]);
             }

@@ -1,6 +1,6 @@
-//! The headers, read a piece at a time. Owner and Evictor share a thread, and a segment may have
+//! Reads the headers a piece at a time. Owner and Evictor share a thread, and a segment may have
 //! tens of millions of slots: between two pieces the messages of both are handled, commits among
-//! them. What those say meanwhile counts, and not what was read before.
+//! them. These messages take precedence over what was read before.
 
 use super::Evictor;
 use crate::actor::{Context, Message, On, Reply};
@@ -10,20 +10,20 @@ use nkv_store::object::{LiveSlot, live_slot};
 use std::collections::BinaryHeap;
 
 /// Slots that are read, or objects that are listed, in one piece: some 20 microseconds. Some 30
-/// pieces run before the thread looks at its sockets again.
+/// pieces run before the thread polls its sockets again.
 pub(super) const SLOTS_PER_PIECE: usize = 256;
 
-/// How far the reading is.
+/// The progress of a reading.
 pub(super) enum Reading {
-    /// The list is there, and may lack something, or have too much.
+    /// The list exists, and may lack objects or contain objects that are gone.
     Missed { next: u32 },
-    /// There is no list: what is live, each piece in the order of its last access.
+    /// There is no list: collects the live objects, each piece in the order of last access.
     Cold { next: u32, pieces: Vec<Vec<LiveSlot>> },
-    /// All pieces are read. Which one has the latest access left goes first.
+    /// All pieces are read: merges them, latest access first.
     Merging { pieces: Vec<Vec<LiveSlot>>, latest: BinaryHeap<(u64, usize)> },
 }
 
-/// The next piece.
+/// Sent to itself: read the next piece.
 pub(super) struct ReadOn;
 
 impl Message for ReadOn {
@@ -31,23 +31,23 @@ impl Message for ReadOn {
 }
 
 impl Reading {
-    /// Of a list that is there.
+    /// Compares an existing list with the headers.
     pub(super) fn missed(heap: &Heap) -> Self {
         Self::Missed { next: heap.geometry().managed_slots().start }
     }
 
-    /// From nothing.
+    /// Builds the list from nothing.
     pub(super) fn cold(heap: &Heap) -> Self {
         Self::Cold { next: heap.geometry().managed_slots().start, pieces: Vec::new() }
     }
 
-    /// Most of the list is still to come.
+    /// True while the list is being built from nothing.
     pub(super) fn is_cold(&self) -> bool {
         !matches!(self, Self::Missed { .. })
     }
 }
 
-/// Slots of the piece that begins at `next`.
+/// The slots of the piece that begins at `next`.
 fn piece(heap: &Heap, next: u32) -> std::ops::Range<u32> {
     let end = heap.geometry().managed_slots().end;
     next..next.saturating_add(SLOTS_PER_PIECE as u32).min(end)
@@ -59,12 +59,13 @@ impl Evictor {
         ctx.work(async { ReadOn });
     }
 
-    /// A producer wrote how long it is: more than there is, it cannot be.
+    /// Bytes of the object's extent. The producer wrote the length, so it is capped at the
+    /// capacity.
     fn bytes_of(&self, object: &LiveSlot) -> u64 {
         Arena::rounded_within(object.bytes_total.min(self.capacity), self.capacity)
     }
 
-    /// One piece; what is still to be done after it.
+    /// Reads one piece; returns the rest of the reading, if any.
     fn read_on(&mut self, reading: Reading) -> Option<Reading> {
         let heap = self.durable.heap.clone();
         let end = heap.geometry().managed_slots().end;
@@ -96,7 +97,7 @@ impl Evictor {
                 for _ in 0..SLOTS_PER_PIECE {
                     let (_, n) = latest.pop()?;
                     let Some(object) = pieces[n].pop() else { continue };
-                    // Who was admitted since is newer than all of these.
+                    // Objects admitted since the reading began are newer than all of these.
                     let bytes = self.bytes_of(&object);
                     self.policy.admit_oldest(object.slot, object.epoch, bytes);
                     latest.extend(pieces[n].last().map(|object| (object.last_access_ms, n)));
@@ -106,7 +107,7 @@ impl Evictor {
         }
     }
 
-    /// What the header says of a slot, and the list does not.
+    /// Corrects the list where it differs from a slot's header.
     fn compare(&mut self, heap: &Heap, slot: u32) {
         let live = live_slot(heap, slot);
         let listed = self.policy.epoch_of(slot);

@@ -1,4 +1,4 @@
-//! The Evictor beside an Owner that cannot always tell it.
+//! The Evictor when messages of the Owner are lost.
 
 use super::*;
 use crate::actor::MAILBOX_MESSAGES;
@@ -13,7 +13,7 @@ use nkv_store::layout::PUBLISH_OFF;
 use nkv_store::object::{producer_fields, ready};
 use nkv_transport::grants::Grants;
 
-/// For what a machine that does other things may need.
+/// Generous, for a loaded machine.
 const LIMIT: Duration = Duration::from_secs(60);
 const UNIT: u64 = 4096;
 
@@ -31,7 +31,7 @@ impl On<Held> for Evictor {
     }
 }
 
-/// How far the headers are read: the next slot, or None where nothing is to be read.
+/// The position of the reading: the next slot, or None if no reading is in progress.
 struct Position;
 
 impl Message for Position {
@@ -47,7 +47,7 @@ impl On<Position> for Evictor {
     }
 }
 
-/// The evictor stands still until the other end is dropped.
+/// The evictor blocks until the other end is dropped.
 struct Hold(std::sync::mpsc::Receiver<()>);
 
 impl Message for Hold {
@@ -74,12 +74,12 @@ impl Bench {
             .await
     }
 
-    /// Both at one place, as those of a node are: this thread's. Inside a `LocalSet`.
+    /// Both on this thread, as in a node. Call it inside a `LocalSet`.
     async fn here(slots: usize) -> Self {
         Self::on(vec![OwnedExecutor::here(Arc::new(BootClock))], slots).await
     }
 
-    /// The evictor at the first place, the owner at the last.
+    /// The evictor on the first executor, the owner on the last.
     async fn on(executors: Vec<OwnedExecutor>, slots: usize) -> Self {
         let config = HeapConfig { arena_bytes: slots as u64 * UNIT, ..HeapConfig::default() };
         let memory = Arc::new(AnonMemory::new(config.segment_bytes()).unwrap());
@@ -111,7 +111,7 @@ impl Bench {
         Self { heap, tables, evictor, owner, _executors: executors }
     }
 
-    /// A committed object, as master and producer bring it about.
+    /// Commits an object as master and producer do.
     async fn commits(&self, slot: u32) {
         let g = *self.heap.geometry();
         let key = KeyBytes::from(slot.to_le_bytes().to_vec());
@@ -144,7 +144,7 @@ impl Bench {
         self.owner.call(FromMaster(down), LIMIT).await.unwrap();
     }
 
-    /// Returns once the evictor holds so many, and has nothing to catch up with.
+    /// Returns once the evictor lists `objects` objects and no reading is pending.
     async fn holds(&self, objects: usize) {
         let wait = async {
             while self.evictor.call(Held, LIMIT).await.unwrap() != (objects, false) {
@@ -155,8 +155,8 @@ impl Bench {
         assert!(held.is_ok(), "the evictor never held {objects} objects");
     }
 
-    /// The evictor stands still, and its mailbox is full, until what this returns is dropped: what
-    /// it is sent is lost.
+    /// Blocks the evictor and fills its mailbox until the returned sender is dropped: messages sent
+    /// to it meanwhile are lost.
     #[must_use]
     fn deafen(&self) -> std::sync::mpsc::Sender<()> {
         let (stands, hold) = std::sync::mpsc::channel();
@@ -177,15 +177,14 @@ async fn what_the_owner_could_not_tell_the_evictor_reads_from_the_headers() {
     bench.commits(1).await;
     drop(deaf);
     bench.holds(2).await;
-    // As well what ceased to be.
+    // The same for retired objects.
     let deaf = bench.deafen();
     bench.owner.call(RetireAll, LIMIT).await.unwrap();
     drop(deaf);
     bench.holds(0).await;
 }
 
-/// Pieces that the headers are read in: more than pass while this thread's other tasks commit
-/// something.
+/// Number of pieces: more than are read while this thread's other tasks commit an object.
 const PIECES: usize = 1_024;
 
 impl Bench {
@@ -214,7 +213,7 @@ async fn a_commit_is_handled_between_the_pieces_in_which_the_headers_are_read() 
             let slots = bench.heap.geometry().slots;
             bench.commits(0).await;
             bench.holds(1).await;
-            // As an owner that was rebuilt after a panic says it.
+            // As an owner that was rebuilt after a panic does.
             bench.tables.evictor_missed.store(true, Ordering::Release);
             bench.evictor.try_send(EvictorTick).unwrap();
             let before = bench.reads_past(0).await;
@@ -243,7 +242,7 @@ async fn an_evictor_that_panicked_evicts_in_the_order_of_the_last_access() {
             }
             bench.holds(there.len()).await;
             let _ = bench.evictor.call(crate::actor::Crash, LIMIT).await;
-            // Asked before the list is whole again.
+            // Asked before the list is complete again.
             let all_but = |n: usize| EvictTo((there.len() - n) as u64 * UNIT);
             let gone = bench.evictor.call(all_but(3), LIMIT).await.unwrap();
             assert_eq!(gone, Victims { objects: 3, bytes: 3 * UNIT });

@@ -1,13 +1,12 @@
-//! Messages that decode, and say what cannot be: each field of each kind that `message/bounds.rs`
-//! knows, one at a time, at the numbers where something ends. Whoever takes one in has lost a
-//! check.
+//! Messages that decode and contain one impossible value: each field of each kind that
+//! `message/bounds.rs` checks, one at a time, at limits. A receiver that accepts one lacks a check.
 
 use super::scene::{ARENA, LIAR, LOG_SLOTS, OWNED, SLOTS, info};
 use super::seeds;
 use crate::message::*;
 use nkv_store::key::MAX_KEY_BYTES;
 
-/// What is said.
+/// An invalid message.
 #[derive(Debug, Clone)]
 pub(super) enum HostileInput {
     Hello(Box<RankInfo>, SeenView, Vec<(u32, u64)>),
@@ -19,7 +18,7 @@ pub(super) enum HostileInput {
     Response(Response),
 }
 
-/// A lie with a name.
+/// An invalid message with a name for it.
 pub(super) type Lie = (String, HostileInput);
 type Change<T> = fn(&mut T);
 
@@ -27,7 +26,7 @@ const UNIT: u64 = 4096;
 /// The slot behind the last one.
 const PAST: u32 = SLOTS + LOG_SLOTS;
 
-/// One lie for each change of what is true.
+/// One invalid message for each change of a valid one.
 fn each<T: Clone>(
     all: &mut Vec<Lie>,
     what: &str,
@@ -80,7 +79,7 @@ const LOGGED: [Change<LogObjectEntry>; 7] = [
     |o| o.key = long_key(),
 ];
 
-/// Extents that an arena of `SLOTS` units does not have.
+/// Extents that are not in an arena of `SLOTS` units.
 const EXTENTS: [(u64, u64); 6] = [
     (ARENA - UNIT, UNIT),
     (ARENA + SLOTS as u64 * UNIT, UNIT),
@@ -91,7 +90,7 @@ const EXTENTS: [(u64, u64); 6] = [
 ];
 
 fn slots_report(slots: Vec<SlotEntry>) -> HostileInput {
-    // The scene puts in the number that was asked for.
+    // The scene inserts the number of the requested report.
     HostileInput::OwnerToMaster(OwnerToMaster::Report { number: 0, slots, last: true })
 }
 
@@ -265,7 +264,7 @@ fn hellos(all: &mut Vec<Lie>) {
     }
 }
 
-/// What answers to clients say.
+/// Answers to clients.
 fn answers(all: &mut Vec<Lie>) {
     let plan = seeds::granted();
     let metas: [Change<ObjMeta>; 6] = [
@@ -336,7 +335,7 @@ fn requests(all: &mut Vec<Lie>) {
     }
 }
 
-/// All of them: none may be believed.
+/// All invalid messages; each of them must be refused.
 pub(super) fn all() -> Vec<Lie> {
     let mut all = Vec::new();
     hellos(&mut all);
@@ -349,8 +348,8 @@ pub(super) fn all() -> Vec<Lie> {
     all
 }
 
-/// What could be true, and is late, said of another epoch or incarnation, or out of order. `again`
-/// numbers anew what names itself by a number.
+/// Messages that are possible, but late, of another epoch or incarnation, or out of order. `again`
+/// gives numbered messages another number.
 pub(super) fn stale(granted: &PlanDesc, again: bool) -> Vec<Lie> {
     let mut all: Vec<Lie> = Vec::new();
     let number = if again { u64::MAX } else { u64::MAX - 1 };
@@ -391,7 +390,7 @@ pub(super) fn stale(granted: &PlanDesc, again: bool) -> Vec<Lie> {
         MasterToOwner::EndPlan { plan: PlanId { seq: 0, ..seeds::PLAN }, at: after, cause },
         committed(kept),
         committed(before),
-        // It is written there, and whoever committed the slot of before did not commit this one.
+        // The slot is written, but the commit is for an earlier incarnation.
         committed(SlotRef { slot: LOG_SLOTS + 6, ..before }),
         committed(after),
         committed(SlotRef { slot: u32::MAX, ..kept }),

@@ -1,4 +1,5 @@
-//! A master with an honest member, an owner of its own, and those who say things to them.
+//! A master with an honest member and a hostile one, and a separate owner. Delivers messages to
+//! both.
 
 use crate::actor::ActorAddr;
 use crate::executor::OwnedExecutor;
@@ -23,14 +24,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// A call that takes longer is no answer.
+/// A call that takes longer fails.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
-/// Frames that wait for a member at most.
+/// Frames queued for a member, at most.
 const QUEUE: usize = 1024;
 const TTL_MS: u64 = 1_000;
-/// What a client that is granted a plan has asked for.
+/// Bytes that a client with a plan has asked for.
 const ASKED_BYTES: u64 = 4096;
-/// Ranks of the cluster: the honest one and the other.
+/// Ranks of the cluster: the honest one and the hostile one.
 const WORLD: u32 = 2;
 pub(super) const HONEST: u64 = 0x100;
 pub(super) const LIAR: u64 = 0x200;
@@ -47,7 +48,7 @@ pub(super) struct Member {
     pub segment_id: SegmentId,
     pub incarnation: u64,
     pub link: LinkId,
-    // The master's, as it was welcomed.
+    // The master's term when it joined.
     term: Term,
     rx: mpsc::Receiver<MasterToOwner>,
     asked: u64,
@@ -70,7 +71,7 @@ pub(super) struct TestCluster {
     clock: ManualClock,
     honest: Option<Member>,
     pub(super) liar: Option<Member>,
-    // What the honest one has.
+    // The slots that the honest member reports.
     pub(super) held: Vec<SlotEntry>,
     requests: u64,
     _executor: OwnedExecutor,
@@ -105,7 +106,7 @@ pub(super) fn info(rank: u32, incarnation: u64) -> RankInfo {
     }
 }
 
-/// The segment of the owner that is spoken to.
+/// The segment of the owner under test.
 pub(super) fn owned_config() -> HeapConfig {
     HeapConfig {
         incarnation: OWNED,
@@ -178,7 +179,7 @@ impl TestCluster {
     ) -> Option<Member> {
         let (tx, rx) = mpsc::channel(QUEUE);
         let (segment_id, incarnation) = (info.id(), info.incarnation);
-        // The honest one confirms no plans: it is taken for one of the master's own process.
+        // The honest member confirms no plans, so it joins as one in the master's process.
         let own = incarnation != LIAR;
         let join = Join { info, obeyed, holds, seen, siblings, own, tx };
         let joined = self.master.call(join, LIMIT).await.expect("the master answers").ok()?;
@@ -186,7 +187,7 @@ impl TestCluster {
         Some(Member { segment_id, incarnation, link, term, rx, asked: 0 })
     }
 
-    /// Whoever joins as the honest rank takes its place; it does so itself, too, when it is cut.
+    /// Answers the master's frames for the honest member.
     pub(super) async fn honest_reports(&mut self) {
         let Some(member) = &mut self.honest else { return };
         while let Ok(down) = member.rx.try_recv() {
@@ -209,10 +210,10 @@ impl TestCluster {
         }
     }
 
-    /// A hello: only one that joins says anything here.
+    /// A hello: only one of a rank has an effect here.
     pub(super) async fn joins(&mut self, purpose: Purpose) {
         let Purpose::Rank { info, obeyed, holds, seen, siblings } = purpose else { return };
-        // As the honest rank nobody else joins: its link is up, or it is back at once.
+        // No other process can join as the honest rank: its link is up, or it joins again at once.
         if info.rank == 0 {
             return;
         }
@@ -221,7 +222,7 @@ impl TestCluster {
         }
     }
 
-    /// False if it is not believed: its link is cut.
+    /// False if the frame is refused: then the link is cut.
     pub(super) async fn receive_from_member(&mut self, up: OwnerToMaster) -> bool {
         let Some(member) = &mut self.liar else { return false };
         while let Ok(down) = member.rx.try_recv() {
@@ -230,7 +231,7 @@ impl TestCluster {
             }
         }
         let asked = member.asked;
-        // The number that was asked for is no secret.
+        // Hostile reports use the requested number, so that they are not ignored as old.
         let up = match up {
             OwnerToMaster::Report { slots, last, .. } => {
                 OwnerToMaster::Report { number: asked, slots, last }
@@ -244,11 +245,11 @@ impl TestCluster {
 
     pub(super) async fn client_asks(&mut self, request: Request) {
         let ask = Ask { producer: PRODUCER, request };
-        // Some answers come only once owners said something: not waited for.
+        // Some answers need messages of owners first, so the answer is not awaited.
         let _ = self.master.push(ask, crate::actor::Reply::nobody()).await;
     }
 
-    /// As the link of a rank takes a frame in; false if it is not believed.
+    /// Delivers a frame as a segment's link does; false if it is refused.
     pub(super) async fn receive_from_master(&mut self, down: MasterToOwner) -> bool {
         let info = RankInfo { segment_id: 0, ..self.owned() };
         if info.check_to_owner(&down).is_err() {
@@ -285,7 +286,7 @@ impl TestCluster {
         }
     }
 
-    /// As the owner's side of an attach connection takes a frame in; false if it is not believed.
+    /// Delivers a frame as the owner's side of an attach connection does; false if it is refused.
     pub(super) async fn receive_from_process(&mut self, message: ClientToOwner) -> bool {
         if message.check(self.heap.geometry()).is_err() {
             return false;
@@ -310,8 +311,8 @@ impl TestCluster {
         true
     }
 
-    /// As a handle takes an answer in; false if it does not believe it. What it computes from one
-    /// that it believes is within the segment.
+    /// Checks an answer as a handle does; false if it is refused. Asserts that locations in an
+    /// accepted one are within the segment.
     pub(super) fn to_client(&self, response: &Response) -> bool {
         if response.check().is_err() {
             return false;
@@ -340,7 +341,7 @@ impl TestCluster {
         let _ = self.master.call(MasterTick, LIMIT).await;
     }
 
-    /// The actors have not panicked, and who lies keeps nobody else from a put.
+    /// The actors have not panicked, and the hostile member does not keep others from a put.
     pub(super) async fn others_are_served(&mut self) {
         for status in [self.master.status(), self.owner.status()] {
             let why = status.last_error.unwrap_or_default();
@@ -351,8 +352,8 @@ impl TestCluster {
         self.serves_a_put().await;
     }
 
-    /// A term that rose above what the liar obeyed has cut every link: the honest one is back at
-    /// once.
+    /// If the hostile member made the master raise its term, every link was cut: the honest member
+    /// joins again.
     pub(super) async fn honest_stays(&mut self) {
         let cut = self.honest.as_ref().filter(|m| m.rx.is_closed()).map(|m| m.term);
         if let Some(obeyed) = cut {
@@ -363,7 +364,8 @@ impl TestCluster {
 
     async fn serves_a_put(&mut self) {
         self.honest_stays().await;
-        // Whoever has not reported is waited for, for one TTL, which the honest rank lives through.
+        // The master waits one TTL for ranks that have not reported; the honest rank sends frames
+        // meanwhile.
         for _ in 0..2 * PARTS {
             self.time_passes(TTL_MS / PARTS).await;
             self.honest_reports().await;
@@ -389,7 +391,7 @@ impl TestCluster {
     }
 }
 
-/// Steps in which a TTL passes: a pause of its own the master would forgive.
+/// Steps in which a TTL passes: the master would take one long step for a pause of its own.
 const PARTS: u64 = 8;
 
 async fn start_master(executor: &OwnedExecutor, clock: &ManualClock) -> ActorAddr<Master> {

@@ -1,4 +1,4 @@
-//! Words that are true, one of each kind and shape: what lies begin from.
+//! Valid messages, one of each kind and shape, from which invalid ones are made.
 
 use super::scene::{ARENA, LIAR, LOG_SLOTS, OWNED, TERM, info};
 use super::{Kind, encode};
@@ -16,7 +16,7 @@ pub(super) fn key() -> KeyBytes {
     KeyBytes::from(&b"layer/0"[..])
 }
 
-/// Where the arena of the owner that is spoken to begins.
+/// Offset of the arena of the owner under test.
 pub(super) fn owned_arena() -> u64 {
     super::scene::owned_config().segment_bytes() - u64::from(super::scene::SLOTS) * 4096
 }
@@ -182,7 +182,7 @@ fn responses() -> Vec<Response> {
     ]
 }
 
-/// All of them, each an input of its own.
+/// All valid messages, each as an input of its own.
 pub fn seeds() -> Vec<Vec<u8>> {
     let seen =
         SeenView { term: Term { number: 1, master: 3 }, number: 1, incarnations: vec![LIAR] };

@@ -1,13 +1,13 @@
-//! Mutated bytes, and lies told one at a time and in a row.
+//! Mutated bytes, and invalid messages one at a time and in sequence.
 
 use super::whole::Whole;
 use super::*;
 
 /// Inputs of one test run; `NKV_HOSTILE_INPUTS` sets another number.
 const INPUTS: u64 = 2_000;
-/// Rows of lies of one test run.
+/// Sequences of invalid messages in one test run.
 const ROWS: u64 = 400;
-/// Numbers at which something may begin, end or wrap.
+/// Numbers at which a range may begin, end or wrap.
 const NUMBERS: [u64; 16] = [
     0,
     1,
@@ -39,7 +39,7 @@ impl Dice {
     }
 }
 
-/// Words of the seeds, a few of their numbers changed.
+/// Messages of the seeds with a few numbers changed.
 fn lie(dice: &mut Dice, seeds: &[Vec<u8>]) -> Vec<u8> {
     let mut input = Vec::new();
     for _ in 0..1 + dice.below(6) {
@@ -60,7 +60,7 @@ fn lie(dice: &mut Dice, seeds: &[Vec<u8>]) -> Vec<u8> {
 }
 
 #[test]
-fn i19_no_word_that_decodes_makes_an_actor_panic_or_harms_others() {
+fn i19_no_message_that_decodes_makes_an_actor_panic_or_harms_others() {
     let seeds = seeds();
     for seed in &seeds {
         assert!(run(seed), "a seed that is not understood: {seed:?}");
@@ -75,7 +75,7 @@ fn i19_no_word_that_decodes_makes_an_actor_panic_or_harms_others() {
     assert!(understood > INPUTS / 10, "only {understood} inputs decoded");
 }
 
-/// Runs what needs a scene of its own.
+/// Runs `work` with a new scene.
 fn with_scene(work: impl AsyncFnOnce(Whole)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let tasks = tokio::task::LocalSet::new();

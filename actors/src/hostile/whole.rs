@@ -1,5 +1,5 @@
-//! A scene in which things are true, and the questions whether they still are: an object in the
-//! honest rank's segment, one in the owner's, and a plan that was granted in the liar's.
+//! A scene with known state, and the checks that it has not changed: an object in the honest rank's
+//! segment, one in the owner's, and a plan granted in the hostile rank's.
 
 use super::lies::HostileInput;
 use super::scene::{ARENA, LIAR, LIMIT, LOG_SLOTS, Member, OWNED, SLOTS, TestCluster, info};
@@ -15,17 +15,17 @@ use std::ops::Range;
 
 const UNIT: u64 = 4096;
 const CLIENT: u64 = 0x71;
-/// Where the owner's object is.
+/// Slot of the owner's object.
 const KEPT_SLOT: u32 = LOG_SLOTS + 5;
-/// And one that is written, and not committed.
+/// Slot of an object that is written and not committed.
 const WRITTEN_SLOT: u32 = LOG_SLOTS + 6;
 
-/// What is true of a scene.
+/// A scene and its known state.
 pub(super) struct Whole {
     pub scene: TestCluster,
-    // In the honest rank's segment.
+    // The object in the honest rank's segment.
     object: ObjMeta,
-    // In the liar's.
+    // The plan in the hostile rank's segment.
     pub granted: PlanDesc,
     requests: u64,
 }
@@ -47,7 +47,7 @@ fn bytes_of(plan: &PlanDesc) -> Range<u64> {
     plan.meta.payload_off..plan.meta.payload_off + plan.extent_len
 }
 
-/// No two of them share a byte, and all are in the arena.
+/// Asserts that no two extents share a byte, and that all are in the arena.
 fn are_apart(mut extents: Vec<Range<u64>>, arena: Range<u64>) {
     extents.sort_by_key(|e| e.start);
     for e in &extents {
@@ -72,7 +72,7 @@ impl TestCluster {
         }
     }
 
-    /// The liar's link ends, and it joins and reports as who is honest does.
+    /// The hostile member's link ends, and it joins again.
     pub(super) async fn liar_back(&mut self) {
         self.liar_leaves().await;
         self.liar = self.join(info(1, LIAR), (Term::default(), false), Vec::new()).await;
@@ -97,7 +97,7 @@ impl TestCluster {
         }
     }
 
-    /// A plan of the owner's own that is written, as master and producer bring it about.
+    /// Opens a plan at the owner and writes its object, as master and producer do.
     async fn owner_has(&mut self, slot: u32, seq: u64, text: &str) -> PlanRef {
         let at = SlotRef { slot, ..seeds::at(OWNED) };
         let plan = PlanId { seq, ..seeds::PLAN };
@@ -112,7 +112,7 @@ impl TestCluster {
         PlanRef { plan, at, key: id.into() }
     }
 
-    /// Says it as whoever can; true if it was believed.
+    /// Delivers the message from a peer that may send it; true if it was accepted.
     pub(super) async fn receives(&mut self, input: HostileInput) -> bool {
         match input {
             HostileInput::Hello(info, seen, siblings) => {
@@ -166,7 +166,7 @@ impl Whole {
         Self { scene, object: meta, granted, requests: 2 }
     }
 
-    /// Nothing that was true before has changed.
+    /// Asserts that the known state has not changed.
     pub(super) async fn check(&mut self) {
         for status in [self.scene.master.status(), self.scene.owner.status()] {
             let why = status.last_error.unwrap_or_default();
@@ -178,8 +178,8 @@ impl Whole {
         self.check_allocator().await;
     }
 
-    /// One object is live in the owner's segment, where it was, and one could be; what the owner
-    /// counts is there.
+    /// One object is live in the owner's segment, at its slot, and one is READY and not committed;
+    /// the owner's gauges agree.
     fn check_owner(&self) {
         let heap = &self.scene.heap;
         let (g, memory) = (heap.geometry(), heap.memory());
@@ -206,7 +206,7 @@ impl Whole {
         assert!(gauges.plans_open <= plans, "a slot is open for a plan that nobody knows");
     }
 
-    /// The honest rank's object is found where it is, and takes what it takes.
+    /// The honest rank's object is found at its location, and only its bytes are allocated.
     async fn check_index(&self) {
         let keys = vec![key("of the honest")];
         let found = self.scene.asks(Request::GetLocation { keys, gone: Vec::new() }).await;
@@ -225,8 +225,8 @@ impl Whole {
         assert!(stats.objects >= 1 && stats.objects <= u64::from(SLOTS + LOG_SLOTS) + 1);
     }
 
-    /// What is left of the liar's arena is granted once, beside the plan that was granted before;
-    /// and no commit of it is acknowledged that its owner has not confirmed.
+    /// The rest of the hostile rank's arena is granted once, beside the plan that was granted
+    /// before; and no commit is acknowledged before its owner has confirmed the plan.
     async fn check_allocator(&mut self) {
         self.scene.liar_is_there().await;
         self.requests += 1;
@@ -248,7 +248,7 @@ impl Whole {
         let answer = self.scene.master.call(ask, LIMIT);
         let later = async {
             let _ = self.scene.master.push(MasterTick, Reply::nobody()).await;
-            // Behind the commit, and whatever it set off.
+            // Handled after the commit and its consequences.
             let _ = self.scene.asks(Request::View).await;
         };
         tokio::select! {

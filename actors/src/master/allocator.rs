@@ -1,5 +1,5 @@
-//! One segment's heap as the master hands it out: slots with their epochs, and the payload arena. A
-//! slot is taken until the owner's `Freed` at that very epoch [I11].
+//! Allocates slots, with their epochs, and extents of one segment's heap. A slot is taken until the
+//! owner sends `Freed` with the same epoch [I11].
 
 use crate::message::{RankInfo, SlotRef};
 use hashbrown::HashMap;
@@ -13,7 +13,7 @@ use nkv_store::{KeyId, StoreError};
 pub(super) struct Taken {
     pub epoch: u32,
     pub extent: Extent,
-    // Nobody's while the slot is held for quarantine after a report.
+    // None while a report says that the slot is held.
     pub key: Option<KeyId>,
 }
 
@@ -22,25 +22,25 @@ pub(super) struct SegmentAllocator {
     pub info: RankInfo,
     pub arena: Arena,
     pub taken: HashMap<u32, Taken>,
-    // Objects of the device log that have a name: by slot, epoch and key.
+    // Listed objects of the device log: slot -> (epoch, key identity).
     logged: HashMap<u32, (u32, KeyId)>,
-    // Set by the last part of a report: before it nothing is placed here.
+    // Set after the last part of a report; until then nothing is placed here.
     pub reported: bool,
     pub report: Vec<crate::message::SlotEntry>,
     pub report_number: u64,
     pub report_asked_ms: u64,
-    // When room was last asked for, and how often in vain.
+    // When the owner was last asked to make room, and how often without success.
     pub room_asked_ms: u64,
     pub room_attempt: u32,
     free: Vec<u32>,
-    // Slots from here on that are neither taken nor have an epoch were never used: they are at the
-    // first.
+    // Slots from here on that are neither in `taken` nor in `epochs` were never used: they are at
+    // their first epoch.
     untouched: u32,
-    // Next epochs of used slots; 0 of one that had its last [I3].
+    // Next epochs of used slots that are free; 0 if a slot has used up its epochs [I3].
     epochs: HashMap<u32, u32>,
 }
 
-/// Slots that are placed by the master; those of the log are not.
+/// Number of slots that the master allocates: all but those of the log.
 fn managed(info: &RankInfo) -> u32 {
     info.slots.saturating_sub(info.log_slots)
 }
@@ -73,7 +73,8 @@ impl SegmentAllocator {
         }
     }
 
-    /// Rebuilds from what is taken and from the epochs of used slots that are free.
+    /// Rebuilds from the taken slots and from the epochs of used slots that are free. An error if
+    /// the extents overlap.
     pub(super) fn rebuild(
         info: RankInfo,
         taken: HashMap<u32, Taken>,
@@ -81,8 +82,7 @@ impl SegmentAllocator {
     ) -> Result<Self, StoreError> {
         let extents: Vec<_> = taken.values().map(|t| t.extent).filter(|e| e.len > 0).collect();
         let arena = Arena::rebuild(region(&info), managed(&info), &extents)?;
-        // Those that were used before; the others are come across by the way, however many they
-        // are.
+        // Only used slots; `take` finds those that were never used by counting up `untouched`.
         let mut free: Vec<u32> = free_epochs.keys().copied().collect();
         free.retain(|slot| !taken.contains_key(slot));
         free.sort_unstable_by_key(|slot| std::cmp::Reverse(*slot));
@@ -90,7 +90,7 @@ impl SegmentAllocator {
         Ok(Self { arena, taken, free, epochs: free_epochs, reported: true, ..base })
     }
 
-    /// Takes a slot and an extent for `bytes`, or nothing.
+    /// Takes a slot and an extent for `bytes`. `ArenaFull` if there is no slot or no extent.
     pub(super) fn take(&mut self, bytes: u64, key: KeyId) -> Result<(SlotRef, Extent), StoreError> {
         while self.taken.contains_key(&self.untouched) || self.epochs.contains_key(&self.untouched)
         {
@@ -121,7 +121,7 @@ impl SegmentAllocator {
         if let Some(t) = self.taken.remove(&slot)
             && let Err(error) = self.arena.free(t.extent)
         {
-            tracing::error!(%error, slot, "a taken extent that the arena does not know");
+            tracing::error!(%error, slot, "the arena does not have the extent of a taken slot");
         }
         let next = epoch.checked_add(1);
         self.epochs.insert(slot, next.unwrap_or(0));
@@ -131,7 +131,7 @@ impl SegmentAllocator {
         true
     }
 
-    /// The key that holds a slot at an epoch.
+    /// The key of the object in a slot at an epoch.
     pub(super) fn key_at(&self, slot: u32, epoch: u32) -> Option<KeyId> {
         let placed = self.taken.get(&slot).filter(|t| t.epoch == epoch).and_then(|t| t.key);
         let logged = || self.logged.get(&slot).filter(|(e, _)| *e == epoch).map(|(_, key)| *key);
@@ -143,7 +143,7 @@ impl SegmentAllocator {
         self.logged.insert(slot, (epoch, key));
     }
 
-    /// It is gone.
+    /// A listed object of the log is retired.
     pub(super) fn forget_logged(&mut self, slot: u32, epoch: u32) {
         if self.logged.get(&slot).is_some_and(|(e, _)| *e == epoch) {
             self.logged.remove(&slot);

@@ -1,4 +1,4 @@
-//! Requests whose items settle at different times: one reply when the last one has.
+//! Requests whose items complete at different times: one reply after the last item.
 
 use crate::actor::Reply;
 use crate::error::{Error, ErrorKind, Result};
@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 enum Results {
     Plans(Vec<Option<Result<PlanDesc>>>),
     Done(Vec<Option<Result<()>>>),
-    // Of a removal by pattern: counted, with where its next round begins. The last item is no key.
+    // A removal by pattern: where its next round begins, and the removals that logs made before.
+    // The last item is not a key (see `swept`).
     Swept(Vec<Option<Result<()>>>, Option<WireKeyId>, u64),
 }
 
@@ -45,8 +46,8 @@ impl Batches {
         self.start(n, Results::Done((0..n).map(|_| None).collect()), reply)
     }
 
-    /// Of `keys` removals and those that logs made before, and one more item: whether ranks lost
-    /// before are known to be.
+    /// A batch of `keys` removals, plus those that logs made before. One more item completes when
+    /// the other ranks know of the ranks that were lost.
     pub(super) fn swept(
         &mut self,
         keys: usize,
@@ -93,7 +94,7 @@ impl Batches {
 }
 
 fn finish(b: Batch) {
-    let lost = || Error::internal("an item of the batch was never settled");
+    let lost = || Error::internal("an item of the batch was never completed");
     let response = match b.results {
         Results::Plans(v) => {
             Response::Plans(v.into_iter().map(|r| r.unwrap_or_else(|| Err(lost()))).collect())
@@ -115,7 +116,7 @@ fn count(mut results: Vec<Result<()>>, (next, from_logs): (Option<WireKeyId>, u6
     for result in results {
         match result {
             Ok(()) => swept.removed += 1,
-            // It vanished between the look and the removal.
+            // It was removed between the listing and this removal.
             Err(e) if e.kind == ErrorKind::NotFound => {}
             Err(e) => {
                 swept.unconfirmed += 1;

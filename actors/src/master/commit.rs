@@ -1,6 +1,6 @@
 //! Commit: an object becomes live once its owner has recorded the plan, and with it the key string:
-//! from then on it is found again whenever the master dies. A commit that comes before that waits,
-//! bounded, and changes nothing if the wait is in vain.
+//! from then on it is found again after a death of the master. A commit that comes before that
+//! waits, bounded, and changes nothing if it times out.
 
 use super::Master;
 use super::objects::State;
@@ -11,11 +11,11 @@ use crate::message::{
 };
 use nkv_store::KeyId;
 
-/// How long a commit waits until the owner has recorded its plan. A few of them fit into the time
-/// in which a client repeats a commit.
+/// How long a commit waits until the owner has recorded its plan. Short enough that a client can
+/// repeat the commit a few times.
 const RECORD_LIMIT_MS: u64 = 400;
-/// Commits that wait for owners at once; what comes past it is `NotReady` and repeated by its
-/// client.
+/// Commits that wait for owners at a time; further ones fail with `NotReady`, and their clients
+/// repeat them.
 const MAX_UNRECORDED: usize = 65_536;
 
 /// A commit whose owner has not recorded the plan yet.
@@ -27,7 +27,7 @@ pub(super) struct Unrecorded {
     until_ms: u64,
 }
 
-/// What becomes of a commit.
+/// The result of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Accepted {
     Newly,
@@ -69,7 +69,7 @@ impl Master {
         }
     }
 
-    /// Within the usual limit of a call.
+    /// Half of a call's limit, at most.
     fn record_limit_ms(&self) -> u64 {
         RECORD_LIMIT_MS.min(self.durable.settings.call_timeout_ms / 2)
     }
@@ -111,7 +111,7 @@ impl Master {
         }
         match ending {
             None => {}
-            // The owner is looking: it says Adopted or Retired in a moment.
+            // The owner is checking it: its Adopted or Retired follows.
             Some(EndCause::ProducerGone | EndCause::Expired) => {
                 return Err(Error::not_ready(format!("the plan of key {id:?} is being ended")));
             }
@@ -125,7 +125,7 @@ impl Master {
             let whom = super::lookup::named(&self.allocators, segment_id);
             return Err(Error::disconnected(format!("{whom}, which holds it, is down")));
         }
-        // Between a join and its report it is not known whether the owner ever heard of the plan.
+        // Between a join and its report it is not known whether the owner ever received the plan.
         if !self.allocators.get(&segment_id).is_some_and(|b| b.reported) {
             return Err(Error::not_ready(format!("{segment_id} is still reporting")));
         }
@@ -148,7 +148,7 @@ impl Master {
         }
     }
 
-    /// An owner has recorded the plans up to this one: looks at the commits of those once more.
+    /// An owner has recorded the plans up to this one: tries the commits of those again.
     pub(super) fn recheck_recorded(&mut self, segment_id: SegmentId, up_to: PlanId) {
         let Some(waiting) = self.unrecorded.get_mut(&segment_id) else { return };
         let recorded = waiting.extract_if(.., |w| w.commit.plan <= up_to).collect();
@@ -158,7 +158,7 @@ impl Master {
         self.recheck(recorded);
     }
 
-    /// An owner's link is another one, or none: looks at all commits that wait for it once more.
+    /// An owner's link is new or gone: tries all commits that wait for it again.
     pub(super) fn recheck_commits(&mut self, segment_id: SegmentId) {
         let waiting = self.unrecorded.remove(&segment_id).unwrap_or_default();
         self.recheck(waiting);
@@ -173,11 +173,12 @@ impl Master {
                 other => self.batches.complete_item(w.batch, w.item, other.map(drop)),
             }
         }
-        // At once: nothing said of an object later may overtake its commit.
+        // At once: no later message about an object may overtake its commit.
         self.flush_commits();
     }
 
-    /// Its plan stays open: the client repeats the commit, or gives the plan up.
+    /// Fails commits that waited too long. Their plans stay open: the client repeats the commit or
+    /// aborts.
     pub(super) fn expire_commits(&mut self) {
         let (now, limit) = (self.now_ms(), self.record_limit_ms());
         let allocators = &self.allocators;

@@ -1,5 +1,5 @@
-//! How objects and plans end at the master: Abort, Remove, and the owner's words Retired, Freed and
-//! Adopted. Only the owner's word or the owner's death ends a plan [I10]; every word
+//! How objects and plans end at the master: Abort, Remove, and the owner's messages Retired, Freed
+//! and Adopted. Only a message of the owner or the owner's death ends a plan [I10]; every message
 //! carries {plan, term, incarnation, slot, epoch}, and a mismatch changes nothing [I11].
 
 use super::Master;
@@ -16,9 +16,9 @@ use nkv_store::{Key, KeyId};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// Retired objects that are looked up side by side.
+/// Retired objects whose entries are looked up together.
 const SIDE_BY_SIDE: usize = 32;
-/// How long a Remove waits for the owner's word before it says Disconnected.
+/// How long a Remove waits for the owner's `Retired` before it fails with `Disconnected`.
 const REMOVE_LIMIT_MS: u64 = 1_500;
 
 impl Master {
@@ -43,7 +43,8 @@ impl Master {
         }
     }
 
-    /// Asks the owner to end a plan; its Retired or Adopted does the rest.
+    /// Asks the owner to end a plan; the plan ends at the master with the owner's Retired or
+    /// Adopted.
     pub(super) fn end_plan(&mut self, plan: PlanId, cause: EndCause) {
         if let Some(p) = self.plans.get_mut(&plan) {
             p.ending = Some(cause);
@@ -75,7 +76,7 @@ impl Master {
         }
     }
 
-    /// `in_logs`: keys of which a device log held an object that is gone already.
+    /// `in_logs`: keys whose object in a device log is retired already.
     pub(super) fn remove(
         &mut self,
         keys: &[KeyBytes],
@@ -86,8 +87,7 @@ impl Master {
         self.remove_each(batch, keys.iter().map(|k| &**k), in_logs);
     }
 
-    /// Begins the removals of a batch; each owner hears of its objects in as few frames as hold
-    /// them.
+    /// Begins the removals of a batch; each owner is sent its objects in as few frames as possible.
     pub(super) fn remove_each<'k>(
         &mut self,
         batch: u64,
@@ -115,7 +115,7 @@ impl Master {
         }
     }
 
-    /// Slots that their owners are to retire are added to `retire`, by segment.
+    /// Begins one removal. Adds the slot that its owner must retire to `retire`, by segment.
     fn start_remove(
         &mut self,
         bytes: &[u8],
@@ -124,9 +124,9 @@ impl Master {
         let key = Key::new(bytes)?;
         let id = self.id_of(bytes);
         let entry = self.entry(bytes)?;
-        // A rank that has not reported may hold an older copy, which is read by its location until
-        // it has: of a key put while it was silent, under this master or one before it, or by way
-        // of a log [I6].
+        // A rank that has not reported may hold an older object of this key, which readers can
+        // still read by its location: the key may have been put again before that rank reports,
+        // under this master or an earlier one, or through a log [I6].
         self.check_all_reported()?;
         let Some(e) = entry else {
             return Err(Error::not_found(format!("no key {key}")));
@@ -142,7 +142,7 @@ impl Master {
             State::Writing(plan) => {
                 self.end_plan(plan, EndCause::Removed);
             }
-            // Said again for a repeated remove: the owner answers it again.
+            // Sent again for a repeated remove: the owner answers it again.
             State::Live | State::Removing => {
                 retire.entry(segment_id).or_default().push(at);
             }
@@ -150,8 +150,8 @@ impl Master {
         Ok(id)
     }
 
-    /// A remove whose owner does not answer fails, at once where its link is down; but what was
-    /// asked to go stays gone [I6].
+    /// A remove fails if the owner does not answer in time, or at once if its link is down. The key
+    /// stays in state Removing all the same, and is never readable again [I6].
     pub(super) fn expire_removes(&mut self) {
         let now = self.now_ms();
         let over = |e: &Entry| e.remove_until_ms <= now || !self.reachable(e.segment_id);
@@ -173,7 +173,7 @@ impl Master {
                 format!("{} did not confirm the removal within {REMOVE_LIMIT_MS} ms", e.segment_id)
             }
             false => format!(
-                "the link of {} is down: key {} is taken away once it is back, or gone for its TTL",
+                "the link of {} is down: key {} is removed once it is back, or gone for its TTL",
                 e.segment_id, e.key
             ),
         })
@@ -187,8 +187,8 @@ impl Master {
                 }
                 None => return,
             };
-            // A million objects are more than a cache holds: what is looked at in a row comes
-            // together.
+            // A million objects do not fit into the CPU caches: loading the entries of a part
+            // together overlaps the cache misses.
             let entries = keys.iter().flatten().filter_map(|key| self.objects.get(key));
             std::hint::black_box(entries.map(|e| e.key.as_bytes()[0]).fold(0, u8::wrapping_add));
             for (at, key) in part.iter().zip(keys) {
@@ -203,7 +203,8 @@ impl Master {
     }
 
     pub(super) fn freed(&mut self, segment_id: SegmentId, list: Vec<SlotRef>) {
-        // Not acknowledged before the report: it would be lost with the old book.
+        // Not acknowledged before the report, which replaces this allocator: the `Freed` would be
+        // lost.
         if !self.allocators.get(&segment_id).is_some_and(|b| b.reported) {
             return;
         }
@@ -218,7 +219,7 @@ impl Master {
     }
 
     pub(super) fn adopted(&mut self, segment_id: SegmentId, a: PlanRef) {
-        // Before its report nothing is known of it; the report itself will say Live.
+        // Ignored before the segment's report, which contains the object as Live.
         if !self.allocators.get(&segment_id).is_some_and(|b| b.reported) {
             return;
         }
@@ -229,7 +230,8 @@ impl Master {
                     && e.state == State::Writing(a.plan)
                     && given_up(self.plans.get(&a.plan).and_then(|p| p.ending)) =>
             {
-                // Given up before the owner heard so: what was aborted does not become readable.
+                // The plan was aborted or removed before the owner received that: its object must
+                // not become readable.
                 e.state = State::Removing;
                 self.durable.members.send(segment_id, MasterToOwner::Retire(vec![a.at]));
             }
@@ -241,7 +243,7 @@ impl Master {
                 self.retire_aside(id, segment_id);
             }
             Some(e) if e.at == a.at && e.state == State::Live => {}
-            // Removed meanwhile, or unknown: what was removed never comes back.
+            // Removed meanwhile, or unknown: a removed object must never come back.
             _ => self.durable.members.send(segment_id, MasterToOwner::Retire(vec![a.at])),
         }
     }

@@ -1,6 +1,6 @@
-//! The table of keys, in parts by the leading bits of their identity: a pass over all of it stops
-//! after any part and goes on later, and a table that grows moves one part at a time, so neither
-//! holds the master up. It knows nothing of what the entries mean.
+//! The table of keys, in parts by the leading bits of their identity: a pass over the table can
+//! stop after any part and continue later, and a growing table rehashes one part at a time, so
+//! neither blocks the master for long. It does not depend on the type of the entries.
 
 use super::objects::IdentityState;
 use hashbrown::HashMap;
@@ -63,8 +63,8 @@ impl<T> Index<T> {
         self.parts.iter().flat_map(HashMap::values)
     }
 
-    /// At most `limit` entries, all there are between `from` and the identity that comes second:
-    /// where to go on, or None at the end. In no order among themselves. `limit` is at least 1.
+    /// At most `limit` entries, unordered, and the identity to continue at (None at the end): these
+    /// are all entries between `from` and that identity. `limit` is at least 1.
     pub(super) fn slice(&self, from: KeyId, limit: usize) -> (Vec<(KeyId, &T)>, Option<KeyId>) {
         let mut found = Vec::new();
         let mut next = None;
@@ -100,7 +100,7 @@ mod tests {
         index
     }
 
-    /// Every entry that slices of `limit` show, with what is done between them.
+    /// Every entry that slices of `limit` return, with `between` called between two slices.
     fn pass(
         index: &mut Index<u64>,
         limit: usize,
@@ -135,7 +135,7 @@ mod tests {
         let mut turn = 0;
         let mut seen = pass(&mut index(2_000), 16, |index| {
             turn += 1;
-            // Odd ones go, new ones come, in no relation to the order of the pass.
+            // Odd ones are removed and new ones inserted, independent of the order of the pass.
             index.remove(&KEYS.id(&(2 * turn + 1u64).to_le_bytes()));
             index.insert(KEYS.id(&(10_000 + turn).to_le_bytes()), 10_000 + turn);
         });

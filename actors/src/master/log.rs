@@ -1,7 +1,8 @@
-//! Objects of device logs at the master. It hears of one once it has a name, in batches; until then
-//! it asks the owners of logs where it must not be wrong: before it says that a key is nowhere,
-//! before a removal counts as done [I6] [I15], and where a reader found nothing at the place that
-//! is listed [I7]: what an owner retired it has said before it answers. No put waits for any of it.
+//! Objects of device logs at the master. Owners announce an object once its key string is known, in
+//! batches. Until then the master asks the owners of logs where its answer must be right: before it
+//! answers that a key does not exist, before a removal counts as done [I6] [I15], and when a reader
+//! found no object at the listed location [I7]. An owner reports what it retired before it answers.
+//! No put waits for any of this.
 
 use super::allocator::SegmentAllocator;
 use super::matching::Round;
@@ -19,35 +20,35 @@ use nkv_store::{Key, KeyId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
-/// How long owners have to answer about their logs, within a call's limit.
+/// How long owners have to answer about their logs; shorter than the limit of a call.
 const ANSWER_LIMIT_MS: u64 = 1_000;
-/// Requests that wait for owners at a time; further ones fail with NotReady.
+/// Requests that may wait for owners of logs at a time; further ones fail with `NotReady`.
 const MAX_ASKED: usize = 4096;
 
-/// A request that waits for the owners of logs.
+/// A request that waits for answers of the owners of logs.
 struct Asked {
     ask: Ask,
     reply: Reply<Response>,
     question: LogQuestion,
-    // Of which incarnations the answer is still to come.
+    // Segments that have not answered yet, with their incarnations.
     left: BTreeMap<SegmentId, u64>,
     until_ms: u64,
-    // Keys of which they say whether they have them.
+    // Keys that the owners were asked to find.
     about: Vec<WireKeyId>,
-    // What lost LIVE in logs by it.
+    // Keys that logs retired for this request.
     removed: HashSet<WireKeyId>,
-    // Served by a log while the key is listed as something that cannot be read: being written, on
-    // its way out, or of a rank whose link is down.
+    // Objects that a log serves while the listed entry of the key cannot be read: it is being
+    // written or removed, or its rank's link is down, or the reader found it gone.
     besides: HashMap<KeyId, ObjMeta>,
-    // How many objects lost LIVE in logs when everything was to go.
+    // Number of objects that logs retired for a removal of all keys.
     taken: u64,
 }
 
-/// All of them, by the number of their question.
+/// All waiting requests, by the number of their question.
 #[derive(Default)]
 pub(super) struct LogQuestions(BTreeMap<u64, Asked>);
 
-/// Where who asks was led to, and found nothing to believe.
+/// Locations that the reader was sent to and where it found no valid object.
 fn gone_slots(request: &Request) -> HashSet<SlotRef> {
     match request {
         Request::GetLocation { gone, .. } => gone.iter().copied().collect(),
@@ -56,8 +57,8 @@ fn gone_slots(request: &Request) -> HashSet<SlotRef> {
 }
 
 impl Master {
-    /// Asks every owner of a log what it must know to answer; gives the request back if there is
-    /// none.
+    /// Asks the owners of logs if the request needs it. Gives the request back if there is nothing
+    /// to ask or no owner to ask.
     pub(super) fn ask_logs_first(
         &mut self,
         ask: Ask,
@@ -70,7 +71,7 @@ impl Master {
         self.ask_logs(question, ask, reply, (until_ms, Vec::new(), HashMap::new()))
     }
 
-    /// `about`: keys that were asked about before; `besides`: what was said of them.
+    /// `about`: keys that owners were asked about before; `besides`: objects that they found.
     fn ask_logs(
         &mut self,
         question: LogQuestion,
@@ -86,8 +87,8 @@ impl Master {
         let (left, unreported): (BTreeMap<SegmentId, u64>, BTreeMap<SegmentId, u64>) = asked
             .map(|(segment_id, allocator)| (*segment_id, allocator.info.incarnation))
             .partition(|(segment_id, _)| self.reachable(*segment_id));
-        // One whose link is down cannot be asked until it is back or gone. A key that only its log
-        // holds is not found meanwhile; that it was removed may not be said [I6].
+        // An owner whose link is down cannot be asked until it is back or gone. Meanwhile a key
+        // that only its log holds is not found, but a removal of it must not be confirmed [I6].
         if let (Some((segment_id, _)), false) =
             (unreported.first_key_value(), matches!(question, LogQuestion::Find(_)))
         {
@@ -128,7 +129,7 @@ impl Master {
         None
     }
 
-    /// Segments whose owners have retired what is listed there, as a reader says who found it gone.
+    /// Segments where a reader found the listed object gone: their owners may have retired it.
     fn doubted(&self, request: &Request) -> BTreeSet<SegmentId> {
         let Request::GetLocation { keys, .. } = request else { return BTreeSet::new() };
         let gone = gone_slots(request);
@@ -136,13 +137,13 @@ impl Master {
         listed.filter(|e| gone.contains(&e.at)).map(|e| e.segment_id).collect()
     }
 
-    /// `but`: what owners said already.
+    /// `but`: keys that owners were asked about already.
     fn question_of(&self, request: &Request, but: &[WireKeyId]) -> Option<LogQuestion> {
         let id = |k: &KeyBytes| WireKeyId::from(self.id_of(k));
         match request {
             Request::GetLocation { keys, .. } | Request::Exists(keys) => {
-                // A plan that is given up or written by somebody else, or an object that nobody can
-                // reach or that is gone, hides nothing that a log serves.
+                // An entry that is being written or removed, that is unreachable or that is gone
+                // must not hide an object that a log serves under the same key.
                 let gone = gone_slots(request);
                 let hidden = |e: Option<&Entry>| e.is_none_or(|e| self.is_hidden(e, &gone));
                 let unknown = keys.iter().filter(|k| self.entry(k).is_ok_and(hidden));
@@ -174,7 +175,7 @@ impl Master {
             let gone = gone_slots(&asked.ask.request);
             let by_id: HashMap<KeyId, &KeyBytes> =
                 keys.iter().map(|k| (self.id_of(k), k)).collect();
-            // Who asks knows the name, if its producer has not told it yet.
+            // The request has the key string, also if the producer has not reported it yet.
             let named = served.into_iter().filter_map(|o| {
                 let key = (*by_id.get(&KeyId::from(o.id))?).clone();
                 Some(LogObjectEntry { key, ..o })
@@ -189,8 +190,8 @@ impl Master {
                 if hidden && let Some(entry) = self.logged_entry(segment_id, at, o) {
                     asked.besides.insert(id, self.meta(&entry));
                 }
-                // Listed once its owner's word of the other one has come; until then it is no
-                // second one.
+                // It is listed once the owner of the other object has reported that one as retired.
+                // Until then it does not count as a duplicate.
                 if is_gone {
                     self.put_aside(id, segment_id, at);
                     self.found_gone.insert(id);
@@ -207,7 +208,7 @@ impl Master {
         }
     }
 
-    /// A rank linked anew: what it was asked may have been lost with its last link, or the answer.
+    /// A segment has a new link: the question or the answer may have been lost with the old one.
     pub(super) fn ask_log_again(&self, segment_id: SegmentId) {
         for (number, asked) in &self.log_questions.0 {
             if asked.left.contains_key(&segment_id) {
@@ -217,11 +218,12 @@ impl Master {
         }
     }
 
-    /// Those whose owners left, and those whose time is up.
+    /// Completes requests whose remaining owners are gone, and those whose time is over.
     pub(super) fn expire_log_questions(&mut self) {
         let now = self.now_ms();
         for asked in self.log_questions.0.values_mut() {
-            // Gone or replaced, it serves nothing; while it may come back its answer is waited for.
+            // A segment that is gone or replaced serves nothing; one that may come back has to
+            // answer.
             let is_member = |segment_id: &SegmentId, incarnation: &mut u64| {
                 self.allocators.get(segment_id).is_some_and(|b| b.info.incarnation == *incarnation)
             };
@@ -234,8 +236,8 @@ impl Master {
                 None => self.all_answered(asked),
                 Some((segment_id, _)) => {
                     let text = format!(
-                        "{segment_id} did not say within {ANSWER_LIMIT_MS} ms what its device log \
-                         holds"
+                        "{segment_id} did not answer within {ANSWER_LIMIT_MS} ms what its \
+                         device log holds"
                     );
                     self.unsure(asked.ask, asked.reply, &text);
                 }
@@ -243,7 +245,7 @@ impl Master {
         }
     }
 
-    /// An owner of a log could not be asked: what is known is said, and of the rest that it is not.
+    /// An owner of a log did not answer: answers what is known, and an error for all else.
     fn unsure(&mut self, ask: Ask, reply: Reply<Response>, why: &str) {
         let unknown = || Error::disconnected(format!("this key is not known here, and {why}"));
         let failed = |text: String| Response::Failed(Error::disconnected(text));
@@ -271,9 +273,9 @@ impl Master {
         if matches!(ask.request, Request::GetLocation { .. } | Request::Exists(_))
             && let Some(question) = self.question_of(&ask.request, &about)
         {
-            // Known when the others were asked about, and gone since: a log may have it all the
-            // same. Each key is asked about once, and all of it within one limit. Without an owner
-            // to ask it is answered.
+            // A key that was listed at the first question may be gone since, and a log may hold it.
+            // Each key is asked about once, and all questions share one limit. Without an owner to
+            // ask, `ask_logs` answers.
             let _ = self.ask_logs(question, ask, reply, (until_ms, about, besides));
             return self.flush_commits();
         }
@@ -285,11 +287,11 @@ impl Master {
             Request::Remove(keys) => self.remove(&keys, &removed, reply),
             _ => self.enter_round(Round { ask, reply, from_logs: taken }),
         }
-        // What was said to owners by it goes out before the next word to them.
+        // Send what this put into the queues to owners before anything else is sent to them.
         self.flush_commits();
     }
 
-    /// The answer to a request that finds, once owners of logs were asked.
+    /// The answer to a lookup, after the owners of logs were asked; none for other requests.
     fn found(&mut self, request: &Request, besides: &HashMap<KeyId, ObjMeta>) -> Option<Response> {
         match request {
             Request::GetLocation { keys, gone } => Some(self.location_or((keys, gone), besides)),
@@ -298,7 +300,7 @@ impl Master {
         }
     }
 
-    /// What is listed, or else what a log serves besides.
+    /// The listed locations, or for keys without one the object that a log serves.
     fn location_or(
         &mut self,
         (keys, gone): (&[KeyBytes], &[SlotRef]),
@@ -315,23 +317,23 @@ impl Master {
         answer
     }
 
-    /// Whether a reader that is sent there finds it.
+    /// Whether a reader that is sent to this entry can read it.
     pub(super) fn is_readable(&self, e: &Entry) -> bool {
         e.is_live() && self.reachable(e.segment_id)
     }
 
-    /// Whether what a log serves under the key of this entry is to be looked for.
+    /// Whether the master must ask logs for another object under the key of this entry.
     fn is_hidden(&self, e: &Entry, gone: &HashSet<SlotRef>) -> bool {
         !self.is_readable(e) || gone.contains(&e.at)
     }
 
-    /// A log serves this under a key that is listed elsewhere.
+    /// Remembers an object that a log serves under a key whose entry is another one.
     fn put_aside(&mut self, id: KeyId, segment_id: SegmentId, at: SlotRef) {
         self.aside.entry(id).or_default().insert(segment_id, at);
     }
 
-    /// A plan's object went live: what logs of other segments serve under its key is a second copy,
-    /// and is retired. Within its segment its owner decides [I15].
+    /// A plan's object is live now: objects that logs of other segments serve under its key are
+    /// duplicates and are retired. Within its own segment the owner decides [I15].
     pub(super) fn retire_aside(&mut self, id: KeyId, but: SegmentId) {
         if self.found_gone.contains(&id) {
             return;
@@ -345,14 +347,14 @@ impl Master {
         }
     }
 
-    /// The entry of this key has ended: what a log serves under it is looked for again, if there
-    /// was any.
+    /// The entry of this key is removed: if a log served another object under it, asks the logs for
+    /// it again.
     pub(super) fn list_aside(&mut self, id: KeyId, key: &Key) {
         self.found_gone.remove(&id);
         if self.aside.remove(&id).is_some() {
             let (keys, gone) = (vec![KeyBytes::from(key.as_bytes())], Vec::new());
             let request = Request::GetLocation { keys, gone };
-            // No owner to ask: none serves it.
+            // Without an owner to ask there is nothing to list.
             let _ = self.ask_logs_first(Ask { producer: 0, request }, Reply::nobody());
         }
     }
@@ -377,9 +379,9 @@ impl Master {
         })
     }
 
-    /// Objects of a log, with their names. The first one heard of keeps its key [I15].
+    /// Lists objects of a log, with their key strings. The object listed first keeps its key [I15].
     pub(super) fn announced(&mut self, segment_id: SegmentId, list: Vec<LogObjectEntry>) {
-        // Before its report nothing is known of it; the report tells of these as well.
+        // Ignored before the segment's report, which contains these objects as well.
         let Some(allocator) = self.allocators.get(&segment_id).filter(|b| b.reported) else {
             return;
         };
@@ -396,8 +398,8 @@ impl Master {
         }
     }
 
-    /// Lists one; false if it is to be retired. `reported`: by the report of a rank that just
-    /// joined.
+    /// Lists one object of a log; false if it must be retired. `reported`: it comes from the report
+    /// after a join.
     pub(super) fn logged(
         &mut self,
         segment_id: SegmentId,
@@ -408,8 +410,9 @@ impl Master {
         let Some(entry) = self.logged_entry(segment_id, at, o) else { return true };
         let id = self.id_of(entry.key.as_bytes());
         match self.objects.get(&id).map(|e| (e.at, e.state, e.segment_id)) {
-            // Within a segment its owner decides, and has by now: this one is served, and that the
-            // other is retired it says in a moment. The same where a reader found the other gone.
+            // Within a segment the owner has decided already: it serves this object, and its report
+            // that the other one is retired follows. The same where a reader found the other one
+            // gone.
             Some((other, State::Live, there))
                 if other != at && (there == segment_id || self.found_gone.contains(&id)) =>
             {
@@ -417,17 +420,18 @@ impl Master {
                 return true;
             }
             Some((other, State::Live, there)) if other != at => {
-                // The first one heard of is served, as far as anybody can tell.
+                // The object listed first is the one that is served, as long as its rank can be
+                // reached.
                 return !self.reachable(there);
             }
-            // Being written by a plan, or on its way out elsewhere: this one stays, and is listed
-            // once the other has ended. A remove asks the logs anyway.
+            // The listed one is being written or removed. This one stays, and is listed once the
+            // other has ended. A remove asks the logs in any case.
             Some((other, ..)) if other != at => {
                 self.put_aside(id, segment_id, at);
                 return true;
             }
             Some((_, state, _)) => return state != State::Removing,
-            // Put anew while that rank was silent, and perhaps removed since [I6].
+            // The key was put again before that rank had reported, and may be removed since [I6].
             None if reported && self.durable.members.is_older(&id, at.incarnation) => return false,
             None => {}
         }

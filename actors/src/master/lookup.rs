@@ -1,5 +1,5 @@
-//! GetLocation, MatchPrefix, Exists: reads of the index. What lies where the link is down is not
-//! offered.
+//! GetLocation, MatchPrefix, Exists: reads of the index. Objects on a segment whose link is down
+//! are not returned.
 
 use super::Master;
 use super::allocator::SegmentAllocator;
@@ -10,10 +10,10 @@ use hashbrown::{HashMap, HashSet};
 use nkv_store::{Key, KeyId};
 use std::collections::BTreeMap;
 
-/// Owners that one answer to Exists names.
+/// Owners listed in one answer to Exists, at most.
 const MAX_OWNERS: usize = 16;
 
-/// A segment, and where its node is.
+/// A segment with the control address of its node, for error texts.
 pub(super) fn named(
     allocators: &BTreeMap<SegmentId, SegmentAllocator>,
     segment_id: SegmentId,
@@ -57,11 +57,11 @@ impl Master {
                         e.key
                     )))
                 }
-                // Its owner was asked and did not say so: nobody knows better than the one who
-                // asks.
+                // The reader found it gone, and the owner has not reported it as retired: the
+                // reader must ask again.
                 State::Live if gone.contains(&e.at) => Err(Error::not_ready(format!(
-                    "key {} is listed in slot {} of {}, where it was found to be no more; its \
-                     owner has not said so yet: ask again",
+                    "key {} is listed in slot {} of {}, where a reader did not find it any more; \
+                     its owner has not reported that yet: ask again",
                     e.key, e.at.slot, e.segment_id
                 ))),
                 State::Live => Ok(self.meta(e)),
@@ -69,7 +69,7 @@ impl Master {
         }
     }
 
-    /// `gone`: where who asks found nothing to believe.
+    /// `gone`: locations where the reader found no valid object.
     pub(super) fn get_location(&mut self, keys: &[KeyBytes], gone: &[SlotRef]) -> Response {
         let gone = gone.iter().collect();
         let found: Vec<_> = keys.iter().map(|k| self.locate(k, &gone)).collect();
@@ -95,7 +95,7 @@ impl Master {
         Response::Prefix(run)
     }
 
-    /// `besides`: what logs serve of keys that are listed as something that cannot be read.
+    /// `besides`: objects that logs serve under keys whose listed entry cannot be read.
     pub(super) fn exists(
         &mut self,
         keys: &[KeyBytes],

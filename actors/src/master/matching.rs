@@ -1,6 +1,6 @@
 //! List and RemoveMatching: keys by regular expression. A request is one round over a bounded part
 //! of the index. The patterns of users run on threads beside the actor, never in it: the actor only
-//! takes the keys of a part, and later removes those that matched by the way every remove goes.
+//! collects the keys of a part, and later removes those that matched as any other remove does.
 
 use super::objects::{Entry, State};
 use super::{Ask, Master};
@@ -15,21 +15,21 @@ use regex::bytes::{Regex, RegexBuilder};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Rounds whose patterns run at once.
+/// Rounds whose patterns may run at the same time.
 const MAX_RUNNING: usize = 2;
 /// Rounds that wait for their turn; further ones are refused.
 const MAX_WAITING: usize = 256;
-/// A round that matched for so long ends where it is.
+/// After matching for this time a round ends, and the next one continues there.
 const MATCH_LIMIT_MS: u64 = 200;
-/// Size of a compiled pattern; with it, the time per byte of a key is bounded.
+/// Largest compiled pattern; this also bounds the time per byte of a key.
 const MAX_PROGRAM_BYTES: usize = 1 << 20;
 
-/// A call of its turn.
+/// A request that waits to run or runs.
 #[derive(Debug)]
 pub(super) struct Round {
     pub ask: Ask,
     pub reply: Reply<Response>,
-    /// Objects that logs gave up for it before it began, listed or not.
+    /// Objects that logs retired for it before it began, listed or not.
     pub from_logs: u64,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Rounds {
     running: usize,
 }
 
-/// A key as its round found it.
+/// A key as the round found it in the index.
 #[derive(Debug)]
 struct Seen {
     id: KeyId,
@@ -69,7 +69,7 @@ impl Message for RoundMatched {
 }
 
 impl Master {
-    /// Takes a round in; it begins when its turn comes.
+    /// Queues a round; fails it with `NotReady` if `MAX_WAITING` are queued.
     pub(super) fn enter_round(&mut self, round: Round) {
         if self.rounds.waiting.len() < MAX_WAITING {
             return self.rounds.waiting.push_back(round);
@@ -78,12 +78,12 @@ impl Master {
         round.reply.send(Response::Failed(Error::not_ready(text)));
     }
 
-    /// Begins as many rounds as may run. While state is being rebuilt they wait for the next tick.
+    /// Begins as many rounds as may run. While the state is being rebuilt they wait.
     pub(super) fn start_rounds(&mut self, ctx: &mut Context<'_, Self>) {
         while self.rounds.running < MAX_RUNNING && self.recovering.is_empty() {
             let Some(round) = self.rounds.waiting.pop_front() else { return };
             let Some(query) = Query::of(&round.ask.request) else {
-                round.reply.send(Response::Failed(Error::internal("a round that is none")));
+                round.reply.send(Response::Failed(Error::internal("not a request for a round")));
                 continue;
             };
             if let Some(e) = self.refuse_round(&round.ask.request) {
@@ -98,8 +98,7 @@ impl Master {
         }
     }
 
-    /// A round needs all keys in sight: one that is missing would be taken for one that is not
-    /// there.
+    /// A round needs the complete index: a key that is not reported yet would count as absent.
     fn refuse_round(&self, request: &Request) -> Option<Error> {
         if !self.settled() {
             return Some(self.early("a listing"));
@@ -128,10 +127,10 @@ impl Master {
         }
     }
 
-    /// Removes what matched; what vanished meanwhile is nobody's to count.
+    /// Removes the keys that matched; keys that were removed meanwhile are not counted.
     fn sweep(&mut self, round: Round, found: Found) {
         if !self.recovering.is_empty() {
-            // The actor was rebuilt meanwhile: look again once everything is in sight.
+            // The actor was rebuilt meanwhile: run the round again once the index is complete.
             return self.enter_round(round);
         }
         let Round { ask, reply, from_logs } = round;
@@ -146,14 +145,15 @@ impl Master {
             found.keys.iter().map(|s| s.key.as_bytes()),
             &hashbrown::HashSet::new(),
         );
-        // Keys that went with a lost rank come back if a later master does not hear of the loss.
+        // Counted as one more item, so that the answer waits until the loss of a rank is known to
+        // the others: keys of a lost rank come back if a later master does not learn of the loss.
         self.complete_remove(batch, n, Ok(()));
     }
 }
 
 impl On<RoundMatched> for Master {
     fn on(&mut self, m: RoundMatched, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
-        // A rebuilt actor hears of rounds that an earlier state began.
+        // A rebuilt actor also gets the results of rounds that began before the panic.
         self.rounds.running = self.rounds.running.saturating_sub(1);
         match (m.found, &m.round.ask.request) {
             (Err(e), _) => m.round.reply.send(Response::Failed(e)),
@@ -178,11 +178,11 @@ impl Found {
     }
 }
 
-/// What a round looks for.
+/// The query of a round.
 struct Query {
     pattern: Option<String>,
     from: KeyId,
-    // Of a listing: the first so many keys after this one.
+    // For a listing: the key after which it begins, and the limit.
     page: Option<(Option<Vec<u8>>, usize)>,
 }
 
@@ -230,7 +230,8 @@ impl Query {
     }
 }
 
-/// Linear in the length of a key whatever the pattern, and bounded in memory.
+/// Compiles a pattern. Matching is linear in the length of a key for every pattern, and bounded in
+/// memory. `InvalidArgument` if it is too long, too large or malformed.
 fn compile(pattern: &str) -> Result<Regex> {
     if pattern.len() > MAX_PATTERN_BYTES {
         let n = pattern.len();
@@ -238,7 +239,7 @@ fn compile(pattern: &str) -> Result<Regex> {
         return Err(Error::invalid(text));
     }
     let built = RegexBuilder::new(pattern).size_limit(MAX_PROGRAM_BYTES).build();
-    built.map_err(|e| Error::invalid(format!("the pattern is not taken: {e}")))
+    built.map_err(|e| Error::invalid(format!("the pattern cannot be compiled: {e}")))
 }
 
 #[cfg(test)]
@@ -251,7 +252,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// Every look takes this many milliseconds.
+    /// Each reading advances the clock by the second field, in milliseconds.
     #[derive(Debug)]
     struct SlowClock(AtomicU64, u64);
 
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_pattern_is_told_in_the_words_of_the_crate_and_a_huge_one_is_not_compiled() {
+    fn a_wrong_pattern_gets_the_text_of_the_regex_crate_and_a_huge_one_is_not_compiled() {
         let long = "a".repeat(MAX_PATTERN_BYTES + 1);
         for (pattern, expected) in
             [("a(", "unclosed group"), (r"\w{100000}", "size limit"), (&long, "at most 4096 bytes")]

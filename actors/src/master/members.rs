@@ -1,6 +1,7 @@
-//! The table of members, one per segment (a segment of a rank): term, links, views, producers. It
-//! lies outside the Master actor: connection tasks read it, and it survives a panic.
+//! The table of members, one per segment: term, links, views, producers. It is kept outside the
+//! Master actor: connection tasks read it, and it survives a panic.
 
+mod gone;
 mod outbox;
 
 pub use outbox::DOWNLINK_FRAMES;
@@ -12,6 +13,7 @@ use crate::message::{
     SeenView, SegmentId, Term, View,
 };
 use crate::slow_path::MasterSlowPath;
+use gone::Gone;
 use hashbrown::HashSet;
 use nkv_store::KeyId;
 use std::collections::BTreeMap;
@@ -21,12 +23,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 
-/// Longest wait for a later view; then the same is sent again.
+/// Longest wait for a later view; then the same view is sent again.
 pub(crate) const WATCH_LIMIT: Duration = Duration::from_secs(5);
-/// Incarnations remembered as gone; older ones cannot come back in practice.
-const MAX_GONE: usize = 65_536;
-
-/// Names one connection of one segment. A type of its own: incarnations are numbers, too.
+/// Identifies one connection of one segment. A type of its own, so that it is not confused with an
+/// incarnation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LinkId(u64);
 
@@ -41,29 +41,30 @@ pub(super) struct Member {
     pub info: RankInfo,
     pub state: RankState,
     pub tx: Option<mpsc::Sender<MasterToOwner>>,
-    // Names the connection behind `tx`: frames of an older one are no longer heard.
+    // The connection behind `tx`: frames of an older one are ignored.
     pub link: LinkId,
-    // Frames handed to the link, and frames that left this process.
+    // Frames handed to the link's task, and frames that it has written to the socket.
     pub sent: u64,
     pub written: Arc<AtomicU64>,
-    // Told when somebody waits for what was handed to the link.
+    // Notified when a call waits for a frame that was handed to the link.
     pub urgent: Arc<Notify>,
     // Whether its memory can be mapped by clients on this host.
     pub same_host: bool,
-    // It is of this process, and dies with it: nobody waits until it has recorded a plan.
+    // It is in this process, and ends with it: no commit waits until it has recorded the plan.
     pub own: bool,
-    // The last plan told over this link, and the last that its owner has recorded.
+    // The last plan sent over this link, and the last that its owner has recorded.
     pub last_sent: Option<PlanId>,
     pub recorded: Option<PlanId>,
     pub heard_ms: u64,
     pub gauges: OwnerGauges,
     // Its report arrived: plans may be placed there.
     pub reported: bool,
-    // Whether a plan was ever granted on it before it joined.
+    // Whether anything was placed on it before it joined.
     pub holds: bool,
     // The other segments of its node, if it is a first one: segment and incarnation.
     pub siblings: Vec<(SegmentId, u64)>,
-    // The view it brought from an earlier master, and the latest of ours it keeps.
+    // The view that it kept from an earlier master, and the number of the latest view of ours that
+    // it keeps.
     pub brought: SeenView,
     pub keeps_view: u64,
 }
@@ -71,7 +72,7 @@ pub(super) struct Member {
 #[derive(Debug, Default)]
 struct Producer {
     connections: usize,
-    // Of these, how many are rings: then it maps the memory of owners on this host.
+    // How many of them are rings: a producer with a ring maps the memory of owners on this host.
     rings: usize,
     since_ms: u64,
 }
@@ -79,26 +80,27 @@ struct Producer {
 #[derive(Debug, Default)]
 pub(super) struct Inner {
     pub term: Term,
-    // When the term began, and whether everybody was met since, or a TTL has passed; latched.
+    // When the term began, and whether every rank has reported since or a TTL has passed; latched.
     pub began_ms: u64,
     pub settled: bool,
-    // The term was settled and had its quorum, at some time: what it said then stands. Latched.
+    // The term was settled and had a quorum at some time: its answers from then are valid. Latched.
     pub ruled: bool,
     pub ranks: BTreeMap<SegmentId, Member>,
-    pub gone: HashSet<u64>,
-    // Incarnations whose objects this term was told of, however often their links broke since.
+    pub gone: Gone,
+    // Incarnations that have reported their objects in this term, also if their links broke since.
     pub reported_once: HashSet<u64>,
-    // Views of earlier masters, as ranks brought them.
+    // Views of earlier masters that ranks brought with their joins.
     pub past: Vec<SeenView>,
-    // Keys put while a rank with objects of an earlier term had not reported.
-    // Here, so that a panic of the actor loses none.
+    // Keys put while a rank with objects of an earlier term had not reported. Kept here, so that a
+    // panic of the actor does not lose them.
     superseded: HashSet<KeyId>,
-    // In order: so are those that are lost.
+    // Ordered, so that lost producers are handled in a fixed order.
     producers: BTreeMap<u64, Producer>,
     pub number: u64,
-    // Term and number as those who wait were told.
+    // Term and number that waiting watchers were last notified of.
     shown: (Term, u64),
-    // The view that first lacked the member lost last: removes wait until others keep it.
+    // Number of the first view without the member that was lost last: removes wait until other
+    // ranks keep that view.
     pub loss: u64,
     pub links: LinkId,
 }
@@ -108,15 +110,16 @@ pub(super) struct Inner {
 pub struct Members {
     inner: Mutex<Inner>,
     world_size: u32,
-    // Tells those who wait for a later view. Not a watch, which wakes them in any order.
+    // Wakes the tasks that wait for a later view. Not a tokio `watch`, which wakes them in any
+    // order.
     later: Notify,
-    // Here, so that a panic of the actor does not lose it.
+    // Kept here, so that a panic of the actor does not lose it.
     pub(crate) slow_path: MasterSlowPath,
-    // From the arrival of a request to its answer.
+    // Times from the arrival of a request to its answer, by kind.
     pub(crate) requests: [Histogram; Request::KINDS.len()],
 }
 
-/// The table, locked. Whoever waits for a later view is woken when it is let go.
+/// The table, locked. When the lock is released, tasks that wait for a later view are woken.
 pub(super) struct Locked<'a> {
     inner: MutexGuard<'a, Inner>,
     later: &'a Notify,
@@ -146,12 +149,12 @@ impl Drop for Locked<'_> {
 }
 
 impl Members {
-    /// How long each kind of request took.
+    /// The durations of requests, by kind.
     pub(crate) fn request_times(&self) -> Vec<(&'static str, Durations)> {
         named(Request::KINDS, &self.requests)
     }
 
-    /// Nobody yet.
+    /// A table without members.
     pub fn new(term: Term, world_size: u32, now_ms: u64) -> Self {
         let inner = Inner { term, began_ms: now_ms, ..Inner::default() };
         let (later, slow_path) = (Notify::new(), MasterSlowPath::default());
@@ -192,7 +195,7 @@ impl Members {
         let later = async {
             loop {
                 let mut later = pin!(self.later.notified());
-                // Before the look: what changes after it is sent.
+                // Registered before the check, so that a change after it wakes this task.
                 later.as_mut().enable();
                 if self.shown() > seen {
                     return;
@@ -200,29 +203,30 @@ impl Members {
                 later.await;
             }
         };
-        // An end of the wait does not change the answer.
+        // A timeout does not change the answer.
         let _ = tokio::time::timeout(WATCH_LIMIT, later).await;
         self.view()
     }
 
-    /// Notes a key that is put while a rank is silent.
+    /// Records a key that is put while a rank has not reported.
     pub(super) fn supersede(&self, id: KeyId) {
         self.lock().superseded.insert(id);
     }
 
-    /// True if a copy in this incarnation is an older one: it had not reported when the key was
-    /// put. A master that was rebuilt is sent again what others have.
+    /// True if an object of this key in this incarnation is superseded: the incarnation had not
+    /// reported when the key was put. Incarnations that reported before are excluded, since a
+    /// rebuilt master gets their objects again.
     pub(super) fn is_older(&self, id: &KeyId, incarnation: u64) -> bool {
         let inner = self.lock();
         inner.superseded.contains(id) && !inner.reported_once.contains(&incarnation)
     }
 
-    /// How many such keys there are.
+    /// Number of keys recorded by `supersede`.
     pub(super) fn superseded(&self) -> usize {
         self.lock().superseded.len()
     }
 
-    /// Nobody is silent any more, or a new term began.
+    /// All ranks have reported, or a new term began.
     pub(super) fn forget_superseded(&self) {
         self.lock().superseded = HashSet::new();
     }
@@ -235,7 +239,7 @@ impl Members {
         inner.ranks.values().filter(unreported).map(|m| m.info.id()).collect()
     }
 
-    /// Ranks that joined and reported: their first segments count.
+    /// Number of ranks whose first segment joined and reported.
     pub fn ready_ranks(&self) -> usize {
         self.lock().reported()
     }
@@ -248,7 +252,7 @@ impl Members {
             let all = inner.reported() >= self.world_size as usize && inner.awaited().is_empty();
             inner.settled = all || now_ms >= inner.began_ms + ttl_ms;
             if inner.settled {
-                // From here on a rank that is not in the view is a lost one.
+                // From now on a rank that is not in the view counts as lost.
                 inner.spread_view();
                 inner.loss = inner.number;
             }
@@ -262,13 +266,14 @@ impl Members {
         self.lock().awaited()
     }
 
-    /// Ranks that obey now, if they are no quorum: more than half, or half with rank 0. A rank
-    /// obeys if its first segment does: others add room, not votes.
+    /// The number of ranks that obey now, if they are no quorum (more than half, or half with rank
+    /// 0). A rank counts if its first segment obeys; its other segments do not count.
     pub(super) fn too_few(&self) -> Option<usize> {
         self.lock().too_few(self.world_size)
     }
 
-    /// Whether plans may have been granted on this incarnation: it reported since the term began.
+    /// Whether this term may have granted plans on this incarnation: it reported since the term
+    /// began.
     pub(super) fn was_placed_on(&self, incarnation: u64) -> bool {
         self.lock().reported_once.contains(&incarnation)
     }
@@ -302,16 +307,18 @@ impl Members {
         inner.ranks.values().map(row).collect()
     }
 
-    /// The master itself stood still for so long: nobody is the worse for its silence.
+    /// The master itself was paused for `ms`: moves the TTLs of all ranks and producers on by that
+    /// time.
     pub(super) fn forgive(&self, ms: u64, now_ms: u64) {
         let mut inner = self.lock();
-        // Not into the future: a rank that is silent from now on is gone a TTL from now.
+        // Not past `now_ms`: a rank that sends nothing from now on is gone after one TTL.
         inner.ranks.values_mut().for_each(|m| m.heard_ms = (m.heard_ms + ms).min(now_ms));
         inner.producers.values_mut().for_each(|p| p.since_ms = (p.since_ms + ms).min(now_ms));
         inner.began_ms = (inner.began_ms + ms).min(now_ms);
     }
 
-    /// A sign of life; false if it comes over any but the present link of the segment.
+    /// Records that a frame arrived; false if it came over another link than the segment's current
+    /// one.
     pub(super) fn heard(&self, segment_id: SegmentId, link: LinkId, now_ms: u64) -> bool {
         let mut inner = self.lock();
         match inner.ranks.get_mut(&segment_id) {
@@ -323,23 +330,23 @@ impl Members {
         }
     }
 
-    /// A link ended. An older one than the present says nothing of the segment.
+    /// A link ended. An older link than the current one is ignored.
     pub(super) fn link_down(&self, segment_id: SegmentId, link: LinkId) {
         let mut inner = self.lock();
         let Some(m) = inner.ranks.get_mut(&segment_id) else { return };
         if m.link == link && m.state != RankState::Suspect {
             m.cut();
             inner.number += 1;
-            tracing::warn!(%segment_id, "link down: it is suspect");
+            tracing::warn!(%segment_id, "link down: the segment is suspect");
         }
     }
 
-    /// Whether the owner of a segment can say so.
+    /// Whether a frame is possible for this segment; the error says what is not.
     pub(super) fn check_to_master(&self, segment_id: SegmentId, up: &OwnerToMaster) -> Result<()> {
         self.lock().ranks.get(&segment_id).map_or(Ok(()), |m| m.info.check_to_master(up))
     }
 
-    /// Ends a link: what its owner said last is not to be believed.
+    /// Ends a link after an invalid frame of its owner.
     pub(super) fn cut(&self, segment_id: SegmentId) {
         let mut inner = self.lock();
         if let Some(m) = inner.ranks.get_mut(&segment_id) {
@@ -348,7 +355,7 @@ impl Members {
         }
     }
 
-    /// A client connection began, or a ring in its place.
+    /// A client connection, or a ring in its place, was opened.
     pub fn producer_up(&self, producer: u64, ring: bool) {
         let mut inner = self.lock();
         let p = inner.producers.entry(producer).or_default();
@@ -402,7 +409,7 @@ impl Inner {
     fn awaited(&self) -> Vec<SegmentId> {
         let met = |segment_id: &SegmentId, incarnation: &u64| {
             let here = |m: &Member| m.info.incarnation == *incarnation && m.reported;
-            self.gone.contains(incarnation) || self.ranks.get(segment_id).is_some_and(here)
+            self.gone.contains(*incarnation) || self.ranks.get(segment_id).is_some_and(here)
         };
         let announced = self.firsts().flat_map(|m| &m.siblings);
         announced
@@ -411,8 +418,8 @@ impl Inner {
             .collect()
     }
 
-    /// Segments of a rank that are cut off, other than its first: if its node was started afresh,
-    /// nobody is left who could come back with them.
+    /// Segments of a rank without a link, other than its first. If its node was started again, no
+    /// process is left that could bring them back.
     pub fn orphans(&self, rank: u32) -> Vec<(SegmentId, u64)> {
         let cut = |m: &Member| m.tx.as_ref().is_none_or(mpsc::Sender::is_closed);
         let theirs = self.ranks.range(SegmentId::of_rank(rank));
@@ -420,12 +427,9 @@ impl Inner {
         orphans.map(|(segment_id, m)| (*segment_id, m.info.incarnation)).collect()
     }
 
-    /// Forgets a member for good [I17] and tells the others.
+    /// Removes a member permanently [I17] and sends the new view to the others.
     pub(super) fn forget(&mut self, segment_id: SegmentId) {
         let Some(m) = self.ranks.remove(&segment_id) else { return };
-        if self.gone.len() >= MAX_GONE {
-            self.gone.clear();
-        }
         self.gone.insert(m.info.incarnation);
         self.reported_once.remove(&m.info.incarnation);
         self.spread_view();
@@ -440,9 +444,9 @@ impl Inner {
         SeenView { term: self.term, number: self.number, incarnations }
     }
 
-    /// The membership changed: every rank keeps the new view. Not before the term is settled: who
-    /// is still to be met is not lost, and nothing was granted or removed that a later master must
-    /// know.
+    /// The membership changed: sends the new view to every rank, which keeps it. Not before the
+    /// term is settled: until then a rank that has not joined is not lost, and nothing was granted
+    /// or removed that a later master must know.
     pub(super) fn spread_view(&mut self) {
         self.number += 1;
         if !self.settled {

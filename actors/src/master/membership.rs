@@ -1,5 +1,6 @@
-//! Membership as the master decides it: who may join, who is gone, and what each segment's owner
-//! says. Every segment joins, reports and leaves by itself; ranks are counted by their first ones.
+//! Membership at the master: which segments may join, which are gone, and the frames of their
+//! owners. Every segment joins, reports and leaves by itself; a rank is counted by its first
+//! segment.
 
 use super::allocator::SegmentAllocator;
 use super::members::{LinkId, Member};
@@ -14,26 +15,26 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use tokio::sync::Notify;
 
-/// Why a rank is gone that said so itself.
+/// The reason given when a segment left by its own `Leave`.
 const LEFT: &str = "left";
 
-/// What a rank that joined is sent, and the number of its link.
+/// The answer to a join: what the rank is sent, and its link.
 #[derive(Debug)]
 pub struct Joined {
     /// The master's term.
     pub term: Term,
     /// Settings of the cluster.
     pub settings: Settings,
-    /// Names the link in [`super::FromRank`] and [`super::LinkDown`].
+    /// Identifies the link in [`super::FromRank`] and [`super::LinkDown`].
     pub link: LinkId,
-    /// The link's task counts here the frames that left this process.
+    /// The link's task counts here the frames that it has written to the socket.
     pub written: Arc<AtomicU64>,
-    /// Tells the link's task that somebody waits for what it was handed.
+    /// Notifies the link's task that a call waits for a frame that it was handed.
     pub urgent: Arc<Notify>,
 }
 
-/// Ranks that run and may not join: those who ask for them are notified. One entry for each number
-/// of the job, the last refusal of it.
+/// Ranks that run and were refused; `stats` and errors show them. One entry per rank: (pid, reason,
+/// time in ms) of its last refusal.
 #[derive(Debug, Default)]
 pub(super) struct NotTaken(BTreeMap<u32, (u32, String, u64)>);
 
@@ -49,7 +50,7 @@ impl NotTaken {
         self.0.remove(&rank);
     }
 
-    /// All of them, in the order of their numbers.
+    /// All refused ranks, by rank number.
     pub(super) fn list(&self, now_ms: u64) -> Vec<RefusedRank> {
         let last_sent = |(rank, (pid, why, at_ms)): (&u32, &(u32, String, u64))| {
             let ago_ms = now_ms.saturating_sub(*at_ms);
@@ -58,7 +59,7 @@ impl NotTaken {
         self.0.iter().map(last_sent).collect()
     }
 
-    /// What an error is to say besides about the first of them; nothing if there is none.
+    /// Text about the first of them to append to an error; empty if there is none.
     pub(super) fn text(&self, now_ms: u64) -> String {
         let first = self.list(now_ms).into_iter().next();
         first.map_or_else(String::new, |r| {
@@ -172,7 +173,7 @@ impl Master {
         Ok(())
     }
 
-    /// A rank that does not fit asks twice a second for as long as it runs.
+    /// Limited, since a refused rank tries again twice a second for as long as it runs.
     fn log_refused(&mut self, info: &RankInfo, why: &Refusal) {
         if !self.refused.is_due((info.id(), info.world_size), self.now_ms()) {
             return;
@@ -181,7 +182,7 @@ impl Master {
         tracing::warn!(%segment_id, %at, pid, %why, "refused a rank");
     }
 
-    /// A rank started afresh: the segments its former node had mounted went with that node.
+    /// A rank was started again: the other segments that its former process had mounted are gone.
     fn drop_orphans(&mut self, rank: u32) {
         let orphans = self.durable.members.lock().orphans(rank);
         for (segment_id, incarnation) in orphans {
@@ -189,12 +190,12 @@ impl Master {
         }
     }
 
-    /// What a segment's owner said cannot be. It is notified, and its link ends [I19]: whatever it
-    /// holds is recovered by the report that follows its next join.
+    /// A segment's owner sent an invalid frame. It is sent the reason, and its link ends [I19]. Its
+    /// objects are recovered by the report that follows its next join.
     pub(super) fn refuse_frame(&self, segment_id: SegmentId, error: &Error) {
         let members = &self.durable.members;
         if let Some(before) = self.refused_lines.next(self.now_ms()) {
-            tracing::warn!(%segment_id, %error, before, "an owner's word that cannot be: its link \
+            tracing::warn!(%segment_id, %error, before, "an invalid frame of an owner: its link \
                                                          is cut");
         }
         let why = &error.message;
@@ -234,7 +235,7 @@ impl Master {
                     inner.number += 1;
                 }
                 self.durable.members.send(segment_id, MasterToOwner::NoMorePlans);
-                // Those who waited for its room are routed elsewhere.
+                // Opens that waited for room there are routed elsewhere.
                 self.retry_waiting(segment_id.rank);
             }
             OwnerToMaster::ViewSeen { number } => {
@@ -249,7 +250,7 @@ impl Master {
         }
     }
 
-    /// Past the TTL a segment is gone, and that incarnation for good [I17].
+    /// Removes segments without a heartbeat for a TTL. Their incarnations never come back [I17].
     pub(super) fn expire_ranks(&mut self) {
         let (now, ttl) = (self.now_ms(), self.durable.ttl_ms);
         let late: Vec<_> = {
@@ -258,11 +259,11 @@ impl Master {
             inner.ranks.values().filter(late).map(|m| (m.info.id(), m.info.incarnation)).collect()
         };
         for (segment_id, incarnation) in late {
-            self.gone(segment_id, Some(incarnation), "not heard of for a TTL");
+            self.gone(segment_id, Some(incarnation), "no heartbeat for a TTL");
         }
     }
 
-    /// `incarnation` guards against a word that was meant for an earlier one.
+    /// Removes a segment. With `incarnation`, only if that is its current one.
     pub(super) fn gone(&mut self, segment_id: SegmentId, incarnation: Option<u64>, why: &str) {
         {
             let mut inner = self.durable.members.lock();
@@ -284,11 +285,11 @@ impl Master {
         if self.recovering.remove(&segment_id) && self.recovering.is_empty() {
             self.unpark();
         }
-        // Those who waited for its room are routed elsewhere or told why not.
+        // Opens that waited for room there are routed elsewhere, or fail.
         self.retry_waiting(segment_id.rank);
     }
 
-    /// Its objects leave the index, plans towards it are over, removes of its keys are done.
+    /// Removes its objects from the index, ends plans on it, and completes removes of its keys.
     pub(super) fn drop_objects_of(&mut self, segment_id: SegmentId) {
         let theirs: Vec<_> = self
             .objects

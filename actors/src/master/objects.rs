@@ -7,7 +7,7 @@ use nkv_store::arena::Extent;
 use nkv_store::{Key, KeyId};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Where an entry is in its life.
+/// The state of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     Writing(PlanId),
@@ -15,7 +15,7 @@ pub(super) enum State {
     Removing,
 }
 
-/// One key.
+/// The entry of one key.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub key: Key,
@@ -26,13 +26,13 @@ pub(super) struct Entry {
     pub bytes_total: u64,
     pub page_bytes: u32,
     pub state: State,
-    // The open plan behind it, until it is committed or over.
+    // The plan that writes it, until that is committed or over.
     pub plan: Option<PlanId>,
-    // While Removing: when waiting removes give up.
+    // While Removing: when waiting removes fail, in ms.
     pub remove_until_ms: u64,
 }
 
-/// What the master remembers of an open plan.
+/// An open plan at the master.
 #[derive(Debug, Clone)]
 pub(super) struct PlanInfo {
     pub segment_id: SegmentId,
@@ -41,9 +41,9 @@ pub(super) struct PlanInfo {
     pub request: u64,
     pub item: u32,
     pub token: u64,
-    // Its owner reported it, so it has it recorded.
+    // Its owner reported it, so the owner has recorded it.
     pub reported: bool,
-    // Its end was asked of the owner already.
+    // The owner was asked to end it, for this cause.
     pub ending: Option<EndCause>,
 }
 
@@ -58,7 +58,7 @@ pub(super) fn n_pages(bytes_total: u64, page_bytes: u32) -> u32 {
     bytes_total.div_ceil(u64::from(page_bytes.max(1))) as u32
 }
 
-/// Hashes a [`KeyId`] by itself: it is a hash already.
+/// Uses a [`KeyId`] as its own hash, since it is a hash already.
 #[derive(Default)]
 pub(super) struct IdentityHasher(u64);
 
@@ -88,7 +88,7 @@ impl Master {
         self.durable.hasher.id(key)
     }
 
-    /// Where an object lies, as clients get it.
+    /// The location of an object, as clients get it.
     pub(super) fn meta(&self, e: &Entry) -> ObjMeta {
         ObjMeta {
             key: WireKeyId::from(self.id_of(e.key.as_bytes())),
@@ -102,7 +102,7 @@ impl Master {
         }
     }
 
-    /// The entry of a key, refusing another key with the same 128-bit identity [I16].
+    /// The entry of a key. `Corrupt` if another key with the same 128-bit identity is stored [I16].
     pub(super) fn entry(&self, key: &[u8]) -> Result<Option<&Entry>> {
         let id = self.id_of(key);
         let entry = self.objects.get(&id);
@@ -115,7 +115,8 @@ impl Master {
         }
     }
 
-    /// Forgets the entry if it still lies at `at`; resolves removes that wait for it.
+    /// Removes the entry if its object is the one at `at`, and completes the removes that wait for
+    /// it.
     pub(super) fn drop_entry(&mut self, id: KeyId, at: SlotRef) {
         if self.objects.get(&id).is_none_or(|e| e.at != at) {
             return;

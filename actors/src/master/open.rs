@@ -1,6 +1,7 @@
-//! OpenForWrite: place, grant. When every segment of the routed rank is full, the owner of the one
-//! with most room is asked for more and the item waits there, bounded in number and time, first
-//! come first served per segment.
+//! OpenForWrite: chooses a segment and grants a plan. When every segment of the routed rank is
+//! full, the master asks the owner of the one with most room to evict, and the item waits for that
+//! segment. Waiting items are bounded in number and time, and served first come, first served per
+//! segment.
 
 use super::objects::{Entry, PlanInfo, State, n_pages};
 use super::{Master, MasterDurable};
@@ -17,9 +18,10 @@ use std::collections::BTreeSet;
 
 /// Items waiting for room on all ranks together.
 const MAX_WAITING: usize = 65_536;
-/// Least time an open waits for room: less is not measurable on a loaded machine.
+/// Shortest default wait of an open for room: on a loaded machine less is too short to free any.
 const MIN_FULL_WAIT_MS: u64 = 250;
-/// Keys put while a rank that holds objects has not reported; past it puts wait for the report.
+/// Keys that may be put while a rank that holds objects has not reported; further puts fail until
+/// it reports.
 const MAX_SUPERSEDED: usize = 1 << 20;
 /// Pages per object at most (the header's field is 32 bits).
 const MAX_PAGES: u64 = u32::MAX as u64;
@@ -38,23 +40,24 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// Its batch and its place therein.
+    /// Its batch and its item number in the batch.
     pub(super) fn names(&self) -> (u64, usize) {
         (self.batch, self.item)
     }
 }
 
-/// Which item of which request of which producer: names an open for repeats [I11].
+/// (producer, request, item): identifies an open, so that a repeated request is recognised [I11].
 type Asked = (u64, u64, u32);
 
-/// Whom an open lines up behind: a small object does not overtake a large one for ever.
+/// Behind which waiting opens a new one is placed, so that small objects do not overtake a large
+/// one forever.
 #[derive(Clone, Copy)]
 enum QueuePosition<'a> {
-    /// Everybody who waits.
+    /// Behind all that wait.
     Last,
-    /// Those who wait for these segments.
+    /// Behind those that wait for these segments.
     Behind(&'a HashSet<SegmentId>),
-    /// Nobody.
+    /// Behind none.
     First,
 }
 
@@ -118,7 +121,7 @@ impl Master {
         self.waiting.push_back(w);
     }
 
-    /// Asks the owner for room, at most once per quarantine.
+    /// Asks the owner to make room, at most once per quarantine.
     fn ask_for_room(&mut self, segment_id: SegmentId, bytes: u64) {
         let now = self.now_ms();
         if self.durable.members.is_backlogged(segment_id) {
@@ -150,7 +153,8 @@ impl Master {
         }
         self.check_settled()?;
         if !self.durable.members.unreported().is_empty() {
-            // Whatever becomes of this object, an older one that is still to be reported is over.
+            // Whether this put succeeds or not, an older object that a rank still has to report
+            // under this key is superseded.
             if self.durable.members.superseded() >= MAX_SUPERSEDED {
                 self.check_all_reported()?;
             }
@@ -169,7 +173,7 @@ impl Master {
         }
         let segment_ids = self.route(id, open)?;
         let Some(best) = segment_ids.first().copied() else {
-            return Err(Error::internal("an object was routed nowhere"));
+            return Err(Error::internal("no segment was chosen for an object"));
         };
         self.check_size(best, key, open)?;
         for segment_id in segment_ids {
@@ -194,7 +198,7 @@ impl Master {
         Ok(Placed::Wait(best))
     }
 
-    /// True if somebody stands before this open at a segment.
+    /// True if another open waits for this segment before this one.
     fn is_taken(&self, segment_id: SegmentId, position: QueuePosition<'_>) -> bool {
         match position {
             QueuePosition::Last => self.waiting.iter().any(|w| w.segment_id == segment_id),
@@ -215,7 +219,8 @@ impl Master {
         )))
     }
 
-    /// A key that is there: the same plan for a repeated request, a clear refusal otherwise [I6].
+    /// The answer for a key that exists: the same plan for a repeated request, an error otherwise
+    /// [I6].
     fn existing(&self, e: &Entry, asked: Asked, open: &OpenItem) -> Result<PlanDesc> {
         match e.state {
             State::Live => Err(Error::already_exists(format!(
@@ -286,8 +291,8 @@ impl Master {
         base + u64::from(slot) * HEADER_BYTES
     }
 
-    /// Room came back on a rank, or it has a segment more or less: serve those who wait there, in
-    /// order. Who stays waiting goes before everybody behind him, at his segment.
+    /// A rank has room again, or one segment more or less: serves the opens that wait there, in
+    /// order. One that still waits keeps its place before all later ones of its segment.
     pub(super) fn retry_waiting(&mut self, rank: u32) {
         let mut still = std::collections::VecDeque::with_capacity(self.waiting.len());
         let mut full: HashSet<SegmentId> = HashSet::new();
@@ -301,7 +306,7 @@ impl Master {
                 Ok(Placed::Granted(plan)) => self.batches.complete_plan(w.batch, w.item, Ok(plan)),
                 Err(e) => self.batches.complete_plan(w.batch, w.item, Err(e)),
                 Ok(Placed::Wait(best)) => {
-                    // Where he waits already, room is being made for him.
+                    // Stay at the same segment: its owner is making room already.
                     let segment_id =
                         if self.may_hold(w.segment_id, &w.open) { w.segment_id } else { best };
                     full.insert(segment_id);
@@ -312,7 +317,7 @@ impl Master {
         self.waiting = still;
     }
 
-    /// The caller of a request is gone: its items wait no longer, and its batch is over.
+    /// The caller of a request withdrew it or is gone: its waiting items fail, and its batch ends.
     pub(super) fn give_up_waiting(&mut self, producer: u64, request: u64) {
         let (gone, still): (Vec<_>, Vec<_>) = std::mem::take(&mut self.waiting)
             .into_iter()
@@ -334,7 +339,7 @@ impl Master {
         self.waiting = still.into();
         let after: BTreeSet<u32> = late.iter().map(|w| w.segment_id.rank).collect();
         for w in late {
-            // It may only have stood behind a large one: one look before it is refused.
+            // It may have waited only behind a larger one: try once more before it is refused.
             let asked = (w.producer, w.request, w.item as u32);
             match self.place(asked, &w.key, &w.open, QueuePosition::First) {
                 Ok(Placed::Granted(plan)) => {
@@ -349,8 +354,8 @@ impl Master {
             }
             if self.durable.members.is_backlogged(w.segment_id) {
                 let text = format!(
-                    "no plan for key {} in time: the owner of {} is behind with thousands of \
-                     earlier ones; put more slowly, or give its node more processor time",
+                    "no plan for key {} in time: the owner of {} has a queue of thousands of \
+                     earlier plans; put more slowly, or give its node more CPU time",
                     w.key, w.segment_id
                 );
                 self.batches.complete_plan(w.batch, w.item, Err(Error::not_ready(text)));
@@ -368,7 +373,7 @@ impl Master {
             );
             self.batches.complete_plan(w.batch, w.item, Err(Error::out_of_memory(text)));
         }
-        // Those behind a large one that gave up may fit.
+        // Opens that waited behind a large one that failed may fit now.
         for rank in after {
             self.retry_waiting(rank);
         }
@@ -383,7 +388,7 @@ impl Master {
     }
 }
 
-/// The owner's side of a plan.
+/// The plan as its owner is sent it.
 fn opened(desc: &PlanDesc, key: &Key, (producer, request, item): Asked) -> PlanOpened {
     let m: &ObjMeta = &desc.meta;
     debug_assert_eq!(m.n_pages, n_pages(m.bytes_total, m.page_bytes));

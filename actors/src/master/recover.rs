@@ -1,5 +1,6 @@
-//! State from the owners' reports: after a segment's (re)join, and for every one after a panic of
-//! the Master actor. Calls that arrive meanwhile are parked and answered from the rebuilt state.
+//! Rebuilds the master's state from the owners' reports: for a segment after it joins, and for all
+//! of them after a panic of the Master actor. Requests that arrive meanwhile are parked and
+//! answered from the rebuilt state.
 
 use super::Master;
 use super::allocator::{SegmentAllocator, Taken, check_extents};
@@ -15,38 +16,39 @@ use nkv_store::heap::FIRST_EPOCH;
 use nkv_store::{Key, KeyId, StoreError};
 use std::sync::atomic::Ordering;
 
-/// A report that takes longer is asked for again.
+/// A report that takes longer is requested again.
 const REPORT_LIMIT_MS: u64 = 2_000;
 
-/// A plan that its owner has not heard of, and what became of it since.
+/// A plan that its owner has not received, and what happened to it since.
 struct UnopenedPlan {
     opened: PlanOpened,
     since: Since,
 }
 
-/// What is to be said again after the plan itself.
+/// What must be sent again after the plan itself.
 enum Since {
     Nothing,
     Committed,
     Ended(EndCause),
 }
 
-/// What a report says of a segment, entry by entry.
+/// The contents of a report of one segment.
 #[derive(Default)]
 struct Reported {
     taken: HashMap<u32, Taken>,
     free: HashMap<u32, u32>,
-    // Listed once the book is there to name them in.
+    // Listed after the segment's allocator is rebuilt.
     logged: Vec<(SlotRef, LogObjectEntry)>,
-    // To be retired: another object of the key is served.
+    // Objects to retire, since another object of their key is served.
     duplicates: Vec<SlotRef>,
 }
 
-/// A rebuilt master waits so long for reports; ranks that are silent by then report when they join.
+/// How long a rebuilt master waits for reports before it serves requests. Segments without a report
+/// by then stay in `blind` until they report.
 const RECOVER_LIMIT_MS: u64 = 1_000;
 
 impl Master {
-    /// At boot: ask every member for a report.
+    /// At boot: asks every member for a report.
     pub(super) fn recover(&mut self) {
         self.recover_until_ms = self.now_ms() + RECOVER_LIMIT_MS;
         for info in self.durable.members.infos() {
@@ -60,7 +62,7 @@ impl Master {
         }
     }
 
-    /// Asks for a report under a fresh number: parts of older ones are ignored from here on.
+    /// Asks for a report under a new number; parts of older reports are ignored from now on.
     pub(super) fn ask_for_report(&mut self, segment_id: SegmentId) {
         let (now, number) = (self.now_ms(), self.durable.next_plan.fetch_add(1, Ordering::Relaxed));
         let Some(allocator) = self.allocators.get_mut(&segment_id) else { return };
@@ -71,7 +73,7 @@ impl Master {
         self.durable.members.send(segment_id, MasterToOwner::RequestReport { number });
     }
 
-    /// An owner that panicked on the question, or on the answer, is asked again.
+    /// Asks again for reports that are overdue: the owner may have panicked meanwhile.
     pub(super) fn ask_again_for_reports(&mut self) {
         let now = self.now_ms();
         let unreported: Vec<_> = self
@@ -86,7 +88,8 @@ impl Master {
         }
     }
 
-    /// With ranks that have not reported, a key that is not known may well be there.
+    /// `NotReady` while ranks with objects have not reported: a key that is not in the index may
+    /// exist there.
     pub(super) fn check_all_reported(&self) -> crate::error::Result<()> {
         self.check_settled()?;
         let unreported = self.durable.members.unreported();
@@ -94,8 +97,8 @@ impl Master {
             return Ok(());
         }
         Err(Error::not_ready(format!(
-            "{} hold objects that this master has not been told of: they wait for a process that \
-             may still write to them",
+            "{} hold objects that they have not reported to this master: they wait for a process \
+             that may still write to them",
             names(&unreported)
         )))
     }
@@ -117,7 +120,7 @@ impl Master {
     pub(super) fn unpark(&mut self) {
         while let Some((ask, reply)) = self.parked.pop_front() {
             self.answer(ask, reply);
-            // Before the next ask: a remove must not overtake a commit on the owner's link.
+            // Before the next request: a remove must not overtake a commit on the owner's link.
             self.flush_commits();
         }
     }
@@ -140,15 +143,15 @@ impl Master {
             return self.refuse_frame(segment_id, &Error::invalid(text));
         }
         allocator.report.extend(slots);
-        // Every part is a sign that the rest is on its way.
+        // Every part extends the time for the rest.
         allocator.report_asked_ms = self.durable.clock.now_ms();
         if !last {
             return;
         }
         let report = std::mem::take(&mut allocator.report);
         if let Err(error) = self.apply_report(segment_id, report) {
-            // Nothing was changed by it; the owner is asked once more when it is back.
-            let text = format!("a report that contradicts itself: {error}");
+            // It changed nothing; the owner is asked again after its next join.
+            let text = format!("the report contradicts itself: {error}");
             return self.refuse_frame(segment_id, &Error::invalid(text));
         }
         self.recovering.remove(&segment_id);
@@ -176,10 +179,11 @@ impl Master {
         };
         self.check_report(segment_id, &report)?;
         let mut lost = self.plans_the_owner_never_opened(segment_id, &report);
-        // In the order of their grants: the owner takes a later one as word of all earlier ones.
+        // In the order of their grants: an owner that has a plan assumes that it has all earlier
+        // ones.
         lost.sort_by_key(|u| u.opened.plan);
         let kept: HashSet<SlotRef> = lost.iter().map(|u| u.opened.at).collect();
-        // Before anything is changed by it: a report that contradicts itself changes nothing.
+        // Checked before anything is changed: a contradictory report changes nothing.
         let extents = report.iter().filter_map(extent_of);
         let lost_extents = lost
             .iter()
@@ -215,7 +219,8 @@ impl Master {
         Ok(())
     }
 
-    /// Each slot is there once, and no plan is another segment's or still to be granted.
+    /// Checks that each slot occurs once, and that no plan belongs to another segment or has a
+    /// number that was never granted.
     fn check_report(&self, segment_id: SegmentId, report: &[SlotEntry]) -> Result<(), StoreError> {
         let bad = |text: String| Err(StoreError::BadSegment(text));
         let mut slots = HashSet::with_capacity(report.len());
@@ -235,7 +240,8 @@ impl Master {
         Ok(())
     }
 
-    /// The entries of a report, one by one; `kept` are slots of plans that the owner never met.
+    /// Takes in the entries of a report; `kept` are the slots of plans that the owner never
+    /// received.
     fn take_in(
         &mut self,
         segment_id: SegmentId,
@@ -271,7 +277,8 @@ impl Master {
                     ..
                 } => {
                     let extent = Extent { offset: extent_offset, len: extent_len };
-                    // A producer wrote it into the header, where the owner read it.
+                    // The producer wrote this length into the header, so it is capped at the
+                    // extent.
                     let bytes_total = bytes_total.min(extent_len);
                     let key = Key::new(&key).ok();
                     let id = key.as_ref().map(|k| self.id_of(k.as_bytes()));
@@ -286,7 +293,7 @@ impl Master {
         reported
     }
 
-    /// Tells an owner of plans that it never met, and of what became of them since.
+    /// Sends an owner the plans that it never received, and what happened to them since.
     fn resend_plans(&self, segment_id: SegmentId, lost: Vec<UnopenedPlan>) {
         self.durable.members.slow_path.plans_resent.add(lost.len());
         for UnopenedPlan { opened, since } in lost {
@@ -307,9 +314,9 @@ impl Master {
         }
     }
 
-    /// Plans granted (and perhaps committed) over a link that broke before the owner heard of them:
-    /// their slots stay taken and the owner is notified again, so that nothing acknowledged is lost
-    /// and no producer writes to an extent that another was given [I10].
+    /// Plans granted (and perhaps committed) over a link that broke before the owner received them.
+    /// Their slots stay taken and they are sent again, so that nothing acknowledged is lost and no
+    /// two producers write to one extent [I10].
     fn plans_the_owner_never_opened(
         &self,
         segment_id: SegmentId,
@@ -325,18 +332,18 @@ impl Master {
             free && epoch == e.at.epoch
         };
         let first = self.allocators.get(&segment_id).map_or(0, |b| b.info.log_slots);
-        // Nobody was granted anything in a log.
+        // Plans are never granted in a log.
         let managed = |e: &&Entry| e.segment_id == segment_id && e.at.slot >= first;
         let mine = self.objects.values().filter(managed).filter(unopened);
         mine.filter_map(|e| {
             let (plan, info) = match (e.plan, e.state) {
                 (Some(plan), _) => (plan, Some(self.plans.get(&plan)?)),
-                // Committed: its plan is over here, any fresh name will do.
+                // Committed: its plan is over here, so any new number will do.
                 (None, _) => (self.next_plan(), None),
             };
             let since = match (info, e.state) {
-                // What is being removed may be READY there all the same: retired before anything
-                // else is put in its place, and before the removal is done [I6].
+                // An object that is being removed may be READY there: it must be retired before its
+                // slot is used again, and before the removal is confirmed [I6].
                 (None, State::Removing) => Since::Ended(EndCause::Removed),
                 (None, _) => Since::Committed,
                 (Some(plan), _) => plan.ending.map_or(Since::Nothing, Since::Ended),
@@ -397,7 +404,8 @@ impl Master {
             plan.reported = true;
         }
         if let Some(e) = self.objects.get(&id) {
-            // Another plan won, or what was said last was lost with the link: say it again.
+            // Another plan has the key, or the last message about this one was lost with the link:
+            // send it again.
             if e.at == p.at && e.state == State::Live {
                 let done = PlanRef { plan: p.plan, at: p.at, key: id.into() };
                 self.durable.members.send(segment_id, MasterToOwner::Committed(vec![done]));
@@ -436,7 +444,8 @@ impl Master {
         Some(id)
     }
 
-    /// False if the key is live elsewhere: the first report heard keeps it.
+    /// Lists a live object of a report. False if it must be retired: its key is live elsewhere (the
+    /// first report wins), superseded or removed.
     fn reported_live(
         &mut self,
         segment_id: SegmentId,
@@ -448,13 +457,14 @@ impl Master {
         if self.durable.members.is_older(&id, at.incarnation)
             && self.objects.get(&id).is_none_or(|e| e.at != at)
         {
-            // Put anew while this rank was silent, and perhaps removed since [I6].
+            // The key was put again before this rank had reported, and may be removed since [I6].
             self.durable.members.slow_path.superseded.one();
             return false;
         }
         if let Some(e) = self.objects.get_mut(&id) {
             if e.at == at && matches!(e.state, State::Writing(_)) {
-                // Its Committed or Adopted crossed the report; given up meanwhile, it goes.
+                // Its Committed or Adopted crossed the report. If its plan was aborted or removed
+                // meanwhile, it is retired.
                 let ending = e.plan.and_then(|p| self.plans.get(&p)).and_then(|p| p.ending);
                 if given_up(ending) {
                     e.state = State::Removing;
@@ -467,7 +477,8 @@ impl Master {
                 self.retire_aside(id, segment_id);
                 return true;
             }
-            // A Retire may have been lost with the link: what was removed never comes back [I6].
+            // A Retire may have been lost with the link: a removed object must never come back
+            // [I6].
             return e.at == at && e.state != State::Removing;
         }
         let header_off = self.header_off(segment_id, at.slot);
@@ -490,12 +501,12 @@ impl Master {
     }
 }
 
-/// Segments as a message names them.
+/// Segments as a list for an error text.
 pub(super) fn names<'s>(segment_ids: impl IntoIterator<Item = &'s SegmentId>) -> String {
     segment_ids.into_iter().map(SegmentId::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The extent that an entry of a report claims.
+/// The extent of an entry of a report, if it has one.
 fn extent_of(e: &SlotEntry) -> Option<Extent> {
     let (offset, len) = match &e.what {
         SlotContent::Free | SlotContent::Logged(_) => return None,
@@ -506,7 +517,7 @@ fn extent_of(e: &SlotEntry) -> Option<Extent> {
     Some(Extent { offset, len })
 }
 
-/// True if a plan was ended for good: READY or not, its object must not become readable.
+/// True if a plan ended so that its object must not become readable, READY or not.
 pub(super) fn given_up(ending: Option<EndCause>) -> bool {
     matches!(ending, Some(EndCause::Aborted | EndCause::Removed | EndCause::Unknown))
 }

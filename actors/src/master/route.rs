@@ -1,4 +1,4 @@
-//! Where an object goes: first to a rank, then to one of that rank's segments. It places nothing.
+//! Chooses where an object goes: first a rank, then that rank's segments. It allocates nothing.
 
 use super::Master;
 use crate::error::{Error, Result};
@@ -7,9 +7,11 @@ use nkv_store::KeyId;
 use std::cmp::Reverse;
 
 impl Master {
-    /// The segments to try, best first and never none: those of `preferred_rank`, else of the
-    /// key's hash modulo the world; with none of them usable, the usable one of any rank with most
-    /// room. Heaps may differ in size: a hash does not send an object where it can never lie.
+    /// The segments to try, best first, at least one: those of `preferred_rank`, else of the key's
+    /// hash modulo the world size; if none of them can hold the object, the usable segment of any
+    /// rank with most room. Heaps may differ in size, so a hashed rank whose heaps are too small is
+    /// passed over. `InvalidArgument` if `preferred_rank` does not exist, `Disconnected` if no
+    /// segment is usable.
     pub(super) fn route(&self, id: KeyId, open: &OpenItem) -> Result<Vec<SegmentId>> {
         let world = self.durable.world_size;
         let wanted = match open.opts.preferred_rank {
@@ -31,7 +33,7 @@ impl Master {
         }
         let usable = || self.allocators.keys().copied().filter(|s| self.usable(*s));
         let preferred = open.opts.preferred_rank.is_some();
-        // Said of the largest segment of the rank that was named: this object is larger.
+        // The largest segment of the preferred rank, so that the caller's size error names it.
         let named = usable().filter(|s| preferred && s.rank == wanted);
         let size = |s: &SegmentId| self.allocators.get(s).map_or(0, |b| b.info.arena_bytes);
         let best = named.max_by_key(|s| (size(s), Reverse(*s))).or_else(|| {

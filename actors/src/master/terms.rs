@@ -1,6 +1,6 @@
-//! Terms across master processes, and what makes a second master harmless: a term above every one
-//! that an owner ever obeyed, a quorum of ranks that obey it, views that owners keep, and removes
-//! that wait until a loss is known to those who may have to tell a later master of it.
+//! Terms across master processes, and why a second master does no harm: a term above every one that
+//! an owner ever obeyed, a quorum of ranks that obey it, views that owners keep, and removes that
+//! wait until the ranks that may report to a later master know of a loss.
 
 use super::members::{Inner, Members};
 use super::recover::names;
@@ -17,30 +17,29 @@ pub(super) struct Deferred {
     until_ms: u64,
 }
 
-/// How long such an answer waits before it becomes Disconnected.
+/// How long such an answer waits before it fails with `Disconnected`.
 const DEFER_LIMIT_MS: u64 = 1_500;
 
-/// Views of earlier terms that are kept, one a term; past it the oldest one goes.
+/// Views of earlier terms that are kept, one per term; beyond that the oldest is dropped.
 const MAX_PAST: usize = 1_024;
 
-/// An owner of rank 0 in this very process: it never followed another master, so none declared it
-/// gone.
+/// An owner of rank 0 in this process: it never obeyed another master, so none declared it gone.
 fn is_of_this_process(own: bool, info: &RankInfo) -> bool {
     own && info.rank == 0
 }
 
 impl Inner {
-    /// True if a later view than the one it keeps lacks this incarnation: an earlier master
-    /// declared it gone, and it was not told.
+    /// True if a view later than the one that it keeps lacks this incarnation: an earlier master
+    /// declared it gone, and it did not learn of that.
     fn was_lost(&self, incarnation: u64, brought: &SeenView) -> bool {
         let lacks = |v: &&SeenView| !v.incarnations.contains(&incarnation);
         let earlier = self.past.iter().filter(|v| v.term < self.term);
         earlier.filter(|v| v.order() > brought.order()).any(|v| lacks(&v))
     }
 
-    /// Takes in a view of an earlier master; returns the members it proves lost.
+    /// Takes in a view of an earlier master; returns the members that it proves lost.
     fn learn(&mut self, seen: &SeenView) -> Vec<SegmentId> {
-        // Whom this process declared gone in a lower term of its own stands in `gone`.
+        // Incarnations that this process declared gone in an earlier term of its own are in `gone`.
         let ours = seen.term.master == self.term.master;
         if seen.number == 0 || ours || !self.keep_past(seen.clone()) {
             return Vec::new();
@@ -52,8 +51,8 @@ impl Inner {
         self.ranks.values().filter(lost).map(|m| m.info.id()).collect()
     }
 
-    /// Keeps the latest view of a term: whoever an earlier one lacks as lost, it lacks too. False
-    /// if a later one, or the same, is kept already.
+    /// Keeps the latest view of a term: members that were lost in an earlier view are absent from
+    /// the latest one, too. False if this view or a later one is kept already.
     fn keep_past(&mut self, seen: SeenView) -> bool {
         if let Some(v) = self.past.iter_mut().find(|v| v.term == seen.term) {
             let later = v.number < seen.number;
@@ -72,7 +71,7 @@ impl Inner {
 }
 
 impl Members {
-    /// Members that do not keep the view that lacks the one lost last.
+    /// Linked members that do not keep a view without the member that was lost last yet.
     fn unaware_of_loss(&self) -> Vec<SegmentId> {
         let inner = self.lock();
         let unaware = |m: &&super::members::Member| m.tx.is_some() && m.keeps_view < inner.loss;
@@ -89,21 +88,21 @@ impl Members {
 }
 
 impl Master {
-    /// Refuses an incarnation that was, or must be taken to have been, declared gone [I17].
+    /// Refuses an incarnation that was declared gone, or that must be assumed to have been [I17].
     pub(super) fn refuse_the_lost(&mut self, m: &Join) -> std::result::Result<(), Refusal> {
         let (rank, incarnation) = (m.info.rank, m.info.incarnation);
         let gone = Err(Refusal::Gone { rank, incarnation });
         let members = self.durable.members.clone();
-        if members.lock().gone.contains(&incarnation) {
+        if members.lock().gone.contains(incarnation) {
             return gone;
         }
-        // Also a term of our own, before it rose: what was placed since is not known there.
+        // Includes an earlier term of this process: the owner does not know what was placed since.
         let others = m.obeyed != Term::default() && m.obeyed != members.term();
         if others && self.settled() && self.may_refuse(m.obeyed) {
-            // Everybody else was met, or waited for in vain: it was counted as gone.
+            // The term is settled, so this rank was counted as gone.
             return gone;
         }
-        // The actor before this one may have granted plans there in words that were lost with the
+        // Before its panic the actor may have granted plans there whose messages were lost with the
         // link, and only it knew which: a new term fences them [I10].
         let forgotten = self.forgotten.contains(&incarnation);
         if others || forgotten {
@@ -119,15 +118,16 @@ impl Master {
             lost
         };
         for segment_id in lost {
-            tracing::warn!(%segment_id, "an earlier master had declared it gone");
+            tracing::warn!(%segment_id, "an earlier master had declared this segment gone");
             self.gone(segment_id, None, "lost before this master began");
         }
         Ok(())
     }
 
-    /// Whether a rank that comes too late for a settled term may be told so. Without a quorum it
-    /// may be we who are late, superseded by whom it obeyed; but not by one of a lower term, if we
-    /// ever ruled: what was said then, with that rank counted as gone, must stay true [I6].
+    /// Whether a rank that comes too late for a settled term may be refused. Without a quorum this
+    /// master may itself be superseded, by the master that the rank obeyed. It is not if that one
+    /// has a lower term and this term once had a quorum: its answers, which counted that rank as
+    /// gone, must stay true [I6].
     fn may_refuse(&self, obeyed: Term) -> bool {
         let members = &self.durable.members;
         let (term, ruled) = {
@@ -137,19 +137,20 @@ impl Master {
         members.too_few().is_none() || (ruled && obeyed < term)
     }
 
-    /// Makes sure that our term is above the one a joining rank obeyed. If it was not, another
-    /// master ran before or beside us: what we know is void, and every rank joins again.
+    /// Makes sure that this master's term is above the one that a joining rank obeyed. If it was
+    /// not, another master ran before or at the same time: all state is discarded, and every rank
+    /// joins again.
     fn rise_above(&mut self, obeyed: Term) -> std::result::Result<(), Refusal> {
         if obeyed.number < self.durable.members.term().number {
             return Ok(());
         }
         let number = obeyed.number.checked_add(1).ok_or_else(|| {
-            Refusal::NotHere("this rank claims to obey the last term there can be".to_string())
+            Refusal::NotHere("this rank claims to obey the highest possible term".to_string())
         })?;
         {
             let mut inner = self.durable.members.lock();
-            // Said with those members alone, and true still: whoever was never met is lost to later
-            // terms [I6].
+            // Answers were given with these members alone and must stay true: a rank that never
+            // joined this term counts as lost in later terms [I6].
             if inner.ruled {
                 let ruled = inner.as_kept();
                 inner.keep_past(ruled);
@@ -166,13 +167,13 @@ impl Master {
         self.durable.members.slow_path.terms_risen.one();
         tracing::warn!(
             term = number,
-            "another master ran before, or words to a rank were lost with it: a new term begins"
+            "another master ran before, or messages to a rank were lost: a new term begins"
         );
         self.forget_all();
         Ok(())
     }
 
-    /// Serves only while more than half of the ranks, or half with rank 0, obey this master.
+    /// `Disconnected` unless more than half of the ranks, or half with rank 0, obey this master.
     pub(super) fn check_quorum(&self) -> Result<()> {
         let Some(n) = self.durable.members.too_few() else { return Ok(()) };
         Err(Error::disconnected(format!(
@@ -183,15 +184,15 @@ impl Master {
         )))
     }
 
-    /// What may be said of a removal once everybody who is linked knows of the ranks lost: if those
-    /// are no quorum, they may all be gone before another master asks, and with them what they
-    /// know. What lies on the other side of a cut would come back [I6].
+    /// The answer to a removal once every linked rank knows of the lost ones. Without a quorum it
+    /// fails: the linked ranks may all be gone before a later master asks them, and then objects on
+    /// the other side of a network partition would come back [I6].
     fn known_to_enough(&self, result: Result<()>) -> Result<()> {
         self.check_quorum()?;
         result
     }
 
-    /// Answers an item of a remove, once every rank knows of the ranks lost meanwhile.
+    /// Answers an item of a remove, once every linked rank knows of the ranks that were lost.
     pub(super) fn complete_remove(&mut self, batch: u64, item: usize, result: Result<()>) {
         if self.durable.members.unaware_of_loss().is_empty() {
             let result = self.known_to_enough(result);
@@ -202,7 +203,8 @@ impl Master {
         self.deferred.push(Deferred { batch, item, result, until_ms });
     }
 
-    /// After an acknowledgement and at every tick: answers that need wait no longer.
+    /// Sends deferred answers that need to wait no longer; called after an acknowledgement and at
+    /// every tick.
     pub(super) fn complete_deferred(&mut self) {
         if self.deferred.is_empty() {
             return;
@@ -221,7 +223,7 @@ impl Master {
         }
     }
 
-    /// A new term: nothing that was known is true any more; reports say what is.
+    /// A new term: discards all state, which the reports rebuild.
     fn forget_all(&mut self) {
         let again = || Error::not_ready("a new term of the master began; try again");
         for w in std::mem::take(&mut self.waiting) {

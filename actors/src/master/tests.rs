@@ -1,5 +1,5 @@
-//! The Master against ranks played by hand, frame by frame: the conditions under which a model of
-//! the first protocol failed. `model_NAME` is the switch of that model which a test stands for.
+//! The Master against simulated ranks, frame by frame: the conditions under which a model of the
+//! first protocol failed. `model_NAME` is the switch of that model that a test covers.
 
 pub(super) mod bench;
 mod commit;

@@ -1,5 +1,5 @@
-//! How long nothing was heard on a link while this process ran. One that was stopped heard nothing
-//! of a master that may well have spoken: the time that it stood still does not count.
+//! Measures how long a link received nothing while this process ran. The time that the process was
+//! paused does not count: it could not receive what the master may have sent.
 
 use crate::actor::STOOD_STILL_MS;
 use nkv_store::clock::Clock;
@@ -7,9 +7,9 @@ use std::fmt;
 use std::pin::pin;
 use std::time::Duration;
 
-/// Looks at the clock while nothing is heard for as long as is allowed.
+/// Clock checks during the longest silence allowed.
 const POLLS: u32 = 8;
-/// The end of a link is put down to a process that stood still so shortly before it.
+/// The error of a link mentions a pause of this process if the pause ended less than this long ago.
 const RECENT_MS: u64 = 5_000;
 
 /// See the file's first paragraph.
@@ -30,8 +30,8 @@ impl<'a> Listening<'a> {
         Self { clock, silence, stood: None }
     }
 
-    /// What is heard next; none if nothing was for as long as is allowed, of which this process ran
-    /// all the time.
+    /// The output of `next`; None if it does not come for the allowed silence, during which this
+    /// process ran all the time.
     pub(super) async fn hear<T>(&mut self, next: impl Future<Output = T>) -> Option<T> {
         let mut next = pin!(next);
         let poll = (self.silence / POLLS).max(Duration::from_millis(1));
@@ -51,7 +51,7 @@ impl<'a> Listening<'a> {
         None
     }
 
-    /// Whether the process stood still in a look that began then.
+    /// Whether the process was paused during a poll that began at `from_ms`.
     fn was_paused(&mut self, from_ms: u64, poll: Duration) -> bool {
         let until_ms = self.clock.now_ms();
         let ms = until_ms.saturating_sub(from_ms);
@@ -62,7 +62,8 @@ impl<'a> Listening<'a> {
         stood
     }
 
-    /// What an error that ends the link is to say besides; nothing if this process ran.
+    /// Text to append to the error that ends the link; empty if this process was not paused
+    /// recently.
     pub(super) fn stood(&self) -> impl fmt::Display + use<> {
         let now = self.clock.now_ms();
         let recent = self.stood.filter(|s| now.saturating_sub(s.until_ms) < RECENT_MS);
@@ -82,8 +83,8 @@ mod tests {
 
     const SILENCE: Duration = Duration::from_millis(80);
 
-    /// Nothing is ever heard; how often that was found, and what is said then. Each time the clock
-    /// is found to have moved on so far.
+    /// Listens to a link that receives nothing; returns the number of polls and the text for the
+    /// error. Each poll advances the clock by `passes` milliseconds.
     async fn polls(passes: impl Fn(u32) -> u64) -> (u32, String) {
         let (clock, polls) = (ManualClock::default(), Cell::new(0));
         let mut listening = Listening::new(&clock, SILENCE);

@@ -1,7 +1,8 @@
-//! What can be true of what others say. A message that decodes may still name sizes, slots and
-//! epochs that cannot be: whoever takes one in asks here first, before any number of it allocates,
-//! indexes or is added to another [I19]. Only what the sender itself vouches for is refused: what a
-//! producer wrote into a header, and an owner merely passes on, is bounded where it is used.
+//! Checks of messages from other processes. A message that decodes may still contain impossible
+//! sizes, slots or epochs: a receiver checks it here first, before it allocates, indexes or
+//! calculates with any number in it [I19]. Only values that the sender itself is responsible for
+//! are refused: what a producer wrote into a header, and an owner passes on, is bounded where it is
+//! used.
 
 mod calls;
 
@@ -16,12 +17,11 @@ use nkv_store::key::MAX_KEY_BYTES;
 use nkv_store::layout::{AtomicDomain, PAYLOAD_ALIGN, Region};
 use nkv_transport::wire::Address;
 
-/// Longest address, file name or list of devices that a rank tells of itself.
+/// Longest address, file name or device list in a rank's description of itself, in bytes.
 pub const MAX_TEXT_BYTES: usize = 1024;
-/// Longest time that a message may name: 30 days. Sums of a few of them are far from an end of
-/// numbers.
+/// Longest time in a message: 30 days. Sums of a few such times cannot overflow.
 pub const MAX_TIME_MS: u64 = 30 * 24 * 3_600 * 1_000;
-/// Reads that one batch of touches reports at most; of each way to an object.
+/// Reads in one batch of touches, at most, for each [`super::Via`].
 pub const MAX_TOUCHES_SERVED: u64 = 1 << 40;
 
 fn refuse<T>(text: String) -> Result<T> {
@@ -31,7 +31,7 @@ fn refuse<T>(text: String) -> Result<T> {
 fn text(what: &str, bytes: usize) -> Result<()> {
     match bytes {
         0..=MAX_TEXT_BYTES => Ok(()),
-        _ => refuse(format!("{what} of {bytes} bytes; at most {MAX_TEXT_BYTES} are taken")),
+        _ => refuse(format!("{what} of {bytes} bytes; at most {MAX_TEXT_BYTES} are accepted")),
     }
 }
 
@@ -39,13 +39,13 @@ fn list(what: &str, len: usize, most: usize) -> Result<()> {
     if len <= most {
         return Ok(());
     }
-    refuse(format!("{len} {what} in one message; at most {most} are taken"))
+    refuse(format!("{len} {what} in one message; at most {most} are accepted"))
 }
 
 fn key(bytes: &[u8]) -> Result<()> {
     match bytes.len() {
         0..=MAX_KEY_BYTES => Ok(()),
-        len => refuse(format!("a key of {len} bytes; at most {MAX_KEY_BYTES} are taken")),
+        len => refuse(format!("a key of {len} bytes; at most {MAX_KEY_BYTES} are accepted")),
     }
 }
 
@@ -63,12 +63,12 @@ fn slot_at(slots: u32, slot: u32, epoch: u32) -> Result<()> {
 fn time(what: &str, ms: u64) -> Result<()> {
     match ms {
         0..=MAX_TIME_MS => Ok(()),
-        _ => refuse(format!("{what} of {ms} ms; at most {MAX_TIME_MS} can be meant")),
+        _ => refuse(format!("{what} of {ms} ms; at most {MAX_TIME_MS} are accepted")),
     }
 }
 
 impl RankInfo {
-    /// Where things lie in the segment, if it can be as it is described.
+    /// The layout of the segment. `InvalidArgument` if the description is impossible.
     pub fn geometry(&self) -> Result<Geometry> {
         let log_bytes = u64::from(self.log_slots) * PAYLOAD_ALIGN;
         let Some(log_offset) = self.arena_offset.checked_sub(log_bytes) else {
@@ -100,7 +100,7 @@ impl RankInfo {
         Ok(geometry)
     }
 
-    /// Whether a rank can be as it describes itself.
+    /// Checks a rank's description of itself. `InvalidArgument` if it is impossible.
     pub fn check(&self) -> Result<()> {
         let address = |a: &Address| match a {
             Address::Tcp(name) => name.len(),
@@ -131,7 +131,7 @@ impl RankInfo {
         Ok(())
     }
 
-    /// The other segments that a node tells of, beside this one.
+    /// Checks the list of the other segments of a node, (segment, incarnation).
     pub fn check_siblings(&self, siblings: &[(u32, u64)]) -> Result<()> {
         list("siblings", siblings.len(), MAX_SEGMENTS as usize - 1)?;
         match siblings.iter().find(|(n, _)| *n == self.segment_id || *n >= MAX_SEGMENTS) {
@@ -151,7 +151,7 @@ impl RankInfo {
     fn check_ref(&self, at: &SlotRef) -> Result<()> {
         if at.incarnation != self.incarnation {
             return refuse(format!(
-                "a slot of incarnation {:016x}, said by {:016x}",
+                "a slot of incarnation {:016x}, sent by {:016x}",
                 at.incarnation, self.incarnation
             ));
         }
@@ -164,7 +164,7 @@ impl RankInfo {
         refs.iter().try_for_each(|at| self.check_ref(at))
     }
 
-    /// Of length 0 is what an owner could not tell.
+    /// Length 0 stands for an extent that the owner does not know.
     fn check_extent(&self, offset: u64, len: u64) -> Result<()> {
         let arena = Region { offset: self.arena_offset, len: self.arena_bytes };
         if len == 0 || (Extent { offset, len }).within(&arena) {
@@ -228,7 +228,7 @@ impl RankInfo {
         }
     }
 
-    /// What the owner of this segment says, as its master hears it.
+    /// Checks a frame from the owner of this segment at the master.
     pub fn check_to_master(&self, up: &OwnerToMaster) -> Result<()> {
         match up {
             OwnerToMaster::Retired(refs) | OwnerToMaster::Freed(refs) => self.check_refs(refs),
@@ -246,9 +246,9 @@ impl RankInfo {
                 list("keys", removed.len(), MAX_BATCH)?;
                 self.check_objects(served)
             }
-            // Compared with what the owner was told.
+            // The master compares it with the plans that it sent.
             OwnerToMaster::PlansRecorded { .. } => Ok(()),
-            // Figures are shown and added up, by who saturates.
+            // Gauges are only shown, and added with saturation.
             OwnerToMaster::Heartbeat(_)
             | OwnerToMaster::ViewSeen { .. }
             | OwnerToMaster::Draining
@@ -261,9 +261,9 @@ impl RankInfo {
         objects.iter().try_for_each(|o| self.check_logged(o))
     }
 
-    /// What a master says to the owner of this segment.
+    /// Checks a frame from the master at the owner of this segment.
     pub fn check_to_owner(&self, down: &MasterToOwner) -> Result<()> {
-        // Words about an earlier incarnation may still be on their way: they are ignored.
+        // Messages about an earlier incarnation may still be in flight: they are ignored.
         let slots = |refs: &[SlotRef]| list("slots", refs.len(), MAX_BATCH);
         match down {
             MasterToOwner::PlanOpened(p) if p.at.incarnation == self.incarnation => {
@@ -292,7 +292,7 @@ impl RankInfo {
 }
 
 impl ClientToOwner {
-    /// Whether an attached client can say so to the owner of this segment.
+    /// Checks a frame from an attached client at the owner of this segment.
     pub fn check(&self, segment: &Geometry) -> Result<()> {
         match self {
             ClientToOwner::Touched(batch) => {
@@ -310,7 +310,7 @@ impl ClientToOwner {
                 slot_at(segment.slots, n.slot, n.epoch)?;
                 key(&n.key)
             }),
-            // Looked at against the log's own counters.
+            // Checked against the log's own counters.
             ClientToOwner::Abandoned(_) | ClientToOwner::ClearBelow(_) => Ok(()),
             ClientToOwner::CheckPlan(_)
             | ClientToOwner::Dropped(_)
@@ -321,7 +321,7 @@ impl ClientToOwner {
 }
 
 impl SeenView {
-    /// Whether a cluster of so many ranks can have been so.
+    /// Checks that the view fits a cluster of `world_size` ranks.
     pub fn check(&self, world_size: u32) -> Result<()> {
         let most = u64::from(world_size) * u64::from(MAX_SEGMENTS);
         list("members", self.incarnations.len(), usize::try_from(most).unwrap_or(usize::MAX))

@@ -1,4 +1,4 @@
-//! How a control connection begins: who calls, what for, and why not.
+//! How a control connection begins: the caller's hello, the answer, and the reasons for a refusal.
 
 use super::{RankInfo, SeenView, SegmentCommand, SegmentDone, Term, View};
 use crate::error::Result;
@@ -30,30 +30,30 @@ pub enum Purpose {
     },
     /// A rank joins and keeps the connection as its link.
     Rank {
-        /// Who.
+        /// The rank and the segment.
         info: Box<RankInfo>,
         /// The highest term its owner obeyed; the default if it never had a master.
         obeyed: Term,
-        /// Whether a plan was ever granted on it: if not, it has nothing to lose or to bring.
+        /// Whether anything was ever placed on it, by a plan or by a claim in its log.
         holds: bool,
-        /// The last membership it was told of.
+        /// The last membership view that it keeps.
         seen: SeenView,
         /// From a first segment: the others of its node, as (segment, incarnation). A restarted
-        /// master does not say that a key is absent before it met them.
+        /// master does not report a key as absent before these have reported.
         siblings: Vec<(u32, u64)>,
     },
     /// A client uses this node's segment.
     Attach {
         /// Random id of the client.
         producer: u64,
-        /// The incarnation it means.
+        /// The incarnation that it attaches to.
         incarnation: u64,
         /// How it reaches the memory.
         by: AttachBy,
     },
-    /// A word to this node about itself; answered once it is done, and with `Working` until then.
+    /// A command to this node; answered once it is done, and with `Working` until then.
     Segments(SegmentCommand),
-    /// A client that is to map a segment, and does not reach it by its name: the descriptor, over
+    /// A client must map a segment and cannot open it by its name: send the file descriptor over
     /// this unix socket.
     Descriptor {
         /// The segment's incarnation.
@@ -66,9 +66,9 @@ pub enum Purpose {
 pub enum AttachBy {
     /// Through the tcp agent, which fences it.
     Agent,
-    /// It maps the memory: then it must answer `Drop` [I10].
+    /// It maps the memory, and must answer `Drop` [I10].
     Map,
-    /// Through devices, with its end of the way: it must answer `Drop`, or is severed.
+    /// Through devices, with its end of the data path: it must answer `Drop`, or is severed.
     Fabric(Offer),
 }
 
@@ -79,14 +79,14 @@ pub enum Welcome {
     Client {
         /// Control address of the master as this node reaches it; None if it is this node.
         master: Option<Address>,
-        /// Present view (empty on a node that is not the master).
+        /// Current view (empty on a node that is not the master).
         view: View,
         /// Call defaults of the cluster.
         settings: Settings,
-        /// What makes the identities of keys.
+        /// Key of the hash that computes key identities.
         hasher: HasherKey,
-        /// Bytes of a lane of the ring that this node made for the client. Then requests go through
-        /// it, and the client begins by taking it.
+        /// Bytes of a lane of the ring that this node made for the client, if any. The client takes
+        /// the ring next, and sends its requests through it.
         ring: Option<u64>,
     },
     /// To a rank: joined.
@@ -95,7 +95,7 @@ pub enum Welcome {
         term: Term,
         /// Settings of the cluster.
         settings: Settings,
-        /// Whether the master waits to hear that plans are recorded (`PlansRecorded`).
+        /// Whether the owner must report recorded plans to the master (`PlansRecorded`).
         confirm: bool,
     },
     /// To an attaching client.
@@ -104,23 +104,25 @@ pub enum Welcome {
         term: Term,
         /// The pin table of this attachment, if it maps the memory and there was one left [I9].
         pins: Option<u32>,
-        /// Shown with every change of the device log, where it is written through the tcp agent.
+        /// Token for every change of the device log through the tcp agent, if the attachment has
+        /// log rights.
         log_token: Option<u64>,
-        /// The owner's end of a way through devices, or why there is none, if one was offered.
+        /// The owner's end of a data path through devices, or why there is none, if one was
+        /// offered.
         fabric: Option<std::result::Result<Answer, String>>,
     },
-    /// To a word to this node.
+    /// To a command to this node.
     Segments(Result<SegmentDone>),
-    /// The descriptor follows once the client says that it listens for it.
+    /// The descriptor follows once the client has sent that it is ready to receive it.
     Descriptor,
-    /// No, and why; `again` if it may be tried later.
+    /// The connection is refused.
     Refused {
-        /// One clear sentence.
+        /// The reason.
         why: Refusal,
     },
 }
 
-/// What an answer is, for the error that it is not the one that was asked for.
+/// Describes an answer, for the error text when it does not fit the hello.
 impl std::fmt::Display for Welcome {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -135,8 +137,8 @@ impl std::fmt::Display for Welcome {
     }
 }
 
-/// The key of the job's [`nkv_store::KeyHasher`] [I16]. Only members are sent it, over a unix
-/// socket of their own user or encrypted, and nobody prints it.
+/// The key of the job's [`nkv_store::KeyHasher`] [I16]. It is sent to members only, over a unix
+/// socket of their own user or encrypted, and is never printed.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HasherKey(pub [u8; HASHER_KEY_BYTES]);
 
@@ -177,7 +179,7 @@ pub enum Refusal {
          start every rank of the job with the same --world-size (NKV_WORLD_SIZE)"
     )]
     WorldSize {
-        /// Who asked.
+        /// The rank that asked.
         rank: u32,
         /// The master's.
         ours: u32,
@@ -191,7 +193,7 @@ pub enum Refusal {
          same nkv version"
     )]
     Keys {
-        /// Who asked.
+        /// The rank that asked.
         who: String,
         /// The job's fingerprint.
         ours: u64,
@@ -201,7 +203,7 @@ pub enum Refusal {
     /// A segment number past the last.
     #[error("rank {rank} cannot have a segment {segment}: they count from 0 to {last}")]
     Segment {
-        /// Who asked.
+        /// The rank that asked.
         rank: u32,
         /// The segment.
         segment: u32,
@@ -210,8 +212,8 @@ pub enum Refusal {
     },
     /// The rank number is in use by a living process.
     #[error(
-        "rank {rank} is already in the cluster and alive (pid {pid}, heard of {heard_ms} ms ago): \
-         end that process, or give this one another --rank (NKV_RANK)"
+        "rank {rank} is already in the cluster and alive (pid {pid}, last heartbeat {heard_ms} ms \
+         ago): end that process, or give this one another --rank (NKV_RANK)"
     )]
     RankAlive {
         /// The number.
@@ -222,7 +224,7 @@ pub enum Refusal {
         heard_ms: u64,
     },
     /// That incarnation was declared gone [I17].
-    #[error("incarnation {incarnation:016x} of rank {rank} was declared gone; start afresh")]
+    #[error("incarnation {incarnation:016x} of rank {rank} was declared gone; restart it")]
     Gone {
         /// Rank number.
         rank: u32,
@@ -232,32 +234,33 @@ pub enum Refusal {
     /// Not now.
     #[error("not now: {0}")]
     Later(String),
-    /// Not the node that was meant.
+    /// This is not the node that the caller wants.
     #[error("{0}")]
     NotHere(String),
-    /// It would map the memory, and nobody could tell when it is dead.
+    /// It would map the memory, and its death could not be detected.
     #[error(
-        "no pidfd of {peer} can be had (a kernel before 5.3, or another pid namespace): its death \
-         could not be proven, so it does not map this memory, and is served over tcp"
+        "no pidfd of {peer} is available (a kernel before 5.3, or another pid namespace): its \
+         death could not be detected, so it does not map this memory and uses tcp"
     )]
     NoProof {
-        /// Who.
+        /// The process.
         peer: String,
     },
-    /// What it says of itself cannot be.
-    #[error("this hello cannot be true, and is not believed: {0}")]
+    /// The hello contains impossible values.
+    #[error("this hello is invalid: {0}")]
     Invalid(String),
-    /// The two ends do not share the job's secret; found in the handshake that comes first [I20].
+    /// The two ends do not have the same secret of the job; found in the handshake before the hello
+    /// [I20].
     #[error("{0}")]
     Untrusted(String),
 }
 
-/// Settings that a cluster shares, told by the master.
+/// Settings that a cluster shares, sent by the master.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Bytes per page if the caller names none.
+    /// Bytes per page if the caller gives none.
     pub page_bytes: u32,
-    /// Milliseconds a producer has from open to commit.
+    /// Milliseconds that a producer has from open to commit.
     pub write_ttl_ms: u64,
     /// Membership TTL in milliseconds.
     pub ttl_ms: u64,

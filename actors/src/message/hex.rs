@@ -1,5 +1,5 @@
 //! Random ids of 64 bits, for `serde(with)`: numbers on the wire, sixteen hexadecimal digits in
-//! JSON, whose readers keep no more than 53 bits of a number.
+//! JSON, where many readers keep only 53 bits of a number.
 
 use serde::{Deserialize, Deserializer, Serializer, de};
 

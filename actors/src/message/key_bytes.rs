@@ -1,6 +1,5 @@
-//! A key as it crosses the wire. Names of what is put into a device log come by the million: a key
-//! of usual length lies within the value, and costs no allocation where it is read, kept and told
-//! on.
+//! A key in a message. Keys of logged objects come in millions: a key of usual length is stored
+//! inline, and needs no allocation when it is decoded, stored or sent on.
 
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -8,10 +7,10 @@ use smallvec::SmallVec;
 use std::fmt;
 use std::ops::Deref;
 
-/// Bytes of a key that lie within the value; longer ones are allocated.
+/// Longest key that is stored inline, in bytes; longer ones are allocated.
 const WITHIN: usize = 40;
 
-/// See the file's first paragraph. Its order is that of the bytes.
+/// See the file's first paragraph. Ordered by bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyBytes(SmallVec<[u8; WITHIN]>);
 

@@ -1,5 +1,5 @@
-//! What master and owner say to each other on a rank's link, and what an owner and an attached
-//! client say.
+//! Messages between master and owner on a segment's link, and between an owner and an attached
+//! client.
 
 use super::{
     Abandoned, KeyBytes, KeyReport, LogObjectEntry, LogQuestion, OwnerGauges, PlanId, PlanRef,
@@ -7,14 +7,14 @@ use super::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Master to owner, on the rank's link.
+/// Master to owner, on the segment's link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MasterToOwner {
     /// A plan was granted in your heap.
     PlanOpened(PlanOpened),
-    /// Plans were committed: the objects are live. In the order of the batch.
+    /// Plans were committed: make the objects live. In the order of the batch.
     Committed(Vec<PlanRef>),
-    /// End the plan, whatever it takes [I10].
+    /// End the plan by [I10].
     EndPlan {
         /// The plan.
         plan: PlanId,
@@ -23,7 +23,7 @@ pub enum MasterToOwner {
         /// Why.
         cause: EndCause,
     },
-    /// Take these live objects away.
+    /// Retire these live objects.
     Retire(Vec<SlotRef>),
     /// These Freed were applied.
     FreedAck(Vec<SlotRef>),
@@ -31,7 +31,7 @@ pub enum MasterToOwner {
     MakeRoom {
         /// Contiguous bytes wanted.
         bytes: u64,
-        /// How often it was asked for in vain.
+        /// Number of earlier attempts, which made no room.
         attempt: u32,
     },
     /// Evict until used bytes are at most this.
@@ -39,22 +39,22 @@ pub enum MasterToOwner {
         /// Bytes.
         bytes: u64,
     },
-    /// The members now. Kept outside the Owner and acknowledged by `ViewSeen` [I17].
+    /// The current members. Kept outside the Owner actor and acknowledged by `ViewSeen` [I17].
     View(SeenView),
-    /// Nothing to say, but alive.
+    /// The master is alive.
     Heartbeat,
-    /// Your report was taken in: objects may be placed on you now.
+    /// The report was applied: objects may be placed on this segment now.
     ReportTaken,
-    /// To `Draining`: no plan follows this word.
+    /// Answer to `Draining`: no plan follows this message.
     NoMorePlans,
-    /// Look into your device log, once it is drained; answer with `LogAnswer`.
+    /// Process the device log, then answer with `LogAnswer`.
     AskLog {
-        /// Names the question.
+        /// Number of the question.
         number: u64,
-        /// What is asked.
+        /// The question.
         question: LogQuestion,
     },
-    /// What you said cannot be: this link ends.
+    /// A frame of this owner was invalid, for this reason: the link ends.
     Refused(String),
     /// Report every slot, under this number.
     RequestReport {
@@ -63,7 +63,7 @@ pub enum MasterToOwner {
     },
 }
 
-/// A plan as its owner hears of it.
+/// A plan as its owner is sent it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlanOpened {
     /// The plan.
@@ -78,13 +78,13 @@ pub struct PlanOpened {
     pub extent_len: u64,
     /// Key string, kept by the owner for reports.
     pub key: KeyBytes,
-    /// Who writes.
+    /// The producer that writes.
     pub producer: u64,
     /// The producer's request that asked for it: a repeat gets this same plan [I11].
     pub request: u64,
     /// Which item of that request.
     pub item: u32,
-    /// Milliseconds from now until the owner looks.
+    /// Milliseconds from receipt until the owner ends it as expired.
     pub deadline_ms: u64,
     /// Logical bytes.
     pub bytes_total: u64,
@@ -95,33 +95,33 @@ pub struct PlanOpened {
 /// Why a plan ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum EndCause {
-    /// Its deadline passed: look first, adopt if READY.
+    /// Its deadline passed: fence, then adopt if READY.
     Expired,
-    /// Its producer is gone: look first, adopt if READY.
+    /// Its producer is gone: fence, then adopt if READY.
     ProducerGone,
-    /// The producer gave it up.
+    /// The producer aborted it.
     Aborted,
     /// The key was removed meanwhile.
     Removed,
     /// The master does not know it.
     Unknown,
-    /// A later term began: look first, keep if READY.
+    /// A later term began: fence, then keep if READY.
     TermOver,
 }
 
-/// Owner to master, on the rank's link.
+/// Owner to master, on the segment's link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OwnerToMaster {
-    /// Alive, with figures.
+    /// The owner is alive, with its gauges.
     Heartbeat(Box<OwnerGauges>),
-    /// LIVE was cleared: not readable any more.
+    /// LIVE was cleared: these objects are not readable any more.
     Retired(Vec<SlotRef>),
     /// Quarantine is over, the slots are armed with the next epoch. Repeated until acknowledged.
     Freed(Vec<SlotRef>),
     /// An ended plan was READY: it is live.
     Adopted(PlanRef),
-    /// Every plan told over this link so far, up to this one, is recorded where it survives the
-    /// master. Sent where the welcome asked for it.
+    /// Every plan sent over this link, up to this one, is recorded, and so survives the master.
+    /// Sent only if the welcome asked for it (`confirm`).
     PlansRecorded {
         /// The latest of them.
         up_to: PlanId,
@@ -135,17 +135,17 @@ pub enum OwnerToMaster {
         /// True in the last part.
         last: bool,
     },
-    /// Objects of the device log that have a name now.
+    /// Objects of the device log whose key string is known now.
     Announced(Vec<LogObjectEntry>),
     /// Answer to `AskLog`.
     LogAnswer {
-        /// Names the question.
+        /// Number of the question.
         number: u64,
-        /// To `Find`: what is served.
+        /// To `Find`: objects that the log serves.
         served: Vec<LogObjectEntry>,
-        /// To `Remove`: what lost LIVE.
+        /// To `Remove`: keys whose objects lost LIVE.
         removed: Vec<WireKeyId>,
-        /// To `RemoveAll`: how many objects lost LIVE.
+        /// To `RemoveAll`: number of objects that lost LIVE.
         taken: u64,
     },
     /// The view of this number is kept.
@@ -153,9 +153,9 @@ pub enum OwnerToMaster {
         /// Its number.
         number: u64,
     },
-    /// Shutting down: place nothing here any more.
+    /// Shutting down: grant no more plans here.
     Draining,
-    /// Shut down: gone by its own word.
+    /// The segment leaves the cluster.
     Leave,
 }
 
@@ -170,7 +170,7 @@ pub struct SlotEntry {
     pub what: SlotContent,
 }
 
-/// What lies in a slot.
+/// The content of a slot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SlotContent {
     /// Nothing; armed.
@@ -192,9 +192,9 @@ pub enum SlotContent {
     },
     /// An open plan.
     Open(Box<PlanOpened>),
-    /// A live object of the device log, which has a name.
+    /// A live object of the device log whose key string is known.
     Logged(Box<LogObjectEntry>),
-    /// Retired, not yet free: only `Freed` frees it.
+    /// Retired or ending, not free yet: only `Freed` frees it.
     Held {
         /// Payload offset.
         extent_offset: u64,
@@ -206,21 +206,21 @@ pub enum SlotContent {
 /// Client to owner, on an attach connection. One-way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ClientToOwner {
-    /// Objects read.
+    /// Objects that were read.
     Touched(TouchBatch),
-    /// Is this plan, opened before we were attached, still open?
+    /// Asks whether this plan, opened before this attachment, is still open. Answered by `Plan`.
     CheckPlan(PlanId),
-    /// Nothing is or will be written for this plan by this process.
+    /// This process does not write for this plan, now or later.
     Dropped(PlanId),
-    /// No plan of a term below this one is or will be written by this process.
+    /// This process writes for no plan of a term below this one, now or later.
     TermObeyed(Term),
     /// Keys of objects put into the device log.
     KeysReported(Vec<KeyReport>),
-    /// A claim on the device log that was given up.
+    /// A claim in the device log that was abandoned.
     Abandoned(Abandoned),
     /// This process has no claim open below this position of the log.
     ClearBelow(u64),
-    /// Nothing is or will be written through this attachment.
+    /// Nothing is written through this attachment, now or later.
     Detach,
 }
 
@@ -235,18 +235,18 @@ pub struct Touch {
     pub bytes: u64,
 }
 
-/// Who told a reader where its object lies.
+/// How a reader got the location of its object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Via {
-    /// An index, read one-sided.
+    /// From an index, read one-sided.
     Index,
-    /// A location it had seen before.
+    /// From the handle's cache of locations.
     Cache,
-    /// The master.
+    /// From the master.
     Master,
 }
 
-/// Reads by who told where to.
+/// Numbers of reads, by how the location was found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadCounts {
     /// See [`Via::Index`].
@@ -258,7 +258,7 @@ pub struct ReadCounts {
 }
 
 impl ReadCounts {
-    /// One more.
+    /// Counts one read.
     pub fn count(&mut self, via: Via) {
         match via {
             Via::Index => self.by_index += 1,
@@ -268,25 +268,26 @@ impl ReadCounts {
     }
 }
 
-/// Reads that one handle did of one owner's objects.
+/// Reads of one owner's objects by one handle.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TouchBatch {
-    /// In the order in which they should be touched; the oldest may be missing.
+    /// In the order in which to touch them; the oldest may be missing.
     pub list: Vec<Touch>,
-    /// All of them.
+    /// Counts of all reads, those missing in `list` included.
     pub counts: ReadCounts,
 }
 
 /// Owner to client, on an attach connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OwnerToClient {
-    /// What you said cannot be: this attachment ends.
+    /// A frame of this client was invalid, for this reason: the attachment ends.
     Refused(String),
-    /// Never start this plan; say `Dropped` once nothing of it is in flight.
+    /// Do not start this plan; answer `Dropped` once none of its writes is in flight.
     Drop(PlanId),
-    /// Say `ClearBelow` once this process has no claim open below this position of the log.
+    /// Answer `ClearBelow` once this process has no open claim below this position of the log.
     ClearBelow(u64),
-    /// Never start a plan of a lower term; say `TermObeyed` once none is in flight.
+    /// Do not start a plan of a lower term; answer `TermObeyed` once none of their writes is in
+    /// flight.
     Term(Term),
     /// Answer to CheckPlan.
     Plan {

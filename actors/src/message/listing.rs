@@ -1,16 +1,16 @@
-//! What a listing and a removal by pattern carry. Both pass over the keys in rounds, in the order
-//! of the keys' identities; a round is one bounded request, and says where the next one begins.
+//! Types of a listing and of a removal by pattern. Both pass over the keys in rounds, in the order
+//! of the keys' identities; a round is one bounded request, and returns where the next one begins.
 
 use super::{KeyBytes, WireKeyId};
 use crate::error::Error;
 use serde::{Deserialize, Serialize};
 
-/// Keys that one round looks at, and so the most that one answer names.
+/// Keys that one round checks, and so the most that one answer contains.
 pub const KEYS_PER_ROUND: usize = 4096;
 /// Longest pattern in bytes.
 pub const MAX_PATTERN_BYTES: usize = 4096;
 
-/// What a listed key is doing.
+/// The state of a listed key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum KeyState {
     /// A plan for it is open.
@@ -43,27 +43,28 @@ pub struct Listed {
     pub bytes_total: u64,
     /// Owner rank.
     pub rank: u32,
-    /// What it is doing.
+    /// Its state.
     pub state: KeyState,
 }
 
-/// Which keys a round is about.
+/// Which keys a round covers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Selection {
-    /// A regular expression that is found somewhere in the key; every key if absent.
+    /// A regular expression that matches anywhere in the key (not anchored); every key if absent.
     pub pattern: Option<String>,
-    /// Where the round begins: what the one before said, absent in the first.
+    /// Where the round begins: `next` of the round before, absent in the first.
     pub from: Option<WireKeyId>,
 }
 
-/// How a round of removals ended.
+/// The result of a round of removals.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Swept {
-    /// Keys whose owners confirmed that they are gone.
+    /// Keys whose removal their owners confirmed.
     pub removed: u64,
-    /// Keys whose owners did not.
+    /// Keys whose removal was not confirmed.
     pub unconfirmed: u64,
-    /// Why the first of these was not confirmed.
+    /// Why the first of these was not confirmed, or why the loss of a rank is not known to the
+    /// others.
     pub why: Option<Error>,
     /// Where the next round begins; absent at the end.
     pub next: Option<WireKeyId>,

@@ -1,14 +1,13 @@
-//! What is said about the device log: by owners to the master, by the master to owners that have
-//! one, and by producers to the owner whose log they write to. Nothing of it is waited for by a
-//! put.
+//! Messages about the device log: from owners to the master, from the master to owners, and from
+//! producers to the owner whose log they write to. No put waits for any of them.
 
 use super::{KeyBytes, WireKeyId};
 use serde::{Deserialize, Serialize};
 
-/// An object of a log, as its owner tells of it. Slots below the segment's `log_slots`.
+/// An object of a log, as its owner reports it. Its slot is below the segment's `log_slots`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogObjectEntry {
-    /// Key string; empty while its producer has not told it.
+    /// Key string; empty while its producer has not reported it.
     pub key: KeyBytes,
     /// Identity of the key.
     pub id: WireKeyId,
@@ -24,14 +23,15 @@ pub struct LogObjectEntry {
     pub page_bytes: u32,
 }
 
-/// What the master asks of the owners of logs, where it must not miss what it was not told yet.
+/// What the master asks the owners of logs when its answer must include objects that are not
+/// announced yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LogQuestion {
-    /// Which of these do you serve?
+    /// Which of these keys the log serves.
     Find(Vec<WireKeyId>),
-    /// Take these away; which did you serve?
+    /// Retire the objects of these keys; answer which of them the log served.
     Remove(Vec<WireKeyId>),
-    /// Take away everything.
+    /// Retire every object of the log.
     RemoveAll,
 }
 
@@ -52,7 +52,7 @@ impl From<Abandoned> for nkv_store::device_log::Abandon {
     }
 }
 
-/// A claim that a producer gave up before it wrote anything.
+/// A claim that a producer abandoned before it wrote anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Abandoned {
     /// Position of the claim.

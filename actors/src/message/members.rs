@@ -1,4 +1,4 @@
-//! Ranks as they describe themselves, and the view of all of them.
+//! The descriptions of segments that join, and the membership view.
 
 use super::Term;
 use nkv_store::device_log::LogGeometry;
@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 /// Segments a rank may have at once, its first one included.
 pub const MAX_SEGMENTS: u32 = 64;
 
-/// One segment of one rank: what joins, holds objects and leaves. A rank's own segment is that of
-/// its first segment, number 0, which is there as long as its node; further ones are mounted and
-/// unmounted while it runs. In order of ranks, and of segments within a rank.
+/// One segment of one rank: the unit that joins, holds objects and leaves. A rank's first segment,
+/// number 0, exists as long as its node; further ones are mounted and unmounted while it runs.
+/// Ordered by rank, then by segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId {
     /// Rank number.
@@ -26,12 +26,12 @@ impl SegmentId {
         Self { rank, segment: 0 }
     }
 
-    /// True for a rank's first segment: it stands for the rank where ranks are counted.
+    /// True for a rank's first segment, by which ranks are counted.
     pub fn is_first(self) -> bool {
         self.segment == 0
     }
 
-    /// All segments a rank can have.
+    /// The range of all segments that a rank can have.
     pub fn of_rank(rank: u32) -> std::ops::RangeInclusive<Self> {
         Self::first(rank)..=Self { rank, segment: u32::MAX }
     }
@@ -46,14 +46,14 @@ impl std::fmt::Display for SegmentId {
     }
 }
 
-/// Whether a rank may be used.
+/// The state of a segment at the master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RankState {
-    /// Joined and heard of.
+    /// Joined, and its link is up.
     Alive,
-    /// Its link broke; gone after the TTL unless it comes back.
+    /// Its link is down; it is gone after the TTL unless it comes back.
     Suspect,
-    /// Shutting down: serves what it has, takes no new plan.
+    /// Shutting down: serves its objects, takes no new plans.
     Draining,
 }
 
@@ -67,19 +67,19 @@ impl std::fmt::Display for RankState {
     }
 }
 
-/// What a rank tells of one of its segments when it joins.
+/// A rank's description of one of its segments, sent when it joins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankInfo {
     /// Rank number.
     pub rank: u32,
     /// Segment of that rank: 0 is the one it started with.
     pub segment_id: u32,
-    /// Ranks in the job, as this rank was told.
+    /// Ranks in the job, as this rank is configured.
     pub world_size: u32,
-    /// Random, new with every segment.
+    /// Random number, new for every life of a segment.
     #[serde(with = "super::hex")]
     pub incarnation: u64,
-    /// Boot id of the host: equal ids share memory.
+    /// Boot id of the host: processes with equal ids can share memory.
     #[serde(with = "super::hex")]
     pub boot_id: u64,
     /// Process id, for humans.
@@ -90,7 +90,8 @@ pub struct RankInfo {
     pub local: Option<Address>,
     /// host:port of the tcp agent.
     pub data: Option<String>,
-    /// Devices through which its memory is reached, for people; none: by no device.
+    /// Devices through which its memory can be reached, as text for people; none if there is no
+    /// such device.
     pub fabric: Option<String>,
     /// host:port of the HTTP server with this rank's `/status`, for people's tools.
     pub http: Option<String>,
@@ -100,7 +101,8 @@ pub struct RankInfo {
     pub segment_bytes: u64,
     /// Header slots.
     pub slots: u32,
-    /// The first so many of them, and as many 4 KiB units before the arena, are the device log's.
+    /// Header slots of the device log: the first of `slots`. The log has as many 4 KiB units,
+    /// before the arena.
     pub log_slots: u32,
     /// Offset of the header arena.
     pub header_base: u64,
@@ -120,17 +122,17 @@ pub struct RankInfo {
     pub key_fingerprint: u64,
     /// Quarantine of this incarnation.
     pub quarantine_ms: u32,
-    /// The owner took every page at start; who maps the segment does the same.
+    /// The owner touched every memory page at start; a process that maps the segment does the same.
     pub prefault: bool,
 }
 
 impl RankInfo {
-    /// Which segment of which rank it is.
+    /// Its rank and segment number.
     pub fn id(&self) -> SegmentId {
         SegmentId { rank: self.rank, segment: self.segment_id }
     }
 
-    /// Where payloads may lie: the device log and, behind it, the arena.
+    /// The region of payloads: the device log and, behind it, the arena.
     pub fn payloads(&self) -> Region {
         let log_bytes = u64::from(self.log_slots) * PAYLOAD_ALIGN;
         Region {
@@ -139,7 +141,7 @@ impl RankInfo {
         }
     }
 
-    /// The device log, if it has one that makes sense.
+    /// The device log, if there is one and its description is valid.
     pub fn device_log(&self) -> Option<LogGeometry> {
         let bytes = u64::from(self.log_slots) * PAYLOAD_ALIGN;
         let base = self.arena_offset.checked_sub(bytes)?;
@@ -152,10 +154,10 @@ impl RankInfo {
     }
 }
 
-/// Who was a member when, as owners keep it and report it to a later master [I17].
+/// A membership view, as owners keep it and report it to a later master [I17].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SeenView {
-    /// Term of the master that said so.
+    /// Term of the master that sent it.
     pub term: Term,
     /// Grows with every change within the term; 0 for none.
     pub number: u64,
@@ -179,7 +181,8 @@ pub struct View {
     pub term: Term,
     /// Ranks the job has.
     pub world_size: u32,
-    /// Whether who is not in it is gone; before, the master may just not have met him yet.
+    /// True once every rank has reported or a TTL has passed: then a segment that is not in the
+    /// view is gone. Before that it may not have joined yet.
     pub settled: bool,
     /// The members: one entry per segment, in the order of their segments.
     pub ranks: Vec<(RankInfo, RankState)>,

@@ -1,5 +1,6 @@
-//! What a node is sent, or asked, from outside about itself and its segments, and what it answers.
-//! It needs no master: a node says what it knows also while its master is gone.
+//! Commands to a node about itself and its segments, and the answers. They need no master, except
+//! that mount and unmount change the membership: a node reports its state also while its master is
+//! gone.
 
 use super::{OwnerGauges, SeenView, Term, View};
 use nkv_transport::wire::Address;
@@ -8,11 +9,11 @@ use std::time::Duration;
 
 /// The unit of a used ratio: 1000 is a full heap.
 pub const PER_MILLE: u32 = 1_000;
-/// Between two signs of life of a node that carries out a command. Short beside the least limit of
-/// a call that makes sense: whoever waits takes a node without them for stopped.
+/// Interval between two `Working` frames of a node that carries out a command. Short compared with
+/// any sensible limit of a call: a caller takes a node that sends none for stopped.
 pub const WORKING: Duration = Duration::from_millis(20);
 
-/// A word to the node that hears it.
+/// A command to a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SegmentCommand {
     /// Contribute one more segment.
@@ -20,26 +21,26 @@ pub enum SegmentCommand {
         /// Payload bytes.
         bytes: u64,
     },
-    /// Take a mounted segment away, with all it holds.
+    /// Remove a mounted segment with all its objects.
     Unmount {
         /// Its number.
         segment: u32,
-        /// Milliseconds it waits for open plans.
+        /// Milliseconds that it waits for open plans.
         limit_ms: u64,
     },
-    /// Evict from each of its heaps until no more than this is used.
+    /// Evict from each of its heaps until no more than this share is used.
     Evict {
         /// Thousandths of a heap's bytes, at most [`PER_MILLE`].
         until_per_mille: u32,
     },
-    /// Say what it knows of itself and of the cluster.
+    /// Report its state and what it has of the cluster's.
     Report,
 }
 
-/// What was done.
+/// The answer to a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SegmentDone {
-    /// It is a member, and objects may be placed on it.
+    /// The segment is a member, and objects may be placed on it.
     Mounted {
         /// Its number within the rank.
         segment: u32,
@@ -48,17 +49,17 @@ pub enum SegmentDone {
         /// Payload bytes: what was asked for, rounded up.
         bytes: u64,
     },
-    /// It is gone, and its memory is given back as soon as nobody maps it any more.
+    /// The segment is gone; its memory is freed as soon as no process maps it any more.
     Unmounted(UnmountReport),
-    /// What went, for each of its segments.
+    /// What was evicted, for each of its segments.
     Evicted(Vec<EvictReport>),
-    /// What it knows.
+    /// The node's report.
     Report(Box<NodeReport>),
-    /// Nothing yet: it is at work, and says so every [`WORKING`] until it is done.
+    /// The command is still running; sent every [`WORKING`] until it is done.
     Working,
 }
 
-/// What an answer is, for the error that it is not the one that was asked for.
+/// Describes an answer, for the error text when it does not fit the command.
 impl std::fmt::Display for SegmentDone {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
@@ -71,37 +72,37 @@ impl std::fmt::Display for SegmentDone {
     }
 }
 
-/// What an unmount found.
+/// The result of an unmount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnmountReport {
-    /// Objects that went with it.
+    /// Objects that were lost with it.
     pub objects: u64,
     /// Plans still open at the limit: their puts fail.
     pub plans_left: u64,
     /// Milliseconds it took.
     pub waited_ms: u64,
-    /// The master confirmed it. If not, keys that lay there are `Disconnected` until one TTL
-    /// passed.
+    /// The master confirmed it. If not, reads of its keys fail with `Disconnected` until one TTL
+    /// has passed.
     pub confirmed: bool,
 }
 
-/// What an eviction took from the heap of one segment.
+/// The result of an eviction in the heap of one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvictReport {
     /// Segment of the rank.
     pub segment: u32,
     /// Objects evicted.
     pub objects: u64,
-    /// Bytes of the heap that they had.
+    /// Bytes of their extents.
     pub bytes: u64,
-    /// Bytes of the heap used then. More than was asked for if puts are open, or if what went is
-    /// still viewed, or held for a writer that has not answered.
+    /// Bytes of the heap in use afterwards. More than the target if puts are open, or if evicted
+    /// bytes are still pinned by views or held for a writer that has not answered.
     pub heap_used: u64,
     /// Bytes of the heap.
     pub heap_total: u64,
 }
 
-/// What a node knows, by itself.
+/// The state of a node, from itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeReport {
     /// Rank number.
@@ -114,19 +115,19 @@ pub struct NodeReport {
     pub uptime_ms: u64,
     /// Shutting down.
     pub draining: bool,
-    /// Where it looks for the master; none on rank 0, which is the master.
+    /// The address that it uses for the master; none on rank 0, which is the master.
     pub master: Option<Address>,
     /// The term that its first segment obeys.
     pub term: Term,
     /// The view that its first segment keeps for a later master.
     pub seen: SeenView,
-    /// The members as its own handle was last told.
+    /// The membership view that its own handle received last.
     pub view: View,
     /// Its segments, the first one first.
     pub segments: Vec<SegmentReport>,
 }
 
-/// What a node knows of one of its segments.
+/// The state of one of a node's segments.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentReport {
     /// Its number within the rank.
@@ -138,6 +139,6 @@ pub struct SegmentReport {
     pub link: String,
     /// Milliseconds since its link to the master came up or broke.
     pub link_ms: u64,
-    /// Figures of its heap.
+    /// Gauges of its owner.
     pub owner: OwnerGauges,
 }

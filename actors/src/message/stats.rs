@@ -1,8 +1,8 @@
-//! Figures that ranks and the master tell.
+//! Statistics of ranks and of the master.
 
 use serde::{Deserialize, Serialize};
 
-/// Figures of the whole cluster.
+/// Statistics of the whole cluster.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClusterStats {
     /// Objects listed by the master.
@@ -15,7 +15,7 @@ pub struct ClusterStats {
     pub master: MasterCounters,
     /// One row per segment, in the order of their segments.
     pub ranks: Vec<RankStats>,
-    /// Ranks that run and may not join, at most one entry for each number of the job.
+    /// Ranks that run and were refused, at most one entry per rank number.
     pub refused: Vec<RefusedRank>,
 }
 
@@ -26,9 +26,9 @@ pub struct RefusedRank {
     pub rank: u32,
     /// Its process.
     pub pid: u32,
-    /// Why, as it was told.
+    /// The reason, as it was sent to the rank.
     pub why: String,
-    /// Milliseconds since it asked last: one that still runs asks twice a second.
+    /// Milliseconds since its last attempt: a rank that still runs tries twice a second.
     pub ago_ms: u64,
 }
 
@@ -43,9 +43,9 @@ pub struct MasterCounters {
     pub commit_refused: u64,
     /// Plans that ended without a commit.
     pub plans_ended: u64,
-    /// Objects whose commit came from the owner's look at an expired plan.
+    /// Objects that an owner found READY when their plan ended, and kept.
     pub adopted: u64,
-    /// Opens refused for want of room.
+    /// Opens that failed because there was no room.
     pub out_of_memory: u64,
     /// Keys found by GetLocation or MatchPrefix.
     pub lookup_hits: u64,
@@ -69,15 +69,15 @@ pub struct RankStats {
     pub state: String,
     /// Milliseconds since its last heartbeat.
     pub heard_ms: u64,
-    /// Bytes the master has handed out on it.
+    /// Bytes that the master has allocated on it.
     pub allocated_bytes: u64,
-    /// Largest hole the master sees.
+    /// Largest free range of its arena at the master, in bytes.
     pub largest_hole: u64,
     /// The owner's own figures, as of its last heartbeat.
     pub owner: OwnerGauges,
 }
 
-/// An owner's figures: levels first, then counters since its start.
+/// An owner's gauges: current values first, then counters since its start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerGauges {
     /// Payload bytes of the heap.
@@ -100,48 +100,49 @@ pub struct OwnerGauges {
     pub quarantined: u64,
     /// Retired objects past their quarantine that only a view holds.
     pub pinned: u64,
-    /// Of these, those held for longer than a TTL: a view that was forgotten?
+    /// Of these, those that a view has held for longer than 10 s: it may have been leaked.
     pub pins_suspect: u64,
-    /// Live objects for which the index has no room: found through the master alone.
+    /// Live objects for which the index has no room: they are found only through the master.
     pub index_overflow: u64,
     /// Bytes of the device log.
     pub log_total: u64,
-    /// Of these, bytes of live objects.
+    /// Bytes of live objects in the log.
     pub log_live_bytes: u64,
     /// Live objects in the log.
     pub log_objects: u64,
-    /// Bytes claimed in the log so far. They are accepted + skipped + abandoned + voided, and those
-    /// not settled yet; each as whole 4 KiB units.
+    /// Bytes claimed in the log so far: accepted + skipped + abandoned + voided + not settled yet,
+    /// in whole 4 KiB units.
     pub log_claimed_bytes: u64,
-    /// Bytes of claims that became live objects, or turned out to be of a key that was there.
+    /// Bytes of claims that became live objects, or were duplicates.
     pub log_accepted_bytes: u64,
-    /// Bytes that their producers skipped or gave up after they had begun to write.
+    /// Bytes that their producers skipped, or aborted after they had begun to write.
     pub log_skipped_bytes: u64,
-    /// Bytes that their producers gave up in line.
+    /// Bytes of claims that their producers abandoned while they waited for room.
     pub log_abandoned_bytes: u64,
-    /// Bytes whose producers died: void by the hole rule.
+    /// Bytes that became void by the hole rule, such as those of producers that died.
     pub log_voided_bytes: u64,
     /// Claims that became live objects.
     pub log_accepted: u64,
-    /// Objects put under a key that was there: never readable, their put succeeded all the same.
+    /// Duplicates: objects put under a key that existed. They are never readable; their puts
+    /// succeeded.
     pub log_duplicates: u64,
-    /// Objects that made room in the log.
+    /// Objects of the log that were retired to make room.
     pub log_evictions: u64,
     /// Times that all producers were asked about a hole.
     pub log_hole_checks: u64,
-    /// Producers that could not answer, and were proven to write no more.
+    /// Producers that did not answer about a hole, and were proved to write no more.
     pub log_fenced: u64,
     /// Objects evicted.
     pub evictions: u64,
     /// Gets that readers reported.
     pub gets_served: u64,
-    /// Of these, those that the index led to: no message was waited for.
+    /// Of these, those whose location came from the index, without a message.
     pub gets_by_index: u64,
-    /// Those that a location seen before led to: none either.
+    /// Of these, those whose location came from the handle's cache, without a message.
     pub gets_by_cache: u64,
-    /// Those that the master was asked about.
+    /// Of these, those whose location came from the master.
     pub gets_by_master: u64,
-    /// Bytes that readers reported.
+    /// Bytes read, as readers reported them.
     pub bytes_read: u64,
     /// Objects committed here.
     pub commits: u64,

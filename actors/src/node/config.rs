@@ -1,4 +1,4 @@
-//! What a node can be told, its defaults, and why it may refuse to start.
+//! The settings of a node, their defaults, and the reasons why it may refuse to start.
 
 use crate::client::GET_POOL_BYTES;
 use crate::exit;
@@ -11,18 +11,19 @@ use std::net::{IpAddr, Ipv4Addr};
 
 /// Longest job id in bytes.
 const MAX_JOB_BYTES: usize = 128;
-/// Longest of the time limits: a day.
+/// Maximum of every time limit: a day.
 const MAX_MS: u64 = 86_400_000;
 /// Heartbeats per TTL, and the longest pause between two.
 const BEATS_PER_TTL: u64 = 8;
 const MAX_HEARTBEAT_MS: u64 = 250;
-/// Shortest pause between two that the scheduler of a busy host keeps: it may take a processor away
-/// for some tens of milliseconds.
+/// Shortest heartbeat interval that holds on a busy host: the scheduler may keep a thread off the
+/// processor for some tens of milliseconds.
 const KEPT_HEARTBEAT_MS: u64 = 50;
-/// Shortest TTL: below it ranks that only wait for a processor are declared gone, again and again.
+/// Shortest TTL: with a shorter one, ranks that merely wait for a processor are often declared
+/// gone.
 const MIN_TTL_MS: u64 = BEATS_PER_TTL * KEPT_HEARTBEAT_MS;
 
-/// What kind of memory the heap lies in.
+/// Kind of memory of the heap.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum MemoryChoice {
     /// Named shared memory: processes of this host reach it directly.
@@ -43,29 +44,29 @@ pub struct NodeConfig {
     pub world_size: u32,
     /// Host of rank 0.
     pub master_host: String,
-    /// Rank 0's control port; 0 on rank 0 takes any.
+    /// Rank 0's control port; 0 on rank 0 takes any free one.
     pub port: u16,
     /// Address to listen at, and to be reached at.
     pub listen: IpAddr,
-    /// Control port of a rank other than 0; 0 takes any, and so does one that is in use.
+    /// Control port of a rank other than 0; any free one if 0 or if the given port is in use.
     pub control_port: u16,
-    /// Payload bytes; headers come on top.
+    /// Payload bytes of the arena; headers, index and log come on top.
     pub heap_bytes: u64,
     /// Kind of memory.
     pub memory: MemoryChoice,
-    /// Take every page at start.
+    /// Allocate every page at start.
     pub prefault: bool,
     /// Quarantine in milliseconds [I8].
     pub quarantine_ms: u32,
     /// Membership TTL in milliseconds.
     pub ttl_ms: u64,
-    /// Between heartbeats; 0 is an eighth of the TTL, at most 250 ms.
+    /// Milliseconds between heartbeats; 0: an eighth of the TTL, at most 250 ms.
     pub heartbeat_ms: u64,
     /// Milliseconds a producer has from open to commit.
     pub write_ttl_ms: u64,
-    /// How long a rank looks for the master.
+    /// Milliseconds that a rank tries to reach the master at its first join.
     pub join_timeout_ms: u64,
-    /// Limit of one control call.
+    /// Limit of one control call in milliseconds.
     pub call_timeout_ms: u64,
     /// Eviction starts above this percentage of the heap.
     pub water_hi: u32,
@@ -73,12 +74,13 @@ pub struct NodeConfig {
     pub water_lo: u32,
     /// Bytes of the device log of the first segment, beside its heap; 0 for none. Producers with
     /// `device_alloc` put objects of up to a quarter of it there without asking the master; it
-    /// holds the newest. It sustains a quarter of its bytes in every quarantine.
+    /// holds the newest. Puts can go on at a quarter of its bytes per quarantine.
     pub log_bytes: u64,
-    /// A claim in the device log that is open for so many milliseconds, with everything before it
-    /// settled, is asked about: it becomes void once nobody can have it open any more [I14].
+    /// When a claim in the device log is open for this many milliseconds, with all claims before it
+    /// settled, the owner asks the producers about it. It becomes void once no producer can still
+    /// have it open [I14].
     pub log_claim_ttl_ms: u64,
-    /// Who counts claims in the device log [I1]. `Nic`: this host's first RDMA device, so that
+    /// Who executes claims in the device log [I1]. `Nic`: this host's first RDMA device, so that
     /// producers of other hosts put there without asking; those of this host do so through it, too,
     /// and a tcp client takes plans.
     pub atomic_domain: AtomicDomain,
@@ -88,20 +90,21 @@ pub struct NodeConfig {
     pub data_stripes: usize,
     /// Bytes of buffers that this node's own handle keeps for later gets; see `ClientConfig`.
     pub get_pool_bytes: u64,
-    /// Which objects go first.
+    /// Which objects are evicted first.
     pub policy: PolicyKind,
-    /// Bytes per page if a put names none.
+    /// Bytes per page if a put names none; that of rank 0 counts, for the whole job.
     pub page_bytes: u32,
-    /// How long an open waits for room; 0 is max(3 quarantines, 250 ms).
+    /// Milliseconds that an open waits for room; 0: max(3 quarantines, 250 ms).
     pub full_wait_ms: u64,
-    /// tcp data connections at once.
+    /// Most tcp data connections at a time, per segment.
     pub data_connections: usize,
-    /// What every rank and client of the job must know [I20]; without it this user's processes on
-    /// this host may connect, and nobody else.
+    /// Secret that every rank and client of the job must have [I20]. Without one, only this user's
+    /// processes on this host may connect.
     pub secret: Option<Secret>,
-    /// RDMA devices to register the memory with, where there are some; none: no device.
+    /// RDMA devices to register the memory with, if the host has some; None: use no device.
     pub fabric: Option<FabricConfig>,
-    /// Where whoever runs the node serves its `/status`: told to the others, not served here.
+    /// Address at which the embedding program serves `/status`, for the others to know; the node
+    /// itself serves nothing there.
     pub http: Option<String>,
 }
 
@@ -147,7 +150,7 @@ impl Default for NodeConfig {
 const MIN_LOG_BYTES: u64 = MIN_LOG_UNITS * PAYLOAD_ALIGN;
 
 impl NodeConfig {
-    /// Says which setting cannot work, and what would.
+    /// Checks all settings; the error names the bad setting and its allowed values.
     pub fn validate(&self) -> Result<(), StartError> {
         let bad = |text: String| Err(StartError::Config(text));
         if self.job.is_empty() || self.job.len() > MAX_JOB_BYTES {
@@ -253,7 +256,7 @@ impl NodeConfig {
     }
 }
 
-/// Why a node did not start: one clear sentence each.
+/// Why a node did not start; each text is one sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {
     /// A setting that cannot work.
@@ -265,7 +268,7 @@ pub enum StartError {
     /// The master has another world size.
     #[error("{0}")]
     WorldSize(String),
-    /// A living rank has this number.
+    /// A live rank has this number.
     #[error("{0}")]
     RankAlive(String),
     /// Nobody answered at the master's address in time.
@@ -277,7 +280,7 @@ pub enum StartError {
     /// The master refused for another reason.
     #[error("{0}")]
     Refused(String),
-    /// A defect, or the operating system said no.
+    /// A defect, or the operating system refused a call.
     #[error("{0}")]
     Internal(String),
 }

@@ -1,7 +1,6 @@
-//! Mounting and unmounting: segments that a node gains and loses while it runs. Each joins the
-//! master as a segment of its own, through the node's one control port; taken away, it takes its
-//! objects along and leaves nothing behind. Segment 0 is not handled here: it comes and goes with
-//! its node.
+//! Mounting and unmounting of segments while a node runs. Each segment joins the master by itself,
+//! and is reached through the node's one control port. Unmounting removes it with its objects, and
+//! leaves nothing behind. Segment 0 is not handled here: it starts and ends with its node.
 
 use super::report::First;
 use super::segment::{Common, Joining, SegmentFlags, SegmentHandle, SegmentHost, UnjoinedSegment};
@@ -20,32 +19,32 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
-/// Between looks at whether a drain is done.
+/// Between checks whether a drain is done.
 pub(super) const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// How long a drain waits for the master's word that no plan follows.
+/// How long a drain waits for the master's message that no plan follows.
 pub(super) const QUIET_LIMIT_MS: u64 = 1_000;
-/// A mounted segment is taken in by then, or it is not mounted.
+/// A segment that has not joined the master within this time is not mounted.
 const JOIN_LIMIT: Duration = Duration::from_secs(10);
 /// Longest an unmount waits for open plans: ten minutes.
 const MAX_UNMOUNT_MS: u64 = 600_000;
-/// How long an owner may take to retire all it has.
+/// How long an owner may take to retire all its objects.
 const RETIRE_LIMIT: Duration = Duration::from_secs(30);
 
 /// See the file's first paragraph.
 pub(crate) struct Segments {
     pub(super) common: Common,
-    // Known once the node listens.
+    // Set once the node listens.
     reach: OnceLock<NodeAddresses>,
-    // Known once it joins.
+    // Set once the node joins.
     pub(super) first: OnceLock<First>,
-    // Where an unmount goes on if its caller is gone.
+    // Runs an unmount to its end, even if its caller is gone.
     home: Executor,
-    // One at a time: what the machine has left is measured before it is taken.
+    // One mount at a time: each measures the memory that is left before it takes some.
     raising: tokio::sync::Mutex<()>,
     table: Mutex<Table>,
 }
 
-/// Where the node is reached, and where it reaches the master.
+/// Addresses of the node, and of the master.
 #[derive(Debug, Clone)]
 struct NodeAddresses {
     control: Address,
@@ -54,7 +53,7 @@ struct NodeAddresses {
 }
 
 struct Table {
-    // False once the node drains or stops: nothing is mounted any more.
+    // False once the node drains or stops: no further mounts.
     open: bool,
     hosts: BTreeMap<u32, Hosted>,
 }
@@ -74,7 +73,8 @@ impl Hosted {
     }
 }
 
-/// A number taken while its segment is made; given back unless it is filled.
+/// Reserves a segment number while the segment is made; freed on drop unless the segment was
+/// mounted.
 struct Reserved<'a> {
     segments: &'a Segments,
     id: u32,
@@ -102,14 +102,14 @@ impl Segments {
         }
     }
 
-    /// The node listens here, and finds the master there, nearest address first.
+    /// Sets the addresses at which the node listens, and those of the master, nearest first.
     pub(super) fn is_reached_at(
         &self,
         control: Address,
         local: Option<Address>,
         master: Vec<Address>,
     ) {
-        // Once only: a node listens once.
+        // Set only once: a node listens once.
         let _ = self.reach.set(NodeAddresses { control, local, master });
     }
 
@@ -127,7 +127,7 @@ impl Segments {
     }
 
     /// Makes a segment of `bytes` payload bytes and joins it to the cluster; returns once the
-    /// master took its report in. Whatever fails, nothing is left of it.
+    /// master has handled its report. A failed mount leaves nothing behind.
     pub(crate) async fn mount(self: &Arc<Self>, bytes: u64) -> Result<RankInfo> {
         let _one_at_a_time = self.raising.lock().await;
         let reserved = self.reserve()?;
@@ -138,7 +138,7 @@ impl Segments {
             return Err(Error::not_ready(format!("{} does not listen yet", self.segment_id(0))));
         };
         let info = unjoined.info(&self.common, control, local);
-        // Before its first object: a master that comes later is told to wait for it.
+        // Before its first object: the node reports it to a later master, which then waits for it.
         self.common.siblings.add(reserved.id, info.incarnation);
         let how = Joining {
             master,
@@ -183,7 +183,8 @@ impl Segments {
         Ok(Reserved { segments: self, id })
     }
 
-    /// Private memory is taken as it is used: the machine would say no only much later, and badly.
+    /// Private memory is allocated on first use: without this check a lack of memory would show
+    /// only later, as an out-of-memory kill.
     fn check_memory(&self, bytes: u64) -> Result<()> {
         let available = self.common.env.machine.available();
         if self.common.config.memory == MemoryChoice::Private && available > 0 && bytes > available
@@ -199,7 +200,7 @@ impl Segments {
         JOIN_LIMIT.min(Duration::from_millis(self.common.config.join_timeout_ms))
     }
 
-    /// Waits until the master took the segment's report in.
+    /// Waits until the master has handled the segment's report.
     async fn taken_in(&self, segment_handle: &SegmentHandle) -> Result<()> {
         let mut link = segment_handle.link.clone();
         let done = |l: &LinkState| !matches!(l, LinkState::Joining | LinkState::Lost(_));
@@ -215,7 +216,7 @@ impl Segments {
                 Err(Error::disconnected(format!("the master refused the segment: {why}")))
             }
             LinkState::NoMaster(why) => Err(Error::disconnected(format!(
-                "the master did not take the segment in within {limit:?}: {why}"
+                "the master did not accept the segment within {limit:?}: {why}"
             ))),
             other => {
                 Err(Error::disconnected(format!("the link of the segment: {}", shown(&other))))
@@ -223,7 +224,7 @@ impl Segments {
         }
     }
 
-    /// From here on it is one of the node's; handed back if the node began to shut down meanwhile.
+    /// Adds the segment to the node's; returns it if the node began to shut down meanwhile.
     fn keep(&self, host: SegmentHost) -> Option<SegmentHost> {
         let mut table = self.lock();
         if !table.open {
@@ -235,7 +236,7 @@ impl Segments {
         None
     }
 
-    /// A mounted segment that the master declared gone is over: its node goes on without it.
+    /// Takes a mounted segment down when the master declares it gone; its node runs on without it.
     fn watch_link(self: &Arc<Self>, id: u32, mut link: watch::Receiver<LinkState>) {
         let weak = Arc::downgrade(self);
         self.home.task(async move {
@@ -249,8 +250,8 @@ impl Segments {
         });
     }
 
-    /// Takes a mounted segment away: no new plan is placed on it, open ones have `limit` to end,
-    /// its objects cease to be readable and leave the index, its memory and name go.
+    /// Unmounts a segment: no new plan is placed on it, and open plans have `limit` to end. Then
+    /// its objects are retired and leave the index, and its memory and name are removed.
     pub(crate) async fn unmount(
         self: &Arc<Self>,
         id: u32,
@@ -259,7 +260,7 @@ impl Segments {
         let segment_handle = self.let_go(id)?;
         let (tx, rx) = oneshot::channel();
         let segments = self.clone();
-        // On the node's own place: it goes on to the end even if this call is given up.
+        // On the node's own executor: it runs to its end even if this call is dropped.
         self.home.task(async move {
             let _ = tx.send(segments.unmounting(id, segment_handle, limit).await);
         });
@@ -269,7 +270,7 @@ impl Segments {
     fn let_go(&self, id: u32) -> Result<SegmentHandle> {
         if id == 0 {
             return Err(Error::invalid(format!(
-                "segment 0 is what {} started with: it goes when its node ends",
+                "segment 0 of {} cannot be unmounted: it ends with its node",
                 self.segment_id(0)
             )));
         }
@@ -315,7 +316,7 @@ impl Segments {
         let mut objects = retire_all(&segment_handle).await;
         self.common.siblings.remove(id);
         let confirmed = segment_handle.leave().await;
-        // A plan left open may have been committed between the two.
+        // A plan still open may have been committed between the two calls.
         objects += retire_all(&segment_handle).await;
         self.take_down(id).await;
         let waited_ms = clock.now_ms() - start;
@@ -333,7 +334,7 @@ impl Segments {
         }
     }
 
-    /// Nothing is mounted any more, and nothing new is placed on what is.
+    /// Refuses further mounts, and drains all mounted segments.
     pub(super) fn drain(&self) {
         let mut table = self.lock();
         table.open = false;
@@ -363,12 +364,12 @@ impl Segments {
         drop(hosts);
     }
 
-    /// What is mounted, in the order of numbers.
+    /// The mounted segments, in the order of their numbers.
     pub(super) fn infos(&self) -> Vec<RankInfo> {
         self.lock().hosts.values().filter_map(Hosted::host).map(|h| h.info.clone()).collect()
     }
 
-    /// Incarnations of what is mounted, and whether each is joined.
+    /// Incarnations of the mounted segments, and whether each is joined.
     pub(super) fn links(&self) -> Vec<(u64, bool)> {
         let table = self.lock();
         let hosts = table.hosts.values().filter_map(Hosted::host);
@@ -385,13 +386,13 @@ impl Segments {
         self.lock().hosts.values().filter_map(Hosted::host).map(SegmentHost::status).collect()
     }
 
-    /// What lies under /dev/shm for them.
+    /// The files of all mounted segments under /dev/shm.
     pub(super) fn files(&self) -> Vec<PathBuf> {
         self.lock().hosts.values().filter_map(Hosted::host).flat_map(SegmentHost::files).collect()
     }
 }
 
-/// Looks until it is so, or until a moment.
+/// Polls until `so` holds, or until the time `end_ms`.
 pub(super) async fn until(so: impl Fn() -> bool, end_ms: u64, clock: &dyn nkv_store::clock::Clock) {
     while !so() && clock.now_ms() < end_ms {
         tokio::time::sleep(DRAIN_POLL_INTERVAL).await;
@@ -400,13 +401,13 @@ pub(super) async fn until(so: impl Fn() -> bool, end_ms: u64, clock: &dyn nkv_st
 
 async fn retire_all(segment_handle: &SegmentHandle) -> u64 {
     segment_handle.owner.call(RetireAll, RETIRE_LIMIT).await.unwrap_or_else(|error| {
-        // Its memory goes all the same, and no verb succeeds from then on.
+        // Its memory is removed in any case, and no verb succeeds after that.
         tracing::warn!(%error, "objects of a segment were not retired before it went");
         0
     })
 }
 
-/// Why a segment could not be made, as whoever asked for it can use it.
+/// The error of a mount whose segment could not be made.
 fn refused(e: StartError) -> Error {
     match e {
         StartError::Config(text) => Error::invalid(text),

@@ -1,5 +1,5 @@
-//! What a node is asked over its control port: what it knows of itself and of the cluster, master
-//! or no master, and to evict. It decides nothing: evictors pick what goes, owners retire it.
+//! Commands to a node over its control port: a report of itself and the cluster, with or without a
+//! master, and eviction. It decides nothing: evictors choose victims, owners retire them.
 
 use super::mount::{Segments, until};
 use super::segment::SegmentHandle;
@@ -14,12 +14,12 @@ use std::time::Duration;
 
 /// How long an evictor, or an owner, may take to answer.
 const ACTOR_LIMIT: Duration = Duration::from_secs(5);
-/// What was evicted is free after a quarantine. How many of them are waited for, and how much
-/// longer.
+/// Evicted space is free after a quarantine. An evict waits at most for this many quarantines, and
+/// this much longer.
 const QUARANTINES: u64 = 2;
 const SETTLE_MS: u64 = 1_000;
 
-/// The first segment of a node and its handle, once it has both.
+/// The first segment of a node, and its client handle, set once it has both.
 pub(super) struct First {
     pub segment_handle: SegmentHandle,
     pub handle: Weak<Shared>,
@@ -32,7 +32,8 @@ impl Segments {
         Ok(std::iter::once(first.segment_handle.clone()).chain(self.all()).collect())
     }
 
-    /// Evicts from each heap until no more than so many thousandths of it are used.
+    /// Evicts from each heap until at most this many thousandths of it are used; one report per
+    /// segment. InvalidArgument above [`PER_MILLE`].
     pub(crate) async fn evict(&self, until_per_mille: u32) -> Result<Vec<EvictReport>> {
         if until_per_mille > PER_MILLE {
             return Err(Error::invalid(format!(
@@ -55,7 +56,7 @@ impl Segments {
         let share = u128::from(total) * u128::from(until_per_mille) / u128::from(PER_MILLE);
         let target = share as u64;
         let gone = segment_handle.evictor.call(EvictTo(target), ACTOR_LIMIT).await?;
-        // Behind what the evictor told it: then they are retired.
+        // Queued behind the evictor's messages: when it is answered, the victims are retired.
         let mut owner = segment_handle.owner.call(GetGauges, ACTOR_LIMIT).await?;
         if gone.objects > 0 {
             let clock = &*self.common.env.clock;
@@ -76,7 +77,8 @@ impl Segments {
         })
     }
 
-    /// What this node knows. It asks nobody, so that it answers whatever else stands still.
+    /// This node's report. It waits for no actor, so it answers even if actors or the master are
+    /// stuck. NotReady while the node starts.
     pub(crate) fn report(&self) -> Result<NodeReport> {
         let every = self.every()?;
         let first = self.first.get().ok_or_else(|| Error::not_ready("this rank is starting"))?;

@@ -1,5 +1,5 @@
-//! What other hosts may do, through RDMA devices, with each part of a segment: no more than
-//! producers and readers need [I1]. Devices check it; plans and claims they know nothing of
+//! The access rights of other hosts, through RDMA devices, to each part of a segment: no more than
+//! producers and readers need [I1]. Devices enforce them, but know nothing of plans and claims
 //! (docs/reference/limits.md).
 
 use nkv_store::device_log::BUMP_PTR_OFF;
@@ -7,8 +7,8 @@ use nkv_store::heap::Heap;
 use nkv_store::layout::HEADER_BYTES;
 use nkv_transport::fabric::{Access, Part};
 
-/// What other hosts may do with a segment through devices, from its beginning on. Only headers,
-/// payload, and where a device counts claims the one word of it, are theirs to change.
+/// The parts of a segment, in order from its beginning, with the rights of other hosts. They may
+/// change only headers and payload, and the claim counter if a device counts claims (`by_nic`).
 pub(super) fn of_others(heap: &Heap, by_nic: bool) -> Vec<Part> {
     let g = heap.geometry();
     let headers_end = g.header_base + u64::from(g.slots) * HEADER_BYTES;
@@ -36,7 +36,7 @@ mod tests {
     use std::ops::Range;
     use std::sync::Arc;
 
-    /// The bytes that others may use so.
+    /// The byte ranges with such an access.
     fn ranges(parts: &[Part], which: impl Fn(Access) -> bool) -> Vec<Range<u64>> {
         let mut end = 0;
         let each = parts.iter().map(|p| {

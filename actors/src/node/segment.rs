@@ -1,6 +1,6 @@
-//! One segment of a node and all that serves it: memory, tcp agent, owner, evictor, link to the
-//! master. A node has a first one and those mounted while it runs; each lives on a place of its own
-//! and can be taken down alone. It decides nothing.
+//! One segment of a node with everything that serves it: memory, tcp agent, owner, evictor, link to
+//! the master. A node has a first segment, and those mounted while it runs. Each runs on its own
+//! executor and can be taken down alone. It decides nothing about objects.
 
 use super::rights;
 use super::watchdog::Watchlist;
@@ -36,37 +36,37 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// How long a leaving segment waits for its last word to be heard.
+/// How long a leaving segment waits until its link has ended.
 const LEAVE_LIMIT: Duration = Duration::from_secs(1);
 
-/// What a link told of the cluster.
+/// The master's term and the cluster's settings, as received at the join.
 pub(super) type JoinedAs = Option<(Term, Settings)>;
 
 /// What all segments of a node share.
 pub(super) struct Common {
     pub config: NodeConfig,
     pub env: Environment,
-    // Whom the node lets in, and what it proves to others.
+    // Authenticates connections to the node, and holds its own credentials.
     pub guard: Arc<Guard>,
-    // What makes the identities of the job's keys [I16].
+    // The hasher that makes the identities of the job's keys [I16].
     pub hasher: KeyHasher,
-    // Told of an actor that cannot go on: the node ends.
+    // Receives the reason when an actor cannot go on: the node ends.
     pub failed: watch::Sender<Option<String>>,
     pub registry: SegmentRegistry,
     pub siblings: Arc<Siblings>,
     pub watchlist: Arc<Watchlist>,
 }
 
-/// What a segment's tasks look at; set from outside, but for `quiet`.
+/// Flags that a segment's tasks read. All but `quiet` are set from outside.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SegmentFlags {
     pub draining: Arc<AtomicBool>,
-    // The master said that no plan follows.
+    // The master has confirmed that no plan follows.
     pub quiet: Arc<AtomicBool>,
     pub closing: Arc<AtomicBool>,
 }
 
-/// A segment with its memory, agent and actors, and no link yet.
+/// A segment with its memory, agent and actors, but without a link to the master yet.
 pub(super) struct UnjoinedSegment {
     segment_id: SegmentId,
     heap: Heap,
@@ -74,7 +74,7 @@ pub(super) struct UnjoinedSegment {
     pub socket: Option<SocketFile>,
     name: Option<Box<dyn Send + Sync>>,
     agent: Box<dyn DataAgent>,
-    // Its memory as devices know it, and which ones.
+    // Its registration with RDMA devices, and which devices.
     exported: Option<(Arc<dyn Exported>, String)>,
     pub owner: ActorAddr<Owner>,
     pub evictor: ActorAddr<Evictor>,
@@ -88,16 +88,17 @@ pub(super) struct UnjoinedSegment {
 pub(super) struct Joining {
     /// The master's addresses, nearest first.
     pub master: Vec<Address>,
-    /// How long it is looked for.
+    /// How long to try to reach the master.
     pub limit: Duration,
-    /// The segments its node has besides, if it is the first.
+    /// The mounted segments of its node, if this is the first segment.
     pub siblings: Arc<Siblings>,
-    /// Where the cluster's settings go.
+    /// Where to send the cluster's settings.
     pub settings_tx: watch::Sender<JoinedAs>,
     pub switches: SegmentFlags,
 }
 
-/// What outlasts a lock on the host: enough to drain it, to evict from it, and to take leave.
+/// A cloneable handle, usable without the lock of the segment table: enough to drain the segment,
+/// to evict from it, and to leave.
 #[derive(Clone)]
 pub(super) struct SegmentHandle {
     pub segment_id: SegmentId,
@@ -121,7 +122,7 @@ pub(super) struct SegmentHost {
     _published: Published,
     // Unlinks the segment's name when dropped.
     _name: Option<Box<dyn Send + Sync>>,
-    // Last: its thread ends with it.
+    // Dropped last: its thread ends with it.
     _executor: OwnedExecutor,
 }
 
@@ -138,12 +139,12 @@ impl Drop for SocketFile {
 }
 
 impl UnjoinedSegment {
-    /// Memory, agent, actors.
+    /// Makes memory, agent and actors.
     pub(super) async fn new(common: &Common, id: u32, bytes: u64) -> Result<Self, StartError> {
         let segment_id = SegmentId { rank: common.config.rank, segment: id };
         let incarnation = common.env.random.u64();
         let executor = common.env.executor()?;
-        // Prefaulting takes up to seconds per GiB: not on the caller's event loop.
+        // Not on the caller's event loop: prefaulting takes up to seconds per GiB.
         let (config, machine) = (common.config.clone(), common.env.machine.clone());
         let making = move || make_memory(&config, &machine, id, bytes, incarnation);
         let made = executor.executor().beside(making).await??;
@@ -177,7 +178,7 @@ impl UnjoinedSegment {
         self.executor.executor()
     }
 
-    /// What it tells of itself; it is reached at the addresses of its node.
+    /// What the segment reports of itself when it joins; its addresses are those of its node.
     pub(super) fn info(
         &self,
         common: &Common,
@@ -213,7 +214,7 @@ impl UnjoinedSegment {
         }
     }
 
-    /// Registers it, and starts its link to the master.
+    /// Registers the segment with its node, and starts its link to the master.
     pub(super) fn join(self, common: &Common, info: RankInfo, how: Joining) -> SegmentHost {
         let (owner, tables) = (self.owner.clone(), self.tables.clone());
         let exported = self.exported.as_ref().map(|(exported, _)| exported.clone());
@@ -279,7 +280,7 @@ impl SegmentHost {
             .collect()
     }
 
-    /// What they show of themselves.
+    /// Their statuses.
     pub(super) fn actors(&self) -> Vec<ActorStatus> {
         let poller = self.poller.iter().map(ActorAddr::status);
         [self.segment_handle.owner.status(), self.segment_handle.evictor.status()]
@@ -288,7 +289,7 @@ impl SegmentHost {
             .collect()
     }
 
-    /// What lies under /dev/shm for it.
+    /// Its files under /dev/shm.
     pub(super) fn files(&self) -> impl Iterator<Item = PathBuf> + use<> {
         let name = Some(&self.info.segment).filter(|name| !name.is_empty());
         name.map(|name| shm::files(name)).into_iter().flatten()
@@ -304,12 +305,12 @@ impl Drop for SegmentHost {
 }
 
 impl SegmentHandle {
-    /// When its link to the master came up or broke; 0 if it never was up.
+    /// When its link to the master came up or broke, in ms of the clock; 0 if it never was up.
     pub(super) fn link_changed_ms(&self) -> u64 {
         self.uplink.changed_ms()
     }
 
-    /// Takes no new plans from here on.
+    /// Begins to drain: the master is asked to open no new plans here.
     pub(super) fn drain(&self) {
         self.switches.draining.store(true, Ordering::Release);
         self.uplink.send(OwnerToMaster::Draining);
@@ -319,30 +320,30 @@ impl SegmentHandle {
         self.switches.draining.load(Ordering::Acquire)
     }
 
-    /// Plans open now. While it drains, none follows once the master said so.
+    /// Number of plans open now. While it drains, none is added once the master has confirmed it.
     pub(super) fn open_plans(&self) -> u64 {
         self.tables.lock().plans.len() as u64
     }
 
-    /// The master has taken its report in, and the link is up.
+    /// True while the link is up and the master has handled the report.
     pub(super) fn is_joined(&self) -> bool {
         *self.link.borrow() == LinkState::Joined
     }
 
-    /// True once the master said that no plan follows, or cannot say it.
+    /// True once the master has confirmed that no plan follows, or while the segment is not joined.
     pub(super) fn is_quiet(&self) -> bool {
         self.switches.quiet.load(Ordering::Acquire) || !self.is_joined()
     }
 
-    /// Leaves the cluster for good; true if the master confirmed it: then nothing that lay here is
-    /// in its index any more.
+    /// Leaves the cluster. True if the master confirmed it: then its index has no object of this
+    /// segment any more.
     pub(super) async fn leave(&self) -> bool {
         self.switches.closing.store(true, Ordering::Release);
         self.uplink.send(OwnerToMaster::Leave);
         let mut link = self.link.clone();
         let left = link.wait_for(|l| *l != LinkState::Joined);
         if tokio::time::timeout(LEAVE_LIMIT, left).await.is_err() {
-            tracing::debug!("left without the master's notice");
+            tracing::debug!("left without the master's confirmation");
         }
         matches!(&*self.link.borrow(), LinkState::Left { confirmed: true })
     }
@@ -386,15 +387,15 @@ fn make_memory(
     let made = machine.create(shared.then_some(&called), bytes, config.prefault);
     let NewSegment { memory, file_name, name } = made.map_err(internal)?;
     let heap = Heap::format(memory, &wanted).map_err(internal)?;
-    // One socket serves a node: it bears the name of its first segment.
+    // A node has one socket, named after its first segment.
     let socket = shared && id == 0;
     let socket =
         socket.then(|| SocketFile(called.socket_path(), machine.clone(), ProcessMark::here()));
     Ok(Made { heap, name, file_name, socket })
 }
 
-/// Registers a segment's memory with the devices of this machine. Devices that were named must take
-/// it; of those that merely happen to be there the log says why not.
+/// Registers a segment's memory with the RDMA devices of this machine. A failure is an error if
+/// devices were named or a device counts claims; otherwise it is only logged.
 async fn export(
     common: &Common,
     segment_id: SegmentId,
@@ -403,11 +404,11 @@ async fn export(
 ) -> Result<Option<(Arc<dyn Exported>, String)>, StartError> {
     let by_nic = common.config.atomic_domain == AtomicDomain::Nic;
     let Some(wanted) = common.config.fabric.clone() else { return Ok(None) };
-    // Without a device nobody could claim in a log whose claims only a device counts.
+    // Without a device nobody could claim in a log whose claims a device counts.
     let named = wanted.is_particular() || by_nic;
     let (machine, memory) = (common.env.machine.clone(), heap.memory().clone());
     let parts = rights::of_others(heap, by_nic);
-    // It takes every page: seconds per GiB.
+    // Pins every page: takes seconds per GiB.
     let registering = move || {
         let fabric = machine.fabric(&wanted)?;
         Ok((fabric.export(memory, &parts, by_nic)?, fabric.describe()))
@@ -440,7 +441,7 @@ fn start_agent(
     agent.map_err(|e| StartError::Internal(format!("cannot start the tcp agent at {at}: {e}")))
 }
 
-/// The actors of a segment; the last where it has a device log.
+/// The actors of a segment; the poller only if it has a device log.
 type Roles = (ActorAddr<Owner>, ActorAddr<Evictor>, Option<ActorAddr<AnnouncePoller>>);
 
 async fn start_roles(
@@ -487,7 +488,7 @@ async fn start_roles(
     Ok((owner, evictor, poller))
 }
 
-/// What an actor calls that failed too often: the node ends, and says why.
+/// The callback for an actor that failed too often: it ends the node with the reason.
 pub(super) fn report_to(
     failed: &watch::Sender<Option<String>>,
     segment_id: Option<SegmentId>,

@@ -1,5 +1,4 @@
-//! Starting a node, step by step; whatever was made before a step that fails is taken down again by
-//! its owner's Drop.
+//! Starts a node step by step. If a step fails, Drop takes down what the steps before it made.
 
 use super::mount::Segments;
 use super::report::First;
@@ -28,10 +27,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
-/// How often it is looked whether the job's cookie is still there.
+/// How often the node checks that the job's cookie still exists.
 const COOKIE_CHECK: Duration = Duration::from_secs(1);
 
-/// A node under construction: what later steps need of earlier ones.
+/// A node under construction: results of earlier steps that later ones need.
 struct Building {
     segments: Arc<Segments>,
     unjoined: UnjoinedSegment,
@@ -40,16 +39,16 @@ struct Building {
     switches: SegmentFlags,
 }
 
-/// The end of the settings that the first link fills, and the one that is read.
+/// The channel of the cluster's settings: the first link sends, the node receives.
 type SettingsChannel = (watch::Sender<JoinedAs>, watch::Receiver<JoinedAs>);
 
 impl Node {
-    /// Starts a rank; it has joined when this returns. Errors say what to do.
+    /// Starts a rank; it has joined the cluster when this returns. Errors say what to do.
     pub async fn start(config: NodeConfig) -> Result<Self, StartError> {
         Self::start_in(Environment::of_this_process(), config).await
     }
 
-    /// The same in an environment of the caller's.
+    /// As [`Node::start`], in an environment that the caller provides.
     pub async fn start_in(env: Environment, config: NodeConfig) -> Result<Self, StartError> {
         config.validate()?;
         let building = Building::new(env, config).await?;
@@ -88,7 +87,7 @@ impl Node {
 }
 
 impl Building {
-    /// Segment, agent, actors.
+    /// Makes segment, agent and actors, on rank 0 also the master.
     async fn new(env: Environment, config: NodeConfig) -> Result<Self, StartError> {
         let guard = make_guard(&env, &config).await?;
         let hasher = guard.credentials().key_hasher();
@@ -136,7 +135,7 @@ impl Building {
         let at = |port| Address::Tcp(SocketAddr::new(c.listen, port).to_string());
         let port = if c.rank == 0 { c.port } else { c.control_port };
         let listener = match listen(net, executor, at(port)).await {
-            // Only those who knew it by that port must look for it again.
+            // Any other port will do: only clients configured with this one must change.
             Err(StartError::PortInUse(_)) if c.rank > 0 && port > 0 => {
                 listen(net, executor, at(0)).await?
             }
@@ -184,14 +183,15 @@ impl Building {
         Ok((info, settings))
     }
 
-    /// From here on somebody sees actors that no longer move.
+    /// Starts the watchdog, which detects frozen actors.
     fn watch(&self, producer: &ActorAddr<Producer>) -> Result<(), StartError> {
         let r = &self.unjoined;
         let list = &self.common().watchlist;
         list.add(0, [r.owner.watch(), r.evictor.watch(), producer.watch()]);
         list.add(0, r.poller.iter().map(ActorAddr::watch));
         list.add(0, self.master.iter().map(|(m, _)| m.watch()));
-        // A rank whose owner is frozen sends no heartbeats: by then it is gone anyway.
+        // The limit is the TTL: a rank whose owner is frozen that long sent no heartbeats, and is
+        // gone anyway.
         let (env, ttl_ms) = (&self.common().env, self.config().ttl_ms);
         let (failed, closing) = (self.common().failed.clone(), self.switches.closing.clone());
         watchdog::start(env, list.clone(), ttl_ms, failed, closing)
@@ -224,7 +224,7 @@ impl Building {
         })
     }
 
-    /// Starts the link to the master, and puts everything in its place.
+    /// Starts the link to the master, and assembles the node.
     fn finish(
         self,
         info: RankInfo,
@@ -244,7 +244,7 @@ impl Building {
         let first: SegmentHost = unjoined.join(common, info, joining);
         let started_ms = common.env.clock.now_ms();
         let handle = Arc::downgrade(&client.shared);
-        // Once only: a node joins once.
+        // Set only once: a node joins once.
         let _ = segments.first.set(First {
             segment_handle: first.segment_handle.clone(),
             handle,
@@ -267,12 +267,12 @@ impl Building {
     }
 }
 
-/// The job's secret, or its cookie.
+/// Credentials from the job's secret, else from its cookie.
 async fn make_guard(env: &Environment, config: &NodeConfig) -> Result<Arc<Guard>, StartError> {
     let (job, secret) = (config.job.clone(), config.secret.clone());
     let made = match secret {
         Some(_) => Credentials::of_node(&job, secret),
-        // A cookie is a file: not on the caller's event loop.
+        // Not on the caller's event loop: a cookie is a file.
         None => tokio::task::spawn_blocking(move || Credentials::of_node(&job, None))
             .await
             .map_err(|e| StartError::Internal(format!("cookie task: {e}")))?,
@@ -281,13 +281,13 @@ async fn make_guard(env: &Environment, config: &NodeConfig) -> Result<Arc<Guard>
     Ok(Arc::new(Guard::new(made.with_random(env.random.clone()))))
 }
 
-/// Puts the job's cookie back when it is missing, for as long as the node lives.
+/// Restores the job's cookie when it is missing, until the node closes.
 async fn keep_cookie(credentials: Credentials, closing: Arc<AtomicBool>) {
     let mut logged = false;
     while !closing.load(Ordering::Acquire) {
         tokio::time::sleep(COOKIE_CHECK).await;
         let cookie = credentials.clone();
-        // A file: not on the thread of actors.
+        // File access: not on the thread of actors.
         match tokio::task::spawn_blocking(move || cookie.put_back()).await {
             Ok(Ok(None)) => logged = false,
             Ok(Ok(Some(path))) => {
@@ -295,7 +295,7 @@ async fn keep_cookie(credentials: Credentials, closing: Arc<AtomicBool>) {
                 tracing::warn!(%path, "the job's cookie had been removed; put it back");
             }
             Ok(Err(error)) => {
-                // Once for each time that it is missing.
+                // Logged once each time that it is missing.
                 if !std::mem::replace(&mut logged, true) {
                     tracing::warn!(%error, "the job's cookie is missing: no new client can connect \
                                             by tcp");
@@ -337,7 +337,8 @@ fn defaults(config: &NodeConfig) -> Settings {
     }
 }
 
-/// Binds on the place whose event loop will serve the listener.
+/// Binds on the executor whose event loop will serve the listener. PortInUse if another socket has
+/// the address.
 async fn listen(
     net: &Arc<dyn Net>,
     executor: &Executor,

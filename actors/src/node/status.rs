@@ -1,4 +1,4 @@
-//! What a node shows of itself: `/status`, `/metrics`, `nkv status`.
+//! The status of a node, as shown by `/status`, `/metrics` and `nkv status`.
 
 use super::Node;
 use super::segment::SegmentHost;
@@ -23,7 +23,8 @@ pub struct NodeStatus {
     pub world_size: u32,
     /// Incarnation of the first segment, in hexadecimal.
     pub incarnation: String,
-    /// The first segment's link: joining, joined, lost (with the reason), gone or left.
+    /// The first segment's link: joining, joined, lost, refused or no master (each with the
+    /// reason), gone or left.
     pub link: String,
     /// The master's term.
     pub term: Term,
@@ -33,37 +34,37 @@ pub struct NodeStatus {
     pub uptime_ms: u64,
     /// Members as the master sees them; empty on other ranks.
     pub view: View,
-    /// This rank's first heap.
+    /// Gauges of this rank's first heap.
     pub owner: OwnerGauges,
-    /// Actors, but for those of mounted segments.
+    /// Actors, without those of mounted segments.
     pub actors: Vec<ActorStatus>,
     /// The owners that this node's handle is attached to, and how.
     pub attached: Vec<AttachedTo>,
-    /// Processes attached to this node's segment.
+    /// Attachments to this node's first segment, but those by tcp.
     pub attachments: usize,
-    /// How reads through this node's own handle went.
+    /// Counters of reads through this node's own handle.
     pub reads: ReadCounters,
-    /// How puts through this node's own handle went.
+    /// Counters of puts through this node's own handle.
     pub writes: WriteCounters,
-    /// What this node's own handle said to actors.
+    /// Counters of messages of this node's own handle to actors.
     pub messages: MessageCounters,
-    /// What this node's own handle had to do besides its calls.
+    /// Slow-path counters of this node's own handle.
     pub handle_slow_path: ClientSlowPathCounters,
-    /// What the master had to do besides serving; absent on other ranks.
+    /// Slow-path counters of the master; absent on other ranks.
     pub master_slow_path: Option<MasterSlowPathCounters>,
-    /// What the first segment's owner had to do besides serving.
+    /// Slow-path counters of the first segment's owner.
     pub owner_slow_path: OwnerSlowPathCounters,
-    /// Connections turned away since start for want of the job's secret or cookie [I20], on the
-    /// control port, the unix socket and the tcp agents together.
+    /// Connections refused since start because they did not prove the job's secret or cookie [I20]:
+    /// on the control port, the unix socket and the tcp agents together.
     pub auth_refused: u64,
-    /// tcp agent: bytes received, bytes sent, requests, refused, connections now.
+    /// Figures of the first segment's tcp agent.
     pub agent: AgentStatus,
-    /// Mounted segments: what the fields above say of the first one.
+    /// The mounted segments, with the same fields that are above for the first one.
     pub segments: Vec<SegmentStatus>,
     /// How long calls through this node's own handle took; not part of `/status`.
     #[serde(skip)]
     pub call_times: CallTimes,
-    /// How long the master took for requests of others; empty on other ranks.
+    /// How long the master took for clients' requests; empty on other ranks.
     #[serde(skip)]
     pub master_requests: Vec<(&'static str, Durations)>,
 }
@@ -75,15 +76,15 @@ pub struct SegmentStatus {
     pub segment: u32,
     /// Incarnation, in hexadecimal.
     pub incarnation: String,
-    /// joining, joined, lost (with the reason), gone or left.
+    /// joining, joined, lost, refused or no master (each with the reason), gone or left.
     pub link: String,
     /// Being unmounted, or the node shuts down.
     pub draining: bool,
-    /// Its heap.
+    /// Gauges of its heap.
     pub owner: OwnerGauges,
     /// Its actors.
     pub actors: Vec<ActorStatus>,
-    /// Processes attached to it.
+    /// Attachments to it, but those by tcp.
     pub attachments: usize,
     /// Its tcp agent.
     pub agent: AgentStatus,
@@ -102,7 +103,7 @@ pub struct AgentStatus {
     pub refused: u64,
     /// Connections now.
     pub connections: u64,
-    /// Connections turned away for want of a proof.
+    /// Connections refused because they did not authenticate.
     pub auth_refused: u64,
 }
 
@@ -118,13 +119,13 @@ impl NodeStatus {
 pub struct AttachedTo {
     /// Its rank.
     pub rank: u32,
-    /// The way: local, shm, rdma or tcp.
+    /// The transport: local, shm, rdma or tcp.
     pub transport: String,
-    /// RDMA devices of this end that it goes through, one for each queue pair.
+    /// RDMA devices of this end that it uses, one entry for each queue pair.
     pub devices: Vec<String>,
-    /// Claims in its device log alone go this way, since a device counts them.
+    /// Used only for claims in its device log, since an RDMA device counts them.
     pub claims_only: bool,
-    /// The ways that would have been better, and why each was not taken.
+    /// Better transports, and why each was not used.
     pub passed_over: Vec<String>,
 }
 

@@ -1,6 +1,5 @@
-//! The watchdog: a thread that no actor can hold up (in a simulation, where none could, a task). It
-//! sees actors that no longer move, says so in the log, and ends the node when one stays frozen:
-//! only a fresh process frees its thread.
+//! The watchdog: a thread that no actor can block (in a simulation a task). It detects frozen
+//! actors, logs them, and ends the node if one stays frozen: only a new process frees its thread.
 
 use crate::actor::{ActorWatch, BEAT_MS, STOOD_STILL_MS};
 use crate::environment::{Environment, Platform};
@@ -15,15 +14,15 @@ use tokio::sync::watch;
 #[derive(Debug)]
 struct Watched {
     actor: ActorWatch,
-    // Since when it was seen frozen, by looks that were on time.
+    // Since when it is frozen, as seen by checks that were on time.
     frozen_since: Option<u64>,
 }
 
-/// Whom the watchdog looks at, by segment: those of the node itself are with segment 0.
+/// The actors that the watchdog checks, by segment; those of the node itself are under segment 0.
 #[derive(Debug, Default)]
 pub(super) struct Watchlist {
     cells: Mutex<BTreeMap<u32, Vec<Watched>>>,
-    // When it looked last: the cells know by it whether the process ran.
+    // Time of the last check; actors compare with it to find out whether the process ran.
     checked_ns: Arc<AtomicU64>,
 }
 
@@ -32,7 +31,7 @@ impl Watchlist {
         self.cells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at these, too.
+    /// Adds actors to check.
     pub(super) fn add(&self, segment: u32, cells: impl IntoIterator<Item = ActorWatch>) {
         let watched = cells.into_iter().map(|actor| {
             actor.watched_by(self.checked_ns.clone());
@@ -41,12 +40,12 @@ impl Watchlist {
         self.lock().entry(segment).or_default().extend(watched);
     }
 
-    /// The actors of this segment end.
+    /// Removes the actors of a segment, which end.
     pub(super) fn remove(&self, segment: u32) {
         self.lock().remove(&segment);
     }
 
-    /// The process stood still: no actor could give a sign of life.
+    /// Resets all actors after the process was paused: none could give a sign of life.
     fn forgive(&self, now_ns: u64) {
         for watched in self.lock().values_mut().flatten() {
             watched.frozen_since = None;
@@ -54,8 +53,8 @@ impl Watchlist {
         }
     }
 
-    /// Why the node must end, if actors have been frozen for `limit_ms`: of these, the one that
-    /// holds the thread, not one that merely shares it.
+    /// Why the node must end, if an actor has been frozen for `limit_ms`. Of several it names the
+    /// one that holds the thread, not one that merely shares it.
     fn check(&self, now_ms: u64, limit_ms: u64) -> Option<String> {
         let mut past = Vec::new();
         for (segment, all) in self.lock().iter_mut() {
@@ -80,7 +79,7 @@ impl Watchlist {
     }
 }
 
-/// Between two looks.
+/// Between two checks.
 const POLL_INTERVAL: Duration = Duration::from_millis(BEAT_MS);
 
 struct Watchdog {
@@ -93,7 +92,7 @@ struct Watchdog {
 }
 
 impl Watchdog {
-    /// One look; false if it was the last.
+    /// One check; false if it was the last.
     fn check(&mut self) -> bool {
         let now_ns = self.clock.now_ns();
         let now = now_ns / 1_000_000;
@@ -103,7 +102,7 @@ impl Watchdog {
             tracing::warn!(
                 still_ms,
                 "this process did not run: stopped by a signal or a debugger, suspended with its \
-                 machine, or without a processor; its actors are not taken for frozen"
+                 machine, or without a processor; its actors do not count as frozen"
             );
         }
         self.last_check_ms = now;
@@ -116,7 +115,7 @@ impl Watchdog {
     }
 }
 
-/// Watches until `closing`; tells `failed` of an actor frozen for `limit_ms`.
+/// Watches until `closing`; sends `failed` the reason once an actor is frozen for `limit_ms`.
 pub(super) fn start(
     env: &Environment,
     list: Arc<Watchlist>,
@@ -172,13 +171,13 @@ mod tests {
             clock.advance_ms(BEAT_MS);
             dog.check();
 
-            // Stopped, and asked before the watchdog runs again; then the watchdog does.
+            // Stopped, and checked before the watchdog runs again; then the watchdog runs.
             clock.advance_ms(9_000);
             assert_eq!(actor.status().frozen_in, None);
             assert!(dog.check(), "nobody is to blame");
             assert_eq!((actor.status().state, actor.status().idle_ms), ("running", 0));
 
-            // The watchdog runs, and the cell gives no sign of life: that is another matter.
+            // The watchdog runs, and the actor gives no sign of life: now it is frozen.
             for _ in 0..crate::actor::FROZEN_MS / BEAT_MS {
                 clock.advance_ms(BEAT_MS);
                 dog.check();

@@ -1,5 +1,5 @@
-//! Who has this owner's memory mapped, and which of them still have to say that they dropped a
-//! plan [I10]. Lies outside the Owner actor, so a panic does not lose it.
+//! The producers that have access to this owner's memory, and which of them still have to confirm
+//! that they dropped a plan [I10]. Kept outside the Owner actor, so a panic does not lose it.
 
 use crate::message::{OwnerToClient, PlanId, Term};
 use crate::plans::{Obeyed, OpenPlans};
@@ -9,38 +9,38 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 
-/// A `Drop` that was not answered is said again after this long.
+/// A request to a mapped process that was not answered is sent again after this time.
 const RESEND_NS: u64 = 1_000_000_000;
-/// One that writes through devices is severed if it has not answered after this long.
+/// A data path through devices is severed if its producer has not answered after this time.
 const SEVER_NS: u64 = 3_000_000_000;
-/// Frames waiting for one attached process.
+/// Frames queued for one attached process, at most.
 pub const ATTACH_QUEUE: usize = 4096;
 
-/// How an attached producer is told to drop a plan.
+/// How the owner reaches an attached producer.
 #[derive(Debug, Clone)]
 pub enum Route {
-    /// In this very process.
+    /// In this process.
     Local(Arc<OpenPlans>, Arc<Obeyed>),
     /// Another process of this host, by its attach connection.
     Process {
         /// Frames to it.
         tx: mpsc::Sender<OwnerToClient>,
-        /// Proof of its death. Without one nobody could ever be sure that it writes no more: it is
-        /// served through the agent, which fences it.
+        /// Detects its death. A process for which there is no such proof does not get the mapping:
+        /// it uses the agent, which can fence it.
         process: Arc<dyn Process>,
     },
     /// A process anywhere, which writes through devices.
     Fabric {
         /// Frames to it.
         tx: mpsc::Sender<OwnerToClient>,
-        /// Its way in: severed, nothing of it is executed here any more.
+        /// Its data path: once severed, none of its verbs is executed here any more.
         served: Arc<dyn RemoteAccess>,
     },
 }
 
 impl Route {
-    /// True when nobody at its other end can write what is asked about: this process says so of
-    /// its own plans by `here`, another one is out when it is dead.
+    /// True when the other end can no longer write. For this process `here` decides; another
+    /// process must be dead; a path through devices must be severed.
     fn is_drained(&self, here: impl FnOnce(&OpenPlans, &Obeyed) -> bool) -> bool {
         match self {
             Self::Local(plans, obeyed) => here(plans, obeyed),
@@ -50,7 +50,7 @@ impl Route {
         }
     }
 
-    /// A word to another process, if its queue has room: `remind` sees to what was not answered.
+    /// Sends to another process if its queue has room; `remind` repeats what was not answered.
     fn send(&self, message: OwnerToClient) {
         match self {
             Self::Local(..) => {}
@@ -58,7 +58,7 @@ impl Route {
         }
     }
 
-    /// Tells its end to drop a plan.
+    /// Asks the producer to drop a plan.
     fn drop_plan(&self, plan: PlanId) {
         match self {
             Self::Local(plans, _) => plans.drop_plan(plan),
@@ -66,8 +66,8 @@ impl Route {
         }
     }
 
-    /// Says again to another process what it has not answered for a while. One that writes through
-    /// devices is not waited for: its way in is severed.
+    /// Sends a message again if a mapped process has not answered it for `RESEND_NS`. A path
+    /// through devices is severed instead, after `SEVER_NS`.
     fn remind(&self, message: OwnerToClient, sent_ns: &mut u64, now_ns: u64) {
         let waited = now_ns.saturating_sub(*sent_ns);
         match self {
@@ -80,9 +80,9 @@ impl Route {
         }
     }
 
-    /// Whether a word said over another attachment of its producer speaks for this one. What was
-    /// sent through a device may arrive after its sender gave it up, so of such a way only its own
-    /// link knows.
+    /// Whether a reply on another attachment of the same producer also counts for this one. Not for
+    /// a path through devices: a posted write may arrive after its producer dropped the plan, so
+    /// only the reply on its own attach connection counts.
     fn covers_others(&self) -> bool {
         !matches!(self, Self::Fabric { .. })
     }
@@ -92,16 +92,17 @@ impl Route {
 struct Attachment {
     producer: u64,
     route: Route,
-    // Plans it was told to drop and when; until answered, their extents are held.
+    // Plans that it must drop, and when it was asked. Their extents are held until it answers.
     pending: BTreeMap<PlanId, u64>,
-    // The term it was told to obey and when, until it said that it does.
+    // The term that it must obey and when it was asked, until it confirms.
     term: Option<(Term, u64)>,
-    // The position of the log it was asked about and when, until it said that nothing is open
-    // below.
+    // The position of the log that it was asked about and when, until it answers that nothing is
+    // open below.
     clear: Option<(u64, u64)>,
-    // It stands for broken ones of the same producer, too.
+    // It replaces broken attachments of the same producer.
     stands_for: bool,
-    // Its connection ended without `Detach`: only its death frees what is pending.
+    // Its connection ended without `Detach`: only the death of its process, or a later attachment
+    // of its producer, ends what is pending.
     cut: bool,
 }
 
@@ -118,10 +119,10 @@ pub type AttachId = u64;
 struct Inner {
     next: AttachId,
     all: BTreeMap<AttachId, Attachment>,
-    // Who answers about the log instead of an attachment that broke off.
+    // Broken attachment -> the attachment that answers about the log in its place.
     stand_ins: BTreeMap<AttachId, AttachId>,
-    // Those that died before they answered about the log: fenced by their death, not clear by a
-    // word.
+    // Attachments whose process died before it answered about the log: they count as fenced, not as
+    // clear.
     died: BTreeSet<AttachId>,
 }
 
@@ -133,7 +134,7 @@ impl Inner {
         id
     }
 
-    /// Those for which a word over attachment `id` of `producer` speaks.
+    /// The attachments for which a reply of `producer` on attachment `id` counts.
     fn covered_by(&mut self, id: AttachId, producer: u64) -> impl Iterator<Item = &mut Attachment> {
         let of = move |(other, a): &(&AttachId, &mut Attachment)| {
             a.producer == producer && (**other == id || a.route.covers_others())
@@ -141,8 +142,8 @@ impl Inner {
         self.all.iter_mut().filter(of).map(|(_, a)| a)
     }
 
-    /// Forgets the attachments of dead processes that hold nothing any more; those `with_plans`
-    /// too.
+    /// Forgets broken attachments of dead processes that hold no plan; with `with_plans`, also
+    /// those that do.
     fn forget_dead(&mut self, with_plans: bool) {
         let Self { all, died, .. } = self;
         all.retain(|id, a| {
@@ -169,7 +170,7 @@ impl Attachments {
         let mut inner = self.lock();
         inner.next += 1;
         let id = inner.next;
-        // What an attachment that broke off was still asked, this one is asked now.
+        // Requests that a broken attachment has not answered are sent on this one.
         let (mut pending, mut term, mut clear) = (BTreeMap::new(), None, None);
         let mut stands_for = false;
         for old in inner.all.values().filter(|a| a.producer == producer && a.cut) {
@@ -192,13 +193,13 @@ impl Attachments {
             if let Some((below, _)) = clear {
                 route.send(OwnerToClient::ClearBelow(below));
             }
-            // One gate stands for all attachments of a producer, so the latest stands for the
-            // broken ones: a process that attaches again and again holds one entry.
+            // All attachments of a producer share one gate, so the newest replaces the broken ones:
+            // a process that attaches repeatedly holds one entry.
             inner.all.retain(|_, a| !(a.producer == producer && a.cut));
         } else {
-            // Severing it proves nothing of memory that the process maps: what broke off stays,
-            // until the producer's word of it comes over this link, or its process dies. Asked just
-            // now.
+            // Severing this path does not prove that the process stopped writing through a mapping.
+            // The broken attachments stay until the producer answers here or its process dies.
+            // `u64::MAX`: this request is never overdue.
             stands_for = false;
             pending.values_mut().for_each(|sent| *sent = u64::MAX);
             term = term.map(|(term, _)| (term, u64::MAX));
@@ -209,18 +210,19 @@ impl Attachments {
         id
     }
 
-    /// It said that nothing of it is or will be written here.
+    /// The producer confirmed that it does not write here, now or later.
     pub fn detach(&self, id: AttachId) {
         let route = self.lock().all.get(&id).map(|a| a.route.clone());
         if let Some(Route::Fabric { served, .. }) = route {
             served.sever();
         }
-        // Dropped without the lock: with it may go the plans of a whole handle.
+        // Dropped outside the lock: this may drop the plans of a whole handle.
         let gone = self.lock().all.remove(&id);
         drop(gone);
     }
 
-    /// It was never used, which says nothing of the broken ones that it stands for [I10].
+    /// Removes an attachment that was never used. The broken ones that it replaces may still write
+    /// [I10].
     pub fn take_back(&self, id: AttachId) {
         if self.lock().all.get(&id).is_some_and(|a| a.stands_for) {
             self.cut(id);
@@ -229,7 +231,7 @@ impl Attachments {
         }
     }
 
-    /// Its connection ended without a word.
+    /// The connection ended without `Detach`.
     pub fn cut(&self, id: AttachId) {
         let mut inner = self.lock();
         if let Some(a) = inner.all.get_mut(&id) {
@@ -238,18 +240,18 @@ impl Attachments {
         inner.forget_dead(true);
     }
 
-    /// The producer said, over attachment `id`, that nothing of this plan is or will be written:
-    /// its gate is one for all of them, broken ones included.
+    /// The producer confirmed on attachment `id` that it does not write for this plan, now or
+    /// later. All its attachments share one gate, so this counts for broken ones too.
     pub fn dropped(&self, id: AttachId, producer: u64, plan: PlanId) {
         for a in self.lock().covered_by(id, producer) {
             if let Route::Fabric { served, .. } = &a.route {
-                tracing::debug!(pairs = ?served.pairs(), plan = plan.seq, "dropped by its word");
+                tracing::debug!(pairs = ?served.pairs(), plan = plan.seq, "dropped by producer");
             }
             a.pending.remove(&plan);
         }
     }
 
-    /// Tells every attachment of `producer` to drop `plan`.
+    /// Asks every attachment of `producer` to drop `plan`.
     pub fn drop_plan(&self, producer: u64, plan: PlanId, now_ns: u64) {
         let mut inner = self.lock();
         for a in inner.all.values_mut().filter(|a| a.producer == producer) {
@@ -277,8 +279,8 @@ impl Attachments {
         all
     }
 
-    /// Tells every attachment that plans of lower terms are over: those in flight, those not
-    /// started, and those whose grant is still on its way, which the owner may never have heard of.
+    /// Tells every attachment that plans of lower terms are over: those in progress, those not
+    /// started, and those whose grant is still in flight, of which this owner may have no record.
     pub fn new_term(&self, term: Term, now_ns: u64) {
         for a in self.lock().all.values_mut() {
             match &a.route {
@@ -289,7 +291,7 @@ impl Attachments {
         }
     }
 
-    /// A producer said, over attachment `id`, that it obeys a term with all of them.
+    /// The producer confirmed on attachment `id` that all its attachments obey a term.
     pub fn term_obeyed(&self, id: AttachId, producer: u64, term: Term) {
         for a in self.lock().covered_by(id, producer) {
             if a.term.is_some_and(|(asked, _)| asked <= term) {
@@ -315,11 +317,11 @@ impl Attachments {
         all
     }
 
-    /// Asks everybody who may claim in the log whether nothing is open below a position; who they
-    /// are.
+    /// Asks every attachment whether it has an open claim below this position of the log; returns
+    /// the attachments asked.
     pub fn ask_clear(&self, below: u64, now_ns: u64) -> Vec<AttachId> {
         let mut inner = self.lock();
-        // A check that ended needs nobody to stand in.
+        // The entries of an earlier check are of no use any more.
         inner.stand_ins.clear();
         inner.died.clear();
         for a in inner.all.values_mut() {
@@ -329,7 +331,7 @@ impl Attachments {
         inner.all.keys().copied().collect()
     }
 
-    /// An attachment's process said that nothing of it is open below.
+    /// The attachment's process answered that it has no open claim below.
     pub fn clear_below(&self, id: AttachId, below: u64) {
         if let Some(a) = self.lock().all.get_mut(&id)
             && a.clear.is_some_and(|(asked, _)| asked <= below)
@@ -338,7 +340,7 @@ impl Attachments {
         }
     }
 
-    /// True once it said so, or said goodbye. Asked again after a while.
+    /// True once the attachment answered so, or is gone. An overdue question is sent again.
     pub fn is_clear_below(&self, id: AttachId, below: u64, now_ns: u64) -> bool {
         let mut inner = self.lock();
         let id = inner.answers_for(id);
@@ -358,7 +360,7 @@ impl Attachments {
         inner.died.contains(&id) || inner.all.get(&id).is_some_and(Attachment::dead)
     }
 
-    /// Ends every way through devices; who had one attaches again.
+    /// Severs every path through devices; their producers attach again.
     pub fn sever_devices(&self) {
         for a in self.lock().all.values() {
             if let Route::Fabric { served, .. } = &a.route {
@@ -372,7 +374,7 @@ impl Attachments {
         self.lock().all.len()
     }
 
-    /// True if nobody is attached.
+    /// True if there is no attachment.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

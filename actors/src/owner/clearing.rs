@@ -1,13 +1,13 @@
-//! A segment that is being unmounted: its objects cease to be readable before its owner leaves, so
-//! that whoever still maps the memory finds nothing, not a value that was written anew elsewhere
-//! [I6].
+//! A segment that is being unmounted: its objects are retired before its owner leaves, so that a
+//! process which still maps the memory finds no object there. It might find an old value whose key
+//! was written again elsewhere [I6].
 
 use super::{Owner, RetireAll};
 use crate::actor::{Context, On, Reply};
 use nkv_store::object::SlotKind;
 use std::sync::atomic::Ordering;
 
-/// Objects that lose LIVE between two frames to the master.
+/// Objects that are retired before the next frame to the master.
 const OBJECTS_PER_FRAME: usize = 4096;
 
 impl On<RetireAll> for Owner {

@@ -1,6 +1,6 @@
-//! How a plan ends other than by a commit: the one rule of [I10], for every cause. A plan that only
-//! ran out of time is fenced first and then looked at: READY is kept as if committed. Every other
-//! cause clears LIVE at once, fences, and only then starts quarantine.
+//! How a plan ends other than by a commit: the one rule of [I10], for every cause. A plan that
+//! expired, lost its producer or lost its term is fenced first and then checked: READY is kept as
+//! if committed. Every other cause clears LIVE at once, fences, and only then starts quarantine.
 
 use super::Owner;
 use super::tables::{Ending, Gauges};
@@ -11,7 +11,8 @@ use nkv_store::arena::Extent;
 use nkv_store::object::WriteProgress;
 
 impl Owner {
-    /// Starts the end of a plan; idempotent, and a stronger cause takes over a weaker one.
+    /// Starts the end of a plan; idempotent. A later cause replaces an earlier one; LIVE that was
+    /// cleared stays cleared.
     pub(super) fn end_plan(&mut self, plan: PlanId, at: SlotRef, cause: EndCause) {
         if at.incarnation != self.incarnation {
             return;
@@ -53,8 +54,9 @@ impl Owner {
         self.complete_fences();
     }
 
-    /// The link records a plan before this actor hears of it, so an end may come first: what ends
-    /// is a plan whose slot is open, and nothing opens it once more.
+    /// The link records a plan before this actor gets its `PlanOpened`, so the end may come first.
+    /// The slot is opened here, so that ending it works as usual; the late `PlanOpened` does not
+    /// open it again.
     fn open_as_recorded(&mut self, p: &PlanOpened) {
         let extent = Extent { offset: p.extent_offset, len: p.extent_len };
         if self.slots.is_open(p.at.slot, p.at.epoch) {
@@ -62,11 +64,11 @@ impl Owner {
         }
         self.durable.tables.slow_path.ended_unopened.one();
         if let Err(error) = self.slots.open(p.at.slot, p.at.epoch, extent) {
-            tracing::debug!(%error, plan = ?p.plan, "an ending plan whose slot is past it");
+            tracing::debug!(%error, plan = ?p.plan, "the slot of an ending plan has moved on");
         }
     }
 
-    /// After a panic: a fence may have been noted and not started. Both halves are idempotent.
+    /// After a panic: a fence may be recorded and not started. Both steps are idempotent.
     pub(super) fn fence_again(&mut self) {
         let now = self.durable.clock.now_ns();
         for plan in self.ending.clone() {
@@ -81,7 +83,8 @@ impl Owner {
         }
     }
 
-    /// The master ends a plan that is closed here: if its object is live, the commit came first.
+    /// The master ends a plan that is not recorded here: if its object is live, the commit came
+    /// first.
     fn end_unknown(&mut self, at: SlotRef) {
         if self.slots.is_live(at.slot, at.epoch) {
             self.retire(&[(at.slot, at.epoch)]);
@@ -93,7 +96,7 @@ impl Owner {
     fn clear_live(&mut self, plan: PlanId, at: SlotRef) {
         let now = self.durable.clock.now_ns();
         if let Err(error) = self.slots.retire(at.slot, at.epoch, false, now) {
-            tracing::warn!(%error, ?plan, "an ending plan whose slot is not open");
+            tracing::warn!(%error, ?plan, "the slot of an ending plan is not open");
         }
         if let Some(p) = self.durable.tables.lock().plans.get_mut(&plan)
             && let Some(e) = p.ending.as_mut()
@@ -117,7 +120,7 @@ impl Owner {
         }
     }
 
-    /// Completes every fence whose last writer is out.
+    /// Completes the fence of every ending plan that no producer can write for any more.
     pub(super) fn complete_fences(&mut self) {
         let now = self.durable.clock.now_ns();
         let mut i = 0;
@@ -156,7 +159,7 @@ impl Owner {
         {
             Gauges::add(&self.durable.tables.gauges.adopted, 1);
             let key = WireKeyId::from(KeyId { hash: done.key.hash, check: done.key.check });
-            // One of a lower term is listed by the report that this very fence holds back.
+            // An object of a lower term is listed by the report that waits for this fence.
             if plan.term == self.durable.tables.term() {
                 self.send_to_master(OwnerToMaster::Adopted(PlanRef { plan, at, key }));
             }
@@ -168,7 +171,7 @@ impl Owner {
         } else {
             // Nobody can write any more, so quarantine may start with LIVE cleared now.
             if let Err(error) = self.slots.retire(at.slot, at.epoch, true, now) {
-                tracing::warn!(%error, ?plan, "a fenced plan whose slot is not open");
+                tracing::warn!(%error, ?plan, "the slot of a fenced plan is not open");
             }
             Gauges::add(&self.durable.tables.gauges.reclaimed, 1);
             self.forget_keys(&[at]);
@@ -178,8 +181,7 @@ impl Owner {
     }
 }
 
-/// Causes that say nothing against the object: if it is READY once its writer is fenced, it is
-/// kept.
+/// Causes that do not invalidate the object: if it is READY once its writer is fenced, it is kept.
 fn checks_ready_first(cause: EndCause) -> bool {
     matches!(cause, EndCause::Expired | EndCause::ProducerGone | EndCause::TermOver)
 }

@@ -1,6 +1,6 @@
-//! The device log at its owner: accepts what producers settled, makes room ahead of demand, tells
-//! the master of objects once they have a name, and asks everybody before a hole becomes void [I13]
-//! [I14]. Producers and readers wait for none of it.
+//! The device log at its owner: accepts settled claims, makes room ahead of demand, reports objects
+//! to the master once their key string is known, and asks every producer before a hole becomes void
+//! [I13] [I14]. Producers and readers never wait for this work.
 
 use super::attachments::AttachId;
 use super::log_producers::ProducerState;
@@ -20,21 +20,21 @@ use nkv_store::{KeyId, pins};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Between two looks for the view that keeps the tail from moving on.
+/// Interval between two scans of the pin tables while a pinned object keeps the tail in place.
 const PIN_CHECK_NS: u64 = 5_000_000;
 /// Entries in one frame to the master.
 const ENTRIES_PER_FRAME: usize = 4096;
-/// Keys taken in and entries told to the master between two looks at the log, some 2 ms of work
-/// each: listing lags behind a flood of puts, and finding does not.
+/// Key strings taken in, and entries reported to the master, in one pass over the log: some 2 ms of
+/// work each. Under a flood of puts, listing lags behind; lookups do not.
 const KEYS_PER_PASS: usize = 2048;
 const ENTRIES_PER_PASS: usize = 2048;
 
-/// Between the owner and the thread that polls the log.
+/// Shared by the owner and the thread that polls the log.
 #[derive(Debug, Default)]
 pub struct LogSignals {
-    /// Position from which nothing was looked at.
+    /// Position in the log from which on the owner has checked nothing.
     pub frontier: AtomicU64,
-    /// The owner was told to look and has not done so yet.
+    /// A `Drain` was sent to the owner, which has not handled it yet.
     pub notified: AtomicBool,
 }
 
@@ -42,13 +42,13 @@ pub struct LogSignals {
 pub(super) struct Log {
     log: DeviceLog,
     asking: Option<HoleInquiry<ClaimHolder>>,
-    // When pins were looked at last.
+    // When pins were scanned last.
     pins_checked_ns: u64,
-    // Objects that were named, to be told to the master: slot and epoch.
+    // Objects whose key string is known and that the master has not been sent: slot and epoch.
     named: VecDeque<(u32, u32)>,
 }
 
-/// Somebody who may have a claim open.
+/// A producer that may have an open claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClaimHolder {
     /// A process that maps the memory.
@@ -57,7 +57,7 @@ enum ClaimHolder {
     Agents(u64),
 }
 
-/// The index of the segment, as the log writes to it; notes what was served and is no more.
+/// The index of the segment, as the log updates it. Collects the (slot, epoch) of removed objects.
 struct SegmentDirectory<'a>(&'a mut Slots, &'a mut Vec<(u32, u32)>);
 
 impl Directory for SegmentDirectory<'_> {
@@ -79,13 +79,13 @@ impl Directory for SegmentDirectory<'_> {
     }
 }
 
-/// Something is settled in the log, or may be: look.
+/// Sent by the poller: claims in the log may be settled.
 #[derive(Debug)]
 pub struct Drain;
-/// Producers told the keys of what they put into the log.
+/// Key strings that producers report for their logged objects.
 #[derive(Debug)]
 pub struct KeyReports(pub Vec<KeyReport>);
-/// A producer gave up a claim in line.
+/// A producer abandoned a claim that still waited for room.
 #[derive(Debug)]
 pub struct GiveUp(pub Abandoned);
 
@@ -100,8 +100,9 @@ impl Message for GiveUp {
 }
 
 impl Log {
-    /// The log as the segment's headers show it, if there is one; served objects are in the index
-    /// again.
+    /// Rebuilds the log from the segment's headers and enters its live objects in the index. None
+    /// if the segment has no log, or if the log cannot be rebuilt: then no more claims are
+    /// possible.
     pub(super) fn of(durable: &OwnerDurable, slots: &mut Slots, now_ns: u64) -> Option<Log> {
         let geometry = durable.heap.geometry();
         let claim_ttl_ns = durable.log_claim_ttl_ms.saturating_mul(1_000_000);
@@ -121,11 +122,11 @@ impl Log {
             }
             Err(error) => {
                 tracing::error!(%error, "the device log is lost: puts take plans");
-                // Nothing is claimable from here on: what nobody accepts must not be promised.
+                // No more claims may be made, since no owner would accept them.
                 if let Err(error) = durable.heap.memory().store(HEAP_LIMIT_OFF, 0) {
-                    tracing::error!(%error, "nor can its memory be written");
+                    tracing::error!(%error, "the limit of the lost log cannot be set to 0");
                 }
-                // Who claims through a device remembers an older limit.
+                // A producer that claims through a device may have cached an older limit.
                 durable.tables.attachments.sever_devices();
                 None
             }
@@ -136,18 +137,19 @@ impl Log {
         self.log.next_due_ns()
     }
 
-    /// True while producers are being asked, objects wait to be told of, or the tail for a view.
+    /// True while producers are being asked about a hole, objects wait to be reported, or the tail
+    /// waits for a pin.
     pub(super) fn has_work(&self) -> bool {
         self.asking.is_some() || !self.named.is_empty() || self.waits_for_view()
     }
 
-    /// True while a view is all that keeps the log from moving on.
+    /// True while a pinned object is all that keeps the tail from moving.
     pub(super) fn waits_for_view(&self) -> bool {
         self.log.held_by_pin()
     }
 
-    /// Whether the tail may move, so that pins are to be looked at: after the fences of the retires
-    /// that are due by now [I9], and now and then while it waits for a view.
+    /// Whether the tail may move, so that the pins must be scanned: after the quarantine of retired
+    /// objects [I9], and every `PIN_CHECK_NS` while the tail waits for a pin.
     fn may_advance(&self, now_ns: u64) -> bool {
         self.log.tail_is_free()
             || self.log.next_due_ns().is_some_and(|due| due <= now_ns)
@@ -158,7 +160,7 @@ impl Log {
         self.log.restart_quarantines(now_ns);
     }
 
-    /// Figures, for everyone to see.
+    /// Publishes the log's gauges.
     pub(super) fn publish(&self, g: &Gauges) {
         let set = |gauge: &AtomicU64, value| gauge.store(value, Ordering::Relaxed);
         let (counts, usage) = (self.log.counts(), self.log.usage());
@@ -182,8 +184,8 @@ impl Log {
 }
 
 impl Owner {
-    /// What the master was told of and the log serves no more: a panic may have swallowed the word,
-    /// and no other one ends the listing.
+    /// Reports as retired what the master lists and the log no longer serves: a panic may have lost
+    /// that report, and nothing else removes the entry at the master.
     pub(super) fn retire_again(&mut self) {
         let Some(log) = &self.log else { return };
         let ended: Vec<SlotRef> = {
@@ -199,12 +201,12 @@ impl Owner {
         self.report_retired(ended);
     }
 
-    /// Everything there is to do in the log now.
+    /// Does all work that is due in the log now.
     pub(super) fn process_log(&mut self) {
         let Some(mut log) = self.log.take() else { return };
         if let Err(error) = self.process(&mut log) {
-            // A device lost: the next look tries again.
-            tracing::error!(%error, "the device log cannot be tended");
+            // A device may be lost: the next pass tries again.
+            tracing::error!(%error, "the device log cannot be processed");
         }
         self.take_names(&mut log);
         self.report_keys(&mut log);
@@ -217,14 +219,15 @@ impl Owner {
         for left in self.durable.tables.log_producers.finish_ended() {
             log.log.abandon(left)?;
         }
-        // First what costs least and is waited for most: in a flood the rest takes a while.
+        // Advance first: it is cheap and producers wait for it. Under a flood of puts the rest
+        // takes long.
         self.advance(log, now)?;
         let mut evicted = Vec::new();
         let mut segment = SegmentDirectory(&mut self.slots, &mut evicted);
         let accepted = log.log.accept(now, &mut segment);
         let done = accepted.and_then(|_| log.log.retire_ahead(now, &mut segment));
         log.log.restart_quarantines(clock.now_ns());
-        // Also of what went before an error.
+        // Also for objects that were removed before an error.
         self.forget_evicted(&evicted);
         done?;
         self.advance(log, now)?;
@@ -242,7 +245,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Objects that made room: the master hears of those it was told of.
+    /// Forgets objects that were retired to make room, and reports those that the master lists.
     fn forget_evicted(&self, evicted: &[(u32, u32)]) {
         let reported: Vec<SlotRef> = {
             let mut t = self.durable.tables.lock();
@@ -266,12 +269,14 @@ impl Owner {
         }
     }
 
-    /// Rule 10: a hole that is old enough is asked about, and becomes void only once everybody with
-    /// rights to the log has nothing open below, or can write no more.
+    /// The owner asks every producer with rights to the log about a hole that is old
+    /// enough. The hole becomes void only once each of them has nothing open below, or can write no
+    /// more.
     fn check_holes(&mut self, log: &mut Log, now: u64) -> Result<(), nkv_store::StoreError> {
         if let Some(check) = log.log.hole(now)? {
             let below = check.below();
-            // Listed after the check was made: who comes later claims above.
+            // Producers are listed after the check was made: one that attaches later claims above
+            // it.
             let attached = self.durable.tables.attachments.ask_clear(below, now);
             let by_tcp = self.durable.tables.log_producers.tokens();
             let asked: Vec<_> = attached
@@ -279,7 +284,7 @@ impl Owner {
                 .map(ClaimHolder::Attached)
                 .chain(by_tcp.into_iter().map(ClaimHolder::Agents))
                 .collect();
-            tracing::info!(below, producers = asked.len(), "a hole in the device log: asking");
+            tracing::info!(below, producers = asked.len(), "asking about a hole in the log");
             log.asking = Some(check.ask(asked));
         }
         let Some(mut asking) = log.asking.take() else { return Ok(()) };
@@ -317,14 +322,15 @@ impl Owner {
         }
     }
 
-    /// Takes in what producers told, as much as one turn allows. What was put before it was named
-    /// has been accepted before, too.
+    /// Takes in up to `KEYS_PER_PASS` reported keys. A producer reports a key after its put, and
+    /// this pass accepted the put already.
     fn take_names(&self, log: &mut Log) {
         let mut t = self.durable.tables.lock();
         for _ in 0..KEYS_PER_PASS {
             let Some(KeyReport { slot, epoch, key }) = t.reported_keys.pop_front() else { return };
             let object = log.log.object(slot, epoch);
-            // The header says whose key it is: a name that does not fit it is nobody's [I16].
+            // The header holds the key identity: a key string that does not match it is dropped
+            // [I16].
             if object.is_some_and(|o| o.key == self.durable.hasher.id(&key)) {
                 t.keys.insert(slot, (epoch, key));
                 log.named.push_back((slot, epoch));
@@ -332,7 +338,7 @@ impl Owner {
         }
     }
 
-    /// Tells the master of objects that have a name, as many as one turn allows.
+    /// Reports up to `ENTRIES_PER_PASS` objects with a key string to the master.
     fn report_keys(&mut self, log: &mut Log) {
         let mut entries = Vec::new();
         while entries.len() < ENTRIES_PER_PASS
@@ -360,20 +366,20 @@ impl Owner {
         }
     }
 
-    /// Every live object of the log.
+    /// Every live object of the log, as (slot, epoch), after processing the log.
     pub(super) fn live_in_log(&mut self) -> Vec<(u32, u32)> {
         self.process_log();
         self.log.iter().flat_map(|log| log.log.live()).map(|o| (o.slot, o.epoch)).collect()
     }
 
-    /// Every named live object, for a report.
+    /// Every live object whose key string is known, for a report.
     pub(super) fn named_in_log(&self) -> Vec<LogObjectEntry> {
         let Some(log) = &self.log else { return Vec::new() };
         let entries = log.log.live().map(|o| self.entry_of(&o));
         entries.filter(|e| !e.key.is_empty()).collect()
     }
 
-    /// Retires objects of the log; those that are surely not served any more.
+    /// Retires objects of the log; returns those that are certainly not served any more.
     pub(super) fn retire_in_log(&mut self, list: &[(u32, u32)]) -> Vec<(u32, u32)> {
         let (now, clock) = (self.durable.clock.now_ns(), self.durable.clock.clone());
         let Some(log) = &mut self.log else { return Vec::new() };
@@ -387,7 +393,7 @@ impl Owner {
             );
             match done {
                 Ok(Retire::Done | Retire::Already) => gone.push((slot, epoch)),
-                // Nobody was told of it: nobody may be told that it is gone.
+                // The log does not know this object, so its end is not reported either.
                 Ok(Retire::Unknown) => {}
                 Err(error) => tracing::error!(%error, slot, "an object of the log stays"),
             }
@@ -401,13 +407,14 @@ impl Owner {
         slot < self.durable.heap.geometry().log_slots
     }
 
-    /// The master's question, answered from a log that was just drained.
+    /// Answers a question of the master, after processing the log.
     pub(super) fn answer_about_log(&mut self, number: u64, question: LogQuestion) {
         self.process_log();
         let (mut served, mut removed, mut taken) = (Vec::new(), Vec::new(), 0);
         match question {
             LogQuestion::Find(keys) => {
-                // Who asks knows the names: with them an answer might exceed what a frame may hold.
+                // The master has the key strings already; with them the answer might exceed the
+                // frame limit.
                 let nameless = |o| LogObjectEntry { key: KeyBytes::default(), ..o };
                 let found = keys.into_iter().filter_map(|id| self.find_in_log(id.into()));
                 served = found.map(nameless).collect();
@@ -433,7 +440,7 @@ impl Owner {
         self.send_to_master(OwnerToMaster::LogAnswer { number, served, removed, taken });
     }
 
-    /// Those that lost LIVE by this, or had lost it before; the master hears of them.
+    /// Retires objects of the log and reports them; returns those that lost LIVE now or before.
     fn take_away(&mut self, list: &[(u32, u32)]) -> Vec<(u32, u32)> {
         let gone = self.retire_in_log(list);
         let reported: Vec<_> = gone.iter().map(|(slot, epoch)| self.at(*slot, *epoch)).collect();
@@ -442,12 +449,13 @@ impl Owner {
         gone
     }
 
-    /// Whether the log serves a key: what a plan brings then is the second one [I15].
+    /// Whether the log serves a key: then an object that a plan wrote under it is the duplicate
+    /// [I15].
     pub(super) fn log_serves(&self, key: KeyId) -> bool {
         self.served_at(key).is_some()
     }
 
-    // A plan may have put the same key into the heap: that one is not asked about here.
+    // Log slots only: a plan may have put the same key into the heap.
     fn served_at(&self, key: KeyId) -> Option<u32> {
         self.slots.serving(key, |slot| self.is_of_log(slot))
     }
@@ -462,7 +470,7 @@ impl Owner {
 
 impl On<Drain> for Owner {
     fn on(&mut self, _: Drain, reply: Reply<()>, ctx: &mut Context<'_, Self>) {
-        // Before the look: what is settled after it is sent again.
+        // Reset before the pass: the poller sends another `Drain` for what is settled later.
         self.durable.tables.log_signals.notified.store(false, Ordering::Release);
         self.process_log();
         self.reschedule(ctx);
@@ -475,12 +483,13 @@ impl On<KeyReports> for Owner {
         if self.log.is_some() {
             let mut t = self.durable.tables.lock();
             t.reported_keys.extend(m.0);
-            // The log has wrapped since: those objects are gone.
+            // Keep the newest: the log has wrapped since the oldest reports, so those objects are
+            // gone.
             let most = self.durable.heap.geometry().log_slots as usize;
             let excess = t.reported_keys.len().saturating_sub(most);
             t.reported_keys.drain(..excess);
         }
-        // Looked at with the next turn: a flood of names is many messages, and others wait behind
+        // Processed at the next tick: a flood of reports is many messages, and others wait behind
         // them.
         self.reschedule(ctx);
         reply.send(());
@@ -492,7 +501,7 @@ impl On<GiveUp> for Owner {
         if let Some(log) = &mut self.log {
             let claim = Abandon { p: m.0.position, n: m.0.bytes };
             if let Err(error) = log.log.abandon(claim) {
-                tracing::error!(%error, "a claim given up that cannot be noted");
+                tracing::error!(%error, "an abandoned claim cannot be recorded");
             }
         }
         self.process_log();

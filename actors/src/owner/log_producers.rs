@@ -1,6 +1,7 @@
-//! Producers that write to the device log through the tcp agent: the rights of each, and the end of
-//! those that are gone. The agent knows what every one of them has claimed, so none is asked: a
-//! claim that hangs costs its producer the rights [I13] [I14]. Lies outside the Owner actor.
+//! Producers that write to the device log through the tcp agent: the rights of each, and the
+//! clean-up after those that are gone. The agent knows what each of them has claimed, so the owner
+//! asks none of them; a producer whose claim stays open too long loses its rights [I13] [I14]. Kept
+//! outside the Owner actor.
 
 use nkv_store::StoreError;
 use nkv_store::device_log::{Abandon, LogGeometry};
@@ -11,14 +12,14 @@ use nkv_transport::log_rights::LogRights;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A producer that is asked about a hole and has claims open below it is fenced after so long.
+/// A producer that has open claims below a hole is fenced after this time.
 const ANSWER_NS: u64 = 1_000_000_000;
 
 #[derive(Debug)]
 struct Producer {
     rights: Arc<LogRights>,
     over: bool,
-    // The position it was asked about last, and since when.
+    // The position below which it was last found to have open claims, and since when.
     asked: Option<(u64, u64)>,
 }
 
@@ -30,21 +31,23 @@ pub struct LogProducers {
     by_token: Mutex<BTreeMap<u64, Producer>>,
 }
 
-/// How a producer stands to a hole.
+/// The state of a producer with regard to a hole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProducerState {
-    /// Nothing of it is open below.
+    /// It has no open claim below the hole.
     Clear,
     /// It can write no more.
     Fenced,
-    /// Not yet.
+    /// It may still write below the hole.
     Open,
 }
 
 impl LogProducers {
-    /// Nobody yet.
+    /// Without producers. Gives no rights if the segment has no log, or a log whose claims a device
+    /// counts.
     pub fn of(heap: &Heap, grants: Arc<Grants>) -> Self {
-        // The agent counts by this processor, which must not where a device does [I1].
+        // The agent counts claims on this processor, which must not be mixed with counting by a
+        // device [I1].
         let ours = heap.geometry().atomic_domain == AtomicDomain::Cpu;
         let log = heap.geometry().device_log().filter(|_| ours).map(|log| (log, heap.clone()));
         Self { log, grants, by_token: Mutex::default() }
@@ -54,8 +57,8 @@ impl LogProducers {
         self.by_token.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Rights for one attachment, by the token that it shows; none if there is no log, or a device
-    /// counts its claims.
+    /// Gives log rights to the attachment that shows `token`, and returns the token; none if there
+    /// is no log, or a device counts its claims.
     pub fn give(&self, token: u64) -> Option<u64> {
         let (geometry, heap) = self.log.as_ref().filter(|_| token != 0)?;
         let rights = Arc::new(LogRights::new(*geometry, heap.memory().clone()));
@@ -65,7 +68,7 @@ impl LogProducers {
         Some(token)
     }
 
-    /// That attachment ended: it writes no more, and what it left is settled.
+    /// That attachment ended: its token is revoked, and `finish_ended` settles its claims.
     pub fn end(&self, token: u64) {
         if let Some(producer) = self.lock().get_mut(&token) {
             producer.over = true;
@@ -73,14 +76,15 @@ impl LogProducers {
         self.grants.revoke(token);
     }
 
-    /// A producer gave up a claim; false if it had none there, or had begun to write.
+    /// A producer abandoned a claim; false if it had none there, or had begun to write.
     pub fn abandon(&self, token: u64, claim: Abandon) -> bool {
         let rights = self.lock().get(&token).map(|p| p.rights.clone());
         rights.is_some_and(|rights| rights.abandon(claim))
     }
 
-    /// Settles what ended producers left; claims that nobody wrote to are the log's to note.
-    /// Repeated until it is done: a request may still be inside.
+    /// Settles the open claims of ended producers; returns those that nobody wrote to, which the
+    /// caller records in the log. Called again until none is left: a request may still be in
+    /// flight.
     pub fn finish_ended(&self) -> Vec<Abandon> {
         let over: Vec<_> = {
             let all = self.lock();
@@ -104,17 +108,18 @@ impl LogProducers {
         abandoned
     }
 
-    /// True while an ended producer is not settled.
+    /// True while an ended producer still has open claims.
     pub fn is_settling(&self) -> bool {
         self.lock().values().any(|p| p.over)
     }
 
-    /// Whom a hole may be of.
+    /// Tokens of the producers that a hole may belong to.
     pub fn tokens(&self) -> Vec<u64> {
         self.lock().keys().copied().collect()
     }
 
-    /// How a producer stands to a hole below a position; one that hangs is fenced.
+    /// The state of a producer with regard to a hole below this position. Fences it once its claims
+    /// were open for `ANSWER_NS`.
     pub fn stands(&self, token: u64, below: u64, now_ns: u64) -> ProducerState {
         let fence = {
             let mut all = self.lock();
@@ -129,7 +134,7 @@ impl LogProducers {
             now_ns.saturating_sub(asked.1) >= ANSWER_NS && !p.over
         };
         if fence {
-            tracing::warn!("a producer over tcp holds a claim in the device log: it is fenced");
+            tracing::warn!("a tcp producer keeps a claim in the device log open: fencing it");
             self.end(token);
         }
         ProducerState::Open

@@ -1,6 +1,6 @@
-//! Who holds which pin table of a segment [I9]. A table is given with an attachment and comes back
-//! by its holder's word that no view is left, or by proof that its process is dead; a broken
-//! connection proves neither. Lies outside the Owner actor.
+//! Which process holds which pin table of a segment [I9]. A table is given with an attachment. It
+//! comes back when its holder reports that no view is left, or when its process is proved dead; a
+//! broken connection proves neither. Kept outside the Owner actor.
 
 use super::attachments::AttachId;
 use nkv_store::heap::Heap;
@@ -10,12 +10,12 @@ use nkv_store::pins::{TABLES, Table};
 use nkv_transport::wire::Process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Why a holder may be believed to be gone.
+/// How the owner knows that a holder is gone.
 #[derive(Debug, Clone)]
 pub enum Proof {
-    /// Of this process: its own word is the only end.
+    /// The holder is in this process: only its own release ends it.
     Here,
-    /// Another process: dead when its pidfd says so, or what stands for one.
+    /// The holder is another process, whose death its pidfd (or a substitute) shows.
     Process(Arc<dyn Process>),
 }
 
@@ -34,7 +34,7 @@ pub struct PinTables {
 }
 
 impl PinTables {
-    /// The tables of a segment; none in memory that the CPU may not touch.
+    /// The pin tables of a segment; none if the CPU cannot access its memory.
     pub fn of(heap: &Heap) -> Self {
         let memory = HostMemory::of(heap.memory().clone()).map(|m| (m, heap.geometry().pins));
         Self { memory, holders: Mutex::default() }
@@ -44,7 +44,7 @@ impl PinTables {
         self.holders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives an empty table; none while all are held.
+    /// Gives an empty table and returns its number; none while all are held.
     pub fn give(&self, attachment: AttachId, proof: Proof) -> Option<u32> {
         self.memory.as_ref()?;
         self.remove_dead();
@@ -56,7 +56,7 @@ impl PinTables {
                 holders.len() - 1
             }
             None => {
-                tracing::warn!("all {TABLES} pin tables are held: no views for one more process");
+                tracing::warn!("all {TABLES} pin tables are held: one more process gets no views");
                 return None;
             }
         };
@@ -64,12 +64,12 @@ impl PinTables {
         Some(number as u32)
     }
 
-    /// The holder said that no view is left and none will be made.
+    /// The holder reported that no view is left and that it makes none.
     pub fn take_back(&self, attachment: AttachId) {
         self.clear(|holder| holder.attachment == attachment);
     }
 
-    /// Takes the tables of dead processes back; true if there were any.
+    /// Takes back the tables of dead processes; true if there were any.
     pub fn remove_dead(&self) -> bool {
         self.clear(|holder| match &holder.proof {
             Proof::Here => false,
@@ -80,7 +80,7 @@ impl PinTables {
     fn clear(&self, gone: impl Fn(&Holder) -> bool) -> bool {
         let Some((memory, region)) = &self.memory else { return false };
         let mut cleared = false;
-        // Wiped under the lock: before it can be given again.
+        // Wiped under the lock, before the table can be given again.
         for (number, holder) in self.lock().iter_mut().enumerate() {
             if holder.as_ref().is_some_and(&gone)
                 && let Some(table) = Table::of(region, number as u32)
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn i9_a_pin_ends_by_its_holders_word_or_by_his_death() {
+    fn i9_a_pin_ends_when_its_holder_releases_it_or_dies() {
         let (tables, heap) = tables();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = rustix::process::Pid::from_child(&child);
@@ -131,13 +131,13 @@ mod tests {
         pin(&heap, 0);
         pin(&heap, 1);
         assert!(!tables.remove_dead());
-        assert_eq!(pinned(&heap), 2, "it lives: nothing but its word ends its pins");
+        assert_eq!(pinned(&heap), 2, "it lives: only its own release ends its pins");
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(tables.remove_dead());
         assert_eq!(pinned(&heap), 1);
         tables.take_back(7);
-        assert_eq!(pinned(&heap), 1, "another's word");
+        assert_eq!(pinned(&heap), 1, "released by another attachment");
         tables.take_back(1);
         assert_eq!(pinned(&heap), 0);
     }

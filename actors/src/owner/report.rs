@@ -1,4 +1,4 @@
-//! What an owner reports of its slots: after every join, and when a rebuilt master asks.
+//! The owner's report of its slots: sent after every join, and when a rebuilt master asks.
 
 use super::Owner;
 use crate::message::{KeyBytes, LogObjectEntry, OwnerToMaster, SlotContent, SlotEntry};
@@ -6,14 +6,14 @@ use hashbrown::HashMap;
 use nkv_store::arena::Extent;
 use nkv_store::object::{SlotKind, SlotReport};
 
-/// Slots reported in one frame, each with its key; a frame of 1,024-byte keys stays far below the
-/// frame limit.
+/// Slots reported in one frame, each with its key; with keys of 1,024 bytes a frame stays far below
+/// the frame limit.
 const REPORTED_PER_FRAME: usize = 4096;
 
 impl Owner {
-    /// Sends every slot that is not (free at its first epoch), in bounded parts.
+    /// Sends every slot except those that are free at their first epoch, in bounded parts.
     pub(super) fn report(&mut self, number: u64) {
-        // A plan that the link recorded and whose message is still to come is open all the same.
+        // A plan that the link recorded is open, also if its message is not handled yet.
         let recorded: Vec<_> = {
             let t = self.durable.tables.lock();
             let open = t.plans.values().filter(|p| p.ending.is_none());
@@ -21,7 +21,7 @@ impl Owner {
         };
         for (at, offset, len) in recorded {
             if let Err(error) = self.slots.open(at.slot, at.epoch, Extent { offset, len }) {
-                tracing::debug!(%error, "a recorded plan whose slot is past it");
+                tracing::debug!(%error, "the slot of a recorded plan has moved on");
             }
         }
         let entries: Vec<SlotEntry> = {
@@ -53,8 +53,8 @@ impl Owner {
 }
 
 impl Owner {
-    /// Objects of the log that have a name. The others are found by asking, and told once they
-    /// have.
+    /// Live logged objects whose key string is known. The master finds the others by asking, and
+    /// gets them as `Announced` once their key string is known.
     fn log_entries(&mut self) -> Vec<SlotEntry> {
         self.process_log();
         let named = self.named_in_log().into_iter();

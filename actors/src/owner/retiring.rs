@@ -1,5 +1,5 @@
-//! The end of objects: retired for room or on the master's word, held in quarantine, freed, and
-//! said so until the master has heard it. It does not choose whom.
+//! The end of objects: they are retired for room or on the master's request, held in quarantine and
+//! freed. `Freed` is repeated until the master acknowledges it. Victims are not chosen here.
 
 use super::Owner;
 use super::tables::{Gauges, PlanRecord};
@@ -50,7 +50,8 @@ impl Owner {
     pub(super) fn retire_by_master(&mut self, list: Vec<SlotRef>) {
         let mine: Vec<_> = list.into_iter().filter(|r| r.incarnation == self.incarnation).collect();
         let pairs: Vec<_> = mine.iter().map(|r| (r.slot, r.epoch)).collect();
-        // Still open here: its commit was lost with a panic or a link. Then the plan ends instead.
+        // Objects whose plan is still open here: their commit was lost with a panic or a link. The
+        // plan ends instead.
         let open: Vec<_> = {
             let t = self.durable.tables.lock();
             let wanted: HashSet<_> = mine.iter().collect();
@@ -60,7 +61,8 @@ impl Owner {
         for (plan, at) in open {
             self.end_plan(plan, at, EndCause::Removed);
         }
-        // What is not live (any more) was or will be reported; say so again, it is idempotent.
+        // What is not live any more was or will be reported as retired; report it again, it is
+        // idempotent.
         let already: Vec<_> = mine
             .iter()
             .filter(|r| {

@@ -1,5 +1,5 @@
-//! What an owner must not forget when its actor panics: open and ending plans, key strings, and the
-//! `Freed` that the master has not acknowledged. Lies outside the actor; only the actor changes it.
+//! State of an owner that survives a panic of its actor: open and ending plans, key strings, and
+//! the `Freed` that the master has not acknowledged.
 
 use super::attachments::Attachments;
 use super::log::LogSignals;
@@ -20,15 +20,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long a question about a plan waits for the master's word of it.
+/// How long `wait_open` waits for the master's `PlanOpened` of a plan.
 const PLAN_WAIT_LIMIT_MS: u64 = 500;
 
-/// How far an ended plan is.
+/// The state of a plan that ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ending {
     /// Why it ends.
     pub cause: EndCause,
-    /// LIVE was cleared already (not so while an expired plan is still to be looked at).
+    /// LIVE is cleared. False while the owner still has to check whether an expired plan is READY.
     pub retired: bool,
 }
 
@@ -37,9 +37,9 @@ pub struct Ending {
 pub struct PlanRecord {
     /// As the master granted it.
     pub opened: PlanOpened,
-    /// When the owner looks, by its own clock.
+    /// When the plan expires, on the owner's clock, in ns.
     pub deadline_ns: u64,
-    /// Set once it ends; the record goes when its fence is complete.
+    /// Set once it ends; the record is removed when its fence is complete.
     pub ending: Option<Ending>,
 }
 
@@ -50,20 +50,20 @@ pub struct Tables {
     pub plans: BTreeMap<PlanId, PlanRecord>,
     /// Key string of every open or live slot, with its epoch.
     pub keys: HashMap<u32, (u32, KeyBytes)>,
-    /// Objects of the device log that the master was told of without a name of their own: slot,
+    /// Objects of the device log that the master got by asking, without their key strings: slot ->
     /// epoch.
     pub log_reported: HashMap<u32, u32>,
-    /// What producers told of objects of the device log, to be taken in.
+    /// Keys that producers reported for logged objects and that are not processed yet.
     pub reported_keys: VecDeque<KeyReport>,
-    /// The latest plan heard of: plans of one master arrive in order.
+    /// The latest plan received: plans of one master arrive in order.
     pub last_opened: Option<PlanId>,
     /// Slots freed (slot -> epoch that ended) and not yet acknowledged.
     pub unacked: BTreeMap<u32, u32>,
     /// The highest term obeyed.
     pub term: Term,
-    /// The term up to which no lower one's writer is left: below `term`, nothing is reported.
+    /// No writer of a lower term than this is left. While it is below `term`, nothing is reported.
     pub fenced: Term,
-    /// The members as last told, kept for a later master.
+    /// The last membership view received, kept for a later master.
     pub seen: SeenView,
 }
 
@@ -72,9 +72,9 @@ pub struct Tables {
 pub enum TermOrder {
     /// Obeyed already.
     Same,
-    /// Obeyed from now on; the Owner must fence what went before.
+    /// Obeyed from now on; the Owner must fence the plans of lower terms.
     New,
-    /// Of a master that another one superseded.
+    /// The term of a superseded master; this higher one is obeyed.
     Older(Term),
 }
 
@@ -82,20 +82,19 @@ pub enum TermOrder {
 #[derive(Debug)]
 pub struct OwnerTables {
     tables: Mutex<Tables>,
-    // Whose log claims leave no plan behind.
+    // To read the log's `bump_ptr`: claims leave no plan in these tables.
     heap: Heap,
     /// tcp tokens, shared with the agent.
     pub grants: Arc<Grants>,
-    /// Local producers.
+    /// Producers with direct access to the memory.
     pub attachments: Attachments,
-    /// Who may pin objects.
+    /// The processes that may pin objects.
     pub pins: PinTables,
-    /// Who writes to the device log through the agent.
+    /// The producers that write to the device log through the agent.
     pub log_producers: LogProducers,
-    /// Between the owner and the thread that polls its log.
+    /// Shared by the owner and the thread that polls its log.
     pub log_signals: LogSignals,
-    /// The evictor may have missed a word of what became live or ceased to be: it reads the
-    /// headers.
+    /// The evictor may have missed an admitted or a retired object: it must read the headers.
     pub evictor_missed: AtomicBool,
     /// Figures.
     pub gauges: Gauges,
@@ -121,7 +120,7 @@ impl OwnerTables {
         }
     }
 
-    /// Where things lie in the segment.
+    /// The layout of the segment.
     pub fn geometry(&self) -> &Geometry {
         self.heap.geometry()
     }
@@ -149,8 +148,8 @@ impl OwnerTables {
         self.lock().term
     }
 
-    /// What a joining rank tells: the term it obeyed, whether anything was ever placed on it, by a
-    /// plan or by a claim in its log, and the view it keeps.
+    /// What a joining rank reports: the term that it obeys, whether anything was ever placed on it
+    /// by a plan or by a claim in its log, and the view that it keeps.
     pub fn memory(&self) -> (Term, bool, SeenView) {
         let log = self.heap.geometry().device_log();
         // Memory that cannot be read may hold anything.
@@ -167,8 +166,8 @@ impl OwnerTables {
         }
     }
 
-    /// Takes a plan in, with its tcp token, before the actor hears of it; idempotent. False if it
-    /// was granted by a master that is superseded.
+    /// Records a plan and its tcp token, before the actor gets the message; idempotent. False if a
+    /// superseded master granted it.
     pub fn record(&self, p: &PlanOpened, header_base: u64, now_ns: u64) -> bool {
         let deadline_ns = now_ns.saturating_add(p.deadline_ms.saturating_mul(1_000_000));
         {
@@ -194,13 +193,13 @@ impl OwnerTables {
         true
     }
 
-    /// Whether a plan of this number is known that has another place.
+    /// Whether a plan of this number is recorded with another slot or extent.
     pub fn has_elsewhere(&self, p: &PlanOpened) -> bool {
         let location = |p: &PlanOpened| (p.at, p.extent_offset, p.extent_len);
         self.lock().plans.get(&p.plan).is_some_and(|known| location(&known.opened) != location(p))
     }
 
-    /// Whether the table has a key string for a slot at an epoch: then a plan was opened there.
+    /// Whether a key string is recorded for a slot at an epoch: then a plan was opened there.
     pub fn has_key(&self, slot: u32, epoch: u32) -> bool {
         self.lock().keys.get(&slot).is_some_and(|(e, _)| *e == epoch)
     }
@@ -217,7 +216,8 @@ impl OwnerTables {
         }
     }
 
-    /// Whether a plan is open; waits, bounded, for the master's word of one not heard of yet.
+    /// Whether a plan is open. If it is not received yet, waits at most `PLAN_WAIT_LIMIT_MS`, then
+    /// false.
     pub async fn wait_open(&self, plan: PlanId) -> bool {
         for _ in 0..PLAN_WAIT_LIMIT_MS {
             match self.standing(plan) {
@@ -230,14 +230,14 @@ impl OwnerTables {
     }
 }
 
-/// What an owner knows of a plan.
+/// The state of a plan, as its owner has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlanStatus {
     /// It may be written.
     Open,
     /// It ended.
     Over,
-    /// The master's word of it is still on its way.
+    /// Its `PlanOpened` has not arrived yet.
     NotHeardOf,
 }
 
@@ -298,15 +298,14 @@ gauges!(
 );
 
 impl Gauges {
-    /// Adds to a counter, which stays at the end of its numbers: what is added may be another's
-    /// word.
+    /// Adds to a counter, saturating: `n` may come from another process.
     pub fn add(counter: &AtomicU64, n: u64) {
         let sum = |count: u64| Some(count.saturating_add(n));
         // Always Ok: `sum` always has a value.
         let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
     }
 
-    /// Publishes the levels.
+    /// Publishes the bytes and counts of the heap.
     pub fn levels(&self, u: &Usage) {
         let set = |g: &AtomicU64, v: u64| g.store(v, Ordering::Relaxed);
         set(&self.live_bytes, u.live_bytes);

@@ -1,6 +1,6 @@
-//! A new term at its owner: plans of lower terms are fenced and looked at, every attached process
-//! says that it writes for none of them, and only then is the segment reported. One-sided reads
-//! never notice.
+//! A new term at its owner: plans of lower terms are fenced and checked, every attached process
+//! confirms that it writes for none of them, and only then is the segment reported. One-sided reads
+//! are not affected.
 
 use super::Owner;
 use crate::message::{EndCause, OwnerToMaster, SlotRef};
@@ -8,7 +8,7 @@ use nkv_store::arena::Extent;
 use std::collections::BTreeMap;
 
 impl Owner {
-    /// Starts what a new term asks for; idempotent, also after a panic.
+    /// Starts the change to a new term; idempotent, also after a panic.
     pub(super) fn begin_term(&mut self) {
         let (term, old) = {
             let t = self.durable.tables.lock();
@@ -30,7 +30,7 @@ impl Owner {
         self.complete_term();
     }
 
-    /// Completes the change of terms once nobody is left who could write for a lower one.
+    /// Completes the change of terms once no producer can write for a lower one.
     pub(super) fn complete_term(&mut self) {
         let term = {
             let t = self.durable.tables.lock();
@@ -66,9 +66,9 @@ impl Owner {
         }
     }
 
-    /// Slots that a producer wrote to for a plan that this owner never heard of: the master that
-    /// granted it is gone, and with it the key string. Readers it sent here may still be reading,
-    /// so the extent that the header claims is held through quarantine.
+    /// Retires slots that a producer wrote for a plan that this owner never received: the master
+    /// that granted it is gone, and with it the key string. Readers that this master sent here may
+    /// still be reading, so the extent in the header is held through quarantine.
     fn retire_unheard(&mut self) {
         let now = self.durable.clock.now_ns();
         let mut taken: BTreeMap<u64, u64> =
@@ -79,7 +79,7 @@ impl Owner {
                 let before = taken.range(..e.offset + e.len).next_back();
                 before.is_none_or(|(_, end)| *end <= e.offset)
             };
-            // Of a claim that is another's in part nothing is held: who reads here by it is
+            // If the extent overlaps another one, nothing is held: a read by this header is
             // refused.
             let extent = claimed.filter(free);
             if let Some(e) = extent {
@@ -87,12 +87,12 @@ impl Owner {
             }
             match self.slots.retire_unheard(slot, epoch, extent, now) {
                 Ok(()) => gone.push(SlotRef { incarnation: self.incarnation, slot, epoch }),
-                Err(error) => tracing::error!(slot, epoch, %error, "a slot that cannot be retired"),
+                Err(error) => tracing::error!(slot, epoch, %error, "a slot cannot be retired"),
             }
         }
         if !gone.is_empty() {
             self.durable.tables.slow_path.unheard_retired.add(gone.len());
-            tracing::warn!(slots = gone.len(), "written to for plans never heard of: retired");
+            tracing::warn!(slots = gone.len(), "retired slots written for unknown plans");
             self.send_to_master(OwnerToMaster::Retired(gone));
         }
     }

@@ -1,5 +1,5 @@
-//! The Owner against a master and attached processes played by hand: what a new term asks of it,
-//! and late words. `model_NAME` is the switch of the model of the protocol that a test stands for.
+//! The Owner against a simulated master and simulated attached processes: changes of the term, and
+//! late messages. `model_NAME` is the switch of the protocol's model that a test covers.
 
 use super::attachments::Route;
 use super::tables::{OwnerTables, TermOrder};
@@ -86,7 +86,8 @@ impl Bench {
         self.owner.call(FromMaster(down), LIMIT).await.unwrap();
     }
 
-    /// Opens a plan of 4 KiB in a slot, as the link does: recorded first, then told.
+    /// Opens a plan of 4 KiB in a slot, as the link does: records it first, then sends it to the
+    /// actor.
     async fn opens(&self, term: Term, seq: u64, slot: u32, epoch: u32) -> PlanRef {
         let p = self.records(term, seq, slot, epoch);
         self.receives(MasterToOwner::PlanOpened(p.clone())).await;
@@ -113,7 +114,7 @@ impl Bench {
         p
     }
 
-    /// What a producer writes into a slot, up to a publish word.
+    /// Writes header fields and publish word of a slot, as a producer does.
     fn writes(&self, slot: u32, key: &str, word: u64) {
         let g = self.heap.geometry();
         let (memory, off) = (self.heap.memory(), g.header_off(slot));
@@ -181,7 +182,7 @@ async fn next_to_client(rx: &mut mpsc::Receiver<OwnerToClient>) -> OwnerToClient
     tokio::time::timeout(LIMIT, rx.recv()).await.unwrap().unwrap()
 }
 
-/// The owner has had its turn in each of several quarantines.
+/// Returns after several quarantines; the owner has run in each of them.
 async fn longer_than_quarantine(b: &Bench) {
     for _ in 0..5 {
         tokio::time::sleep(Duration::from_millis(Q_MS)).await;
@@ -204,8 +205,8 @@ async fn model_openterm_an_unwritten_slot_with_an_open_plan_is_not_free_after_a_
     assert_eq!(b.word(0), reserved(2), "[I3] armed with the next epoch");
 }
 
-/// After a rank joined again its master may end a plan before it has told of it once more, and a
-/// new term may come between the two.
+/// After a rank joined again its master may end a plan before it has sent it again, and a new term
+/// may come between the two.
 #[tokio::test]
 async fn i10_a_plan_that_ends_before_its_own_message_is_handled_leaves_no_slot_open() {
     for by_term in [false, true] {
@@ -220,7 +221,7 @@ async fn i10_a_plan_that_ends_before_its_own_message_is_handled_leaves_no_slot_o
         }
         b.receives(MasterToOwner::PlanOpened(p.clone())).await;
         assert_eq!(b.sent_to_master(freed).await, b.at(0, 1));
-        // The figures are published once the message that freed it is done with.
+        // The gauges are published at the end of the message that freed the slot.
         b.receives(MasterToOwner::Heartbeat).await;
         let gauges = b.tables.gauges.snapshot();
         let left = (gauges.plans_open, gauges.open_bytes, gauges.fencing, gauges.held_bytes);
@@ -395,7 +396,7 @@ async fn model_lateempty_i17_a_claim_in_its_log_is_something_placed_on_a_rank() 
 #[tokio::test]
 async fn i15_what_a_panic_kept_from_the_master_is_said_again() {
     let mut bench = Bench::with_log(64 << 10).await;
-    // As if it had been evicted, and the word been lost with the actor.
+    // As if it had been evicted, and the report of that had been lost with the actor.
     bench.tables.lock().keys.insert(1, (1, b"evicted".to_vec().into()));
     bench.tables.lock().log_reported.insert(2, 1);
     let _ = bench.owner.call(Crash, LIMIT).await;

@@ -1,5 +1,5 @@
-//! What a node is sent about its segments by whoever is not in its process: carried out here, with
-//! a sign of life now and then until it is done.
+//! Executes commands about a node's segments that come over its control port, and sends signs of
+//! life until each is done.
 
 use super::{ACTOR_LIMIT, Server};
 use crate::error::Error;
@@ -8,9 +8,9 @@ use nkv_transport::wire::{BoxStream, write_frame};
 use std::time::Duration;
 
 impl Server {
-    /// Carries a command out and says meanwhile that it is at work: whoever asked can tell a long
-    /// one from a process that is stopped. The command goes on to its end also if nobody listens
-    /// any more.
+    /// Executes a command, and sends `Working` every [`WORKING`] meanwhile, so that the client can
+    /// tell a long command from a stopped process. The command runs to its end even if the client
+    /// is gone.
     pub(super) async fn command_with_signs(
         &self,
         command: SegmentCommand,

@@ -1,5 +1,5 @@
-//! A rank's link as the master's side keeps it: words to the owner out, the owner's words in. A
-//! word that nobody waits for is kept back a moment: a busy master then says many in one system
+//! The master's side of a rank's link: sends messages to the owner, and receives its messages. A
+//! message that is not urgent is delayed a moment: a busy master then sends many in one system
 //! call, and wakes the owner once.
 
 use super::{ACTOR_LIMIT, BEATS_PER_TTL, LONGEST_BEAT, MAX_TO_MASTER_BYTES, Server, refuse};
@@ -16,9 +16,9 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
-/// How long words may be kept back. Fine timers cost more than they bring here.
+/// How long messages may be delayed. Finer timers cost more than they save here.
 const LINGER: Duration = Duration::from_millis(1);
-/// Bytes after which words are written, whoever follows.
+/// Bytes after which messages are written without waiting for more.
 const LINGER_BYTES: usize = 64 << 10;
 
 impl Server {
@@ -97,7 +97,7 @@ async fn read_from_owner<R: AsyncRead + Unpin>(
     while let Some((_, up)) =
         read_frame::<_, OwnerToMaster>(reader, &mut buf, MAX_TO_MASTER_BYTES).await?
     {
-        // After a Leave the master cuts the link: that is its answer.
+        // The master answers a Leave by closing the link.
         let sent =
             master.push(FromRank { segment_id, incarnation, link, up }, Reply::nobody()).await;
         if sent.is_err() {

@@ -1,6 +1,6 @@
-//! The registry of the segments that this process serves. Those of one node are reached through its
-//! one control port, by incarnation; those of all nodes of this process are known to its clients,
-//! who need no socket. It serves nobody itself.
+//! The registries of segments that this process serves. One per node finds the node's segments for
+//! its control port, by incarnation. One per process finds the owners of all its nodes for clients
+//! in the process, which need no socket. They serve no requests themselves.
 
 use crate::actor::ActorAddr;
 use crate::owner::Owner;
@@ -11,23 +11,23 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc;
 
-/// The way to one segment's owner.
+/// What the control port needs to reach one segment.
 #[derive(Debug, Clone)]
 pub(crate) struct SegmentEndpoint {
     pub owner: ActorAddr<Owner>,
     pub tables: Arc<OwnerTables>,
-    /// Its memory as devices know it, where there are any.
+    /// Its registration with RDMA devices, if there is one.
     pub exported: Option<Arc<dyn Exported>>,
     /// The segment's name in shared memory; empty where it has none.
     pub segment: String,
-    // Closed with the segment. Not a watch, which wakes those who wait in any order.
+    // Closed with the segment. Not a `watch`, which wakes its waiters in no fixed order.
     closed: mpsc::Sender<()>,
 }
 
 impl SegmentEndpoint {
-    /// Resolves when the segment is taken down: whoever came through is sent away then.
+    /// Resolves when the segment is taken down: its connections are closed then.
     pub(crate) async fn closed(&self) {
-        // Nothing is ever sent; the receiver goes with the segment.
+        // Nothing is ever sent; the receiver is dropped with the segment.
         self.closed.closed().await;
     }
 }
@@ -43,7 +43,7 @@ impl SegmentRegistry {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens one for as long as the guard lives.
+    /// Registers a segment for as long as the guard lives.
     pub(crate) fn register(
         &self,
         incarnation: u64,
@@ -78,7 +78,7 @@ impl Drop for RegisteredSegment {
     }
 }
 
-/// Owners of this very process, by incarnation: reached without sockets.
+/// An owner of this process, reached without a socket.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalOwner {
     pub memory: Arc<dyn nkv_store::Memory>,
@@ -91,7 +91,7 @@ pub(crate) struct LocalOwner {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LocalOwners(Arc<Mutex<BTreeMap<u64, (LocalOwner, ProcessMark)>>>);
 
-/// An owner of this process is known to its clients for as long as this lives.
+/// Guard: keeps an owner visible to clients of its process.
 #[derive(Debug)]
 pub(crate) struct Published {
     owners: LocalOwners,
@@ -115,13 +115,13 @@ impl LocalOwners {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes an owner known to clients of its process.
+    /// Makes an owner visible to clients of its process, for as long as the guard lives.
     pub(crate) fn publish(&self, incarnation: u64, owner: LocalOwner) -> Published {
         self.lock().insert(incarnation, (owner, ProcessMark::here()));
         Published { owners: self.clone(), incarnation }
     }
 
-    /// An owner of this process; those of one that it was forked from are none here.
+    /// An owner of this process. Owners of a parent process before a fork are not returned.
     pub(crate) fn get(&self, incarnation: u64) -> Option<LocalOwner> {
         let all = self.lock();
         all.get(&incarnation).filter(|(_, made)| made.is_here()).map(|(owner, _)| owner.clone())

@@ -1,6 +1,5 @@
-//! Requests of one client to the master behind this node: over its connection, or over a ring in
-//! that connection's place where both are on one host. They are answered on the master's own
-//! thread, one at a time, in the order they come.
+//! Requests of one client to the master in this node: over its connection, or over a ring instead
+//! if both are on one host. They are answered on the master's own thread, one at a time, in order.
 
 use super::{ACTOR_LIMIT, HELLO_LIMIT, Server};
 use crate::actor::ActorAddr;
@@ -14,15 +13,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Rings of a node at once, some 130 KiB each; further clients keep their sockets.
+/// Most rings of a node at a time, some 130 KiB each; further clients keep their sockets.
 pub(super) const MAX_RINGS: usize = 256;
-/// How long a node looks for the next request of a client that usually has one soon.
+/// How long a node spins for the next request of a client that usually sends one soon.
 const SPIN: Duration = Duration::from_micros(20);
-/// The same after an open. A client that slept must wake, on a core that may have been halted, and
-/// place its bytes: the commit of some 100 KiB comes within this.
+/// The same after an open. A sleeping client has to wake, on a core that may have been halted, and
+/// write its bytes: with some 100 KiB the commit comes within this time.
 const SPIN_AFTER_OPEN: Duration = Duration::from_micros(100);
 
-/// What a client's requests are asked of.
+/// What answering a client's requests needs.
 struct RequestContext<'a> {
     master: &'a ActorAddr<Master>,
     members: &'a Members,
@@ -49,7 +48,7 @@ impl Server {
         let mut buf = Vec::new();
         write_frame(&mut stream, &mut buf, 0, &welcome).await?;
         let Some((master, members)) = &self.master else {
-            // Only told where the master is.
+            // The client was only to learn the master's address.
             return Ok(());
         };
         let desk = RequestContext { master, members, producer, clock: &*self.clock };
@@ -61,7 +60,7 @@ impl Server {
                 match tokio::time::timeout(HELLO_LIMIT, offer.pass(stream)).await {
                     Ok(Ok(mut ring)) => desk.serve_ring(&mut ring).await,
                     Ok(Err(e)) => Err(e.into()),
-                    // It does not take what it asked for.
+                    // The client did not take the ring that it asked for.
                     Err(_) => Ok(()),
                 }
             }
@@ -70,7 +69,7 @@ impl Server {
         served
     }
 
-    /// A ring for a client that wants one, if there may be one more.
+    /// A ring for a client that wants one, if a slot is free.
     fn offer(&self, stream: &BoxStream, wanted: bool) -> Option<(Offer, OwnedSemaphorePermit)> {
         if !wanted || self.master.is_none() || !stream.is_unix() {
             return None;
@@ -79,7 +78,7 @@ impl Server {
         match Offer::new() {
             Ok(offer) => Some((offer, slot)),
             Err(error) => {
-                tracing::debug!(%error, "no ring for a client; its socket serves");
+                tracing::debug!(%error, "no ring for a client; it keeps its socket");
                 None
             }
         }
@@ -92,7 +91,7 @@ impl RequestContext<'_> {
         while let Some((id, request)) = read_frame(stream, &mut buf, MAX_FRAME_BYTES).await? {
             if let Request::Watch { term, number } = request {
                 let later = async { Some(self.members.view_after((term, number)).await) };
-                // Nothing is asked meanwhile: this is the end of the connection.
+                // A client sends nothing during a Watch: this ends the connection.
                 let end = async {
                     let _ = read_frame::<_, Request>(stream, &mut buf, MAX_FRAME_BYTES).await;
                     None
@@ -118,7 +117,8 @@ impl RequestContext<'_> {
             let spin = budget.answered(kind);
             ring.set_spin(spin);
             if spin.is_zero() {
-                // This thread goes to sleep: what is still to be said needs no second waking.
+                // This thread goes to sleep: flush pending messages now, instead of waking again
+                // for them.
                 self.members.flush_all();
             }
         }
@@ -134,7 +134,7 @@ impl RequestContext<'_> {
     }
 }
 
-/// Requests after whose answers a client does different things.
+/// Kinds of requests, by what a client does after the answer.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     /// It writes, then commits.
@@ -154,7 +154,7 @@ impl Kind {
         }
     }
 
-    /// How long to look for what follows.
+    /// How long to spin for the next request.
     fn spin(self) -> Duration {
         match self {
             Self::Open => SPIN_AFTER_OPEN,
@@ -163,7 +163,7 @@ impl Kind {
     }
 }
 
-/// How soon the client came back after each kind of answer. Looking holds a core.
+/// How soon the client sent its next request after each kind of answer. Spinning occupies a core.
 #[derive(Debug, Default)]
 struct SpinBudget {
     polling: [Polling; 3],
@@ -171,14 +171,14 @@ struct SpinBudget {
 }
 
 impl SpinBudget {
-    /// The next request is there; whether the node slept before it came.
+    /// Records the next request, and whether the node slept before it came.
     fn asked(&mut self, slept: bool) {
         if let Some(kind) = self.answered.take() {
             self.polling[kind as usize].ended(slept);
         }
     }
 
-    /// How long to look for the next request.
+    /// How long to spin for the next request; zero: sleep.
     fn answered(&mut self, kind: Kind) -> Duration {
         self.answered = Some(kind);
         if self.polling[kind as usize].should_poll() { kind.spin() } else { Duration::ZERO }
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_is_looked_for_after_those_answers_after_which_it_comes_back_soon() {
+    fn the_node_spins_after_those_answers_after_which_a_client_comes_back_soon() {
         let mut budget = SpinBudget::default();
         for _ in 0..4 {
             assert_eq!(budget.answered(Kind::Open), SPIN_AFTER_OPEN);

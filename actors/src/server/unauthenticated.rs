@@ -1,15 +1,15 @@
-//! Room for connections to the control port that have not proven yet that they belong to the job:
-//! so much for those over tcp and so much for those of this host, and one goes when another wants
-//! in [I20]: see [`next_to_evict`]. Whoever has proven it is no concern of this.
+//! Connections to the control port that have not authenticated yet. Their number is limited,
+//! separately for tcp and for the unix socket; beyond it a new connection evicts another [I20]: see
+//! [`next_to_evict`]. Authenticated connections are not counted here.
 
 use nkv_transport::wire::auth::next_to_evict;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-/// Connections over tcp that have proven nothing yet.
+/// Most unauthenticated connections over tcp.
 const MAX_BY_TCP: usize = 256;
-/// The same over the unix socket, which others of this host cannot reach.
+/// The same over the unix socket, which other users of this host cannot reach.
 const MAX_BY_UNIX: usize = 64;
 
 /// See the file's first paragraph.
@@ -22,18 +22,18 @@ pub struct UnauthenticatedPeers {
 #[derive(Debug)]
 struct Waiting {
     most: usize,
-    // By number, so by age.
+    // Ordered by number, so by age.
     by_age: Mutex<(u64, BTreeMap<u64, UnauthenticatedConnection>)>,
 }
 
 #[derive(Debug)]
 struct UnauthenticatedConnection {
     evicted: Arc<Notify>,
-    // That it knows the secret, or repeats one who does.
+    // It sent a proof that only a peer with the secret can make, or a replay of one.
     has_shown: bool,
 }
 
-/// One that waits; its place is free when this is dropped.
+/// The slot of one such connection; free again when this is dropped.
 #[derive(Debug)]
 pub(super) struct PeerSlot {
     unauthenticated: Arc<UnauthenticatedPeers>,
@@ -67,7 +67,7 @@ fn evict_oldest(by_age: &mut BTreeMap<u64, UnauthenticatedConnection>, how_many:
     for _ in 0..how_many {
         let one = next_to_evict(by_age.iter().map(|(number, s)| (*number, s.has_shown)));
         if let Some(connection) = one.and_then(|number| by_age.remove(&number)) {
-            // Kept for it if it is not waiting this moment.
+            // `notify_one` stores the permit if the connection is not waiting right now.
             connection.evicted.notify_one();
         }
     }
@@ -83,14 +83,14 @@ impl UnauthenticatedPeers {
         if unix { &self.by_unix } else { &self.by_tcp }
     }
 
-    /// A place for one more, at the cost of another of its kind if there is none free.
+    /// A slot for one more; evicts another of its kind if none is free.
     pub(super) fn enter(self: &Arc<Self>, unix: bool) -> PeerSlot {
         let evicted = Arc::new(Notify::new());
         let number = self.of(unix).enter(evicted.clone());
         PeerSlot { unauthenticated: self.clone(), unix, number, evicted }
     }
 
-    /// There are no more descriptors: half of those over tcp go.
+    /// Evicts half of those over tcp, when the process has no file descriptors left.
     pub(super) fn evict_half(&self) {
         let mut all = self.by_tcp.lock();
         let half = all.1.len().div_ceil(2);
@@ -99,7 +99,7 @@ impl UnauthenticatedPeers {
 }
 
 impl PeerSlot {
-    /// It has shown that it knows the secret, or repeats one who does.
+    /// Records that the peer sent a proof that needs the secret, or a replay of one.
     pub(super) fn has_shown(&self) {
         let mut all = self.unauthenticated.of(self.unix).lock();
         if let Some(connection) = all.1.get_mut(&self.number) {
@@ -107,7 +107,7 @@ impl PeerSlot {
         }
     }
 
-    /// Resolves once it must give way to another.
+    /// Resolves once it is evicted.
     pub(super) async fn evicted(&self) {
         self.evicted.notified().await;
     }
@@ -136,7 +136,7 @@ mod tests {
         let by_unix = unauthenticated.enter(true);
         let mut by_tcp: Vec<_> = (0..MAX_BY_TCP).map(|_| unauthenticated.enter(false)).collect();
         assert!(!by_tcp.iter().any(is_evicted));
-        // Some were let in, or left: there is room again.
+        // Some authenticated or left: there is room again.
         by_tcp.truncate(MAX_BY_TCP - 2);
         by_tcp.extend((0..2).map(|_| unauthenticated.enter(false)));
         assert!(!by_tcp.iter().any(is_evicted));
@@ -144,7 +144,7 @@ mod tests {
         let gone: Vec<_> = by_tcp.iter().map(is_evicted).collect();
         assert_eq!(gone[..3], [true; 3]);
         assert!(!gone[3..].contains(&true));
-        // Who has shown something stays while there are others.
+        // A connection that has shown a proof stays while there are others.
         by_tcp[3].has_shown();
         by_tcp.push(unauthenticated.enter(false));
         assert!(is_evicted(&by_tcp[4]) && !is_evicted(&by_tcp[3]));

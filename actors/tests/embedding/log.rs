@@ -1,4 +1,4 @@
-//! What tests of the device log share.
+//! Shared by tests of the device log.
 
 use super::{client_by, config, eventually};
 use nkv_actors::message::{OwnerGauges, PutOptions};
@@ -18,7 +18,7 @@ pub fn gauges(cluster: &Cluster, rank: usize) -> OwnerGauges {
     cluster.node(rank as u32).status().owner
 }
 
-/// Every claim is settled, and each in one way [I13].
+/// True if every claim is settled, each exactly once [I13].
 pub fn accounted(g: &OwnerGauges) -> bool {
     let settled =
         g.log_accepted_bytes + g.log_skipped_bytes + g.log_abandoned_bytes + g.log_voided_bytes;
@@ -29,7 +29,7 @@ pub async fn at_rest(cluster: &Cluster, rank: usize) {
     eventually("every claim is settled", async || accounted(&gauges(cluster, rank))).await;
 }
 
-/// Attached by a first put.
+/// A client that has attached by a first put.
 pub async fn attached(cluster: &Cluster, transport: TransportChoice) -> Client {
     let client = client_by(cluster, transport).await;
     client.put(b"first", b"put", &logged(0)).await.unwrap();

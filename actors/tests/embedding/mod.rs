@@ -1,5 +1,5 @@
-//! What tests of embedded clusters with mounted segments share: small heaps, values that tell whose
-//! they are, bounded waits. It starts nothing by itself.
+//! Shared by tests of embedded clusters with mounted segments: small heaps, values that identify
+//! their key, bounded waits. It starts nothing by itself.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 pub mod log;
@@ -28,7 +28,7 @@ pub fn bytes(n: usize, seed: u8) -> Vec<u8> {
     (0..n).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()
 }
 
-/// Looks every few milliseconds until `done`, within [`HANGS`].
+/// Polls every few milliseconds until `done`, within [`HANGS`].
 pub async fn eventually<F: AsyncFnMut() -> bool>(what: &str, mut done: F) {
     let until_ms = BootClock.now_ms() + HANGS_MS;
     while !done().await {
@@ -37,7 +37,7 @@ pub async fn eventually<F: AsyncFnMut() -> bool>(what: &str, mut done: F) {
     }
 }
 
-/// Lets so many objects come and go on rank 0, each through a quarantine of its own.
+/// Puts and removes `n` objects on rank 0, each with a quarantine of its own.
 pub async fn quarantines_pass(cluster: &Cluster, n: usize) {
     let freed = || cluster.node(0).status().owner.freed;
     for i in 0..n {
@@ -49,7 +49,7 @@ pub async fn quarantines_pass(cluster: &Cluster, n: usize) {
     }
 }
 
-/// Names of a job in shared memory: segments, the lock of each, and sockets.
+/// Number of files of a job in /dev/shm: segments, their locks, and sockets.
 pub fn left_in_shm(job: &str) -> usize {
     let prefix = format!("nkv.{job}.");
     let names = std::fs::read_dir("/dev/shm")
@@ -58,7 +58,7 @@ pub fn left_in_shm(job: &str) -> usize {
     names.filter(|name| name.starts_with(&prefix)).count()
 }
 
-/// A client that owns nothing, by the way it is told to take.
+/// A client without a node of its own, with the given transport.
 pub async fn client_by(cluster: &Cluster, transport: TransportChoice) -> Client {
     let job = cluster.node(0).config().job.clone();
     let config = ClientConfig { job, transport, ..ClientConfig::default() };

@@ -1,4 +1,4 @@
-//! What a pool does where a ring cannot be had: the socket serves, and rings are asked for no more.
+//! A pool that cannot get a ring uses the socket and asks for no more rings.
 
 use super::*;
 use crate::{Node, NodeConfig};
@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// The system's network, but for a client that cannot get at its sockets.
+/// The system's network, with streams that hide their sockets from the client.
 struct Wrapping;
 
 struct Wrapped(BoxStream);

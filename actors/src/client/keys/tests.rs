@@ -1,4 +1,4 @@
-//! Handles whose job hashes keys otherwise than they did.
+//! Handles whose job now hashes keys under another key.
 
 use crate::message::PutOptions;
 use crate::{ErrorKind, Node, NodeConfig};
@@ -10,7 +10,7 @@ fn config(job: &str) -> NodeConfig {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i16_a_handle_attaches_to_nobody_who_hashes_keys_otherwise() {
+async fn i16_a_handle_attaches_to_no_owner_that_hashes_keys_otherwise() {
     let node = Node::start(config("otherwise")).await.unwrap();
     let client = node.client();
     client.shared.keys.keep(KeyHasher::new([1; 16]));

@@ -1,5 +1,5 @@
-//! How a handle comes to an owner: in its own process, by shared memory, or over tcp, the best way
-//! that is allowed and works.
+//! How a handle attaches to an owner: in its own process, by shared memory, RDMA or tcp, whichever
+//! is the best data path that is allowed and works.
 
 use super::super::counters::Messages;
 use super::super::put_log::PeerLog;
@@ -31,11 +31,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Reads and writes of at least so many bytes are cut into stripes; see
+/// Reads and writes of at least this many bytes are cut into stripes; see
 /// `docs/results/transports.md`.
 const STRIPED_FROM: u64 = 8 << 20;
 
-/// How long a mapped segment waits for the way by which it claims; tried again later.
+/// How long attaching to a mapped segment waits for the second attachment, which claims; a failed
+/// one is tried again later.
 const CLAIM_LIMIT: Duration = Duration::from_millis(500);
 
 /// What a peer is made from.
@@ -50,16 +51,16 @@ pub(crate) struct Attaching {
     pub fabric: FabricConfig,
     pub prefault: bool,
     pub plans: Arc<OpenPlans>,
-    /// What this process has open in the owner's log, where processors count its claims.
+    /// Open claims of this process in the owner's log, if the segment has one.
     pub claims: Option<Arc<OpenClaims>>,
-    /// Whether something is still written through an earlier attachment.
+    /// Whether a write is still in flight through an earlier attachment.
     pub writes_on: bool,
-    /// Whether this handle has an attachment that claims, where that takes one of its own.
+    /// Whether this handle already has a separate attachment for claims.
     pub claims_already: bool,
     pub messages: Arc<Messages>,
 }
 
-/// What an owner gave with its welcome.
+/// What an owner sent with its welcome.
 struct Attached {
     stream: BoxStream,
     pins: Option<u32>,
@@ -67,24 +68,24 @@ struct Attached {
     fabric: Option<std::result::Result<Answer, String>>,
 }
 
-/// What an attachment may do, and why it is no better one.
+/// What an attachment may do, and why no better transport was used.
 struct PathChoice {
-    // What is sent over it.
+    // Term and open claims that it answers for.
     obeyed: Arc<Obeyed>,
-    // The segment by loads, and a pin table, where it is mapped.
+    // Reader and pin table of the segment, if it is mapped.
     mapped: Option<(Reader, Option<u32>)>,
-    // Where its open claims in the log are kept, and the token that is shown with them.
+    // Table of its open claims in the log, and the token that is sent with them.
     claims: Option<(Arc<OpenClaims>, u64)>,
     used_for: AttachmentUse,
-    // Ways that would have been better, and why each is not taken.
+    // Better transports, and why each is not used.
     passed_over: Vec<String>,
 }
 
 impl Attaching {
-    /// Attaches by the best way that is allowed, and by one more where claims go another way. Must
-    /// run on a place with `spawn_local`.
+    /// Attaches by the best transport that is allowed, and by one more if claims need another one.
+    /// Must run on an executor with `spawn_local`.
     pub(crate) async fn run(self) -> Result<Vec<Arc<Peer>>> {
-        // As the master told of it; everything about this owner is computed from it.
+        // This came from the master, and all offsets in the segment are computed from it.
         self.info.check().map_err(|e| {
             let rank = self.info.rank;
             Error::internal(format!("rank {rank} cannot be as the master describes it: {e}"))
@@ -92,7 +93,7 @@ impl Attaching {
         self.check_hasher()?;
         let mut all = vec![self.best().await?];
         if all[0].claims_elsewhere && !self.claims_already {
-            // Who waits for the first one can read by it already.
+            // Bounded: the caller waits, and could read through the first attachment already.
             let late = |_| Err(Error::timeout(format!("not within {CLAIM_LIMIT:?}")));
             let tried = tokio::time::timeout(CLAIM_LIMIT, self.to_claim()).await;
             match tried.unwrap_or_else(late) {
@@ -105,8 +106,8 @@ impl Attaching {
         Ok(all)
     }
 
-    /// Who makes other identities of keys finds nothing there, and what it puts is found by nobody
-    /// [I16].
+    /// A handle whose hasher makes other key identities would find nothing there, and nobody would
+    /// find what it puts [I16].
     fn check_hasher(&self) -> Result<()> {
         let (ours, theirs) = (self.info.key_fingerprint, self.hasher.fingerprint());
         if ours == theirs {
@@ -116,8 +117,8 @@ impl Attaching {
         Err(Error::unsupported(Refusal::Keys { who, ours, theirs }.to_string()))
     }
 
-    /// The way by which a process that maps a segment claims in a log whose claims a device counts
-    /// [I1].
+    /// The attachment by which a process that maps a segment claims in a log whose claims an RDMA
+    /// device counts [I1].
     pub(crate) async fn to_claim(&self) -> Result<Arc<Peer>> {
         self.devices(AttachmentUse::Claims, Vec::new()).await
     }
@@ -138,7 +139,8 @@ impl Attaching {
         match self.shared().await {
             Ok(Some(peer)) => return Ok(peer),
             Ok(None) => passed_over.push("shm: other host or private heap".to_string()),
-            // It does not answer: by tcp it would not either, and the call's limit is near.
+            // The node does not answer: it would not over tcp either, and the call's limit is
+            // almost over.
             Err(e) if e.kind == ErrorKind::Timeout => return Err(e),
             Err(e) if self.choice == TransportChoice::Shm => return Err(e),
             Err(error) => passed_over.push(format!("shm: {error}")),
@@ -156,8 +158,7 @@ impl Attaching {
         self.tcp(passed_over).await
     }
 
-    /// A way whose open claims, if it makes any, are kept in this table. The token is shown to
-    /// nobody.
+    /// A path whose open claims, if it makes any, are kept in this table. Nobody checks its token.
     fn path_choice(&self, claims: Option<Arc<OpenClaims>>) -> PathChoice {
         PathChoice {
             obeyed: self.plans.obeyed(self.info.incarnation, claims.clone()),
@@ -168,13 +169,13 @@ impl Attaching {
         }
     }
 
-    /// With the memory at hand.
+    /// For a segment that this process maps.
     fn mapped_path(&self) -> PathChoice {
         self.path_choice(self.claims.clone().filter(|_| !self.info.nic_atomics))
     }
 
-    /// Through devices: what was posted may land after its call, and this way's link alone knows of
-    /// it.
+    /// For RDMA: a posted write may land after its call returned, so each such path has its own
+    /// table of open claims.
     fn device_path(&self) -> PathChoice {
         let counts = self.info.nic_atomics && self.claims.is_some();
         self.path_choice(counts.then(|| Arc::new(OpenClaims::new(Landing::Later))))
@@ -224,7 +225,7 @@ impl Attaching {
         let mut path = self.mapped_path();
         let route = Route::Local(self.plans.clone(), path.obeyed.clone());
         let id = l.tables.attachments.add(self.producer, route);
-        // Read after it is registered: a later term reaches the route.
+        // Read after the route is registered: a later term is sent to the route.
         self.plans.obey(&path.obeyed, l.tables.term());
         let verbs = LocalVerbs::new(l.memory.clone(), l.alive.clone());
         let verbs = verbs.with_stripes(self.stripes());
@@ -248,9 +249,9 @@ impl Attaching {
         let heap = match self.map(address, stream.is_unix()).await {
             Ok(heap) => heap,
             Err(e) => {
-                // Registered by the hello: take that back, or the owner would wait for our word.
-                // Not with a write going on through an earlier attachment, for which this one
-                // stands.
+                // The hello registered this attachment. Without a Detach the owner would wait for
+                // its acknowledgements. No Detach while a write is in flight through an earlier
+                // attachment: a Detach would deny it.
                 if !self.writes_on {
                     let _ =
                         write_frame(&mut stream, &mut Vec::new(), 0, &ClientToOwner::Detach).await;
@@ -289,14 +290,14 @@ impl Attaching {
             )));
         }
         if self.prefault && self.info.prefault {
-            // Beside the first calls: it takes 0.3 s/GiB.
+            // In the background, during the first calls: it takes 0.3 s/GiB.
             machine.prefault(segment);
         }
         Ok(heap)
     }
 
-    /// The segment as its owner passes it on: its name may lead nowhere here, as in another pid
-    /// namespace, or be removed.
+    /// Maps the segment by the descriptor that its owner passes: its name may not resolve here, as
+    /// in another pid namespace, or may be removed.
     async fn passed(&self, address: &Address) -> Result<Arc<dyn Memory>> {
         let purpose = Purpose::Descriptor { incarnation: self.info.incarnation };
         let (stream, welcome) = self.ask(address, purpose).await?;
@@ -318,7 +319,8 @@ impl Attaching {
         let mut path = PathChoice { passed_over, ..self.path_choice(None) };
         let attached = self.hello(&self.info.control, AttachBy::Agent, &path.obeyed).await?;
         path.claims = attached.log_token.map(|token| {
-            // As many as the agent lets one token have open. It knows them: nobody asks this table.
+            // As many as the agent allows one token. The agent keeps count itself: the owner never
+            // asks about this table.
             let entries = (0..MAX_OPEN_CLAIMS).map(|_| Line::default()).collect();
             (Arc::new(OpenClaims::with(entries, Landing::InCall)), token)
         });
@@ -329,7 +331,7 @@ impl Attaching {
         Ok(self.linked(attached.stream, verbs, alive, path))
     }
 
-    /// Through devices of both ends.
+    /// Through RDMA devices of both ends.
     async fn devices(
         &self,
         used_for: AttachmentUse,
@@ -340,7 +342,7 @@ impl Attaching {
             |e: String| Error::unsupported(format!("rank {rank} is not reached by rdma: {e}"));
         if self.info.fabric.is_none() {
             return Err(none(
-                "its memory is registered with no device; its log says why".to_string(),
+                "its memory is registered with no device; see its log for the reason".to_string(),
             ));
         }
         let (machine, wanted) = (self.env.machine.clone(), self.fabric.clone());
@@ -359,7 +361,7 @@ impl Attaching {
         };
         let (alive, len) = (Alive::new(), self.info.segment_bytes);
         let here = alive.clone();
-        // The first packets through it are waited for: not on the place of a handle.
+        // Waits for the first packets, so not on the handle's executor.
         let connecting = tokio::task::spawn_blocking(move || offering.connect(&answer, len, here));
         let connected = connecting.await;
         let verbs = connected
@@ -368,7 +370,8 @@ impl Attaching {
         Ok(self.linked(attached.stream, verbs, alive, path))
     }
 
-    /// The link, and what it was given: a pin table, a token for the log.
+    /// Says hello for an attachment; returns its stream and what the owner gave: pin table, log
+    /// token, RDMA answer.
     async fn hello(
         &self,
         address: &Address,
@@ -391,7 +394,8 @@ impl Attaching {
         Error::disconnected(format!("rank {rank} at {address} answered an attachment {answer}"))
     }
 
-    /// A connection to the owner's node for this purpose, and what it is answered. Bounded.
+    /// Connects to the owner's node for this purpose; returns the stream and the answer, within
+    /// `ATTACH_LIMIT`.
     async fn ask(&self, address: &Address, purpose: Purpose) -> Result<(BoxStream, Welcome)> {
         let work = hello(&*self.env.net, address, &self.credentials, purpose);
         match tokio::time::timeout(ATTACH_LIMIT, work).await {
@@ -402,7 +406,7 @@ impl Attaching {
             }
             Err(_) => Err(Error::timeout(format!(
                 "rank {} at {address} did not answer within {ATTACH_LIMIT:?}: stopped or \
-                 overloaded? nkv status says when it was last heard of",
+                 overloaded? nkv status shows its last heartbeat",
                 self.info.rank
             ))),
         }
@@ -422,7 +426,7 @@ impl Attaching {
         let peer = Arc::new(self.peer(verbs, (Link::Remote(tx), alive.clone()), path));
         tokio::task::spawn_local(async move {
             let why = run_link(stream, rx, weak, plans, devices).await;
-            // From here on no verb through this handle may report success.
+            // From here on no verb through this attachment may report success.
             alive.mark_dead();
             tracing::debug!(rank, %why, "detached");
         });

@@ -1,5 +1,5 @@
-//! The link between a handle and one owner: touches, names and answers go out, orders to drop come
-//! in. It lives on the place of the handle's Producer.
+//! The link between a handle and one owner: touches, keys and answers go out, orders to drop plans
+//! come in. It runs on the executor of the handle's Producer.
 
 use crate::message::{ClientToOwner, OwnerToClient, PlanId};
 use crate::plans::{Obeyed, OpenPlans};
@@ -11,21 +11,21 @@ use std::time::Duration;
 use tokio::io::ReadHalf;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-/// What the link task sends.
+/// What the link task has to do.
 pub(crate) enum Outgoing {
-    /// A frame.
+    /// Send a frame.
     Frame(ClientToOwner),
-    /// Answers when everything before it is written.
+    /// Signal when everything before it is written.
     Flushed(oneshot::Sender<()>),
-    /// A question about a plan, and who waits for the answer.
+    /// Ask whether a plan is open, and send the answer here.
     Check(PlanId, oneshot::Sender<bool>),
 }
 
-/// Questions about plans that wait for their answer.
+/// Questions about plans without an answer yet.
 type Checks = Arc<Mutex<Vec<(PlanId, oneshot::Sender<bool>)>>>;
 
-/// Moves frames both ways until the owner or the client goes, or `path`, of writes through devices;
-/// returns why.
+/// Moves frames both ways until the owner or the client ends the link, or `path`, an RDMA data
+/// path, fails; returns why.
 pub(super) async fn run_link(
     stream: BoxStream,
     mut rx: mpsc::Receiver<Outgoing>,
@@ -48,7 +48,7 @@ pub(super) async fn run_link(
                 }
                 Outgoing::Check(plan, answer) => {
                     let mut waiting = asked.lock().unwrap_or_else(PoisonError::into_inner);
-                    // Callers that gave up leave nothing behind.
+                    // Entries of callers that gave up are removed.
                     waiting.retain(|(_, answer)| !answer.is_closed());
                     waiting.push((plan, answer));
                     drop(waiting);
@@ -72,7 +72,7 @@ pub(super) async fn run_link(
     race(moved, failed).await
 }
 
-/// Resolves when a way through devices fails: its link ends with it, which is what tells the owner.
+/// Resolves when an RDMA data path fails. The link then ends too, which notifies the owner.
 fn until_dead(path: Option<&Alive>) -> impl Future<Output = String> + use<> {
     let news = path.map(|path| {
         let news = Arc::new(Notify::new());
@@ -85,11 +85,11 @@ fn until_dead(path: Option<&Alive>) -> impl Future<Output = String> + use<> {
             Some(news) => news.notified().await,
             None => std::future::pending().await,
         }
-        "its way through devices failed".to_string()
+        "its RDMA data path failed".to_string()
     }
 }
 
-/// Takes in what the owner says until it goes; returns why.
+/// Handles the owner's frames until the link ends; returns why.
 async fn listen(
     mut reader: ReadHalf<BoxStream>,
     checks: Checks,
@@ -131,7 +131,7 @@ async fn listen(
                 }
             }
             Ok(Some((_, OwnerToClient::Refused(why)))) => {
-                return format!("the owner believes this process no more: {why}");
+                return format!("the owner refused a frame of this process: {why}");
             }
             Ok(None) => return "closed by the owner".to_string(),
             Err(e) => return e.to_string(),
@@ -139,9 +139,9 @@ async fn listen(
     }
 }
 
-/// Says a word once no copy is in flight that it would deny. A copy is bounded by its
-/// size, and so are the few that are made together. Of a way that failed meanwhile nothing is said:
-/// what was sent through a device may arrive still, and the owner learns by the end of the link.
+/// Sends an acknowledgement once `out` holds: no write is in flight that would contradict it. The
+/// wait is bounded by the size of the few writes in flight. Sends nothing if the data path has
+/// failed: posted RDMA writes may still land, and the end of the link notifies the owner.
 async fn send_when(
     out: impl Fn() -> bool,
     message: ClientToOwner,

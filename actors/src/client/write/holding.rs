@@ -1,4 +1,4 @@
-//! What a call holds that is not over: given back if the call fails, or its future is dropped
+//! Guards for what an unfinished call holds: given back if the call fails or its future is dropped
 //! [I12].
 
 use super::super::Client;
@@ -9,7 +9,7 @@ use crate::producer::Withdrawn;
 use hashbrown::HashSet;
 use std::sync::Arc;
 
-/// Plans of a call that is not over: given up if it fails or its future is dropped.
+/// Plans of an unfinished call: given up if it fails or its future is dropped.
 pub(super) struct Unfinished<'a> {
     pub(super) client: &'a Client,
     pub(super) plans: Vec<Arc<PlanState>>,
@@ -20,7 +20,7 @@ impl<'a> Unfinished<'a> {
         Self { client, plans: plans.iter().filter_map(|p| p.as_ref().ok()).cloned().collect() }
     }
 
-    /// Their commit was answered; what that means for each was seen to.
+    /// Releases plans whose commit was answered and handled.
     pub(super) fn answered(&mut self, plans: &[Arc<PlanState>]) {
         let answered: HashSet<PlanId> = plans.iter().map(|p| p.desc.plan).collect();
         self.plans.retain(|p| !answered.contains(&p.desc.plan));
@@ -33,7 +33,7 @@ impl Drop for Unfinished<'_> {
     }
 }
 
-/// An open whose answer has not come: withdrawn if its future is dropped or the answer is lost.
+/// An open without an answer yet: withdrawn if its future is dropped or the answer is lost.
 pub(super) struct Asked<'a> {
     pub(super) client: &'a Client,
     pub(super) request: Option<u64>,
@@ -46,12 +46,12 @@ impl Drop for Asked<'_> {
         shared.slow_path.withdrawn.one();
         let withdrawn = Withdrawn(request, shared.abandoning.clone());
         if let Some(Err(error)) = shared.notify_producer(withdrawn) {
-            tracing::debug!(%error, "an open left to its deadline");
+            tracing::debug!(%error, "an open not withdrawn; it ends at its deadline");
         }
     }
 }
 
-/// A grant on its way to the caller: given back if attaching fails or the future is dropped.
+/// A grant not yet returned to the caller: given back if attaching fails or the future is dropped.
 pub(super) struct Granted<'a> {
     pub(super) client: &'a Client,
     pub(super) reference: Option<PlanRef>,
@@ -59,7 +59,7 @@ pub(super) struct Granted<'a> {
 }
 
 impl Granted<'_> {
-    /// Hands the registered plan over.
+    /// Passes the registered plan to the caller.
     pub(super) fn keep(mut self) -> Result<Arc<PlanState>> {
         self.reference = None;
         self.plan.take().ok_or_else(|| Error::internal("a grant that was never registered"))

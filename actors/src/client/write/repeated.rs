@@ -1,15 +1,15 @@
-//! A key that stands in one batch twice: the first of them is put, and the others are notified.
-//! Without this they would hear of another put, which there is not.
+//! A key that is in one batch twice: the first item is put, and the others get an error that names
+//! both. Without this their error would blame a put of another caller.
 
 use crate::error::{Error, ErrorKind, Result};
 use hashbrown::HashMap;
 use nkv_store::Key;
 
-/// Says of items that were refused since an earlier one of the same batch has their key where both
-/// stand. `at` are the places in the caller's batch.
+/// Items that were refused because an earlier item of the same batch has their key: sets their
+/// error to InvalidArgument with both positions. `at` holds the positions in the caller's batch.
 pub(super) fn name_repeated<T>(opened: &mut [Result<T>], items: &[(&[u8], u64)], at: &[usize]) {
     let refused = |r: &Result<T>| matches!(r, Err(e) if e.kind == ErrorKind::NotReady);
-    // As a rule nothing is refused, and nothing is looked for.
+    // The usual case: nothing was refused.
     if !opened.iter().any(refused) {
         return;
     }

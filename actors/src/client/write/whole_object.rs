@@ -1,5 +1,5 @@
-//! Whole objects of one call: each as one chain of verbs into its own plan, those for one owner
-//! handed to the transport together.
+//! Writes the whole objects of one call: each as one chain of verbs into its own plan. The chains
+//! for one owner are posted to the transport together.
 
 use super::super::Client;
 use super::{publication, published};
@@ -12,11 +12,11 @@ use nkv_transport::gate::InFlight;
 use nkv_transport::verbs::{Post, PostObserver};
 use std::sync::Arc;
 
-/// An object and what will be it.
+/// The plan of an object, and its value.
 pub(super) type WholeObject<'a> = (Arc<PlanState>, &'a [u8]);
 
 impl Client {
-    /// Places and publishes them all; a result each, in their order.
+    /// Writes and publishes all of them; one result per object, in order.
     pub(super) fn place_wholes(&self, wholes: &[WholeObject<'_>]) -> Vec<Result<()>> {
         let owner = |i: usize| wholes[i].0.desc.meta.at.incarnation;
         let mut order: Vec<usize> = (0..wholes.len()).collect();
@@ -31,7 +31,7 @@ impl Client {
         results.into_iter().map(|r| r.unwrap_or_else(unplaced)).collect()
     }
 
-    /// Header, payload and READY of each as one chain [I4].
+    /// Writes header, payload and READY of each object as one chain [I4]. All are for one owner.
     fn place_group(&self, group: &[&WholeObject<'_>]) -> Vec<Result<()>> {
         let objects: Vec<Result<Publication>> = group.iter().map(|whole| fitting(whole)).collect();
         let going: Vec<_> =
@@ -65,9 +65,9 @@ impl Client {
     }
 }
 
-/// The gates of plans whose objects are posted together: each is entered when its object leaves and
-/// left once it is answered, or nothing more of it is sent. An owner that ends one waits for no
-/// object behind it.
+/// The gates of plans whose objects are posted together. A gate is entered when its object is
+/// submitted, and left when the object is complete or nothing more of it will be sent. An owner
+/// that ends one plan does not wait for the objects posted after it.
 struct InFlightGates<'a> {
     plans: Vec<&'a PlanState>,
     clock: &'a dyn Clock,
@@ -95,7 +95,7 @@ impl PostObserver for InFlightGates<'_> {
     }
 }
 
-/// What the producer of a plan writes; an error if it was granted for something else.
+/// The writes of a plan; Internal if the plan was granted for another size.
 fn fitting((plan, value): &WholeObject<'_>) -> Result<Publication> {
     let meta = &plan.desc.meta;
     if value.len() as u64 != meta.bytes_total || meta.bytes_total > plan.desc.extent_len {

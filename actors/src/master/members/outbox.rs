@@ -1,18 +1,19 @@
-//! What the master says to owners: a bounded queue for each link, who is behind with his, and which
-//! plans an owner has recorded. It does not decide what is said.
+//! The master's queues to owners: one bounded queue per link, which of them are long, and which
+//! plans an owner has recorded. What is sent is decided elsewhere.
 
 use super::{Member, Members};
 use crate::message::{MasterToOwner, PlanId, RankState, SegmentId};
 use std::sync::atomic::Ordering;
 use tokio::sync::mpsc;
 
-/// Frames waiting for one owner; past it the link is cut and its next report says everything.
+/// Frames queued for one owner. When the queue is full the link is cut; the report after the next
+/// join contains everything.
 pub const DOWNLINK_FRAMES: usize = 65_536;
-/// Words in a link's queue from which on nothing new is placed there: its owner comes first.
+/// From this queue length on, nothing new is placed on the segment.
 const BACKLOG_FRAMES: usize = 4_096;
 
 impl Members {
-    /// Whether an owner has so many words still to take that it should get no new plans.
+    /// Whether the queue to an owner is so long that it should get no new plans.
     pub(in crate::master) fn is_backlogged(&self, segment_id: SegmentId) -> bool {
         let inner = self.lock();
         let queued = |tx: &mpsc::Sender<MasterToOwner>| tx.max_capacity() - tx.capacity();
@@ -23,13 +24,15 @@ impl Members {
             .is_some_and(|tx| queued(tx) >= BACKLOG_FRAMES)
     }
 
-    /// Sends to an owner; a choked link is cut, its next report repairs what was lost.
+    /// Queues a frame to an owner. If the queue is full the link is cut, and the next report
+    /// repairs what was lost.
     pub(in crate::master) fn send(&self, segment_id: SegmentId, down: MasterToOwner) {
         let inner = &mut *self.lock();
         let Some(m) = inner.ranks.get_mut(&segment_id) else { return };
         let waited_for = match &down {
-            // By its commit, which asks whether the owner has recorded it; in this process by a
-            // producer's first byte over tcp: the agent knows the plan from the owner.
+            // The plan's commit waits until the owner has recorded it. A segment in this process
+            // needs no record, but its agent gets the plan from the owner, so a tcp producer's
+            // first write waits.
             MasterToOwner::PlanOpened(p) => {
                 let maps = inner.producers.get(&p.producer).is_some_and(|p| p.rings > 0);
                 !(m.own && m.same_host && maps)
@@ -47,21 +50,22 @@ impl Members {
         }
     }
 
-    /// The owner has recorded every plan told over its present link, up to this one.
+    /// The owner has recorded every plan up to this one that was sent over its current link.
     pub(in crate::master) fn has_recorded(&self, segment_id: SegmentId, up_to: PlanId) {
         if let Some(m) = self.lock().ranks.get_mut(&segment_id) {
-            // It cannot have recorded more than it was told.
+            // It cannot have recorded a plan that it was not sent.
             m.recorded = m.recorded.max(m.last_sent.min(Some(up_to)));
         }
     }
 
-    /// Whether a plan told over the present link is where it survives this process, or need not.
+    /// Whether the owner has recorded a plan, so that it survives this process; always true for a
+    /// segment in this process, which ends with it.
     pub(in crate::master) fn is_recorded(&self, segment_id: SegmentId, plan: PlanId) -> bool {
         let recorded = |m: &Member| m.own || m.recorded >= Some(plan);
         self.lock().ranks.get(&segment_id).is_some_and(recorded)
     }
 
-    /// What was kept back for a moment is said now.
+    /// Makes the links write frames that they hold back for batching.
     pub(crate) fn flush_all(&self) {
         let inner = self.lock();
         let unsaid = |m: &&Member| m.written.load(Ordering::Acquire) < m.sent;
@@ -77,7 +81,7 @@ impl Member {
             self.last_sent = self.last_sent.max(Some(p.plan));
         }
         if tx.try_send(down).is_err() {
-            tracing::warn!(segment_id = %self.info.id(), "its link is choked or down");
+            tracing::warn!(segment_id = %self.info.id(), "cut: its queue is full or closed");
             self.cut();
             return false;
         }

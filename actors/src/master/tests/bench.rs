@@ -1,5 +1,5 @@
-//! A Master on an arbiter of its own, time by hand, and ranks that say only what a test has them
-//! say.
+//! A Master on an arbiter of its own with a manual clock, and ranks that send only what a test
+//! makes them send.
 
 use crate::actor::{ActorAddr, Reply};
 use crate::executor::OwnedExecutor;
@@ -30,13 +30,13 @@ pub(super) struct Bench {
     pub master: ActorAddr<Master>,
     pub members: Arc<Members>,
     pub clock: ManualClock,
-    /// Whether ranks that join must say which plans they have recorded.
+    /// Whether ranks that join must report which plans they have recorded.
     pub confirming: bool,
     world: u32,
     _executor: OwnedExecutor,
 }
 
-/// One rank, played by hand. It keeps views when told so.
+/// One simulated rank. It acknowledges views while `keeps_views` is set.
 pub(super) struct Rank {
     pub info: RankInfo,
     pub rx: mpsc::Receiver<MasterToOwner>,
@@ -46,7 +46,7 @@ pub(super) struct Rank {
     pub keeps_views: bool,
 }
 
-/// What makes the identities of keys.
+/// Computes the identities of keys.
 pub(super) const HASHER: KeyHasher = KeyHasher::new([7; 16]);
 
 pub(in crate::master) fn info(rank: u32, incarnation: u64, world: u32) -> RankInfo {
@@ -139,13 +139,13 @@ impl Bench {
         Self { master, members, clock, confirming: false, world, _executor: executor }
     }
 
-    /// All ranks joined fresh, and their empty heaps reported. They are of the master's process:
-    /// nobody waits until they have recorded a plan.
+    /// All ranks have joined for the first time and reported empty heaps. They are in the master's
+    /// process, so no commit waits until they have recorded its plan.
     pub(super) async fn whole(world: u32) -> (Self, Vec<Rank>) {
         Self::new(world).await.whole_of(world).await
     }
 
-    /// The same, of other processes than the master's.
+    /// The same, with ranks in other processes than the master's.
     pub(super) async fn whole_apart(world: u32) -> (Self, Vec<Rank>) {
         let bench = Self::new(world).await;
         Self { confirming: true, ..bench }.whole_of(world).await
@@ -185,14 +185,14 @@ impl Bench {
         self.joins(info, Term::default(), false, SeenView::default()).await
     }
 
-    /// Again, with nothing ever placed on it.
+    /// Joins again, with nothing ever placed on it.
     pub(super) async fn rejoin(&self, rank: u32, incarnation: u64) -> Rank {
         let obeyed = self.members.term();
         let info = info(rank, incarnation, self.world);
         self.joins(info, obeyed, false, SeenView::default()).await.unwrap()
     }
 
-    /// With objects of an earlier master.
+    /// Joins with objects of an earlier master.
     pub(super) async fn join_from(
         &self,
         rank: u32,
@@ -213,7 +213,7 @@ impl Bench {
         self.joins_with(info, (obeyed, holds, seen), Vec::new()).await
     }
 
-    /// As a first segment whose node has others.
+    /// Joins as the first segment of a node that has others.
     pub(super) async fn joins_with(
         &self,
         info: RankInfo,
@@ -268,17 +268,17 @@ impl Bench {
         }
     }
 
-    /// Returns once the master's timer has come up since: it looked at the time as it is now.
-    /// Nothing else may be on its way to the master.
+    /// Returns once the master has handled a tick that began after this call, and so has seen the
+    /// current time. No other message may be in flight to the master.
     pub(super) async fn ticks(&self) {
         let before = self.master.status().handled;
         let handled = async || self.master.status().handled;
-        // What is in its handler now may be a tick that looked before.
+        // The message in its handler now may be a tick that read the clock before.
         eventually("the master's timer comes up", handled, |n| *n >= before + 2).await;
     }
 
-    /// Lets a TTL pass in which these ranks give signs of life, and the master looks often enough:
-    /// a pause of its own it would forgive.
+    /// Lets a TTL pass in which these ranks send frames. In small steps: the master would take one
+    /// long step for a pause of its own.
     pub(super) async fn a_ttl_passes(&self, ranks: &[&Rank]) {
         for _ in 0..10 {
             self.clock.advance_ms(TTL_MS / 8);
@@ -289,7 +289,7 @@ impl Bench {
         }
     }
 
-    /// The master answers others often, with time in between for whatever it does by itself.
+    /// Sends the master 50 requests, with 2 ms between them for its own work.
     pub(super) async fn goes_on_meanwhile(&self) {
         for _ in 0..50 {
             assert!(matches!(self.ask(Request::View).await, Response::View(_)));
@@ -297,7 +297,7 @@ impl Bench {
         }
     }
 
-    /// An object of 4 KiB, put by the book.
+    /// Puts an object of 4 KiB: open and commit.
     pub(super) async fn put(&self, request: u64, k: &str, rank: &mut Rank) -> PlanDesc {
         let plan = self.open(request, k, rank.info.rank).await.unwrap();
         self.commit(&plan).await.unwrap();
@@ -305,7 +305,7 @@ impl Bench {
     }
 }
 
-/// Looks every few milliseconds until it finds what is wanted, within [`LIMIT`].
+/// Polls every few milliseconds until the value is as wanted, within [`LIMIT`].
 pub(super) async fn eventually<T: Debug>(
     what: &str,
     mut poll: impl AsyncFnMut() -> T,
@@ -362,7 +362,7 @@ impl Rank {
         tokio::time::timeout(LIMIT, work).await.expect("a frame that never came")
     }
 
-    /// Handles what waits, without waiting for more; returns it.
+    /// Handles and returns the frames that have arrived, without waiting for more.
     pub(super) async fn drain(&mut self) -> Vec<MasterToOwner> {
         let mut all = Vec::new();
         while let Ok(down) = self.rx.try_recv() {
@@ -381,7 +381,7 @@ impl Rank {
         tokio::time::timeout(LIMIT, async { while self.rx.recv().await.is_some() {} }).await.is_ok()
     }
 
-    /// Answers the question for a report.
+    /// Answers a request for a report.
     pub(super) async fn reports(&mut self, slots: Vec<SlotEntry>) {
         let number = self
             .receives(|d| match d {
@@ -397,7 +397,7 @@ impl Rank {
         SlotRef { incarnation: self.info.incarnation, slot, epoch }
     }
 
-    /// Retires as asked: LIVE is gone, quarantine is over.
+    /// Retires as requested, and reports the slots freed.
     pub(super) async fn retires(&mut self) -> SlotRef {
         let at = self
             .receives(|d| match d {
@@ -415,7 +415,7 @@ impl Rank {
         (self.master.clone(), down)
     }
 
-    /// Its connection ends.
+    /// Ends its connection.
     pub(super) async fn hangs_up(self) {
         let (master, down) = self.leaves_the_link();
         drop(self.rx);

@@ -1,4 +1,4 @@
-//! Commits that come before their owner has recorded the plan: it would be lost with the master.
+//! Commits that come before their owner has recorded the plan, which would be lost with the master.
 
 use super::bench::{Bench, HASHER, LIMIT, Rank, done, eventually, key, plan_ref};
 use crate::ErrorKind;
@@ -37,7 +37,7 @@ fn committed(d: &MasterToOwner) -> Option<usize> {
     }
 }
 
-/// Starts a commit; returns once it waits at the master.
+/// Starts a commit; returns once the commit waits at the master.
 async fn commits(bench: &Bench, plans: &[&PlanDesc]) -> JoinHandle<Response> {
     let before = waited(bench);
     let answer = bench.asks(Request::Commit(plans.iter().map(|p| plan_ref(p)).collect()));
@@ -65,12 +65,12 @@ async fn a_commit_is_acknowledged_once_its_owner_has_recorded_the_plan_and_not_b
     records(&ranks[0], first.plan).await;
     assert_eq!(bench.found("k1").await, Ok(first.meta.at));
     assert!(!waits.is_finished(), "the other one is not recorded");
-    // Each word of a link stands for all plans told before it.
+    // A `PlansRecorded` covers all plans that were sent before it on the link.
     records(&ranks[0], second.plan).await;
     assert_eq!(waits.await.unwrap(), Response::Done(vec![Ok(()), Ok(())]));
     assert_eq!(ranks[0].receives(committed).await, 1);
     assert_eq!(ranks[0].receives(committed).await, 1);
-    // Recorded before the commit comes, it waits for nothing.
+    // If the plan is recorded before the commit comes, the commit does not wait.
     let third = bench.open(3, "k3", 0).await.unwrap();
     records(&ranks[0], third.plan).await;
     bench.commit(&third).await.unwrap();
@@ -97,13 +97,13 @@ async fn i12_a_commit_that_no_owner_confirms_is_not_ready_and_given_up_it_leaves
     bench.clock.advance_ms(LONGER_MS);
     let e = done(waits.await.unwrap()).unwrap_err();
     assert_eq!(e.kind, ErrorKind::NotReady, "{e}");
-    // Repeated, it waits again; confirmed meanwhile it would have been done.
+    // A repeated commit waits again, since the plan is still not recorded.
     let again = commits(&bench, &[&plan]).await;
     bench.done(Request::Abort(vec![plan_ref(&plan)])).await.unwrap();
     records(&ranks[0], plan.plan).await;
     assert_eq!(done(again.await.unwrap()).unwrap_err().kind, ErrorKind::Reclaimed);
     assert_eq!(ranks[0].receives(ended).await, EndCause::Aborted);
-    // READY was written; the owner saw it before it heard of the end.
+    // READY was written; the owner saw it before it received the end of the plan.
     ranks[0].sends(OwnerToMaster::Adopted(plan_ref(&plan))).await;
     assert_eq!(ranks[0].retires().await, plan.meta.at);
     assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound));
@@ -140,8 +140,8 @@ async fn a_commit_whose_owners_link_breaks_is_disconnected_and_nothing_is_stored
     assert!(bench.found("k").await.is_err());
 }
 
-/// The new link comes before the end of the old one is known. What was recorded over the old link
-/// is not asked about again: the report says it.
+/// The new link comes before the end of the old one is known. The report shows which plans were
+/// recorded over the old link.
 #[tokio::test]
 async fn a_commit_that_waits_is_acknowledged_by_the_report_of_an_owner_that_has_the_plan() {
     let (bench, mut ranks) = Bench::whole_apart(1).await;
@@ -150,7 +150,7 @@ async fn a_commit_that_waits_is_acknowledged_by_the_report_of_an_owner_that_has_
     let waits = commits(&bench, &[&plan]).await;
     let mut again =
         bench.join_from(0, 100, bench.members.term(), SeenView::default()).await.unwrap();
-    // Over the old link, which nobody listens to any more.
+    // Over the old link, whose frames are ignored now.
     records(&ranks[0], plan.plan).await;
     assert!(!waits.is_finished());
     let what = SlotContent::Open(Box::new(opened_plan));

@@ -1,4 +1,4 @@
-//! Ranks that were declared gone, and what an earlier master knew [I17].
+//! Ranks that were declared gone, and views of an earlier master [I17].
 
 use super::bench::{Bench, TTL_MS, done, info, key, live, term, view};
 use crate::ErrorKind;
@@ -36,11 +36,11 @@ async fn model_lateempty_i17_a_rank_not_met_in_time_comes_back_empty_or_not_at_a
 async fn model_views_i17_a_rank_that_an_earlier_master_lost_is_refused_whoever_comes_first() {
     let old = term(3, 9);
     let (with, without) = (view(old, 5, &[100, 101, 102]), view(old, 6, &[100, 102]));
-    // The one who knows of the loss comes first.
+    // The rank that knows of the loss joins first.
     let bench = Bench::new(3).await;
     bench.join_from(2, 102, old, without.clone()).await.unwrap();
     assert!(is_gone(bench.join_from(1, 101, old, with.clone()).await));
-    // It comes second: what was let in is put out again, with its objects.
+    // It joins second: the lost rank, which was admitted, is removed again with its objects.
     let bench = Bench::new(3).await;
     let mut lost = bench.join_from(1, 101, old, with.clone()).await.unwrap();
     lost.reports(vec![live(0, 1, "removed-meanwhile")]).await;
@@ -55,10 +55,10 @@ async fn model_views_i17_a_rank_that_an_earlier_master_lost_is_refused_whoever_c
     assert_eq!(bench.found("removed-meanwhile").await, Err(ErrorKind::NotFound));
 }
 
-/// What an earlier master's remove said to be gone, because its rank was, that rank brings along if
-/// it is the first to come.
+/// An earlier master confirmed a removal because the object's rank was gone. If that rank joins
+/// first, it brings the object back.
 #[tokio::test]
-async fn i6_a_master_finds_nothing_before_it_met_those_who_may_know_of_a_loss() {
+async fn i6_a_master_finds_nothing_before_the_ranks_that_may_know_of_a_loss_join() {
     let old = term(3, 9);
     let (with, without) = (view(old, 5, &[100, 101, 102]), view(old, 6, &[100, 102]));
     let bench = Bench::new(3).await;
@@ -106,8 +106,8 @@ async fn model_views_a_remove_waits_until_the_others_keep_the_loss_of_a_rank() {
     assert_eq!(e.kind, ErrorKind::NotFound, "it went with its rank: {e}");
 }
 
-/// Cut off together with its master, a minority would be all that knows of the loss; the others,
-/// alive on the other side of the cut, would bring back what was removed.
+/// If only a minority, partitioned together with the master, knows of the loss, the ranks on the
+/// other side would bring back what was removed.
 #[tokio::test]
 async fn i6_a_removal_is_not_acknowledged_by_a_loss_that_only_a_minority_knows_of() {
     let (bench, mut ranks) = Bench::whole(3).await;
@@ -115,7 +115,8 @@ async fn i6_a_removal_is_not_acknowledged_by_a_loss_that_only_a_minority_knows_o
     ranks[0].drain().await;
     let waits = bench.asks(Request::Remove(vec![key("k")]));
     ranks[1].receives(|d| matches!(d, MasterToOwner::Retire(_)).then_some(())).await;
-    // Ranks 1 and 2 fall silent: after the TTL rank 0 is alone, and keeps the view that says so.
+    // Ranks 1 and 2 send nothing more: after the TTL rank 0 is the only member, and keeps that
+    // view.
     for _ in 0..4 {
         bench.clock.advance_ms(TTL_MS / 4);
         ranks[0].sends(OwnerToMaster::Retired(Vec::new())).await;
@@ -150,7 +151,7 @@ async fn model_views_a_remove_that_nobody_confirms_is_disconnected() {
 async fn model_rejoinempty_a_fresh_incarnation_brings_nothing_and_is_welcome() {
     let bench = Bench::new(1).await;
     let old = term(3, 9);
-    // What an earlier master knew says nothing against an incarnation that never obeyed anybody.
+    // A view of an earlier master does not exclude an incarnation that never obeyed a master.
     let mut r = bench.join_from(0, 100, old, view(old, 9, &[100])).await.unwrap();
     r.reports(vec![live(0, 1, "k")]).await;
     r.sends(OwnerToMaster::Leave).await;
@@ -197,7 +198,7 @@ async fn i6_a_key_put_anew_while_a_rank_could_not_report_is_removed_once_it_has(
     let removal = bench.asks(Request::Remove(vec![key("k")]));
     unreported.drain().await;
     let e = done(removal.await.unwrap()).unwrap_err();
-    assert_eq!(e.kind, ErrorKind::NotReady, "the silent rank's older copy is read by its location");
+    assert_eq!(e.kind, ErrorKind::NotReady, "the unreported rank's object can be read");
     let mut unreported = bench
         .join_from(1, 101, bench.members.term(), view(bench.members.term(), 9, &[100, 101]))
         .await
@@ -216,8 +217,8 @@ async fn i6_a_key_put_anew_while_a_rank_could_not_report_is_removed_once_it_has(
     assert_eq!(bench.found("other").await, Ok(unreported.at(1, 1)));
 }
 
-/// The key was put anew under an earlier master, while the rank was silent there as well: this one
-/// has it from a report, and knows nothing of the older copy.
+/// The key was put again under an earlier master, to which the rank had not reported either. This
+/// master has the key from another rank's report, and does not know of the older object.
 #[tokio::test]
 async fn i6_a_key_that_another_rank_reported_is_not_removed_while_one_cannot_report() {
     let bench = Bench::new(2).await;
@@ -228,11 +229,11 @@ async fn i6_a_key_that_another_rank_reported_is_not_removed_while_one_cannot_rep
     bench.a_ttl_passes(&[&first, &unreported]).await;
     assert_eq!(bench.found("k").await, Ok(first.at(0, 1)));
     let removal = bench.asks(Request::Remove(vec![key("k")]));
-    // They keep the view.
+    // They acknowledge the view.
     first.drain().await;
     unreported.drain().await;
     let e = done(removal.await.unwrap()).unwrap_err();
-    assert_eq!(e.kind, ErrorKind::NotReady, "the silent rank's older copy is read by its location");
+    assert_eq!(e.kind, ErrorKind::NotReady, "the unreported rank's object can be read");
     let now = bench.members.term();
     let mut unreported = bench.join_from(1, 101, now, view(now, 9, &[100, 101])).await.unwrap();
     unreported.reports(vec![live(0, 1, "k")]).await;
@@ -258,8 +259,8 @@ async fn i17_a_rank_late_for_a_term_that_rose_twice_is_gone_all_the_same() {
     assert!(is_gone(bench.join_from(2, 102, obeyed, SeenView::default()).await));
 }
 
-/// Seed 294679789 of the simulation: what the first of two masters in one process said to be gone,
-/// because a rank was, that rank brought along once the second had begun.
+/// Seed 294679789 of the simulation: the first of two terms of one master process reported an
+/// object as removed because its rank was gone, and that rank brought it back in the second term.
 #[tokio::test]
 async fn i6_a_rank_that_a_ruling_term_never_met_stays_lost_when_its_master_rises() {
     let bench = Bench::new(3).await;
@@ -270,7 +271,8 @@ async fn i6_a_rank_that_a_ruling_term_never_met_stays_lost_when_its_master_rises
     second.reports(Vec::new()).await;
     bench.a_ttl_passes(&[&first, &second]).await;
     assert_eq!(bench.found("removed-meanwhile").await, Err(ErrorKind::NotFound), "it rules");
-    // With one rank left it has no quorum: whoever obeyed a higher term makes it rise.
+    // With one rank left it has no quorum: a rank that obeyed a higher term makes it begin a new
+    // one.
     second.hangs_up().await;
     assert_eq!(bench.found("k").await, Err(ErrorKind::Disconnected));
     let ours = bench.members.term();
@@ -281,8 +283,7 @@ async fn i6_a_rank_that_a_ruling_term_never_met_stays_lost_when_its_master_rises
     assert!(is_gone(bench.join_from(2, 102, old, view(old, 2, &[100, 101, 102])).await));
 }
 
-/// Whoever a term lost stays lost, though later views of that term are kept in place of the one
-/// that says so.
+/// A member that was lost in a term stays lost, although only the latest view of that term is kept.
 #[tokio::test]
 async fn i17_of_each_earlier_term_the_latest_view_counts() {
     let old = term(3, 9);

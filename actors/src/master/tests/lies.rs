@@ -1,4 +1,5 @@
-//! Members that say what cannot be: refused, told so and cut, and nobody else notices [I19].
+//! Members that send impossible values: they are refused with a reason and cut, and others are not
+//! affected [I19].
 
 use super::bench::{
     Bench, Rank, SLOTS, UNIT, done, extent_of, held, info, key, live, opening, term,
@@ -35,7 +36,7 @@ fn entry(slot: u32, what: SlotContent) -> SlotEntry {
 }
 
 #[tokio::test]
-async fn i19_a_member_that_cannot_be_as_it_says_is_refused_before_anything_is_made_for_it() {
+async fn i19_a_member_with_an_impossible_description_is_refused_before_anything_is_made_for_it() {
     let (bench, _ranks) = Bench::whole(1).await;
     let lies: Vec<(&str, Forgery)> = vec![
         ("u32::MAX slots", |i| i.slots = u32::MAX),
@@ -152,7 +153,7 @@ async fn i19_a_report_that_cannot_be_changes_nothing_and_ends_its_link() {
         let (bench, mut ranks, number) = scene().await;
         ranks[1].sends(OwnerToMaster::Report { number, slots, last: true }).await;
         is_refused(&bench, ranks.remove(1), what).await;
-        // Honest again, it is one of them.
+        // With valid frames it is a member again.
         let mut back = bench.rejoin(1, 101).await;
         back.reports(vec![live(0, 3, "of rank 1")]).await;
         assert!(bench.found("of rank 1").await.is_ok(), "{what}");
@@ -175,7 +176,7 @@ async fn i19_a_report_that_never_ends_is_ended() {
 }
 
 #[tokio::test]
-async fn i19_a_word_about_slots_that_cannot_be_ends_its_link() {
+async fn i19_a_frame_with_impossible_slots_ends_its_link() {
     let at = |slot, epoch| SlotRef { incarnation: 101, slot, epoch };
     let elsewhere = SlotRef { incarnation: 100, slot: 0, epoch: 1 };
     let plan = PlanId { term: Term { number: 1, master: 50 }, seq: 1 };
@@ -219,7 +220,7 @@ async fn a_slot_that_had_its_last_epoch_is_placed_no_more() {
 }
 
 #[tokio::test]
-async fn i6_who_says_that_it_keeps_a_view_to_come_does_not_keep_it() {
+async fn i6_a_view_that_was_not_sent_yet_cannot_be_acknowledged() {
     let (bench, mut ranks) = Bench::whole(3).await;
     bench.put(1, "k", &mut ranks[1]).await;
     ranks[2].drain().await;

@@ -131,7 +131,7 @@ async fn i6_a_removal_waits_until_the_others_keep_the_loss_of_a_rank() {
     ranks[2].keeps_views = false;
     ranks.remove(1).sends(OwnerToMaster::Leave).await;
     ranks[0].drain().await;
-    // The key went with its rank: there is nothing to remove, and yet nothing may be said.
+    // The key was lost with its rank: there is nothing to remove, but the answer must wait.
     let waits = bench.asks(removal("^k$"));
     bench.goes_on_meanwhile().await;
     assert!(!waits.is_finished(), "rank 2 does not keep the view that lacks rank 1 yet");
@@ -145,7 +145,7 @@ async fn i6_a_removal_waits_until_the_others_keep_the_loss_of_a_rank() {
     assert_eq!(swept(waits.await.unwrap()), Ok(Swept::default()));
 }
 
-/// Says what the rank is asked for next: its one object, or that it retired it.
+/// Answers the rank's next request: reports its one object, or retires it.
 async fn reports_and_retires(rank: &mut Rank, at: SlotRef) {
     let up = rank
         .receives(|d| match d {
@@ -163,7 +163,7 @@ async fn reports_and_retires(rank: &mut Rank, at: SlotRef) {
 #[tokio::test]
 async fn a_round_begun_before_a_panic_looks_again_once_everything_is_in_sight() {
     // The panic is queued right behind the request, before its pattern has run. If this thread was
-    // held up in between, the answer went with the panic, and it is tried again.
+    // delayed in between, the answer was lost with the panic, and the test tries again.
     for _ in 0..20 {
         let (bench, mut ranks) = Bench::whole(1).await;
         let at = bench.put(1, "k", &mut ranks[0]).await.meta.at;

@@ -43,7 +43,7 @@ async fn outcome(asked: tokio::task::JoinHandle<Response>) -> Result<(), ErrorKi
     }
 }
 
-/// Time by hand stands still but for this: nothing is waited for to the end of its limit.
+/// The manual clock advances only here, so that no wait reaches its limit.
 fn a_moment_passes(bench: &Bench) {
     bench.clock.advance_ms(50);
 }
@@ -61,7 +61,7 @@ async fn i15_a_log_whose_owner_was_replaced_is_not_waited_for() {
         let mut next = joins(&bench, 102, Term::default()).await;
         next.reports(Vec::new()).await;
         a_moment_passes(&bench);
-        // A removal also waits until they keep the loss.
+        // A removal also waits until the ranks keep a view of the loss.
         first.drain().await;
         next.drain().await;
         assert_eq!(outcome(asked).await, Err(ErrorKind::NotFound));
@@ -139,7 +139,7 @@ async fn i15_what_a_log_serves_is_not_forgotten_when_the_logs_are_asked_once_mor
     assert_eq!(found, [Ok(logs.at(3, 1)), Err(ErrorKind::NotFound)]);
 }
 
-/// Where the master sends somebody who found a key gone from here.
+/// Asks for the location of a key that the reader found gone at `gone`.
 fn asks_past(bench: &Bench, k: &str, gone: SlotRef) -> tokio::task::JoinHandle<Response> {
     bench.asks(Request::GetLocation { keys: vec![key(k)], gone: vec![gone] })
 }
@@ -155,9 +155,9 @@ fn retires_any(received: &[MasterToOwner]) -> bool {
     received.iter().any(|d| matches!(d, MasterToOwner::Retire(_)))
 }
 
-/// Whether its owner's word of the retired object comes before the log answers or after.
+/// The owner reports the retired object before the log answers, or after.
 #[tokio::test]
-async fn i7_who_found_a_listed_object_gone_is_led_to_the_one_that_a_log_serves() {
+async fn i7_a_reader_that_found_a_listed_object_gone_gets_the_one_that_a_log_serves() {
     for word_first in [true, false] {
         let (bench, mut first, mut logs) = with_log().await;
         let gone = bench.put(1, "k", &mut first).await.meta.at;
@@ -173,7 +173,7 @@ async fn i7_who_found_a_listed_object_gone_is_led_to_the_one_that_a_log_serves()
         answers(&first, number, Vec::new()).await;
         answers(&logs, number, vec![in_log("k")]).await;
         assert_eq!(led_to(asked).await, Ok(logs.at(3, 1)));
-        // Told its name meanwhile, it is no second one.
+        // Announced meanwhile, it does not count as a duplicate.
         logs.sends(OwnerToMaster::Announced(vec![in_log("k")])).await;
         assert!(!retires_any(&logs.drain().await), "word first: {word_first}");
         if !word_first {
@@ -186,7 +186,7 @@ async fn i7_who_found_a_listed_object_gone_is_led_to_the_one_that_a_log_serves()
 }
 
 #[tokio::test]
-async fn i7_not_found_is_the_word_of_the_owner_that_retired_it() {
+async fn i7_not_found_is_answered_once_the_owner_has_reported_the_object_retired() {
     for says_so in [true, false] {
         let (bench, mut first, mut logs) = with_log().await;
         let gone = bench.put(1, "k", &mut first).await.meta.at;
@@ -203,7 +203,7 @@ async fn i7_not_found_is_the_word_of_the_owner_that_retired_it() {
     }
 }
 
-/// Its owner retires the one that comes second: if the master retired the first, both were gone.
+/// Its owner retires the second object: if the master retired the first, both would be gone.
 #[tokio::test]
 async fn i15_of_two_objects_of_one_key_in_a_segment_the_master_retires_none() {
     let (bench, mut first, mut logs) = with_log().await;
@@ -221,7 +221,7 @@ async fn i15_of_two_objects_of_one_key_in_a_segment_the_master_retires_none() {
     assert_eq!(bench.found("k").await, Ok(logs.at(3, 1)));
 }
 
-/// The log's was announced while the plan was open: nobody announces it again.
+/// The log's object was announced while the plan was open, and is not announced again.
 #[tokio::test]
 async fn i15_what_a_log_serves_elsewhere_is_retired_when_a_plan_goes_live_over_it() {
     for is_adopted in [false, true] {
@@ -241,8 +241,8 @@ async fn i15_what_a_log_serves_elsewhere_is_retired_when_a_plan_goes_live_over_i
     }
 }
 
-/// What a log has of a key is gone once it is asked to take it out: a remove that is refused must
-/// not ask.
+/// A log removes its object of a key as soon as it is asked to: a remove that is refused must not
+/// ask.
 #[tokio::test]
 async fn i6_a_remove_that_is_refused_takes_nothing_out_of_any_log() {
     let removes = [
@@ -259,7 +259,7 @@ async fn i6_a_remove_that_is_refused_takes_nothing_out_of_any_log() {
     logs.reports(Vec::new()).await;
     bench.a_ttl_passes(&[&silent, &logs]).await;
     for remove in removes {
-        // Nobody answers for the log: a remove that asked it would wait.
+        // The log does not answer: a remove that asked it would wait.
         let refused = tokio::time::timeout(LIMIT, bench.asks(remove)).await.expect("it waits");
         let Response::Failed(e) = refused.unwrap() else { panic!("not refused") };
         assert_eq!(e.kind, ErrorKind::NotReady, "{e}");

@@ -1,4 +1,4 @@
-//! Slots, plans and words that come late, twice or not at all [I10] [I11].
+//! Slots, plans and messages that come late, twice or not at all [I10] [I11].
 
 use super::bench::{Bench, SLOTS, done, eventually, held, key, live, opening, plan_ref};
 use crate::ErrorKind;
@@ -46,7 +46,7 @@ async fn model_freedck_i11_a_duplicated_and_a_delayed_freed_free_nothing() {
     assert_eq!(at, first.meta.at);
     let second = bench.open(2, "k", 0).await.unwrap();
     assert_eq!((second.meta.at.slot, second.meta.at.epoch), (at.slot, at.epoch + 1));
-    // Said again, as it is until acknowledged, and once more much later.
+    // Sent again, as it is until acknowledged, and once more much later.
     for _ in 0..2 {
         r.sends(OwnerToMaster::Freed(vec![at])).await;
         let third = bench.open(3, "other", 0).await.unwrap();
@@ -55,8 +55,9 @@ async fn model_freedck_i11_a_duplicated_and_a_delayed_freed_free_nothing() {
     }
 }
 
-/// Its plan and its commit were lost with a link, and it was removed before the rank was back.
-/// READY in the owner's memory, it is readable by its location, and its slot is no free one.
+/// The plan and the commit were lost with a link, and the key was removed before the rank was back.
+/// The object is READY in the owner's memory: it is readable by its location, and its slot is not
+/// free.
 #[tokio::test]
 async fn i6_a_removal_retires_an_object_that_its_owner_never_heard_of_before_it_is_done() {
     let (bench, mut ranks) = Bench::whole(2).await;
@@ -89,7 +90,7 @@ async fn i6_a_removal_retires_an_object_that_its_owner_never_heard_of_before_it_
     done(removal.await.unwrap()).unwrap();
 }
 
-/// Time by hand stands still: whatever waited for the end of a limit would wait for ever.
+/// The manual clock does not advance: a call that waited for the end of a limit would wait forever.
 #[tokio::test]
 async fn i6_a_removal_where_a_link_is_down_or_breaks_fails_at_once_and_so_does_a_batch() {
     for breaks_first in [true, false] {
@@ -193,7 +194,7 @@ async fn i6_remove_racing_a_put_leaves_the_key_removed_or_the_put_refused() {
     // An Adopted that was on its way does not bring it back.
     r.sends(OwnerToMaster::Adopted(plan_ref(&plan))).await;
     assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound));
-    // Nor does a report that was written before the owner heard of it.
+    // Nor does a report that was written before the owner received the remove.
     let mut r = bench.join_from(0, 100, bench.members.term(), SeenView::default()).await.unwrap();
     r.reports(vec![live(1, 1, "other")]).await;
     assert_eq!(bench.found("k").await, Err(ErrorKind::NotFound));
@@ -211,7 +212,7 @@ async fn nothing_is_placed_on_an_owner_that_is_behind_and_its_link_is_not_cut() 
     }
     let Response::Plans(mut late) = late.await.unwrap() else { panic!("no plans") };
     assert_eq!(late.remove(0).unwrap_err().kind, ErrorKind::NotReady);
-    // It catches up while one waits.
+    // The owner empties its queue while an open waits.
     let waits = bench.asks(opening(2, "waits", 0));
     assert!(ranks[0].drain().await.len() >= 5_000, "the link is up");
     bench.clock.advance_ms(20);

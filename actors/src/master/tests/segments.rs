@@ -1,4 +1,5 @@
-//! Ranks with more than one segment: who counts, where objects go, who waits where, who is awaited.
+//! Ranks with more than one segment: how ranks are counted, where objects go, where opens wait, and
+//! which segments must report.
 
 use super::bench::{
     Bench, HASHER, LIMIT, Rank, SLOTS, UNIT, info, key, live, opening, plan_ref, term, view,
@@ -53,7 +54,7 @@ async fn a_segment_is_a_member_of_its_own_and_its_rank_is_named() {
     let rows: Vec<_> = stats.ranks.iter().map(|r| (r.rank, r.segment, r.incarnation)).collect();
     assert_eq!(rows, [(0, 0, 100), (1, 0, 101), (1, 3, 200)]);
     assert_eq!(second.info.id().to_string(), "segment 3 of rank 1");
-    // Every owner keeps the views, and they name every incarnation.
+    // Every owner keeps the views, and they contain every incarnation.
     let keeps = |d: &MasterToOwner| match d {
         MasterToOwner::View(v) if v.incarnations == [100, 101, 200] => Some(()),
         _ => None,
@@ -169,7 +170,7 @@ async fn an_open_that_waits_is_served_by_whichever_segment_has_room_first() {
     ranks[0].drain().await;
     let waits = bench.asks(opening(9, "k9", 0));
     ranks[0].receives(wants_room).await;
-    // Asked of the first one, and the second frees something.
+    // The master asks the first segment for room, and the second frees some.
     let gone = plans.iter().find(|p| p.meta.at.incarnation == 200).unwrap().meta.at;
     second.sends(OwnerToMaster::Freed(vec![gone])).await;
     let plan = granted(waits.await.unwrap()).unwrap();
@@ -191,7 +192,7 @@ async fn an_open_that_waits_is_served_by_a_segment_that_joins() {
 }
 
 #[tokio::test]
-async fn who_waits_for_room_is_not_overtaken_at_his_segment_and_others_pass_elsewhere() {
+async fn a_waiting_open_is_not_overtaken_at_its_segment_and_others_are_placed_elsewhere() {
     let (bench, mut ranks) = Bench::whole(1).await;
     let keep = open_of(&bench, 1, "a", 1).await;
     let go = open_of(&bench, 2, "b", 1).await;
@@ -204,7 +205,7 @@ async fn who_waits_for_room_is_not_overtaken_at_his_segment_and_others_pass_else
     let passes = open_of(&bench, 5, "passes", 1).await;
     assert_eq!(passes.meta.at.incarnation, 200, "where nobody waits");
     let behind = bench.asks(opening_of(6, "behind", UNIT));
-    // The question for stats is answered after that open was: it waits.
+    // The stats request is handled after that open, so the open waits.
     bench.ask(Request::Stats).await;
     assert!(!large.is_finished() && !behind.is_finished(), "room for it, but not its turn");
     ranks[0].sends(OwnerToMaster::Freed(vec![go.meta.at])).await;
@@ -231,7 +232,7 @@ async fn a_draining_segment_takes_no_plan_more_and_finishes_what_it_has() {
     for (i, k) in ["c", "d", "e"].into_iter().enumerate() {
         assert_eq!(bench.open(3 + i as u64, k, 0).await.unwrap().meta.at.incarnation, 100);
     }
-    // Full: the next one waits for the first, not for the one that goes.
+    // Full: the next open waits for the first segment, not for the one that leaves.
     ranks[0].drain().await;
     let waits = bench.asks(opening(9, "f", 0));
     ranks[0].receives(wants_room).await;
@@ -239,7 +240,7 @@ async fn a_draining_segment_takes_no_plan_more_and_finishes_what_it_has() {
 }
 
 #[tokio::test]
-async fn who_waits_at_a_segment_that_goes_is_sent_elsewhere() {
+async fn an_open_that_waits_at_a_segment_that_leaves_is_routed_elsewhere() {
     for goes in [OwnerToMaster::Draining, OwnerToMaster::Leave] {
         let (bench, mut ranks) = Bench::whole(1).await;
         let mut second = mounted(&bench, SECOND, 200).await;
@@ -281,7 +282,7 @@ async fn i17_a_segment_that_left_takes_its_objects_along_and_nobody_elses() {
 }
 
 #[tokio::test]
-async fn a_word_of_one_segment_does_nothing_to_another_of_its_rank() {
+async fn a_message_of_one_segment_changes_no_other_segment_of_its_rank() {
     let (bench, mut ranks) = Bench::whole(1).await;
     let mut second = mounted(&bench, SECOND, 200).await;
     let here = bench.put(1, "here", &mut ranks[0]).await;
@@ -351,9 +352,9 @@ async fn a_rank_that_starts_afresh_buries_the_cut_off_segments_of_its_former_nod
     assert_eq!(bench.members.state(segment_ids[1]), Some(RankState::Alive), "its link is up");
 }
 
-/// Answers the last of the questions for a report that a rebuilt master asked.
+/// Answers the last request for a report of a rebuilt master.
 async fn reports_again(rank: &mut Rank, k: &str) {
-    // Heard by the rebuilt one: by then it has asked.
+    // Handled by the rebuilt master, which has sent its request by then.
     rank.sends(OwnerToMaster::Heartbeat(Box::default())).await;
     let asked = |d: &MasterToOwner| match d {
         MasterToOwner::RequestReport { number } => Some(*number),

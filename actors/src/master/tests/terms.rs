@@ -1,4 +1,4 @@
-//! Masters one after the other and beside each other.
+//! Several masters, one after the other or at the same time.
 
 use super::bench::{Bench, LIMIT, TTL_MS, held, key, live, opening, term, view};
 use crate::ErrorKind;
@@ -44,7 +44,7 @@ async fn a_master_with_a_quorum_is_not_superseded_by_what_one_rank_obeyed() {
     assert_eq!(bench.members.term(), term(1, 50));
 }
 
-/// Its keys may have been put anew and removed while the quorum was there.
+/// Its keys may have been put again and removed while there was a quorum.
 #[tokio::test]
 async fn i17_a_rank_not_met_in_time_stays_out_when_its_master_has_lost_the_quorum_since() {
     let (old, bench) = (term(3, 9), Bench::new(3).await);
@@ -61,8 +61,9 @@ async fn i17_a_rank_not_met_in_time_stays_out_when_its_master_has_lost_the_quoru
     assert!(matches!(late, Err(Refusal::Gone { rank: 1, incarnation: 101 })));
 }
 
-/// It is of the master's own process and began with it: no earlier master knew of it, so none has
-/// lost it. What was put into its log before the others came would be lost with it.
+/// The segment is in the master's process and began with it: no earlier master had it as a member,
+/// so none declared it gone. Objects put into its log before the others joined would be lost with
+/// it.
 #[tokio::test]
 async fn i17_no_view_of_an_earlier_master_loses_rank_0s_own_segment() {
     let (older, old) = (term(2, 8), term(3, 9));
@@ -71,11 +72,12 @@ async fn i17_no_view_of_an_earlier_master_loses_rank_0s_own_segment() {
     let kept = view(first.term, 1, &[200]);
     let seen = view(old, 5, &[100, 101, 102]);
     let mut second = bench.join_from(1, 101, old, seen).await.unwrap();
-    // The term rose over the one that rank 1 obeyed. A put was claimed in its log meanwhile.
+    // The master's term rose above the one that rank 1 obeyed. Meanwhile a put made a claim in the
+    // log of rank 0.
     drop(first);
     let again = bench.join_from(0, 200, kept.term, kept).await;
     let mut first = again.expect("a view that came with another rank lacks it");
-    // One more view that lacks it comes while it is a member.
+    // Another view without it arrives while it is a member.
     let seen = view(older, 7, &[100, 101, 102]);
     let mut third = bench.join_from(2, 102, older, seen).await.unwrap();
     first.reports(vec![live(0, 1, "k")]).await;
@@ -88,7 +90,7 @@ async fn i17_no_view_of_an_earlier_master_loses_rank_0s_own_segment() {
 async fn a_plan_of_an_earlier_term_cannot_be_committed() {
     let (bench, mut ranks) = Bench::whole(1).await;
     let plan = bench.open(1, "k", 0).await.unwrap();
-    // Another master ran beside this one; the rank went over to it and comes back.
+    // Another master ran at the same time; the rank obeyed it and comes back.
     ranks.remove(0).hangs_up().await;
     let mut r = bench.join_from(0, 100, term(4, 9), SeenView::default()).await.unwrap();
     r.reports(vec![held(plan.meta.at.slot, plan.meta.at.epoch)]).await;
@@ -207,8 +209,8 @@ async fn the_last_term_there_can_be_is_refused() {
     assert!(matches!(refused, Some(Refusal::NotHere(_))), "{refused:?}");
 }
 
-/// What was granted on a rank, and said to it in words that a broken link lost, only the actor knew
-/// that panicked since: a producer may still write there.
+/// Plans were granted on a rank, and their messages were lost with the link. Only the actor knew of
+/// them, and it panicked: producers may still write there.
 #[tokio::test]
 async fn i10_a_rank_whose_link_broke_before_its_report_is_fenced_by_a_new_term() {
     for (panics, breaks) in [(true, true), (true, false), (false, true)] {

@@ -1,4 +1,4 @@
-//! What can be true of what a client asks and is sent, and of the settings of its cluster.
+//! Checks of a client's requests, of the answers to it, and of the settings of its cluster.
 
 use super::{key, list, refuse, time};
 use crate::error::{Error, Result};
@@ -9,7 +9,7 @@ use nkv_store::heap::MAX_ARENA_BYTES;
 use nkv_store::layout::{HEADER_BYTES, Region};
 
 impl Settings {
-    /// Whether a cluster can have these.
+    /// Checks that the settings are possible.
     pub fn check(&self) -> Result<()> {
         if self.page_bytes == 0 || self.ttl_ms == 0 {
             return refuse(format!(
@@ -24,7 +24,7 @@ impl Settings {
 }
 
 impl ObjMeta {
-    /// Whether an object can be so, in the segment that has these slots and payloads.
+    /// Checks that the location is possible in a segment with these slots and payloads.
     pub fn check(&self, slots: u32, header_base: u64, payloads: &Region) -> Result<()> {
         let header_off = u64::from(self.at.slot) * HEADER_BYTES + header_base;
         let end = self.payload_off.checked_add(self.bytes_total);
@@ -43,7 +43,7 @@ impl ObjMeta {
 }
 
 impl ObjMeta {
-    /// Whether any segment can have such an object.
+    /// Checks that the location is possible in any segment.
     fn check_numbers(&self) -> Result<()> {
         let end = self.payload_off.checked_add(self.bytes_total);
         let header_end = self.header_off.checked_add(HEADER_BYTES);
@@ -58,8 +58,8 @@ impl ObjMeta {
 }
 
 impl Response {
-    /// Whether a master can say so. That a list is as long as the question is seen to by who asked,
-    /// and where an object lies by who knows its segment.
+    /// Checks an answer of the master. The caller checks that a list is as long as the request, and
+    /// locations once it has the segment's layout.
     pub fn check(&self) -> Result<()> {
         let checked = match self {
             Response::Plans(list) => {
@@ -71,12 +71,13 @@ impl Response {
             _ => Ok(()),
         };
         checked
-            .map_err(|e| Error::internal(format!("the master's answer cannot be: {}", e.message)))
+            .map_err(|e| Error::internal(format!("the master's answer is invalid: {}", e.message)))
     }
 }
 
 impl PlanDesc {
-    /// Whether a plan for `bytes` can be so. Where it lies is checked with its owner's segment.
+    /// Checks a plan for an object of `bytes` bytes. Its location is checked with its owner's
+    /// segment.
     pub fn check(&self, bytes: u64) -> Result<()> {
         let m = &self.meta;
         if u64::from(m.n_pages) != bytes.div_ceil(u64::from(m.page_bytes.max(1))) {
@@ -96,12 +97,12 @@ impl PlanDesc {
 }
 
 impl Request {
-    /// Whether a client may ask so. What is wrong with one item of a batch is that item's answer.
+    /// Checks a request as a whole. An error in one item of a batch is that item's answer.
     pub fn check(&self) -> Result<()> {
         let n = match self {
             Request::OpenForWrite { items, .. } => items.len(),
             Request::Commit(l) | Request::Abort(l) => l.len(),
-            // Of one key a reader may have been led to several places.
+            // For one key a reader may have tried several locations.
             Request::GetLocation { keys, gone } => keys.len().max(gone.len().div_ceil(MAX_PLACES)),
             Request::MatchPrefix(k) | Request::Exists(k) | Request::Remove(k) => k.len(),
             Request::Withdraw { .. }

@@ -1,4 +1,4 @@
-//! Numbers that cannot be, one at a time.
+//! Impossible values, one at a time.
 
 use crate::message::*;
 use nkv_store::heap::{Heap, HeapConfig};
@@ -21,7 +21,7 @@ fn geometry() -> Geometry {
     *Heap::format(memory, &config).unwrap().geometry()
 }
 
-/// As a node tells of such a segment.
+/// A node's description of such a segment.
 fn info() -> RankInfo {
     let g = geometry();
     RankInfo {

@@ -1,4 +1,4 @@
-//! Who is out of a plan, and by what proof [I10] [I14].
+//! When a producer can no longer write for a plan, and by which proof [I10] [I14].
 
 use super::*;
 use crate::message::Term;
@@ -26,9 +26,9 @@ fn i10_a_plan_is_dropped_only_when_its_producer_said_so() {
     assert_eq!(rx.try_recv().unwrap(), OwnerToClient::Drop(plan(1)));
     assert!(!a.is_dropped(7, plan(1), 1));
     a.dropped(3, 8, plan(1));
-    assert!(!a.is_dropped(7, plan(1), 1), "another producer's word does not count");
+    assert!(!a.is_dropped(7, plan(1), 1), "another producer's reply does not count");
     a.dropped(2, 7, plan(1));
-    assert!(a.is_dropped(7, plan(1), 1), "one gate stands for all its attachments");
+    assert!(a.is_dropped(7, plan(1), 1), "all its attachments share one gate");
 }
 
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl RemoteAccess for FakeAccess {
 }
 
 #[test]
-fn i10_a_producer_that_writes_through_devices_is_out_by_its_own_word_or_when_it_is_severed() {
+fn i10_a_producer_that_writes_through_devices_is_fenced_by_its_own_reply_or_by_severing() {
     let a = Attachments::default();
     let (tx, mut rx) = mpsc::channel(4);
     let accesses: [Arc<FakeAccess>; 2] = Default::default();
@@ -59,7 +59,7 @@ fn i10_a_producer_that_writes_through_devices_is_out_by_its_own_word_or_when_it_
     assert!(!a.is_dropped(7, plan(1), 1), "what went through the first may still arrive");
     a.dropped(first, 7, plan(1));
     assert!(a.is_dropped(7, plan(1), 1) && !accesses[0].is_severed());
-    // Silent: it is not waited for, nor believed later.
+    // It does not answer: its path is severed.
     a.drop_plan(7, plan(2), 2);
     a.dropped(second, 7, plan(2));
     assert!(!a.is_dropped(7, plan(2), SEVER_NS));
@@ -85,7 +85,7 @@ fn i10_severing_a_way_proves_nothing_of_memory_that_the_same_process_maps() {
     assert!(!a.is_dropped(7, plan(1), SEVER_NS * 9), "the mapping may still be written through");
     let third = a.add(7, Route::Fabric { tx, served: Arc::new(FakeAccess::default()) });
     a.dropped(third, 7, plan(1));
-    assert!(a.is_dropped(7, plan(1), SEVER_NS * 9), "one gate stands for both");
+    assert!(a.is_dropped(7, plan(1), SEVER_NS * 9), "both share one gate");
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn i10_an_attachment_that_was_never_used_does_not_speak_for_a_broken_one() {
     assert!(!a.is_dropped(7, plan(1), 1), "the broken one may still write");
     let other = a.add(8, route());
     a.take_back(other);
-    assert_eq!(a.len(), 1, "one that stands for nobody is forgotten");
+    assert_eq!(a.len(), 1, "one that replaces no other is forgotten");
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn i10_a_stopped_process_holds_its_plan_and_is_reminded() {
 }
 
 #[test]
-fn i14_who_died_before_its_answer_is_fenced_and_not_clear() {
+fn i14_a_process_that_died_before_its_answer_is_fenced_and_not_clear() {
     let a = Attachments::default();
     let (tx, _rx) = mpsc::channel(4);
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();

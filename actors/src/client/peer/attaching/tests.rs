@@ -1,4 +1,5 @@
-//! Which way a handle takes where the best one is refused, and what it takes once it is closed.
+//! Which transport a handle uses when the best one is refused, and that a closed handle takes no
+//! attachment.
 
 use crate::environment::Environment;
 use crate::message::PutOptions;
@@ -48,7 +49,7 @@ async fn i10_a_process_without_a_pidfd_does_not_map_and_writes_by_tcp() {
     let here = Environment::of_this_process();
     let node = Environment { net: Arc::new(NoPidfds), ..here.clone() };
     let node = Node::start_in(node, config).await.unwrap();
-    // As another process: the owners of this one are not known to it.
+    // Acts as another process, which does not know the owners of this one.
     let elsewhere = Environment { owners: LocalOwners::default(), ..here };
     let by = |transport| {
         let config = ClientConfig { job: job.clone(), transport, ..ClientConfig::default() };
@@ -62,14 +63,14 @@ async fn i10_a_process_without_a_pidfd_does_not_map_and_writes_by_tcp() {
     assert_eq!(attached[0].kind(), nkv_transport::verbs::Kind::Tcp);
     let why = attached[0].passed_over.join("; ");
     assert!(why.contains("shm: ") && why.contains("no pidfd of unix pid"), "{why}");
-    // Who will have shared memory or nothing is sent the same.
+    // A client that accepts only shared memory gets the same reason.
     let only = by(TransportChoice::Shm).await.unwrap();
     let e = only.put(b"l", b"value", &PutOptions::default()).await.unwrap_err();
     assert!(e.kind == ErrorKind::Disconnected && e.message.contains("no pidfd"), "{e}");
     node.stop().await;
 }
 
-/// What was on its way when the handle was closed comes too late.
+/// An attachment in flight when the handle was closed comes too late.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_closed_handle_takes_no_attachment_that_comes_late() {
     let job = format!("late-attachment-{}", std::process::id());
